@@ -1,0 +1,74 @@
+# `make demo` and `make test` work on a fresh machine: they set up .venv first.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow check wheel clean
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+MODEL := configs/models/dlrm_dcnv2_criteo1tb.yaml
+
+# torch is pinned once, in pyproject.toml. torchrec comes last and alone: its metadata asks for the
+# CUDA wheel of fbgemm, which would overwrite the CPU one.
+TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
+TORCHREC := torchrec==1.8.0
+# Keyed on what is asked for, not on dates: checking out the same pyproject.toml installs nothing.
+KEY := $(shell { cat pyproject.toml; echo "$(TORCHREC) $(CURDIR)"; } | cksum | cut -d' ' -f1)
+STAMP := $(VENV)/.setup-$(KEY)
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+help: ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
+
+setup: $(STAMP) ## the full CPU environment in .venv: torch, fbgemm, torchrec, tools
+
+$(STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is older than Python 3.11; try: make PYTHON=python3.12 ..." >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) $(TORCH)
+	$(PIP) --editable '.[cpu,calibrate,dev]'
+	$(PIP) --no-deps $(TORCHREC)
+	rm -f $(VENV)/.setup-*
+	touch $@
+
+demo: setup ## plan MLPerf DLRM-DCNv2 on 8 GPUs
+	$(BIN)/shardopt plan $(MODEL) --gpus 8 -o plan.json
+
+test: setup ## the quick tests
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: setup ## the slow tests
+	$(BIN)/python -m pytest -m slow
+
+check: setup ## ruff, mypy, and the staircase of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+# Away from the repository and without torch: what a user who plans from a YAML file installs.
+wheel: setup ## build the wheel, install it in a clean environment and use it there
+	rm -rf dist
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
+	unset PYTHONPATH; tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
+	$(PYTHON) -m venv "$$tmp/venv"; \
+	"$$tmp/venv/bin/python" -m pip install --quiet --disable-pip-version-check dist/*.whl; \
+	cd "$$tmp"; \
+	venv/bin/shardopt --help > help.txt; \
+	venv/bin/shardopt hardware > hardware.txt; \
+	grep -q h100-sxm hardware.txt || { echo "the wheel lacks the profiles" >&2; exit 1; }; \
+	for package in shardopt predictor search; do \
+	  ls venv/lib/python*/site-packages/$$package/py.typed > /dev/null; \
+	done; \
+	if venv/bin/python -c 'import torch' 2> /dev/null; then \
+	  echo "the wheel pulls in torch" >&2; exit 1; \
+	fi; \
+	venv/bin/shardopt plan "$(CURDIR)/$(MODEL)" --gpus 8 --quiet -o plan.json > plan.txt; \
+	test -s plan.json; \
+	echo "the wheel works in a clean environment without torch"
+
+clean: ## remove what building, testing and checking leave behind (not .venv)
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find shardopt predictor search tests -name __pycache__ -type d -prune -exec rm -rf {} +
