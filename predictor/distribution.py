@@ -1,0 +1,237 @@
+"""How the ids of a feature spread over the rows of its table.
+
+Every distribution is reduced to `Bins`: groups of rows that are drawn with one probability, hottest
+first. Distinct rows and cache hits of a batch follow from the bins in closed form, so no ids are
+ever sampled. Draws are independent (the independent reference model).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor.errors import InputError
+
+Array = NDArray[np.float64]
+
+EXACT_RANKS = 256
+"""The hottest rows, where a skewed law bends most, get a bin each."""
+BINS_PER_DECADE = 12
+
+
+@dataclass(frozen=True, eq=False)
+class Bins:
+    """``counts[i]`` rows are drawn with probability ``probs[i]`` each, hottest first.
+
+    The probabilities of a whole table sum to one; those of a row range to its share of the draws.
+    """
+
+    counts: Array
+    probs: Array
+
+    @property
+    def rows(self) -> float:
+        """Number of rows."""
+        return float(self.counts.sum())
+
+    @property
+    def mass(self) -> float:
+        """Share of all draws that fall on these rows, in [0, 1]."""
+        return float(self.counts @ self.probs)
+
+    def unique(self, draws: float) -> float:
+        """Expected distinct rows among ``draws`` draws over the whole table.
+
+        ``E[U] = sum_i 1 - (1 - p_i)^n``; exact for independent draws.
+        """
+        with np.errstate(divide="ignore"):
+            seen = -np.expm1(draws * np.log1p(-np.minimum(self.probs, 1.0)))
+        return float(self.counts @ seen)
+
+    def hit_rate(self, cache_rows: float) -> float:
+        """Steady-state hit rate of an LRU cache of ``cache_rows`` rows, in [0, 1].
+
+        Che's approximation (Che, Tung, Wang 2002): the characteristic time T solves
+        ``sum_i 1 - exp(-p_i T) = C``; row i then hits with probability ``1 - exp(-p_i T)``.
+        """
+        if cache_rows <= 0 or self.mass == 0:
+            return 0.0
+        if cache_rows >= self.rows:
+            return 1.0
+        resident = -np.expm1(-self.probs * self._characteristic_time(cache_rows))
+        return float((self.counts * self.probs) @ resident) / self.mass
+
+    def _characteristic_time(self, cache_rows: float) -> float:
+        low, high = 0.0, 1.0
+        while self.counts @ -np.expm1(-self.probs * high) < cache_rows and high < 1e300:
+            low, high = high, 2 * high
+        for _ in range(60):
+            middle = (low + high) / 2
+            if self.counts @ -np.expm1(-self.probs * middle) < cache_rows:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def batch_hits(self, draws: float, cache_rows: float) -> float:
+        """Expected hits in a cache that starts empty and sees ``draws`` draws over the table.
+
+        The first touch of a distinct row always misses; the repeats hit as far as the steady
+        state of the cache allows.
+        """
+        local = draws * self.mass
+        return max(0.0, min(local - self.unique(draws), local * self.hit_rate(cache_rows)))
+
+    def slice(self, first: float, last: float) -> Bins:
+        """Rows ``first..last`` by popularity rank (0 is the hottest), bins cut where they must."""
+        edges = np.concatenate(([0.0], np.cumsum(self.counts)))
+        counts = np.clip(edges[1:], first, last) - np.clip(edges[:-1], first, last)
+        keep = counts > 0
+        return Bins(counts[keep], self.probs[keep])
+
+    def scaled(self, share: float) -> Bins:
+        """A random ``share`` of the rows, in [0, 1]: what a row range holds of shuffled ids."""
+        return Bins(self.counts * share, self.probs)
+
+
+class Distribution(Protocol):
+    """An index distribution, before the number of rows is known."""
+
+    def bins(self, num_embeddings: int) -> Bins:
+        """The bins over a table of ``num_embeddings`` rows."""
+        ...
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Every row is equally likely."""
+
+    def bins(self, num_embeddings: int) -> Bins:
+        """One bin."""
+        return Bins(np.array([float(num_embeddings)]), np.array([1.0 / num_embeddings]))
+
+
+@dataclass(frozen=True)
+class Zipf:
+    """The k-th most frequent id has probability proportional to ``(k + q)^-alpha``, k = 1, 2, ...
+
+    Args:
+        alpha: skew, >= 0; 0 is uniform.
+        q: flattening of the head, > -1.
+    """
+
+    alpha: float
+    q: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.alpha >= 0 or not self.q > -1:
+            raise InputError(
+                f"zipf needs alpha >= 0 and q > -1, got alpha {self.alpha}, q {self.q}"
+            )
+
+    def bins(self, num_embeddings: int) -> Bins:
+        """Exact bins for the hottest rows, logarithmic ones for the tail."""
+        return _zipf_bins(self.alpha, self.q, num_embeddings)
+
+
+@lru_cache(maxsize=4096)
+def _zipf_bins(alpha: float, q: float, num_embeddings: int) -> Bins:
+    head = min(EXACT_RANKS, num_embeddings)
+    edges = np.arange(head + 1, dtype=np.float64)
+    if num_embeddings > head:
+        decades = np.log10(num_embeddings / head)
+        steps = max(2, int(np.ceil(decades * BINS_PER_DECADE)) + 1)
+        tail = np.unique(np.round(np.geomspace(head, num_embeddings, steps)))
+        edges = np.concatenate((edges, tail[1:]))
+    counts = np.diff(edges)
+    weights = np.concatenate(
+        (
+            (np.arange(1, head + 1) + q) ** -alpha,
+            _power_integral(alpha, edges[head:] + 0.5 + q) / counts[head:],
+        )
+    )
+    return Bins(counts, weights / (counts @ weights))
+
+
+def _power_integral(alpha: float, edges: Array) -> Array:
+    """Integral of ``x^-alpha`` over consecutive edges: the midpoint rule read backwards."""
+    if abs(alpha - 1) < 1e-12:
+        return np.diff(np.log(edges))
+    return np.diff(edges ** (1 - alpha)) / (1 - alpha)
+
+
+@dataclass(frozen=True)
+class ReuseHistogram:
+    """How often the distinct ids of a sample repeat (the reuse factors of Lin et al. 2024).
+
+    Args:
+        lookups: ids in the sample, > 0.
+        fractions: share of the distinct ids that occur (0, 1], (1, 2], (2, 4], ... times; the
+            17 bins of Lin et al. or any prefix of them. Need not be normalised.
+    """
+
+    lookups: float
+    fractions: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if self.lookups <= 0 or not self.fractions or min(self.fractions) < 0:
+            raise InputError("reuse_histogram needs lookups > 0 and fractions >= 0, at least one")
+        if sum(self.fractions) <= 0:
+            raise InputError("reuse_histogram has no fraction above 0")
+
+    def bins(self, num_embeddings: int) -> Bins:
+        """One bin per repeat class; the mass of the ids seen once spreads over the unseen rows.
+
+        That ids seen once estimate the unseen mass is Good and Turing's rule (Good 1953).
+        """
+        fractions = np.asarray(self.fractions, dtype=np.float64)
+        fractions = fractions / fractions.sum()
+        # geometric middle of (2^(i-1), 2^i]; the first bin holds ids seen exactly once
+        repeats = np.concatenate(([1.0], 2.0 ** (np.arange(1, len(fractions)) - 0.5)))
+        distinct = min(self.lookups / float(fractions @ repeats), float(num_embeddings))
+        counts = (fractions * distinct)[::-1]
+        probs = repeats[::-1].copy()
+        unseen = num_embeddings - distinct
+        if unseen > 0 and fractions[0] > 0:
+            # half of the singletons' mass stays with them, half goes to rows not yet seen
+            singles = counts[-1]
+            probs[-1] = 0.5
+            counts = np.append(counts, unseen)
+            probs = np.append(probs, min(0.5 * singles / unseen, 0.5))
+        keep = counts > 0
+        counts, probs = counts[keep], probs[keep]
+        return Bins(counts, probs / (counts @ probs))
+
+
+@dataclass(frozen=True)
+class Empirical:
+    """Bins measured from data, rescaled to the table's rows.
+
+    Args:
+        counts: rows per bin, hottest first, > 0.
+        weights: draws per row of the bin, >= 0; any scale.
+    """
+
+    counts: tuple[float, ...]
+    weights: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.counts) != len(self.weights) or not self.counts:
+            raise InputError("an empirical distribution needs as many counts as weights, >= 1")
+        if min(self.counts) <= 0 or min(self.weights) < 0 or max(self.weights) <= 0:
+            raise InputError("an empirical distribution needs counts > 0 and weights >= 0")
+
+    def bins(self, num_embeddings: int) -> Bins:
+        """The measured bins; rows never seen are added to or cut from the cold end."""
+        order = np.argsort(-np.asarray(self.weights), kind="stable")
+        counts = np.asarray(self.counts, dtype=np.float64)[order]
+        weights = np.asarray(self.weights, dtype=np.float64)[order]
+        missing = num_embeddings - float(counts.sum())
+        if missing > 0:
+            counts, weights = np.append(counts, missing), np.append(weights, 0.0)
+        bins = Bins(counts, weights).slice(0, num_embeddings)
+        return Bins(bins.counts, bins.probs / (bins.counts @ bins.probs))

@@ -1,0 +1,105 @@
+"""Reading the public tables of measurements into rows that `predictor.fit` takes."""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+from predictor.fit import Rows, Score, fit_curve, score_every_second, score_ranks
+from predictor.fit_gemm import report_gemm
+from predictor.profile_schema import Curve
+
+Key: TypeAlias = tuple[str, str, str]
+"""Platform, wiring (hosts x ranks, or a rank range), collective."""
+
+NCCL_FILE = "nccl_collectives_measured.csv"
+VIDUR_FILE = "vidur_collectives_measured.csv"
+VTRAIN_FILE = "vtrain_allreduce_measured.csv"
+GEMM_FILE = "neusight_linear_gemm_measured.csv"
+
+OPS = {
+    "alltoall": "all_to_all",
+    "allreduce": "all_reduce",
+    "all_reduce": "all_reduce",
+    "reducescatter": "reduce_scatter",
+    "allgather": "all_gather",
+}
+FEWEST_ROWS = 8
+"""Fewer sizes than this are not worth a fit."""
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Rows by column name; lines that start with ``#`` are comments."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(line for line in file if not line.startswith("#")))
+
+
+def collective_rows(folder: Path) -> dict[Key, Rows]:
+    """Every table of collectives in ``folder``; files that are not there are left out."""
+    found: dict[Key, list[tuple[float, float, float]]] = defaultdict(list)
+    for reader in (_nccl, _vidur, _vtrain):
+        for key, row in reader(folder):
+            found[key].append(row)
+    return {key: Rows.of(rows) for key, rows in sorted(found.items())}
+
+
+def _nccl(folder: Path) -> Iterator[tuple[Key, tuple[float, float, float]]]:
+    for row in _present(folder / NCCL_FILE):
+        time = row["time_us_out_of_place"] or row["time_us_in_place"]
+        if time:
+            platform = f"{row['gpu']} ({row['source'].split(',')[0]})"
+            op = OPS.get(row["collective"], row["collective"])
+            key = (platform, f"{row['nodes']}x{int(row['n_gpus']) // int(row['nodes'])}", op)
+            yield key, (float(row["size_bytes"]), float(row["n_gpus"]), float(time))
+
+
+def _vidur(folder: Path) -> Iterator[tuple[Key, tuple[float, float, float]]]:
+    for row in _present(folder / VIDUR_FILE):
+        ranks, local = int(row["num_workers"]), int(row["devices_per_node"])
+        op = OPS.get(row["collective"], row["collective"])
+        key = (f"{row['platform']} (vidur)", f"{ranks // local}x{local}", op)
+        yield key, (float(row["size"]), float(ranks), float(row["us_min"]))
+
+
+def _vtrain(folder: Path) -> Iterator[tuple[Key, tuple[float, float, float]]]:
+    for row in _present(folder / VTRAIN_FILE):
+        key = (f"{row['gpu']} (vtrain)", "1x2..8", "all_reduce")
+        measured = float(row["time_us_out_of_place"])
+        yield key, (float(row["size_bytes"]), float(row["n_gpus"]), measured)
+
+
+def _present(path: Path) -> list[dict[str, str]]:
+    return read_csv(path) if path.is_file() else []
+
+
+def report(folder: Path) -> Iterator[str]:
+    """Lines of text: fitted constants and held-out errors of everything in ``folder``."""
+    for (platform, wiring, op), rows in collective_rows(folder).items():
+        if len(set(rows.size_bytes)) < FEWEST_ROWS:
+            continue
+        yield f"{platform} {wiring} {op}: {_shown(score_every_second(rows, op))}"
+        yield f"    {_constants(fit_curve(rows, op))}"
+        if len(set(rows.ranks)) > 3:
+            held_out = score_ranks(rows, op, (2, 4, 8))
+            yield f"    fitted at 2, 4, 8 ranks, other rank counts: {_shown(held_out)}"
+    yield from report_gemm(folder / GEMM_FILE)
+
+
+def _shown(score: Score) -> str:
+    return (
+        f"{score.n} rows held out, above 64 KiB GMAE {score.gmae:.1%}, MAPE {score.mape:.1%}; "
+        f"up to 64 KiB GMAE {score.gmae_small:.1%}"
+    )
+
+
+def _constants(curve: Curve) -> str:
+    costs = ", ".join(f"{c:.4g}" for c in curve.us_per_mib)
+    edges = ", ".join(f"{e:g}" for e in curve.edge_mib)
+    return (
+        f"latency_us: {curve.latency_us:.4g}, "
+        f"latency_per_doubling_us: {curve.latency_per_doubling_us:.4g}, "
+        f"edge_mib: [{edges}], us_per_mib: [{costs}]"
+    )

@@ -1,0 +1,112 @@
+"""One training iteration as data: operations, what they cost on each rank, what they wait for.
+
+Ranks run the same program, so an operation carries one cost per rank. Costs may have a leading
+axis of plans; the timeline treats both alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Dep:
+    """Waits for the end of operation ``op`` of this iteration, or of ``lag`` iterations ago."""
+
+    op: int
+    lag: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """An operation on every rank.
+
+    Args:
+        name: what a reader of a trace sees.
+        phase: the named part of the breakdown that its time belongs to.
+        resource: the profile group that its cost comes from, for provenance and interval.
+        stream: operations of one stream run one after the other, in program order.
+        cost_ms: ``[ranks]`` or ``[plans, ranks]``, execution time once started.
+        host_ms: time the host thread needs to issue it.
+        kernels: launches that ``host_ms`` covers; the first kernel can start after the first of
+            them, the operation cannot end before the last.
+        deps: what it waits for besides its stream and the host.
+        scope: None, or the ranks that a collective joins: ``world``, ``intra`` (one intra group)
+            or ``cross`` (equal positions of all intra groups). All of them start at the last
+            arrival.
+        blocks_host: the host waits until it has ended.
+        active: None, or ``[plans]``: where False the operation does not exist in that plan.
+    """
+
+    name: str
+    phase: str
+    resource: str
+    stream: str
+    cost_ms: Array
+    host_ms: float = 0.0
+    kernels: int = 1
+    deps: tuple[Dep, ...] = ()
+    scope: str | None = None
+    blocks_host: bool = False
+    active: Mask | None = None
+
+
+@dataclass(eq=False)
+class Graph:
+    """The operations of one iteration in the order in which the host issues them.
+
+    Args:
+        world_size, intra_group_size: ranks, and ranks per intra group.
+        inline_streams: streams that are the host thread itself (all computation, on a CPU).
+        launch_latency_ms: from the end of a launch on the host to the earliest start.
+    """
+
+    world_size: int
+    intra_group_size: int
+    inline_streams: frozenset[str] = frozenset()
+    launch_latency_ms: float = 0.0
+    ops: list[Op] = field(default_factory=list)
+
+    def add(
+        self,
+        name: str,
+        *,
+        phase: str,
+        resource: str,
+        stream: str,
+        cost_ms: Array | float,
+        host_ms: float = 0.0,
+        kernels: int = 1,
+        deps: Sequence[Dep | int] = (),
+        scope: str | None = None,
+        blocks_host: bool = False,
+        active: Mask | None = None,
+    ) -> int:
+        """Append an operation and return its index; a dependency may be given as a bare index."""
+        self.ops.append(
+            Op(
+                name,
+                phase,
+                resource,
+                stream,
+                np.atleast_1d(np.asarray(cost_ms, dtype=np.float64)),
+                host_ms,
+                kernels,
+                tuple(Dep(d) if isinstance(d, int) else d for d in deps),
+                scope,
+                blocks_host,
+                active,
+            )
+        )
+        return len(self.ops) - 1
+
+    def wait(self, op: int, *deps: Dep) -> None:
+        """Let an operation wait for more, e.g. for one that comes later in the program (lag 1)."""
+        self.ops[op] = replace(self.ops[op], deps=self.ops[op].deps + deps)

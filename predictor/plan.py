@@ -1,0 +1,104 @@
+"""A sharding plan: every shard of every table with its rank. More general than TorchRec's.
+
+A row split over a subset of the ranks can be written and predicted here although TorchRec cannot
+run it; the conversion to TorchRec refuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class ShardingType(StrEnum):
+    """TorchRec's sharding types, by the values of its `ShardingType` enum."""
+
+    DATA_PARALLEL = "data_parallel"
+    TABLE_WISE = "table_wise"
+    COLUMN_WISE = "column_wise"
+    ROW_WISE = "row_wise"
+    TABLE_ROW_WISE = "table_row_wise"
+    TABLE_COLUMN_WISE = "table_column_wise"
+    GRID_SHARD = "grid_shard"
+
+    @property
+    def short(self) -> str:
+        """The usual abbreviation: DP, TW, CW, RW, TWRW, TWCW, GRID."""
+        return _SHORT[self]
+
+
+_SHORT = {
+    ShardingType.DATA_PARALLEL: "DP",
+    ShardingType.TABLE_WISE: "TW",
+    ShardingType.COLUMN_WISE: "CW",
+    ShardingType.ROW_WISE: "RW",
+    ShardingType.TABLE_ROW_WISE: "TWRW",
+    ShardingType.TABLE_COLUMN_WISE: "TWCW",
+    ShardingType.GRID_SHARD: "GRID",
+}
+
+
+class ComputeKernel(StrEnum):
+    """TorchRec's compute kernels that shardopt plans, by the values of `EmbeddingComputeKernel`."""
+
+    DENSE = "dense"
+    FUSED = "fused"
+    FUSED_UVM = "fused_uvm"
+    FUSED_UVM_CACHING = "fused_uvm_caching"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Rows ``offset[0]..+size[0]`` and columns ``offset[1]..+size[1]`` of a table on one rank."""
+
+    rank: int
+    offset: tuple[int, int]
+    size: tuple[int, int]
+
+
+PARAMETER_FIELDS = (
+    "cache_params",
+    "enforce_hbm",
+    "stochastic_rounding",
+    "bounds_check_mode",
+    "output_dtype",
+    "key_value_params",
+)
+"""Fields of TorchRec's `ParameterSharding` that a plan carries through without interpreting."""
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """How one table is sharded."""
+
+    sharding_type: ShardingType
+    compute_kernel: ComputeKernel
+    shards: tuple[Shard, ...]
+    module: str = "ebc"
+    parameters: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Values of `PARAMETER_FIELDS` that are set."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Rank of every shard, in shard order."""
+        return tuple(s.rank for s in self.shards)
+
+    @property
+    def cache_load_factor(self) -> float | None:
+        """Share of the rows that a UVM cache holds, when the plan says so."""
+        params = self.parameters.get("cache_params") or {}
+        value = params.get("load_factor")
+        return None if value is None else float(value)
+
+
+@dataclass(frozen=True)
+class ShardingPlan:
+    """Table key -> its sharding, for ``world_size`` ranks on hosts of ``local_world_size``."""
+
+    tables: Mapping[str, TablePlan]
+    world_size: int
+    local_world_size: int
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    """What else the plan file holds: model, hardware, batch size, predicted time, versions."""

@@ -1,0 +1,195 @@
+"""The spine: plan -> loads -> graph -> timeline -> prediction. Nothing is measured or run.
+
+loads       what every shard puts on its rank                 (predictor.loads)
+graph       the operations of one iteration and their costs   (predictor.dlrm)
+timeline    when they run; collectives meet at the last rank  (predictor.timeline)
+breakdown   which chain of work fills the iteration           (predictor.critical_path)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from predictor.batch import BatchPredictor
+from predictor.critical_path import HOST, Segment, critical_path
+from predictor.errors import PlanError, did_you_mean
+from predictor.graph import Graph
+from predictor.hardware import Group, HardwareProfile, ProvenanceKind, weakest
+from predictor.memory import RankMemory, plan_memory
+from predictor.plan import ShardingPlan, TablePlan
+from predictor.timeline import Timeline, simulate
+from predictor.topology import Topology
+from predictor.workload import Workload
+
+PHASES = (
+    "input_copy",
+    "input_dist",
+    "prefetch",
+    "embedding_forward",
+    "output_dist_forward",
+    "dense_forward",
+    "dense_backward",
+    "output_dist_backward",
+    "embedding_backward",
+    "all_reduce",
+    "optimizer",
+    HOST,
+)
+"""The named parts of a breakdown, in the order of an iteration."""
+
+Z_90 = 1.6449
+"""Half-width of a 90 % normal interval in standard deviations."""
+
+
+@dataclass(frozen=True)
+class RankLoad:
+    """What one rank does in one iteration.
+
+    Args:
+        busy_ms: phase -> time that the rank's own kernels and transfers take.
+        idle_ms: time in which its compute stream has nothing to do: waiting for other ranks, for
+            transfers or for the host.
+    """
+
+    rank: int
+    busy_ms: dict[str, float]
+    idle_ms: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The predicted iteration of one plan.
+
+    Args:
+        iteration_ms: steady-state period of the training loop.
+        interval_ms: 90 % interval ``(low, high)``, from the profile's stated errors.
+        breakdown: phase -> part of the critical path; the parts sum to ``iteration_ms``.
+        provenance: the weakest of the constants on the critical path.
+        critical_path: the chain itself, in order of time.
+    """
+
+    iteration_ms: float
+    interval_ms: tuple[float, float]
+    breakdown: dict[str, float]
+    per_rank: tuple[RankLoad, ...]
+    memory: tuple[RankMemory, ...]
+    provenance: ProvenanceKind
+    critical_path: tuple[Segment, ...]
+    graph: Graph
+    timeline: Timeline
+
+
+def predict(
+    workload: Workload, topology: Topology, hardware: HardwareProfile, plan: ShardingPlan
+) -> Prediction:
+    """Predict one iteration of ``workload`` under ``plan``.
+
+    Args:
+        workload: the model and its batch per rank.
+        topology: ranks and the memory left for shards.
+        hardware: costs.
+        plan: one sharding per table of the workload, for the topology's world size.
+
+    Raises:
+        PlanError: the plan does not cover the workload's tables or the topology's ranks.
+    """
+    candidate = candidate_of(workload, topology, plan)
+    batch = BatchPredictor(workload, topology, hardware)
+    graph = batch.graph(batch.totals(candidate)[None])
+    timeline = simulate(graph, keep_steps=True)
+    path = critical_path(graph, timeline)
+    iteration_ms = float(timeline.iteration_ms[0])
+    return Prediction(
+        iteration_ms=iteration_ms,
+        interval_ms=_interval(iteration_ms, path, hardware, topology),
+        breakdown=_breakdown(path),
+        per_rank=_per_rank(graph, iteration_ms),
+        memory=tuple(plan_memory(workload, topology, plan, hardware.device)),
+        provenance=_provenance(path, hardware, topology),
+        critical_path=tuple(path),
+        graph=graph,
+        timeline=timeline,
+    )
+
+
+def candidate_of(
+    workload: Workload, topology: Topology, plan: ShardingPlan
+) -> tuple[TablePlan, ...]:
+    """The sharding of every table in the workload's order, checked against ranks and tables."""
+    if plan.world_size != topology.world_size:
+        raise PlanError(
+            f"the plan is for {plan.world_size} ranks, the topology has {topology.world_size}"
+        )
+    missing = [key for key in workload.keys if key not in plan.tables]
+    if missing:
+        near = did_you_mean(missing[0], plan.tables)
+        raise PlanError(f"the plan does not place table '{missing[0]}'{near}")
+    unknown = [key for key in plan.tables if key not in workload.keys]
+    if unknown:
+        near = did_you_mean(unknown[0], workload.keys)
+        raise PlanError(f"the plan places '{unknown[0]}', which the model does not have{near}")
+    for key, table in plan.tables.items():
+        outside = [r for r in table.ranks if not 0 <= r < topology.world_size]
+        if outside:
+            raise PlanError(
+                f"table '{key}' has a shard on rank {outside[0]}; "
+                f"ranks are 0 to {topology.world_size - 1}"
+            )
+    return tuple(plan.tables[key] for key in workload.keys)
+
+
+def _breakdown(path: list[Segment]) -> dict[str, float]:
+    parts = dict.fromkeys(PHASES, 0.0)
+    for segment in path:
+        parts[segment.phase] += segment.duration_ms
+    return {phase: ms for phase, ms in parts.items() if ms > 0}
+
+
+def _per_rank(graph: Graph, iteration_ms: float) -> tuple[RankLoad, ...]:
+    found = []
+    for rank in range(graph.world_size):
+        busy = dict.fromkeys(PHASES, 0.0)
+        computing = 0.0
+        for op in graph.ops:
+            cost = float(op.cost_ms[..., min(rank, op.cost_ms.shape[-1] - 1)].flat[0])
+            busy[op.phase] += cost
+            computing += cost if op.stream == "compute" else 0.0
+        kept = {phase: ms for phase, ms in busy.items() if ms > 0}
+        found.append(RankLoad(rank, kept, max(0.0, iteration_ms - computing)))
+    return tuple(found)
+
+
+def profile_groups(resource: str, hardware: HardwareProfile, topology: Topology) -> list[Group]:
+    """The profile groups behind a resource: collectives use every kind of link the ranks span."""
+    if resource != "collectives":
+        return [hardware.groups[resource]]
+    names = []
+    if topology.nvlink_domain > 1:
+        names.append("collectives.intra")
+    if topology.nvlink_domain < topology.world_size:
+        names.append("collectives.inter")
+    return [hardware.groups[name] for name in names or ["collectives.intra"]]
+
+
+def _provenance(
+    path: list[Segment], hardware: HardwareProfile, topology: Topology
+) -> ProvenanceKind:
+    groups = [g for s in path for g in profile_groups(s.resource, hardware, topology)]
+    return weakest(tuple(g.provenance.kind for g in groups))
+
+
+def _interval(
+    iteration_ms: float, path: list[Segment], hardware: HardwareProfile, topology: Topology
+) -> tuple[float, float]:
+    """Errors of one profile group are taken as fully correlated, those of different groups as
+    independent; the interval is log-normal, so that it stays positive."""
+    by_resource: dict[str, float] = {}
+    for segment in path:
+        by_resource[segment.resource] = by_resource.get(segment.resource, 0) + segment.duration_ms
+    variance = sum(
+        (ms * max(g.rel_error for g in profile_groups(resource, hardware, topology))) ** 2
+        for resource, ms in by_resource.items()
+    )
+    factor = math.exp(Z_90 * math.sqrt(variance) / iteration_ms)
+    return iteration_ms / factor, iteration_ms * factor

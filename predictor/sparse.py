@@ -1,0 +1,232 @@
+"""The sparse part of an iteration: input distribution, fused lookups, output distribution.
+
+One `Exchange` is what TorchRec builds per module and sharding type: one input distribution, one or
+more fused lookups, one output distribution (`ShardedEmbeddingBagCollection`, embeddingbag.py).
+Everything is computed from summed loads ``[plans, groups, ranks, columns]``, see `predictor.loads`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor.costs import Costs
+from predictor.graph import Mask
+from predictor.kernels.elementwise import memory_ms
+from predictor.kernels.embedding import backward_floor_ms, forward_floor_ms, prefetch_floor_ms
+from predictor.loads import Load, LookupGroup
+from predictor.plan import ShardingType
+from predictor.workload import DATA_TYPE_BYTES
+
+Array = NDArray[np.float64]
+Law = Callable[[Array], Array]
+Size = Callable[[Array], Array]
+Collective = Callable[..., Array]
+
+INDEX_BYTES = 8
+LENGTH_BYTES = 4
+OUTPUT_BYTES = 4
+BUCKET_BYTES = 25 * 1024 * 1024
+"""DDP's `bucket_cap_mb`, which TorchRec leaves at its default of 25 (model_parallel.py)."""
+
+TYPE_ORDER = (
+    ShardingType.TABLE_WISE,
+    ShardingType.COLUMN_WISE,
+    ShardingType.TABLE_COLUMN_WISE,
+    ShardingType.ROW_WISE,
+    ShardingType.TABLE_ROW_WISE,
+    ShardingType.GRID_SHARD,
+    ShardingType.DATA_PARALLEL,
+)
+"""Order of the exchanges within a module. TorchRec's own is that of the first table of each type;
+one canonical order lets plans of different mix share one graph."""
+
+ROW_SPLIT = {ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD}
+HIERARCHICAL = {ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD}
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One collective: name, scope and cost ``[plans, 1]`` in ms."""
+
+    name: str
+    scope: str
+    cost_ms: Array
+
+
+class Exchange:
+    """Costs of one (module, sharding type) under many plans.
+
+    Args:
+        groups: all lookup groups, in the order of the loads' second axis.
+        members: indices of the groups of this exchange.
+        loads: ``[plans, groups, ranks, columns]``.
+    """
+
+    def __init__(
+        self,
+        costs: Costs,
+        groups: Sequence[LookupGroup],
+        members: Sequence[int],
+        loads: Array,
+    ) -> None:
+        self.workload = costs.workload
+        self.topology = costs.topology
+        self.hardware = costs.hardware
+        self.collectives = costs.collectives
+        self.sharding_type = groups[members[0]].sharding_type
+        self.name = f"{groups[members[0]].module}.{self.sharding_type.short}"
+        self.members = tuple(members)
+        self.weighted = any(groups[m].weighted for m in members)
+        self.loads = loads
+        self.total: Array = loads[:, list(members)].sum(axis=1)
+
+    @property
+    def active(self) -> Mask:
+        """Plans ``[plans]`` in which any table uses this exchange."""
+        return np.asarray(self.total[..., Load.SHARDS].sum(axis=-1) > 0)
+
+    def group_active(self, group: int) -> Mask:
+        """Plans ``[plans]`` in which the fused lookup exists on any rank."""
+        return np.asarray(self.loads[:, group, :, Load.SHARDS].sum(axis=-1) > 0)
+
+    @property
+    def is_local(self) -> bool:
+        """Data-parallel tables exchange nothing forward."""
+        return self.sharding_type is ShardingType.DATA_PARALLEL
+
+    def cost(self, law: Law, size: Size) -> Array:
+        """Time of something whose size in bytes follows linearly from the loads.
+
+        Args:
+            law: bytes -> ms, non-decreasing.
+            size: loads ``[plans, ranks, columns]`` -> bytes ``[plans, ranks or 1]``, linear but
+                for a maximum over ranks. Lower bounds put a linear law in the place of ``law``.
+        """
+        return np.asarray(law(size(self.total)))
+
+    def permute_ms(self) -> Array:
+        """Reordering the local ids before the exchange; row splits also bucketize them."""
+        passes = 4 if self.sharding_type in ROW_SPLIT else 2
+        return self.cost(
+            partial(memory_ms, self.hardware),
+            lambda load: passes * INDEX_BYTES * load[..., Load.IDS].mean(axis=-1, keepdims=True),
+        )
+
+    def splits_ms(self) -> Array:
+        """The small all-to-all that tells every rank how much it will receive."""
+        size = np.full((1, 1), 3.0 * INDEX_BYTES * self.topology.world_size)
+        return np.asarray(self.collectives.all_to_all(size, scope="world"))
+
+    def ids_ms(self) -> Array:
+        """Lengths, ids and (where there are any) weights: one all-to-all each."""
+        sent = {Load.BAGS: LENGTH_BYTES, Load.IDS: INDEX_BYTES, Load.WEIGHTED_IDS: OUTPUT_BYTES}
+        law = partial(self.collectives.all_to_all, scope="world")
+        return np.asarray(
+            sum(
+                self.cost(law, busiest(column, width))
+                for column, width in sent.items()
+                if column is not Load.WEIGHTED_IDS or self.weighted
+            )
+        )
+
+    def recat_ms(self) -> Array:
+        """Reordering the received ids by feature, ``[plans, ranks]``."""
+        return self.cost(
+            partial(memory_ms, self.hardware),
+            lambda load: (
+                2 * INDEX_BYTES * load[..., Load.IDS] + 2 * LENGTH_BYTES * load[..., Load.BAGS]
+            ),
+        )
+
+    def forward_ms(self, group: int) -> Array:
+        """The fused lookup on every rank, ``[plans, ranks]``; ranks without a shard launch none."""
+        return self._lookup(group, Load.FORWARD_MS, forward_floor_ms(self.hardware))
+
+    def backward_ms(self, group: int) -> Array:
+        """The backward of the fused lookup with its optimizer, ``[plans, ranks]``."""
+        return self._lookup(group, Load.BACKWARD_MS, backward_floor_ms(self.hardware))
+
+    def prefetch_ms(self, group: int) -> Array:
+        """Filling the UVM cache ahead of the lookup, ``[plans, ranks]``."""
+        fetched = self.loads[:, group, :, Load.PREFETCH_MS]
+        return np.where(fetched > 0, prefetch_floor_ms(self.hardware) + fetched, 0.0)
+
+    def _lookup(self, group: int, column: Load, floor_ms: float) -> Array:
+        there = self.loads[:, group, :, Load.SHARDS] > 0
+        return np.where(there, floor_ms + self.loads[:, group, :, column], 0.0)
+
+    def outputs(self, *, backward: bool) -> list[Transfer]:
+        """The output distribution, or its backward, as collectives in the order they run.
+
+        TW, CW, TWCW: one all-to-all. RW: reduce-scatter, all-gather backward. TWRW, GRID:
+        reduce-scatter within the intra group, then all-to-all across groups; mirrored backward.
+        """
+        qcomm = self.workload.qcomm.backward if backward else self.workload.qcomm.forward
+        width = DATA_TYPE_BYTES[qcomm]
+        comms, kind = self.collectives, self.sharding_type
+        reduce = comms.all_gather if backward else comms.reduce_scatter
+        name = "gather" if backward else "reduce"
+        if self.is_local:
+            return []
+        if kind is ShardingType.ROW_WISE:
+            return [self._transfer(name, "world", reduce, width)]
+        if kind not in HIERARCHICAL:
+            return [self._transfer("all_to_all", "world", comms.all_to_all, width)]
+        found = [self._transfer(name, "intra", reduce, width)]
+        if self.topology.groups > 1:
+            # what is left of a row block after the reduction within the group
+            across = width / self.topology.intra_group_size
+            found.append(self._transfer("all_to_all", "cross", comms.all_to_all, across))
+        return found[::-1] if backward else found
+
+    def _transfer(self, name: str, scope: str, law: Collective, width: float) -> Transfer:
+        cost = self.cost(partial(law, scope=scope), busiest(Load.OUTPUTS, width))
+        return Transfer(f"{self.name}.{name}", scope, cost)
+
+    def gradient_sync_ms(self) -> Array:
+        """All-reduce of data-parallel tables' dense gradients, bucket by bucket, ``[plans, 1]``."""
+        return self.cost(self._bucketed_all_reduce, busiest(Load.GRADIENTS, OUTPUT_BYTES))
+
+    def _bucketed_all_reduce(self, size: Array) -> Array:
+        full = np.floor(size / BUCKET_BYTES)
+        rest = size - full * BUCKET_BYTES
+        whole = self.collectives.all_reduce(np.float64(BUCKET_BYTES), scope="world")
+        last = self.collectives.all_reduce(rest, scope="world")
+        return np.asarray(full * whole + np.where(rest > 0, last, 0.0))
+
+    def optimizer_ms(self, law: Law) -> Array:
+        """What the dense optimizer adds for data-parallel tables, ``[plans, ranks]``.
+
+        ``law`` takes elements, not bytes.
+        """
+        return self.cost(law, lambda load: load[..., Load.GRADIENTS])
+
+
+def busiest(column: Load, width: float) -> Size:
+    """Bytes of the busiest rank ``[plans, 1]``.
+
+    Every rank sends an equal part of each rank's ids, so the busiest receiver is the rank that
+    the all-to-all waits for.
+    """
+    return lambda load: width * load[..., column].max(axis=-1, keepdims=True)
+
+
+def exchanges(
+    costs: Costs,
+    groups: Sequence[LookupGroup],
+    loads: Array,
+    make: type[Exchange] = Exchange,
+) -> list[Exchange]:
+    """The exchanges of all modules in the order in which TorchRec runs them."""
+    keys = [(m, t) for m in costs.workload.modules for t in TYPE_ORDER]
+    found = []
+    for key in keys:
+        members = [i for i, g in enumerate(groups) if (g.module, g.sharding_type) == key]
+        if members:
+            found.append(make(costs, groups, members, loads))
+    return found

@@ -1,0 +1,145 @@
+"""The embedding laws: what a shard's lookups cost, and in what they never fall."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from predictor.distribution import Uniform, Zipf
+from predictor.hardware import list_hardware, load_hardware
+from predictor.kernels.embedding import (
+    LookupShard,
+    backward_floor_ms,
+    backward_ms,
+    forward_floor_ms,
+    forward_ms,
+    optimizer_state_bytes,
+    prefetch_ms,
+)
+from predictor.plan import ComputeKernel
+from predictor.workload import Optimizer
+
+NAMES = list_hardware()
+GPUS = tuple(name for name in NAMES if name != "cpu-gloo")
+
+
+def shard(
+    rows: int = 10_000_000,
+    alpha: float = 0.0,
+    draws: float = 3 * 65536.0,
+    bags: float = 65536.0,
+    dim: int = 128,
+    **other: object,
+) -> LookupShard:
+    bins = (Zipf(alpha) if alpha else Uniform()).bins(rows)
+    return LookupShard(bins, draws, bags, rows, dim, **other)  # type: ignore[arg-type]
+
+
+shards = st.builds(
+    shard,
+    rows=st.sampled_from([1, 3, 100, 10_000, 1_000_000, 40_000_000]),
+    alpha=st.sampled_from([0.0, 0.7, 1.05, 1.3]),
+    draws=st.floats(1, 1e6),
+    bags=st.floats(1, 1e5),
+    dim=st.sampled_from([4, 16, 32, 36, 64, 100, 128, 256, 512]),
+    element_bytes=st.sampled_from([2, 4]),
+    optimizer=st.sampled_from(list(Optimizer)),
+    weighted=st.booleans(),
+    kernel=st.sampled_from(list(ComputeKernel)),
+)
+
+
+def times(s: LookupShard, name: str) -> np.ndarray:
+    hw = load_hardware(name)
+    return np.array([forward_ms(s, hw), backward_ms(s, hw), prefetch_ms(s, hw)])
+
+
+@given(st.sampled_from(NAMES), shards, st.floats(1, 8))
+@settings(max_examples=200, deadline=None)
+def test_never_falls_with_draws_dim_or_element_size(
+    name: str, s: LookupShard, factor: float
+) -> None:
+    base = times(s, name)
+    assert np.isfinite(base).all()
+    assert (base >= 0).all()
+    more = (
+        replace(s, draws=s.draws * factor),
+        replace(s, dim=s.dim * 2),
+        replace(s, dim=s.dim + 4),
+        replace(s, element_bytes=2 * s.element_bytes),
+    )
+    for other in more:
+        assert (times(other, name) >= base * (1 - 1e-9)).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kernel", list(ComputeKernel))
+def test_uniform_ids_cost_at_least_as_much_as_skewed_ones(name: str, kernel: ComputeKernel) -> None:
+    costs = [times(shard(alpha=a, kernel=kernel), name) for a in (0.0, 0.8, 1.05, 1.3)]
+    for hotter, colder in zip(costs[1:], costs, strict=False):
+        assert (hotter <= colder * (1 + 1e-9)).all()
+    if kernel is ComputeKernel.FUSED:
+        assert costs[2][0] < 0.9 * costs[0][0]
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_uvm_is_bound_by_the_host_link(name: str) -> None:
+    hw = load_hardware(name)
+    fused, uvm = shard(), shard(kernel=ComputeKernel.FUSED_UVM)
+    caching = shard(alpha=1.05, kernel=ComputeKernel.FUSED_UVM_CACHING)
+    rows_over_link = uvm.ids * 512 / hw.memory.host_link
+    assert forward_ms(uvm, hw) >= rows_over_link > 5 * forward_ms(fused, hw)
+    assert prefetch_ms(fused, hw) == 0.0
+    assert 0 < prefetch_ms(caching, hw) < forward_ms(caching, hw)
+    # all rows cached: only the probe is left
+    warm = replace(caching, cache_load_factor=1.0)
+    assert prefetch_ms(warm, hw) < 0.2 * prefetch_ms(caching, hw)
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_skew_helps_through_the_cache_until_everything_fits(name: str) -> None:
+    hw = load_hardware(name)
+    small, large = shard(rows=1000), shard(rows=40_000_000)
+    assert forward_ms(small, hw) < forward_ms(large, hw)
+    assert small.distinct_rows == pytest.approx(1000, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_hot_rows_do_not_serialise_for_free(name: str) -> None:
+    """One row that all ids hit is not updated faster than a thread block can add it up."""
+    hw = load_hardware(name)
+    hot = shard(rows=1, draws=1024, bags=1024)
+    spread = shard(rows=1024, draws=1024, bags=1024)
+    assert backward_ms(hot, hw) > 0.5 * backward_ms(spread, hw)
+
+
+def test_a_dense_gradient_is_written_whole_even_without_ids() -> None:
+    hw = load_hardware("a100-40gb")
+    idle = shard(draws=0.0, kernel=ComputeKernel.DENSE)
+    assert backward_ms(idle, hw) > 10_000_000 * 512 / (hw.memory.hbm * 1.01)
+    assert forward_ms(idle, hw) == 0.0
+    assert backward_ms(shard(draws=0.0), hw) == 0.0
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_floors_count_once(name: str) -> None:
+    hw = load_hardware(name)
+    assert 0 < forward_floor_ms(hw) < backward_floor_ms(hw)
+
+
+def test_optimizer_states_are_fp32() -> None:
+    assert optimizer_state_bytes("exact_sgd", 10, 8, 2) == 0
+    assert optimizer_state_bytes("exact_row_wise_adagrad", 10, 8, 2) == 40
+    assert optimizer_state_bytes("adam", 10, 8, 2) == 640
+    assert optimizer_state_bytes("partial_row_wise_adam", 10, 8, 4) == 360
+
+
+def test_heavier_optimizers_take_longer() -> None:
+    hw = load_hardware("h100-sxm")
+    by = {o: backward_ms(shard(optimizer=o), hw) for o in Optimizer}
+    assert by[Optimizer.SGD] < by[Optimizer.ROWWISE_ADAGRAD] < by[Optimizer.ADAGRAD]
+    assert by[Optimizer.ADAGRAD] < by[Optimizer.ADAM]

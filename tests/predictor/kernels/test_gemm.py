@@ -1,0 +1,70 @@
+"""Tiles and waves."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from predictor.errors import ProfileError
+from predictor.hardware import list_hardware, load_hardware
+from predictor.kernels.gemm import gemm_ms, gemm_times
+
+sizes = st.integers(1, 20_000)
+
+
+@given(
+    st.sampled_from(list_hardware()),
+    sizes,
+    sizes,
+    sizes,
+    st.sampled_from(["fp32", "tf32", "fp16", "bf16"]),
+    st.floats(1, 3),
+)
+@settings(max_examples=200, deadline=None)
+def test_never_falls_with_any_size(
+    name: str, m: int, n: int, k: int, dtype: str, factor: float
+) -> None:
+    hw = load_hardware(name)
+    base = gemm_ms(hw, m, n, k, dtype)
+    assert base > 0
+    for shape in ((int(m * factor), n, k), (m, int(n * factor), k), (m, n, int(k * factor))):
+        assert gemm_ms(hw, *shape, dtype) >= base * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("name", list_hardware())
+def test_never_faster_than_the_achieved_peak_or_memory(name: str) -> None:
+    hw = load_hardware(name)
+    for m, n, k in ((8192, 8192, 8192), (8192, 512, 256), (65536, 1, 1024), (1, 1, 1)):
+        time = gemm_ms(hw, m, n, k, "fp32")
+        assert time >= 2.0 * m * n * k / (hw.gemm.tflops["fp32"] * 1e9)
+        assert time >= 4.0 * (m * k + k * n + m * n) / hw.memory.hbm
+
+
+def test_large_multiplications_reach_the_peak() -> None:
+    hw = load_hardware("a100-40gb")
+    ideal = 2.0 * 8192**3 / (hw.gemm.tflops["fp32"] * 1e9)
+    assert gemm_ms(hw, 8192, 8192, 8192, "fp32") == pytest.approx(ideal, rel=0.1)
+
+
+def test_one_tile_more_starts_another_wave() -> None:
+    hw = load_hardware("a100-40gb")
+    one_tile = hw.gemm.model_copy(update={"tiles": ((128, 128),), "split_k": 1, "floor_us": 0.0})
+    full = gemm_times(one_tile, 108, hw.memory.hbm, (128 * 108, 128, 4096), "fp32")
+    over = gemm_times(one_tile, 108, hw.memory.hbm, (128 * 108 + 1, 128, 4096), "fp32")
+    assert float(over) == pytest.approx(2 * float(full))
+
+
+def test_many_shapes_at_once() -> None:
+    hw = load_hardware("h100-sxm")
+    shape = ([128, 256], [64, 64], [512, 512])
+    times = gemm_times(hw.gemm, hw.sms, hw.memory.hbm, shape, "bf16")
+    assert times.tolist() == [
+        gemm_ms(hw, 128, 64, 512, "bf16"),
+        gemm_ms(hw, 256, 64, 512, "bf16"),
+    ]
+
+
+def test_unknown_type_lists_known_ones() -> None:
+    with pytest.raises(ProfileError, match=r"gemm.tflops for fp8.*fp32"):
+        gemm_ms(load_hardware("h100-sxm"), 1, 1, 1, "fp8")
