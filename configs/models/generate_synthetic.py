@@ -1,0 +1,113 @@
+"""Writes the synthetic models beside this script: ``python configs/models/generate_synthetic.py``.
+
+Tables are drawn as the public descriptions of production models have them: rows lognormal over
+five decades, most tables small and a few that no single GPU holds; mixed dims; pooling factors
+lognormal; Zipf ids of a skew of their own. Nothing is drawn with numpy or through `random`'s
+distributions, whose streams may change between versions: uniform numbers of the Mersenne Twister
+and the inverse normal distribution give the same bytes everywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import NormalDist
+
+ROWS = (1_000, 100_000_000)
+DIMS = (16, 32, 64, 128, 256)
+POOLING = (1.0, 100.0)
+ALPHA = (0.6, 1.3)
+
+MEDIAN_ROWS, SIGMA_ROWS = 1_000_000, 2.3
+MEDIAN_POOLING, SIGMA_POOLING = 10.0, 1.2
+
+HEADER = "name,num_embeddings,embedding_dim,feature,pooling_factor,zipf_alpha"
+
+
+@dataclass(frozen=True)
+class Model:
+    """What differs between the models; ``gpus`` is how many 80 GiB GPUs each is made for."""
+
+    tables: int
+    seed: int
+    gpus: int
+    batch_size: int
+    top_mlp: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of the model and of its files."""
+        return f"synthetic_{self.tables}"
+
+
+MODELS = (
+    Model(tables=100, seed=100, gpus=8, batch_size=2048, top_mlp=(1024, 512, 256, 1)),
+    Model(tables=1000, seed=1000, gpus=128, batch_size=512, top_mlp=(1024, 512, 256, 1)),
+)
+
+
+def lognormal(
+    rng: random.Random, median: float, sigma: float, bounds: tuple[float, float]
+) -> float:
+    """A lognormal draw, clipped to ``bounds``."""
+    z = NormalDist().inv_cdf(min(max(rng.random(), 1e-12), 1 - 1e-12))
+    return min(max(median * math.exp(sigma * z), bounds[0]), bounds[1])
+
+
+def three_digits(value: float) -> int:
+    """Rounded to three significant digits, for files that people read."""
+    scale = 10 ** (len(str(int(value))) - 3)
+    return round(value / scale) * scale if scale > 1 else round(value)
+
+
+def csv_text(model: Model) -> str:
+    """The tables, one line each."""
+    rng = random.Random(model.seed)
+    lines = [HEADER]
+    for index in range(model.tables):
+        rows = three_digits(lognormal(rng, MEDIAN_ROWS, SIGMA_ROWS, ROWS))
+        dim = DIMS[int(rng.random() * len(DIMS))]
+        pooling = round(lognormal(rng, MEDIAN_POOLING, SIGMA_POOLING, POOLING), 1)
+        alpha = round(ALPHA[0] + rng.random() * (ALPHA[1] - ALPHA[0]), 2)
+        lines.append(f"t_{index},{rows},{dim},f_{index},{pooling},{alpha}")
+    return "\n".join(lines) + "\n"
+
+
+def yaml_text(model: Model) -> str:
+    """The model file that reads those tables."""
+    return f"""\
+# {model.tables} random tables, made for {model.gpus} GPUs of 80 GiB.
+# Written by generate_synthetic.py with seed {model.seed}: change that script, not this file.
+schema: 1
+name: {model.name}
+batch_size: {model.batch_size}
+optimizer: exact_row_wise_adagrad
+train_pipeline: sparse_dist
+tables: {{csv: {model.name}.csv}}
+dense:
+  in_features: 128
+  bottom_mlp: [512, 256, 128]
+  interaction: concat
+  top_mlp: [{", ".join(map(str, model.top_mlp))}]
+  data_type: tf32
+  optimizer: sgd
+"""
+
+
+def main() -> None:
+    """Write both models into a directory."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-o", "--output", type=Path, default=Path(__file__).parent)
+    directory = parser.parse_args().output
+    for model in MODELS:
+        for suffix, text in ((".csv", csv_text(model)), (".yaml", yaml_text(model))):
+            path = directory / f"{model.name}{suffix}"
+            path.write_text(text, encoding="utf-8", newline="\n")
+            print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

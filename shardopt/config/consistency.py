@@ -1,0 +1,97 @@
+"""What must hold between the sections of a model file, beyond each section by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from predictor.workload import DenseArch, Table
+from shardopt.config.problems import KeyPath, Problems
+
+IndexedTables = Sequence[tuple[int, Table]]
+
+
+def check_consistency(
+    raw_tables: Sequence[Any], tables: IndexedTables, dense: DenseArch | None, problems: Problems
+) -> None:
+    """Record what does not fit together.
+
+    Args:
+        raw_tables: all tables as written; names are compared even where the rest has problems.
+        tables: the good ones with their place in the list.
+        dense: the dense layers, None if they have problems.
+        problems: where errors and notes go.
+    """
+    _unique("table", _table_names(raw_tables), problems)
+    _unique("feature", _feature_names(raw_tables), problems)
+    if dense is not None and dense.interaction == "dot":
+        _one_dim(tables, dense, problems)
+    for index, table in tables:
+        if table.weighted and not table.is_pooled:
+            problems.add(
+                ("tables", index, "weighted"),
+                "got True with pooling none; per-sample weights need pooling sum or mean",
+            )
+    _note_mixed_modules(tables, problems)
+
+
+def _table_names(raw_tables: Sequence[Any]) -> Iterator[tuple[KeyPath, str, str]]:
+    for i, raw in enumerate(raw_tables):
+        if isinstance(raw, dict) and isinstance(raw.get("name"), str):
+            yield ("tables", i, "name"), str(raw.get("module") or "ebc"), raw["name"]
+
+
+def _feature_names(raw_tables: Sequence[Any]) -> Iterator[tuple[KeyPath, str, str]]:
+    for i, raw in enumerate(raw_tables):
+        features = raw.get("features") if isinstance(raw, dict) else None
+        for j, feature in enumerate(features if isinstance(features, list) else []):
+            if isinstance(feature, dict) and isinstance(feature.get("name"), str):
+                module = str(raw.get("module") or "ebc")
+                yield ("tables", i, "features", j, "name"), module, feature["name"]
+
+
+def _unique(what: str, names: Iterator[tuple[KeyPath, str, str]], problems: Problems) -> None:
+    first: dict[tuple[str, str], KeyPath] = {}
+    for path, module, name in names:
+        if (module, name) not in first:
+            first[module, name] = path
+            continue
+        problems.add(
+            path,
+            f"duplicate {what} '{name}' in module '{module}', first at "
+            f"{problems.place(first[module, name])}; rename one or put it into another module",
+        )
+
+
+def _one_dim(tables: IndexedTables, dense: DenseArch, problems: Problems) -> None:
+    """``dot`` takes the product of every pair of vectors, so all have one width."""
+    if not tables:
+        return
+    width = dense.bottom_mlp[-1]
+    dims = list(dict.fromkeys(table.embedding_dim for _, table in tables))
+    if len(dims) > 1:
+        odd = next(table for _, table in tables if table.embedding_dim != dims[0])
+        problems.add(
+            ("dense", "interaction"),
+            f"dot needs one embedding_dim for all tables, but '{tables[0][1].name}' has {dims[0]} "
+            f"and '{odd.name}' has {odd.embedding_dim}; make them equal or use concat",
+        )
+    elif width != dims[0]:
+        problems.add(
+            ("dense", "bottom_mlp"),
+            f"the last width is {width}, but interaction dot needs the tables' embedding_dim, "
+            f"{dims[0]} ('{tables[0][1].name}'); make them equal or use concat",
+        )
+
+
+def _note_mixed_modules(tables: IndexedTables, problems: Problems) -> None:
+    """TorchRec pools, or weights, all tables of a module or none."""
+    kinds: dict[str, set[tuple[bool, bool]]] = {}
+    for _, table in tables:
+        kinds.setdefault(table.module, set()).add((table.is_pooled, table.weighted))
+    for module, found in kinds.items():
+        if len(found) > 1:
+            problems.notes.append(
+                f"{problems.file}: module '{module}' mixes tables with and without pooling or "
+                "weights, which TorchRec keeps in modules of their own; give each kind a 'module'"
+            )

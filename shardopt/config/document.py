@@ -1,0 +1,194 @@
+"""YAML text to plain data, remembering the line of every key.
+
+Scalars are read as YAML 1.2 readers expect: ``010`` and ``1:30`` stay text instead of becoming
+octal and sexagesimal numbers, and dates stay text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from predictor.errors import InputError
+from shardopt.config.problems import KeyPath, Place, Problems, key_text, shown
+
+MAX_NODES = 500_000
+"""More is not a model file but aliases that multiply."""
+
+MAX_DEPTH = 50
+"""A model file needs seven."""
+
+SUSPECT_DEPTH = 200
+_FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_BRACKET = re.compile(r"[][{}]")
+_INTEGER = re.compile(r"[-+]?(0|[1-9][0-9_]{0,300})\Z")
+_TAG = "tag:yaml.org,2002:"
+
+
+def parse_yaml(text: str, problems: Problems) -> Any:
+    """The data of a YAML document; fills ``problems.places`` and reports duplicate keys.
+
+    Args:
+        text: one YAML document.
+        problems: whose ``file`` names the text.
+
+    Returns:
+        Mappings, lists, text, numbers, booleans and None. Mapping keys are always text.
+
+    Raises:
+        InputError: the text is not YAML, is empty, or holds more than one document.
+    """
+    node = _compose(text, problems.file)
+    if node is None:
+        raise InputError(f"{problems.file}: the file is empty")
+    return _Builder(problems).build(node, ())
+
+
+def _compose(text: str, file: str) -> Node | None:
+    loader = None
+    try:
+        # libyaml's loader recurses on the C stack and would crash where Python's raises
+        deep = _depth_bound(text) > SUSPECT_DEPTH
+        loader = (yaml.SafeLoader if deep else _FAST_LOADER)(text)
+        return loader.get_single_node()
+    except yaml.YAMLError as error:
+        raise InputError(
+            f"{_yaml_place(error, text, file)}: not YAML: {_yaml_reason(error)}"
+        ) from None
+    except RecursionError:
+        raise InputError(f"{file}: its values are nested too deeply to be meant") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+def _depth_bound(text: str) -> int:
+    """No fewer than the levels that values of ``text`` are nested; cheap to tell."""
+    flow = deepest = 0
+    for match in _BRACKET.finditer(text):
+        flow += 1 if match[0] in "[{" else -1
+        flow = max(flow, 0)
+        deepest = max(deepest, flow)
+    block = 0
+    for line in text.splitlines():
+        block = max(block, len(line) - len(line.lstrip()) + line.count("- ") + line.count("? "))
+    return deepest + block
+
+
+def _yaml_place(error: yaml.YAMLError, text: str, file: str) -> str:
+    mark = getattr(error, "problem_mark", None)
+    if mark is not None:
+        return f"{file}:{mark.line + 1}:{mark.column + 1}"
+    position = getattr(error, "position", None)
+    if isinstance(position, int):
+        return f"{file}:{text.count(chr(10), 0, position) + 1}"
+    return file
+
+
+def _yaml_reason(error: yaml.YAMLError) -> str:
+    parts = [getattr(error, name, None) for name in ("context", "problem", "reason")]
+    reason = ", ".join(str(part) for part in parts if part) or str(error)
+    if "tab character" in reason or "'\\t'" in reason:
+        reason += " (indent with spaces, not tabs)"
+    return reason
+
+
+class _Builder:
+    """Turns nodes into data and notes where each key stood."""
+
+    def __init__(self, problems: Problems) -> None:
+        self.problems = problems
+        self.nodes = 0
+        self.open: set[int] = set()
+
+    def build(self, node: Node, path: KeyPath) -> Any:
+        """Data of a node that stands at ``path``."""
+        self.problems.places.setdefault(path, self._place(node))
+        self.nodes += 1
+        if self.nodes > MAX_NODES or id(node) in self.open:
+            raise InputError(f"{self._place(node)}: aliases that contain themselves or multiply")
+        if len(path) > MAX_DEPTH:
+            raise InputError(f"{self._place(node)}: values are nested too deeply to be meant")
+        if isinstance(node, ScalarNode):
+            return self._scalar(node, path)
+        self.open.add(id(node))
+        try:
+            if isinstance(node, SequenceNode):
+                return [self.build(item, (*path, i)) for i, item in enumerate(node.value)]
+            assert isinstance(node, MappingNode)
+            return self._mapping(node, path)
+        finally:
+            self.open.discard(id(node))
+
+    def _place(self, node: Node) -> Place:
+        return Place(self.problems.file, node.start_mark.line + 1)
+
+    def _mapping(self, node: MappingNode, path: KeyPath) -> dict[str, Any]:
+        data: dict[str, Any] = {}
+        merged: list[Node] = []
+        first_line: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == f"{_TAG}merge":
+                merged.append(value_node)
+                continue
+            if not isinstance(key_node, ScalarNode):
+                self.problems.add_at(self._place(key_node), "a key must be a word, not a list")
+                continue
+            key, line = key_node.value, key_node.start_mark.line + 1
+            if key in first_line:
+                self.problems.add_at(
+                    Place(self.problems.file, line),
+                    f"{key_text((*path, key))}: the key is there twice, first on line "
+                    f"{first_line[key]}; remove one",
+                )
+                continue
+            first_line[key] = line
+            # a key's line is more use than that of a value which starts below it
+            self.problems.places[(*path, key)] = self._place(key_node)
+            data[key] = self.build(value_node, (*path, key))
+        for value_node in merged:
+            self._merge(value_node, path, data)
+        return data
+
+    def _merge(self, node: Node, path: KeyPath, data: dict[str, Any]) -> None:
+        """YAML's ``<<``: keys of other mappings, where this one has none of its own."""
+        sources = node.value if isinstance(node, SequenceNode) else [node]
+        for source in sources:
+            if not isinstance(source, MappingNode):
+                self.problems.add_at(self._place(source), "'<<' merges mappings only")
+                continue
+            if id(source) in self.open:
+                raise InputError(f"{self._place(source)}: aliases that contain themselves")
+            for key_node, value_node in source.value:
+                if isinstance(key_node, ScalarNode) and key_node.value not in data:
+                    key = key_node.value
+                    self.problems.places.setdefault((*path, key), self._place(key_node))
+                    data[key] = self.build(value_node, (*path, key))
+
+    def _scalar(self, node: ScalarNode, path: KeyPath) -> Any:
+        tag, text = node.tag.removeprefix(_TAG), node.value
+        if tag == "null":
+            return None
+        if tag == "bool":
+            return text.lower() in ("yes", "true", "on")
+        if tag == "int" and _INTEGER.match(text):
+            return int(text.replace("_", ""))
+        if tag == "float":
+            return _float(text)
+        if tag in ("str", "int", "timestamp", "value"):
+            return text
+        self.problems.add(path, f"got the YAML tag {shown(node.tag)}; write a plain value")
+        return text
+
+
+def _float(text: str) -> float | str:
+    plain = text.replace("_", "").lower()
+    for word in ("inf", "nan"):
+        plain = plain.replace(f".{word}", word)
+    try:
+        return float(plain)
+    except ValueError:  # sexagesimal, or a lone point
+        return text

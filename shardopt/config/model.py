@@ -1,0 +1,249 @@
+"""model.yaml -> Workload: every problem of the file in one message."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from predictor.errors import InputError
+from predictor.plan import ShardingType
+from predictor.workload import Constraints, DcnV2, DenseArch, Feature, QComm, Table, Workload
+from shardopt.config.consistency import check_consistency
+from shardopt.config.document import parse_yaml
+from shardopt.config.indices import Indices
+from shardopt.config.problems import KeyPath, Problems, shown
+from shardopt.config.schema import (
+    ConstraintsSection,
+    CsvSection,
+    DcnSection,
+    DenseSection,
+    FeatureSection,
+    ModelSection,
+    QCommSection,
+    TableSection,
+    check,
+)
+from shardopt.config.tables_csv import read_tables_csv
+from shardopt.config.values import nearest
+from shardopt.files import decode, read_bytes
+
+INTERACTIONS = ("dot", "concat", "dcn_v2")
+
+
+def load_model(path: str | Path, *, batch_size: int | None = None) -> Workload:
+    """The workload that a model file describes; see `load_model_with_notes`."""
+    return load_model_with_notes(path, batch_size=batch_size)[0]
+
+
+def load_model_with_notes(
+    path: str | Path, *, batch_size: int | None = None
+) -> tuple[Workload, list[str]]:
+    """The workload that a model file describes, and what its user should be told once.
+
+    Args:
+        path: a model.yaml, schema 1. Files that it names (a CSV of tables, .npz statistics) are
+            relative to it.
+        batch_size: samples per rank per iteration, >= 1; overrides the file.
+
+    Returns:
+        The workload, whose ``sha256`` is the hex digest of the file's bytes followed by those of
+        the CSV if one is used; and notes for the console, such as that features without
+        ``index_distribution`` count as uniform.
+
+    Raises:
+        InputError: the file cannot be read or used. The message has a line for every problem, each
+            with file, line, key, what was given and what is allowed.
+    """
+    content = read_bytes(path, "model file")
+    problems = Problems(str(path))
+    raw = parse_yaml(decode(content, path), problems)
+    if not isinstance(raw, dict):
+        raise InputError(
+            f"{path}:1: got {shown(raw)}; a model file is a mapping that starts with 'schema: 1'"
+        )
+    reader = _Reader(Path(path).parent, problems)
+    workload = reader.read(raw, content, batch_size)
+    problems.raise_if_any()
+    assert workload is not None
+    return workload, problems.notes
+
+
+class _Reader:
+    """Walks one file, section by section; a section with problems leaves None behind."""
+
+    def __init__(self, directory: Path, problems: Problems) -> None:
+        self.directory = directory
+        self.problems = problems
+        self.indices = Indices(directory, problems)
+        self.optimizer = ""
+        self.content = b""
+
+    def read(self, raw: dict[str, Any], content: bytes, batch_size: int | None) -> Workload | None:
+        """The workload, or None when something is wrong."""
+        self.content = content
+        top = check(ModelSection, raw, (), self.problems)
+        if top is not None:
+            self.optimizer = top.optimizer
+        batch = self._batch_size(raw, top, batch_size)
+        qcomm = self._qcomm(raw.get("qcomm"))
+        dense = self._dense(raw["dense"]) if raw.get("dense") is not None else None
+        raw_tables = self._raw_tables(raw.get("tables"))
+        tables = [self._table(item, ("tables", i)) for i, item in enumerate(raw_tables)]
+        good = [(i, table) for i, table in enumerate(tables) if table is not None]
+        check_consistency(raw_tables, good, dense, self.problems)
+        self._note_uniform()
+        if top is None or batch is None or qcomm is None or dense is None:
+            return None
+        workload = (
+            Workload(
+                name=top.name or Path(self.problems.file).stem,
+                batch_size=batch,
+                tables=tuple(table for _, table in good),
+                dense=dense,
+                train_pipeline=top.train_pipeline,
+                qcomm=qcomm,
+                sha256=hashlib.sha256(self.content).hexdigest(),
+            )
+            if len(good) == len(tables) and not self.problems.found
+            else None
+        )
+        return workload
+
+    def _batch_size(
+        self, raw: dict[str, Any], top: ModelSection | None, override: int | None
+    ) -> int | None:
+        if override is not None:
+            if override < 1:
+                raise InputError(f"batch size is {override}; it must be at least 1 per rank")
+            return override
+        if raw.get("batch_size") is None:
+            self.problems.add(
+                ("batch_size",), "missing; give the samples per rank and iteration, or --batch-size"
+            )
+        return top.batch_size if top else None
+
+    def _qcomm(self, raw: object) -> QComm | None:
+        section = check(QCommSection, {} if raw is None else raw, ("qcomm",), self.problems)
+        return QComm(section.forward, section.backward) if section else None
+
+    def _raw_tables(self, raw: object) -> list[Any]:
+        if isinstance(raw, dict):
+            section = check(CsvSection, raw, ("tables",), self.problems)
+            if section is None:
+                return []
+            rows, content = read_tables_csv(self.directory / section.csv, self.problems)
+            self.content += content
+            return rows
+        if isinstance(raw, list):
+            if not raw:
+                self.problems.add(("tables",), "the list is empty; give at least one table")
+            return raw
+        if raw is not None:
+            self.problems.add(
+                ("tables",), f"got {shown(raw)}; it must be a list of tables or {{csv: tables.csv}}"
+            )
+        return []
+
+    def _table(self, raw: Any, path: KeyPath) -> Table | None:
+        section = check(TableSection, raw, path, self.problems)
+        if not isinstance(raw, dict):
+            return None
+        features = self._features(raw.get("features"), (*path, "features"))
+        constraints = self._constraints(raw.get("constraints"), (*path, "constraints"))
+        if section is None or features is None or constraints is None:
+            return None
+        return Table(
+            name=section.name,
+            num_embeddings=section.num_embeddings,
+            embedding_dim=section.embedding_dim,
+            features=features,
+            module=section.module,
+            data_type=section.data_type,
+            pooling=section.pooling,
+            weighted=section.weighted,
+            optimizer=section.optimizer or self.optimizer,
+            constraints=constraints,
+        )
+
+    def _features(self, raw: object, path: KeyPath) -> tuple[Feature, ...] | None:
+        if raw is None:
+            return None
+        if not isinstance(raw, list) or not raw:
+            self.problems.add(path, f"got {shown(raw)}; it must be a list of at least one feature")
+            return None
+        features = [self._feature(item, (*path, i)) for i, item in enumerate(raw)]
+        good = tuple(feature for feature in features if feature is not None)
+        return good if len(good) == len(features) else None
+
+    def _feature(self, raw: Any, path: KeyPath) -> Feature | None:
+        section = check(FeatureSection, raw, path, self.problems)
+        if not isinstance(raw, dict):
+            return None
+        distribution = self.indices.read(
+            raw.get("index_distribution"), (*path, "index_distribution"), str(raw.get("name"))
+        )
+        if section is None:
+            return None
+        return Feature(
+            section.name,
+            section.pooling_factor,
+            section.num_poolings,
+            distribution,
+            section.id_order,
+        )
+
+    def _constraints(self, raw: object, path: KeyPath) -> Constraints | None:
+        section = check(ConstraintsSection, {} if raw is None else raw, path, self.problems)
+        if section is None:
+            return None
+        types, kernels, ranks = section.sharding_types, section.compute_kernels, section.ranks
+        return Constraints(
+            sharding_types=tuple(ShardingType(t) for t in types) if types else None,
+            compute_kernels=tuple(kernels) if kernels else None,
+            min_partition=section.min_partition,
+            cache_load_factor=section.cache_load_factor,
+            enforce_hbm=section.enforce_hbm,
+            ranks=tuple(ranks) if ranks else None,
+            co_locate=section.co_locate,
+        )
+
+    def _dense(self, raw: object) -> DenseArch | None:
+        section = check(DenseSection, raw, ("dense",), self.problems)
+        interaction = None
+        if isinstance(raw, dict):
+            interaction = self._interaction(raw.get("interaction"), ("dense", "interaction"))
+        if section is None or interaction is None:
+            return None
+        return DenseArch(
+            in_features=section.in_features,
+            bottom_mlp=tuple(section.bottom_mlp),
+            top_mlp=tuple(section.top_mlp),
+            interaction=interaction,
+            data_type=section.data_type,
+            optimizer=section.optimizer,
+        )
+
+    def _interaction(self, raw: object, path: KeyPath) -> str | DcnV2 | None:
+        if raw is None:
+            return "dot"
+        if isinstance(raw, str) and raw in ("dot", "concat"):
+            return raw
+        if isinstance(raw, dict) and list(raw) == ["dcn_v2"]:
+            section = check(DcnSection, raw["dcn_v2"], (*path, "dcn_v2"), self.problems)
+            return DcnV2(section.layers, section.low_rank_dim) if section else None
+        word = raw if isinstance(raw, str) else next(iter(raw), "") if isinstance(raw, dict) else ""
+        self.problems.add(
+            path,
+            f"got {shown(raw)}; allowed: dot, concat, {{dcn_v2: {{layers: 3, low_rank_dim: 512}}}}"
+            f"{nearest(str(word), INTERACTIONS)}",
+        )
+        return None
+
+    def _note_uniform(self) -> None:
+        if self.indices.left_out:
+            self.problems.notes.append(
+                f"{self.problems.file}: index_distribution is left out for {self.indices.left_out} "
+                f"of {self.indices.total} features, which count as uniform; real ids are skewed, "
+                "and that makes lookups faster ('shardopt stats DATA' measures it)"
+            )

@@ -1,0 +1,235 @@
+"""The keys of model.yaml, section by section: flat models, checked one mapping at a time.
+
+`shardopt.config.model` walks the file and puts the sections together.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from predictor.plan import ComputeKernel, ShardingType
+from predictor.workload import Optimizer
+from shardopt.config.problems import KeyPath, Problems, shown
+from shardopt.config.values import choice, flag, nearest, real, refuse, text, whole
+
+SCHEMA_VERSION = 1
+
+MAX_ROWS = 10**12
+MAX_WIDTH = 2**20
+MAX_COUNT = 10**9
+
+Rows = Annotated[int, whole(1, MAX_ROWS)]
+Width = Annotated[int, whole(1, MAX_WIDTH)]
+Dim = Annotated[int, whole(4, MAX_WIDTH, multiple_of=4, why=" (FBGEMM reads 4 columns at once)")]
+Count = Annotated[int, whole(1, MAX_COUNT)]
+Name = Annotated[str, text()]
+TableName = Annotated[str, text(forbidden={".": "a torch module cannot have such a name"})]
+Flag = Annotated[bool, flag()]
+EmbeddingType = Annotated[str, choice(["fp32", "fp16", "bf16"])]
+EmbeddingOptimizer = Annotated[str, choice(Optimizer)]
+
+DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam")
+PIPELINES = ("base", "sparse_dist", "prefetch_sparse_dist")
+
+
+def _version(value: Any) -> int:
+    if isinstance(value, bool) or value != SCHEMA_VERSION:
+        raise refuse(value, f"this shardopt reads schema {SCHEMA_VERSION}: write 'schema: 1'")
+    return SCHEMA_VERSION
+
+
+SchemaVersion = Annotated[Any, AfterValidator(_version)]
+
+
+def _ends_in_one(widths: list[int]) -> list[int]:
+    if widths[-1] != 1:
+        raise refuse(widths, "the last layer must have width 1, the logit of the click")
+    return widths
+
+
+def _distinct(values: list[Any]) -> list[Any]:
+    if len(set(values)) != len(values):
+        raise refuse(values, "it must name each only once")
+    return values
+
+
+class Section(BaseModel):
+    """A mapping with known keys only."""
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+
+class ModelSection(Section):
+    """The top level."""
+
+    schema_: SchemaVersion = Field(
+        alias="schema", description="the version of this file format: 'schema: 1'"
+    )
+    name: Name | None = None
+    batch_size: Count | None = None
+    optimizer: EmbeddingOptimizer = str(Optimizer.ROWWISE_ADAGRAD)
+    train_pipeline: Annotated[str, choice(PIPELINES)] = "base"
+    qcomm: Any = None
+    tables: Any = Field(description="a list of embedding tables, or {csv: tables.csv}")
+    dense: Any = Field(description="the dense layers: in_features, bottom_mlp, top_mlp")
+
+
+class TableSection(Section):
+    """One embedding table."""
+
+    name: TableName = Field(description="the table's name")
+    module: Name = "ebc"
+    num_embeddings: Rows = Field(description="the table's rows")
+    embedding_dim: Dim = Field(description="the table's columns, a multiple of 4")
+    data_type: EmbeddingType = "fp32"
+    pooling: Annotated[str, choice(["sum", "mean", "none"])] = "sum"
+    weighted: Flag = False
+    optimizer: EmbeddingOptimizer | None = None
+    features: Any = Field(description="a list of the sparse features that read this table")
+    constraints: Any = None
+
+
+class FeatureSection(Section):
+    """One sparse feature."""
+
+    name: Name = Field(description="the feature's key in the KeyedJaggedTensor")
+    pooling_factor: Annotated[float, real(0, 1e6, above=True)] = Field(
+        description="mean ids per sample; it is never assumed to be 1 (shardopt stats DATA "
+        "measures it)"
+    )
+    num_poolings: Annotated[float, real(0, 1e6, above=True)] = 1.0
+    index_distribution: Any = None
+    id_order: Annotated[str, choice(["random", "frequency"])] = "random"
+
+
+class ConstraintsSection(Section):
+    """What one table's sharding must obey."""
+
+    sharding_types: (
+        Annotated[list[Annotated[str, choice(ShardingType)]], Field(min_length=1)] | None
+    ) = None
+    compute_kernels: (
+        Annotated[list[Annotated[str, choice(ComputeKernel)]], Field(min_length=1)] | None
+    ) = None
+    min_partition: Dim | None = None
+    cache_load_factor: Annotated[float, real(0, 1, above=True)] | None = None
+    enforce_hbm: Flag | None = None
+    ranks: (
+        Annotated[
+            list[Annotated[int, whole(0, MAX_COUNT)]],
+            Field(min_length=1),
+            AfterValidator(_distinct),
+        ]
+        | None
+    ) = None
+    co_locate: Name | None = None
+
+
+class DenseSection(Section):
+    """The dense layers."""
+
+    in_features: Width = Field(description="the number of dense inputs of a sample")
+    bottom_mlp: Annotated[list[Width], Field(min_length=1)] = Field(
+        description="a list of layer widths, e.g. [512, 256, 128]"
+    )
+    interaction: Any = "dot"
+    top_mlp: Annotated[list[Width], Field(min_length=1), AfterValidator(_ends_in_one)] = Field(
+        description="a list of layer widths that ends in 1, e.g. [512, 256, 1]"
+    )
+    data_type: Annotated[str, choice(["fp32", "tf32", "bf16"])] = "fp32"
+    optimizer: Annotated[str, choice(DENSE_OPTIMIZERS)] = "sgd"
+
+
+class DcnSection(Section):
+    """The low-rank cross network."""
+
+    layers: Annotated[int, whole(1, 1000)] = Field(description="the number of cross layers")
+    low_rank_dim: Width = Field(description="the rank of each cross layer")
+
+
+class QCommSection(Section):
+    """Precision on the wire."""
+
+    forward: EmbeddingType = "fp32"
+    backward: EmbeddingType = "fp32"
+
+
+class ZipfSection(Section):
+    """Probability of the k-th most frequent id ~ (k + q)^-alpha."""
+
+    alpha: Annotated[float, real(0, 20)] = Field(description="the skew; 0 is uniform")
+    q: Annotated[float, real(-1, 1e9, above=True)] = 0.0
+
+
+class HistogramSection(Section):
+    """How often the distinct ids of a sample repeat."""
+
+    lookups: Annotated[float, real(0, 1e15, above=True)] = Field(
+        description="the number of ids in the sample"
+    )
+    fractions: Annotated[list[Annotated[float, real(0, 1e15)]], Field(min_length=1)] = Field(
+        description="the shares of distinct ids that occur (0, 1], (1, 2], (2, 4], ... times"
+    )
+
+
+class StatsSection(Section):
+    """Bins measured from data, in an .npz file."""
+
+    file: Name = Field(description="the .npz file that shardopt stats wrote")
+    feature: Name | None = None
+
+
+class CsvSection(Section):
+    """Tables in a CSV file."""
+
+    csv: Name = Field(description="the file, relative to this one")
+
+
+AnySection = TypeVar("AnySection", bound=Section)
+
+
+def check(
+    section: type[AnySection], raw: object, path: KeyPath, problems: Problems
+) -> AnySection | None:
+    """A mapping as a section, or None when it has problems, which are then recorded.
+
+    A key without a value counts as left out.
+    """
+    keys = known_keys(section)
+    if not isinstance(raw, dict):
+        problems.add(path, f"got {shown(raw)}; it must be a mapping with {', '.join(keys)}")
+        return None
+    given = {k: v for k, v in raw.items() if v is not None or k not in keys}
+    try:
+        return section.model_validate(given)
+    except ValidationError as error:
+        for item in error.errors(include_url=False):
+            message, where = _message(dict(item), section)
+            problems.add((*path, *where), message)
+        return None
+
+
+def known_keys(section: type[Section]) -> list[str]:
+    """The keys a section takes, in their order."""
+    return [info.alias or name for name, info in section.model_fields.items()]
+
+
+def _message(item: dict[str, Any], section: type[Section]) -> tuple[str, KeyPath]:
+    """A pydantic error in our words, and the key it belongs to."""
+    where = tuple(part for part in item["loc"] if isinstance(part, int) or part.isidentifier())
+    if item["type"] == "missing":
+        names = {info.alias or name: info for name, info in section.model_fields.items()}
+        about = names[str(item["loc"][-1])].description
+        return (f"missing; give {about}" if about else "missing"), where
+    if item["type"] == "extra_forbidden":
+        key, keys = str(item["loc"][-1]), known_keys(section)
+        return f"unknown key{nearest(key, keys)}; known: {', '.join(keys)}", item["loc"]
+    if item["type"] == "list_type":
+        given = item["input"]
+        hint = f"; write [{given}]" if isinstance(given, str | int | float) else ""
+        return f"got {shown(given)}; it must be a list{hint}", where
+    if item["type"] == "too_short":
+        return "got an empty list; give at least one", where
+    return str(item["msg"]), where

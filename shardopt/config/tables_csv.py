@@ -1,0 +1,195 @@
+"""Embedding tables from a CSV file with one row a feature.
+
+Columns have the names of the YAML keys. ``name`` is the table's name, and rows of one table
+repeat it; ``feature`` is the feature's name (the table's own when the column is left out). What
+belongs to the table must be the same in all its rows, or empty in all but the first. An empty
+cell counts as left out. Nested values stand as inline YAML in their cell, such as
+``{zipf: {alpha: 1.05}}`` in ``index_distribution`` or ``{ranks: [0, 1]}`` in ``constraints``, or
+spread over columns: ``zipf_alpha``, ``zipf_q``, and one column for each key of ``constraints``.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+from predictor.errors import InputError
+from shardopt.config.document import parse_yaml
+from shardopt.config.problems import KeyPath, Place, Problems, shown
+from shardopt.config.schema import ConstraintsSection, FeatureSection, TableSection, known_keys
+from shardopt.config.values import nearest
+from shardopt.files import decode, read_bytes
+
+_CONSTRAINTS = known_keys(ConstraintsSection)
+_TABLE = [key for key in known_keys(TableSection) if key != "features"]
+_FEATURE = ["feature", *(key for key in known_keys(FeatureSection) if key != "name")]
+_ZIPF = ["zipf_alpha", "zipf_q"]
+COLUMNS = [*_TABLE, *_FEATURE, *_ZIPF, *_CONSTRAINTS]
+_TEXT = ("name", "feature", "module", "co_locate")
+"""Columns whose cells are names, never YAML."""
+
+
+def read_tables_csv(path: Path, problems: Problems) -> tuple[list[dict[str, Any]], bytes]:
+    """The tables as the YAML list would give them, and the bytes of the file.
+
+    Args:
+        path: the file; UTF-8, comma-separated, with a header line.
+        problems: takes errors (file, line, column) and the places of all values.
+    """
+    try:
+        content = read_bytes(path, "CSV file of tables")
+        rows = list(_rows(decode(content, path), path, problems))
+    except InputError as error:
+        problems.add(("tables", "csv"), str(error))
+        return [], b""
+    tables = _Tables(str(path), problems)
+    for line, row in rows:
+        tables.add(line, row)
+    if not tables.raw and not problems.found:
+        problems.add_at(Place(str(path)), "the file has no row; give one row a feature")
+    return tables.raw, content
+
+
+def _rows(text: str, path: Path, problems: Problems) -> list[tuple[int, dict[str, str]]]:
+    """Line number and named cells of every row that has as many cells as the header."""
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True, skipinitialspace=True)
+    try:
+        header = [name.strip() for name in next(reader, [])]
+        if not _header_ok(header, path, problems):
+            return []
+        found = []
+        for cells in reader:
+            if not any(cell.strip() for cell in cells):
+                continue
+            if len(cells) != len(header):
+                problems.add_at(
+                    Place(str(path), reader.line_num),
+                    f"the row has {len(cells)} cells but the header {len(header)}; "
+                    "put values that contain commas in double quotes",
+                )
+                continue
+            stripped = (cell.strip() for cell in cells)
+            found.append((reader.line_num, dict(zip(header, stripped, strict=True))))
+        return found
+    except csv.Error as error:
+        raise InputError(f"{path}:{reader.line_num}: not CSV: {error}") from None
+
+
+def _header_ok(header: list[str], path: Path, problems: Problems) -> bool:
+    place = Place(str(path), 1)
+    unknown = [name for name in header if name not in COLUMNS]
+    for name in unknown:
+        problems.add_at(
+            Place(str(path), 1, name),
+            f"unknown column{nearest(name, COLUMNS)}; known: {', '.join(COLUMNS)}",
+        )
+    twice = sorted({name for name in header if header.count(name) > 1})
+    for name in twice:
+        problems.add_at(Place(str(path), 1, name), "the column is there twice; remove one")
+    if "name" not in header:
+        problems.add_at(place, "the column name (of the table) is missing")
+    return not unknown and not twice and "name" in header
+
+
+class _Tables:
+    """Gathers rows into tables and remembers where each value stood."""
+
+    def __init__(self, file: str, problems: Problems) -> None:
+        self.file = file
+        self.problems = problems
+        self.raw: list[dict[str, Any]] = []
+        self.index: dict[tuple[str, str], int] = {}
+        self.first: list[tuple[int, dict[str, str]]] = []
+
+    def add(self, line: int, row: dict[str, str]) -> None:
+        """One row: a feature, and its table when the row is the table's first."""
+        if not row["name"]:
+            self.problems.add_at(Place(self.file, line, "name"), "the table has no name")
+            return
+        key = (row.get("module") or self._module_of(row["name"]), row["name"])
+        if key not in self.index:
+            self.index[key] = len(self.raw)
+            self.first.append((line, row))
+            self.raw.append(self._table(line, row))
+        else:
+            self._same_table(line, row, self.index[key])
+        number = self.index[key]
+        features = self.raw[number]["features"]
+        path: KeyPath = ("tables", number, "features", len(features))
+        features.append(self._feature(line, row, path))
+
+    def _module_of(self, name: str) -> str:
+        """Module of the latest table of that name, for rows that leave it empty."""
+        return next((m for m, n in reversed(self.index) if n == name), "ebc")
+
+    def _table(self, line: int, row: dict[str, str]) -> dict[str, Any]:
+        path: KeyPath = ("tables", len(self.raw))
+        table = self._values(line, row, _TABLE, path)
+        own = self._values(line, row, _CONSTRAINTS, (*path, "constraints"))
+        if own:
+            given = table.get("constraints")
+            table["constraints"] = {**(given if isinstance(given, dict) else {}), **own}
+        table["features"] = []
+        return table
+
+    def _same_table(self, line: int, row: dict[str, str], number: int) -> None:
+        first_line, first = self.first[number]
+        for name in (*_TABLE, *_CONSTRAINTS):
+            if row.get(name) and row[name] != first[name]:
+                self.problems.add_at(
+                    Place(self.file, line, name),
+                    f"got {shown(row[name])}, but line {first_line} gives the same table "
+                    f"{shown(first[name])}; make them equal, or leave this cell empty",
+                )
+
+    def _feature(self, line: int, row: dict[str, str], path: KeyPath) -> dict[str, Any]:
+        feature = self._values(line, row, _FEATURE, path)
+        feature["name"] = feature.pop("feature", row["name"])
+        self._mark((*path, "name"), line, "feature" if "feature" in row else "name")
+        nested = (*path, "index_distribution", "zipf")
+        zipf = self._values(line, row, _ZIPF, nested)
+        if zipf:
+            for name in _ZIPF:
+                self._mark((*nested, name.removeprefix("zipf_")), line, name)
+            if "index_distribution" in feature:
+                self.problems.add_at(
+                    Place(self.file, line, "index_distribution"), "zipf_alpha is given too"
+                )
+            feature["index_distribution"] = {
+                "zipf": {name.removeprefix("zipf_"): value for name, value in zipf.items()}
+            }
+        return feature
+
+    def _values(
+        self, line: int, row: dict[str, str], names: list[str], path: KeyPath
+    ) -> dict[str, Any]:
+        """The filled cells of some columns, by column name."""
+        self.problems.places[path] = Place(self.file, line)
+        values = {}
+        for name in names:
+            if row.get(name):
+                self._mark((*path, name), line, name)
+                values[name] = self._cell(line, name, row[name])
+        return values
+
+    def _mark(self, path: KeyPath, line: int, column: str) -> None:
+        self.problems.places[path] = Place(self.file, line, column)
+
+    def _cell(self, line: int, name: str, cell: str) -> Any:
+        """Text as it stands, true and false, or inline YAML in brackets or braces."""
+        if name in _TEXT:
+            return cell
+        if cell.lower() in ("true", "false"):
+            return cell.lower() == "true"
+        if cell[0] not in "{[":
+            return cell
+        inner = Problems(str(Place(self.file, line, name)))
+        try:
+            value = parse_yaml(cell, inner)
+            inner.raise_if_any()
+        except InputError as error:
+            self.problems.add_at(Place(self.file, line, name), f"{error}")
+            return None
+        return value

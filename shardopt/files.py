@@ -1,0 +1,107 @@
+"""Reading text files with errors that name the file, and writing them without half-done results."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from predictor.errors import InputError, did_you_mean
+
+
+def read_bytes(path: str | Path, what: str) -> bytes:
+    """Content of a file.
+
+    Args:
+        path: as the user gave it.
+        what: what the file is, for the message, such as ``model file``.
+
+    Raises:
+        InputError: the file is missing, a directory or not readable.
+    """
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such {what}{_neighbour(Path(path))}") from None
+    except IsADirectoryError:
+        raise InputError(f"{path}: is a directory; give the {what} itself") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot read this {what}: {_reason(error)}") from None
+
+
+def decode(content: bytes, path: str | Path) -> str:
+    """The text of a UTF-8 file, with or without a byte order mark.
+
+    Raises:
+        InputError: the bytes are not UTF-8; names the line.
+    """
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise InputError(
+            f"{path}:{line}: not UTF-8 text (byte 0x{content[error.start]:02x}); "
+            "give a text file saved as UTF-8"
+        ) from None
+
+
+def atomic_write_text(path: str | Path, text: str) -> None:
+    """Write ``text`` as UTF-8 so that ``path`` holds either all of it or what it held before.
+
+    The text goes to a temporary file in the same directory, which then takes the name. A file that
+    is replaced keeps its permissions; a symbolic link stays one and its target is replaced.
+
+    Raises:
+        InputError: the directory is missing or not writable, or the disk is full; an existing file
+            is left as it was.
+    """
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise InputError(f"{path}: is a directory; give the name of a file to write")
+    if not target.parent.is_dir():
+        raise InputError(
+            f"{path}: cannot write: there is no directory {target.parent}; "
+            "create it or choose another file"
+        )
+    temporary = ""
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{target.name[:100]}.", dir=target.parent)
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, _mode(target))
+        os.replace(temporary, target)
+    except (OSError, UnicodeError) as error:
+        raise InputError(
+            f"{path}: cannot write: {_reason(error)}; make {target.parent} writable "
+            "or choose another file"
+        ) from None
+    finally:
+        if temporary and os.path.exists(temporary):
+            os.unlink(temporary)
+
+
+def _mode(target: Path) -> int:
+    """Permissions of the file that is replaced, or those that a new file would get."""
+    if target.exists():
+        return target.stat().st_mode & 0o7777
+    # the umask can only be read by setting it
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return 0o666 & ~umask
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _neighbour(path: Path) -> str:
+    """The nearest file name in the directory, or which directory is missing."""
+    if not path.parent.is_dir():
+        return f"; there is no directory {path.parent}"
+    try:
+        names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
+    except OSError:
+        return ""
+    return did_you_mean(path.name, names)

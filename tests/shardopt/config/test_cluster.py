@@ -1,0 +1,92 @@
+"""Cluster files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from predictor.errors import InputError
+from predictor.topology import Topology
+from shardopt.config import ClusterConfig, load_cluster
+
+CLUSTERS = Path(__file__).parents[3] / "configs" / "clusters"
+GIB = 1024**3
+
+GOOD = """\
+schema: 1
+name: two
+hosts: 2
+ranks_per_host: 2
+nvlink_domain: 2
+hardware: h100-sxm
+hbm_gib: 80
+ddr_gib: [64, 64, 32, 32.5]
+"""
+
+
+def test_a_good_file(write: Callable[[str], Path]) -> None:
+    assert load_cluster(write(GOOD)) == ClusterConfig(
+        "two",
+        2,
+        2,
+        2,
+        "h100-sxm",
+        (80 * GIB,) * 4,
+        (64 * GIB, 64 * GIB, 32 * GIB, round(32.5 * GIB)),
+    )
+
+
+def test_defaults(write: Callable[[str], Path]) -> None:
+    cluster = load_cluster(write("schema: 1\nhosts: 3\nranks_per_host: 4\nhardware: mine.yaml\n"))
+    assert (cluster.name, cluster.world_size, cluster.nvlink_domain) == ("model", 12, 4)
+    assert (cluster.hbm_bytes, cluster.ddr_bytes) == (None, None)
+    assert cluster.hardware is not None
+    assert Path(cluster.hardware).name == "mine.yaml"
+    assert Path(cluster.hardware).is_absolute()
+
+
+@pytest.mark.parametrize("path", sorted(CLUSTERS.glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_shipped_cluster_is_a_topology(path: Path) -> None:
+    cluster = load_cluster(path)
+    assert cluster.name == path.stem
+    assert cluster.hbm_bytes is not None
+    assert cluster.ddr_bytes is not None
+    topology = Topology(
+        cluster.world_size,
+        cluster.ranks_per_host,
+        cluster.hbm_bytes,
+        cluster.ddr_bytes,
+        cluster.nvlink_domain,
+    )
+    assert topology.hosts == cluster.hosts
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "parts"),
+    [
+        ("hosts: 2", "hosts: 0", [":3: hosts: got 0", "at least 1"]),
+        ("hosts: 2\n", "", [":1: hosts: missing"]),
+        ("hosts:", "host:", [":3: host: unknown key", "did you mean 'hosts'?"]),
+        ("hosts: 2", "hosts: true", [":3: hosts: got True"]),
+        ("nvlink_domain: 2", "nvlink_domain: 3", [":5: nvlink_domain: got 3", "must divide"]),
+        ("hbm_gib: 80", "hbm_gib: -1", [":7: hbm_gib: got -1", "GiB per rank"]),
+        ("hbm_gib: 80", "hbm_gib: lots", [":7: hbm_gib: got 'lots'"]),
+        ("32, 32.5]", "32]", [":8: ddr_gib: got 3 numbers for 4 ranks"]),
+        ("32, 32.5]", "32, no]", [":8: ddr_gib[3]: got False"]),
+        ("ranks_per_host: 2", "ranks_per_host: 1000000", [":3: hosts: hosts x ranks_per_host"]),
+        (GOOD, "[]", ["model.yaml:1: got []", "a cluster file is a mapping"]),
+        (GOOD, "", ["the file is empty"]),
+    ],
+)
+def test_bad_files(write: Callable[[str], Path], old: str, new: str, parts: list[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        load_cluster(write(GOOD.replace(old, new, 1)))
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_a_missing_file_names_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"no such cluster file.*did you mean 'dgx_h100_x1"):
+        load_cluster(CLUSTERS / "dgx_h100_x.yaml")

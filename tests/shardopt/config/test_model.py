@@ -1,0 +1,154 @@
+"""Good model files: what they become, and that all of ours load."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shardopt
+from predictor.distribution import Empirical, ReuseHistogram, Uniform, Zipf
+from predictor.errors import InputError
+from predictor.plan import ShardingType
+from predictor.workload import Constraints, DcnV2, DenseArch, QComm
+from shardopt.config import load_model, load_model_with_notes
+
+MODELS = Path(__file__).parents[3] / "configs" / "models"
+GIB = 1024**3
+
+
+def test_a_good_file_becomes_the_workload_it_describes(
+    write: Callable[[str], Path], good: str
+) -> None:
+    workload, notes = load_model_with_notes(write(good))
+    assert notes == []
+    assert (workload.name, workload.batch_size, workload.train_pipeline) == ("small", 8192, "base")
+    assert workload.qcomm == QComm("fp16", "fp32")
+    assert workload.sha256 == hashlib.sha256(good.encode()).hexdigest()
+    assert workload.dense == DenseArch(13, (512, 128), (512, 1), "dot", "tf32", "adam")
+    first, second = workload.tables
+    assert (first.name, first.module, first.num_embeddings) == ("t_0", "ebc", 40_000_000)
+    assert first.optimizer == "exact_row_wise_adagrad"
+    assert first.constraints == Constraints(
+        (ShardingType.TABLE_WISE, ShardingType.ROW_WISE), ("fused",), 32, 0.2, True, (0, 1), "a"
+    )
+    (feature,) = first.features
+    assert (feature.pooling_factor, feature.id_order) == (3.0, "frequency")
+    assert feature.distribution == Zipf(1.05, 2)
+    assert (second.num_embeddings, second.data_type, second.pooling) == (400_000, "fp16", "none")
+    assert (second.module, second.optimizer, second.constraints) == ("seq", "adam", Constraints())
+    assert second.features[0].distribution == Uniform()
+    assert second.features[1].distribution == ReuseHistogram(100, (0.5, 0.5))
+
+
+def test_batch_size_overrides_and_may_then_be_left_out(
+    write: Callable[[str], Path], good: str
+) -> None:
+    assert load_model(write(good), batch_size=64).batch_size == 64
+    without = good.replace("batch_size: 8192\n", "")
+    assert load_model(write(without), batch_size=64).batch_size == 64
+    with pytest.raises(InputError, match=r"batch_size: missing.*--batch-size"):
+        load_model(write(without))
+    with pytest.raises(InputError, match="batch size is 0; it must be at least 1"):
+        load_model(write(good), batch_size=0)
+
+
+def test_defaults_and_the_note_on_uniform_ids(write: Callable[[str], Path]) -> None:
+    path = write(
+        "schema: 1\nbatch_size: 4\ntables:\n"
+        "- {name: a, num_embeddings: 9, embedding_dim: 4, features: [{name: f, pooling_factor: 1}]}"
+        "\ndense: {in_features: 2, bottom_mlp: [4], top_mlp: [1]}\n"
+    )
+    workload, notes = load_model_with_notes(path)
+    assert workload.name == "model"
+    assert workload.dense.interaction == "dot"
+    assert workload.tables[0].features[0].distribution == Uniform()
+    assert len(notes) == 1
+    assert "index_distribution is left out for 1 of 1 features" in notes[0]
+
+
+def test_numbers_as_people_write_them(write: Callable[[str], Path], good: str) -> None:
+    for written in ("1e6", "1.0e+6", "1_000_000", "'1_000_000'", "1000000.0", "'1e6'"):
+        text = good.replace("40_000_000", written)
+        assert load_model(write(text)).tables[0].num_embeddings == 1_000_000
+
+
+def test_anchors_and_merge_keys_work(write: Callable[[str], Path], good: str) -> None:
+    text = good.replace("qcomm: {", "qcomm: &q {").replace("id_order: frequency", "num_poolings: 2")
+    text += "# <<\n"
+    assert load_model(write(text)).tables[0].features[0].num_poolings == 2
+    merged = good.replace("  - name: t_0\n", "  - &t\n    name: t_0\n").replace(
+        "    module: seq\n    num_embeddings: 4e5\n    embedding_dim: 128\n",
+        "    <<: *t\n    module: seq\n    num_embeddings: 77\n",
+    )
+    second = load_model(write(merged)).tables[1]
+    assert (second.num_embeddings, second.embedding_dim, second.name) == (77, 128, "t_1")
+
+
+def test_dcn_and_measured_distributions(
+    tmp_path: Path, write: Callable[[str], Path], good: str
+) -> None:
+    counts, weights = np.array([1.0, 9.0]), np.array([5.0, 1.0])
+    np.savez(tmp_path / "stats.npz", **{"cat_0.counts": counts, "cat_0.weights": weights})
+    text = good.replace("{zipf: {alpha: 1.05, q: 2}}", "{file: stats.npz, feature: cat_0}")
+    text = text.replace("interaction: dot", "interaction: {dcn_v2: {layers: 3, low_rank_dim: 64}}")
+    workload = load_model(write(text))
+    assert workload.dense.interaction == DcnV2(3, 64)
+    assert workload.tables[0].features[0].distribution == Empirical((1.0, 9.0), (5.0, 1.0))
+
+
+def test_mixed_modules_are_noted(write: Callable[[str], Path], good: str) -> None:
+    _, notes = load_model_with_notes(write(good.replace("    module: seq\n", "")))
+    assert len(notes) == 1
+    assert "module 'ebc' mixes tables" in notes[0]
+
+
+@pytest.mark.parametrize("path", sorted(MODELS.glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_shipped_model_loads_without_notes(path: Path) -> None:
+    workload, notes = load_model_with_notes(path)
+    assert workload.name == path.stem
+    assert notes == []
+
+
+def test_mlperf_model_has_the_published_sizes() -> None:
+    workload = load_model(MODELS / "dlrm_dcnv2_criteo1tb.yaml")
+    assert len(workload.tables) == 26
+    assert sum(t.lookups_per_sample for t in workload.tables) == 214
+    assert sum(t.num_embeddings for t in workload.tables) == 204_184_588
+    assert {t.embedding_dim for t in workload.tables} == {128}
+
+
+@pytest.mark.parametrize(("name", "gpus"), [("synthetic_100", 8), ("synthetic_1000", 128)])
+def test_synthetic_models_fit_the_gpus_they_are_made_for(name: str, gpus: int) -> None:
+    workload = load_model(MODELS / f"{name}.yaml")
+    state = sum(4 * table.num_embeddings for table in workload.tables)
+    usable = gpus * 80 * GIB * 0.85
+    # half is left for the batch, its gradients and what does not pack
+    assert 0.3 * usable < workload.embedding_bytes + state < 0.6 * usable
+
+
+def test_synthetic_models_are_reproduced_byte_for_byte(tmp_path: Path) -> None:
+    script = MODELS / "generate_synthetic.py"
+    subprocess.run([sys.executable, str(script), "-o", str(tmp_path)], check=True)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == sorted(path.name for path in MODELS.glob("synthetic_*"))
+    for name in names:
+        assert (tmp_path / name).read_bytes() == (MODELS / name).read_bytes(), name
+
+
+def test_loading_imports_no_framework() -> None:
+    code = (
+        "import sys; from shardopt.config import load_model, load_cluster; "
+        "print([m for m in ('torch', 'torchrec', 'ortools', 'optuna', 'pandas', 'scipy') "
+        "if m in sys.modules])"
+    )
+    root = Path(shardopt.__file__).parents[1]
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root
+    )
+    assert run.stdout.strip() == "[]"

@@ -1,0 +1,189 @@
+"""Bad model files: file, line, key, what was given, what is allowed, the nearest name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from predictor.errors import InputError
+from shardopt.config import load_model
+
+CASES = [
+    # (old, new, line, key, parts of the message)
+    ("schema: 1", "schema: 2", 1, "schema", ["got 2", "write 'schema: 1'"]),
+    ("schema: 1\n", "", 1, "schema", ["missing", "'schema: 1'"]),
+    ("batch_size", "batchsize", 3, "batchsize", ["unknown key", "did you mean 'batch_size'?"]),
+    ("8192", "0", 3, "batch_size", ["got 0", "at least 1"]),
+    ("8192", "2.5", 3, "batch_size", ["got 2.5", "whole number"]),
+    ("8192", "true", 3, "batch_size", ["got True", "whole number"]),
+    ("8192", "1:30", 3, "batch_size", ["got '1:30'", "whole number"]),
+    (
+        "optimizer: exact_row_wise_adagrad",
+        "optimizer: rowwise_adagrad",
+        4,
+        "optimizer",
+        ["got 'rowwise_adagrad'", "allowed: sgd, ", "did you mean 'exact_row_wise_adagrad'?"],
+    ),
+    ("base", "sparse_dst", 5, "train_pipeline", ["allowed: base", "did you mean 'sparse_dist'?"]),
+    ("forward: fp16", "forward: fp8", 6, "qcomm.forward", ["got 'fp8'", "fp32, fp16, bf16"]),
+    ("name: t_0", "name: 5", 8, "tables[0].name", ["got 5", 'in quotes: "5"']),
+    ("name: t_0", "name: off", 8, "tables[0].name", ["booleans unless they stand in quotes"]),
+    ("name: t_0", "name: a.b", 8, "tables[0].name", ["must not contain '.'"]),
+    ("40_000_000", "-1", 9, "tables[0].num_embeddings", ["got -1", "at least 1"]),
+    ("40_000_000", ".nan", 9, "tables[0].num_embeddings", ["got nan"]),
+    ("40_000_000", "1e30", 9, "tables[0].num_embeddings", ["at most"]),
+    ("_dim: 128", "_dim: 30", 10, "tables[0].embedding_dim", ["multiple of 4", "try 28 or 32"]),
+    ("_dim: 128", "_dim: 0", 10, "tables[0].embedding_dim", ["at least 4"]),
+    (
+        "        pooling_factor: 3.0\n",
+        "",
+        12,
+        "tables[0].features[0].pooling_factor",
+        ["missing", "mean ids per sample", "never assumed to be 1"],
+    ),
+    ("3.0", ".nan", 13, "tables[0].features[0].pooling_factor", ["got nan", "more than 0"]),
+    ("3.0", "0", 13, "tables[0].features[0].pooling_factor", ["got 0", "more than 0"]),
+    ("3.0", "yes", 13, "tables[0].features[0].pooling_factor", ["got True"]),
+    ("zipf:", "zpf:", 14, "index_distribution", ["allowed", "did you mean 'zipf'?"]),
+    ("{zipf: {alpha: 1.05, q: 2}}", "uniforn", 14, "index_distribution", ["mean 'uniform'?"]),
+    ("1.05", "-1", 14, "index_distribution.zipf.alpha", ["got -1", "at least 0"]),
+    ("alpha:", "alfa:", 14, "zipf.alfa", ["unknown key", "did you mean 'alpha'?"]),
+    ("q: 2", "q: -1", 14, "zipf.q", ["more than -1"]),
+    ("frequency", "freq", 15, "id_order", ["allowed: random, frequency"]),
+    ("table_wise", "tw", 16, "sharding_types[0]", ["did you mean 'table_wise'?", "grid_shard"]),
+    ("[fused]", "[fuzed]", 16, "compute_kernels[0]", ["fused_uvm", "did you mean 'fused'?"]),
+    ("[fused]", "fused", 16, "compute_kernels", ["must be a list", "write [fused]"]),
+    ("[fused]", "[]", 16, "compute_kernels", ["empty list"]),
+    ("ranks: [0, 1]", "ranks: [0, 0]", 16, "ranks", ["only once"]),
+    ("ranks: [0, 1]", "ranks: [-1]", 16, "ranks[0]", ["at least 0"]),
+    ("0.2", "1.5", 17, "cache_load_factor", ["more than 0 and at most 1"]),
+    ("min_partition: 32", "min_partition: 30", 17, "min_partition", ["multiple of 4"]),
+    ("fp16\n    pooling", "int8\n    pooling", 22, "tables[1].data_type", ["fp32, fp16, bf16"]),
+    ("pooling: none", "pooling: max", 23, "tables[1].pooling", ["allowed: sum, mean, none"]),
+    ("pooling: none", "pooling: none\n    weighted: true", 24, "weighted", ["sum or mean"]),
+    ("name: cat_2", "name: cat_1", 27, "name", ["duplicate feature 'cat_1'", "'seq'", ":26"]),
+    ("fractions: [0.5, 0.5]", "fractions: [0]", 29, "fractions", ["at least one above 0"]),
+    ("in_features: 13", "in_features: -13", 31, "dense.in_features", ["got -13"]),
+    ("[512, 128]", "[512, 64]", 32, "dense.bottom_mlp", ["width is 64", "embedding_dim, 128"]),
+    ("interaction: dot", "interaction: dotty", 33, "dense.interaction", ["dcn_v2", "'dot'?"]),
+    ("interaction: dot", "interaction: {dcn: {}}", 33, "dense.interaction", ["mean 'dcn_v2'?"]),
+    ("[512, 1]", "[512, 2]", 34, "dense.top_mlp", ["must have width 1"]),
+    ("[512, 1]", "512", 34, "dense.top_mlp", ["must be a list", "write [512]"]),
+    ("tf32", "fp16", 35, "dense.data_type", ["allowed: fp32, tf32, bf16"]),
+    ("optimizer: adam\n", "optimizer: adamax\n", 24, "optimizer", ["did you mean 'adam'?"]),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "line", "key", "parts"), CASES)
+def test_one_problem(
+    error_of: Callable[..., str], old: str, new: str, line: int, key: str, parts: list[str]
+) -> None:
+    message = error_of(old, new)
+    matching = [m for m in message.splitlines() if re.search(rf"model\.yaml:{line}: ", m)]
+    assert matching, message
+    assert any(key in m and all(part in m for part in parts) for m in matching), message
+
+
+def test_unequal_dims_under_dot_name_both(error_of: Callable[..., str]) -> None:
+    message = error_of("4e5\n    embedding_dim: 128", "4e5\n    embedding_dim: 64")
+    assert "dense.interaction" in message
+    assert "'t_0' has 128 and 't_1' has 64" in message
+
+
+def test_all_problems_come_in_one_message_in_file_order(
+    write: Callable[[str], Path], good: str
+) -> None:
+    text = good.replace("8192", "0").replace("embedding_dim: 128", "embedding_dim: 30")
+    path = write(text.replace("in_features", "in_feature"))
+    with pytest.raises(InputError) as caught:
+        load_model(path)
+    first, *lines = str(caught.value).splitlines()
+    assert first == f"{path}: 5 problems"
+    assert [int(line.split(":")[1]) for line in lines] == [3, 10, 21, 30, 31]
+
+
+def test_duplicate_keys_name_both_lines(error_of: Callable[..., str]) -> None:
+    message = error_of("name: small", "name: small\nname: other")
+    assert message.endswith(
+        "model.yaml:3: name: the key is there twice, first on line 2; remove one"
+    )
+
+
+def test_duplicate_tables(error_of: Callable[..., str]) -> None:
+    message = error_of("name: t_1\n    module: seq", "name: t_0\n    module: ebc")
+    assert "model.yaml:18: tables[1].name: duplicate table 't_0' in module 'ebc'" in message
+    assert "model.yaml:8" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("", ["the file is empty"]),
+        ("# nothing\n", ["the file is empty"]),
+        ("- 1\n", ["model.yaml:1: got [1]", "schema: 1"]),
+        ("schema: 1\na: [1\nb: 2\n", ["model.yaml:3:", "not YAML"]),
+        ("schema: 1\n\tname: x\n", ["model.yaml:2:1: not YAML", "tabs"]),
+        ("schema: 1\n---\nschema: 1\n", ["not YAML", "another document"]),
+        ("schema: 1\na: &x [*x]\n", ["model.yaml:2", "aliases"]),
+        ("schema: 1\na: *x\n", ["model.yaml:2", "undefined alias"]),
+        ("schema: 1\na: !!python/object:os.system x\n", ["model.yaml:2", "YAML tag"]),
+        ("schema: 1\n? [a]\n: 1\n", ["model.yaml:2", "a key must be a word"]),
+        ("a: " + "[" * 150_000, ["nested too deeply"]),
+        ("a: " + "[" * 60 + "]" * 60, ["model.yaml:1", "nested too deeply"]),
+        ("- " * 9000 + "a", ["nested too deeply"]),
+        ("\n".join(" " * i + "a:" for i in range(400)), ["nested too deeply"]),
+        ("schema: 1\nname: \x07\n", ["model.yaml", "not YAML"]),
+        (
+            "schema: 1\nbatch_size: 1\ntables: []\ndense: 3\n",
+            ["tables: the list is empty", "got 3"],
+        ),
+        ("schema: 1\nbatch_size: 1\ntables: [3, {}]\ndense: {}\n", ["tables[0]: got 3"]),
+        ("schema: 1\nbatch_size: 1\ntables: x\ndense: {}\n", ["tables: got 'x'", "csv"]),
+    ],
+)
+def test_not_a_model(write: Callable[[str], Path], text: str, parts: list[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        load_model(write(text))
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_unreadable_files(tmp_path: Path, write: Callable[[str], Path], good: str) -> None:
+    write(good)
+    with pytest.raises(InputError, match=r"no such model file.*did you mean 'model\.yaml'"):
+        load_model(tmp_path / "modle.yaml")
+    with pytest.raises(InputError, match=r"there is no directory .*nowhere"):
+        load_model(tmp_path / "nowhere" / "model.yaml")
+    with pytest.raises(InputError, match="is a directory"):
+        load_model(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"schema: 1\nname: caf\xe9\n")
+    with pytest.raises(InputError, match=r"latin\.yaml:2: not UTF-8 text \(byte 0xe9\)"):
+        load_model(tmp_path / "latin.yaml")
+
+
+@pytest.mark.parametrize(
+    ("spec", "parts"),
+    [
+        ("{file: none.npz, feature: cat_0}", ["there is no file", "none.npz"]),
+        ("{file: stats.npz, feature: cat_1}", ["no feature 'cat_1'", "did you mean 'cat_0'?"]),
+        ("{file: stats.npz, feature: half}", ["half.weights is missing"]),
+        ("{file: stats.npz, feature: odd}", ["as many counts as weights"]),
+        ("{file: model.yaml, feature: cat_0}", ["not an .npz file"]),
+        ("{file: stats.npz, featur: cat_0}", ["unknown key", "did you mean 'feature'?"]),
+    ],
+)
+def test_statistics_files(
+    tmp_path: Path, error_of: Callable[..., str], spec: str, parts: list[str]
+) -> None:
+    ones = np.ones(2)
+    arrays = {"cat_0.counts": ones, "cat_0.weights": ones, "half.counts": ones}
+    arrays |= {"odd.counts": ones, "odd.weights": np.ones(3)}
+    np.savez(tmp_path / "stats.npz", **arrays)
+    message = error_of("{zipf: {alpha: 1.05, q: 2}}", spec)
+    assert "model.yaml:14: tables[0].features[0].index_distribution" in message
+    for part in parts:
+        assert part in message
