@@ -44,7 +44,7 @@ class Model:
 
 
 MODELS = (
-    Model(tables=100, seed=100, gpus=8, batch_size=2048, top_mlp=(1024, 512, 256, 1)),
+    Model(tables=100, seed=100, gpus=8, batch_size=8192, top_mlp=(1024, 512, 256, 1)),
     Model(tables=1000, seed=1000, gpus=128, batch_size=512, top_mlp=(1024, 512, 256, 1)),
 )
 

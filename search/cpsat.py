@@ -1,0 +1,259 @@
+"""CP-SAT chooses option and ranks of every table jointly, minimising the surrogate.
+
+Identical shards of a table are counted per rank instead of told apart, which removes their
+symmetry. One worker and a deterministic time limit make the result reproducible.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from ortools.sat.python import cp_model
+
+from search.objective import Assignment, Choice, Objective, Ranks
+from search.space import Option
+from search.surrogate import IDS, OUTPUTS, Surrogate, Weights
+
+Array = NDArray[np.float64]
+
+UNITS_PER_MS = 1e5
+"""Time resolution of the integer model: 10 ns."""
+MEMORY_UNIT = 1 << 20
+"""Memory resolution: MiB, rounded up."""
+MAX_VARIABLES = 40_000
+"""Larger models do not improve on their hint within any reasonable budget."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What the solver found; ``gap`` is its own, on the surrogate, as a fraction."""
+
+    assignment: Assignment
+    surrogate_ms: float
+    gap: float
+
+
+@dataclass
+class _Placed:
+    """Variables of one option: how many of its units lie on each alternative."""
+
+    option: Option
+    chosen: cp_model.IntVar
+    units: int
+    alternatives: list[Ranks]
+    counts: list[cp_model.IntVar]
+
+
+class CpSat:
+    """The model of one problem; `solve` may be called with other options or weights."""
+
+    def __init__(self, objective: Objective, surrogate: Surrogate) -> None:
+        self.objective = objective
+        self.surrogate = surrogate
+        self.topology = objective.problem.topology
+
+    def solve(
+        self,
+        options: Sequence[Sequence[Option]],
+        work: float,
+        seed: int,
+        hint: Assignment | None = None,
+        weights: Weights | None = None,
+        time_limit_s: float = float("inf"),
+    ) -> Solution | None:
+        """The best joint choice found.
+
+        Args:
+            options: what every table may choose from.
+            work: deterministic time of CP-SAT, about seconds on one core.
+            hint: an assignment to start from.
+            time_limit_s: ceiling on wall time.
+
+        Returns:
+            None if the model is too large, infeasible, or nothing was found in time.
+        """
+        build = _Model(self.objective, self.surrogate, options, weights or Weights())
+        if build.size > MAX_VARIABLES:
+            return None
+        build.build()
+        if hint is not None:
+            build.hint(hint)
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = 1
+        solver.parameters.random_seed = seed
+        solver.parameters.max_deterministic_time = work
+        if time_limit_s < float("inf"):
+            solver.parameters.max_time_in_seconds = max(0.1, time_limit_s)
+        if solver.Solve(build.model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return None
+        value, bound = solver.ObjectiveValue(), solver.BestObjectiveBound()
+        gap = value / bound - 1 if bound > 0 else float("inf")
+        return Solution(build.read(solver), value / UNITS_PER_MS, gap)
+
+
+class _Model:
+    def __init__(
+        self,
+        objective: Objective,
+        surrogate: Surrogate,
+        options: Sequence[Sequence[Option]],
+        weights: Weights,
+    ) -> None:
+        self.objective = objective
+        self.surrogate = surrogate
+        self.options = options
+        self.weights = weights.array
+        self.topology = objective.problem.topology
+        self.model = cp_model.CpModel()
+        self.placed: list[list[_Placed]] = []
+        self.forward: dict[int, list[cp_model.LinearExprT]] = defaultdict(list)
+        self.backward: dict[int, list[cp_model.LinearExprT]] = defaultdict(list)
+        self.traffic: dict[tuple[tuple[str, str], int, int], list[cp_model.LinearExprT]] = (
+            defaultdict(list)
+        )
+        self.memory: dict[tuple[int, int], list[cp_model.LinearExprT]] = defaultdict(list)
+        self.cost: list[cp_model.LinearExprT] = []
+
+    @property
+    def size(self) -> int:
+        """Variables of the model."""
+        return sum(
+            1 + len(o.legal_ranks(self.topology).units[0])
+            for options in self.options
+            for o in options
+        )
+
+    def build(self) -> None:
+        """All variables, constraints and the objective."""
+        for options in self.options:
+            placed = [self._option(o) for o in options if not o.legal_ranks(self.topology).is_empty]
+            self.model.add_exactly_one([p.chosen for p in placed])
+            self.placed.append(placed)
+        self._memory()
+        self._co_locate()
+        self._objective()
+
+    def _option(self, option: Option) -> _Placed:
+        model = self.model
+        legal = option.legal_ranks(self.topology)
+        alternatives, units = list(legal.units[0]), len(legal.units)
+        chosen = model.new_bool_var("")
+        if len(alternatives) == 1:
+            counts = [chosen]
+            if units > 1:
+                counts = [model.new_int_var(0, units, "")]
+                model.add(counts[0] == units * chosen)
+        else:
+            counts = [model.new_int_var(0, units, "") for _ in alternatives]
+            model.add(sum(counts) == units * chosen)
+        placed = _Placed(option, chosen, units, alternatives, counts)
+        if legal.same_group:
+            self._same_group(placed)
+        self._loads(placed)
+        return placed
+
+    def _same_group(self, placed: _Placed) -> None:
+        groups = [self.model.new_bool_var("") for _ in range(self.topology.groups)]
+        self.model.add(sum(groups) == placed.chosen)
+        for alternative, count in zip(placed.alternatives, placed.counts, strict=True):
+            here = groups[self.topology.group_of(alternative[0])]
+            self.model.add(count <= placed.units * here)
+
+    def _loads(self, placed: _Placed) -> None:
+        option = placed.option
+        phases = np.rint(self.surrogate.phases(option) * self.weights * UNITS_PER_MS).astype(int)
+        exchange = self.surrogate.exchange(option)
+        for alternative, count in zip(placed.alternatives, placed.counts, strict=True):
+            for shard, rank in enumerate(alternative):
+                forward, backward, ids, outputs = (int(v) for v in phases[shard])
+                self.forward[rank].append(forward * count)
+                self.backward[rank].append(backward * count)
+                if ids or outputs:
+                    self.traffic[exchange, IDS, rank].append(ids * count)
+                    self.traffic[exchange, OUTPUTS, rank].append(outputs * count)
+                memory = option.memory[shard]
+                for kind, need in enumerate((memory.hbm_bytes, memory.ddr_bytes)):
+                    if need:
+                        self.memory[kind, rank].append(-(-need // MEMORY_UNIT) * count)
+        constant = round(self.surrogate.constant_ms(option) * UNITS_PER_MS)
+        if constant:
+            self.cost.append(constant * placed.chosen)
+
+    def _memory(self) -> None:
+        for (kind, rank), terms in self.memory.items():
+            self.model.add(sum(terms) <= int(self.objective.caps[kind, rank] // MEMORY_UNIT))
+
+    def _co_locate(self) -> None:
+        """Tables of a group use the same ranks: a rank is either used by all of them or by none."""
+        for group in self.objective.space.co_locate:
+            for rank in range(self.topology.world_size):
+                used = self.model.new_bool_var("")
+                for table in group:
+                    counts = [
+                        count
+                        for placed in self.placed[table]
+                        for alternative, count in zip(
+                            placed.alternatives, placed.counts, strict=True
+                        )
+                        if rank in alternative
+                    ]
+                    most = max((p.units for p in self.placed[table]), default=1)
+                    self.model.add(sum(counts) >= used)
+                    self.model.add(sum(counts) <= len(counts) * most * used)
+
+    def _objective(self) -> None:
+        for per_rank in (self.forward, self.backward):
+            self._maximum(per_rank)
+        by_exchange: dict[tuple[object, int], dict[int, list[cp_model.LinearExprT]]] = {}
+        for (exchange, phase, rank), terms in self.traffic.items():
+            by_exchange.setdefault((exchange, phase), {})[rank] = terms
+        for per_rank in by_exchange.values():
+            self._maximum(per_rank)
+        self._fixed()
+        self.model.minimize(sum(self.cost))
+
+    def _maximum(self, per_rank: dict[int, list[cp_model.LinearExprT]]) -> None:
+        slowest = self.model.new_int_var(0, 1 << 40, "")
+        for terms in per_rank.values():
+            self.model.add(slowest >= sum(terms))
+        self.cost.append(slowest)
+
+    def _fixed(self) -> None:
+        users: dict[tuple[str, str], list[_Placed]] = defaultdict(list)
+        for placed in (p for options in self.placed for p in options):
+            users[self.surrogate.exchange(placed.option)].append(placed)
+        for options in users.values():
+            used = self.model.new_bool_var("")
+            for placed in options:
+                self.model.add_implication(placed.chosen, used)
+            self.cost.append(
+                round(self.surrogate.fixed_ms(options[0].option) * UNITS_PER_MS) * used
+            )
+
+    def hint(self, assignment: Assignment) -> None:
+        """Start from an assignment; options that the model lacks are not hinted."""
+        for table, (option, ranks) in enumerate(assignment):
+            for placed in self.placed[table]:
+                mine = placed.option == option
+                if placed.counts[0] is not placed.chosen:
+                    width = len(placed.alternatives[0])
+                    runs = [ranks[i : i + width] for i in range(0, len(ranks), width)]
+                    for alternative, count in zip(placed.alternatives, placed.counts, strict=True):
+                        self.model.add_hint(count, runs.count(alternative) if mine else 0)
+                self.model.add_hint(placed.chosen, mine)
+
+    def read(self, solver: cp_model.CpSolver) -> Assignment:
+        """The solver's values as an assignment."""
+        found: list[Choice] = []
+        for options in self.placed:
+            placed = next(p for p in options if solver.boolean_value(p.chosen))
+            ranks: list[int] = []
+            for alternative, count in zip(placed.alternatives, placed.counts, strict=True):
+                times = placed.units if count is placed.chosen else solver.value(count)
+                ranks += list(alternative) * times
+            found.append((placed.option, tuple(ranks)))
+        return tuple(found)

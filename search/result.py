@@ -1,0 +1,80 @@
+"""What a search takes and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from predictor.hardware import HardwareProfile
+from predictor.plan import ShardingPlan
+from predictor.topology import Topology
+from predictor.workload import Workload
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What to plan: the model, the ranks with the memory left for shards, and the costs."""
+
+    workload: Workload
+    topology: Topology
+    hardware: HardwareProfile
+
+
+@dataclass(frozen=True)
+class RankedPlan:
+    """A plan with its predicted iteration time and the searcher that found it."""
+
+    plan: ShardingPlan
+    iteration_ms: float
+    found_by: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """Outcome of a search.
+
+    Args:
+        plans: best first; no two are the same up to a renaming of ranks.
+        lower_bound_ms: no plan of the search space is predicted to be faster.
+        surrogate_gap: gap of the exact solver on its own separable objective, as a fraction; None
+            if it did not run.
+        stopped_by: ``work`` (the deterministic budget), ``gap`` or ``time``.
+        baselines: name -> predicted iteration time of the plan that other methods give.
+        baseline_plans: the plans themselves.
+        evaluations: plans scored on the full timeline.
+    """
+
+    plans: tuple[RankedPlan, ...]
+    lower_bound_ms: float
+    surrogate_gap: float | None
+    stopped_by: str
+    baselines: Mapping[str, float]
+    baseline_plans: Mapping[str, ShardingPlan]
+    search_seconds: float
+    evaluations: int
+    seed: int
+
+    @property
+    def best(self) -> RankedPlan:
+        """The plan with the least predicted iteration time."""
+        return self.plans[0]
+
+    @property
+    def gap(self) -> float:
+        """How far the best plan can be from optimal: ``iteration / bound - 1``, a fraction."""
+        return self.best.iteration_ms / self.lower_bound_ms - 1
+
+
+class Progress(Protocol):
+    """Called while searching, with what is being done and what is known so far."""
+
+    def __call__(
+        self, stage: str, fraction: float, best_ms: float | None, bound_ms: float | None
+    ) -> None:
+        """``fraction`` of the work budget that is spent, in [0, 1]."""
+        ...
+
+
+def silent(stage: str, fraction: float, best_ms: float | None, bound_ms: float | None) -> None:
+    """A `Progress` that shows nothing."""

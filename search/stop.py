@@ -1,0 +1,60 @@
+"""When a search ends: a deterministic amount of work, a gap, or (as a ceiling) the clock."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from predictor.errors import InputError
+
+
+@dataclass
+class Stop:
+    """Stopping rule of one search.
+
+    Args:
+        effort: multiple of the default work budget, > 0. The same seed and effort give the same
+            plan on any machine unless the time limit cut the search short.
+        time_limit_s: ceiling on wall time in seconds, > 0; None for no ceiling.
+        gap: end as soon as the gap is at most this fraction, >= 0.
+    """
+
+    effort: float = 1.0
+    time_limit_s: float | None = None
+    gap: float = 0.0
+    reason: str = "work"
+    _start: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        if not self.effort > 0:
+            raise InputError(f"effort is {self.effort}; it must be above 0 (1 is the default)")
+        if self.time_limit_s is not None and not self.time_limit_s > 0:
+            raise InputError(f"time limit is {self.time_limit_s} s; it must be above 0")
+        if not self.gap >= 0:
+            raise InputError(f"gap is {self.gap}; it must be a fraction of at least 0")
+
+    def work(self, default: int) -> int:
+        """A budget of ``default`` units at effort 1, at least one unit."""
+        return max(1, round(default * self.effort))
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the search began."""
+        return time.monotonic() - self._start
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds left under the ceiling, infinite without one."""
+        if self.time_limit_s is None:
+            return float("inf")
+        return max(0.0, self.time_limit_s - self.elapsed_s)
+
+    def reached(self, best_ms: float | None = None, bound_ms: float | None = None) -> bool:
+        """Whether to end now; remembers why."""
+        if best_ms is not None and bound_ms and best_ms / bound_ms - 1 <= self.gap:
+            self.reason = "gap"
+            return True
+        if self.remaining_s <= 0:
+            self.reason = "time"
+            return True
+        return False

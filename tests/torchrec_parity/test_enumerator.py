@@ -1,0 +1,194 @@
+"""Options and memory against TorchRec's real enumerator and storage estimator."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torchrec")
+sys.path.insert(0, str(Path(__file__).parent))
+
+import modules
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
+from torchrec.distributed.planner.types import ShardingOption
+from torchrec.distributed.types import PipelineType
+
+from predictor.memory import MemoryRules, shard_memory
+from predictor.plan import ComputeKernel, ShardingType
+from predictor.topology import Topology
+from predictor.workload import Optimizer, Workload
+from search.space import Option, enumerate_space
+
+PIPELINES = {
+    "base": PipelineType.NONE,
+    "sparse_dist": PipelineType.TRAIN_SPARSE_DIST,
+    "prefetch_sparse_dist": PipelineType.TRAIN_PREFETCH_SPARSE_DIST,
+}
+WORLDS = (2, 8, 16)
+Key = tuple[str, str, str, tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
+
+each_model = pytest.mark.parametrize("model", modules.MODELS, ids=lambda m: m.__name__)
+each_world = pytest.mark.parametrize("world", WORLDS)
+
+
+def torchrec_options(
+    workload: Workload,
+    topology: Topology,
+    device: str = "cuda",
+    *,
+    fused_params: dict[str, object] | None = None,
+) -> list[ShardingOption]:
+    theirs = modules.torchrec_topology(topology, device)
+    wants = modules.constraints(workload)
+    storage = EmbeddingStorageEstimator(theirs, wants, PIPELINES[workload.train_pipeline])
+    enumerator = EmbeddingEnumerator(theirs, workload.batch_size, wants, [storage])
+    module = modules.build(workload, in_backward=fused_params is None)
+    options: list[ShardingOption] = enumerator.enumerate(module, modules.sharders(fused_params))
+    return options
+
+
+def their_key(option: ShardingOption) -> Key:
+    sizes = tuple(tuple(s.size) for s in option.shards)
+    offsets = tuple(tuple(s.offset) for s in option.shards)
+    return option.name, option.sharding_type, option.compute_kernel, sizes, offsets
+
+
+def our_key(option: Option, workload: Workload) -> Key:
+    name = workload.tables[option.table].name
+    return name, option.sharding_type, option.compute_kernel, option.sizes, option.offsets
+
+
+def our_options(workload: Workload, topology: Topology, device: str = "cuda") -> dict[Key, Option]:
+    space = enumerate_space(workload, topology, device)
+    return {our_key(o, workload): o for table in space.options for o in table}
+
+
+@each_model
+@each_world
+def test_same_options(model: Callable[[], Workload], world: int) -> None:
+    workload, topology = model(), modules.topology(world)
+    theirs = [their_key(o) for o in torchrec_options(workload, topology)]
+    ours = our_options(workload, topology)
+    usual = [key for key, option in ours.items() if not option.added_by_shardopt]
+    assert len(usual) == len(theirs)
+    assert set(usual) == set(theirs)
+    assert all(o.reason for o in ours.values() if o.added_by_shardopt)
+
+
+@each_model
+def test_same_options_on_cpu(model: Callable[[], Workload]) -> None:
+    workload, topology = model(), modules.topology(4)
+    if workload.name == "constrained":
+        # TorchRec stops at the first table that the CPU has nothing for
+        tables = (workload.tables[0], workload.tables[1], workload.tables[3])
+        workload = replace(workload, tables=tables)
+    theirs = {their_key(o): o for o in torchrec_options(workload, topology, "cpu")}
+    ours = our_options(workload, topology, "cpu")
+    assert {k for k, o in ours.items() if not o.added_by_shardopt} == set(theirs)
+    for key, option in theirs.items():
+        table = workload.tables[ours[key].table]
+        mine = shard_memory(
+            table,
+            workload,
+            topology,
+            ShardingType(key[1]),
+            ComputeKernel(key[2]),
+            ours[key].sizes,
+            device="cpu",
+            rules=MemoryRules.TORCHREC,
+        )
+        for shard, memory in zip(option.shards, mine, strict=True):
+            assert memory.hbm_bytes == 0
+            assert memory.ddr_bytes == pytest.approx(shard.storage.ddr, rel=1e-6, abs=8)
+
+
+@each_model
+@each_world
+def test_same_bytes_under_torchrecs_rules(model: Callable[[], Workload], world: int) -> None:
+    workload, topology = model(), modules.topology(world)
+    ours = our_options(workload, topology)
+    for option in torchrec_options(workload, topology):
+        mine = ours[their_key(option)]
+        table = workload.tables[mine.table]
+        memories = shard_memory(
+            table,
+            workload,
+            topology,
+            mine.sharding_type,
+            mine.compute_kernel,
+            mine.sizes,
+            mine.cache_load_factor,
+            rules=MemoryRules.TORCHREC,
+        )
+        for shard, memory in zip(option.shards, memories, strict=True):
+            assert memory.hbm_bytes == pytest.approx(shard.storage.hbm, rel=1e-6, abs=8)
+            assert memory.ddr_bytes == pytest.approx(shard.storage.ddr, rel=1e-6, abs=8)
+
+
+def torchrec_is_right(workload: Workload, option: Option) -> bool:
+    """FBGEMM allocates what TorchRec counts; see predictor/memory.py for where it does not."""
+    table = workload.tables[option.table]
+    stateless = table.optimizer == Optimizer.SGD
+    fp32 = table.data_type == "fp32"
+    if table.constraints.enforce_hbm and option.compute_kernel.startswith("fused_uvm"):
+        return False
+    if option.compute_kernel in (ComputeKernel.DENSE, ComputeKernel.FUSED_UVM_CACHING):
+        return stateless and option.compute_kernel is not ComputeKernel.DENSE
+    if table.optimizer == Optimizer.ROWWISE_ADAGRAD:
+        return fp32 and option.column_width == table.embedding_dim
+    if table.optimizer == Optimizer.PARTIAL_ROWWISE_ADAM:
+        return fp32 and option.column_width >= 128
+    return stateless or fp32
+
+
+@each_model
+@each_world
+def test_same_bytes_where_torchrec_is_right(model: Callable[[], Workload], world: int) -> None:
+    workload, topology = model(), modules.topology(world)
+    ours = our_options(workload, topology)
+    compared = 0
+    for option in torchrec_options(workload, topology):
+        mine = ours[their_key(option)]
+        if not torchrec_is_right(workload, mine):
+            continue
+        compared += 1
+        for shard, memory in zip(option.shards, mine.memory, strict=True):
+            assert memory.hbm_bytes == pytest.approx(shard.storage.hbm, rel=0.01)
+            assert memory.ddr_bytes == pytest.approx(shard.storage.ddr, rel=0.01)
+    assert compared
+
+
+def test_dense_state_is_what_torchrec_leaves_out_of_data_parallel() -> None:
+    workload, topology = modules.criteo_kaggle(), modules.topology(8)
+    ours = our_options(workload, topology)
+    for option in torchrec_options(workload, topology):
+        if option.sharding_type == ShardingType.DATA_PARALLEL:
+            mine = ours[their_key(option)]
+            for shard, memory in zip(option.shards, mine.memory, strict=True):
+                assert memory.hbm_bytes - memory.dense_bytes == shard.storage.hbm
+                assert memory.dense_bytes > 0
+
+
+def test_optimizer_given_through_fused_params_is_zero_in_torchrec_and_counted_here() -> None:
+    """``fused_params={"optimizer": ...}`` is how most examples pass it; TorchRec then counts 0."""
+    workload, topology = modules.rm_like(), modules.topology(8)
+    seen = torchrec_options(workload, topology)
+    unseen = torchrec_options(
+        workload, topology, fused_params={"optimizer": modules.OPTIMIZERS[Optimizer.ADAM][1]}
+    )
+    ours = our_options(workload, topology)
+    by_key = {their_key(o): o for o in seen}
+    for option in unseen:
+        key = their_key(option)
+        if key[1] != ShardingType.TABLE_WISE or key[2] != ComputeKernel.FUSED:
+            continue
+        weights = workload.tables[ours[key].table].weight_bytes
+        counted = by_key[key].shards[0].storage.hbm
+        assert counted - option.shards[0].storage.hbm == 2 * weights
+        assert ours[key].memory[0].hbm_bytes == counted
+        assert ours[key].memory[0].optimizer_bytes == 2 * weights
