@@ -22,6 +22,7 @@ from search.local_search import LocalSearch
 from search.objective import Assignment, Objective, signature
 from search.result import Problem, Progress, RankedPlan, Result, silent
 from search.space import Space, deduplicate, enumerate_space, prune
+from search.soundness import drop_unsound
 from search.stop import Stop
 from search.study import Study
 from search.surrogate import Surrogate
@@ -107,6 +108,7 @@ def solve(
 def reduced_space(problem: Problem) -> Space:
     """The options worth trying; what was left out keeps its reason."""
     space = enumerate_space(problem.workload, problem.topology, problem.hardware.device)
+    space = drop_unsound(space, problem.workload)
     space = prune(deduplicate(space, problem.topology), problem.topology)
     return drop_uvm(space, problem.topology)
 

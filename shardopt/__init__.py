@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from predictor.hardware import HardwareProfile, load_hardware
-    from predictor.plan import ShardingPlan, load_plan
+    from predictor.plan import ShardingPlan
     from predictor.predict import Prediction, predict
     from predictor.topology import Topology
     from predictor.workload import Workload
     from search.solve import solve
     from shardopt.config import load_model
+    from shardopt.plan import load_plan
     from shardopt.torchrec.convert import from_torchrec, to_torchrec
 
 __version__ = "0.1.0"
@@ -47,7 +48,7 @@ _HOME_OF = {
     "from_torchrec": "shardopt.torchrec.convert",
     "load_hardware": "predictor.hardware",
     "load_model": "shardopt.config",
-    "load_plan": "predictor.plan",
+    "load_plan": "shardopt.plan",
     "predict": "predictor.predict",
     "solve": "search.solve",
     "to_torchrec": "shardopt.torchrec.convert",

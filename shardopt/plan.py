@@ -1,0 +1,41 @@
+"""Plans as users load them: with the way to TorchRec at hand."""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import TYPE_CHECKING
+
+from predictor.plan import ShardingPlan
+from predictor.plan_json import load_plan as read_plan
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+__all__ = ["LoadedPlan", "load_plan"]
+
+
+class LoadedPlan(ShardingPlan):
+    """A `ShardingPlan` that can turn itself into TorchRec's."""
+
+    def to_torchrec(
+        self,
+        module: nn.Module,
+        *,
+        device: str | torch.device | None = None,
+        intra_group_size: int | None = None,
+    ):
+        """TorchRec's `ShardingPlan` for `module`; see `shardopt.torchrec.convert.to_torchrec`."""
+        from shardopt.torchrec.convert import to_torchrec
+
+        return to_torchrec(self, module, device=device, intra_group_size=intra_group_size)
+
+
+def load_plan(path: str | PathLike[str]) -> LoadedPlan:
+    """Read a plan file.
+
+    Raises:
+        PlanError: the file is missing, is not JSON, or does not have the form of a plan.
+    """
+    plan = read_plan(path)
+    return LoadedPlan(plan.tables, plan.world_size, plan.local_world_size, plan.meta)

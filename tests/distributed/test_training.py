@@ -1,0 +1,118 @@
+"""TorchRec trains under our plans, over real processes, and learns what one process learns."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from predictor.plan import ShardingPlan, ShardingType
+from predictor.plan_json import plan_to_dict
+
+pytest.importorskip("torchrec")
+sys.path.insert(0, str(Path(__file__).parent))
+import training_case as case
+
+pytestmark = pytest.mark.distributed
+
+WORKER = Path(__file__).parent / "worker.py"
+REPOSITORY = Path(__file__).parents[2]
+SECONDS = 240
+
+TWO_RANKS = dict(case.plans_under_test(2, 2))
+TWO_HOSTS = {
+    "table_row_wise": case.uniform_plan(ShardingType.TABLE_ROW_WISE, 4, 2),
+    "table_column_wise": case.uniform_plan(ShardingType.TABLE_COLUMN_WISE, 4, 2),
+    "grid_shard": case.uniform_plan(ShardingType.GRID_SHARD, 4, 2),
+    "row_wise": case.uniform_plan(ShardingType.ROW_WISE, 4, 2),
+}
+
+
+def train(job: Path, plans: dict[str, ShardingPlan]) -> Path:
+    """Train under all plans with one process per rank; fails with the ranks' own words."""
+    (job / "plans").mkdir(parents=True)
+    for name, plan in plans.items():
+        (job / "plans" / f"{name}.json").write_text(json.dumps(plan_to_dict(plan)))
+    plan = next(iter(plans.values()))
+    ranks = []
+    for rank in range(plan.world_size):
+        environment = {
+            **os.environ,
+            "RANK": str(rank),
+            "WORLD_SIZE": str(plan.world_size),
+            "LOCAL_WORLD_SIZE": str(plan.local_world_size),
+            "LOCAL_RANK": str(rank % plan.local_world_size),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "PYTHONPATH": str(REPOSITORY),
+        }
+        with (job / f"log.{rank}").open("w") as log:
+            command = [sys.executable, "-W", "ignore", str(WORKER), str(job)]
+            ranks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+    try:
+        codes = [process.wait(timeout=SECONDS) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    logs = "".join((job / f"log.{r}").read_text()[-3000:] for r in range(plan.world_size))
+    assert codes == [0] * plan.world_size, logs
+    return job
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of all plans for one host of two ranks."""
+    return train(tmp_path_factory.mktemp("two") / "job", TWO_RANKS)
+
+
+@pytest.fixture(scope="module")
+def two_hosts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of all plans for two hosts of two ranks."""
+    return train(tmp_path_factory.mktemp("four") / "job", TWO_HOSTS)
+
+
+@pytest.mark.parametrize("name", TWO_RANKS)
+def test_two_ranks_learn_what_one_process_learns(two_ranks: Path, name: str) -> None:
+    check(two_ranks, name, TWO_RANKS[name])
+
+
+@pytest.mark.parametrize("name", TWO_HOSTS)
+def test_two_hosts_learn_what_one_process_learns(two_hosts: Path, name: str) -> None:
+    check(two_hosts, name, TWO_HOSTS[name])
+
+
+def check(job: Path, name: str, plan: ShardingPlan) -> None:
+    """Losses and every updated parameter against the unsharded model's."""
+    results = [dict(np.load(job / f"{name}.{r}.npz")) for r in range(plan.world_size)]
+    losses, weights = case.reference(plan)
+    mean = np.mean([result.pop("losses") for result in results], axis=0)
+    np.testing.assert_allclose(mean, losses, rtol=1e-5)
+    start = case.initial_weights()
+    assert covered(results) == set(weights)
+    for key, whole in weights.items():
+        trained = assembled(results, key, tuple(whole.shape))
+        np.testing.assert_allclose(trained, whole.numpy(), rtol=1e-4, atol=2e-6, err_msg=key)
+        assert not np.array_equal(trained, start[key].numpy()), f"{key} was not trained"
+
+
+def covered(results: list[dict[str, np.ndarray]]) -> set[str]:
+    """Names of all parameters that some rank saved."""
+    return {key.split("|")[0] for result in results for key in result}
+
+
+def assembled(
+    results: list[dict[str, np.ndarray]], name: str, shape: tuple[int, ...]
+) -> np.ndarray:
+    """A parameter put together from its shards; the copies of a whole one must agree."""
+    whole = np.full(shape, np.nan, dtype=np.float32)
+    for result in results:
+        for key, part in result.items():
+            if key == name:
+                np.testing.assert_allclose(part, results[0][name], rtol=1e-6, err_msg=name)
+                whole = part
+            elif key.startswith(f"{name}|"):
+                row, column = map(int, key.split("|")[1:])
+                whole[row : row + part.shape[0], column : column + part.shape[1]] = part
+    return whole
