@@ -84,6 +84,9 @@ def critical_cycle(graph: Graph, timeline: Timeline) -> tuple[list[int], float, 
                 return ops, first.end_ms - visit.end_ms, first.iteration - visit.iteration
             seen[key] = (len(path), visit)
         path.append(visit)
+    if path and path[-1].op is None:  # nothing ever holds the host: it runs free, issuing work
+        present = [op for op in graph.ops if op.active is None or op.active[0]]
+        return [], sum(op.host_ms for op in present), 1
     return None
 
 

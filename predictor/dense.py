@@ -95,7 +95,7 @@ class DenseLayers:
     def loss(self) -> Layer:
         """Sigmoid and binary cross-entropy over the batch."""
         forward = self._memory(4 * self.batch)
-        return Layer("loss", 2 * forward, 2 * forward, 3, 3, 0)
+        return Layer("loss", 2 * forward, 2 * forward, 8, 4, 0)
 
     def optimizer_ms(self, parameters: float | Array) -> Array:
         """One dense optimizer step over so many fp32 elements; none cost nothing."""
@@ -159,4 +159,4 @@ class DenseLayers:
         product = self._gemm(batch * vectors, vectors, dim)
         gather = self._memory(2 * batch * vectors * (vectors - 1) / 2)
         backward = 2 * self._gemm(batch * vectors, dim, vectors) + 2 * gather
-        return Layer("dot", product + gather, backward, 3, 5, 0)
+        return Layer("dot", product + gather, backward, 6, 16, 0)

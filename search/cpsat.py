@@ -86,6 +86,8 @@ class CpSat:
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = seed
         solver.parameters.max_deterministic_time = work
+        # Python raises KeyboardInterrupt itself; the solver would swallow it
+        solver.parameters.catch_sigint_signal = False
         if time_limit_s < float("inf"):
             solver.parameters.max_time_in_seconds = max(0.1, time_limit_s)
         if solver.Solve(build.model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):

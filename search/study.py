@@ -62,7 +62,7 @@ class Study:
         """
         import optuna
 
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
         sampler = optuna.samplers.TPESampler(seed=self.seed, n_startup_trials=8)
         study = optuna.create_study(sampler=sampler, direction="minimize")
         study.enqueue_trial(self._neutral())

@@ -1,0 +1,121 @@
+"""The `shardopt` command: one file a command, heavy imports inside the commands.
+
+Every failure that a user can cause ends in one message on stderr and the exit code of the
+contract: 2 bad usage or input, 3 no feasible plan, 4 no usable hardware profile.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from io import TextIOWrapper
+from typing import Annotated
+
+import typer
+
+from predictor.errors import ShardoptError
+from shardopt import __version__
+from shardopt.cli import diff, explain, hardware, plan, predict
+
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+# Typer brings its own copy of click since 0.26 and used the package before; the base class of all
+# usage errors is found from the one error that typer exports either way.
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+app = typer.Typer(
+    name="shardopt",
+    help="Predict the iteration time of TorchRec sharding plans and find the best one.",
+    epilog="Start with: shardopt plan MODEL --gpus 8 -o plan.json",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("plan")(plan.plan)
+app.command("predict")(predict.predict)
+app.command("explain")(explain.explain)
+app.command("diff")(diff.diff)
+app.command("hardware")(hardware.hardware)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"shardopt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: the words after `shardopt`; those of the process unless given.
+
+    Returns:
+        The exit code; nothing that a user can cause raises.
+    """
+    words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    _print_anything()
+    try:
+        # without standalone mode typer raises usage errors and returns the code of an Exit
+        code = typer.main.get_command(app).main(words, prog_name="shardopt", standalone_mode=False)
+    except ShardoptError as error:
+        return _fail(str(error), error.exit_code)
+    except UsageError as error:
+        return _fail(_usage_message(error), EXIT_USAGE)
+    except (KeyboardInterrupt, typer.Abort):
+        return _interrupted()
+    except BrokenPipeError:
+        return _reader_gone()
+    if code == EXIT_INTERRUPTED:
+        return _interrupted()
+    return code if isinstance(code, int) else 0
+
+
+def _print_anything() -> None:
+    """A terminal that lacks a character shows `?` in its place instead of ending the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"shardopt: error: {message}", file=sys.stderr)
+    return code
+
+
+def _interrupted() -> int:
+    return _fail("interrupted", EXIT_INTERRUPTED)
+
+
+def _reader_gone() -> int:
+    """`shardopt ... | head`: whoever read stdout has enough; Python must not flush it again."""
+    with suppress(OSError):
+        sys.stdout.close()
+    return EXIT_BROKEN_PIPE
+
+
+def _usage_message(error: Exception) -> str:
+    text = getattr(error, "format_message", lambda: str(error))()
+    text = text.replace("Value error, ", "")
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "shardopt"
+    return f"{text}\n  '{command} --help' shows what is allowed"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

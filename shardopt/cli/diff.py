@@ -1,0 +1,27 @@
+"""``shardopt diff``: what differs between two plans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardopt.cli import options
+
+First = Annotated[Path, typer.Argument(metavar="A", help="Plan file (JSON).", show_default=False)]
+Second = Annotated[Path, typer.Argument(metavar="B", help="Plan file (JSON).", show_default=False)]
+
+
+def diff(a: First, b: Second, json: options.Json = False) -> None:
+    """Show what differs between two plans: tables, sharding types, kernels, ranks."""
+    from predictor.plan_json import load_plan
+    from shardopt.cli.output import print_json
+    from shardopt.report.console import make_console
+    from shardopt.report.diff_view import diff_object, show_diff
+
+    plans = (load_plan(a), load_plan(b))
+    if json:
+        print_json(diff_object(*plans))
+    else:
+        show_diff(make_console(), (str(a), str(b)), *plans)

@@ -1,0 +1,85 @@
+"""Writing results: JSON on stdout, files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from predictor.errors import InputError
+from shardopt import __version__
+from shardopt.files import atomic_write_text
+
+
+def check_writable(path: Path | None, inputs: Iterable[Path] = ()) -> None:
+    """Refuse an output file that cannot be written, before any work is done for it.
+
+    Args:
+        path: the file that ``-o`` names; None is fine.
+        inputs: files that the command reads, which must not be overwritten.
+
+    Raises:
+        InputError: says what is wrong and what to choose instead.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise InputError(f"{path}: is a directory; give the name of a file to write")
+    folder = Path(os.path.realpath(path)).parent
+    if not folder.is_dir():
+        raise InputError(
+            f"{path}: cannot write: there is no directory {path.parent}; "
+            "create it or choose another file"
+        )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(
+            f"{path}: cannot write: no permission to create files in {path.parent}; "
+            "choose another file"
+        )
+    for read in inputs:
+        if path.exists() and read.exists() and path.samefile(read):
+            raise InputError(f"{path}: is an input of this command; choose another file to write")
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write one JSON object; the file holds all of it or what it held before."""
+    atomic_write_text(path, to_json(data))
+
+
+def write_plan(path: Path, data: Mapping[str, Any]) -> None:
+    """Write plan.json with a line a table, so that plans can be read and compared by eye."""
+    head = {key: value for key, value in data.items() if key != "tables"}
+    lines = [f"  {json.dumps(key)}: {_compact(value)}" for key, value in head.items()]
+    tables = ",\n".join(
+        f"    {json.dumps(key)}: {_compact(value)}" for key, value in data["tables"].items()
+    )
+    lines.append(f'  "tables": {{\n{tables}\n  }}')
+    atomic_write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def print_json(data: Mapping[str, Any]) -> None:
+    """One JSON object on stdout."""
+    sys.stdout.write(to_json(data))
+    sys.stdout.flush()
+
+
+def to_json(data: Mapping[str, Any]) -> str:
+    """Indented JSON that other languages read too: no NaN, no infinity."""
+    return json.dumps(data, indent=1, allow_nan=False) + "\n"
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, allow_nan=False)
+
+
+def versions() -> dict[str, str]:
+    """Versions that a plan depends on; TorchRec's is read without importing it."""
+    found = {"shardopt": __version__}
+    with suppress(metadata.PackageNotFoundError):
+        found["torchrec"] = metadata.version("torchrec")
+    return found

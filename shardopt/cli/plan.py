@@ -1,0 +1,157 @@
+"""``shardopt plan``: search the plans of a model and write the best one."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardopt.cli import options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from predictor.predict import Prediction
+    from search.result import Result
+    from shardopt.cli.resolve import Setting
+
+MAX_SEED = 2**31 - 1
+MAX_TOP_K = 1000
+
+
+def plan(
+    model: options.Model,
+    gpus: options.Gpus = None,
+    gpus_per_node: options.GpusPerNode = None,
+    cluster: options.Cluster = None,
+    hardware: options.Hardware = None,
+    hbm_gib: options.HbmGib = None,
+    ddr_gib: options.DdrGib = None,
+    reserve: options.Reserve = 0.15,
+    batch_size: options.BatchSize = None,
+    strict: options.Strict = False,
+    search: options.Search = options.Searchers.ALL,
+    seed: options.Seed = 0,
+    effort: options.Effort = 1.0,
+    time_limit: options.TimeLimit = None,
+    top_k: options.TopK = 3,
+    json: options.Json = False,
+    output: options.Output = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Search for the plan with the shortest predicted iteration time."""
+    from shardopt.cli.output import check_writable
+    from shardopt.cli.resolve import Flags, resolve
+
+    flags = Flags(
+        gpus, gpus_per_node, cluster, hardware, hbm_gib, ddr_gib, reserve, batch_size, strict
+    )
+    _check_search(seed, effort, time_limit, top_k)
+    check_writable(output, [model, *([cluster] if cluster else [])])
+    setting = resolve(model, flags)
+
+    # the solvers are imported only once the input is known to be good
+    from search.solve import solve
+    from search.stop import Stop
+    from shardopt.report.progress import SearchProgress
+
+    with SearchProgress(on=not (json or quiet)) as progress:
+        result = solve(
+            problem_of(setting),
+            Stop(effort=effort, time_limit_s=time_limit),
+            seed,
+            top_k=top_k,
+            searchers=search.names,
+            progress=progress,
+        )
+    predictions = predict_all(setting, result)
+    meta = plan_meta(setting, seed)
+    if output is not None:
+        _write(output, result, predictions[0], meta)
+    if json:
+        from shardopt.cli.messages import note
+        from shardopt.cli.output import print_json
+        from shardopt.report.objects import plan_object
+
+        note(setting.notes, quiet=quiet)
+        print_json(plan_object(result, predictions, meta, setting.notes))
+        return
+    _show(model, setting, result, predictions, output, quiet)
+
+
+def _check_search(seed: int, effort: float, time_limit: float | None, top_k: int) -> None:
+    from predictor.errors import InputError
+
+    if not 0 <= seed <= MAX_SEED:
+        raise InputError(f"--seed is {seed}; it must be at least 0 and at most {MAX_SEED}")
+    if not (math.isfinite(effort) and effort > 0):
+        raise InputError(f"--effort is {effort:g}; it must be above 0 (1 is the default)")
+    if time_limit is not None and not time_limit > 0:
+        raise InputError(f"--time-limit is {time_limit:g}; give seconds above 0")
+    if not 1 <= top_k <= MAX_TOP_K:
+        raise InputError(f"--top-k is {top_k}; it must be at least 1 and at most {MAX_TOP_K}")
+
+
+def problem_of(setting: Setting) -> Any:
+    """What the search takes."""
+    from search.result import Problem
+
+    return Problem(setting.workload, setting.topology, setting.hardware)
+
+
+def predict_all(setting: Setting, result: Result) -> list[Prediction]:
+    """The full prediction of every ranked plan."""
+    from predictor.predict import predict
+
+    return [
+        predict(setting.workload, setting.topology, setting.hardware, ranked.plan)
+        for ranked in result.plans
+    ]
+
+
+def plan_meta(setting: Setting, seed: int) -> dict[str, Any]:
+    """The head of a plan file, before the times."""
+    from shardopt.cli.output import versions
+
+    return {**setting_object(setting), "seed": seed, "versions": versions()}
+
+
+def setting_object(setting: Setting) -> dict[str, Any]:
+    """Model, hardware and ranks as plan files and ``--json`` name them."""
+    return {
+        "model": {"name": setting.workload.name, "sha256": setting.workload.sha256},
+        "hardware": setting.hardware_name,
+        "world_size": setting.topology.world_size,
+        "local_world_size": setting.topology.local_world_size,
+        "batch_size": setting.workload.batch_size,
+    }
+
+
+def _write(output: Path, result: Result, best: Prediction, meta: dict[str, Any]) -> None:
+    from dataclasses import replace
+
+    from predictor.plan_json import plan_to_dict
+    from shardopt.cli.output import write_plan
+
+    times = {"iteration_ms": best.iteration_ms, "lower_bound_ms": result.lower_bound_ms}
+    head = {key: value for key, value in meta.items() if not key.endswith("world_size")}
+    write_plan(output, plan_to_dict(replace(result.best.plan, meta={**head, **times})))
+
+
+def _show(
+    model: Path,
+    setting: Setting,
+    result: Result,
+    predictions: Sequence[Prediction],
+    output: Path | None,
+    quiet: bool,
+) -> None:
+    from shardopt.report.console import make_console
+    from shardopt.report.plan_view import PlanReport, show_headline, show_plan
+
+    written = None if output is None else str(output)
+    following = (
+        f"shardopt explain {model} {written}" if written else "the same command with -o plan.json"
+    )
+    report = PlanReport(setting, result, predictions, written, following)
+    (show_headline if quiet else show_plan)(make_console(), report)

@@ -1,0 +1,68 @@
+"""What every report on the console shares: the console itself, headings, tables."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TextIO
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+MAX_WIDTH = 120
+PLAIN_WIDTH = 100
+"""Where the output goes to a file and nothing says how wide it is."""
+FOLD_WIDTH = 8
+"""Text that breaks over lines keeps at least so many columns, or as many as its header has."""
+
+
+def make_console(file: TextIO | None = None, *, width: int | None = None) -> Console:
+    """A console on stdout, at most `MAX_WIDTH` wide; plain text when it is not a terminal."""
+    stream = sys.stdout if file is None else file
+    if width is None and not stream.isatty() and "COLUMNS" not in os.environ:
+        width = PLAIN_WIDTH
+    console = Console(file=stream, width=width, highlight=False, emoji=False, markup=False)
+    if console.width > MAX_WIDTH:
+        console.width = MAX_WIDTH
+    return console
+
+
+def heading(console: Console, title: str, aside: str = "") -> None:
+    """An empty line and the title of what follows."""
+    console.print()
+    text = Text(title, style="bold")
+    if aside:
+        text.append(f"  {aside}", style="dim")
+    console.print(text)
+
+
+def table(columns: Sequence[tuple[str, str]]) -> Table:
+    """An empty table of ``(header, justify)`` columns: ``left``, ``right``, or ``fold`` for text
+    that may break over lines when the console is narrow."""
+    made = Table(
+        box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim"
+    )
+    for header, justify in columns:
+        folds = justify == "fold"
+        made.add_column(
+            header,
+            justify="right" if justify == "right" else "left",
+            no_wrap=not folds,
+            overflow="fold",
+            min_width=min(FOLD_WIDTH, len(header)) if folds else None,
+        )
+    return made
+
+
+def show(console: Console, what: Table | Text) -> None:
+    """A table or text, indented under its heading."""
+    console.print(Padding(what, (0, 0, 0, 2), expand=False))
+
+
+def line(console: Console, text: str, style: str = "") -> None:
+    """Flowing text, wrapped at words."""
+    console.print(Text(text, style=style))

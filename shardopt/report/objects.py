@@ -1,0 +1,120 @@
+"""What ``--json`` prints and plan files hold, as plain dicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from predictor.plan import ShardingPlan
+from predictor.plan_json import plan_to_dict
+from predictor.predict import Prediction
+from search.result import Result
+from shardopt.report.words import gap_of
+
+Object = dict[str, Any]
+
+
+def prediction_object(prediction: Prediction) -> Object:
+    """One prediction.
+
+    Keys:
+        iteration_ms: steady-state period of the training loop.
+        interval_ms: ``[low, high]``, 90 %.
+        breakdown: phase -> ms on the critical path; the parts sum to ``iteration_ms``.
+        per_rank: a list of ``rank``, ``busy_ms`` (phase -> ms of the rank's own kernels and
+            transfers, which overlap) and ``idle_ms`` (of its compute stream).
+        memory: a list of ``rank``, ``hbm_bytes``, ``hbm_cap_bytes``, ``ddr_bytes``,
+            ``ddr_cap_bytes`` and ``fits``; caps are what the reserve leaves.
+        provenance: the weakest of the constants on the critical path.
+    """
+    return {
+        "iteration_ms": prediction.iteration_ms,
+        "interval_ms": list(prediction.interval_ms),
+        "breakdown": dict(prediction.breakdown),
+        "per_rank": [
+            {"rank": r.rank, "busy_ms": dict(r.busy_ms), "idle_ms": r.idle_ms}
+            for r in prediction.per_rank
+        ],
+        "memory": [
+            {
+                "rank": r.rank,
+                "hbm_bytes": r.hbm_bytes,
+                "hbm_cap_bytes": r.hbm_cap_bytes,
+                "ddr_bytes": r.ddr_bytes,
+                "ddr_cap_bytes": r.ddr_cap_bytes,
+                "fits": r.fits,
+            }
+            for r in prediction.memory
+        ],
+        "provenance": prediction.provenance,
+    }
+
+
+def plan_object(
+    result: Result, predictions: Sequence[Prediction], meta: Mapping[str, Any], notes: Sequence[str]
+) -> Object:
+    """``shardopt plan --json``.
+
+    Args:
+        predictions: of ``result.plans``, in their order.
+        meta: ``model``, ``hardware``, ``world_size``, ``local_world_size``, ``batch_size``,
+            ``seed`` and ``versions``, which come first in the object.
+
+    Keys, beside those of ``meta``:
+        iteration_ms, interval_ms, provenance: of the best plan.
+        lower_bound_ms: no plan of the search space is predicted to be faster.
+        gap: ``iteration_ms / lower_bound_ms - 1``, a fraction; null where the bound is 0.
+        surrogate_gap: the exact solver's own gap, a fraction; null if it did not run.
+        stopped_by: ``work``, ``gap`` or ``time``.
+        search_seconds: wall time of the search.
+        evaluations: plans scored on the full timeline.
+        plans: best first, each with the keys of `prediction_object`, ``found_by`` and ``tables``
+            as in plan.json.
+        baselines: name -> iteration_ms under the same predictor.
+        notes: what the console says once.
+    """
+    best = predictions[0]
+    return {
+        **meta,
+        "iteration_ms": best.iteration_ms,
+        "interval_ms": list(best.interval_ms),
+        "provenance": best.provenance,
+        "lower_bound_ms": result.lower_bound_ms,
+        "gap": gap_of(best.iteration_ms, result.lower_bound_ms),
+        "surrogate_gap": result.surrogate_gap,
+        "stopped_by": result.stopped_by,
+        "search_seconds": result.search_seconds,
+        "evaluations": result.evaluations,
+        "plans": [
+            {
+                **prediction_object(prediction),
+                "found_by": ranked.found_by,
+                "tables": tables_object(ranked.plan),
+            }
+            for ranked, prediction in zip(result.plans, predictions, strict=True)
+        ],
+        "baselines": dict(result.baselines),
+        "notes": list(notes),
+    }
+
+
+def tables_object(plan: ShardingPlan) -> Object:
+    """``tables`` of plan.json."""
+    tables: Object = plan_to_dict(plan)["tables"]
+    return tables
+
+
+def predict_object(predictions: Sequence[tuple[str, Prediction]], setting: Object) -> Object:
+    """``shardopt predict --json``.
+
+    Keys:
+        predictions: in the order given: ``plan`` (the path as given) and the keys of
+            `prediction_object`.
+        model, hardware, world_size, local_world_size, batch_size: what they were made for.
+    """
+    return {
+        **setting,
+        "predictions": [
+            {"plan": name, **prediction_object(prediction)} for name, prediction in predictions
+        ],
+    }

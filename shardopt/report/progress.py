@@ -1,0 +1,62 @@
+"""What a search is doing, on stderr, while it runs."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from shardopt.report.words import ms
+
+
+class SearchProgress:
+    """A `search.result.Progress` on the terminal; nothing when off or stderr is no terminal."""
+
+    def __init__(self, *, on: bool, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._on = on and self._console.is_terminal
+        self._progress: Progress | None = None
+        self._task = TaskID(0)
+
+    def __enter__(self) -> Self:
+        if self._on:
+            self._progress = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=24),
+                TextColumn("{task.fields[best]}", markup=False),
+                TextColumn("{task.fields[bound]}", markup=False, style="dim"),
+                TimeElapsedColumn(),
+                console=self._console,
+                transient=True,
+                refresh_per_second=5,
+            )
+            self._task = self._progress.add_task("starting", total=1.0, best="", bound="")
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            sys.stderr.flush()
+
+    def __call__(
+        self, stage: str, fraction: float, best_ms: float | None, bound_ms: float | None
+    ) -> None:
+        """Show the stage, the best plan so far and the bound."""
+        if self._progress is not None:
+            self._progress.update(
+                self._task,
+                description=stage,
+                completed=fraction,
+                best="" if best_ms is None else f"best {ms(best_ms)}",
+                bound="" if bound_ms is None else f"bound {ms(bound_ms)}",
+            )

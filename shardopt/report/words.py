@@ -1,0 +1,141 @@
+"""Numbers and names as people read them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from predictor.memory import RankMemory
+from predictor.plan import ComputeKernel, ShardingPlan, ShardingType
+from predictor.units import GIB
+
+PHASE_WORDS = {
+    "input_copy": "input copy",
+    "input_dist": "ids to their tables",
+    "prefetch": "cache prefetch",
+    "embedding_forward": "embedding forward",
+    "output_dist_forward": "embeddings exchanged",
+    "dense_forward": "dense forward",
+    "dense_backward": "dense backward",
+    "output_dist_backward": "gradients exchanged",
+    "embedding_backward": "embedding backward",
+    "all_reduce": "gradient all-reduce",
+    "optimizer": "dense optimizer",
+    "host": "host overhead",
+}
+"""Phase of a breakdown -> what the console calls it."""
+
+KIND_WORDS = {
+    "measured": "measured",
+    "published": "published figures",
+    "derived": "derived from published figures",
+    "not validated": "not validated",
+}
+"""Provenance kind -> what the console calls it."""
+
+_PLAIN_KERNELS = (ComputeKernel.FUSED, ComputeKernel.DENSE)
+
+
+def phase_words(phase: str) -> str:
+    """What the console calls a phase."""
+    return PHASE_WORDS.get(phase, phase.replace("_", " "))
+
+
+def number(value: float) -> str:
+    """Three decimals below ten, fewer above: what a prediction can be trusted for, and no more."""
+    if abs(value) < 10:
+        return f"{value:.3f}"
+    if abs(value) < 100:
+        return f"{value:.2f}"
+    return f"{value:,.1f}"
+
+
+def ms(value: float) -> str:
+    """A time with its unit."""
+    return f"{number(value)} ms"
+
+
+def interval(bounds: tuple[float, float]) -> str:
+    """``9.1 - 10.7``."""
+    low, high = bounds
+    digits = 2 if high < 10 else 1
+    return f"{low:.{digits}f} – {high:.{digits}f}"
+
+
+def percent(fraction: float) -> str:
+    """One decimal below ten per cent; never rounded down to zero, as zero is a claim."""
+    value = 100 * fraction
+    if 0 < value < 0.05:
+        return "< 0.1 %"
+    return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:.0f} %"
+
+
+def gap_of(iteration_ms: float, bound_ms: float) -> float | None:
+    """``iteration / bound - 1``; None where the bound says nothing."""
+    return iteration_ms / bound_ms - 1 if bound_ms > 0 else None
+
+
+def times(ratio: float) -> str:
+    """``1.25x slower``, ``same`` or ``1.02x faster``."""
+    if abs(ratio - 1) < 5e-5:
+        return "same"
+    word, factor = ("slower", ratio) if ratio > 1 else ("faster", 1 / ratio)
+    digits = 1 if factor >= 10 else 2 if factor >= 1.005 else 4
+    return f"{factor:.{digits}f}x {word}"
+
+
+def gib_number(size: float) -> str:
+    """Bytes as a number of GiB."""
+    return f"{size / GIB:.1f}"
+
+
+def hbm_use(memory: Sequence[RankMemory]) -> str:
+    """Fullest rank's device memory over its cap in GiB; host memory where there is no HBM."""
+    if any(r.hbm_cap_bytes for r in memory):
+        return _fullest([(r.hbm_bytes, r.hbm_cap_bytes) for r in memory])
+    return _fullest([(r.ddr_bytes, r.ddr_cap_bytes) for r in memory])
+
+
+def _fullest(uses: Iterable[tuple[int, int]]) -> str:
+    used, cap = max(uses, key=lambda use: use[0] / max(use[1], 1))
+    return f"{gib_number(used)} / {gib_number(cap)}"
+
+
+def type_mix(plan: ShardingPlan) -> str:
+    """``14 TW, 3 CW, 9 DP``, with the kernels that live outside device memory."""
+    types = Counter(table.sharding_type for table in plan.tables.values())
+    parts = [f"{types[kind]} {kind.short}" for kind in _ORDER if types[kind]]
+    kernels = Counter(table.compute_kernel for table in plan.tables.values())
+    unusual = [f"{kernels[k]} {k.value}" for k in ComputeKernel if _unusual(k, kernels)]
+    return ", ".join(parts) + (f" ({', '.join(unusual)})" if unusual else "")
+
+
+def _unusual(kernel: ComputeKernel, kernels: Counter[ComputeKernel]) -> bool:
+    return kernel not in _PLAIN_KERNELS and kernels[kernel] > 0
+
+
+_ORDER = (
+    ShardingType.TABLE_WISE,
+    ShardingType.COLUMN_WISE,
+    ShardingType.TABLE_COLUMN_WISE,
+    ShardingType.ROW_WISE,
+    ShardingType.TABLE_ROW_WISE,
+    ShardingType.GRID_SHARD,
+    ShardingType.DATA_PARALLEL,
+)
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """``0-3, 6`` for ranks 0, 1, 2, 3, 6."""
+    runs: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 host``, ``2 hosts``."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")

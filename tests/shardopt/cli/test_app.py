@@ -1,0 +1,117 @@
+"""The command itself: help, version, what it imports, how it ends."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from shardopt import __version__
+
+HEAVY = {
+    "torch",
+    "torchrec",
+    "ortools",
+    "optuna",
+    "scipy",
+    "pandas",
+    "matplotlib",
+    "numpy",
+    "predictor.hardware",
+}
+COMMANDS = ("plan", "predict", "explain", "diff", "hardware")
+
+
+def python(*args: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *args],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **options,  # type: ignore[call-overload]
+    )
+
+
+def test_no_words_show_the_help(run) -> None:
+    done = run()
+    assert (done.code, done.err) == (0, "")
+    for command in COMMANDS:
+        assert command in done.out
+
+
+def test_version(run) -> None:
+    done = run("--version")
+    assert (done.code, done.out) == (0, f"shardopt {__version__}\n")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(run, command: str) -> None:
+    done = run(command, "--help")
+    assert (done.code, done.err) == (0, "")
+    assert "--json" in done.out
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import json, sys; from shardopt.cli.app import main; code = main(['plan', '--help']); "
+        "print(json.dumps(sorted(sys.modules)), file=sys.stderr); sys.exit(code)"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert not HEAVY & set(json.loads(done.stderr))
+
+
+def test_planning_imports_neither_torch_nor_torchrec(model: Path) -> None:
+    code = (
+        "import sys; from shardopt.cli.app import main; "
+        f"code = main(['plan', {str(model)!r}, '--gpus', '2', '--effort', '0.05', '--quiet']); "
+        "assert not {'torch', 'torchrec', 'fbgemm_gpu'} & set(sys.modules); sys.exit(code)"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_terminal_without_our_characters_is_no_error(model: Path) -> None:
+    code = "import sys; from shardopt.cli.app import main; sys.exit(main(['hardware', 'h100-sxm']))"
+    done = python("-c", code, env={"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+
+
+def test_a_reader_that_leaves_early_is_no_traceback() -> None:
+    code = "from shardopt.cli.app import main; raise SystemExit(main(['hardware', 'h100-sxm']))"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert "Traceback" not in process.stderr.read()
+    assert process.returncode != 0
+
+
+def test_an_interrupted_search_ends_at_once_with_130_and_writes_nothing(
+    model: Path, tmp_path: Path
+) -> None:
+    code = "from shardopt.cli.app import main; raise SystemExit(main())"
+    out = tmp_path / "plan.json"
+    words = ["plan", str(model), "--gpus", "16", "--effort", "500", "-o", str(out)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    try:
+        shown, said = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert (process.returncode, shown) == (130, "")
+    assert said == "shardopt: error: interrupted\n"
+    assert not out.exists()

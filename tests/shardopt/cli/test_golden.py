@@ -1,0 +1,172 @@
+"""What the reports look like, as committed text: made by hand, so that no constant changes it."""
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from predictor.critical_path import Segment
+from predictor.graph import Graph
+from predictor.hardware import load_hardware
+from predictor.memory import RankMemory
+from predictor.plan_json import plan_from_dict
+from predictor.predict import Prediction, RankLoad
+from predictor.timeline import Timeline
+from predictor.topology import Topology
+from predictor.units import GIB
+from predictor.workload import DenseArch, Feature, Table, Workload
+from search.result import RankedPlan, Result
+from shardopt.cli.resolve import Setting
+from shardopt.report.console import make_console
+from shardopt.report.diff_view import show_diff
+from shardopt.report.explain_view import show_explanation
+from shardopt.report.plan_view import PlanReport, show_headline, show_plan
+from shardopt.report.predict_view import Predicted, show_predictions
+from shardopt.report.whatif import WhatIf
+
+Golden = Callable[[str, str], None]
+
+WIDTHS = (80, 100)
+
+
+def prediction(scale: float = 1.0, ranks: int = 2, used_gib: float = 40.0) -> Prediction:
+    parts = {
+        "embedding_forward": 1.5,
+        "output_dist_forward": 0.5,
+        "dense_forward": 2.0,
+        "dense_backward": 4.0,
+        "embedding_backward": 1.75,
+        "host": 0.25,
+    }
+    breakdown = {phase: value * scale for phase, value in parts.items()}
+    total = sum(breakdown.values())
+    loads = tuple(
+        RankLoad(
+            rank,
+            {
+                "embedding_forward": 1.5 * scale / (rank + 1),
+                "embedding_backward": 1.75 * scale / (rank + 1),
+                "output_dist_forward": 0.5 * scale,
+                "dense_backward": 6.0 * scale,
+            },
+            idle_ms=total - scale * (6.0 + 3.25 / (rank + 1)),
+        )
+        for rank in range(ranks)
+    )
+    now, path = 100.0, []
+    for phase, value in breakdown.items():
+        name = "host issues work" if phase == "host" else f"{phase} op"
+        path.append(Segment(name, phase, "embedding", 0, now, now + value))
+        now += value
+    memory = tuple(
+        RankMemory(rank, round(used_gib * GIB / (rank + 1)), 64 * GIB, 0, 256 * GIB)
+        for rank in range(ranks)
+    )
+    return Prediction(
+        iteration_ms=total,
+        interval_ms=(total * 0.9, total * 1.12),
+        breakdown=breakdown,
+        per_rank=loads,
+        memory=memory,
+        provenance="derived",
+        critical_path=tuple(path),
+        graph=Graph(ranks, ranks),
+        timeline=Timeline(*(None, (), None)),  # type: ignore[arg-type]
+    )
+
+
+def setting() -> Setting:
+    tables = tuple(
+        Table(name, rows, 64, (Feature(f"f_{name}", 20.5),))
+        for name, rows in (("users", 200_000_000), ("items", 50_000), ("days", 7))
+    )
+    workload = Workload("small", 512, tables, DenseArch(13, (64,), (64, 1)))
+    installed = Topology.uniform(2, hbm_bytes=80 * GIB, ddr_bytes=256 * GIB)
+    left = Topology.uniform(2, hbm_bytes=64 * GIB, ddr_bytes=256 * GIB)
+    note = "hardware is h100-sxm, the default; --hardware chooses another profile"
+    profile = load_hardware("h100-sxm")
+    return Setting(workload, left, installed, profile, "h100-sxm", "default", (note,))
+
+
+def report(plan_data: dict[str, Any], bound_ms: float = 9.5) -> PlanReport:
+    plan = plan_from_dict(plan_data, where="plan")
+    predictions = [prediction(), prediction(1.0625), prediction(1.5)]
+    plans = tuple(
+        RankedPlan(plan, p.iteration_ms, found_by)
+        for p, found_by in zip(predictions, ("cpsat", "optuna", "torchrec_greedy"), strict=True)
+    )
+    baselines = {"torchrec_greedy": 15.0, "greedy_size": 12.5, "random": 31.0, "even": 10.0}
+    result = Result(plans, bound_ms, 0.01, "work", baselines, {}, 1.25, 4321, 0)
+    return PlanReport(setting(), result, predictions, "plan.json", "shardopt explain m plan.json")
+
+
+def drawn(width: int, show: Callable[..., None], *args: object) -> str:
+    stream = io.StringIO()
+    show(make_console(stream, width=width), *args)
+    text = stream.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    return text
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_plan(width: int, plan_data: dict[str, Any], golden: Golden) -> None:
+    text = drawn(width, show_plan, report(plan_data))
+    golden(f"plan_{width}.txt", text.replace("Searched 1.2 s", "Searched ? s"))
+
+
+def test_plan_that_is_optimal_says_so(plan_data: dict[str, Any]) -> None:
+    text = drawn(100, show_plan, report(plan_data, bound_ms=10.0))
+    assert "Proved: no plan is predicted to be faster; plan 1 is optimal." in text
+
+
+def test_a_bound_of_nothing_claims_nothing(plan_data: dict[str, Any]) -> None:
+    text = drawn(100, show_plan, report(plan_data, bound_ms=0.0))
+    assert "Nothing is proved" in text
+    assert "optimal" not in drawn(160, show_headline, report(plan_data, bound_ms=0.0))
+
+
+def test_quiet_plan_is_one_short_line(plan_data: dict[str, Any]) -> None:
+    text = drawn(160, show_headline, report(plan_data))
+    assert text.startswith("10.00 ms per iteration, at most 5.3 % from optimal; 1 TW, 1 CW")
+    assert len(text.splitlines()) == 1
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_predict(width: int, plan_data: dict[str, Any], golden: Golden) -> None:
+    plan = plan_from_dict(plan_data, where="plan")
+    given = [
+        Predicted("slow.json", plan, prediction(1.25)),
+        Predicted("fast.json", plan, prediction()),
+        Predicted("large.json", plan, prediction(1.125, used_gib=65.5)),
+    ]
+    golden(f"predict_{width}.txt", drawn(width, show_predictions, given))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_explain(width: int, golden: Golden) -> None:
+    changes = [
+        WhatIf("dense backward 2x as fast", 8.0, 2.0),
+        WhatIf("no host overhead", 9.75, 0.25),
+    ]
+    text = drawn(width, show_explanation, "plan.json", prediction(ranks=20), changes)
+    golden(f"explain_{width}.txt", text)
+
+
+def test_diff(plan_data: dict[str, Any], golden: Golden) -> None:
+    a = plan_from_dict({**plan_data, "iteration_ms": 12.0}, where="a")
+    items = plan_data["tables"]["items"]
+    items["sharding_type"] = "table_wise"
+    items["shards"] = [{"rank": 1, "offset": [0, 0], "size": [50000, 64]}]
+    users = plan_data["tables"]["users"]
+    users["compute_kernel"] = "fused_uvm_caching"
+    users["cache_params"] = {"load_factor": 0.25}
+    del plan_data["tables"]["days"]
+    b = plan_from_dict({**plan_data, "iteration_ms": 9.0, "hardware": "h100-sxm"}, where="b")
+    golden("diff_80.txt", drawn(80, show_diff, ("a.json", "b.json"), a, b))
+
+
+def test_many_ranks_are_shortened() -> None:
+    text = drawn(80, show_explanation, "plan.json", prediction(ranks=64), [])
+    assert "48 of 64 ranks lie between" in text
+    assert "no single change shortens the iteration" in text

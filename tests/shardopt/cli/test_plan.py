@@ -1,0 +1,187 @@
+"""`shardopt plan`: the JSON contract, the plan file, repeatability."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from predictor.plan_json import load_plan
+
+QUICK = ("--gpus", 2, "--effort", 0.05)
+
+CONTRACT = {
+    "iteration_ms",
+    "lower_bound_ms",
+    "gap",
+    "surrogate_gap",
+    "stopped_by",
+    "world_size",
+    "hardware",
+    "provenance",
+    "search_seconds",
+    "plans",
+    "baselines",
+}
+PLAN_CONTRACT = {"iteration_ms", "found_by", "breakdown", "memory", "tables"}
+
+
+def test_json_holds_the_contract(run, model: Path) -> None:
+    done = run("plan", model, *QUICK, "--json")
+    assert done.code == 0, done.err
+    data = json.loads(done.out)
+    assert data.keys() >= CONTRACT
+    assert data["gap"] == pytest.approx(data["iteration_ms"] / data["lower_bound_ms"] - 1)
+    assert data["gap"] >= -1e-9
+    assert data["stopped_by"] in ("work", "gap", "time")
+    assert (data["world_size"], data["hardware"]) == (2, "h100-sxm")
+    assert data["provenance"] in ("measured", "published", "derived", "not validated")
+    assert data["model"]["name"] == "small"
+    assert len(data["model"]["sha256"]) == 64
+    assert all(value >= data["lower_bound_ms"] for value in data["baselines"].values())
+
+
+def test_plans_of_the_json_are_ranked_and_whole(run, model: Path) -> None:
+    data = json.loads(run("plan", model, *QUICK, "--json", "--top-k", 2).out)
+    assert 1 <= len(data["plans"]) <= 2
+    times = [plan["iteration_ms"] for plan in data["plans"]]
+    assert times == sorted(times)
+    assert times[0] == data["iteration_ms"]
+    for plan in data["plans"]:
+        assert plan.keys() >= PLAN_CONTRACT
+        assert sum(plan["breakdown"].values()) == pytest.approx(plan["iteration_ms"])
+        assert [r["rank"] for r in plan["memory"]] == [0, 1]
+        assert plan["memory"][0].keys() >= {"hbm_bytes", "hbm_cap_bytes", "ddr_bytes"}
+        assert plan["tables"].keys() == {"users", "items", "days"}
+        table = plan["tables"]["users"]
+        assert table.keys() >= {"sharding_type", "compute_kernel", "module", "shards"}
+        assert table["shards"][0].keys() == {"rank", "offset", "size"}
+
+
+def test_the_file_is_a_plan_with_all_that_is_known(run, model: Path, tmp_path: Path) -> None:
+    done = run("plan", model, *QUICK, "--json", "-o", "plan.json", "--seed", 3)
+    assert done.code == 0, done.err
+    plan = load_plan(tmp_path / "plan.json")
+    assert (plan.world_size, plan.local_world_size) == (2, 2)
+    assert plan.tables.keys() == {"users", "items", "days"}
+    shown = json.loads(done.out)
+    assert plan.meta["iteration_ms"] == shown["iteration_ms"]
+    assert plan.meta["lower_bound_ms"] == shown["lower_bound_ms"]
+    assert plan.meta["model"] == shown["model"]
+    assert (plan.meta["hardware"], plan.meta["batch_size"], plan.meta["seed"]) == (
+        "h100-sxm",
+        32768,
+        3,
+    )
+    assert "shardopt" in plan.meta["versions"]
+
+
+def test_predict_repeats_the_time_of_the_file(run, model: Path, tmp_path: Path) -> None:
+    run("plan", model, *QUICK, "--quiet", "-o", "plan.json")
+    done = run("predict", model, "plan.json", "--json")
+    assert done.code == 0, done.err
+    (prediction,) = json.loads(done.out)["predictions"]
+    written = load_plan(tmp_path / "plan.json").meta["iteration_ms"]
+    assert prediction["iteration_ms"] == pytest.approx(written, rel=1e-12)
+    assert done.err == ""
+
+
+def test_same_seed_same_plan(run, model: Path, tmp_path: Path) -> None:
+    for name in ("a.json", "b.json"):
+        assert run("plan", model, *QUICK, "--quiet", "--seed", 7, "-o", name).code == 0
+    assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
+
+
+def test_report_names_what_a_reader_looks_for(run, model: Path) -> None:
+    done = run("plan", model, *QUICK)
+    assert done.code == 0, done.err
+    for words in (  # a line break may fall anywhere
+        "h100-sxm (default)",
+        "2 GPUs (1 host of 2",
+        "90 % interval",
+        "Baselines",
+        "Where the time goes",
+        "Ranks",
+        "Proved: no plan is predicted to be faster",
+        "constants on its critical path",
+        "Nothing was written",
+    ):
+        assert words in " ".join(done.out.split())
+    assert done.err == "", "no progress where stderr is no terminal"
+    assert max(map(len, done.out.splitlines())) <= 100
+
+
+def test_uniform_indices_are_said_once(run, model: Path) -> None:
+    text = model.read_text().replace(", index_distribution: uniform", "")
+    model.write_text(text)
+    assert run("plan", model, *QUICK).out.replace("\n", " ").count("count as uniform") == 1
+    done = run("plan", model, *QUICK, "--json")
+    assert done.err.count("count as uniform") == 1
+    assert any("count as uniform" in note for note in json.loads(done.out)["notes"])
+
+
+def test_quiet_says_one_line(run, model: Path) -> None:
+    done = run("plan", model, *QUICK, "--quiet", "--hardware", "a100-80gb")
+    assert (done.code, done.err) == (0, "")
+    assert len(done.out.splitlines()) == 1
+    assert " ms per iteration, at most " in done.out
+
+
+@pytest.mark.parametrize("searcher", ["cpsat", "optuna"])
+def test_one_searcher_alone(run, model: Path, searcher: str) -> None:
+    done = run("plan", model, *QUICK, "--search", searcher, "--json")
+    assert done.code == 0, done.err
+    data = json.loads(done.out)
+    assert (data["surrogate_gap"] is None) == (searcher == "optuna")
+
+
+def test_cluster_file_gives_ranks_memory_and_hardware(run, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text(
+        "schema: 1\nhosts: 2\nranks_per_host: 2\nhardware: a100-40gb\nhbm_gib: [30, 30, 30, 20]\n"
+    )
+    done = run("plan", model, "--cluster", "cluster.yaml", "--effort", 0.05, "--json")
+    assert done.code == 0, done.err
+    data = json.loads(done.out)
+    assert (data["world_size"], data["local_world_size"]) == (4, 2)
+    assert data["hardware"] == "a100-40gb"
+    caps = [rank["hbm_cap_bytes"] for rank in data["plans"][0]["memory"]]
+    assert caps[0] == caps[1] == caps[2] > caps[3]
+
+
+def test_flags_override_the_profile(run, model: Path) -> None:
+    flags = ("--hbm-gib", 10, "--ddr-gib", 5, "--reserve", 0, "--batch-size", 64)
+    data = json.loads(run("plan", model, *QUICK, *flags, "--json").out)
+    memory = data["plans"][0]["memory"][0]
+    assert 9.8 * 2**30 < memory["hbm_cap_bytes"] < 10 * 2**30
+    assert memory["ddr_cap_bytes"] == 5 * 2**30
+    assert data["batch_size"] == 64
+
+
+def test_a_failed_search_leaves_the_old_file(
+    run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plan.json").write_text("old")
+
+    def interrupted(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("search.solve.solve", interrupted)
+    done = run("plan", model, *QUICK, "-o", "plan.json")
+    assert (done.code, done.out) == (130, "")
+    assert done.err == "shardopt: error: interrupted\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"model.yaml", "plan.json"}
+    assert (tmp_path / "plan.json").read_text() == "old"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_without_permission_is_refused_before_searching(
+    run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "search.solve", raising=False)
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o500)
+    done = run("plan", model, *QUICK, "-o", locked / "plan.json")
+    assert done.code == 2
+    assert "no permission" in done.err
+    assert "search.solve" not in sys.modules
