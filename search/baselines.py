@@ -43,7 +43,14 @@ def baselines(objective: Objective, surrogate: Surrogate, seed: int) -> dict[str
         found[name] = _table_wise(objective, weight)
     found["row_wise all"] = _uniform(objective, surrogate, ShardingType.ROW_WISE)
     found["random"] = _random(objective, surrogate, seed)
-    return {name: plan for name, plan in found.items() if plan and objective.fits(plan)}
+    return {name: plan for name, plan in found.items() if plan and _may(objective, plan)}
+
+
+def _may(objective: Objective, plan: Assignment) -> bool:
+    """Fits, and lies where constraints allow: TorchRec's planner knows no ranks."""
+    topology = objective.problem.topology
+    legal = all(option.is_legal(ranks, topology) for option, ranks in plan)
+    return legal and objective.fits(plan)
 
 
 def torchrec_assignment(objective: Objective) -> Assignment | None:

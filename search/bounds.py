@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
 
 from predictor.batch import BatchPredictor
-from predictor.loads import COLUMNS, Load
+from predictor.loads import COLUMNS, Load, LookupGroup
 from search.relaxation import Cut, Hulls, Relaxation
 from search.result import Problem
 from search.space import Option, Space, place
@@ -28,10 +28,13 @@ Array = NDArray[np.float64]
 
 TOLERANCE = 1e-4
 """A set is solved when its relaxed time exceeds the program's optimum by less than this share."""
-SAFETY = 1e-6
-"""Taken off the bound: the linear solver's own tolerance."""
+ROUNDING = 1e-9
+"""Taken off the bound."""
 MAX_SETS = 256
-"""More sets of exchanges than this are not told apart; the compute-bound cut remains."""
+"""More sets of exchanges than this are not told apart; cuts that hold for all of them remain."""
+FLOOR_STEPS = 20
+"""Refinements of the bound that holds for all sets, where every set starts from."""
+GIB = float(1 << 30)
 
 
 @dataclass(frozen=True)
@@ -73,27 +76,35 @@ class LowerBound:
             upper_ms: a plan with this time is known; sets above it need no more work.
             stop: asked after every step with the bound so far.
         """
-        heap = [(0.0, i, s) for i, s in enumerate(self._sets())]
+        floor = self._floor()
+        heap = [(floor, i, s) for i, s in enumerate(self._sets())]
         heapq.heapify(heap)
-        fathomed = np.inf
+        fathomed = np.inf if heap else floor
         for _ in range(steps):
             if not heap:
                 break
-            _, index, one = heapq.heappop(heap)
+            before, index, one = heapq.heappop(heap)
             bound, done = one.refine()
-            if bound >= upper_ms or (done and not np.isfinite(bound)):
+            bound = max(bound, before)
+            if done or bound >= upper_ms:
                 fathomed = min(fathomed, bound)
-                continue
-            if done:
-                fathomed = min(fathomed, bound)
-                if not heap or bound <= heap[0][0]:
-                    break
-                continue
-            heapq.heappush(heap, (bound, index, one))
-            if stop(min(fathomed, heap[0][0])):
+            else:
+                heapq.heappush(heap, (bound, index, one))
+            proven = min(fathomed, heap[0][0] if heap else np.inf)
+            if proven >= min(fathomed, upper_ms) or stop(proven):
                 break
         left = min((bound for bound, _, _ in heap), default=np.inf)
-        return float(min(fathomed, left, upper_ms) * (1 - SAFETY))
+        return float(min(fathomed, left, upper_ms) * (1 - ROUNDING))
+
+    def _floor(self) -> float:
+        """A bound that holds whatever the set of exchanges."""
+        everything = _Set(self, self.choices, exact=False)
+        bound = 0.0
+        for _ in range(FLOOR_STEPS):
+            bound, done = everything.refine()
+            if done:
+                break
+        return bound
 
     def _choices(self, space: Space) -> Iterator[_Choice]:
         world = self.problem.topology.world_size
@@ -115,14 +126,13 @@ class LowerBound:
                 )
 
     def _exchange(self, choice: _Choice) -> tuple[str, str]:
-        group = self.batch.groups[choice.group]
-        return group.module, group.sharding_type
+        return _exchange_of(self.batch.groups[choice.group])
 
     def _sets(self) -> list[_Set]:
-        """All sets of exchanges that offer every table an option."""
+        """All sets of exchanges that offer every table an option; none if they are too many."""
         kinds = sorted({self._exchange(c) for c in self.choices})
         if 2 ** len(kinds) > MAX_SETS:
-            return [_Set(self, self.choices, exact=False)]
+            return []
         found = []
         for kept in chain.from_iterable(combinations(kinds, n) for n in range(1, len(kinds) + 1)):
             choices = [c for c in self.choices if self._exchange(c) in kept]
@@ -131,74 +141,130 @@ class LowerBound:
         return found
 
 
+def _exchange_of(group: LookupGroup) -> tuple[str, str]:
+    return group.module, group.sharding_type
+
+
 class _Set:
-    """The linear program of one set of exchanges."""
+    """The linear program of one set of exchanges.
+
+    Args:
+        exact: plans use all of the exchanges; if not, any of them.
+    """
 
     def __init__(self, bound: LowerBound, choices: list[_Choice], *, exact: bool) -> None:
         self.bound = bound
         self.choices = choices
         self.exact = exact
+        self.proven = 0.0
         self.relaxation: Relaxation | None = None
-        self.solver: pywraplp.Solver | None = None
 
     def _start(self) -> None:
-        batch = self.bound.batch
+        batch, topology = self.bound.batch, self.bound.problem.topology
         used = sorted({c.group for c in self.choices})
-        self.position = {group: i for i, group in enumerate(used)}
+        position = {group: i for i, group in enumerate(used)}
         shape = (len(used), COLUMNS)
         self.loads = np.zeros((len(self.choices), *shape))
         for i, choice in enumerate(self.choices):
-            self.loads[i, self.position[choice.group]] = choice.load
+            self.loads[i, position[choice.group]] = choice.load
         self.loads[..., Load.SHARDS] = 0.0
-        ceiling = np.zeros(shape)
-        for table in range(self.bound.tables):
-            mine = [i for i, c in enumerate(self.choices) if c.table == table]
-            ceiling += self.loads[mine].max(axis=0)
+        # choices lie table by table
+        self.first = np.flatnonzero(np.diff([-1, *(c.table for c in self.choices)]))
+        ceiling = np.maximum.reduceat(self.loads, self.first).sum(axis=0)
+        self.flat = self.loads.reshape(len(self.choices), -1)
+        self.memory = np.array([[c.hbm_bytes, c.ddr_bytes] for c in self.choices]).T / GIB
+        self.caps = np.array([sum(topology.hbm_cap_bytes), sum(topology.ddr_cap_bytes)]) / GIB
         groups = [batch.groups[g] for g in used]
-        self.relaxation = Relaxation(batch.costs, groups, ceiling, self.bound.hulls)
+        certain = [self._is_certain(group, used) for group in used]
+        self.relaxation = Relaxation(batch.costs, groups, ceiling, certain, self.bound.hulls)
         self._start_program()
 
+    def _is_certain(self, group: int, groups: list[int]) -> bool:
+        """Every plan of the set uses the lookup group: some table has no other, or its exchange
+        has no other."""
+        key = _exchange_of(self.bound.batch.groups[group])
+        alone = sum(_exchange_of(self.bound.batch.groups[g]) == key for g in groups) == 1
+        mine = np.array([c.group == group for c in self.choices])
+        return (self.exact and alone) or bool(np.logical_and.reduceat(mine, self.first).any())
+
     def _start_program(self) -> None:
-        self.solver = pywraplp.Solver.CreateSolver("GLOP")
-        solver, topology = self.solver, self.bound.problem.topology
+        self.solver = solver = pywraplp.Solver.CreateSolver("GLOP")
         self.share = [solver.NumVar(0.0, 1.0, "") for _ in self.choices]
         self.time = solver.NumVar(0.0, solver.infinity(), "")
         solver.Minimize(self.time)
-        for table in range(self.bound.tables):
+        for shares in np.split(np.array(self.share, dtype=object), self.first[1:]):
             one = solver.Constraint(1.0, 1.0)
-            for share, choice in zip(self.share, self.choices, strict=True):
-                if choice.table == table:
-                    one.SetCoefficient(share, 1.0)
-        for cap, attribute in (
-            (sum(topology.hbm_cap_bytes), "hbm_bytes"),
-            (sum(topology.ddr_cap_bytes), "ddr_bytes"),
-        ):
-            limit = solver.Constraint(-solver.infinity(), cap / 2**30)
-            for share, choice in zip(self.share, self.choices, strict=True):
-                limit.SetCoefficient(share, getattr(choice, attribute) / 2**30)
+            for share in shares:
+                one.SetCoefficient(share, 1.0)
+        self.room = [
+            self._row(-solver.infinity(), cap, used)
+            for cap, used in zip(self.caps.tolist(), self.memory, strict=True)
+        ]
+        self.cuts: list[pywraplp.Constraint] = []
+        self.constants: list[float] = []
+        self.weights = np.zeros((0, len(self.choices)))
+
+    def _row(self, low: float, high: float, coefficients: Array) -> pywraplp.Constraint:
+        row = self.solver.Constraint(low, high)
+        for share, value in zip(self.share, coefficients.tolist(), strict=True):
+            row.SetCoefficient(share, value)
+        return row
 
     def refine(self) -> tuple[float, bool]:
-        """One step: solve, cut. Returns the bound so far and whether the set is solved."""
-        if self.solver is None:
+        """One step: solve, cut. Returns the bound so far and whether no step will raise it."""
+        if self.relaxation is None:
             self._start()
-        assert self.solver is not None
-        assert self.relaxation is not None
-        if self.solver.Solve() != pywraplp.Solver.OPTIMAL:
+        if not self.cuts:
+            self._cut()
+        status = self.solver.Solve()
+        if status == pywraplp.Solver.INFEASIBLE:
             return np.inf, True  # no fractional plan fits the pooled memory
-        bound = self.solver.Objective().Value()
-        shares = np.array([s.solution_value() for s in self.share])
+        if status != pywraplp.Solver.OPTIMAL:
+            return self.proven, True
+        self.proven = max(self.proven, self._certified())
+        return self.proven, not self._cut()
+
+    def _cut(self) -> bool:
+        """Add what the program's optimum violates (or first of all, the even mix)."""
+        assert self.relaxation is not None
+        if self.cuts:
+            shares = np.array([s.solution_value() for s in self.share])
+            now = self.solver.Objective().Value()
+        else:
+            sizes = np.diff([*self.first, len(self.choices)])
+            shares, now = np.repeat(1.0 / sizes, sizes), -1.0
         load = np.tensordot(shares, self.loads, axes=1)
-        time, cut = self.relaxation.evaluate(load)
-        if cut is None or time <= bound * (1 + TOLERANCE) + 1e-12:
-            return bound, True
-        self._add(cut)
-        if self.solver.Solve() != pywraplp.Solver.OPTIMAL:
-            return bound, True
-        return self.solver.Objective().Value(), False
+        if self.exact:
+            cut = self.relaxation.evaluate(load)[1]
+            cuts = [] if cut is None else [cut]
+        else:
+            cuts = self.relaxation.busy(load)
+        found = False
+        for cut in cuts:
+            if cut.constant + float((cut.slope * load).sum()) > now * (1 + TOLERANCE) + 1e-12:
+                self._add(cut)
+                found = True
+        return found
 
     def _add(self, cut: Cut) -> None:
-        assert self.solver is not None
-        row = self.solver.Constraint(cut.constant, self.solver.infinity())
+        weights = self.flat @ cut.slope.ravel()
+        row = self._row(cut.constant, self.solver.infinity(), -weights)
         row.SetCoefficient(self.time, 1.0)
-        for share, weight in zip(self.share, self.loads.reshape(len(self.loads), -1), strict=True):
-            row.SetCoefficient(share, -float(weight @ cut.slope.ravel()))
+        self.cuts.append(row)
+        self.constants.append(cut.constant)
+        self.weights = np.vstack([self.weights, weights])
+
+    def _certified(self) -> float:
+        """The bound that the program's prices prove, whatever the solver's tolerances were.
+
+        For prices of the cuts that sum to one and prices of memory, no plan is faster than the
+        priced cuts where every table takes its cheapest option (Lagrange).
+        """
+        prices = np.array([max(0.0, row.dual_value()) for row in self.cuts])
+        if prices.sum() <= 0:
+            return 0.0
+        rent = np.array([max(0.0, -row.dual_value()) for row in self.room])
+        rent, prices = rent / prices.sum(), prices / prices.sum()
+        cost = prices @ self.weights + rent @ self.memory
+        cheapest = np.minimum.reduceat(cost, self.first).sum()
+        return float(prices @ np.array(self.constants) + cheapest - rent @ self.caps)

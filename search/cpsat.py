@@ -22,8 +22,8 @@ Array = NDArray[np.float64]
 
 UNITS_PER_MS = 1e5
 """Time resolution of the integer model: 10 ns."""
-MEMORY_UNIT = 1 << 20
-"""Memory resolution: MiB, rounded up."""
+MEMORY_STEPS = 1 << 16
+"""Memory resolution: a rank's memory in so many steps. Shards are rounded up to full ones."""
 MAX_VARIABLES = 40_000
 """Larger models do not improve on their hint within any reasonable budget."""
 
@@ -76,7 +76,7 @@ class CpSat:
         Returns:
             None if the model is too large, infeasible, or nothing was found in time.
         """
-        build = _Model(self.objective, self.surrogate, options, weights or Weights())
+        build = Model(self.objective, self.surrogate, options, weights or Weights())
         if build.size > MAX_VARIABLES:
             return None
         build.build()
@@ -97,19 +97,29 @@ class CpSat:
         return Solution(build.read(solver), value / UNITS_PER_MS, gap)
 
 
-class _Model:
+class Model:
+    """Variables and constraints over the options of every table; see the module's text.
+
+    Args:
+        memory_unit: bytes that memory is counted in; shards are rounded up, caps down.
+    """
+
     def __init__(
         self,
         objective: Objective,
         surrogate: Surrogate,
         options: Sequence[Sequence[Option]],
         weights: Weights,
+        memory_unit: int = 0,
     ) -> None:
         self.objective = objective
         self.surrogate = surrogate
         self.options = options
         self.weights = weights.array
         self.topology = objective.problem.topology
+        self.units = [
+            memory_unit or max(1, int(most) // MEMORY_STEPS) for most in objective.caps.max(axis=1)
+        ]
         self.model = cp_model.CpModel()
         self.placed: list[list[_Placed]] = []
         self.forward: dict[int, list[cp_model.LinearExprT]] = defaultdict(list)
@@ -124,24 +134,23 @@ class _Model:
     def size(self) -> int:
         """Variables of the model."""
         return sum(
-            1 + len(o.legal_ranks(self.topology).units[0])
-            for options in self.options
-            for o in options
+            1 + len(self.objective.legal(o).units[0]) for options in self.options for o in options
         )
 
-    def build(self) -> None:
-        """All variables, constraints and the objective."""
+    def build(self, *, timed: bool = True) -> None:
+        """All variables and constraints; if not ``timed``, neither caps nor the objective."""
         for options in self.options:
-            placed = [self._option(o) for o in options if not o.legal_ranks(self.topology).is_empty]
+            placed = [self._option(o) for o in options if not self.objective.legal(o).is_empty]
             self.model.add_exactly_one([p.chosen for p in placed])
             self.placed.append(placed)
-        self._memory()
         self._co_locate()
-        self._objective()
+        if timed:
+            self._memory()
+            self._objective()
 
     def _option(self, option: Option) -> _Placed:
         model = self.model
-        legal = option.legal_ranks(self.topology)
+        legal = self.objective.legal(option)
         alternatives, units = list(legal.units[0]), len(legal.units)
         chosen = model.new_bool_var("")
         if len(alternatives) == 1:
@@ -180,14 +189,23 @@ class _Model:
                 memory = option.memory[shard]
                 for kind, need in enumerate((memory.hbm_bytes, memory.ddr_bytes)):
                     if need:
-                        self.memory[kind, rank].append(-(-need // MEMORY_UNIT) * count)
+                        self.memory[kind, rank].append(-(-need // self.units[kind]) * count)
         constant = round(self.surrogate.constant_ms(option) * UNITS_PER_MS)
         if constant:
             self.cost.append(constant * placed.chosen)
 
     def _memory(self) -> None:
         for (kind, rank), terms in self.memory.items():
-            self.model.add(sum(terms) <= int(self.objective.caps[kind, rank] // MEMORY_UNIT))
+            self.model.add(sum(terms) <= self._cap(kind, rank))
+
+    def exceed(self, kind: int, rank: int) -> cp_model.IntVar:
+        """By how many units a plan exceeds a cap (0: HBM, 1: DDR) of a rank."""
+        over = self.model.new_int_var(0, 1 << 50, "")
+        self.model.add(sum(self.memory[kind, rank]) <= self._cap(kind, rank) + over)
+        return over
+
+    def _cap(self, kind: int, rank: int) -> int:
+        return int(self.objective.caps[kind, rank] // self.units[kind])
 
     def _co_locate(self) -> None:
         """Tables of a group use the same ranks: a rank is either used by all of them or by none."""
@@ -203,9 +221,9 @@ class _Model:
                         )
                         if rank in alternative
                     ]
-                    most = max((p.units for p in self.placed[table]), default=1)
+                    most = sum(p.units for p in self.placed[table])
                     self.model.add(sum(counts) >= used)
-                    self.model.add(sum(counts) <= len(counts) * most * used)
+                    self.model.add(sum(counts) <= most * used)
 
     def _objective(self) -> None:
         for per_rank in (self.forward, self.backward):
@@ -240,7 +258,7 @@ class _Model:
         """Start from an assignment; options that the model lacks are not hinted."""
         for table, (option, ranks) in enumerate(assignment):
             for placed in self.placed[table]:
-                mine = placed.option == option
+                mine = placed.option is option
                 if placed.counts[0] is not placed.chosen:
                     width = len(placed.alternatives[0])
                     runs = [ranks[i : i + width] for i in range(0, len(ranks), width)]

@@ -1,17 +1,20 @@
 """Improves assignments on the true objective: the full timeline, many neighbours at a time.
 
-Moves: one unit of a table to another rank, two tables swap ranks, one table changes its option.
-Descent takes the best neighbour; at a local optimum a few tables are shaken (iterated local
-search, Lourenço et al. 2003) until the budget of evaluations is spent.
+Moves: one unit of a table to another rank, two tables swap ranks, one table changes its option,
+all tables of one exchange join another.
+Descent takes the best neighbours together as far as that helps; at a local optimum a few tables are
+shaken (iterated local search, Lourenço et al. 2003) until the budget of evaluations is spent.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, permutations
 
 import numpy as np
 
+from predictor.plan import ShardingType
 from search.objective import Assignment, Choice, Objective, Ranks
 from search.placement import Placer
 from search.space import Option
@@ -21,6 +24,8 @@ Change = dict[int, Choice]
 
 NEIGHBOURS = 512
 """Neighbours scored before the best of them is taken."""
+JOINED = 16
+"""Changes of different tables that are tried together."""
 SHAKEN = 3
 """Tables changed at random to leave a local optimum."""
 
@@ -63,16 +68,33 @@ class LocalSearch:
         return best, best_ms
 
     def _descend(self, base: Assignment, base_ms: float) -> tuple[Assignment, float] | None:
-        """The best of the neighbours if it is better; they are scored in random order, by parts."""
+        """A better assignment among the neighbours, scored in random order, by parts."""
         neighbours = list(self._neighbours(base))
         self.random.shuffle(neighbours)
         for start in range(0, len(neighbours), NEIGHBOURS):
-            part = [c for c in neighbours[start : start + NEIGHBOURS]]
+            part = neighbours[start : start + NEIGHBOURS]
             times = self.objective.score_neighbours(base, part)
-            first = int(np.argmin(times))
-            if times[first] < base_ms * (1 - 1e-9):
-                return apply(base, part[first]), float(times[first])
+            order = np.argsort(times, kind="stable")
+            better = [part[i] for i in order if times[i] < base_ms * (1 - 1e-9)]
+            if better:
+                joint = self._join(base, better)
+                times = self.objective.score_neighbours(base, joint)
+                best = int(np.argmin(times))
+                return apply(base, joint[best]), float(times[best])
         return None
+
+    def _join(self, base: Assignment, better: Sequence[Change]) -> list[Change]:
+        """The best change, the best two of different tables, the best three, ... as they fit."""
+        used = self.objective.memory(base)
+        joint = [better[0]]
+        for change in better[1:]:
+            both = {**joint[-1], **change}
+            apart = len(both) == len(joint[-1]) + len(change)
+            if apart and self._fits(base, used, both):
+                joint.append(both)
+            if len(joint) == JOINED:
+                break
+        return joint
 
     def _shake(self, base: Assignment) -> Assignment:
         for _ in range(20):
@@ -92,7 +114,7 @@ class LocalSearch:
                 change = {table: choice}
                 if self._fits(base, used, change):
                     yield change
-        for change in self._swaps(base):
+        for change in chain(self._swaps(base), self._merges(base)):
             if self._fits(base, used, change):
                 yield change
 
@@ -111,7 +133,7 @@ class LocalSearch:
     def _moves(self, base: Assignment, table: int) -> Iterator[Choice]:
         """One unit of the table elsewhere; like units of a table are moved once."""
         option, ranks = base[table]
-        legal = option.legal_ranks(self.topology)
+        legal = self.objective.legal(option)
         start, seen = 0, set()
         for alternatives in legal.units:
             width = len(alternatives[0])
@@ -135,7 +157,9 @@ class LocalSearch:
                 np.add.at(loads, list(ranks), self.surrogate.phases(option))
                 used += self.objective.footprint(option, ranks)
         for option in self.objective.space.options[table]:
-            if option != base[table][0]:
+            # one column shard gains nothing alone; whole exchanges are merged instead
+            alone = option.sharding_type is ShardingType.COLUMN_WISE and option.num_shards == 1
+            if option is not base[table][0] and not alone:
                 placed = self.placer.best_ranks(option, loads, used)
                 if placed is not None:
                     yield option, placed
@@ -144,7 +168,7 @@ class LocalSearch:
         """Two tables of one unit each exchange their places."""
         movable: list[tuple[int, Option, Ranks]] = []
         for table, (option, ranks) in enumerate(base):
-            legal = option.legal_ranks(self.topology)
+            legal = self.objective.legal(option)
             if len(legal.units) == 1 and len(legal.units[0]) > 1:
                 movable.append((table, option, ranks))
         for i, (a, first, here) in enumerate(movable):
@@ -156,9 +180,50 @@ class LocalSearch:
                 ):
                     yield {a: (first, there), b: (second, here)}
 
+    def _merges(self, base: Assignment) -> Iterator[Change]:
+        """All tables of one exchange join another of the module: fewer collectives and launches."""
+        exchanges = sorted({self.surrogate.exchange(option) for option, _ in base})
+        for gone, other in permutations(exchanges, 2):
+            change = self._merge(base, gone, other) if gone[0] == other[0] else None
+            if change:
+                yield change
+
+    def _merge(
+        self, base: Assignment, gone: tuple[str, str], other: tuple[str, str]
+    ) -> Change | None:
+        loads = np.zeros((self.topology.world_size, PHASES))
+        used = np.zeros_like(self.objective.caps)
+        leaving = []
+        for table, (option, ranks) in enumerate(base):
+            if self.surrogate.exchange(option) == gone:
+                leaving.append(table)
+            else:
+                np.add.at(loads, list(ranks), self.surrogate.phases(option))
+                used += self.objective.footprint(option, ranks)
+        change: Change = {}
+        for table in sorted(leaving, key=lambda t: -self.surrogate.phases(base[t][0]).sum()):
+            options = [
+                o
+                for o in self.objective.space.options[table]
+                if self.surrogate.exchange(o) == other
+            ]
+            if not options:
+                return None
+            option = min(options, key=lambda o: float(self.surrogate.phases(o).sum()))
+            ranks = base[table][1]
+            if not option.is_legal(ranks, self.topology):
+                placed = self.placer.best_ranks(option, loads, used)
+                if placed is None:
+                    return None
+                ranks = placed
+            change[table] = (option, ranks)
+            np.add.at(loads, list(ranks), self.surrogate.phases(option))
+            used += self.objective.footprint(option, ranks)
+        return change
+
     def _may(self, first: Option, there: Ranks, second: Option, here: Ranks) -> bool:
-        return there in first.legal_ranks(self.topology).units[0] and (
-            here in second.legal_ranks(self.topology).units[0]
+        return there in self.objective.legal(first).units[0] and (
+            here in self.objective.legal(second).units[0]
         )
 
 

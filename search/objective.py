@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from predictor.batch import BatchPredictor
 from predictor.plan import ShardingPlan, TablePlan
 from search.result import Problem
-from search.space import Option, Space, place
+from search.space import Legal, Option, Space, place
 
 Array = NDArray[np.float64]
 Ranks = tuple[int, ...]
@@ -33,6 +33,7 @@ class Objective:
         )
         self.evaluations = 0
         self.place = lru_cache(maxsize=1 << 16)(place)
+        self.legal = lru_cache(maxsize=1 << 16)(self._legal)
         self.footprint = lru_cache(maxsize=1 << 16)(self._footprint)
 
     def table_plans(self, assignment: Assignment) -> tuple[TablePlan, ...]:
@@ -58,6 +59,10 @@ class Objective:
             [{t: self.place(*choice) for t, choice in change.items()} for change in changes],
         )
 
+    def _legal(self, option: Option) -> Legal:
+        """Where the shards of an option may lie."""
+        return option.legal_ranks(self.problem.topology)
+
     def _footprint(self, option: Option, ranks: Ranks) -> Array:
         """Bytes ``[hbm or ddr, ranks]`` that one table takes."""
         used = np.zeros_like(self.caps)
@@ -76,17 +81,14 @@ class Objective:
         return together and bool((self.memory(assignment) <= self.caps).all())
 
 
-def signature(assignment: Assignment, intra_group_size: int) -> frozenset[object]:
-    """Equal for plans that differ only by a renaming of groups and of ranks within a group."""
-    on_rank: dict[int, list[tuple[object, ...]]] = {}
+def signature(assignment: Assignment) -> frozenset[object]:
+    """Equal for plans that differ only by a renaming of ranks or of like shards of a table."""
+    on_rank: dict[int, list[object]] = {}
     for option, ranks in assignment:
-        for rank, size, offset in zip(ranks, option.sizes, option.offsets, strict=True):
-            held = (option.table, option.sharding_type, option.compute_kernel, size, offset)
+        for rank, size in zip(ranks, option.sizes, strict=True):
+            held = (option.table, option.sharding_type, option.compute_kernel, size)
             on_rank.setdefault(rank, []).append(held)
-    groups: dict[int, list[object]] = {}
-    for rank, held_there in on_rank.items():
-        groups.setdefault(rank // intra_group_size, []).append(frozenset(held_there))
-    counted = [frozenset(_count(ranks).items()) for ranks in groups.values()]
+    counted = [frozenset(_count(held).items()) for held in on_rank.values()]
     return frozenset(_count(counted).items())
 
 

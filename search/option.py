@@ -56,9 +56,9 @@ class Legal:
         return not all(self.units)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Option:
-    """One way to shard one table.
+    """One way to shard one table. A space holds each option once, so identity is equality.
 
     Args:
         table: index of the table in the workload.

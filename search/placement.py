@@ -30,35 +30,44 @@ class Placer:
         self.topology = objective.problem.topology
 
     def place_all(self, options: Sequence[Option]) -> Assignment | None:
-        """Longest processing time first; by memory instead if that does not fit; None if neither.
+        """Longest processing time first; by memory instead if that does not fit; then by memory
+        onto the freest ranks; None if nothing fits.
 
         Args:
             options: one per table, in the workload's order.
         """
         work = [float(self.surrogate.phases(o).sum(axis=0) @ self.weights) for o in options]
-        hbm = [sum(m.hbm_bytes + m.ddr_bytes for m in o.memory) for o in options]
-        for keys in (work, hbm):
-            order = sorted(range(len(options)), key=lambda t: (-keys[t], t))
-            found = self._place_in(order, options)
+        memory = [sum(m.hbm_bytes + m.ddr_bytes for m in o.memory) for o in options]
+        by_work, by_memory = (
+            sorted(range(len(options)), key=lambda t: (-keys[t], t)) for keys in (work, memory)
+        )
+        for order, roomy in ((by_work, False), (by_memory, False), (by_memory, True)):
+            found = self._place_in(order, options, roomy)
             if found is not None:
                 return found
         return None
 
-    def _place_in(self, order: Sequence[int], options: Sequence[Option]) -> Assignment | None:
+    def _place_in(
+        self, order: Sequence[int], options: Sequence[Option], roomy: bool
+    ) -> Assignment | None:
         loads = np.zeros((self.topology.world_size, PHASES))
         used = np.zeros_like(self.objective.caps)
         chosen: dict[int, Choice] = {}
-        uniform = [t for t in order if len(options[t].legal_ranks(self.topology).units) == 1]
-        forced = [t for t in uniform if len(options[t].legal_ranks(self.topology).units[0]) == 1]
-        for table in [*forced, *(t for t in order if t not in forced)]:
+        forced = [t for t in order if self._is_forced(options[t])]
+        there = set(forced)
+        for table in [*forced, *(t for t in order if t not in there)]:
             option = options[table]
-            ranks = self.best_ranks(option, loads, used, self._partner(table, chosen))
+            together = self._partner(table, chosen)
+            ranks = self.best_ranks(option, loads, used, together, roomy=roomy)
             if ranks is None:
                 return None
             chosen[table] = (option, ranks)
             np.add.at(loads, list(ranks), self.surrogate.phases(option))
             used += self.objective.footprint(option, ranks)
         return tuple(chosen[t] for t in range(len(options)))
+
+    def _is_forced(self, option: Option) -> bool:
+        return all(len(run) == 1 for run in self.objective.legal(option).units)
 
     def _partner(self, table: int, chosen: dict[int, Choice]) -> frozenset[int] | None:
         for group in self.objective.space.co_locate:
@@ -74,6 +83,8 @@ class Placer:
         loads: Array,
         used: Array,
         together: frozenset[int] | None = None,
+        *,
+        roomy: bool = False,
     ) -> Ranks | None:
         """Ranks for one option that raise the weighted phase maxima least, None if none fits.
 
@@ -81,9 +92,10 @@ class Placer:
             loads: phase times so far, ``[ranks, PHASES]``.
             used: bytes so far, ``[hbm or ddr, ranks]``.
             together: the only ranks allowed, all of which must be used.
+            roomy: raise what is used of the memory least instead.
         """
-        legal = option.legal_ranks(self.topology)
-        if legal.is_empty:
+        legal = self.objective.legal(option)
+        if legal.is_empty or (legal.same_group and self._is_split(together)):
             return None
         pools: list[frozenset[int] | None] = [together]
         if legal.same_group and together is None:
@@ -93,10 +105,13 @@ class Placer:
             ]
         best: tuple[float, Ranks] | None = None
         for pool in pools:
-            found = self._fill(option, legal.units, loads.copy(), used.copy(), pool)
+            found = self._fill(option, legal.units, loads.copy(), used.copy(), pool, roomy)
             if found and (together is None or frozenset(found[1]) == together):
                 best = found if best is None or found[0] < best[0] else best
         return None if best is None else best[1]
+
+    def _is_split(self, ranks: frozenset[int] | None) -> bool:
+        return ranks is not None and len({self.topology.group_of(r) for r in ranks}) > 1
 
     def _fill(
         self,
@@ -105,6 +120,7 @@ class Placer:
         loads: Array,
         used: Array,
         pool: frozenset[int] | None,
+        roomy: bool,
     ) -> tuple[float, Ranks] | None:
         phases = self.surrogate.phases(option)
         ranks: list[int] = []
@@ -126,7 +142,10 @@ class Placer:
                     continue
                 if (used[:, where] + memory > self.objective.caps[:, where]).any():
                     continue
-                after = (loads[where] + phases[shard]) @ self.weights
+                if roomy:
+                    after = used[:, where].sum(axis=0) - self.objective.caps[:, where].sum(axis=0)
+                else:
+                    after = (loads[where] + phases[shard]) @ self.weights
                 key = (pool is not None and taken.issuperset(where), float(after.max()), where)
                 best = key if best is None or key < best else best
             if best is None:

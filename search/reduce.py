@@ -17,7 +17,10 @@ def deduplicate(space: Space, topology: Topology) -> Space:
     """Without options that put the same bytes on the same ranks as a simpler one of the space.
 
     An option goes only if the one it repeats stays, so that a constraint's only type is kept.
+    Column-wise with one shard stays where other tables of the module can be split by columns: it
+    joins their exchange, where table-wise would need one of its own.
     """
+    splitting = {(o.module, o.table) for table in space.options for o in table if _splits(o)}
     options: list[tuple[Option, ...]] = []
     pruned = list(space.pruned)
     for key, table in zip(space.keys, space.options, strict=True):
@@ -26,6 +29,10 @@ def deduplicate(space: Space, topology: Topology) -> Space:
         for option in table:
             twin = _twin(option, topology)
             reason = ""
+            if _is_whole_column(option) and any(
+                module == option.module and other != option.table for module, other in splitting
+            ):
+                twin = None
             if twin and (twin[0], option.compute_kernel, twin[1]) in there:
                 reason = twin[2]
             if reason:
@@ -34,6 +41,14 @@ def deduplicate(space: Space, topology: Topology) -> Space:
                 kept.append(option)
         options.append(tuple(kept))
     return replace(space, options=tuple(options), pruned=tuple(pruned))
+
+
+def _splits(option: Option) -> bool:
+    return option.sharding_type is ShardingType.COLUMN_WISE and option.num_shards > 1
+
+
+def _is_whole_column(option: Option) -> bool:
+    return option.sharding_type is ShardingType.COLUMN_WISE and option.num_shards == 1
 
 
 def _dim(option: Option) -> int:

@@ -7,14 +7,16 @@ Three steps, each of which can only lower the predicted time:
    over sums of operation times, hence convex in them; the mean over all renamings, which gives
    every rank the average load, is therefore not slower (Jensen).
 2. *Convex laws.* Times that are not convex in bytes (bandwidth that grows with size) are replaced
-   by their lower convex hull over the sizes that any plan can have. The launch floor of a lookup,
-   which a rank without shards does not pay, is left out.
+   by their lower convex hull over the sizes that any plan can have. The launch floor of a lookup or
+   a prefetch, which a rank without shards does not pay, is left out, but where all ranks pay it.
 3. *Critical cycles.* The period of the timeline is the largest mean over the cycles of its event
    graph. Any one cycle is a bound; with supporting lines in the place of the laws it is linear in
    the loads, and valid for all loads.
 
 What remains is a family of linear cuts ``time >= constant + slope . load`` for one set of
-exchanges; `search.bounds` minimises over the plans.
+exchanges; `search.bounds` minimises over the plans. A weaker family, `Relaxation.busy`, holds for
+every set: what a stream computes in an iteration takes at least that long, and an exchange that a
+plan does without is then one without loads.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from predictor.critical_path import critical_cycle
 from predictor.dlrm import DlrmBuilder
 from predictor.graph import Graph, Op
 from predictor.loads import COLUMNS, Load, LookupGroup
-from predictor.sparse import Exchange, Law, Size
+from predictor.plan import ShardingType
+from predictor.sparse import HIERARCHICAL, Exchange, Law, Size
 from predictor.timeline import simulate
 
 Array = NDArray[np.float64]
@@ -38,6 +41,8 @@ Array = NDArray[np.float64]
 SAMPLES = 1024
 """Points at which a law is sampled; the staircase below them keeps the hull a lower bound."""
 SMALLEST_BYTES = 64.0
+LOOKUPS = ("embedding_forward", "embedding_backward", "prefetch")
+UNIFORM = (ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL)
 
 
 class Hull:
@@ -108,6 +113,7 @@ class Relaxation:
     Args:
         groups: lookup groups that the options of these exchanges can form.
         ceiling: per group, the load that no plan exceeds on average, ``[groups, columns]``.
+        certain: per group, whether every plan uses it.
         hulls: exchange name -> hulls; relaxations of one problem share them.
     """
 
@@ -116,45 +122,73 @@ class Relaxation:
         costs: Costs,
         groups: Sequence[LookupGroup],
         ceiling: Array,
+        certain: Sequence[bool],
         hulls: dict[str, Hulls],
     ) -> None:
         self.costs = costs
         self.groups = list(groups)
         self.ceiling = ceiling
+        self.certain = list(certain)
         self.hulls = hulls
         self.columns = np.flatnonzero(ceiling.ravel() > 0)
 
     def evaluate(self, load: Array) -> tuple[float, Cut | None]:
         """Relaxed time in ms at an average load ``[groups, columns]``, and the cut that is tight
         there (None if the timeline has no critical cycle among the iterations kept)."""
-        graph, slopes = self._linearised(load)
+        graph, slopes, _ = self._linearised(load)
         timeline = simulate(graph, keep_steps=True)
         found = critical_cycle(graph, timeline)
         if found is None:
             return float(timeline.iteration_ms[0]), None
         ops, length, iterations = found
-        slope: Array = np.zeros(self.ceiling.shape)
-        slope.flat[self.columns] = slopes[:, ops].sum(axis=1) / iterations
+        slope = self._slope(slopes[:, ops].sum(axis=1) / iterations)
         constant = length / iterations - float((slope * load).sum())
         return length / iterations, Cut(constant, slope)
 
-    def _linearised(self, load: Array) -> tuple[Graph, Array]:
-        """Graph of one rank at ``load``, and the slopes ``[columns, ops]`` of its costs."""
+    def busy(self, load: Array) -> list[Cut]:
+        """Cuts that hold for plans with any of the exchanges: the work of one stream, or of the
+        host with the streams that run on it. Of an exchange's operations only the part counts
+        that grows with its loads."""
+        graph, slopes, optional = self._linearised(load)
+        cuts = []
+        for streams in _sequential(graph):
+            ops = [i for i, op in enumerate(graph.ops) if op.stream in streams]
+            slope = self._slope(slopes[:, ops].sum(axis=1))
+            always = [i for i in ops if not optional[i]]
+            constant = sum(float(graph.ops[i].cost_ms[0]) for i in always)
+            constant -= float((self._slope(slopes[:, always].sum(axis=1)) * load).sum())
+            if "host" in streams:
+                constant += sum(
+                    op.host_ms for op, o in zip(graph.ops, optional, strict=True) if not o
+                )
+            cuts.append(Cut(constant, slope))
+        return cuts
+
+    def _slope(self, columns: Array) -> Array:
+        slope: Array = np.zeros(self.ceiling.shape)
+        slope.flat[self.columns] = columns
+        return slope
+
+    def _linearised(self, load: Array) -> tuple[Graph, Array, list[bool]]:
+        """Graph of one rank at ``load``, the slopes ``[columns, ops]`` of its costs, and which of
+        its operations belong to an exchange."""
         base = load.ravel()
-        probes = np.repeat(base[None], len(self.columns) + 1, axis=0)
-        probes[np.arange(1, len(probes)), self.columns] += 1.0
+        count = len(self.columns)
+        probes = np.repeat(base[None], count + 2, axis=0)
+        probes[np.arange(1, count + 1), self.columns] += 1.0
         loads = probes.reshape(len(probes), len(self.groups), 1, COLUMNS)
         loads[..., Load.SHARDS] = 1.0
+        loads[-1, :, 0, Load.SHARDS] = self.certain  # tells apart what a plan may do without
         many = self._builder(loads).build()
         costs = np.stack(
             [np.broadcast_to(op.cost_ms.reshape(-1), len(probes)) for op in many.ops], axis=1
         )
         one = Graph(1, 1, many.inline_streams, many.launch_latency_ms)
         one.ops = [self._single(op, costs[0, i]) for i, op in enumerate(many.ops)]
-        return one, costs[1:] - costs[0]
+        return one, costs[1:-1] - costs[0], [op.active is not None for op in many.ops]
 
     def _builder(self, loads: Array) -> DlrmBuilder:
-        known, ceiling = self.hulls, self.ceiling
+        known, ceiling, certain = self.hulls, self.ceiling, self.certain
 
         class Relaxed(Exchange):
             """Costs are supporting lines at the loads of the first plan of the batch."""
@@ -173,19 +207,29 @@ class Relaxation:
                 return np.asarray(value + slope * (sizes - at))
 
             def _lookup(self, group: int, column: Load, floor_ms: float) -> Array:
-                return np.asarray(self.loads[:, group, :, column])
+                floor_ms = floor_ms if certain[group] and self._everywhere else 0.0
+                return np.asarray(floor_ms + self.loads[:, group, :, column])
+
+            @property
+            def _everywhere(self) -> bool:
+                """Its lookups run on all ranks or on none."""
+                kind, groups = self.sharding_type, self.topology.groups
+                return kind in UNIFORM or (kind in HIERARCHICAL and groups == 1)
 
         return DlrmBuilder(self.costs, self.groups, loads, Relaxed)
 
     def _single(self, op: Op, cost_ms: float) -> Op:
         """The operation for one average rank; a collective of one starts when it is ready."""
         host_ms = op.host_ms
-        if op.phase in ("embedding_forward", "embedding_backward", "prefetch"):
-            # with several lookup groups in an exchange a plan may do without this one
-            host_ms = 0.0 if len(self.groups) > len(self._exchange_names()) else host_ms
+        if op.phase in LOOKUPS and op.active is not None and not op.active[-1]:
+            host_ms = 0.0
         return replace(
             op, cost_ms=np.array([max(0.0, cost_ms)]), host_ms=host_ms, scope=None, active=None
         )
 
-    def _exchange_names(self) -> set[tuple[str, str]]:
-        return {(g.module, g.sharding_type) for g in self.groups}
+
+def _sequential(graph: Graph) -> list[set[str]]:
+    """Streams whose operations run one after the other: each alone, those on the host together."""
+    streams = dict.fromkeys(op.stream for op in graph.ops)
+    on_host = {"host", *graph.inline_streams}
+    return [on_host, *({s} for s in streams if s not in on_host)]

@@ -11,8 +11,8 @@ What is added:
   divisor that is a multiple of 4 (FBGEMM's vector) and at least 32 is tried here: 32 fp32 columns
   are 128 bytes, one cache line, and narrower rows move no fewer bytes.
 * TWCW at these widths and GRID where there is more than one intra group.
-* What a constraint names and the runtime has, but the sharder does not list: row-wise on the CPU,
-  and the `dense` kernel beyond data-parallel.
+* Row-wise on the CPU, which the runtime has but the sharder does not list, and the `dense` kernel
+  beyond data-parallel where a constraint names it.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ def _added_splits(
             elif not named:
                 yield ShardingType.GRID_SHARD, width, "TorchRec tries GRID only where it is named"
     by_row = ShardingType.ROW_WISE
-    if device == "cpu" and table.is_pooled and named and by_row in named:
+    if device == "cpu" and table.is_pooled and (not named or by_row in named):
         yield by_row, dim, "TorchRec's sharder lists row_wise for cuda only; the runtime has it"
 
 

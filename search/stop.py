@@ -50,8 +50,15 @@ class Stop:
         return max(0.0, self.time_limit_s - self.elapsed_s)
 
     def reached(self, best_ms: float | None = None, bound_ms: float | None = None) -> bool:
-        """Whether to end now; remembers why."""
-        if best_ms is not None and bound_ms and best_ms / bound_ms - 1 <= self.gap:
+        """Whether to end now; remembers why. Once out of time, the result depends on the machine,
+        so that stays the reason."""
+        if self.reason == "time":
+            return True
+        if (
+            best_ms is not None
+            and bound_ms is not None
+            and best_ms - bound_ms <= self.gap * bound_ms
+        ):
             self.reason = "gap"
             return True
         if self.remaining_s <= 0:

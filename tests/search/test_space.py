@@ -197,8 +197,9 @@ def test_dense_beyond_data_parallel_only_where_named() -> None:
     assert table_wise.memory[0].dense_bytes == 1000 * 256 * 4
 
 
-def test_row_wise_on_cpu_only_where_named() -> None:
-    assert not any(o.startswith("RW") for o in labels(space_of(hosts(2), "cpu")))
+def test_row_wise_on_cpu_is_ours() -> None:
+    rows = [o for o in space_of(hosts(2), "cpu").options[0] if o.label.startswith("RW")]
+    assert [o.added_by_shardopt for o in rows] == [True]
     assert labels(space_of(hosts(2), "cpu", sharding_types=(T.ROW_WISE,))) == {"RW/fused"}
 
 
@@ -270,6 +271,10 @@ def test_duplicates_go_with_a_reason() -> None:
         *("TW/fused", "CW32/fused", "CW64/fused", "RW/fused"),
     }
     assert any(p.what == "CW128/fused" and "table_wise" in p.reason for p in space.pruned)
+    # beside another table that can be split, a whole column joins the exchange of its shards
+    pair = a_workload(a_table(dim=128), a_table(dim=128, name="u"))
+    shared = deduplicate(enumerate_space(pair, one_host), one_host)
+    assert "CW128/fused" in labels(shared)
     two_hosts = hosts(16)
     both = deduplicate(enumerate_space(workload, two_hosts), two_hosts)
     assert {"TWRW/fused", "TWCW32/fused"} <= labels(both)

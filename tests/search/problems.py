@@ -1,0 +1,174 @@
+"""Problems that the tests of the search share: small models on few ranks."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from predictor.distribution import Uniform, Zipf
+from predictor.hardware import load_hardware
+from predictor.topology import Topology
+from predictor.units import GIB, MIB
+from predictor.workload import Constraints, DenseArch, Feature, QComm, Table, Workload
+from search.objective import Assignment, Choice, Objective
+from search.option import Option
+from search.result import Problem
+from search.solve import reduced_space
+from search.space import Space
+from search.surrogate import Surrogate
+
+DENSE = DenseArch(13, (64, 32), (64, 1), "concat")
+H100 = load_hardware("h100-sxm")
+
+
+def a_table(
+    name: str = "t",
+    rows: int = 100_000,
+    dim: int = 64,
+    pooling_factor: float = 4.0,
+    alpha: float | None = None,
+    id_order: str = "random",
+    **more: Any,
+) -> Table:
+    ids = Uniform() if alpha is None else Zipf(alpha)
+    feature = Feature(f"{name}_f", pooling_factor, distribution=ids, id_order=id_order)
+    return Table(name, rows, dim, (feature,), **more)
+
+
+def a_workload(*tables: Table, batch_size: int = 4096, **more: Any) -> Workload:
+    return Workload("w", batch_size, tables, DENSE, **more)
+
+
+def hosts(
+    world: int, local: int | None = None, hbm: int = 80 * GIB, ddr: int = 256 * GIB
+) -> Topology:
+    return Topology.uniform(world, local, hbm_bytes=hbm, ddr_bytes=ddr)
+
+
+def a_problem(workload: Workload, topology: Topology, hardware: str = "h100-sxm") -> Problem:
+    return Problem(workload, topology, H100 if hardware == "h100-sxm" else load_hardware(hardware))
+
+
+def objective_of(problem: Problem, space: Space | None = None) -> tuple[Objective, Surrogate]:
+    objective = Objective(problem, reduced_space(problem) if space is None else space)
+    return objective, Surrogate(objective)
+
+
+def random_problem(seed: int, *, world: tuple[int, int] | None = None, tables: int = 6) -> Problem:
+    """Tables, pipeline, dtypes, modules, constraints, ranks and memory at random."""
+    rng = random.Random(seed)
+    ranks, local = world or rng.choice([(2, 2), (3, 3), (4, 4), (4, 2), (8, 4)])
+    modules = rng.choice([("ebc",), ("ebc",), ("user", "item")])
+    chosen = [_random_table(rng, f"t{i}", ranks, modules) for i in range(tables)]
+    if rng.random() < 0.3:
+        chosen[:2] = [_with(t, co_locate="together", ranks=None) for t in chosen[:2]]
+    workload = a_workload(
+        *chosen,
+        batch_size=rng.choice([512, 8192]),
+        train_pipeline=rng.choice(["base", "sparse_dist", "prefetch_sparse_dist"]),
+        qcomm=QComm(rng.choice(["fp32", "fp16"]), rng.choice(["fp32", "bf16"])),
+    )
+    need = sum(t.weight_bytes for t in workload.tables) / ranks
+    fill = rng.choice([0.05, 1.5, 3.0])
+    caps = [int(fill * need + 48 * MIB) for _ in range(ranks)]
+    if rng.random() < 0.3:
+        caps[-1] *= 2
+    topology = Topology(ranks, local, tuple(caps), (64 * GIB,) * ranks)
+    return a_problem(workload, topology)
+
+
+def _random_table(rng: random.Random, name: str, ranks: int, modules: tuple[str, ...]) -> Table:
+    wants = Constraints(
+        ranks=tuple(sorted(rng.sample(range(ranks), rng.randint(1, ranks))))
+        if rng.random() < 0.2
+        else None,
+        min_partition=rng.choice([None, None, 16]),
+        cache_load_factor=rng.choice([None, 0.1]),
+    )
+    return a_table(
+        name,
+        int(10 ** rng.uniform(2.0, 6.0)),
+        rng.choice([16, 32, 64, 128]),
+        rng.choice([0.5, 1.0, 5.0, 30.0]),
+        rng.choice([None, 0.8, 1.2]),
+        rng.choice(["random", "frequency"]),
+        module=rng.choice(modules),
+        data_type=rng.choice(["fp32", "fp32", "fp16"]),
+        optimizer=rng.choice(["exact_row_wise_adagrad", "adam"]),
+        constraints=wants,
+    )
+
+
+def _with(table: Table, **changes: Any) -> Table:
+    from dataclasses import replace
+
+    return replace(table, constraints=replace(table.constraints, **changes))
+
+
+def placements(option: Option, topology: Topology) -> Iterator[tuple[int, ...]]:
+    """Every legal placement of an option; those of like column shards once."""
+    legal = option.legal_ranks(topology)
+    choose = itertools.product
+    ordered = len(legal.units) > 1
+    for runs in choose(*legal.units):
+        if ordered and list(runs) != sorted(runs):
+            continue
+        ranks = tuple(r for run in runs for r in run)
+        if option.is_legal(ranks, topology):
+            yield ranks
+
+
+def every_plan(objective: Objective) -> Iterator[Assignment]:
+    """Every plan of the space that fits."""
+    topology = objective.problem.topology
+    tables: list[list[Choice]] = [
+        [(o, ranks) for o in options for ranks in placements(o, topology)]
+        for options in objective.space.options
+    ]
+    for plan in itertools.product(*tables):
+        if objective.fits(plan):
+            yield plan
+
+
+def random_plan(objective: Objective, rng: random.Random) -> Assignment:
+    """Any legal plan, whether it fits or not; two in three use few sharding types."""
+    topology = objective.problem.topology
+    kinds = sorted({o.sharding_type for opts in objective.space.options for o in opts})
+    liked = set(rng.sample(kinds, min(len(kinds), rng.randint(1, 3))))
+    plan = []
+    for options in objective.space.options:
+        some = [o for o in options if o.sharding_type in liked] or list(options)
+        option = rng.choice(some)
+        legal = option.legal_ranks(topology)
+        units = legal.units
+        if legal.same_group:
+            group = topology.group_of(rng.choice(units[0])[0])
+            units = tuple(
+                tuple(a for a in unit if topology.group_of(a[0]) == group) for unit in units
+            )
+        plan.append((option, tuple(r for unit in units for r in rng.choice(unit))))
+    return tuple(plan)
+
+
+def assert_valid(objective: Objective, plan: Assignment) -> None:
+    """Tiles the tables, honours every constraint, fits every cap."""
+    from predictor.plan_check import check_plan
+
+    problem = objective.problem
+    check_plan(objective.sharding_plan(plan), problem.workload)
+    for table, (option, ranks) in zip(problem.workload.tables, plan, strict=True):
+        wants = table.constraints
+        assert option.is_legal(ranks, problem.topology), (option.label, ranks)
+        assert wants.ranks is None or set(ranks) <= set(wants.ranks)
+        assert wants.sharding_types is None or option.sharding_type in wants.sharding_types
+        assert wants.compute_kernels is None or option.compute_kernel in wants.compute_kernels
+    together: dict[str, set[frozenset[int]]] = {}
+    for table, (_, ranks) in zip(problem.workload.tables, plan, strict=True):
+        if table.constraints.co_locate:
+            together.setdefault(table.constraints.co_locate, set()).add(frozenset(ranks))
+    assert all(len(found) == 1 for found in together.values())
+    assert bool(np.all(objective.memory(plan) <= objective.caps))

@@ -1,0 +1,80 @@
+"""Scores equal the predictor's, memory adds up, and renamed plans are told to be the same."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from problems import (
+    a_problem,
+    a_table,
+    a_workload,
+    hosts,
+    objective_of,
+    random_plan,
+    random_problem,
+)
+
+from predictor.memory import plan_memory
+from predictor.predict import predict
+from predictor.workload import Constraints
+from search.objective import signature
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_scores_are_those_of_predict_and_of_neighbours(seed: int) -> None:
+    problem = random_problem(seed)
+    objective, _ = objective_of(problem)
+    rng = random.Random(seed)
+    plans = [random_plan(objective, rng) for _ in range(12)]
+    together = objective.score(plans)
+    alone = np.array([objective.score([p])[0] for p in plans])
+    assert together == pytest.approx(alone, rel=1e-9)
+    first = objective.sharding_plan(plans[0])
+    whole = predict(problem.workload, problem.topology, problem.hardware, first)
+    assert together[0] == pytest.approx(whole.iteration_ms, rel=1e-9)
+
+    changes = [{t: p[t] for t in range(len(p))} for p in plans[1:]]
+    assert objective.score_neighbours(plans[0], changes) == pytest.approx(together[1:], rel=1e-9)
+    assert objective.evaluations == 12 + 12 + 11
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_memory_is_that_of_the_plan(seed: int) -> None:
+    problem = random_problem(seed)
+    objective, _ = objective_of(problem)
+    plan = random_plan(objective, random.Random(seed))
+    ranks = plan_memory(problem.workload, problem.topology, objective.sharding_plan(plan))
+    expected = [[r.hbm_bytes for r in ranks], [r.ddr_bytes for r in ranks]]
+    assert objective.memory(plan) == pytest.approx(np.array(expected))
+    apart = not objective.space.co_located([ranks for _, ranks in plan])
+    assert objective.fits(plan) == (all(r.fits for r in ranks) and not apart)
+
+
+def test_co_location_is_part_of_fitting() -> None:
+    pair = Constraints(co_locate="pair")
+    workload = a_workload(a_table("a", constraints=pair), a_table("b", constraints=pair))
+    objective, _ = objective_of(a_problem(workload, hosts(2)))
+    a, b = (next(o for o in opts if o.label == "TW/fused") for opts in objective.space.options)
+    assert objective.fits(((a, (0,)), (b, (0,))))
+    assert not objective.fits(((a, (0,)), (b, (1,))))
+
+
+def test_signature_sees_through_renamings() -> None:
+    objective, _ = objective_of(
+        a_problem(a_workload(*(a_table(n, dim=128) for n in "abc")), hosts(4, 2))
+    )
+    whole, split = (
+        [next(o for o in opts if o.label == label) for opts in objective.space.options]
+        for label in ("TW/fused", "CW64/fused")
+    )
+    base = ((whole[0], (0,)), (whole[1], (1,)), (split[2], (0, 1)))
+    renamed = ((whole[0], (3,)), (whole[1], (2,)), (split[2], (3, 2)))
+    across_hosts = ((whole[0], (0,)), (whole[1], (2,)), (split[2], (2, 0)))
+    apart = ((whole[0], (0,)), (whole[1], (1,)), (split[2], (0, 2)))
+    other_type = ((whole[0], (0,)), (whole[1], (1,)), (whole[2], (0,)))
+    assert signature(base) == signature(renamed) == signature(across_hosts)
+    assert len({signature(base), signature(apart), signature(other_type)}) == 3
+    stacked = ((whole[0], (0,)), (whole[1], (1,)), (split[2], (0, 0)))
+    assert signature(stacked) != signature(((whole[0], (0,)), (whole[1], (1,)), (split[2], (0, 3))))

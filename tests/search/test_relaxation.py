@@ -1,0 +1,78 @@
+"""Hulls lie below their laws, cuts below the relaxed time everywhere."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import objective_of, random_plan, random_problem
+
+from predictor.loads import COLUMNS, Load
+from search.relaxation import Hull, Relaxation
+
+
+def staircase(size: np.ndarray) -> np.ndarray:
+    return np.floor(np.sqrt(size) / 10) + 1.0
+
+
+LAWS = {
+    "linear": lambda size: 2.0 + 3e-6 * size,
+    "concave": lambda size: np.sqrt(size),
+    "convex": lambda size: 1e-9 * size**2,
+    "steps": staircase,
+    "constant": lambda size: np.full_like(size, 0.5),
+    "from nothing": lambda size: np.where(size > 0, 1.0 + 1e-6 * size, 0.0),
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+@given(st.floats(0, 1e9), st.lists(st.floats(0, 1), min_size=1, max_size=20))
+@settings(max_examples=40, deadline=None)
+def test_supporting_lines_lie_below_the_law(law: str, top: float, at: list[float]) -> None:
+    hull = Hull(LAWS[law], top)
+    sizes = np.array(at) * top
+    for where in sizes:
+        value, slope = hull.tangent(float(where))
+        line = value + slope * (sizes - where)
+        assert (line <= LAWS[law](sizes) * (1 + 1e-9) + 1e-9).all()
+        assert slope >= 0
+
+
+def test_a_convex_law_is_nearly_its_own_hull() -> None:
+    hull = Hull(LAWS["convex"], 1e8)
+    value, _ = hull.tangent(5e7)
+    assert value == pytest.approx(1e-9 * 5e7**2, rel=0.05)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_cuts_bound_every_plan_of_their_exchanges(seed: int) -> None:
+    """A cut taken at one plan's loads is below the predicted time of all plans like it."""
+    objective, _ = objective_of(random_problem(seed))
+    rng = random.Random(seed)
+    plans = [random_plan(objective, rng) for _ in range(150)]
+    times, batch = objective.score(plans), objective.batch
+    totals = np.stack([batch.totals(objective.table_plans(p)) for p in plans])
+    used = totals[..., Load.SHARDS].any(axis=-1)
+    kinds = [
+        {(g.module, g.sharding_type) for g, u in zip(batch.groups, one, strict=True) if u}
+        for one in used
+    ]
+    for first in range(3):
+        like = [i for i, kind in enumerate(kinds) if kind == kinds[first]]
+        groups = np.flatnonzero(used[like].any(axis=0))
+        loads = totals[like][:, groups].mean(axis=2)
+        loads[..., Load.SHARDS] = 0.0
+        certain = used[like][:, groups].all(axis=0).tolist()
+        relaxed = Relaxation(
+            batch.costs, [batch.groups[g] for g in groups], loads.max(axis=0), certain, {}
+        )
+        assert loads.shape[-1] == COLUMNS
+        ms, cut = relaxed.evaluate(loads[0])
+        assert ms <= times[like[0]] * (1 + 1e-9)
+        cuts = relaxed.busy(loads[0]) + ([] if cut is None else [cut])
+        for one in cuts:
+            below = one.constant + (one.slope * loads).sum(axis=(1, 2))
+            assert (below <= times[like] * (1 + 1e-9)).all()

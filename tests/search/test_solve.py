@@ -1,0 +1,268 @@
+"""The whole search: what it returns, when it stops, that it repeats, that it finds what fits."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from problems import (
+    a_problem,
+    a_table,
+    a_workload,
+    assert_valid,
+    hosts,
+    objective_of,
+    random_problem,
+)
+
+from predictor.errors import InfeasibleError
+from predictor.plan import ShardingPlan, ShardingType
+from predictor.predict import predict
+from predictor.topology import Topology
+from predictor.units import GIB, MIB
+from predictor.workload import Constraints, Workload
+from search.candidates import rescue
+from search.objective import Objective
+from search.option import Space
+from search.result import Problem, Result
+from search.solve import solve
+from search.stop import Stop
+
+QUICK = 0.1
+TABLE_WISE = Constraints(sharding_types=(ShardingType.TABLE_WISE,), compute_kernels=("fused",))
+
+
+def several(count: int = 8, **more: str) -> Workload:
+    rng = random.Random(count)
+    return a_workload(
+        *(
+            a_table(f"t{i}", int(10 ** rng.uniform(4, 6.5)), 64, rng.choice([1.0, 8.0, 30.0]), 1.05)
+            for i in range(count)
+        ),
+        batch_size=16384,
+        **more,
+    )
+
+
+def layout(plan: ShardingPlan) -> dict[str, object]:
+    return {k: (t.sharding_type, t.compute_kernel, t.shards) for k, t in plan.tables.items()}
+
+
+def test_a_result_is_ranked_bounded_and_repeatable_by_predict() -> None:
+    problem = a_problem(several(), hosts(4))
+    seen: list[tuple[str, float]] = []
+    result = solve(
+        problem,
+        Stop(effort=QUICK),
+        0,
+        top_k=4,
+        progress=lambda stage, fraction, best, bound: seen.append((stage, fraction)),
+    )
+    times = [p.iteration_ms for p in result.plans]
+    assert times == sorted(times)
+    assert len(times) == 4
+    assert result.lower_bound_ms <= times[0] <= min(result.baselines.values())
+    assert result.stopped_by == "work"
+    assert set(result.baseline_plans) == set(result.baselines) >= {"torchrec default", "random"}
+    fractions = [f for _, f in seen]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+    for ranked in result.plans:
+        again = predict(problem.workload, problem.topology, problem.hardware, ranked.plan)
+        assert again.iteration_ms == pytest.approx(ranked.iteration_ms, rel=1e-9)
+    assert all(p.found_by for p in result.plans)
+
+
+def contents(plan: ShardingPlan) -> list[list[tuple[object, ...]]]:
+    """What lies on the ranks, whatever their names."""
+    ranks: list[list[tuple[object, ...]]] = [[] for _ in range(plan.world_size)]
+    for key, table in plan.tables.items():
+        for shard in table.shards:
+            ranks[shard.rank].append(
+                (key, str(table.sharding_type), str(table.compute_kernel), shard.size)
+            )
+    return sorted(sorted(r) for r in ranks)
+
+
+def test_top_plans_differ_by_more_than_names_of_ranks() -> None:
+    problem = a_problem(several(5), hosts(4, 2))
+    plans = solve(problem, Stop(effort=QUICK), 0, top_k=8).plans
+    assert len(plans) > 3
+    different = [contents(p.plan) for p in plans]
+    assert all(a != b for i, a in enumerate(different) for b in different[:i])
+
+
+@pytest.mark.parametrize("world", [(4, 4), (4, 2)])
+def test_the_same_seed_gives_the_same_result(world: tuple[int, int]) -> None:
+    def run() -> Result:
+        return solve(random_problem(6, world=world), Stop(effort=QUICK), 7)
+
+    first, second = run(), run()
+    assert [layout(p.plan) for p in first.plans] == [layout(p.plan) for p in second.plans]
+    assert first.lower_bound_ms == second.lower_bound_ms
+    assert first.evaluations == second.evaluations
+
+
+def test_hash_randomisation_changes_nothing() -> None:
+    script = (
+        "from problems import random_problem\n"
+        "from search.solve import solve\n"
+        "from search.stop import Stop\n"
+        "r = solve(random_problem(5, world=(4, 2)), Stop(effort=0.05), 3)\n"
+        "print([(p.plan.tables, p.iteration_ms, p.found_by) for p in r.plans], r.lower_bound_ms)"
+    )
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root), str(Path(__file__).parent)])
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1", "2")
+    }
+    assert len(outputs) == 1
+
+
+def test_the_time_limit_is_a_ceiling() -> None:
+    problem = a_problem(several(24), hosts(8))
+    before = time.monotonic()
+    result = solve(problem, Stop(effort=50, time_limit_s=1.0), 0)
+    assert time.monotonic() - before < 4.0
+    assert result.stopped_by == "time"
+    assert 0 < result.lower_bound_ms <= result.best.iteration_ms
+
+
+def test_time_that_is_not_used_up_changes_nothing() -> None:
+    problem = a_problem(several(4), hosts(2))
+    free, limited = (
+        solve(problem, Stop(effort=QUICK, time_limit_s=limit), 0) for limit in (None, 500.0)
+    )
+    assert layout(free.best.plan) == layout(limited.best.plan)
+    assert limited.stopped_by == "work"
+
+
+def test_a_gap_that_is_reached_ends_the_search() -> None:
+    result = solve(a_problem(several(4), hosts(2)), Stop(effort=QUICK, gap=2.0), 0)
+    assert result.stopped_by == "gap"
+    assert result.gap <= 2.0
+
+
+def test_the_least_effort_still_gives_a_plan_and_a_bound() -> None:
+    result = solve(a_problem(several(12), hosts(16)), Stop(effort=1e-4), 0)
+    assert 0 < result.lower_bound_ms <= result.best.iteration_ms
+    assert result.gap >= 0
+
+
+def test_one_searcher_alone() -> None:
+    problem = a_problem(several(4), hosts(2))
+    for name in ("cpsat", "optuna"):
+        found = solve(problem, Stop(effort=QUICK), 0, searchers=[name], top_k=20).plans
+        assert {p.found_by.removesuffix(" + local search") for p in found} <= {
+            name,
+            *("torchrec default", "random", "row_wise all"),
+            *(f"greedy by {w}" for w in ("size", "dim", "lookups", "size and lookups")),
+        }
+
+
+def test_pinned_ranks_bind_torchrecs_plan_too() -> None:
+    """TorchRec's planner knows no ranks: its plan must not come back where it breaks them."""
+    tables = [a_table(f"t{i}", constraints=Constraints(ranks=(3,))) for i in range(4)]
+    problem = a_problem(a_workload(*tables), hosts(4))
+    result = solve(problem, Stop(effort=QUICK), 0, top_k=10)
+    for ranked in result.plans:
+        assert {s.rank for t in ranked.plan.tables.values() for s in t.shards} == {3}
+    assert "torchrec default" not in result.baselines
+
+
+def test_means_that_torchrec_would_miscompute_are_not_chosen() -> None:
+    tables = [a_table(f"t{i}", 4_000_000, 64, 20.0, pooling="mean") for i in range(2)]
+    result = solve(a_problem(a_workload(*tables), hosts(2)), Stop(effort=QUICK), 0, top_k=10)
+    kinds = {t.sharding_type for p in result.plans for t in p.plan.tables.values()}
+    assert not kinds & {ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE}
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+def packed(seed: int, ranks: int, fill: float, *, per_rank: int = 4) -> Problem:
+    """Tables that may not be split, cut so that they fill every rank to the given share."""
+    rng = random.Random(seed)
+    tables = []
+    for rank in range(ranks):
+        cuts = np.sort([rng.uniform(0.1, 0.9) for _ in range(per_rank - 1)])
+        shares = np.diff([0.0, *cuts, 1.0])
+        for i, share in enumerate(shares):
+            rows = max(100, int(4_000_000 * share))
+            tables.append(a_table(f"t{rank}_{i}", rows, 32, constraints=TABLE_WISE))
+    random.Random(seed + 1).shuffle(tables)
+    workload = a_workload(*tables, batch_size=256)
+    objective, _ = objective_of(a_problem(workload, hosts(ranks)))
+    used = dict.fromkeys(range(ranks), 0)
+    for table, options in zip(tables, objective.space.options, strict=True):
+        used[int(table.name[1:].split("_")[0])] += options[0].memory[0].hbm_bytes
+    return a_problem(workload, hosts(ranks, hbm=int(max(used.values()) / fill)))
+
+
+@pytest.mark.parametrize(
+    ("seed", "ranks", "fill"),
+    [
+        (0, 4, 0.95),
+        (1, 4, 0.99),
+        (2, 8, 0.97),
+        (3, 8, 0.99),
+        pytest.param(5, 16, 0.99, marks=pytest.mark.slow),
+    ],
+)
+def test_tight_but_feasible_is_solved(seed: int, ranks: int, fill: float) -> None:
+    problem = packed(seed, ranks, fill)
+    result = solve(problem, Stop(effort=QUICK), 0)
+    assert result.plans
+    objective, surrogate = objective_of(problem)
+    found, _ = rescue(objective, surrogate, Stop(), 0)
+    for candidate in found:
+        assert_valid(objective, candidate.assignment)
+
+
+def test_memory_in_all_but_not_for_the_shards() -> None:
+    """60 % of all memory, but a table fills more than half a rank: one more than there are ranks.
+    With host memory allowed there is a plan, although memory looks ample."""
+    free = Constraints(sharding_types=(ShardingType.TABLE_WISE,))
+    cap = 300 * MIB
+    rows = int(0.52 * cap / 4 / 64)
+    tables = [a_table(f"t{i}", rows, 64, constraints=free) for i in range(4)]
+    topology = Topology(3, 3, (cap,) * 3, (GIB,) * 3)
+    problem = a_problem(a_workload(*tables, batch_size=64), topology)
+    result = solve(problem, Stop(effort=QUICK), 0)
+    kernels = [str(t.compute_kernel) for t in result.best.plan.tables.values()]
+    assert any("uvm" in k for k in kernels)
+
+    fused = [replace(t, constraints=replace(free, compute_kernels=("fused",))) for t in tables]
+    with pytest.raises(InfeasibleError) as raised:
+        solve(replace(problem, workload=a_workload(*fused, batch_size=64)), Stop(effort=QUICK), 0)
+    text = str(raised.value)
+    assert "no plan fits; in the plan that comes nearest" in text
+    assert "is short of" in text
+    assert "HBM" in text
+    assert "--gpus" in text
+
+
+def test_spaces_hold_each_option_once() -> None:
+    """Options are compared by identity."""
+    space: Space = Objective(*_problem_and_space()).space
+    for options in space.options:
+        assert len({id(o) for o in options}) == len({(o.label, o.sizes) for o in options})
+
+
+def _problem_and_space() -> tuple[Problem, Space]:
+    objective, _ = objective_of(a_problem(several(3), hosts(4, 2)))
+    return objective.problem, objective.space

@@ -1,0 +1,53 @@
+"""When a search ends, and what it says about why."""
+
+from __future__ import annotations
+
+import pytest
+
+from predictor.errors import InputError
+from search.stop import Stop
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"effort": 0}, "effort is 0; it must be above 0"),
+        ({"effort": float("nan")}, "effort is nan"),
+        ({"time_limit_s": 0}, "time limit is 0 s"),
+        ({"time_limit_s": -1.5}, "time limit is -1.5 s"),
+        ({"gap": -0.1}, "gap is -0.1"),
+    ],
+)
+def test_values_out_of_range(given: dict[str, float], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        Stop(**given)  # type: ignore[arg-type]
+
+
+def test_work_is_a_share_of_the_default_and_at_least_one_unit() -> None:
+    assert Stop(effort=0.5).work(100) == 50
+    assert Stop(effort=1e-9).work(100) == 1
+
+
+def test_nothing_but_work_stops_by_default() -> None:
+    stop = Stop()
+    assert stop.remaining_s == float("inf")
+    assert not stop.reached()
+    assert not stop.reached(10.0, 9.9)
+    assert stop.reason == "work"
+
+
+def test_a_gap_small_enough_stops() -> None:
+    stop = Stop(gap=0.1)
+    assert not stop.reached(10.0, 9.0)
+    assert not stop.reached(10.0, 0.0)
+    assert stop.reached(10.0, 9.5)
+    assert stop.reason == "gap"
+
+
+def test_out_of_time_stays_the_reason() -> None:
+    """The plan of a search cut short by the clock may differ from machine to machine."""
+    stop = Stop(time_limit_s=1e-9, gap=1.0)
+    assert stop.remaining_s == 0
+    assert stop.reached()
+    assert stop.reached(10.0, 10.0)
+    assert stop.reason == "time"
