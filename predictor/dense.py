@@ -57,6 +57,12 @@ class DenseLayers:
         return sum(len(t.features) * t.embedding_dim for t in self.workload.tables)
 
     @property
+    def sequence_width(self) -> float:
+        """Elements per sample of the outputs that are summed over the sample here (no pooling)."""
+        tables = [t for t in self.workload.tables if not t.is_pooled]
+        return sum(t.lookups_per_sample * t.embedding_dim for t in tables)
+
+    @property
     def interaction_width(self) -> int:
         """Elements per sample of bottom output and pooled outputs side by side."""
         return self.dense.bottom_mlp[-1] + self.sparse_width

@@ -48,6 +48,8 @@ class Bins:
 
         ``E[U] = sum_i 1 - (1 - p_i)^n``; exact for independent draws.
         """
+        if draws <= 0:
+            return 0.0
         with np.errstate(divide="ignore"):
             seen = -np.expm1(draws * np.log1p(-np.minimum(self.probs, 1.0)))
         return float(self.counts @ seen)
@@ -150,7 +152,7 @@ def _zipf_bins(alpha: float, q: float, num_embeddings: int) -> Bins:
     counts = np.diff(edges)
     weights = np.concatenate(
         (
-            (np.arange(1, head + 1) + q) ** -alpha,
+            (edges[1 : head + 1] + q) ** -alpha,
             _power_integral(alpha, edges[head:] + 0.5 + q) / counts[head:],
         )
     )

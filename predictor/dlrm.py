@@ -7,7 +7,9 @@ computes) and `PrefetchTrainPipelineSparseDist` (UVM caches are filled one batch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +27,9 @@ from predictor.units import us
 Array = NDArray[np.float64]
 
 # Framework ops on the host per stage, as equivalents of the profile's op_us: host time of the stage
-# in the 8-rank TorchRec trace of facebookresearch/param (et_replay/tests/inputs/dlrm_kineto.tar.gz),
-# 2 us per recorded event taken off for the profiler, launches apart, over 21 us (Lin et al., T1).
-# They stand for TorchRec's code, not for hardware.
+# in the 8-rank TorchRec trace of facebookresearch/param (et_replay/tests/inputs), less 2 us per
+# recorded event for the profiler and less the launches, over 21 us (Lin et al. 2022, T1). They
+# stand for TorchRec's code, not for hardware.
 OPS_LOOKUP = 15
 OPS_LOOKUP_BACKWARD = 11
 OPS_OUTPUT = 8
@@ -37,9 +39,6 @@ OPS_PER_KERNEL = 1.5
 """Of dense layers, forward and backward."""
 OPS_STEP = 6
 OPS_STEP_LAYER = 5
-
-PREFETCH_DEPTH = {"base": 0, "sparse_dist": 1, "prefetch_sparse_dist": 2}
-"""How many iterations before its use a batch's ids travel."""
 
 
 class DlrmBuilder:
@@ -71,77 +70,126 @@ class DlrmBuilder:
             frozenset(inline),
             us(hardware.overheads.launch_latency_us),
         )
-        self.depth = PREFETCH_DEPTH[self.workload.train_pipeline]
-        distributed = [e for e in self.exchanges if not e.is_local]
-        self.input = InputDist(self.graph, costs, distributed)
+        self.sending = [e for e in self.exchanges if not e.is_local]
+        self.input = InputDist(self.graph, costs)
         self.gradients = GradientSync(self.graph, costs)
+        self.lookups: dict[int, int] = {}
+        self.delivered: list[int] = []
 
     def build(self) -> Graph:
         """One iteration under the workload's train pipeline."""
-        copy = self.input.copy()
-        if self.depth:
-            splits = self.input.announce("data_dist", Dep(copy, lag=1))
-            recats = self._forward(copy)
-            prefetches = self._prefetch() if self.depth > 1 else []
-            ids = self.input.send(splits)
-            for name, recat in recats.items():
-                self.graph.wait(recat, Dep(ids[name], lag=self.depth))
-            for op, name in prefetches:
-                self.graph.wait(op, Dep(ids[name], lag=self.depth - 1))
-        else:
-            self._forward(copy)
-        self._backward()
-        self._optimizer_step()
+        pipelines = {
+            "base": self._base,
+            "sparse_dist": self._sparse_dist,
+            "prefetch_sparse_dist": self._prefetch_sparse_dist,
+        }
+        pipelines[self.workload.train_pipeline]()
         return self.graph
 
-    def _prefetch(self) -> list[tuple[int, str]]:
-        """Fetch the next batch's rows into the UVM caches; the lookups wait for it (lag 1)."""
-        found = []
-        for exchange in self.exchanges:
-            for group in exchange.members:
-                cost = exchange.prefetch_ms(group)
-                if not cost.any():
-                    continue
-                op = self.graph.add(
+    # --- pipelines -----------------------------------------------------------------------------
+
+    def _base(self) -> None:
+        """Module by module, ids are exchanged and looked up; the next batch is copied late."""
+        first = self._bottom()
+        for module in self._modules():
+            sending = [e for e in module if not e.is_local]
+            announced = [(e, self.input.announce([e], "compute")) for e in sending]
+            ids: dict[str, int] = {}
+            for exchange, splits in announced:
+                ids |= self.input.send([exchange], self.input.read([exchange], splits))
+            self._lookups(module, self._recats(sending, "compute", ids))
+        self._interaction_and_top()
+        self._backward()
+        copy = self.input.copy()
+        self.graph.wait(first, Dep(copy, lag=1))
+        self._optimizer_step()
+
+    def _sparse_dist(self) -> None:
+        """The ids of the next batch travel while this one computes."""
+        copy = self.input.copy()  # of the batch after the next
+        splits = self.input.announce(self.sending, "data_dist", Dep(copy, lag=1))
+        self._bottom(Dep(copy, lag=2))
+        recats: dict[str, int] = {}
+        for module in self._modules():
+            found = self._recats([e for e in module if not e.is_local], "data_dist")
+            self._lookups(module, found)
+            recats |= found
+        self._interaction_and_top()
+        ids = self.input.send(self.sending, self.input.read(self.sending, splits))
+        for name, op in ids.items():
+            self.graph.wait(recats[name], Dep(op, lag=1))
+        self._backward()
+        self._optimizer_step()
+
+    def _prefetch_sparse_dist(self) -> None:
+        """The ids of the next batch travel, and its rows enter the caches, one batch ahead."""
+        copy = self.input.copy()  # of the batch after the next
+        read = self.input.read(self.sending)
+        ids = self.input.send(self.sending, read)
+        first = self._bottom(Dep(copy, lag=2))
+        for module in self._modules():
+            self._lookups(module, {})
+        self._interaction_and_top()
+        for module in self._modules():
+            recats = self._recats([e for e in module if not e.is_local], "data_dist", ids)
+            fetched = self._prefetches(module, recats)
+            # the compute stream waits for all of the prefetch stream before the batch starts
+            ahead = [*recats.values(), *fetched]
+            self.graph.wait(first, *(Dep(op, lag=1) for op in ahead))
+        self._backward()
+        self._optimizer_step()
+        splits = self.input.announce(self.sending, "data_dist", Dep(copy))
+        for host, announced in zip(read, splits, strict=True):
+            self.graph.wait(host.op, replace(announced, lag=1))
+
+    def _modules(self) -> list[list[Exchange]]:
+        """The exchanges of each module, in order."""
+        return [[*found] for _, found in groupby(self.exchanges, key=lambda e: e.module)]
+
+    def _recats(
+        self, sending: Sequence[Exchange], stream: str, ids: Mapping[str, int] | None = None
+    ) -> dict[str, int]:
+        """Exchange name -> reordering of its received ids."""
+        sent = {e.name: [Dep(ids[e.name])] if ids else [] for e in sending}
+        return {e.name: self.input.recat(e, stream, sent[e.name]) for e in sending}
+
+    def _prefetches(self, module: Sequence[Exchange], recats: Mapping[str, int]) -> Iterator[int]:
+        """Fetch the next batch's rows into the UVM caches."""
+        for exchange in module:
+            for group in sorted(exchange.prefetched):
+                yield self.graph.add(
                     f"{exchange.name} prefetch",
                     phase="prefetch",
                     resource="embedding",
                     stream="prefetch",
-                    cost_ms=cost,
+                    cost_ms=exchange.prefetch_ms(group),
                     host_ms=self.host_ms(OPS_LOOKUP, kernels=6),
+                    kernels=6,
+                    deps=[Dep(op) for op in recats.values()],
                     active=exchange.group_active(group),
                 )
-                self.graph.wait(self.lookups[group], Dep(op, lag=1))
-                if not exchange.is_local:
-                    found.append((op, exchange.name))
-        return found
 
     # --- forward -------------------------------------------------------------------------------
 
-    def _forward(self, copy: int) -> dict[str, int]:
-        """Bottom MLP to loss; returns exchange name -> recat op, which waits for the ids."""
-        arrived = Dep(copy, lag=self.depth + 1)
-        self.last_bottom = self._layers(self.dense.bottom, arrived)
-        ids: dict[str, int] = {}
-        if not self.depth:
-            ids = self.input.send(self.input.announce("compute", arrived))
-        recats: dict[str, int] = {}
-        self.lookups: dict[int, int] = {}
-        outputs = []
-        for exchange in self.exchanges:
-            before = [arrived]
-            if not exchange.is_local:
-                sent = [Dep(ids[exchange.name])] if ids else []
-                stream = "data_dist" if self.depth else "compute"
-                recats[exchange.name] = self.input.recat(exchange, stream, sent)
-                before = [Dep(recats[exchange.name])]
+    def _bottom(self, *deps: Dep) -> int:
+        """The bottom MLP; returns its first operation."""
+        first = len(self.graph.ops)
+        self._layers(self.dense.bottom, *deps)
+        return first
+
+    def _lookups(self, module: Sequence[Exchange], recats: Mapping[str, int]) -> None:
+        """Fused lookups and output distribution of one module's exchanges."""
+        for exchange in module:
+            recat = recats.get(exchange.name)
+            before = [] if recat is None else [Dep(recat)]
             for group in exchange.members:
                 self.lookups[group] = self._lookup(exchange, group, before)
-            outputs += self._outputs(exchange, list(exchange.members), backward=False)
-        concat = self._concat("concat embeddings", [Dep(i) for i in outputs])
-        self._layers(self.dense.interaction, Dep(concat), Dep(self.last_bottom))
-        self._layers([*self.dense.top, self.dense.loss])
-        return recats
+            self.delivered += self._outputs(exchange, list(exchange.members), backward=False)
+
+    def _interaction_and_top(self) -> None:
+        """From the delivered embeddings to the loss."""
+        self._concat("concat embeddings", [Dep(i) for i in self.delivered])
+        self._layers([*self.dense.interaction, *self.dense.top, self.dense.loss])
 
     def _lookup(self, exchange: Exchange, group: int, deps: Sequence[Dep]) -> int:
         return self.graph.add(
@@ -182,24 +230,24 @@ class DlrmBuilder:
         return last
 
     def _concat(self, name: str, deps: Sequence[Dep]) -> int:
-        """Pooled outputs of all exchanges side by side (or their gradient split again)."""
-        width = self.dense.sparse_width * self.workload.batch_size * OUTPUT_BYTES
+        """Outputs of all exchanges, pooled, side by side (or their gradient split again)."""
+        elements = 2 * self.dense.sparse_width + self.dense.sequence_width
+        moved = elements * self.workload.batch_size * OUTPUT_BYTES
         backward = name.endswith("backward")
         return self.graph.add(
             name,
             phase="dense_backward" if backward else "dense_forward",
             resource="elementwise",
             stream="compute",
-            cost_ms=float(memory_ms(self.hardware, 2 * width)),
+            cost_ms=float(memory_ms(self.hardware, moved)),
             host_ms=self.host_ms(OPS_CONCAT, kernels=2),
             kernels=2,
             deps=deps,
         )
 
-    def _layers(self, layers: Sequence[Layer], *deps: Dep) -> int:
-        last = -1
+    def _layers(self, layers: Sequence[Layer], *deps: Dep) -> None:
         for layer in layers:
-            last = self.graph.add(
+            self.graph.add(
                 layer.name,
                 phase="dense_forward",
                 resource="gemm",
@@ -209,7 +257,6 @@ class DlrmBuilder:
                 kernels=layer.forward_kernels,
                 deps=deps,
             )
-        return last
 
     def _layer_host_ms(self, kernels: int) -> float:
         return self.host_ms(OPS_PER_KERNEL * kernels, kernels=kernels)
@@ -227,10 +274,9 @@ class DlrmBuilder:
         }
         for exchange in reversed(self.exchanges):
             after = [Dep(i) for i in arrived[exchange.name]] or [Dep(concat)]
-            for group in reversed(exchange.members):
-                self._lookup_backward(exchange, group, after)
-            if exchange.is_local:
-                self.gradients.tables(exchange)
+            done = [self._lookup_backward(exchange, g, after) for g in reversed(exchange.members)]
+            if exchange.is_replicated:
+                self.gradients.tables(exchange, done)
         self._layers_backward(self.dense.bottom)
         self.gradients.flush()
 
@@ -247,8 +293,8 @@ class DlrmBuilder:
             )
             self.gradients.add(layer.parameters)
 
-    def _lookup_backward(self, exchange: Exchange, group: int, deps: Sequence[Dep]) -> None:
-        self.graph.add(
+    def _lookup_backward(self, exchange: Exchange, group: int, deps: Sequence[Dep]) -> int:
+        return self.graph.add(
             f"{exchange.name} lookup backward",
             phase="embedding_backward",
             resource="embedding",
@@ -267,7 +313,7 @@ class DlrmBuilder:
         layers = [*self.dense.bottom, *self.dense.interaction, *self.dense.top]
         step_ms = self.dense.optimizer_ms(float(sum(p.parameters for p in layers)))
         for exchange in self.exchanges:
-            if exchange.is_local:
+            if exchange.is_replicated:
                 step_ms = step_ms + exchange.optimizer_ms(self.dense.optimizer_ms)
         self.graph.add(
             "optimizer step",

@@ -39,8 +39,6 @@ class Load(IntEnum):
     """output elements the rank's lookups produce per iteration"""
     GRADIENTS = 8
     """elements of dense gradient (data_parallel tables only)"""
-    STATE_BYTES = 9
-    """weights and state the dense optimizer passes over (data_parallel tables only)"""
 
 
 COLUMNS = len(Load)
@@ -119,9 +117,7 @@ class ShardLoads:
             total += self._feature(table, feature, plan, shard)
         total[Load.SHARDS] = 1.0
         if plan.sharding_type is ShardingType.DATA_PARALLEL:
-            elements = float(shard.size[0] * shard.size[1])
-            total[Load.GRADIENTS] = elements
-            total[Load.STATE_BYTES] = elements * table.element_bytes
+            total[Load.GRADIENTS] = float(shard.size[0] * shard.size[1])
         return total
 
     def _feature(self, table: Table, feature: Feature, plan: TablePlan, shard: Shard) -> Array:

@@ -121,13 +121,14 @@ def candidate_of(
         raise PlanError(
             f"the plan is for {plan.world_size} ranks, the topology has {topology.world_size}"
         )
-    missing = [key for key in workload.keys if key not in plan.tables]
+    keys = dict.fromkeys(workload.keys)
+    missing = [key for key in keys if key not in plan.tables]
     if missing:
         near = did_you_mean(missing[0], plan.tables)
         raise PlanError(f"the plan does not place table '{missing[0]}'{near}")
-    unknown = [key for key in plan.tables if key not in workload.keys]
+    unknown = [key for key in plan.tables if key not in keys]
     if unknown:
-        near = did_you_mean(unknown[0], workload.keys)
+        near = did_you_mean(unknown[0], keys)
         raise PlanError(f"the plan places '{unknown[0]}', which the model does not have{near}")
     for key, table in plan.tables.items():
         outside = [r for r in table.ranks if not 0 <= r < topology.world_size]
@@ -136,7 +137,7 @@ def candidate_of(
                 f"table '{key}' has a shard on rank {outside[0]}; "
                 f"ranks are 0 to {topology.world_size - 1}"
             )
-    return tuple(plan.tables[key] for key in workload.keys)
+    return tuple(plan.tables[key] for key in keys)
 
 
 def _breakdown(path: list[Segment]) -> dict[str, float]:
@@ -167,7 +168,7 @@ def profile_groups(resource: str, hardware: HardwareProfile, topology: Topology)
     names = []
     if topology.nvlink_domain > 1:
         names.append("collectives.intra")
-    if topology.nvlink_domain < topology.world_size:
+    if topology.groups > 1:
         names.append("collectives.inter")
     return [hardware.groups[name] for name in names or ["collectives.intra"]]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from predictor.costs import Costs
 from predictor.graph import Mask
@@ -30,8 +30,8 @@ Collective = Callable[..., Array]
 INDEX_BYTES = 8
 LENGTH_BYTES = 4
 OUTPUT_BYTES = 4
-BUCKET_BYTES = 25 * 1024 * 1024
-"""DDP's `bucket_cap_mb`, which TorchRec leaves at its default of 25 (model_parallel.py)."""
+SPLITS = 3
+"""Numbers per peer that announce a transfer: of lengths, of ids, of samples."""
 
 TYPE_ORDER = (
     ShardingType.TABLE_WISE,
@@ -79,9 +79,12 @@ class Exchange:
         self.hardware = costs.hardware
         self.collectives = costs.collectives
         self.sharding_type = groups[members[0]].sharding_type
-        self.name = f"{groups[members[0]].module}.{self.sharding_type.short}"
+        self.module = groups[members[0]].module
+        self.name = f"{self.module}.{self.sharding_type.short}"
         self.members = tuple(members)
         self.weighted = any(groups[m].weighted for m in members)
+        self.pooled = all(groups[m].pooling != "none" for m in members)
+        self.prefetched = frozenset(m for m in members if groups[m].cached_dim)
         self.loads = loads
         self.total: Array = loads[:, list(members)].sum(axis=1)
 
@@ -95,9 +98,14 @@ class Exchange:
         return np.asarray(self.loads[:, group, :, Load.SHARDS].sum(axis=-1) > 0)
 
     @property
-    def is_local(self) -> bool:
-        """Data-parallel tables exchange nothing forward."""
+    def is_replicated(self) -> bool:
+        """Data-parallel tables: whole on every rank, with a dense gradient."""
         return self.sharding_type is ShardingType.DATA_PARALLEL
+
+    @property
+    def is_local(self) -> bool:
+        """Nothing is exchanged forward: tables are replicated, or the rank is alone."""
+        return self.is_replicated or self.topology.world_size == 1
 
     def cost(self, law: Law, size: Size) -> Array:
         """Time of something whose size in bytes follows linearly from the loads.
@@ -117,9 +125,14 @@ class Exchange:
             lambda load: passes * INDEX_BYTES * load[..., Load.IDS].mean(axis=-1, keepdims=True),
         )
 
-    def splits_ms(self) -> Array:
-        """The small all-to-all that tells every rank how much it will receive."""
-        size = np.full((1, 1), 3.0 * INDEX_BYTES * self.topology.world_size)
+    def splits_ms(self, exchanges: ArrayLike = 1.0) -> Array:
+        """The small all-to-all that tells every rank how much it will receive.
+
+        Args:
+            exchanges: how many it speaks for, ``[plans, 1]``; pipelines fuse those of all.
+        """
+        one = SPLITS * INDEX_BYTES * self.topology.world_size
+        size = np.atleast_2d(one * np.asarray(exchanges, dtype=np.float64))
         return np.asarray(self.collectives.all_to_all(size, scope="world"))
 
     def ids_ms(self) -> Array:
@@ -153,8 +166,7 @@ class Exchange:
 
     def prefetch_ms(self, group: int) -> Array:
         """Filling the UVM cache ahead of the lookup, ``[plans, ranks]``."""
-        fetched = self.loads[:, group, :, Load.PREFETCH_MS]
-        return np.where(fetched > 0, prefetch_floor_ms(self.hardware) + fetched, 0.0)
+        return self._lookup(group, Load.PREFETCH_MS, prefetch_floor_ms(self.hardware))
 
     def _lookup(self, group: int, column: Load, floor_ms: float) -> Array:
         there = self.loads[:, group, :, Load.SHARDS] > 0
@@ -165,6 +177,7 @@ class Exchange:
 
         TW, CW, TWCW: one all-to-all. RW: reduce-scatter, all-gather backward. TWRW, GRID:
         reduce-scatter within the intra group, then all-to-all across groups; mirrored backward.
+        Rows that are not pooled cannot be reduced: they take an all-to-all whatever the type.
         """
         qcomm = self.workload.qcomm.backward if backward else self.workload.qcomm.forward
         width = DATA_TYPE_BYTES[qcomm]
@@ -173,11 +186,13 @@ class Exchange:
         name = "gather" if backward else "reduce"
         if self.is_local:
             return []
-        if kind is ShardingType.ROW_WISE:
+        if kind is ShardingType.ROW_WISE and self.pooled:
             return [self._transfer(name, "world", reduce, width)]
         if kind not in HIERARCHICAL:
             return [self._transfer("all_to_all", "world", comms.all_to_all, width)]
-        found = [self._transfer(name, "intra", reduce, width)]
+        found = []
+        if self.topology.intra_group_size > 1:  # TorchRec skips collectives of one rank
+            found.append(self._transfer(name, "intra", reduce, width))
         if self.topology.groups > 1:
             # what is left of a row block after the reduction within the group
             across = width / self.topology.intra_group_size
@@ -189,15 +204,13 @@ class Exchange:
         return Transfer(f"{self.name}.{name}", scope, cost)
 
     def gradient_sync_ms(self) -> Array:
-        """All-reduce of data-parallel tables' dense gradients, bucket by bucket, ``[plans, 1]``."""
-        return self.cost(self._bucketed_all_reduce, busiest(Load.GRADIENTS, OUTPUT_BYTES))
+        """All-reduce of data-parallel tables' dense gradients, ``[plans, 1]``.
 
-    def _bucketed_all_reduce(self, size: Array) -> Array:
-        full = np.floor(size / BUCKET_BYTES)
-        rest = size - full * BUCKET_BYTES
-        whole = self.collectives.all_reduce(np.float64(BUCKET_BYTES), scope="world")
-        last = self.collectives.all_reduce(rest, scope="world")
-        return np.asarray(full * whole + np.where(rest > 0, last, 0.0))
+        A fused lookup holds its tables in one parameter (FBGEMM's dense TBE), and DDP never
+        splits a parameter over buckets: all of it leaves at once.
+        """
+        law = partial(self.collectives.all_reduce, scope="world")
+        return self.cost(law, busiest(Load.GRADIENTS, OUTPUT_BYTES))
 
     def optimizer_ms(self, law: Law) -> Array:
         """What the dense optimizer adds for data-parallel tables, ``[plans, ranks]``.

@@ -89,12 +89,10 @@ class _Clock:
         self.ends[-1][index] = end
         return issue, ready, start, end
 
-    def finish(self) -> Array:
-        """When every rank has drained, ``[plans]``."""
-        latest = self.host
-        for free in self.streams.values():
-            latest = np.maximum(latest, free)
-        return np.asarray(latest.max(axis=-1))
+    def state(self) -> Array:
+        """When the host and each stream of every rank are free, ``[host and streams, plans,
+        ranks]``."""
+        return np.stack([self.host, *self.streams.values()])
 
 
 def _deps_end(clock: _Clock, op: Op) -> Array:
@@ -127,7 +125,7 @@ def simulate(graph: Graph, *, plans: int = 1, keep_steps: bool = False) -> Timel
     """
     clock = _Clock(graph, plans)
     steps: list[Step] = []
-    finishes = [np.zeros(plans)]
+    states = [clock.state()]
     settled = np.full(plans, np.nan)
     for iteration in range(MAX_ITERATIONS):
         clock.ends.append(list(clock.ends[-1]))
@@ -135,14 +133,25 @@ def simulate(graph: Graph, *, plans: int = 1, keep_steps: bool = False) -> Timel
         ran = [clock.run(index, op) for index, op in enumerate(graph.ops)]
         if keep_steps:
             steps.append(Step(*(np.stack(times) for times in zip(*ran, strict=True))))
-        finishes.append(clock.finish())
+        states.append(clock.state())
         if iteration > 1:
-            period, last = np.diff(finishes[-3:], axis=0)[::-1]
-            same = np.isnan(settled) & (np.abs(period - last) <= PERIOD_TOLERANCE * period)
-            settled = np.where(same, period, settled)
+            settled = np.where(np.isnan(settled), _period(states), settled)
             if not np.isnan(settled).any():
                 break
     # a schedule that alternates has no single period: take the mean of its second half
-    half = len(finishes) // 2
-    mean = (finishes[-1] - finishes[half]) / (len(finishes) - 1 - half)
-    return Timeline(np.where(np.isnan(settled), mean, settled), tuple(steps), finishes[-1])
+    half = len(states) // 2
+    mean = (states[-1] - states[half]).max(axis=(0, 2)) / (len(states) - 1 - half)
+    finish = states[-1].max(axis=(0, 2))
+    return Timeline(np.where(np.isnan(settled), mean, settled), tuple(steps), finish)
+
+
+def _period(states: list[Array]) -> Array:
+    """The period if the last two iterations advanced every stream alike, else NaN; ``[plans]``.
+
+    What finishes last need not set the pace: a stream that takes longer per iteration but started
+    earlier overtakes it in the end. So the stream that advances most gives the period.
+    """
+    before, last = np.diff(states[-3:], axis=0)
+    period = last.max(axis=(0, 2))
+    off = np.abs(last - before).max(axis=(0, 2))
+    return np.where(off <= PERIOD_TOLERANCE * period, period, np.nan)

@@ -5,6 +5,7 @@ A `Workload` says what one rank trains on in one iteration. It knows nothing of 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -167,10 +168,8 @@ class Workload:
     @property
     def keys(self) -> tuple[str, ...]:
         """Plan key of every table, in order: its name, or ``module/name`` where names collide."""
-        names = [t.name for t in self.tables]
-        return tuple(
-            f"{t.module}/{t.name}" if names.count(t.name) > 1 else t.name for t in self.tables
-        )
+        count = Counter(t.name for t in self.tables)
+        return tuple(f"{t.module}/{t.name}" if count[t.name] > 1 else t.name for t in self.tables)
 
     @property
     def modules(self) -> tuple[str, ...]:

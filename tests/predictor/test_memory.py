@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -30,8 +31,8 @@ OUT = BATCH * DIM * 4
 TOPOLOGY = Topology.uniform(WORLD, hbm_bytes=GIB, ddr_bytes=GIB)
 
 
-def a_workload(optimizer: str = "sgd", pipeline: str = "base", **more: object) -> Workload:
-    table = Table("t", ROWS, DIM, (Feature("f", 2.0),), optimizer=optimizer, **more)  # type: ignore[arg-type]
+def a_workload(optimizer: str = "sgd", pipeline: str = "base", **more: Any) -> Workload:
+    table = Table("t", ROWS, DIM, (Feature("f", 2.0),), optimizer=optimizer, **more)
     return Workload(
         "w", BATCH, (table,), DenseArch(4, (8,), (2, 1), "concat", optimizer="adam"), pipeline
     )
@@ -42,10 +43,10 @@ def one(
     kind: ShardingType = ShardingType.TABLE_WISE,
     kernel: ComputeKernel = ComputeKernel.FUSED,
     size: tuple[int, int] = (ROWS, DIM),
-    **more: object,
+    **more: Any,
 ) -> ShardMemory:
     table = workload.tables[0]
-    return shard_memory(table, workload, TOPOLOGY, kind, kernel, [size], **more)[0]  # type: ignore[arg-type]
+    return shard_memory(table, workload, TOPOLOGY, kind, kernel, [size], **more)[0]
 
 
 def test_table_wise_sees_the_batches_of_all_ranks() -> None:

@@ -142,7 +142,8 @@ def dlrm_dcnv2() -> Workload:
     rows = [40000000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40000000, 3067956, 405282, 10]
     rows += [2209, 11938, 155, 4, 976, 14, 40000000, 40000000, 40000000, 590152, 12973, 108, 36]
     hots = [3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1]
-    tables = [_table(f"t{i}", r, 128, float(h)) for i, (r, h) in enumerate(zip(rows, hots))]  # noqa: B905
+    sizes = zip(rows, hots, strict=True)
+    tables = [_table(f"t{i}", r, 128, float(h)) for i, (r, h) in enumerate(sizes)]
     return Workload("dlrm_dcnv2", 8192, tuple(tables), _dense())
 
 

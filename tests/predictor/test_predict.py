@@ -1,0 +1,253 @@
+"""Predictions: directions, sums, provenance, messages, and every shipped model."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from predictor.distribution import Uniform, Zipf
+from predictor.errors import PlanError
+from predictor.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.predict import PHASES, Prediction, candidate_of, predict, profile_groups
+from predictor.profile_schema import HardwareProfile, weakest
+from predictor.topology import Topology
+from predictor.workload import Feature, QComm, Workload
+from search.space import enumerate_space
+from shardopt.config.model import load_model
+from tests.builders import (
+    Candidate,
+    a_table,
+    a_topology,
+    a_workload,
+    device_bound,
+    hardware,
+    plan_of,
+    random_candidate,
+    random_workload,
+    sharded,
+    table_wise,
+)
+
+T = ShardingType
+MODELS = sorted((Path(__file__).parents[2] / "configs/models").glob("*.yaml"))
+PIPELINES = ["base", "sparse_dist", "prefetch_sparse_dist"]
+
+
+def run(
+    workload: Workload,
+    topology: Topology,
+    candidate: Candidate,
+    profile: HardwareProfile | None = None,
+) -> Prediction:
+    plan = plan_of(workload, topology, candidate)
+    return predict(workload, topology, profile or device_bound(), plan)
+
+
+def hot(alpha: float | None, order: str = "random", pooling_factor: float = 60.0) -> Workload:
+    distribution = Uniform() if alpha is None else Zipf(alpha)
+    feature = Feature("f", pooling_factor, 1.0, distribution, order)
+    return a_workload(a_table(rows=10**7, dim=128, features=(feature,)), batch_size=4096)
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_parts_sum_to_the_iteration_and_the_interval_holds_it(pipeline: str) -> None:
+    for seed, topology in enumerate([a_topology(1), a_topology(2), a_topology(8, 4)] * 2):
+        workload = random_workload(seed, pipeline)
+        space, pick = enumerate_space(workload, topology), random.Random(seed)
+        for profile in (hardware(), device_bound(), hardware("cpu-gloo")):
+            found = run(workload, topology, random_candidate(space, topology, pick), profile)
+            assert sum(found.breakdown.values()) == pytest.approx(found.iteration_ms, rel=1e-9)
+            assert set(found.breakdown) <= set(PHASES)
+            low, high = found.interval_ms
+            assert 0 < low <= found.iteration_ms <= high
+            path = found.critical_path
+            for before, after in pairwise(path):
+                assert before.end_ms == pytest.approx(after.start_ms)
+            for rank in found.per_rank:
+                busy = sum(
+                    op.cost_ms[..., min(rank.rank, op.cost_ms.shape[-1] - 1)].item()
+                    for op in found.graph.ops
+                )
+                assert sum(rank.busy_ms.values()) == pytest.approx(busy)
+                assert 0 <= rank.idle_ms <= found.iteration_ms
+
+
+def test_provenance_is_the_weakest_on_the_path() -> None:
+    workload, topology = hot(None), a_topology(2)
+    found = run(workload, topology, sharded(workload, topology, T.TABLE_WISE))
+    groups = [
+        group
+        for segment in found.critical_path
+        for group in profile_groups(segment.resource, device_bound(), topology)
+    ]
+    assert found.provenance == weakest(tuple(g.provenance.kind for g in groups))
+    profile = device_bound()
+    poor = profile.embedding.provenance.model_copy(update={"kind": "not validated"})
+    embedding = profile.embedding.model_copy(update={"provenance": poor})
+    weak = profile.model_copy(update={"embedding": embedding})
+    assert run(workload, topology, sharded(workload, topology, T.TABLE_WISE), weak).provenance == (
+        "not validated"
+    )
+
+
+def test_an_exact_profile_has_a_narrower_interval() -> None:
+    workload, topology = hot(None), a_topology(2)
+    plan = sharded(workload, topology, T.TABLE_WISE)
+    profile = device_bound()
+    sure = profile.model_copy(
+        update={"embedding": profile.embedding.model_copy(update={"rel_error": 0.0})}
+    )
+    low, high = run(workload, topology, plan).interval_ms
+    sure_low, sure_high = run(workload, topology, plan, sure).interval_ms
+    assert low < sure_low < sure_high < high
+
+
+def test_inter_host_links_count_only_between_intra_groups() -> None:
+    one_rack = profile_groups("collectives", hardware(), a_topology(8, 4, domain=8))
+    pairs = profile_groups("collectives", hardware(), a_topology(8, 8, domain=2))
+    hosts = profile_groups("collectives", hardware(), a_topology(8, 4))
+    assert len(one_rack) == len(pairs) == 1
+    assert hardware().collectives.inter in hosts
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_time_rises_with_batch_and_bytes(pipeline: str) -> None:
+    topology = a_topology(2)
+    for seed in range(6):
+        workload = random_workload(seed, pipeline)
+        space = enumerate_space(workload, topology)
+        candidate = random_candidate(space, topology, random.Random(seed))
+        times = [
+            run(workload.with_batch_size(b), topology, candidate).iteration_ms
+            for b in (256, 1024, 8192)
+        ]
+        assert times == sorted(times)
+        assert times[0] < times[-1]
+    times = []
+    for dtype in ("fp16", "fp32"):
+        workload = replace(hot(None), tables=(replace(hot(None).tables[0], data_type=dtype),))
+        candidate = sharded(workload, topology, T.TABLE_WISE)
+        times.append(run(workload, topology, candidate).iteration_ms)
+    assert times[0] < times[1]
+
+
+def test_skew_makes_lookups_faster_and_a_frequency_order_makes_the_first_shard_hot() -> None:
+    topology = a_topology(4)
+    times = []
+    for alpha in (None, 0.6, 0.9):
+        workload = hot(alpha)
+        times.append(run(workload, topology, sharded(workload, topology, T.ROW_WISE)).iteration_ms)
+    assert times == sorted(times, reverse=True)
+    assert times[-1] < 0.95 * times[0]
+    spread, sorted_ids = hot(0.9), hot(0.9, "frequency")
+    even = run(spread, topology, sharded(spread, topology, T.ROW_WISE))
+    uneven = run(sorted_ids, topology, sharded(sorted_ids, topology, T.ROW_WISE))
+    busy = [r.busy_ms["embedding_forward"] for r in uneven.per_rank]
+    assert busy[0] > 2 * busy[1] > 2 * busy[3]
+    assert len({r.busy_ms["embedding_forward"] for r in even.per_rank}) == 1
+    assert uneven.iteration_ms > even.iteration_ms
+
+
+@pytest.mark.parametrize("kind", [T.TABLE_WISE, T.ROW_WISE, T.TABLE_ROW_WISE])
+def test_narrow_communication_shrinks_the_output_distribution(kind: ShardingType) -> None:
+    topology = a_topology(4, 2)
+    wide = hot(None, pooling_factor=1.0)
+    narrow = replace(wide, qcomm=QComm("fp16", "bf16"))
+    before, after = (
+        run(w, topology, sharded(w, topology, kind)).per_rank[0].busy_ms for w in (wide, narrow)
+    )
+    for phase in ("output_dist_forward", "output_dist_backward"):
+        assert 0.4 * before[phase] < after[phase] < 0.95 * before[phase]
+    assert before["input_dist"] == after["input_dist"]
+
+
+def test_a_pipeline_changes_the_graph_and_hides_the_input_distribution() -> None:
+    topology = a_topology(2)
+    for seed in range(8):
+        found = []
+        for pipeline in PIPELINES:
+            workload = random_workload(seed, pipeline)
+            space = enumerate_space(workload, topology)
+            candidate = random_candidate(space, topology, random.Random(seed))
+            found.append(run(workload, topology, candidate))
+        base, sparse, _ = found
+        assert sparse.iteration_ms <= base.iteration_ms * (1 + 1e-9)
+        deps = [[(o.name, o.deps) for o in p.graph.ops] for p in found]
+        assert deps[0] != deps[1] != deps[2]
+    workload = hot(None)
+    plan = sharded(workload, topology, T.TABLE_WISE)
+    times = [
+        run(replace(workload, train_pipeline=p), topology, plan).iteration_ms for p in PIPELINES
+    ]
+    assert times[1] < 0.99 * times[0]
+
+
+def test_prefetching_takes_cache_misses_off_the_lookup() -> None:
+    topology = a_topology(2)
+    workload = hot(0.9)
+    plan = sharded(workload, topology, T.TABLE_WISE, ComputeKernel.FUSED_UVM_CACHING)
+    sparse, ahead = (
+        run(replace(workload, train_pipeline=p), topology, plan) for p in PIPELINES[1:]
+    )
+    assert "prefetch" not in sparse.per_rank[0].busy_ms
+    assert ahead.per_rank[0].busy_ms["prefetch"] > 0
+    assert (
+        ahead.per_rank[0].busy_ms["embedding_forward"]
+        < sparse.per_rank[0].busy_ms["embedding_forward"]
+    )
+    assert ahead.iteration_ms < sparse.iteration_ms
+
+
+def test_an_uneven_plan_makes_the_others_wait() -> None:
+    tables = tuple(replace(hot(None).tables[0], name=n) for n in "ab")
+    workload, topology = replace(hot(None), tables=tables), a_topology(2)
+    piled = run(workload, topology, tuple(table_wise(t, 0) for t in tables))
+    spread = run(workload, topology, tuple(table_wise(t, r) for r, t in enumerate(tables)))
+    assert piled.iteration_ms > spread.iteration_ms
+    assert piled.per_rank[1].idle_ms > piled.per_rank[0].idle_ms
+    assert "embedding_forward" not in piled.per_rank[1].busy_ms
+
+
+def test_one_rank_talks_to_nobody() -> None:
+    workload, topology = a_workload(a_table("a"), a_table("b", dim=16)), a_topology(1)
+    for kind in (T.TABLE_WISE, T.ROW_WISE, T.COLUMN_WISE):
+        found = run(workload, topology, sharded(workload, topology, kind), hardware())
+        assert found.iteration_ms > 0
+        assert all(op.resource != "collectives" for op in found.graph.ops)
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("ranks", [1, 2, 8, 16])
+def test_every_shipped_model_has_a_time(path: Path, ranks: int) -> None:
+    workload, topology = load_model(path), a_topology(ranks)
+    plan = tuple(table_wise(t, i % ranks) for i, t in enumerate(workload.tables))
+    found = run(workload, topology, plan, hardware())
+    assert 0.1 < found.iteration_ms < 1000
+    assert len(found.memory) == len(found.per_rank) == ranks
+
+
+def test_what_does_not_fit_the_model_is_named() -> None:
+    workload, topology = a_workload(a_table("cat_0"), a_table("cat_1")), a_topology(2)
+    good = plan_of(workload, topology, tuple(table_wise(t) for t in workload.tables))
+
+    def message(plan: ShardingPlan) -> str:
+        with pytest.raises(PlanError) as caught:
+            candidate_of(workload, topology, plan)
+        return str(caught.value)
+
+    assert "for 4 ranks, the topology has 2" in message(replace(good, world_size=4))
+    tables = dict(good.tables)
+    moved = tables.pop("cat_1")
+    assert message(replace(good, tables=tables)).startswith("the plan does not place table 'cat_1'")
+    extra = {**good.tables, "cat_11": moved}
+    assert "'cat_11', which the model does not have (did you mean" in message(
+        replace(good, tables=extra)
+    )
+    outside = TablePlan(T.TABLE_WISE, ComputeKernel.FUSED, (Shard(2, (0, 0), (100_000, 64)),))
+    found = message(replace(good, tables={**good.tables, "cat_0": outside}))
+    assert found == "table 'cat_0' has a shard on rank 2; ranks are 0 to 1"
+    assert candidate_of(workload, topology, good) == tuple(good.tables.values())

@@ -1,0 +1,32 @@
+"""Conversions, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from predictor import units
+
+
+def test_conversions() -> None:
+    assert units.gb_per_s(1) * 1000 == 1e9  # bytes in a second
+    assert units.gbit_per_s(400) == units.gb_per_s(50)
+    assert units.gib(1.5) == 1610612736
+    assert units.mib(0.5) == 524288
+    assert units.us(250) == pytest.approx(0.25)
+    assert units.tflops(2) * 1000 == 2e12  # operations in a second
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (-1536, "-1.5 KiB"),
+        (61.3 * units.GIB, "61.3 GiB"),
+        (2048 * units.GIB, "2.0 TiB"),
+        (5000 * 1024**4, "5000.0 TiB"),
+    ],
+)
+def test_sizes_have_a_binary_unit(size: float, text: str) -> None:
+    assert units.format_bytes(size) == text
