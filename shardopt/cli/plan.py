@@ -46,7 +46,7 @@ def plan(
     flags = Flags(
         gpus, gpus_per_node, cluster, hardware, hbm_gib, ddr_gib, reserve, batch_size, strict
     )
-    _check_search(seed, effort, time_limit, top_k)
+    check_search(seed, effort, time_limit, top_k)
     check_writable(output, [model, *([cluster] if cluster else [])])
     setting = resolve(model, flags)
 
@@ -79,7 +79,8 @@ def plan(
     _show(model, setting, result, predictions, output, quiet)
 
 
-def _check_search(seed: int, effort: float, time_limit: float | None, top_k: int) -> None:
+def check_search(seed: int, effort: float, time_limit: float | None, top_k: int) -> None:
+    """Refuse values of the search flags outside their range."""
     from predictor.errors import InputError
 
     if not 0 <= seed <= MAX_SEED:

@@ -52,6 +52,10 @@ class DLRM(nn.Module):
         super().__init__()
         dense = workload.dense
         tables = {m: [t for t in workload.tables if t.module == m] for m in workload.modules}
+        for name, of in tables.items():
+            _check_name("module", name)
+            for table in of:
+                _check_name("table", table.name)
         collections = {name: _collection(name, of, device) for name, of in tables.items()}
         self.sparse = nn.ModuleDict(collections)
         self.outputs = {name: _outputs(collections[name], of) for name, of in tables.items()}
@@ -163,6 +167,15 @@ def _mlp(widths: Sequence[int], device: torch.device, *, bare_last: bool = False
     for width, following in pairwise(widths):
         layers += [nn.Linear(width, following, device=device), nn.ReLU()]
     return nn.Sequential(*(layers[:-1] if bare_last else layers))
+
+
+def _check_name(what: str, name: str) -> None:
+    """torch's ModuleDict, in which TorchRec keeps tables by name, refuses some with a KeyError."""
+    if "." in name or hasattr(nn.ModuleDict, name) or name == "training":
+        raise InputError(
+            f"{what} '{name}': PyTorch cannot hold a module of that name "
+            "(no dots, no names of its own such as 'items' or 'type'); rename it"
+        )
 
 
 def _collection(

@@ -1,5 +1,6 @@
 """TorchRec trains under our plans, over real processes, and learns what one process learns."""
 
+import functools
 import json
 import os
 import subprocess
@@ -22,7 +23,13 @@ WORKER = Path(__file__).parent / "worker.py"
 REPOSITORY = Path(__file__).parents[2]
 SECONDS = 240
 
-TWO_RANKS = dict(case.plans_under_test(2, 2))
+
+@functools.cache
+def two_rank_plans() -> dict[str, ShardingPlan]:
+    """Made when a test needs them, not at collection: some are searched."""
+    return dict(case.plans_under_test(2, 2))
+
+
 TWO_HOSTS = {
     "table_row_wise": case.uniform_plan(ShardingType.TABLE_ROW_WISE, 4, 2),
     "table_column_wise": case.uniform_plan(ShardingType.TABLE_COLUMN_WISE, 4, 2),
@@ -64,7 +71,7 @@ def train(job: Path, plans: dict[str, ShardingPlan]) -> Path:
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results of all plans for one host of two ranks."""
-    return train(tmp_path_factory.mktemp("two") / "job", TWO_RANKS)
+    return train(tmp_path_factory.mktemp("two") / "job", two_rank_plans())
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +80,22 @@ def two_hosts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(tmp_path_factory.mktemp("four") / "job", TWO_HOSTS)
 
 
-@pytest.mark.parametrize("name", TWO_RANKS)
+@pytest.mark.parametrize("name", case.PLAN_NAMES)
 def test_two_ranks_learn_what_one_process_learns(two_ranks: Path, name: str) -> None:
-    check(two_ranks, name, TWO_RANKS[name])
+    check(two_ranks, name, two_rank_plans()[name])
+
+
+@pytest.mark.parametrize("name", case.SEARCHED)
+def test_the_search_obeys_and_splits(name: str) -> None:
+    """Otherwise the plans above would not be of the types that their names promise."""
+    plan = two_rank_plans()[f"searched {name}"]
+    for table, allowed in zip(plan.tables.values(), case.SEARCHED[name], strict=True):
+        assert table.sharding_type in allowed
+    assert {shard.rank for table in plan.tables.values() for shard in table.shards} == {0, 1}
+
+
+def test_the_names_are_those_of_the_plans() -> None:
+    assert tuple(two_rank_plans()) == case.PLAN_NAMES
 
 
 @pytest.mark.parametrize("name", TWO_HOSTS)

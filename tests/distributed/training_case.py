@@ -1,12 +1,15 @@
 """The model that the distributed tests train, its reference, and the plans they train it under."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
 from predictor.distribution import Zipf
 from predictor.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
-from predictor.workload import DcnV2, DenseArch, Feature, Table, Workload
+from predictor.topology import Topology
+from predictor.units import GIB
+from predictor.workload import Constraints, DcnV2, DenseArch, Feature, Table, Workload
 from shardopt.torchrec.batch import synthetic_batch
 from shardopt.torchrec.module import build_model
 from shardopt.torchrec.optimizers import dense_optimizer, table_weight
@@ -15,6 +18,16 @@ STEPS = 4
 LEARNING_RATE = 0.1
 EPS = 1e-8
 BATCH = 32
+EFFORT = 0.05
+
+MIXED = (
+    ShardingType.ROW_WISE,
+    ShardingType.TABLE_WISE,
+    ShardingType.COLUMN_WISE,
+    ShardingType.ROW_WISE,
+    ShardingType.DATA_PARALLEL,
+)
+"""A sharding type for each table of the workload."""
 
 
 def workload() -> Workload:
@@ -90,24 +103,49 @@ def _step(optimizer: str, weight: torch.nn.Parameter, state: torch.Tensor, plan:
 
 
 def plans_under_test(world_size: int, local_world_size: int) -> Iterator[tuple[str, ShardingPlan]]:
-    """Name and plan of everything that is trained: one plan per sharding type, and a mixed one.
-
-    The place to add plans from elsewhere, such as those a search has found.
-    """
+    """Name and plan of everything that is trained: one plan per sharding type, a mixed one, and
+    those that a search finds, freely and where each table may be sharded in one way only."""
     for kind in ShardingType:
         yield kind.value, uniform_plan(kind, world_size, local_world_size)
-    mixed = (
-        ShardingType.ROW_WISE,
-        ShardingType.TABLE_WISE,
-        ShardingType.COLUMN_WISE,
-        ShardingType.ROW_WISE,
-        ShardingType.DATA_PARALLEL,
+    yield "mixed", make_plan(MIXED, world_size, local_world_size)
+    for name, kinds in SEARCHED.items():
+        yield f"searched {name}", searched_plan(kinds, world_size, local_world_size)
+
+
+def searched_plan(
+    kinds: tuple[tuple[ShardingType, ...], ...], world_size: int, local_world_size: int
+) -> ShardingPlan:
+    """The best plan that a short search finds for this workload.
+
+    For GPUs, although it is trained on CPUs, where TorchRec's planner offers no row split of a
+    pooled table: what is under test is whether it runs the plan.
+
+    Args:
+        kinds: the sharding types allowed for each table.
+    """
+    from predictor.hardware import load_hardware
+    from search.result import Problem
+    from search.solve import solve
+    from search.stop import Stop
+
+    load = workload()
+    # with TorchRec's default minimum partition tables as narrow as these have one column shard
+    tables = (
+        replace(table, constraints=Constraints(sharding_types=allowed, min_partition=4))
+        for table, allowed in zip(load.tables, kinds, strict=True)
     )
-    yield "mixed", make_plan(mixed, world_size, local_world_size)
+    topology = Topology.uniform(world_size, local_world_size, hbm_bytes=GIB, ddr_bytes=GIB)
+    problem = Problem(replace(load, tables=tuple(tables)), topology, load_hardware("h100-sxm"))
+    return solve(problem, Stop(effort=EFFORT), seed=0, top_k=1).best.plan
 
 
 def uniform_plan(kind: ShardingType, world_size: int, local_world_size: int) -> ShardingPlan:
     """Every table sharded the same way, as far as TorchRec can (`shardopt.torchrec.rules`)."""
+    return make_plan(uniform_kinds(kind), world_size, local_world_size)
+
+
+def uniform_kinds(kind: ShardingType) -> tuple[ShardingType, ...]:
+    """`kind` for every table, or the nearest that TorchRec can run."""
     unpooled = {
         ShardingType.DATA_PARALLEL: ShardingType.TABLE_WISE,  # not on CPU
         ShardingType.TABLE_ROW_WISE: ShardingType.ROW_WISE,
@@ -116,8 +154,7 @@ def uniform_plan(kind: ShardingType, world_size: int, local_world_size: int) -> 
     }
     mean = {ShardingType.GRID_SHARD: ShardingType.COLUMN_WISE}
     instead = {"none": unpooled, "mean": mean, "sum": {}}
-    kinds = tuple(instead[table.pooling].get(kind, kind) for table in workload().tables)
-    return make_plan(kinds, world_size, local_world_size)
+    return tuple(instead[table.pooling].get(kind, kind) for table in workload().tables)
 
 
 def make_plan(kinds: tuple[ShardingType, ...], world_size: int, local: int) -> ShardingPlan:
@@ -169,3 +206,30 @@ def _blocks(rows: int, ranks: int) -> Iterator[tuple[int, int, int]]:
     for i in range(ranks):
         first = min(i * block, rows)
         yield first, min(block, rows - first), i
+
+
+def only(kinds: tuple[ShardingType, ...]) -> tuple[tuple[ShardingType, ...], ...]:
+    """One sharding type allowed for each table."""
+    return tuple((kind,) for kind in kinds)
+
+
+def anything() -> tuple[tuple[ShardingType, ...], ...]:
+    """All that TorchRec can run on CPUs."""
+    unpooled = (ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE, ShardingType.ROW_WISE)
+    return tuple(
+        tuple(ShardingType) if table.pooling != "none" else unpooled for table in workload().tables
+    )
+
+
+SEARCHED = {
+    "free": anything(),
+    "table_wise": only(uniform_kinds(ShardingType.TABLE_WISE)),
+    "column_wise": only(uniform_kinds(ShardingType.COLUMN_WISE)),
+    "row_wise": only(uniform_kinds(ShardingType.ROW_WISE)),
+    "data_parallel": only(uniform_kinds(ShardingType.DATA_PARALLEL)),
+    "mixed": only(MIXED),
+}
+"""Name of a search -> the sharding types that it may give each table."""
+
+PLAN_NAMES = (*(kind.value for kind in ShardingType), "mixed", *(f"searched {n}" for n in SEARCHED))
+"""What `plans_under_test` names, known without searching."""

@@ -139,6 +139,9 @@ def test_unpooled_sequences_are_summed() -> None:
             [table(Feature("f", 1.0)), table(Feature("g", 1.0), "u", pooling="none")],
             "with and without pooling none",
         ),
+        ([table(Feature("f", 1.0), "items")], "table 'items': PyTorch cannot hold"),
+        ([table(Feature("f", 1.0), "a.b")], "table 'a.b': PyTorch cannot hold"),
+        ([table(Feature("f", 1.0), module="keys")], "module 'keys': PyTorch cannot hold"),
     ],
 )
 def test_models_that_cannot_be_built(tables: list[Table], words: str) -> None:

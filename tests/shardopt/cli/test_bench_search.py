@@ -1,0 +1,152 @@
+"""`shardopt bench search`: both planners on one model, timed and compared."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shardopt
+
+ROOT = Path(shardopt.__file__).resolve().parent.parent
+QUICK = ("--gpus", 2, "--effort", 0.05, "--repeat", 2)
+TIMED = ("shardopt_search", "shardopt_plan", "torchrec_planner")
+
+
+@pytest.fixture
+def model(model: Path) -> Path:
+    """The small model under names that PyTorch takes."""
+    model.write_text(model.read_text().replace("name: items", "name: goods"))
+    return model
+
+
+def test_json_holds_times_and_plans(run, model: Path) -> None:
+    pytest.importorskip("torchrec")
+    done = run("bench", "search", model, *QUICK, "--json", "--hardware", "a100-80gb")
+    assert done.code == 0, done.err
+    data = json.loads(done.out)
+    assert (data["world_size"], data["hardware"], data["repeat"]) == (2, "a100-80gb", 2)
+    assert data["times"].keys() == set(TIMED)
+    for name in TIMED:
+        times = data["times"][name]
+        assert len(times["samples_s"]) == 2
+        assert 0 < times["min_s"] <= times["median_s"] <= times["max_s"]
+        assert times["stable"] in (True, False)
+    assert data["start_up_s"] == pytest.approx(
+        data["times"]["shardopt_plan"]["median_s"] - data["times"]["shardopt_search"]["median_s"]
+    )
+    assert data["significant"] in (True, False)
+    ours, theirs = data["plans"]["shardopt"], data["plans"]["torchrec"]
+    assert ours["lower_bound_ms"] <= ours["iteration_ms"] <= theirs["iteration_ms"]
+    assert (ours["fits"], theirs["fits"]) == (True, True)
+    assert theirs["rating_ms"] > 0
+    for plan in (ours, theirs):
+        assert plan["tables"].keys() == {"users", "goods", "days"}
+        assert sum(plan["breakdown"].values()) == pytest.approx(plan["iteration_ms"])
+    assert data["machine"].keys() >= {"cores", "python", "load_average"}
+    assert "shardopt" in data["versions"]
+
+
+def test_the_plan_is_that_of_the_plan_command(run, model: Path) -> None:
+    """The words that the timed command gets ask for the same search."""
+    pytest.importorskip("torchrec")
+    flags = ("--gpus", 2, "--effort", 0.05, "--seed", 4, "--batch-size", 4096, "--hbm-gib", 30)
+    bench = json.loads(run("bench", "search", model, *flags, "--repeat", 1, "--json").out)
+    plan = json.loads(run("plan", model, *flags, "--json").out)
+    assert bench["plans"]["shardopt"]["iteration_ms"] == plan["iteration_ms"]
+    assert bench["plans"]["shardopt"]["tables"] == plan["plans"][0]["tables"]
+    baseline = plan["baselines"]["torchrec default"]
+    assert bench["plans"]["torchrec"]["iteration_ms"] == pytest.approx(baseline)
+    assert bench["times"]["shardopt_plan"]["stable"] is None
+    assert bench["significant"] is None
+
+
+def test_report(run, model: Path) -> None:
+    pytest.importorskip("torchrec")
+    done = run("bench", "search", model, *QUICK)
+    assert done.code == 0, done.err
+    for words in ("median of 2 interleaved", "torchrec planner", "rates its own plan", "fits"):
+        assert words in " ".join(done.out.split())
+    assert "round 2 of 2" in done.err
+    assert max(map(len, done.out.splitlines())) <= 100
+    quiet = run("bench", "search", model, *QUICK, "--quiet")
+    assert (quiet.code, quiet.err) == (0, "")
+    assert [line.split(":")[0] for line in quiet.out.splitlines()] == ["shardopt", "torchrec"]
+
+
+def test_a_model_that_torchrec_cannot_be_told_about(run, model: Path) -> None:
+    pytest.importorskip("torchrec")
+    twin = """\
+  - name: users
+    module: other
+    num_embeddings: 10
+    embedding_dim: 64
+    features: [{name: user_2, pooling_factor: 7, index_distribution: uniform}]
+dense:"""
+    model.write_text(model.read_text().replace("dense:", twin))
+    done = run("bench", "search", model, *QUICK)
+    assert (done.code, done.out) == (2, "")
+    assert "two modules have a table 'users'" in done.err
+    assert "rename one" in done.err
+
+
+def test_a_model_that_torchrec_cannot_build(run, model: Path) -> None:
+    pytest.importorskip("torchrec")
+    model.write_text(model.read_text().replace("name: goods", "name: items"))
+    done = run("bench", "search", model, *QUICK)
+    assert (done.code, done.out) == (2, "")
+    assert "table 'items': PyTorch cannot hold a module of that name" in done.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--gpus", 2, "--repeat", 0), "--repeat is 0; it must be at least 1"),
+        (("--gpus", 0), "--gpus is 0"),
+        (("--gpus", 2, "--effort", -1), "--effort is -1"),
+        ((), "how many GPUs?"),
+        (("--gpus", 2, "--hardware", "h100"), "h100-sxm"),
+    ],
+)
+def test_bad_flags(run, model: Path, flags: tuple[object, ...], words: str) -> None:
+    done = run("bench", "search", model, *flags)
+    assert done.code == (4 if "--hardware" in flags else 2)
+    assert done.out == ""
+    assert words in done.err
+
+
+def test_nothing_to_measure(run) -> None:
+    done = run("bench")
+    assert (done.code, done.out) == (2, "")
+    assert "'shardopt bench --help' shows what is allowed" in done.err
+    done = run("bench", "--help")
+    assert (done.code, "search" in done.out) == (0, True)
+
+
+def test_no_plan_fits(run, model: Path) -> None:
+    pytest.importorskip("torchrec")
+    done = run("bench", "search", model, *QUICK, "--hbm-gib", 0.001, "--ddr-gib", 0.001)
+    assert (done.code, done.out) == (3, "")
+    assert "Traceback" not in done.err
+
+
+def test_without_torchrec_it_says_how_to_install_it(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "stub").mkdir()
+    (tmp_path / "stub" / "torch.py").write_text("raise ImportError('no torch here')\n")
+    path = f"{tmp_path / 'stub'}{os.pathsep}{ROOT}"
+    words = [sys.executable, "-m", "shardopt", "bench", "search", str(model), "--gpus", "2"]
+    done = subprocess.run(
+        words,
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no torch here" in done.stderr
+    assert "pip install 'shardopt[cuda]'" in done.stderr
+    assert "Traceback" not in done.stderr
