@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, permutations
+from itertools import chain, islice, permutations
 
 import numpy as np
 
@@ -57,7 +57,7 @@ class LocalSearch:
         limit = self.objective.evaluations + evaluations
         current, current_ms = best, best_ms
         while self.objective.evaluations < limit and not stop(best_ms):
-            step = self._descend(current, current_ms)
+            step = self._descend(current, current_ms, limit, stop)
             if step is not None:
                 current, current_ms = step
             if current_ms < best_ms:
@@ -67,12 +67,12 @@ class LocalSearch:
                 current_ms = float(self.objective.score([current])[0])
         return best, best_ms
 
-    def _descend(self, base: Assignment, base_ms: float) -> tuple[Assignment, float] | None:
-        """A better assignment among the neighbours, scored in random order, by parts."""
-        neighbours = list(self._neighbours(base))
-        self.random.shuffle(neighbours)
-        for start in range(0, len(neighbours), NEIGHBOURS):
-            part = neighbours[start : start + NEIGHBOURS]
+    def _descend(
+        self, base: Assignment, base_ms: float, limit: int, stop: Callable[[float], bool]
+    ) -> tuple[Assignment, float] | None:
+        """A better assignment among the neighbours, which are scored in random order, by parts."""
+        neighbours = self._neighbours(base)
+        while part := list(islice(neighbours, NEIGHBOURS)):
             times = self.objective.score_neighbours(base, part)
             order = np.argsort(times, kind="stable")
             better = [part[i] for i in order if times[i] < base_ms * (1 - 1e-9)]
@@ -81,6 +81,8 @@ class LocalSearch:
                 times = self.objective.score_neighbours(base, joint)
                 best = int(np.argmin(times))
                 return apply(base, joint[best]), float(times[best])
+            if self.objective.evaluations >= limit or stop(base_ms):
+                break
         return None
 
     def _join(self, base: Assignment, better: Sequence[Change]) -> list[Change]:
@@ -108,15 +110,23 @@ class LocalSearch:
         return base
 
     def _neighbours(self, base: Assignment) -> Iterator[Change]:
+        """What fits of all moves, table by table in random order; made only as far as asked for."""
         used = self.objective.memory(base)
-        for table in range(len(base)):
-            for choice in [*self._moves(base, table), *self._options(base, table)]:
-                change = {table: choice}
-                if self._fits(base, used, change):
-                    yield change
-        for change in chain(self._swaps(base), self._merges(base)):
+        order = self.random.sample(range(len(base)), len(base))
+        changes = chain(
+            self._merges(base), chain.from_iterable(self._of_table(base, t, order) for t in order)
+        )
+        for change in changes:
             if self._fits(base, used, change):
                 yield change
+
+    def _of_table(self, base: Assignment, table: int, order: Sequence[int]) -> list[Change]:
+        """Every change of one table, and its swaps with the tables after it in the order."""
+        alone = chain(self._moves(base, table), self._options(base, table))
+        later = order[order.index(table) + 1 :]
+        changes = [*({table: choice} for choice in alone), *self._swaps(base, table, later)]
+        self.random.shuffle(changes)
+        return changes
 
     def _fits(self, base: Assignment, used: np.ndarray, change: Change) -> bool:
         after = used
@@ -164,21 +174,20 @@ class LocalSearch:
                 if placed is not None:
                     yield option, placed
 
-    def _swaps(self, base: Assignment) -> Iterator[Change]:
+    def _swaps(self, base: Assignment, table: int, others: Sequence[int]) -> Iterator[Change]:
         """Two tables of one unit each exchange their places."""
-        movable: list[tuple[int, Option, Ranks]] = []
-        for table, (option, ranks) in enumerate(base):
-            legal = self.objective.legal(option)
-            if len(legal.units) == 1 and len(legal.units[0]) > 1:
-                movable.append((table, option, ranks))
-        for i, (a, first, here) in enumerate(movable):
-            for b, second, there in movable[i + 1 :]:
-                if (
-                    len(here) == len(there)
-                    and here != there
-                    and self._may(first, there, second, here)
-                ):
-                    yield {a: (first, there), b: (second, here)}
+        first, here = base[table]
+        if not self._is_movable(first):
+            return
+        for other in others:
+            second, there = base[other]
+            alike = len(here) == len(there) and here != there and self._is_movable(second)
+            if alike and self._may(first, there, second, here):
+                yield {table: (first, there), other: (second, here)}
+
+    def _is_movable(self, option: Option) -> bool:
+        legal = self.objective.legal(option)
+        return len(legal.units) == 1 and len(legal.units[0]) > 1
 
     def _merges(self, base: Assignment) -> Iterator[Change]:
         """All tables of one exchange join another of the module: fewer collectives and launches."""

@@ -9,7 +9,7 @@ the full timeline decides.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +48,9 @@ class Surrogate:
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
         self.problem = objective.problem
-        self.phases = lru_cache(maxsize=1 << 14)(self._phases)
+        self.phases = lru_cache(maxsize=1 << 16)(self._phases)
+        self.constant_ms = lru_cache(maxsize=1 << 16)(self._constant_ms)
+        self._rates: dict[int, tuple[float, float]] = {}
 
     def exchange(self, option: Option) -> tuple[str, str]:
         """Module and sharding type."""
@@ -63,7 +65,7 @@ class Surrogate:
         found[:, FORWARD] = loads[:, Load.FORWARD_MS]
         found[:, BACKWARD] = loads[:, Load.BACKWARD_MS]
         if option.sharding_type is not ShardingType.DATA_PARALLEL:
-            ids_rate, output_rate = self._rates(option)
+            ids_rate, output_rate = self._rates_of(option)
             found[:, IDS] = ids_rate * INDEX_BYTES * loads[:, Load.IDS]
             found[:, OUTPUTS] = output_rate * OUTPUT_BYTES * loads[:, Load.OUTPUTS]
         return found
@@ -72,8 +74,18 @@ class Surrogate:
         legal = option.legal_ranks(self.problem.topology)
         return tuple(r for unit in legal.units for r in unit[0])
 
-    def _rates(self, option: Option) -> tuple[float, float]:
+    def _rates_of(self, option: Option) -> tuple[float, float]:
         """ms per byte of ids and of outputs, both ways, at the size an average rank would have."""
+        group = self._group(option)
+        if group not in self._rates:
+            self._rates[group] = self._measure_rates(option)
+        return self._rates[group]
+
+    def _group(self, option: Option) -> int:
+        plan = place(option, self._somewhere(option))
+        return self.objective.batch.group_index(option.table, plan)
+
+    def _measure_rates(self, option: Option) -> tuple[float, float]:
         world = self.problem.topology.world_size
         total = self._everything / world
         exchange = self._probe(option, np.zeros((world, COLUMNS)))
@@ -91,12 +103,10 @@ class Surrogate:
 
     def _probe(self, option: Option, loads: Array) -> Exchange:
         batch = self.objective.batch
-        group = batch.groups[
-            batch.group_index(option.table, place(option, self._somewhere(option)))
-        ]
+        group = batch.groups[self._group(option)]
         return Exchange(batch.costs, [group], [0], loads[None, None])
 
-    @property
+    @cached_property
     def _everything(self) -> Array:
         """Ids and outputs of all tables over all ranks, ``[COLUMNS]``."""
         workload, world = self.problem.workload, self.problem.topology.world_size
@@ -108,7 +118,7 @@ class Surrogate:
             total[Load.OUTPUTS] += samples * table.outputs_per_sample * table.embedding_dim
         return total
 
-    def constant_ms(self, option: Option) -> float:
+    def _constant_ms(self, option: Option) -> float:
         """What a data-parallel table costs beside its lookups: gradients and optimizer."""
         if option.sharding_type is not ShardingType.DATA_PARALLEL:
             return 0.0
