@@ -24,6 +24,13 @@ Array = NDArray[np.float64]
 
 EDGES_MIB = (0.0, 0.015625, 0.0625, 0.25, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0)
 """Default size bands: one edge every two octaves from 16 KiB to 1 GiB of bus bytes."""
+FINE_EDGES_MIB = (0.0, *(2.0**k for k in range(-8, 11)))
+"""A band an octave from 4 KiB to 1 GiB: NCCL changes protocol (LL, LL128, Simple) and channels
+within an octave, and two octaves smear the change."""
+ROBUST = 20
+"""Reweightings for tables of few repeats and whole microseconds, such as vidur's."""
+TRUSTED_ERROR = 0.01
+"""Relative errors below it count as equally good in a reweighted fit."""
 SMOOTHING = 0.05
 """Weight of the penalty on cost steps between neighbouring bands, against relative errors of 1."""
 SMALL_BYTES = 65536
@@ -76,8 +83,9 @@ def fit_curve(
     edges_mib: Sequence[float] = EDGES_MIB,
     smoothing: float = SMOOTHING,
     latency_us: float | None = None,
+    reweightings: int = 0,
 ) -> Curve:
-    """The curve whose relative errors have the least squares.
+    """The curve whose relative errors have the least squares, or the least absolute values.
 
     Non-negative least squares on the latency, its growth with log2 of the ranks (where the rows
     have several rank counts) and the marginal cost of every band; neighbouring bands that the rows
@@ -85,9 +93,9 @@ def fit_curve(
 
     Args:
         latency_us: taken as given instead of fitted.
+        reweightings: 0 for least squares; a dozen come close to least absolute errors, which
+            tables need where one row in three is off by a factor (see `ROBUST`).
     """
-    from scipy.optimize import nnls
-
     time, bus_mib = rows.time_us, _bus_mib(rows, op)
     edges = [e for e in edges_mib if e < bus_mib.max()] or [0.0]
     given = latency_us is not None
@@ -96,17 +104,31 @@ def fit_curve(
     columns = np.column_stack((constant, growth, bands(bus_mib, edges))) / time[:, None]
     target = 1.0 - (latency_us or 0.0) / time
     steps = smoothing * _step_penalty(edges, bus_mib, time)
-    matrix = np.vstack((columns, np.pad(steps, ((0, 0), (2, 0)))))
-    scale = np.abs(matrix).max(axis=0)
-    scale[scale == 0] = 1.0
-    solution, _ = nnls(matrix / scale, np.concatenate((target, np.zeros(len(steps)))))
-    solution = solution / scale
+    penalty = np.pad(steps, ((0, 0), (2, 0)))
+    weight = np.ones_like(time)
+    solution = _non_negative(columns, target, penalty)
+    for _ in range(reweightings):
+        off = np.abs(columns @ solution - target)
+        weight = 1.0 / np.sqrt(np.maximum(off, TRUSTED_ERROR))
+        weight /= np.sqrt((weight**2).mean())
+        solution = _non_negative(columns * weight[:, None], target * weight, penalty)
     return Curve(
         latency_us=latency_us if latency_us is not None else float(solution[0]),
         latency_per_doubling_us=float(solution[1]),
         edge_mib=tuple(edges),
         us_per_mib=(*solution[2:-1].tolist(), max(float(solution[-1]), 1e-9)),
     )
+
+
+def _non_negative(columns: Array, target: Array, penalty: Array) -> Array:
+    """Least squares with coefficients >= 0, columns scaled to one."""
+    from scipy.optimize import nnls
+
+    matrix = np.vstack((columns, penalty))
+    scale = np.abs(matrix).max(axis=0)
+    scale[scale == 0] = 1.0
+    solution, _ = nnls(matrix / scale, np.concatenate((target, np.zeros(len(penalty)))))
+    return np.asarray(solution / scale)
 
 
 def _bus_mib(rows: Rows, op: str) -> Array:

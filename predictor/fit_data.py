@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from predictor.csv_rows import Row, count, number, read_table
 from predictor.fit import Rows, Score, fit_curve, score_every_second, score_ranks
 from predictor.fit_gemm import report_gemm
 from predictor.profile_schema import Curve
@@ -37,42 +39,73 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(line for line in file if not line.startswith("#")))
 
 
+@dataclass(frozen=True)
+class Collectives:
+    """Tables of collectives by platform, wiring and collective.
+
+    ``problems`` has a line of text for every row that could not be read.
+    """
+
+    tables: dict[Key, Rows]
+    problems: list[str]
+
+
 def collective_rows(folder: Path) -> dict[Key, Rows]:
     """Every table of collectives in ``folder``; files that are not there are left out."""
+    return read_collectives(folder).tables
+
+
+def read_collectives(folder: Path) -> Collectives:
+    """`collective_rows`, and what could not be read."""
     found: dict[Key, list[tuple[float, float, float]]] = defaultdict(list)
-    for reader in (_nccl, _vidur, _vtrain):
-        for key, row in reader(folder):
-            found[key].append(row)
-    return {key: Rows.of(rows) for key, rows in sorted(found.items())}
+    problems: list[str] = []
+    for name, (columns, parse) in _READERS.items():
+        if (folder / name).is_file():
+            table = read_table(folder / name, columns, parse)
+            problems += table.problems
+            for key, row in table.rows:
+                found[key].append(row)
+    return Collectives({key: Rows.of(rows) for key, rows in sorted(found.items())}, problems)
 
 
-def _nccl(folder: Path) -> Iterator[tuple[Key, tuple[float, float, float]]]:
-    for row in _present(folder / NCCL_FILE):
-        time = row["time_us_out_of_place"] or row["time_us_in_place"]
-        if time:
-            platform = f"{row['gpu']} ({row['source'].split(',')[0]})"
-            op = OPS.get(row["collective"], row["collective"])
-            key = (platform, f"{row['nodes']}x{int(row['n_gpus']) // int(row['nodes'])}", op)
-            yield key, (float(row["size_bytes"]), float(row["n_gpus"]), float(time))
+def _nccl(row: Row) -> tuple[Key, tuple[float, float, float]]:
+    timed = "time_us_out_of_place" if row["time_us_out_of_place"] else "time_us_in_place"
+    platform = f"{row['gpu']} ({row['source'].split(',')[0]})"
+    op = OPS.get(row["collective"], row["collective"])
+    ranks, hosts = count(row, "n_gpus"), count(row, "nodes")
+    key = (platform, f"{hosts}x{ranks // hosts}", op)
+    return key, (number(row, "size_bytes"), float(ranks), number(row, timed))
 
 
-def _vidur(folder: Path) -> Iterator[tuple[Key, tuple[float, float, float]]]:
-    for row in _present(folder / VIDUR_FILE):
-        ranks, local = int(row["num_workers"]), int(row["devices_per_node"])
-        op = OPS.get(row["collective"], row["collective"])
-        key = (f"{row['platform']} (vidur)", f"{ranks // local}x{local}", op)
-        yield key, (float(row["size"]), float(ranks), float(row["us_min"]))
+def _vidur(row: Row) -> tuple[Key, tuple[float, float, float]]:
+    ranks, local = count(row, "num_workers"), count(row, "devices_per_node")
+    op = OPS.get(row["collective"], row["collective"])
+    key = (f"{row['platform']} (vidur)", f"{ranks // local}x{local}", op)
+    # the shortest over ranks and repeats: a kernel that starts early only waits for the others
+    return key, (number(row, "size"), float(ranks), number(row, "us_min"))
 
 
-def _vtrain(folder: Path) -> Iterator[tuple[Key, tuple[float, float, float]]]:
-    for row in _present(folder / VTRAIN_FILE):
-        key = (f"{row['gpu']} (vtrain)", "1x2..8", "all_reduce")
-        measured = float(row["time_us_out_of_place"])
-        yield key, (float(row["size_bytes"]), float(row["n_gpus"]), measured)
+def _vtrain(row: Row) -> tuple[Key, tuple[float, float, float]]:
+    key = (f"{row['gpu']} (vtrain)", "1x2..8", "all_reduce")
+    time = number(row, "time_us_out_of_place")
+    return key, (number(row, "size_bytes"), float(count(row, "n_gpus")), time)
 
 
-def _present(path: Path) -> list[dict[str, str]]:
-    return read_csv(path) if path.is_file() else []
+_READERS = {
+    NCCL_FILE: (
+        (
+            *("source", "gpu", "nodes", "n_gpus", "collective", "size_bytes"),
+            *("time_us_out_of_place", "time_us_in_place"),
+        ),
+        _nccl,
+    ),
+    VIDUR_FILE: (
+        ("platform", "collective", "num_workers", "devices_per_node", "size", "us_min"),
+        _vidur,
+    ),
+    VTRAIN_FILE: (("gpu", "n_gpus", "size_bytes", "time_us_out_of_place"), _vtrain),
+}
+COLLECTIVE_FILES = tuple(_READERS)
 
 
 def report(folder: Path) -> Iterator[str]:

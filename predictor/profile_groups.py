@@ -120,6 +120,11 @@ class Gemm(Group):
     """Tiles that share one SM before its arithmetic is saturated."""
     split_k: int = Field(ge=1)
     """Largest number of pieces K is cut into to fill the device."""
+    wide_cost: NonNegative = 0.0
+    """Arithmetic slows by ``1 + wide_cost min(1, n / wide_columns)^wide_power`` as the tiles of a
+    wave spread over more columns than the L2 holds; 0 where no rows show it."""
+    wide_columns: Positive = 1.0
+    wide_power: Positive = 1.0
     floor_us: NonNegative
     timing_floor_us: NonNegative = 0.0
     """What the timing of the fitted rows adds to each; only for comparing with those rows."""

@@ -8,7 +8,9 @@ Multiplication Background guide). One SM spends on a tile of ``a x b`` outputs
 
 where ``1/a + 1/b`` is the operand traffic per multiply-add of a tile. K is padded to the step of
 the K loop and may be split over SMs when tiles are few. The library is taken to choose the best of
-the tiles, so the time never falls with m, n or k. Operands and result must cross HBM once.
+the tiles, so the time never falls with m, n or k. Operands and result must cross HBM once. Where
+the tiles of one wave spread over so many columns that their operands no longer share the L2 (a P100
+with its 4 MiB), arithmetic slows with the columns up to a limit; that factor is fitted.
 """
 
 from __future__ import annotations
@@ -52,6 +54,9 @@ def gemm_times(
         )
     m, n, k = (np.asarray(size, dtype=np.float64) for size in shape)
     compute = tiled_flops(gemm, sms, m, n, k).min(axis=(-2, -1)) / units.tflops(peak)
+    compute = compute * (
+        1 + gemm.wide_cost * np.minimum(n / gemm.wide_columns, 1) ** gemm.wide_power
+    )
     traffic = DATA_BYTES[dtype] * (m * k + k * n + m * n)
     return np.asarray(units.us(gemm.floor_us) + np.maximum(compute, traffic / hbm))
 

@@ -16,7 +16,7 @@ import typer
 
 from predictor.errors import ShardoptError
 from shardopt import __version__
-from shardopt.cli import bench, diff, explain, hardware, plan, predict
+from shardopt.cli import bench, diff, explain, hardware, plan, predict, validate
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -39,6 +39,7 @@ app.command("predict")(predict.predict)
 app.command("explain")(explain.explain)
 app.command("diff")(diff.diff)
 app.command("hardware")(hardware.hardware)
+app.command("validate")(validate.validate)
 app.add_typer(bench.app, name="bench")
 
 

@@ -55,7 +55,7 @@ def test_every_profile_loads_under_its_own_name_with_sources(name: str) -> None:
     for group in profile.groups.values():
         assert len(group.provenance.source) > 20
     assert profile.inline == (name == "cpu-gloo")
-    assert profile.hbm_bytes > 10 * 2**30
+    assert profile.hbm_bytes > 5 * 2**30
 
 
 def test_worst_provenance() -> None:

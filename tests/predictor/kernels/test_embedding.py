@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predictor.distribution import Uniform, Zipf
-from predictor.hardware import list_hardware, load_hardware
+from predictor.hardware import CudaEmbedding, list_hardware, load_hardware
 from predictor.kernels.embedding import (
     LookupShard,
     backward_floor_ms,
@@ -97,7 +97,10 @@ def test_uvm_is_bound_by_the_host_link(name: str) -> None:
     assert 0 < prefetch_ms(caching, hw) < forward_ms(caching, hw)
     # all rows cached: only the probe is left
     warm = replace(caching, cache_load_factor=1.0)
-    assert prefetch_ms(warm, hw) < 0.2 * prefetch_ms(caching, hw)
+    assert isinstance(hw.embedding, CudaEmbedding)
+    probe = 1e-6 * hw.embedding.prefetch_ns_per_lookup * warm.ids
+    assert prefetch_ms(warm, hw) == pytest.approx(probe)
+    assert probe < 0.6 * prefetch_ms(caching, hw)
 
 
 @pytest.mark.parametrize("name", GPUS)

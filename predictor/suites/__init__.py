@@ -1,0 +1,1 @@
+"""Suites of `shardopt validate`: each reads public measurements and predicts them."""

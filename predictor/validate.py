@@ -1,0 +1,163 @@
+"""Predictions against measurements: errors, and what a suite reports.
+
+Relative errors are ``predicted / measured - 1``. The mean absolute error leads; the geometric mean,
+which Lin et al. 2022 and 2024 report, is smaller on the same rows, so it stands beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from predictor.errors import InputError
+
+Array = NDArray[np.float64]
+
+EXACT_HIT = 1e-6
+"""Smallest error inside a logarithm: one exact hit must not make a geometric mean zero."""
+GMAE_EPSILON = 4e-4
+"""What Lin et al. add inside the logarithm for kernels (owensgroup/ml_perf_model)."""
+
+
+def relative_errors(measured: ArrayLike, predicted: ArrayLike) -> Array:
+    """``predicted / measured - 1`` in the shape of both."""
+    return np.asarray(predicted, dtype=np.float64) / np.asarray(measured, dtype=np.float64) - 1.0
+
+
+def mape(errors: ArrayLike) -> float:
+    """Mean of the absolute errors; NaN of none."""
+    size = np.abs(np.asarray(errors, dtype=np.float64))
+    return float(size.mean()) if size.size else math.nan
+
+
+def geomean(errors: ArrayLike) -> float:
+    """``exp(mean(ln |error|))``; NaN of none."""
+    size = np.abs(np.asarray(errors, dtype=np.float64))
+    return float(np.exp(np.log(np.maximum(size, EXACT_HIT)).mean())) if size.size else math.nan
+
+
+def gmae(errors: ArrayLike) -> float:
+    """The kernel score of Lin et al.: `geomean` with 4e-4 added inside the logarithm."""
+    size = np.abs(np.asarray(errors, dtype=np.float64))
+    return float(np.exp(np.log(size + GMAE_EPSILON).mean())) if size.size else math.nan
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One measurement and the prediction made without it.
+
+    Args:
+        name: what names the row, in the order in which it is shown.
+        family: rows of one family share a line of the console table.
+        part: the part of the suite that the row counts in, e.g. ``test`` against ``fit``.
+        source: where the measurement was published.
+    """
+
+    name: Mapping[str, str | int | float]
+    measured_ms: float
+    predicted_ms: float
+    family: str
+    part: str = "test"
+    source: str = ""
+
+    @property
+    def error(self) -> float:
+        """``predicted / measured - 1``."""
+        return self.predicted_ms / self.measured_ms - 1.0
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Errors of some rows as fractions; NaN where there are none."""
+
+    n: int
+    mape: float
+    geomean: float
+    worst: float
+
+    @classmethod
+    def of(cls, rows: Iterable[Compared]) -> Summary:
+        """The summary of some rows."""
+        errors = [row.error for row in rows]
+        worst = max((abs(error) for error in errors), default=math.nan)
+        return cls(len(errors), mape(errors), geomean(errors), worst)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one suite found.
+
+    Args:
+        rows: every comparison, hard ones included.
+        headline: name of the part that ``mape`` and ``geomean`` are of.
+        beside: further parts that nothing was fitted on either; JSON lists them with the headline.
+        skipped: one line of text for each row that was left out, and why.
+        notes: what a reader of the figures must know.
+        parts: further parts of the same rows: name -> those that belong to it.
+    """
+
+    suite: str
+    rows: tuple[Compared, ...]
+    headline: str
+    skipped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    parts: Mapping[str, Sequence[Compared]] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
+
+    @property
+    def counted(self) -> list[Compared]:
+        """The rows behind the headline."""
+        return [row for row in self.rows if row.part == self.headline]
+
+    @property
+    def listed(self) -> list[Compared]:
+        """The rows that nothing was fitted on."""
+        return [row for row in self.rows if row.part == self.headline or row.part in self.beside]
+
+    @property
+    def summary(self) -> Summary:
+        """Of the headline's rows."""
+        return Summary.of(self.counted)
+
+    def by_part(self) -> dict[str, Summary]:
+        """Part -> summary, in the order of the rows, further parts last."""
+        names = dict.fromkeys(row.part for row in self.rows)
+        found = {name: Summary.of(r for r in self.rows if r.part == name) for name in names}
+        return found | {name: Summary.of(rows) for name, rows in self.parts.items()}
+
+    def by_family(self) -> dict[tuple[str, str], Summary]:
+        """(part, family) -> summary, in the order of the rows."""
+        keys = dict.fromkeys((row.part, row.family) for row in self.rows)
+        return {key: Summary.of(r for r in self.rows if (r.part, r.family) == key) for key in keys}
+
+
+def data_folder(folder: Path, needed: Sequence[str], *, every: bool = False) -> Path:
+    """The folder, if it holds the files that a suite reads.
+
+    Args:
+        needed: names of the files.
+        every: all of them must be there; otherwise one is enough.
+
+    Raises:
+        InputError: there is no such folder, or not the files.
+    """
+    if not folder.is_dir():
+        raise InputError(
+            f"--data {folder}: no such directory; docs/data.md lists the public files that the "
+            f"suites read and where they lie (here: {', '.join(needed)})"
+        )
+    missing = [name for name in needed if not (folder / name).is_file()]
+    if missing and (every or len(missing) == len(needed)):
+        raise InputError(
+            f"--data {folder}: holds no {' and no '.join(missing)}; docs/data.md says where to "
+            "get it"
+        )
+    return folder
+
+
+Suite = Callable[[Path], Report]

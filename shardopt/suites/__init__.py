@@ -1,0 +1,1 @@
+"""Suites of `shardopt validate` that also need plans made by `search`."""
