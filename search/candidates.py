@@ -103,8 +103,8 @@ def _rank(candidate: Candidate) -> tuple[float, int, float]:
 def infeasible(objective: Objective, known: Feasibility) -> InfeasibleError:
     """The error that says what is missing."""
     topology, options = objective.problem.topology, objective.space.options
-    need = sum(min(sum(m.hbm_bytes for m in o.memory) for o in table) for table in options)
-    have = sum(topology.hbm_cap_bytes)
+    need = sum(min(sum(m.hbm_bytes + m.ddr_bytes for m in o.memory) for o in t) for t in options)
+    hbm, ddr = sum(topology.hbm_cap_bytes), sum(topology.ddr_cap_bytes)
     lines = [
         f"  rank {rank} is short of {size} bytes ({format_bytes(size)}) of {kind}"
         for rank, sizes in enumerate(known.missing)
@@ -115,8 +115,9 @@ def infeasible(objective: Objective, known: Feasibility) -> InfeasibleError:
     best = ["; in the plan that comes nearest", *lines] if lines else [""]
     together = " and co_locate" if objective.space.co_locate else ""
     return InfeasibleError(
-        head + "\n".join(best) + f"\nThe tables need at least {format_bytes(need)} of HBM, all "
-        f"{topology.world_size} ranks have {format_bytes(have)} for them.\n"
+        head + "\n".join(best) + f"\nThe tables need at least {format_bytes(need)} in all; the "
+        f"{topology.world_size} ranks have {format_bytes(hbm)} of HBM and {format_bytes(ddr)} of "
+        "host memory for them.\n"
         "To try: more --gpus, more --hbm-gib, a smaller --reserve, fused_uvm_caching, or looser "
         f"constraints on ranks{together}"
     )

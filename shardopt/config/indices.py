@@ -107,7 +107,7 @@ class Indices:
             except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
                 self.problems.add(
                     path,
-                    f"{file} is not an .npz file of numbers as 'shardopt stats' writes it: {error}",
+                    f"{file} is not an .npz file of number arrays: {error}",
                 )
         return self._files[file]
 

@@ -245,5 +245,5 @@ class _Reader:
             self.problems.notes.append(
                 f"{self.problems.file}: index_distribution is left out for {self.indices.left_out} "
                 f"of {self.indices.total} features, which count as uniform; real ids are skewed, "
-                "and that makes lookups faster ('shardopt stats DATA' measures it)"
+                "and that makes lookups faster"
             )

@@ -96,8 +96,7 @@ class FeatureSection(Section):
 
     name: Name = Field(description="the feature's key in the KeyedJaggedTensor")
     pooling_factor: Annotated[float, real(0, 1e6, above=True)] = Field(
-        description="mean ids per sample; it is never assumed to be 1 (shardopt stats DATA "
-        "measures it)"
+        description="mean ids per sample over the data; it is never assumed to be 1"
     )
     num_poolings: Annotated[float, real(0, 1e6, above=True)] = 1.0
     index_distribution: Any = None
@@ -177,7 +176,7 @@ class HistogramSection(Section):
 class StatsSection(Section):
     """Bins measured from data, in an .npz file."""
 
-    file: Name = Field(description="the .npz file that shardopt stats wrote")
+    file: Name = Field(description="an .npz file with <feature>.counts and <feature>.weights")
     feature: Name | None = None
 
 
