@@ -1,7 +1,7 @@
 """Improves assignments on the true objective: the full timeline, many neighbours at a time.
 
 Moves: one unit of a table to another rank, two tables swap ranks, one table changes its option,
-all tables of one exchange join another.
+tables of one exchange join another (`search.transfers`).
 Descent takes the best neighbours together as far as that helps; at a local optimum a few tables are
 shaken (iterated local search, Lourenço et al. 2003) until the budget of evaluations is spent.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, islice, permutations
+from itertools import chain, islice
 
 import numpy as np
 
@@ -19,8 +19,7 @@ from search.objective import Assignment, Choice, Objective, Ranks
 from search.placement import Placer
 from search.space import Option
 from search.surrogate import PHASES, Surrogate
-
-Change = dict[int, Choice]
+from search.transfers import Change, Transfers
 
 NEIGHBOURS = 512
 """Neighbours scored before the best of them is taken."""
@@ -39,6 +38,7 @@ class LocalSearch:
         self.topology = objective.problem.topology
         self.placer = Placer(objective, surrogate)
         self.random = random.Random(seed)
+        self.transfers = Transfers(objective, surrogate, self.random)
 
     def improve(
         self,
@@ -114,7 +114,8 @@ class LocalSearch:
         used = self.objective.memory(base)
         order = self.random.sample(range(len(base)), len(base))
         changes = chain(
-            self._merges(base), chain.from_iterable(self._of_table(base, t, order) for t in order)
+            self.transfers.propose(base),
+            chain.from_iterable(self._of_table(base, t, order) for t in order),
         )
         for change in changes:
             if self._fits(base, used, change):
@@ -188,47 +189,6 @@ class LocalSearch:
     def _is_movable(self, option: Option) -> bool:
         legal = self.objective.legal(option)
         return len(legal.units) == 1 and len(legal.units[0]) > 1
-
-    def _merges(self, base: Assignment) -> Iterator[Change]:
-        """All tables of one exchange join another of the module: fewer collectives and launches."""
-        exchanges = sorted({self.surrogate.exchange(option) for option, _ in base})
-        for gone, other in permutations(exchanges, 2):
-            change = self._merge(base, gone, other) if gone[0] == other[0] else None
-            if change:
-                yield change
-
-    def _merge(
-        self, base: Assignment, gone: tuple[str, str], other: tuple[str, str]
-    ) -> Change | None:
-        loads = np.zeros((self.topology.world_size, PHASES))
-        used = np.zeros_like(self.objective.caps)
-        leaving = []
-        for table, (option, ranks) in enumerate(base):
-            if self.surrogate.exchange(option) == gone:
-                leaving.append(table)
-            else:
-                np.add.at(loads, list(ranks), self.surrogate.phases(option))
-                used += self.objective.footprint(option, ranks)
-        change: Change = {}
-        for table in sorted(leaving, key=lambda t: -self.surrogate.phases(base[t][0]).sum()):
-            options = [
-                o
-                for o in self.objective.space.options[table]
-                if self.surrogate.exchange(o) == other
-            ]
-            if not options:
-                return None
-            option = min(options, key=lambda o: float(self.surrogate.phases(o).sum()))
-            ranks = base[table][1]
-            if not option.is_legal(ranks, self.topology):
-                placed = self.placer.best_ranks(option, loads, used)
-                if placed is None:
-                    return None
-                ranks = placed
-            change[table] = (option, ranks)
-            np.add.at(loads, list(ranks), self.surrogate.phases(option))
-            used += self.objective.footprint(option, ranks)
-        return change
 
     def _may(self, first: Option, there: Ranks, second: Option, here: Ranks) -> bool:
         return there in self.objective.legal(first).units[0] and (
