@@ -1,4 +1,4 @@
-"""``shardopt bench``: measurements. ``search`` times the planners themselves."""
+"""``shardopt bench``: measurements. ``search`` times the planners, ``run`` runs plans."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardopt.cli import options
+from shardopt.cli import bench_run, options
 
 if TYPE_CHECKING:
     from shardopt.cli.resolve import Flags
 
 MAX_REPEAT = 1000
 
-app = typer.Typer(help="Measure for real: the planners themselves, beside each other.")
+app = typer.Typer(help="Measure for real: the planners themselves, and plans in training.")
 
 Repeat = Annotated[
     int,
@@ -28,6 +28,9 @@ Repeat = Annotated[
 @app.callback()
 def _bench() -> None:
     pass
+
+
+app.command("run")(bench_run.run)
 
 
 @app.command("search")

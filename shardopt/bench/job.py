@@ -1,0 +1,183 @@
+"""What a bench run is asked to do, and whether this machine can do it at all."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from predictor.errors import InfeasibleError, InputError, PlanError
+from predictor.memory import plan_memory
+from predictor.plan import ShardingPlan
+from predictor.topology import Topology
+from predictor.units import GIB, format_bytes
+from predictor.workload import Workload
+from shardopt.torchrec.install import COMMANDS, MissingTorchrecError
+
+BACKENDS = ("gloo", "nccl")
+REFERENCE_VERSION = 1
+"""Of the fixed kernels in `shardopt.bench.reference`; here, as reading this needs no torch."""
+RANK_BYTES = GIB // 2
+"""What a rank holds beside tables: libraries, dense part, batches; 0.35 GiB is seen."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every rank has to know; all ranks get the same.
+
+    Args:
+        plans: name -> plan, all for the same ranks; the first is what others are compared with.
+        rounds: how many in all, those of an earlier run included.
+        block: measured iterations of a plan in a round.
+        warmup: rounds before measuring; None lets the samples decide.
+        first_round: the first that is still to be measured.
+    """
+
+    workload: Workload
+    plans: dict[str, ShardingPlan]
+    backend: str = "gloo"
+    rounds: int = 10
+    block: int = 6
+    warmup: int | None = None
+    seed: int = 0
+    first_round: int = 0
+
+    @property
+    def world_size(self) -> int:
+        """Ranks, which all plans share."""
+        return next(iter(self.plans.values())).world_size
+
+    @property
+    def local_world_size(self) -> int:
+        """Ranks that count as one host."""
+        return next(iter(self.plans.values())).local_world_size
+
+
+def check_job(job: Job, *, given_ranks: int | None = None, joined: bool = False) -> None:
+    """Refuse what cannot run, before any process starts.
+
+    Args:
+        given_ranks: what `--gpus` or torchrun says.
+        joined: the ranks are there already, so that those of other hosts are not this machine's.
+
+    Raises:
+        PlanError: plans for different ranks, or for others than given.
+        InputError: fewer cores or GPUs than ranks, or no CUDA for nccl.
+        InfeasibleError: the tables need more memory than there is.
+        MissingTorchrecError: TorchRec is not installed.
+    """
+    _check_ranks(job, given_ranks)
+    _check_installed()
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", job.local_world_size))
+    if joined and local != job.local_world_size:
+        raise PlanError(
+            f"the plans are for hosts of {job.local_world_size} ranks, but torchrun started "
+            f"{local} on each; plan again with --gpus-per-node {local}"
+        )
+    here = local if joined else job.world_size
+    if job.backend == "nccl":
+        _check_gpus(here)
+        return
+    cores = len(os.sched_getaffinity(0))
+    if here > cores:
+        raise InputError(
+            f"the plans are for {here} ranks, but this process may use {cores} cores, and ranks "
+            "that share one measure each other's load; bench plans for fewer ranks, or join "
+            "ranks of several hosts with torchrun"
+        )
+    if not joined:
+        check_memory(job, available_bytes())
+
+
+def _check_ranks(job: Job, given: int | None) -> None:
+    first = next(iter(job.plans))
+    for name, plan in job.plans.items():
+        if given is not None and plan.world_size != given:
+            raise PlanError(
+                f"{name} is for {plan.world_size} ranks, but {given} are asked for; plan again "
+                f"with --gpus {given}, or bench it on {plan.world_size}"
+            )
+        ranks = (plan.world_size, plan.local_world_size)
+        if ranks != (job.world_size, job.local_world_size):
+            raise PlanError(
+                f"{name} is for {ranks[0]} ranks on hosts of {ranks[1]}, {first} for "
+                f"{job.world_size} on hosts of {job.local_world_size}; plans that run side by "
+                "side share their ranks: bench them apart, or plan again"
+            )
+
+
+def _check_installed() -> None:
+    for name in ("torch", "fbgemm_gpu", "torchrec"):
+        if importlib.util.find_spec(name) is None:
+            raise MissingTorchrecError(
+                f"running plans needs TorchRec, but there is no {name} here. Install it:\n"
+                f"{COMMANDS}"
+            )
+
+
+def _check_gpus(ranks: int) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise InputError(
+            "--backend nccl needs CUDA, which torch does not find here "
+            f"(torch {torch.__version__}); use --backend gloo to run on CPU cores"
+        )
+    if ranks > torch.cuda.device_count():
+        raise InputError(
+            f"the plans are for {ranks} ranks, but there are {torch.cuda.device_count()} GPUs; "
+            "bench plans for fewer ranks, or join ranks of several hosts with torchrun"
+        )
+
+
+def check_memory(job: Job, available: int) -> None:
+    """Hold weights, optimizer state and ids of all plans, built at once, against what is free.
+
+    Args:
+        available: bytes of host memory that all ranks share.
+    """
+    needs = rank_bytes(job.workload, list(job.plans.values()))
+    if sum(needs) <= available:
+        return
+    told = ", ".join(f"rank {rank} {format_bytes(need)}" for rank, need in enumerate(needs))
+    raise InfeasibleError(
+        f"{len(job.plans)} plans built at once need {format_bytes(sum(needs))} of memory ({told}), "
+        f"but {format_bytes(available)} are free: {format_bytes(sum(needs) - available)} are "
+        "missing; bench fewer plans at a time, or smaller tables"
+    )
+
+
+def rank_bytes(workload: Workload, plans: Sequence[ShardingPlan]) -> list[int]:
+    """Host memory of each rank that trains under all of the plans."""
+    first = plans[0]
+    topology = Topology.uniform(
+        first.world_size, first.local_world_size, hbm_bytes=0, ddr_bytes=2**62
+    )
+    found = [RANK_BYTES] * first.world_size
+    for plan in plans:
+        for rank, memory in enumerate(plan_memory(workload, topology, plan, device="cpu")):
+            found[rank] += memory.hbm_bytes + memory.ddr_bytes
+    return found
+
+
+def available_bytes() -> int:
+    """Host memory that can be had without swapping, also under a container's limit."""
+    free = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for line in _lines("/proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            free = [int(line.split()[1]) * 1024]
+    limit = _lines("/sys/fs/cgroup/memory.max")
+    # not memory.current, which counts cached files that are dropped when memory is short
+    used = [ln.split()[1] for ln in _lines("/sys/fs/cgroup/memory.stat") if ln.startswith("anon ")]
+    if limit and used and limit[0].strip().isdigit():
+        free.append(int(limit[0]) - int(used[0]))
+    return max(0, min(free))
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []

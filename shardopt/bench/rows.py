@@ -1,0 +1,205 @@
+"""The rows file: every sample of a bench run, with all that is needed to predict it again.
+
+History of the format, which `SCHEMA` names:
+    shardopt.bench-rows/1: the first. A round, a session and a plan have a line each. Times are
+        milliseconds; `ranks_ms[plan][rank]` are a round's iteration periods, `lead_ms[plan][rank]`
+        is the iteration before them, which no median counts; `reference_ms[kernel][rank]` are the
+        repeats of `shardopt.bench.reference` in the same round; `other_cores` is how many cores
+        were busy with something else meanwhile (null where the system does not tell).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from predictor.errors import InputError
+from shardopt.files import atomic_write_text, decode, read_bytes
+
+SCHEMA = "shardopt.bench-rows/1"
+_TIMES = ("lead_ms", "ranks_ms", "reference_ms")
+_ROUND_KEYS = ("round", "session", "at", "load", "other_cores", "order", *_TIMES)
+_HEAD = ("schema", "model", "settings")
+_LISTS = ("plans", "sessions", "rounds")
+
+
+class RowsError(InputError):
+    """A rows file that is broken, or holds the rows of something else."""
+
+
+@dataclass
+class BenchRows:
+    """What one bench run has measured so far.
+
+    Args:
+        model: name, sha256, batch_size, train_pipeline.
+        settings: what a number depends on beside plan and machine: backend, ranks, block, seed.
+        plans: `name`, and `plan` as a plan file holds it.
+        sessions: one for each process group: when, `environment`, `load` before, `warmup`.
+        rounds: as the head of this file says; `session` counts from 0.
+    """
+
+    model: dict[str, Any]
+    settings: dict[str, Any]
+    plans: list[dict[str, Any]]
+    sessions: list[dict[str, Any]] = field(default_factory=list)
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the plans, in the order given."""
+        return [plan["name"] for plan in self.plans]
+
+    def samples_ms(self, plan: str, rank: int = 0) -> list[list[float]]:
+        """Iteration times of a plan as a rank saw them, round by round."""
+        return [measured["ranks_ms"][plan][rank] for measured in self.rounds]
+
+
+def write_rows(path: Path, rows: BenchRows) -> None:
+    """Replace the file by one with all rows; it never holds half of them."""
+    head = {"schema": SCHEMA, "model": rows.model, "settings": rows.settings}
+    parts = [f" {json.dumps(key)}: {_line(value)}" for key, value in head.items()]
+    for key in _LISTS:
+        entries = ",\n".join(f"  {_line(entry)}" for entry in getattr(rows, key))
+        parts.append(f" {json.dumps(key)}: [\n{entries}\n ]" if entries else f' "{key}": []')
+    atomic_write_text(path, "{\n" + ",\n".join(parts) + "\n}\n")
+
+
+def _line(value: object) -> str:
+    return json.dumps(value, allow_nan=False)
+
+
+def read_rows(path: Path) -> BenchRows:
+    """Read and check a rows file.
+
+    Raises:
+        RowsError: it is not JSON, of another schema, or a part is missing; names the line.
+    """
+    text = decode(read_bytes(path, "rows file"), path)
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RowsError(
+            f"{path}:{error.lineno}: not JSON ({error.msg}, column {error.colno}); restore the "
+            "file, or measure into another"
+        ) from None
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        found = data.get("schema") if isinstance(data, dict) else None
+        raise RowsError(
+            f"{path}: schema is {found!r}, but this version reads '{SCHEMA}'; measure again with "
+            "`shardopt bench run`"
+        )
+    lines = text.splitlines()
+    for key in (*_HEAD, *_LISTS):
+        kind = list if key in _LISTS else str if key == "schema" else dict
+        if not isinstance(data.get(key), kind):
+            raise RowsError(f"{path}:{_line_of(lines, key)}: '{key}' is missing or malformed")
+    rows = BenchRows(**{key: data[key] for key in (*_HEAD[1:], *_LISTS)})
+    for key, problem_of in (("plans", _plan_problem), ("sessions", _session_problem)):
+        for index, entry in enumerate(getattr(rows, key)):
+            _refuse(problem_of(entry), path, lines, key, index)
+    for index, entry in enumerate(rows.rounds):
+        _refuse(_round_problem(entry, rows, index), path, lines, "rounds", index)
+    return rows
+
+
+def _refuse(problem: str | None, path: Path, lines: list[str], key: str, index: int) -> None:
+    if problem:
+        where = f"{path}:{_line_of(lines, key, index)}"
+        raise RowsError(
+            f"{where}: {key}[{index}]: {problem}; restore the file, or measure into another"
+        )
+
+
+def _line_of(lines: Sequence[str], key: str, index: int | None = None) -> int:
+    """Line of a key of the file, or of one of its entries: each has a line of its own."""
+    starts = (i for i, line in enumerate(lines, start=1) if line.startswith(f' "{key}":'))
+    return next(starts, 1) + (0 if index is None else index + 1)
+
+
+def _plan_problem(entry: object) -> str | None:
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        return "a plan has a 'name'"
+    return None if isinstance(entry.get("plan"), dict) else "the 'plan' itself is missing"
+
+
+def _session_problem(entry: object) -> str | None:
+    if not isinstance(entry, dict):
+        return f"a session is an object, not {type(entry).__name__}"
+    lacks = [key for key in ("environment", "started", "load", "warmup") if key not in entry]
+    return f"'{lacks[0]}' is missing" if lacks else None
+
+
+def _round_problem(entry: object, rows: BenchRows, index: int) -> str | None:
+    if not isinstance(entry, dict):
+        return f"a round is an object, not {type(entry).__name__}"
+    lacks = [key for key in _ROUND_KEYS if key not in entry]
+    if lacks:
+        return f"'{lacks[0]}' is missing"
+    if entry["round"] != index:
+        return f"round is {entry['round']!r}, but {index} is next"
+    if not (isinstance(entry["session"], int) and 0 <= entry["session"] < len(rows.sessions)):
+        return f"session is {entry['session']!r}, but there are {len(rows.sessions)}"
+    ranks, block = rows.settings.get("world_size"), rows.settings.get("block")
+    for name in rows.names:
+        if not _are_times(_get(entry["ranks_ms"], name), ranks, block):
+            return f"ranks_ms of plan '{name}' are not {block} times above 0 for {ranks} ranks"
+        if not _are_times([_get(entry["lead_ms"], name)], 1, ranks):
+            return f"lead_ms of plan '{name}' are not {ranks} times above 0"
+    return None
+
+
+def _get(of: object, key: str) -> object:
+    return of.get(key) if isinstance(of, Mapping) else None
+
+
+def _are_times(value: object, outer: object, inner: object) -> bool:
+    """A list of `outer` lists of `inner` positive, finite numbers."""
+    if not isinstance(value, list) or len(value) != outer:
+        return False
+    return all(
+        isinstance(times, list)
+        and len(times) == inner
+        and all(isinstance(t, float | int) and math.isfinite(t) and t > 0 for t in times)
+        for times in value
+    )
+
+
+def check_continues(path: Path, old: BenchRows, new: BenchRows) -> None:
+    """Refuse to extend rows by those of another bench or machine.
+
+    Args:
+        new: what is asked for now, with the session about to start.
+
+    Raises:
+        RowsError: says what differs.
+    """
+    environment = [s["environment"] for s in (*old.sessions[-1:], *new.sessions[-1:])]
+    pairs: dict[str, tuple[object, object]] = {
+        "the model": (old.model, new.model),
+        "the settings": (old.settings, new.settings),
+        "the plans": (old.plans, new.plans),
+        "the machine": (environment[0], environment[-1]),
+    }
+    for what, (was, now) in pairs.items():
+        if was != now:
+            raise RowsError(
+                f"{path}: holds rows of another bench: {what} {_differ(was, now)}; "
+                "choose another file, or remove it"
+            )
+
+
+def _differ(was: object, now: object) -> str:
+    """Which key is not the same, where both are objects."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        key = next(k for k in (*was, *now) if was.get(k) != now.get(k))
+        return f"had {key} {was.get(key)!r}, now {now.get(key)!r}"
+    if isinstance(was, list) and isinstance(now, list):
+        names = [[entry["name"] for entry in of] for of in (was, now)]
+        if names[0] != names[1]:
+            return f"were {', '.join(names[0])}, now {', '.join(names[1])}"
+    return "are not the same"

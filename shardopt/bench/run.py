@@ -1,0 +1,201 @@
+"""``shardopt bench run``: plans run for real, side by side, and every sample kept."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from predictor.errors import ShardoptError
+from predictor.plan_json import plan_to_dict
+from shardopt import __version__
+from shardopt.bench.job import REFERENCE_VERSION, Job, check_job
+from shardopt.bench.ranks import RankDiedError, died_words, run_ranks
+from shardopt.bench.rows import BenchRows, check_continues, read_rows, write_rows
+from shardopt.bench.timing import machine
+from shardopt.bench.worker import Place, Tell, described, run_rank
+
+PACKAGES = ("torch", "fbgemm-gpu-cpu", "fbgemm-gpu", "torchrec", "numpy")
+
+
+@dataclass(frozen=True)
+class Joined:
+    """This process is one of the ranks that torchrun has started."""
+
+    place: Place
+    world_size: int
+
+
+def joined(environment: Mapping[str, str] = os.environ) -> Joined | None:
+    """The rank that torchrun's variables say this is; None where they do not."""
+    found = [environment.get(name, "") for name in ("RANK", "WORLD_SIZE")]
+    if not all(value.isdigit() for value in found):
+        return None
+    rank, world_size = map(int, found)
+    local, local_size = (
+        int(environment.get(name, default))
+        for name, default in (("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", world_size))
+    )
+    return Joined(Place(rank, local, local_size), world_size)
+
+
+def run_bench(
+    job: Job,
+    path: Path | None = None,
+    *,
+    given_ranks: int | None = None,
+    join: Joined | None = None,
+    told: Callable[[str], None] = lambda text: None,
+    started: Callable[[list[int]], None] = lambda pids: None,
+) -> BenchRows | None:
+    """Run the plans of a job for real.
+
+    Args:
+        path: the rows file. If it is there, the rounds that it lacks are measured.
+        given_ranks: world size that the user asks for.
+        join: the rank to be, instead of starting all of them.
+        told: what is going on, a line at a time.
+        started: told the ranks' process ids.
+
+    Returns:
+        All rows; None on the ranks beside the first that torchrun started.
+
+    Raises:
+        ShardoptError: the job cannot run here (see `check_job`), the file holds something else,
+            or a rank died; finished rounds are in the file by then.
+    """
+    ranks = join.world_size if join else given_ranks
+    check_job(job, given_ranks=ranks, joined=join is not None)
+    if join and join.place.rank:
+        _be_rank(job, join.place, lambda message: None)
+        return None
+    keeper = _Keeper(job, path, told)
+    if keeper.done:
+        told(f"{path} has {len(keeper.rows.rounds)} rounds already; --rounds asks for more")
+    job = replace(job, first_round=len(keeper.rows.rounds))
+    try:
+        if join:
+            _be_rank(job, join.place, keeper)
+        elif not keeper.done:
+            run_ranks(job, keeper, started)
+    except RankDiedError as error:
+        raise RankDiedError(f"{error}\n{keeper.left_words()}", error.exit_code) from None
+    return keeper.rows
+
+
+def _be_rank(job: Job, place: Place, tell: Tell) -> None:
+    """A rank whose failures read like those of the ranks that we start."""
+    try:
+        run_rank(job, place, tell)
+    except ShardoptError:
+        raise
+    except Exception as error:
+        raise RankDiedError(died_words(place.rank, described(error))) from error
+
+
+class _Keeper:
+    """Takes what rank 0 tells and has it on disk before the next round ends."""
+
+    def __init__(self, job: Job, path: Path | None, told: Callable[[str], None]) -> None:
+        self.job, self.path, self.told = job, path, told
+        self.rows = new_rows(job)
+        self.session: dict[str, Any] = {
+            "environment": environment(job.backend),
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "load": os.getloadavg()[0],
+            "warmup": None,
+        }
+        if path is not None and path.exists():
+            old = read_rows(path)
+            new = replace(self.rows, sessions=[self.session])
+            check_continues(path, old, new)
+            self.rows = old
+
+    @property
+    def done(self) -> bool:
+        """Nothing is left to measure."""
+        return len(self.rows.rounds) >= self.job.rounds
+
+    def left_words(self) -> str:
+        """What is left of the run after a death."""
+        count = len(self.rows.rounds)
+        if not count:
+            return "no round was finished"
+        rounds = f"{count} of {self.job.rounds} rounds"
+        if self.path is not None:
+            return f"{rounds} are finished and in {self.path}; the same command goes on from there"
+        return f"{rounds} were finished; with -o ROWS.json they would have been kept"
+
+    def __call__(self, message: dict[str, Any]) -> None:
+        kind = message.pop("kind")
+        if kind == "ready":
+            self.told(f"{len(self.job.plans)} plans are built; warming up")
+        elif kind == "warmup":
+            self.session["warmup"] = message
+            self.rows.sessions.append(self.session)
+            self.told(warmup_words(message))
+        else:
+            message["session"] = len(self.rows.sessions) - 1
+            self.rows.rounds.append(message)
+            if self.path is not None:
+                write_rows(self.path, self.rows)
+            self.told(f"round {len(self.rows.rounds)} of {self.job.rounds}")
+
+
+def warmup_words(warmup: Mapping[str, Any]) -> str:
+    """How the warm-up ended."""
+    rounds = f"{warmup['rounds']} round{'' if warmup['rounds'] == 1 else 's'} of warm-up"
+    if warmup["settled"] is None:
+        return f"{rounds}, as asked"
+    if warmup["settled"]:
+        return f"{rounds}: no plan became faster in the last"
+    return f"{rounds}, and some plan still became faster: the machine is not steady"
+
+
+def new_rows(job: Job) -> BenchRows:
+    """Rows of a job without any round."""
+    workload = job.workload
+    return BenchRows(
+        model={
+            "name": workload.name,
+            "sha256": workload.sha256,
+            "batch_size": workload.batch_size,
+            "train_pipeline": workload.train_pipeline,
+        },
+        settings={
+            "backend": job.backend,
+            "world_size": job.world_size,
+            "local_world_size": job.local_world_size,
+            "block": job.block,
+            "warmup": "auto" if job.warmup is None else job.warmup,
+            "seed": job.seed,
+            "threads": 1,
+            "pinned": True,
+            "gc": False,
+            "reference_version": REFERENCE_VERSION,
+        },
+        plans=[{"name": name, "plan": plan_to_dict(plan)} for name, plan in job.plans.items()],
+    )
+
+
+def environment(backend: str) -> dict[str, Any]:
+    """What a time depends on beside model, plan and settings; no name of a host, no path."""
+    found = {key: value for key, value in machine().items() if key != "load_average"}
+    found["memory_bytes"] = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    found["kernel"] = platform.release()
+    found["shardopt"] = __version__
+    for package in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    if backend == "nccl":
+        import torch
+
+        found["gpu"] = torch.cuda.get_device_name(0)
+        found["cuda"] = torch.version.cuda
+    return found

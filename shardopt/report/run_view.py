@@ -1,0 +1,151 @@
+"""The report of ``shardopt bench run``, as data and on the console."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from predictor.predict import Prediction
+from shardopt.bench.rows import BenchRows
+from shardopt.bench.run import warmup_words
+from shardopt.bench.summary import PlanSummary, Ratio, reference_rounds, summaries
+from shardopt.report.console import heading, line, show, table
+from shardopt.report.words import interval, number, percent, plural, times
+
+Predicted = Mapping[str, Prediction]
+
+BUSY_CORES = 0.15
+"""Other work that is worth a word."""
+
+
+def run_object(rows: BenchRows, paths: Mapping[str, str], predicted: Predicted) -> dict[str, Any]:
+    """``shardopt bench run --json``.
+
+    Keys:
+        rows: a plan each: ``plan`` (the path as given), ``samples_ms`` (rank 0's, in the order
+            measured), ``median_ms``, ``p10_ms``, ``p90_ms``, ``rounds_ms`` (medians),
+            ``round_spread`` (slowest round over fastest - 1), ``ranks_median_ms``, ``stable``,
+            ``ratio`` to the first plan, ``ratio_interval``, ``significant`` (all three null for
+            the first; the interval also with fewer than 6 rounds), ``predicted_ms``,
+            ``predicted_interval_ms`` (null without a prediction).
+        reference: kernel -> ``rounds_ms``, ``median_ms``: fixed work timed in the same rounds.
+        other_cores: by round, how many cores were busy with something else (or null).
+        model, settings, sessions: as in the rows file.
+    """
+    return {
+        "model": rows.model,
+        "settings": rows.settings,
+        "rounds": len(rows.rounds),
+        "rows": [_row(item, paths, predicted.get(item.name)) for item in summaries(rows)],
+        "reference": {
+            kernel: {"median_ms": statistics.median(rounds), "rounds_ms": rounds}
+            for kernel, rounds in reference_rounds(rows).items()
+        },
+        "other_cores": [r["other_cores"] for r in rows.rounds],
+        "sessions": rows.sessions,
+    }
+
+
+def _row(
+    item: PlanSummary, paths: Mapping[str, str], prediction: Prediction | None
+) -> dict[str, Any]:
+    ratio, (low, high) = item.ratio, item.p10_p90_ms
+    return {
+        "plan": paths.get(item.name, item.name),
+        "samples_ms": item.samples_ms,
+        "median_ms": item.median_ms,
+        "p10_ms": low,
+        "p90_ms": high,
+        "rounds_ms": item.rounds_ms,
+        "round_spread": item.round_spread,
+        "ranks_median_ms": item.ranks_median_ms,
+        "stable": item.stable,
+        "ratio": ratio and ratio.value,
+        "ratio_interval": list(ratio.interval) if ratio and ratio.interval else None,
+        "significant": ratio and ratio.significant,
+        "predicted_ms": prediction and prediction.iteration_ms,
+        "predicted_interval_ms": prediction and list(prediction.interval_ms),
+    }
+
+
+def show_run(console: Console, rows: BenchRows, predicted: Predicted, hardware: str) -> None:
+    """The whole report.
+
+    Args:
+        hardware: name of the profile that the predictions are from.
+    """
+    found = summaries(rows)
+    count = f"{plural(len(rows.rounds), 'round')} of {rows.settings['block']} iterations"
+    heading(console, "Measured", f"ms per iteration on {rows.settings['backend']}, {count}")
+    columns = [("plan", "fold"), ("median", "right"), ("p10 – p90", "left"), ("rounds", "right")]
+    columns += [(f"vs {found[0].name}", "left")] if len(found) > 1 else []
+    columns += [("predicted", "right"), ("off by", "right")] if predicted else []
+    made = table(columns)
+    for item in found:
+        made.add_row(*_cells(item, len(found) > 1, predicted))
+    show(console, made)
+    for sentence in run_words(rows, found):
+        line(console, sentence)
+    if predicted:
+        line(
+            console,
+            f"Predicted from profile {hardware}, which has seen none of these samples; absolute "
+            "times drift with the machine, so ratios are the fairer test.",
+        )
+
+
+def _cells(item: PlanSummary, several: bool, predicted: Predicted) -> Sequence[str]:
+    cells = [item.name, number(item.median_ms), interval(item.p10_p90_ms)]
+    cells.append(f"± {percent(item.round_spread / 2)}")
+    if several:
+        cells.append(ratio_words(item.ratio))
+    if predicted:
+        value = predicted[item.name].iteration_ms
+        cells += [number(value), f"{100 * (value / item.median_ms - 1):+.0f} %"]
+    return cells
+
+
+def ratio_words(ratio: Ratio | None) -> str:
+    """How a plan compares with the first, if it can be told from it at all."""
+    if ratio is None:
+        return ""
+    if ratio.significant:
+        return times(ratio.value)
+    return f"not significant ({ratio.value:.3f})"
+
+
+def run_words(rows: BenchRows, found: Sequence[PlanSummary]) -> list[str]:
+    """What the table leaves out: whether to trust it."""
+    told = []
+    unstable = [item.name for item in found if item.stable is False]
+    if unstable:
+        told.append(
+            f"Unstable by pyperf's rules (deviation above 10 % or a sample 50 % off): "
+            f"{', '.join(unstable)}. Medians are shown; an idle machine or more --rounds help."
+        )
+    else:
+        told.append("All samples are stable by pyperf's rules.")
+    for i, session in enumerate(rows.sessions, start=1):
+        load = f"load average before: {session['load']:.2f}"
+        told.append(f"Session {i}: {warmup_words(session['warmup'])}; {load}.")
+    told += busy_words(rows)
+    moved = {k: max(v) / min(v) - 1 for k, v in reference_rounds(rows).items()}
+    parts = ", ".join(f"{k.replace('_', ' ')} {percent(v)}" for k, v in moved.items())
+    told.append(f"Reference kernels, slowest round over fastest: {parts}.")
+    if len(rows.rounds) < 6:
+        told.append("With fewer than 6 rounds no difference can be significant.")
+    return told
+
+
+def busy_words(rows: BenchRows) -> list[str]:
+    """Whether the machine did something else, too."""
+    busy = [r["other_cores"] for r in rows.rounds if r["other_cores"] is not None]
+    if not busy or max(busy) < BUSY_CORES:
+        return []
+    return [
+        f"The machine was not idle: other work kept {statistics.median(busy):.2f} cores busy in "
+        f"the median round, {max(busy):.2f} in the worst."
+    ]
