@@ -16,7 +16,7 @@ import typer
 
 from predictor.errors import ShardoptError
 from shardopt import __version__
-from shardopt.cli import bench, diff, explain, hardware, plan, predict, validate
+from shardopt.cli import bench, calibrate, diff, explain, hardware, plan, predict, validate
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -40,6 +40,7 @@ app.command("explain")(explain.explain)
 app.command("diff")(diff.diff)
 app.command("hardware")(hardware.hardware)
 app.command("validate")(validate.validate)
+app.command("calibrate")(calibrate.calibrate)
 app.add_typer(bench.app, name="bench")
 
 

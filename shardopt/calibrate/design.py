@@ -1,0 +1,189 @@
+"""What `calibrate` measures: few points, placed by a Sobol sequence over what users have.
+
+The points of ``--quick`` are the first ones of the full design, so a quick run can be extended.
+Every fifth point is a test point: it is measured like the others and never fitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROWS = (1e3, 4e6)
+DIMS = (8, 16, 32, 64, 128, 256)
+BATCH = (256, 8192)
+POOLING = (1.0, 50.0)
+ALPHA = (0.0, 1.25)
+TABLES = (1, 12)
+"""Ranges of the lookups: rows and widths of tables, bags (samples of all ranks), ids a bag, Zipf
+exponent, tables a TBE."""
+UNIFORM_SHARE = 0.25
+"""Of the range of exponents that stands for uniform ids: many features have no skew."""
+MAX_IDS = 200_000
+"""Ids of one TBE; more only take longer."""
+MAX_TABLE_BYTES = 768 * 2**20
+"""Of one TBE."""
+WEIGHT_BYTES = 4
+ROTATION = 0.6180339887498949
+"""The golden ratio spreads the tables of one TBE evenly over the range, from the point's own."""
+GEMM_M, GEMM_N, GEMM_K = (256, 8192), (1, 1024), (13, 2048)
+MAX_GEMM_FLOP = 8e9
+GEMM_DTYPES = ("fp32", "fp32", "bf16")
+ELEMENTWISE_OPS = ("clone", "relu", "add", "cat")
+COLLECTIVE_OPS = ("all_to_all", "all_reduce", "reduce_scatter", "all_gather")
+UNEVEN_SIZES = (2**16, 2**19, 2**22)
+TEST_EVERY = 5
+ONE_TABLE = (7, (0, 2, 4))
+"""Points ``i`` with ``i % 7`` among these are TBEs of one table: they tell the terms apart, the
+others add them up. Strides are odd: the bits of a Sobol point follow from those of its number."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured: points a family, and seconds a point (kernels) or rounds."""
+
+    lookups: int
+    gemms: int
+    elementwise_octaves: tuple[int, int]
+    collective_octaves: tuple[int, int]
+    seconds: float
+    rounds: int
+
+
+QUICK = Size(112, 64, (12, 25), (8, 24), 0.5, 40)
+FULL = Size(320, 128, (12, 27), (8, 26), 1.2, 60)
+TINY = Size(8, 8, (14, 17), (10, 15), 0.02, 3)
+"""For tests of the machinery: seconds, and constants that mean nothing."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One thing to measure.
+
+    Args:
+        family: lookup, gemm, elementwise, collective, host or reference.
+        params: what names it within its family; JSON types only.
+        test: held out of every fit.
+    """
+
+    family: str
+    params: dict[str, Any]
+    test: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of a TBE point."""
+
+    rows: int
+    dim: int
+    pooling: float
+    alpha: float
+
+
+def kernel_points(size: Size) -> list[Point]:
+    """Everything that one rank measures alone; a reference kernel first, midway and last."""
+    measured = [*lookup_points(size.lookups), *gemm_points(size.gemms)]
+    low, high = size.elementwise_octaves
+    measured += [
+        Point("elementwise", {"op": op, "bytes": 2**octave}, _is_test(i + octave))
+        for i, op in enumerate(ELEMENTWISE_OPS)
+        for octave in range(low, high + 1)
+    ]
+    middle = len(measured) // 2
+    first, mid, last = (Point("reference", {"at": at}) for at in ("start", "middle", "end"))
+    host = Point("host", {"what": "op"})
+    return [first, host, *measured[:middle], mid, *measured[middle:], last]
+
+
+def lookup_points(count: int) -> list[Point]:
+    """TBEs of one to twelve tables."""
+    return [Point("lookup", _lookup(u, i), _is_test(i)) for i, u in enumerate(sobol(count, dims=6))]
+
+
+def _lookup(u: NDArray[np.float64], index: int) -> dict[str, Any]:
+    every, single = ONE_TABLE
+    count = 1 if index % every in single else round(_log(u[0], *TABLES))
+    batch = round(_log(u[1], *BATCH))
+    tables = [_table((u[2:] + j * ROTATION) % 1.0, count) for j in range(count)]
+    share = min(1.0, MAX_IDS / (batch * sum(t.pooling for t in tables)))
+    kept = [Table(t.rows, t.dim, round(max(t.pooling * share, 0.1), 2), t.alpha) for t in tables]
+    return {"batch": batch, "tables": [asdict(t) for t in kept]}
+
+
+def _table(u: NDArray[np.float64], count: int) -> Table:
+    dim = DIMS[int(u[0] * len(DIMS))]
+    most = MAX_TABLE_BYTES / (count * dim * WEIGHT_BYTES)
+    skew = max(0.0, (float(u[3]) - UNIFORM_SHARE) / (1 - UNIFORM_SHARE))
+    return Table(
+        rows=round(min(_log(u[1], *ROWS), most)),
+        dim=dim,
+        pooling=_log(u[2], *POOLING),
+        alpha=round(ALPHA[0] + skew * (ALPHA[1] - ALPHA[0]), 3),
+    )
+
+
+def gemm_points(count: int) -> list[Point]:
+    """Multiplications of MLPs; the three layouts are those of forward and backward."""
+    points = []
+    for i, u in enumerate(sobol(count, dims=3)):
+        m, n, k = (
+            round(_log(x, *span)) for x, span in zip(u, (GEMM_M, GEMM_N, GEMM_K), strict=True)
+        )
+        m = max(64, min(m, int(MAX_GEMM_FLOP / (2 * n * k))))
+        # a stride prime to the layouts and to the test points
+        dtype = GEMM_DTYPES[(i // TEST_EVERY) % len(GEMM_DTYPES)]
+        params = {"m": m, "n": n, "k": k, "dtype": dtype, "layout": ("nn", "nt", "tn")[i % 3]}
+        points.append(Point("gemm", params, _is_test(i)))
+    return points
+
+
+def collective_points(size: Size, ranks: int) -> list[Point]:
+    """All collectives at every octave, in an order that no drift of the machine follows.
+
+    Octaves alternate between fit and test, the first and the last are fitted; all-to-alls whose
+    busiest rank sends four times what the others send are only tested.
+    """
+    low, high = size.collective_octaves
+    points = [
+        Point("collective", {"op": op, "bytes": 2**octave, "ranks": ranks}, (octave - low) % 2 == 1)
+        for op in COLLECTIVE_OPS
+        for octave in range(low, high + 1)
+    ]
+    points += [
+        Point("collective", {"op": "all_to_all_uneven", "bytes": b, "ranks": ranks}, test=True)
+        for b in UNEVEN_SIZES
+        if b <= 2**high
+    ]
+    points.append(Point("collective", {"op": "issue", "bytes": 256, "ranks": ranks}))
+    order = np.random.default_rng(0).permutation(len(points))
+    return [points[i] for i in order]
+
+
+def sobol(count: int, dims: int) -> NDArray[np.float64]:
+    """The first points of a Sobol sequence in [0, 1), shape ``[count, dims]``; always the same."""
+    from scipy.stats import qmc
+
+    sequence = qmc.Sobol(dims, scramble=False)
+    # the sequence starts in the corner of the range, which says least
+    exponent = int(np.ceil(np.log2(count + 1)))
+    return np.asarray(sequence.random_base2(exponent))[1 : count + 1]
+
+
+def _is_test(index: int) -> bool:
+    return index % TEST_EVERY == TEST_EVERY - 1
+
+
+def _log(u: float, low: float, high: float) -> float:
+    """``u`` in [0, 1) onto a logarithmic range."""
+    return float(low * (high / low) ** float(u))
+
+
+def total_ids(params: dict[str, Any]) -> float:
+    """Ids of one lookup point."""
+    tables: Sequence[dict[str, Any]] = params["tables"]
+    return float(params["batch"] * sum(t["pooling"] for t in tables))

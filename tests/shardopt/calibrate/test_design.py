@@ -1,0 +1,59 @@
+"""Which points are measured."""
+
+import numpy as np
+import pytest
+
+from shardopt.calibrate import design
+from shardopt.calibrate.rows import key_of
+
+pytest.importorskip("scipy")
+
+
+def test_the_design_is_the_same_every_time() -> None:
+    assert design.kernel_points(design.QUICK) == design.kernel_points(design.QUICK)
+    assert design.collective_points(design.QUICK, 2) == design.collective_points(design.QUICK, 2)
+
+
+def test_no_point_is_there_twice() -> None:
+    points = design.kernel_points(design.FULL) + design.collective_points(design.FULL, 2)
+    keys = [key_of(point) for point in points]
+    assert len(set(keys)) == len(keys)
+
+
+def test_quick_points_are_the_first_of_the_full_design() -> None:
+    full = {key_of(p): p for p in design.kernel_points(design.FULL)}
+    for point in design.kernel_points(design.QUICK):
+        assert full[key_of(point)].test == point.test
+
+
+def test_lookups_stay_inside_what_can_be_measured() -> None:
+    points = design.lookup_points(design.FULL.lookups)
+    for point in points:
+        tables = point.params["tables"]
+        assert 1 <= len(tables) <= design.TABLES[1]
+        assert sum(t["rows"] * t["dim"] * 4 for t in tables) <= 1.01 * design.MAX_TABLE_BYTES
+        assert design.total_ids(point.params) < 1.2 * design.MAX_IDS
+        assert all(t["rows"] >= 1 and t["pooling"] > 0 for t in tables)
+    assert {t["dim"] for p in points for t in p.params["tables"]} == set(design.DIMS)
+    uniform = [t["alpha"] == 0 for p in points for t in p.params["tables"]]
+    assert 0.15 < np.mean(uniform) < 0.4
+    # one table and several, in the fit and in the test
+    for held in (False, True):
+        assert {len(p.params["tables"]) > 1 for p in points if p.test == held} >= {True}
+
+
+def test_every_family_has_fit_and_test_points() -> None:
+    points = design.kernel_points(design.QUICK) + design.collective_points(design.QUICK, 2)
+    for family in ("lookup", "gemm", "elementwise", "collective"):
+        held = [p.test for p in points if p.family == family]
+        assert 0.15 < np.mean(held) < 0.6, family
+    narrow = {p.test for p in points if p.params.get("dtype") == "bf16"}
+    assert narrow == {False, True}
+
+
+def test_largest_and_smallest_messages_are_fitted() -> None:
+    points = [p for p in design.collective_points(design.QUICK, 2) if not p.test]
+    low, high = design.QUICK.collective_octaves
+    for op in design.COLLECTIVE_OPS:
+        sizes = [p.params["bytes"] for p in points if p.params["op"] == op]
+        assert (min(sizes), max(sizes)) == (2**low, 2**high)

@@ -1,0 +1,48 @@
+"""What `calibrate` refuses, before anything is measured."""
+
+from pathlib import Path
+
+import pytest
+
+from predictor.errors import InputError
+from shardopt.calibrate import run
+from shardopt.cli.app import main
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", "-o", str(tmp_path / "no" / "p.yaml")]) == 2
+    assert "there is no directory" in capsys.readouterr().err
+
+
+def test_rows_and_profile_in_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "p.yaml")
+    assert main(["calibrate", "-o", path, "--rows", path]) == 2
+    assert "choose another" in capsys.readouterr().err
+
+
+def test_ranks_that_make_no_sense() -> None:
+    with pytest.raises(InputError, match="--ranks is 1; it must be at least 2"):
+        run.check("gloo", 1)
+
+
+def test_more_gpus_than_there_are() -> None:
+    torch = pytest.importorskip("torch")
+    ranks = torch.cuda.device_count() + 2
+    with pytest.raises(InputError, match="or --backend gloo to measure CPU ranks"):
+        run.check("nccl", ranks)
+
+
+def test_broken_rows_end_with_their_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("fbgemm_gpu")
+    rows = tmp_path / "p.rows.csv"
+    rows.write_text("a,b\n1,2\n")
+    assert main(["calibrate", "-o", str(tmp_path / "p.yaml")]) == 2
+    assert "p.rows.csv:1: is no header" in capsys.readouterr().err
+
+
+def test_the_origin_does_not_name_the_host() -> None:
+    import platform
+
+    assert platform.node() not in str(run.origin("gloo")) or not platform.node()
