@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from predictor.distribution import Bins
 from predictor.hardware import HardwareProfile
 from predictor.kernels.embedding import LookupShard, backward_ms, forward_ms, prefetch_ms
+from predictor.memory import DEFAULT_CACHE_LOAD_FACTOR
 from predictor.plan import ComputeKernel, Shard, ShardingType, TablePlan
 from predictor.topology import Topology
 from predictor.workload import Feature, Table, Workload
@@ -60,10 +61,6 @@ class LookupGroup:
     optimizer: str
     fused: bool
     cached_dim: int = 0
-
-
-DEFAULT_CACHE_LOAD_FACTOR = 0.2
-"""TorchRec's `UVM_CACHING_RATIO` (torchrec/distributed/planner/constants.py)."""
 
 
 def group_of(table: Table, plan: TablePlan, train_pipeline: str) -> LookupGroup:

@@ -20,6 +20,7 @@ from predictor.kernels.elementwise import memory_ms
 from predictor.kernels.embedding import backward_floor_ms, forward_floor_ms, prefetch_floor_ms
 from predictor.loads import Load, LookupGroup
 from predictor.plan import ShardingType
+from predictor.reservation import INDEX_BYTES as INDEX_BYTES
 from predictor.workload import DATA_TYPE_BYTES
 
 Array = NDArray[np.float64]
@@ -27,7 +28,6 @@ Law = Callable[[Array], Array]
 Size = Callable[[Array], Array]
 Collective = Callable[..., Array]
 
-INDEX_BYTES = 8
 LENGTH_BYTES = 4
 OUTPUT_BYTES = 4
 SPLITS = 3

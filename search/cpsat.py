@@ -82,19 +82,29 @@ class CpSat:
         build.build()
         if hint is not None:
             build.hint(hint)
-        solver = cp_model.CpSolver()
-        solver.parameters.num_workers = 1
-        solver.parameters.random_seed = seed
-        solver.parameters.max_deterministic_time = work
-        # Python raises KeyboardInterrupt itself; the solver would swallow it
-        solver.parameters.catch_sigint_signal = False
-        if time_limit_s < float("inf"):
-            solver.parameters.max_time_in_seconds = max(0.1, time_limit_s)
+        solver = reproducible_solver(work, seed, time_limit_s)
         if solver.Solve(build.model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None
         value, bound = solver.ObjectiveValue(), solver.BestObjectiveBound()
         gap = value / bound - 1 if bound > 0 else float("inf")
         return Solution(build.read(solver), value / UNITS_PER_MS, gap)
+
+
+def reproducible_solver(work: float, seed: int, time_limit_s: float) -> cp_model.CpSolver:
+    """A solver that gives the same answer on any machine unless the wall-time ceiling cuts it.
+
+    Args:
+        work: deterministic time of CP-SAT, about seconds on one core.
+    """
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = seed
+    solver.parameters.max_deterministic_time = work
+    # Python raises KeyboardInterrupt itself; the solver would swallow it
+    solver.parameters.catch_sigint_signal = False
+    if time_limit_s < float("inf"):
+        solver.parameters.max_time_in_seconds = max(0.1, time_limit_s)
+    return solver
 
 
 class Model:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from ortools.sat.python import cp_model
 
-from search.cpsat import Model
+from search.cpsat import Model, reproducible_solver
 from search.objective import Assignment, Objective
 from search.option import Option
 from search.surrogate import Surrogate, Weights
@@ -58,13 +58,7 @@ def find_feasible(
     model.build(timed=False)
     over = [(kind, rank, model.exceed(kind, rank)) for rank in range(world) for kind in range(2)]
     model.model.minimize(sum(variable for _, _, variable in over))
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = seed
-    solver.parameters.max_deterministic_time = work
-    solver.parameters.catch_sigint_signal = False
-    if time_limit_s < float("inf"):
-        solver.parameters.max_time_in_seconds = max(0.1, time_limit_s)
+    solver = reproducible_solver(work, seed, time_limit_s)
     status = solver.Solve(model.model)
     if status == cp_model.INFEASIBLE:
         return Feasibility(None, unknown.missing, True)  # constraints alone exclude each other

@@ -18,7 +18,7 @@ from predictor.plan import ShardingType
 from search.objective import Assignment, Choice, Objective, Ranks
 from search.placement import Placer
 from search.space import Option
-from search.surrogate import PHASES, Surrogate
+from search.surrogate import Surrogate
 from search.transfers import Change, Transfers
 
 NEIGHBOURS = 512
@@ -161,12 +161,7 @@ class LocalSearch:
 
     def _options(self, base: Assignment, table: int) -> Iterator[Choice]:
         """Another option for the table, placed greedily around the others."""
-        loads = np.zeros((self.topology.world_size, PHASES))
-        used = np.zeros_like(self.objective.caps)
-        for other, (option, ranks) in enumerate(base):
-            if other != table:
-                np.add.at(loads, list(ranks), self.surrogate.phases(option))
-                used += self.objective.footprint(option, ranks)
+        loads, used = self.surrogate.standing(base, {table})
         for option in self.objective.space.options[table]:
             # one column shard gains nothing alone; whole exchanges are merged instead
             alone = option.sharding_type is ShardingType.COLUMN_WISE and option.num_shards == 1

@@ -10,14 +10,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from predictor.plan import ShardingType
 from search.cpsat import CpSat
 from search.objective import Assignment, Objective
 from search.placement import Placer
 from search.space import Option
-from search.surrogate import BACKWARD, FORWARD, IDS, OUTPUTS, Surrogate, Weights
+from search.surrogate import Surrogate, Weights
 
 PLACEMENT_WORK = 0.05
 """Deterministic time of CP-SAT per trial."""
@@ -131,6 +129,5 @@ class Study:
         phases = self.surrogate.phases(option)
         mean, largest = phases.sum(axis=0) / self.world, phases.max(axis=0)
         mixed = (1 - shape.peak) * mean + shape.peak * largest
-        order = np.array([FORWARD, BACKWARD, IDS, OUTPUTS])
-        cost = float(mixed[order] @ shape.weights.array)
+        cost = float(mixed @ shape.weights.array)
         return shape.penalty[option.sharding_type] * (cost + self.surrogate.constant_ms(option))

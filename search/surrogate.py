@@ -8,6 +8,7 @@ the full timeline decides.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -18,7 +19,7 @@ from predictor.loads import COLUMNS, Load
 from predictor.plan import ShardingType
 from predictor.sparse import INDEX_BYTES, OUTPUT_BYTES, Exchange
 from predictor.units import us
-from search.objective import Objective
+from search.objective import Assignment, Objective
 from search.space import Option, place
 
 Array = NDArray[np.float64]
@@ -69,6 +70,20 @@ class Surrogate:
             found[:, IDS] = ids_rate * INDEX_BYTES * loads[:, Load.IDS]
             found[:, OUTPUTS] = output_rate * OUTPUT_BYTES * loads[:, Load.OUTPUTS]
         return found
+
+    def standing(self, assignment: Assignment, without: Container[int]) -> tuple[Array, Array]:
+        """What all tables but some put on the ranks.
+
+        Returns:
+            Phase times ``[ranks, PHASES]`` in ms and bytes ``[hbm or ddr, ranks]``.
+        """
+        loads = np.zeros((self.problem.topology.world_size, PHASES))
+        used = np.zeros_like(self.objective.caps)
+        for table, (option, ranks) in enumerate(assignment):
+            if table not in without:
+                np.add.at(loads, list(ranks), self.phases(option))
+                used += self.objective.footprint(option, ranks)
+        return loads, used
 
     def _somewhere(self, option: Option) -> tuple[int, ...]:
         legal = option.legal_ranks(self.problem.topology)

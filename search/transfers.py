@@ -15,7 +15,7 @@ import numpy as np
 
 from search.objective import Assignment, Choice, Objective
 from search.placement import Placer
-from search.surrogate import PHASES, Surrogate
+from search.surrogate import Surrogate
 
 Change = dict[int, Choice]
 Exchange = tuple[str, str]
@@ -53,13 +53,7 @@ class Transfers:
     def _move(self, base: Assignment, tables: Sequence[int], target: Exchange) -> Change:
         """These tables in the target exchange, on their own ranks where that is legal; a table
         that has no option there stays."""
-        moving = set(tables)
-        loads = np.zeros((self.topology.world_size, PHASES))
-        used = np.zeros_like(self.objective.caps)
-        for table, (option, ranks) in enumerate(base):
-            if table not in moving:
-                np.add.at(loads, list(ranks), self.surrogate.phases(option))
-                used += self.objective.footprint(option, ranks)
+        loads, used = self.surrogate.standing(base, set(tables))
         change: Change = {}
         for table in sorted(tables, key=lambda t: -self.surrogate.phases(base[t][0]).sum()):
             choice = self._choice(table, base[table], target, loads, used)
