@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,7 +84,7 @@ class CpSat:
         if hint is not None:
             build.hint(hint)
         solver = reproducible_solver(work, seed, time_limit_s)
-        if solver.Solve(build.model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        if run(solver, build.model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None
         value, bound = solver.ObjectiveValue(), solver.BestObjectiveBound()
         gap = value / bound - 1 if bound > 0 else float("inf")
@@ -100,11 +101,27 @@ def reproducible_solver(work: float, seed: int, time_limit_s: float) -> cp_model
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
     solver.parameters.max_deterministic_time = work
-    # Python raises KeyboardInterrupt itself; the solver would swallow it
-    solver.parameters.catch_sigint_signal = False
+    solver.parameters.catch_sigint_signal = False  # `run` stops it and lets Python raise
     if time_limit_s < float("inf"):
         solver.parameters.max_time_in_seconds = max(0.1, time_limit_s)
     return solver
+
+
+def run(solver: cp_model.CpSolver, model: cp_model.CpModel) -> cp_model.CpSolverStatus:
+    """Solve such that Ctrl-C ends it at once.
+
+    Python handles signals between two instructions of the main thread, so the main thread must
+    not sit in the solver: it waits for a thread that does.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        status = pool.submit(solver.solve, model)
+        try:
+            return status.result()
+        except BaseException:
+            while not status.done():  # a stop that comes before the search has begun is lost
+                solver.stop_search()
+                wait([status], timeout=0.05)
+            raise
 
 
 class Model:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from ortools.sat.python import cp_model
 
-from search.cpsat import Model, reproducible_solver
+from search.cpsat import Model, reproducible_solver, run
 from search.objective import Assignment, Objective
 from search.option import Option
 from search.surrogate import Surrogate, Weights
@@ -59,7 +59,7 @@ def find_feasible(
     over = [(kind, rank, model.exceed(kind, rank)) for rank in range(world) for kind in range(2)]
     model.model.minimize(sum(variable for _, _, variable in over))
     solver = reproducible_solver(work, seed, time_limit_s)
-    status = solver.Solve(model.model)
+    status = run(solver, model.model)
     if status == cp_model.INFEASIBLE:
         return Feasibility(None, unknown.missing, True)  # constraints alone exclude each other
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):

@@ -6,10 +6,13 @@ contract: 2 bad usage or input, 3 no feasible plan, 4 no usable hardware profile
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from io import TextIOWrapper
+from threading import Event, current_thread, main_thread
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -73,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     _print_anything()
+    interrupted = _remember_interrupts()
     try:
         # without standalone mode typer raises usage errors and returns the code of an Exit
         code = typer.main.get_command(app).main(words, prog_name="shardopt", standalone_mode=False)
@@ -84,6 +88,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _interrupted()
     except BrokenPipeError:
         return _reader_gone()
+    except Exception:
+        # C code that Ctrl-C interrupts may raise an error of its own in its place
+        if interrupted.is_set():
+            return _interrupted()
+        raise
     if code == EXIT_INTERRUPTED:
         return _interrupted()
     return code if isinstance(code, int) else 0
@@ -94,6 +103,23 @@ def _print_anything() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+def _remember_interrupts() -> Event:
+    """An event that Ctrl-C sets, besides raising KeyboardInterrupt as ever."""
+    interrupted = Event()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        interrupted.set()
+        signal.default_int_handler(number, frame)
+
+    # not ours to change where somebody else handles it, nor outside the main thread
+    if (
+        current_thread() is main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ):
+        signal.signal(signal.SIGINT, handle)
+    return interrupted
 
 
 def _fail(message: str, code: int) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardopt import __version__
+from shardopt.cli.app import main
 
 HEAVY = {
     "torch",
@@ -115,3 +116,22 @@ def test_an_interrupted_search_ends_at_once_with_130_and_writes_nothing(
     assert (process.returncode, shown) == (130, "")
     assert said == "shardopt: error: interrupted\n"
     assert not out.exists()
+
+
+def test_an_error_in_place_of_the_interrupt_is_the_interrupt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Command:
+        def main(self, *_: object, **__: object) -> None:
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                raise RuntimeError("error return without exception set") from None
+
+    monkeypatch.setattr("typer.main.get_command", lambda app: Command())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert main([]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err == "shardopt: error: interrupted\n"
