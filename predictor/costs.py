@@ -34,3 +34,9 @@ class Costs:
         """Host time in ms of so many framework ops, kernel launches and collective launches."""
         cost = self.hardware.overheads
         return us(ops * cost.op_us + kernels * cost.launch_us + collectives * cost.collective_us)
+
+    def layer_host_ms(self, ops: float, kernels: int) -> float:
+        """Host time in ms of ops of the dense part, and of their launches."""
+        cost = self.hardware.overheads
+        each = cost.op_us if cost.layer_op_us is None else cost.layer_op_us
+        return us(ops * each + kernels * cost.launch_us)

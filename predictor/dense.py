@@ -12,9 +12,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from predictor import units
 from predictor.hardware import HardwareProfile
 from predictor.kernels.elementwise import memory_ms
-from predictor.kernels.gemm import gemm_ms
+from predictor.kernels.gemm import batched_ms, gemm_ms
 from predictor.workload import DATA_TYPE_BYTES, DcnV2, Workload
 
 Array = NDArray[np.float64]
@@ -133,6 +134,8 @@ class DenseLayers:
     def _linear(self, name: str, width: int, out: int, relu: bool, input_gradient: bool) -> Layer:
         batch = self.batch
         forward = self._gemm(batch, out, width)
+        if not self.hardware.elementwise.fused_bias:
+            forward += self._memory(2 * batch * out)
         # weight gradient, and the bias gradient as a reduction over the batch
         backward = self._gemm(out, width, batch) + self._memory(batch * out)
         if input_gradient:
@@ -162,7 +165,11 @@ class DenseLayers:
         """Batched ``X X^T`` of all vectors of a sample, lower triangle gathered."""
         vectors, dim = self.sparse_features + 1, self.dense.bottom_mlp[-1]
         batch = self.batch
-        product = self._gemm(batch * vectors, vectors, dim)
-        gather = self._memory(2 * batch * vectors * (vectors - 1) / 2)
-        backward = 2 * self._gemm(batch * vectors, dim, vectors) + 2 * gather
+        pairs = batch * vectors * (vectors - 1) / 2
+        product = batched_ms(self.hardware, batch, vectors, vectors, dim, self.dtype)
+        gather = self._memory(2 * pairs)
+        gather += units.us(1e-3 * self.hardware.elementwise.gather_ns_per_element * pairs)
+        each = batched_ms(self.hardware, batch, vectors, dim, vectors, self.dtype)
+        # both operands are the stacked vectors: two gradients are written and then added
+        backward = 2 * each + 2 * gather + self._memory(5 * batch * vectors * dim)
         return Layer("dot", product + gather, backward, 6, 16, 0)

@@ -19,7 +19,7 @@ from predictor.dense import Layer
 from predictor.gradient_sync import GradientSync
 from predictor.graph import Dep, Graph
 from predictor.input_dist import InputDist
-from predictor.kernels.elementwise import memory_ms
+from predictor.kernels.elementwise import columns_ms
 from predictor.loads import LookupGroup
 from predictor.sparse import OUTPUT_BYTES, Exchange, exchanges
 from predictor.units import us
@@ -61,6 +61,7 @@ class DlrmBuilder:
         self.hardware = costs.hardware
         self.dense = costs.dense
         self.host_ms = costs.host_ms
+        self.layer_host_ms = costs.layer_host_ms
         self.exchanges = exchanges(costs, groups, loads, make_exchange)
         topology, hardware = costs.topology, costs.hardware
         inline = {"host", "compute", "copy", "data_dist"} if hardware.inline else {"host"}
@@ -197,7 +198,7 @@ class DlrmBuilder:
             phase="embedding_forward",
             resource="embedding",
             stream="compute",
-            cost_ms=exchange.forward_ms(group),
+            cost_ms=exchange.forward_ms(group) + exchange.pack_ms(group, backward=False),
             host_ms=self.host_ms(OPS_LOOKUP, kernels=6),
             kernels=6,
             deps=deps,
@@ -239,11 +240,19 @@ class DlrmBuilder:
             phase="dense_backward" if backward else "dense_forward",
             resource="elementwise",
             stream="compute",
-            cost_ms=float(memory_ms(self.hardware, moved)),
+            cost_ms=columns_ms(self.hardware, moved) + self._unpack_ms(backward=backward),
             host_ms=self.host_ms(OPS_CONCAT, kernels=2),
             kernels=2,
             deps=deps,
         )
+
+    def _unpack_ms(self, *, backward: bool) -> Array:
+        """Copies of all exchanges' outputs, or gradients, ``[plans, 1]``."""
+        found = np.zeros(1)
+        for module in self._modules():
+            used = np.sum([e.active for e in module], axis=0)
+            found = found + sum(e.unpack_ms(used > 1, backward=backward) for e in module)
+        return found
 
     def _layers(self, layers: Sequence[Layer], *deps: Dep) -> None:
         for layer in layers:
@@ -259,7 +268,7 @@ class DlrmBuilder:
             )
 
     def _layer_host_ms(self, kernels: int) -> float:
-        return self.host_ms(OPS_PER_KERNEL * kernels, kernels=kernels)
+        return self.layer_host_ms(OPS_PER_KERNEL * kernels, kernels)
 
     # --- backward ------------------------------------------------------------------------------
 
@@ -299,7 +308,7 @@ class DlrmBuilder:
             phase="embedding_backward",
             resource="embedding",
             stream="compute",
-            cost_ms=exchange.backward_ms(group),
+            cost_ms=exchange.backward_ms(group) + exchange.pack_ms(group, backward=True),
             host_ms=self.host_ms(OPS_LOOKUP_BACKWARD, kernels=8),
             kernels=8,
             deps=deps,
@@ -321,7 +330,8 @@ class DlrmBuilder:
             resource="elementwise",
             stream="compute",
             cost_ms=step_ms,
-            host_ms=self.host_ms(OPS_STEP + OPS_STEP_LAYER * len(layers), kernels=6 * len(layers)),
+            host_ms=us(self.hardware.overheads.iteration_us)
+            + self.layer_host_ms(OPS_STEP + OPS_STEP_LAYER * len(layers), kernels=6 * len(layers)),
             kernels=6 * len(layers),
             deps=[Dep(i) for i in self.gradients.ops],
         )

@@ -58,6 +58,10 @@ class Op:
     active: Mask | None = None
 
 
+COMPUTE = "compute"
+"""The stream of all kernels."""
+
+
 @dataclass(eq=False)
 class Graph:
     """The operations of one iteration in the order in which the host issues them.
@@ -89,7 +93,23 @@ class Graph:
         blocks_host: bool = False,
         active: Mask | None = None,
     ) -> int:
-        """Append an operation and return its index; a dependency may be given as a bare index."""
+        """Append an operation and return its index; a dependency may be given as a bare index.
+
+        Ranks that compute on the host move the bytes of a collective on the same cores, whatever
+        else they have to do: such a collective is its work, on the host, and then a meeting that
+        takes no time. Only waiting for others can be hidden.
+        """
+        if scope is not None and COMPUTE in self.inline_streams:
+            work = self.add(
+                f"{name} on the host",
+                phase=phase,
+                resource=resource,
+                stream=COMPUTE,
+                cost_ms=cost_ms,
+                deps=deps,
+                active=active,
+            )
+            cost_ms, deps = 0.0, [*deps, work]
         self.ops.append(
             Op(
                 name,

@@ -126,6 +126,11 @@ class Gemm(Group):
     wide_columns: Positive = 1.0
     wide_power: Positive = 1.0
     floor_us: NonNegative
+    batched_us: NonNegative = 0.0
+    """Of each small product of a batch beyond its arithmetic, where they run one by one; 0: a batch
+    runs as one multiplication."""
+    batched_share: Fraction = 1.0
+    """Of the rate of large multiplications, in small ones that run one by one."""
     timing_floor_us: NonNegative = 0.0
     """What the timing of the fitted rows adds to each; only for comparing with those rows."""
 
@@ -138,6 +143,15 @@ class Elementwise(Group):
     floor_us: NonNegative
     ramp_us: NonNegative = 0.0
     ramp_half_mib: Positive = 1.0
+    columns: Fraction = 1.0
+    """Share of that bandwidth that copies of columns reach: concatenation along the last dimension
+    and its backward."""
+    bucketize_ns_per_id: NonNegative = 0.0
+    """Sorting an id into the bucket of its row block, beyond moving it."""
+    fused_bias: bool = True
+    """Whether a linear layer's multiplication adds the bias; else it is copied to the output."""
+    gather_ns_per_element: NonNegative = 0.0
+    """Picking one element by its index, beyond moving it."""
 
 
 class CudaEmbedding(Group):
@@ -199,6 +213,10 @@ class CpuEmbedding(Group):
     """A distinct row drags this much of its table into the TLB's reach."""
     tlb_mib: Positive
     """Working set beyond which address translation misses."""
+    backward_stateless: Positive = 1.0
+    """Factor on the backward where it reads no optimizer state: SGD, and dense gradients."""
+    backward_weighted: Positive = 1.0
+    """Factor on the backward of weighted lookups."""
     kernels: int = Field(ge=1)
 
 
@@ -207,6 +225,11 @@ class Overheads(Group):
 
     op_us: NonNegative
     """Host time of one framework op, its launches apart."""
+    layer_op_us: NonNegative | None = None
+    """The same around a dense layer or in its optimizer step, where TorchRec runs no code of its
+    own; ``op_us`` unless given."""
+    iteration_us: NonNegative = 0.0
+    """Host time of an iteration outside its stages: pipeline, DistributedDataParallel, autograd."""
     launch_us: NonNegative
     """Host time of one kernel launch."""
     launch_latency_us: NonNegative

@@ -122,6 +122,11 @@ class HardwareProfile(Model):
         return self.execution == "inline"
 
     @property
+    def streaming(self) -> float:
+        """Bytes/ms that large memory-bound kernels move."""
+        return self.elementwise.efficiency * self.memory.hbm
+
+    @property
     def device(self) -> str:
         """PyTorch's device type: ``cuda`` or ``cpu``."""
         return "cpu" if self.inline else "cuda"

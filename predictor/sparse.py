@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from predictor import units
 from predictor.costs import Costs
 from predictor.graph import Mask
 from predictor.kernels.elementwise import memory_ms
@@ -30,6 +31,8 @@ Collective = Callable[..., Array]
 
 LENGTH_BYTES = 4
 OUTPUT_BYTES = 4
+COPY_PASSES = 2
+"""Reading and writing."""
 SPLITS = 3
 """Numbers per peer that announce a transfer: of lengths, of ids, of samples."""
 
@@ -46,6 +49,11 @@ TYPE_ORDER = (
 one canonical order lets plans of different mix share one graph."""
 
 ROW_SPLIT = {ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD}
+COLUMN_SPLIT = {
+    ShardingType.COLUMN_WISE,
+    ShardingType.TABLE_COLUMN_WISE,
+    ShardingType.GRID_SHARD,
+}
 HIERARCHICAL = {ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD}
 
 
@@ -119,11 +127,18 @@ class Exchange:
 
     def permute_ms(self) -> Array:
         """Reordering the local ids before the exchange; row splits also bucketize them."""
-        passes = 4 if self.sharding_type in ROW_SPLIT else 2
+        law = self._bucketize_ms if self.sharding_type in ROW_SPLIT else self._reorder_ms
         return self.cost(
-            partial(memory_ms, self.hardware),
-            lambda load: passes * INDEX_BYTES * load[..., Load.IDS].mean(axis=-1, keepdims=True),
+            law, lambda load: INDEX_BYTES * load[..., Load.IDS].mean(axis=-1, keepdims=True)
         )
+
+    def _reorder_ms(self, size: Array) -> Array:
+        return memory_ms(self.hardware, 2 * size)
+
+    def _bucketize_ms(self, size: Array) -> Array:
+        """Ids into the buckets of their row blocks, then in order of the ranks."""
+        each = units.us(1e-3 * self.hardware.elementwise.bucketize_ns_per_id)
+        return np.asarray(memory_ms(self.hardware, 4 * size) + each * size / INDEX_BYTES)
 
     def splits_ms(self, exchanges: ArrayLike = 1.0) -> Array:
         """The small all-to-all that tells every rank how much it will receive.
@@ -202,6 +217,55 @@ class Exchange:
     def _transfer(self, name: str, scope: str, law: Collective, width: float) -> Transfer:
         cost = self.cost(partial(law, scope=scope), busiest(Load.OUTPUTS, width))
         return Transfer(f"{self.name}.{name}", scope, cost)
+
+    def pack_ms(self, group: int, *, backward: bool) -> Array:
+        """What a fused lookup copies for the output distribution, ``[plans, ranks]``.
+
+        Outputs are copied into the send buffer of an all-to-all; gradients are divided by the
+        number of ranks in place (`All2All_Pooled_Req`, `ReduceScatterBase_Req` in comm_ops.py).
+        """
+        if self.is_local or not (backward or self._all_to_all):
+            return np.zeros(1)
+        outputs = self.loads[:, group, :, Load.OUTPUTS]
+        if self.sharding_type in HIERARCHICAL and not backward:
+            outputs = outputs / self.topology.intra_group_size  # reduced within the group by then
+        return np.asarray(COPY_PASSES * OUTPUT_BYTES * outputs / self.hardware.streaming)
+
+    def unpack_ms(self, shared: Mask, *, backward: bool) -> Array:
+        """What a rank copies of the outputs it received, or of their gradient, ``[plans, 1]``.
+
+        An all-to-all's outputs are concatenated by rank; their gradients are made contiguous and
+        concatenated (`All2All_Pooled_Wait`). Columns of a table are put together
+        (`permute_pooled_embs`). Outputs that share a KeyedTensor with those of other exchanges are
+        concatenated once more, and their gradients made contiguous.
+
+        Args:
+            shared: plans ``[plans]`` in which other exchanges of the module are used.
+        """
+        kind = self.sharding_type
+        # outputs that are not pooled come as a JaggedTensor a feature
+        passes = COPY_PASSES * np.asarray(shared & self.pooled, dtype=np.float64)
+        if self._all_to_all and not self.is_local:
+            passes = passes + COPY_PASSES * (2 if backward else 1)
+        if kind in COLUMN_SPLIT:
+            passes = passes + COPY_PASSES
+        if self.is_replicated:
+            received = self.total[..., Load.OUTPUTS].max(axis=-1)
+        else:
+            reduced = kind is ShardingType.ROW_WISE and self.pooled
+            among = self.topology.world_size if reduced else 1
+            among = self.topology.intra_group_size if kind in HIERARCHICAL else among
+            received = self.total[..., Load.OUTPUTS].mean(axis=-1) / among
+        moved = passes * OUTPUT_BYTES * received
+        bandwidth = self.hardware.streaming * self.hardware.elementwise.columns
+        return np.asarray(moved / bandwidth)[..., None]
+
+    @property
+    def _all_to_all(self) -> bool:
+        """An all-to-all delivers the outputs, at least at the end."""
+        if self.sharding_type in HIERARCHICAL:
+            return self.topology.groups > 1
+        return not self.pooled or self.sharding_type is not ShardingType.ROW_WISE
 
     def gradient_sync_ms(self) -> Array:
         """All-reduce of data-parallel tables' dense gradients, ``[plans, 1]``.

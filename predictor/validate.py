@@ -88,6 +88,30 @@ class Summary:
         return cls(len(errors), mape(errors), geomean(errors), worst)
 
 
+Interval = tuple[float, float, float]
+"""A value with the bounds of its interval."""
+Cell = str | int | float | Interval | None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A table of figures beside the rows.
+
+    Args:
+        name: key of the table in JSON and its title.
+        columns: ``(title, kind)``: ``text``, ``count``, ``ms``, ``figure`` (a plain number),
+            ``share`` (a fraction, shown in %), ``signed`` (the same with its sign) or
+            ``interval`` (three fractions).
+        rows: a cell a column; None or NaN where there is no figure.
+        about: what the figures are, one line.
+    """
+
+    name: str
+    columns: tuple[tuple[str, str], ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    about: str = ""
+
+
 @dataclass(frozen=True)
 class Report:
     """What one suite found.
@@ -99,6 +123,7 @@ class Report:
         skipped: one line of text for each row that was left out, and why.
         notes: what a reader of the figures must know.
         parts: further parts of the same rows: name -> those that belong to it.
+        scores: further figures; where there are any, pages show them in place of the rows.
     """
 
     suite: str
@@ -108,6 +133,7 @@ class Report:
     notes: tuple[str, ...] = ()
     parts: Mapping[str, Sequence[Compared]] = field(default_factory=dict)
     beside: tuple[str, ...] = ()
+    scores: tuple[Scores, ...] = ()
 
     @property
     def counted(self) -> list[Compared]:

@@ -49,7 +49,8 @@ class Hull:
     """Lower convex hull of a non-decreasing law over sizes from 0 to ``top``."""
 
     def __init__(self, law: Law, top: float) -> None:
-        samples = np.geomspace(min(SMALLEST_BYTES, top), top, SAMPLES) if top > 0 else np.zeros(0)
+        # sizes are bytes: below one there is nothing to tell apart
+        samples = np.geomspace(min(SMALLEST_BYTES, top), top, SAMPLES) if top > 1 else np.zeros(0)
         sizes = np.concatenate(([0.0], samples))
         values = np.asarray(law(sizes), dtype=np.float64)
         # between two samples the law is at least its value at the first of them
@@ -135,7 +136,7 @@ class Relaxation:
     def evaluate(self, load: Array) -> tuple[float, Cut | None]:
         """Relaxed time in ms at an average load ``[groups, columns]``, and the cut that is tight
         there (None if the timeline has no critical cycle among the iterations kept)."""
-        graph, slopes, _ = self._linearised(load)
+        graph, slopes, _ = self._linearised(load, exact=True)
         timeline = simulate(graph, keep_steps=True)
         found = critical_cycle(graph, timeline)
         if found is None:
@@ -149,7 +150,7 @@ class Relaxation:
         """Cuts that hold for plans with any of the exchanges: the work of one stream, or of the
         host with the streams that run on it. Of an exchange's operations only the part counts
         that grows with its loads."""
-        graph, slopes, optional = self._linearised(load)
+        graph, slopes, optional = self._linearised(load, exact=False)
         cuts = []
         for streams in _sequential(graph):
             ops = [i for i, op in enumerate(graph.ops) if op.stream in streams]
@@ -169,15 +170,19 @@ class Relaxation:
         slope.flat[self.columns] = columns
         return slope
 
-    def _linearised(self, load: Array) -> tuple[Graph, Array, list[bool]]:
+    def _linearised(self, load: Array, *, exact: bool) -> tuple[Graph, Array, list[bool]]:
         """Graph of one rank at ``load``, the slopes ``[columns, ops]`` of its costs, and which of
-        its operations belong to an exchange."""
+        its operations belong to an exchange.
+
+        Args:
+            exact: plans use all of the exchanges; else they pay for the company of no other.
+        """
         base = load.ravel()
         count = len(self.columns)
         probes = np.repeat(base[None], count + 2, axis=0)
         probes[np.arange(1, count + 1), self.columns] += 1.0
         loads = probes.reshape(len(probes), len(self.groups), 1, COLUMNS)
-        loads[..., Load.SHARDS] = 1.0
+        loads[..., Load.SHARDS] = 1.0 if exact else np.array(self.certain)[:, None]
         loads[-1, :, 0, Load.SHARDS] = self.certain  # tells apart what a plan may do without
         many = self._builder(loads).build()
         costs = np.stack(

@@ -20,9 +20,17 @@ def memory_ms(hw: HardwareProfile, bytes_moved: ArrayLike) -> Array:
     """
     cost = hw.elementwise
     size = np.asarray(bytes_moved, dtype=np.float64)
-    stream = size / (cost.efficiency * hw.memory.hbm)
+    stream = size / hw.streaming
     ramp = units.us(cost.ramp_us) * size / (size + units.MIB * cost.ramp_half_mib)
     return np.asarray(units.us(cost.floor_us) + stream + ramp)
+
+
+def columns_ms(hw: HardwareProfile, bytes_moved: ArrayLike) -> Array:
+    """Time of one kernel that copies columns of matrices, in the shape of the bytes.
+
+    As `memory_ms`, at the lower bandwidth of short stretches.
+    """
+    return memory_ms(hw, np.asarray(bytes_moved, dtype=np.float64) / hw.elementwise.columns)
 
 
 def copy_h2d_ms(hw: HardwareProfile, bytes_moved: ArrayLike) -> Array:

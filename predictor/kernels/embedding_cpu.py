@@ -15,6 +15,9 @@ from predictor.kernels.lookup_shard import GRADIENT_ELEMENT_BYTES, LookupShard
 from predictor.plan import ComputeKernel
 from predictor.profile_groups import CpuEmbedding
 from predictor.profile_schema import HardwareProfile
+from predictor.workload import Optimizer
+
+STATELESS = (Optimizer.SGD, Optimizer.EXACT_SGD)
 
 
 class CpuLookups:
@@ -59,6 +62,10 @@ class CpuLookups:
             + shard.bags * shard.dim * law.backward_ns_per_output
         )
         time = units.us(law.backward_table_us + nanoseconds * 1e-3)
+        if shard.kernel is ComputeKernel.DENSE or shard.optimizer in STATELESS:
+            time *= law.backward_stateless
+        if shard.weighted:
+            time *= law.backward_weighted
         if shard.kernel is ComputeKernel.DENSE:
             time += float(shard.rows) * shard.dim * GRADIENT_ELEMENT_BYTES / self.hw.memory.hbm
         return time

@@ -33,6 +33,27 @@ def gemm_ms(hw: HardwareProfile, m: float, n: float, k: float, dtype: str) -> fl
     return float(gemm_times(hw.gemm, hw.sms, hw.memory.hbm, (m, n, k), dtype, hw.name))
 
 
+def batched_ms(hw: HardwareProfile, count: int, m: float, n: float, k: float, dtype: str) -> float:
+    """Time of ``count`` products ``[m, k] @ [k, n]``, as `gemm_ms` takes them.
+
+    Libraries for GPUs run them as one kernel; those for CPUs one by one (MKL's gemm_batch).
+    """
+    gemm = hw.gemm
+    if not gemm.batched_us:
+        return gemm_ms(hw, count * m, n, k, dtype)
+    rate = units.tflops(_peak_tflops(gemm, dtype, hw.name)) * gemm.batched_share
+    return units.us(gemm.floor_us) + count * (units.us(gemm.batched_us) + 2 * m * n * k / rate)
+
+
+def _peak_tflops(gemm: Gemm, dtype: str, name: str) -> float:
+    peak = {str(key): value for key, value in gemm.tflops.items()}.get(dtype)
+    if peak is None:
+        raise ProfileError(
+            f"hardware {name} has no gemm.tflops for {dtype}; it has {', '.join(gemm.tflops)}"
+        )
+    return peak
+
+
 def gemm_times(
     gemm: Gemm,
     sms: int,
@@ -47,11 +68,7 @@ def gemm_times(
         hbm: achieved bandwidth in bytes/ms.
         shape: m, n and k, each of one shape ``[...]``.
     """
-    peak = {str(key): value for key, value in gemm.tflops.items()}.get(dtype)
-    if peak is None:
-        raise ProfileError(
-            f"hardware {name} has no gemm.tflops for {dtype}; it has {', '.join(gemm.tflops)}"
-        )
+    peak = _peak_tflops(gemm, dtype, name)
     m, n, k = (np.asarray(size, dtype=np.float64) for size in shape)
     compute = tiled_flops(gemm, sms, m, n, k).min(axis=(-2, -1)) / units.tflops(peak)
     compute = compute * (

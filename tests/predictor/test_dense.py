@@ -8,7 +8,7 @@ import pytest
 
 from predictor.dense import OPTIMIZER_PASSES, DenseLayers
 from predictor.kernels.elementwise import memory_ms
-from predictor.kernels.gemm import gemm_ms
+from predictor.kernels.gemm import batched_ms, gemm_ms
 from predictor.memory import dense_parameters
 from predictor.workload import DcnV2, DenseArch, Workload
 from tests.builders import a_table, a_workload, hardware
@@ -54,6 +54,47 @@ def test_a_linear_layer_is_its_gemms_and_passes() -> None:
     first, again = dense.bottom[0], DenseLayers(a_model(in_features=512), hardware()).bottom[0]
     assert (first.backward_kernels, dense.bottom[1].backward_kernels) == (3, 4)
     assert again.backward_kernels == 3
+
+
+def test_a_bias_that_is_not_fused_is_copied_to_the_output() -> None:
+    hw = hardware("cpu-gloo")
+    assert not hw.elementwise.fused_bias
+    moves = hw.elementwise.model_copy(update={"fused_bias": True})
+    fused = DenseLayers(a_model(), hw.model_copy(update={"elementwise": moves}))
+    apart = DenseLayers(a_model(), hw)
+    copy_ms = memory_ms(hw, 2 * 4096 * 512 * 4).item()
+    one, other = fused.top[1], apart.top[1]
+    assert one.forward_ms == pytest.approx(gemm_ms(hw, 4096, 512, 1024, "fp32") + relu_ms(512))
+    assert other.forward_ms == pytest.approx(one.forward_ms + copy_ms)
+    assert other.backward_ms == one.backward_ms
+
+
+def relu_ms(width: int) -> float:
+    return memory_ms(hardware("cpu-gloo"), 2 * 4096 * width * 4).item()
+
+
+@pytest.mark.parametrize("profile", ["h100-sxm", "cpu-gloo"])
+def test_dot_products_are_one_product_a_sample_and_their_pairs(profile: str) -> None:
+    hw, pairs = hardware(profile), 4096 * 27 * 26 / 2
+    (dot,) = DenseLayers(a_model("dot"), hw).interaction
+    gather = memory_ms(hw, 2 * pairs * 4).item()
+    gather += 1e-6 * hw.elementwise.gather_ns_per_element * pairs
+    forward, backward = (batched_ms(hw, 4096, 27, n, k, "fp32") for n, k in ((27, 64), (64, 27)))
+    assert dot.forward_ms == pytest.approx(forward + gather)
+    # two gradients of the stacked vectors are written, then added
+    added = memory_ms(hw, 5 * 4096 * 27 * 64 * 4).item()
+    assert dot.backward_ms == pytest.approx(2 * backward + 2 * gather + added)
+
+
+def test_picking_pairs_takes_longer_an_element() -> None:
+    hw, pairs = hardware("cpu-gloo"), 4096 * 27 * 26 / 2
+    moves = hw.elementwise.model_copy(update={"gather_ns_per_element": 0.0})
+    quick = hw.model_copy(update={"elementwise": moves})
+    (slow,), (fast,) = (DenseLayers(a_model("dot"), h).interaction for h in (hw, quick))
+    added = 1e-6 * hw.elementwise.gather_ns_per_element * pairs
+    assert added > 0
+    assert slow.forward_ms - fast.forward_ms == pytest.approx(added)
+    assert slow.backward_ms - fast.backward_ms == pytest.approx(2 * added)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

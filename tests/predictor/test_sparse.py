@@ -9,6 +9,7 @@ import pytest
 
 from predictor.batch import BatchPredictor
 from predictor.collectives import Collectives
+from predictor.kernels.elementwise import memory_ms
 from predictor.kernels.embedding import prefetch_floor_ms
 from predictor.loads import COLUMNS, Load
 from predictor.plan import ComputeKernel, ShardingType
@@ -27,8 +28,9 @@ def exchange_of(
     topology: Topology,
     kind: ShardingType,
     kernel: ComputeKernel = ComputeKernel.FUSED,
+    profile: str = "h100-sxm",
 ) -> Exchange:
-    batch = BatchPredictor(workload, topology, hardware())
+    batch = BatchPredictor(workload, topology, hardware(profile))
     candidate = sharded(workload, topology, kind, kernel)
     for index, plan in enumerate(candidate):
         batch.table(index, plan)
@@ -153,12 +155,120 @@ def test_lengths_ids_and_weights_travel_one_by_one() -> None:
     assert ids_ms(plain, T.TABLE_ROW_WISE) == pytest.approx(lengths + part)
 
 
-def test_row_splits_bucketize_before_they_send() -> None:
-    tw, rw = (
-        exchange_of(a_workload(batch_size=B), HOSTS, k).permute_ms().item()
-        for k in (T.TABLE_WISE, T.ROW_WISE)
-    )
-    assert rw > tw
+@pytest.mark.parametrize("profile", ["h100-sxm", "cpu-gloo"])
+@pytest.mark.parametrize("kind", [T.TABLE_WISE, T.ROW_WISE, T.TABLE_ROW_WISE])
+def test_row_splits_bucketize_before_they_send(kind: ShardingType, profile: str) -> None:
+    hw, ids = hardware(profile), 2 * B
+    exchange = exchange_of(a_workload(batch_size=B), HOSTS, kind, profile=profile)
+    expected = memory_ms(hw, 2 * 8 * ids).item()
+    if kind is not T.TABLE_WISE:
+        sorted_ms = 1e-6 * hw.elementwise.bucketize_ns_per_id * ids
+        expected = memory_ms(hw, 4 * 8 * ids).item() + sorted_ms
+        assert (sorted_ms > 0) == (profile == "cpu-gloo")
+    assert exchange.permute_ms().item() == pytest.approx(expected, rel=1e-9)
+
+
+def wide_of(kind: ShardingType) -> Table:
+    """One that every sharding type but data-parallel may split into several parts."""
+    only = replace(a_table().constraints, sharding_types=(kind,))
+    return a_table(rows=80_000, dim=256, constraints=only)
+
+
+def copied(ms: np.ndarray, elements: float, columns: bool = True) -> np.ndarray:
+    """How often so many floats are read and written in that time, at the speed of a CPU."""
+    hw = hardware("cpu-gloo")
+    share = hw.elementwise.columns if columns else 1.0
+    return ms / (2 * 4 * elements / (hw.streaming * share))
+
+
+@pytest.mark.parametrize(
+    ("kind", "forward", "backward"),
+    [
+        (T.TABLE_WISE, 1, 2),
+        (T.COLUMN_WISE, 2, 3),
+        (T.TABLE_COLUMN_WISE, 2, 3),
+        (T.ROW_WISE, 0, 0),
+        (T.TABLE_ROW_WISE, 1, 2),
+        (T.GRID_SHARD, 2, 3),
+        (T.DATA_PARALLEL, 0, 0),
+    ],
+)
+def test_received_outputs_are_copied_as_often_as_their_type_needs(
+    kind: ShardingType, forward: int, backward: int
+) -> None:
+    """In the second plan, other exchanges of the module are used: one copy more."""
+    kernel = ComputeKernel.DENSE if kind is T.DATA_PARALLEL else ComputeKernel.FUSED
+    workload = a_workload(wide_of(kind), batch_size=B)
+    exchange = exchange_of(workload, HOSTS, kind, kernel, "cpu-gloo")
+    for way, copies in ((False, forward), (True, backward)):
+        found = exchange.unpack_ms(np.array([False, True]), backward=way)
+        assert found.shape == (2, 1)
+        # whatever the type: the samples of one rank
+        assert copied(found[:, 0], B * 256) == pytest.approx([copies, copies + 1])
+
+
+@pytest.mark.parametrize("kind", [T.TABLE_WISE, T.ROW_WISE, T.COLUMN_WISE])
+def test_received_sequences_are_copied_as_those_of_an_all_to_all(kind: ShardingType) -> None:
+    table = a_table(rows=80_000, dim=256, pooling="none", features=(Feature("f", 3.0),))
+    exchange = exchange_of(a_workload(table, batch_size=B), HOSTS, kind, profile="cpu-gloo")
+    columns = kind is T.COLUMN_WISE
+    for way, copies in ((False, 1 + columns), (True, 2 + columns)):
+        found = exchange.unpack_ms(np.array([False]), backward=way)
+        assert copied(found[:, 0], 3 * B * 256) == pytest.approx([copies], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "forward", "holders"),
+    [(T.TABLE_WISE, 1, 1), (T.COLUMN_WISE, 1, 2), (T.ROW_WISE, 0, 8), (T.TABLE_ROW_WISE, 0.25, 4)],
+)
+def test_a_lookup_packs_what_its_rank_sends(
+    kind: ShardingType, forward: float, holders: int
+) -> None:
+    """Nothing for a reduce-scatter, and what it leaves for an all-to-all after it; gradients are
+    divided whatever brought them."""
+    workload = a_workload(wide_of(kind), batch_size=B)
+    exchange = exchange_of(workload, HOSTS, kind, profile="cpu-gloo")
+    made = 8 * B * (128 if kind is T.COLUMN_WISE else 256)
+    for way, copies in ((False, forward), (True, 1)):
+        found = np.broadcast_to(exchange.pack_ms(0, backward=way), (1, 8))[0]
+        counts = np.sort(copied(found, made, columns=False))
+        assert counts == pytest.approx([0] * (8 - holders) + [copies] * holders)
+
+
+def test_within_one_group_of_ranks_nothing_is_left_for_an_all_to_all() -> None:
+    workload = a_workload(wide_of(T.TABLE_ROW_WISE), batch_size=B)
+    exchange = exchange_of(workload, a_topology(4), T.TABLE_ROW_WISE, profile="cpu-gloo")
+    assert not exchange.pack_ms(0, backward=False).any()
+    divided = exchange.pack_ms(0, backward=True)[0]
+    assert copied(divided, 4 * B * 256, columns=False) == pytest.approx([1] * 4)
+    for way in (False, True):
+        found = exchange.unpack_ms(np.array([False, True]), backward=way)[:, 0]
+        assert copied(found, B * 256) == pytest.approx([0, 1])
+
+
+def test_each_lookup_of_an_exchange_packs_its_own_outputs() -> None:
+    tables = (a_table("a", dim=64), a_table("b", dim=128, data_type="fp16"))
+    exchange = exchange_of(a_workload(*tables, batch_size=B), HOSTS, T.TABLE_WISE)
+    assert len(exchange.members) == 2
+    found = [exchange.pack_ms(g, backward=False).max() for g in exchange.members]
+    assert found[1] == pytest.approx(2 * found[0])
+
+
+@pytest.mark.parametrize("kind", [T.TABLE_WISE, T.COLUMN_WISE, T.ROW_WISE])
+def test_a_rank_alone_copies_columns_and_what_is_shared(kind: ShardingType) -> None:
+    workload, alone = a_workload(wide_of(kind), batch_size=B), a_topology(1)
+    exchange = exchange_of(workload, alone, kind, profile="cpu-gloo")
+    for way in (False, True):
+        assert not exchange.pack_ms(0, backward=way).any()
+        found = exchange.unpack_ms(np.array([False, True]), backward=way)[:, 0]
+        once = float(kind is T.COLUMN_WISE)
+        assert copied(found, B * 256) == pytest.approx([once, once + 1])
+
+
+def test_replicated_tables_pack_nothing() -> None:
+    exchange = exchange_of(a_workload(), HOSTS, T.DATA_PARALLEL, ComputeKernel.DENSE)
+    assert not exchange.pack_ms(0, backward=False).any()
+    assert not exchange.pack_ms(0, backward=True).any()
 
 
 def test_splits_of_a_pipeline_are_one_message() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from predictor.distribution import Uniform, Zipf
-from predictor.hardware import load_hardware
+from predictor.hardware import HardwareProfile, load_hardware
 from predictor.topology import Topology
 from predictor.units import GIB, MIB
 from predictor.workload import Constraints, DenseArch, Feature, QComm, Table, Workload
@@ -23,6 +23,7 @@ from search.surrogate import Surrogate
 
 DENSE = DenseArch(13, (64, 32), (64, 1), "concat")
 H100 = load_hardware("h100-sxm")
+CPU = load_hardware("cpu-gloo")
 
 
 def a_table(
@@ -43,14 +44,25 @@ def a_workload(*tables: Table, batch_size: int = 4096, **more: Any) -> Workload:
     return Workload("w", batch_size, tables, DENSE, **more)
 
 
+def copying(profile: HardwareProfile, columns: float = 0.02) -> HardwareProfile:
+    """Free framework code and slow copies: what exchanges copy sets much of the time."""
+    free = dict.fromkeys(("op_us", "launch_us", "launch_latency_us", "sync_us"), 0.0)
+    overheads = profile.overheads.model_copy(update={**free, "collective_us": 0.0})
+    moves = profile.elementwise.model_copy(update={"columns": columns})
+    return profile.model_copy(update={"overheads": overheads, "elementwise": moves})
+
+
 def hosts(
     world: int, local: int | None = None, hbm: int = 80 * GIB, ddr: int = 256 * GIB
 ) -> Topology:
     return Topology.uniform(world, local, hbm_bytes=hbm, ddr_bytes=ddr)
 
 
-def a_problem(workload: Workload, topology: Topology, hardware: str = "h100-sxm") -> Problem:
-    return Problem(workload, topology, H100 if hardware == "h100-sxm" else load_hardware(hardware))
+def a_problem(
+    workload: Workload, topology: Topology, hardware: str | HardwareProfile = H100
+) -> Problem:
+    made = load_hardware(hardware) if isinstance(hardware, str) else hardware
+    return Problem(workload, topology, made)
 
 
 def objective_of(problem: Problem, space: Space | None = None) -> tuple[Objective, Surrogate]:

@@ -6,7 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from problems import a_problem, a_table, a_workload, every_plan, hosts, objective_of
+from problems import (
+    CPU,
+    H100,
+    a_problem,
+    a_table,
+    a_workload,
+    copying,
+    every_plan,
+    hosts,
+    objective_of,
+)
 
 from predictor.errors import InfeasibleError
 from predictor.plan import ShardingType
@@ -63,6 +73,19 @@ def constrained() -> Workload:
     )
 
 
+def two_types(**more: str) -> Workload:
+    """Tables that lie on one rank or are split by rows: one exchange or two."""
+    kinds = (ShardingType.TABLE_WISE, ShardingType.ROW_WISE)
+    either = Constraints(sharding_types=kinds, compute_kernels=("fused",))
+    return a_workload(
+        a_table("a", 300_000, 64, 10.0, alpha=1.1, constraints=either),
+        a_table("b", 100_000, 64, 4.0, constraints=either),
+        a_table("c", 50_000, 32, 2.0, constraints=either),
+        batch_size=2048,
+        **more,
+    )
+
+
 def uneven(world: int, hbm: int) -> Topology:
     return Topology(world, world, (hbm,) * (world - 1) + (2 * hbm,), (GIB,) * world)
 
@@ -78,6 +101,10 @@ CASES = {
     "constrained": (constrained(), hosts(3)),
     "tight": (skewed(), hosts(2, hbm=880 * MIB)),
     "uneven caps": (few(), uneven(3, 600 * MIB)),
+    "CPU, one exchange or two": (two_types(), hosts(2), CPU),
+    "CPU, pipelined": (two_types(train_pipeline="sparse_dist"), hosts(2), CPU),
+    "CPU, slow copies": (two_types(), hosts(2), copying(CPU)),
+    "GPU, slow copies": (two_types(), hosts(2), copying(H100, 0.002)),
 }
 
 

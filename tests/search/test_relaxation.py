@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import objective_of, random_plan, random_problem
+from problems import (
+    CPU,
+    H100,
+    a_problem,
+    a_table,
+    a_workload,
+    copying,
+    every_plan,
+    hosts,
+    objective_of,
+    random_plan,
+    random_problem,
+)
 
+from predictor.hardware import HardwareProfile
 from predictor.loads import COLUMNS, Load
+from predictor.plan import ShardingType
+from predictor.workload import Constraints
 from search.relaxation import Hull, Relaxation
 
 
@@ -47,10 +63,13 @@ def test_a_convex_law_is_nearly_its_own_hull() -> None:
     assert value == pytest.approx(1e-9 * 5e7**2, rel=0.05)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_cuts_bound_every_plan_of_their_exchanges(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "profile"),
+    [*((seed, H100) for seed in range(6)), *((seed, CPU) for seed in range(3))],
+)
+def test_cuts_bound_every_plan_of_their_exchanges(seed: int, profile: HardwareProfile) -> None:
     """A cut taken at one plan's loads is below the predicted time of all plans like it."""
-    objective, _ = objective_of(random_problem(seed))
+    objective, _ = objective_of(replace(random_problem(seed), hardware=profile))
     rng = random.Random(seed)
     plans = [random_plan(objective, rng) for _ in range(150)]
     times, batch = objective.score(plans), objective.batch
@@ -76,3 +95,42 @@ def test_cuts_bound_every_plan_of_their_exchanges(seed: int) -> None:
         for one in cuts:
             below = one.constant + (one.slope * loads).sum(axis=(1, 2))
             assert (below <= times[like] * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("pipeline", ["base", "sparse_dist"])
+@pytest.mark.parametrize(
+    "profile",
+    [CPU, H100, copying(CPU), copying(H100, 0.002)],
+    ids=["cpu", "gpu", "cpu, slow copies", "gpu, slow copies"],
+)
+def test_cuts_of_any_exchanges_bound_plans_of_one_and_of_two(
+    profile: HardwareProfile, pipeline: str
+) -> None:
+    """Only outputs of plans with two types in the module are copied once more."""
+    kinds = (ShardingType.TABLE_WISE, ShardingType.ROW_WISE)
+    either = Constraints(sharding_types=kinds, compute_kernels=("fused",))
+    tables = [a_table(n, 50_000, 64, 4.0, constraints=either) for n in "abc"]
+    workload = a_workload(*tables, batch_size=2048, train_pipeline=pipeline)
+    objective, _ = objective_of(a_problem(workload, hosts(2), profile))
+    plans = list(every_plan(objective))
+    times, batch = objective.score(plans), objective.batch
+    totals = np.stack([batch.totals(objective.table_plans(p)) for p in plans])
+    assert {len(np.flatnonzero(t[..., Load.SHARDS].any(axis=-1))) for t in totals} == {1, 2}
+    loads = totals.mean(axis=2)
+    loads[..., Load.SHARDS] = 0.0
+    for certain in ([False, False], [True, False], [False, True]):
+        used = totals[..., Load.SHARDS].any(axis=-1)
+        allowed = (used | ~np.array(certain)).all(axis=1)
+        relaxed = Relaxation(batch.costs, batch.groups, loads.max(axis=0), certain, {})
+        for at in loads[allowed]:
+            for cut in relaxed.busy(at):
+                below = cut.constant + (cut.slope * loads[allowed]).sum(axis=(1, 2))
+                assert (below <= times[allowed] * (1 + 1e-9)).all()
+    together = used.all(axis=1)
+    relaxed = Relaxation(batch.costs, batch.groups, loads.max(axis=0), [True, True], {})
+    for at, time in zip(loads[together], times[together], strict=True):
+        ms, cut = relaxed.evaluate(at)
+        assert ms <= time * (1 + 1e-9)
+        assert cut is not None
+        below = cut.constant + (cut.slope * loads[together]).sum(axis=(1, 2))
+        assert (below <= times[together] * (1 + 1e-9)).all()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from predictor.errors import ProfileError
 from predictor.hardware import list_hardware, load_hardware
-from predictor.kernels.gemm import gemm_ms, gemm_times
+from predictor.kernels.gemm import batched_ms, gemm_ms, gemm_times
 
 sizes = st.integers(1, 20_000)
 
@@ -68,3 +68,22 @@ def test_many_shapes_at_once() -> None:
 def test_unknown_type_lists_known_ones() -> None:
     with pytest.raises(ProfileError, match=r"gemm.tflops for fp8.*fp32"):
         gemm_ms(load_hardware("h100-sxm"), 1, 1, 1, "fp8")
+
+
+@given(st.integers(1, 5000), st.integers(1, 64), st.integers(1, 64), st.integers(1, 512))
+@settings(max_examples=50, deadline=None)
+def test_a_gpu_runs_a_batch_as_one_multiplication(count: int, m: int, n: int, k: int) -> None:
+    hw = load_hardware("h100-sxm")
+    assert batched_ms(hw, count, m, n, k, "fp32") == gemm_ms(hw, count * m, n, k, "fp32")
+
+
+@given(st.integers(1, 5000), st.integers(1, 64), st.integers(1, 64), st.integers(1, 512))
+@settings(max_examples=50, deadline=None)
+def test_a_cpu_runs_a_batch_one_by_one(count: int, m: int, n: int, k: int) -> None:
+    hw = load_hardware("cpu-gloo")
+    gemm = hw.gemm
+    floor = 1e-3 * gemm.floor_us
+    each = batched_ms(hw, 1, m, n, k, "fp32") - floor
+    arithmetic = 2.0 * m * n * k / (gemm.tflops["fp32"] * gemm.batched_share * 1e9)
+    assert each == pytest.approx(1e-3 * gemm.batched_us + arithmetic)
+    assert batched_ms(hw, count, m, n, k, "fp32") == pytest.approx(floor + count * each)
