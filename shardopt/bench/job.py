@@ -14,6 +14,7 @@ from predictor.plan import ShardingPlan
 from predictor.topology import Topology
 from predictor.units import GIB, format_bytes
 from predictor.workload import Workload
+from shardopt.bench.hosts import HOSTS, Link, check_hosts
 from shardopt.torchrec.install import COMMANDS, MissingTorchrecError
 
 BACKENDS = ("gloo", "nccl")
@@ -33,6 +34,7 @@ class Job:
         block: measured iterations of a plan in a round.
         warmup: rounds before measuring; None lets the samples decide.
         first_round: the first that is still to be measured.
+        link: between the ranks, each of which is then a host of its own on this machine.
     """
 
     workload: Workload
@@ -43,6 +45,7 @@ class Job:
     warmup: int | None = None
     seed: int = 0
     first_round: int = 0
+    link: Link | None = None
 
     @property
     def world_size(self) -> int:
@@ -63,12 +66,14 @@ def check_job(job: Job, *, given_ranks: int | None = None, joined: bool = False)
         joined: the ranks are there already, so that those of other hosts are not this machine's.
 
     Raises:
-        PlanError: plans for different ranks, or for others than given.
-        InputError: fewer cores or GPUs than ranks, or no CUDA for nccl.
+        PlanError: plans for different ranks, or for others than given or than a link joins.
+        InputError: fewer cores or GPUs than ranks, no CUDA for nccl, or no link can be made here.
         InfeasibleError: the tables need more memory than there is.
         MissingTorchrecError: TorchRec is not installed.
     """
     _check_ranks(job, given_ranks)
+    if job.link is not None:
+        _check_link(job, job.link, joined)
     _check_installed()
     local = int(os.environ.get("LOCAL_WORLD_SIZE", job.local_world_size))
     if joined and local != job.local_world_size:
@@ -106,6 +111,24 @@ def _check_ranks(job: Job, given: int | None) -> None:
                 f"{job.world_size} on hosts of {job.local_world_size}; plans that run side by "
                 "side share their ranks: bench them apart, or plan again"
             )
+
+
+def _check_link(job: Job, link: Link, joined: bool) -> None:
+    if joined:
+        raise InputError(
+            "--link starts its own ranks, but torchrun has started this one; run without torchrun, "
+            "or leave --link out"
+        )
+    if job.backend != "gloo":
+        raise InputError(
+            f"--link shapes the TCP of gloo, which {job.backend} need not use; give --backend gloo"
+        )
+    if (job.world_size, job.local_world_size) != (HOSTS, 1):
+        raise PlanError(
+            f"the plans are for {job.world_size} ranks on hosts of {job.local_world_size}, but "
+            f"--link joins {HOSTS} hosts of one rank; plan with --gpus {HOSTS} --gpus-per-node 1"
+        )
+    check_hosts(link)
 
 
 def _check_installed() -> None:

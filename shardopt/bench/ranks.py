@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from predictor.errors import ShardoptError
+from shardopt.bench.hosts import hosts_of
 from shardopt.bench.job import Job
 
 PACKAGES = Path(__file__).resolve().parents[2]
@@ -51,9 +52,12 @@ def run_ranks(
     Raises:
         RankDiedError: a rank failed; what was told before stands.
     """
-    with tempfile.TemporaryDirectory(prefix="shardopt-bench-") as name:
+    with (
+        hosts_of(job.link) as hosts,
+        tempfile.TemporaryDirectory(prefix="shardopt-bench-") as name,
+    ):
         folder = Path(name)
-        (folder / "job.pickle").write_bytes(pickle.dumps(job))
+        (folder / "job.pickle").write_bytes(pickle.dumps((job, hosts)))
         reader, writer = os.pipe()
         processes: list[subprocess.Popen[bytes]] = []
         try:

@@ -5,7 +5,8 @@ History of the format, which `SCHEMA` names:
         milliseconds; `ranks_ms[plan][rank]` are a round's iteration periods, `lead_ms[plan][rank]`
         is the iteration before them, which no median counts; `reference_ms[kernel][rank]` are the
         repeats of `shardopt.bench.reference` in the same round; `other_cores` is how many cores
-        were busy with something else meanwhile (null where the system does not tell).
+        were busy with something else meanwhile (null where the system does not tell). Times have
+        four decimals, and what a plan leaves open is left out; files from before have all digits.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from shardopt.files import atomic_write_text, decode, read_bytes
 
 SCHEMA = "shardopt.bench-rows/1"
 _TIMES = ("lead_ms", "ranks_ms", "reference_ms")
+_ROUNDED = (*_TIMES, "ms")
 _ROUND_KEYS = ("round", "session", "at", "load", "other_cores", "order", *_TIMES)
 _HEAD = ("schema", "model", "settings")
 _LISTS = ("plans", "sessions", "rounds")
@@ -67,6 +69,28 @@ def write_rows(path: Path, rows: BenchRows) -> None:
         entries = ",\n".join(f"  {_line(entry)}" for entry in getattr(rows, key))
         parts.append(f" {json.dumps(key)}: [\n{entries}\n ]" if entries else f' "{key}": []')
     atomic_write_text(path, "{\n" + ",\n".join(parts) + "\n}\n")
+
+
+def rounded(message: Mapping[str, Any]) -> dict[str, Any]:
+    """What rank 0 tells, with times as the file keeps them: to a tenth of a microsecond."""
+    return {key: _round(value) if key in _ROUNDED else value for key, value in message.items()}
+
+
+def _round(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _round(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_round(inner) for inner in value]
+    return round(value, 4)
+
+
+def without_nulls(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """A plan as a plan file holds it, less what its tables leave open: most of the text."""
+    tables = {
+        key: {name: value for name, value in table.items() if value is not None}
+        for key, table in plan.get("tables", {}).items()
+    }
+    return {**plan, "tables": tables}
 
 
 def _line(value: object) -> str:
@@ -182,7 +206,7 @@ def check_continues(path: Path, old: BenchRows, new: BenchRows) -> None:
     pairs: dict[str, tuple[object, object]] = {
         "the model": (old.model, new.model),
         "the settings": (old.settings, new.settings),
-        "the plans": (old.plans, new.plans),
+        "the plans": (_lean(old.plans), _lean(new.plans)),
         "the machine": (environment[0], environment[-1]),
     }
     for what, (was, now) in pairs.items():
@@ -191,6 +215,11 @@ def check_continues(path: Path, old: BenchRows, new: BenchRows) -> None:
                 f"{path}: holds rows of another bench: {what} {_differ(was, now)}; "
                 "choose another file, or remove it"
             )
+
+
+def _lean(plans: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Older files hold nulls."""
+    return [{**entry, "plan": without_nulls(entry["plan"])} for entry in plans]
 
 
 def _differ(was: object, now: object) -> str:

@@ -17,7 +17,15 @@ from predictor.plan_json import plan_to_dict
 from shardopt import __version__
 from shardopt.bench.job import REFERENCE_VERSION, Job, check_job
 from shardopt.bench.ranks import RankDiedError, died_words, run_ranks
-from shardopt.bench.rows import BenchRows, check_continues, read_rows, write_rows
+from shardopt.bench.realtime import permitted
+from shardopt.bench.rows import (
+    BenchRows,
+    check_continues,
+    read_rows,
+    rounded,
+    without_nulls,
+    write_rows,
+)
 from shardopt.bench.timing import machine
 from shardopt.bench.worker import Place, Tell, described, run_rank
 
@@ -134,6 +142,7 @@ class _Keeper:
 
     def __call__(self, message: dict[str, Any]) -> None:
         kind = message.pop("kind")
+        message = rounded(message)
         if kind == "ready":
             self.told(f"{len(self.job.plans)} plans are built; warming up")
         elif kind == "warmup":
@@ -169,6 +178,7 @@ def new_rows(job: Job) -> BenchRows:
             "train_pipeline": workload.train_pipeline,
         },
         settings={
+            **({} if job.link is None else {"link_gbit_s": job.link.gbit_s}),
             "backend": job.backend,
             "world_size": job.world_size,
             "local_world_size": job.local_world_size,
@@ -178,9 +188,14 @@ def new_rows(job: Job) -> BenchRows:
             "threads": 1,
             "pinned": True,
             "gc": False,
+            "realtime": job.backend == "gloo" and permitted(),
+            "keeps_freed_memory": job.backend == "gloo",
             "reference_version": REFERENCE_VERSION,
         },
-        plans=[{"name": name, "plan": plan_to_dict(plan)} for name, plan in job.plans.items()],
+        plans=[
+            {"name": name, "plan": without_nulls(plan_to_dict(plan))}
+            for name, plan in job.plans.items()
+        ],
     )
 
 

@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from predictor.errors import ShardoptError
+from shardopt.bench.hosts import Host, enter
 from shardopt.bench.job import Job
 from shardopt.bench.load import other_cores, usage
+from shardopt.bench.realtime import hasten_gloo, keep_freed_memory
 from shardopt.bench.warmup import MAX_ROUNDS, MIN_BLOCK, warmed_up
 
 Tell = Callable[[dict[str, Any]], None]
@@ -40,12 +42,14 @@ class Place:
         local: its number on this machine, which chooses core or GPU.
         local_size: ranks on this machine.
         init_method: how the process group is found, as torch takes it.
+        host: to enter first; None stays where the process is.
     """
 
     rank: int
     local: int
     local_size: int
     init_method: str = "env://"
+    host: Host | None = None
 
 
 def run_rank(job: Job, place: Place, tell: Tell) -> None:
@@ -55,7 +59,11 @@ def run_rank(job: Job, place: Place, tell: Tell) -> None:
         tell: called on rank 0 alone with what a rows file keeps: `kind` is ready, warmup (`ms`,
             `rounds`, `settled`) or round.
     """
+    if place.host is not None:
+        enter(place.host)
     _pin(job, place)
+    if job.backend == "gloo":
+        keep_freed_memory()
     import torch
     import torch.distributed as dist
 
@@ -190,6 +198,8 @@ class _Rank:
 
         training = self.trainings[name]
         dist.barrier()
+        if self.device.type == "cpu":
+            hasten_gloo()
         marks = [self._mark()]
         for _ in range(1 + count):
             training.step()
@@ -225,8 +235,12 @@ def main(folder: Path, rank: int, pipe: int | None) -> int:
     """A rank that `shardopt.bench.ranks` has started; what goes wrong is left in the folder."""
     try:
         # written by the parent process, into a folder that only its user can enter
-        job: Job = pickle.loads((folder / "job.pickle").read_bytes())
-        place = Place(rank, rank, job.world_size, f"file://{folder}/store")
+        job: Job
+        hosts: list[Host]
+        job, hosts = pickle.loads((folder / "job.pickle").read_bytes())
+        # a core each, also where ranks are hosts of their own
+        host = hosts[rank] if hosts else None
+        place = Place(rank, rank, job.world_size, f"file://{folder}/store", host)
         if pipe is None:
             run_rank(job, place, _nobody)
             return 0

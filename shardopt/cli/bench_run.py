@@ -62,6 +62,17 @@ OrderSeed = Annotated[
         rich_help_panel=MEASURE,
     ),
 ]
+LinkRate = Annotated[
+    float | None,
+    typer.Option(
+        "--link",
+        metavar="GBIT_S",
+        help="Two ranks as two hosts, over a link of so many Gbit/s each way; needs root and "
+        "iproute2.",
+        rich_help_panel=MEASURE,
+        show_default=False,
+    ),
+]
 RowsFile = Annotated[
     Path | None,
     typer.Option(
@@ -83,6 +94,7 @@ def run(
     block: Block = 6,
     warmup: Warmup = "auto",
     seed: OrderSeed = 0,
+    link: LinkRate = None,
     gpus: options.Gpus = None,
     hardware: options.Hardware = None,
     batch_size: options.BatchSize = None,
@@ -94,20 +106,24 @@ def run(
 
     Starts one process a rank on this machine, or joins those that torchrun has started.
     """
+    from dataclasses import replace
+
+    from shardopt.bench.hosts import Link
     from shardopt.bench.job import check_job
     from shardopt.bench.run import joined, run_bench
     from shardopt.cli.messages import note
     from shardopt.cli.output import check_writable
     from shardopt.cli.resolve import Flags, check_flags
 
-    _check_number("--rounds", rounds, 1, MAX_ROUNDS)
-    _check_number("--block", block, 1, MAX_BLOCK)
-    _check_number("--seed", seed, 0, 2**31 - 1)
+    check_number("--rounds", rounds, 1, MAX_ROUNDS)
+    check_number("--block", block, 1, MAX_BLOCK)
+    check_number("--seed", seed, 0, 2**31 - 1)
     warm = _warmup(warmup)
     check_writable(output, [model, *plans])
     flags = Flags(gpus=gpus, hardware=hardware, batch_size=batch_size)
     check_flags(flags, needs_ranks=False)
     job, paths = _job(model, plans, flags, Backend(backend), rounds, block, warm, seed)
+    job = replace(job, link=None if link is None else Link(link))
     join = joined()
     check_job(job, given_ranks=join.world_size if join else gpus, joined=join is not None)
     quiet = quiet or bool(join and join.place.rank)
@@ -176,7 +192,7 @@ def _warmup(given: str) -> int | None:
     return int(given)
 
 
-def _check_number(flag: str, value: int, low: int, high: int) -> None:
+def check_number(flag: str, value: int, low: int, high: int) -> None:
     from predictor.errors import InputError
 
     if not low <= value <= high:

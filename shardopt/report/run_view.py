@@ -79,7 +79,9 @@ def show_run(console: Console, rows: BenchRows, predicted: Predicted, hardware: 
     """
     found = summaries(rows)
     count = f"{plural(len(rows.rounds), 'round')} of {rows.settings['block']} iterations"
-    heading(console, "Measured", f"ms per iteration on {rows.settings['backend']}, {count}")
+    link = rows.settings.get("link_gbit_s")
+    over = rows.settings["backend"] + ("" if link is None else f" over {link:g} Gbit/s")
+    heading(console, "Measured", f"ms per iteration on {over}, {count}")
     columns = [("plan", "fold"), ("median", "right"), ("p10 – p90", "left"), ("rounds", "right")]
     columns += [(f"vs {found[0].name}", "left")] if len(found) > 1 else []
     columns += [("predicted", "right"), ("off by", "right")] if predicted else []

@@ -1,0 +1,184 @@
+"""Two hosts with a slow link on one Linux machine: network namespaces joined by a shaped veth pair.
+
+A rank that enters a host reaches the other only over the link, which carries `Link.gbit_s` each
+way. Needs root and iproute2; names carry the process id, so that what a killed run left is found.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from itertools import count as counter
+from pathlib import Path
+
+from predictor.errors import InputError
+
+NETNS = Path("/run/netns")
+"""Where iproute2 keeps the names."""
+PREFIX = "shardopt"
+CLONE_NEWNET = 0x40000000
+CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
+"""Bits of CapEff: for links and their shaping, for mounting and entering namespaces."""
+LOWEST_GBIT_S, HIGHEST_GBIT_S = 0.001, 100.0
+BURST_S = 0.25e-3
+"""What an idle link lets through at once; wakers of the queue come late by some 0.1 ms."""
+MIN_BURST_BYTES = 8 * 2**10
+"""A packet beyond the burst is dropped, and an Ethernet frame has 1.5 kB."""
+QUEUE_BYTES = 32 * 2**20
+"""More than TCP hands down before it waits, so that the link drops nothing."""
+HOSTS = 2
+
+_serial = counter()
+
+
+@dataclass(frozen=True)
+class Link:
+    """What joins two hosts; as fast in both directions at once."""
+
+    gbit_s: float
+
+
+@dataclass(frozen=True)
+class Host:
+    """A network namespace, and its end of the link."""
+
+    namespace: str
+    interface: str
+    address: str
+
+
+def check_hosts(link: Link) -> None:
+    """Refuse a link that this machine cannot make.
+
+    Raises:
+        InputError: a rate out of range, no Linux, iproute2 missing, or not root.
+    """
+    if not LOWEST_GBIT_S <= link.gbit_s <= HIGHEST_GBIT_S:
+        raise InputError(
+            f"--link is {link.gbit_s:g} Gbit/s; it must be at least {LOWEST_GBIT_S:g} and at most "
+            f"{HIGHEST_GBIT_S:g}"
+        )
+    if sys.platform != "linux":
+        raise InputError(
+            f"--link needs Linux's network namespaces, this is {sys.platform}; leave --link out, "
+            "or join ranks of real hosts with torchrun"
+        )
+    lacks = [name for name in ("ip", "tc") if shutil.which(name) is None]
+    if lacks:
+        raise InputError(
+            f"--link needs {' and '.join(lacks)}, not found here; install iproute2 "
+            "(apt-get install iproute2), or leave --link out"
+        )
+    refused = [name for name, bit in CAPABILITIES.items() if not _capabilities() >> bit & 1]
+    if refused:
+        raise InputError(
+            f"--link makes network namespaces, for which this process lacks {', '.join(refused)}; "
+            "run as root (in a container: with --privileged), or leave --link out"
+        )
+
+
+def _capabilities() -> int:
+    """CapEff of this process; 0 where the system does not tell."""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("CapEff:"):
+                return int(line.split()[1], 16)
+    return 0
+
+
+@contextmanager
+def shaped_hosts(link: Link, count: int = HOSTS) -> Iterator[list[Host]]:
+    """Hosts joined by the link, for as long as the context lasts; also after errors none is left.
+
+    Raises:
+        InputError: see `check_hosts`; or the system refuses, with its own words.
+    """
+    if count != HOSTS:
+        raise InputError(f"a link joins {HOSTS} hosts, {count} are asked for")
+    check_hosts(link)
+    remove_left_over()
+    hosts = names(os.getpid(), next(_serial))
+    try:
+        for command in commands(hosts, link):
+            _call(command)
+        yield hosts
+    finally:
+        # processes that still are in a namespace would keep the pair alive
+        _quietly(["ip", "-n", hosts[0].namespace, "link", "del", hosts[0].interface])
+        for host in hosts:
+            _quietly(["ip", "netns", "del", host.namespace])
+
+
+def hosts_of(link: Link | None) -> AbstractContextManager[list[Host]]:
+    """As `shaped_hosts`; without a link, no hosts: ranks stay where they are started."""
+    return nullcontext([]) if link is None else shaped_hosts(link)
+
+
+def names(pid: int, serial: int) -> list[Host]:
+    """Hosts of a process; addresses may repeat, as no namespace sees another's."""
+    return [
+        Host(f"{PREFIX}-{pid}-{serial}-{i}", f"link{i}", f"10.213.0.{i + 1}") for i in range(HOSTS)
+    ]
+
+
+def commands(hosts: list[Host], link: Link) -> list[list[str]]:
+    """What makes the hosts, in order."""
+    first, second = hosts
+    pair = ["ip", "-n", first.namespace, "link", "add", first.interface, "type", "veth"]
+    made = [["ip", "netns", "add", host.namespace] for host in hosts]
+    made.append([*pair, "peer", "name", second.interface, "netns", second.namespace])
+    for host in hosts:
+        inside, own = ["ip", "-n", host.namespace], ["dev", host.interface]
+        made += [
+            # no address of IPv6, which gloo might choose before it is usable
+            [*inside, "link", "set", *own, "addrgenmode", "none"],
+            [*inside, "address", "add", f"{host.address}/24", *own],
+            [*inside, "link", "set", "dev", "lo", "up"],
+            ["tc", "-n", host.namespace, "qdisc", "add", *own, "root", *_shaping(link)],
+            [*inside, "link", "set", *own, "up"],
+        ]
+    return made
+
+
+def _shaping(link: Link) -> list[str]:
+    """A token bucket; it cuts what TCP segments late into packets that fit the burst."""
+    rate = link.gbit_s * 1e9
+    burst = max(MIN_BURST_BYTES, round(rate / 8 * BURST_S))
+    return ["tbf", "rate", f"{rate:.0f}bit", "burst", f"{burst}b", "limit", f"{QUEUE_BYTES}b"]
+
+
+def enter(host: Host) -> None:
+    """Move this process into a host, before it has threads: those that run stay where they are."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with (NETNS / host.namespace).open("rb") as namespace:
+        if libc.setns(namespace.fileno(), CLONE_NEWNET):
+            error = ctypes.get_errno()
+            raise OSError(error, f"setns: {os.strerror(error)}", host.namespace)
+    os.environ["GLOO_SOCKET_IFNAME"] = host.interface
+
+
+def remove_left_over() -> None:
+    """Delete the namespaces of processes that are gone."""
+    for path in NETNS.glob(f"{PREFIX}-*-*-*"):
+        pid = path.name.split("-")[1]
+        if pid.isdigit() and not Path("/proc", pid).exists():
+            _quietly(["ip", "netns", "del", path.name])
+
+
+def _call(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise InputError(
+            f"--link: `{' '.join(command)}` failed: {done.stderr.strip()}; the kernel may lack "
+            "network namespaces, veth or sch_tbf: load them, or leave --link out"
+        )
+
+
+def _quietly(command: list[str]) -> None:
+    subprocess.run(command, capture_output=True, check=False)
