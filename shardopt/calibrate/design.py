@@ -34,8 +34,10 @@ GEMM_M, GEMM_N, GEMM_K = (256, 8192), (1, 1024), (13, 2048)
 MAX_GEMM_FLOP = 8e9
 GEMM_DTYPES = ("fp32", "fp32", "bf16")
 ELEMENTWISE_OPS = ("clone", "relu", "add", "cat")
+SLOWEST_CALL_S = 0.15
+"""Of a collective over a slow link; larger messages only take longer."""
 COLLECTIVE_OPS = ("all_to_all", "all_reduce", "reduce_scatter", "all_gather")
-UNEVEN_SIZES = (2**16, 2**19, 2**22)
+UNEVEN_SIZES = tuple(2**octave for octave in range(10, 25, 2))
 TEST_EVERY = 5
 ONE_TABLE = (7, (0, 2, 4))
 """Points ``i`` with ``i % 7`` among these are TBEs of one table: they tell the terms apart, the
@@ -44,7 +46,13 @@ others add them up. Strides are odd: the bits of a Sobol point follow from those
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured: points a family, and seconds a point (kernels) or rounds."""
+    """How much is measured: points a family, and seconds a point (kernels) or rounds.
+
+    Args:
+        ops: points an op around the lookups and the GEMMs.
+        variants: lookups measured with each other optimizer.
+        reference_calls: of the reference kernels, each time.
+    """
 
     lookups: int
     gemms: int
@@ -52,11 +60,15 @@ class Size:
     collective_octaves: tuple[int, int]
     seconds: float
     rounds: int
+    ops: int
+    variants: int
+    iteration_rounds: int
+    reference_calls: int
 
 
-QUICK = Size(112, 64, (12, 25), (8, 24), 0.5, 40)
-FULL = Size(320, 128, (12, 27), (8, 26), 1.2, 60)
-TINY = Size(8, 8, (14, 17), (10, 15), 0.02, 3)
+QUICK = Size(112, 64, (12, 25), (8, 24), 0.5, 40, 10, 3, 30, 3)
+FULL = Size(320, 128, (12, 27), (8, 26), 1.2, 60, 20, 6, 100, 6)
+TINY = Size(8, 8, (14, 17), (10, 15), 0.02, 3, 2, 1, 1, 1)
 """For tests of the machinery: seconds, and constants that mean nothing."""
 
 
@@ -65,7 +77,7 @@ class Point:
     """One thing to measure.
 
     Args:
-        family: lookup, gemm, elementwise, collective, host or reference.
+        family: what is measured, such as lookup; says how, and which parts a point has.
         params: what names it within its family; JSON types only.
         test: held out of every fit.
     """
@@ -86,18 +98,15 @@ class Table:
 
 
 def kernel_points(size: Size) -> list[Point]:
-    """Everything that one rank measures alone; a reference kernel first, midway and last."""
-    measured = [*lookup_points(size.lookups), *gemm_points(size.gemms)]
+    """Small ops, lookups, GEMMs and memory-bound kernels, which one rank measures alone."""
     low, high = size.elementwise_octaves
-    measured += [
+    moves = [
         Point("elementwise", {"op": op, "bytes": 2**octave}, _is_test(i + octave))
         for i, op in enumerate(ELEMENTWISE_OPS)
         for octave in range(low, high + 1)
     ]
-    middle = len(measured) // 2
-    first, mid, last = (Point("reference", {"at": at}) for at in ("start", "middle", "end"))
-    host = Point("host", {"what": "op"})
-    return [first, host, *measured[:middle], mid, *measured[middle:], last]
+    small = Point("host", {"what": "op"})
+    return [small, *lookup_points(size.lookups), *gemm_points(size.gemms), *moves]
 
 
 def lookup_points(count: int) -> list[Point]:
@@ -107,8 +116,8 @@ def lookup_points(count: int) -> list[Point]:
 
 def _lookup(u: NDArray[np.float64], index: int) -> dict[str, Any]:
     every, single = ONE_TABLE
-    count = 1 if index % every in single else round(_log(u[0], *TABLES))
-    batch = round(_log(u[1], *BATCH))
+    count = 1 if index % every in single else round(logarithmic(u[0], *TABLES))
+    batch = round(logarithmic(u[1], *BATCH))
     tables = [_table((u[2:] + j * ROTATION) % 1.0, count) for j in range(count)]
     share = min(1.0, MAX_IDS / (batch * sum(t.pooling for t in tables)))
     kept = [Table(t.rows, t.dim, round(max(t.pooling * share, 0.1), 2), t.alpha) for t in tables]
@@ -120,9 +129,9 @@ def _table(u: NDArray[np.float64], count: int) -> Table:
     most = MAX_TABLE_BYTES / (count * dim * WEIGHT_BYTES)
     skew = max(0.0, (float(u[3]) - UNIFORM_SHARE) / (1 - UNIFORM_SHARE))
     return Table(
-        rows=round(min(_log(u[1], *ROWS), most)),
+        rows=round(min(logarithmic(u[1], *ROWS), most)),
         dim=dim,
-        pooling=_log(u[2], *POOLING),
+        pooling=logarithmic(u[2], *POOLING),
         alpha=round(ALPHA[0] + skew * (ALPHA[1] - ALPHA[0]), 3),
     )
 
@@ -132,7 +141,8 @@ def gemm_points(count: int) -> list[Point]:
     points = []
     for i, u in enumerate(sobol(count, dims=3)):
         m, n, k = (
-            round(_log(x, *span)) for x, span in zip(u, (GEMM_M, GEMM_N, GEMM_K), strict=True)
+            round(logarithmic(x, *span))
+            for x, span in zip(u, (GEMM_M, GEMM_N, GEMM_K), strict=True)
         )
         m = max(64, min(m, int(MAX_GEMM_FLOP / (2 * n * k))))
         # a stride prime to the layouts and to the test points
@@ -142,26 +152,44 @@ def gemm_points(count: int) -> list[Point]:
     return points
 
 
-def collective_points(size: Size, ranks: int) -> list[Point]:
+def collective_points(size: Size, ranks: int, link_gbit_s: float | None = None) -> list[Point]:
     """All collectives at every octave, in an order that no drift of the machine follows.
 
     Octaves alternate between fit and test, the first and the last are fitted; all-to-alls whose
     busiest rank sends four times what the others send are only tested.
+
+    Args:
+        link_gbit_s: of the link between the ranks, where each is a host; limits the sizes.
     """
     low, high = size.collective_octaves
+    among: dict[str, Any] = {"ranks": ranks}
+    if link_gbit_s is not None:
+        high = _last_octave(low, high, link_gbit_s)
+        among["link_gbit_s"] = link_gbit_s
     points = [
-        Point("collective", {"op": op, "bytes": 2**octave, "ranks": ranks}, (octave - low) % 2 == 1)
+        Point("collective", {"op": op, "bytes": 2**octave, **among}, (octave - low) % 2 == 1)
         for op in COLLECTIVE_OPS
         for octave in range(low, high + 1)
     ]
     points += [
-        Point("collective", {"op": "all_to_all_uneven", "bytes": b, "ranks": ranks}, test=True)
+        Point("collective", {"op": "all_to_all_uneven", "bytes": b, **among}, test=True)
         for b in UNEVEN_SIZES
         if b <= 2**high
     ]
-    points.append(Point("collective", {"op": "issue", "bytes": 256, "ranks": ranks}))
+    points.append(Point("collective", {"op": "issue", "bytes": 256, **among}))
     order = np.random.default_rng(0).permutation(len(points))
     return [points[i] for i in order]
+
+
+def _last_octave(low: int, high: int, gbit_s: float) -> int:
+    """The last that a link carries within `SLOWEST_CALL_S`; an even number of steps from the first.
+
+    An all-reduce of two ranks sends its whole buffer each way, the other collectives less.
+    """
+    fits = int(np.log2(SLOWEST_CALL_S * gbit_s * 1e9 / 8))
+    if fits >= high:
+        return high
+    return low + max(fits - low, 2) // 2 * 2
 
 
 def sobol(count: int, dims: int) -> NDArray[np.float64]:
@@ -178,7 +206,7 @@ def _is_test(index: int) -> bool:
     return index % TEST_EVERY == TEST_EVERY - 1
 
 
-def _log(u: float, low: float, high: float) -> float:
+def logarithmic(u: float, low: float, high: float) -> float:
     """``u`` in [0, 1) onto a logarithmic range."""
     return float(low * (high / low) ** float(u))
 

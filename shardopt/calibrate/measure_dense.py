@@ -15,7 +15,10 @@ OPS_PER_SAMPLE = 200
 
 
 def measure_gemm(point: Point, timer: Timer, seconds: float) -> list[Measured]:
-    """``[m, k] @ [k, n]``, operands laid out as a linear layer's forward or backward has them."""
+    """``[m, k] @ [k, n]``, operands laid out as a linear layer's forward or backward has them.
+
+    Layout addmm is its whole forward, with a bias.
+    """
     import torch
 
     p = point.params
@@ -27,7 +30,10 @@ def measure_gemm(point: Point, timer: Timer, seconds: float) -> list[Measured]:
         return made.t() if transposed else made
 
     a = operand(p["m"], p["k"], p["layout"] == "tn")
-    b = operand(p["k"], p["n"], p["layout"] == "nt")
+    b = operand(p["k"], p["n"], p["layout"] in ("nt", "addmm"))
+    if p["layout"] == "addmm":
+        bias = torch.ones(p["n"], device=timer.device, dtype=dtype)
+        return [measured(point, timer.samples(lambda: torch.addmm(bias, a, b), seconds))]
     return [measured(point, timer.samples(lambda: torch.mm(a, b), seconds))]
 
 

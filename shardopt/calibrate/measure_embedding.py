@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import time
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardopt.bench.timing import Samples
 from shardopt.calibrate.design import Point
 from shardopt.calibrate.rows import Measured, measured
-from shardopt.calibrate.sampling import WARM_UP, Timer, undisturbed, wanted
+from shardopt.calibrate.sampling import Timer, passes
 
 BATCHES = 4
 """Distinct batches in turn: one batch again and again would find its rows in the caches."""
 LEARNING_RATE = 0.01
-REFERENCE: dict[str, Any] = {
-    "batch": 1024,
-    "tables": [
-        {"rows": 100_000, "dim": 64, "pooling": 10.0, "alpha": 1.05},
-        {"rows": 1_000_000, "dim": 32, "pooling": 10.0, "alpha": 0.0},
-    ],
-}
-"""Timed at the start, midway and at the end: whether the machine kept its speed."""
+OPTIMIZER = "exact_row_wise_adagrad"
+"""Where a point names none."""
 
 
 def measure_lookup(point: Point, timer: Timer, seconds: float) -> list[Measured]:
@@ -34,15 +25,26 @@ def measure_lookup(point: Point, timer: Timer, seconds: float) -> list[Measured]
     """
     import torch
 
-    params = REFERENCE if point.family == "reference" else point.params
-    tables, bags = params["tables"], params["batch"]
-    tbe = _tbe(tables, timer.device)
+    params = point.params
+    tables, bags, weighted = params["tables"], params["batch"], params.get("weighted", False)
+    shapes = [(table["rows"], table["dim"]) for table in tables]
+    tbe = make_tbe(shapes, timer.device, params.get("optimizer", OPTIMIZER))
     rng = np.random.default_rng(0)
     drawn = [[_draw(table, bags, rng) for table in tables] for _ in range(BATCHES)]
     inputs = [_jagged(batch, timer.device) for batch in drawn]
+    if weighted:
+        inputs = [
+            (ids, offsets, torch.full_like(ids, 0.5, dtype=torch.float32))
+            for ids, offsets in inputs
+        ]
     width = sum(table["dim"] for table in tables)
     gradient = torch.full((bags, width), 1e-3, device=timer.device)
-    forward, backward = _time(tbe, inputs, gradient, timer, seconds)
+    forward, backward = passes(
+        timer,
+        lambda i: tbe(*inputs[i % BATCHES]),
+        lambda output: output.backward(gradient),
+        seconds,
+    )
     facts = [
         [table["rows"], table["dim"], bags, *_counts([batch[i] for batch in drawn])]
         for i, table in enumerate(tables)
@@ -53,32 +55,12 @@ def measure_lookup(point: Point, timer: Timer, seconds: float) -> list[Measured]
     ]
 
 
-def _time(
-    tbe: Any, inputs: list[Any], gradient: Any, timer: Timer, seconds: float
-) -> tuple[Samples, Samples]:
-    forward: list[tuple[float, bool]] = []
-    backward: list[tuple[float, bool]] = []
-    start, i = time.perf_counter(), 0
-    while i < WARM_UP or wanted(backward, time.perf_counter() - start, seconds):
-        if i == WARM_UP:
-            start = time.perf_counter()
-            forward.clear()
-            backward.clear()
-        outputs: list[Any] = []
-        ids, offsets = inputs[i % len(inputs)]
-        timer.flush()
-        forward.append(timer.sample(partial(_keep, outputs, tbe, ids, offsets)))
-        timer.flush()
-        backward.append(timer.sample(partial(outputs.pop().backward, gradient)))
-        i += 1
-    return undisturbed(forward), undisturbed(backward)
+def make_tbe(shapes: list[tuple[int, int]], device: str, optimizer: str, **others: Any) -> Any:
+    """A TBE of tables of these rows and widths.
 
-
-def _keep(to: list[Any], tbe: Any, ids: Any, offsets: Any) -> None:
-    to.append(tbe(ids, offsets))
-
-
-def _tbe(tables: list[dict[str, Any]], device: str) -> Any:
+    Args:
+        others: further arguments of FBGEMM's class.
+    """
     import torch
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
@@ -91,10 +73,11 @@ def _tbe(tables: list[dict[str, Any]], device: str) -> Any:
     where = EmbeddingLocation.DEVICE if cuda else EmbeddingLocation.HOST
     compute = ComputeDevice.CUDA if cuda else ComputeDevice.CPU
     tbe = SplitTableBatchedEmbeddingBagsCodegen(
-        [(table["rows"], table["dim"], where, compute) for table in tables],
-        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        [(rows, dim, where, compute) for rows, dim in shapes],
+        optimizer=EmbOptimType(optimizer),
         learning_rate=LEARNING_RATE,
         device=torch.device(device),
+        **others,
     )
     # pages that nobody wrote are all the same page of zeros, and cheap to read
     for weights in tbe.split_embedding_weights():

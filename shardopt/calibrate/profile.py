@@ -20,7 +20,10 @@ from predictor.fit_cpu import HeldOut
 from predictor.profile_groups import CpuEmbedding, Provenance
 from predictor.profile_schema import HardwareProfile
 from shardopt.calibrate.design import COLLECTIVE_OPS
+from shardopt.calibrate.host import host_costs
+from shardopt.calibrate.phases import REFERENCE_KERNELS, TOGETHER
 from shardopt.calibrate.rows import Measured, Origin
+from shardopt.calibrate.small_ops import batched_products, copies, gathers
 from shardopt.calibrate.tables import (
     by_tables,
     curve_errors,
@@ -36,10 +39,9 @@ MIN_REL_ERROR = 0.01
 MAX_REL_ERROR = 2.0
 FEWEST = 6
 """Fit rows of a family below which nothing is fitted."""
-GRAPH_OP_IN_SMALL_OPS = 4.0
-"""Small framework ops, recorded for the backward and called from Python, that take as long as one
-op of the iteration graph: 10 us (near-empty TorchRec iterations of 3.4-4.4 ms over about 400 ops)
-against 2.5 us for the mix of `measure_host` on the same machine. It stands for TorchRec's code."""
+PASSES = ("forward", "backward")
+SMALL_BYTES = 1024
+"""Up to it, the size of a message does not matter."""
 
 
 @dataclass
@@ -54,9 +56,18 @@ class Calibrated:
 class _Builder:
     """Fits family after family onto a base profile."""
 
-    def __init__(self, rows: Sequence[Measured], origin: Origin, base: HardwareProfile) -> None:
-        self.rows, self.origin = rows, origin
+    def __init__(
+        self,
+        rows: Sequence[Measured],
+        origin: Origin,
+        base: HardwareProfile,
+        link_gbit_s: float | None,
+    ) -> None:
+        self.origin, self.link_gbit_s = origin, link_gbit_s
+        self.rows = [row for row in rows if _over_link(row, link_gbit_s)]
         self.made = Calibrated(base)
+        self.message_us: float | None = None
+        self.call_us = 0.0
 
     def of(self, family: str, part: str = "", test: bool | None = None) -> list[Measured]:
         """Rows of one family, fit or test or both."""
@@ -102,7 +113,12 @@ class _Builder:
         base = self.made.profile
         sizes = span(row.facts["bytes_moved"] for row in fit + test)
         elementwise = base.elementwise.model_copy(
-            update={"efficiency": 1.0, "floor_us": floor, "ramp_us": 0.0}
+            update={
+                "efficiency": 1.0,
+                "floor_us": self._warm_call_us(floor),
+                "ramp_us": 0.0,
+                **self._small_moves(gb_s),
+            }
         )
         levels = dict.fromkeys(("hbm_gb_s", "l2_gb_s", "host_link_gb_s", "ddr_gb_s"), gb_s)
         memory = base.memory.model_copy(update=levels) if base.inline else base.memory
@@ -110,10 +126,35 @@ class _Builder:
         if base.inline:
             self.update(memory=self.group(memory, fit, held_out, bytes_moved=sizes))
 
+    def _small_moves(self, gb_s: float) -> dict[str, Any]:
+        """What a CPU's copies of columns, and ids into buckets, take beyond streaming."""
+        if not self.made.profile.inline:
+            return {}
+        pooled = [r for part in PASSES for r in self.of("pooled", part)]
+        return {"fused_bias": False, **copies(pooled, self.of("jagged"), gb_s, self.call_us)}
+
+    def _warm_call_us(self, floor_us: float) -> float:
+        """Floor of a kernel among others of its like: the rows' own is that of a call after other
+        memory was read, which displaces code as well."""
+        self.call_us = floor_us
+        small = self.of("host")
+        return min(floor_us, small[0].median_us) if small else floor_us
+
+    def interaction(self) -> None:
+        """Products one by one, and pairs picked from them; on a GPU both are large kernels."""
+        profile = self.made.profile
+        rows = [r for part in PASSES for r in self.of("interaction", part)]
+        if not profile.inline or not rows:
+            return
+        gemm = profile.gemm.model_copy(update=batched_products(rows, profile))
+        moves = profile.elementwise.model_copy(update=gathers(rows, profile, self.call_us))
+        self.update(gemm=gemm, elementwise=moves)
+
     def gemm(self) -> None:
         """Tile, rate, prologue and floor from fp32; the rate alone of other types."""
-        fit = [r for r in self.of("gemm", test=False) if r.point.params["dtype"] == "fp32"]
-        test = [r for r in self.of("gemm", test=True) if r.point.params["dtype"] == "fp32"]
+        fit, test = (
+            [r for r in self.of("gemm", test=held) if _is_plain(r)] for held in (False, True)
+        )
         if len(fit) < FEWEST or not self.made.profile.inline:
             return
         hbm = self.made.profile.memory.hbm
@@ -129,7 +170,10 @@ class _Builder:
             self.made.errors["gemm bf16"] = HeldOut(errors, len(narrow))
         # a CPU has no tf32: the same kernels run
         rates = {str(k): v for k, v in gemm.tflops.items()}
-        gemm = gemm.model_copy(update={"tflops": rates | {"tf32": rates["fp32"]}})
+        floor = self.made.profile.elementwise.floor_us
+        gemm = gemm.model_copy(
+            update={"tflops": rates | {"tf32": rates["fp32"]}, "floor_us": floor}
+        )
         flop = span(2.0 * p["m"] * p["n"] * p["k"] for p in (r.point.params for r in fit + test))
         self.update(gemm=self.group(gemm, fit, held_out, flop=flop))
 
@@ -150,6 +194,7 @@ class _Builder:
             for label, keep in by_tables(rows):
                 self.made.errors[f"lookup {part}, {label}"] = HeldOut(errors[keep], held_out.fitted)
             scores.append(held_out)
+        fitted = fitted.model_copy(update=self._variants(fitted))
         rows = parts["forward"] + parts["backward"]
         group = self.group(
             fitted,
@@ -162,11 +207,24 @@ class _Builder:
         )
         self.update(embedding=group)
 
+    def _variants(self, law: CpuEmbedding) -> dict[str, float]:
+        """Backwards of another kind over what the law gives: the median of each."""
+        rows = self.of("lookup_variant", "backward")
+        kinds = {
+            "backward_stateless": [r for r in rows if r.point.params["optimizer"] == "exact_sgd"],
+            "backward_weighted": [r for r in rows if r.point.params["weighted"]],
+        }
+        found = {}
+        for name, of_kind in ((name, some) for name, some in kinds.items() if some):
+            table = tbe_rows(of_kind)
+            predicted = fit_cpu.predict_lookups(law, table, fit_cpu.BACKWARD)
+            found[name] = float(np.median(table.time_ms / predicted))
+        return found
+
     def collectives(self) -> None:
         """A curve for each; the host's time to issue one is a constant of its own."""
         rows = self.of("collective")
-        issue = [r.median_us for r in rows if r.point.params["op"] == "issue"]
-        issued = float(np.median(issue)) if issue else 0.0
+        issued = self._issued_us(rows)
         by_op = {op: [r for r in rows if r.point.params["op"] == op] for op in COLLECTIVE_OPS}
         if min(sum(not r.point.test for r in found) for found in by_op.values()) < 3:
             return
@@ -188,6 +246,18 @@ class _Builder:
             self.made.errors["all_to_all, uneven"] = HeldOut(error, 0)
         self._wire(rows, curves, sum(errors[1:], start=errors[0]), issued)
 
+    def _issued_us(self, rows: Sequence[Measured]) -> float:
+        """What the main thread does of a collective: host ops of the iteration graph count it."""
+        issue = [r.median_us for r in rows if r.point.params["op"] == "issue"]
+        if self.message_us is None:
+            return float(np.median(issue)) if issue else 0.0
+        small = [
+            r.median_us
+            for r in rows
+            if r.point.params["op"] == "all_to_all" and r.point.params["bytes"] <= SMALL_BYTES
+        ]
+        return max(0.0, float(np.median(small)) - self.message_us) if small else 0.0
+
     def _wire(
         self, rows: list[Measured], curves: dict[str, Any], held_out: HeldOut, issued: float
     ) -> None:
@@ -196,32 +266,34 @@ class _Builder:
             "size_bytes": span(r.point.params["bytes"] for r in rows),
             "ranks": span(r.point.params["ranks"] for r in rows),
         }
-        intra = self.group(
-            base.collectives.intra.model_copy(update=curves), rows, held_out, **spans
-        )
+        name, changed = "intra", dict(curves)
+        if self.link_gbit_s is not None:
+            name, changed = "inter", {**curves, "nic_gbit_s": self.link_gbit_s}
+        wire = getattr(base.collectives, name).model_copy(update=changed)
+        wire = self.group(wire, rows, held_out, **spans)
         self.update(
-            collectives=base.collectives.model_copy(update={"intra": intra}),
-            overheads=base.overheads.model_copy(update={"collective_us": issued}),
+            collectives=base.collectives.model_copy(update={name: wire}),
+            overheads=base.overheads.model_copy(
+                update={"collective_us": issued if self.message_us is None else 0.0}
+            ),
         )
 
     def host(self) -> None:
-        """Host time of an op of the graph, from that of small framework ops."""
-        rows = self.of("host")
-        if not rows or not self.made.profile.inline:
+        """Host time of an op of the graph, from near-empty iterations."""
+        cpu, wall = (self.of("iteration", part) for part in ("cpu", "wall"))
+        if not cpu or not self.made.profile.inline:
             return
-        op = rows[0].median_us * GRAPH_OP_IN_SMALL_OPS
-        base = self.made.profile.overheads
-        provenance = Provenance(
-            kind="derived",
-            source=(
-                f"shardopt calibrate on {self.origin.machine}: a small framework op takes "
-                f"{rows[0].median_us:.2f} us; an op of the iteration graph counts as "
-                f"{GRAPH_OP_IN_SMALL_OPS:g} of them. Issuing a collective is measured."
-            ),
-            versions=self.origin.versions,
-            date=rows[0].date[:10],
+        found = host_costs(cpu, wall, self.made.profile)
+        self.message_us = found.message_us
+        self.made.errors["host"] = found.held_out
+        overheads = self.made.profile.overheads.model_copy(
+            update={
+                "op_us": found.op_us,
+                "layer_op_us": found.layer_op_us,
+                "iteration_us": found.iteration_us,
+            }
         )
-        self.update(overheads=base.model_copy(update={"op_us": op, "provenance": provenance}))
+        self.update(overheads=self.group(overheads, cpu, found.held_out))
 
     def disown(self) -> None:
         """Groups of a GPU that were not fitted are the base's, of perhaps another device."""
@@ -234,13 +306,25 @@ class _Builder:
 
     def drift(self) -> None:
         """How the reference kernels changed from the start to the end."""
-        for part in ("forward", "backward"):
-            times = [r.median_us for r in self.of("reference", part)]
+        for kernel in REFERENCE_KERNELS:
+            rows = (r for r in self.of("reference") if r.point.params["kernel"] == kernel)
+            times = [r.median_us for r in rows]
             if len(times) > 1:
                 moved = max(times) / min(times) - 1
-                self.made.notes.append(f"reference lookup {part} moved by {moved:.1%} meanwhile")
+                self.made.notes.append(f"reference {kernel} moved by {moved:.1%} meanwhile")
         unstable = sum(not row.stable for row in self.rows)
         self.made.notes.append(f"{unstable} of {len(self.rows)} rows are unstable")
+
+
+def _is_plain(row: Measured) -> bool:
+    """An fp32 multiplication without a bias, which is a copy of its own."""
+    params = row.point.params
+    return bool(params["dtype"] == "fp32" and params["layout"] != "addmm")
+
+
+def _over_link(row: Measured, gbit_s: float | None) -> bool:
+    """Whether a row is of this link, where it is of any: other links have other curves."""
+    return row.point.family not in TOGETHER or row.point.params.get("link_gbit_s") == gbit_s
 
 
 def build_profile(
@@ -250,20 +334,24 @@ def build_profile(
     name: str,
     ranks: int,
     memory_gib: float,
+    link_gbit_s: float | None = None,
 ) -> Calibrated:
     """The profile that the rows give.
 
     Args:
         base: whose constants stay where nothing was measured.
         memory_gib: main memory of the whole machine; its ranks share it.
+        link_gbit_s: of the link between hosts of one rank, whose rows are fitted; None: those of
+            ranks within the machine.
 
     Raises:
         InputError: there are too few rows of every family.
     """
-    builder = _Builder(rows, origin, base)
+    builder = _Builder(rows, origin, base, link_gbit_s)
     # bandwidth first: the fit of GEMM uses it
     builder.memory()
     builder.gemm()
+    builder.interaction()
     builder.lookups()
     builder.host()
     builder.collectives()
@@ -272,11 +360,13 @@ def build_profile(
         builder.disown()
     if not builder.made.errors:
         raise InputError(f"{len(rows)} rows are too few to fit anything; measure more points")
+    local = ranks if link_gbit_s is None else 1
+    over = "" if link_gbit_s is None else f" on hosts joined by {link_gbit_s:g} Gbit/s"
     shape: dict[str, Any] = {
         "name": name,
-        "title": f"{origin.machine}, {ranks} ranks, measured by shardopt calibrate",
-        "gpus_per_host": ranks,
-        "nvlink_domain": ranks,
+        "title": f"{origin.machine}, {ranks} ranks{over}, measured by shardopt calibrate",
+        "gpus_per_host": local,
+        "nvlink_domain": local,
     }
     if base.inline:
         share = round(memory_gib / ranks, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import tempfile
@@ -14,10 +15,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 from predictor.errors import ShardoptError
+from predictor.workload import Workload
+from shardopt.bench.hosts import Host, Link, enter, hosts_of
+from shardopt.bench.realtime import keep_freed_memory
 from shardopt.calibrate.design import Point, Size
+from shardopt.calibrate.phases import TOGETHER
 from shardopt.calibrate.rows import Measured
 
 QUIET_SECONDS = 600.0
@@ -33,8 +37,10 @@ class Job:
     """What the ranks do.
 
     Args:
-        points: of kernels for one rank alone, of collectives for several.
+        points: of kernels for one rank alone, or of `TOGETHER` for several.
         cores: that ranks are pinned to, in turn.
+        link: between the ranks, each of which is then a host of its own on this machine.
+        model: whose lookups some of the points are.
     """
 
     points: Sequence[Point]
@@ -42,6 +48,8 @@ class Job:
     ranks: int
     backend: str
     cores: tuple[int, ...]
+    link: Link | None = None
+    model: Workload | None = None
 
 
 def available_cores() -> tuple[int, ...]:
@@ -58,12 +66,14 @@ def run_ranks(job: Job, on_row: Callable[[Measured], None]) -> None:
         MeasurementError: a rank failed or died, with its own error.
     """
     context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder:
+    with hosts_of(job.link) as hosts, tempfile.TemporaryDirectory() as folder:
         meeting = str(Path(folder) / "meeting")
         pipes, processes = [], []
         for rank in range(job.ranks):
             receive, send = context.Pipe(duplex=False)
-            process = context.Process(target=_rank, args=(job, rank, meeting, send), daemon=True)
+            host = hosts[rank] if hosts else None
+            given = (job, rank, meeting, send, host)
+            process = context.Process(target=_rank, args=given, daemon=True)
             process.start()
             send.close()
             pipes.append(receive)
@@ -106,9 +116,11 @@ def _collect(
                 raise MeasurementError(f"rank {rank} failed:\n{content}")
 
 
-def _rank(job: Job, rank: int, meeting: str, pipe: Connection) -> None:
+def _rank(job: Job, rank: int, meeting: str, pipe: Connection, host: Host | None) -> None:
     """Body of one process."""
     try:
+        if host is not None:
+            enter(host)
         for row in _rows(job, rank, meeting):
             pipe.send(("row", row))
         pipe.send(("done", None))
@@ -123,50 +135,29 @@ def _rank(job: Job, rank: int, meeting: str, pipe: Connection) -> None:
 
 
 def _rows(job: Job, rank: int, meeting: str) -> Iterator[Measured]:
-    from shardopt.calibrate.sampling import Timer, settle
+    from shardopt.calibrate.sampling import settle
 
     settle(rank, job.cores)
-    # newer PyTorch deprecates names that TorchRec still calls
+    if job.backend == "gloo":
+        keep_freed_memory()
+    # newer PyTorch deprecates names that TorchRec still calls, and both log what is no news
     warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
     import torch
 
-    device = "cuda" if job.backend == "nccl" else "cpu"
-    if device == "cuda":
-        torch.cuda.set_device(rank)
-    if job.points and job.points[0].family != "collective":
-        yield from _kernels(job, Timer(device))
+    from shardopt.calibrate.measures import measure_alone, measure_together
+
+    device = torch.device("cpu")
+    if job.backend == "nccl":
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+    if job.points and job.points[0].family not in TOGETHER:
+        yield from measure_alone(job.points, device, job.size, job.model)
         return
     import torch.distributed as dist
-
-    from shardopt.calibrate.measure_collectives import measure_blocks
 
     dist.init_process_group(
         job.backend, init_method=f"file://{meeting}", rank=rank, world_size=job.ranks
     )
-    rows = measure_blocks(job.points, Timer(device), job.size.rounds)
-    yield from (row for _, row in rows if rank == 0)
+    yield from (row for row in measure_together(job.points, device, job.size) if rank == 0)
     dist.barrier()
-
-
-def _kernels(job: Job, timer: Any) -> Iterator[Measured]:
-    from shardopt.calibrate.measure_dense import (
-        measure_elementwise,
-        measure_gemm,
-        measure_host,
-    )
-    from shardopt.calibrate.measure_embedding import measure_lookup
-
-    measures = {
-        "lookup": measure_lookup,
-        "reference": measure_lookup,
-        "gemm": measure_gemm,
-        "elementwise": measure_elementwise,
-        "host": measure_host,
-    }
-    short = {"lookup": 1.0, "reference": 3.0}
-    # the first lookups of a process take twice as long as all later ones: none of them counts
-    measure_lookup(Point("reference", {"at": "nowhere"}), timer, job.size.seconds)
-    for point in job.points:
-        # small kernels need less than a lookup, whose every sample is long
-        seconds = job.size.seconds * short.get(point.family, 0.25)
-        yield from measures[point.family](point, timer, seconds)

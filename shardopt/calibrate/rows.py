@@ -20,12 +20,21 @@ from predictor.errors import InputError
 from shardopt.bench.timing import Samples
 from shardopt.calibrate.design import Point
 
-SCHEMA = "shardopt.calibration/1"
+SCHEMA = "shardopt.calibration/2"
+TIMES = ("median_us", "mean_us", "p10_us", "p25_us", "p75_us", "p90_us")
 COLUMNS = (
     *("schema", "machine", "versions", "settings", "date", "load"),
     *("family", "split", "point", "facts"),
-    *("median_us", "mean_us", "p10_us", "p90_us", "n", "stable"),
+    *TIMES,
+    *("n", "stable"),
 )
+
+PASSES = ("forward", "backward")
+PARTS = {
+    **dict.fromkeys(("lookup", "lookup_variant", "model_lookup", "interaction", "pooled"), PASSES),
+    "iteration": ("wall", "cpu", "process"),
+}
+"""Parts of a point by its family; all others have one without a name."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,7 @@ class Measured:
     """One row.
 
     Args:
-        part: what of the point was timed: ``forward``, ``backward``, or empty for the only one.
+        part: what of the point was timed: one of `PARTS`, or empty for the only one.
         facts: what the time depends on and only the measurement knows, such as distinct rows.
         load: load average of the machine when the row was written.
     """
@@ -52,6 +61,8 @@ class Measured:
     median_us: float
     mean_us: float
     p10_us: float
+    p25_us: float
+    p75_us: float
     p90_us: float
     n: int
     stable: bool
@@ -81,6 +92,8 @@ def measured(point: Point, samples: Samples, part: str = "", **facts: Any) -> Me
         median_us=round(samples.median_s * 1e6, 3),
         mean_us=round(sum(ordered) / len(ordered) * 1e6, 3),
         p10_us=round(_percentile(ordered, 0.1) * 1e6, 3),
+        p25_us=round(_percentile(ordered, 0.25) * 1e6, 3),
+        p75_us=round(_percentile(ordered, 0.75) * 1e6, 3),
         p90_us=round(_percentile(ordered, 0.9) * 1e6, 3),
         n=len(ordered),
         stable=bool(samples.stable),
@@ -133,9 +146,8 @@ class RowsFile:
 
     def has(self, point: Point) -> bool:
         """Whether every part of the point is there."""
-        parts = ("forward", "backward") if point.family in ("lookup", "reference") else ("",)
         known = {row.key for row in self.rows}
-        return all(key_of(point, part) in known for part in parts)
+        return all(key_of(point, part) in known for part in PARTS.get(point.family, ("",)))
 
 
 def read_rows(path: Path) -> tuple[Origin, list[Measured]]:
@@ -152,7 +164,7 @@ def _cells(row: Measured, origin: Origin) -> list[object]:
     head = [SCHEMA, origin.machine, origin.versions, row.settings, row.date, f"{row.load:.2f}"]
     split = "test" if row.point.test else "fit"
     point = {**row.point.params, **({"part": row.part} if row.part else {})}
-    times = (row.median_us, row.mean_us, row.p10_us, row.p90_us)
+    times = (getattr(row, column) for column in TIMES)
     return [
         *head,
         *(row.point.family, split, _compact(point), _compact(row.facts)),
@@ -222,7 +234,7 @@ def _row_of(row: dict[str, str]) -> Measured:
     part = params.pop("part", "")
     if row["split"] not in ("fit", "test") or row["stable"] not in ("yes", "no"):
         raise ValueError(f"split is '{row['split']}', stable is '{row['stable']}'")
-    times = {c: float(row[c]) for c in ("median_us", "mean_us", "p10_us", "p90_us")}
+    times = {c: float(row[c]) for c in TIMES}
     if not all(math.isfinite(t) and t > 0 for t in times.values()):
         raise ValueError("a time is not above 0")
     return Measured(

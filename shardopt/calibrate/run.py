@@ -13,11 +13,17 @@ from importlib import metadata
 from pathlib import Path
 
 from predictor.errors import InputError
+from predictor.units import format_bytes
+from predictor.workload import Workload
+from shardopt.bench.hosts import HOSTS, Link, check_hosts
+from shardopt.bench.job import available_bytes
+from shardopt.bench.realtime import permitted
 from shardopt.bench.timing import machine
-from shardopt.calibrate.design import Point, Size, collective_points, kernel_points
+from shardopt.calibrate import phases
+from shardopt.calibrate.design import Point, Size
 from shardopt.calibrate.ranks import Job, available_cores, run_ranks
 from shardopt.calibrate.rows import Measured, Origin, RowsFile
-from shardopt.calibrate.sampling import SETTINGS
+from shardopt.calibrate.sampling import BRIEF_FLUSH_BYTES, FLUSH_BYTES, SETTINGS
 
 MAX_RANKS = 1024
 BUSY = 0.5
@@ -31,15 +37,26 @@ class Asked:
 
     Args:
         rows: where rows are kept; what it already holds is not measured again.
+        link: that collectives go over, each rank a host; None: within this machine.
+        model: whose tables are looked up too.
     """
 
     backend: str
     ranks: int
     size: Size
     rows: Path
+    link: Link | None = None
+    model: Workload | None = None
+
+    @property
+    def link_gbit_s(self) -> float | None:
+        """As points carry it."""
+        return None if self.link is None else self.link.gbit_s
 
 
-def check(backend: str, ranks: int) -> None:
+def check(
+    backend: str, ranks: int, link: Link | None = None, model: Workload | None = None
+) -> None:
     """Refuse what cannot be measured here.
 
     Raises:
@@ -50,6 +67,10 @@ def check(backend: str, ranks: int) -> None:
             f"--ranks is {ranks}; it must be at least 2 and at most {MAX_RANKS}: "
             "collectives need someone to talk to"
         )
+    if link is not None:
+        _check_link(backend, ranks, link)
+    if model is not None and backend == "gloo":
+        _check_memory(model)
     import torch
     import torch.distributed as dist
 
@@ -62,6 +83,28 @@ def check(backend: str, ranks: int) -> None:
                 f"--backend nccl with {ranks} ranks needs as many GPUs, PyTorch sees {found}; "
                 "give fewer --ranks, or --backend gloo to measure CPU ranks"
             )
+
+
+def _check_link(backend: str, ranks: int, link: Link) -> None:
+    if backend != "gloo":
+        raise InputError(
+            f"--link shapes the TCP of gloo, which {backend} need not use; give --backend gloo"
+        )
+    if ranks != HOSTS:
+        raise InputError(
+            f"--link joins {HOSTS} hosts of one rank, but --ranks is {ranks}; give --ranks {HOSTS}"
+        )
+    check_hosts(link)
+
+
+def _check_memory(model: Workload) -> None:
+    largest = max(model.tables, key=lambda table: table.weight_bytes)
+    free = available_bytes()
+    if largest.weight_bytes > free:
+        raise InputError(
+            f"--model: table '{largest.name}' has {format_bytes(largest.weight_bytes)}, but only "
+            f"{format_bytes(free)} are free here; choose a model with smaller tables"
+        )
 
 
 def origin(backend: str) -> Origin:
@@ -109,8 +152,8 @@ def measure(asked: Asked, say: Say) -> RowsFile:
     load = os.getloadavg()[0]
     if load > BUSY:
         say(f"something else runs here (load average {load:.1f}): times will be too long")
-    kernels = kernel_points(asked.size)
-    exchanges = collective_points(asked.size, asked.ranks)
+    kernels = phases.alone(asked.size, asked.model, asked.ranks)
+    exchanges = phases.together(asked.size, asked.ranks, asked.link_gbit_s)
     total = len(kernels) + len(exchanges)
     for points, ranks in ((kernels, 1), (exchanges, asked.ranks)):
         missing = [point for point in points if not file.has(point)]
@@ -119,7 +162,8 @@ def measure(asked: Asked, say: Say) -> RowsFile:
         if not missing:
             say(f"{len(points)} points are already in {asked.rows}")
             continue
-        job = Job(missing, asked.size, ranks, asked.backend, available_cores())
+        link = asked.link if points is exchanges else None
+        job = Job(missing, asked.size, ranks, asked.backend, available_cores(), link, asked.model)
         if ranks > len(job.cores) and asked.backend == "gloo":
             say(f"{ranks} ranks share {len(job.cores)} cores: their times are no good for fits")
         run_ranks(job, _Saver(file, asked, done, total, say).save)
@@ -132,7 +176,21 @@ class _Saver:
     def __init__(self, file: RowsFile, asked: Asked, done: int, total: int, say: Say) -> None:
         self.file, self.asked, self.total, self.say = file, asked, total, say
         self.done = done
+        self.realtime = asked.backend == "gloo" and permitted()
         self._last: Point | None = None
+
+    def _settings(self, point: Point) -> str:
+        """What a row's time depends on beside its point."""
+        said = [SETTINGS, *([self.asked.backend] if point.family in phases.TOGETHER else [])]
+        if point.family in phases.TOGETHER and self.realtime:
+            said.append("its threads in real time")
+        flush = BRIEF_FLUSH_BYTES if point.family in phases.TOGETHER else FLUSH_BYTES
+        if point.family != "reference":
+            said.append(f"{flush / 2**20:g} MiB read before a sample")
+        gbit_s = point.params.get("link_gbit_s")
+        return ", ".join(
+            said + ([] if gbit_s is None else [f"two hosts joined by {gbit_s:g} Gbit/s"])
+        )
 
     def save(self, row: Measured) -> None:
         """Write one row, with what it was measured under."""
@@ -141,7 +199,7 @@ class _Saver:
             self._last = row.point
         kept = dataclasses.replace(
             row,
-            settings=f"{self.asked.backend}, {SETTINGS}",
+            settings=self._settings(row.point),
             date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             load=round(os.getloadavg()[0], 2),
         )
@@ -153,7 +211,7 @@ class _Saver:
 
 def _named(row: Measured) -> str:
     params = row.point.params
-    if "tables" in params:
+    if "tables" in row.facts:
         rows = sum(table[4] for table in row.facts["tables"])
         return f"{len(params['tables'])} tables, {rows:.0f} distinct rows"
     return " ".join(str(value) for value in params.values())

@@ -6,6 +6,8 @@ import gc
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from shardopt.bench.timing import Samples
 
@@ -17,9 +19,12 @@ PATIENCE = 3
 """Multiple of the time for a point, after which disturbed samples are taken as they are."""
 DISTURBED_SHARE, DISTURBED_S = 0.02, 20e-6
 """Time off the core within a sample of a CPU kernel: another process ran there meanwhile."""
-FLUSH_BYTES = 8 * 2**20
-"""Written before a sample: within an iteration other work takes the caches between two kernels."""
-SETTINGS = "one thread a rank, pinned, gc off, 8 MiB flushed between samples"
+FLUSH_BYTES = 128 * 2**20
+"""Read before a sample: an iteration goes through so much memory between two runs of a kernel, and
+what a kernel finds in no cache it copies at less than half the speed."""
+BRIEF_FLUSH_BYTES = 8 * 2**20
+"""Read where there is no time for more: what the core's own caches hold."""
+SETTINGS = "one thread a rank, pinned, gc off"
 
 
 def settle(rank: int, cores: tuple[int, ...]) -> None:
@@ -36,16 +41,17 @@ def settle(rank: int, cores: tuple[int, ...]) -> None:
 class Timer:
     """Times calls on one device; on a GPU the device is idle before and after each."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, flush_bytes: int = FLUSH_BYTES) -> None:
         import torch
 
         self.device = device
-        self._buffer = torch.zeros(FLUSH_BYTES // 4, device=device)
+        # ones: pages that nobody wrote are all the same page of zeros
+        self._buffer = torch.ones(flush_bytes // 4, device=device)
         self._synchronize = torch.cuda.synchronize if device == "cuda" else _nothing
 
     def flush(self) -> None:
         """Displace what the caches hold, and fault in nothing."""
-        self._buffer.add_(1.0)
+        self._buffer.sum()
         self._synchronize()
 
     def seconds(self, call: Callable[[], object]) -> float:
@@ -72,6 +78,38 @@ class Timer:
             self.flush()
             taken.append(self.sample(call))
         return undisturbed(taken)
+
+
+def passes(
+    timer: Timer,
+    forward: Callable[[int], Any],
+    backward: Callable[[Any], object],
+    seconds: float,
+) -> tuple[Samples, Samples]:
+    """Forward and backward in turns until ``seconds`` are spent.
+
+    Args:
+        forward: given the number of the repeat.
+        backward: given what the forward before it returned.
+    """
+    spent: tuple[list[tuple[float, bool]], ...] = ([], [])
+    start, i = time.perf_counter(), 0
+    while i < WARM_UP or wanted(spent[1], time.perf_counter() - start, seconds):
+        if i == WARM_UP:
+            start = time.perf_counter()
+            for taken in spent:
+                taken.clear()
+        outputs: list[Any] = []
+        timer.flush()
+        spent[0].append(timer.sample(partial(_keep, outputs, forward, i)))
+        timer.flush()
+        spent[1].append(timer.sample(partial(backward, outputs.pop())))
+        i += 1
+    return undisturbed(spent[0]), undisturbed(spent[1])
+
+
+def _keep(to: list[Any], forward: Callable[[int], Any], repeat: int) -> None:
+    to.append(forward(repeat))
 
 
 def wanted(taken: Sequence[tuple[float, bool]], spent: float, seconds: float) -> bool:

@@ -29,6 +29,25 @@ BackendOption = Annotated[
 Ranks = Annotated[
     int, typer.Option("--ranks", metavar="N", help="Processes that collectives are measured among.")
 ]
+LinkRate = Annotated[
+    float | None,
+    typer.Option(
+        "--link",
+        metavar="GBIT_S",
+        help="Measure collectives between two hosts, over a link of so many Gbit/s each way; needs "
+        "root and iproute2.",
+        show_default=False,
+    ),
+]
+Model = Annotated[
+    Path | None,
+    typer.Option(
+        "--model",
+        metavar="MODEL",
+        help="Measure the lookups of this model's tables too, with the ids that it describes.",
+        show_default=False,
+    ),
+]
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer points: within five minutes.")]
 Rows = Annotated[
     Path | None,
@@ -56,6 +75,8 @@ Profile = Annotated[
 def calibrate(
     backend: BackendOption = Backend.GLOO,
     ranks: Ranks = 2,
+    link: LinkRate = None,
+    model: Model = None,
     quick: Quick = False,
     output: Profile = DEFAULT_PROFILE,
     rows: Rows = None,
@@ -64,8 +85,10 @@ def calibrate(
 ) -> None:
     """Measure this machine into a hardware profile; interrupted, it continues from its rows."""
     from predictor.errors import InputError
+    from shardopt.bench.hosts import Link
     from shardopt.calibrate import design
     from shardopt.cli.output import check_writable
+    from shardopt.config.model import load_model
     from shardopt.torchrec.install import needs_torchrec
 
     kept = rows or output.with_suffix(".rows.csv")
@@ -73,14 +96,17 @@ def calibrate(
         raise InputError(f"--rows {kept} is the profile's own file; choose another")
     check_writable(output)
     check_writable(kept)
+    workload = None if model is None else load_model(model)
     # torch, fbgemm and the fits, once the files are known to be good
     with needs_torchrec():
         import fbgemm_gpu  # noqa: F401
 
         from shardopt.calibrate import run
     _check_scipy()
-    run.check(backend.value, ranks)
-    asked = run.Asked(backend.value, ranks, design.QUICK if quick else design.FULL, kept)
+    between = None if link is None else Link(link)
+    run.check(backend.value, ranks, between, workload)
+    size = design.QUICK if quick else design.FULL
+    asked = run.Asked(backend.value, ranks, size, kept, between, workload)
     measured = run.measure(asked, (lambda text: None) if quiet else run.progress)
 
     from predictor.hardware import load_hardware
@@ -89,7 +115,7 @@ def calibrate(
 
     base = load_hardware("cpu-gloo" if backend is Backend.GLOO else "h100-sxm")
     found = build_profile(
-        measured.rows, measured.origin, base, output.stem, ranks, run.memory_gib()
+        measured.rows, measured.origin, base, output.stem, ranks, run.memory_gib(), link
     )
     atomic_write_text(output, profile_text(found.profile))
     load_hardware(str(output) if output.parent != Path() else f"./{output}")

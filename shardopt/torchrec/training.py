@@ -42,6 +42,8 @@ class Training:
     Args:
         ring: this rank's batches, which are cycled through; several trainings may share them.
 
+    `model` is the DLRM inside, its embedding modules sharded.
+
     Raises:
         PlanError: TorchRec cannot run the plan.
         InputError: the pipeline needs a GPU.
@@ -56,6 +58,7 @@ class Training:
                 "set it to base or sparse_dist, or use --backend nccl"
             )
         model = build_model(workload, "meta")
+        self.model = model
         unfused = [k for k, t in plan.tables.items() if t.compute_kernel is ComputeKernel.DENSE]
         apply_sparse_optimizers(model, workload, unfused=unfused)
         _fill_cheaply(model)

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from predictor.hardware import load_hardware
-from shardopt.calibrate import design, ranks, run
+from predictor.workload import DenseArch, Feature, Table, Workload
+from shardopt.calibrate import design, phases, ranks, run
 from shardopt.calibrate.design import Point
 from shardopt.calibrate.profile import build_profile, profile_text
 from shardopt.calibrate.ranks import Job, MeasurementError, run_ranks
-from shardopt.calibrate.rows import Measured
+from shardopt.calibrate.rows import PARTS, Measured
 
 pytest.importorskip("fbgemm_gpu")
 pytest.importorskip("scipy")
@@ -22,7 +23,12 @@ def test_a_tiny_calibration_measures_resumes_and_loads(tmp_path: Path) -> None:
     said: list[str] = []
     whole = run.measure(asked, said.append).rows
     families = {row.point.family for row in whole}
-    assert families == {"reference", "host", "lookup", "gemm", "elementwise", "collective"}
+    asked_for = phases.alone(design.TINY) + phases.together(design.TINY, 2)
+    assert families == {point.family for point in asked_for}
+    known = [row for row in whole if row.point.family == "reference"]
+    assert {(r.point.params["at"], r.point.params["kernel"]) for r in known} == {
+        (at, kernel) for at in ("start", "middle", "end") for kernel in phases.REFERENCE_KERNELS
+    }
     assert all(row.settings and row.date and row.median_us > 0 for row in whole)
     before = asked.rows.read_text()
 
@@ -38,6 +44,31 @@ def test_a_tiny_calibration_measures_resumes_and_loads(tmp_path: Path) -> None:
     path = tmp_path / "tiny.yaml"
     path.write_text(profile_text(found.profile))
     assert load_hardware(str(path)).groups["embedding"].provenance.kind == "measured"
+
+
+def test_every_table_of_a_model_is_looked_up_as_the_model_says() -> None:
+    feature = Feature("f", 3.0)
+    tables = (
+        Table("plain", 1000, 8, (feature, Feature("g", 1.5))),
+        Table("narrow", 1000, 8, (feature,), data_type="fp16", pooling="mean", optimizer="sgd"),
+        Table("weighted", 50, 4, (feature,), module="weighted", weighted=True),
+        Table("unpooled", 1000, 8, (feature,), module="sequence", pooling="none"),
+    )
+    model = Workload("mixed", 16, tables, DenseArch(1, (1,), (1,)), sha256="abc")
+    points = [p for p in phases.alone(design.TINY, model, 2) if p.family == "model_lookup"]
+    seen: list[Measured] = []
+    job = Job(points, design.TINY, 1, "gloo", ranks.available_cores(), model=model)
+    run_ranks(job, seen.append)
+    assert [(row.point.params["table"], row.part) for row in seen] == [
+        (key, part) for key in model.keys for part in PARTS["model_lookup"]
+    ]
+    assert seen[0].point.params == {
+        **{"model_sha": "abc", "batch_size": 16, "ranks": 2},
+        "table": "plain",
+    }
+    rows, dim, bags, ids, distinct = seen[0].facts["tables"][0]
+    assert (rows, dim, bags) == (1000, 8, 64), "two features of 32 samples"
+    assert 96 + 32 < distinct <= ids == pytest.approx(32 * 4.5, rel=0.1)
 
 
 def test_a_rank_that_fails_says_why() -> None:

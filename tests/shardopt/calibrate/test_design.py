@@ -3,26 +3,26 @@
 import numpy as np
 import pytest
 
-from shardopt.calibrate import design
+from shardopt.calibrate import design, phases
 from shardopt.calibrate.rows import key_of
 
 pytest.importorskip("scipy")
 
 
 def test_the_design_is_the_same_every_time() -> None:
-    assert design.kernel_points(design.QUICK) == design.kernel_points(design.QUICK)
-    assert design.collective_points(design.QUICK, 2) == design.collective_points(design.QUICK, 2)
+    assert phases.alone(design.QUICK) == phases.alone(design.QUICK)
+    assert phases.together(design.QUICK, 2) == phases.together(design.QUICK, 2)
 
 
 def test_no_point_is_there_twice() -> None:
-    points = design.kernel_points(design.FULL) + design.collective_points(design.FULL, 2)
+    points = phases.alone(design.FULL) + phases.together(design.FULL, 2)
     keys = [key_of(point) for point in points]
     assert len(set(keys)) == len(keys)
 
 
 def test_quick_points_are_the_first_of_the_full_design() -> None:
-    full = {key_of(p): p for p in design.kernel_points(design.FULL)}
-    for point in design.kernel_points(design.QUICK):
+    full = {key_of(p): p for p in phases.alone(design.FULL)}
+    for point in phases.alone(design.QUICK):
         assert full[key_of(point)].test == point.test
 
 
@@ -43,8 +43,9 @@ def test_lookups_stay_inside_what_can_be_measured() -> None:
 
 
 def test_every_family_has_fit_and_test_points() -> None:
-    points = design.kernel_points(design.QUICK) + design.collective_points(design.QUICK, 2)
-    for family in ("lookup", "gemm", "elementwise", "collective"):
+    points = phases.alone(design.QUICK) + phases.together(design.QUICK, 2)
+    ops = ("jagged", "pooled", "interaction", "optimizer")
+    for family in ("lookup", "gemm", "elementwise", "collective", *ops):
         held = [p.test for p in points if p.family == family]
         assert 0.15 < np.mean(held) < 0.6, family
     narrow = {p.test for p in points if p.params.get("dtype") == "bf16"}
@@ -57,3 +58,11 @@ def test_largest_and_smallest_messages_are_fitted() -> None:
     for op in design.COLLECTIVE_OPS:
         sizes = [p.params["bytes"] for p in points if p.params["op"] == op]
         assert (min(sizes), max(sizes)) == (2**low, 2**high)
+
+
+def test_reference_kernels_lie_around_the_collectives() -> None:
+    families = [p.family for p in phases.together(design.QUICK, 2)]
+    runs = [family for i, family in enumerate(families) if i == 0 or families[i - 1] != family]
+    assert runs == ["reference", "collective"] * 2 + ["reference", "iteration"]
+    assert set(families) == set(phases.TOGETHER)
+    assert {p.family for p in phases.alone(design.QUICK)}.isdisjoint(phases.TOGETHER)

@@ -29,12 +29,30 @@ def test_rows_come_back_as_they_were_written(file: RowsFile) -> None:
     assert file.rows[0].point.test
 
 
+def test_rows_of_families_that_are_no_longer_measured_are_read(file: RowsFile) -> None:
+    old = Point("host", {"what": "op"}), Point("measured once", {"size": 3})
+    for point in old:
+        file.append(measured(point, Samples((5e-6, 6e-6))))
+    again = RowsFile.open(file.path, ORIGIN)
+    assert [row.point for row in again.rows[-2:]] == list(old)
+    assert all(again.has(point) for point in old)
+
+
 def test_only_complete_points_are_left_out_of_the_next_run(file: RowsFile) -> None:
     again = RowsFile.open(file.path, ORIGIN)
     assert again.has(GEMM)
     assert not again.has(LOOKUP), "its backward was not measured"
     again.append(measured(LOOKUP, Samples((2e-3, 2e-3)), "backward"))
     assert again.has(LOOKUP)
+
+
+def test_an_iteration_is_complete_with_all_its_clocks(file: RowsFile) -> None:
+    point = Point("iteration", {"plan": "tw", "tables": 8})
+    for clock in ("wall", "cpu"):
+        file.append(measured(point, Samples((5e-3, 6e-3)), clock))
+    assert not file.has(point)
+    file.append(measured(point, Samples((5e-3, 6e-3)), "process"))
+    assert RowsFile.open(file.path, ORIGIN).has(point)
 
 
 def test_a_line_cut_off_while_written_is_measured_again(file: RowsFile) -> None:
@@ -46,7 +64,7 @@ def test_a_line_cut_off_while_written_is_measured_again(file: RowsFile) -> None:
     assert file.path.read_text() == whole
 
 
-@pytest.mark.parametrize("broken", ["nonsense", ",".join("x" * 16), '"open quote'])
+@pytest.mark.parametrize("broken", ["nonsense", ",".join("x" * 18), '"open quote'])
 def test_a_corrupt_line_is_named(file: RowsFile, broken: str) -> None:
     lines = file.path.read_text().splitlines()
     file.path.write_text("\n".join([lines[0], broken, *lines[1:]]) + "\n")
@@ -69,7 +87,7 @@ def test_rows_of_another_machine_or_version_are_refused(file: RowsFile, other: O
 
 
 def test_rows_of_another_schema_are_refused(file: RowsFile) -> None:
-    file.path.write_text(file.path.read_text().replace("calibration/1", "calibration/0"))
+    file.path.write_text(file.path.read_text().replace("calibration/2", "calibration/0"))
     with pytest.raises(InputError, match=r"rows\.csv:2: schema is 'shardopt.calibration/0'"):
         RowsFile.open(file.path, ORIGIN)
 

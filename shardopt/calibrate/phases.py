@@ -1,0 +1,48 @@
+"""The order of a calibration: what one rank measures alone, then what all ranks do together."""
+
+from __future__ import annotations
+
+from predictor.workload import Workload
+from shardopt.calibrate.design import Point, Size, collective_points, kernel_points
+from shardopt.calibrate.design_ops import op_points
+from shardopt.calibrate.near_empty import iteration_points
+
+REFERENCE_KERNELS = ("lookup_forward", "lookup_backward", "gemm", "all_to_all")
+TOGETHER = ("reference", "collective", "iteration")
+"""Families that need all ranks."""
+
+
+def alone(size: Size, model: Workload | None = None, ranks: int = 1) -> list[Point]:
+    """Everything that one rank measures.
+
+    Args:
+        model: whose tables are looked up too, one by one.
+        ranks: whose samples a table of the model serves.
+    """
+    points = [*kernel_points(size), *op_points(size)]
+    if model is None:
+        return points
+    shape = {"model_sha": model.sha256, "batch_size": model.batch_size, "ranks": ranks}
+    return points + [Point("model_lookup", {**shape, "table": key}) for key in model.keys]
+
+
+def together(size: Size, ranks: int, link_gbit_s: float | None = None) -> list[Point]:
+    """What needs all ranks; the reference kernels lie around the collectives."""
+    among = {} if link_gbit_s is None else {"link_gbit_s": link_gbit_s}
+    collectives = collective_points(size, ranks, link_gbit_s)
+    middle = len(collectives) // 2
+
+    def reference(at: str) -> list[Point]:
+        points = (
+            {"at": at, "kernel": kernel, "ranks": ranks, **among} for kernel in REFERENCE_KERNELS
+        )
+        return [Point("reference", params) for params in points]
+
+    return [
+        *reference("start"),
+        *collectives[:middle],
+        *reference("middle"),
+        *collectives[middle:],
+        *reference("end"),
+        *iteration_points(ranks, **among),
+    ]
