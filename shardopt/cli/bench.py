@@ -1,4 +1,4 @@
-"""``shardopt bench``: measurements. ``search`` times the planners, ``run`` runs plans."""
+"""``shardopt bench``: ``search`` times the planners, ``run`` runs plans, ``batch`` many tasks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardopt.cli import bench_run, options
+from shardopt.cli import bench_batch, bench_run, options
 
 if TYPE_CHECKING:
     from shardopt.cli.resolve import Flags
@@ -31,6 +31,7 @@ def _bench() -> None:
 
 
 app.command("run")(bench_run.run)
+app.command("batch")(bench_batch.batch)
 
 
 @app.command("search")

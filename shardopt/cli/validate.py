@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 
 class Suites(StrEnum):
-    """Suites that read files from ``--data``."""
+    """Suites, by their names on the command line."""
 
     COLLECTIVES = "collectives"
     GEMM = "gemm"
     MLPERF_DLRM = "mlperf-dlrm"
     TORCHREC_P4D = "torchrec-p4d"
+    TORCHREC_CPU = "torchrec-cpu"
     ALL = "all"
 
 
@@ -31,7 +32,8 @@ Data = Annotated[
     typer.Option(
         "--data",
         metavar="DIR",
-        help="Folder with the public files that docs/data.md lists.",
+        help="Folder with the public files that docs/data.md lists; of torchrec-cpu the batches, "
+        "those of a source checkout unless given.",
         show_default=False,
     ),
 ]
@@ -54,14 +56,14 @@ def validate(
     quiet: options.Quiet = False,
     write_docs: WriteDocs = None,
 ) -> None:
-    """Hold predictions against public measurements that they were not fitted on."""
+    """Hold predictions against measurements that they were not fitted on."""
     from shardopt.cli.output import check_writable, print_json
     from shardopt.report.accuracy import accuracy_text
     from shardopt.report.console import make_console
     from shardopt.report.validate_view import report_object, show_report
 
     check_writable(write_docs)
-    reports = [_run(runner, data) for runner in _runners(suite)]
+    reports = [_run(runner, folder) for runner, folder in _runs(suite, data)]
     if json:
         objects = {report.suite: report_object(report) for report in reports}
         print_json(objects if suite is Suites.ALL else next(iter(objects.values())))
@@ -91,16 +93,24 @@ def _run(runner: Callable[[Path], Report], data: Path | None) -> Report:
         ) from error
 
 
-def _runners(suite: Suites) -> list[Callable[[Path], Report]]:
+def _runs(suite: Suites, data: Path | None) -> list[tuple[Callable[[Path], Report], Path | None]]:
+    """What runs, each on its folder; our own rows lie in the source checkout."""
     from predictor.suites.collectives import validate_collectives
     from predictor.suites.gemm import validate_gemm
     from predictor.suites.mlperf_dlrm import validate_mlperf_dlrm
+    from shardopt.suites.lab_batch import batch_folders
+    from shardopt.suites.torchrec_cpu import DEFAULT_FOLDER, validate_torchrec_cpu
     from shardopt.suites.torchrec_p4d import validate_torchrec_p4d
 
-    known: dict[Suites, Callable[[Path], Report]] = {
+    public: dict[Suites, Callable[[Path], Report]] = {
         Suites.COLLECTIVES: validate_collectives,
         Suites.GEMM: validate_gemm,
         Suites.MLPERF_DLRM: validate_mlperf_dlrm,
         Suites.TORCHREC_P4D: validate_torchrec_p4d,
     }
-    return list(known.values()) if suite is Suites.ALL else [known[suite]]
+    if suite is Suites.TORCHREC_CPU:
+        return [(validate_torchrec_cpu, data or DEFAULT_FOLDER)]
+    if suite is not Suites.ALL:
+        return [(public[suite], data)]
+    own = [(validate_torchrec_cpu, DEFAULT_FOLDER)] if batch_folders(DEFAULT_FOLDER) else []
+    return [*((runner, data) for runner in public.values()), *own]

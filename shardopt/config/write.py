@@ -1,0 +1,114 @@
+"""Workload -> model.yaml, the inverse of `shardopt.config.model`."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from predictor.distribution import Distribution, ReuseHistogram, Uniform, Zipf
+from predictor.errors import InputError
+from predictor.workload import Constraints, DcnV2, DenseArch, Feature, Table, Workload
+from shardopt.config.schema import SCHEMA_VERSION
+from shardopt.files import atomic_write_text
+
+_CONSTRAINTS = tuple(Constraints.__dataclass_fields__)
+
+
+def model_text(workload: Workload) -> str:
+    """The model file that `load_model` reads as this workload.
+
+    The digest of the file is no part of the file: `with_digest` gives the workload that a reader
+    finds, with its `sha256`.
+
+    Raises:
+        InputError: a feature's index distribution lies in a file of its own.
+    """
+    data = {
+        "schema": SCHEMA_VERSION,
+        "name": workload.name,
+        "batch_size": workload.batch_size,
+        "train_pipeline": workload.train_pipeline,
+        "qcomm": {"forward": workload.qcomm.forward, "backward": workload.qcomm.backward},
+        "dense": _dense(workload.dense),
+        "tables": [_table(table) for table in workload.tables],
+    }
+    # lists and mappings of scalars stand in a line: tables are what makes a model file long
+    return yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=100)
+
+
+def with_digest(workload: Workload) -> Workload:
+    """The workload as a reader of its model file finds it."""
+    content = model_text(workload).encode("utf-8")
+    return replace(workload, sha256=hashlib.sha256(content).hexdigest())
+
+
+def write_model(path: Path, workload: Workload) -> None:
+    """Write the model file, or replace it."""
+    atomic_write_text(path, model_text(workload))
+
+
+def _dense(dense: DenseArch) -> dict[str, Any]:
+    interaction: object = dense.interaction
+    if isinstance(dense.interaction, DcnV2):
+        cross = dense.interaction
+        interaction = {"dcn_v2": {"layers": cross.layers, "low_rank_dim": cross.low_rank_dim}}
+    return {
+        "in_features": dense.in_features,
+        "bottom_mlp": list(dense.bottom_mlp),
+        "interaction": interaction,
+        "top_mlp": list(dense.top_mlp),
+        "data_type": dense.data_type,
+        "optimizer": dense.optimizer,
+    }
+
+
+def _table(table: Table) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "name": table.name,
+        "module": table.module,
+        "num_embeddings": table.num_embeddings,
+        "embedding_dim": table.embedding_dim,
+        "data_type": table.data_type,
+        "pooling": table.pooling,
+        "weighted": table.weighted,
+        "optimizer": str(table.optimizer),
+        "features": [_feature(feature) for feature in table.features],
+    }
+    constraints = {name: _plain(getattr(table.constraints, name)) for name in _CONSTRAINTS}
+    given = {name: value for name, value in constraints.items() if value is not None}
+    return {**found, "constraints": given} if given else found
+
+
+def _plain(value: Any) -> Any:
+    """YAML knows neither tuples nor enums."""
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, str) else value
+
+
+def _feature(feature: Feature) -> dict[str, Any]:
+    return {
+        "name": feature.name,
+        "pooling_factor": feature.pooling_factor,
+        "num_poolings": feature.num_poolings,
+        "index_distribution": _distribution(feature.distribution, feature.name),
+        "id_order": feature.id_order,
+    }
+
+
+def _distribution(distribution: Distribution, feature: str) -> object:
+    if isinstance(distribution, Uniform):
+        return "uniform"
+    if isinstance(distribution, Zipf):
+        return {"zipf": {"alpha": distribution.alpha, "q": distribution.q}}
+    if isinstance(distribution, ReuseHistogram):
+        fractions = list(distribution.fractions)
+        return {"reuse_histogram": {"lookups": distribution.lookups, "fractions": fractions}}
+    raise InputError(
+        f"feature '{feature}': {type(distribution).__name__} indices cannot be written into a "
+        "model file; they lie in an .npz file of their own: copy the model file instead"
+    )
