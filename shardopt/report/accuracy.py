@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from predictor.validate import Report, Summary
+from shardopt.report.scores_view import scores_markdown
 
 HEAD = """# Accuracy
 
@@ -52,6 +53,10 @@ explained, not as foretold.""",
 which the predictor does not model: on multi-hot data `dot` took 17.7 ms and DCNv2 18.2 ms, though
 DCNv2's multiplications alone last 8 ms in fp32, so both waited for the host. Runs of the same 256
 samples a rank were published with 7.2 and 10.0 ms.""",
+    "torchrec-cpu": """TorchRec itself on CPU ranks over gloo: random models and plans, run by
+`shardopt bench run` in batches, each after its own `shardopt calibrate`. Predictions see the
+calibration and the reference kernels that run beside the plans, never an iteration. Rows, models
+and calibrations are in configs/bench/torchrec-cpu.""",
 }
 """What a reader must know of a suite, misses first."""
 
@@ -73,7 +78,9 @@ def _section(report: Report) -> Iterator[str]:
         yield f"| {part} | {family} | {_errors(summary)} |"
     yield ""
     yield from (f"- {note}" for note in report.notes)
-    if len(report.rows) <= MOST_ROWS:
+    for scores in report.scores:
+        yield from scores_markdown(scores)
+    if len(report.rows) <= MOST_ROWS and not report.scores:
         yield from _rows(report)
     else:
         yield (

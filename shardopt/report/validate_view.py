@@ -9,6 +9,7 @@ from rich.console import Console
 
 from predictor.validate import Compared, Report, Summary
 from shardopt.report.console import heading, line, show, table
+from shardopt.report.scores_view import scores_object, show_scores
 from shardopt.report.words import number, percent, plural
 
 MOST_SKIPPED = 12
@@ -28,6 +29,7 @@ def report_object(report: Report) -> dict[str, Any]:
         other_rows: the same for rows that constants were fitted on, or that count apart.
         parts, families: the same by part, and by part and family.
         skipped: ``count`` and ``rows``, a line of text each.
+        scores: further tables, if the suite has any: name -> ``about`` and ``rows``.
     """
     listed = {id(row) for row in report.listed}
     found = {
@@ -48,6 +50,8 @@ def report_object(report: Report) -> dict[str, Any]:
     if report.suite == "gemm":
         unseen = [s for name, s in report.by_part().items() if name != report.headline]
         found["unseen_geomean"] = _figure(unseen[0].geomean) if unseen else None
+    if report.scores:
+        found["scores"] = {s.name: scores_object(s) for s in report.scores}
     return found
 
 
@@ -84,7 +88,9 @@ def show_report(console: Console, report: Report, *, quiet: bool = False) -> Non
     if quiet:
         return
     _show_families(console, report)
-    if len(report.rows) <= FEW_ROWS:
+    for scores in report.scores:
+        show_scores(console, scores)
+    if len(report.rows) <= FEW_ROWS and not report.scores:
         _show_rows(console, report)
     for note in report.notes:
         line(console, f"  {note}")

@@ -1,0 +1,52 @@
+"""Plans run for real by TorchRec on CPU ranks, against predictions from calibration alone.
+
+Every batch (`shardopt.suites.lab_batch`) brings the calibration made before its tasks; nothing is
+fitted on an iteration. Reference kernels, which run beside the plans, correct for drift; figures
+without that correction stand beside.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from predictor.errors import InputError
+from predictor.validate import Report
+from shardopt.suites.lab_batch import batch_folders, load_batch
+from shardopt.suites.lab_predicted import scored
+from shardopt.suites.lab_scores import all_scores
+
+NAME = "torchrec-cpu"
+DEFAULT_FOLDER = Path(__file__).resolve().parents[2] / "configs" / "bench" / NAME
+"""Of a source checkout; an installed package has none."""
+VARIANTS_TRIED = 1
+"""Versions of the predictor that were scored on these rows before the one reported."""
+
+
+def validate_torchrec_cpu(folder: Path) -> Report:
+    """Predict and score every plan of every batch in a folder.
+
+    Raises:
+        InputError: there is no batch, or a file of one is broken or of another machine.
+    """
+    folders = batch_folders(folder)
+    if not folders:
+        found = "holds no batch" if folder.is_dir() else "no such directory"
+        raise InputError(
+            f"{folder}: {found}; give --data DIR, a folder whose sub-folders hold batch.json, "
+            "calibration.rows.csv and the tasks' rows"
+        )
+    batches = [load_batch(path) for path in folders]
+    tasks = [scored(batch, task) for batch in batches for task in batch.tasks]
+    return Report(
+        NAME,
+        tuple(row for task in tasks for row in task.compared()),
+        headline="plans",
+        skipped=tuple(text for batch in batches for text in batch.skipped),
+        notes=(
+            "measured: the median over all iterations of a plan, as rank 0 saw them",
+            "predicted from the calibration of the batch, corrected for drift by the reference "
+            "kernels of the task; no iteration of a task was looked at",
+            f"variants of the predictor tried on these rows: {VARIANTS_TRIED}",
+        ),
+        scores=all_scores(tasks, batches),
+    )
