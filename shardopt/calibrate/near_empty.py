@@ -38,7 +38,7 @@ def iteration_points(ranks: int, **among: Any) -> list[Point]:
     return [
         *(point(plan) for plan in PLANS),
         *(point(plan, tables=MANY_TABLES) for plan in MANY),
-        point("tw", layers=DEEPER),
+        *(point(plan, layers=DEEPER) for plan in ("dp", "tw")),
         *(point(plan, pipeline="sparse_dist") for plan in PREFETCHED),
     ]
 

@@ -30,11 +30,22 @@ ORDER_COLUMNS = (
 )
 
 
+FRESH = "predicted, fresh batches"
+
+
+def _fresh(tasks: Sequence[Scored]) -> list[list[Scored]]:
+    """The tasks on which no version of the predictor was chosen, where they are not all."""
+    found = [t for t in tasks if t.fresh]
+    return [found] if 0 < len(found) < len(tasks) else []
+
+
 def ranking(tasks: Sequence[Scored]) -> Scores:
     """Shape error and rank correlation within tasks."""
+    fresh = _fresh(tasks)
     rated = order_row("TorchRec's estimator", [(t.measured_ms, t.ratings) for t in tasks])
     rows = [
         order_row("predicted", [(t.measured_ms, t.predicted_ms) for t in tasks]),
+        *(order_row(FRESH, [(t.measured_ms, t.predicted_ms) for t in some]) for some in fresh),
         order_row("not corrected for drift", [(t.measured_ms, t.uncorrected_ms) for t in tasks]),
         # a rating is no iteration time: only its order counts
         (*rated[:3], None, None, *rated[5:]),
@@ -79,6 +90,7 @@ def picking(tasks: Sequence[Scored]) -> Scores:
     by_lookups = [t for t in tasks if _lookups_plan(t) is not None]
     rows = [
         pick_row("predicted fastest", _by_score(tasks, lambda t: t.predicted_ms)),
+        *(pick_row(FRESH, _by_score(some, lambda t: t.predicted_ms)) for some in _fresh(tasks)),
         pick_row("not corrected for drift", _by_score(tasks, lambda t: t.uncorrected_ms)),
         pick_row("table_wise by lookups", [(t.measured_ms, _only_lookups(t)) for t in by_lookups]),
         pick_row("TorchRec's estimator", _by_score(tasks, lambda t: t.ratings)),

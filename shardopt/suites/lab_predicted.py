@@ -27,6 +27,10 @@ from shardopt.suites.lab_batch import Batch, Task
 Array = NDArray[np.float64]
 
 
+DEVELOPED_ON = ("2026-11-21-a",)
+"""Batches on which versions of the predictor were compared; all others are fresh."""
+
+
 @dataclass(frozen=True)
 class Scored:
     """All that is known of one task's plans; arrays are ``[plans]``, in the order of the rows.
@@ -59,6 +63,11 @@ class Scored:
     def plans(self) -> list[str]:
         """Names, in the order of the arrays."""
         return self.task.rows.names
+
+    @property
+    def fresh(self) -> bool:
+        """No version of the predictor was chosen on it."""
+        return self.batch.name not in DEVELOPED_ON
 
     @property
     def pipeline(self) -> str:

@@ -76,7 +76,7 @@ def absolute(tasks: Sequence[Scored]) -> Scores:
     )
 
 
-_LABELS = ("types", "topology", "pipeline", "minutes after calibration")
+_LABELS = ("batches", "batch", "types", "topology", "pipeline", "minutes after calibration")
 
 
 def labels_of(task: Scored, plan: str) -> dict[str, str]:
@@ -85,7 +85,8 @@ def labels_of(task: Scored, plan: str) -> dict[str, str]:
     place = sum(edge <= task.minutes for edge in MINUTES)
     low, high = edges[place], edges[place + 1]
     minutes = f"from {low:.0f}" if math.isinf(high) else f"up to {high:.0f}"
-    values = (task.types(plan), task.batch.topology, task.pipeline, minutes)
+    kind = "fresh" if task.fresh else "developed on"
+    values = (kind, task.batch.name, task.types(plan), task.batch.topology, task.pipeline, minutes)
     return dict(zip(_LABELS, values, strict=True))
 
 

@@ -17,7 +17,7 @@ from shardopt.calibrate.rows import Origin
 from shardopt.cli import app
 from shardopt.cli.validate import Suites, _runs
 from shardopt.report.scores_view import scores_object
-from shardopt.suites import torchrec_cpu
+from shardopt.suites import lab_order, lab_predicted, torchrec_cpu
 from shardopt.suites.torchrec_cpu import validate_torchrec_cpu
 
 pytest.importorskip("scipy")
@@ -259,7 +259,17 @@ def test_command_json_and_page(lab, capsys: pytest.CaptureFixture[str], tmp_path
     text = page.read_text()
     assert "### truth against truth" in text
     assert "| batch-1 task-001 | loopback | base | 45 | 4 |" in text
-    assert "variants of the predictor tried" in text
+    assert "versions of the predictor tried" in text
     assert "table_wise_by_lookups | TW |" not in text
     assert app.main(words) == 0
     assert "picking" in capsys.readouterr().out
+
+
+def test_fresh_tasks_are_told_apart(lab, report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [r["what"] for r in table(report, "ranking")][:2] != ["predicted", lab_order.FRESH]
+    monkeypatch.setattr(lab_predicted.Scored, "fresh", property(lambda self: self.task.number == 2))
+    found = validate_torchrec_cpu(lab.root)
+    fresh = [r for r in table(found, "ranking") if r["what"] == lab_order.FRESH]
+    assert [(r["tasks"], r["error"]) for r in fresh] == [(1, pytest.approx(1 - 1 / FACTOR))]
+    groups = {r["plans"]: r["n"] for r in table(found, "absolute error")}
+    assert groups["batches fresh"] == groups["batches developed on"] == 4
