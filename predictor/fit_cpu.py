@@ -58,10 +58,16 @@ class TbeRows:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Relative errors ``predicted / measured - 1`` of rows that no fit has seen."""
+    """Relative errors ``predicted / measured - 1`` of rows that no fit has seen.
+
+    Args:
+        fitted: rows of the fit.
+        times: of the rows, in any unit; None: all count alike.
+    """
 
     errors: Array
     fitted: int
+    times: Array | None = None
 
     @property
     def n(self) -> int:
@@ -85,12 +91,20 @@ class HeldOut:
 
     @property
     def rms(self) -> float:
-        """Root of the mean square: the 1-sigma error of a profile's group."""
-        return float(np.sqrt(np.mean(self.errors**2))) if self.n else math.nan
+        """Root of the mean square, by time: the 1-sigma error of a profile's group.
+
+        An iteration spends its time in the long kernels, and is as wrong as they are.
+        """
+        if not self.n:
+            return math.nan
+        times = np.ones(self.n) if self.times is None else self.times
+        return float(np.sqrt(np.sum(times * self.errors**2) / np.sum(times)))
 
     def __add__(self, other: HeldOut) -> HeldOut:
         """Both together."""
-        return HeldOut(np.concatenate((self.errors, other.errors)), self.fitted + other.fitted)
+        errors = np.concatenate((self.errors, other.errors))
+        parts = [h.times if h.times is not None else np.ones(h.n) for h in (self, other)]
+        return HeldOut(errors, self.fitted + other.fitted, np.concatenate(parts))
 
 
 FORWARD = (

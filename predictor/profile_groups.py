@@ -126,6 +126,8 @@ class Gemm(Group):
     wide_columns: Positive = 1.0
     wide_power: Positive = 1.0
     floor_us: NonNegative
+    overlaps: bool = True
+    """Whether operands move while others are multiplied."""
     batched_us: NonNegative = 0.0
     """Of each small product of a batch beyond its arithmetic, where they run one by one; 0: a batch
     runs as one multiplication."""

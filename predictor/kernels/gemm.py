@@ -8,7 +8,8 @@ Multiplication Background guide). One SM spends on a tile of ``a x b`` outputs
 
 where ``1/a + 1/b`` is the operand traffic per multiply-add of a tile. K is padded to the step of
 the K loop and may be split over SMs when tiles are few. The library is taken to choose the best of
-the tiles, so the time never falls with m, n or k. Operands and result must cross HBM once. Where
+the tiles, so the time never falls with m, n or k. Operands and result must cross HBM once,
+meanwhile on a GPU, besides on a single CPU core, which waits for what is in no cache. Where
 the tiles of one wave spread over so many columns that their operands no longer share the L2 (a P100
 with its 4 MiB), arithmetic slows with the columns up to a limit; that factor is fitted.
 """
@@ -74,8 +75,9 @@ def gemm_times(
     compute = compute * (
         1 + gemm.wide_cost * np.minimum(n / gemm.wide_columns, 1) ** gemm.wide_power
     )
-    traffic = DATA_BYTES[dtype] * (m * k + k * n + m * n)
-    return np.asarray(units.us(gemm.floor_us) + np.maximum(compute, traffic / hbm))
+    traffic = DATA_BYTES[dtype] * (m * k + k * n + m * n) / hbm
+    both = np.maximum(compute, traffic) if gemm.overlaps else compute + traffic
+    return np.asarray(units.us(gemm.floor_us) + both)
 
 
 def tiled_flops(gemm: Gemm, sms: int, m: Array, n: Array, k: Array) -> Array:

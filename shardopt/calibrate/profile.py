@@ -158,9 +158,13 @@ class _Builder:
         if len(fit) < FEWEST or not self.made.profile.inline:
             return
         hbm = self.made.profile.memory.hbm
-        base = self.made.profile.gemm.model_copy(update={"tflops": {"fp32": 0.1}})
+        base = self.made.profile.gemm.model_copy(
+            update={"tflops": {"fp32": 0.1}, "overlaps": False}
+        )
         gemm = fit_cpu.fit_cpu_gemm(gemm_rows(fit), hbm, base)
-        held_out = HeldOut(fit_cpu.cpu_gemm_errors(gemm, hbm, gemm_rows(test)), len(fit))
+        tested = gemm_rows(test)
+        errors = fit_cpu.cpu_gemm_errors(gemm, hbm, tested)
+        held_out = HeldOut(errors, len(fit), tested.time_ms)
         self.made.errors["gemm fp32"] = held_out
         narrow = [r for r in self.of("gemm", test=False) if r.point.params["dtype"] == "bf16"]
         if narrow:
@@ -189,7 +193,7 @@ class _Builder:
         for part, names in (("forward", fit_cpu.FORWARD), ("backward", fit_cpu.BACKWARD)):
             rows = self.of("lookup", part, test=True)
             errors = fit_cpu.lookup_errors(fitted, tbe_rows(rows), names)
-            held_out = HeldOut(errors, len(parts[part]))
+            held_out = HeldOut(errors, len(parts[part]), tbe_rows(rows).time_ms)
             self.made.errors[f"lookup {part}"] = held_out
             for label, keep in by_tables(rows):
                 self.made.errors[f"lookup {part}, {label}"] = HeldOut(errors[keep], held_out.fitted)

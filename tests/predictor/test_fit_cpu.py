@@ -97,3 +97,12 @@ def test_held_out_errors_add_up() -> None:
     assert both.mape == pytest.approx(0.5 / 3)
     assert both.bias == pytest.approx(0.1)
     assert np.isnan(HeldOut(np.zeros(0), 3).mape)
+
+
+def test_a_group_is_as_wrong_as_the_kernels_that_take_its_time() -> None:
+    errors = np.array([0.5, 0.1])
+    assert HeldOut(errors, 2).rms == pytest.approx(np.sqrt(0.13))
+    timed = HeldOut(errors, 2, np.array([1.0, 99.0]))
+    assert timed.rms == pytest.approx(np.sqrt((0.25 + 99 * 0.01) / 100))
+    assert timed.mape == HeldOut(errors, 2).mape
+    assert (timed + HeldOut(errors, 2)).times == pytest.approx([1.0, 99.0, 1.0, 1.0])

@@ -87,3 +87,21 @@ def test_a_cpu_runs_a_batch_one_by_one(count: int, m: int, n: int, k: int) -> No
     arithmetic = 2.0 * m * n * k / (gemm.tflops["fp32"] * gemm.batched_share * 1e9)
     assert each == pytest.approx(1e-3 * gemm.batched_us + arithmetic)
     assert batched_ms(hw, count, m, n, k, "fp32") == pytest.approx(floor + count * each)
+
+
+@given(st.integers(1, 5000), st.integers(1, 512), st.integers(1, 512))
+@settings(max_examples=50, deadline=None)
+def test_a_core_that_waits_for_its_operands_adds_moving_to_multiplying(
+    m: int, n: int, k: int
+) -> None:
+    hw = load_hardware("cpu-gloo")
+    still = hw.gemm.model_copy(update={"overlaps": False, "floor_us": 0.0})
+    hidden = still.model_copy(update={"overlaps": True})
+    free = 1e30  # bandwidth at which nothing moves
+    apart, at_once, arithmetic = (
+        float(gemm_times(gemm, 1, bandwidth, (m, n, k), "fp32"))
+        for gemm, bandwidth in ((still, hw.memory.hbm), (hidden, hw.memory.hbm), (still, free))
+    )
+    moving = 4.0 * (m * k + k * n + m * n) / hw.memory.hbm
+    assert apart == pytest.approx(arithmetic + moving)
+    assert at_once == pytest.approx(max(arithmetic, moving))
