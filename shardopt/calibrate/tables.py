@@ -51,13 +51,13 @@ def by_tables(rows: Sequence[Measured]) -> list[tuple[str, NDArray[np.bool_]]]:
 
 
 def curve_rows(rows: Sequence[Measured]) -> Rows:
-    """Of points of one collective."""
+    """Of points of one collective; the means, which is what many of them in an iteration add up to.
+
+    Over a link a message takes once or twice its time on the wire: acknowledgements of one
+    direction wait behind the data of the other, or do not.
+    """
     return Rows.of(
-        [
-            (float(p["bytes"]), float(p["ranks"]), r.median_us)
-            for r in rows
-            for p in (r.point.params,)
-        ]
+        [(float(p["bytes"]), float(p["ranks"]), r.mean_us) for r in rows for p in (r.point.params,)]
     )
 
 

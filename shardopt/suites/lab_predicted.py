@@ -27,7 +27,7 @@ from shardopt.suites.lab_batch import Batch, Task
 Array = NDArray[np.float64]
 
 
-DEVELOPED_ON = ("2026-11-21-a",)
+DEVELOPED_ON = tuple(f"2026-11-21-{name}" for name in ("a", "b", "c-link-1", "d-link-0.5"))
 """Batches on which versions of the predictor were compared; all others are fresh."""
 
 
