@@ -53,7 +53,8 @@ def mutations(draw: st.DrawFn, good: str) -> Any:
         if kind == "delete":
             del where[key]
         elif kind == "replace":
-            where[key] = draw(VALUES)
+            # a copy: what is drawn is shared between examples, and is changed further below
+            where[key] = copy.deepcopy(draw(VALUES))
         elif isinstance(where, list):
             where.append(copy.deepcopy(where[0]))
         else:
