@@ -172,8 +172,9 @@ class _Builder:
             tests = [r for r in self.of("gemm", test=True) if r.point.params["dtype"] == "bf16"]
             errors = fit_cpu.cpu_gemm_errors(gemm, hbm, gemm_rows(tests), "bf16")
             self.made.errors["gemm bf16"] = HeldOut(errors, len(narrow))
-        # a CPU has no tf32: the same kernels run
-        rates = {str(k): v for k, v in gemm.tflops.items()}
+        # a CPU has no tf32: the same kernels run; other types that no row has keep the base's rate
+        known = {str(k): v for k, v in self.made.profile.gemm.tflops.items()}
+        rates = known | {str(k): v for k, v in gemm.tflops.items()}
         floor = self.made.profile.elementwise.floor_us
         gemm = gemm.model_copy(
             update={"tflops": rates | {"tf32": rates["fp32"]}, "floor_us": floor}
