@@ -131,10 +131,6 @@ class Collectives:
         """Time of an empty message: a lower bound at every size."""
         return float(self._time(op, 0.0, scope))
 
-    def all_to_all_floor(self, scope: Scope = "world") -> float:
-        """Time of an empty all-to-all."""
-        return self.floor_ms("all_to_all", scope)
-
     def ranks(self, scope: Scope) -> int:
         """Ranks that take part."""
         return self._levels(scope)[-1].outer if self._levels(scope) else 1

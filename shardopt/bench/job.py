@@ -17,7 +17,6 @@ from predictor.workload import Workload
 from shardopt.bench.hosts import HOSTS, Link, check_hosts
 from shardopt.torchrec.install import COMMANDS, MissingTorchrecError
 
-BACKENDS = ("gloo", "nccl")
 REFERENCE_VERSION = 1
 """Of the fixed kernels in `shardopt.bench.reference`; here, as reading this needs no torch."""
 RANK_BYTES = GIB // 2

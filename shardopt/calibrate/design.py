@@ -6,7 +6,6 @@ Every fifth point is a test point: it is measured like the others and never fitt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -209,9 +208,3 @@ def _is_test(index: int) -> bool:
 def logarithmic(u: float, low: float, high: float) -> float:
     """``u`` in [0, 1) onto a logarithmic range."""
     return float(low * (high / low) ** float(u))
-
-
-def total_ids(params: dict[str, Any]) -> float:
-    """Ids of one lookup point."""
-    tables: Sequence[dict[str, Any]] = params["tables"]
-    return float(params["batch"] * sum(t["pooling"] for t in tables))

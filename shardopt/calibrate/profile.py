@@ -22,7 +22,7 @@ from predictor.profile_schema import HardwareProfile
 from shardopt.calibrate.design import COLLECTIVE_OPS
 from shardopt.calibrate.host import host_costs
 from shardopt.calibrate.phases import REFERENCE_KERNELS, TOGETHER
-from shardopt.calibrate.rows import Measured, Origin
+from shardopt.calibrate.rows import PASSES, Measured, Origin
 from shardopt.calibrate.small_ops import batched_products, copies, gathers
 from shardopt.calibrate.tables import (
     by_tables,
@@ -39,7 +39,6 @@ MIN_REL_ERROR = 0.01
 MAX_REL_ERROR = 2.0
 FEWEST = 6
 """Fit rows of a family below which nothing is fitted."""
-PASSES = ("forward", "backward")
 SMALL_BYTES = 1024
 """Up to it, the size of a message does not matter."""
 
@@ -185,10 +184,10 @@ class _Builder:
     def lookups(self) -> None:
         """Every coefficient of the CPU's embedding law."""
         law = self.made.profile.embedding
-        parts = {part: self.of("lookup", part, test=False) for part in ("forward", "backward")}
+        parts = {part: self.of("lookup", part, test=False) for part in PASSES}
         if min(map(len, parts.values())) < FEWEST or not isinstance(law, CpuEmbedding):
             return
-        forward, backward = (tbe_rows(parts[part]) for part in ("forward", "backward"))
+        forward, backward = (tbe_rows(parts[part]) for part in PASSES)
         fitted = fit_cpu.fit_lookups(forward, backward, law)
         scores: list[HeldOut] = []
         for part, names in (("forward", fit_cpu.FORWARD), ("backward", fit_cpu.BACKWARD)):

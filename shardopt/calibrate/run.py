@@ -155,10 +155,9 @@ def measure(asked: Asked, say: Say) -> RowsFile:
     kernels = phases.alone(asked.size, asked.model, asked.ranks)
     exchanges = phases.together(asked.size, asked.ranks, asked.link_gbit_s)
     total = len(kernels) + len(exchanges)
-    for points, ranks in ((kernels, 1), (exchanges, asked.ranks)):
+    for before, points, ranks in ((0, kernels, 1), (len(kernels), exchanges, asked.ranks)):
         missing = [point for point in points if not file.has(point)]
-        done = total - len(kernels) - len(exchanges) if ranks == 1 else len(kernels)
-        done += len(points) - len(missing)
+        done = before + len(points) - len(missing)
         if not missing:
             say(f"{len(points)} points are already in {asked.rows}")
             continue
@@ -210,11 +209,10 @@ class _Saver:
 
 
 def _named(row: Measured) -> str:
-    params = row.point.params
     if "tables" in row.facts:
         rows = sum(table[4] for table in row.facts["tables"])
-        return f"{len(params['tables'])} tables, {rows:.0f} distinct rows"
-    return " ".join(str(value) for value in params.values())
+        return f"{len(row.facts['tables'])} tables, {rows:.0f} distinct rows"
+    return " ".join(str(value) for value in row.point.params.values())
 
 
 def progress(text: str) -> None:

@@ -10,15 +10,13 @@ import numpy as np
 from predictor import units
 from predictor.fit_cpu import non_negative
 from predictor.profile_schema import HardwareProfile
+from predictor.sparse import COPY_PASSES, INDEX_BYTES, OUTPUT_BYTES
 from shardopt.calibrate.rows import Measured
 
 COLUMN_COPIES = (("forward", "cat"), ("backward", "split"))
 """The ways in which TorchRec and the interaction copy columns."""
-ID_BYTES = 8
-PASSES = 2
 BUCKET_PASSES = 4
 """Reading and writing ids twice, as the iteration graph has it."""
-FLOAT_BYTES = 4
 ADDED_PASSES = 5
 """Of the gradients of both operands, which are written and added."""
 CALLS_OF_DOT = 3
@@ -38,11 +36,11 @@ def copies(
     moved = [r for r in pooled if (r.part, r.point.params["op"]) in COLUMN_COPIES]
     if moved:
         # a call, a piece, a byte; the facts count what is copied, not its reading and writing
-        shape = [(1.0, r.facts["pieces"], PASSES * r.facts["bytes"]) for r in moved]
+        shape = [(1.0, r.facts["pieces"], COPY_PASSES * r.facts["bytes"]) for r in moved]
         per_byte = non_negative(np.array(shape), np.array([r.median_us for r in moved]))[2]
         found["columns"] = float(np.clip(1e-3 / max(per_byte, 1e-9) / gb_s, 1e-3, 1.0))
     each = [
-        (r.median_us - call_us) * 1e3 / r.facts["ids"] - BUCKET_PASSES * ID_BYTES / gb_s
+        (r.median_us - call_us) * 1e3 / r.facts["ids"] - BUCKET_PASSES * INDEX_BYTES / gb_s
         for r in jagged
         if r.point.params["op"] == "bucketize"
     ]
@@ -53,7 +51,6 @@ def copies(
 
 def batched_products(rows: Sequence[Measured], profile: HardwareProfile) -> dict[str, float]:
     """Constants of the gemm group, from rows of ``bmm``: a product forward, two backward."""
-    peak_tflops = {str(key): rate for key, rate in profile.gemm.tflops.items()}["fp32"]
     bytes_per_us = profile.streaming * units.us(1.0)
     columns, times = [], []
     for row in rows:
@@ -62,11 +59,11 @@ def batched_products(rows: Sequence[Measured], profile: HardwareProfile) -> dict
             count = products * p["batch"]
             columns.append((count, count * 2.0 * p["vectors"] ** 2 * p["dim"], products))
             added = ADDED_PASSES * (products - 1) * p["batch"] * p["vectors"] * p["dim"]
-            times.append(max(row.median_us - FLOAT_BYTES * added / bytes_per_us, 1.0))
+            times.append(max(row.median_us - OUTPUT_BYTES * added / bytes_per_us, 1.0))
     if not times:
         return {}
     each, per_flop, _ = non_negative(np.array(columns), np.array(times))
-    per_us = units.tflops(peak_tflops) * units.us(1.0)
+    per_us = units.tflops(profile.gemm.tflops["fp32"]) * units.us(1.0)
     share = 1.0 / (max(per_flop, 1e-12) * per_us)
     return {"batched_us": float(each), "batched_share": float(np.clip(share, 1e-3, 1.0))}
 
@@ -81,7 +78,7 @@ def gathers(rows: Sequence[Measured], profile: HardwareProfile, call_us: float) 
         times = 2 if row.part == "backward" else 1  # gradients are picked and added
         picked = times * p["batch"] * p["vectors"] * (p["vectors"] - 1) / 2
         stacked = p["batch"] * p["vectors"] * p["dim"]
-        moved = PASSES * FLOAT_BYTES * (stacked / columns + picked) / profile.streaming
+        moved = COPY_PASSES * OUTPUT_BYTES * (stacked / columns + picked) / profile.streaming
         pairs.append(picked)
         calls = CALLS_OF_DOT * call_us
         beyond.append(row.median_us - bmm[_shape(row)] - moved / units.us(1.0) - calls)

@@ -81,7 +81,7 @@ def test_shape_is_kept_and_scalars_work() -> None:
     assert times.shape == (3, 4)
     assert float(engine.all_to_all(float(sizes[1, 2]), "world")) == times[1, 2]
     assert engine.all_to_all(np.float64(0.0), "world").shape == ()
-    assert float(engine.all_to_all(0.0)) == engine.all_to_all_floor()
+    assert float(engine.all_to_all(0.0)) == engine.floor_ms("all_to_all")
 
 
 def test_beyond_the_table_the_last_bandwidth_holds() -> None:
