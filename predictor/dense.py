@@ -66,7 +66,7 @@ class DenseLayers:
     @property
     def interaction_width(self) -> int:
         """Elements per sample of bottom output and pooled outputs side by side."""
-        return self.dense.bottom_mlp[-1] + self.sparse_width
+        return sum(self.dense.bottom_mlp[-1:]) + self.sparse_width
 
     @property
     def top_input(self) -> int:
@@ -83,7 +83,10 @@ class DenseLayers:
 
     @cached_property
     def top(self) -> list[Layer]:
-        """The top MLP; its last layer has no ReLU."""
+        """The top MLP, whose last layer has no ReLU; or layers of unknown wiring."""
+        if self.dense.linears:
+            layers = enumerate(self.dense.linears)
+            return [self._linear(f"linear.{i}", *shape, True, True) for i, shape in layers]
         return self._mlp(
             "top", self.top_input, self.dense.top_mlp, first_input=True, bare_last=True
         )

@@ -332,6 +332,6 @@ class DlrmBuilder:
             cost_ms=step_ms,
             host_ms=us(self.hardware.overheads.iteration_us)
             + self.layer_host_ms(OPS_STEP + OPS_STEP_LAYER * len(layers), kernels=6 * len(layers)),
-            kernels=6 * len(layers),
+            kernels=max(1, 6 * len(layers)),
             deps=[Dep(i) for i in self.gradients.ops],
         )

@@ -27,6 +27,8 @@ KJT_COPIES = 20
 def dense_parameters(workload: Workload) -> int:
     """Parameters of bottom MLP, interaction and top MLP, biases included."""
     dense = workload.dense
+    if dense.linears:
+        return sum((i + 1) * o for i, o in dense.linears)
     bottom = dense.bottom_mlp[-1] if dense.bottom_mlp else dense.in_features
     vectors = [t.embedding_dim for t in workload.tables for _ in t.features]
     width, cross = bottom + sum(vectors), 0

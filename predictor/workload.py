@@ -120,7 +120,12 @@ class DcnV2:
 
 @dataclass(frozen=True)
 class DenseArch:
-    """Bottom MLP, interaction, top MLP: every layer Linear then ReLU, but the last of the top."""
+    """Bottom MLP, interaction, top MLP: every layer Linear then ReLU, but the last of the top.
+
+    Args:
+        linears: (in, out) of the linear layers of a module whose wiring is unknown; they run one
+            after the other behind the lookups, in place of MLPs and interaction.
+    """
 
     in_features: int
     bottom_mlp: tuple[int, ...]
@@ -128,6 +133,7 @@ class DenseArch:
     interaction: str | DcnV2 = "dot"
     data_type: str = "fp32"
     optimizer: str = "sgd"
+    linears: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from shardopt.config.schema import (
     DcnSection,
     DenseSection,
     FeatureSection,
+    LinearsSection,
     ModelSection,
     QCommSection,
     TableSection,
@@ -209,6 +210,8 @@ class _Reader:
         )
 
     def _dense(self, raw: object) -> DenseArch | None:
+        if isinstance(raw, dict) and "linears" in raw:
+            return self._linears(raw)
         section = check(DenseSection, raw, ("dense",), self.problems)
         interaction = None
         if isinstance(raw, dict):
@@ -222,6 +225,20 @@ class _Reader:
             interaction=interaction,
             data_type=section.data_type,
             optimizer=section.optimizer,
+        )
+
+    def _linears(self, raw: object) -> DenseArch | None:
+        section = check(LinearsSection, raw, ("dense",), self.problems)
+        if section is None:
+            return None
+        return DenseArch(
+            in_features=section.in_features,
+            bottom_mlp=(),
+            top_mlp=(),
+            interaction="concat",
+            data_type=section.data_type,
+            optimizer=section.optimizer,
+            linears=tuple((width, out) for width, out in section.linears),
         )
 
     def _interaction(self, raw: object, path: KeyPath) -> str | DcnV2 | None:

@@ -141,6 +141,17 @@ class DenseSection(Section):
     optimizer: Annotated[str, choice(DENSE_OPTIMIZERS)] = "sgd"
 
 
+class LinearsSection(Section):
+    """Linear layers of unknown wiring, in place of MLPs and interaction."""
+
+    linears: Annotated[
+        list[Annotated[list[Width], Field(min_length=2, max_length=2)]], Field(min_length=1)
+    ] = Field(description="a list of [in, out] widths, e.g. [[512, 256], [256, 1]]")
+    in_features: Width = 1
+    data_type: Annotated[str, choice(["fp32", "tf32", "bf16"])] = "fp32"
+    optimizer: Annotated[str, choice(DENSE_OPTIMIZERS)] = "sgd"
+
+
 class DcnSection(Section):
     """The low-rank cross network."""
 

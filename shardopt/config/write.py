@@ -52,6 +52,13 @@ def write_model(path: Path, workload: Workload) -> None:
 
 
 def _dense(dense: DenseArch) -> dict[str, Any]:
+    if dense.linears:
+        return {
+            "in_features": dense.in_features,
+            "linears": [list(layer) for layer in dense.linears],
+            "data_type": dense.data_type,
+            "optimizer": dense.optimizer,
+        }
     interaction: object = dense.interaction
     if isinstance(dense.interaction, DcnV2):
         cross = dense.interaction

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from predictor.errors import PlanError, did_you_mean
 from predictor.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.plan_check import assign_tables
 from shardopt.torchrec.fields import read_fields, write_fields
+from shardopt.torchrec.homes import Home, homes
 from shardopt.torchrec.install import needs_torchrec
 from shardopt.torchrec.rules import Setting, in_torchrec_order, mean_problem, runtime_problem
 
@@ -20,23 +21,6 @@ with needs_torchrec():
     from torch import nn
     from torchrec.distributed import types as torchrec_types
     from torchrec.distributed.planner.utils import placement
-    from torchrec.modules.embedding_modules import (
-        EmbeddingBagCollectionInterface,
-        EmbeddingCollectionInterface,
-    )
-
-# Modules that TorchRec shards as a whole although the tables lie in a child: the plan names them.
-_WRAPPED = ("_embedding_bag_collection", "_embedding_module")
-
-
-@dataclass(frozen=True)
-class _Home:
-    """A table of the user's module: where the plan for it goes, and what it looks like."""
-
-    path: str
-    table: str
-    shape: tuple[int, int]
-    pooling: str
 
 
 def to_torchrec(
@@ -62,14 +46,14 @@ def to_torchrec(
     Raises:
         PlanError: the plan does not fit the module, or TorchRec cannot run it.
     """
-    homes = list(_homes(module))
+    places = list(homes(module))
     what = type(module).__name__
     kind = _device_type(plan, device)
     group = intra_group_size or int(plan.meta.get("intra_group_size") or plan.local_world_size)
-    found = assign_tables(plan, [(h.path, h.table) for h in homes], where="plan", what=what)
+    found = assign_tables(plan, [(h.path, h.table) for h in places], where="plan", what=what)
     result: dict[str, torchrec_types.EmbeddingModuleShardingPlan] = {}
     for key, index in found.items():
-        home, where = homes[index], f"plan: table '{key}'"
+        home, where = places[index], f"plan: table '{key}'"
         table = in_torchrec_order(plan.tables[key])
         setting = Setting(home.shape, home.pooling, plan.world_size, group, kind)
         problem = runtime_problem(table, setting)
@@ -83,8 +67,8 @@ def to_torchrec(
             sharding_spec=_spec(table, home.shape[0], kind, plan.local_world_size),
             **read_fields(table.parameters, where),
         )
-    _check_means(homes, result)
-    _check_unpooled_widths(homes, result)
+    _check_means(places, result)
+    _check_unpooled_widths(places, result)
     return torchrec_types.ShardingPlan(dict(result))
 
 
@@ -104,10 +88,10 @@ def _spec(table: TablePlan, rows: int, device: str, local: int) -> Any:
 
 
 def _check_means(
-    homes: Sequence[_Home], result: dict[str, torchrec_types.EmbeddingModuleShardingPlan]
+    places: Sequence[Home], result: dict[str, torchrec_types.EmbeddingModuleShardingPlan]
 ) -> None:
     for path, module_plan in result.items():
-        tables = {h.table: h.pooling for h in homes if h.path == path}
+        tables = {h.table: h.pooling for h in places if h.path == path}
         problem = mean_problem(
             {
                 name: (ShardingType(sharding.sharding_type), tables[name])
@@ -119,10 +103,10 @@ def _check_means(
 
 
 def _check_unpooled_widths(
-    homes: Sequence[_Home], result: dict[str, torchrec_types.EmbeddingModuleShardingPlan]
+    places: Sequence[Home], result: dict[str, torchrec_types.EmbeddingModuleShardingPlan]
 ) -> None:
     """An EmbeddingCollection reads the width of its column-wise shards off the first one."""
-    for path in {home.path for home in homes if home.pooling == "none"}:
+    for path in {home.path for home in places if home.pooling == "none"}:
         widths = {
             name: sharding.sharding_spec.shards[0].shard_sizes[1]
             for name, sharding in result[path].items()
@@ -161,16 +145,16 @@ def from_torchrec(
     Raises:
         PlanError: the plan names tables that the module lacks, or holds what shardopt cannot write.
     """
-    homes = {(home.path, home.table): home for home in _homes(module)}
-    names = [table for _, table in homes]
+    places = {(home.path, home.table): home for home in homes(module)}
+    names = [table for _, table in places]
     tables: dict[str, TablePlan] = {}
     device: str | None = None
     for path, module_plan in plan.plan.items():
         for name, sharding in module_plan.items():
             where = f"TorchRec plan: table '{name}' of module '{path}'"
-            home = homes.get((path, name))
+            home = places.get((path, name))
             if home is None:
-                known = [f"'{p}/{t}'" for p, t in homes]
+                known = [f"'{p}/{t}'" for p, t in places]
                 near = did_you_mean(f"'{path}/{name}'", known)
                 raise PlanError(f"{where} is not in {type(module).__name__}{near}")
             key = name if names.count(name) == 1 else f"{path}/{name}"
@@ -190,7 +174,7 @@ def from_torchrec(
     return ShardingPlan(tables, world, local, meta)
 
 
-def _table_plan(sharding: Any, home: _Home, where: str) -> TablePlan:
+def _table_plan(sharding: Any, home: Home, where: str) -> TablePlan:
     kind = _known(ShardingType, sharding.sharding_type, f"{where}: sharding_type")
     return TablePlan(
         sharding_type=kind,
@@ -208,7 +192,7 @@ def _known(kind: Any, value: str, where: str) -> Any:
     return kind(value)
 
 
-def _shards(sharding: Any, kind: ShardingType, home: _Home, where: str) -> tuple[Shard, ...]:
+def _shards(sharding: Any, kind: ShardingType, home: Home, where: str) -> tuple[Shard, ...]:
     if kind is ShardingType.DATA_PARALLEL:
         return tuple(Shard(rank, (0, 0), home.shape) for rank in sharding.ranks or [0])
     shards = getattr(sharding.sharding_spec, "shards", None)
@@ -270,20 +254,3 @@ def _hosts_by_device(plan: torchrec_types.ShardingPlan) -> int | None:
                     sizes.add(rank - index)
     # rank - index is a multiple of the host's size; the smallest seen is the best guess
     return min(sizes, default=None)
-
-
-def _homes(module: nn.Module, path: str = "") -> Iterator[_Home]:
-    """Every table of every embedding module, in the order TorchRec walks them."""
-    inner: Any = module
-    for attribute in _WRAPPED:
-        inner = getattr(inner, attribute, inner)
-    if isinstance(inner, EmbeddingBagCollectionInterface | EmbeddingCollectionInterface):
-        pooled = isinstance(inner, EmbeddingBagCollectionInterface)
-        configs = inner.embedding_bag_configs() if pooled else inner.embedding_configs()
-        for config in configs:
-            shape = (config.num_embeddings, config.embedding_dim)
-            pooling = config.pooling.value.lower() if pooled else "none"
-            yield _Home(path, config.name, shape, pooling)
-        return
-    for name, child in module.named_children():
-        yield from _homes(child, f"{path}.{name}" if path else name)

@@ -147,6 +147,11 @@ def _interaction(
     dense: DenseArch, widths: Sequence[int], device: torch.device
 ) -> tuple[nn.Module, int]:
     """The interaction and the width of what it puts out."""
+    if dense.linears:
+        raise InputError(
+            "dense.linears does not say how the layers are wired, so no model can be built of "
+            "them; give bottom_mlp, interaction and top_mlp to train it"
+        )
     bottom = dense.bottom_mlp[-1]
     width = bottom + sum(widths)
     if isinstance(dense.interaction, DcnV2):

@@ -68,7 +68,7 @@ def torchrec_plan(workload: Workload, topology: Topology, device: str = "cuda") 
     """
     model, told = prepared(workload)
     sharders: Any = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
-    with _quiet():
+    with quiet():
         theirs = torchrec_topology(topology, device)
         rated = _Rated(theirs)
         start = time.perf_counter()
@@ -169,9 +169,9 @@ def _constraints(table: Table) -> ParameterConstraints:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """TorchRec warns about Topology's constructor and, through the root logger, about every
-    replicated table: nothing that helps whoever compares planners."""
+def quiet() -> Iterator[None]:
+    """Silence TorchRec, which warns about Topology's constructor and about every replicated table:
+    nothing that helps whoever compares planners."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:

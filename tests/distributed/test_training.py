@@ -20,6 +20,7 @@ import training_case as case
 pytestmark = pytest.mark.distributed
 
 WORKER = Path(__file__).parent / "worker.py"
+HOOK_WORKER = Path(__file__).parent / "hook_worker.py"
 REPOSITORY = Path(__file__).parents[2]
 SECONDS = 240
 
@@ -39,33 +40,38 @@ TWO_HOSTS = {
 
 
 def train(job: Path, plans: dict[str, ShardingPlan]) -> Path:
-    """Train under all plans with one process per rank; fails with the ranks' own words."""
+    """Train under all plans with one process per rank."""
     (job / "plans").mkdir(parents=True)
     for name, plan in plans.items():
         (job / "plans" / f"{name}.json").write_text(json.dumps(plan_to_dict(plan)))
     plan = next(iter(plans.values()))
+    launch(WORKER, job, plan.world_size, plan.local_world_size)
+    return job
+
+
+def launch(worker: Path, job: Path, world_size: int, local_world_size: int) -> None:
+    """Run one process per rank; fails with the ranks' own words."""
     ranks = []
-    for rank in range(plan.world_size):
+    for rank in range(world_size):
         environment = {
             **os.environ,
             "RANK": str(rank),
-            "WORLD_SIZE": str(plan.world_size),
-            "LOCAL_WORLD_SIZE": str(plan.local_world_size),
-            "LOCAL_RANK": str(rank % plan.local_world_size),
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(local_world_size),
+            "LOCAL_RANK": str(rank % local_world_size),
             "GLOO_SOCKET_IFNAME": "lo",
             "PYTHONPATH": str(REPOSITORY),
         }
         with (job / f"log.{rank}").open("w") as log:
-            command = [sys.executable, "-W", "ignore", str(WORKER), str(job)]
+            command = [sys.executable, "-W", "ignore", str(worker), str(job)]
             ranks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
     try:
         codes = [process.wait(timeout=SECONDS) for process in ranks]
     finally:
         for process in ranks:
             process.kill()
-    logs = "".join((job / f"log.{r}").read_text()[-3000:] for r in range(plan.world_size))
-    assert codes == [0] * plan.world_size, logs
-    return job
+    logs = "".join((job / f"log.{r}").read_text()[-3000:] for r in range(world_size))
+    assert codes == [0] * world_size, logs
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +107,14 @@ def test_the_names_are_those_of_the_plans() -> None:
 @pytest.mark.parametrize("name", TWO_HOSTS)
 def test_two_hosts_learn_what_one_process_learns(two_hosts: Path, name: str) -> None:
     check(two_hosts, name, TWO_HOSTS[name])
+
+
+def test_ranks_plan_together_and_train_under_the_plan(tmp_path: Path) -> None:
+    launch(HOOK_WORKER, tmp_path, 2, 2)
+    found = [json.loads((tmp_path / f"found.{rank}.json").read_text()) for rank in range(2)]
+    assert found[0]["plan"] == found[1]["plan"]
+    assert [rank["searched"] for rank in found] == [True, False]
+    assert all(0.1 < loss < 10 for rank in found for loss in rank["losses"])
 
 
 def check(job: Path, name: str, plan: ShardingPlan) -> None:

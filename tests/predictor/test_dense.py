@@ -122,3 +122,15 @@ def test_sequences_are_as_wide_as_their_ids() -> None:
     table = a_table("s", dim=32, pooling="none")
     assert layers(a_workload(table, a_table("p"))).sequence_width == 2.0 * 32
     assert layers(a_workload(a_table("p"))).sequence_width == 0
+
+
+def test_layers_of_unknown_wiring_run_behind_the_lookups() -> None:
+    known = a_workload(dense=DenseArch(13, (64, 32), (64, 1), "concat"))
+    loose = a_workload(dense=DenseArch(1, (), (), "concat", linears=((13, 64), (64, 32))))
+    layers = DenseLayers(loose, hardware())
+    assert layers.bottom == []
+    assert [(layer.name, layer.parameters) for layer in layers.top] == [
+        ("linear.0", 14 * 64),
+        ("linear.1", 65 * 32),
+    ]
+    assert layers.top[0].forward_ms == DenseLayers(known, hardware()).bottom[0].forward_ms

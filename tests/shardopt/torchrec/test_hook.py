@@ -1,0 +1,385 @@
+"""The planner hook: what TorchRec's own planner does, with our choice of plan."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torchrec")
+
+import torch
+import torchrec
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import nn
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embedding_tower_sharding import EmbeddingTowerSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.planner.stats import EmbeddingStats
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.types import PlanLoader, PlannerError, PlannerErrorType
+from torchrec.distributed.types import CacheParams
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from torchrec.modules.embedding_tower import EmbeddingTower
+from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+from predictor.errors import InputError
+from predictor.units import GIB
+from shardopt import from_torchrec, predict
+from shardopt.config.write import write_model
+from shardopt.torchrec import ShardoptPerfModel, ShardoptPlanner, to_yaml
+from tests.builders import a_table, a_workload
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+EFFORT = 0.05
+
+
+def bag(name: str, rows: int = 10_000, dim: int = 64, features: int = 1) -> EmbeddingBagConfig:
+    return EmbeddingBagConfig(
+        name=name,
+        num_embeddings=rows,
+        embedding_dim=dim,
+        feature_names=[f"{name}_f{i}" for i in range(features)],
+    )
+
+
+class Model(nn.Module):
+    """Two tables and an over arch of two layers."""
+
+    def __init__(self, *bags: EmbeddingBagConfig, **more: Any) -> None:
+        super().__init__()
+        tables = list(bags) or [bag("a", 100_000), bag("b")]
+        self.ebc = torchrec.EmbeddingBagCollection(
+            tables=tables, device=torch.device("meta"), **more
+        )
+        self.over = nn.Sequential(nn.Linear(128, 32), nn.ReLU(), nn.Linear(32, 1))
+
+
+def factors(**of: float) -> dict[str, ParameterConstraints]:
+    return {name: ParameterConstraints(pooling_factors=[value]) for name, value in of.items()}
+
+
+def topology(world: int = 4, hbm: int = 16 * GIB, **more: Any) -> Topology:
+    return Topology(world_size=world, compute_device="cuda", hbm_cap=hbm, **more)
+
+
+def planner(**more: Any) -> ShardoptPlanner:
+    given = {
+        "topology": topology(),
+        "batch_size": 512,
+        "hardware": "a100-80gb",
+        "constraints": factors(a=20.0, b=2.0),
+        "effort": EFFORT,
+        "debug": False,
+    }
+    return ShardoptPlanner(**{**given, **more})
+
+
+SHARDERS = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
+
+
+def workload_of(model: nn.Module, sharders: Sequence[Any] = SHARDERS, **more: Any) -> Any:
+    made = planner(**more)
+    made.plan(model, list(sharders))
+    assert made.found is not None
+    return made.found.problem.workload
+
+
+def test_it_is_a_torchrec_planner_and_plans_every_table() -> None:
+    made = planner()
+    assert isinstance(made, EmbeddingShardingPlanner)
+    plan = made.plan(Model(), SHARDERS)
+    assert set(plan.plan["ebc"]) == {"a", "b"}
+
+
+def test_the_plan_is_the_one_that_the_search_ranked_first() -> None:
+    made, model = planner(), Model()
+    plan = made.plan(model, SHARDERS)
+    assert made.found is not None
+    problem, best = made.found.problem, made.found.result.best
+    ours = from_torchrec(plan, model, world_size=4, local_world_size=4)
+    again = predict(problem.workload, problem.topology, problem.hardware, ours)
+    assert again.iteration_ms == pytest.approx(best.iteration_ms)
+    assert best.iteration_ms <= min(made.found.result.baselines.values()) * (1 + 1e-9)
+
+
+def test_a_planner_may_be_asked_twice_and_answers_alike() -> None:
+    made = planner()
+    first, second = (str(made.plan(Model(), SHARDERS)) for _ in range(2))
+    assert first == second == str(planner().plan(Model(), SHARDERS))
+
+
+def test_a_module_without_tables_has_an_empty_plan() -> None:
+    assert planner().plan(nn.Linear(2, 2), SHARDERS).plan == {}
+
+
+# --- facts ------------------------------------------------------------------------------------
+
+
+def test_a_pooling_factor_that_nobody_gave_is_asked_for() -> None:
+    with pytest.raises(InputError, match=r"table 'b'.*'b_f0' has no pooling factor.*constraints="):
+        planner(constraints=factors(a=20.0)).plan(Model(), SHARDERS)
+
+
+def test_one_pooling_factor_for_two_features_is_refused() -> None:
+    model = Model(bag("a", features=2), bag("b"))
+    with pytest.raises(InputError, match=r"2 features .a_f0, a_f1.*1 pooling_factors"):
+        planner().plan(model, SHARDERS)
+
+
+def test_features_and_pooling_come_from_the_config() -> None:
+    config = bag("a", features=2)
+    config.pooling = PoolingType.MEAN
+    told = {**factors(b=2.0), "a": ParameterConstraints(pooling_factors=[3.0, 5.0])}
+    table = workload_of(Model(config, bag("b")), constraints=told).tables
+    (a,) = (t for t in table if t.name == "a")
+    assert [(f.name, f.pooling_factor) for f in a.features] == [("a_f0", 3.0), ("a_f1", 5.0)]
+    assert a.pooling == "mean"
+
+
+def test_the_optimizer_comes_from_the_backward() -> None:
+    model = Model()
+    apply_optimizer_in_backward(torchrec.optim.Adam, model.ebc.parameters(), {"lr": 0.1})
+    assert {t.optimizer for t in workload_of(model).tables} == {"adam"}
+
+
+def test_the_optimizer_comes_from_the_fused_params_too() -> None:
+    sharder = EmbeddingBagCollectionSharder(fused_params={"optimizer": EmbOptimType.EXACT_ADAGRAD})
+    assert {t.optimizer for t in workload_of(Model(), [sharder]).tables} == {"exact_adagrad"}
+
+
+def test_the_dense_layers_are_read_and_cost_time() -> None:
+    wide = Model()
+    wide.over = nn.Sequential(nn.Linear(4096, 4096), nn.Linear(4096, 4096))
+    assert workload_of(Model()).dense.linears == ((128, 32), (32, 1))
+    made = {}
+    for name, model in (("narrow", Model()), ("wide", wide)):
+        one = planner(batch_size=8192)
+        one.plan(model, SHARDERS)
+        made[name] = one.found.result.best.iteration_ms
+    assert made["wide"] > made["narrow"]
+
+
+def test_a_model_file_says_what_no_module_holds(tmp_path: Any) -> None:
+    known = a_workload(a_table("a", 100_000), a_table("b", 10_000), batch_size=64)
+    write_model(tmp_path / "model.yaml", known)
+    made = ShardoptPlanner(
+        topology(), hardware="a100-80gb", effort=EFFORT, debug=False, model=tmp_path / "model.yaml"
+    )
+    model = Model(bag("a", 100_000), bag("b"))
+    for config, of in zip(model.ebc.embedding_bag_configs(), known.tables, strict=True):
+        config.feature_names[:] = [f.name for f in of.features]
+    made.plan(model, SHARDERS)
+    workload = made.found.problem.workload
+    assert workload.batch_size == 64
+    assert {f.pooling_factor for t in workload.tables for f in t.features} == {2.0}
+    assert workload.dense == known.dense
+
+
+def test_without_a_batch_size_torchrecs_default_is_taken_and_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "shardopt"):
+        workload = workload_of(Model(), batch_size=None)
+    assert workload.batch_size == 512
+    assert "512" in caplog.text
+
+
+def test_bandwidths_in_bytes_per_second_are_refused() -> None:
+    with pytest.raises(InputError, match=r"intra_host_bw.*bytes per millisecond.*4.5e.08"):
+        planner(topology=topology(intra_host_bw=450e9))
+
+
+# --- constraints and memory ---------------------------------------------------------------------
+
+
+def test_constraints_are_kept() -> None:
+    told = factors(a=20.0, b=2.0)
+    told["a"].sharding_types = ["row_wise"]
+    told["b"].sharding_types = ["table_wise"]
+    told["b"].compute_kernels = ["fused_uvm_caching"]
+    told["b"].cache_params = CacheParams(load_factor=0.3)
+    plan = planner(constraints=told).plan(Model(), SHARDERS).plan["ebc"]
+    assert plan["a"].sharding_type == "row_wise"
+    assert plan["a"].ranks == [0, 1, 2, 3]
+    assert (plan["b"].sharding_type, plan["b"].compute_kernel) == (
+        "table_wise",
+        "fused_uvm_caching",
+    )
+    assert plan["b"].cache_params.load_factor == 0.3
+
+
+def test_the_reservation_is_kept_free() -> None:
+    """Two tables of 5.1 GB: on ranks of 8 GiB there is room for one each, with a reserve."""
+    model = Model(bag("a", 20_000_000), bag("b", 20_000_000))
+    told = factors(a=1.0, b=1.0)
+    for constraint in told.values():
+        constraint.sharding_types = ["table_wise"]
+        constraint.compute_kernels = ["fused"]
+    made = planner(
+        topology=topology(2, 8 * GIB),
+        constraints=told,
+        storage_reservation=FixedPercentageStorageReservation(0.1),
+    )
+    plan = made.plan(model, SHARDERS).plan["ebc"]
+    assert {*plan["a"].ranks, *plan["b"].ranks} == {0, 1}
+    tight = planner(
+        topology=topology(2, 8 * GIB),
+        constraints=told,
+        storage_reservation=FixedPercentageStorageReservation(0.5),
+    )
+    with pytest.raises(PlannerError, match=r"Possible solutions") as caught:
+        tight.plan(model, SHARDERS)
+    assert caught.value.error_type is PlannerErrorType.INSUFFICIENT_STORAGE
+
+
+def test_what_fits_nowhere_as_a_whole_is_a_strict_constraint() -> None:
+    model = Model(bag("a", 20_000_000))
+    told = factors(a=1.0)
+    told["a"].sharding_types, told["a"].compute_kernels = ["table_wise"], ["fused"]
+    made = planner(topology=topology(4, 4 * GIB), constraints=told)
+    with pytest.raises(PlannerError) as caught:
+        made.plan(model, SHARDERS)
+    assert caught.value.error_type is PlannerErrorType.STRICT_CONSTRAINTS
+    assert "rank" in str(caught.value)
+
+
+# --- modules --------------------------------------------------------------------------------
+
+
+def test_an_embedding_collection_is_planned() -> None:
+    config = EmbeddingConfig(name="a", num_embeddings=1000, embedding_dim=32, feature_names=["f"])
+    ec = torchrec.EmbeddingCollection(tables=[config], device=torch.device("meta"))
+    model = nn.Module()
+    model.seq = ec
+    made = planner(constraints=factors(a=20.0))
+    assert set(made.plan(model, SHARDERS).plan["seq"]) == {"a"}
+    assert made.found.problem.workload.tables[0].pooling == "none"
+
+
+def test_weighted_modules_are_weighted() -> None:
+    assert all(t.weighted for t in workload_of(Model(is_weighted=True)).tables)
+
+
+def test_a_module_may_be_the_root() -> None:
+    plan = planner().plan(Model().ebc, SHARDERS)
+    assert set(plan.plan[""]) == {"a", "b"}
+
+
+def test_tables_of_one_name_in_two_modules_are_both_planned() -> None:
+    model = nn.Module()
+    model.one, model.two = Model(bag("a")).ebc, Model(bag("a", 99)).ebc
+    plan = planner(constraints=factors(a=2.0)).plan(model, SHARDERS)
+    assert {path: set(tables) for path, tables in plan.plan.items()} == {"one": {"a"}, "two": {"a"}}
+    assert plan.plan["two"]["a"].ranks is not None
+
+
+def test_a_feature_processor_keeps_to_what_torchrec_allows() -> None:
+    from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+
+    ebc = Model(bag("a"), is_weighted=True).ebc
+    processor = PositionWeightedModuleCollection({"a_f0": 10}, device=torch.device("meta"))
+    model = nn.Module()
+    model.fp = FeatureProcessedEmbeddingBagCollection(ebc, processor)
+    made = planner(constraints=factors(a=2.0))
+    plan = made.plan(model, [FeatureProcessedEmbeddingBagCollectionSharder()])
+    assert set(plan.plan["fp"]) == {"a"}
+    types = made.found.problem.workload.tables[0].constraints.sharding_types
+    assert "row_wise" not in types
+
+
+def test_towers_are_refused_with_a_reason() -> None:
+    tower = EmbeddingTower(Model(bag("a")).ebc, nn.Linear(64, 64))
+    model = nn.Module()
+    model.tower = tower
+    with pytest.raises(InputError, match=r"table 'a'.*tower.*EmbeddingShardingPlanner"):
+        planner().plan(model, [EmbeddingTowerSharder()])
+
+
+# --- what rides along --------------------------------------------------------------------------
+
+
+def test_callbacks_and_statistics_see_placed_options_with_estimates() -> None:
+    seen: list[Any] = []
+
+    class Told(EmbeddingStats):
+        def log(self, *args: Any, **kwargs: Any) -> None:
+            super().log(*args, **kwargs)
+            seen.append(kwargs["best_plan"])
+
+    def callback(options: list[Any]) -> list[Any]:
+        seen.append(options)
+        return options
+
+    planner(stats=Told(), callbacks=[callback]).plan(Model(), SHARDERS)
+    assert len(seen) == 2
+    for options in seen:
+        for option in options:
+            for shard in option.shards:
+                assert shard.rank is not None
+                assert shard.perf.total > 0
+                assert shard.storage is not None
+
+
+def test_a_loaded_plan_is_not_searched_again() -> None:
+    first = planner()
+    first.plan(Model(), SHARDERS)
+    kept = {option.storage_hash(): option for option in first._best_plan}
+
+    class Loader(PlanLoader):
+        def load(self) -> dict[int, Any]:
+            return kept
+
+        def plan_context_hash(self) -> str:
+            return first.hash_planner_context_inputs_str()
+
+        def get_plan_id(self) -> str:
+            return "kept"
+
+    second = planner(plan_loader=Loader())
+    plan = second.plan(Model(), SHARDERS)
+    assert str(plan) == str(first.plan(Model(), SHARDERS))
+    assert second.found is None
+
+
+def test_a_model_file_of_a_module_gives_the_same_plan(tmp_path: Any) -> None:
+    model, told = Model(), factors(a=20.0, b=2.0)
+    workload = to_yaml(model, tmp_path / "m.yaml", batch_size=512, constraints=told)
+    found = workload_of(model)
+    assert [t.features for t in workload.tables] == [t.features for t in found.tables]
+    assert workload.dense == found.dense
+    again = planner(model=tmp_path / "m.yaml", constraints=None).plan(model, SHARDERS)
+    assert str(again) == str(planner().plan(model, SHARDERS))
+
+
+def test_torchrecs_own_planner_can_rate_by_our_prediction() -> None:
+    model, told = Model(), factors(a=20.0, b=2.0)
+    model_of_time = ShardoptPerfModel(
+        topology(), model, SHARDERS, 512, hardware="a100-80gb", constraints=told
+    )
+    rated: list[float] = []
+
+    class Watched(ShardoptPerfModel):
+        def rate(self, plan: list[Any]) -> float:
+            rated.append(model_of_time.rate(plan))
+            return rated[-1]
+
+    theirs = EmbeddingShardingPlanner(
+        topology=topology(),
+        batch_size=512,
+        constraints=told,
+        performance_model=Watched(topology(), model, SHARDERS, 512, hardware="a100-80gb"),
+        debug=False,
+    )
+    plan = from_torchrec(theirs.plan(model, SHARDERS), model, world_size=4, local_world_size=4)
+    made = planner()
+    made.plan(model, SHARDERS)
+    problem = made.found.problem
+    chosen = predict(problem.workload, problem.topology, problem.hardware, plan)
+    assert chosen.iteration_ms == pytest.approx(min(rated))
+    assert made.found.result.best.iteration_ms <= min(rated) * (1 + 1e-9)
