@@ -44,6 +44,8 @@ OPS: tuple[Op, ...] = ("all_to_all", "all_reduce", "reduce_scatter", "all_gather
 # Curves are tabulated once per scope, so that scoring many plans costs one interpolation. Sixteen
 # points an octave keep the chord within 0.1 % of a curve that bends once an octave.
 _FIRST_OCTAVE, _LAST_OCTAVE, _PER_OCTAVE = 8, 38, 16
+_LARGE = 2.0**36
+"""A message of which only the bandwidth is left."""
 
 
 def bus_factor(op: str, ranks: int) -> float:
@@ -85,8 +87,12 @@ def transfer_ms(curve: Curve, bus_bytes: Array, ranks: int) -> Array:
 
 @dataclass(frozen=True)
 class _Level:
-    """Ranks joined by one link: ``inner`` of them are already joined by faster ones."""
+    """Ranks joined by one link: ``inner`` of them are already joined by faster ones.
 
+    ``group`` of the profile is where the link's costs per byte come from.
+    """
+
+    group: str
     link: dict[str, Curve]
     inner: int
     outer: int
@@ -127,6 +133,19 @@ class Collectives:
         """ms, in the shape of ``size_bytes``."""
         return self._time("all_gather", size_bytes, scope)
 
+    def direct(self, size_bytes: ArrayLike, scope: Scope = "intra") -> Array:
+        """ms of a kernel that loads from or stores to the other ranks' memory, all pairs alike.
+
+        It has neither NCCL's protocols nor its staging buffers: the all-to-all's latency and the
+        bandwidth of its largest messages. Sizes as of an all-to-all.
+        """
+        size = np.asarray(size_bytes, dtype=np.float64)
+        first, last = (
+            self._time("all_to_all", _LARGE, scope),
+            self._time("all_to_all", 2 * _LARGE, scope),
+        )
+        return np.asarray(self.floor_ms("all_to_all", scope) + size * (last - first) / _LARGE)
+
     def floor_ms(self, op: Op, scope: Scope = "world") -> float:
         """Time of an empty message: a lower bound at every size."""
         return float(self._time(op, 0.0, scope))
@@ -134,6 +153,16 @@ class Collectives:
     def ranks(self, scope: Scope) -> int:
         """Ranks that take part."""
         return self._levels(scope)[-1].outer if self._levels(scope) else 1
+
+    def shares(self, op: Op, scope: Scope) -> list[tuple[str, float]]:
+        """Group of the profile -> size of the message that its link sees, over the whole one.
+
+        A message of that size among the ranks that the link alone joins moves the same bus bytes.
+        """
+        levels = self._levels(scope)
+        if op == "all_to_all":
+            return [(v.group, (v.outer - v.inner + 1) / levels[-1].outer) for v in levels]
+        return [(level.group, 1 / level.inner) for level in levels]
 
     @cached_property
     def _sizes(self) -> Array:
@@ -164,15 +193,17 @@ class Collectives:
         group = min(top.intra_group_size, top.world_size)
         links = self.hardware.collectives
         if scope == "cross":
-            bounds = [(_curves(links.inter), 1, top.groups)]
+            bounds = [("collectives.inter", _curves(links.inter), 1, top.groups)]
         else:
             bounds = [
-                (_curves(links.intra), 1, domain),
-                (_host_link(self.hardware), domain, group),
+                ("collectives.intra", _curves(links.intra), 1, domain),
+                ("memory", _host_link(self.hardware), domain, group),
             ]
             if scope == "world":
-                bounds.append((_curves(links.inter), group, top.world_size))
-        return [_Level(*bound) for bound in bounds if bound[2] > bound[1]]
+                inter = _curves(links.inter)
+                bounds.append(("collectives.inter", inter, group, top.world_size))
+        levels = [_Level(*bound) for bound in bounds]
+        return [level for level in levels if level.outer > level.inner]
 
 
 def _curves(link: Link) -> dict[str, Curve]:

@@ -18,6 +18,11 @@ from predictor.errors import InputError, did_you_mean
 Row = Mapping[str, str]
 T = TypeVar("T")
 
+SMALLEST, LARGEST = 1e-12, 1e15
+"""Of any figure in a table of measurements, whatever its unit: beyond lies a slip of the pen."""
+MOST_RANKS = 2**16
+"""No machine has more, and every rank takes memory here."""
+
 
 @dataclass
 class Table(Generic[T]):
@@ -26,72 +31,106 @@ class Table(Generic[T]):
     rows: list[T] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
+    @property
+    def told(self) -> list[str]:
+        """How many rows were left out, and which; nothing if none was."""
+        return skipped_lines(self.problems)
+
 
 def read_table(path: Path, columns: Sequence[str], parse: Callable[[Row], T]) -> Table[T]:
-    """Every row of a CSV file, parsed.
+    """Every row of a CSV file, parsed; a row is one line.
 
     Args:
         columns: that the file must have.
         parse: raises ValueError with a text for a row that it cannot read.
 
     Raises:
-        InputError: the file cannot be read at all, or lacks a column.
+        InputError: the file cannot be read at all, is empty, or lacks a column.
     """
+    lines = _numbered_lines(path)
+    header = _header(path, next(lines, (1, "")), columns)
     found: Table[T] = Table()
-    for number, row in numbered_rows(path, columns):
+    for line, text in lines:
         try:
-            if None in row or None in row.values():
-                raise ValueError(f"has not the {len(row)} columns of the header")
-            found.rows.append(parse(row))
+            cells = _cells(text)
+            if len(cells) != len(header):
+                raise ValueError(f"has not the {len(header)} columns of the header")
+            found.rows.append(parse(dict(zip(header, cells, strict=True))))
         except ValueError as error:
-            found.problems.append(f"{path.name}:{number}: {error}")
+            found.problems.append(f"{path.name}:{line}: {error}")
     return found
 
 
-def numbered_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line number, row) of a CSV file.
+def skipped_lines(problems: Sequence[str]) -> list[str]:
+    """The count of rows left out, then a line for each; nothing if there are none."""
+    head = [f"rows left out that cannot be read: {len(problems)}"] if problems else []
+    return head + [f"    {text}" for text in problems]
 
-    Raises:
-        InputError: the file cannot be read, or lacks one of ``columns``.
-    """
+
+def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """(line number, text) of the lines that are neither empty nor comments."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from error
-    kept = [(i, text) for i, text in enumerate(lines, start=1) if not text.startswith("#")]
-    reader = csv.DictReader([text for _, text in kept])
-    header = list(reader.fieldnames or ())
+    for number, line in enumerate(text.split("\n"), start=1):
+        kept = line.removesuffix("\r")
+        if kept and not kept.startswith("#"):
+            yield number, kept
+
+
+def _cells(line: str) -> list[str]:
+    try:
+        return next(csv.reader([line], strict=True))
+    except csv.Error as error:
+        raise ValueError(f"is no CSV: {error}") from error
+
+
+def _header(path: Path, first: tuple[int, str], columns: Sequence[str]) -> list[str]:
+    number, text = first
+    if not text:
+        raise InputError(f"{path}: is empty; it needs the columns {', '.join(columns)}")
+    try:
+        header = _cells(text)
+    except ValueError as error:
+        raise InputError(f"{path}:{number}: {error}") from error
     for column in columns:
+        if header.count(column) > 1:
+            raise InputError(f"{path}:{number}: column '{column}' is there twice")
         if column not in header:
             hint = did_you_mean(column, header)
-            raise InputError(f"{path}: no column '{column}'{hint}; it has {', '.join(header)}")
-    for row in reader:
-        yield kept[reader.line_num - 1][0], row
+            known = ", ".join(header)
+            raise InputError(f"{path}:{number}: no column '{column}'{hint}; it has {known}")
+    return header
 
 
 def number(row: Row, column: str) -> float:
-    """A finite number above zero.
+    """A number above zero, of a size that something measured can have.
 
     Raises:
         ValueError: it is none.
     """
-    text = (row[column] or "").strip()
+    text = row[column].strip()
     try:
         value = float(text)
     except ValueError:
         raise ValueError(f"{column} is '{text}', not a number") from None
     if not math.isfinite(value) or value <= 0:
         raise ValueError(f"{column} is {text}; it must be above 0")
+    if not SMALLEST <= value <= LARGEST:
+        raise ValueError(f"{column} is {text}; nothing measured is so small or large")
     return value
 
 
-def count(row: Row, column: str) -> int:
+def count(row: Row, column: str, most: float = LARGEST) -> int:
     """A whole number of at least one.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is none, or above ``most``.
     """
     value = number(row, column)
     if value != int(value):
         raise ValueError(f"{column} is {row[column]}, not a whole number")
+    if value > most:
+        raise ValueError(f"{column} is {row[column]}; it must be at most {most:,g}")
     return int(value)

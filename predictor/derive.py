@@ -2,6 +2,8 @@
 
 A card's datasheet goes in, a profile comes out, by the rules that each group's ``source`` states.
 ``python -m predictor.derive DIR`` writes the files; a test holds the shipped ones against it.
+Ranges and errors are computed from public rows by `shardopt.suites.known_errors`; what a shipped
+file states of them is kept.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from typing import Any
 
 import yaml
 
-from predictor.hardware import load_hardware
-from predictor.profile_schema import HardwareProfile
+from predictor.hardware import list_hardware, load_hardware
+from predictor.profile_facts import Facts, with_facts
+from predictor.profile_schema import GROUP_NAMES, HardwareProfile
 
 HBM_SHARE = 0.8946
 """Of its datasheet bandwidth that A100-40GB streams (owensgroup/ml_perf_model)."""
@@ -140,7 +143,7 @@ CARDS = (
 def derive(card: Card) -> dict[str, Any]:
     """The profile of a card as its file holds it."""
     like = load_hardware(card.like)
-    data = like.model_dump(mode="json", by_alias=True, exclude_none=True)
+    data = like.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"known_error"})
     data |= {
         "name": card.name,
         "title": card.title,
@@ -265,12 +268,15 @@ class _Dumper(yaml.SafeDumper):
 
 
 def text_of(card: Card) -> str:
-    """The file of a card."""
+    """The file of a card, with the ranges and errors that the shipped one states."""
     head = (
         f"# {card.title}\n# Written by `python -m predictor.derive`: change the rules there, "
         "not the figures here.\n"
     )
-    return head + yaml.dump(derive(card), Dumper=_Dumper, sort_keys=False, width=96)
+    text = head + yaml.dump(derive(card), Dumper=_Dumper, sort_keys=False, width=96)
+    if card.name not in list_hardware():
+        return text
+    return with_facts(text, GROUP_NAMES, Facts.stated(load_hardware(card.name)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from predictor import units
 from predictor.fit import TRUSTED_ERROR, gmae, mape
 from predictor.fit_gemm import GemmRows, fit_gemm, gemm_errors
-from predictor.profile_groups import CpuEmbedding, Gemm
+from predictor.profile_groups import CpuEmbedding, Gemm, KnownError
 
 Array = NDArray[np.float64]
 
@@ -88,6 +88,15 @@ class HeldOut:
     def bias(self) -> float:
         """Median error, signed."""
         return float(np.median(self.errors)) if self.n else math.nan
+
+    @property
+    def known(self) -> KnownError | None:
+        """What a profile states of its group."""
+        if not self.n:
+            return None
+        mean, geomean = round(self.mape, 4), round(self.gmae, 4)
+        rows = "points left out of the fit"
+        return KnownError(suite="calibrate", rows=rows, n=self.n, mean=mean, geomean=geomean)
 
     @property
     def rms(self) -> float:

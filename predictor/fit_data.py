@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from predictor.csv_rows import Row, count, number, read_table
+from predictor.csv_rows import MOST_RANKS, Row, count, number, read_table, skipped_lines
 from predictor.fit import Rows, Score, fit_curve, score_every_second, score_ranks
 from predictor.fit_gemm import report_gemm
 from predictor.profile_schema import Curve
@@ -31,12 +30,6 @@ OPS = {
 }
 FEWEST_ROWS = 8
 """Fewer sizes than this are not worth a fit."""
-
-
-def read_csv(path: Path) -> list[dict[str, str]]:
-    """Rows by column name; lines that start with ``#`` are comments."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(line for line in file if not line.startswith("#")))
 
 
 @dataclass(frozen=True)
@@ -72,15 +65,15 @@ def _nccl(row: Row) -> tuple[Key, tuple[float, float, float]]:
     timed = "time_us_out_of_place" if row["time_us_out_of_place"] else "time_us_in_place"
     platform = f"{row['gpu']} ({row['source'].split(',')[0]})"
     op = OPS.get(row["collective"], row["collective"])
-    ranks, hosts = count(row, "n_gpus"), count(row, "nodes")
-    key = (platform, f"{hosts}x{ranks // hosts}", op)
+    ranks, hosts = _ranks(row, "n_gpus"), count(row, "nodes")
+    key = (platform, f"{hosts}x{_parts(ranks, hosts)}", op)
     return key, (number(row, "size_bytes"), float(ranks), number(row, timed))
 
 
 def _vidur(row: Row) -> tuple[Key, tuple[float, float, float]]:
-    ranks, local = count(row, "num_workers"), count(row, "devices_per_node")
+    ranks, local = _ranks(row, "num_workers"), count(row, "devices_per_node")
     op = OPS.get(row["collective"], row["collective"])
-    key = (f"{row['platform']} (vidur)", f"{ranks // local}x{local}", op)
+    key = (f"{row['platform']} (vidur)", f"{_parts(ranks, local)}x{local}", op)
     # the shortest over ranks and repeats: a kernel that starts early only waits for the others
     return key, (number(row, "size"), float(ranks), number(row, "us_min"))
 
@@ -88,7 +81,20 @@ def _vidur(row: Row) -> tuple[Key, tuple[float, float, float]]:
 def _vtrain(row: Row) -> tuple[Key, tuple[float, float, float]]:
     key = (f"{row['gpu']} (vtrain)", "1x2..8", "all_reduce")
     time = number(row, "time_us_out_of_place")
-    return key, (number(row, "size_bytes"), float(count(row, "n_gpus")), time)
+    return key, (number(row, "size_bytes"), float(_ranks(row, "n_gpus")), time)
+
+
+def _ranks(row: Row, column: str) -> int:
+    ranks = count(row, column, MOST_RANKS)
+    if ranks == 1:
+        raise ValueError(f"{column} is 1; a rank alone exchanges nothing")
+    return ranks
+
+
+def _parts(ranks: int, by: int) -> int:
+    if ranks % by:
+        raise ValueError(f"{ranks} ranks do not divide by {by}")
+    return ranks // by
 
 
 _READERS = {
@@ -110,7 +116,8 @@ COLLECTIVE_FILES = tuple(_READERS)
 
 def report(folder: Path) -> Iterator[str]:
     """Lines of text: fitted constants and held-out errors of everything in ``folder``."""
-    for (platform, wiring, op), rows in collective_rows(folder).items():
+    found = read_collectives(folder)
+    for (platform, wiring, op), rows in found.tables.items():
         if len(set(rows.size_bytes)) < FEWEST_ROWS:
             continue
         yield f"{platform} {wiring} {op}: {_shown(score_every_second(rows, op))}"
@@ -118,6 +125,7 @@ def report(folder: Path) -> Iterator[str]:
         if len(set(rows.ranks)) > 3:
             held_out = score_ranks(rows, op, (2, 4, 8))
             yield f"    fitted at 2, 4, 8 ranks, other rank counts: {_shown(held_out)}"
+    yield from skipped_lines(found.problems)
     yield from report_gemm(folder / GEMM_FILE)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from predictor.csv_rows import Row, Table, number, read_table
 from predictor.fit import gmae, mape
 from predictor.kernels.gemm import gemm_times
 from predictor.profile_groups import Gemm
@@ -103,14 +104,33 @@ def fit_gemm(rows: GemmRows, sms: int, hbm: float, base: Gemm, dtype: str = "fp3
     return candidate(found.x)
 
 
-def read_gemm(rows: Sequence[dict[str, str]]) -> dict[tuple[str, str], GemmRows]:
-    """(device, split) -> rows of the NeuSight table; a batch multiplies m."""
-    found: dict[tuple[str, str], list[tuple[float, float, float, float]]] = {}
-    for row in rows:
-        m = float(row["B"]) * float(row["M"])
-        values = (m, float(row["N"]), float(row["K"]), float(row["latency_ms"]))
-        found.setdefault((row["device"], row["split"]), []).append(values)
-    return {key: GemmRows.of(values) for key, values in sorted(found.items())}
+Key = tuple[str, str]
+"""Device and split."""
+Timing = tuple[float, float, float, float]
+"""m, n, k and ms."""
+
+
+def read_gemm(path: Path) -> Table[tuple[Key, Timing]]:
+    """Rows of the NeuSight table; a batch multiplies m.
+
+    Raises:
+        InputError: the file cannot be read, or lacks a column.
+    """
+    return read_table(path, ("split", "device", "B", "M", "N", "K", "latency_ms"), _parse)
+
+
+def _parse(row: Row) -> tuple[Key, Timing]:
+    m = number(row, "B") * number(row, "M")
+    timing = (m, number(row, "N"), number(row, "K"), number(row, "latency_ms"))
+    return (row["device"], row["split"]), timing
+
+
+def by_split(rows: Iterable[tuple[Key, Timing]]) -> dict[Key, GemmRows]:
+    """(device, split) -> its rows, in the order of the table."""
+    found: dict[Key, list[Timing]] = {}
+    for key, timing in rows:
+        found.setdefault(key, []).append(timing)
+    return {key: GemmRows.of(timings) for key, timings in found.items()}
 
 
 FITTED_DEVICES = {
@@ -120,22 +140,25 @@ FITTED_DEVICES = {
 }
 
 
-def report_gemm(path: Path) -> list[str]:
+def report_gemm(path: Path) -> Iterator[str]:
     """Fitted constants and test-split errors of the devices that profiles take them from."""
-    from predictor.fit_data import read_csv
     from predictor.hardware import load_hardware
 
     if not path.is_file():
-        return []
-    tables, lines = read_gemm(read_csv(path)), []
+        return
+    read = read_gemm(path)
+    tables = by_split(read.rows)
     for device, name in FITTED_DEVICES.items():
+        if not {(device, "train"), (device, "test")} <= tables.keys():
+            continue
         hw = load_hardware(name)
         fitted = fit_gemm(tables[device, "train"], hw.sms, hw.memory.hbm, hw.gemm)
         error = gemm_errors(fitted, hw.sms, hw.memory.hbm, tables[device, "test"])
-        lines += [
-            f"{device} fp32: {len(error)} test rows, GMAE {gmae(error):.1%}, "
-            f"MAPE {mape(error):.1%}",
+        yield (
+            f"{device} fp32: {len(error)} test rows, GMAE {gmae(error):.1%}, MAPE {mape(error):.1%}"
+        )
+        yield (
             f"    tflops: {fitted.tflops['fp32']:.4g}, prologue_k: {fitted.prologue_k:.4g}, "
-            f"timing_floor_us: {fitted.timing_floor_us:.4g}, split_k: {fitted.split_k}",
-        ]
-    return lines
+            f"timing_floor_us: {fitted.timing_floor_us:.4g}, split_k: {fitted.split_k}"
+        )
+    yield from read.told

@@ -18,6 +18,7 @@ from predictor.graph import Graph
 from predictor.hardware import Group, HardwareProfile, ProvenanceKind, weakest
 from predictor.memory import RankMemory, plan_memory
 from predictor.plan import ShardingPlan, TablePlan
+from predictor.ranges import Asked, OutOfRange, out_of_range
 from predictor.timeline import Timeline, simulate
 from predictor.topology import Topology
 from predictor.workload import Workload
@@ -48,8 +49,7 @@ class RankLoad:
 
     Args:
         busy_ms: phase -> time that the rank's own kernels and transfers take.
-        idle_ms: time in which its compute stream has nothing to do: waiting for other ranks, for
-            transfers or for the host.
+        idle_ms: time in which its compute stream waits: for other ranks, transfers or the host.
     """
 
     rank: int
@@ -67,6 +67,7 @@ class Prediction:
         breakdown: phase -> part of the critical path; the parts sum to ``iteration_ms``.
         provenance: the weakest of the constants on the critical path.
         critical_path: the chain itself, in order of time.
+        out_of_range: what the profile was asked beyond the rows behind it.
     """
 
     iteration_ms: float
@@ -78,6 +79,7 @@ class Prediction:
     critical_path: tuple[Segment, ...]
     graph: Graph
     timeline: Timeline
+    out_of_range: tuple[OutOfRange, ...] = ()
 
 
 def predict(
@@ -87,8 +89,7 @@ def predict(
 
     Args:
         workload: the model and its batch per rank.
-        topology: ranks and the memory left for shards.
-        hardware: costs.
+        topology, hardware: ranks with the memory left for shards, and their costs.
         plan: one sharding per table of the workload, for the topology's world size.
 
     Raises:
@@ -96,6 +97,7 @@ def predict(
     """
     candidate = candidate_of(workload, topology, plan)
     batch = BatchPredictor(workload, topology, hardware)
+    asked = Asked(batch.costs)
     graph = batch.graph(batch.totals(candidate)[None])
     timeline = simulate(graph, keep_steps=True)
     path = critical_path(graph, timeline)
@@ -110,6 +112,7 @@ def predict(
         critical_path=tuple(path),
         graph=graph,
         timeline=timeline,
+        out_of_range=out_of_range(batch, candidate, asked),
     )
 
 

@@ -6,9 +6,9 @@ Keys carry their unit (``..._gb_s`` is 10^9 bytes per second, ``..._us`` microse
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from predictor import units
 
@@ -37,14 +37,34 @@ class Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class KnownError(Model):
+    """Absolute relative errors on measurements that no constant was fitted to.
+
+    Args:
+        suite: what computes it again: a suite of ``shardopt validate``, or what fitted the group.
+        rows: which they are.
+        n: how many.
+        mean: of the absolute errors, a fraction.
+        geomean: geometric mean of the same, a fraction; smaller, and what the literature reports.
+    """
+
+    suite: str = Field(min_length=1)
+    rows: str = Field(min_length=1)
+    n: int = Field(ge=1)
+    mean: NonNegative
+    geomean: NonNegative
+
+
 class Provenance(Model):
-    """Where a group's constants come from.
+    """Where a group's constants come from, and how far they can be trusted.
 
     Args:
         kind: ``published`` figures are fits of, or quotes from, a public source; ``derived`` ones
             follow from published figures of other hardware by the rule that ``source`` states.
         n: rows behind the fit.
-        range: quantity -> [low, high] that the rows cover, e.g. ``size_bytes: [32, 8.6e9]``.
+        range: quantity -> [low, high] that the rows cover, e.g. ``size_bytes: [32, 8.6e9]``;
+            `predictor.ranges` says which are checked.
+        error: of the group alone on rows held out; None: not validated.
     """
 
     kind: ProvenanceKind
@@ -52,7 +72,15 @@ class Provenance(Model):
     versions: str | None = None
     date: str | None = None
     n: int | None = Field(default=None, ge=0)
-    range: dict[str, tuple[float, float]] = {}
+    range: dict[str, tuple[FiniteFloat, FiniteFloat]] = {}
+    error: KnownError | None = None
+
+    @model_validator(mode="after")
+    def _check_range(self) -> Self:
+        for quantity, (low, high) in self.range.items():
+            if low > high:
+                raise ValueError(f"range.{quantity} goes from {low:g} down to {high:g}")
+        return self
 
 
 class Group(Model):
@@ -178,6 +206,16 @@ class CudaEmbedding(Group):
     """Per lookup: linearising, histogram and run-length passes around the sort."""
     segment_rows: Positive
     """Lookups of one row that a single thread block accumulates."""
+    warps_per_sm: NonNegative = 0.0
+    """Warps of the forward kernel that one SM holds; 0: tables never share the L2."""
+    row_latency_us: NonNegative = 0.0
+    """From one row of a bag to the next, where nothing else holds the lanes up."""
+    l2_latency: Fraction = 1.0
+    """Of that, for a row found in the L2."""
+    linearize_us: NonNegative = 0.0
+    """Numbering up to 32 ids of each of a warp's bags, beyond the shortest kernel."""
+    segment_us: NonNegative = 0.0
+    """Dependent loads and sums of one segment in the two update kernels, beyond the shortest."""
     kernel_us: NonNegative
     """Shortest time of one kernel of the sequence."""
     forward_kernels: int = Field(ge=1)

@@ -5,11 +5,11 @@ Load one with `predictor.hardware`; the groups are in `predictor.profile_groups`
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from predictor import units
 from predictor.profile_groups import (
@@ -18,6 +18,7 @@ from predictor.profile_groups import (
     Elementwise,
     Gemm,
     Group,
+    KnownError,
     Memory,
     Model,
     NonNegative,
@@ -25,6 +26,16 @@ from predictor.profile_groups import (
     Positive,
     ProvenanceKind,
     weakest,
+)
+
+GROUP_NAMES = (
+    "memory",
+    "gemm",
+    "embedding",
+    "elementwise",
+    "overheads",
+    "collectives.intra",
+    "collectives.inter",
 )
 
 
@@ -98,6 +109,7 @@ class HardwareProfile(Model):
         gpus_per_host: ranks per host as the platform is sold.
         nvlink_domain: ranks joined by NVLink; may be smaller or larger than a host.
         sms: streaming multiprocessors, or cores of one rank on a CPU.
+        known_error: of whole iterations that this profile predicted.
     """
 
     schema_version: Literal[1] = Field(alias="schema")
@@ -109,12 +121,14 @@ class HardwareProfile(Model):
     gpus_per_host: int = Field(ge=1)
     nvlink_domain: int = Field(ge=1)
     sms: int = Field(ge=1)
+    known_error: tuple[KnownError, ...] = ()
     memory: Memory
     gemm: Gemm
     embedding: Annotated[CudaEmbedding | CpuEmbedding, Field(discriminator="law")]
     elementwise: Elementwise
     overheads: Overheads
     collectives: CollectiveGroups
+    _origins: dict[str, str] | None = PrivateAttr(default=None)
 
     @property
     def inline(self) -> bool:
@@ -153,6 +167,17 @@ class HardwareProfile(Model):
             "collectives.intra": self.collectives.intra,
             "collectives.inter": self.collectives.inter,
         }
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """Group name -> the profile or file that gives it."""
+        return self._origins or dict.fromkeys(GROUP_NAMES, self.name)
+
+    def with_origins(self, origins: Mapping[str, str]) -> Self:
+        """The same profile, whose groups come from several files."""
+        copy = self.model_copy()
+        copy._origins = dict(origins)
+        return copy
 
     def group_kind(self, group: str) -> ProvenanceKind:
         """Provenance kind of one group of `groups`."""

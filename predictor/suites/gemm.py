@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from predictor.csv_rows import Row, number, read_table
 from predictor.fit_data import GEMM_FILE
-from predictor.fit_gemm import GemmRows, predict_ms
+from predictor.fit_gemm import GemmRows, by_split, predict_ms, read_gemm
 from predictor.hardware import load_hardware
 from predictor.validate import Compared, Report, data_folder
 
@@ -42,8 +41,6 @@ PROFILES = {
 TRAINED = frozenset({"NVIDIA A100-PCIE-40GB", "Tesla V100-PCIE-32GB", "Tesla P100-PCIE-16GB"})
 """Devices whose train rows the constants were fitted to."""
 
-Parsed = tuple[str, str, tuple[float, float, float, float]]
-
 
 def validate_gemm(folder: Path) -> Report:
     """Predict every test row in ``folder`` with the shipped constants.
@@ -52,17 +49,16 @@ def validate_gemm(folder: Path) -> Report:
         InputError: the folder or the table is not there.
     """
     data_folder(folder, [GEMM_FILE], every=True)
-    columns = ("split", "device", "B", "M", "N", "K", "latency_ms")
-    table = read_table(folder / GEMM_FILE, columns, _parse)
-    trained = {device for split, device, _ in table.rows if split == "train"} | TRAINED
+    table = read_gemm(folder / GEMM_FILE)
+    tables = by_split(table.rows)
+    trained = {device for device, split in tables if split == "train"} | TRAINED
     rows: list[Compared] = []
     skipped = list(table.problems)
-    for device in dict.fromkeys(device for _, device, _ in table.rows):
-        tests = [shape for split, name, shape in table.rows if (split, name) == ("test", device)]
-        if tests and device not in PROFILES:
-            skipped.append(f"{device}: no profile describes it ({len(tests)} rows)")
-        elif tests:
-            rows += _predict(device, tests, SEEN if device in trained else UNSEEN)
+    for (device, split), shapes in tables.items():
+        if split == "test" and device not in PROFILES:
+            skipped.append(f"{device}: no profile describes it ({len(shapes.m)} rows)")
+        elif split == "test":
+            rows += _predict(device, shapes, SEEN if device in trained else UNSEEN)
     notes = (
         f"{DATA_TYPE}; the shipped constants of each profile, with the fixed time that the table's "
         "own way of timing adds to every row",
@@ -70,17 +66,8 @@ def validate_gemm(folder: Path) -> Report:
     return Report("gemm", tuple(rows), SEEN, tuple(skipped), notes, beside=(UNSEEN,))
 
 
-def _parse(row: Row) -> Parsed:
-    m = number(row, "B") * number(row, "M")
-    shape = (m, number(row, "N"), number(row, "K"), number(row, "latency_ms"))
-    return row["split"], row["device"], shape
-
-
-def _predict(
-    device: str, tests: list[tuple[float, float, float, float]], part: str
-) -> list[Compared]:
+def _predict(device: str, shapes: GemmRows, part: str) -> list[Compared]:
     hw = load_hardware(PROFILES[device])
-    shapes = GemmRows.of(tests)
     predicted = predict_ms(hw.gemm, hw.sms, hw.memory.hbm, shapes, DATA_TYPE)
     return [
         Compared(

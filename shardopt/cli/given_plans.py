@@ -11,6 +11,7 @@ from predictor.plan_json import check_plan, load_plan, model_mismatch
 from predictor.predict import predict
 from shardopt.cli.messages import warn
 from shardopt.cli.resolve import Flags, Setting, check_flags, resolve
+from shardopt.cli.strict import refuse_outside
 from shardopt.report.predict_view import Predicted
 
 
@@ -33,6 +34,8 @@ def predict_plans(
         for text in _doubts(plan, setting):
             warn(f"{path}: {text}")
         prediction = predict(setting.workload, setting.topology, setting.hardware, fitting)
+        if flags.strict:
+            refuse_outside(prediction.out_of_range, str(path))
         found.append(Predicted(str(path), fitting, prediction))
     return setting, found
 

@@ -65,6 +65,10 @@ def plan(
             progress=progress,
         )
     predictions = predict_all(setting, result)
+    if strict:
+        from shardopt.cli.strict import refuse_outside
+
+        refuse_outside(predictions[0].out_of_range)
     meta = plan_meta(setting, seed)
     if output is not None:
         _write(output, result, predictions[0], meta)

@@ -10,11 +10,12 @@ from pathlib import Path
 from predictor.errors import InputError
 from predictor.hardware import DEFAULT_HARDWARE, HardwareProfile, load_hardware
 from predictor.plan import ShardingPlan
+from predictor.ranges import ranks_outside
 from predictor.reservation import reserve_topology
 from predictor.topology import Topology
 from predictor.units import gib
 from predictor.workload import Workload
-from shardopt.cli.strict import outside, refuse_outside
+from shardopt.cli.strict import refuse_outside
 from shardopt.config import ClusterConfig, load_cluster, load_model_with_notes
 from shardopt.config.cluster import MAX_GIB, MAX_RANKS
 
@@ -80,8 +81,7 @@ def resolve(model: Path, flags: Flags, plan: ShardingPlan | None = None) -> Sett
             f"{plan.world_size}; leave the flag out, or plan again for {installed.world_size}"
         )
     if flags.strict:
-        refuse_outside(hardware, installed)
-    notes = [*notes, *outside(hardware, installed)]
+        refuse_outside(ranks_outside(hardware, installed))  # known before a search
     if origin == "default":
         notes = [*notes, f"hardware is {name}, the default; --hardware chooses another profile"]
     topology = reserve_topology(workload, installed, flags.reserve, hardware.device)

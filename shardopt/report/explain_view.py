@@ -18,6 +18,7 @@ from shardopt.report.prediction_view import (
     show_breakdown,
     show_ranks,
 )
+from shardopt.report.range_view import show_ranges
 from shardopt.report.whatif import WhatIf
 from shardopt.report.words import interval, ms, number, percent, phase_words
 
@@ -81,6 +82,7 @@ def show_explanation(
     problem = misfit_text(prediction)
     if problem:
         line(console, f"{name} {problem}", style="bold red")
+    show_ranges(console, prediction.out_of_range)
     for sentence in in_words(prediction):
         line(console, sentence)
     heading(console, "Where the time goes", "along the critical path")
@@ -172,22 +174,26 @@ def explain_object(prediction: Prediction, changes: Sequence[WhatIf]) -> dict[st
             ``duration_ms``, in order of time from the start of the period.
         what_if: a list of ``change``, ``iteration_ms`` and ``saving_ms``, most helpful first.
     """
-    path = prediction.critical_path
-    origin = path[0].start_ms if path else 0.0
     return {
-        "critical_path": [
-            {
-                "name": s.name,
-                "phase": s.phase,
-                "resource": s.resource,
-                "rank": s.rank,
-                "start_ms": s.start_ms - origin,
-                "duration_ms": s.duration_ms,
-            }
-            for s in path
-        ],
+        "critical_path": path_object(prediction.critical_path),
         "what_if": [
             {"change": c.change, "iteration_ms": c.iteration_ms, "saving_ms": c.saving_ms}
             for c in changes
         ],
     }
+
+
+def path_object(path: Sequence[Segment]) -> list[dict[str, Any]]:
+    """Segments of a critical path for JSON; times count from its start."""
+    origin = path[0].start_ms if path else 0.0
+    return [
+        {
+            "name": s.name,
+            "phase": s.phase,
+            "resource": s.resource,
+            "rank": s.rank,
+            "start_ms": s.start_ms - origin,
+            "duration_ms": s.duration_ms,
+        }
+        for s in path
+    ]

@@ -1,4 +1,4 @@
-"""Hardware profiles: the list, and one with its sources."""
+"""Hardware profiles: the list, and one with its sources, ranges and known errors."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ from rich.console import Console
 from rich.text import Text
 
 from predictor.hardware import DEFAULT_HARDWARE, PROVENANCE_ORDER, Group, HardwareProfile
+from predictor.profile_groups import KnownError
 from shardopt.report.console import heading, line, show, table
-from shardopt.report.words import KIND_WORDS, percent
+from shardopt.report.words import KIND_WORDS, percent, plural
 
+_NOT_VALIDATED = "not validated"
 _NOT_CONSTANTS = ("provenance", "rel_error", "law")
 
 
 def hardware_object(profile: HardwareProfile) -> dict[str, Any]:
-    """One profile for ``--json``: all keys of its file, under the names of the file."""
-    return profile.model_dump(mode="json", by_alias=True)
+    """One profile for ``--json``.
+
+    Keys: all of its file, and ``origins``: group -> what gives it. ``known_error`` (of whole
+    iterations, a list) and ``provenance.error`` (of a group) hold ``suite``, ``rows``, ``n``, and
+    ``mean`` and ``geomean`` as fractions; an empty list and null say that nothing is validated.
+    """
+    return {**profile.model_dump(mode="json", by_alias=True), "origins": profile.origins}
 
 
 def show_list(console: Console, profiles: Sequence[HardwareProfile]) -> None:
@@ -48,6 +55,7 @@ def show_list(console: Console, profiles: Sequence[HardwareProfile]) -> None:
         console,
         f"  * the default; 'shardopt hardware {DEFAULT_HARDWARE}' shows one with its sources",
     )
+    _show_errors(console, profiles)
 
 
 def _kinds(profile: HardwareProfile) -> str:
@@ -62,6 +70,33 @@ def _kinds(profile: HardwareProfile) -> str:
     return "; ".join(parts)
 
 
+def _show_errors(console: Console, profiles: Sequence[HardwareProfile]) -> None:
+    aside = "mean of whole iterations and of groups, and on how many rows; none else is validated"
+    heading(console, "Known errors", aside)
+    made = table([("name", "left"), ("rows that nothing was fitted on", "fold")])
+    for profile in profiles:
+        made.add_row(profile.name, _errors(profile))
+    show(console, made)
+
+
+def _errors(profile: HardwareProfile) -> str:
+    """Mean errors of whole iterations, then of groups: ``mlperf-dlrm 3.3 % (11); ...``."""
+    known = [(error.suite, error) for error in profile.known_error]
+    for name, group in profile.groups.items():
+        if group.provenance.error is not None:
+            known.append((name, group.provenance.error))
+    parts = [f"{name} {percent(error.mean)} ({error.n})" for name, error in known]
+    return "; ".join(parts) or _NOT_VALIDATED
+
+
+def _in_words(error: KnownError) -> str:
+    rows = plural(error.n, "row")
+    return (
+        f"mean error {percent(error.mean)}, geometric mean {percent(error.geomean)} of {rows} "
+        f"({error.suite}: {error.rows})"
+    )
+
+
 def show_profile(console: Console, profile: HardwareProfile) -> None:
     """Every constant with the unit in its name, group by group, and where it comes from."""
     console.print()
@@ -72,14 +107,17 @@ def show_profile(console: Console, profile: HardwareProfile) -> None:
         f"{profile.gpus_per_host} per host, NVLink domain of {profile.nvlink_domain}, "
         f"{profile.sms} SMs",
     )
+    for text in [_in_words(error) for error in profile.known_error] or [_NOT_VALIDATED]:
+        line(console, f"Whole iterations: {text}")
+    mixed = len(set(profile.origins.values())) > 1
     for name, group in profile.groups.items():
-        _show_group(console, name, group)
+        _show_group(console, name, group, f"from {profile.origins[name]}; " if mixed else "")
 
 
-def _show_group(console: Console, name: str, group: Group) -> None:
+def _show_group(console: Console, name: str, group: Group, place: str) -> None:
     origin = group.provenance
-    aside = f"{KIND_WORDS[origin.kind]}; times within about {percent(group.rel_error)} (1 sigma)"
-    heading(console, name, aside)
+    within = f"times within about {percent(group.rel_error)} (1 sigma)"
+    heading(console, name, f"{place}{KIND_WORDS[origin.kind]}; {within}")
     details = [origin.source.strip()]
     if origin.versions:
         details.append(f"versions: {origin.versions}")
@@ -89,6 +127,8 @@ def _show_group(console: Console, name: str, group: Group) -> None:
         details.append(f"rows: {origin.n}")
     details += [f"{what} from {low:g} to {high:g}" for what, (low, high) in origin.range.items()]
     show(console, Text("; ".join(" ".join(d.split()) for d in details), style="italic"))
+    known = _NOT_VALIDATED if origin.error is None else _in_words(origin.error)
+    show(console, Text(f"Known error: {known}"))
     made = table([("constant", "left"), ("value", "fold")])
     for key, value in group.model_dump(mode="json").items():
         if key not in _NOT_CONSTANTS:

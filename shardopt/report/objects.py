@@ -9,6 +9,7 @@ from predictor.plan import ShardingPlan
 from predictor.plan_json import plan_to_dict
 from predictor.predict import Prediction
 from search.result import Result
+from shardopt.report.range_view import range_objects
 from shardopt.report.words import gap_of
 
 Object = dict[str, Any]
@@ -26,6 +27,7 @@ def prediction_object(prediction: Prediction) -> Object:
         memory: a list of ``rank``, ``hbm_bytes``, ``hbm_cap_bytes``, ``ddr_bytes``,
             ``ddr_cap_bytes`` and ``fits``; caps are what the reserve leaves.
         provenance: the weakest of the constants on the critical path.
+        out_of_range: what the profile was asked beyond the rows behind it: `range_objects`.
     """
     return {
         "iteration_ms": prediction.iteration_ms,
@@ -47,6 +49,7 @@ def prediction_object(prediction: Prediction) -> Object:
             for r in prediction.memory
         ],
         "provenance": prediction.provenance,
+        "out_of_range": range_objects(prediction.out_of_range),
     }
 
 
@@ -61,7 +64,7 @@ def plan_object(
             ``seed`` and ``versions``, which come first in the object.
 
     Keys, beside those of ``meta``:
-        iteration_ms, interval_ms, provenance: of the best plan.
+        iteration_ms, interval_ms, provenance, out_of_range: of the best plan.
         lower_bound_ms: no plan of the search space is predicted to be faster.
         gap: ``iteration_ms / lower_bound_ms - 1``, a fraction; null where the bound is 0.
         surrogate_gap: the exact solver's own gap, a fraction; null if it did not run.
@@ -79,6 +82,7 @@ def plan_object(
         "iteration_ms": best.iteration_ms,
         "interval_ms": list(best.interval_ms),
         "provenance": best.provenance,
+        "out_of_range": range_objects(best.out_of_range),
         "lower_bound_ms": result.lower_bound_ms,
         "gap": gap_of(best.iteration_ms, result.lower_bound_ms),
         "surrogate_gap": result.surrogate_gap,

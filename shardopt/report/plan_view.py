@@ -20,6 +20,7 @@ from shardopt.report.prediction_view import (
     show_breakdown,
     show_ranks,
 )
+from shardopt.report.range_view import show_ranges
 from shardopt.report.words import (
     gap_of,
     gib_number,
@@ -187,6 +188,7 @@ def show_verdict(console: Console, result: Result, best: Prediction) -> None:
         )
     )
     line(console, _claim(best.iteration_ms, result.lower_bound_ms))
+    show_ranges(console, best.out_of_range)
     problem = misfit_text(best)
     if problem:
         line(console, problem, style="bold red")

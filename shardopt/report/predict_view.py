@@ -17,6 +17,7 @@ from shardopt.report.prediction_view import (
     show_breakdown,
     show_ranks,
 )
+from shardopt.report.range_view import show_ranges
 from shardopt.report.words import hbm_use, interval, ms, number, phase_words, times, type_mix
 
 MAX_COLUMNS = 6
@@ -56,6 +57,8 @@ def show_predictions(console: Console, given: Sequence[Predicted]) -> None:
         problem = misfit_text(item.prediction)
         if problem:
             line(console, f"{item.name} {problem}", style="bold red")
+        name = item.name if len(ranked) > 1 else ""
+        show_ranges(console, item.prediction.out_of_range, name)
 
 
 def show_headlines(console: Console, given: Sequence[Predicted]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from predictor.csv_rows import Row, count, number, read_table
+from predictor.csv_rows import MOST_RANKS, Row, count, number, read_table
 from predictor.distribution import Zipf
 from predictor.errors import ShardoptError
 from predictor.hardware import load_hardware
@@ -106,7 +106,7 @@ def validate_torchrec_p4d(folder: Path) -> Report:
 def _parse(row: Row) -> Run:
     return Run(
         row["source"],
-        count(row, "n_gpus"),
+        count(row, "n_gpus", MOST_RANKS),
         count(row, "local_batch"),
         row["interaction_optimizer"],
         number(row, "iter_ms_derived"),

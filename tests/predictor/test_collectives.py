@@ -74,6 +74,56 @@ def test_time_never_falls_with_size(
     assert getattr(engine, op)(0.0, scope) <= less * (1 + 1e-12) <= more * (1 + 1e-9)
 
 
+@st.composite
+def any_topology(draw: st.DrawFn) -> Topology:
+    """1 to 512 ranks on hosts of any size; NVLink among part of a host, a host, or whole hosts."""
+    local = draw(st.integers(1, 16))
+    hosts = draw(st.integers(1, 512 // local))
+    spans = draw(st.sampled_from([n for n in range(1, hosts + 1) if hosts % n == 0]))
+    part = draw(st.sampled_from([n for n in range(1, local + 1) if local % n == 0]))
+    domain = part if spans == 1 else local * spans
+    return Topology.uniform(local * hosts, local, hbm_bytes=1, ddr_bytes=1, nvlink_domain=domain)
+
+
+@given(
+    st.sampled_from(list_hardware()),
+    st.sampled_from(OPS),
+    any_topology(),
+    st.sampled_from(["world", "intra", "cross"]),
+)
+@settings(max_examples=200, deadline=None)
+def test_any_ranks_and_any_wiring_have_a_time(
+    name: str, op: str, top: Topology, scope: str
+) -> None:
+    engine = Collectives(load_hardware(name), top)
+    sizes = np.concatenate(([0.0], np.geomspace(1, 1e13, 40)))
+    times = getattr(engine, op)(sizes, scope)
+    assert np.isfinite(times).all()
+    assert (times >= 0).all()
+    assert (np.diff(times) >= -1e-9 * times[1:]).all()
+    assert (times.max() > 0) == (engine.ranks(scope) > 1)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_hosts_of_a_rack_are_joined_by_its_nvlink(op: str) -> None:
+    """GB200: hosts of four in one domain of 72 cost no NIC; a second rack does."""
+    size = 2.0**28
+    rack, racks = collectives("gb200", 72, 4, 72), collectives("gb200", 144, 4, 72)
+    assert rack.ranks("intra") == 72
+    assert getattr(rack, op)(size, "cross") == 0.0
+    assert getattr(racks, op)(size, "world") > getattr(rack, op)(size, "world")
+    assert getattr(racks, op)(size, "intra") == getattr(rack, op)(size, "world")
+
+
+@pytest.mark.parametrize("name", ["a100-80gb", "h100-pcie", "gb200"])
+def test_direct_access_has_the_latency_and_the_bandwidth_of_an_all_to_all(name: str) -> None:
+    engine = collectives(name, 8)
+    size = 2.0**37
+    assert engine.direct(0.0) == engine.floor_ms("all_to_all", "intra")
+    assert engine.direct(size) == pytest.approx(engine.all_to_all(size, "intra"), rel=0.02)
+    assert engine.direct(1e6) <= engine.all_to_all(1e6, "intra") * (1 + 1e-9)
+
+
 def test_shape_is_kept_and_scalars_work() -> None:
     engine = collectives("h100-sxm", 8)
     sizes = np.geomspace(1, 1e9, 12).reshape(3, 4)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from predictor.errors import InputError
 from predictor.fit import (
     Rows,
     errors,
@@ -20,9 +21,9 @@ from predictor.fit import (
     score_every_second,
     score_ranks,
 )
-from predictor.fit_data import GEMM_FILE, collective_rows, read_csv
-from predictor.fit_gemm import fit_gemm, gemm_errors, read_gemm
-from predictor.fit_profiles import gpu_curves
+from predictor.fit_data import GEMM_FILE, collective_rows
+from predictor.fit_gemm import by_split, fit_gemm, gemm_errors, read_gemm
+from predictor.fit_profiles import gpu_fits, held_out_errors
 from predictor.hardware import load_hardware
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -119,9 +120,9 @@ def test_rank_counts_left_out_of_the_a100_table() -> None:
 
 @needs_data
 def test_shipped_curves_are_those_of_the_tables() -> None:
-    for name, curves in gpu_curves(DATA).items():
+    for name, fit in gpu_fits(DATA).items():
         link = load_hardware(name).collectives.intra
-        for op, curve in curves.items():
+        for op, curve in fit.curves.items():
             shipped = getattr(link, op)
             assert shipped.latency_us == pytest.approx(curve.latency_us, rel=1e-3)
             assert shipped.edge_mib == pytest.approx(curve.edge_mib, rel=1e-3)
@@ -130,8 +131,23 @@ def test_shipped_curves_are_those_of_the_tables() -> None:
 
 
 @needs_data
+def test_ranges_and_held_out_sizes_are_those_of_the_rows() -> None:
+    fit = gpu_fits(DATA)["a100-40gb"]
+    assert fit.ranges == {"size_bytes": (4.0, 2.0**33), "ranks": (2.0, 8.0)}
+    assert not fit.problems
+    error = held_out_errors(DATA, "a100-40gb")
+    assert len(error) < len(fit.rows.ranks) / 2
+    assert mape(error) < 0.06
+
+
+def test_missing_tables_are_said(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"not all rows behind v100-32gb are there"):
+        gpu_fits(tmp_path)
+
+
+@needs_data
 def test_gemm_on_test_rows_of_devices_it_was_fitted_on() -> None:
-    tables = read_gemm(read_csv(DATA / GEMM_FILE))
+    tables = by_split(read_gemm(DATA / GEMM_FILE).rows)
     hw = load_hardware("a100-40gb")
     device = "NVIDIA A100-PCIE-40GB"
     fitted = fit_gemm(tables[device, "train"], hw.sms, hw.memory.hbm, hw.gemm)

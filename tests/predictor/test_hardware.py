@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,29 @@ def test_bad_value_shows_it_and_what_is_allowed(valid: dict[str, object]) -> Non
     bad = embedding | {"forward_efficiency": 1.5}
     assert "embedding.forward_efficiency is 1.5" in complaint(valid | {"embedding": bad})
     assert "execution is 'gpu'" in complaint(valid | {"execution": "gpu"})
+
+
+def test_ranges_rise_and_are_finite(valid: dict[str, object]) -> None:
+    for bad, words in (([2, 1], "from 2 down to 1"), ([1, float("inf")], "finite"), ([1], "range")):
+        data = yaml.safe_load(yaml.safe_dump(valid))
+        data["gemm"]["provenance"]["range"] = {"m": bad}
+        assert words in complaint(data)
+
+
+def test_a_date_needs_no_quotes(valid: dict[str, object]) -> None:
+    data = yaml.safe_load(yaml.safe_dump(valid))
+    data["gemm"]["provenance"]["date"] = date(2026, 11, 1)
+    text = yaml.safe_dump(data)
+    assert "date: 2026-11-01\n" in text
+    assert parse_hardware(text, "mine.yaml").gemm.provenance.date == "2026-11-01"
+
+
+def test_errors_name_suite_rows_and_figures(valid: dict[str, object]) -> None:
+    data = yaml.safe_load(yaml.safe_dump(valid))
+    data["known_error"] = [{"suite": "mlperf-dlrm", "rows": "test", "n": 0, "mean": 0.1}]
+    text = complaint(data)
+    assert "known_error.0.n is 0" in text
+    assert "known_error.0.geomean is missing" in text
 
 
 def test_curve_bands_are_checked(valid: dict[str, object]) -> None:

@@ -24,6 +24,44 @@ def test_hardware_shows_sources(run) -> None:
     assert data["memory"]["provenance"]["source"]
 
 
+def test_hardware_says_how_far_it_can_be_trusted(run) -> None:
+    listed = " ".join(run("hardware").out.split())
+    assert "Known errors" in listed
+    assert "gemm 12 % (541)" in listed
+    assert "b200 not validated" in listed
+    shown = " ".join(run("hardware", "h100-sxm").out.split())
+    assert "Whole iterations: mean error" in shown
+    assert "of 541 rows (gemm: fp32 test rows of NVIDIA H100" in shown
+    assert "Known error: not validated" in shown
+    data = json.loads(run("hardware", "h100-sxm", "--json").out)
+    assert data["gemm"]["provenance"]["error"]["n"] == 541
+    assert data["memory"]["provenance"]["error"] is None
+    assert data["known_error"][0]["suite"] == "mlperf-dlrm"
+    assert "Whole iterations: not validated" in run("hardware", "b200").out
+    assert json.loads(run("hardware", "b200", "--json").out)["known_error"] == []
+
+
+def test_hardware_of_a_file_over_a_base(run, tmp_path: Path) -> None:
+    overheads = json.loads(run("hardware", "h100-sxm", "--json").out)["overheads"]
+    (tmp_path / "mine.yaml").write_text(json.dumps({"base": "h100-sxm", "overheads": overheads}))
+    shown = run("hardware", "mine.yaml")
+    assert shown.code == 0
+    assert "overheads  from mine.yaml;" in shown.out
+    assert "gemm  from h100-sxm;" in shown.out
+    assert "Whole iterations: not validated" in shown.out
+    data = json.loads(run("hardware", "mine.yaml", "--json").out)
+    assert (data["name"], data["origins"]["overheads"]) == ("mine", "mine.yaml")
+    assert data["origins"]["collectives.intra"] == "h100-sxm"
+    assert "from h100-sxm" not in run("hardware", "h100-sxm").out
+
+
+def test_a_partial_file_is_refused_with_what_it_lacks(run, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("base: h100-sxm\ngemm: {floor_us: 3}\n")
+    done = run("hardware", "mine.yaml")
+    assert (done.code, done.out) == (4, "")
+    assert "mine.yaml:2: group gemm of mine.yaml lacks" in done.err
+
+
 def test_hardware_that_is_unknown(run) -> None:
     done = run("hardware", "h200")
     assert (done.code, done.out) == (4, "")

@@ -1,0 +1,92 @@
+"""What is said, and refused, of predictions that leave the rows behind their profile."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from predictor.hardware import load_hardware
+from predictor.ranges import OutOfRange
+from shardopt.report.range_view import range_lines
+
+
+@pytest.fixture
+def narrow(tmp_path: Path) -> str:
+    """H100, whose GEMM and collectives are fitted on less than any plan asks."""
+    gemm = load_hardware("h100-sxm").gemm.model_dump(mode="json")
+    gemm["provenance"]["range"] = {"m": [1, 256], "k": [1, 10**6]}
+    intra = load_hardware("h100-sxm").collectives.intra.model_dump(mode="json")
+    intra["provenance"]["range"] = {"size_bytes": [1, 4096], "ranks": [2, 8]}
+    data = {"base": "h100-sxm", "gemm": gemm, "collectives": {"intra": intra}}
+    (tmp_path / "narrow.yaml").write_text(yaml.safe_dump(data))
+    return "narrow.yaml"
+
+
+@pytest.fixture
+def given(tmp_path: Path, plan_data: dict[str, Any]) -> Path:
+    path = tmp_path / "given.json"
+    path.write_text(json.dumps(plan_data))
+    return path
+
+
+GEMM = "gemm of narrow.yaml: m of 32,768, fitted up to 256"
+LINKS = "collectives.intra of narrow.yaml: messages of"
+
+
+@pytest.mark.parametrize("command", ["predict", "explain"])
+def test_given_plans(run, model: Path, given: Path, narrow: str, command: str) -> None:
+    words = (command, model, given, "--hardware", narrow)
+    shown = " ".join(run(*words).out.split())
+    assert f"Extrapolated: {GEMM}." in shown
+    assert f"{LINKS}" in shown
+    assert "fitted up to 4 KiB" in shown
+    data = json.loads(run(*words, "--json").out)
+    found = data["predictions"][0] if command == "predict" else data
+    assert [(i["group"], i["quantity"]) for i in found["out_of_range"]] == [
+        ("gemm", "m"),
+        ("collectives.intra", "size_bytes"),
+    ]
+    assert (
+        found["out_of_range"][0] | {"asked": 32768, "low": 1, "high": 256}
+        == (found["out_of_range"][0])
+    )
+    refused = run(*words, "--strict")
+    assert (refused.code, refused.out) == (4, "")
+    assert GEMM in refused.err
+    assert "--strict" in refused.err
+    assert run(command, model, given, "--hardware", "h100-sxm", "--strict").code == 0
+
+
+def test_plan_checks_its_best_plan(run, model: Path, narrow: str, tmp_path: Path) -> None:
+    words = ("plan", model, "--gpus", 2, "--effort", 0.02)
+    flags = ("--hardware", narrow)
+    assert f"Extrapolated: {GEMM}" in " ".join(run(*words, *flags).out.split())
+    data = json.loads(run(*words, *flags, "--json").out)
+    assert data["out_of_range"] == data["plans"][0]["out_of_range"]
+    assert {i["group"] for i in data["out_of_range"]} >= {"gemm"}
+    refused = run(*words, *flags, "--strict", "-o", "out.json")
+    assert (refused.code, refused.out) == (4, "")
+    assert GEMM in refused.err
+    assert not (tmp_path / "out.json").exists()
+    inside = run(*words, "--strict", "--json")
+    assert inside.code == 0, inside.err
+    assert json.loads(inside.out)["out_of_range"] == []
+
+
+def test_lines_are_one_a_group() -> None:
+    found = [
+        OutOfRange("collectives.inter", "h100-sxm", "ranks", 64, 2, 16),
+        OutOfRange("collectives.inter", "h100-sxm", "size_bytes", 12 * 2**30, 1, 8 * 2**30),
+        OutOfRange("gemm", "h100-sxm", "flop", 9e9, 1, 7.4e9),
+        OutOfRange("embedding", "x.yaml", "dim", 512, 4, 256),
+        OutOfRange("embedding", "x.yaml", "new", 512, 4, 256),
+    ]
+    assert range_lines(found) == [
+        "collectives.inter of h100-sxm: 64 ranks, fitted for 2 to 16; messages of 12 GiB, "
+        "fitted up to 8 GiB",
+        "gemm of h100-sxm: multiplications of 9 GFLOP, fitted up to 7.4 GFLOP",
+        "embedding of x.yaml: shards of dimension 512, fitted up to 256; new of 512, fitted up "
+        "to 256",
+    ]
