@@ -6,7 +6,9 @@ Plans that use different sharding types share one graph; what a plan does not us
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import reduce
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +17,7 @@ from predictor.costs import Costs
 from predictor.dlrm import DlrmBuilder
 from predictor.graph import Graph
 from predictor.hardware import HardwareProfile
-from predictor.loads import COLUMNS, Load, LookupGroup, ShardLoads, group_of
+from predictor.loads import COLUMNS, LONGEST, Load, LookupGroup, ShardLoads, add, group_of
 from predictor.plan import TablePlan
 from predictor.timeline import simulate
 from predictor.topology import Topology
@@ -29,6 +31,18 @@ Change = Mapping[int, TablePlan]
 
 CHUNK_ELEMENTS = 4096
 """Plans x ranks simulated together; larger arrays leave the processor's cache."""
+
+
+class _Entry(NamedTuple):
+    """What one table's sharding puts on the ranks: lookup group, summed load ``[ranks, COLUMNS]``
+    without the longest latencies, and those ``[ranks, 2]``."""
+
+    group: int
+    load: Array
+    longest: Array
+
+
+Entries = Sequence[_Entry]
 
 
 class BatchPredictor:
@@ -45,7 +59,8 @@ class BatchPredictor:
         self.shards = ShardLoads(workload, topology, hardware)
         self.groups: list[LookupGroup] = []
         self._index: dict[LookupGroup, int] = {}
-        self._tables: dict[tuple[int, TablePlan], tuple[int, Array]] = {}
+        self._entries: dict[tuple[int, TablePlan], _Entry] = {}
+        self._most = np.zeros(LONGEST.stop - LONGEST.start)
 
     def group_index(self, index: int, plan: TablePlan) -> int:
         """Position of the lookup group that a table joins under a sharding."""
@@ -56,22 +71,48 @@ class BatchPredictor:
         return self._index[group]
 
     def table(self, index: int, plan: TablePlan) -> tuple[int, Array]:
-        """Lookup group and load of one table's sharding, ``[ranks, COLUMNS]``."""
+        """Lookup group and load of one table's sharding, ``[ranks, COLUMNS]``.
+
+        All of it adds up; the longest latencies, which do not, are left out.
+        """
+        entry = self._entry(index, plan)
+        return entry.group, entry.load
+
+    def _entry(self, index: int, plan: TablePlan) -> _Entry:
         key = (index, plan)
-        if key not in self._tables:
-            ranks, loads = self.shards.of_table(index, plan)
+        found = self._entries.get(key)
+        if found is None:
             per_rank = np.zeros((self.topology.world_size, COLUMNS))
-            np.add.at(per_rank, ranks, loads)
-            self._tables[key] = (self.group_index(index, plan), per_rank)
-        return self._tables[key]
+            for rank, load in zip(*self.shards.of_table(index, plan), strict=True):
+                add(per_rank[rank], load)
+            longest = per_rank[:, LONGEST].copy()
+            per_rank[:, LONGEST] = 0.0
+            self._most = np.maximum(self._most, longest.max(axis=0))
+            found = _Entry(self.group_index(index, plan), per_rank, longest)
+            self._entries[key] = found
+        return found
+
+    def _of(self, candidate: Candidate) -> list[_Entry]:
+        return [self._entry(index, plan) for index, plan in enumerate(candidate)]
 
     def totals(self, candidate: Candidate) -> Array:
         """Summed loads of one plan, ``[groups, ranks, COLUMNS]``."""
-        entries = [self.table(index, plan) for index, plan in enumerate(candidate)]
-        total = np.zeros((len(self.groups), self.topology.world_size, COLUMNS))
-        for group, load in entries:
-            total[group] += load
+        entries = self._of(candidate)
+        total = self._sums(entries)
+        _put_longest(total, entries, {entry.group for entry in entries})
         return total
+
+    def _sums(self, entries: Sequence[_Entry]) -> Array:
+        total = np.zeros((len(self.groups), self.topology.world_size, COLUMNS))
+        for entry in entries:
+            total[entry.group] += entry.load
+        return total
+
+    def _short(self, totals: Array) -> NDArray[np.bool_]:
+        """Lookups ``[plans, groups]`` so short on a rank that a latency may outlast them."""
+        times = totals[..., Load.FORWARD_MS : Load.BACKWARD_MS + 1]
+        short = (times < self._most).any(axis=-1) & (totals[..., Load.SHARDS] > 0)
+        return np.asarray(short.any(axis=-1))
 
     def graph(self, totals: Array) -> Graph:
         """The iteration graph of summed loads ``[plans, groups, ranks, COLUMNS]``."""
@@ -84,43 +125,74 @@ class BatchPredictor:
 
     def score(self, candidates: Sequence[Candidate]) -> Array:
         """Predicted iteration time in ms of every plan, ``[plans]``."""
-        for candidate in candidates:
-            for index, plan in enumerate(candidate):
-                self.table(index, plan)
+        entries = [self._of(candidate) for candidate in candidates]
+
         return self._in_chunks(
-            np.stack([self.totals(c) for c in candidates[part]])
-            for part in self._chunks(len(candidates))
+            len(candidates),
+            lambda part: np.stack([self._sums(e) for e in entries[part]]),
+            entries.__getitem__,
         )
 
     def score_neighbours(self, base: Candidate, changes: Sequence[Change]) -> Array:
         """Predicted iteration time in ms of ``base`` with each of the changes, ``[changes]``."""
-        for change in changes:
-            for index, plan in change.items():
-                self.table(index, plan)
-        before = self.totals(base)
+        entries = self._of(base)
+        others = [{i: self._entry(i, plan) for i, plan in change.items()} for change in changes]
+        before = self._sums(entries)
+        _put_longest(before, entries, {entry.group for entry in entries})
+
+        touched = np.zeros((len(changes), len(self.groups)), dtype=bool)
+        for which, other in enumerate(others):
+            for index, entry in other.items():
+                touched[which, [entries[index].group, entry.group]] = True
         return self._in_chunks(
-            np.stack([self._changed(before, base, change) for change in changes[part]])
-            for part in self._chunks(len(changes))
+            len(changes),
+            lambda part: np.stack([_changed(before, entries, other) for other in others[part]]),
+            lambda which: [others[which].get(i, entry) for i, entry in enumerate(entries)],
+            touched,
         )
 
-    def _changed(self, totals: Array, base: Candidate, change: Change) -> Array:
-        after = totals.copy()
-        for index, plan in change.items():
-            group, load = self.table(index, base[index])
-            after[group] -= load
-            if not any(after[group, :, Load.SHARDS].round()):
-                after[group] = 0.0  # no rounding residue of a lookup that is gone
-            group, load = self.table(index, plan)
-            after[group] += load
-        return after
+    def _in_chunks(
+        self,
+        count: int,
+        sums: Callable[[slice], Array],
+        entries: Callable[[int], Entries],
+        touched: NDArray[np.bool_] | None = None,
+    ) -> Array:
+        """Times of ``count`` plans, as many at once as the processor's cache holds.
 
-    def _chunks(self, count: int) -> list[slice]:
+        Args:
+            sums: summed loads of the plans of a slice.
+            entries: of one plan.
+            touched: lookups ``[plans, groups]`` that lack their longest latencies; all if None.
+        """
+        times = []
         size = max(1, CHUNK_ELEMENTS // self.topology.world_size)
-        return [slice(start, start + size) for start in range(0, count, size)]
-
-    def _in_chunks(self, totals: Iterator[Array]) -> Array:
-        times = [simulate(self.graph(chunk), plans=len(chunk)).iteration_ms for chunk in totals]
+        for start in range(0, count, size):
+            part = slice(start, start + size)
+            totals = sums(part)
+            short = self._short(totals) & (True if touched is None else touched[part])
+            for i in np.flatnonzero(short.any(axis=1)).tolist():
+                _put_longest(totals[i], entries(start + i), np.flatnonzero(short[i]).tolist())
+            times.append(simulate(self.graph(totals), plans=len(totals)).iteration_ms)
         return np.concatenate(times) if times else np.zeros(0)
+
+
+def _changed(totals: Array, base: Entries, change: Mapping[int, _Entry]) -> Array:
+    after = totals.copy()
+    for index, entry in change.items():
+        before = base[index]
+        after[before.group] -= before.load
+        if (after[before.group, :, Load.SHARDS] < 0.5).all():
+            after[before.group] = 0.0  # no rounding residue of a lookup that is gone
+        after[entry.group] += entry.load
+    return after
+
+
+def _put_longest(total: Array, entries: Entries, groups: Collection[int]) -> None:
+    """Enter the longest latencies into the totals of some groups."""
+    for group in groups:
+        found = [entry.longest for entry in entries if entry.group == group]
+        total[group, :, LONGEST] = reduce(np.maximum, found)
 
 
 def _order(group: LookupGroup) -> tuple[object, ...]:

@@ -15,13 +15,29 @@ from numpy.typing import NDArray
 
 from predictor.distribution import Bins
 from predictor.hardware import HardwareProfile
-from predictor.kernels.embedding import LookupShard, backward_ms, forward_ms, prefetch_ms
+from predictor.kernels.embedding import (
+    LookupShard,
+    backward_longest_ms,
+    backward_ms,
+    forward_longest_ms,
+    forward_ms,
+    prefetch_ms,
+    sharing_ms,
+    sort_passes,
+)
 from predictor.memory import DEFAULT_CACHE_LOAD_FACTOR
 from predictor.plan import ComputeKernel, Shard, ShardingType, TablePlan
 from predictor.topology import Topology
 from predictor.workload import Feature, Table, Workload
 
 Array = NDArray[np.float64]
+
+SUMMED_FIRST = (
+    ShardingType.ROW_WISE,
+    ShardingType.TABLE_ROW_WISE,
+    ShardingType.GRID_SHARD,
+)
+"""Means of row splits are sums that the module divides afterwards (TorchRec, embeddingbag.py)."""
 
 
 class Load(IntEnum):
@@ -40,9 +56,25 @@ class Load(IntEnum):
     """output elements the rank's lookups produce per iteration"""
     GRADIENTS = 8
     """elements of dense gradient (data_parallel tables only)"""
+    ROWS = 9
+    """rows whose numbers the backward sorts"""
+    SORTED = 10
+    """ids times the passes that a sort of their own table's rows alone would take"""
+    SHARED_2_MS = 11
+    """what the forward adds when 2 tables share the L2; the next ones: when 4, 8, 16 do"""
+    SHARED_4_MS = 12
+    SHARED_8_MS = 13
+    SHARED_16_MS = 14
+    FORWARD_LONGEST_MS = 15
+    """shortest forward of a launch with the shard; the longest counts, they do not add up"""
+    BACKWARD_LONGEST_MS = 16
 
 
 COLUMNS = len(Load)
+SHARED = slice(Load.SHARED_2_MS, Load.SHARED_16_MS + 1)
+LONGEST = slice(Load.FORWARD_LONGEST_MS, COLUMNS)
+LAUNCH = (Load.SHARDS, *range(Load.ROWS, COLUMNS))
+"""Columns that say of a launch what its shards alone do not; zero where shards are mixed."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +111,13 @@ def group_of(table: Table, plan: TablePlan, train_pipeline: str) -> LookupGroup:
     )
 
 
+def add(total: Array, load: Array) -> None:
+    """Put a load ``[..., COLUMNS]`` on top of others, in place."""
+    longest = np.maximum(total[..., LONGEST], load[..., LONGEST])
+    total += load
+    total[..., LONGEST] = longest
+
+
 class ShardLoads:
     """Computes and remembers the load of every shard it is asked for.
 
@@ -111,8 +150,9 @@ class ShardLoads:
     def _compute(self, table: Table, plan: TablePlan, shard: Shard) -> Array:
         total = np.zeros(COLUMNS)
         for feature in table.features:
-            total += self._feature(table, feature, plan, shard)
+            add(total, self._feature(table, feature, plan, shard))
         total[Load.SHARDS] = 1.0
+        total[Load.ROWS] = shard.size[0]
         if plan.sharding_type is ShardingType.DATA_PARALLEL:
             total[Load.GRADIENTS] = float(shard.size[0] * shard.size[1])
         return total
@@ -136,8 +176,10 @@ class ShardLoads:
             optimizer=table.optimizer,
             weighted=table.weighted,
             pooled=pooled,
+            mean=table.pooling == "mean" and plan.sharding_type not in SUMMED_FIRST,
             kernel=plan.compute_kernel,
             cache_load_factor=plan.cache_load_factor or DEFAULT_CACHE_LOAD_FACTOR,
+            lengths=bags,
         )
         load = np.zeros(COLUMNS)
         load[Load.IDS] = ids
@@ -158,6 +200,10 @@ class ShardLoads:
             lookup = replace(lookup, kernel=ComputeKernel.FUSED)  # every row is in the cache by now
         load[Load.FORWARD_MS] = forward_ms(lookup, self.hardware)
         load[Load.BACKWARD_MS] = backward_ms(lookup, self.hardware)
+        load[Load.SORTED] = lookup.ids * sort_passes(lookup.rows, self.hardware)
+        load[SHARED] = sharing_ms(lookup, self.hardware)
+        load[Load.FORWARD_LONGEST_MS] = forward_longest_ms(lookup, self.hardware)
+        load[Load.BACKWARD_LONGEST_MS] = backward_longest_ms(lookup, self.hardware)
 
 
 def shard_bins(table: Table, feature: Feature, shard: Shard) -> Bins:

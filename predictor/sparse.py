@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from predictor import units
+from predictor import lookup_launch, units
 from predictor.costs import Costs
 from predictor.graph import Mask
 from predictor.kernels.elementwise import memory_ms
@@ -89,6 +89,7 @@ class Exchange:
         self.sharding_type = groups[members[0]].sharding_type
         self.module = groups[members[0]].module
         self.name = f"{self.module}.{self.sharding_type.short}"
+        self.groups = groups
         self.members = tuple(members)
         self.weighted = any(groups[m].weighted for m in members)
         self.pooled = all(groups[m].pooling != "none" for m in members)
@@ -184,8 +185,14 @@ class Exchange:
         return self._lookup(group, Load.PREFETCH_MS, prefetch_floor_ms(self.hardware))
 
     def _lookup(self, group: int, column: Load, floor_ms: float) -> Array:
-        there = self.loads[:, group, :, Load.SHARDS] > 0
-        return np.where(there, floor_ms + self.loads[:, group, :, column], 0.0)
+        load = self.loads[:, group]
+        if column is Load.FORWARD_MS:
+            time = lookup_launch.forward_ms(load)
+        elif column is Load.BACKWARD_MS:
+            time = lookup_launch.backward_ms(load, self.groups[group], self.hardware)
+        else:
+            time = load[..., column]
+        return np.where(load[..., Load.SHARDS] > 0, floor_ms + time, 0.0)
 
     def outputs(self, *, backward: bool) -> list[Transfer]:
         """The output distribution, or its backward, as collectives in the order they run.

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
 
 from predictor.batch import BatchPredictor
-from predictor.loads import COLUMNS, Load, LookupGroup
+from predictor.loads import COLUMNS, LAUNCH, LookupGroup
 from search.relaxation import Cut, Hulls, Relaxation
 from search.result import Problem
 from search.space import Option, Space, place
@@ -32,6 +32,8 @@ ROUNDING = 1e-9
 """Taken off the bound."""
 MAX_SETS = 256
 """More sets of exchanges than this are not told apart; cuts that hold for all of them remain."""
+MAX_CUTS = 60
+"""Refinements of a set that plans are made of."""
 FLOOR_STEPS = 20
 """Refinements of the bound that holds for all sets, where every set starts from."""
 GIB = float(1 << 30)
@@ -63,6 +65,10 @@ class LowerBound:
         self.tables = len(space.options)
         # an exchange's ceiling does not depend on which other exchanges a set has
         self.hulls: dict[str, Hulls] = {}
+        self.sets: list[ExchangeSet] = []
+        # sets that may still be refined, least bound first; the least bound of the others
+        self._open: list[tuple[float, int, ExchangeSet]] | None = None
+        self._fathomed = np.inf
 
     def solve(
         self,
@@ -70,35 +76,49 @@ class LowerBound:
         upper_ms: float = np.inf,
         stop: Callable[[float], bool] = lambda bound: False,
     ) -> float:
-        """The bound in ms after at most ``steps`` refinements.
+        """The bound in ms after at most ``steps`` more refinements.
 
         Args:
             upper_ms: a plan with this time is known; sets above it need no more work.
             stop: asked after every step with the bound so far.
         """
-        floor = self._floor()
-        heap = [(floor, i, s) for i, s in enumerate(self._sets())]
-        heapq.heapify(heap)
-        fathomed = np.inf if heap else floor
+        if self._open is None:
+            self._begin()
+        assert self._open is not None
         for _ in range(steps):
-            if not heap:
+            if not self._open or self.proven_ms >= min(self._fathomed, upper_ms):
                 break
-            before, index, one = heapq.heappop(heap)
+            before, index, one = heapq.heappop(self._open)
             bound, done = one.refine()
             bound = max(bound, before)
-            if done or bound >= upper_ms:
-                fathomed = min(fathomed, bound)
+            if done:
+                self._fathomed = min(self._fathomed, bound)
             else:
-                heapq.heappush(heap, (bound, index, one))
-            proven = min(fathomed, heap[0][0] if heap else np.inf)
-            if proven >= min(fathomed, upper_ms) or stop(proven):
+                heapq.heappush(self._open, (bound, index, one))
+            if stop(self.proven_ms):
                 break
-        left = min((bound for bound, _, _ in heap), default=np.inf)
-        return float(min(fathomed, left, upper_ms) * (1 - ROUNDING))
+        return float(min(self.proven_ms, upper_ms) * (1 - ROUNDING))
+
+    @property
+    def proven_ms(self) -> float:
+        """The least bound of all sets so far."""
+        return min(self._fathomed, self._open[0][0] if self._open else np.inf)
+
+    def _begin(self) -> None:
+        floor = self._floor()
+        self.sets = self._sets()
+        self._open = [(floor, i, one) for i, one in enumerate(self.sets)]
+        heapq.heapify(self._open)
+        self._fathomed = np.inf if self._open else floor
+
+    def promising(self, count: int) -> list[ExchangeSet]:
+        """The solved sets with the lowest bounds; fewer, or none, where `solve` saw fewer."""
+        seen = [one for one in self.sets if 0 < one.proven < np.inf]
+        return sorted(seen, key=lambda one: one.proven)[:count]
 
     def _floor(self) -> float:
         """A bound that holds whatever the set of exchanges."""
-        everything = _Set(self, self.choices, exact=False)
+        everything = ExchangeSet(self, self.choices, exact=False)
         bound = 0.0
         for _ in range(FLOOR_STEPS):
             bound, done = everything.refine()
@@ -128,7 +148,7 @@ class LowerBound:
     def _exchange(self, choice: _Choice) -> tuple[str, str]:
         return _exchange_of(self.batch.groups[choice.group])
 
-    def _sets(self) -> list[_Set]:
+    def _sets(self) -> list[ExchangeSet]:
         """All sets of exchanges that offer every table an option; none if they are too many."""
         kinds = sorted({self._exchange(c) for c in self.choices})
         if 2 ** len(kinds) > MAX_SETS:
@@ -137,7 +157,7 @@ class LowerBound:
         for kept in chain.from_iterable(combinations(kinds, n) for n in range(1, len(kinds) + 1)):
             choices = [c for c in self.choices if self._exchange(c) in kept]
             if len({c.table for c in choices}) == self.tables:
-                found.append(_Set(self, choices, exact=True))
+                found.append(ExchangeSet(self, choices, exact=True))
         return found
 
 
@@ -145,10 +165,11 @@ def _exchange_of(group: LookupGroup) -> tuple[str, str]:
     return group.module, group.sharding_type
 
 
-class _Set:
+class ExchangeSet:
     """The linear program of one set of exchanges.
 
     Args:
+        choices: of all tables, table by table.
         exact: plans use all of the exchanges; if not, any of them.
     """
 
@@ -158,6 +179,37 @@ class _Set:
         self.exact = exact
         self.proven = 0.0
         self.relaxation: Relaxation | None = None
+        # choices lie table by table
+        self.first = np.flatnonzero(np.diff([-1, *(c.table for c in choices)]))
+        sizes = np.diff([*self.first, len(choices)])
+        self.shares: Array = np.repeat(1.0 / sizes, sizes)
+        """What the program's last optimum gives every choice, ``[choices]``; the even mix first."""
+
+    @property
+    def options(self) -> list[Option]:
+        """The option of every choice."""
+        return [choice.option for choice in self.choices]
+
+    def rounded(self) -> list[Option]:
+        """The option with the largest share of every table, in the workload's order."""
+        parts = np.split(self.shares, self.first[1:])
+        best = [first + int(np.argmax(p)) for first, p in zip(self.first, parts, strict=True)]
+        return [self.choices[i].option for i in best]
+
+    def without(self, excess: Array) -> ExchangeSet:
+        """The set with the choices of least excess of every table, solved.
+
+        Args:
+            excess: ``[choices]``.
+        """
+        least = np.minimum.reduceat(excess, self.first)
+        sizes = np.diff([*self.first, len(self.choices)])
+        kept = np.flatnonzero(excess <= np.repeat(least, sizes) * (1 + TOLERANCE))
+        smaller = ExchangeSet(self.bound, [self.choices[i] for i in kept], exact=self.exact)
+        for _ in range(MAX_CUTS):
+            if smaller.refine()[1]:
+                break
+        return smaller
 
     def _start(self) -> None:
         batch, topology = self.bound.batch, self.bound.problem.topology
@@ -167,9 +219,7 @@ class _Set:
         self.loads = np.zeros((len(self.choices), *shape))
         for i, choice in enumerate(self.choices):
             self.loads[i, position[choice.group]] = choice.load
-        self.loads[..., Load.SHARDS] = 0.0
-        # choices lie table by table
-        self.first = np.flatnonzero(np.diff([-1, *(c.table for c in self.choices)]))
+        self.loads[..., LAUNCH] = 0.0
         ceiling = np.maximum.reduceat(self.loads, self.first).sum(axis=0)
         self.flat = self.loads.reshape(len(self.choices), -1)
         self.memory = np.array([[c.hbm_bytes, c.ddr_bytes] for c in self.choices]).T / GIB
@@ -221,19 +271,15 @@ class _Set:
             return np.inf, True  # no fractional plan fits the pooled memory
         if status != pywraplp.Solver.OPTIMAL:
             return self.proven, True
+        self.shares = np.array([share.solution_value() for share in self.share])
         self.proven = max(self.proven, self._certified())
         return self.proven, not self._cut()
 
     def _cut(self) -> bool:
         """Add what the program's optimum violates (or first of all, the even mix)."""
         assert self.relaxation is not None
-        if self.cuts:
-            shares = np.array([s.solution_value() for s in self.share])
-            now = self.solver.Objective().Value()
-        else:
-            sizes = np.diff([*self.first, len(self.choices)])
-            shares, now = np.repeat(1.0 / sizes, sizes), -1.0
-        load = np.tensordot(shares, self.loads, axes=1)
+        now = self.solver.Objective().Value() if self.cuts else -1.0
+        load = np.tensordot(self.shares, self.loads, axes=1)
         if self.exact:
             cut = self.relaxation.evaluate(load)[1]
             cuts = [] if cut is None else [cut]

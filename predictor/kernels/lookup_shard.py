@@ -34,9 +34,11 @@ class LookupShard:
         bins: rows of the shard, with probabilities over the whole table.
         draws: ids drawn over the whole table that this rank may have to serve.
         bags: output rows; equal to the shard's ids where outputs are not pooled.
+        lengths: (sample, feature) pairs, whose ids are walked one after the other; `bags` if None.
         rows, dim: size of the shard.
         element_bytes, output_bytes: of one weight and one output element.
         optimizer: by FBGEMM's `EmbOptimType` value.
+        mean: the lookup itself divides by the lengths.
         cache_load_factor: share of the rows in a UVM cache, used by ``fused_uvm_caching``.
     """
 
@@ -50,8 +52,15 @@ class LookupShard:
     optimizer: str = Optimizer.ROWWISE_ADAGRAD
     weighted: bool = False
     pooled: bool = True
+    mean: bool = False
     kernel: ComputeKernel = ComputeKernel.FUSED
     cache_load_factor: float = 0.2
+    lengths: float | None = None
+
+    @property
+    def walks(self) -> float:
+        """Runs of ids that are walked one after the other."""
+        return self.bags if self.lengths is None else self.lengths
 
     @property
     def ids(self) -> float:
@@ -62,6 +71,11 @@ class LookupShard:
     def distinct_rows(self) -> float:
         """Expected distinct rows of the shard that an iteration touches."""
         return self.bins.unique(self.draws)
+
+    @property
+    def ids_per_walk(self) -> float:
+        """Expected ids of a (sample, feature) pair on the shard; at least one if there are any."""
+        return max(1.0, self.ids / self.walks) if self.ids > 0 and self.walks > 0 else 0.0
 
     @property
     def hottest_row_ids(self) -> float:

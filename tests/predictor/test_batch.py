@@ -54,9 +54,10 @@ def random_plans(
 @pytest.mark.parametrize(
     "topology", TOPOLOGIES, ids=lambda t: f"{t.world_size}x{t.local_world_size}x{t.nvlink_domain}"
 )
-def test_a_batch_equals_its_plans_one_by_one(pipeline: str, topology: Topology) -> None:
+@pytest.mark.parametrize("plans", [10, pytest.param(70, marks=pytest.mark.slow)])
+def test_a_batch_equals_its_plans_one_by_one(pipeline: str, topology: Topology, plans: int) -> None:
     for seed, profile in enumerate((device_bound(), hardware(), device_bound())):
-        batch, candidates = random_plans(seed, pipeline, topology, 10, profile)
+        batch, candidates = random_plans(seed, pipeline, topology, plans, profile)
         workload = batch.workload
         together = batch.score(candidates)
         alone = [

@@ -17,6 +17,7 @@ from problems import (
     random_problem,
 )
 
+from predictor.loads import LONGEST, SHARED
 from predictor.units import GIB, MIB
 from predictor.workload import Workload
 from search import bounds
@@ -49,6 +50,19 @@ def test_random_plans_of_random_problems(seed: int) -> None:
     assert 0 < bound <= times.min() * (1 + 1e-9)
     few = bound_of(objective, steps=1)
     assert 0 < few <= bound * (1 + 1e-9), "stopped early, it is lower, but still a bound"
+
+
+@pytest.mark.parametrize("batch_size", [16, 256, 4096])
+def test_what_a_launch_adds_to_its_shards_is_above_the_bound(batch_size: int) -> None:
+    """Small batches of long bags: tables share the L2, and latencies outlast the bytes."""
+    tables = [a_table(f"t{i}", 10 ** (4 + i % 4), 64, 300.0 / (i + 1)) for i in range(5)]
+    objective, _ = objective_of(a_problem(a_workload(*tables, batch_size=batch_size), hosts(2)))
+    rng = random.Random(batch_size)
+    plans = [random_plan(objective, rng) for _ in range(300)]
+    totals = [objective.batch.totals(objective.table_plans(plan)) for plan in plans[:20]]
+    assert any(total[..., LONGEST].any() for total in totals)
+    assert batch_size != 256 or any(total[..., SHARED].any() for total in totals)
+    assert 0 < bound_of(objective) <= objective.score(plans).min() * (1 + 1e-9)
 
 
 def mid_size(tables: int, seed: int, **more: str) -> Workload:

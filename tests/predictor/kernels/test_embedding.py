@@ -12,14 +12,22 @@ from hypothesis import strategies as st
 from predictor.distribution import Uniform, Zipf
 from predictor.hardware import CudaEmbedding, list_hardware, load_hardware
 from predictor.kernels.embedding import (
+    SHARERS,
     LookupShard,
     backward_floor_ms,
+    backward_longest_ms,
     backward_ms,
     forward_floor_ms,
+    forward_longest_ms,
     forward_ms,
+    lookup_model,
     optimizer_state_bytes,
     prefetch_ms,
+    sharing_ms,
+    sort_pass_ms,
+    sort_passes,
 )
+from predictor.kernels.embedding_cuda import CudaLookups
 from predictor.plan import ComputeKernel
 from predictor.workload import Optimizer
 
@@ -115,9 +123,106 @@ def test_skew_helps_through_the_cache_until_everything_fits(name: str) -> None:
 def test_hot_rows_do_not_serialise_for_free(name: str) -> None:
     """One row that all ids hit is not updated faster than a thread block can add it up."""
     hw = load_hardware(name)
-    hot = shard(rows=1, draws=1024, bags=1024)
+    hot, hotter = (shard(rows=1, draws=n, bags=n) for n in (1024, 1 << 20))
     spread = shard(rows=1024, draws=1024, bags=1024)
-    assert backward_ms(hot, hw) > 0.5 * backward_ms(spread, hw)
+    assert backward_longest_ms(hot, hw) > backward_longest_ms(spread, hw) > 0
+    # a block adds up 1024 ids at most; more blocks share what is beyond
+    assert backward_longest_ms(hotter, hw) == backward_longest_ms(hot, hw)
+
+
+gpu_shards = st.tuples(
+    st.sampled_from([n for n in GPUS if n in ("a100-40gb", "v100-32gb", "h100-sxm")]), shards
+)
+
+
+@given(gpu_shards, st.floats(1, 64))
+@settings(max_examples=150, deadline=None)
+def test_less_of_the_cache_never_helps(drawn: tuple[str, LookupShard], factor: float) -> None:
+    name, s = drawn
+    hw = load_hardware(name)
+    added = sharing_ms(s, hw)
+    assert min(added) >= -1e-12
+    law = lookup_model(hw)
+    assert isinstance(law, CudaLookups)
+    most = law.tables_in_flight(s)
+    # from the number of tables on that the batch leaves in flight, more of them change nothing
+    assert all(ms == 0 for ms, n in zip(added, (1, *SHARERS), strict=False) if n >= most)
+    assert law.forward_ms(s, factor) >= law.forward_ms(s) * (1 - 1e-12)
+    # a larger batch fills the device with fewer tables
+    more = replace(s, draws=s.draws * factor, bags=s.bags * factor)
+    assert law.tables_in_flight(more) <= most
+
+
+@given(gpu_shards, st.floats(1, 16))
+@settings(max_examples=150, deadline=None)
+def test_latencies_never_fall_with_ids_or_dim(
+    drawn: tuple[str, LookupShard], factor: float
+) -> None:
+    name, s = drawn
+    hw = load_hardware(name)
+    base = np.array([forward_longest_ms(s, hw), backward_longest_ms(s, hw)])
+    assert (base > 0).all()
+    for more in (replace(s, draws=s.draws * factor), replace(s, dim=s.dim + 4)):
+        found = np.array([forward_longest_ms(more, hw), backward_longest_ms(more, hw)])
+        assert (found >= base * (1 - 1e-12)).all()
+    # more bags alike: no bag waits longer, and the L2 helps some
+    wider = replace(s, draws=s.draws * factor, bags=s.bags * factor)
+    assert forward_longest_ms(wider, hw) <= base[0] * (1 + 1e-12)
+
+
+def test_a_cache_that_holds_all_rows_of_all_tables_is_shared_for_free() -> None:
+    hw = load_hardware("h100-sxm")
+    small = shard(rows=1000, draws=512 * 20, bags=512)
+    large = shard(rows=10_000_000, alpha=0.9, draws=512 * 200, bags=512)
+    assert sharing_ms(small, hw) == (0.0,) * len(SHARERS)
+    assert sum(sharing_ms(large, hw)) > 0.05 * forward_ms(large, hw)
+
+
+def test_narrow_rows_put_more_bags_on_the_device() -> None:
+    """8, 16 or 32 lanes serve a bag, four elements each."""
+    law = lookup_model(load_hardware("v100-32gb"))
+    assert isinstance(law, CudaLookups)
+    found = [law.tables_in_flight(shard(draws=960, bags=960, dim=d)) for d in (32, 36, 68, 512)]
+    assert found == [16, 8, 4, 4]  # 80 SMs of 48 warps
+
+
+def test_a_launch_that_fills_the_device_hides_its_latencies() -> None:
+    for name in GPUS:
+        hw = load_hardware(name)
+        few, many = (shard(draws=20.0 * n, bags=n) for n in (64, 131072))
+        assert forward_longest_ms(few, hw) > forward_ms(few, hw)
+        assert forward_longest_ms(many, hw) < 0.2 * forward_ms(many, hw)
+
+
+def test_unpooled_ids_are_walked_sample_by_sample() -> None:
+    hw = load_hardware("h100-sxm")
+    sequence = shard(draws=5000, bags=5000, pooled=False, lengths=100.0)
+    pooled = shard(draws=5000, bags=100)
+    assert forward_longest_ms(sequence, hw) == forward_longest_ms(pooled, hw)
+    assert forward_ms(sequence, hw) > forward_ms(pooled, hw)  # every id is an output
+
+
+def test_weights_are_sorted_along_and_get_gradients() -> None:
+    """The backward of weighted lookups reads bags and rows once more, wanted or not."""
+    hw = load_hardware("h100-sxm")
+    plain, weighted = shard(), shard(weighted=True)
+    assert backward_ms(weighted, hw) > backward_ms(plain, hw) + forward_ms(plain, hw)
+
+
+def test_gradients_of_means_are_divided_in_a_pass_of_their_own() -> None:
+    hw = load_hardware("h100-sxm")
+    added = backward_ms(shard(mean=True), hw) - backward_ms(shard(), hw)
+    assert added > 2 * 65536 * 512 / (1.01 * hw.memory.hbm)
+
+
+def test_a_launch_sorts_the_bits_of_all_its_rows() -> None:
+    hw = load_hardware("h100-sxm")
+    rows = [1, 255, 256, 65535, 65536, 1 << 24]
+    assert sort_passes(rows, hw).tolist() == [1, 1, 2, 2, 3, 4]
+    one = sort_pass_ms(hw, weighted=False, pooled=True)
+    narrow, wide = shard(rows=65535), shard(rows=65536)
+    assert backward_ms(wide, hw) - backward_ms(narrow, hw) == pytest.approx(one * wide.ids, rel=0.2)
+    assert sort_passes(rows, load_hardware("cpu-gloo")).tolist() == [0] * len(rows)
 
 
 def test_a_dense_gradient_is_written_whole_even_without_ids() -> None:
