@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from predictor.errors import InfeasibleError
 from predictor.units import format_bytes
+from search.bounds import LowerBound
 from search.cpsat import CpSat
 from search.feasibility import Feasibility, find_feasible
 from search.objective import Assignment, Objective, signature
 from search.result import Progress
+from search.rounding import Rounding
 from search.stop import Stop
 from search.study import Study
 from search.surrogate import Surrogate
 
-SEARCHERS = ("cpsat", "optuna")
+SEARCHERS = ("rounding", "cpsat", "optuna")
 
 # Work at effort 1, sized so that 26 tables on 8 ranks take a few seconds.
 CPSAT_WORK = 0.5
 TRIALS = 16
+TRIAL_SIZE = 20_000
+"""Tables times ranks up to which the study has all of its trials; beyond, each costs seconds."""
+BOUND_STEPS = 1000
 FEASIBILITY_WORK = 10.0
 
 
@@ -39,16 +45,23 @@ def propose(
     seed: int,
     searchers: Sequence[str],
     known: Sequence[Candidate],
+    bound: LowerBound,
     progress: Progress,
 ) -> tuple[list[Candidate], float | None]:
-    """Candidates of the searchers, and CP-SAT's gap on the surrogate."""
+    """Candidates of the searchers, and CP-SAT's gap on the surrogate.
+
+    Args:
+        bound: solved here as far as its programs propose plans.
+    """
     found: list[Candidate] = []
     gap = None
+    if "rounding" in searchers and not stop.reached():
+        found += _rounded(objective, surrogate, stop, seed, known, bound, progress)
     cpsat = CpSat(objective, surrogate)
-    first = min(known, key=lambda c: c.iteration_ms, default=None)
+    first = min([*known, *found], key=lambda c: c.iteration_ms, default=None)
     best_ms = first.iteration_ms if first else None
     if "cpsat" in searchers and not stop.reached():
-        progress("CP-SAT", 0.1, best_ms, None)
+        progress("CP-SAT", 0.3, best_ms, None)
         solution = cpsat.solve(
             objective.space.options,
             CPSAT_WORK * stop.effort,
@@ -61,11 +74,37 @@ def propose(
             found.append(Candidate(solution.assignment, ms, "cpsat"))
             gap = solution.gap
     if "optuna" in searchers and not stop.reached():
-        progress("Optuna study", 0.3, best_ms, None)
-        study = Study(objective, surrogate, cpsat, seed)
-        for plan, ms in study.run(stop.work(TRIALS), stop.reached):
+        progress("Optuna study", 0.4, best_ms, None)
+        study = Study(objective, surrogate, seed)
+        size = len(objective.space.options) * objective.problem.topology.world_size
+        trials = stop.work(round(TRIALS * min(1.0, TRIAL_SIZE / size)))
+        for plan, ms in study.run(trials, stop.reached):
             found.append(Candidate(plan, ms, "optuna"))
     return found, gap
+
+
+def _rounded(
+    objective: Objective,
+    surrogate: Surrogate,
+    stop: Stop,
+    seed: int,
+    known: Sequence[Candidate],
+    bound: LowerBound,
+    progress: Progress,
+) -> list[Candidate]:
+    """Plans from the bound's programs; they have half of the time that is left."""
+    best_ms = min((c.iteration_ms for c in known), default=math.inf)
+    shown = best_ms if known else None
+    progress("lower bound", 0.05, shown, None)
+    half = stop.elapsed_s + stop.remaining_s / 2
+    bound.solve(stop.work(BOUND_STEPS), best_ms, lambda _: stop.elapsed_s > half)
+    found: list[Candidate] = []
+    for plan in Rounding(objective, surrogate, seed).propose(bound):
+        progress("rounding", 0.2, min([best_ms, *(c.iteration_ms for c in found)]), bound.proven_ms)
+        found.append(Candidate(plan, float(objective.score([plan])[0]), "rounding"))
+        if stop.reached():
+            break
+    return found
 
 
 def rescue(

@@ -27,6 +27,8 @@ JOINED = 16
 """Changes of different tables that are tried together."""
 SHAKEN = 3
 """Tables changed at random to leave a local optimum."""
+SWAPPED = 64
+"""Other tables that one is offered to swap with."""
 
 
 class LocalSearch:
@@ -110,9 +112,9 @@ class LocalSearch:
         return base
 
     def _neighbours(self, base: Assignment) -> Iterator[Change]:
-        """What fits of all moves, table by table in random order; made only as far as asked for."""
+        """What fits of all moves, table by table; made only as far as asked for."""
         used = self.objective.memory(base)
-        order = self.random.sample(range(len(base)), len(base))
+        order = self._order(base)
         changes = chain(
             self.transfers.propose(base),
             chain.from_iterable(self._of_table(base, t, order) for t in order),
@@ -121,10 +123,18 @@ class LocalSearch:
             if self._fits(base, used, change):
                 yield change
 
+    def _order(self, base: Assignment) -> list[int]:
+        """Tables on a rank that is slowest in some phase come first; else at random."""
+        loads, _ = self.surrogate.standing(base, ())
+        slowest = {*loads.argmax(axis=0).tolist()}
+        order = self.random.sample(range(len(base)), len(base))
+        return sorted(order, key=lambda table: slowest.isdisjoint(base[table][1]))
+
     def _of_table(self, base: Assignment, table: int, order: Sequence[int]) -> list[Change]:
         """Every change of one table, and its swaps with the tables after it in the order."""
         alone = chain(self._moves(base, table), self._options(base, table))
         later = order[order.index(table) + 1 :]
+        later = self.random.sample(later, min(SWAPPED, len(later)))
         changes = [*({table: choice} for choice in alone), *self._swaps(base, table, later)]
         self.random.shuffle(changes)
         return changes

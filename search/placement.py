@@ -127,32 +127,25 @@ class Placer:
         taken: set[int] = set()
         for alternatives in units:
             start = len(ranks)
-            width = len(alternatives[0])
-            shard = slice(start, start + width)
-            memory = np.array(
-                [
-                    [m.hbm_bytes for m in option.memory[shard]],
-                    [m.ddr_bytes for m in option.memory[shard]],
-                ]
-            )
-            best = None
-            for alternative in alternatives:
-                where = list(alternative)
-                if pool is not None and not pool.issuperset(where):
-                    continue
-                if (used[:, where] + memory > self.objective.caps[:, where]).any():
-                    continue
-                if roomy:
-                    after = used[:, where].sum(axis=0) - self.objective.caps[:, where].sum(axis=0)
-                else:
-                    after = (loads[where] + phases[shard]) @ self.weights
-                key = (pool is not None and taken.issuperset(where), float(after.max()), where)
-                best = key if best is None or key < best else best
-            if best is None:
+            shard = slice(start, start + len(alternatives[0]))
+            memory = np.array([[m.hbm_bytes, m.ddr_bytes] for m in option.memory[shard]]).T
+            where = np.array(alternatives)
+            if pool is not None:
+                where = where[np.isin(where, list(pool)).all(axis=1)]
+            after = used[:, where] + memory[:, None]
+            where = where[(after <= self.objective.caps[:, where]).all(axis=(0, 2))]
+            if not len(where):
                 return None
-            where = best[2]
-            ranks += where
-            taken.update(where)
-            loads[where] += phases[shard]
-            used[:, where] += memory
+            if roomy:
+                filled = (used - self.objective.caps).sum(axis=0)[where]
+            else:
+                filled = (loads[where] + phases[shard]) @ self.weights
+            key = filled.max(axis=1)
+            # of equally free ranks the first; where all of a pool must be used, a new one
+            again = np.isin(where, list(taken)).all(axis=1) & (pool is not None)
+            best = where[np.lexsort((key, again))[0]]
+            ranks += best.tolist()
+            taken.update(best.tolist())
+            loads[best] += phases[shard]
+            used[:, best] += memory
         return float(loads.max(axis=0) @ self.weights), tuple(ranks)

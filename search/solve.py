@@ -2,7 +2,7 @@
 
 space         options per table, with what was left out and why   (search.space)
 baselines     what others would choose: the first incumbents      (search.baselines)
-candidates    CP-SAT and an Optuna study propose plans            (search.candidates)
+candidates    the bound's programs, CP-SAT and Optuna propose plans  (search.candidates)
 improvement   all are improved on the full timeline               (search.local_search)
 bound         no plan of the space is predicted to be faster      (search.bounds)
 """
@@ -26,7 +26,7 @@ from search.surrogate import Surrogate
 
 # Work at effort 1, sized so that 26 tables on 8 ranks take a few seconds.
 EVALUATIONS = 20_000
-BOUND_STEPS = 600
+BOUND_STEPS = 1000
 IMPROVED = 4
 """Candidates that local search starts from."""
 IMPROVED_BY = " + local search"
@@ -60,9 +60,10 @@ def solve(
     ranked = distinct([*improved, *start.candidates])[:top_k]
     best_ms = ranked[0].iteration_ms
     progress("lower bound", 0.8, best_ms, None)
-    bound = LowerBound(problem, objective.space, objective.batch).solve(
+    bound = start.bound.solve(
         stop.work(BOUND_STEPS), best_ms, lambda bound: stop.reached(best_ms, bound)
     )
+    stop.reached(best_ms, bound)
     progress("done", 1.0, best_ms, bound)
     return Result(
         plans=tuple(
@@ -86,6 +87,7 @@ class _Start:
 
     objective: Objective
     surrogate: Surrogate
+    bound: LowerBound
     baselines: list[Candidate]
     candidates: list[Candidate]
     surrogate_gap: float | None
@@ -112,18 +114,19 @@ def _start(
     for space in spaces:
         objective = Objective(problem, space)
         surrogate = Surrogate(objective)
+        bound = LowerBound(problem, space, objective.batch)
         progress("baselines", 0.0, None, None)
         others = baselines(objective, surrogate, seed)
         times = objective.score(list(others.values())).tolist()
         shown = [Candidate(others[n], ms, n) for n, ms in zip(others, times, strict=True)]
         # what TorchRec would run with wrong results is shown, but never chosen
         known = [c for c in shown if _sound(problem, c)]
-        found, gap = propose(objective, surrogate, stop, seed, searchers, known, progress)
+        found, gap = propose(objective, surrogate, stop, seed, searchers, known, bound, progress)
         if known + found:
-            return _Start(objective, surrogate, shown, known + found, gap)
+            return _Start(objective, surrogate, bound, shown, known + found, gap)
         found, nearest = rescue(objective, surrogate, stop, seed)
         if found:
-            return _Start(objective, surrogate, shown, found, gap)
+            return _Start(objective, surrogate, bound, shown, found, gap)
     raise infeasible(objective, nearest)
 
 
@@ -142,7 +145,9 @@ def _improve(start: _Start, stop: Stop, seed: int, progress: Progress) -> list[C
         one = starts[round_] if round_ < len(starts) else distinct(improved)[0]
         best_ms = min(c.iteration_ms for c in [*improved, *starts])
         progress("local search", 0.5 + 0.3 * round_ / (len(starts) + 1), best_ms, None)
-        plan, ms = search.improve(one.assignment, share, lambda _: stop.reached())
+        plan, ms = search.improve(
+            one.assignment, share, lambda best: stop.reached(best, start.bound.proven_ms)
+        )
         name = one.found_by.removesuffix(IMPROVED_BY) + IMPROVED_BY
         improved.append(Candidate(plan, ms, name))
     return improved

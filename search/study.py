@@ -1,7 +1,7 @@
 """An Optuna study over what shapes a plan: type mix, column widths, data-parallel size, weights.
 
-Each trial turns its parameters into one option per table; CP-SAT places them (the greedy placement
-is its hint), and the full timeline judges.
+Each trial turns its parameters into one option per table; they are placed greedily and balanced
+(`search.balance`), and the full timeline judges.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from predictor.plan import ShardingType
-from search.cpsat import CpSat
+from search.balance import Balancer
 from search.objective import Assignment, Objective
 from search.placement import Placer
 from search.space import Option
 from search.surrogate import Surrogate, Weights
 
-PLACEMENT_WORK = 0.05
-"""Deterministic time of CP-SAT per trial."""
+RESTARTS = 2
+"""Of the balancing, per trial."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Shape:
 class Study:
     """Proposes plans; `run` returns them with their predicted times, best first."""
 
-    def __init__(self, objective: Objective, surrogate: Surrogate, cpsat: CpSat, seed: int) -> None:
+    def __init__(self, objective: Objective, surrogate: Surrogate, seed: int) -> None:
         self.objective = objective
         self.surrogate = surrogate
-        self.cpsat = cpsat
+        self.balancer = Balancer(objective, surrogate)
         self.seed = seed
         self.world = objective.problem.topology.world_size
 
@@ -111,10 +111,9 @@ class Study:
     def _plan(self, shape: Shape) -> Assignment | None:
         options = [self._choose(o, shape) for o in self.objective.space.options]
         hint = Placer(self.objective, self.surrogate, shape.weights).place_all(options)
-        placed = self.cpsat.solve(
-            [[o] for o in options], PLACEMENT_WORK, self.seed, hint, shape.weights
-        )
-        return hint if placed is None else placed.assignment
+        if hint is None:
+            return None
+        return self.balancer.balance(hint, self.seed, RESTARTS).assignment
 
     def _choose(self, options: Sequence[Option], shape: Shape) -> Option:
         allowed = [o for o in options if self._allowed(o, shape)] or list(options)

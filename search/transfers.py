@@ -24,6 +24,8 @@ PAIRS = 12
 """Pairs of exchanges tried per descent step."""
 SHARES = (1.0, 0.5, 0.25)
 """Parts of an exchange's tables that move together."""
+MOST = 100
+"""Tables that move together at most; placing more costs more than it can gain."""
 
 
 class Transfers:
@@ -45,7 +47,7 @@ class Transfers:
         for source, target in self.random.sample(pairs, min(PAIRS, len(pairs))):
             members = [t for t, (o, _) in enumerate(base) if self.surrogate.exchange(o) == source]
             for share in shares:
-                tables = self.random.sample(members, ceil(share * len(members)))
+                tables = self.random.sample(members, min(MOST, ceil(share * len(members))))
                 change = self._move(base, tables, target)
                 if change:
                     yield change

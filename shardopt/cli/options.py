@@ -19,6 +19,7 @@ OUTPUT = "Output"
 class Searchers(StrEnum):
     """Who proposes plans."""
 
+    ROUNDING = "rounding"
     CPSAT = "cpsat"
     OPTUNA = "optuna"
     ALL = "all"
@@ -27,7 +28,7 @@ class Searchers(StrEnum):
     def names(self) -> tuple[str, ...]:
         """As `search.solve.solve` takes them."""
         if self is Searchers.ALL:
-            return (Searchers.CPSAT.value, Searchers.OPTUNA.value)
+            return tuple(s.value for s in Searchers if s is not Searchers.ALL)
         return (self.value,)
 
 

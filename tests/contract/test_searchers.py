@@ -25,7 +25,9 @@ from predictor.plan import ShardingType
 from predictor.topology import Topology
 from predictor.units import GIB, MIB
 from predictor.workload import Constraints
+from search.balance import Balancer
 from search.baselines import baselines
+from search.bounds import LowerBound
 from search.candidates import rescue
 from search.cpsat import CpSat
 from search.feasibility import find_feasible
@@ -33,6 +35,7 @@ from search.local_search import LocalSearch
 from search.objective import Assignment, Objective
 from search.placement import Placer
 from search.result import Problem
+from search.rounding import Rounding
 from search.stop import Stop
 from search.study import Study
 from search.surrogate import Surrogate
@@ -46,8 +49,19 @@ def by_cpsat(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
 
 
 def by_study(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
-    study = Study(objective, surrogate, CpSat(objective, surrogate), 0)
+    study = Study(objective, surrogate, 0)
     return [plan for plan, _ in study.run(4)]
+
+
+def by_rounding(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
+    bound = LowerBound(objective.problem, objective.space, objective.batch)
+    bound.solve(200)
+    return list(Rounding(objective, surrogate, 0).propose(bound))
+
+
+def by_balancer(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
+    balancer = Balancer(objective, surrogate)
+    return [balancer.balance(p, 0, 3).assignment for p in by_placer(objective, surrogate)]
 
 
 def by_placer(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
@@ -73,6 +87,8 @@ def by_local_search(objective: Objective, surrogate: Surrogate) -> list[Assignme
 
 
 SEARCHERS: dict[str, Searcher] = {
+    "rounding": by_rounding,
+    "balancer": by_balancer,
     "cpsat": by_cpsat,
     "study": by_study,
     "placer": by_placer,

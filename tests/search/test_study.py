@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from problems import assert_valid, objective_of, random_problem
 
-from search.cpsat import CpSat
 from search.study import Study
 
 
 def a_study(seed: int = 0) -> Study:
     objective, surrogate = objective_of(random_problem(2))
-    return Study(objective, surrogate, CpSat(objective, surrogate), seed)
+    return Study(objective, surrogate, seed)
 
 
 def test_best_first_and_scored_on_the_timeline() -> None:

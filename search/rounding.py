@@ -1,0 +1,65 @@
+"""Plans from the linear programs of the lower bound.
+
+Of a set of exchanges, the program's optimum (`search.bounds`) mixes the options of a few tables
+only: as many as it has binding rows. Every table takes its largest share, and what is left is to
+place them. A second program leaves out options with a shard above the mean rank's work, which no
+placement can balance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from search.balance import Balancer
+from search.bounds import ExchangeSet, LowerBound
+from search.objective import Assignment, Objective
+from search.placement import Placer
+from search.surrogate import Surrogate
+
+SETS = 4
+"""Sets of exchanges that plans are made of, those with the lowest bounds first."""
+RESTARTS = 20
+LARGE = 20_000
+"""Tables times ranks beyond which a descent takes seconds: fewer sets, fewer restarts."""
+
+
+class Rounding:
+    """Proposes plans."""
+
+    def __init__(self, objective: Objective, surrogate: Surrogate, seed: int) -> None:
+        self.surrogate = surrogate
+        self.placer = Placer(objective, surrogate)
+        self.balancer = Balancer(objective, surrogate)
+        self.world_size = objective.problem.topology.world_size
+        self.seed = seed
+        size = len(objective.space.options) * self.world_size
+        share = min(1.0, LARGE / size)
+        self.sets, self.restarts = max(2, round(SETS * share)), round(RESTARTS * share)
+
+    def propose(self, bound: LowerBound) -> Iterator[Assignment]:
+        """Balanced plans; none for sets whose options cannot be placed.
+
+        Args:
+            bound: solved, so that its sets have optima.
+        """
+        seen: set[tuple[int, ...]] = set()
+        for one in bound.promising(self.sets):
+            for program in (one, self._divisible(one)):
+                options = program.rounded()
+                name = tuple(map(id, options))
+                if name in seen:
+                    continue
+                seen.add(name)
+                placed = self.placer.place_all(options)
+                if placed is not None:
+                    yield self.balancer.balance(placed, self.seed, self.restarts).assignment
+
+    def _divisible(self, one: ExchangeSet) -> ExchangeSet:
+        """The set without options whose largest shard exceeds the mean rank's work of its optimum
+        in some phase; a table that has no other keeps the one that exceeds it least."""
+        phases = [self.surrogate.phases(option) for option in one.options]
+        mean = one.shares @ np.array([p.sum(axis=0) for p in phases]) / self.world_size
+        excess = np.array([p.max(axis=0) for p in phases]) / np.maximum(mean, 1e-12)
+        return one.without(np.maximum(excess.max(axis=1), 1.0))
