@@ -100,7 +100,7 @@ def kernel_points(size: Size) -> list[Point]:
     """Small ops, lookups, GEMMs and memory-bound kernels, which one rank measures alone."""
     low, high = size.elementwise_octaves
     moves = [
-        Point("elementwise", {"op": op, "bytes": 2**octave}, _is_test(i + octave))
+        Point("elementwise", {"op": op, "bytes": 2**octave}, is_test(i + octave))
         for i, op in enumerate(ELEMENTWISE_OPS)
         for octave in range(low, high + 1)
     ]
@@ -110,7 +110,7 @@ def kernel_points(size: Size) -> list[Point]:
 
 def lookup_points(count: int) -> list[Point]:
     """TBEs of one to twelve tables."""
-    return [Point("lookup", _lookup(u, i), _is_test(i)) for i, u in enumerate(sobol(count, dims=6))]
+    return [Point("lookup", _lookup(u, i), is_test(i)) for i, u in enumerate(sobol(count, dims=6))]
 
 
 def _lookup(u: NDArray[np.float64], index: int) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def gemm_points(count: int) -> list[Point]:
         # a stride prime to the layouts and to the test points
         dtype = GEMM_DTYPES[(i // TEST_EVERY) % len(GEMM_DTYPES)]
         params = {"m": m, "n": n, "k": k, "dtype": dtype, "layout": ("nn", "nt", "tn")[i % 3]}
-        points.append(Point("gemm", params, _is_test(i)))
+        points.append(Point("gemm", params, is_test(i)))
     return points
 
 
@@ -201,7 +201,8 @@ def sobol(count: int, dims: int) -> NDArray[np.float64]:
     return np.asarray(sequence.random_base2(exponent))[1 : count + 1]
 
 
-def _is_test(index: int) -> bool:
+def is_test(index: int) -> bool:
+    """Whether the point of this number is held out."""
     return index % TEST_EVERY == TEST_EVERY - 1
 
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from shardopt.calibrate.design import (
     DIMS,
     MAX_IDS,
-    TEST_EVERY,
     Point,
     Size,
     gemm_points,
+    is_test,
     logarithmic,
     lookup_points,
     sobol,
@@ -55,7 +55,7 @@ def op_points(size: Size) -> list[Point]:
         "optimizer": (OPTIMIZERS, _layers, 2),
     }
     points = [
-        Point(family, {"op": op, **shape(u)}, _is_test(i))
+        Point(family, {"op": op, **shape(u)}, is_test(i))
         for family, (ops, shape, dims) in shapes.items()
         for op in ops
         for i, u in enumerate(sobol(size.ops, dims))
@@ -102,7 +102,3 @@ def _interaction(u: NDArray[np.float64]) -> dict[str, Any]:
 
 def _layers(u: NDArray[np.float64]) -> dict[str, Any]:
     return {"layers": round(logarithmic(u[0], *LAYERS)), "width": round(logarithmic(u[1], *WIDTH))}
-
-
-def _is_test(index: int) -> bool:
-    return index % TEST_EVERY == TEST_EVERY - 1

@@ -1,17 +1,16 @@
-"""GEMM, memory-bound kernels and the host's time per framework op, on one rank."""
+"""GEMM, memory-bound kernels and copies to the device, on one rank."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from shardopt.bench.timing import Samples
 from shardopt.calibrate.design import Point
 from shardopt.calibrate.rows import Measured, measured
 from shardopt.calibrate.sampling import Timer
 
-OPS_PER_SAMPLE = 200
-"""Small ops are timed many at once: one is shorter than the clock is good for."""
+DTYPES = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def measure_gemm(point: Point, timer: Timer, seconds: float) -> list[Measured]:
@@ -22,7 +21,7 @@ def measure_gemm(point: Point, timer: Timer, seconds: float) -> list[Measured]:
     import torch
 
     p = point.params
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[p["dtype"]]
+    dtype = getattr(torch, DTYPES[p["dtype"]])
 
     def operand(rows: int, columns: int, transposed: bool) -> Any:
         shape = (columns, rows) if transposed else (rows, columns)
@@ -31,10 +30,13 @@ def measure_gemm(point: Point, timer: Timer, seconds: float) -> list[Measured]:
 
     a = operand(p["m"], p["k"], p["layout"] == "tn")
     b = operand(p["k"], p["n"], p["layout"] in ("nt", "addmm"))
-    if p["layout"] == "addmm":
-        bias = torch.ones(p["n"], device=timer.device, dtype=dtype)
-        return [measured(point, timer.samples(lambda: torch.addmm(bias, a, b), seconds))]
-    return [measured(point, timer.samples(lambda: torch.mm(a, b), seconds))]
+    bias = torch.ones(p["n"], device=timer.device, dtype=dtype)
+    call = partial(torch.addmm, bias) if p["layout"] == "addmm" else torch.mm
+    # tf32 is how a GPU multiplies fp32 when it is told to
+    torch.set_float32_matmul_precision("high" if p["dtype"] == "tf32" else "highest")
+    taken = timer.samples(lambda: call(a, b), seconds)
+    torch.set_float32_matmul_precision("highest")
+    return [measured(point, taken)]
 
 
 def measure_elementwise(point: Point, timer: Timer, seconds: float) -> list[Measured]:
@@ -55,19 +57,19 @@ def measure_elementwise(point: Point, timer: Timer, seconds: float) -> list[Meas
     return [measured(point, timer.samples(call, seconds), bytes_moved=passes * size)]
 
 
-def measure_host(point: Point, timer: Timer, seconds: float) -> list[Measured]:
-    """Mean host time of a small op recorded for the backward, over a mix of five."""
+def measure_streaming(point: Point, timer: Timer, seconds: float) -> list[Measured]:
+    """Memory read once, and next to nothing written."""
     import torch
 
-    x = torch.ones(8, device=timer.device, requires_grad=True)
+    x = torch.ones(point.params["bytes"] // 4, device=timer.device)
+    return [measured(point, timer.samples(x.sum, seconds))]
 
-    def some() -> None:
-        for _ in range(OPS_PER_SAMPLE // 5):
-            y = torch.add(x, 1.0)
-            z = torch.cat((y, y))
-            a, _ = torch.split(z, 8)
-            torch.relu(a)
-            a.view(2, 4)
 
-    taken = timer.samples(some, seconds).seconds
-    return [measured(point, Samples(tuple(t / OPS_PER_SAMPLE for t in taken)))]
+def measure_copy_h2d(point: Point, timer: Timer, seconds: float) -> list[Measured]:
+    """A copy from page-locked host memory to the device."""
+    import torch
+
+    there = torch.empty(point.params["bytes"] // 4, device=timer.device)
+    here = torch.ones(there.shape, pin_memory=timer.device == "cuda")
+    taken = timer.samples(lambda: there.copy_(here, non_blocking=True), seconds)
+    return [measured(point, taken)]

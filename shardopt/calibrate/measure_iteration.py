@@ -20,7 +20,7 @@ from shardopt.bench.timing import Samples
 from shardopt.calibrate.design import Point, Size
 from shardopt.calibrate.near_empty import near_empty
 from shardopt.calibrate.rows import Measured, measured
-from shardopt.calibrate.sampling import BRIEF_FLUSH_BYTES, Timer
+from shardopt.calibrate.sampling import BRIEF_FLUSH_BYTES, CpuTimer
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time, "process": time.process_time}
 BLOCK = 6
@@ -35,10 +35,11 @@ def measure_iterations(points: Sequence[Point], device: Any, size: Size) -> Iter
     import torch.distributed as dist
 
     trainings = [_training(point, device) for point in points]
-    flush = _Flush(Timer(device.type, BRIEF_FLUSH_BYTES))
-    for training in trainings:
-        flush.between(training.model)
+    flush = _Flush(CpuTimer(BRIEF_FLUSH_BYTES))
     if device.type == "cpu":
+        # the host of a GPU runs nothing but framework code
+        for training in trainings:
+            flush.between(training.model)
         hasten_gloo()
     gc.collect()
     gc.freeze()
@@ -78,7 +79,7 @@ def _training(point: Point, device: Any) -> Any:
 class _Flush:
     """Displaces the caches' content amid an iteration, and keeps account of its own time."""
 
-    def __init__(self, timer: Timer) -> None:
+    def __init__(self, timer: CpuTimer) -> None:
         self.timer = timer
         self.spent = dict.fromkeys(CLOCKS, 0.0)
 

@@ -19,7 +19,7 @@ def measure_model_lookup(
 ) -> list[Measured]:
     """Rows ``forward`` and ``backward`` of one whole table that serves the samples of all ranks.
 
-    Facts as of a lookup with one table.
+    Facts as of a lookup with one table, and what its kernels depend on beside.
     """
     import torch
 
@@ -43,7 +43,14 @@ def measure_model_lookup(
     bags = samples * len(table.features)
     facts = [[table.num_embeddings, table.embedding_dim, bags, ids, distinct]]
     parts = zip(("forward", "backward"), spent, strict=True)
-    return [measured(point, samples, part, tables=facts) for part, samples in parts]
+    beside = {
+        "dtype": table.data_type,
+        "optimizer": _optimizer(table),
+        "weighted": table.weighted,
+        "pooled": table.is_pooled,
+        "mean": table.pooling == "mean",
+    }
+    return [measured(point, samples, part, tables=facts, **beside) for part, samples in parts]
 
 
 def _input(sparse: Any, device: str) -> tuple[Any, ...]:
@@ -54,16 +61,19 @@ def _input(sparse: Any, device: str) -> tuple[Any, ...]:
 
 
 def _table_tbe(table: Table, device: str) -> Any:
-    from fbgemm_gpu.split_embedding_configs import SparseType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 
-    # TorchRec makes its SGD the exact one
-    exact = table.optimizer == Optimizer.SGD
     return make_tbe(
         [(table.num_embeddings, table.embedding_dim)],
         device,
-        str(Optimizer.EXACT_SGD if exact else table.optimizer),
+        _optimizer(table),
+        table.data_type,
         feature_table_map=[0] * len(table.features),
         pooling_mode=PoolingMode[table.pooling.upper()],
-        weights_precision=SparseType(table.data_type),
     )
+
+
+def _optimizer(table: Table) -> str:
+    """TorchRec makes its SGD the exact one."""
+    exact = table.optimizer == Optimizer.SGD
+    return str(Optimizer.EXACT_SGD if exact else table.optimizer)

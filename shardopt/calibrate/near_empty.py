@@ -69,7 +69,7 @@ def near_empty(params: dict[str, Any]) -> tuple[Workload, ShardingPlan]:
         for i, (kind, table) in enumerate(zip(kinds, tables, strict=True))
     }
     # ranks joined by a link are hosts of their own
-    local = 1 if "link_gbit_s" in params else ranks
+    local = 1 if "link_gbit_s" in params else ranks // params.get("hosts", 1)
     return workload, ShardingPlan(plans, ranks, local)
 
 

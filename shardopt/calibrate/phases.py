@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from predictor.workload import Workload
+from shardopt.calibrate import design_cuda
 from shardopt.calibrate.design import Point, Size, collective_points, kernel_points
+from shardopt.calibrate.design_cuda import Device
 from shardopt.calibrate.design_ops import op_points
 from shardopt.calibrate.near_empty import iteration_points
 
@@ -12,24 +16,43 @@ TOGETHER = ("reference", "collective", "iteration")
 """Families that need all ranks."""
 
 
-def alone(size: Size, model: Workload | None = None, ranks: int = 1) -> list[Point]:
+def alone(
+    size: Size, model: Workload | None = None, ranks: int = 1, gpu: Device | None = None
+) -> list[Point]:
     """Everything that one rank measures.
 
     Args:
-        model: whose tables are looked up too, one by one.
+        model: whose tables are looked up too, one by one; every other one is held out.
         ranks: whose samples a table of the model serves.
+        gpu: that is measured; None: a core.
     """
     points = [*kernel_points(size), *op_points(size)]
+    if gpu is not None:
+        points = design_cuda.kernel_points(size, gpu)
     if model is None:
         return points
     shape = {"model_sha": model.sha256, "batch_size": model.batch_size, "ranks": ranks}
-    return points + [Point("model_lookup", {**shape, "table": key}) for key in model.keys]
+    return points + [
+        Point("model_lookup", {**shape, "table": key}, test=i % 2 == 1)
+        for i, key in enumerate(model.keys)
+    ]
 
 
-def together(size: Size, ranks: int, link_gbit_s: float | None = None) -> list[Point]:
-    """What needs all ranks; the reference kernels lie around the collectives."""
-    among = {} if link_gbit_s is None else {"link_gbit_s": link_gbit_s}
+def together(
+    size: Size, ranks: int, link_gbit_s: float | None = None, hosts: int = 1
+) -> list[Point]:
+    """What needs all ranks; the reference kernels lie around the collectives.
+
+    Args:
+        hosts: that the ranks lie on; collectives within a host are measured too.
+    """
+    among: dict[str, Any] = {} if link_gbit_s is None else {"link_gbit_s": link_gbit_s}
     collectives = collective_points(size, ranks, link_gbit_s)
+    if hosts > 1:
+        among = {"hosts": hosts}
+        collectives = [Point(p.family, p.params | among, p.test) for p in collectives]
+        if ranks > hosts:
+            collectives += collective_points(size, ranks // hosts)
     middle = len(collectives) // 2
 
     def reference(at: str) -> list[Point]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 from predictor.errors import ShardoptError
 from predictor.workload import Workload
@@ -135,22 +136,10 @@ def _rank(job: Job, rank: int, meeting: str, pipe: Connection, host: Host | None
 
 
 def _rows(job: Job, rank: int, meeting: str) -> Iterator[Measured]:
-    from shardopt.calibrate.sampling import settle
-
-    settle(rank, job.cores)
-    if job.backend == "gloo":
-        keep_freed_memory()
-    # newer PyTorch deprecates names that TorchRec still calls, and both log what is no news
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    import torch
-
+    prepare(job.backend, job.cores, rank, job.ranks)
     from shardopt.calibrate.measures import measure_alone, measure_together
 
-    device = torch.device("cpu")
-    if job.backend == "nccl":
-        device = torch.device("cuda", rank)
-        torch.cuda.set_device(device)
+    device = device_of(job.backend, rank)
     if job.points and job.points[0].family not in TOGETHER:
         yield from measure_alone(job.points, device, job.size, job.model)
         return
@@ -161,3 +150,32 @@ def _rows(job: Job, rank: int, meeting: str) -> Iterator[Measured]:
     )
     yield from (row for row in measure_together(job.points, device, job.size) if rank == 0)
     dist.barrier()
+
+
+def prepare(backend: str, cores: tuple[int, ...], local: int, local_ranks: int) -> None:
+    """Make this process one that measures: pinned, quiet, and keeping its memory.
+
+    Args:
+        cores: that ranks may use; one with a GPU has a share of them, else one core.
+        local: its number among the ranks of this machine.
+    """
+    from shardopt.calibrate.sampling import settle
+
+    gloo = backend == "gloo"
+    settle(local, cores, None if gloo else local_ranks)
+    if gloo:
+        keep_freed_memory()
+    # newer PyTorch deprecates names that TorchRec still calls, and both log what is no news
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+
+
+def device_of(backend: str, local: int) -> Any:
+    """The device of a rank, which is the current one from now on."""
+    import torch
+
+    if backend != "nccl":
+        return torch.device("cpu")
+    device = torch.device("cuda", local)
+    torch.cuda.set_device(device)
+    return device

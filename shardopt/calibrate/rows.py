@@ -32,6 +32,7 @@ COLUMNS = (
 PASSES = ("forward", "backward")
 PARTS = {
     **dict.fromkeys(("lookup", "lookup_variant", "model_lookup", "interaction", "pooled"), PASSES),
+    "lookup_cached": ("prefetch", *PASSES),
     "iteration": ("wall", "cpu", "process"),
 }
 """Parts of a point by its family; all others have one without a name."""
@@ -152,8 +153,11 @@ class RowsFile:
 
 def read_rows(path: Path) -> tuple[Origin, list[Measured]]:
     """Rows of whatever machine the first of them names, for fitting alone."""
-    with path.open(encoding="utf-8", newline="") as file:
-        first = next(csv.DictReader(file), None)
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            first = next(csv.DictReader(file), None)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from error
     if first is None:
         raise InputError(f"{path}: holds no rows")
     origin = Origin(first.get("machine") or "", first.get("versions") or "")
@@ -228,9 +232,21 @@ def _parse(path: Path, number: int, line: str, origin: Origin) -> Measured:
     return result
 
 
+def _no_number(name: str) -> float:
+    raise ValueError(f"facts hold {name}")
+
+
+def _check_tables(tables: list[list[float]]) -> None:
+    for table in tables:
+        rows, dim, bags, ids, distinct = table
+        if min(rows, dim, bags) <= 0 or min(ids, distinct) < 0:
+            raise ValueError(f"facts hold a table {table}: rows, dim and bags must be above 0")
+
+
 def _row_of(row: dict[str, str]) -> Measured:
     params = json.loads(row["point"])
-    facts = json.loads(row["facts"])
+    facts = json.loads(row["facts"], parse_constant=_no_number)
+    _check_tables(facts.get("tables", []))
     part = params.pop("part", "")
     if row["split"] not in ("fit", "test") or row["stable"] not in ("yes", "no"):
         raise ValueError(f"split is '{row['split']}', stable is '{row['stable']}'")

@@ -12,7 +12,10 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
+from predictor import units
+from predictor.device_names import profile_of_device
 from predictor.errors import InputError
+from predictor.hardware import DEFAULT_HARDWARE
 from predictor.units import format_bytes
 from predictor.workload import Workload
 from shardopt.bench.hosts import HOSTS, Link, check_hosts
@@ -21,9 +24,10 @@ from shardopt.bench.realtime import permitted
 from shardopt.bench.timing import machine
 from shardopt.calibrate import phases
 from shardopt.calibrate.design import Point, Size
+from shardopt.calibrate.design_cuda import Device
 from shardopt.calibrate.ranks import Job, available_cores, run_ranks
 from shardopt.calibrate.rows import Measured, Origin, RowsFile
-from shardopt.calibrate.sampling import BRIEF_FLUSH_BYTES, FLUSH_BYTES, SETTINGS
+from shardopt.calibrate.sampling import BRIEF_FLUSH_BYTES, CUDA_SETTINGS, FLUSH_BYTES, SETTINGS
 
 MAX_RANKS = 1024
 BUSY = 0.5
@@ -39,6 +43,7 @@ class Asked:
         rows: where rows are kept; what it already holds is not measured again.
         link: that collectives go over, each rank a host; None: within this machine.
         model: whose tables are looked up too.
+        hosts: that the ranks lie on.
     """
 
     backend: str
@@ -47,6 +52,7 @@ class Asked:
     rows: Path
     link: Link | None = None
     model: Workload | None = None
+    hosts: int = 1
 
     @property
     def link_gbit_s(self) -> float | None:
@@ -55,9 +61,16 @@ class Asked:
 
 
 def check(
-    backend: str, ranks: int, link: Link | None = None, model: Workload | None = None
+    backend: str,
+    ranks: int,
+    link: Link | None = None,
+    model: Workload | None = None,
+    hosts: int = 1,
 ) -> None:
     """Refuse what cannot be measured here.
+
+    Args:
+        hosts: that the ranks lie on, of which this machine is one.
 
     Raises:
         InputError: says what is missing and what to do.
@@ -78,10 +91,10 @@ def check(
         raise InputError("this PyTorch has no torch.distributed; install one that has")
     if backend == "nccl":
         found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if found < ranks:
+        if found < ranks // hosts:
             raise InputError(
-                f"--backend nccl with {ranks} ranks needs as many GPUs, PyTorch sees {found}; "
-                "give fewer --ranks, or --backend gloo to measure CPU ranks"
+                f"--backend nccl with {ranks // hosts} ranks on this host needs as many GPUs, "
+                f"PyTorch sees {found}; give fewer --ranks, or --backend gloo to measure CPU ranks"
             )
 
 
@@ -121,6 +134,24 @@ def origin(backend: str) -> Origin:
     return Origin(said, f"torch {_version('torch')}, fbgemm {_fbgemm()}")
 
 
+def base_of_gpu(say: Say) -> str:
+    """Name of the shipped profile of this GPU; says so where there is none, and takes the default.
+
+    A profile that is written holds the groups that were measured, and takes all others from it.
+    """
+    import torch
+
+    name = torch.cuda.get_device_name(0)
+    found = profile_of_device(name)
+    if found is None:
+        say(
+            f"no profile ships for {name}: what is not measured comes from {DEFAULT_HARDWARE}, and "
+            "may be far off"
+        )
+        return DEFAULT_HARDWARE
+    return found
+
+
 def _fbgemm() -> str:
     for package in ("fbgemm_gpu", "fbgemm_gpu-cpu", "fbgemm-gpu-cpu"):
         found = _version(package)
@@ -141,19 +172,27 @@ def memory_gib() -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
 
 
+def points_of(asked: Asked) -> tuple[list[Point], list[Point]]:
+    """What one rank measures alone, and what needs all ranks."""
+    gpu = None
+    if asked.backend == "nccl":
+        import torch
+
+        about = torch.cuda.get_device_properties(0)
+        gpu = Device(about.total_memory, units.gib(round(memory_gib())))
+    kernels = phases.alone(asked.size, asked.model, asked.ranks, gpu)
+    return kernels, phases.together(asked.size, asked.ranks, asked.link_gbit_s, asked.hosts)
+
+
 def measure(asked: Asked, say: Say) -> RowsFile:
-    """Measure every point that the rows file lacks.
+    """Measure every point that the rows file lacks, in processes of their own.
 
     Raises:
         InputError: the rows file is of another machine, or corrupt.
         MeasurementError: a rank failed; the rows measured before are in the file.
     """
-    file = RowsFile.open(asked.rows, origin(asked.backend))
-    load = os.getloadavg()[0]
-    if load > BUSY:
-        say(f"something else runs here (load average {load:.1f}): times will be too long")
-    kernels = phases.alone(asked.size, asked.model, asked.ranks)
-    exchanges = phases.together(asked.size, asked.ranks, asked.link_gbit_s)
+    file = opened(asked, say)
+    kernels, exchanges = points_of(asked)
     total = len(kernels) + len(exchanges)
     for before, points, ranks in ((0, kernels, 1), (len(kernels), exchanges, asked.ranks)):
         missing = [point for point in points if not file.has(point)]
@@ -165,11 +204,20 @@ def measure(asked: Asked, say: Say) -> RowsFile:
         job = Job(missing, asked.size, ranks, asked.backend, available_cores(), link, asked.model)
         if ranks > len(job.cores) and asked.backend == "gloo":
             say(f"{ranks} ranks share {len(job.cores)} cores: their times are no good for fits")
-        run_ranks(job, _Saver(file, asked, done, total, say).save)
+        run_ranks(job, Saver(file, asked, done, total, say).save)
     return file
 
 
-class _Saver:
+def opened(asked: Asked, say: Say) -> RowsFile:
+    """The rows that there are; says where the machine is too busy for more."""
+    file = RowsFile.open(asked.rows, origin(asked.backend))
+    load = os.getloadavg()[0]
+    if load > BUSY:
+        say(f"something else runs here (load average {load:.1f}): times will be too long")
+    return file
+
+
+class Saver:
     """Appends rows as they come, and says how far the measurement is."""
 
     def __init__(self, file: RowsFile, asked: Asked, done: int, total: int, say: Say) -> None:
@@ -180,11 +228,13 @@ class _Saver:
 
     def _settings(self, point: Point) -> str:
         """What a row's time depends on beside its point."""
-        said = [SETTINGS, *([self.asked.backend] if point.family in phases.TOGETHER else [])]
+        nccl = self.asked.backend == "nccl"
+        said = [CUDA_SETTINGS if nccl else SETTINGS]
+        said += [self.asked.backend] if point.family in phases.TOGETHER else []
         if point.family in phases.TOGETHER and self.realtime:
             said.append("its threads in real time")
         flush = BRIEF_FLUSH_BYTES if point.family in phases.TOGETHER else FLUSH_BYTES
-        if point.family != "reference":
+        if point.family != "reference" and not nccl:
             said.append(f"{flush / 2**20:g} MiB read before a sample")
         gbit_s = point.params.get("link_gbit_s")
         return ", ".join(

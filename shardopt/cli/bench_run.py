@@ -142,7 +142,7 @@ def run(
             from shardopt.report.run_view import show_run
 
             show_run(make_console(), rows, predicted, profile)
-    _leave(join)
+    leave(join)
 
 
 def _job(
@@ -210,17 +210,20 @@ def _predicted(
     """Name of the profile, and the prediction of each plan."""
     from dataclasses import replace
 
+    from shardopt.calibrate.machine import elsewhere
+    from shardopt.calibrate.run import origin
     from shardopt.cli.given_plans import predict_plans
     from shardopt.cli.messages import note
 
     hardware = flags.hardware or ("cpu-gloo" if backend is Backend.GLOO else None)
     setting, found = predict_plans(model, plans, replace(flags, hardware=hardware))
-    note(setting.notes, quiet=quiet)
+    told = elsewhere(setting.hardware, origin(backend.value).machine)
+    note([*setting.notes, *([told] if told else [])], quiet=quiet)
     predictions = {name: item.prediction for name, item in zip(names, found, strict=True)}
     return setting.hardware_name, predictions
 
 
-def _leave(join: Joined | None) -> None:
+def leave(join: Joined | None) -> None:
     """A rank that torchrun started ends before gloo's threads can abort it."""
     if join is not None:
         from shardopt.bench.worker import TEARDOWN_S

@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardopt.cli import options
+from shardopt.cli.bench_run import leave
 
 if TYPE_CHECKING:
+    from shardopt.bench.run import Joined
     from shardopt.calibrate.profile import Calibrated
+    from shardopt.calibrate.rows import RowsFile
+    from shardopt.calibrate.run import Asked, Say
 
 
 class Backend(StrEnum):
@@ -27,7 +31,14 @@ BackendOption = Annotated[
     Backend, typer.Option("--backend", help="gloo measures CPU ranks, nccl GPUs.")
 ]
 Ranks = Annotated[
-    int, typer.Option("--ranks", metavar="N", help="Processes that collectives are measured among.")
+    int | None,
+    typer.Option(
+        "--ranks",
+        metavar="N",
+        help="Processes that collectives are measured among: started here, 2 unless given; under "
+        "torchrun those that it started.",
+        show_default=False,
+    ),
 ]
 LinkRate = Annotated[
     float | None,
@@ -44,7 +55,8 @@ Model = Annotated[
     typer.Option(
         "--model",
         metavar="MODEL",
-        help="Measure the lookups of this model's tables too, with the ids that it describes.",
+        help="Measure the lookups of this model's tables too, with the ids that it describes: half "
+        "of them join the fit, the others are held out and reported apart.",
         show_default=False,
     ),
 ]
@@ -74,7 +86,7 @@ Profile = Annotated[
 
 def calibrate(
     backend: BackendOption = Backend.GLOO,
-    ranks: Ranks = 2,
+    ranks: Ranks = None,
     link: LinkRate = None,
     model: Model = None,
     quick: Quick = False,
@@ -83,9 +95,13 @@ def calibrate(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Measure this machine into a hardware profile; interrupted, it continues from its rows."""
+    """Measure this machine into a hardware profile; interrupted, it continues from its rows.
+
+    Starts one process a rank on this machine, or joins those that torchrun has started.
+    """
     from predictor.errors import InputError
     from shardopt.bench.hosts import Link
+    from shardopt.bench.run import joined
     from shardopt.calibrate import design
     from shardopt.cli.output import check_writable
     from shardopt.config.model import load_model
@@ -94,37 +110,72 @@ def calibrate(
     kept = rows or output.with_suffix(".rows.csv")
     if kept == output:
         raise InputError(f"--rows {kept} is the profile's own file; choose another")
-    check_writable(output)
-    check_writable(kept)
+    join = joined()
+    if join is None or join.place.rank == 0:
+        check_writable(output)
+        check_writable(kept)
     workload = None if model is None else load_model(model)
     # torch, fbgemm and the fits, once the files are known to be good
     with needs_torchrec():
         import fbgemm_gpu  # noqa: F401
 
         from shardopt.calibrate import run
+        from shardopt.calibrate.joined import hosts_of, measure_joined
     _check_scipy()
+    count, hosts = _ranks(ranks, join), 1 if join is None else hosts_of(join)
     between = None if link is None else Link(link)
-    run.check(backend.value, ranks, between, workload)
+    if join is not None and between is not None:
+        raise InputError("--link starts ranks of its own; leave it out under torchrun")
+    run.check(backend.value, count, between, workload, hosts)
     size = design.QUICK if quick else design.FULL
-    asked = run.Asked(backend.value, ranks, size, kept, between, workload)
-    measured = run.measure(asked, (lambda text: None) if quiet else run.progress)
+    asked = run.Asked(backend.value, count, size, kept, between, workload, hosts)
+    quiet = quiet or bool(join and join.place.rank)
+    say = (lambda text: None) if quiet else run.progress
+    measured = run.measure(asked, say) if join is None else measure_joined(asked, join, say)
+    if measured is not None:
+        _write(asked, measured, output, json=json, say=say)
+    leave(join)
 
+
+def _ranks(given: int | None, join: Joined | None) -> int:
+    """World size, which torchrun knows."""
+    from predictor.errors import InputError
+
+    if join is None:
+        return 2 if given is None else given
+    if given not in (None, join.world_size):
+        raise InputError(
+            f"--ranks is {given}, but torchrun has started {join.world_size}; leave --ranks out"
+        )
+    return join.world_size
+
+
+def _write(asked: Asked, measured: RowsFile, output: Path, *, json: bool, say: Say) -> None:
+    """Fit the rows, write the profile, and show how good it is."""
     from predictor.hardware import load_hardware
+    from shardopt.calibrate import run
     from shardopt.calibrate.profile import build_profile, profile_text
     from shardopt.files import atomic_write_text
 
-    base = load_hardware("cpu-gloo" if backend is Backend.GLOO else "h100-sxm")
+    base = "cpu-gloo" if asked.backend == "gloo" else run.base_of_gpu(say)
     found = build_profile(
-        measured.rows, measured.origin, base, output.stem, ranks, run.memory_gib(), link
+        measured.rows,
+        measured.origin,
+        load_hardware(base),
+        output.stem,
+        asked.ranks,
+        run.memory_gib(),
+        asked.link_gbit_s,
+        asked.hosts,
     )
-    atomic_write_text(output, profile_text(found.profile))
+    atomic_write_text(output, profile_text(found, None if asked.backend == "gloo" else base))
     load_hardware(str(output) if output.parent != Path() else f"./{output}")
     if json:
         from shardopt.cli.output import print_json
 
-        print_json(_object(found, output, kept))
+        print_json(_object(found, output, asked.rows))
         return
-    _show(found, output, kept)
+    _show(found, output, asked.rows)
 
 
 def _check_scipy() -> None:

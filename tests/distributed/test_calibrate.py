@@ -1,6 +1,10 @@
 """A calibration of a few seconds: real kernels, real ranks, rows that resume."""
 
+import json
 import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,7 +46,7 @@ def test_a_tiny_calibration_measures_resumes_and_loads(tmp_path: Path) -> None:
 
     found = build_profile(again, run.origin("gloo"), load_hardware("cpu-gloo"), "tiny", 2, 8.0)
     path = tmp_path / "tiny.yaml"
-    path.write_text(profile_text(found.profile))
+    path.write_text(profile_text(found))
     assert load_hardware(str(path)).groups["embedding"].provenance.kind == "measured"
 
 
@@ -94,3 +98,73 @@ def test_a_rank_that_dies_keeps_what_was_measured() -> None:
     with pytest.raises(MeasurementError, match=r"rank 0 died with exit code -9"):
         run_ranks(Job(points, design.TINY, 1, "gloo", ranks.available_cores()), kill_on_first_row)
     assert seen
+
+
+CALIBRATE = """
+from dataclasses import replace
+from shardopt.calibrate import design
+from shardopt.cli.app import main
+tiny = replace(design.TINY, gemms=24, elementwise_octaves=(14, 18), collective_octaves=(10, 14))
+design.QUICK = design.FULL = tiny
+raise SystemExit(main(["calibrate", "--quick", "-o", "made.yaml", *{flags!r}]))
+"""
+
+
+def torchrun(folder: Path, nodes: int, *flags: str) -> list[subprocess.CompletedProcess[str]]:
+    """Two ranks of gloo, on one host or each on one that it takes for its own."""
+    script = folder / "calibrate.py"
+    script.write_text(CALIBRATE.format(flags=list(flags)))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = []
+    for node in range(nodes):
+        where = ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+        where += ["--nnodes", str(nodes), "--node-rank", str(node)]
+        ranks = ["--nproc-per-node", str(2 // nodes)]
+        command = [sys.executable, "-m", "torch.distributed.run", *where, *ranks, str(script)]
+        started.append(
+            subprocess.Popen(
+                command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        )
+    done = []
+    for process in started:
+        out, err = process.communicate(timeout=300)
+        done.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
+    return done
+
+
+def test_ranks_of_torchrun_are_joined_and_the_first_writes(tmp_path: Path) -> None:
+    (done,) = torchrun(tmp_path, 1, "--json")
+    assert done.returncode == 0, done.stderr
+    # one object: the other rank is silent
+    said = json.loads(done.stdout)
+    assert {"gemm fp32", "all_to_all"} <= set(said["errors"])
+    profile = load_hardware(str(tmp_path / "made.yaml"))
+    assert profile.collectives.intra.provenance.kind == "measured"
+    assert profile.gpus_per_host == 2
+    assert profile.collectives.inter == load_hardware("cpu-gloo").collectives.inter
+    rows = (tmp_path / "made.rows.csv").read_text()
+
+    (again,) = torchrun(tmp_path, 1)
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "made.rows.csv").read_text() == rows, "everything was there already"
+    assert again.stdout.count("made.rows.csv") == 1
+
+
+def test_ranks_of_several_hosts_tell_the_link_between_them(tmp_path: Path) -> None:
+    first, second = torchrun(tmp_path, 2)
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert second.stdout == ""
+    profile = load_hardware(str(tmp_path / "made.yaml"))
+    assert profile.collectives.inter.provenance.kind == "measured"
+    assert profile.collectives.inter.provenance.range["ranks"] == (2, 2)
+    assert profile.gpus_per_host == 1
+    assert profile.collectives.intra == load_hardware("cpu-gloo").collectives.intra
+
+
+def test_another_number_of_ranks_than_torchruns_is_refused(tmp_path: Path) -> None:
+    (done,) = torchrun(tmp_path, 1, "--ranks", "4")
+    assert done.returncode
+    assert "torchrun has started 2; leave --ranks out" in done.stderr

@@ -102,7 +102,7 @@ def test_held_out_errors_of_exact_rows_are_small(rows: list[Measured]) -> None:
 def test_the_profile_is_a_file_that_plan_takes(rows: list[Measured], tmp_path: Path) -> None:
     found = build_profile(rows, ORIGIN, load_hardware("cpu-gloo"), "mine", 2, 24.0)
     path = tmp_path / "mine.yaml"
-    path.write_text(profile_text(found.profile))
+    path.write_text(profile_text(found))
     loaded = load_hardware(str(path))
     assert loaded.name == "mine"
     assert loaded.hbm_gib == 12

@@ -34,7 +34,7 @@ def test_a_row_is_named_kept_and_counted(
 ) -> None:
     asked = run.Asked("gloo", 2, design.TINY, tmp_path / "rows.csv")
     file, lines = RowsFile(asked.rows, Origin("machine", "versions")), list[str]()
-    saver = run._Saver(file, asked, 3, 9, lines.append)
+    saver = run.Saver(file, asked, 3, 9, lines.append)
     saver.save(measured(point, Samples((1e-3, 1e-3, 1e-3)), "forward", **facts))
     assert [line.removesuffix("  unstable") for line in lines] == [f"[4/9] {said}: 1.000 ms"]
     assert [row.point for row in file.rows] == [point]

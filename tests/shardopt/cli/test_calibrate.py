@@ -54,3 +54,34 @@ def test_the_origin_does_not_name_the_host() -> None:
     import platform
 
     assert platform.node() not in str(run.origin("gloo")) or not platform.node()
+
+
+def test_hosts_of_torchrun_have_equally_many_ranks() -> None:
+    pytest.importorskip("torch")
+    from shardopt.bench.run import joined
+    from shardopt.calibrate.joined import hosts_of
+
+    def environment(world: int, local: int) -> dict[str, str]:
+        ranks = {"RANK": "0", "LOCAL_RANK": "0"}
+        return ranks | {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(local)}
+
+    def hosts(world: int, local: int) -> int:
+        join = joined(environment(world, local))
+        assert join is not None
+        return hosts_of(join)
+
+    assert [hosts(2, 2), hosts(2, 1), hosts(16, 8)] == [1, 2, 2]
+    with pytest.raises(InputError, match="give every host as many ranks"):
+        hosts(5, 2)
+
+
+def test_a_link_is_for_ranks_that_we_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("fbgemm_gpu")
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["calibrate", "--link", "1", "-o", str(tmp_path / "p.yaml")]) == 2
+    assert "leave it out under torchrun" in capsys.readouterr().err
+    assert main(["calibrate", "--ranks", "3", "-o", str(tmp_path / "p.yaml")]) == 2
+    assert "torchrun has started 2" in capsys.readouterr().err

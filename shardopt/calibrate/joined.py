@@ -1,0 +1,105 @@
+"""Calibration among ranks that torchrun has started, perhaps on several hosts.
+
+The first rank measures the kernels in its own process, keeps the rows and says what is missing; the
+others wait, and take part in what needs all ranks.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from predictor.errors import InputError, ShardoptError
+from shardopt.bench.run import Joined
+from shardopt.calibrate.design import Point
+from shardopt.calibrate.ranks import MeasurementError, available_cores, device_of, prepare
+from shardopt.calibrate.rows import RowsFile
+from shardopt.calibrate.run import Asked, Saver, Say, opened, points_of
+
+PATIENCE = timedelta(hours=12)
+"""That ranks wait for the kernels of the first: a full design takes less than one."""
+
+
+def hosts_of(join: Joined) -> int:
+    """Hosts that torchrun's ranks lie on.
+
+    Raises:
+        InputError: they do not have equally many.
+    """
+    local = join.place.local_size
+    if join.world_size % local:
+        raise InputError(
+            f"WORLD_SIZE {join.world_size} is no multiple of LOCAL_WORLD_SIZE {local}; give every "
+            "host as many ranks"
+        )
+    return join.world_size // local
+
+
+def measure_joined(asked: Asked, join: Joined, say: Say) -> RowsFile | None:
+    """As `run.measure`, by this process as one of the ranks.
+
+    Returns:
+        All rows; None on the ranks beside the first.
+
+    Raises:
+        InputError: the rows file is of another machine, or corrupt.
+        MeasurementError: this rank failed; the rows measured before are in the file.
+    """
+    file = opened(asked, say) if join.place.rank == 0 else None
+    try:
+        _take_part(asked, join, file, say)
+    except ShardoptError:
+        raise
+    except Exception as error:
+        raise MeasurementError(
+            f"rank {join.place.rank} failed:\n{traceback.format_exc()}"
+        ) from error
+    return file
+
+
+def _take_part(asked: Asked, join: Joined, file: RowsFile | None, say: Say) -> None:
+    prepare(asked.backend, available_cores(), join.place.local, join.place.local_size)
+    import torch.distributed as dist
+
+    device = device_of(asked.backend, join.place.local)
+    dist.init_process_group(asked.backend, init_method=join.place.init_method)
+    # gloo waits without working, and NCCL would give up after some minutes
+    waiting = dist.new_group(backend="gloo", timeout=PATIENCE)
+    missing: list[Any] = [None]
+    if file is not None:
+        missing = [_measure_alone(asked, file, device, say)]
+    dist.broadcast_object_list(missing, src=0, group=waiting)
+    _measure_together(asked, file, missing[0], device, say)
+    dist.barrier()
+
+
+def _measure_alone(asked: Asked, file: RowsFile, device: Any, say: Say) -> list[Point]:
+    """Measure the kernels; returns the points that need all ranks and have no rows yet."""
+    from shardopt.calibrate.measures import measure_alone
+
+    kernels, exchanges = points_of(asked)
+    missing = [point for point in kernels if not file.has(point)]
+    done, total = len(kernels) - len(missing), len(kernels) + len(exchanges)
+    saver = Saver(file, asked, done, total, say)
+    if missing:
+        for row in measure_alone(missing, device, asked.size, asked.model):
+            saver.save(row)
+    return [point for point in exchanges if not file.has(point)]
+
+
+def _measure_together(
+    asked: Asked, file: RowsFile | None, missing: Sequence[Point], device: Any, say: Say
+) -> None:
+    from shardopt.calibrate.measures import measure_together
+
+    rows = measure_together(missing, device, asked.size, asked.hosts)
+    if file is None:
+        for _ in rows:
+            pass
+        return
+    total = sum(map(len, points_of(asked)))
+    saver = Saver(file, asked, total - len(missing), total, say)
+    for row in rows:
+        saver.save(row)
