@@ -4,13 +4,15 @@ After the public submissions (mlcommons/training_results_v3.1, NVIDIA, dlrm_dcnv
 train.py and HugeCTR's sources): ids are distributed and sorted by the data reader one batch ahead;
 embeddings travel in half precision, hierarchically where the plan is; layers are multiplications
 with bias and ReLU fused into them; gradients of the dense part are reduced in half precision beside
-the embedding backward; one graph launch replaces the host's work.
+the embedding backward; one graph launch replaces the host's work. Rounds v2.x have the hybrid
+embedding (`predictor.hybrid_embedding`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +20,18 @@ from numpy.typing import NDArray
 from predictor.batch import BatchPredictor
 from predictor.graph import Dep, Graph
 from predictor.hardware import HardwareProfile
+from predictor.hybrid_embedding import HybridSplit
 from predictor.kernels.elementwise import memory_ms
 from predictor.kernels.gemm import gemm_ms
 from predictor.loads import Load
 from predictor.plan import ShardingPlan, TablePlan
 from predictor.predict import candidate_of
 from predictor.runtime import Runtime
-from predictor.sparse import Exchange, exchanges
+from predictor.sparse import HIERARCHICAL, Exchange, Transfer, busiest, exchanges
 from predictor.timeline import simulate
 from predictor.topology import Topology
 from predictor.units import us
+from predictor.uplinks import switches_of, uplink_size
 from predictor.workload import DATA_TYPE_BYTES, DcnV2, QComm, Workload
 
 Array = NDArray[np.float64]
@@ -50,6 +54,7 @@ class HugeCtrBuilder:
 
     Args:
         workload: in the model's own precision; the runtime replaces that of dense part and wire.
+        switches: cards behind each PCIe switch of the host; as the profile takes it unless given.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class HugeCtrBuilder:
         hardware: HardwareProfile,
         plan: ShardingPlan,
         runtime: Runtime,
+        switches: tuple[int, ...] = (),
     ) -> None:
         self.dtype = runtime.dense_type or workload.dense.data_type
         self.workload = replace(
@@ -73,17 +79,24 @@ class HugeCtrBuilder:
         self.costs = batch.costs
         self.placed = batch.totals(candidate)[None]
         self.groups = batch.groups
+        usual = switches_of(hardware.collectives.intra.all_to_all, topology.world_size)
+        self.cards = usual[0] if usual and topology.hosts == 1 else 0
+        self.switches = switches or usual
         self.use(runtime)
 
     def use(self, runtime: Runtime) -> None:
         """Predict with the constants of a runtime of the same precision."""
         self.runtime = runtime
-        self.loads, self.frequent = self.placed, 0.0
-        if runtime.hybrid:
-            share, self.frequent = frequent_rows(self.workload, self.topology.world_size)
+        self.loads = self.placed
+        self.split: HybridSplit | None = None
+        if runtime.hybrid is not None:
+            ranks, hosts = self.topology.world_size, self.topology.hosts
+            self.split = HybridSplit.of(self.workload, runtime.hybrid, ranks, hosts)
             mean = self.placed.mean(axis=2, keepdims=True)
             self.loads = np.broadcast_to(mean, self.placed.shape).copy()
-            self.loads[..., Load.OUTPUTS] *= 1 - share
+            # one host has no all-reduce of frequent rows: each rank fetches those it needs
+            fetched = self.split.needed if hosts == 1 else 0.0
+            self.loads[..., Load.OUTPUTS] *= self.split.infrequent + fetched
         self.exchanges = exchanges(self.costs, self.groups, self.loads)
 
     def iteration_ms(self) -> float:
@@ -104,9 +117,14 @@ class HugeCtrBuilder:
         gradients = self._backward(deep)
         self._add("dot backward", "dense_backward", 2 * self._dot_ms(), [gradients])
         arrange = self._add("arrange gradients", "dense_backward", self._arrange_ms(), [])
-        sent = {e.name: self._returned(e, arrange) for e in self.exchanges}
+        sent: dict[str, list[int]] = {}
+        if not self._is_direct:
+            sent = {e.name: self._returned(e, arrange) for e in self.exchanges}
         last = self._backward(self._bottom())
         reduced = self._reduce(last)
+        if self._is_direct:
+            # local gradients come first, so the all-reduce has the links to itself
+            sent = {e.name: self._returned(e, arrange) for e in self.exchanges}
         updated = [op for e in self.exchanges for op in self._update(e, sent[e.name])]
         step = self._add("optimizer step", "optimizer", self._step_ms(), [*reduced])
         end = self._add("end of graph", "host", us(self.runtime.step_us), [*updated, step])
@@ -118,23 +136,96 @@ class HugeCtrBuilder:
 
     def _forward(self, exchange: Exchange) -> list[int]:
         """Pooled lookups, then the way to the samples' ranks."""
-        found = []
-        for group in exchange.members:
-            cost = self.runtime.lookup_factor * exchange.forward_ms(group)
-            found.append(
-                self._add(f"{exchange.name} lookup", "embedding_forward", cost, [], "embedding")
-            )
+        transfers = self._outputs(exchange, backward=False)
+        times = [self.runtime.lookup_factor * exchange.forward_ms(g) for g in exchange.members]
+        name, phase = f"{exchange.name} lookup", "embedding_forward"
+        if self.split is not None:
+            return self._hybrid_forward(name, times, transfers)
+        stores: Array | float = 0.0
+        if transfers and exchange.sharding_type in HIERARCHICAL:
+            # pooling stores into the memory of the host's ranks itself (hier_model_forward.cu)
+            stores = transfers[0].cost_ms
+            transfers[0] = replace(transfers[0], cost_ms=self._partial_sums_ms(exchange))
+        found = [self._add(name, phase, np.maximum(t, stores), [], "embedding") for t in times]
         self.lookups += found
-        return self._transfers(exchange, found, backward=False)
+        return self._run(transfers, found, "output_dist_forward")
+
+    def _hybrid_forward(
+        self, name: str, times: Sequence[Array], transfers: Sequence[Transfer]
+    ) -> list[int]:
+        """Rows of other ranks first; what a rank has itself does not wait for the network.
+
+        On one host a rank reads its frequent rows from a cache that the exchange fills.
+        """
+        assert self.split is not None
+        rare = self.split.infrequent
+        phase = "embedding_forward"
+        sent = [self._add(f"{name} rare", phase, rare * t, [], "embedding") for t in times]
+        self.lookups += sent
+        arrived = self._run(transfers, sent, "output_dist_forward")
+        after = arrived if self._is_direct else []
+        return arrived + [self._add(name, phase, (1 - rare) * t, after, "embedding") for t in times]
 
     def _returned(self, exchange: Exchange, after: int) -> list[int]:
-        return self._transfers(exchange, [after], backward=True)
+        """Gradients on their way back; those of frequent rows are added up locally before."""
+        waits = [after]
+        if self.split is not None:
+            share = 1 - self.split.infrequent
+            waits = [
+                self._add(
+                    f"{exchange.name} local gradients",
+                    "embedding_backward",
+                    share * self._update_ms(exchange, group),
+                    [after],
+                    "embedding",
+                )
+                for group in exchange.members
+            ]
+        return self._run(self._outputs(exchange, backward=True), waits, "output_dist_backward")
 
-    def _transfers(self, exchange: Exchange, after: list[int], *, backward: bool) -> list[int]:
+    @property
+    def _is_direct(self) -> bool:
+        """The hybrid embedding on one host: ranks read what they need from each other."""
+        return self.split is not None and self.topology.groups == 1
+
+    def _outputs(self, exchange: Exchange, *, backward: bool) -> list[Transfer]:
+        """Exchanges of outputs or their gradients in the order they run.
+
+        Hierarchical ones cross NVLink among all ranks of a host, then the network among those of
+        one rail (`NcclAll2AllComm::hier_communicate`). Partial sums of row splits are reduced in
+        between; rows of the hybrid embedding are not.
+        """
+        reduced = exchange.sharding_type in HIERARCHICAL
+        width = DATA_TYPE_BYTES[self.dtype]
         if exchange.is_local:
-            return after
-        phase = "output_dist_backward" if backward else "output_dist_forward"
-        for transfer in exchange.outputs(backward=backward):
+            return []
+        if not reduced and self.split is None:
+            return [self._exchanged(exchange, "world", width)]
+        found = [self._exchanged(exchange, "intra", width)]
+        if self.topology.groups > 1:
+            across = width / self.topology.intra_group_size if reduced else width
+            found.append(self._exchanged(exchange, "cross", across))
+        return found[::-1] if backward else found
+
+    def _exchanged(self, exchange: Exchange, scope: str, width: float) -> Transfer:
+        comms = self.costs.collectives
+        law = comms.direct if scope == "intra" else partial(comms.all_to_all, scope=scope)
+        cost = exchange.cost(law, self._busiest(width))
+        return Transfer(f"{exchange.name}.{scope}", scope, cost)
+
+    def _busiest(self, width: float) -> Callable[[Array], Array]:
+        """Bytes of the busiest rank, or of the mean rank of the busiest uplink."""
+        if not self.cards:
+            return busiest(Load.OUTPUTS, width)
+        return lambda load: uplink_size(width * load[..., Load.OUTPUTS], self.switches, self.cards)
+
+    def _partial_sums_ms(self, exchange: Exchange) -> Array:
+        """Adding up what the ranks of a host stored: partial sums in, outputs out."""
+        width = DATA_TYPE_BYTES[self.dtype] * (1 + 1 / self.topology.intra_group_size)
+        return exchange.cost(partial(memory_ms, self.hardware), busiest(Load.OUTPUTS, width))
+
+    def _run(self, transfers: Sequence[Transfer], after: list[int], phase: str) -> list[int]:
+        for transfer in transfers:
             op = self.graph.add(
                 transfer.name,
                 phase=phase,
@@ -149,14 +240,23 @@ class HugeCtrBuilder:
 
     def _update(self, exchange: Exchange, after: list[int]) -> list[int]:
         """Segmented gradients and the optimizer, on rows that the reader has sorted before."""
+        share = 1.0 if self.split is None else self.split.infrequent
         found = []
         for group in exchange.members:
-            cost = self._update_ms(exchange, group)
+            cost = share * self._update_ms(exchange, group)
             found.append(self._add(f"{exchange.name} update", "embedding_backward", cost, after))
         return found
 
     def _update_ms(self, exchange: Exchange, group: int) -> Array:
-        """Replicated tables are small: their gradients stream through, as do rows and state."""
+        """Replicated tables are small: their gradients stream through, as do rows and state.
+
+        The hybrid embedding sorts nothing: each lookup's gradient is added to an fp32 row with
+        atomics (`frequent_local_reduce`, `infrequent_update_model_direct`).
+        """
+        if self.split is not None:
+            added = self.placed[:, group, :, Load.OUTPUTS].mean(axis=-1, keepdims=True)
+            size = (DATA_TYPE_BYTES[self.dtype] + 2 * 4.0) * added
+            return self.runtime.update_factor * memory_ms(self.hardware, size)
         if not exchange.is_local:
             return self.runtime.update_factor * exchange.backward_ms(group)
         load = self.loads[:, group]
@@ -165,24 +265,44 @@ class HugeCtrBuilder:
         return memory_ms(self.hardware, size)
 
     def _reduce(self, after: int) -> list[int]:
-        """Dense gradients and those of replicated tables: one all-reduce in half precision."""
-        width = DATA_TYPE_BYTES[self.dtype]
+        """Dense gradients and those of replicated rows: one all-reduce in half precision."""
         replicated = float(self.loads[..., Load.GRADIENTS].sum(axis=1).max())
-        size = width * (self.parameters + replicated + self.frequent)
-        cost = self.costs.collectives.all_reduce(np.float64(size), scope="world")
+        if self.split is not None and self.topology.groups > 1:
+            replicated += self.split.elements
+        size = np.float64(DATA_TYPE_BYTES[self.dtype] * (self.parameters + replicated))
         if self.topology.world_size == 1:
             return [after]
+        law = self._one_shot_ms if self.split is not None else self.costs.collectives.all_reduce
         return [
             self.graph.add(
                 "all-reduce gradients",
                 phase="all_reduce",
                 resource="collectives",
                 stream="comm",
-                cost_ms=np.asarray(cost),
+                cost_ms=np.asarray(law(size)),
                 deps=[Dep(after)],
                 scope="world",
             )
         ]
+
+    def _one_shot_ms(self, size: np.float64) -> Array:
+        """HugeCTR's own all-reduce of v2.x (all_reduce_comm.cu, ib_comm_ar.cu).
+
+        Every rank loads its part from all others of its host, the switches of the network add up
+        the parts of one rail (SHARP, so each NIC carries them once either way), and every rank
+        loads the other parts; in blocks, so that the slower of the two links counts.
+        """
+        comms, hosts = self.costs.collectives, self.topology.groups
+        inside = 2 * comms.direct(size)
+        if hosts == 1:
+            return inside
+        part = size / self.topology.intra_group_size * hosts / (hosts - 1)
+        across = comms.reduce_scatter(part, "cross")
+        waits = (
+            comms.floor_ms("reduce_scatter", "cross"),
+            2 * comms.floor_ms("all_to_all", "intra"),
+        )
+        return np.maximum(inside + waits[0], across + waits[1])
 
     # --- dense ---------------------------------------------------------------------------------
 
@@ -225,6 +345,8 @@ class HugeCtrBuilder:
         """Received embeddings into the layout of the interaction: read and written once."""
         width = DATA_TYPE_BYTES[self.dtype]
         size = 2 * width * self.workload.batch_size * self.costs.dense.interaction_width
+        if self.split is not None:
+            return 0.0  # the hybrid embedding writes into the interaction's input
         return float(memory_ms(self.hardware, size))
 
     def _dot_ms(self) -> float:
@@ -254,26 +376,6 @@ class HugeCtrBuilder:
             cost_ms=us(self.runtime.graph_node_us) + np.asarray(cost),
             deps=[Dep(i) for i in deps],
         )
-
-
-def frequent_rows(workload: Workload, ranks: int) -> tuple[float, float]:
-    """Share of the lookups that rows on every rank serve, and the elements of those rows.
-
-    An exchange moves every occurrence of a row there and back among ``ranks``; replicating the row
-    moves it through an all-reduce instead, as many bytes as that of ``ranks`` occurrences. So rows
-    that a batch holds that often are the frequent ones, HugeCTR's choice on one link.
-    """
-    samples = workload.batch_size * ranks
-    served = lookups = elements = 0.0
-    for table in workload.tables:
-        for feature in table.features:
-            bins = feature.distribution.bins(table.num_embeddings)
-            draws = samples * feature.lookups_per_sample
-            often = draws * bins.probs >= ranks
-            served += draws * float((bins.counts * bins.probs)[often].sum())
-            lookups += draws
-            elements += float(bins.counts[often].sum()) * table.embedding_dim
-    return served / lookups, elements
 
 
 def _widths(inputs: int, layers: Sequence[int]) -> list[tuple[int, int]]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from predictor.hybrid_embedding import HybridRule
+
 
 @dataclass(frozen=True)
 class Runtime:
@@ -21,12 +23,12 @@ class Runtime:
             workload's own.
         graph_node_us: from the end of one kernel to the start of the next inside a CUDA graph.
         lookup_factor, update_factor: kernel times of embedding forward and backward over those of
-            FBGEMM's TBE in the profile.
+            FBGEMM's TBE in the profile; the hybrid's update over streaming what it moves.
         gemm_factor: kernel times of dense layers over those of the profile.
         step_us: what one iteration takes beside its kernels and transfers: launching the graph,
             the data reader, and the barrier of all ranks.
-        hybrid: HugeCTR's hybrid embedding of rounds v2.x: rows that a batch needs often are on
-            every rank, the others are spread over all ranks one by one (`predictor.hugectr`).
+        hybrid: HugeCTR's hybrid embedding of rounds v2.x (`predictor.hybrid_embedding`), whose
+            kernels and all-reduce load from and store to the other ranks themselves.
     """
 
     name: str
@@ -36,19 +38,37 @@ class Runtime:
     update_factor: float = 1.0
     gemm_factor: float = 1.0
     step_us: float = 0.0
-    hybrid: bool = False
+    hybrid: HybridRule | None = None
 
 
 TORCHREC = Runtime("torchrec")
 
-_HUGECTR = Runtime("hugectr", "fp16", 1.0, 1.086, 1.662, 0.989)
-HUGECTR_V20 = replace(_HUGECTR, name="hugectr v2.0", update_factor=1.984, hybrid=True)
-HUGECTR_V30 = replace(_HUGECTR, name="hugectr v3.0", step_us=487.0)
-HUGECTR_V31 = replace(_HUGECTR, name="hugectr v3.1+", step_us=449.0)
+_HUGECTR = Runtime("hugectr", "fp16", 1.0, 1.046, 1.308, 1.049)
+HUGECTR_V20 = replace(
+    _HUGECTR,
+    name="hugectr v2.0",
+    update_factor=3.334,
+    step_us=6.0,
+    hybrid=HybridRule(duplicates=0.03, bandwidth_ratio=0.5 * 190 / 130),
+)
+"""One host: mlcommons/training_results_v2.0, NVIDIA, dlrm, dgx_a100.py; several:
+training_results_v1.1, dgx_a100_14x8x640.py, as that of v2.0 was not found."""
+HUGECTR_V21_PREVIEW = replace(
+    HUGECTR_V20,
+    name="hugectr v2.1 preview",
+    hybrid=HybridRule(duplicates=0.03, bandwidth_ratio=23.75 / 130),
+)
+"""H100: mlcommons/training_results_v2.1, NVIDIA, hugectr-preview, dgx_h100{,_4x8x2240}.py."""
+HUGECTR_V30 = replace(_HUGECTR, name="hugectr v3.0", step_us=763.0)
+HUGECTR_V31 = replace(_HUGECTR, name="hugectr v3.1+", step_us=713.0)
 
 
-def hugectr_of(version: tuple[int, ...]) -> Runtime:
-    """HugeCTR as of an MLPerf round, e.g. (3, 1)."""
+def hugectr_of(version: tuple[int, ...], *, preview: bool = False) -> Runtime:
+    """HugeCTR as of an MLPerf round, e.g. (3, 1).
+
+    Args:
+        preview: the code of v2.1 for hardware that was not sold yet.
+    """
     if version < (3, 0):
-        return HUGECTR_V20
+        return HUGECTR_V21_PREVIEW if preview else HUGECTR_V20
     return HUGECTR_V30 if version < (3, 1) else HUGECTR_V31

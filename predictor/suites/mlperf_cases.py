@@ -66,7 +66,14 @@ class Case:
 
     def builder(self) -> HugeCtrBuilder:
         """The graph builder of its iteration."""
-        return HugeCtrBuilder(self.workload, self.topology, self.hardware, self.plan, self.runtime)
+        return HugeCtrBuilder(
+            self.workload,
+            self.topology,
+            self.hardware,
+            self.plan,
+            self.runtime,
+            self.system.switches,
+        )
 
 
 def case_of(system: System, planner: Planner, matrix: Matrix | None = None) -> Case | str:
@@ -89,7 +96,7 @@ def case_of(system: System, planner: Planner, matrix: Matrix | None = None) -> C
         plan = matrix.plan(names, planner.rows, DIM)
     else:
         plan = _hybrid(system, names, planner.rows)
-    runtime = hugectr_of(system.version)
+    runtime = hugectr_of(system.software, preview="preview" in system.system)
     return Case(system, workload, _topology(system, hardware), hardware, plan, runtime)
 
 

@@ -45,8 +45,8 @@ def validate_mlperf_dlrm(folder: Path) -> Report:
         if isinstance(case, str):
             skipped.append(case)
             continue
-        key = (system.version, case.hardware.name, system.nodes, system.gpus_per_node,
-               system.global_batch, planner.knobs(system))  # fmt: skip
+        key = (case.runtime.name, case.hardware.name, system.nodes, system.gpus_per_node,
+               system.global_batch, planner.matrix(system))  # fmt: skip
         if key not in times:
             times[key] = case.builder().iteration_ms()
         rows.append(_compared(case, times[key], part))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from predictor.csv_rows import Row, count, number, read_table
+from predictor.csv_rows import LARGEST, MOST_RANKS, Row, count, number, read_table
 from predictor.errors import InputError
 from predictor.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 
@@ -17,6 +18,29 @@ ROWS_FILE = "mlperf_dlrm_measured_iteration_time.csv"
 CONFIGS_FILE = "mlperf_dlrm_dcnv2_configs.csv"
 PLANS_FILE = "mlperf_dlrm_dcnv2_plans.json"
 DCNV2 = "dlrm_dcnv2"
+
+SMALL_TABLES = (3, 5, 6, 7, 8, 12, 13, 15, 16, 17, 18, 24, 25)
+CAP_40_GB = (
+    *((20, 9, 12), (20, 9), (20, 3, 2, 0), (20, 24, 25, 0), (21, 4, 10, 5, 6, 0)),
+    *((21, 13, 23, 18, 17), (22, 19, 15, 1, 8, 0), (14, 11, 19, 7, 16)),
+)
+CAP_35_GB = (
+    *((21, 20, 0), (21, 20, 0), (20, 22, 2, 0), (20, 14, 1, 0), (20, 11, 9, 0), (20, 4, 9, 0)),
+    *((20, 19, 23, 0), (20, 19, 10, 0)),
+)
+LOGGED_PLANS = {
+    ("v3.0", "nf5468m6_hugectr"): ((), CAP_40_GB),
+    ("v3.1", "G5500V7x8L40"): ((), CAP_40_GB),
+    ("v3.1", "G5500V7x8xL40S"): (SMALL_TABLES, CAP_35_GB),
+}
+"""(round, system) -> replicated tables and tables per GPU, where cards of 48 GB made the submitter
+cap what embeddings may use: printed in results/<system>/dlrm_dcnv2/result_1.txt of IEI
+(mlcommons/training_results_v3.0) and xFusion (training_results_v3.1)."""
+SWITCHES = {("v3.1", "G5500V7x8L40"): (5, 3)}
+"""(round, system) -> cards behind each PCIe switch, by the NUMA nodes in the same logs, where they
+are not the equal halves of A40 and L40S."""
+SOFTWARE = {("v3.1", "G5500V7x8L40"): (3, 0)}
+"""(round, system) -> the round whose HugeCTR ran: the same logs say 23.4, the release of v3.0."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +68,16 @@ class System:
         """The round as numbers: ``v3.1`` is (3, 1)."""
         return tuple(int(part) for part in re.findall(r"\d+", self.round))
 
+    @property
+    def software(self) -> tuple[int, ...]:
+        """The round whose HugeCTR ran."""
+        return SOFTWARE.get((self.round, self.system), self.version)
+
+    @property
+    def switches(self) -> tuple[int, ...]:
+        """Cards behind each PCIe switch, if its log says so."""
+        return SWITCHES.get((self.round, self.system), ())
+
 
 def parse_system(row: Row) -> System | str:
     """A row as a system, or why no model of a GPU applies to it."""
@@ -53,13 +87,16 @@ def parse_system(row: Row) -> System | str:
         return f"{name}: {row['accelerator']} is a TPU; no profile describes one"
     if gpus in ("", "0"):
         return f"{name}: trained on CPUs ({row['cpu']}); no profile describes such a cluster"
+    nodes, per_node = (count(row, column, MOST_RANKS) for column in ("nodes", "accel_per_node"))
+    if nodes * per_node > MOST_RANKS:
+        raise ValueError(f"has {nodes * per_node:,} accelerators; at most {MOST_RANKS:,} are read")
     return System(
         row["round"],
         row["org"],
         row["system"],
         row["benchmark"],
-        count(row, "nodes"),
-        count(row, "accel_per_node"),
+        nodes,
+        per_node,
         row["accelerator"],
         row["accel_interconnect"],
         count(row, "global_batch"),
@@ -111,6 +148,19 @@ class Matrix:
             tuple(int(t) for t in entry["dp_tables"]),
             tuple(tuple(int(t) for t in bucket) for bucket in entry["mp_tables_per_bucket"]),
         )
+
+    def check(self, tables: int) -> None:
+        """Refuse a plan that is none.
+
+        Raises:
+            ValueError: its buckets are not those of its machine, or a table is in none.
+        """
+        wanted = self.nodes if self.knobs.hierarchical else self.nodes * self.gpus_per_node
+        if min(self.nodes, self.gpus_per_node) < 1 or len(self.buckets) != wanted:
+            raise ValueError(f"{len(self.buckets)} buckets for {self.nodes}x{self.gpus_per_node}")
+        held = {*self.replicated, *(t for bucket in self.buckets for t in bucket)}
+        if held != set(range(tables)):
+            raise ValueError(f"the buckets hold tables {sorted(held)}, not 0 to {tables - 1}")
 
     def plan(self, names: Sequence[str], rows: Sequence[int], dim: int) -> ShardingPlan:
         """The internal plan: a table in k buckets is split by rows k ways.
@@ -177,8 +227,12 @@ class Planner:
         try:
             held = json.loads(path.read_text(encoding="utf-8"))
             matrices = tuple(Matrix.of(entry) for entry in held["plans"])
-            rows, hot = tuple(held["table_rows"]), tuple(held["multi_hot"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            rows, hot = (tuple(map(int, held[k])) for k in ("table_rows", "multi_hot"))
+            if len(rows) != len(hot) or not all(1 <= value <= LARGEST for value in rows + hot):
+                raise ValueError("table_rows and multi_hot are no equal lists of numbers above 0")
+            for matrix in matrices:
+                matrix.check(len(rows))
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise InputError(f"{path}: no plans can be read from it: {error!r}") from error
         # the first config of a shape is the submitter's own before the copies of NVIDIA's
         configs: dict[tuple[str, str, int, int, int], Knobs] = {}
@@ -204,9 +258,12 @@ class Planner:
         return Knobs(several, 67.0 if several else 7.0, threshold)
 
     def matrix(self, system: System) -> Matrix | None:
-        """The plan of the system's knobs, or of the nearest knobs for machines of its shape."""
+        """The plan that its log prints, or that of the nearest knobs for machines of its shape."""
         want = self.knobs(system)
         shape = (system.nodes, system.gpus_per_node)
+        logged = LOGGED_PLANS.get((system.round, system.system))
+        if logged is not None:
+            return Matrix(*shape, want, *logged)
         found = [m for m in self.matrices if (m.nodes, m.gpus_per_node) == shape]
         return min(found, key=lambda m: _distance(m.knobs, want), default=None)
 
@@ -220,9 +277,10 @@ def _distance(a: Knobs, b: Knobs) -> tuple[bool, float, float]:
 
 
 def _config(row: Row) -> tuple[tuple[str, str, int, int, int], Knobs]:
-    threshold = row["dp_sharding_threshold_gb"].split()[0]
-    knobs = Knobs(
-        row["sharding_plan"] == "hier_auto", number(row, "mem_comm_bw_ratio"), float(threshold)
-    )
+    threshold = float((row["dp_sharding_threshold_gb"].split() or [""])[0])
+    if not 0 <= threshold < math.inf:
+        raise ValueError(f"dp_sharding_threshold_gb is {threshold}; it must be 0 or above")
+    hierarchical = row["sharding_plan"] == "hier_auto"
+    knobs = Knobs(hierarchical, number(row, "mem_comm_bw_ratio"), threshold)
     shape = (count(row, "nodes"), count(row, "gpus_per_node"), count(row, "global_batch"))
     return (row["round"], row["org"], *shape), knobs

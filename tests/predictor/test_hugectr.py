@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from predictor.distribution import Zipf
-from predictor.fit_runtime import fit_dcnv2
+from predictor.fit_runtime import fit_dcnv2, fit_hybrid
 from predictor.hardware import load_hardware
-from predictor.hugectr import HugeCtrBuilder, frequent_rows
+from predictor.hugectr import HugeCtrBuilder
+from predictor.hybrid_embedding import HybridRule
+from predictor.loads import Load
 from predictor.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.runtime import HUGECTR_V20, HUGECTR_V30, HUGECTR_V31
 from predictor.topology import Topology
@@ -84,15 +86,64 @@ def test_replicated_tables_are_reduced_not_exchanged() -> None:
     assert builder(replicated=RANKS).iteration_ms() > builder().iteration_ms()
 
 
-def test_frequent_rows_are_those_that_a_batch_holds_once_a_rank() -> None:
-    share, elements = frequent_rows(workload(), RANKS)
-    larger, more = frequent_rows(workload(8192), RANKS)
-    assert 0 < share < larger < 1
-    assert 0 < elements < more
-    uniform = replace(workload(), tables=tuple(
-        replace(t, features=(Feature("f", 4.0),)) for t in workload().tables
-    ))  # fmt: skip
-    assert frequent_rows(uniform, RANKS) == (0.0, 0.0)
+def hybrid(world: int, batch: int = 4096) -> HugeCtrBuilder:
+    hw = load_hardware("a100-80gb")
+    top = Topology.uniform(world, 8, hbm_bytes=hw.hbm_bytes, ddr_bytes=hw.ddr_bytes)
+    tables = {
+        f"t{i}": TablePlan(
+            ShardingType.TABLE_WISE, ComputeKernel.FUSED, (Shard(i, (0, 0), (1_000_000, 128)),)
+        )
+        for i in range(RANKS)
+    }
+    plan = ShardingPlan(tables, world, 8)
+    return HugeCtrBuilder(workload(batch), top, hw, plan, HUGECTR_V20)
+
+
+def costs(made: HugeCtrBuilder) -> dict[str, float]:
+    return {f"{op.name} {op.phase}": float(op.cost_ms.max()) for op in made.build().ops}
+
+
+def test_the_hybrid_embedding_reduces_frequent_rows_across_hosts_only() -> None:
+    one, two = hybrid(8), hybrid(16)
+    assert one.split is not None
+    assert two.split is not None
+    assert not any(".cross" in name for name in costs(one))
+    assert sum(".cross" in name for name in costs(two)) == 2
+    fewer = replace(HUGECTR_V20, hybrid=HybridRule(0.03, 1e9))
+    before = costs(two)["all-reduce gradients all_reduce"]
+    two.use(fewer)
+    assert two.split.elements == 0
+    assert costs(two)["all-reduce gradients all_reduce"] < before
+    before = costs(one)["all-reduce gradients all_reduce"]
+    one.use(replace(HUGECTR_V20, hybrid=HybridRule(0.99, 1.0)))
+    assert costs(one)["all-reduce gradients all_reduce"] == before
+
+
+def test_on_one_host_a_frequent_row_is_fetched_once_a_rank() -> None:
+    made = hybrid(8)
+    assert made.split is not None
+    moved = made.split.infrequent + made.split.needed
+    assert made.split.infrequent < moved < 1
+    outputs = made.loads[..., Load.OUTPUTS].sum()
+    assert outputs == pytest.approx(moved * made.placed[..., Load.OUTPUTS].sum())
+
+
+def test_a_hierarchical_lookup_stores_into_its_host_itself() -> None:
+    """Pooling and the exchange over NVLink are one kernel, as long as the longer of the two."""
+    hw = load_hardware("h100-sxm")
+    top = Topology.uniform(16, 8, hbm_bytes=hw.hbm_bytes, ddr_bytes=hw.ddr_bytes)
+    tables = {}
+    for i in range(RANKS):
+        first = 8 * (i % 2)
+        shards = tuple(Shard(first + r, (125_000 * r, 0), (125_000, 128)) for r in range(8))
+        tables[f"t{i}"] = TablePlan(ShardingType.TABLE_ROW_WISE, ComputeKernel.FUSED, shards)
+    made = HugeCtrBuilder(workload(), top, hw, ShardingPlan(tables, 16, 8), HUGECTR_V31)
+    stores = made.exchanges[0]
+    assert costs(made)["ebc.TWRW lookup embedding_forward"] >= float(
+        made._outputs(stores, backward=False)[0].cost_ms.max()
+    )
+    made.use(replace(HUGECTR_V31, lookup_factor=0.0))
+    assert costs(made)["ebc.TWRW lookup embedding_forward"] > 0
 
 
 def test_the_hybrid_embedding_balances_the_ranks() -> None:
@@ -109,3 +160,6 @@ def test_the_shipped_constants_are_those_of_the_fit() -> None:
         assert fitted.gemm_factor == pytest.approx(shipped.gemm_factor, rel=0.05)
         assert fitted.lookup_factor == pytest.approx(shipped.lookup_factor, rel=0.1)
         assert fitted.step_us == pytest.approx(shipped.step_us, rel=0.05)
+    hybrid_fit = fit_hybrid(DATA, HUGECTR_V31)
+    assert hybrid_fit.update_factor == pytest.approx(HUGECTR_V20.update_factor, rel=0.05)
+    assert hybrid_fit.step_us == pytest.approx(HUGECTR_V20.step_us, abs=20)

@@ -14,6 +14,7 @@ from predictor.suites.mlperf_cases import Case, case_of, profile_of
 from predictor.suites.mlperf_dlrm import FIT, TEST, parts_of, validate_mlperf_dlrm
 from predictor.suites.mlperf_systems import (
     CONFIGS_FILE,
+    LOGGED_PLANS,
     PLANS_FILE,
     ROWS_FILE,
     Knobs,
@@ -85,8 +86,28 @@ def test_accelerators_find_their_profile(accelerator: str, profile: str | None) 
 
 def test_runtimes_by_round() -> None:
     assert hugectr_of((2, 1)) is HUGECTR_V20
+    preview = hugectr_of((2, 1), preview=True)
+    assert preview.hybrid != HUGECTR_V20.hybrid
+    assert preview.update_factor == HUGECTR_V20.update_factor
     assert hugectr_of((3, 0)) is HUGECTR_V30
     assert hugectr_of((3, 1)) is hugectr_of((5, 0)) is HUGECTR_V31
+
+
+def test_a_plan_in_a_log_goes_before_one_of_the_planner() -> None:
+    for (round_, name), (replicated, buckets) in LOGGED_PLANS.items():
+        box = system(round=round_, system=name, gpus_per_node=8)
+        matrix = PLANNER.matrix(box)
+        assert matrix is not None
+        assert (matrix.replicated, matrix.buckets) == (replicated, buckets)
+        assert len(buckets) == 8
+        assert {*replicated, *(t for bucket in buckets for t in bucket)} == set(range(26))
+    assert PLANNER.matrix(system()) is MATRICES[0]
+
+
+def test_the_software_of_a_round_may_be_older_than_the_round() -> None:
+    old = system(round="v3.1", system="G5500V7x8L40")
+    assert (old.version, old.software) == ((3, 1), (3, 0))
+    assert system(round="v3.1").software == (3, 1)
 
 
 def test_row_ranges_tile_the_rows() -> None:
