@@ -6,6 +6,7 @@ late in issuing it, so the parts add up to the iteration time exactly.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -85,9 +86,24 @@ def critical_cycle(graph: Graph, timeline: Timeline) -> tuple[list[int], float, 
             seen[key] = (len(path), visit)
         path.append(visit)
     if path and path[-1].op is None:  # nothing ever holds the host: it runs free, issuing work
-        present = [op for op in graph.ops if op.active is None or op.active[0]]
-        return [], sum(op.host_ms for op in present), 1
+        return [], _free_host_ms(graph, path[-1].rank), 1
     return None
+
+
+def _free_host_ms(graph: Graph, rank: int) -> float:
+    """Time that the busiest thread of a rank spends issuing work."""
+    threads: dict[str, float] = {}
+    for op, gone in zip(graph.ops, _absent(graph), strict=True):
+        if not gone[rank]:
+            threads[op.thread] = threads.get(op.thread, 0.0) + op.host_ms
+    return max(threads.values())
+
+
+def _absent(graph: Graph) -> list[NDArray[np.bool_]]:
+    """Of every operation of the first plan: where it does not exist, ``[ranks]``."""
+    everywhere = np.zeros(graph.world_size, dtype=np.bool_)
+    gone = (op.absent(graph.world_size) for op in graph.ops)
+    return [everywhere if g is None else np.broadcast_to(g[0], everywhere.shape) for g in gone]
 
 
 def _segment(graph: Graph, visit: Visit, horizon: float) -> Segment:
@@ -105,8 +121,9 @@ def _walk(graph: Graph, timeline: Timeline) -> Iterator[Visit]:
     op, rank = walker.last_to_end(iteration)
     finish = float(timeline.finish_ms[0])
     end = walker.time("end", iteration, op, rank)
-    if end < finish - TOLERANCE_MS:  # the host still issues when all streams are empty
-        where = walker.host_release(iteration, len(graph.ops), rank)
+    if end < finish - TOLERANCE_MS:  # a host still issues when all streams are empty
+        rank, thread = walker.last_to_issue(iteration)
+        where = walker.host_release(iteration, len(graph.ops), rank, thread)
         released = 0.0 if where is None else walker.time("end", *where, rank)
         yield Visit(None, iteration, rank, released, finish)
         if where is None:
@@ -121,7 +138,7 @@ def _walk(graph: Graph, timeline: Timeline) -> Iterator[Visit]:
             end, rank = start, walker.last_arrival(iteration, op, rank)
             cause = walker.cause(iteration, op, rank)
         if cause is None:
-            cause = walker.host_release(iteration, op, rank)
+            cause = walker.host_release(iteration, op, rank, graph.ops[op].thread)
             released = 0.0 if cause is None else walker.time("end", *cause, rank)
             yield Visit(None, iteration, rank, released, end)
         if cause is None:
@@ -135,13 +152,13 @@ class _Walker:
     def __init__(self, graph: Graph, timeline: Timeline) -> None:
         self.graph = graph
         self.steps = timeline.steps
-        self.present = [op.active is None or bool(op.active[0]) for op in graph.ops]
-        self.before: list[int] = []
-        self.last: dict[str, int] = {}
+        self.absent = _absent(graph)
+        self.in_stream: dict[str, list[int]] = {}
+        self.holding: dict[str, list[int]] = {}
         for index, op in enumerate(graph.ops):
-            self.before.append(self.last.get(op.stream, -1))
-            if self.present[index]:
-                self.last[op.stream] = index
+            self.in_stream.setdefault(op.stream, []).append(index)
+            if op.blocks_host or op.stream in graph.inline_streams:
+                self.holding.setdefault(op.thread, []).append(index)
 
     def time(self, name: str, iteration: int, op: int, rank: int) -> float:
         return float(getattr(self.steps[iteration], name)[op, 0, rank])
@@ -149,9 +166,23 @@ class _Walker:
     def last_to_end(self, iteration: int) -> tuple[int, int]:
         """Operation and rank that end last in an iteration."""
         ends: NDArray[np.float64] = self.steps[iteration].end[:, 0]
-        ends = np.where(np.array(self.present)[:, None], ends, -np.inf)
+        ends = np.where(np.array(self.absent), -np.inf, ends)
         op, rank = np.unravel_index(int(np.argmax(ends)), ends.shape)
         return int(op), int(rank)
+
+    def last_to_issue(self, iteration: int) -> tuple[int, str]:
+        """Rank and thread whose last operation is issued last in an iteration."""
+        issue: NDArray[np.float64] = self.steps[iteration].issue[:, 0]
+        issue = np.where(np.array(self.absent), -np.inf, issue)
+        op, rank = np.unravel_index(int(np.argmax(issue)), issue.shape)
+        return int(rank), self.graph.ops[int(op)].thread
+
+    def before(self, indices: list[int], op: int, rank: int) -> int | None:
+        """The last of some operations that exists on a rank and comes before ``op``."""
+        for position in range(bisect_left(indices, op) - 1, -1, -1):
+            if not self.absent[indices[position]][rank]:
+                return indices[position]
+        return None
 
     def ended_late(self, iteration: int, op: int, rank: int) -> bool:
         """True if the operation ended only because its last launch was late."""
@@ -162,37 +193,45 @@ class _Walker:
 
     def last_arrival(self, iteration: int, op: int, rank: int) -> int:
         """The rank that a collective waited for."""
-        scope, width = self.graph.ops[op].scope, self.graph.intra_group_size
+        scope = self.graph.ops[op].scope
         if scope is None:
             return rank
-        ranks = np.arange(self.graph.world_size)
-        if scope == "intra":
-            ranks = ranks[ranks // width == rank // width]
-        elif scope == "cross":
-            ranks = ranks[ranks % width == rank % width]
+        ranks = self.graph.members(scope, rank)
+        ranks = ranks[~self.absent[op][ranks]]
         return int(ranks[np.argmax(self.steps[iteration].ready[op, 0, ranks])])
 
     def cause(self, iteration: int, op: int, rank: int) -> tuple[int, int] | None:
         """``(iteration, op)`` whose end let the operation start, or None for the host's issue."""
         ready = self.time("ready", iteration, op, rank)
-        candidates = [(iteration - dep.lag, dep.op) for dep in self.graph.ops[op].deps]
-        stream = self.graph.ops[op].stream
-        if self.before[op] >= 0:
-            candidates.append((iteration, self.before[op]))
-        else:
-            candidates.append((iteration - 1, self.last[stream]))
+        candidates = list(self._waited_for(iteration, op, rank))
+        stream = self.in_stream[self.graph.ops[op].stream]
+        before = self.before(stream, op, rank)
+        if before is not None:
+            candidates.append((iteration, before))
+        elif (last := self.before(stream, len(self.graph.ops), rank)) is not None:
+            candidates.append((iteration - 1, last))
         for where in candidates:
             if where[0] >= 0 and abs(self.time("end", *where, rank) - ready) <= TOLERANCE_MS:
                 return where
         return None
 
-    def host_release(self, iteration: int, op: int, rank: int) -> tuple[int, int] | None:
-        """The operation that last held the host before it issued this one."""
+    def _waited_for(self, iteration: int, op: int, rank: int) -> Iterator[tuple[int, int]]:
+        """Dependencies on a rank; in place of an absent one, what it would have waited for."""
+        for dep in self.graph.ops[op].deps:
+            where = (iteration - dep.lag, dep.op)
+            if self.absent[dep.op][rank] and where[0] >= 0:
+                yield from self._waited_for(*where, rank)
+            else:
+                yield where
+
+    def host_release(
+        self, iteration: int, op: int, rank: int, thread: str
+    ) -> tuple[int, int] | None:
+        """The operation that last held the host thread before it issued this one."""
+        holding = self.holding.get(thread, [])
         while iteration >= 0:
-            for index in range(op - 1, -1, -1):
-                other = self.graph.ops[index]
-                holds = other.blocks_host or other.stream in self.graph.inline_streams
-                if holds and self.present[index]:
-                    return iteration, index
+            held = self.before(holding, op, rank)
+            if held is not None:
+                return iteration, held
             iteration, op = iteration - 1, len(self.graph.ops)
         return None

@@ -1,7 +1,8 @@
 """One training iteration as data: operations, what they cost on each rank, what they wait for.
 
-Ranks run the same program, so an operation carries one cost per rank. Costs may have a leading
-axis of plans; the timeline treats both alike.
+Ranks of a plan run the same program, so an operation carries one cost per rank; in a graph of a
+trace it may exist on some ranks only. Costs may have a leading axis of plans; the timeline treats
+both alike.
 """
 
 from __future__ import annotations
@@ -14,6 +15,13 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+Scope = str | tuple[int, ...]
+"""The ranks that a collective joins: ``world``, ``intra`` (one intra group), ``cross`` (equal
+positions of all intra groups), or the ranks themselves."""
+
+
+MAIN = "main"
+"""The host thread that runs the program."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +46,14 @@ class Op:
         kernels: launches that ``host_ms`` covers; the first kernel can start after the first of
             them, the operation cannot end before the last.
         deps: what it waits for besides its stream and the host.
-        scope: None, or the ranks that a collective joins: ``world``, ``intra`` (one intra group)
-            or ``cross`` (equal positions of all intra groups). All of them start at the last
-            arrival.
-        blocks_host: the host waits until it has ended.
+        scope: None, or the ranks that a collective joins. All of them start at the last arrival.
+        blocks_host: the host thread waits until it has ended.
         active: None, or ``[plans]``: where False the operation does not exist in that plan.
+        thread: the host thread that issues it; an inline operation runs on it. A thread waits for
+            another by an inline operation that depends on one of the other's.
+        ranks: None, or the only ranks on which it exists.
+        fills: whether it fills the device: what becomes ready on another stream while it runs
+            starts only after it. None: it competes with nothing.
     """
 
     name: str
@@ -53,9 +64,20 @@ class Op:
     host_ms: float = 0.0
     kernels: int = 1
     deps: tuple[Dep, ...] = ()
-    scope: str | None = None
+    scope: Scope | None = None
     blocks_host: bool = False
     active: Mask | None = None
+    thread: str = MAIN
+    ranks: tuple[int, ...] | None = None
+    fills: bool | None = None
+
+    def absent(self, world_size: int) -> Mask | None:
+        """Where it does not exist, ``[plans or 1, ranks]``; None if it exists everywhere."""
+        if self.ranks is None:
+            return None if self.active is None else ~self.active[:, None]
+        gone = np.ones((1, world_size), dtype=np.bool_)
+        gone[:, list(self.ranks)] = False
+        return gone if self.active is None else gone | ~self.active[:, None]
 
 
 COMPUTE = "compute"
@@ -68,7 +90,7 @@ class Graph:
 
     Args:
         world_size, intra_group_size: ranks, and ranks per intra group.
-        inline_streams: streams that are the host thread itself (all computation, on a CPU).
+        inline_streams: streams that are the issuing host thread itself (all computation, on a CPU).
         launch_latency_ms: from the end of a launch on the host to the earliest start.
     """
 
@@ -89,9 +111,12 @@ class Graph:
         host_ms: float = 0.0,
         kernels: int = 1,
         deps: Sequence[Dep | int] = (),
-        scope: str | None = None,
+        scope: Scope | None = None,
         blocks_host: bool = False,
         active: Mask | None = None,
+        thread: str = MAIN,
+        ranks: tuple[int, ...] | None = None,
+        fills: bool | None = None,
     ) -> int:
         """Append an operation and return its index; a dependency may be given as a bare index.
 
@@ -108,6 +133,8 @@ class Graph:
                 cost_ms=cost_ms,
                 deps=deps,
                 active=active,
+                thread=thread,
+                ranks=ranks,
             )
             cost_ms, deps = 0.0, [*deps, work]
         self.ops.append(
@@ -123,6 +150,9 @@ class Graph:
                 scope,
                 blocks_host,
                 active,
+                thread,
+                ranks,
+                fills,
             )
         )
         return len(self.ops) - 1
@@ -130,3 +160,15 @@ class Graph:
     def wait(self, op: int, *deps: Dep) -> None:
         """Let an operation wait for more, e.g. for one that comes later in the program (lag 1)."""
         self.ops[op] = replace(self.ops[op], deps=self.ops[op].deps + deps)
+
+    def members(self, scope: Scope, rank: int) -> NDArray[np.intp]:
+        """The ranks that meet in a collective of a scope together with ``rank``."""
+        width = self.intra_group_size
+        ranks: NDArray[np.intp] = np.arange(self.world_size, dtype=np.intp)
+        if isinstance(scope, tuple):
+            return np.array(scope, dtype=np.intp)
+        if scope == "intra":
+            ranks = ranks[ranks // width == rank // width]
+        elif scope == "cross":
+            ranks = ranks[ranks % width == rank % width]
+        return ranks

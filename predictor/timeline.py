@@ -1,18 +1,21 @@
 """The synchronized timeline: when every operation starts and ends on every rank.
 
-After Lin et al. 2024, Algorithm 1, with any number of streams and collectives in flight. One host
-thread per rank issues the operations in program order; streams run theirs in order; a collective
-starts when its last rank arrives. The iteration is repeated until its period no longer changes.
+After Lin et al. 2024, Algorithm 1, with any number of host threads, streams and collectives in
+flight. The threads of a rank issue operations in program order; streams run theirs in order; a
+collective starts when its last rank arrives. An iteration is repeated until its period no longer
+changes; what a trace recorded runs once.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.graph import Graph, Op
+from predictor.graph import MAIN, Graph, Mask, Op, Scope
 
 Array = NDArray[np.float64]
 
@@ -44,14 +47,18 @@ class Timeline:
 
 
 class _Clock:
-    """Host thread and streams of every rank, ``[plans, ranks]`` each."""
+    """Host threads and streams of every rank, ``[plans, ranks]`` each."""
 
     def __init__(self, graph: Graph, plans: int) -> None:
         self.graph = graph
         self.shape = (plans, graph.world_size)
-        self.host = np.zeros(self.shape)
+        threads = dict.fromkeys((MAIN, *(op.thread for op in graph.ops)))
+        self.hosts = {thread: np.zeros(self.shape) for thread in threads}
+        self.absent = [op.absent(graph.world_size) for op in graph.ops]
         self.streams = {op.stream: np.zeros(self.shape) for op in graph.ops}
         zero = np.zeros(self.shape)
+        self.crowded = any(op.fills for op in graph.ops)
+        self.filling: dict[tuple[int, int], dict[str, tuple[list[float], list[float]]]] = {}
         self.ends: list[list[Array]] = [[zero] * len(graph.ops)]
 
     def end_of(self, op: int, lag: int) -> Array:
@@ -62,37 +69,72 @@ class _Clock:
 
     def run(self, index: int, op: Op) -> tuple[Array, Array, Array, Array]:
         """Issue and execute one operation; returns (issue, ready, start, end)."""
-        graph = self.graph
+        graph, host = self.graph, self.hosts[op.thread]
         inline = op.stream in graph.inline_streams
-        issue = self.host + op.host_ms
+        issue = host + op.host_ms
         if inline:
             ready = issue
         else:
-            first = self.host + op.host_ms / op.kernels + graph.launch_latency_ms
+            first = host + op.host_ms / op.kernels + graph.launch_latency_ms
             ready = np.maximum(first, self.streams[op.stream])
         for dep in op.deps:
             ready = np.maximum(ready, self.end_of(dep.op, dep.lag))
-        start = meet(ready, op.scope, graph)
+        gone = self.absent[index]
+        if self.crowded and op.fills is not None:
+            ready = self._after_filling(op, ready, gone)
+        # plans without a collective have no one who waits; ranks without it keep no one waiting
+        arrival = ready
+        if gone is not None and op.ranks is not None:
+            arrival = np.where(gone, -np.inf, ready)
+        start = meet(arrival, op.scope, graph)
         end = start + op.cost_ms
         if op.kernels > 1 and not inline:
             end = np.maximum(end, issue + graph.launch_latency_ms)
-        if op.active is not None:
-            gone = ~op.active[:, None]
-            issue = np.where(gone, self.host, issue)
+        free = end if inline or op.blocks_host else issue
+        if gone is not None:
+            issue = np.where(gone, host, issue)
             # a dependant of an absent operation waits for what the absent one would have waited
             end = np.where(gone, _deps_end(self, op), end)
+            start = np.where(gone, end, start) if op.ranks is not None else start
             self.streams[op.stream] = np.where(gone, self.streams[op.stream], end)
-            self.host = np.where(gone, self.host, end if inline or op.blocks_host else issue)
+            self.hosts[op.thread] = np.where(gone, host, free)
         else:
             self.streams[op.stream] = end
-            self.host = end if inline or op.blocks_host else issue
+            self.hosts[op.thread] = free
         self.ends[-1][index] = end
+        if op.fills:
+            self._fill(op, start, end, gone)
         return issue, ready, start, end
 
+    def _places(self, gone: Mask | None) -> Iterator[tuple[int, int]]:
+        """Plans and ranks on which an operation exists."""
+        absent = np.broadcast_to(False if gone is None else gone, self.shape)
+        return ((int(plan), int(rank)) for plan, rank in np.argwhere(~absent))
+
+    def _fill(self, op: Op, start: Array, end: Array, gone: Mask | None) -> None:
+        for place in self._places(gone):
+            starts, ends = self.filling.setdefault(place, {}).setdefault(op.stream, ([], []))
+            starts.append(float(start[place]))
+            ends.append(float(end[place]))
+
+    def _after_filling(self, op: Op, ready: Array, gone: Mask | None) -> Array:
+        """When what is ready finds room: after the operation that fills the device just then.
+
+        Blocks of a kernel wait behind those of kernels that started before; by the time these have
+        been handed out, the kernel has all but ended.
+        """
+        found = np.array(np.broadcast_to(ready, self.shape))
+        for place in self._places(gone):
+            for stream, (starts, ends) in self.filling.get(place, {}).items():
+                last = bisect_left(starts, found[place]) - 1
+                if stream != op.stream and last >= 0:
+                    found[place] = max(found[place], ends[last])
+        return found
+
     def state(self) -> Array:
-        """When the host and each stream of every rank are free, ``[host and streams, plans,
+        """When the threads and streams of every rank are free, ``[threads and streams, plans,
         ranks]``."""
-        return np.stack([self.host, *self.streams.values()])
+        return np.stack([*self.hosts.values(), *self.streams.values()])
 
 
 def _deps_end(clock: _Clock, op: Op) -> Array:
@@ -102,10 +144,14 @@ def _deps_end(clock: _Clock, op: Op) -> Array:
     return end
 
 
-def meet(arrival: Array, scope: str | None, graph: Graph) -> Array:
+def meet(arrival: Array, scope: Scope | None, graph: Graph) -> Array:
     """Arrival times ``[plans, ranks]`` to start times: the last arrival within each group."""
     if scope is None:
         return arrival
+    if isinstance(scope, tuple):
+        members, start = list(scope), arrival.copy()
+        start[:, members] = arrival[:, members].max(axis=-1, keepdims=True)
+        return start
     if scope == "world":
         last = arrival.max(axis=-1, keepdims=True)
     else:
@@ -143,6 +189,18 @@ def simulate(graph: Graph, *, plans: int = 1, keep_steps: bool = False) -> Timel
     mean = (states[-1] - states[half]).max(axis=(0, 2)) / (len(states) - 1 - half)
     finish = states[-1].max(axis=(0, 2))
     return Timeline(np.where(np.isnan(settled), mean, settled), tuple(steps), finish)
+
+
+def simulate_once(graph: Graph) -> Timeline:
+    """Run a graph a single time from idle: ``iteration_ms`` is when all of it is over.
+
+    Its one step is kept. What lies before a step of a trace belongs into the graph.
+    """
+    clock = _Clock(graph, 1)
+    ran = [clock.run(index, op) for index, op in enumerate(graph.ops)]
+    step = Step(*(np.stack(times) for times in zip(*ran, strict=True)))
+    finish = clock.state().max(axis=(0, 2))
+    return Timeline(finish, (step,), finish)
 
 
 def _period(states: list[Array]) -> Array:

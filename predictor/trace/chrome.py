@@ -7,11 +7,13 @@ chrome://tracing open it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from predictor.critical_path import Segment
-from predictor.graph import Graph, Op
+from predictor.graph import MAIN, Graph, Op
 from predictor.predict import Prediction
 from predictor.timeline import Step
 
@@ -45,14 +47,13 @@ def chrome_trace(
     origin = min((float(steps[i].issue.min()) for i in shown), default=0.0)
     # issuing the first operation takes time too, and no event may start before 0
     origin -= graph.ops[0].host_ms if graph.ops else 0.0
-    tracks = _tracks(graph)
-    events = list(_names(graph, tracks))
+    ranks = range(graph.world_size)
+    events = list(process_names(graph, ranks, [f"rank {rank}" for rank in ranks]))
     for iteration in shown:
-        writer = _Writer(graph, steps[iteration], iteration - first, origin, tracks)
-        critical = _critical(prediction.critical_path, steps[iteration], graph)
-        for rank in range(graph.world_size):
-            for index in range(len(graph.ops)):
-                events += writer.events(index, rank, (index, rank) in critical)
+        number = iteration - first
+        events += step_events(
+            graph, steps[iteration], prediction.critical_path, origin, ranks, iteration=number
+        )
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
@@ -64,19 +65,56 @@ def chrome_trace(
     }
 
 
-def _tracks(graph: Graph) -> dict[str, int]:
-    """Stream -> thread id, host first, then in the order of the program."""
-    streams = dict.fromkeys((HOST_TRACK, *(op.stream for op in graph.ops)))
-    return {stream: i for i, stream in enumerate(streams)}
+def process_names(graph: Graph, processes: Sequence[int], names: Sequence[str]) -> Iterator[Event]:
+    """Metadata that names the process of each rank and its tracks."""
+    for process, name in zip(processes, names, strict=True):
+        yield from named_process(process, name, _tracks(graph))
 
 
-def _names(graph: Graph, tracks: Mapping[str, int]) -> Iterator[Event]:
+def named_process(process: int, name: str, tracks: Mapping[str, int]) -> Iterator[Event]:
+    """Metadata of one process: its name, and the names of its tracks by their thread ids."""
+    yield _meta("process_name", process, 0, {"name": name})
+    yield _meta("process_sort_index", process, 0, {"sort_index": process})
+    for track_name, track in tracks.items():
+        yield _meta("thread_name", process, track, {"name": track_name})
+        yield _meta("thread_sort_index", process, track, {"sort_index": track})
+
+
+def step_events(
+    graph: Graph,
+    step: Step,
+    path: tuple[Segment, ...],
+    origin_ms: float,
+    processes: Sequence[int],
+    *,
+    iteration: int = 0,
+) -> Iterator[Event]:
+    """What runs in one simulated step.
+
+    Args:
+        path: the critical path, whose operations are marked.
+        origin_ms: time of the simulation that becomes 0.
+        processes: of each rank of the graph.
+        iteration: goes into the arguments of the events.
+    """
+    writer = _Writer(graph, step, iteration, origin_ms, processes)
+    critical = _critical(path, step, graph)
+    absent = [op.absent(graph.world_size) for op in graph.ops]
     for rank in range(graph.world_size):
-        yield _meta("process_name", rank, 0, {"name": f"rank {rank}"})
-        yield _meta("process_sort_index", rank, 0, {"sort_index": rank})
-        for stream, track in tracks.items():
-            yield _meta("thread_name", rank, track, {"name": stream})
-            yield _meta("thread_sort_index", rank, track, {"sort_index": track})
+        for index, gone in enumerate(absent):
+            if gone is None or not np.broadcast_to(gone[0], graph.world_size)[rank]:
+                yield from writer.events(index, rank, (index, rank) in critical)
+
+
+def _tracks(graph: Graph) -> dict[str, int]:
+    """Track -> thread id, host threads first, then streams in the order of the program."""
+    hosts = (_host_track(op) for op in graph.ops)
+    names = dict.fromkeys((HOST_TRACK, *hosts, *(op.stream for op in graph.ops)))
+    return {name: i for i, name in enumerate(names)}
+
+
+def _host_track(op: Op) -> str:
+    return HOST_TRACK if op.thread == MAIN else f"{HOST_TRACK} {op.thread}"
 
 
 def _meta(name: str, rank: int, track: int, args: Event) -> Event:
@@ -103,26 +141,27 @@ class _Writer:
     """Events of one iteration."""
 
     def __init__(
-        self, graph: Graph, step: Step, iteration: int, origin: float, tracks: Mapping[str, int]
+        self, graph: Graph, step: Step, iteration: int, origin: float, processes: Sequence[int]
     ) -> None:
         self.graph = graph
         self.step = step
         self.iteration = iteration
         self.origin = origin
-        self.tracks = tracks
+        self.processes = processes
+        self.tracks = _tracks(graph)
 
     def events(self, index: int, rank: int, critical: bool) -> Iterator[Event]:
         """Issue on the host, wait for other ranks, execution."""
         op = self.graph.ops[index]
-        if op.active is not None and not bool(op.active[0]):
-            return
         times = self.step
         issue, ready, start, end = (
             float(array[index, 0, rank])
             for array in (times.issue, times.ready, times.start, times.end)
         )
         if op.host_ms > 0:
-            yield self._event(f"issue {op.name}", HOST_TRACK, rank, issue - op.host_ms, issue, op)
+            yield self._event(
+                f"issue {op.name}", _host_track(op), rank, issue - op.host_ms, issue, op
+            )
         if op.scope is not None and start - ready > TOLERANCE_MS:
             name = f"wait for ranks: {op.name}"
             yield self._event(name, op.stream, rank, ready, start, op, category=WAIT)
@@ -150,7 +189,7 @@ class _Writer:
             "ph": "X",
             "name": name,
             "cat": category or op.phase,
-            "pid": rank,
+            "pid": self.processes[rank],
             "tid": self.tracks[stream],
             "ts": (start - self.origin) * US_PER_MS,
             "dur": (end - start) * US_PER_MS,

@@ -1,0 +1,204 @@
+"""Where the time of a measured step went on one rank."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import inf
+from statistics import fmean
+
+from predictor.trace.events import DeviceEvent, HostEvent, RankTrace, TraceStep
+from predictor.trace.intervals import Intervals
+from predictor.units import us
+
+PARTS = ("compute", "exposed_communication", "memcpy", "host_bound", "idle")
+"""Parts that add up to the step, in the order in which a stack of bars shows them."""
+
+EXCHANGES = re.compile(r"(gloo|mpi|ucc):")
+"""Annotations under which the threads of a backend on the host exchange."""
+ENQUEUES = re.compile(r"c10d::|record_param_comms$")
+"""Ops that hand a collective to such a thread."""
+
+
+@dataclass(frozen=True)
+class StepBreakdown:
+    """One step on one rank; every moment counts to the first of these that fits.
+
+    Args:
+        measured_ms: from the step's marker to the next.
+        compute_ms: a kernel runs that is no collective.
+        exposed_communication_ms: a collective runs.
+        memcpy_ms: a copy or a memset runs.
+        host_bound_ms: nothing runs, for the host has not launched what runs next: it is slow, or
+            itself waits for a result of the device.
+        idle_ms: nothing runs, though what runs next is launched already.
+        hidden_communication_ms: a collective runs beside compute; lies in ``compute_ms``.
+    """
+
+    rank: int
+    step: str
+    measured_ms: float
+    compute_ms: float
+    exposed_communication_ms: float
+    memcpy_ms: float
+    host_bound_ms: float
+    idle_ms: float
+    hidden_communication_ms: float
+
+    def parts(self) -> dict[str, float]:
+        """`PARTS` in ms; they sum to ``measured_ms``."""
+        return {part: getattr(self, f"{part}_ms") for part in PARTS}
+
+
+@dataclass(frozen=True)
+class KernelTotal:
+    """All runs of a kernel in the steps of some traces."""
+
+    name: str
+    count: int
+    total_ms: float
+    collective: bool
+
+
+def breakdown(trace: RankTrace) -> tuple[StepBreakdown, ...]:
+    """Every step of a trace.
+
+    Work that runs past the end of its step counts to the step it runs in.
+    """
+    return breakdown_of(trace, trace.steps)
+
+
+def breakdown_of(trace: RankTrace, steps: Sequence[TraceStep]) -> tuple[StepBreakdown, ...]:
+    """The same for other stretches of the trace.
+
+    Where no device was traced, the ops of the host count as compute and what its communication
+    threads do as exchange; the rest is the host's.
+    """
+    work = _on_device(trace) if trace.device else _on_host(trace)
+    exposed, hidden = work.exchange - work.compute, work.exchange & work.compute
+    copies = work.copies - (work.compute | work.exchange)
+    host = Intervals.merged(_unlaunched(trace, steps)) - (work.compute | work.exchange)
+    return tuple(
+        _step(trace.rank, step, work.compute, exposed, copies, host, hidden) for step in steps
+    )
+
+
+def mean_parts(steps: Iterable[StepBreakdown]) -> dict[str, float]:
+    """`PARTS` in ms, each the mean over steps and ranks; they sum to the mean step."""
+    found = [step.parts() for step in steps]
+    return {part: fmean(step[part] for step in found) if found else 0.0 for part in PARTS}
+
+
+def top_kernels(traces: Iterable[RankTrace], count: int) -> list[KernelTotal]:
+    """What runs longest on the device in the steps, over all ranks, by `short_name`."""
+    runs: dict[tuple[str, bool], list[float]] = defaultdict(list)
+    for trace in traces:
+        first, last = trace.steps[0].start_us, trace.steps[-1].end_us
+        for event in trace.device:
+            if first <= event.start_us < last:
+                key = (short_name(event.name), event.collective is not None)
+                runs[key].append(event.end_us - event.start_us)
+    totals = [KernelTotal(n, len(r), us(sum(r)), c) for (n, c), r in runs.items()]
+    return sorted(totals, key=lambda k: (-k.total_ms, k.name))[:count]
+
+
+@cache
+def short_name(name: str) -> str:
+    """A kernel's name without return type, template arguments and parameters."""
+    if name.startswith(("Memcpy", "Memset")):
+        return name
+    kept, depth = [], 0
+    for character in name.removeprefix("void ").replace("(anonymous namespace)::", ""):
+        depth += character in "<("
+        if depth == 0:
+            kept.append(character)
+        depth -= depth > 0 and character in ">)"
+    return "".join(kept) or name
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """When what ran."""
+
+    compute: Intervals
+    exchange: Intervals
+    copies: Intervals
+
+
+def _on_device(trace: RankTrace) -> _Work:
+    return _Work(
+        _running(e for e in trace.device if e.kind == "kernel" and e.collective is None),
+        _running(e for e in trace.device if e.collective is not None),
+        _running(e for e in trace.device if e.kind != "kernel"),
+    )
+
+
+def _on_host(trace: RankTrace) -> _Work:
+    return _Work(
+        _running(e for e in trace.host if e.kind == "op" and not ENQUEUES.match(e.name)),
+        _running(e for e in trace.host if EXCHANGES.match(e.name)),
+        _running(()),
+    )
+
+
+def _running(events: Iterable[DeviceEvent | HostEvent]) -> Intervals:
+    return Intervals.merged((e.start_us, e.end_us) for e in events)
+
+
+def _step(
+    rank: int,
+    step: TraceStep,
+    compute: Intervals,
+    exposed: Intervals,
+    copies: Intervals,
+    host: Intervals,
+    hidden: Intervals,
+) -> StepBreakdown:
+    start, end = step.start_us, step.end_us
+    times = {
+        "compute_ms": us(compute.within(start, end)),
+        "exposed_communication_ms": us(exposed.within(start, end)),
+        "memcpy_ms": us(copies.within(start, end)),
+        "host_bound_ms": us(host.within(start, end)),
+    }
+    measured = us(end - start)
+    return StepBreakdown(
+        rank=rank,
+        step=step.name,
+        measured_ms=measured,
+        # differences of large times may leave a rounding error below zero
+        idle_ms=max(0.0, measured - sum(times.values())),
+        hidden_communication_ms=us(hidden.within(start, end)),
+        **times,
+    )
+
+
+def _unlaunched(trace: RankTrace, steps: Sequence[TraceStep]) -> Iterator[tuple[float, float]]:
+    """The part of each gap before the host had returned from launching what ends the gap.
+
+    A gap that nothing ends is the host's: it has nothing in flight.
+    """
+    if not steps:
+        return
+    launched = {e.correlation: e.end_us for e in trace.host if e.correlation is not None}
+    first, last = min(s.start_us for s in steps), max(s.end_us for s in steps)
+    busy = _running(trace.device)
+    next_launch = _launch_at_start(trace.device, launched)
+    for start, end in zip([-inf, *busy.ends], [*busy.starts, inf], strict=True):
+        launch = next_launch.get(end, start if end < inf else last)
+        yield max(start, first), min(end, launch, last)
+
+
+def _launch_at_start(
+    device: Iterable[DeviceEvent], launched: dict[int, float]
+) -> dict[float, float]:
+    """Start of a device event -> when the host had launched the first that starts then."""
+    found: dict[float, float] = {}
+    for event in device:
+        if event.correlation is not None and event.correlation in launched:
+            launch = launched[event.correlation]
+            found[event.start_us] = min(launch, found.get(event.start_us, launch))
+    return found

@@ -1,0 +1,290 @@
+"""What a collective kernel of a Kineto trace exchanged.
+
+Since 2024 a kernel's own arguments say it ("Collective name", "In msg nelems", ...); before that
+the host events around its launch do: `record_param_comms`, `nccl:all_to_all` and the like,
+`c10d::alltoall_base_`. Whatever says it first counts, field by field.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from math import prod
+from typing import Any
+
+from predictor.trace.events import CollectiveCall, DeviceEvent, HostEvent
+
+KERNEL = re.compile(r"(void )?(nccl|rccl|mscclKernel)", re.IGNORECASE)
+HOST_NAME = re.compile(r"record_param_comms$|c10d::|nccl:")
+
+KINDS = (
+    ("alltoall", "all_to_all"),
+    ("allreduce", "all_reduce"),
+    ("barrier", "all_reduce"),
+    ("reducescatter", "reduce_scatter"),
+    ("allgather", "all_gather"),
+    ("broadcast", "broadcast"),
+    ("send", "send_recv"),
+    ("recv", "send_recv"),
+    ("reduce", "reduce"),
+)
+"""Part of a name without underscores -> `CollectiveCall.op`; the first that fits counts."""
+
+ITEM_BYTES = {
+    **dict.fromkeys(("double", "long", "long int", "int64", "float64", "complex<float>"), 8),
+    **dict.fromkeys(("float", "int", "int32", "float32", "unsigned int"), 4),
+    **dict.fromkeys(("half", "bfloat16", "short", "short int", "int16", "float16"), 2),
+    **dict.fromkeys(("byte", "char", "bool", "signed char", "unsigned char", "int8", "uint8"), 1),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), 1),
+}
+"""Type as C++ or ATen spells it, in lower case and without ``c10::`` -> bytes of an item."""
+
+
+MAX_RANKS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class CommInfo:
+    """What one source says about a collective; None: nothing."""
+
+    op: str | None = None
+    size_bytes: int | None = None
+    output_bytes: int | None = None
+    group: tuple[int, ...] | None = None
+    group_name: str | None = None
+    send_bytes: tuple[int, ...] | None = None
+    receive_bytes: tuple[int, ...] | None = None
+
+    def or_else(self, other: CommInfo) -> CommInfo:
+        """This, completed by another source."""
+        missing = {
+            f.name: getattr(other, f.name) for f in fields(self) if getattr(self, f.name) is None
+        }
+        # splits of another iteration say nothing about this one
+        for splits, size in (("send_bytes", self.size_bytes), ("receive_bytes", self.output_bytes)):
+            if size is not None and missing.get(splits) and sum(missing[splits]) != size:
+                missing[splits] = None
+        return replace(self, **missing)
+
+
+def item_bytes(name: object) -> int | None:
+    """Bytes of one item of a type; None if it is not known."""
+    if not isinstance(name, str):
+        return None
+    return ITEM_BYTES.get(name.lower().removeprefix("c10::"))
+
+
+def collective_kind(name: str) -> str:
+    """`CollectiveCall.op` of a kernel, op or "Collective name"."""
+    plain = name.lower().replace("_", "")
+    return next((kind for part, kind in KINDS if part in plain), "other")
+
+
+def is_collective(name: str, args: Mapping[str, Any]) -> bool:
+    """True for a kernel that exchanges data between ranks."""
+    return KERNEL.match(name) is not None or "Collective name" in args
+
+
+def info_of_args(args: Mapping[str, Any]) -> CommInfo | None:
+    """From the arguments that kernels and `record_param_comms` carry since 2024."""
+    name = args.get("Collective name")
+    if not isinstance(name, str):
+        return None
+    item = item_bytes(args.get("dtype"))
+    group_name = args.get("Process Group Name")
+    return CommInfo(
+        collective_kind(name),
+        _bytes(args.get("In msg nelems"), item),
+        _bytes(args.get("Out msg nelems"), item),
+        _group(args),
+        group_name if isinstance(group_name, str) else None,
+        _splits(args.get("In split size"), item),
+        _splits(args.get("Out split size"), item),
+    )
+
+
+def info_of_host(event: HostEvent) -> CommInfo:
+    """From the name and the shape of the first input of a host event."""
+    kind = collective_kind(event.name)
+    op = None if kind == "other" else kind
+    if not event.shapes or not event.dtypes or not event.shapes[0]:
+        return CommInfo(op)
+    item = item_bytes(event.dtypes[0])
+    # the c10d ops that write into a given output take it first
+    if event.name.startswith("c10d::"):
+        return CommInfo(op)
+    return CommInfo(op, None if item is None else item * prod(event.shapes[0]))
+
+
+def info_of_call(call: CollectiveCall) -> CommInfo:
+    """What is known so far."""
+    return CommInfo(
+        call.op,
+        call.size_bytes,
+        call.output_bytes,
+        call.group,
+        call.group_name,
+        call.send_bytes,
+        call.receive_bytes,
+    )
+
+
+def size_notes(device: Iterable[DeviceEvent]) -> tuple[str, ...]:
+    """Says how many collectives have no size, if any."""
+    count = sum(e.collective is not None and e.collective.size_bytes is None for e in device)
+    if not count:
+        return ()
+    return (f"{count:,} collectives without a size; record shapes, or give execution traces",)
+
+
+def groups_of(config: object) -> dict[str, tuple[int, ...]]:
+    """Name of a process group -> its ranks, from the list that describes a job's groups.
+
+    Args:
+        config: ``pg_config`` of Kineto's ``distributedInfo``, or the input of the node
+            ``## process_group:init ##`` of an execution trace. No ranks: the first so many.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for group in config if isinstance(config, list) else []:
+        if not isinstance(group, dict) or not isinstance(group.get("pg_name"), str):
+            continue
+        size = group.get("pg_size", group.get("group_size"))
+        ranks = int_list(group.get("ranks"))
+        if not ranks and isinstance(size, int) and 0 < size <= MAX_RANKS:
+            ranks = _every(0, 1, size)
+        if ranks:
+            found[group["pg_name"]] = ranks
+    return found
+
+
+def in_group(info: CommInfo, groups: Mapping[str, tuple[int, ...]]) -> CommInfo:
+    """With the ranks of its group, where only the name is known."""
+    if info.group is not None or info.group_name is None:
+        return info
+    return replace(info, group=groups.get(info.group_name))
+
+
+def _bytes(count: object, item: int | None) -> int | None:
+    if item is None or isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        return None
+    return count * item
+
+
+def _group(args: Mapping[str, Any]) -> tuple[int, ...] | None:
+    ranks = int_list(args.get("Process Group Ranks"))
+    size = args.get("Group size")
+    if ranks and (not isinstance(size, int) or len(ranks) == size):
+        return ranks
+    # long lists are cut off with "..."
+    start, stride = args.get("Global rank start"), args.get("Global rank stride")
+    if not (isinstance(start, int) and isinstance(stride, int) and isinstance(size, int)):
+        return None
+    if start < 0 or stride < 1 or not 0 < size <= MAX_RANKS:
+        return None
+    return _every(start, stride, size)
+
+
+@cache
+def _every(start: int, stride: int, size: int) -> tuple[int, ...]:
+    """Thousands of events share a few groups."""
+    return tuple(range(start, start + stride * size, stride))
+
+
+def _splits(given: object, item: int | None) -> tuple[int, ...] | None:
+    sizes = int_list(given)
+    if not sizes or item is None or min(sizes) < 0:
+        return None
+    return tuple(size * item for size in sizes)
+
+
+def int_list(given: object) -> tuple[int, ...] | None:
+    """A list of integers, or the text of one; None for anything else."""
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError):
+            return None
+    if not isinstance(given, list):
+        return None
+    if any(isinstance(x, bool) or not isinstance(x, int) for x in given):
+        return None
+    return tuple(given)
+
+
+class HostComms:
+    """The host events that describe collectives, found by the time of a launch."""
+
+    def __init__(self, told: Iterable[tuple[HostEvent, CommInfo]]) -> None:
+        by_thread: dict[int, list[tuple[HostEvent, CommInfo]]] = defaultdict(list)
+        for event, info in told:
+            by_thread[event.thread].append((event, info))
+        self.events = {
+            thread: sorted(found, key=lambda x: (x[0].start_us, -x[0].end_us))
+            for thread, found in by_thread.items()
+        }
+        self.starts = {
+            thread: [event.start_us for event, _ in found] for thread, found in self.events.items()
+        }
+
+    def around(self, launch: HostEvent) -> CommInfo:
+        """What the events say that a launch lies in, the innermost first."""
+        found = CommInfo()
+        told = self.events.get(launch.thread, ())
+        last = bisect_right(self.starts.get(launch.thread, ()), launch.start_us)
+        for event, info in reversed(told[max(0, last - DEPTH) : last]):
+            if event.end_us >= launch.start_us:
+                found = found.or_else(info)
+        return found
+
+
+DEPTH = 8
+"""So many events that describe one collective nest at most."""
+
+
+def with_order(
+    device: Iterable[tuple[DeviceEvent, CommInfo]], launched: Mapping[int, HostEvent]
+) -> list[DeviceEvent]:
+    """Collective kernels with their calls, counted per group in the order the host launched them.
+
+    All ranks launch the collectives of a group in one order; kernels may start in another. Those
+    launched before the trace began, which may be more on one rank than on another, count
+    backwards from -1.
+    """
+    inside: list[tuple[float, DeviceEvent, CommInfo]] = []
+    before: list[tuple[float, DeviceEvent, CommInfo]] = []
+    for event, info in device:
+        call = launched.get(event.correlation) if event.correlation is not None else None
+        if call is None and launched:
+            before.append((-event.start_us, event, info))
+        else:
+            inside.append((call.start_us if call else event.start_us, event, info))
+    return [*_counted(before, False), *_counted(inside, True)]
+
+
+def _counted(
+    device: list[tuple[float, DeviceEvent, CommInfo]], forwards: bool
+) -> Iterator[DeviceEvent]:
+    counts: dict[object, int] = defaultdict(int)
+    for _, event, info in sorted(device, key=lambda found: (found[0], found[1].start_us)):
+        key = info.group_name or info.group
+        order = counts[key] if forwards else -1 - counts[key]
+        counts[key] += 1
+        yield replace(event, collective=_call(event, info, order))
+
+
+def _call(event: DeviceEvent, info: CommInfo, order: int) -> CollectiveCall:
+    return CollectiveCall(
+        info.op or collective_kind(event.name),
+        info.size_bytes,
+        info.group,
+        order,
+        info.output_bytes,
+        info.send_bytes,
+        info.receive_bytes,
+        info.group_name,
+    )

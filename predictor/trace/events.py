@@ -1,0 +1,117 @@
+"""What a profiler saw on one rank, whatever file it came from.
+
+Times are microseconds on the clock of the trace, as PyTorch's profiler writes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+HostKind = Literal["op", "annotation", "runtime"]
+DeviceKind = Literal["kernel", "memcpy", "memset"]
+
+
+@dataclass(frozen=True, slots=True)
+class HostEvent:
+    """An op, an annotation or a call of the CUDA runtime on one thread.
+
+    Args:
+        correlation: of a runtime call: shared with the device work that it launched.
+        shapes, dtypes: of the inputs, where the trace carries them; one entry an input.
+        sequence: autograd's number that a forward op and its backward share.
+        node: of the execution trace, where one was given (`rf_id`, "Record function id").
+        external: the profiler's own number of an op ("External id"); counts up on a thread.
+        record: PyTorch's number of an op ("Record function id"), which execution traces share.
+    """
+
+    name: str
+    kind: HostKind
+    thread: int
+    start_us: float
+    end_us: float
+    correlation: int | None = None
+    shapes: tuple[tuple[int, ...], ...] | None = None
+    dtypes: tuple[str, ...] | None = None
+    sequence: int | None = None
+    node: int | None = None
+    external: int | None = None
+    record: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCall:
+    """What a collective exchanged.
+
+    Args:
+        op: ``all_to_all``, ``all_reduce``, ``reduce_scatter``, ``all_gather``, ``broadcast``,
+            ``reduce``, ``send_recv`` or ``other``.
+        size_bytes: input bytes of this rank; None where the trace does not say.
+        group: ranks that join; None: all, or not said.
+        order: position among the collectives of its group, the same on every rank; negative
+            for those that were launched before the trace began, the last of them -1.
+        output_bytes: of this rank; None where the trace does not say.
+        send_bytes, receive_bytes: of an all-to-all with uneven splits: one entry a rank of the
+            group; None where even or not said.
+        group_name: of the process group, the same on every rank; None where not said.
+    """
+
+    op: str
+    size_bytes: int | None
+    group: tuple[int, ...] | None
+    order: int
+    output_bytes: int | None = None
+    send_bytes: tuple[int, ...] | None = None
+    receive_bytes: tuple[int, ...] | None = None
+    group_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceEvent:
+    """A kernel or copy on one stream of the device.
+
+    Args:
+        waves: of a kernel: how often over its blocks fill the device; above 1 they do not fit at
+            once. None where the trace does not say.
+    """
+
+    name: str
+    kind: DeviceKind
+    stream: int
+    start_us: float
+    end_us: float
+    correlation: int | None = None
+    size_bytes: int | None = None
+    collective: CollectiveCall | None = None
+    waves: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TraceStep:
+    """One training step: from its marker to the next, or to the marker's end."""
+
+    name: str
+    start_us: float
+    end_us: float
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """One rank's trace.
+
+    Args:
+        host: by start; events of one thread nest.
+        device: by start.
+        steps: in order; the whole trace where it has no markers.
+        device_name: as the profiler calls the device; None where it does not say.
+        notes: what was missing and what was done instead, for the user.
+    """
+
+    source: str
+    rank: int
+    world_size: int | None
+    device_name: str | None
+    host: tuple[HostEvent, ...]
+    device: tuple[DeviceEvent, ...]
+    steps: tuple[TraceStep, ...]
+    notes: tuple[str, ...] = field(default=())

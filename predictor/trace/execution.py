@@ -1,0 +1,358 @@
+"""PyTorch execution traces (ET): what ran and on which tensors, without times.
+
+Written by `torch.profiler.ExecutionTraceObserver`. Two layouts are read, told apart by each node:
+up to 1.0.1 its fields lie flat (``parent``, ``rf_id``, ``inputs``, ``input_shapes``, ...); since
+1.0.2-chakra.0.0.4 it has ``ctrl_deps``, ``inputs: {values, shapes, types}`` and a list ``attrs``
+(PyTorch `torch/csrc/profiler/standalone/execution_trace_observer.cpp`). A tensor is
+``[id, storage id, offset, elements, bytes of an element, device]`` in both.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from predictor.errors import InputError
+from predictor.trace.comms import (
+    CommInfo,
+    collective_kind,
+    groups_of,
+    in_group,
+    info_of_args,
+)
+from predictor.trace.ranks import rank_of
+
+NODES = "nodes"
+COMMS = "record_param_comms"
+GROUPS = "## process_group:init ##"
+ROOTS = re.compile(r"\[pytorch\|profiler\|execution_(graph|trace)\|(process|thread)\]")
+TENSOR = re.compile(r"Tensor\(")
+WAITS = frozenset({"wait", "init"})
+"""What `record_param_comms` names besides collectives."""
+ATTRS = {
+    "collective_name": "Collective name",
+    "dtype": "dtype",
+    "in_msg_nelems": "In msg nelems",
+    "out_msg_nelems": "Out msg nelems",
+    "in_split_size": "In split size",
+    "out_split_size": "Out split size",
+    "global_rank_start": "Global rank start",
+    "global_rank_stride": "Global rank stride",
+    "pg_name": "Process Group Name",
+    "pg_size": "Group size",
+}
+"""Attribute of a node -> argument of Kineto's that says the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor as an op saw it.
+
+    Args:
+        id: of the tensor object; used again after it died.
+        storage: id of the memory it views.
+        offset: of its first element in the storage, in elements.
+        numel: elements.
+        item_bytes: of one element.
+        device: such as ``cuda:0`` or ``cpu``.
+    """
+
+    id: int
+    storage: int
+    offset: int
+    numel: int
+    item_bytes: int
+    device: str
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its elements."""
+        return self.numel * self.item_bytes
+
+
+Value = Tensor | int | float | bool | str | None | tuple["Value", ...]
+Shape = tuple["int | Shape", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An input or output of a node.
+
+    Args:
+        value: tensors as `Tensor`, lists as tuples, None for ``<None>``; what the trace holds no
+            value of as its text, such as ``<Object>``.
+        shape: of a tensor; nested as the value is.
+        type: as the trace spells it, such as ``Tensor(float)`` or ``GenericList[Int,Int]``.
+    """
+
+    value: Value
+    shape: Shape
+    type: str
+
+    def tensors(self) -> Iterator[Tensor]:
+        """The tensors in it."""
+        yield from _tensors(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One op, or a root that stands for a thread.
+
+    Args:
+        id: counts up in the order in which nodes start.
+        parent: id of the node that called it.
+        record: PyTorch's number of the call (``rf_id``).
+        thread: counts from 1.
+        sequence: autograd's number that forward and backward share; -1: none.
+        forward_parent: of a backward node: id of the forward op; 0: none.
+        forward_thread: of a backward node: where the forward op ran; 0: none.
+        scope: `at::RecordScope`: 0 function, 1 backward function, 7 user annotation.
+        schema: of the op, with the overload; empty for annotations.
+        comm: what a collective exchanges.
+    """
+
+    id: int
+    parent: int
+    name: str
+    inputs: tuple[Argument, ...]
+    outputs: tuple[Argument, ...]
+    record: int | None = None
+    thread: int = 0
+    sequence: int = -1
+    forward_parent: int = 0
+    forward_thread: int = 0
+    scope: int = 0
+    schema: str = ""
+    comm: CommInfo | None = None
+
+
+@dataclass(frozen=True)
+class ExecutionTrace:
+    """What one rank ran.
+
+    Args:
+        schema: version that the file names.
+        nodes: by id, thus in the order of their starts; without the roots.
+        notes: what was missing, for the user.
+    """
+
+    source: str
+    schema: str
+    rank: int
+    world_size: int | None
+    nodes: tuple[Node, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    def collectives(self) -> Iterator[Node]:
+        """The nodes that exchange data between ranks, in order."""
+        return (node for node in self.nodes if node.comm is not None)
+
+    def op_counts(self) -> Counter[str]:
+        """Ops by name; annotations are none."""
+        return Counter(node.name for node in self.nodes if node.schema)
+
+    def input_bytes(self) -> int:
+        """Bytes of all tensors that the innermost ops take: an upper bound of what they read."""
+        callers = {node.parent for node in self.nodes}
+        inner = (node for node in self.nodes if node.schema and node.id not in callers)
+        return sum(t.size_bytes for n in inner for a in n.inputs for t in a.tensors())
+
+
+class ExecutionReader:
+    """Takes nodes one by one."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.nodes: list[Node] = []
+        self.ranks: Counter[int] = Counter()
+        self.unreadable = 0
+        self.total = 0
+
+    def take(self, node: object) -> None:
+        """One item of ``nodes``; counts it where it cannot be read."""
+        self.total += 1
+        try:
+            made = _node(_flat(node))
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
+            self.unreadable += 1
+            return
+        if not ROOTS.match(made.name):
+            self.nodes.append(made)
+            self._rank(made)
+
+    def _rank(self, node: Node) -> None:
+        """`record_param_comms` has the rank before the name of the collective."""
+        at = next((i for i, a in enumerate(node.inputs) if a.type == "String"), 0)
+        rank = node.inputs[at - 1].value if node.name == COMMS and at > 0 else None
+        if isinstance(rank, int):
+            self.ranks[rank] += 1
+
+    def _groups(self) -> dict[str, tuple[int, ...]]:
+        """Ranks of the job's process groups, as the node that lists them says."""
+        config = next((node.inputs for node in self.nodes if node.name == GROUPS), ())
+        try:
+            return groups_of(json.loads(str(config[0].value)) if config else None)
+        except (ValueError, RecursionError):
+            return {}
+
+    def finish(self, rest: Mapping[str, object]) -> ExecutionTrace:
+        """The trace, once all nodes were taken.
+
+        Args:
+            rest: the other members of the document.
+        """
+        if not self.nodes:
+            raise InputError(f"{self.source}: an execution trace without nodes")
+        said = {"rank": self.ranks.most_common(1)[0][0]} if self.ranks else {}
+        rank, world_size, notes = rank_of(self.source, said, name_first=True)
+        if self.unreadable:
+            notes = (*notes, f"{self.unreadable:,} of {self.total:,} nodes could not be read")
+        groups = self._groups()
+        nodes = (
+            replace(node, comm=in_group(node.comm, groups)) if node.comm is not None else node
+            for node in self.nodes
+        )
+        return ExecutionTrace(
+            self.source,
+            str(rest.get("schema", "not said")),
+            rank,
+            world_size,
+            tuple(sorted(nodes, key=lambda node: node.id)),
+            notes,
+        )
+
+
+def _flat(node: object) -> dict[str, Any]:
+    """A node of either layout with the names of the older one."""
+    if not isinstance(node, dict):
+        raise TypeError
+    inputs, outputs = node["inputs"], node["outputs"]
+    if not isinstance(inputs, dict):
+        return node
+    flat = {a["name"]: a["value"] for a in node.get("attrs", ())}
+    for side, given in (("input", inputs), ("output", outputs)):
+        flat[f"{side}s"] = given["values"]
+        flat[f"{side}_shapes"] = given["shapes"]
+        flat[f"{side}_types"] = given["types"]
+    return {**flat, "id": node["id"], "name": node["name"], "parent": node["ctrl_deps"]}
+
+
+def _node(given: Mapping[str, Any]) -> Node:
+    name = given["name"]
+    if not isinstance(name, str):
+        raise TypeError
+    inputs, outputs = _arguments(given, "input"), _arguments(given, "output")
+    return Node(
+        id=_whole(given["id"]),
+        parent=_whole(given["parent"]),
+        name=sys.intern(name),
+        inputs=inputs,
+        outputs=outputs,
+        record=_whole(given["rf_id"]) if "rf_id" in given else None,
+        thread=_whole(given.get("tid", 0)),
+        sequence=_whole(given.get("seq_id", -1)),
+        forward_parent=_whole(given.get("fw_parent", 0)),
+        forward_thread=_whole(given.get("fw_tid", 0)),
+        scope=_whole(given.get("scope", 0)),
+        schema=sys.intern(str(given.get("op_schema", ""))),
+        comm=_comm(given, inputs, outputs) if name == COMMS else None,
+    )
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError
+    return value
+
+
+def _arguments(given: Mapping[str, Any], side: str) -> tuple[Argument, ...]:
+    values, shapes, types = given[f"{side}s"], given[f"{side}_shapes"], given[f"{side}_types"]
+    return tuple(
+        Argument(_value(v, str(t)), _shape(s), sys.intern(str(t)))
+        for v, s, t in zip(values, shapes, types, strict=True)
+    )
+
+
+def _value(given: object, kind: str) -> Value:
+    if kind == "None" or given == "<None>":
+        return None
+    if isinstance(given, list):
+        if TENSOR.match(kind):
+            return _tensor(given)
+        if "Tensor(" in kind:
+            return tuple(_tensor_or_other(item) for item in given)
+        return tuple(_value(item, "") for item in given)
+    if given is None or isinstance(given, (bool, int, float, str)):
+        return given
+    raise TypeError
+
+
+def _tensor_or_other(given: object) -> Value:
+    """An item of a list with tensors in it; types nest without saying which item is which."""
+    is_tensor = isinstance(given, list) and len(given) == 6 and isinstance(given[5], str)
+    if is_tensor and isinstance(given, list):
+        return _tensor(given)
+    if isinstance(given, list):
+        return tuple(_tensor_or_other(item) for item in given)
+    return _value(given, "")
+
+
+def _tensor(given: Sequence[Any]) -> Tensor:
+    number, storage, offset, numel, item_bytes = (_whole(n) for n in given[:5])
+    device = sys.intern(str(given[5])) if len(given) > 5 else ""
+    return Tensor(number, storage, offset, numel, item_bytes, device)
+
+
+def _shape(given: object) -> Shape:
+    if not isinstance(given, list):
+        raise TypeError
+    return tuple(_shape(s) if isinstance(s, list) else _whole(s) for s in given)
+
+
+def _tensors(value: Value) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _comm(
+    given: Mapping[str, Any], inputs: Sequence[Argument], outputs: Sequence[Argument]
+) -> CommInfo | None:
+    """From the attributes, or from the inputs ``tensor, sequence number, group, rank, name,
+    input splits, output splits`` (PyTorch `torch/csrc/distributed/c10d/ParamCommsUtils.hpp`)."""
+    told = info_of_args({ATTRS[k]: v for k, v in given.items() if k in ATTRS})
+    name = next((a.value for a in inputs if a.type == "String"), None)
+    if not isinstance(name, str) or name in WAITS:
+        return told if told and name not in WAITS else None
+    sent, received = _bytes(inputs[:1]), _bytes(outputs[:1])
+    at = [a.type for a in inputs].index("String")
+    item = next((t.item_bytes for t in inputs[0].tensors()), None)
+    seen = CommInfo(
+        collective_kind(name),
+        sent,
+        received,
+        None,
+        None,
+        _splits(inputs[at + 1 : at + 2], item),
+        _splits(inputs[at + 2 : at + 3], item),
+    )
+    return told.or_else(seen) if told else seen
+
+
+def _bytes(arguments: Iterable[Argument]) -> int | None:
+    sizes = [t.size_bytes for a in arguments for t in a.tensors()]
+    return sum(sizes) if sizes else None
+
+
+def _splits(arguments: Sequence[Argument], item: int | None) -> tuple[int, ...] | None:
+    value = arguments[0].value if arguments else None
+    if item is None or not isinstance(value, tuple) or not value:
+        return None
+    return tuple(size * item for size in value if isinstance(size, int)) or None

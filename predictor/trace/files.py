@@ -1,0 +1,162 @@
+"""Trace files: plain or gzipped JSON, alone, in folders or in tars, as chunks of bytes."""
+
+from __future__ import annotations
+
+import gzip
+import tarfile
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Protocol, cast
+
+from predictor.errors import InputError, did_you_mean
+
+CHUNK_BYTES = 1 << 18
+GZIP_MAGIC = b"\x1f\x8b"
+TAR_MAGIC, TAR_AT = b"ustar", 257
+SUFFIXES = (".json", ".json.gz", ".tar", ".tar.gz", ".tgz")
+
+
+class Readable(Protocol):
+    """What a document is read from."""
+
+    def read(self, size: int, /) -> bytes:
+        """The next bytes, at most so many; none at the end."""
+
+
+@dataclass(frozen=True)
+class TraceFile:
+    """One document.
+
+    Args:
+        source: the file as the user knows it; of a tar ``archive:member``.
+        stream: its bytes, unpacked; valid until the next file is asked for.
+        named: the user gave this very file; False: it was found in a folder or tar.
+    """
+
+    source: str
+    stream: Readable
+    named: bool
+
+    def chunks(self) -> Iterator[bytes]:
+        """The content.
+
+        Raises:
+            InputError: it cannot be unpacked or read to its end.
+        """
+        with _readable(self.source):
+            while chunk := self.stream.read(CHUNK_BYTES):
+                yield chunk
+
+
+def open_traces(paths: Iterable[str | Path]) -> Iterator[TraceFile]:
+    """Every document under these paths: files, folders (not what lies deeper), tars.
+
+    Raises:
+        InputError: a path is missing, not readable, or holds no trace file.
+    """
+    for path in paths:
+        path = Path(path)
+        if path.is_dir():
+            with _readable(str(path)):
+                files = sorted(p for p in path.iterdir() if _is_candidate(p.name) and p.is_file())
+            if not files:
+                raise InputError(
+                    f"{path}: no trace files in this folder; looked for {', '.join(SUFFIXES)}"
+                )
+            for file in files:
+                yield from _open(file, named=False)
+        else:
+            yield from _open(path, named=True)
+
+
+def _is_candidate(name: str) -> bool:
+    # a tar packed on macOS carries files "._name" that hold attributes
+    return not name.startswith(".") and name.endswith(SUFFIXES)
+
+
+def _open(path: Path, *, named: bool) -> Iterator[TraceFile]:
+    source = str(path)
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such trace file{_neighbour(path)}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path}: cannot read this trace file: {reason}") from None
+    with file:
+        with _readable(source):
+            stream = _unpacked(file)
+            is_tar = stream.peek(TAR_AT + len(TAR_MAGIC))[TAR_AT:] == TAR_MAGIC
+        if is_tar:
+            yield from _members(stream, source)
+        else:
+            yield TraceFile(source, stream, named)
+
+
+def _neighbour(path: Path) -> str:
+    """The nearest name in the folder, or which folder is missing."""
+    if not path.parent.is_dir():
+        return f"; there is no directory {path.parent}"
+    with suppress(OSError):
+        return did_you_mean(path.name, [p.name for p in path.parent.iterdir()])
+    return ""
+
+
+def _unpacked(file: IO[bytes]) -> _Peekable:
+    plain = _Peekable(file)
+    if plain.peek(len(GZIP_MAGIC)) == GZIP_MAGIC:
+        return _Peekable(gzip.GzipFile(fileobj=cast("IO[bytes]", plain)))
+    return plain
+
+
+class _Peekable:
+    """A stream whose start can be looked at: tars and gzip files need not have their suffix."""
+
+    def __init__(self, stream: Readable) -> None:
+        self.stream = stream
+        self.start = b""
+
+    def peek(self, size: int) -> bytes:
+        """The first bytes, before anything was read; fewer where there are fewer."""
+        while len(self.start) < size and (chunk := self.stream.read(size - len(self.start))):
+            self.start += chunk
+        return self.start[:size]
+
+    def read(self, size: int) -> bytes:
+        """The next bytes."""
+        kept, self.start = self.start[:size], self.start[size:]
+        return kept or self.stream.read(size)
+
+
+def _members(stream: Readable, archive: str) -> Iterator[TraceFile]:
+    found = False
+    tar_stream = cast("IO[bytes]", stream)
+    with _readable(archive), tarfile.open(fileobj=tar_stream, mode="r|") as tar:
+        for member in tar:
+            name = Path(member.name).name
+            if not member.isfile() or not _is_candidate(name):
+                continue
+            content = tar.extractfile(member)
+            if content is not None:
+                found = True
+                yield TraceFile(f"{archive}:{name}", _unpacked(content), named=False)
+    if not found:
+        raise InputError(f"{archive}: no trace files in this archive; looked for *.json, *.json.gz")
+
+
+@contextmanager
+def _readable(source: str) -> Iterator[None]:
+    """Turns what goes wrong while unpacking into a message."""
+    try:
+        yield
+    except EOFError:
+        raise InputError(f"{source}: the compressed file is cut off; copy it again") from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{source}: damaged gzip file: {error}") from None
+    except tarfile.TarError as error:
+        raise InputError(f"{source}: damaged tar file: {error}") from None
+    except OSError as error:
+        raise InputError(f"{source}: cannot read: {error.strerror or error}") from None

@@ -1,0 +1,335 @@
+"""Traces of PyTorch's profiler (Kineto), whose schema has no number that says what changed.
+
+Categories began with capitals (``Operator``, ``Kernel``) until 2022; times are whole or fractions
+of microseconds; what ops and kernels say of themselves has grown over the years.
+An event is one JSON object: ``ph: X``, ``cat``, ``name``, ``pid``, ``tid``, ``ts`` and ``dur`` in
+microseconds, ``args`` (kineto `libkineto/src/output_json.cpp`). A runtime call and the device work
+that it launched share ``correlation``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from predictor.errors import InputError
+from predictor.trace.comms import (
+    HOST_NAME,
+    CommInfo,
+    HostComms,
+    groups_of,
+    in_group,
+    info_of_args,
+    info_of_host,
+    is_collective,
+    size_notes,
+    with_order,
+)
+from predictor.trace.events import (
+    DeviceEvent,
+    DeviceKind,
+    HostEvent,
+    HostKind,
+    RankTrace,
+    TraceStep,
+)
+from predictor.trace.files import TraceFile, open_traces
+from predictor.trace.json_stream import read_object, text_of
+from predictor.trace.ranks import rank_of
+
+HOST_KINDS: dict[str, HostKind] = {
+    "cpu_op": "op",
+    "operator": "op",
+    "user_annotation": "annotation",
+    "cuda_runtime": "runtime",
+    "cuda_driver": "runtime",
+    "runtime": "runtime",
+}
+DEVICE_KINDS: dict[str, DeviceKind] = {
+    "kernel": "kernel",
+    "gpu_memcpy": "memcpy",
+    "memcpy": "memcpy",
+    "gpu_memset": "memset",
+    "memset": "memset",
+}
+STEP = re.compile(r"ProfilerStep#(\d+)$")
+
+TRACE_EVENTS = "traceEvents"
+
+Args = Mapping[str, Any]
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def read_kineto(path: str | Path) -> RankTrace:
+    """Read the trace of one rank.
+
+    Args:
+        path: .json or .json.gz; an archive or folder only if it holds just one trace.
+
+    Raises:
+        InputError: missing, cut off, not JSON, no ``traceEvents``, nothing in it to use.
+    """
+    found = [_read(file) for file in open_traces([path])]
+    if len(found) != 1:
+        raise InputError(f"{path}: holds {len(found)} traces; give one, or use read_traces")
+    return found[0]
+
+
+def _read(file: TraceFile) -> RankTrace:
+    reader = KinetoReader(file.source)
+    rest = read_object(text_of(file.chunks()), {TRACE_EVENTS: reader.take}, file.source)
+    if TRACE_EVENTS not in rest:
+        raise InputError(
+            f"{file.source}: no `{TRACE_EVENTS}` in this JSON: not a trace of PyTorch's profiler"
+        )
+    return reader.finish(rest)
+
+
+class KinetoReader:
+    """Takes events one by one, so that no more than one lies in memory as JSON."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.host: list[HostEvent] = []
+        self.device: list[DeviceEvent] = []
+        self.comms: list[tuple[DeviceEvent, CommInfo]] = []
+        self.host_comms: list[tuple[HostEvent, CommInfo]] = []
+        self.launched: dict[int, HostEvent] = {}
+        self.threads: dict[str, int] = {}
+        self.shapes: dict[Shapes, Shapes] = {}
+        self.dtypes: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self.devices: set[int] = set()
+        self.unreadable = 0
+        self.total = 0
+
+    def take(self, event: object) -> None:
+        """One item of ``traceEvents``; counts it where it cannot be read."""
+        self.total += 1
+        if not isinstance(event, dict):
+            self.unreadable += 1
+            return
+        category = event.get("cat")
+        if event.get("ph") != "X" or not isinstance(category, str):
+            return
+        category = category.lower()
+        host, device = HOST_KINDS.get(category), DEVICE_KINDS.get(category)
+        if host is None and device is None:
+            return
+        try:
+            if host is not None:
+                self._host(event, host)
+            elif device is not None:
+                self._device(event, device)
+        except (KeyError, TypeError, ValueError, OverflowError):
+            self.unreadable += 1
+
+    def _host(self, event: Args, kind: HostKind) -> None:
+        args = _args(event)
+        start, end = _times(event)
+        name = _name(event)
+        shapes, dtypes = self._inputs(args) if kind != "runtime" else (None, None)
+        made = HostEvent(
+            name,
+            "annotation" if STEP.match(name) else kind,
+            self._thread(event["tid"]),
+            start,
+            end,
+            _whole(args, "correlation") if kind == "runtime" else None,
+            shapes,
+            dtypes,
+            _whole(args, "Sequence number"),
+            None,
+            _whole(args, "External id", "external id") if kind != "runtime" else None,
+            _whole(args, "Record function id"),
+        )
+        self.host.append(made)
+        if made.correlation is not None:
+            self.launched[made.correlation] = made
+        elif HOST_NAME.match(name):
+            told = info_of_args(args)
+            self.host_comms.append((made, told or info_of_host(made)))
+
+    def _device(self, event: Args, kind: DeviceKind) -> None:
+        args = _args(event)
+        start, end = _times(event)
+        name = _name(event)
+        stream = _whole(args, "stream")
+        made = DeviceEvent(
+            name,
+            kind,
+            int(event["tid"]) if stream is None else stream,
+            start,
+            end,
+            _whole(args, "correlation"),
+            _whole(args, "bytes"),
+            waves=_waves(args),
+        )
+        device = _whole(args, "device", "Device")
+        if device is not None:
+            self.devices.add(device)
+        if kind == "kernel" and is_collective(name, args):
+            self.comms.append((made, info_of_args(args) or CommInfo()))
+        else:
+            self.device.append(made)
+
+    def _inputs(self, args: Args) -> tuple[Shapes | None, tuple[str, ...] | None]:
+        """Shapes and types of the inputs; None where the profiler did not record them."""
+        dims = args.get("Input Dims", args.get("Input dims"))
+        types = args.get("Input type")
+        shapes = tuple(_shape(d) for d in dims) if isinstance(dims, list) else ()
+        dtypes = tuple(str(t) for t in types) if isinstance(types, list) else ()
+        # few different ones come thousands of times
+        return (
+            self.shapes.setdefault(shapes, shapes) or None,
+            self.dtypes.setdefault(dtypes, dtypes) or None,
+        )
+
+    def _thread(self, given: object) -> int:
+        """Threads are numbers, but for tracks that a tool named."""
+        if isinstance(given, int):
+            return given
+        return self.threads.setdefault(str(given), -1 - len(self.threads))
+
+    def finish(self, rest: Mapping[str, object]) -> RankTrace:
+        """The trace, once all events were taken.
+
+        Args:
+            rest: the other members of the document.
+        """
+        self.host.sort(key=lambda e: (e.start_us, -e.end_us))
+        around = HostComms(self.host_comms)
+        distributed = rest.get("distributedInfo")
+        groups = groups_of(distributed.get("pg_config") if isinstance(distributed, dict) else None)
+        told = [
+            (event, in_group(info.or_else(self._around(around, event)), groups))
+            for event, info in self.comms
+        ]
+        device = [*self.device, *with_order(told, self.launched)]
+        device.sort(key=lambda e: (e.start_us, e.end_us))
+        if not self.host and not device:
+            raise InputError(
+                f"{self.source}: no host or device events among {self.total:,}; record the trace "
+                "with torch.profiler and activities CPU and CUDA"
+            )
+        rank, world_size, rank_notes = rank_of(self.source, distributed)
+        steps, step_notes = _steps(self.host, device)
+        return RankTrace(
+            source=self.source,
+            rank=rank,
+            world_size=world_size,
+            device_name=_device_name(rest.get("deviceProperties"), self.devices),
+            host=tuple(self.host),
+            device=tuple(device),
+            steps=steps,
+            notes=(*rank_notes, *step_notes, *self._notes(device)),
+        )
+
+    def _around(self, comms: HostComms, event: DeviceEvent) -> CommInfo:
+        launch = self.launched.get(event.correlation) if event.correlation is not None else None
+        return comms.around(launch) if launch is not None else CommInfo()
+
+    def _notes(self, device: Sequence[DeviceEvent]) -> Iterator[str]:
+        if not device:
+            yield (
+                "no device events (record those of a GPU with ProfilerActivity.CUDA): ops of the "
+                "host count as compute"
+            )
+        if not self.host:
+            yield "no host events: which op launched a kernel, and when, is not known"
+        if self.unreadable:
+            yield f"{self.unreadable:,} of {self.total:,} events could not be read and are left out"
+        if len(self.devices) > 1:
+            yield f"{len(self.devices)} devices in one process; they are taken for one"
+        yield from size_notes(device)
+
+
+def _args(event: Args) -> Args:
+    args = event.get("args", {})
+    return args if isinstance(args, dict) else {}
+
+
+def _name(event: Args) -> str:
+    name = event["name"]
+    if not isinstance(name, str):
+        raise TypeError
+    # the same few names come thousands of times
+    return sys.intern(name)
+
+
+def _times(event: Args) -> tuple[float, float]:
+    start, duration = float(event["ts"]), float(event.get("dur", 0))
+    if not math.isfinite(start + duration) or duration < 0:
+        raise ValueError
+    return start, start + duration
+
+
+WARPS_PER_SM = 64
+"""What one multiprocessor holds (CUDA C++ Programming Guide, compute capabilities; 7.5 and 8.6 hold
+fewer, so that waves come out smaller there)."""
+
+
+def _waves(args: Args) -> float | None:
+    """A kernel's blocks over those that fit at once: ``warps per SM`` counts all of them, ``est.
+    achieved occupancy %`` what is resident (kineto `libkineto/src/CuptiActivity.cpp`)."""
+    warps, occupancy = args.get("warps per SM"), args.get("est. achieved occupancy %")
+    if not isinstance(warps, int | float) or not isinstance(occupancy, int | float):
+        return None
+    return warps / (WARPS_PER_SM * occupancy / 100) if occupancy > 0 else None
+
+
+def _whole(args: Args, *names: str) -> int | None:
+    """The first of these arguments that is there; older schemas spell some otherwise."""
+    for name in names:
+        value = args.get(name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    return None
+
+
+def _shape(given: object) -> tuple[int, ...]:
+    """Of a tensor, or of the only one of a list; empty for what has none."""
+    if isinstance(given, list):
+        if len(given) == 1 and isinstance(given[0], list):
+            given = given[0]
+        if all(isinstance(size, int) and size >= 0 for size in given):
+            return tuple(given)
+    return ()
+
+
+def _device_name(properties: object, used: Iterable[int]) -> str | None:
+    found = properties if isinstance(properties, list) else []
+    named = {
+        p.get("id"): p["name"]
+        for p in found
+        if isinstance(p, dict) and isinstance(p.get("name"), str) and _hashable_id(p)
+    }
+    wanted = [named[d] for d in sorted(used) if d in named]
+    return next(iter([*wanted, *named.values()]), None)
+
+
+def _hashable_id(properties: Args) -> bool:
+    return isinstance(properties.get("id"), (int, str, type(None)))
+
+
+def _steps(
+    host: list[HostEvent], device: list[DeviceEvent]
+) -> tuple[tuple[TraceStep, ...], tuple[str, ...]]:
+    """Steps by their markers; the whole trace where there are none."""
+    markers: dict[str, HostEvent] = {}
+    for event in host:
+        if STEP.match(event.name):
+            markers.setdefault(event.name, event)
+    found = sorted(markers.values(), key=lambda e: e.start_us)
+    if not found:
+        events: list[HostEvent | DeviceEvent] = [*host, *device]
+        start, end = min(e.start_us for e in events), max(e.end_us for e in events)
+        return (TraceStep("whole trace", start, end),), (
+            "no ProfilerStep markers (call profiler.step() after each iteration): "
+            "the whole trace counts as one step",
+        )
+    ends = [*(e.start_us for e in found[1:]), found[-1].end_us]
+    return tuple(TraceStep(e.name, e.start_us, end) for e, end in zip(found, ends, strict=True)), ()

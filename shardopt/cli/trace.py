@@ -1,0 +1,144 @@
+"""``shardopt trace``: what a PyTorch trace says, and what the predictor makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardopt.cli import options
+
+if TYPE_CHECKING:
+    from predictor.trace.read import TraceSet
+    from predictor.trace.replay import Replay
+
+Files = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FILE...",
+        help="Kineto and execution traces: .json, .json.gz, .tar.gz, or folders of these; "
+        "one file a rank.",
+        show_default=False,
+    ),
+]
+Timeline = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        metavar="FILE",
+        help="Write the predicted timeline beside the measured one, for Perfetto "
+        "(ui.perfetto.dev) or chrome://tracing.",
+        rich_help_panel=options.OUTPUT,
+        show_default=False,
+    ),
+]
+WHAT_IF = "What if"
+OtherHardware = Annotated[
+    str | None,
+    typer.Option(
+        "--hardware",
+        metavar="NAME|FILE",
+        help="Predict the steps on this hardware instead.",
+        rich_help_panel=WHAT_IF,
+        show_default=False,
+    ),
+]
+BatchScale = Annotated[
+    float | None,
+    typer.Option(
+        metavar="X",
+        help="Predict the steps with X times the batch.",
+        rich_help_panel=WHAT_IF,
+        show_default=False,
+    ),
+]
+LinkScale = Annotated[
+    float | None,
+    typer.Option(
+        metavar="X",
+        help="Predict the steps with links among ranks X times as fast.",
+        rich_help_panel=WHAT_IF,
+        show_default=False,
+    ),
+]
+
+
+def trace(
+    files: Files,
+    timeline: Timeline = None,
+    hardware: OtherHardware = None,
+    batch_scale: BatchScale = None,
+    link_scale: LinkScale = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Read PyTorch traces: where each step's time goes, predicted against measured."""
+    from predictor.trace.read import load_traces
+    from shardopt.cli.messages import note
+    from shardopt.cli.output import check_writable, print_json
+    from shardopt.report.trace_view import notes_of, show_headline, show_traces, trace_object
+
+    check_writable(timeline, files)
+    changed = {"hardware": hardware, "batch_scale": batch_scale, "link_scale": link_scale}
+    what_if = {name: value for name, value in changed.items() if value is not None}
+    found = load_traces(files)
+    replayed, why_not = _replay(found, what_if)
+    told = [*notes_of(found, replayed), *why_not]
+    if timeline is not None:
+        _write_timeline(timeline, found, replayed)
+        told.append(f"wrote {timeline}; open it at ui.perfetto.dev")
+    note(told, quiet=quiet)
+    if json:
+        print_json(trace_object(found, replayed, what_if))
+        return
+    from shardopt.report.console import make_console
+
+    show = show_headline if quiet else show_traces
+    show(make_console(), found, replayed, what_if)
+
+
+def _replay(found: TraceSet, what_if: dict[str, Any]) -> tuple[Replay | None, list[str]]:
+    """The prediction, or why there is none: a breakdown needs less than that.
+
+    Raises:
+        InputError: something was to be changed and nothing can be predicted.
+    """
+    from predictor.errors import InputError
+    from predictor.trace.replay import replay
+
+    if what_if:
+        return _changed(found, what_if), []
+    if not any(trace.device for trace in found.traces):
+        return None, []
+    try:
+        return replay(found.traces), []
+    except InputError as error:
+        return None, [f"no prediction: {error}"]
+
+
+def _changed(found: TraceSet, asked: dict[str, Any]) -> Replay:
+    from predictor.errors import InputError
+    from predictor.hardware import load_hardware
+    from predictor.trace.whatif import what_if
+
+    if not any(trace.device for trace in found.traces):
+        raise InputError(
+            f"--{next(iter(asked)).replace('_', '-')} needs Kineto traces with device work; "
+            "these have none"
+        )
+    if "hardware" in asked:
+        asked = {**asked, "hardware": load_hardware(asked["hardware"])}
+    return what_if(found.traces, **asked)
+
+
+def _write_timeline(path: Path, found: TraceSet, replayed: Replay | None) -> None:
+    from predictor.errors import InputError
+    from predictor.trace.beside import beside
+    from shardopt.cli.output import versions, write_json
+
+    if not found.traces:
+        raise InputError(
+            "--trace: execution traces hold no times to draw; give the Kineto traces too"
+        )
+    write_json(path, beside(found.traces, replayed, meta={"versions": versions()}))

@@ -1,0 +1,59 @@
+"""What collectives are called, and what they exchange."""
+
+import pytest
+
+from predictor.trace.comms import CommInfo, collective_kind, int_list, item_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", "send_recv"),
+        ("ncclDevKernel_ReduceScatter_Sum_f16_RING_LL(x)", "reduce_scatter"),
+        ("ncclDevKernel_AllGather_RING_LL(x)", "all_gather"),
+        ("ncclKernel_Broadcast_RING_LL_Sum_int8_t(x)", "broadcast"),
+        ("ncclAllReduceRingLLKernel_sum_f32(x)", "all_reduce"),
+        ("_allgather_base", "all_gather"),
+        ("all_to_allv", "all_to_all"),
+        ("nccl:reduce", "reduce"),
+        ("ncclDevKernel_Generic(x)", "other"),
+    ],
+)
+def test_kinds(name: str, kind: str) -> None:
+    assert collective_kind(name) == kind
+
+
+def test_items() -> None:
+    spelt = ("Float", "long int", "c10::BFloat16", "signed char", "Bool", "unknown", None)
+    assert [item_bytes(t) for t in spelt] == [4, 8, 2, 1, 1, None, None]
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("[0, 1]", (0, 1)),
+        ([2, 3], (2, 3)),
+        ("[]", ()),
+        ("[0, ...]", None),
+        ("[true]", None),
+        ([0.5], None),
+        ("7", None),
+        (None, None),
+    ],
+)
+def test_lists_of_integers(given: object, found: tuple[int, ...] | None) -> None:
+    assert int_list(given) == found
+
+
+def test_what_says_it_first_counts() -> None:
+    first = CommInfo(op="all_reduce", size_bytes=8)
+    second = CommInfo(op="broadcast", size_bytes=4, output_bytes=4, group=(0, 1))
+    both = CommInfo("all_reduce", 8, 4, (0, 1))
+    assert first.or_else(second) == both
+
+
+def test_splits_of_another_iteration_are_left_out() -> None:
+    """They must add up to what this one sent."""
+    first = CommInfo(size_bytes=8, output_bytes=6)
+    second = CommInfo(send_bytes=(4, 4), receive_bytes=(4, 4))
+    assert first.or_else(second) == CommInfo(size_bytes=8, output_bytes=6, send_bytes=(4, 4))

@@ -1,0 +1,108 @@
+"""Execution traces of both layouts."""
+
+from pathlib import Path
+
+import pytest
+
+from predictor.errors import InputError
+from predictor.trace.execution import ExecutionTrace, Tensor
+from predictor.trace.read import load_traces, read_traces
+from tests.predictor.trace.synthetic import execution, write
+
+
+def read(folder: Path, document: object, name: str = "dlrm_et_1.json") -> ExecutionTrace:
+    (found,) = load_traces([write(folder, name, document)]).executions
+    return found
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_both_layouts_say_the_same(tmp_path: Path, nested: bool) -> None:
+    found = read(tmp_path, execution(1, nested=nested))
+    assert found.rank == 1
+    assert [node.name for node in found.nodes] == [
+        "aten::mm",
+        "c10d::allreduce_",
+        "record_param_comms",
+        "nccl:all_reduce",
+        "aten::add",
+    ]
+    product = found.nodes[0]
+    assert product.inputs[0].value == Tensor(5, 6, 0, 100, 4, "cuda:1")
+    assert (product.inputs[0].shape, product.inputs[0].type) == ((10, 10), "Tensor(float)")
+    assert (product.record, product.parent, product.thread) == (2, 2, 1)
+    comm = found.nodes[2].comm
+    assert comm is not None
+    assert (comm.op, comm.size_bytes, comm.output_bytes) == ("all_reduce", 4000, 4000)
+    assert found.op_counts() == {"aten::mm": 1, "c10d::allreduce_": 1, "aten::add": 1}
+    # mm and add take two matrices of 400 bytes each; c10d::allreduce_ calls another node
+    assert found.input_bytes() == 1600
+
+
+def test_rank_from_the_collectives_where_the_name_has_none(tmp_path: Path) -> None:
+    assert read(tmp_path, execution(5), "et.json").rank == 5
+
+
+def test_waits_are_no_collectives(tmp_path: Path) -> None:
+    document = execution()
+    for node in document["nodes"]:
+        if node["name"] == "record_param_comms":
+            node["inputs"][4] = "wait"
+    assert list(read(tmp_path, document).collectives()) == []
+
+
+def test_attributes_count_more_than_inputs(tmp_path: Path) -> None:
+    document = execution(nested=True)
+    said = {
+        "collective_name": "all_to_allv",
+        "dtype": "Float",
+        "in_msg_nelems": 10,
+        "out_msg_nelems": 20,
+        "in_split_size": "[4, 6]",
+        "pg_name": "7",
+        "pg_size": 2,
+        "global_rank_start": 4,
+        "global_rank_stride": 1,
+    }
+    for node in document["nodes"]:
+        if node["name"] == "record_param_comms":
+            node["attrs"] += [{"name": k, "type": "x", "value": v} for k, v in said.items()]
+    (node,) = read(tmp_path, document).collectives()
+    comm = node.comm
+    assert comm is not None
+    assert (comm.op, comm.size_bytes, comm.output_bytes) == ("all_to_all", 40, 80)
+    assert (comm.send_bytes, comm.group, comm.group_name) == ((16, 24), (4, 5), "7")
+
+
+@pytest.mark.parametrize("text", ["", "[", '[{"pg_name": "7", "ranks": [1, 3], "group_size": 2}]'])
+def test_groups_from_the_node_that_lists_them(tmp_path: Path, text: str) -> None:
+    document = execution(nested=True)
+    group = {"name": "pg_name", "type": "string", "value": "7"}
+    name = {"name": "collective_name", "type": "string", "value": "allreduce"}
+    for node in document["nodes"]:
+        if node["name"] == "record_param_comms":
+            node["attrs"] += [group, name]
+    listing = {"values": [text], "shapes": [[]], "types": ["String"]}
+    init = {**document["nodes"][0], "id": 99, "name": "## process_group:init ##"}
+    document["nodes"].append({**init, "inputs": listing})
+    (node,) = read(tmp_path, document).collectives()
+    assert node.comm is not None
+    assert node.comm.group == ((1, 3) if len(text) > 1 else None)
+
+
+def test_unreadable_nodes_are_counted(tmp_path: Path) -> None:
+    document = execution()
+    document["nodes"] += [7, {"id": 1}, {**document["nodes"][0], "inputs": [1]}]
+    found = read(tmp_path, document)
+    assert any("3 of 10 nodes could not be read" in note for note in found.notes)
+
+
+def test_without_nodes(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="without nodes"):
+        read(tmp_path, {"schema": "1.0.1", "nodes": []})
+
+
+def test_alone_they_hold_no_times(tmp_path: Path) -> None:
+    path = write(tmp_path, "et_1.json", execution(1))
+    assert any("no times for rank 1" in note for note in load_traces([path]).notes)
+    with pytest.raises(InputError, match="give the Kineto traces"):
+        read_traces([path])

@@ -1,0 +1,153 @@
+"""`shardopt trace`: breakdown, prediction, the timeline, and files that cannot be used."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from predictor.trace.replay import FIRST_STEP
+from tests.predictor.trace.synthetic import execution, kineto, write
+
+PARTS = {"compute", "exposed_communication", "memcpy", "host_bound", "idle"}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """Two ranks of three steps."""
+    return [write(tmp_path, f"rank{r}.json.gz", kineto(r, steps=3)) for r in (0, 1)]
+
+
+def test_json(run, files: list[Path]) -> None:
+    done = run("trace", *files, "--json")
+    assert done.code == 0, done.err
+    data = json.loads(done.out)
+    assert [(s["rank"], s["step"]) for s in data["steps"]] == [
+        (rank, f"ProfilerStep#{step}") for rank in (0, 1) for step in (3, 4, 5)
+    ]
+    for step in data["steps"]:
+        assert set(step["breakdown"]) == PARTS
+        assert sum(step["breakdown"].values()) == pytest.approx(step["measured_ms"])
+        assert step["predicted_ms"] > 0
+    mean = sum(s["measured_ms"] for s in data["steps"]) / 6
+    assert sum(data["breakdown"].values()) == pytest.approx(mean)
+    assert data["device"] == "Some GPU"
+    assert data["kernels"][0]["name"] == "ncclKernel_AllReduce_RING_LL_Sum_float"
+    assert {s["rank"] for s in data["critical_path"]} <= {0, 1}
+    assert data["notes"] == [FIRST_STEP]
+
+
+def test_report(run, files: list[Path]) -> None:
+    done = run("trace", *files)
+    assert done.code == 0, done.err
+    for words in ("Rank 0-1 of 2 on Some GPU", "predicted", "Steps", "mm_kernel", "critical path"):
+        assert words in done.out
+    assert all(len(line) <= 100 for line in done.out.splitlines())
+
+
+def test_quiet_is_one_line(run, files: list[Path]) -> None:
+    done = run("trace", *files, "--quiet")
+    assert done.out.startswith("Measured 1.000 ms a step, predicted ")
+    assert (len(done.out.splitlines()), done.err) == (1, "")
+
+
+def test_many_steps_show_the_longest(run, tmp_path: Path) -> None:
+    done = run("trace", write(tmp_path, "rank0.json", kineto(0, steps=40, world_size=1)))
+    assert "the 24 longest of 40 steps are shown" in done.out
+
+
+def test_without_prediction_the_breakdown_stays(run, tmp_path: Path) -> None:
+    path = write(tmp_path, "rank0.json", kineto(0, markers=False))
+    done = run("trace", path, "--json")
+    (step,) = json.loads(done.out)["steps"]
+    assert (step["step"], step["predicted_ms"]) == ("whole trace", None)
+    assert "no ProfilerStep markers" in done.err
+    assert "no prediction: " in done.err
+    assert "where the time goes" in run("trace", path).out
+
+
+def test_ranks_of_a_part_of_the_job_keep_their_numbers(run, tmp_path: Path) -> None:
+    path = write(tmp_path, "rank5.json", kineto(5, world_size=8, steps=3))
+    data = json.loads(run("trace", path, "--json").out)
+    assert {s["rank"] for s in data["steps"]} == {s["rank"] for s in data["critical_path"]} == {5}
+
+
+def test_execution_traces_alone(run, tmp_path: Path) -> None:
+    path = write(tmp_path, "et_2.json", execution(2))
+    done = run("trace", path)
+    assert done.code == 0, done.err
+    assert "hold no times" in done.out
+    assert "no times for rank 2" in done.err
+    data = json.loads(run("trace", path, "--json").out)
+    assert (data["steps"], data["breakdown"]) == ([], {})
+    assert data["executions"][0]["collectives"] == [{"op": "all_reduce", "size_bytes": 4000}]
+    assert "no steps" in run("trace", path, "--quiet").out
+    done = run("trace", path, "--trace", "out.json")
+    assert (done.code, "hold no times to draw" in done.err) == (2, True)
+
+
+def test_timeline_draws_both(run, files: list[Path], tmp_path: Path) -> None:
+    done = run("trace", *files, "--trace", "out.json")
+    assert done.code == 0, done.err
+    assert "wrote out.json" in done.err
+    events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert [names[pid] for pid in sorted(names)] == [
+        "rank 0 measured",
+        "rank 0 predicted",
+        "rank 1 measured",
+        "rank 1 predicted",
+    ]
+    drawn = {names[e["pid"]] for e in events if e["ph"] == "X" and "mm_kernel" in e["name"]}
+    assert drawn == set(names.values())
+    last = max(e["ts"] for e in events if e["name"] == "ProfilerStep#5")
+    assert last == 0
+
+
+def test_timeline_onto_an_input_is_refused(run, files: list[Path]) -> None:
+    done = run("trace", *files, "--trace", files[0])
+    assert (done.code, "is an input" in done.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("rank0.json.gz", b"\x1f\x8b\x08\x00\x00", "cut off"),
+        ("rank0.json", b"", "is empty"),
+        ("rank0.json", b"hello", "not a trace"),
+        ("rank0.json", b"{}", "without `traceEvents`"),
+        ("rank0.json", b'{"traceEvents": [', "ends within the JSON"),
+    ],
+)
+def test_bad_files(run, tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    done = run("trace", name, "--json")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"shardopt: error: {name}: ")
+    assert words in done.err
+
+
+def test_no_file(run) -> None:
+    done = run("trace", "nowhere.json")
+    assert (done.code, "no such trace file" in done.err) == (2, True)
+    assert run("trace").code == 2
+
+
+def test_what_if_says_what_was_changed_and_how(run, files: list[Path]) -> None:
+    slow = json.loads(run("trace", *files, "--link-scale", 0.25, "--json").out)
+    assert slow["what_if"] == {"link_scale": 0.25}
+    assert any("device time scaled" in note for note in slow["notes"])
+    shown = run("trace", *files, "--link-scale", 0.25).out
+    assert "with link scale 0.25" in shown
+    assert "change" in shown
+
+
+def test_other_hardware_needs_a_known_device(run, files: list[Path]) -> None:
+    refused = run("trace", *files, "--hardware", "h100-sxm")
+    assert refused.code == 2
+    assert "no profile describes the device it was taken on (Some GPU)" in refused.err
+
+
+def test_a_scale_below_zero_is_refused(run, files: list[Path]) -> None:
+    refused = run("trace", *files, "--batch-scale", -1)
+    assert refused.code == 2
+    assert "batch_scale is -1" in refused.err
