@@ -18,6 +18,7 @@ from predictor.hardware import load_hardware
 from predictor.profile_schema import HardwareProfile
 from predictor.topology import Topology
 from predictor.trace.events import CollectiveCall, DeviceEvent, RankTrace
+from predictor.trace.plan_swap import PlanSwap
 from predictor.trace.replay import Replay, replay
 from predictor.trace.replay_kernels import GEMM_KERNEL, GemmCall, gemm_calls
 from predictor.units import us
@@ -28,6 +29,7 @@ GPUS_OF_A_HOST = 8
 BATCH_WISE = ("all_to_all", "send_recv")
 """Collectives whose size grows with the batch; the others carry gradients or parameters."""
 MODEL = "by a model of both devices"
+PREDICTED = "by the prediction of both plans"
 RESOURCE = "by the ratio of a resource"
 KEPT = "as traced"
 
@@ -38,6 +40,7 @@ def what_if(
     hardware: HardwareProfile | None = None,
     batch_scale: float | None = None,
     link_scale: float | None = None,
+    plans: PlanSwap | None = None,
 ) -> Replay:
     """Replay traced steps with something changed; ``measured_ms`` stays what was traced.
 
@@ -48,6 +51,7 @@ def what_if(
         hardware: the profile of the device to run on instead.
         batch_scale: times the batch; kernels, copies and all-to-alls scale beyond their fixed time.
         link_scale: times the bandwidth of the links among ranks; 0.5: links half as fast.
+        plans: another sharding plan in place of the traced one.
 
     Returns:
         The replay; its notes say how much of the device's time was scaled by what.
@@ -58,9 +62,10 @@ def what_if(
     for name, scale in (("batch_scale", batch_scale), ("link_scale", link_scale)):
         if scale is not None and not 0 < scale < float("inf"):
             raise InputError(f"{name} is {scale:g}; give a factor above 0, such as 0.5 or 2")
-    scaling = Scaling(traces, hardware, batch_scale or 1.0, link_scale or 1.0)
+    scaling = Scaling(traces, hardware, batch_scale or 1.0, link_scale or 1.0, plans)
     found = replay(traces, own_host=True, factor=scaling.factor)
-    return replace(found, notes=(*found.notes, *scaling.notes()))
+    said = () if plans is None else plans.notes
+    return replace(found, notes=(*found.notes, *scaling.notes(), *said))
 
 
 def traced_profile(trace: RankTrace) -> HardwareProfile | None:
@@ -78,9 +83,11 @@ class Scaling:
         hardware: HardwareProfile | None,
         batch: float,
         links: float,
+        plans: PlanSwap | None = None,
     ) -> None:
         self.batch = batch
         self.links = links
+        self.plans = plans
         self.gemms: dict[int, GemmCall] = {}
         self.basis: dict[int, tuple[str, float, float]] = {}
         self.old: dict[int, HardwareProfile | None] = {}
@@ -106,6 +113,9 @@ class Scaling:
             basis, factor = self._gemm(self.gemms[id(event)], old, new)
         else:
             basis, factor = self._by_resource(event, old, new)
+        swapped = None if self.plans is None else self.plans.factor(trace.rank, event)
+        if swapped is not None:
+            basis, factor = PREDICTED, factor * swapped
         traced = event.end_us - event.start_us
         self.basis[id(event)] = (basis, traced, traced * factor)
         return factor

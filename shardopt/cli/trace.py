@@ -10,6 +10,7 @@ import typer
 from shardopt.cli import options
 
 if TYPE_CHECKING:
+    from predictor.trace.plan_swap import PlanSwap
     from predictor.trace.read import TraceSet
     from predictor.trace.replay import Replay
 
@@ -62,6 +63,16 @@ LinkScale = Annotated[
         show_default=False,
     ),
 ]
+Swap = Annotated[
+    tuple[Path, Path, Path] | None,
+    typer.Option(
+        "--swap-plan",
+        metavar="MODEL OLD NEW",
+        help="Predict the steps under plan NEW of MODEL; the trace was taken under OLD.",
+        rich_help_panel=WHAT_IF,
+        show_default=False,
+    ),
+]
 
 
 def trace(
@@ -70,6 +81,7 @@ def trace(
     hardware: OtherHardware = None,
     batch_scale: BatchScale = None,
     link_scale: LinkScale = None,
+    swap_plan: Swap = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -81,9 +93,11 @@ def trace(
 
     check_writable(timeline, files)
     changed = {"hardware": hardware, "batch_scale": batch_scale, "link_scale": link_scale}
-    what_if = {name: value for name, value in changed.items() if value is not None}
+    what_if: dict[str, Any] = {name: value for name, value in changed.items() if value is not None}
+    if swap_plan is not None:
+        what_if["plan"] = str(swap_plan[2])
     found = load_traces(files)
-    replayed, why_not = _replay(found, what_if)
+    replayed, why_not = _replay(found, what_if, swap_plan)
     told = [*notes_of(found, replayed), *why_not]
     if timeline is not None:
         _write_timeline(timeline, found, replayed)
@@ -98,7 +112,9 @@ def trace(
     show(make_console(), found, replayed, what_if)
 
 
-def _replay(found: TraceSet, what_if: dict[str, Any]) -> tuple[Replay | None, list[str]]:
+def _replay(
+    found: TraceSet, what_if: dict[str, Any], swap: tuple[Path, Path, Path] | None
+) -> tuple[Replay | None, list[str]]:
     """The prediction, or why there is none: a breakdown needs less than that.
 
     Raises:
@@ -108,7 +124,7 @@ def _replay(found: TraceSet, what_if: dict[str, Any]) -> tuple[Replay | None, li
     from predictor.trace.replay import replay
 
     if what_if:
-        return _changed(found, what_if), []
+        return _changed(found, what_if, swap), []
     if not any(trace.device for trace in found.traces):
         return None, []
     try:
@@ -117,7 +133,9 @@ def _replay(found: TraceSet, what_if: dict[str, Any]) -> tuple[Replay | None, li
         return None, [f"no prediction: {error}"]
 
 
-def _changed(found: TraceSet, asked: dict[str, Any]) -> Replay:
+def _changed(
+    found: TraceSet, asked: dict[str, Any], swap: tuple[Path, Path, Path] | None
+) -> Replay:
     from predictor.errors import InputError
     from predictor.hardware import load_hardware
     from predictor.trace.whatif import what_if
@@ -127,9 +145,29 @@ def _changed(found: TraceSet, asked: dict[str, Any]) -> Replay:
             f"--{next(iter(asked)).replace('_', '-')} needs Kineto traces with device work; "
             "these have none"
         )
+    given = {name: value for name, value in asked.items() if name != "plan"}
     if "hardware" in asked:
-        asked = {**asked, "hardware": load_hardware(asked["hardware"])}
-    return what_if(found.traces, **asked)
+        given["hardware"] = load_hardware(asked["hardware"])
+    plans = None if swap is None else _swapped(found, *swap)
+    return what_if(found.traces, **given, plans=plans)
+
+
+def _swapped(found: TraceSet, model: Path, old: Path, new: Path) -> PlanSwap:
+    """The traced device stands for the hardware of both plans."""
+    from predictor.errors import InputError
+    from predictor.plan_json import check_plan, load_plan
+    from predictor.trace.plan_swap import plan_swap
+    from predictor.trace.whatif import traced_profile
+    from shardopt.cli.resolve import Flags, resolve
+
+    hardware = traced_profile(found.traces[0])
+    if hardware is None:
+        raise InputError(
+            f"--swap-plan: no profile describes the device {found.traces[0].device_name!r}"
+        )
+    setting = resolve(model, Flags(hardware=hardware.name), load_plan(old))
+    plans = [check_plan(load_plan(path), setting.workload, where=str(path)) for path in (old, new)]
+    return plan_swap(found.traces, setting.workload, setting.topology, hardware, *plans)
 
 
 def _write_timeline(path: Path, found: TraceSet, replayed: Replay | None) -> None:
