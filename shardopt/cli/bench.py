@@ -1,4 +1,5 @@
-"""``shardopt bench``: ``search`` times the planners, ``run`` runs plans, ``batch`` many tasks."""
+"""``shardopt bench``: ``search`` times the planners, ``run`` runs plans, ``batch`` many tasks,
+``transformers`` training steps of transformers."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardopt.cli import bench_batch, bench_run, options
+from shardopt.cli import bench_batch, bench_run, bench_transformers, options
 
 if TYPE_CHECKING:
     from shardopt.cli.resolve import Flags
@@ -32,6 +33,7 @@ def _bench() -> None:
 
 app.command("run")(bench_run.run)
 app.command("batch")(bench_batch.batch)
+app.command("transformers")(bench_transformers.transformers)
 
 
 @app.command("search")
