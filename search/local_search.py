@@ -73,7 +73,7 @@ class LocalSearch:
         self, base: Assignment, base_ms: float, limit: int, stop: Callable[[float], bool]
     ) -> tuple[Assignment, float] | None:
         """A better assignment among the neighbours, which are scored in random order, by parts."""
-        neighbours = self._neighbours(base)
+        neighbours = self.neighbours(base)
         while part := list(islice(neighbours, NEIGHBOURS)):
             times = self.objective.score_neighbours(base, part)
             order = np.argsort(times, kind="stable")
@@ -111,7 +111,7 @@ class LocalSearch:
                 return changed
         return base
 
-    def _neighbours(self, base: Assignment) -> Iterator[Change]:
+    def neighbours(self, base: Assignment) -> Iterator[Change]:
         """What fits of all moves, table by table; made only as far as asked for."""
         used = self.objective.memory(base)
         order = self._order(base)

@@ -10,7 +10,8 @@ import typer
 from shardopt.cli import options
 
 if TYPE_CHECKING:
-    from predictor.predict import Prediction
+    from shardopt.cli.resolve import Setting
+    from shardopt.report.explanation import Explanation
 
 Trace = Annotated[
     Path | None,
@@ -24,9 +25,29 @@ Trace = Annotated[
 ]
 
 
+Html = Annotated[
+    Path | None,
+    typer.Option(
+        "--html",
+        metavar="FILE",
+        help="Write one self-contained page: timeline, ranks, plan tables, comparison, sources.",
+        rich_help_panel=options.OUTPUT,
+        show_default=False,
+    ),
+]
+Explained = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="PLAN...",
+        help="Plan file (JSON) to explain; further ones are compared with it.",
+        show_default=False,
+    ),
+]
+
+
 def explain(
     model: options.Model,
-    plan: options.Plan,
+    plans: Explained,
     gpus: options.Gpus = None,
     gpus_per_node: options.GpusPerNode = None,
     cluster: options.Cluster = None,
@@ -36,41 +57,82 @@ def explain(
     reserve: options.Reserve = 0.15,
     batch_size: options.BatchSize = None,
     strict: options.Strict = False,
+    html: Html = None,
     trace: Trace = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Show where the time of a plan goes: critical path, ranks, what would help most.
 
-    Ranks and hardware are the plan's unless flags say otherwise.
+    Ranks and hardware are the plan's unless flags say otherwise. Further plans are compared with
+    the first.
     """
     from shardopt.cli.given_plans import predict_plans
     from shardopt.cli.messages import note
-    from shardopt.cli.output import check_writable
+    from shardopt.cli.plan import problem_of
     from shardopt.cli.resolve import Flags
-    from shardopt.report.whatif import what_if
+    from shardopt.report.explanation import explained
 
-    check_writable(trace, [model, plan])
+    _check_outputs(html, trace, [model, *plans])
     flags = Flags(
         gpus, gpus_per_node, cluster, hardware, hbm_gib, ddr_gib, reserve, batch_size, strict
     )
-    setting, (predicted,) = predict_plans(model, [plan], flags)
-    changes = what_if(predicted.prediction)
-    told = list(setting.notes)
-    if trace is not None:
-        _write_trace(trace, predicted.prediction, predicted.name)
-        told.append(f"wrote {trace}; open it at ui.perfetto.dev")
+    setting, predicted = predict_plans(model, plans, flags)
+    explanation = explained(problem_of(setting), predicted)
+    told = [*setting.notes, *_written(html, trace, setting, explanation)]
     note(told, quiet=quiet)
     if json:
-        from shardopt.cli.output import print_json
-        from shardopt.cli.plan import setting_object
-        from shardopt.report.explain_view import explain_object
-        from shardopt.report.objects import prediction_object
+        _print_json(setting, explanation)
+    else:
+        _show(setting, explanation, quiet)
 
-        head = {**setting_object(setting), "plan": predicted.name}
-        parts = prediction_object(predicted.prediction)
-        print_json({**head, **parts, **explain_object(predicted.prediction, changes)})
-        return
+
+def _check_outputs(html: Path | None, trace: Path | None, inputs: list[Path]) -> None:
+    """Refuse files that cannot be written, and two outputs in one file."""
+    from predictor.errors import InputError
+    from shardopt.cli.output import check_writable
+
+    for path in (html, trace):
+        check_writable(path, inputs)
+    if html is not None and trace is not None and html.resolve() == trace.resolve():
+        raise InputError(f"--html and --trace both name {html}; give them different files")
+
+
+def _written(
+    html: Path | None, trace: Path | None, setting: Setting, explanation: Explanation
+) -> list[str]:
+    """Write what is asked for; returns what to tell."""
+    from shardopt.cli.output import versions, write_json
+
+    told = []
+    given = explanation.given
+    if trace is not None:
+        from predictor.trace import chrome_trace
+
+        meta = {"plan": given.name, "versions": versions()}
+        write_json(trace, chrome_trace(given.prediction, meta=meta))
+        told.append(f"wrote {trace}; open it at ui.perfetto.dev")
+    if html is not None:
+        from shardopt.files import atomic_write_text
+        from shardopt.report.html import page
+
+        atomic_write_text(html, page(setting, explanation, versions()))
+        told.append(f"wrote {html}; open it in a browser")
+    return told
+
+
+def _print_json(setting: Setting, explanation: Explanation) -> None:
+    from shardopt.cli.output import print_json
+    from shardopt.cli.plan import setting_object
+    from shardopt.report.explain_view import explain_object
+    from shardopt.report.objects import prediction_object
+
+    head = {**setting_object(setting), "plan": explanation.given.name}
+    parts = prediction_object(explanation.given.prediction)
+    print_json({**head, **parts, **explain_object(explanation)})
+
+
+def _show(setting: Setting, explanation: Explanation, quiet: bool) -> None:
     from shardopt.report.console import make_console
     from shardopt.report.explain_view import show_explanation
     from shardopt.report.plan_view import show_setting
@@ -78,14 +140,7 @@ def explain(
 
     console = make_console()
     if quiet:
-        show_headlines(console, [predicted])
+        show_headlines(console, explanation.plans)
         return
     show_setting(console, setting)
-    show_explanation(console, predicted.name, predicted.prediction, changes)
-
-
-def _write_trace(path: Path, prediction: Prediction, plan: str) -> None:
-    from predictor.trace import chrome_trace
-    from shardopt.cli.output import versions, write_json
-
-    write_json(path, chrome_trace(prediction, meta={"plan": plan, "versions": versions()}))
+    show_explanation(console, explanation)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.console import Console
@@ -11,7 +11,11 @@ from rich.text import Text
 
 from predictor.critical_path import HOST, Segment
 from predictor.predict import Prediction
+from shardopt.report.changes import Changes
 from shardopt.report.console import heading, line, show, table
+from shardopt.report.explanation import Explanation
+from shardopt.report.objects import prediction_object, tables_object
+from shardopt.report.predict_view import show_breakdowns, show_comparison
 from shardopt.report.prediction_view import (
     misfit_text,
     provenance_text,
@@ -19,11 +23,13 @@ from shardopt.report.prediction_view import (
     show_ranks,
 )
 from shardopt.report.range_view import show_ranges
+from shardopt.report.waits import Wait
 from shardopt.report.whatif import WhatIf
-from shardopt.report.words import interval, ms, number, percent, phase_words
+from shardopt.report.words import interval, ms, number, percent, phase_words, plural
 
 MAX_STRETCHES = 24
-MAX_CHANGES = 6
+MAX_WAITS = 3
+NO_WAITS = "On the critical path no rank waits for another for as much as 0.1 % of the iteration."
 
 
 @dataclass(frozen=True)
@@ -66,10 +72,9 @@ def stretches(path: Sequence[Segment]) -> list[Stretch]:
     return found
 
 
-def show_explanation(
-    console: Console, name: str, prediction: Prediction, changes: Sequence[WhatIf]
-) -> None:
+def show_explanation(console: Console, explanation: Explanation) -> None:
     """The whole report."""
+    name, prediction = explanation.given.name, explanation.given.prediction
     console.print()
     console.print(
         Text.assemble(
@@ -83,17 +88,25 @@ def show_explanation(
     if problem:
         line(console, f"{name} {problem}", style="bold red")
     show_ranges(console, prediction.out_of_range)
-    for sentence in in_words(prediction):
+    for sentence in in_words(explanation):
         line(console, sentence)
-    heading(console, "Where the time goes", "along the critical path")
+    aside = "along the critical path"
+    if explanation.others:
+        aside = f"{name}, along its critical path"
+        ranked = sorted(explanation.plans, key=lambda p: p.prediction.iteration_ms)
+        show_comparison(console, ranked)
+        show_breakdowns(console, ranked)
+    heading(console, "Where the time goes", aside)
     show_breakdown(console, prediction)
     show_path(console, prediction)
     show_ranks(console, prediction)
-    show_changes(console, prediction, changes)
+    show_changes(console, explanation.changes, prediction.iteration_ms)
+    show_what_if(console, explanation.what_if, prediction.iteration_ms)
 
 
-def in_words(prediction: Prediction) -> list[str]:
-    """The two things to know first: the largest part, and who waits for whom."""
+def in_words(explanation: Explanation) -> list[str]:
+    """What to know first: the largest part, who computes longest, who waits for whose tables."""
+    prediction = explanation.given.prediction
     phase, part = max(prediction.breakdown.items(), key=lambda item: item[1])
     share = percent(part / prediction.iteration_ms)
     sentences = [f"The largest part is {phase_words(phase)}: {ms(part)}, {share} of the iteration."]
@@ -105,6 +118,9 @@ def in_words(prediction: Prediction) -> list[str]:
             f"Rank {busiest.rank} computes longest and is idle for {ms(busiest.idle_ms)}; "
             f"the others are idle for {ms(sum(others) / len(others))} on average."
         )
+        sentences += [wait.words for wait in explanation.waits[:MAX_WAITS]]
+        if not explanation.waits:
+            sentences.append(NO_WAITS)
     return sentences
 
 
@@ -147,40 +163,90 @@ def _short(found: Sequence[Stretch]) -> set[Stretch]:
     return set(by_length[MAX_STRETCHES:])
 
 
-def show_changes(console: Console, prediction: Prediction, changes: Sequence[WhatIf]) -> None:
-    """What would help most."""
-    heading(console, "What would help most", "each change alone; savings do not add up")
-    if not changes:
-        line(console, "  no single change shortens the iteration")
+def show_changes(console: Console, changes: Changes, before_ms: float) -> None:
+    """The changes of the plan that would help most."""
+    aside = f"of {plural(changes.tried, 'change')} tried, each predicted alone"
+    heading(console, "What would help most", aside if changes.found else "")
+    if not changes.found:
+        line(console, f"  {changes.none_words}")
         return
     made = table(
         [("change", "fold"), ("saves ms", "right"), ("share", "right"), ("then ms", "right")]
     )
-    for change in changes[:MAX_CHANGES]:
+    for change in changes.found:
+        share = percent(change.saving_ms / before_ms)
+        made.add_row(change.words, number(change.saving_ms), share, number(change.iteration_ms))
+    show(console, made)
+
+
+def show_what_if(console: Console, what_if: Sequence[WhatIf], before_ms: float) -> None:
+    """How the iteration answers to hardware, batch, skew and settings."""
+    heading(console, "Sensitivity", "this plan predicted with one thing changed")
+    made = table([("change", "fold"), ("ms", "right"), ("change ms", "right"), ("", "right")])
+    for item in what_if:
         made.add_row(
-            change.change,
-            number(change.saving_ms),
-            percent(change.saving_ms / prediction.iteration_ms),
-            number(change.iteration_ms),
+            item.change,
+            number(item.iteration_ms),
+            signed(item.change_ms),
+            signed_percent(item.change_ms / before_ms),
         )
     show(console, made)
 
 
-def explain_object(prediction: Prediction, changes: Sequence[WhatIf]) -> dict[str, Any]:
+def signed(change_ms: float) -> str:
+    """``+0.120`` or ``-0.120``; ``0`` for what a prediction cannot tell from nothing."""
+    if abs(change_ms) < 5e-4:
+        return "0"
+    return ("+" if change_ms > 0 else "-") + number(abs(change_ms))
+
+
+def signed_percent(fraction: float) -> str:
+    """``+1.2 %``; empty below half a thousandth."""
+    if abs(fraction) < 5e-4:
+        return ""
+    return ("+" if fraction > 0 else "-") + percent(abs(fraction))
+
+
+def explain_object(explanation: Explanation) -> dict[str, Any]:
     """What ``explain --json`` adds to a prediction.
 
     Keys:
         critical_path: a list of ``name``, ``phase``, ``resource``, ``rank``, ``start_ms`` and
             ``duration_ms``, in order of time from the start of the period.
-        what_if: a list of ``change``, ``iteration_ms`` and ``saving_ms``, most helpful first.
+        waits: on the critical path, the longest first: ``collective``, ``phase``, ``rank``,
+            ``late_rank``, ``wait_ms``, ``median_ms``, ``words``, ``causes`` (``name``, ``phase``,
+            ``late_ms``, ``excess_ms``, ``tables``: key -> share, ``more`` that are not named).
+        changes: ``tried``, and ``found``: at most three that share no table, most helpful first:
+            ``change``, ``tables`` (as in plan.json), ``iteration_ms``, ``saving_ms``.
+        sensitivity: a list of ``kind``, ``change``, ``iteration_ms`` and ``change_ms``.
+        others: the further plans: ``plan`` and the keys of `prediction_object`.
     """
     return {
-        "critical_path": path_object(prediction.critical_path),
-        "what_if": [
-            {"change": c.change, "iteration_ms": c.iteration_ms, "saving_ms": c.saving_ms}
-            for c in changes
+        "critical_path": path_object(explanation.given.prediction.critical_path),
+        "waits": [_wait_object(wait) for wait in explanation.waits],
+        "changes": {
+            "tried": explanation.changes.tried,
+            "found": [
+                {
+                    "change": change.words,
+                    "tables": tables_object(replace(explanation.given.plan, tables=change.tables)),
+                    "iteration_ms": change.iteration_ms,
+                    "saving_ms": change.saving_ms,
+                }
+                for change in explanation.changes.found
+            ],
+        },
+        "sensitivity": [asdict(item) for item in explanation.what_if],
+        "others": [
+            {"plan": other.name, **prediction_object(other.prediction)}
+            for other in explanation.others
         ],
     }
+
+
+def _wait_object(wait: Wait) -> dict[str, Any]:
+    causes = [{**asdict(cause), "tables": dict(cause.tables)} for cause in wait.causes]
+    return {**asdict(wait), "words": wait.words, "causes": causes}
 
 
 def path_object(path: Sequence[Segment]) -> list[dict[str, Any]]:

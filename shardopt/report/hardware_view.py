@@ -89,7 +89,8 @@ def _errors(profile: HardwareProfile) -> str:
     return "; ".join(parts) or _NOT_VALIDATED
 
 
-def _in_words(error: KnownError) -> str:
+def error_words(error: KnownError) -> str:
+    """Mean and geometric mean of a known error, and on which rows."""
     rows = plural(error.n, "row")
     return (
         f"mean error {percent(error.mean)}, geometric mean {percent(error.geomean)} of {rows} "
@@ -107,7 +108,7 @@ def show_profile(console: Console, profile: HardwareProfile) -> None:
         f"{profile.gpus_per_host} per host, NVLink domain of {profile.nvlink_domain}, "
         f"{profile.sms} SMs",
     )
-    for text in [_in_words(error) for error in profile.known_error] or [_NOT_VALIDATED]:
+    for text in [error_words(error) for error in profile.known_error] or [_NOT_VALIDATED]:
         line(console, f"Whole iterations: {text}")
     mixed = len(set(profile.origins.values())) > 1
     for name, group in profile.groups.items():
@@ -127,7 +128,7 @@ def _show_group(console: Console, name: str, group: Group, place: str) -> None:
         details.append(f"rows: {origin.n}")
     details += [f"{what} from {low:g} to {high:g}" for what, (low, high) in origin.range.items()]
     show(console, Text("; ".join(" ".join(d.split()) for d in details), style="italic"))
-    known = _NOT_VALIDATED if origin.error is None else _in_words(origin.error)
+    known = _NOT_VALIDATED if origin.error is None else error_words(origin.error)
     show(console, Text(f"Known error: {known}"))
     made = table([("constant", "left"), ("value", "fold")])
     for key, value in group.model_dump(mode="json").items():

@@ -71,7 +71,7 @@ def show_breakdown(console: Console, prediction: Prediction) -> None:
 def show_ranks(console: Console, prediction: Prediction) -> None:
     """A bar per rank: what its compute stream does in an iteration."""
     times = [RankTimes.of(load, prediction.iteration_ms) for load in prediction.per_rank]
-    shown = _selected(times)
+    shown = selected(times, MAX_RANKS)
     heading(console, "Ranks", f"compute of one iteration of {ms(prediction.iteration_ms)}")
     made = table(
         [
@@ -112,12 +112,12 @@ def show_ranks(console: Console, prediction: Prediction) -> None:
         )
 
 
-def _selected(times: list[RankTimes]) -> list[RankTimes]:
-    """All ranks, or the busiest and idlest, in order of rank."""
-    if len(times) <= MAX_RANKS:
+def selected(times: list[RankTimes], most: int) -> list[RankTimes]:
+    """All ranks, or ``most`` of them: the busiest and the idlest, in order of rank."""
+    if len(times) <= most:
         return times
     by_work = sorted(times, key=lambda t: (-t.embedding, t.rank))
-    half = MAX_RANKS // 2
+    half = most // 2
     return sorted(by_work[:half] + by_work[-half:], key=lambda t: t.rank)
 
 

@@ -59,6 +59,12 @@ def _words(item: OutOfRange) -> str:
     return f"{what} {shown(item.asked)}, fitted up to {shown(item.high)}"
 
 
+def covered(quantity: str, low: float, high: float) -> str:
+    """What the rows behind a group cover: ``m 3 to 65,536``, ``messages of 8 bytes to 16 GiB``."""
+    what, shown = _QUANTITIES.get(quantity, (quantity, _count))
+    return f"{what} {shown(low)} to {shown(high)}"
+
+
 def _count(value: float) -> str:
     return f"{value:,.0f}"
 

@@ -40,7 +40,7 @@ def test_neighbours_fit_and_differ() -> None:
     objective, surrogate = objective_of(random_problem(1))
     rng = random.Random(0)
     base = next(p for p in (random_plan(objective, rng) for _ in range(500)) if objective.fits(p))
-    neighbours = list(LocalSearch(objective, surrogate, 0)._neighbours(base))
+    neighbours = list(LocalSearch(objective, surrogate, 0).neighbours(base))
     assert neighbours
     for change in neighbours:
         after = apply(base, change)

@@ -47,5 +47,5 @@ def test_one_column_shard_keeps_its_rank() -> None:
 
 def test_descent_uses_them() -> None:
     objective, surrogate, base = table_wise()
-    neighbours = LocalSearch(objective, surrogate, 0)._neighbours(base)
+    neighbours = LocalSearch(objective, surrogate, 0).neighbours(base)
     assert any(len(change) > 2 for change in neighbours)

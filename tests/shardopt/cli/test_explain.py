@@ -1,4 +1,4 @@
-"""`shardopt explain`: critical path, changes that help, the trace."""
+"""`shardopt explain`: critical path, waits, changes that help, sensitivity, page and trace."""
 
 import json
 from itertools import pairwise
@@ -15,10 +15,29 @@ def plan(tmp_path: Path, plan_data: dict[str, Any]) -> Path:
     return path
 
 
+@pytest.fixture
+def lopsided(tmp_path: Path, plan_data: dict[str, Any]) -> Path:
+    """All of the embeddings on rank 0."""
+    plan_data["tables"]["items"] = {
+        "sharding_type": "table_wise",
+        "compute_kernel": "fused",
+        "shards": [{"rank": 0, "offset": [0, 0], "size": [50000, 64]}],
+    }
+    path = tmp_path / "lopsided.json"
+    path.write_text(json.dumps(plan_data))
+    return path
+
+
 def test_report(run, model: Path, plan: Path) -> None:
     done = run("explain", model, plan)
     assert done.code == 0, done.err
-    for words in ("Critical path", "What would help most", "Ranks", "The largest part is"):
+    for words in (
+        "Critical path",
+        "What would help most",
+        "Sensitivity",
+        "Ranks",
+        "The largest part is",
+    ):
         assert words in done.out
 
 
@@ -30,15 +49,57 @@ def test_json_path_fills_the_iteration(run, model: Path, plan: Path) -> None:
     assert all(a["start_ms"] <= b["start_ms"] for a, b in pairwise(path))
 
 
-def test_changes_help_and_come_sorted(run, model: Path, plan: Path) -> None:
-    data = json.loads(run("explain", model, plan, "--json").out)
-    savings = [change["saving_ms"] for change in data["what_if"]]
+def test_who_waits_for_whose_tables(run, model: Path, lopsided: Path) -> None:
+    data = json.loads(run("explain", model, lopsided, "--json").out)
+    first = data["waits"][0]
+    assert (first["rank"], first["late_rank"]) == (1, 0)
+    assert "items" in first["causes"][0]["tables"]
+    assert "days" not in first["causes"][0]["tables"]
+    words = " ".join(run("explain", model, lopsided).out.split())
+    assert "Rank 1 waits" in words
+    assert "for rank 0's" in words
+
+
+def test_changes_come_as_tables_of_a_plan_that_is_that_much_faster(
+    run, model: Path, lopsided: Path, tmp_path: Path
+) -> None:
+    data = json.loads(run("explain", model, lopsided, "--json").out)
+    found = data["changes"]["found"]
+    assert 1 <= len(found) <= 3
+    savings = [change["saving_ms"] for change in found]
     assert savings == sorted(savings, reverse=True)
-    assert savings
-    for change in data["what_if"]:
-        assert change["saving_ms"] > 0
-        total = change["iteration_ms"] + change["saving_ms"]
-        assert total == pytest.approx(data["iteration_ms"])
+    for change in found:
+        changed = json.loads(lopsided.read_text())
+        changed["tables"].update(change["tables"])
+        path = tmp_path / "changed.json"
+        path.write_text(json.dumps(changed))
+        after = json.loads(run("predict", model, path, "--json").out)["predictions"][0]
+        assert after["iteration_ms"] == pytest.approx(change["iteration_ms"])
+        assert data["iteration_ms"] - after["iteration_ms"] == pytest.approx(change["saving_ms"])
+
+
+def test_further_plans_are_compared(run, model: Path, plan: Path, lopsided: Path) -> None:
+    data = json.loads(run("explain", model, plan, lopsided, "--json").out)
+    (other,) = data["others"]
+    alone = json.loads(run("predict", model, lopsided, "--json").out)["predictions"][0]
+    assert other == alone
+    done = run("explain", model, plan, lopsided)
+    assert "vs best" in done.out
+    assert run("explain", model, plan, lopsided, "--quiet").out.count(" ms") == 2
+
+
+def test_same_words_every_time(run, model: Path, lopsided: Path) -> None:
+    once, again = (run("explain", model, lopsided, "--json").out for _ in range(2))
+    assert once == again
+
+
+def test_html_is_written_whole(run, model: Path, plan: Path, tmp_path: Path) -> None:
+    done = run("explain", model, plan, "--html", "out.html", "--quiet")
+    assert done.code == 0
+    text = (tmp_path / "out.html").read_text()
+    assert text.startswith("<!DOCTYPE html>")
+    assert text.rstrip().endswith("</html>")
+    assert [path.name for path in tmp_path.glob("*.html")] == ["out.html"]
 
 
 def test_trace_is_written_and_opens_as_json(run, model: Path, plan: Path, tmp_path: Path) -> None:
@@ -47,10 +108,19 @@ def test_trace_is_written_and_opens_as_json(run, model: Path, plan: Path, tmp_pa
     trace = json.loads((tmp_path / "out.json").read_text())
     assert trace["otherData"]["plan"] == str(plan)
     assert {event["ph"] for event in trace["traceEvents"]} == {"M", "X"}
+    named = [e for e in trace["traceEvents"] if e["name"] == "thread_name"]
+    tracks = {(e["pid"], e["args"]["name"]) for e in named}
+    assert {(rank, stream) for rank in (0, 1) for stream in ("host", "compute", "comm")} <= tracks
 
 
-def test_trace_to_nowhere_is_refused(run, model: Path, plan: Path) -> None:
-    done = run("explain", model, plan, "--trace", "no/out.json")
+@pytest.mark.parametrize("flag", ["--trace", "--html"])
+def test_output_to_nowhere_is_refused(run, model: Path, plan: Path, flag: str) -> None:
+    done = run("explain", model, plan, flag, "no/out.json")
     assert (done.code, done.out) == (2, "")
-    done = run("explain", model, plan, "--trace", plan)
+    done = run("explain", model, plan, flag, plan)
     assert (done.code, "is an input" in done.err) == (2, True)
+
+
+def test_two_outputs_in_one_file_are_refused(run, model: Path, plan: Path) -> None:
+    done = run("explain", model, plan, "--html", "out", "--trace", "./out")
+    assert (done.code, "give them different files" in done.err) == (2, True)

@@ -1,0 +1,63 @@
+"""Problems of pooled tables on four ranks with plans of whole tables, and their explanations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+from predictor.plan import ShardingPlan
+from predictor.predict import predict
+from predictor.workload import Table
+from search.result import Problem
+from shardopt.cli.resolve import Setting
+from shardopt.report.explanation import Explanation, explained
+from shardopt.report.predict_view import Predicted
+from tests.builders import a_table, a_topology, a_workload, device_bound, plan_of, table_wise
+
+NASTY = "<script>alert('t')</script>&amp;\"]]>"
+WORLD = 4
+
+
+def tables(*rows: int) -> list[Table]:
+    """``t0``, ``t1``, ... of so many rows each."""
+    return [a_table(f"t{i}", n) for i, n in enumerate(rows)]
+
+
+def a_problem(given: Sequence[Table], world: int = WORLD, local: int | None = None) -> Problem:
+    """Work enough that kernels, on a quick host, set the time."""
+    workload = a_workload(*given, batch_size=16384)
+    return Problem(workload, a_topology(world, local), device_bound())
+
+
+def whole(problem: Problem, ranks: Sequence[int]) -> ShardingPlan:
+    """Every table whole, on the rank given for it."""
+    pairs = zip(problem.workload.tables, ranks, strict=True)
+    candidate = [table_wise(table, rank) for table, rank in pairs]
+    return plan_of(problem.workload, problem.topology, candidate)
+
+
+def predicted(problem: Problem, plan: ShardingPlan, name: str = "plan.json") -> Predicted:
+    """A plan with its prediction."""
+    prediction = predict(problem.workload, problem.topology, problem.hardware, plan)
+    return Predicted(name, plan, prediction)
+
+
+def a_setting(problem: Problem) -> Setting:
+    """As the command line would have it."""
+    return Setting(
+        problem.workload, problem.topology, problem.topology, problem.hardware, "h100", "default"
+    )
+
+
+@cache
+def nasty() -> tuple[Setting, Explanation]:
+    """Twelve tables, one with a hostile name; most on rank 0, beside a plan that spreads them."""
+    given = tables(*(1000 * (i + 1) for i in range(12)))
+    given[3] = replace(given[3], name=NASTY)
+    problem = a_problem(given)
+    plans = [
+        predicted(problem, whole(problem, [0] * 9 + [1, 2, 3]), "</script>.json"),
+        predicted(problem, whole(problem, [i % WORLD for i in range(12)]), "even.json"),
+    ]
+    return a_setting(problem), explained(problem, plans)
