@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check wheel clean
+.PHONY: help setup demo test test-slow test-torchrec check wheel clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,6 +13,7 @@ MODEL := configs/models/dlrm_dcnv2_criteo1tb.yaml
 # CUDA wheel of fbgemm, which would overwrite the CPU one.
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 TORCHREC := torchrec==1.8.0
+OTHER_TORCHRECS := 1.7.0 1.9.2
 # Keyed on what is asked for, not on dates: checking out the same pyproject.toml installs nothing.
 KEY := $(shell { cat pyproject.toml; echo "$(TORCHREC) $(CURDIR)"; } | cksum | cut -d' ' -f1)
 STAMP := $(VENV)/.setup-$(KEY)
@@ -41,6 +42,16 @@ test: setup ## the quick tests
 
 test-slow: setup ## the slow tests
 	$(BIN)/python -m pytest -m slow
+
+# Each version lies in a folder of its own, before the pinned one on the path.
+test-torchrec: setup ## the tests of the TorchRec hook and plans under the oldest and newest version
+	for version in $(OTHER_TORCHRECS); do \
+	  folder=$(VENV)/torchrec-$$version; \
+	  test -d $$folder || $(PIP) --no-deps --target $$folder torchrec==$$version; \
+	  echo "torchrec $$version"; \
+	  PYTHONPATH=$$folder $(BIN)/python -m pytest -m "not slow" \
+	    tests/shardopt/torchrec tests/torchrec_parity tests/distributed/test_training.py; \
+	done
 
 check: setup ## ruff, mypy, and the staircase of imports
 	$(BIN)/ruff check .
