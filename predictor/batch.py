@@ -6,18 +6,28 @@ Plans that use different sharding types share one graph; what a plan does not us
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from predictor import shared_cache
 from predictor.costs import Costs
 from predictor.dlrm import DlrmBuilder
 from predictor.graph import Graph
 from predictor.hardware import HardwareProfile
-from predictor.loads import COLUMNS, LONGEST, Load, LookupGroup, ShardLoads, add, group_of
+from predictor.loads import (
+    COLUMNS,
+    LONGEST,
+    Load,
+    LookupGroup,
+    ShardLoads,
+    add,
+    filling_column,
+    group_of,
+)
 from predictor.plan import TablePlan
 from predictor.timeline import simulate
 from predictor.topology import Topology
@@ -35,14 +45,18 @@ CHUNK_ELEMENTS = 4096
 
 class _Entry(NamedTuple):
     """What one table's sharding puts on the ranks: lookup group, summed load ``[ranks, COLUMNS]``
-    without the longest latencies, and those ``[ranks, 2]``."""
+    without the longest latencies, those ``[ranks, 2]``, and what it adds to which ranks' UVM caches
+    ``[some ranks, shared_cache.COLUMNS]``, if any."""
 
     group: int
     load: Array
     longest: Array
+    cache: tuple[NDArray[np.intp], Array] | None
 
 
 Entries = Sequence[_Entry]
+Caches = Mapping[int, Array]
+"""Lookup group -> what fills its UVM caches, ``[ranks, shared_cache.COLUMNS]``."""
 
 
 class BatchPredictor:
@@ -60,6 +74,7 @@ class BatchPredictor:
         self.groups: list[LookupGroup] = []
         self._index: dict[LookupGroup, int] = {}
         self._entries: dict[tuple[int, TablePlan], _Entry] = {}
+        self._cached = False
         self._most = np.zeros(LONGEST.stop - LONGEST.start)
 
     def group_index(self, index: int, plan: TablePlan) -> int:
@@ -73,7 +88,8 @@ class BatchPredictor:
     def table(self, index: int, plan: TablePlan) -> tuple[int, Array]:
         """Lookup group and load of one table's sharding, ``[ranks, COLUMNS]``.
 
-        All of it adds up; the longest latencies, which do not, are left out.
+        All of it adds up; the longest latencies, which do not, are left out, and every shard has
+        a UVM cache of its own.
         """
         entry = self._entry(index, plan)
         return entry.group, entry.load
@@ -88,9 +104,21 @@ class BatchPredictor:
             longest = per_rank[:, LONGEST].copy()
             per_rank[:, LONGEST] = 0.0
             self._most = np.maximum(self._most, longest.max(axis=0))
-            found = _Entry(self.group_index(index, plan), per_rank, longest)
+            caches = self._cache(index, plan)
+            found = _Entry(self.group_index(index, plan), per_rank, longest, caches)
             self._entries[key] = found
         return found
+
+    def _cache(self, index: int, plan: TablePlan) -> tuple[NDArray[np.intp], Array] | None:
+        per_rank: dict[int, Array] = {}
+        for shard in plan.shards:
+            cache = self.shards.cache_of_shard(index, plan, shard)
+            if cache is not None:
+                per_rank[shard.rank] = per_rank.get(shard.rank, 0.0) + cache
+        if not per_rank:
+            return None
+        self._cached = True
+        return np.array([*per_rank], dtype=np.intp), np.stack([*per_rank.values()])
 
     def _of(self, candidate: Candidate) -> list[_Entry]:
         return [self._entry(index, plan) for index, plan in enumerate(candidate)]
@@ -99,6 +127,7 @@ class BatchPredictor:
         """Summed loads of one plan, ``[groups, ranks, COLUMNS]``."""
         entries = self._of(candidate)
         total = self._sums(entries)
+        self._share_caches(total[None], [self._caches(entries)])
         _put_longest(total, entries, {entry.group for entry in entries})
         return total
 
@@ -107,6 +136,35 @@ class BatchPredictor:
         for entry in entries:
             total[entry.group] += entry.load
         return total
+
+    def _caches(self, entries: Iterable[_Entry]) -> Caches:
+        found: dict[int, Array] = {}
+        for entry in entries:
+            if entry.cache is not None:
+                if entry.group not in found:
+                    shape = self.topology.world_size, shared_cache.COLUMNS
+                    found[entry.group] = np.zeros(shape)
+                ranks, filled = entry.cache
+                found[entry.group][ranks] += filled
+        return found
+
+    def _refilled(self, caches: Caches, base: Entries, change: Mapping[int, _Entry]) -> Caches:
+        after = dict(caches)
+        for group, filled in self._caches(base[index] for index in change).items():
+            after[group] = after[group] - filled
+        for group, filled in self._caches(change.values()).items():
+            after[group] = after.get(group, 0.0) + filled
+        return after
+
+    def _share_caches(self, totals: Array, caches: Sequence[Caches]) -> None:
+        """Enter into ``totals`` ``[plans, groups, ranks, COLUMNS]`` what changes because the tables
+        of a launch share one cache."""
+        lookups = [(plan, group) for plan, found in enumerate(caches) for group in found]
+        if lookups:
+            plans, groups = zip(*lookups, strict=True)
+            filled = np.stack([caches[plan][group] for plan, group in lookups])
+            column = filling_column(self.workload)
+            totals[plans, groups, :, column] += shared_cache.sharing_ms(filled)
 
     def _short(self, totals: Array) -> NDArray[np.bool_]:
         """Lookups ``[plans, groups]`` so short on a rank that a latency may outlast them."""
@@ -130,6 +188,7 @@ class BatchPredictor:
         return self._in_chunks(
             len(candidates),
             lambda part: np.stack([self._sums(e) for e in entries[part]]),
+            lambda part: [self._caches(e) for e in entries[part]],
             entries.__getitem__,
         )
 
@@ -137,7 +196,7 @@ class BatchPredictor:
         """Predicted iteration time in ms of ``base`` with each of the changes, ``[changes]``."""
         entries = self._of(base)
         others = [{i: self._entry(i, plan) for i, plan in change.items()} for change in changes]
-        before = self._sums(entries)
+        before, filled = self._sums(entries), self._caches(entries)
         _put_longest(before, entries, {entry.group for entry in entries})
 
         touched = np.zeros((len(changes), len(self.groups)), dtype=bool)
@@ -147,6 +206,7 @@ class BatchPredictor:
         return self._in_chunks(
             len(changes),
             lambda part: np.stack([_changed(before, entries, other) for other in others[part]]),
+            lambda part: [self._refilled(filled, entries, other) for other in others[part]],
             lambda which: [others[which].get(i, entry) for i, entry in enumerate(entries)],
             touched,
         )
@@ -155,6 +215,7 @@ class BatchPredictor:
         self,
         count: int,
         sums: Callable[[slice], Array],
+        caches: Callable[[slice], list[Caches]],
         entries: Callable[[int], Entries],
         touched: NDArray[np.bool_] | None = None,
     ) -> Array:
@@ -162,6 +223,7 @@ class BatchPredictor:
 
         Args:
             sums: summed loads of the plans of a slice.
+            caches: what fills their UVM caches.
             entries: of one plan.
             touched: lookups ``[plans, groups]`` that lack their longest latencies; all if None.
         """
@@ -170,6 +232,8 @@ class BatchPredictor:
         for start in range(0, count, size):
             part = slice(start, start + size)
             totals = sums(part)
+            if self._cached:
+                self._share_caches(totals, caches(part))
             short = self._short(totals) & (True if touched is None else touched[part])
             for i in np.flatnonzero(short.any(axis=1)).tolist():
                 _put_longest(totals[i], entries(start + i), np.flatnonzero(short[i]).tolist())

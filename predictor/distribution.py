@@ -7,8 +7,9 @@ ever sampled. Draws are independent (the independent reference model).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -21,6 +22,8 @@ Array = NDArray[np.float64]
 EXACT_RANKS = 256
 """The hottest rows, where a skewed law bends most, get a bin each."""
 BINS_PER_DECADE = 12
+RANGE_TOLERANCE = 0.05
+"""By how much rows counted by id range may miss those of the table; they are estimates."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,10 +67,12 @@ class Bins:
             return 0.0
         if cache_rows >= self.rows:
             return 1.0
-        resident = -np.expm1(-self.probs * self._characteristic_time(cache_rows))
+        resident = -np.expm1(-self.probs * self.characteristic_time(cache_rows))
         return float((self.counts * self.probs) @ resident) / self.mass
 
-    def _characteristic_time(self, cache_rows: float) -> float:
+    def characteristic_time(self, cache_rows: float) -> float:
+        """Draws over the whole table after which an LRU cache of ``cache_rows`` rows, fewer than
+        there are, lets go of a row that was not drawn again (Che, Tung, Wang 2002)."""
         low, high = 0.0, 1.0
         while self.counts @ -np.expm1(-self.probs * high) < cache_rows and high < 1e300:
             low, high = high, 2 * high
@@ -78,6 +83,15 @@ class Bins:
             else:
                 high = middle
         return high
+
+    def resident(self, time: Array) -> Array:
+        """Rows that an LRU cache with a characteristic time in draws holds, shaped as ``time``."""
+        return np.asarray(-np.expm1(-np.multiply.outer(time, self.probs)) @ self.counts)
+
+    def missed(self, time: Array) -> Array:
+        """Share of all draws that fall on these rows and miss such a cache, shaped as ``time``."""
+        absent = np.exp(-np.multiply.outer(time, self.probs))
+        return np.asarray(absent @ (self.counts * self.probs))
 
     def batch_hits(self, draws: float, cache_rows: float) -> float:
         """Expected hits in a cache that starts empty and sees ``draws`` draws over the table.
@@ -98,6 +112,38 @@ class Bins:
     def scaled(self, share: float) -> Bins:
         """A random ``share`` of the rows, in [0, 1]: what a row range holds of shuffled ids."""
         return Bins(self.counts * share, self.probs)
+
+
+def mixture(parts: Sequence[Bins], draws: Sequence[float]) -> Bins:
+    """The same rows as several features see them, the k-th hottest row of one being that of all.
+
+    Args:
+        parts: of features with equal numbers of rows.
+        draws: of each feature, >= 0, not all 0.
+    """
+    ends = [np.cumsum(part.counts) for part in parts]
+    edges = np.unique(np.concatenate(ends))
+    share = np.asarray(draws, dtype=np.float64) / sum(draws)
+    middle = edges - 0.5 * np.diff(edges, prepend=0.0)
+    probs = np.zeros(len(edges))
+    for part, end, weight in zip(parts, ends, share, strict=True):
+        # an edge that rounding put past the last row is still that row's
+        probs += weight * part.probs[np.minimum(np.searchsorted(end, middle), len(end) - 1)]
+    return Bins(np.diff(edges, prepend=0.0), probs)
+
+
+def together(parts: Sequence[Bins], draws: Sequence[float]) -> Bins:
+    """The rows of several tables as one, of whose draws each gets its part; not in order.
+
+    Args:
+        parts: at least one.
+        draws: of each table, >= 0, not all 0.
+    """
+    share = np.asarray(draws, dtype=np.float64) / sum(draws)
+    return Bins(
+        np.concatenate([part.counts for part in parts]),
+        np.concatenate([w * part.probs for w, part in zip(share, parts, strict=True)]),
+    )
 
 
 class Distribution(Protocol):
@@ -237,3 +283,74 @@ class Empirical:
             counts, weights = np.append(counts, missing), np.append(weights, 0.0)
         bins = Bins(counts, weights).slice(0, num_embeddings)
         return Bins(bins.counts, bins.probs / (bins.counts @ bins.probs))
+
+
+@dataclass(frozen=True, eq=False)
+class EmpiricalByRange:
+    """Bins measured from data together with the id ranges in which their rows lie.
+
+    Args:
+        whole: the bins of the table.
+        range_rows: rows of each bin in each id range, ``[bins, ranges]``, in the order of
+            ``whole.counts``. Both are estimates: they agree in the rows of the table, and in those
+            of single bins only as well as a sample tells.
+        range_width: rows of an id range; the last one ends with the table.
+        table_rows: rows of the table that was measured.
+    """
+
+    whole: Empirical
+    range_rows: Array
+    range_width: int
+    table_rows: int
+
+    def __post_init__(self) -> None:
+        ranges = -(-self.table_rows // self.range_width) if self.range_width > 0 else 0
+        if self.range_rows.shape != (len(self.whole.counts), ranges) or ranges < 1:
+            raise InputError(
+                f"id ranges of shape {self.range_rows.shape} do not fit {len(self.whole.counts)} "
+                f"bins over {self.table_rows} rows in ranges of {self.range_width}"
+            )
+        if self.range_rows.min() < 0 or not np.isclose(
+            self.range_rows.sum(), self.table_rows, rtol=RANGE_TOLERANCE
+        ):
+            raise InputError(
+                f"rows by id range must be >= 0 and sum to the {self.table_rows} rows of the table"
+                f", not {self.range_rows.sum():.6g}"
+            )
+
+    def bins(self, num_embeddings: int) -> Bins:
+        """As `Empirical.bins`."""
+        return self.whole.bins(num_embeddings)
+
+    def between(self, first: int, last: int, num_embeddings: int) -> Bins | None:
+        """Rows with ids ``first`` to ``last`` (exclusive) of a table; within an id range the rows
+        of a bin lie evenly.
+
+        None where the table has fewer rows than the measured one: its ids were others.
+        """
+        if num_embeddings < self.table_rows:
+            return None
+        rows = self._below(last) - self._below(first)
+        weights = np.asarray(self.whole.weights, dtype=np.float64)
+        probs = weights / float(self._edges[:, -1] @ weights)
+        # rows that the measured table does not have are never drawn
+        rows = np.append(rows, max(0.0, float(last - max(first, self.table_rows))))
+        probs = np.append(probs, 0.0)
+        order = np.argsort(-probs, kind="stable")
+        order = order[rows[order] > 0]
+        return Bins(rows[order], probs[order])
+
+    @cached_property
+    def _edges(self) -> Array:
+        """Rows of each bin below the start of each id range, ``[bins, ranges + 1]``."""
+        start = np.zeros((len(self.range_rows), 1))
+        return np.concatenate((start, np.cumsum(self.range_rows, axis=1)), axis=1)
+
+    def _below(self, row: int) -> Array:
+        """Rows of each bin whose id is smaller than ``row``."""
+        row = min(row, self.table_rows)
+        at = min(row // self.range_width, self.range_rows.shape[1] - 1)
+        first = at * self.range_width
+        part = (row - first) / (min(first + self.range_width, self.table_rows) - first)
+        below: Array = self._edges[:, at] + part * self.range_rows[:, at]
+        return below

@@ -24,6 +24,7 @@ from predictor.kernels.elementwise import copy_h2d_ms, memory_ms
 from predictor.kernels.embedding_cuda import CudaLookups
 from predictor.kernels.gemm import gemm_times
 from predictor.kernels.lookup_shard import LookupShard
+from predictor.kernels.uvm_cache import shared_fetched_rows
 from predictor.plan import ComputeKernel
 from predictor.profile_groups import CudaEmbedding
 
@@ -138,7 +139,8 @@ def launch_ms(model: CudaLookups, shards: Sequence[LookupShard], part: str) -> f
     ``fused``; its optimizer state is where it was.
     """
     if part == "prefetch":
-        return model.prefetch_floor_ms() + sum(map(model.prefetch_ms, shards))
+        fetched = shared_fetched_rows(tuple(shards))
+        return model.prefetch_floor_ms() + sum(map(model.prefetch_ms, shards, fetched))
     if part == "forward":
         return model.forward_floor_ms() + _forward_ms(model, [_on_device(s) for s in shards])
     return model.backward_floor_ms() + _backward_ms(model, shards)

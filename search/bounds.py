@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, combinations
 
 import numpy as np
@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
 
 from predictor.batch import BatchPredictor
-from predictor.loads import COLUMNS, LAUNCH, LookupGroup
+from predictor.loads import COLUMNS, LAUNCH, LookupGroup, filling_column
+from predictor.plan import TablePlan
+from search.cache_bound import PRICES, least_sharing_ms
 from search.relaxation import Cut, Hulls, Relaxation
 from search.result import Problem
 from search.space import Option, Space, place
@@ -41,7 +43,11 @@ GIB = float(1 << 30)
 
 @dataclass(frozen=True)
 class _Choice:
-    """One option of one table with its load averaged over the ranks, and its memory."""
+    """One option of one table with its load averaged over the ranks, and its memory.
+
+    ``sharing`` is what it fetches at least beyond its load, since tables share UVM caches, at
+    several prices of their room.
+    """
 
     table: int
     option: Option
@@ -49,6 +55,7 @@ class _Choice:
     load: Array
     hbm_bytes: int
     ddr_bytes: int
+    sharing: Array
 
 
 class LowerBound:
@@ -62,6 +69,7 @@ class LowerBound:
         self.problem = problem
         self.batch = batch
         self.choices = list(self._choices(space))
+        self._share_caches()
         self.tables = len(space.options)
         # an exchange's ceiling does not depend on which other exchanges a set has
         self.hulls: dict[str, Hulls] = {}
@@ -130,12 +138,9 @@ class LowerBound:
         world = self.problem.topology.world_size
         for table, options in enumerate(space.options):
             for option in options:
-                legal = option.legal_ranks(self.problem.topology)
-                if legal.is_empty:
+                if option.legal_ranks(self.problem.topology).is_empty:
                     continue
-                # where the shards lie does not change their sum
-                plan = place(option, [r for unit in legal.units for r in unit[0]])
-                group, load = self.batch.table(table, plan)
+                group, load = self.batch.table(table, self._placed(option))
                 yield _Choice(
                     table,
                     option,
@@ -143,7 +148,32 @@ class LowerBound:
                     load.sum(axis=0) / world,
                     sum(m.hbm_bytes for m in option.memory),
                     sum(m.ddr_bytes for m in option.memory),
+                    np.zeros(1 + PRICES),
                 )
+
+    def _share_caches(self) -> None:
+        """Enter into the choices what they fetch at least, whatever tables share their caches."""
+        world = self.problem.topology.world_size
+        for group in {choice.group for choice in self.choices}:
+            caches = {
+                i: self._caches(c.option) for i, c in enumerate(self.choices) if c.group == group
+            }
+            cached = [i for i, found in caches.items() if found]
+            if cached:
+                least = least_sharing_ms([caches[i] for i in cached]) / world
+                for i, sharing in zip(cached, least, strict=True):
+                    self.choices[i] = replace(self.choices[i], sharing=sharing)
+
+    def _caches(self, option: Option) -> list[Array]:
+        """What each shard of an option adds to a UVM cache."""
+        plan, shards = self._placed(option), self.batch.shards
+        found = (shards.cache_of_shard(option.table, plan, shard) for shard in plan.shards)
+        return [cache for cache in found if cache is not None]
+
+    def _placed(self, option: Option) -> TablePlan:
+        """A plan of the option; where the shards lie does not change their sum."""
+        legal = option.legal_ranks(self.problem.topology)
+        return place(option, [r for unit in legal.units for r in unit[0]])
 
     def _exchange(self, choice: _Choice) -> tuple[str, str]:
         return _exchange_of(self.batch.groups[choice.group])
@@ -221,7 +251,8 @@ class ExchangeSet:
             self.loads[i, position[choice.group]] = choice.load
         self.loads[..., LAUNCH] = 0.0
         ceiling = np.maximum.reduceat(self.loads, self.first).sum(axis=0)
-        self.flat = self.loads.reshape(len(self.choices), -1)
+        self.group = np.array([position[choice.group] for choice in self.choices])
+        self.sharing = np.stack([choice.sharing for choice in self.choices])
         self.memory = np.array([[c.hbm_bytes, c.ddr_bytes] for c in self.choices]).T / GIB
         self.caps = np.array([sum(topology.hbm_cap_bytes), sum(topology.ddr_cap_bytes)]) / GIB
         groups = [batch.groups[g] for g in used]
@@ -279,7 +310,8 @@ class ExchangeSet:
         """Add what the program's optimum violates (or first of all, the even mix)."""
         assert self.relaxation is not None
         now = self.solver.Objective().Value() if self.cuts else -1.0
-        load = np.tensordot(self.shares, self.loads, axes=1)
+        loads = self._priced()
+        load = np.tensordot(self.shares, loads, axes=1)
         if self.exact:
             cut = self.relaxation.evaluate(load)[1]
             cuts = [] if cut is None else [cut]
@@ -288,12 +320,24 @@ class ExchangeSet:
         found = False
         for cut in cuts:
             if cut.constant + float((cut.slope * load).sum()) > now * (1 + TOLERANCE) + 1e-12:
-                self._add(cut)
+                self._add(cut, loads)
                 found = True
         return found
 
-    def _add(self, cut: Cut) -> None:
-        weights = self.flat @ cut.slope.ravel()
+    def _priced(self) -> Array:
+        """Loads ``[choices, groups, COLUMNS]`` with what they fetch at least through shared caches,
+        at the prices at which the program's last optimum fetches most."""
+        if not self.sharing.any():
+            return self.loads
+        loads, column = self.loads.copy(), filling_column(self.bound.problem.workload)
+        for group in range(loads.shape[1]):
+            mine = np.flatnonzero(self.group == group)
+            price = int(np.argmax(self.shares[mine] @ self.sharing[mine]))
+            loads[mine, group, column] += self.sharing[mine, price]
+        return loads
+
+    def _add(self, cut: Cut, loads: Array) -> None:
+        weights = loads.reshape(len(self.choices), -1) @ cut.slope.ravel()
         row = self._row(cut.constant, self.solver.infinity(), -weights)
         row.SetCoefficient(self.time, 1.0)
         self.cuts.append(row)

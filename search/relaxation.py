@@ -188,9 +188,11 @@ class Relaxation:
         costs = np.stack(
             [np.broadcast_to(op.cost_ms.reshape(-1), len(probes)) for op in many.ops], axis=1
         )
+        # where caches that tables lend each other make a lookup less than nothing, it is nothing
+        slopes = np.where(costs[0] < 0, 0.0, costs[1:-1] - costs[0])
         one = Graph(1, 1, many.inline_streams, many.launch_latency_ms)
         one.ops = [self._single(op, costs[0, i]) for i, op in enumerate(many.ops)]
-        return one, costs[1:-1] - costs[0], [op.active is not None for op in many.ops]
+        return one, slopes, [op.active is not None for op in many.ops]
 
     def _builder(self, loads: Array) -> DlrmBuilder:
         known, ceiling, certain = self.hulls, self.ceiling, self.certain

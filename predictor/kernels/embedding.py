@@ -35,6 +35,7 @@ __all__ = [
     "backward_kernels",
     "backward_longest_ms",
     "backward_ms",
+    "fetch_ms",
     "forward_floor_ms",
     "forward_kernels",
     "forward_longest_ms",
@@ -114,8 +115,15 @@ def backward_ms(shard: LookupShard, hw: HardwareProfile) -> float:
 
 
 def prefetch_ms(shard: LookupShard, hw: HardwareProfile) -> float:
-    """Marginal time of a ``fused_uvm_caching`` shard in a prefetch; other kernels have none."""
+    """Marginal time of a ``fused_uvm_caching`` shard in a prefetch, with a cache of its own; other
+    kernels have none."""
     return lookup_model(hw).prefetch_ms(shard) if shard.ids > 0 else 0.0
+
+
+def fetch_ms(shard: LookupShard, hw: HardwareProfile) -> float:
+    """Fetching one row of a ``fused_uvm_caching`` shard into the cache; 0 on a CPU."""
+    model = lookup_model(hw)
+    return model.fetch_ms(shard) if isinstance(model, CudaLookups) else 0.0
 
 
 def forward_floor_ms(hw: HardwareProfile) -> float:

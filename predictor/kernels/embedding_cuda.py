@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from predictor import units
 from predictor.kernels.lookup_shard import GRADIENT_ELEMENT_BYTES, LookupShard, state_row_bytes
+from predictor.kernels.uvm_cache import own_fetched_rows
 from predictor.plan import ComputeKernel
 from predictor.profile_groups import CudaEmbedding
 from predictor.profile_schema import HardwareProfile
@@ -122,19 +123,21 @@ class CudaLookups:
         numbering = law.linearize_us * math.ceil(shard.ids_per_walk / WARP)
         return units.us(numbering + law.segment_us) + max(waiting, moving)
 
-    def prefetch_ms(self, shard: LookupShard) -> float:
+    def prefetch_ms(self, shard: LookupShard, fetched_rows: float | None = None) -> float:
         """Probing the UVM cache, then fetching misses while evicted rows go back.
 
-        A row is fetched at most once an iteration; in the steady state the ids miss as an LRU cache
-        of the same rows would (Che's approximation).
+        Args:
+            fetched_rows: where other tables share the cache; those of a cache of its own if None.
         """
         if shard.kernel is not ComputeKernel.FUSED_UVM_CACHING:
             return 0.0
-        ids = shard.ids
-        hit_rate = shard.bins.hit_rate(shard.cache_load_factor * shard.rows)
-        fetched = min(shard.distinct_rows, ids * (1.0 - hit_rate))
-        probe = units.us(self.law.prefetch_ns_per_lookup * 1e-3) * ids
-        return probe + self._link_ms(fetched * self._row_bytes(shard))
+        rows = own_fetched_rows(shard) if fetched_rows is None else fetched_rows
+        probe = units.us(self.law.prefetch_ns_per_lookup * 1e-3) * shard.ids
+        return probe + rows * self.fetch_ms(shard)
+
+    def fetch_ms(self, shard: LookupShard) -> float:
+        """One row of the shard from the host."""
+        return self._link_ms(self._row_bytes(shard))
 
     def sort_passes(self, rows: ArrayLike) -> Array:
         """Passes of a radix sort of the ids of tables with ``rows`` rows together, >= 1.

@@ -32,7 +32,10 @@ from predictor.fit_cuda import (
 from predictor.fit_free import Free
 from predictor.fit_gemm import GemmRows
 from predictor.hardware import HardwareProfile, load_hardware
+from predictor.kernels.embedding import lookup_model
+from predictor.kernels.embedding_cuda import CudaLookups
 from predictor.kernels.lookup_shard import LookupShard
+from predictor.kernels.uvm_cache import own_fetched_rows, shared_fetched_rows
 from predictor.plan import ComputeKernel
 
 pytest.importorskip("scipy")
@@ -196,3 +199,21 @@ def test_multiplications_tell_a_rate_for_each_type() -> None:
     for dtype, rate in rates.items():
         assert found.gemm.tflops[dtype] == pytest.approx(rate, rel=0.1)
     assert found.gemm.tflops["tf32"] == BASE.gemm.tflops["tf32"], "no row has it"
+
+
+def test_tables_of_a_measured_launch_share_one_cache() -> None:
+    kind = ComputeKernel.FUSED_UVM_CACHING
+    hot, cold = (
+        LookupShard(Zipf(0.8).bins(200_000), draws, 1e4, 200_000, 64, kernel=kind)
+        for draws in (4e5, 2e4)
+    )
+    both, first, second = predict_launches(
+        BASE,
+        LaunchRows([[hot, cold], [hot], [cold]], ["prefetch"] * 3, np.ones(3)),
+    )
+    model = lookup_model(BASE)
+    assert isinstance(model, CudaLookups)
+    alone = own_fetched_rows(hot) + own_fetched_rows(cold)
+    change = model.fetch_ms(hot) * (sum(shared_fetched_rows((hot, cold))) - alone)
+    assert abs(change) > 0.01 * first
+    assert both == pytest.approx(first + second - model.prefetch_floor_ms() + change)

@@ -134,3 +134,26 @@ def test_cuts_of_any_exchanges_bound_plans_of_one_and_of_two(
         assert cut is not None
         below = cut.constant + (cut.slope * loads[together]).sum(axis=(1, 2))
         assert (below <= times[together] * (1 + 1e-9)).all()
+
+
+def test_a_lookup_that_costs_less_than_nothing_costs_nothing() -> None:
+    """Tables that lend more of a shared cache than they need can have negative loads."""
+    only = Constraints(sharding_types=(ShardingType.ROW_WISE,), compute_kernels=("fused",))
+    workload = a_workload(a_table("a", 50_000, 64, 4.0, constraints=only), batch_size=65536)
+    objective, _ = objective_of(a_problem(workload, hosts(2), copying(H100)))
+    (plan,) = every_plan(objective)
+    batch = objective.batch
+    load = batch.totals(objective.table_plans(plan)).mean(axis=1)
+    load[..., Load.SHARDS] = 0.0
+    lent, free = load.copy(), load.copy()
+    lent[..., Load.FORWARD_MS], free[..., Load.FORWARD_MS] = -50.0, 0.0
+    relaxed = Relaxation(batch.costs, batch.groups, load, [True], {})
+    # the launch's floor is not paid either
+    assert relaxed.evaluate(lent)[0] <= relaxed.evaluate(free)[0]
+    for exact in (True, False):
+        cuts = [relaxed.evaluate(lent)[1]] if exact else relaxed.busy(lent)
+        for cut in cuts:
+            assert cut is not None
+            assert not cut.slope[..., Load.FORWARD_MS].any()
+            below = cut.constant + float((cut.slope * load).sum())
+            assert 0 <= below <= objective.score([plan])[0]
