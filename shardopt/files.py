@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from predictor.errors import InputError, did_you_mean
 
@@ -21,12 +24,21 @@ def read_bytes(path: str | Path, what: str) -> bytes:
     """
     try:
         return Path(path).read_bytes()
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such {what}{_neighbour(Path(path))}") from None
-    except IsADirectoryError:
-        raise InputError(f"{path}: is a directory; give the {what} itself") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot read this {what}: {_reason(error)}") from None
+        raise InputError(read_problem(path, what, error)) from None
+
+
+def read_problem(path: str | Path, what: str, error: Exception) -> str:
+    """What to say of a file that cannot be read.
+
+    Args:
+        what: what the file is, such as ``model file``.
+    """
+    if isinstance(error, FileNotFoundError):
+        return f"{path}: no such {what}{_neighbour(Path(path))}"
+    if isinstance(error, IsADirectoryError):
+        return f"{path}: is a directory; give the {what} itself"
+    return f"{path}: cannot read this {what}: {_reason(error)}"
 
 
 def decode(content: bytes, path: str | Path) -> str:
@@ -48,7 +60,19 @@ def decode(content: bytes, path: str | Path) -> str:
 def atomic_write_text(path: str | Path, text: str) -> None:
     """Write ``text`` as UTF-8 so that ``path`` holds either all of it or what it held before.
 
-    The text goes to a temporary file in the same directory, which then takes the name. A file that
+    Raises:
+        InputError: as `atomic_open`.
+    """
+    with atomic_open(path) as stream:
+        stream.write(text.encode("utf-8"))
+
+
+@contextmanager
+def atomic_open(path: str | Path) -> Iterator[BinaryIO]:
+    """A stream whose bytes ``path`` holds once the block ends, all of them; an error in the block
+    leaves what the file held before.
+
+    The bytes go to a temporary file in the same directory, which then takes the name. A file that
     is replaced keeps its permissions; a symbolic link stays one and its target is replaced.
 
     Raises:
@@ -66,8 +90,8 @@ def atomic_write_text(path: str | Path, text: str) -> None:
     temporary = ""
     try:
         handle, temporary = tempfile.mkstemp(prefix=f".{target.name[:100]}.", dir=target.parent)
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
-            stream.write(text)
+        with os.fdopen(handle, "wb") as stream:
+            yield stream
             stream.flush()
             os.fsync(stream.fileno())
         os.chmod(temporary, _mode(target))

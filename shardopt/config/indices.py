@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.distribution import Distribution, Empirical, ReuseHistogram, Uniform, Zipf
+from predictor.distribution import (
+    Distribution,
+    Empirical,
+    EmpiricalByRange,
+    ReuseHistogram,
+    Uniform,
+    Zipf,
+)
 from predictor.errors import InputError, did_you_mean
 from shardopt.config.problems import KeyPath, Problems, shown
 from shardopt.config.schema import HistogramSection, StatsSection, ZipfSection, check
@@ -92,7 +99,7 @@ class Indices:
             )
             return None
         try:
-            return _empirical(arrays, feature)
+            return _measured(arrays, feature)
         except (InputError, KeyError, ValueError) as error:
             self.problems.add((*path, "feature"), f"{file}, {feature}: {error}")
             return None
@@ -119,7 +126,8 @@ def _read_npz(path: Path) -> dict[str, NDArray[np.float64]]:
         return {name: np.asarray(archive[name], dtype=np.float64) for name in archive.files}
 
 
-def _empirical(arrays: dict[str, NDArray[np.float64]], feature: str) -> Empirical:
+def _measured(arrays: dict[str, NDArray[np.float64]], feature: str) -> Empirical | EmpiricalByRange:
+    """Bins, and where their rows lie if the file says so, as `shardopt stats` writes them."""
     counts = arrays[f"{feature}.counts"]
     weights = arrays.get(f"{feature}.weights")
     if weights is None:
@@ -128,4 +136,18 @@ def _empirical(arrays: dict[str, NDArray[np.float64]], feature: str) -> Empirica
         raise InputError("the arrays must have one dimension")
     if not (np.isfinite(counts).all() and np.isfinite(weights).all()):
         raise InputError("the arrays hold values that are not finite")
-    return Empirical(tuple(counts.tolist()), tuple(weights.tolist()))
+    whole = Empirical(tuple(counts.tolist()), tuple(weights.tolist()))
+    rows = arrays.get(f"{feature}.range_rows")
+    if rows is None:
+        return whole
+    if rows.ndim != 2 or not np.isfinite(rows).all():
+        raise InputError(f"{feature}.range_rows must be finite numbers, bins by id ranges")
+    width, table = (_whole(arrays, f"{feature}.{name}") for name in ("range_width", "rows"))
+    return EmpiricalByRange(whole, rows, width, table)
+
+
+def _whole(arrays: dict[str, NDArray[np.float64]], name: str) -> int:
+    value = arrays.get(name)
+    if value is None or value.size != 1 or not float(value.reshape(-1)[0]).is_integer():
+        raise InputError(f"the array {name} must be there and hold one whole number")
+    return int(value.reshape(-1)[0])

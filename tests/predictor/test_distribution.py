@@ -13,6 +13,7 @@ from predictor.distribution import (
     Bins,
     Distribution,
     Empirical,
+    EmpiricalByRange,
     ReuseHistogram,
     Uniform,
     Zipf,
@@ -182,3 +183,40 @@ def test_no_draws_fall_on_an_empty_range() -> None:
     empty = Zipf(1).bins(100).slice(50, 50)
     assert (empty.rows, empty.mass, empty.unique(10), empty.hit_rate(5)) == (0, 0, 0, 0)
     assert isinstance(empty, Bins)
+
+
+@given(
+    st.lists(st.lists(st.floats(0, 100), min_size=3, max_size=3), min_size=1, max_size=5),
+    st.lists(st.integers(0, 290), max_size=4),
+    st.integers(0, 500),
+)
+@settings(max_examples=80, deadline=None)
+def test_id_ranges_share_rows_mass_and_distinct(
+    shares: list[list[float]], cuts: list[int], more: int
+) -> None:
+    # ranges of 100, 100 and 90 rows
+    rows = np.array(shares) + 1.0
+    rows *= np.array([100.0, 100.0, 90.0]) / rows.sum(axis=0)
+    whole = Empirical(tuple(rows.sum(axis=1)), tuple(range(len(rows), 0, -1)))
+    law, table = EmpiricalByRange(whole, rows, 100, 290), 290 + more
+    edges = [0, *sorted(cuts), table]
+    parts = [law.between(a, b, table) for a, b in pairwise(edges)]
+    bins = law.bins(table)
+    for part, (a, b) in zip(parts, pairwise(edges), strict=True):
+        assert part is not None
+        assert part.rows == pytest.approx(b - a, abs=1e-6)
+        assert (np.diff(part.probs) <= 0).all()
+    assert sum(p.mass for p in parts if p) == pytest.approx(1)
+    assert sum(p.unique(50) for p in parts if p) == pytest.approx(bins.unique(50))
+    assert law.between(0, 10, 289) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "table"),
+    [([[50.0]], 0, 50), ([[50.0]], 100, 90), ([[25.0, 25.0]], 50, 50), ([[60.0, -10.0]], 25, 50)],
+)
+def test_id_ranges_that_do_not_fit_are_refused(
+    rows: list[list[float]], width: int, table: int
+) -> None:
+    with pytest.raises(InputError, match="range"):
+        EmpiricalByRange(Empirical((50.0,), (1.0,)), np.array(rows), width, table)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from predictor.distribution import Zipf
+from predictor.distribution import Empirical, EmpiricalByRange, Zipf
 from predictor.loads import Load, ShardLoads, group_of, shard_bins
 from predictor.plan import ComputeKernel, Shard, ShardingType, TablePlan
 from predictor.workload import Feature, Table, Workload
@@ -62,6 +62,17 @@ def test_low_ids_are_hot_in_frequency_order_alone() -> None:
     assert hot.sum() == pytest.approx(4000)
     assert (np.diff(hot) < 0).all()
     assert hot[0] > 2000
+
+
+@pytest.mark.parametrize("order", ["random", "frequency"])
+def test_rows_measured_by_range_go_to_their_shards(order: str) -> None:
+    # the hot rows lie in the third quarter of the ids
+    where = np.array([[0.0, 0.0, 100.0, 0.0], [250.0, 250.0, 150.0, 250.0]])
+    law = EmpiricalByRange(Empirical((100.0, 900.0), (9.0, 1.0)), where, 250, 1000)
+    feature = Feature("f", 10.0, 1.0, law, order)
+    workload = a_workload(a_table(rows=1000, features=(feature,)), batch_size=100)
+    ids = load(workload, T.ROW_WISE)[:, Load.IDS]
+    assert ids == pytest.approx(np.array([250, 250, 1050, 250]) / 1800 * 4000)
 
 
 def test_an_empty_shard_has_no_work() -> None:

@@ -172,6 +172,8 @@ def test_unreadable_files(tmp_path: Path, write: Callable[[str], Path], good: st
         ("{file: stats.npz, feature: cat_1}", ["no feature 'cat_1'", "did you mean 'cat_0'?"]),
         ("{file: stats.npz, feature: half}", ["half.weights is missing"]),
         ("{file: stats.npz, feature: odd}", ["as many counts as weights"]),
+        ("{file: stats.npz, feature: bare}", ["bare.range_width must be there"]),
+        ("{file: stats.npz, feature: long}", ["id ranges of shape (2, 2) do not fit 2 bins"]),
         ("{file: model.yaml, feature: cat_0}", ["not an .npz file"]),
         ("{file: stats.npz, featur: cat_0}", ["unknown key", "did you mean 'feature'?"]),
     ],
@@ -182,6 +184,10 @@ def test_statistics_files(
     ones = np.ones(2)
     arrays = {"cat_0.counts": ones, "cat_0.weights": ones, "half.counts": ones}
     arrays |= {"odd.counts": ones, "odd.weights": np.ones(3)}
+    for name in ("bare", "long"):
+        arrays |= {f"{name}.counts": ones, f"{name}.weights": ones}
+        arrays[f"{name}.range_rows"] = np.ones((2, 2)) / 2
+    arrays |= {"long.range_width": np.array(1), "long.rows": np.array(3)}
     np.savez(tmp_path / "stats.npz", **arrays)
     message = error_of("{zipf: {alpha: 1.05, q: 2}}", spec)
     assert "model.yaml:14: tables[0].features[0].index_distribution" in message

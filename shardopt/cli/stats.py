@@ -1,0 +1,243 @@
+"""``shardopt stats``: how the ids of a data sample spread over the rows of the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from predictor.errors import InputError
+from shardopt.cli import options
+
+if TYPE_CHECKING:
+    from shardopt.stats.source import DataFormat
+
+DATA = "Data"
+
+Data = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="DATA...",
+        help="Criteo TSV (.gz too), .npy, multi-hot .npz, Parquet, or what torch.save wrote "
+        "(KeyedJaggedTensors, dlrm_datasets). Several files are read as one.",
+        show_default=False,
+    ),
+]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="NAME",
+        help="tsv, npy, npz, parquet or torch; the file name tells unless given.",
+        rich_help_panel=DATA,
+        show_default=False,
+    ),
+]
+Features = Annotated[
+    str | None,
+    typer.Option(
+        "--features",
+        "--columns",
+        metavar="A,B,...",
+        help="Features to read; all unless given.",
+        rich_help_panel=DATA,
+        show_default=False,
+    ),
+]
+TableRows = Annotated[
+    str | None,
+    typer.Option(
+        "--table-rows",
+        metavar="N|FILE",
+        help="Rows of every table, or a YAML or JSON file with 'feature: rows'; the largest id "
+        "plus one unless given.",
+        rich_help_panel=DATA,
+        show_default=False,
+    ),
+]
+ModelRows = Annotated[
+    Path | None,
+    typer.Option(
+        "--model",
+        metavar="FILE",
+        help="Model file whose features are read, with the rows of their tables.",
+        rich_help_panel=DATA,
+        show_default=False,
+    ),
+]
+Modulo = Annotated[
+    bool,
+    typer.Option("--modulo", help="Take ids modulo the rows of their table.", rich_help_panel=DATA),
+]
+MaxIds = Annotated[
+    int,
+    typer.Option(
+        "--max-ids",
+        metavar="N",
+        help="Distinct ids of a feature that are counted exactly; beyond, a sample of them is.",
+        rich_help_panel=DATA,
+    ),
+]
+ChunkRows = Annotated[
+    int,
+    typer.Option("--chunk-rows", metavar="N", help="Samples read at once.", rich_help_panel=DATA),
+]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="FILE",
+        help="Save the state here now and then, and go on from it; removed at the end.",
+        rich_help_panel=options.OUTPUT,
+        show_default=False,
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Write what 'index_distribution: {file, feature}' reads (.npz).",
+        rich_help_panel=options.OUTPUT,
+        show_default=False,
+    ),
+]
+Hot = Annotated[
+    int,
+    typer.Option(
+        "--hot", metavar="N", help="Hottest rows to list.", rich_help_panel=options.OUTPUT
+    ),
+]
+
+
+def stats(
+    data: Data,
+    data_format: Format = None,
+    features: Features = None,
+    table_rows: TableRows = None,
+    model: ModelRows = None,
+    modulo: Modulo = False,
+    max_ids: MaxIds = 2**20,
+    chunk_rows: ChunkRows = 65536,
+    hot: Hot = 10,
+    output: Output = None,
+    checkpoint: Checkpoint = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Count a data sample: pooling factors, distinct rows, skew and hot rows of every feature."""
+    from shardopt.cli.messages import note
+    from shardopt.cli.output import check_writable, print_json
+    from shardopt.report.stats_view import ReadingProgress, show_short, show_stats, stats_object
+    from shardopt.stats.collect import Reading, collect
+    from shardopt.stats.result import summarise, write_stats
+
+    check_writable(output, data)
+    check_writable(checkpoint, [*data, *([output] if output else [])])
+    for flag, value, low in (
+        ("max-ids", max_ids, 1),
+        ("chunk-rows", chunk_rows, 1),
+        ("hot", hot, 0),
+    ):
+        if value < low:
+            raise InputError(f"--{flag}: got {value}; allowed: {low} and up")
+    reading = Reading(
+        _names(features),
+        _rows(table_rows, model, modulo),
+        modulo,
+        max_ids,
+        chunk_rows,
+        _format(data_format),
+    )
+    with ReadingProgress(on=not quiet) as progress:
+        counts = collect(data, reading, checkpoint=checkpoint, on_chunk=progress)
+    found = list(summarise(counts, reading, hot))
+    told = [f"feature '{f.name}' has no ids; no file describes it" for f in found if f.seen is None]
+    if output is not None:
+        write_stats(output, found)
+        told.append(f"wrote {output}")
+    if checkpoint is not None:
+        checkpoint.unlink(missing_ok=True)
+    note(told, quiet=quiet)
+    if json:
+        print_json(stats_object(found))
+        return
+    from shardopt.report.console import make_console
+
+    if quiet:
+        show_short(make_console(), found)
+    else:
+        show_stats(make_console(), found, output)
+
+
+def _at_least(low: int, flags: Mapping[str, int]) -> None:
+    for flag, value in flags.items():
+        if value < low:
+            raise InputError(f"{flag}: got {value}; allowed: {low} and up")
+
+
+def _names(features: str | None) -> tuple[str, ...] | None:
+    if features is None:
+        return None
+    names = tuple(name.strip() for name in features.split(","))
+    if not all(names):
+        raise InputError(f"--features: got '{features}'; give names with commas between them")
+    return names
+
+
+def _format(name: str | None) -> DataFormat | None:
+    from predictor.errors import did_you_mean
+    from shardopt.stats.source import DataFormat
+
+    if name is None:
+        return None
+    if name not in list(DataFormat):
+        raise InputError(
+            f"--format: got '{name}'{did_you_mean(name, DataFormat)}; allowed: "
+            f"{', '.join(DataFormat)}"
+        )
+    return DataFormat(name)
+
+
+def _rows(
+    table_rows: str | None, model: Path | None, modulo: bool
+) -> Mapping[str, int] | int | None:
+    if table_rows is not None and model is not None:
+        raise InputError("--table-rows and --model both give the rows; give one of them")
+    if model is not None:
+        from shardopt.config.model import load_model
+
+        tables = load_model(model).tables
+        return {f.name: table.num_embeddings for table in tables for f in table.features}
+    if table_rows is None:
+        if modulo:
+            raise InputError("--modulo needs the rows of the tables: --table-rows or --model")
+        return None
+    if table_rows.isdecimal():
+        return _count(int(table_rows), "--table-rows")
+    return _rows_file(Path(table_rows))
+
+
+def _rows_file(path: Path) -> Mapping[str, int]:
+    import yaml
+
+    from shardopt.files import decode, read_bytes
+
+    try:
+        raw = yaml.safe_load(decode(read_bytes(path, "file of table rows"), path))
+    except yaml.YAMLError as error:
+        raise InputError(f"{path}: is not YAML: {error}") from None
+    if not isinstance(raw, dict) or not raw:
+        raise InputError(f"{path}: must be a mapping 'feature: rows', one line a feature")
+    return {str(name): _count(rows, f"{path}: {name}") for name, rows in raw.items()}
+
+
+def _count(rows: object, where: str) -> int:
+    from shardopt.config.schema import MAX_ROWS
+
+    if isinstance(rows, bool) or not isinstance(rows, int) or not 1 <= rows <= MAX_ROWS:
+        raise InputError(f"{where}: got {rows}; allowed: whole numbers from 1 to {MAX_ROWS}")
+    return rows

@@ -1,0 +1,147 @@
+"""What a data sample says of its features, on the console and as plain dicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.status import Status
+from rich.text import Text
+
+from shardopt.report.console import heading, line, show, table
+from shardopt.stats.result import FeatureStats, Seen, yaml_line
+
+POOR_FIT = 0.05
+"""Error of the distinct rows from which a Zipf law is no stand-in for the file."""
+HOT_SHOWN = 3
+
+
+class ReadingProgress:
+    """Which file is read and how many samples were, on stderr; nothing when off or piped away."""
+
+    def __init__(self, *, on: bool) -> None:
+        console = Console(stderr=True)
+        self._status = Status("reading", console=console) if on and console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def __call__(self, path: Path, samples: int) -> None:
+        """Samples so far, over all files."""
+        if self._status is not None:
+            self._status.update(f"reading {path.name}: {samples:,} samples")
+
+
+def show_stats(console: Console, found: Sequence[FeatureStats], file: Path | None) -> None:
+    """A table of features, the hottest rows, and the lines for model.yaml."""
+    heading(console, "Features", f"{found[0].samples:,} samples")
+    columns = [("feature", "fold"), ("rows", "right"), ("ids/sample", "right"), ("empty", "right")]
+    columns += [("distinct", "right"), ("alpha", "right"), ("q", "right"), ("fit", "right")]
+    columns += [("KS", "right"), ("hottest", "right")]
+    made = table(columns)
+    for feature in found:
+        made.add_row(*_cells(feature))
+    show(console, made)
+    _explain(console, found)
+    if file is not None:
+        heading(console, "For model.yaml")
+        for feature in found:
+            if feature.seen is not None:
+                # broken over lines it could not be pasted
+                console.print(Text(f"  - {yaml_line(feature, file)}"), soft_wrap=True)
+
+
+def show_short(console: Console, found: Sequence[FeatureStats]) -> None:
+    """A line a feature."""
+    for feature in found:
+        fit = feature.seen.fit if feature.seen else None
+        alpha = "-" if fit is None else f"{fit.alpha:.3f}"
+        line(
+            console,
+            f"{feature.name}: {feature.pooling_factor:.4g} ids per sample, "
+            f"{_distinct(feature)} distinct, alpha {alpha}",
+        )
+
+
+def stats_object(found: Sequence[FeatureStats]) -> dict[str, Any]:
+    """``--json``.
+
+    Keys of a feature: ``name``, ``rows`` (and ``rows_given``), ``samples``, ``ids``,
+    ``pooling_factor``, ``empty_share``, and unless there are no ids ``exact`` (all distinct ids
+    were counted), ``distinct``, ``curve`` (``draws`` and ``distinct`` rows in them),
+    ``curve_error`` (of the bins that the file holds), ``zipf`` (``alpha``, ``q``,
+    ``distinct_error``, ``ks``; null for few ids), ``reuse_histogram`` as model.yaml takes it,
+    ``hottest`` (``id``, ``share``, ``uncertain``).
+    """
+    return {"schema": "shardopt.stats/1", "features": [_object(feature) for feature in found]}
+
+
+def _object(feature: FeatureStats) -> dict[str, Any]:
+    names = ("name", "rows", "rows_given", "samples", "ids", "pooling_factor", "empty_share")
+    found = {name: getattr(feature, name) for name in names}
+    return found if feature.seen is None else {**found, **_seen(feature.seen, feature.ids)}
+
+
+def _seen(seen: Seen, ids: int) -> dict[str, Any]:
+    return {
+        "exact": seen.exact,
+        "distinct": float(seen.distinct[-1]),
+        "curve": {"draws": seen.draws.tolist(), "distinct": seen.distinct.tolist()},
+        "curve_error": seen.curve_error,
+        "zipf": None if seen.fit is None else asdict(seen.fit),
+        "reuse_histogram": {"lookups": ids, "fractions": list(seen.reuse_fractions)},
+        "hottest": [asdict(row) for row in seen.hottest],
+    }
+
+
+def _cells(feature: FeatureStats) -> list[str]:
+    seen = feature.seen
+    fit = seen.fit if seen else None
+    skew = ["-"] * 4
+    if fit is not None:
+        skew = [f"{fit.alpha:.3f}", f"{fit.q:.3g}", f"{fit.distinct_error:.1%}", f"{fit.ks:.3f}"]
+    return [
+        feature.name,
+        f"{feature.rows:,}",
+        f"{feature.pooling_factor:.4g}",
+        f"{feature.empty_share:.1%}",
+        _distinct(feature),
+        *skew,
+        f"{seen.hottest[0].share:.2%}" if seen and seen.hottest else "-",
+    ]
+
+
+def _distinct(feature: FeatureStats) -> str:
+    if feature.seen is None:
+        return "0"
+    return f"{'' if feature.seen.exact else '~'}{feature.seen.distinct[-1]:,.0f}"
+
+
+def _explain(console: Console, found: Sequence[FeatureStats]) -> None:
+    seen = {feature.name: feature.seen for feature in found if feature.seen is not None}
+    poor = [name for name, s in seen.items() if s.fit and s.fit.distinct_error > POOR_FIT]
+    if poor:
+        line(console, f"No Zipf law fits {', '.join(poor)}: use the file.", style="yellow")
+    if any(not feature.rows_given for feature in found):
+        line(console, "Rows are the largest id plus one; --table-rows or --model gives them.")
+    if any(not s.exact for s in seen.values()):
+        line(console, "~ estimated from a sample of the rows; --max-ids counts more of them.")
+    for name, s in seen.items():
+        if s.hottest:
+            rows = ", ".join(f"{row.id} ({row.share:.2%})" for row in s.hottest[:HOT_SHOWN])
+            line(console, f"  hottest rows of {name}: {rows}", style="dim")

@@ -1,0 +1,162 @@
+"""What is counted of one feature while its data stream by, and how it is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardopt.stats.sketch import HotRows, IdSample
+from shardopt.stats.spectrum import RANGES, Spectrum
+
+Ids = NDArray[np.int64]
+
+SURE = 0.1
+"""Largest share of a hot row's count that may be slack."""
+HOT_KNOWN = 4096
+"""Hot rows whose own counts are used where the others' are sampled."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bags:
+    """The ids of one feature in some consecutive samples.
+
+    Args:
+        ids: of all samples, one after the other, ``[n]``.
+        lengths: ids of each sample, ``[samples]``; None if every sample has one.
+    """
+
+    ids: Ids
+    lengths: Ids | None = None
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return len(self.ids) if self.lengths is None else len(self.lengths)
+
+
+@dataclass
+class FeatureCounts:
+    """Counts of one feature.
+
+    Args:
+        limit: distinct ids that are counted exactly, >= 1.
+        samples, empty, ids: samples, those without an id, and ids so far.
+        shift: an id range has ``2^shift`` rows.
+    """
+
+    limit: int
+    samples: int = 0
+    empty: int = 0
+    ids: int = 0
+    largest: int = -1
+    shift: int = 0
+    range_draws: Ids = field(default_factory=lambda: np.zeros(RANGES, dtype=np.int64))
+    sample: IdSample = field(init=False)
+    hot: HotRows | None = None
+
+    def __post_init__(self) -> None:
+        self.sample = IdSample(self.limit)
+
+    def add(self, bags: Bags) -> None:
+        """Count some samples; their ids are >= 0."""
+        self.samples += bags.samples
+        if bags.lengths is not None:
+            self.empty += int((bags.lengths == 0).sum())
+        if not len(bags.ids):
+            return
+        self.ids += len(bags.ids)
+        ids, counts = np.unique(bags.ids, return_counts=True)
+        self.largest = max(self.largest, int(ids[-1]))
+        self._add_ranges(ids, counts)
+        self.sample.add(ids, counts)
+        if self.hot is not None:
+            self.hot.add(ids, counts)
+        elif self.sample.full:
+            self.hot = HotRows.of(self.sample.ids, self.sample.counts)
+        self.sample.thin()
+
+    def _add_ranges(self, ids: Ids, counts: Ids) -> None:
+        while self.largest >> self.shift >= RANGES:
+            pairs = self.range_draws.reshape(-1, 2).sum(axis=1)
+            self.range_draws = np.concatenate((pairs, np.zeros_like(pairs)))
+            self.shift += 1
+        self.range_draws += np.bincount(ids >> self.shift, weights=counts, minlength=RANGES).astype(
+            np.int64
+        )
+
+    def spectrum(self, rows: int) -> Spectrum:
+        """The sample as the estimators take it.
+
+        Args:
+            rows: of the table, > the largest id.
+        """
+        shift, draws = self.shift, self.range_draws
+        while rows > RANGES << shift:
+            draws = np.concatenate((draws.reshape(-1, 2).sum(axis=1), np.zeros(RANGES // 2)))
+            shift += 1
+        ids, counts, _, weights = self._rows()
+        return Spectrum(
+            rows,
+            self.ids,
+            counts,
+            weights,
+            ids >> shift,
+            draws[: -(-rows // (1 << shift))].astype(np.float64),
+            1 << shift,
+        )
+
+    def hottest(self, count: int) -> tuple[Ids, Ids, Ids]:
+        """Ids, how often they occur, and by how much that may be off, hottest first."""
+        ids, counts, slack, weights = self._rows()
+        sure = np.flatnonzero(weights == 1) if self.hot is not None else np.arange(len(ids))
+        best = sure[np.argsort(-counts[sure], kind="stable")][:count]
+        return ids[best], counts[best], slack[best]
+
+    def _rows(self) -> tuple[Ids, Ids, Ids, NDArray[np.float64]]:
+        """Ids, counts, how far the counts may be off, rows that each stands for."""
+        sampled, counts = self.sample.ids, self.sample.counts
+        zero = np.zeros(len(sampled), dtype=np.int64)
+        if self.hot is None:
+            return sampled, counts, zero, np.ones(len(sampled))
+        most = self.hot.counts + self.hot.slack
+        sure = np.flatnonzero(self.hot.slack <= SURE * most)
+        sure = sure[np.argsort(-most[sure], kind="stable")][:HOT_KNOWN]
+        hot, half = self.hot.ids[sure], self.hot.slack[sure] // 2
+        other = ~np.isin(sampled, hot)
+        return (
+            np.concatenate((hot, sampled[other])),
+            np.concatenate((self.hot.counts[sure] + half, counts[other])),
+            np.concatenate((self.hot.slack[sure] - half, zero[other])),
+            np.concatenate((np.ones(len(hot)), np.full(int(other.sum()), self.sample.weight))),
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Everything counted so far, as arrays."""
+        numbers = [self.limit, self.samples, self.empty, self.ids, self.largest, self.shift]
+        found: dict[str, Any] = {
+            "numbers": np.array([*numbers, self.sample.level], dtype=np.int64),
+            "range_draws": self.range_draws,
+            "sample": np.stack((self.sample.ids, self.sample.counts)),
+        }
+        if self.hot is not None:
+            found["hot"] = np.stack((self.hot.ids, self.hot.counts, self.hot.slack))
+            found["hot_floor"] = np.array([self.hot.capacity, self.hot.floor], dtype=np.int64)
+        return found
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> FeatureCounts:
+        """The inverse of `state`."""
+        limit, samples, empty, ids, largest, shift, level = map(int, state["numbers"])
+        draws = state["range_draws"].astype(np.int64)
+        made = cls(limit, samples, empty, ids, largest, shift, draws)
+        made.sample.level = level
+        made.sample.ids, made.sample.counts = state["sample"].astype(np.int64)
+        if "hot" in state:
+            made.hot = HotRows(int(state["hot_floor"][0]))
+            made.hot.floor = int(state["hot_floor"][1])
+            made.hot.ids, made.hot.counts, made.hot.slack = state["hot"].astype(np.int64)
+        return made

@@ -1,0 +1,229 @@
+"""Rows by how likely they are drawn, those that a sample did not meet included.
+
+A row that is drawn with probability p occurs Poisson(N p) times in N draws, so the frequencies of
+a sample are a mixture of Poisson laws. The mixture is found by expectation maximisation, started
+from the fitted Zipf law: where the sample says much the result follows the sample, where it says
+nothing (rows much rarer than one in N) it keeps the law's shape. What Good (1953) and Turing's rule
+says of the unseen mass as a whole follows from the fit to the rows that occur once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor.distribution import Distribution, Uniform
+from shardopt.stats.poisson import OFTEN, maximise, met, poisson, stepped, within_chance
+from shardopt.stats.skew import ZipfFit
+from shardopt.stats.spectrum import Spectrum
+
+Array = NDArray[np.float64]
+
+GRID_PER_DECADE = 8
+RARE = 1e-4
+"""Smallest expected occurrences of the grid, unless the law has rarer rows."""
+RAREST = 1e-9
+MOST_SCALED = 10.0
+"""Largest factor by which the draws of a range correct what a sample of its rows says."""
+HOT_SINGLE = 64
+"""The hottest rows get a bin each."""
+CLASSES_PER_DECADE = 24
+LOOSE = 2e-3
+"""Share of rows and draws that starts off the law, so that a sample can move any row anywhere."""
+SHAPE_STEPS = 40
+TELLING = 20.0
+"""Ids from which a range has a full say in the shape; ranges that are never drawn have none."""
+USUAL = 0.98
+"""Share of the ranges that chance alone leaves within two deviations."""
+HALVINGS = 20
+RANGE_DRAWS = 200
+"""Ids of rare rows that a range needs, on average, to be told from its neighbours."""
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """Bins of rows with one probability, hottest first, and where their rows lie.
+
+    Args:
+        counts: rows of each bin, ``[bins]``.
+        probs: probability of one draw to hit one row of the bin; masses sum to one.
+        range_rows: rows of each bin in each id range, ``[bins, ranges]``. Ranges are estimated for
+            themselves, so they sum to ``counts`` but for the errors of either.
+    """
+
+    counts: Array
+    probs: Array
+    range_rows: Array
+
+
+def estimate(spectrum: Spectrum, fit: ZipfFit | None) -> Mixture:
+    """The rows of the whole table by probability.
+
+    Args:
+        spectrum: of the sample, at least one draw.
+        fit: its law; uniform if None.
+    """
+    law: Distribution = fit.law if fit else Uniform()
+    often = spectrum.counts >= OFTEN
+    sampled = often & (spectrum.weights != 1)
+    known_at, known = _classes(spectrum, often & ~sampled, HOT_SINGLE)
+    sampled_at, some = _classes(spectrum, sampled, 0)
+    rare_at, whole, rare = _rare(spectrum, often, law, known.sum(axis=0) + some.sum(axis=0))
+    # the draws of a range are known, so what a sample of rows says of the hotter ones must fit in
+    left = spectrum.range_draws - known_at @ known - rare_at @ rare
+    some = some * np.clip(left / np.maximum(sampled_at @ some, 1e-300), 0.0, MOST_SCALED)
+    some = some * max(0.0, float(left.sum())) / max(float((sampled_at @ some).sum()), 1e-300)
+    at = np.concatenate((known_at, sampled_at, rare_at))
+    rows = np.concatenate((known, some, rare))
+    counts = np.concatenate((known.sum(axis=1), some.sum(axis=1), whole))
+    order = np.argsort(-at, kind="stable")
+    order = order[counts[order] > 0]
+    return Mixture(counts[order], at[order] / float(counts @ at), rows[order])
+
+
+def _classes(spectrum: Spectrum, which: NDArray[np.bool_], single: int) -> tuple[Array, Array]:
+    """Mean occurrences of classes ``[classes]`` of rows that occur about as often, and their rows
+    by range ``[classes, ranges]``; the ``single`` hottest rows have a class each."""
+    counts, weights = spectrum.counts[which], spectrum.weights[which]
+    ranges = len(spectrum.range_draws)
+    classes = np.floor(np.log10(counts) * CLASSES_PER_DECADE).astype(np.int64)
+    hottest = np.argsort(-counts, kind="stable")[:single]
+    classes[hottest] = -1 - np.arange(len(hottest))
+    names, index = np.unique(classes, return_inverse=True)
+    size = len(names)
+    rows: Array = np.zeros((size, ranges))
+    np.add.at(rows, (index, spectrum.ranges[which]), weights)
+    total = np.bincount(index, weights=weights * counts, minlength=size)
+    return total / rows.sum(axis=1), rows
+
+
+def _rare(
+    spectrum: Spectrum, often: NDArray[np.bool_], law: Distribution, known: Array
+) -> tuple[Array, Array, Array]:
+    """Expected occurrences of the grid ``[grid]``, its rows in the table ``[grid]`` and by range
+    ``[grid, ranges]``."""
+    ranges = len(spectrum.range_draws)
+    rows = np.maximum(spectrum.range_rows - known, 0.0)
+    seen = np.zeros((ranges, OFTEN))
+    few = ~often
+    np.add.at(seen, (spectrum.ranges[few], spectrum.counts[few]), spectrum.weights[few])
+    # a sample of rows may stand for more of them than a range has
+    seen *= np.minimum(1.0, rows / np.maximum(seen.sum(axis=1), 1e-300))[:, None]
+    seen[:, 0] = np.maximum(rows - seen.sum(axis=1), 0.0)
+    at, start = _start(spectrum, law)
+    likely = poisson(at)
+    # chance is that of the rows which were counted, not of those that they stand for
+    each = float(spectrum.weights.max())
+    seen = seen / each
+    begin = start[None, :] * rows.sum() / each
+    whole = maximise(begin, seen.sum(axis=0)[None, :], likely)[0]
+    merged = _merge(ranges, float((seen @ np.arange(OFTEN)).sum()))
+    found = _ranges(whole, _grouped(seen, merged), at, likely)
+    share = rows / np.maximum(np.repeat(_grouped(rows, merged), merged)[:ranges], 1e-300)
+    alike = np.repeat(found, merged, axis=0)[:ranges] * share[:, None]
+    # within what was merged, rows that occurred lie where they occurred
+    return met(likely), each * whole, each * stepped(alike, seen, likely).T
+
+
+def _ranges(whole: Array, seen: Array, at: Array, likely: Array) -> Array:
+    """Rows of the grid ``[ranges, grid]`` in ranges with frequencies ``seen``.
+
+    Rows of a range are first taken to be likely as one shape says, times a factor of the range. The
+    shape starts as the table's, which it stays where ids are shuffled, and narrows where hot and
+    cold rows lie apart. From there each range follows what its own rows say.
+    """
+    rows = seen.sum(axis=1)
+    draws = seen @ np.arange(OFTEN, dtype=np.float64)
+    if rows.sum() <= 0:
+        return np.zeros((len(rows), len(at)))
+    ids, expected = met(likely), _shrunk(draws, rows)
+    alike = rows[:, None] * (whole / whole.sum())[None, :]
+    # whole grid points: a fraction would smear the shape a little more in every step
+    points = np.rint(_factors(alike, ids, expected))
+    shape, say = whole, np.minimum(draws / TELLING, 1.0)[:, None]
+    for _ in range(SHAPE_STEPS if say.any() else 0):
+        start = _moved(rows[:, None] * (shape / shape.sum())[None, :], points)
+        if within_chance(seen, np.maximum(start @ likely, 1e-300)).mean() >= USUAL:
+            break
+        shape = _moved(stepped(start, seen, likely) * say, -points).sum(axis=0)
+    alike = rows[:, None] * (shape / shape.sum())[None, :]
+    start = _moved(alike, _factors(alike, ids, expected))
+    return maximise(start, seen, likely)
+
+
+def _shrunk(draws: Array, rows: Array) -> Array:
+    """Draws of ranges as all the data would have them: pulled to the mean as far as chance goes.
+
+    James and Stein's estimator with the variance between ranges from the method of moments (Efron
+    and Morris 1973); the variance of chance is that of a Poisson count.
+    """
+    if len(draws) < 3:
+        return draws
+    mean = rows * draws.sum() / rows.sum()
+    spread = float(((draws - mean) ** 2).sum() / (len(draws) - 1))
+    keep = max(0.0, 1.0 - float(mean.mean()) / spread) if spread > 0 else 0.0
+    return mean + keep * (draws - mean)
+
+
+def _start(spectrum: Spectrum, law: Distribution) -> tuple[Array, Array]:
+    """The grid of expected occurrences, ascending with 0 first, and shares of rows on it."""
+    bins = law.bins(spectrum.rows)
+    expected = np.maximum(bins.probs * spectrum.draws, RAREST)
+    low = np.log10(max(min(RARE, float(expected.min()) / 2), RAREST))
+    high = np.log10(1.5 * OFTEN)
+    points = np.linspace(low, high, int((high - low) * GRID_PER_DECADE) + 2)
+    # the rows of a bin go to both neighbours on the grid, so that their mean stays
+    place = np.clip((np.log10(expected) - low) / (points[1] - points[0]), 0, len(points) - 1.001)
+    left = place.astype(np.int64)
+    rare = expected < OFTEN
+    share = np.zeros(len(points))
+    np.add.at(share, left[rare], (bins.counts * (left + 1 - place))[rare])
+    np.add.at(share, left[rare] + 1, (bins.counts * (place - left))[rare])
+    at = np.concatenate(([0.0], 10.0**points))
+    even = spectrum.draws / spectrum.rows / np.maximum(at, RAREST)
+    loose = np.minimum(even, 1.0) * LOOSE / len(at)
+    start = np.concatenate(([0.0], share / max(float(share.sum()), 1e-300))) + loose
+    return at, start / start.sum()
+
+
+def _factors(rows: Array, at: Array, draws: Array) -> Array:
+    """By how many grid points the rows ``[ranges, grid]`` must move to bring ``draws [ranges]``.
+
+    Args:
+        at: ids that a row of each grid point brings, rising with the grid.
+    """
+    low, high = np.full(len(rows), 2.0 - len(at)), np.full(len(rows), len(at) - 2.0)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        less = _moved(rows, middle) @ at < draws
+        low, high = np.where(less, middle, low), np.where(less, high, middle)
+    return (low + high) / 2
+
+
+def _moved(rows: Array, points: Array) -> Array:
+    """Rows so many grid points further up, a fraction split between two; zero stays zero."""
+    last = rows.shape[1] - 1
+    whole = np.floor(points).astype(np.int64)
+    place = np.arange(1, last + 1)[None, :] + whole[:, None]
+    part = (points - whole)[:, None]
+    moved = np.zeros_like(rows)
+    moved[:, 0] = rows[:, 0]
+    range_at = np.arange(len(rows))[:, None]
+    for up, share in ((0, 1 - part), (1, part)):
+        np.add.at(moved, (range_at, np.clip(place + up, 1, last)), rows[:, 1:] * share)
+    return moved
+
+
+def _merge(ranges: int, draws: float) -> int:
+    """How many neighbouring ranges to take together, a power of two."""
+    merged = 1
+    while merged < ranges and draws / (ranges / merged) < RANGE_DRAWS:
+        merged *= 2
+    return merged
+
+
+def _grouped(values: Array, size: int) -> Array:
+    """Sums of ``size`` neighbours along the first axis."""
+    return np.add.reduceat(values, np.arange(0, len(values), size), axis=0)

@@ -1,0 +1,84 @@
+"""Ids in Parquet columns: integers, or lists of integers for features with several ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from predictor.errors import InputError, ShardoptError
+from shardopt.files import read_problem
+from shardopt.stats.counts import Bags
+from shardopt.stats.source import Chunk, whole_numbers
+
+
+class ParquetSource:
+    """A Parquet file. A null is a sample without an id; columns of other types are no features."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.arrow, parquet = _pyarrow()
+        try:
+            self.file = parquet.ParquetFile(path)
+        except OSError as error:
+            raise InputError(read_problem(path, "data file", error)) from None
+        except self.arrow.ArrowException as error:
+            raise InputError(f"{path}: is no Parquet file, or truncated: {error}") from None
+        schema = self.file.schema_arrow
+        self.types = {name: schema.field(name).type for name in dict.fromkeys(schema.names)}
+        self.features: Sequence[str] = [n for n, kind in self.types.items() if self._ids(kind)]
+
+    def chunks(self, wanted: Sequence[str], rows: int, skip: int) -> Iterator[Chunk]:
+        """As `Source.chunks`."""
+        first = 0
+        try:
+            for batch in self.file.iter_batches(batch_size=rows, columns=list(wanted)):
+                if skip > 0:
+                    skip -= 1
+                else:
+                    bags = {name: self._bags(batch.column(name), name, first) for name in wanted}
+                    yield Chunk(first, "row", bags)
+                first += batch.num_rows
+        except (OSError, self.arrow.ArrowException) as error:
+            raise InputError(
+                f"{self.path}: cannot be read after row {first}, it is damaged: {error}"
+            ) from None
+
+    def _ids(self, kind: Any) -> bool:
+        kinds = self.arrow.types
+        return bool(kinds.is_integer(kind.value_type if _is_list(kinds, kind) else kind))
+
+    def _bags(self, column: Any, name: str, first: int) -> Bags:
+        where = f"{self.path}: {name}"
+        if not _is_list(self.arrow.types, column.type):
+            known = ~np.asarray(column.is_null())
+            ids = whole_numbers(column.drop_null().to_numpy(zero_copy_only=False), where)
+            return Bags(ids) if known.all() else Bags(ids, known.astype(np.int64))
+        values = column.flatten()
+        lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        lengths = lengths.astype(np.int64)
+        if values.null_count:
+            missing = int(np.flatnonzero(np.asarray(values.is_null()))[0])
+            row = first + int(np.searchsorted(np.cumsum(lengths), missing, side="right"))
+            raise InputError(
+                f"{self.path}, row {row}: {name}: got a null inside a list; ids must be integers"
+            )
+        return Bags(whole_numbers(values.to_numpy(zero_copy_only=False), where), lengths)
+
+
+def _is_list(kinds: Any, kind: Any) -> bool:
+    return bool(kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind))
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ShardoptError(
+            f"Parquet files need pyarrow, which cannot be imported here ({error}). Install it:\n"
+            "  pip install 'shardopt[stats]'"
+        ) from error
+    return pyarrow, parquet

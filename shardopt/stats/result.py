@@ -1,0 +1,185 @@
+"""What a sample says of each feature, and the file that model.yaml names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from predictor.distribution import Bins
+from shardopt.files import atomic_open
+from shardopt.stats.collect import Reading
+from shardopt.stats.counts import FeatureCounts
+from shardopt.stats.mixture import Mixture, estimate
+from shardopt.stats.skew import ZipfFit, fit_zipf
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class HotRow:
+    """One of the hottest rows.
+
+    Args:
+        share: of all ids, in (0, 1].
+        uncertain: by how much the share may be off; 0 where ids were counted exactly.
+    """
+
+    id: int
+    share: float
+    uncertain: float
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What the ids of a feature say.
+
+    Args:
+        exact: all distinct ids were counted; else their number and frequencies are estimated.
+        draws, distinct: distinct rows expected in so many of the sample's ids, ``[points]``.
+        frequencies, frequency_rows: rows that occur so often in the sample, ``[frequencies]``.
+        fit: Zipf law; None where there are too few ids.
+        mixture: of the whole table.
+        curve_error: largest relative error of the mixture's distinct rows over the curve.
+        hottest: hottest first.
+        range_width: rows of an id range of the mixture.
+    """
+
+    exact: bool
+    draws: Array
+    distinct: Array
+    frequencies: NDArray[np.int64]
+    frequency_rows: Array
+    fit: ZipfFit | None
+    mixture: Mixture
+    curve_error: float
+    hottest: tuple[HotRow, ...]
+    range_width: int
+
+    @property
+    def reuse_fractions(self) -> tuple[float, ...]:
+        """Shares of the distinct rows that occur (0, 1], (1, 2], (2, 4], ... times: the
+        ``reuse_histogram`` of model.yaml."""
+        power = np.ceil(np.log2(self.frequencies)).astype(np.int64)
+        rows = np.bincount(power, weights=self.frequency_rows)
+        return tuple(float(share) for share in rows / rows.sum())
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureStats:
+    """One feature.
+
+    Args:
+        rows: of its table; the largest id plus one unless ``rows_given``.
+        samples, ids: in the data.
+        empty_share: share of the samples without an id, in [0, 1].
+        seen: None if there are no ids.
+    """
+
+    name: str
+    rows: int
+    rows_given: bool
+    samples: int
+    ids: int
+    empty_share: float
+    seen: Seen | None
+
+    @property
+    def pooling_factor(self) -> float:
+        """Mean ids per sample."""
+        return self.ids / self.samples
+
+
+def summarise(
+    counts: Mapping[str, FeatureCounts], reading: Reading, hot: int
+) -> Iterator[FeatureStats]:
+    """The features one by one, in order.
+
+    Args:
+        hot: how many of the hottest rows to list, >= 0.
+    """
+    for name, found in counts.items():
+        given = reading.rows_of(name)
+        rows = found.largest + 1 if given is None else given
+        yield FeatureStats(
+            name,
+            rows,
+            given is not None,
+            found.samples,
+            found.ids,
+            found.empty / found.samples,
+            _seen(found, rows, hot) if found.ids else None,
+        )
+
+
+def _seen(found: FeatureCounts, rows: int, hot: int) -> Seen:
+    spectrum = found.spectrum(rows)
+    fit = fit_zipf(spectrum)
+    mixture = estimate(spectrum, fit)
+    draws, distinct = spectrum.curve()
+    bins = Bins(mixture.counts, mixture.probs)
+    errors = np.array([bins.unique(n) for n in draws]) / distinct - 1
+    hottest = zip(*found.hottest(hot), strict=True)
+    return Seen(
+        spectrum.exact,
+        draws,
+        distinct,
+        *spectrum.frequencies(),
+        fit,
+        mixture,
+        float(np.abs(errors).max()),
+        tuple(HotRow(int(i), int(n) / found.ids, int(off) / found.ids) for i, n, off in hottest),
+        spectrum.range_width,
+    )
+
+
+def write_stats(path: Path, features: Iterable[FeatureStats]) -> None:
+    """Write the .npz file that ``index_distribution: {file, feature}`` reads.
+
+    Arrays of each feature: ``counts`` and ``weights`` (rows of each bin, and draws per row, hottest
+    first), ``range_rows [bins, ranges]``, ``range_width`` and ``rows`` (where they lie), which the
+    predictor reads; and for whoever looks closer ``pooling_factor``, ``samples``, ``ids``,
+    ``empty_share``, ``draws`` and ``distinct`` (the curve), ``frequencies`` and
+    ``frequency_rows``, ``zipf`` (alpha, q), ``hot_ids`` and ``hot_shares``.
+
+    Raises:
+        InputError: it cannot be written; an existing file is left as it was.
+    """
+    arrays: dict[str, Any] = {}
+    for feature in features:
+        if feature.seen is not None:
+            arrays |= {f"{feature.name}.{k}": v for k, v in _arrays(feature, feature.seen)}
+    with atomic_open(path) as stream:
+        np.savez_compressed(stream, allow_pickle=False, **arrays)
+
+
+def _arrays(feature: FeatureStats, seen: Seen) -> Iterator[tuple[str, Any]]:
+    yield "counts", seen.mixture.counts
+    yield "weights", seen.mixture.probs * feature.ids
+    yield "range_rows", seen.mixture.range_rows.astype(np.float32)
+    yield "range_width", np.array(seen.range_width)
+    for name in ("rows", "samples", "ids", "pooling_factor", "empty_share"):
+        yield name, np.array(getattr(feature, name))
+    for name in ("draws", "distinct", "frequencies", "frequency_rows"):
+        yield name, getattr(seen, name)
+    if seen.fit is not None:
+        yield "zipf", np.array([seen.fit.alpha, seen.fit.q])
+    yield "hot_ids", np.array([row.id for row in seen.hottest], dtype=np.int64)
+    yield "hot_shares", np.array([row.share for row in seen.hottest])
+
+
+def yaml_line(feature: FeatureStats, file: Path) -> str:
+    """The feature as model.yaml takes it."""
+    pooling = float(f"{feature.pooling_factor:.6g}")
+    data = {
+        "name": feature.name,
+        "pooling_factor": int(pooling) if pooling.is_integer() else pooling,
+        "index_distribution": {"file": str(file), "feature": feature.name},
+    }
+    text = yaml.safe_dump(data, sort_keys=False, default_flow_style=True, width=10**6)
+    return text.strip()

@@ -1,0 +1,129 @@
+"""What every reader of data files shares: chunks of samples, names of features, formats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor.errors import InputError, did_you_mean
+from shardopt.stats.counts import Bags
+
+CHUNK_ROWS = 65536
+"""Samples that are read at once."""
+
+
+class DataFormat(StrEnum):
+    """File formats of data."""
+
+    TSV = "tsv"
+    NPY = "npy"
+    NPZ = "npz"
+    PARQUET = "parquet"
+    TORCH = "torch"
+
+
+ENDINGS = {
+    ".tsv": DataFormat.TSV,
+    ".txt": DataFormat.TSV,
+    "": DataFormat.TSV,  # as Criteo names its days
+    ".npy": DataFormat.NPY,
+    ".npz": DataFormat.NPZ,
+    ".parquet": DataFormat.PARQUET,
+    ".pq": DataFormat.PARQUET,
+    ".pt": DataFormat.TORCH,
+    ".pth": DataFormat.TORCH,
+}
+"""Formats by the last part of a file name, ``.gz`` apart."""
+GZIPPED = (DataFormat.TSV, DataFormat.TORCH)
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Some consecutive samples of a file.
+
+    Args:
+        first: where the first of them stands, in ``unit``.
+        unit: ``line`` (counted from 1) or ``row`` (from 0).
+        bags: by feature; all have as many samples.
+    """
+
+    first: int
+    unit: str
+    bags: Mapping[str, Bags]
+
+
+class Source(Protocol):
+    """A data file that is open for reading."""
+
+    @property
+    def features(self) -> Sequence[str]:
+        """Names of the sparse features, in the file's order."""
+        ...
+
+    def chunks(self, wanted: Sequence[str], rows: int, skip: int) -> Iterator[Chunk]:
+        """The samples in order.
+
+        Args:
+            wanted: some of ``features``.
+            rows: samples of a chunk.
+            skip: chunks to leave out at the start.
+        """
+        ...
+
+
+def format_of(path: Path) -> DataFormat:
+    """The format that a file name tells.
+
+    Raises:
+        InputError: it tells none.
+    """
+    name = Path(path.stem) if path.suffix == ".gz" else path
+    found = ENDINGS.get(name.suffix.lower())
+    if found is None and name.suffix[1:].isdigit():
+        found = DataFormat.TSV
+    if found is None or (path.suffix == ".gz" and found not in GZIPPED):
+        known = ", ".join(ending for ending in ENDINGS if ending)
+        raise InputError(
+            f"{path}: the name tells no format; known endings are {known}, and .gz after tsv, txt "
+            f"and pt; give --format {'|'.join(DataFormat)}"
+        )
+    return found
+
+
+def pick(path: Path, there: Sequence[str], wanted: Sequence[str]) -> None:
+    """Refuse features that a file does not have.
+
+    Raises:
+        InputError: names the first one that is missing.
+    """
+    for name in wanted:
+        if name not in there:
+            shown = ", ".join(there[:30]) + (", ..." if len(there) > 30 else "")
+            raise InputError(
+                f"{path}: has no feature '{name}'{did_you_mean(name, there)}; it has: "
+                f"{shown or 'none'}; --features says which to read"
+            )
+
+
+def whole_numbers(values: NDArray, where: str) -> NDArray[np.int64]:
+    """An array of ids as int64.
+
+    Args:
+        where: file and feature, for the message.
+
+    Raises:
+        InputError: it holds other things than integers, or some too large for int64.
+    """
+    if values.dtype.kind not in "iu":
+        raise InputError(f"{where}: holds {values.dtype} values; ids must be integers")
+    if values.dtype == np.uint64 and values.size and int(values.max()) >= 2**63:
+        raise InputError(
+            f"{where}: got the id {int(values.max())}; the largest allowed is 2^63 - 1"
+        )
+    return values.astype(np.int64)

@@ -1,0 +1,123 @@
+"""`shardopt stats`: table, JSON, the file that model.yaml reads, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from predictor.distribution import EmpiricalByRange
+from shardopt.config import load_model
+
+ROWS = 3000
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    many = rng.zipf(1.3, (4000, 4)) % ROWS
+    path = tmp_path / "data.npz"
+    np.savez(path, user=many, day=rng.integers(0, 7, 4000))
+    return path
+
+
+def test_the_table_and_the_lines_to_paste(run, data: Path) -> None:
+    done = run("stats", data, "-o", "stats.npz")
+    assert done.code == 0, done.err
+    assert "wrote stats.npz" in done.err
+    for word in ("4,000 samples", "user", "day", "hottest rows of user", "For model.yaml"):
+        assert word in done.out
+    line = "{name: user, pooling_factor: 4, index_distribution: {file: stats.npz, feature: user}}"
+    assert f"  - {line}\n" in done.out
+    assert "Rows are the largest id plus one" in done.out
+    assert len(run("stats", data, "--quiet").out.splitlines()) == 2
+
+
+def test_json_has_curve_fit_histogram_and_hot_rows(run, data: Path) -> None:
+    done = run("stats", data, "--json", "--table-rows", "4000", "--hot", "2")
+    user, day = json.loads(done.out)["features"]
+    assert (user["name"], user["rows"], user["rows_given"]) == ("user", 4000, True)
+    assert (user["samples"], user["ids"], user["pooling_factor"]) == (4000, 16000, 4)
+    assert user["empty_share"] == 0
+    assert user["curve"]["draws"][:3] == [1, 2, 4]
+    assert user["curve"]["distinct"][-1] == user["distinct"]
+    assert user["curve_error"] < 0.02
+    assert user["zipf"]["alpha"] == pytest.approx(1.3, abs=0.15)
+    assert day["zipf"]["alpha"] > 0
+    assert len(user["hottest"]) == 2
+    assert user["hottest"][0]["share"] > user["hottest"][1]["share"] > 0
+    assert sum(user["reuse_histogram"]["fractions"]) == pytest.approx(1)
+    assert day["distinct"] == 7
+
+
+def test_a_model_reads_the_file(run, data: Path, model: Path, tmp_path: Path) -> None:
+    assert run("stats", data, "--table-rows", ROWS, "-o", "stats.npz", "--quiet").code == 0
+    text = model.read_text().replace("num_embeddings: 200000", f"num_embeddings: {ROWS}")
+    text = text.replace("{zipf: {alpha: 1.05}}", "{file: stats.npz}", 1)
+    model.write_text(text)
+    law = load_model(model).tables[0].features[0].distribution
+    assert isinstance(law, EmpiricalByRange)
+    parts = [law.between(a, a + 1000, ROWS) for a in (0, 1000, 2000)]
+    assert sum(part.mass for part in parts if part) == pytest.approx(1)
+    assert sum(part.rows for part in parts if part) == pytest.approx(ROWS, rel=1e-3)
+    assert run("plan", model, "--gpus", 2, "--effort", 0.1, "--quiet").code == 0
+    # and the model gives features and rows in return; "item" and "day" are not all there
+    done = run("stats", data, "--model", model)
+    assert done.code == 2
+    assert "has no feature 'item'" in done.err
+    assert run("stats", data, "--model", model, "--features", "user,day").code == 0
+
+
+def test_samples_without_ids_and_a_single_sample(run, tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    kind = arrow.list_(arrow.int64())
+    table = arrow.table({"one": [3], "none": arrow.array([[]], type=kind)})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    done = run("stats", "a.parquet", "-o", "stats.npz")
+    assert done.code == 0, done.err
+    assert "feature 'none' has no ids" in done.err
+    with np.load(tmp_path / "stats.npz") as arrays:
+        assert "one.counts" in arrays
+        assert not any(name.startswith("none.") for name in arrays)
+
+
+def test_a_failed_run_leaves_the_old_file(run, tmp_path: Path) -> None:
+    (tmp_path / "stats.npz").write_text("precious")
+    np.save(tmp_path / "bad.npy", np.full((3, 2), -1))
+    assert run("stats", "bad.npy", "-o", "stats.npz").code == 2
+    assert (tmp_path / "stats.npz").read_text() == "precious"
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_checkpoint_goes_when_the_run_is_done(run, data: Path, tmp_path: Path) -> None:
+    done = run("stats", data, "--checkpoint", "state.npz", "--chunk-rows", 100, "--quiet")
+    assert done.code == 0
+    assert not (tmp_path / "state.npz").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--max-ids", "0"], "--max-ids: got 0; allowed: 1 and up"),
+        (["--format", "tvs"], "did you mean 'tsv'?"),
+        (["--features", "user,"], "names with commas"),
+        (["--features", "usr"], "did you mean 'user'?"),
+        (["--modulo"], "--modulo needs the rows"),
+        (["--table-rows", "0"], "got 0; allowed: whole numbers from 1"),
+        (["--table-rows", "none.yaml"], "no such file of table rows"),
+        (["--table-rows", "rows.yaml"], "rows.yaml: user: got many"),
+        (["--table-rows", "5"], "allowed: 0 to 4, as its table has 5 rows"),
+        (["--table-rows", "5", "--model", "m.yaml"], "both give the rows"),
+        (["-o", "data.npz"], "is an input of this command"),
+        (["-o", "no/stats.npz"], "there is no directory no"),
+    ],
+)
+def test_what_cannot_be(run, data: Path, tmp_path: Path, words: list[str], message: str) -> None:
+    (tmp_path / "rows.yaml").write_text("user: many\n")
+    done = run("stats", data, *words)
+    assert done.code == 2
+    assert message in done.err
+    assert "Traceback" not in done.err

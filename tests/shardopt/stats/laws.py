@@ -1,0 +1,70 @@
+"""Ids of known laws, and what `shardopt stats` makes of them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor.distribution import Bins, Distribution, Empirical, EmpiricalByRange, Uniform, Zipf
+from shardopt.stats.counts import Bags, FeatureCounts
+from shardopt.stats.mixture import estimate
+from shardopt.stats.skew import fit_zipf
+
+Ids = NDArray[np.int64]
+Laws = tuple[tuple[float, Distribution], ...]
+
+LAWS: dict[str, Laws] = {
+    "zipf 0.8": ((1.0, Zipf(0.8)),),
+    "zipf 1.05": ((1.0, Zipf(1.05)),),
+    "zipf 1.2": ((1.0, Zipf(1.2)),),
+    "flat head": ((1.0, Zipf(1.1, 50)),),
+    "uniform": ((1.0, Uniform()),),
+    "mixture": ((0.5, Zipf(1.2)), (0.5, Uniform())),
+}
+
+
+def draw(law: Laws, rows: int, count: int, seed: int, *, shuffled: bool) -> Ids:
+    """``count`` ids of a mixture of laws, hot ones first or anywhere."""
+    rng = np.random.default_rng(seed)
+    parts = rng.multinomial(count, [share for share, _ in law])
+    ranks = [_ranks(each, rows, int(n), rng) for n, (_, each) in zip(parts, law, strict=True)]
+    ids = rng.permutation(np.concatenate(ranks))
+    return rng.permutation(rows)[ids] if shuffled else ids
+
+
+def _ranks(law: Distribution, rows: int, count: int, rng: np.random.Generator) -> Ids:
+    if isinstance(law, Zipf):
+        weights = (np.arange(1, rows + 1) + law.q) ** -law.alpha
+    else:
+        weights = np.ones(rows)
+    edges = np.cumsum(weights)
+    return np.searchsorted(edges, rng.random(count) * edges[-1]).astype(np.int64)
+
+
+def counted(ids: Ids, limit: int = 2**20, chunks: int = 1) -> FeatureCounts:
+    """Counts of ids, one a sample."""
+    found = FeatureCounts(limit)
+    for part in np.array_split(ids, chunks):
+        found.add(Bags(part))
+    return found
+
+
+def measured(found: FeatureCounts, rows: int) -> EmpiricalByRange:
+    """What model.yaml gets from the counts."""
+    spectrum = found.spectrum(rows)
+    mixture = estimate(spectrum, fit_zipf(spectrum))
+    whole = Empirical(tuple(mixture.counts.tolist()), tuple(mixture.probs.tolist()))
+    return EmpiricalByRange(whole, mixture.range_rows, spectrum.range_width, rows)
+
+
+def distinct(ids: Ids, draws: int, seed: int = 0) -> float:
+    """Distinct ids among so many of them, mean of some tries."""
+    rng = np.random.default_rng(seed)
+    tries = max(3, min(100, 50_000 // draws))
+    tried = (rng.choice(ids, draws, replace=False, shuffle=False) for _ in range(tries))
+    return float(np.mean([len(np.unique(part)) for part in tried]))
+
+
+def bins_of(found: FeatureCounts, rows: int) -> Bins:
+    """The whole table."""
+    return measured(found, rows).bins(rows)

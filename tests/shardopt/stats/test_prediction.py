@@ -1,0 +1,43 @@
+"""A 1 % sample predicts what all the data would."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from predictor.distribution import EmpiricalByRange
+from predictor.loads import Load, ShardLoads
+from predictor.plan import ComputeKernel, ShardingType
+from predictor.predict import predict
+from predictor.workload import Feature
+from tests.builders import a_table, a_topology, a_workload, device_bound, hardware, plan_of, sharded
+from tests.shardopt.stats.laws import LAWS, counted, draw, measured
+
+ROWS = 500_000
+IDS = 2_000_000
+RANKS = 4
+TOPOLOGY = a_topology(RANKS)
+
+
+def predicted(law: EmpiricalByRange, kind: ShardingType, pooling: float) -> np.ndarray:
+    """Iteration, and forward and backward of the busiest rank, ms."""
+    feature = Feature("f", pooling, distribution=law)
+    # as many draws an iteration as the sample has
+    batch = int(IDS / 100 / RANKS / pooling)
+    workload = a_workload(a_table(rows=ROWS, dim=128, features=(feature,)), batch_size=batch)
+    plan = sharded(workload, TOPOLOGY, kind, ComputeKernel.FUSED)
+    loads = ShardLoads(workload, TOPOLOGY, hardware()).of_table(0, plan[0])[1].max(axis=0)
+    iteration = predict(workload, TOPOLOGY, device_bound(), plan_of(workload, TOPOLOGY, plan))
+    return np.array([iteration.iteration_ms, loads[Load.FORWARD_MS], loads[Load.BACKWARD_MS]])
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+@pytest.mark.parametrize(("name", "pooling"), [*((name, 1) for name in LAWS), ("zipf 1.05", 5)])
+def test_a_hundredth_of_the_samples_is_enough(name: str, pooling: int, shuffled: bool) -> None:
+    ids = draw(LAWS[name], ROWS, IDS, 11, shuffled=shuffled)
+    bags = ids.reshape(-1, pooling)
+    some = np.random.default_rng(12).random(len(bags)) < 0.01
+    full, sample = measured(counted(ids), ROWS), measured(counted(bags[some].ravel()), ROWS)
+    for kind in (ShardingType.TABLE_WISE, ShardingType.ROW_WISE):
+        expected = predicted(full, kind, pooling)
+        assert predicted(sample, kind, pooling) == pytest.approx(expected, rel=0.03)

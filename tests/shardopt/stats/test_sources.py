@@ -1,0 +1,228 @@
+"""Every format gives the same counts; what cannot be read is told with its place."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from predictor.errors import InputError
+from shardopt.stats.collect import Reading, collect
+from shardopt.stats.counts import FeatureCounts
+from shardopt.stats.source import DataFormat, format_of
+
+RNG = np.random.default_rng(0)
+IDS = RNG.zipf(1.4, (300, 26)) % 5000
+BAGS = [RNG.integers(0, 90, n) for n in RNG.integers(0, 4, 300)]
+LENGTHS = np.array([len(bag) for bag in BAGS])
+FLAT = np.concatenate(BAGS)
+
+
+def line(ids: np.ndarray, *, label: bool = True) -> str:
+    return "\t".join([*["1"] * (14 if label else 13), *(f"{i:08x}" for i in ids)])
+
+
+def tsv(path: Path, *, label: bool = True, ending: str = "\n") -> Path:
+    path.write_bytes((ending.join(line(row, label=label) for row in IDS) + ending).encode())
+    return path
+
+
+def multi_hot(path: Path) -> Path:
+    np.savez(path, **{"0": IDS[:, :3].astype(np.int32), "1": IDS[:, 3].astype(np.int64)})
+    return path
+
+
+def counts(*paths: Path, **more: object) -> dict[str, FeatureCounts]:
+    return collect(paths, Reading(chunk_rows=70, **more))  # type: ignore[arg-type]
+
+
+def same(found: FeatureCounts, ids: np.ndarray) -> None:
+    true, often = np.unique(ids, return_counts=True)
+    assert found.sample.ids.tolist() == true.tolist()
+    assert found.sample.counts.tolist() == often.tolist()
+    assert found.ids == ids.size
+
+
+def error(*paths: Path, **more: object) -> str:
+    with pytest.raises(InputError) as caught:
+        counts(*paths, **more)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["train.txt", "day_0", "test.tsv", "crlf.tsv", "day_0.gz", "a.npy"]
+)
+def test_single_ids_of_criteo(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if name == "a.npy":
+        np.save(path, IDS.astype(np.int32))
+    else:
+        plain = tmp_path / "plain"
+        tsv(plain, label="test" not in name, ending="\r\n" if "crlf" in name else "\n")
+        content = plain.read_bytes()
+        path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    found = counts(path)
+    assert list(found) == [f"cat_{i}" for i in range(26)]
+    for column in (0, 7, 25):
+        same(found[f"cat_{column}"], IDS[:, column])
+    assert found["cat_0"].samples == 300
+    twice = counts(path, path, features=("cat_3",))
+    assert list(twice) == ["cat_3"]
+    assert twice["cat_3"].samples == 600
+
+
+def test_an_empty_category_is_id_zero(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text("\t".join(["0"] * 14 + [""] * 25 + ["1f"]))
+    found = counts(path)
+    assert found["cat_0"].sample.ids.tolist() == [0]
+    assert found["cat_25"].sample.ids.tolist() == [31]
+
+
+def test_multi_hot_arrays(tmp_path: Path) -> None:
+    found = counts(multi_hot(tmp_path / "day_0_sparse_multi_hot.npz"))
+    same(found["cat_0"], IDS[:, :3])
+    same(found["cat_1"], IDS[:, 3])
+    assert found["cat_0"].samples == 300
+
+
+def test_parquet_columns_and_lists(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    one = [None if i % 10 == 0 else int(i) for i in range(300)]
+    table = arrow.table(
+        {"one": one, "many": [bag.tolist() or None for bag in BAGS], "text": ["x"] * 300}
+    )
+    parquet.write_table(table, tmp_path / "a.parquet", row_group_size=64)
+    found = counts(tmp_path / "a.parquet")
+    assert list(found) == ["one", "many"]
+    same(found["many"], FLAT)
+    assert found["many"].empty == (LENGTHS == 0).sum()
+    assert (found["one"].samples, found["one"].ids, found["one"].empty) == (300, 270, 30)
+    assert "no feature 'text'" in error(tmp_path / "a.parquet", features=("text",))
+    parquet.write_table(arrow.table({"a": [[1], [2, None]]}), tmp_path / "null.parquet")
+    assert "row 1: a: got a null inside a list" in error(tmp_path / "null.parquet")
+    (tmp_path / "cut.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:500])
+    assert "no Parquet file" in error(tmp_path / "cut.parquet")
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_keyed_jagged_tensors(listed: bool, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    jagged = pytest.importorskip("torchrec.sparse.jagged_tensor")
+    one = jagged.KeyedJaggedTensor(
+        keys=["a", "b"],
+        values=torch.tensor([*FLAT, *IDS[:, 0]]),
+        lengths=torch.tensor([*LENGTHS, *[1] * 300]),
+    )
+    torch.save([one, one] if listed else one, tmp_path / "a.pt")
+    found = counts(tmp_path / "a.pt")
+    same(found["a"], np.tile(FLAT, 2) if listed else FLAT)
+    same(found["b"], np.tile(IDS[:, 0], 2) if listed else IDS[:, 0])
+    assert found["a"].empty == (LENGTHS == 0).sum() * (2 if listed else 1)
+
+
+def test_tuples_of_dlrm_datasets(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    lengths = torch.tensor(np.stack([LENGTHS, np.ones(300, dtype=np.int64)]))
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.reshape(-1).cumsum(0)])
+    indices = torch.tensor([*FLAT, *IDS[:, 0]])
+    with gzip.open(tmp_path / "a.pt.gz", "wb") as stream:
+        torch.save((indices, offsets, lengths), stream)
+    found = counts(tmp_path / "a.pt.gz")
+    same(found["table_0"], FLAT)
+    same(found["table_1"], IDS[:, 0])
+    torch.save((indices, offsets, lengths[:1]), tmp_path / "b.pt")
+    assert "do not fit together" in error(tmp_path / "b.pt")
+    torch.save({"model": 3}, tmp_path / "c.pt")
+    assert "holds a dict; allowed: a KeyedJaggedTensor" in error(tmp_path / "c.pt")
+    (tmp_path / "d.pt.gz").write_bytes((tmp_path / "a.pt.gz").read_bytes()[:400])
+    assert "truncated" in error(tmp_path / "d.pt.gz")
+
+
+def test_skipped_chunks_are_left_out(tmp_path: Path) -> None:
+    from shardopt.stats.arrays import NpySource, NpzSource
+    from shardopt.stats.tsv import TsvSource
+
+    np.save(tmp_path / "a.npy", IDS)
+    sources = [
+        TsvSource(tsv(tmp_path / "a.tsv")),
+        NpySource(tmp_path / "a.npy"),
+        NpzSource(multi_hot(tmp_path / "a.npz")),
+    ]
+    for source in sources:
+        (last,) = list(source.chunks(["cat_1"], 100, 2))
+        column = 3 if isinstance(source, NpzSource) else 1
+        assert last.bags["cat_1"].ids.tolist() == IDS[200:, column].tolist()
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], list[str]]] = {
+    "none.tsv": (lambda path: None, ["none.tsv", "no such data file"]),
+    "empty.tsv": (lambda path: path.write_text(""), ["empty.tsv", "has no samples"]),
+    "narrow.tsv": (lambda path: path.write_text("1\t2\n"), [":1: has 2 columns", "allowed: 40"]),
+    "mixed.tsv": (
+        lambda path: path.write_text(f"{line(IDS[0])}\n{line(IDS[1])}\n{line(IDS[2])}\tx\n"),
+        [":3: has 41 columns", "line 1 has 40"],
+    ),
+    "word.tsv": (
+        lambda path: path.write_text(f"{line(IDS[0])}\n{line(IDS[1])[:-1]}z\n"),
+        [":2: cat_25: got", "hexadecimal"],
+    ),
+    "cut.tsv.gz": (
+        lambda path: path.write_bytes(gzip.compress(line(IDS[0]).encode() * 90)[:-20]),
+        ["cut.tsv.gz", "truncated"],
+    ),
+    "float.npy": (lambda path: np.save(path, IDS / 2.0), ["float64", "must be integers"]),
+    "flat.npy": (lambda path: np.save(path, IDS[:, 0]), ["shape (300,)", "[samples, features]"]),
+    "none.npy": (lambda path: np.save(path, IDS[:0]), ["has no samples"]),
+    "text.npy": (lambda path: path.write_text("hello"), ["no .npy file"]),
+    "cut.npy": (
+        lambda path: (np.save(path, IDS), path.write_bytes(path.read_bytes()[:-9])),
+        ["no .npy file of numbers, or truncated"],
+    ),
+    "negative.npy": (
+        lambda path: np.save(path, np.where(np.arange(300)[:, None] == 80, -3, IDS)),
+        ["row 80: feature 'cat_0': got the id -3", "allowed: 0 and up", "--modulo"],
+    ),
+    "text.npz": (lambda path: path.write_text("hello"), ["no .npz file"]),
+    "uneven.npz": (lambda path: np.savez(path, a=IDS[:5], b=IDS), ["'a' has 5", "300 samples"]),
+    "float.npz": (lambda path: np.savez(path, a=IDS / 2.0), ["a: holds float64"]),
+    "data.csv": (lambda path: path.write_text("1,2"), ["tells no format", "--format"]),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_data_are_told_with_their_place(name: str, tmp_path: Path) -> None:
+    write, words = BROKEN[name]
+    write(tmp_path / name)
+    message = error(tmp_path / name)
+    assert all(word in message for word in words), message
+
+
+def test_ids_beyond_the_table_are_refused_or_taken_modulo(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", IDS)
+    rows = int(IDS[:, 0].max())
+    first = int(np.argmax(IDS[:, 0] >= rows))
+    message = error(tmp_path / "a.npy", rows={"cat_0": rows})
+    assert f"row {first}: feature 'cat_0': got the id {rows}; allowed: 0 to {rows - 1}" in message
+    same(counts(tmp_path / "a.npy", rows=50, modulo=True)["cat_3"], IDS[:, 3] % 50)
+
+
+def test_features_must_be_there(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", IDS)
+    np.save(tmp_path / "b.npy", IDS[:, :2])
+    assert "no feature 'cat_40'" in error(tmp_path / "a.npy", features=("cat_40",))
+    assert "b.npy: has no feature 'cat_2'" in error(tmp_path / "a.npy", tmp_path / "b.npy")
+    missing = error(tmp_path / "a.npy", features=("cat_1",), rows={"cat_0": 9})
+    assert "no rows of its table" in missing
+
+
+@pytest.mark.parametrize(
+    ("name", "data_format"),
+    [("day_0.gz", "tsv"), ("x.PQ", "parquet"), ("a.pt.gz", "torch"), ("a.b.npz", "npz")],
+)
+def test_names_tell_the_format(name: str, data_format: str) -> None:
+    assert format_of(Path(name)) is DataFormat(data_format)
