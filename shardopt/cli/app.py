@@ -19,7 +19,18 @@ import typer
 
 from predictor.errors import ShardoptError
 from shardopt import __version__
-from shardopt.cli import bench, calibrate, diff, explain, hardware, plan, predict, validate
+from shardopt.cli import (
+    bench,
+    calibrate,
+    diff,
+    explain,
+    hardware,
+    plan,
+    predict,
+    stats,
+    trace,
+    validate,
+)
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -41,6 +52,8 @@ app.command("plan")(plan.plan)
 app.command("predict")(predict.predict)
 app.command("explain")(explain.explain)
 app.command("diff")(diff.diff)
+app.command("trace")(trace.trace)
+app.command("stats")(stats.stats)
 app.command("hardware")(hardware.hardware)
 app.command("validate")(validate.validate)
 app.command("calibrate")(calibrate.calibrate)

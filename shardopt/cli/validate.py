@@ -23,6 +23,9 @@ class Suites(StrEnum):
     MLPERF_DLRM = "mlperf-dlrm"
     TORCHREC_P4D = "torchrec-p4d"
     TORCHREC_CPU = "torchrec-cpu"
+    TRANSFORMERS_CPU = "transformers-cpu"
+    TRANSFORMERS = "transformers"
+    TRACES = "traces"
     ALL = "all"
 
 
@@ -32,8 +35,8 @@ Data = Annotated[
     typer.Option(
         "--data",
         metavar="DIR",
-        help="Folder with the public files that docs/data.md lists; of torchrec-cpu the batches, "
-        "those of a source checkout unless given.",
+        help="Folder with the public files that docs/data.md lists; of torchrec-cpu and "
+        "transformers-cpu the measurements, those of a source checkout unless given.",
         show_default=False,
     ),
 ]
@@ -98,19 +101,28 @@ def _runs(suite: Suites, data: Path | None) -> list[tuple[Callable[[Path], Repor
     from predictor.suites.collectives import validate_collectives
     from predictor.suites.gemm import validate_gemm
     from predictor.suites.mlperf_dlrm import validate_mlperf_dlrm
+    from predictor.suites.traces import validate_traces
+    from predictor.suites.transformers import validate_transformers
     from shardopt.suites.lab_batch import batch_folders
     from shardopt.suites.torchrec_cpu import DEFAULT_FOLDER, validate_torchrec_cpu
     from shardopt.suites.torchrec_p4d import validate_torchrec_p4d
+    from shardopt.suites.transformers_cpu import DEFAULT_FOLDER as TRANSFORMERS
+    from shardopt.suites.transformers_cpu import has_transformers, validate_transformers_cpu
 
     public: dict[Suites, Callable[[Path], Report]] = {
         Suites.COLLECTIVES: validate_collectives,
         Suites.GEMM: validate_gemm,
         Suites.MLPERF_DLRM: validate_mlperf_dlrm,
         Suites.TORCHREC_P4D: validate_torchrec_p4d,
+        Suites.TRANSFORMERS: validate_transformers,
+        Suites.TRACES: validate_traces,
     }
     if suite is Suites.TORCHREC_CPU:
         return [(validate_torchrec_cpu, data or DEFAULT_FOLDER)]
+    if suite is Suites.TRANSFORMERS_CPU:
+        return [(validate_transformers_cpu, data or TRANSFORMERS)]
     if suite is not Suites.ALL:
         return [(public[suite], data)]
     own = [(validate_torchrec_cpu, DEFAULT_FOLDER)] if batch_folders(DEFAULT_FOLDER) else []
+    own += [(validate_transformers_cpu, TRANSFORMERS)] if has_transformers(TRANSFORMERS) else []
     return [*((runner, data) for runner in public.values()), *own]
