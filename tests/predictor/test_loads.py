@@ -111,6 +111,18 @@ def test_a_prefetched_lookup_runs_as_if_every_row_were_cached() -> None:
     assert prefetched[Load.PREFETCH_MS] > 0 == sparse[Load.PREFETCH_MS]
 
 
+@pytest.mark.parametrize("pipeline", ["base", "prefetch_sparse_dist"])
+def test_states_of_cached_tables_are_stepped_in_host_memory(pipeline: str) -> None:
+    """FBGEMM's cache holds weights alone, so the backward waits for the link all the same."""
+    adam = a_table(rows=1_000_000, optimizer="adam", features=(Feature("f", 20.0),))
+    workload = a_workload(adam, batch_size=8192, train_pipeline=pipeline)
+    cached, fused = (
+        load(workload, ShardingType.TABLE_WISE, kernel)[0, Load.BACKWARD_MS]
+        for kernel in (K.FUSED_UVM_CACHING, K.FUSED)
+    )
+    assert cached > 2 * fused
+
+
 def group(table: Table, pipeline: str = "base", **more: object) -> object:
     return group_of(table, replace(table_wise(table), **more), pipeline)  # type: ignore[arg-type]
 
