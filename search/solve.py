@@ -14,7 +14,15 @@ from dataclasses import dataclass
 
 from search.baselines import baselines
 from search.bounds import LowerBound
-from search.candidates import SEARCHERS, Candidate, distinct, infeasible, propose, rescue
+from search.candidates import (
+    BOUND_STEPS,
+    SEARCHERS,
+    Candidate,
+    distinct,
+    infeasible,
+    propose,
+    rescue,
+)
 from search.dominance import drop_uvm
 from search.local_search import LocalSearch
 from search.objective import Objective
@@ -26,7 +34,6 @@ from search.surrogate import Surrogate
 
 # Work at effort 1, sized so that 26 tables on 8 ranks take a few seconds.
 EVALUATIONS = 20_000
-BOUND_STEPS = 1000
 IMPROVED = 4
 """Candidates that local search starts from."""
 IMPROVED_BY = " + local search"
@@ -63,7 +70,7 @@ def solve(
     bound = start.bound.solve(
         stop.work(BOUND_STEPS), best_ms, lambda bound: stop.reached(best_ms, bound)
     )
-    stop.reached(best_ms, bound)
+    stop.reached(best_ms, bound)  # remembers a gap that was closed before
     progress("done", 1.0, best_ms, bound)
     return Result(
         plans=tuple(

@@ -15,13 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor import units
-from predictor.batch import BatchPredictor
 from predictor.fit_cpu import HeldOut, non_negative
-from predictor.predict import candidate_of
 from predictor.profile_groups import CpuEmbedding
 from predictor.profile_schema import HardwareProfile
-from predictor.topology import Topology
-from shardopt.calibrate.near_empty import near_empty
+from shardopt.calibrate.near_empty import batch_of, near_empty
 from shardopt.calibrate.rows import Measured, key_of
 
 Array = NDArray[np.float64]
@@ -108,15 +105,8 @@ def _counts(params: dict[str, Any], profile: HardwareProfile) -> _Counts:
 
 def _spent_us(params: dict[str, Any], profile: HardwareProfile) -> tuple[float, float]:
     """Host and kernel time of the busiest rank, us."""
-    workload, plan = near_empty(params)
-    topology = Topology.uniform(
-        plan.world_size,
-        plan.local_world_size,
-        hbm_bytes=profile.hbm_bytes,
-        ddr_bytes=profile.ddr_bytes,
-    )
-    batch = BatchPredictor(workload, topology, profile)
-    graph = batch.graph(batch.totals(candidate_of(workload, topology, plan))[None])
+    batch, candidate = batch_of(*near_empty(params), profile)
+    graph = batch.graph(batch.totals(candidate)[None])
     there = [op for op in graph.ops if op.active is None or op.active.all()]
     host = sum(op.host_ms for op in there)
     kernels = sum(float(np.max(op.cost_ms)) for op in there if op.resource != "collectives")

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from predictor.batch import BatchPredictor, Candidate
+from predictor.hardware import HardwareProfile
 from predictor.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.predict import candidate_of
+from predictor.topology import Topology
 from predictor.workload import DenseArch, Feature, Table, Workload
 from shardopt.calibrate.design import Point
 from shardopt.torchrec.rules import row_blocks
@@ -41,6 +45,20 @@ def iteration_points(ranks: int, **among: Any) -> list[Point]:
         *(point(plan, layers=DEEPER) for plan in ("dp", "tw")),
         *(point(plan, pipeline="sparse_dist") for plan in PREFETCHED),
     ]
+
+
+def batch_of(
+    workload: Workload, plan: ShardingPlan, profile: HardwareProfile
+) -> tuple[BatchPredictor, Candidate]:
+    """What predicts an iteration of a model and plan on a device, and the plan as it takes it."""
+    topology = Topology.uniform(
+        plan.world_size,
+        plan.local_world_size,
+        hbm_bytes=profile.hbm_bytes,
+        ddr_bytes=profile.ddr_bytes,
+    )
+    batch = BatchPredictor(workload, topology, profile)
+    return batch, candidate_of(workload, topology, plan)
 
 
 def near_empty(params: dict[str, Any]) -> tuple[Workload, ShardingPlan]:

@@ -8,15 +8,12 @@ from typing import Any
 import numpy as np
 
 from predictor import fit_cuda, units
-from predictor.batch import BatchPredictor
 from predictor.fit_cpu import HeldOut
 from predictor.fit_free import Found, Free, Predict, fit_free
 from predictor.hardware import HardwareProfile
-from predictor.predict import candidate_of
-from predictor.topology import Topology
 from shardopt.calibrate.builder import FEWEST, Builder
 from shardopt.calibrate.measure_host import MIX, MIX_LAUNCHES
-from shardopt.calibrate.near_empty import near_empty
+from shardopt.calibrate.near_empty import batch_of, near_empty
 from shardopt.calibrate.rows import Measured
 from shardopt.calibrate.tables import gemm_rows, launch_rows, memory_rows, span
 
@@ -282,14 +279,8 @@ def _iterations(rows: Sequence[Measured]) -> Predict:
     def times(hw: HardwareProfile) -> Any:
         found = []
         for workload, plan in models:
-            topology = Topology.uniform(
-                plan.world_size,
-                plan.local_world_size,
-                hbm_bytes=hw.hbm_bytes,
-                ddr_bytes=hw.ddr_bytes,
-            )
-            candidate = candidate_of(workload, topology, plan)
-            found.append(float(BatchPredictor(workload, topology, hw).score([candidate])[0]))
+            batch, candidate = batch_of(workload, plan, hw)
+            found.append(float(batch.score([candidate])[0]))
         return np.array(found)
 
     return times

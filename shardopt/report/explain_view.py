@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -124,11 +124,8 @@ def in_words(explanation: Explanation) -> list[str]:
     return sentences
 
 
-def show_path(console: Console, prediction: Prediction) -> None:
-    """The chain of work that sets the iteration time, in order of time."""
-    found = stretches(prediction.critical_path)
-    short = _short(found)
-    heading(console, "Critical path", "one period of the steady state, in order of time")
+def show_stretches(console: Console, found: Iterable[Stretch]) -> None:
+    """A row a stretch, in order of time."""
     made = table(
         [
             ("from ms", "right"),
@@ -139,15 +136,22 @@ def show_path(console: Console, prediction: Prediction) -> None:
         ]
     )
     for stretch in found:
-        if stretch not in short:
-            made.add_row(
-                number(stretch.start_ms),
-                number(stretch.duration_ms),
-                str(stretch.rank),
-                phase_words(stretch.phase),
-                stretch.words,
-            )
+        made.add_row(
+            number(stretch.start_ms),
+            number(stretch.duration_ms),
+            str(stretch.rank),
+            phase_words(stretch.phase),
+            stretch.words,
+        )
     show(console, made)
+
+
+def show_path(console: Console, prediction: Prediction) -> None:
+    """The chain of work that sets the iteration time, in order of time."""
+    found = stretches(prediction.critical_path)
+    short = _short(found)
+    heading(console, "Critical path", "one period of the steady state, in order of time")
+    show_stretches(console, (stretch for stretch in found if stretch not in short))
     if short:
         total = sum(s.duration_ms for s in short)
         line(

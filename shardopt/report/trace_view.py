@@ -26,8 +26,8 @@ from predictor.trace.read import TraceSet
 from predictor.units import format_bytes
 from shardopt.report.bars import stacked
 from shardopt.report.console import heading, line, show, table
-from shardopt.report.explain_view import path_object, stretches
-from shardopt.report.words import ms, number, percent, phase_words, plural, ranks_text
+from shardopt.report.explain_view import path_object, show_stretches, stretches
+from shardopt.report.words import ms, number, percent, plural, ranks_text
 
 if TYPE_CHECKING:
     from predictor.trace.replay import Replay
@@ -319,24 +319,7 @@ def _show_path(console: Console, path: Sequence[Segment]) -> None:
     shown = sum(stretch.duration_ms for stretch in longest)
     aside = f"its longest stretches, {percent(shown / total)} of it, in order of time"
     heading(console, "Predicted critical path", aside)
-    made = table(
-        [
-            ("from ms", "right"),
-            ("ms", "right"),
-            ("rank", "right"),
-            ("phase", "left"),
-            ("what runs", "fold"),
-        ]
-    )
-    for stretch in (s for s in found if s in longest):
-        made.add_row(
-            number(stretch.start_ms),
-            number(stretch.duration_ms),
-            str(stretch.rank),
-            phase_words(stretch.phase),
-            stretch.words,
-        )
-    show(console, made)
+    show_stretches(console, (stretch for stretch in found if stretch in longest))
 
 
 def _show_executions(console: Console, executions: Sequence[ExecutionTrace]) -> None:

@@ -23,7 +23,7 @@ from search.stop import Stop
 from shardopt.config import load_model
 from shardopt.torchrec.detect import detect_hardware
 from shardopt.torchrec.install import needs_torchrec
-from shardopt.torchrec.options import as_options
+from shardopt.torchrec.options import as_options, by_table
 from shardopt.torchrec.planner import parameter_constraints
 from shardopt.torchrec.read_module import Facts, read_workload
 from shardopt.torchrec.their_topology import check_bandwidths, read_topology
@@ -110,12 +110,13 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
                 "batch_size is not given; planning for %d samples per rank, TorchRec's default",
                 BATCH_SIZE,
             )
+        smallest = _Smallest()
         super().__init__(
             topology=topology,
             batch_size=batch_size,
             enumerator=enumerator,
             storage_reservation=storage_reservation,
-            proposer=_Smallest(),
+            proposer=smallest,
             partitioner=_Search(self),
             performance_model=_Predicted(self),
             stats=stats,
@@ -126,6 +127,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             plan_loader=plan_loader,
         )
         check_bandwidths(self._topology)
+        self._smallest = smallest
         self._hardware = detect_hardware(hardware, self._topology.compute_device)
         self._known = known
         self._effort = 1.0 if effort is None else effort
@@ -150,7 +152,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         if self._asked is None:
             raise InputError("call plan(module, sharders): a search needs a module")
         module, sharders = self._asked
-        space = self._enumerator.enumerate(module=module, sharders=list(sharders))
+        space = self._smallest.space
         facts = Facts(self._batch_size, self._constraints or {}, self._known)
         workload = read_workload(module, sharders, space, facts)
         problem = Problem(workload, read_topology(left, self._hardware), self._hardware)
@@ -178,9 +180,8 @@ def _check_storage(options: Sequence[ShardingOption], left: TorchRecTopology) ->
     """Our count of memory must not undercut that of the user's storage estimator."""
     taken: dict[int, Any] = {}
     for shard in (shard for option in options for shard in option.shards):
-        taken[shard.rank] = (
-            taken[shard.rank] + shard.storage if shard.rank in taken else (shard.storage)
-        )
+        before = taken.get(shard.rank)
+        taken[shard.rank] = shard.storage if before is None else before + shard.storage
     for device in left.devices:
         if device.rank in taken and not taken[device.rank].fits_in(device.storage):
             raise PlannerError(
@@ -194,13 +195,12 @@ def _check_storage(options: Sequence[ShardingOption], left: TorchRecTopology) ->
 class _Smallest(Proposer):
     """Proposes once, what takes the least memory: by it TorchRec judges why nothing fits."""
 
+    space: Options
+    """All that the enumerator offered."""
+
     def load(self, search_space: Options, enumerator: Enumerator | None = None) -> None:
-        by_table: dict[tuple[str, str], ShardingOption] = {}
-        for option in search_space:
-            place = (option.path, option.name)
-            if place not in by_table or _bytes(option) < _bytes(by_table[place]):
-                by_table[place] = option
-        self._proposals = [list(by_table.values())]
+        self.space = search_space
+        self._proposals = [[min(o, key=_bytes) for o in by_table(search_space).values()]]
 
     def propose(self) -> Options | None:
         return self._proposals.pop() if self._proposals else None

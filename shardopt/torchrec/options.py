@@ -20,9 +20,12 @@ Place = tuple[str, str]
 """Path of the module that is sharded, and name of the table."""
 
 
-def places(options: Iterable[ShardingOption]) -> list[Place]:
-    """The tables of a search space, in its order."""
-    return list(dict.fromkeys((option.path, option.name) for option in options))
+def by_table(options: Iterable[ShardingOption]) -> dict[Place, list[ShardingOption]]:
+    """The options of every table of a search space, in its order."""
+    found: dict[Place, list[ShardingOption]] = {}
+    for option in options:
+        found.setdefault((option.path, option.name), []).append(option)
+    return found
 
 
 def as_options(
@@ -34,16 +37,17 @@ def as_options(
         workload: of the same tables, in the order of the space.
         space: TorchRec's; whatever an option carries for the runtime comes from it.
     """
+    offered = by_table(space).values()
     return [
-        _as_option(plan.tables[key], [o for o in space if (o.path, o.name) == place])
-        for key, place in zip(workload.keys, places(space), strict=True)
+        _as_option(plan.tables[key], options)
+        for key, options in zip(workload.keys, offered, strict=True)
     ]
 
 
 def _as_option(table: TablePlan, offered: Sequence[ShardingOption]) -> ShardingOption:
     kind, kernel = table.sharding_type.value, table.compute_kernel.value
     alike = [o for o in offered if (o.sharding_type, o.compute_kernel) == (kind, kernel)]
-    option = copy.deepcopy((alike or list(offered))[0])
+    option = copy.deepcopy((alike or offered)[0])
     option.sharding_type, option.compute_kernel = kind, kernel
     option.partition_by = get_partition_by_type(kind)
     rows = int(option.tensor.shape[0])

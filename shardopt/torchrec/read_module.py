@@ -24,6 +24,7 @@ from predictor.workload import (
 from shardopt.torchrec.homes import Home, homes
 from shardopt.torchrec.install import needs_torchrec
 from shardopt.torchrec.optimizers import SPARSE_OPTIMIZERS
+from shardopt.torchrec.options import by_table
 
 with needs_torchrec():
     import torch
@@ -69,19 +70,17 @@ def read_workload(
         InputError: a fact is missing or contradicts the module, or shardopt does not plan what the
             module holds; says which table and what to do.
     """
-    by_table: dict[tuple[str, str], list[ShardingOption]] = {}
-    for option in options:
-        by_table.setdefault((option.path, option.name), []).append(option)
+    offered = by_table(options)
     by_type = {sharder.module_type: sharder for sharder in sharders}
     tables = tuple(
-        _table(found, by_type[type(found[0].module[1])], facts) for found in by_table.values()
+        _table(found, by_type[type(found[0].module[1])], facts) for found in offered.values()
     )
     known = facts.known
     return Workload(
         name=type(module).__name__ if known is None else known.name,
         batch_size=facts.batch_size,
         tables=tables,
-        dense=_dense(module, {path for path, _ in by_table}) if known is None else known.dense,
+        dense=_dense(module, {path for path, _ in offered}) if known is None else known.dense,
         train_pipeline="base" if known is None else known.train_pipeline,
         qcomm=_qcomm(by_type.values()),
     )

@@ -118,6 +118,16 @@ def test_a_module_without_tables_has_an_empty_plan() -> None:
     assert planner().plan(nn.Linear(2, 2), SHARDERS).plan == {}
 
 
+def test_the_options_are_enumerated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, asked = planner(), []
+    enumerate_ = made._enumerator.enumerate
+    monkeypatch.setattr(
+        made._enumerator, "enumerate", lambda **given: asked.append(given) or enumerate_(**given)
+    )
+    made.plan(Model(), SHARDERS)
+    assert len(asked) == 1
+
+
 # --- facts ------------------------------------------------------------------------------------
 
 
