@@ -10,13 +10,10 @@ from numpy.typing import NDArray
 from predictor.costs import Costs
 from predictor.graph import Graph, Mask
 from predictor.sparse import Exchange
+from predictor.units import mib
 
 Array = NDArray[np.float64]
 
-FIRST_BUCKET_BYTES = 1024 * 1024
-"""DDP's `_DEFAULT_FIRST_BUCKET_BYTES`: the first gradients leave early."""
-BUCKET_BYTES = 25 * 1024 * 1024
-"""DDP's `bucket_cap_mb`, which TorchRec leaves at its default of 25 (model_parallel.py)."""
 OPS_SYNC = 2
 GRADIENT_BYTES = 4
 
@@ -31,7 +28,9 @@ class GradientSync:
         self.graph = graph
         self.costs = costs
         self.bytes = 0.0
-        self.cap = FIRST_BUCKET_BYTES
+        # DDP's first bucket is smaller only where nobody gives `bucket_cap_mb`, and TorchRec does
+        # (model_parallel.py; `_BucketCapacityConfig` of torch/nn/parallel/distributed.py)
+        self.cap = mib(costs.workload.dense.bucket_cap_mb)
         self.ops: list[int] = []
 
     def add(self, parameters: int) -> None:
@@ -45,7 +44,7 @@ class GradientSync:
         if self.bytes and self.costs.topology.world_size > 1:
             cost = self.costs.collectives.all_reduce(np.float64(self.bytes), scope="world")
             self._send("dense gradients", np.asarray(cost), [len(self.graph.ops) - 1])
-        self.bytes, self.cap = 0.0, BUCKET_BYTES
+        self.bytes = 0.0
 
     def tables(self, exchange: Exchange, lookups: Sequence[int]) -> None:
         """Gradients of data-parallel tables, which have a DDP of their own.

@@ -19,7 +19,7 @@ from predictor.kernels.uvm_cache import cache_rows, fetched_rows, own_fetched_ro
 
 Array = NDArray[np.float64]
 
-TIMES = 62
+TIMES = 94
 """Characteristic times tabulated, beside zero and infinity."""
 COLDEST, HOTTEST = 0.95, 0.01
 """Shares of a table that a cache holds at its longest and shortest time tabulated."""

@@ -65,6 +65,7 @@ class Constraints:
     enforce_hbm: bool | None = None
     ranks: tuple[int, ...] | None = None
     co_locate: str | None = None
+    device_group: str | None = None
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,8 @@ class DenseArch:
     Args:
         linears: (in, out) of the linear layers of a module whose wiring is unknown; they run one
             after the other behind the lookups, in place of MLPs and interaction.
+        bucket_cap_mb: MiB of dense gradients that one all-reduce carries, > 0; the
+            ``bucket_cap_mb`` of TorchRec's `DefaultDataParallelWrapper` (model_parallel.py).
     """
 
     in_features: int
@@ -134,6 +137,7 @@ class DenseArch:
     data_type: str = "fp32"
     optimizer: str = "sgd"
     linears: tuple[tuple[int, int], ...] = ()
+    bucket_cap_mb: float = 25.0
 
 
 @dataclass(frozen=True)

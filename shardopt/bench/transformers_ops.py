@@ -16,13 +16,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from predictor.gradient_sync import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from predictor.kernels.cpu_ops import OpRow, kind_and_sizes
 from predictor.op_calls import OpCall, Operand
 from predictor.op_graph import Bucket, OpStep
 from predictor.reuse import reuse_bytes
 from predictor.transformer import TransformerShape
 from shardopt.bench.transformers_models import Training
+
+FIRST_BUCKET_BYTES, BUCKET_BYTES = 1024 * 1024, 25 * 1024 * 1024
+"""DDP's own, where nobody gives ``bucket_cap_mb`` (torch/nn/parallel/distributed.py)."""
 
 
 @dataclass

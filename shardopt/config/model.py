@@ -207,6 +207,7 @@ class _Reader:
             enforce_hbm=section.enforce_hbm,
             ranks=tuple(ranks) if ranks else None,
             co_locate=section.co_locate,
+            device_group=section.device_group,
         )
 
     def _dense(self, raw: object) -> DenseArch | None:
@@ -225,6 +226,7 @@ class _Reader:
             interaction=interaction,
             data_type=section.data_type,
             optimizer=section.optimizer,
+            bucket_cap_mb=section.bucket_cap_mb,
         )
 
     def _linears(self, raw: object) -> DenseArch | None:
@@ -238,6 +240,7 @@ class _Reader:
             interaction="concat",
             data_type=section.data_type,
             optimizer=section.optimizer,
+            bucket_cap_mb=section.bucket_cap_mb,
             linears=tuple((width, out) for width, out in section.linears),
         )
 

@@ -124,6 +124,7 @@ class ConstraintsSection(Section):
         | None
     ) = None
     co_locate: Name | None = None
+    device_group: Annotated[str, choice(["cuda", "cpu"])] | None = None
 
 
 class DenseSection(Section):
@@ -139,6 +140,7 @@ class DenseSection(Section):
     )
     data_type: Annotated[str, choice(["fp32", "tf32", "bf16"])] = "fp32"
     optimizer: Annotated[str, choice(DENSE_OPTIMIZERS)] = "sgd"
+    bucket_cap_mb: Annotated[float, real(0, 1e6, above=True)] = 25.0
 
 
 class LinearsSection(Section):
@@ -150,6 +152,7 @@ class LinearsSection(Section):
     in_features: Width = 1
     data_type: Annotated[str, choice(["fp32", "tf32", "bf16"])] = "fp32"
     optimizer: Annotated[str, choice(DENSE_OPTIMIZERS)] = "sgd"
+    bucket_cap_mb: Annotated[float, real(0, 1e6, above=True)] = 25.0
 
 
 class DcnSection(Section):

@@ -58,6 +58,7 @@ def _dense(dense: DenseArch) -> dict[str, Any]:
             "linears": [list(layer) for layer in dense.linears],
             "data_type": dense.data_type,
             "optimizer": dense.optimizer,
+            "bucket_cap_mb": dense.bucket_cap_mb,
         }
     interaction: object = dense.interaction
     if isinstance(dense.interaction, DcnV2):
@@ -70,6 +71,7 @@ def _dense(dense: DenseArch) -> dict[str, Any]:
         "top_mlp": list(dense.top_mlp),
         "data_type": dense.data_type,
         "optimizer": dense.optimizer,
+        "bucket_cap_mb": dense.bucket_cap_mb,
     }
 
 

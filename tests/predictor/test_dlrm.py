@@ -175,7 +175,7 @@ def test_the_backward_mirrors_the_forward_and_gradients_leave_as_they_come() -> 
 
 
 def test_dense_gradients_leave_in_buckets() -> None:
-    """1 MiB first, then 25 MiB, whole layers, in the order of the backward."""
+    """25 MiB each, the first too, whole layers, in the order of the backward."""
     dense = DenseArch(64, (1024, 1024), (4096, 2048, 1024, 1), DcnV2(2, 512))
     workload = a_workload(a_table(dim=1024), dense=dense)
     batch = BatchPredictor(workload, TOPOLOGY, hardware())
@@ -184,8 +184,8 @@ def test_dense_gradients_leave_in_buckets() -> None:
     found = batch.graph(batch.totals(candidate)[None])
     sent = [i for i, n in enumerate(names(found)) if n == "all-reduce dense gradients"]
     before = [found.ops[i - 1].name for i in sent]
-    # top.3 and top.2 fill the first bucket, top.1 (8 M parameters) the second
-    assert before == ["top.2 backward", "top.1 backward", "top.0 backward", "bottom.0 backward"]
+    # top.3 and top.2 (2 M parameters) do not fill a bucket, top.1 (8 M) does
+    assert before == ["top.1 backward", "top.0 backward", "bottom.0 backward"]
     total = sum(p.parameters for p in (*batch.costs.dense.bottom, *batch.costs.dense.top))
     total += sum(p.parameters for p in batch.costs.dense.interaction)
     assert total == 2 * (2 * 2048 * 512 + 2048) + (64 * 1024 + 1024) + (1024 * 1024 + 1024) + (

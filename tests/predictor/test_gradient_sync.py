@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -20,7 +22,7 @@ TABLE = a_table(rows=20_000, dim=64)
 WORKLOAD = a_workload(TABLE)
 TOPOLOGY = a_topology(2)
 PARAMETERS = 13 * 64 + 64 + 64 * 32 + 32 + (32 + 64) * 64 + 64 + 64 + 1
-"""Of the dense part; they fit the first bucket."""
+"""Of the dense part; they fit one bucket."""
 
 
 def whole(kind: ShardingType, topology: Topology = TOPOLOGY) -> Candidate:
@@ -120,3 +122,12 @@ def test_no_all_reduce_of_a_cpu_is_hidden(kind: ShardingType) -> None:
 
 def iteration_ms(workload: Workload, profile: HardwareProfile, plan: Candidate) -> float:
     return float(BatchPredictor(workload, TOPOLOGY, profile).score([plan])[0])
+
+
+def test_the_first_bucket_is_as_large_as_the_others() -> None:
+    # 20 MiB of gradients, of which the layer whose gradients come first has 4: torch's DDP would
+    # send those alone if TorchRec's wrapper did not state the size of buckets
+    dense = replace(WORKLOAD.dense, top_mlp=(2048, 2048, 512, 1))
+    batch = BatchPredictor(replace(WORKLOAD, dense=dense), TOPOLOGY, hardware("h100-sxm"))
+    found = batch.graph(batch.totals(whole(TW))[None])
+    assert [op.name for op in found.ops].count("all-reduce dense gradients") == 1
