@@ -35,13 +35,13 @@ def _sharing_ms(load: Array) -> Array:
     A table's cost at each of these shares is tabulated once, so that the loads of tables still add
     up; which of them count follows from the number of tables on the rank.
     """
-    shared = load[..., SHARED]
-    if not shared.any():
-        return np.zeros(load.shape[:-1])
-    full = np.array(SHARERS)
-    half = full / 2
-    counted = np.clip((load[..., Load.SHARDS, None] - half) / half, 0.0, 1.0)
-    return np.asarray((shared * counted).sum(axis=-1))
+    found: Array = np.zeros(())
+    for column, tables in enumerate(SHARERS, start=SHARED.start):
+        added = load[..., column]
+        if added.any():
+            half = tables / 2
+            found = found + added * np.clip((load[..., Load.SHARDS] - half) / half, 0.0, 1.0)
+    return found
 
 
 def _sorting_ms(load: Array, group: LookupGroup, hardware: HardwareProfile) -> Array:

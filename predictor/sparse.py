@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -95,9 +95,9 @@ class Exchange:
         self.pooled = all(groups[m].pooling != "none" for m in members)
         self.prefetched = frozenset(m for m in members if groups[m].cached_dim)
         self.loads = loads
-        self.total: Array = loads[:, list(members)].sum(axis=1)
+        self.total: Array = sum((loads[:, m] for m in members[1:]), loads[:, members[0]])
 
-    @property
+    @cached_property
     def active(self) -> Mask:
         """Plans ``[plans]`` in which any table uses this exchange."""
         return np.asarray(self.total[..., Load.SHARDS].sum(axis=-1) > 0)

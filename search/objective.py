@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import lru_cache
 
 import numpy as np
@@ -10,13 +11,12 @@ from numpy.typing import NDArray
 
 from predictor.batch import BatchPredictor
 from predictor.plan import ShardingPlan, TablePlan
+from search.option import Choice as Choice
 from search.result import Problem
 from search.space import Legal, Option, Space, place
 
 Array = NDArray[np.float64]
 Ranks = tuple[int, ...]
-Choice = tuple[Option, Ranks]
-"""How one table is sharded and the rank of every shard."""
 Assignment = tuple[Choice, ...]
 """One plan: a choice for every table, in the workload's order."""
 
@@ -33,8 +33,16 @@ class Objective:
         )
         self.evaluations = 0
         self.place = lru_cache(maxsize=1 << 16)(place)
+        self.number = lru_cache(maxsize=1 << 18)(self._number)
         self.legal = lru_cache(maxsize=1 << 16)(self._legal)
+        self.is_legal = lru_cache(maxsize=1 << 16)(self._is_legal)
         self.footprint = lru_cache(maxsize=1 << 16)(self._footprint)
+
+    def over(self, space: Space) -> Objective:
+        """The same objective over another space of the problem."""
+        other = copy(self)
+        other.space = space
+        return other
 
     def table_plans(self, assignment: Assignment) -> tuple[TablePlan, ...]:
         """The assignment as the predictor takes it."""
@@ -49,19 +57,32 @@ class Objective:
     def score(self, assignments: Sequence[Assignment]) -> Array:
         """Predicted iteration time in ms of each."""
         self.evaluations += len(assignments)
-        return self.batch.score([self.table_plans(a) for a in assignments])
+        if not assignments:
+            return np.zeros(0)
+        return self.batch.score_numbered(np.array([self._numbers(a) for a in assignments]))
 
     def score_neighbours(self, base: Assignment, changes: Sequence[Mapping[int, Choice]]) -> Array:
         """Predicted iteration time in ms of ``base`` with each of the changes."""
         self.evaluations += len(changes)
-        return self.batch.score_neighbours(
-            self.table_plans(base),
-            [{t: self.place(*choice) for t, choice in change.items()} for change in changes],
+        return self.batch.score_changed(
+            np.array(self._numbers(base)),
+            [{t: self.number(*choice) for t, choice in change.items()} for change in changes],
         )
+
+    def _numbers(self, assignment: Assignment) -> list[int]:
+        return [self.number(option, ranks) for option, ranks in assignment]
+
+    def _number(self, option: Option, ranks: Ranks) -> int:
+        """What stands for a choice where many plans are scored."""
+        return self.batch.number(option.table, self.place(option, ranks))
 
     def _legal(self, option: Option) -> Legal:
         """Where the shards of an option may lie."""
         return option.legal_ranks(self.problem.topology)
+
+    def _is_legal(self, option: Option, ranks: Ranks) -> bool:
+        """Whether the shards of an option may lie on these ranks."""
+        return option.is_legal(ranks, self.problem.topology)
 
     def _footprint(self, option: Option, ranks: Ranks) -> Array:
         """Bytes ``[hbm or ddr, ranks]`` that one table takes."""
@@ -76,9 +97,10 @@ class Objective:
         return np.asarray(np.sum([self.footprint(*choice) for choice in assignment], axis=0))
 
     def fits(self, assignment: Assignment) -> bool:
-        """Within every cap, and co-located tables together."""
+        """Within every cap, co-located tables together, no more tables moved than may."""
         together = self.space.co_located([ranks for _, ranks in assignment])
-        return together and bool((self.memory(assignment) <= self.caps).all())
+        near = self.space.given is None or self.space.given.allows(assignment)
+        return near and together and bool((self.memory(assignment) <= self.caps).all())
 
 
 def signature(assignment: Assignment) -> frozenset[object]:
@@ -86,7 +108,7 @@ def signature(assignment: Assignment) -> frozenset[object]:
     on_rank: dict[int, list[object]] = {}
     for option, ranks in assignment:
         for rank, size in zip(ranks, option.sizes, strict=True):
-            held = (option.table, option.sharding_type, option.compute_kernel, size)
+            held = (*option.way[:2], option.cache_load_factor, option.table, size)
             on_rank.setdefault(rank, []).append(held)
     counted = [frozenset(_count(held).items()) for held in on_rank.values()]
     return frozenset(_count(counted).items())

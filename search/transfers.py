@@ -36,7 +36,6 @@ class Transfers:
         self.surrogate = surrogate
         self.placer = Placer(objective, surrogate)
         self.random = rng
-        self.topology = objective.problem.topology
         options = objective.space.options
         self.known = sorted({surrogate.exchange(o) for table in options for o in table})
 
@@ -75,7 +74,7 @@ class Transfers:
         if not options:
             return None
         option = min(options, key=lambda o: float(self.surrogate.phases(o).sum()))
-        if option.is_legal(now[1], self.topology):
+        if self.objective.is_legal(option, now[1]):
             return option, now[1]
         ranks = self.placer.best_ranks(option, loads, used)
         return None if ranks is None else (option, ranks)

@@ -98,6 +98,21 @@ def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert batch.score_neighbours(candidates[0], []).shape == (0,)
 
 
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_a_graph_of_their_own_does_not_matter(
+    pipeline: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans that use just the same lookup groups score as in the graph of all groups."""
+    for seed in range(3):
+        batch, candidates = random_plans(seed, pipeline, a_topology(4, 2), 20)
+        changes = [dict(enumerate(candidate)) for candidate in candidates]
+        monkeypatch.setattr("predictor.batch.OWN_GRAPH", 10**6)
+        together = batch.score(candidates)
+        monkeypatch.setattr("predictor.batch.OWN_GRAPH", 1)
+        assert batch.score(candidates) == pytest.approx(together, rel=1e-9)
+        assert batch.score_neighbours(candidates[0], changes) == pytest.approx(together, rel=1e-9)
+
+
 def test_data_parallel_lookups_of_several_types_are_all_waited_for() -> None:
     """Plans whose data-parallel tables form other lookup groups share one graph."""
     tables = (a_table("a", data_type="fp32"), a_table("b", data_type="fp16"))
