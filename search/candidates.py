@@ -12,8 +12,11 @@ from search.bounds import LowerBound
 from search.cpsat import CpSat
 from search.feasibility import Feasibility, find_feasible
 from search.objective import Assignment, Objective, signature
+from search.option import Given, Option
+from search.packing import Packer
 from search.result import Progress
 from search.rounding import Rounding
+from search.space import LOAD_FACTORS, Space
 from search.stop import Stop
 from search.study import Study
 from search.surrogate import Surrogate
@@ -26,6 +29,7 @@ TRIALS = 16
 TRIAL_SIZE = 20_000
 """Tables times ranks up to which the study has all of its trials; beyond, each costs seconds."""
 BOUND_STEPS = 1000
+PACKING_STEPS = 600
 FEASIBILITY_WORK = 10.0
 
 
@@ -62,17 +66,18 @@ def propose(
     best_ms = first.iteration_ms if first else None
     if "cpsat" in searchers and not stop.reached():
         progress("CP-SAT", 0.3, best_ms, None)
-        solution = cpsat.solve(
-            objective.space.options,
-            CPSAT_WORK * stop.effort,
-            seed,
-            first.assignment if first else None,
-            time_limit_s=stop.remaining_s,
-        )
-        if solution is not None:
-            ms = float(objective.score([solution.assignment])[0])
-            found.append(Candidate(solution.assignment, ms, "cpsat"))
-            gap = solution.gap
+        for options in _few_and_all(objective.space):
+            solution = cpsat.solve(
+                options,
+                CPSAT_WORK * stop.effort,
+                seed,
+                first.assignment if first else None,
+                time_limit_s=stop.remaining_s,
+            )
+            if solution is not None:
+                ms = float(objective.score([solution.assignment])[0])
+                found.append(Candidate(solution.assignment, ms, "cpsat"))
+                gap = solution.gap
     if "optuna" in searchers and not stop.reached():
         progress("Optuna study", 0.4, best_ms, None)
         study = Study(objective, surrogate, seed)
@@ -81,6 +86,16 @@ def propose(
         for plan, ms in study.run(trials, stop.reached):
             found.append(Candidate(plan, ms, "optuna"))
     return found, gap
+
+
+def _few_and_all(space: Space) -> list[tuple[tuple[Option, ...], ...]]:
+    """Options with UVM caches of the usual size alone, if there are others; and all, for which
+    CP-SAT's budget may be short."""
+    few = tuple(
+        tuple(o for o in table if o.cache_load_factor not in LOAD_FACTORS[1:]) or table
+        for table in space.options
+    )
+    return [space.options] if few == space.options else [few, space.options]
 
 
 def _rounded(
@@ -92,7 +107,8 @@ def _rounded(
     bound: LowerBound,
     progress: Progress,
 ) -> list[Candidate]:
-    """Plans from the bound's programs; they have half of the time that is left."""
+    """Plans from the bound's programs, and the best of them packed; the bound has half of the time
+    that is left."""
     best_ms = min((c.iteration_ms for c in known), default=math.inf)
     shown = best_ms if known else None
     progress("lower bound", 0.05, shown, None)
@@ -104,6 +120,14 @@ def _rounded(
         found.append(Candidate(plan, float(objective.score([plan])[0]), "rounding"))
         if stop.reached():
             break
+    if found and not stop.reached():
+        first = min(found, key=lambda c: c.iteration_ms)
+        progress("packing", 0.25, min(best_ms, first.iteration_ms), bound.proven_ms)
+        steps = stop.work(PACKING_STEPS)
+        plan, ms = Packer(objective, surrogate).pack(
+            first.assignment, steps, lambda best: stop.reached(best, bound.proven_ms)
+        )
+        found.append(Candidate(plan, ms, "packing"))
     return found
 
 
@@ -119,14 +143,15 @@ def rescue(
     return [Candidate(found.assignment, ms, "feasibility")], found
 
 
-def distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
+def distinct(candidates: Sequence[Candidate], given: Given | None = None) -> list[Candidate]:
     """Best first, without plans that differ only by a renaming of ranks.
 
-    Of plans that are equally fast to six digits, the one with fewer shards comes first.
+    Of plans that are equally fast to six digits, the one that moves fewer tables of a given plan
+    comes first, then the one with fewer shards.
     """
     seen: set[frozenset[object]] = set()
     found = []
-    for candidate in sorted(candidates, key=_rank):
+    for candidate in sorted(candidates, key=lambda c: _rank(c, given)):
         name = signature(candidate.assignment)
         if name not in seen:
             seen.add(name)
@@ -134,9 +159,10 @@ def distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
     return found
 
 
-def _rank(candidate: Candidate) -> tuple[float, int, float]:
+def _rank(candidate: Candidate, given: Given | None) -> tuple[float, int, int, float]:
+    moves = 0 if given is None else len(given.moved(candidate.assignment))
     shards = sum(option.num_shards for option, _ in candidate.assignment)
-    return float(f"{candidate.iteration_ms:.6g}"), shards, candidate.iteration_ms
+    return float(f"{candidate.iteration_ms:.6g}"), moves, shards, candidate.iteration_ms
 
 
 def infeasible(objective: Objective, known: Feasibility) -> InfeasibleError:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
+from search.moves import settled
 from search.objective import Assignment, Choice, Objective, Ranks
 from search.space import Option
 from search.surrogate import IDS, OUTPUTS, Surrogate, Weights
@@ -47,6 +48,12 @@ class _Placed:
     units: int
     alternatives: list[Ranks]
     counts: list[cp_model.IntVar]
+
+    def times(self, ranks: Ranks) -> list[int]:
+        """How many units lie on each alternative in a placement."""
+        width = len(self.alternatives[0])
+        runs = [ranks[i : i + width] for i in range(0, len(ranks), width)]
+        return [runs.count(alternative) for alternative in self.alternatives]
 
 
 class CpSat:
@@ -171,8 +178,9 @@ class Model:
             self.model.add_exactly_one([p.chosen for p in placed])
             self.placed.append(placed)
         self._co_locate()
+        self._limit_moves()
         if timed:
-            self._memory()
+            self.limit_memory()
             self._objective()
 
     def _option(self, option: Option) -> _Placed:
@@ -221,8 +229,11 @@ class Model:
         if constant:
             self.cost.append(constant * placed.chosen)
 
-    def _memory(self) -> None:
+    def limit_memory(self, *kinds: int) -> None:
+        """No rank takes more than its caps, of these kinds (0: HBM, 1: DDR) or else of both."""
         for (kind, rank), terms in self.memory.items():
+            if kinds and kind not in kinds:
+                continue
             self.model.add(sum(terms) <= self._cap(kind, rank))
 
     def exceed(self, kind: int, rank: int) -> cp_model.IntVar:
@@ -251,6 +262,28 @@ class Model:
                     most = sum(p.units for p in self.placed[table])
                     self.model.add(sum(counts) >= used)
                     self.model.add(sum(counts) <= most * used)
+
+    def _limit_moves(self) -> None:
+        """No more tables differ from the given plan than may."""
+        given = self.objective.space.given
+        if given is not None and given.is_limited:
+            self.model.add(sum(self.stays()) >= len(self.placed) - given.max_moves)
+
+    def stays(self) -> list[cp_model.IntVar]:
+        """A variable per table that may stay as given: if true, it does."""
+        given = self.objective.space.given
+        found = []
+        for table, before in enumerate(given.choices if given else ()):
+            same = [p for p in self.placed[table] if before and p.option is before[0]]
+            if before is None or not same:
+                continue
+            stay = self.model.new_bool_var("")
+            self.model.add_implication(stay, same[0].chosen)
+            if same[0].counts[0] is not same[0].chosen:
+                for count, times in zip(same[0].counts, same[0].times(before[1]), strict=True):
+                    self.model.add(count == times).only_enforce_if(stay)
+            found.append(stay)
+        return found
 
     def _objective(self) -> None:
         for per_rank in (self.forward, self.backward):
@@ -287,10 +320,9 @@ class Model:
             for placed in self.placed[table]:
                 mine = placed.option is option
                 if placed.counts[0] is not placed.chosen:
-                    width = len(placed.alternatives[0])
-                    runs = [ranks[i : i + width] for i in range(0, len(ranks), width)]
-                    for alternative, count in zip(placed.alternatives, placed.counts, strict=True):
-                        self.model.add_hint(count, runs.count(alternative) if mine else 0)
+                    times = placed.times(ranks) if mine else [0] * len(placed.counts)
+                    for count, value in zip(placed.counts, times, strict=True):
+                        self.model.add_hint(count, value)
                 self.model.add_hint(placed.chosen, mine)
 
     def read(self, solver: cp_model.CpSolver) -> Assignment:
@@ -303,4 +335,4 @@ class Model:
                 times = placed.units if count is placed.chosen else solver.value(count)
                 ranks += list(alternative) * times
             found.append((placed.option, tuple(ranks)))
-        return tuple(found)
+        return settled(self.objective.space.given, tuple(found))

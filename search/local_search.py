@@ -15,6 +15,7 @@ from itertools import chain, islice
 import numpy as np
 
 from predictor.plan import ShardingType
+from search.moves import repaired
 from search.objective import Assignment, Choice, Objective, Ranks
 from search.placement import Placer
 from search.space import Option
@@ -38,6 +39,8 @@ class LocalSearch:
         self.objective = objective
         self.surrogate = surrogate
         self.topology = objective.problem.topology
+        self.given = objective.space.given
+        self.refused = 0
         self.placer = Placer(objective, surrogate)
         self.random = random.Random(seed)
         self.transfers = Transfers(objective, surrogate, self.random)
@@ -56,9 +59,9 @@ class LocalSearch:
             stop: asked after every descent step with the best time so far.
         """
         best, best_ms = start, float(self.objective.score([start])[0])
-        limit = self.objective.evaluations + evaluations
+        limit = self.spent + evaluations
         current, current_ms = best, best_ms
-        while self.objective.evaluations < limit and not stop(best_ms):
+        while self.spent < limit and not stop(best_ms):
             step = self._descend(current, current_ms, limit, stop)
             if step is not None:
                 current, current_ms = step
@@ -83,9 +86,14 @@ class LocalSearch:
                 times = self.objective.score_neighbours(base, joint)
                 best = int(np.argmin(times))
                 return apply(base, joint[best]), float(times[best])
-            if self.objective.evaluations >= limit or stop(base_ms):
+            if self.spent >= limit or stop(base_ms):
                 break
         return None
+
+    @property
+    def spent(self) -> int:
+        """Plans scored, and those that were too far from a given plan to be."""
+        return self.objective.evaluations + self.refused
 
     def _join(self, base: Assignment, better: Sequence[Change]) -> list[Change]:
         """The best change, the best two of different tables, the best three, ... as they fit."""
@@ -106,7 +114,8 @@ class LocalSearch:
             for table in self.random.sample(range(len(base)), min(SHAKEN, len(base))):
                 choices = list(self._moves(changed, table)) + list(self._options(changed, table))
                 if choices:
-                    changed = apply(changed, {table: self.random.choice(choices)})
+                    shaken = {table: self.random.choice(choices)}
+                    changed = apply(changed, repaired(self.given, changed, shaken, self.random))
             if self.objective.fits(changed):
                 return changed
         return base
@@ -117,11 +126,23 @@ class LocalSearch:
         order = self._order(base)
         changes = chain(
             self.transfers.propose(base),
+            self._returns(base),
             chain.from_iterable(self._of_table(base, t, order) for t in order),
         )
-        for change in changes:
+        for proposed in changes:
+            change = repaired(self.given, base, proposed, self.random)
             if self._fits(base, used, change):
                 yield change
+            elif self.given is not None and self.given.is_limited:
+                self.refused += 1
+
+    def _returns(self, base: Assignment) -> Iterator[Change]:
+        """Each moved table back where a given plan has it."""
+        if self.given is not None:
+            for table in self.given.moved(base):
+                before = self.given.choices[table]
+                if before is not None:
+                    yield {table: before}
 
     def _order(self, base: Assignment) -> list[int]:
         """Tables on a rank that is slowest in some phase come first; else at random."""
@@ -147,9 +168,11 @@ class LocalSearch:
         if (after > self.objective.caps).any():
             return False
         groups = self.objective.space.co_locate
-        return not groups or self.objective.space.co_located(
-            [ranks for _, ranks in apply(base, change)]
-        )
+        if not groups and self.given is None:
+            return True
+        joint = apply(base, change)
+        near = self.given is None or self.given.allows(joint)
+        return near and self.objective.space.co_located([ranks for _, ranks in joint])
 
     def _moves(self, base: Assignment, table: int) -> Iterator[Choice]:
         """One unit of the table elsewhere; like units of a table are moved once."""

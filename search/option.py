@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from predictor.errors import PlanError
-from predictor.memory import ShardMemory
+from predictor.memory import DEFAULT_CACHE_LOAD_FACTOR, UVM_KERNELS, ShardMemory
 from predictor.plan import ComputeKernel, Shard, ShardingType, TablePlan
 from predictor.topology import Topology
 
@@ -66,6 +66,7 @@ class Option:
         offsets: first row and column of every shard.
         cache_load_factor: set where the table's constraint sets it; the runtime's default if None.
         ranks: ranks that the table's constraint allows; all if None.
+        pinned: the one placement of a table that a given plan splits as no other option does.
         memory: what every shard needs on its rank.
         added_by_shardopt: TorchRec's enumerator does not offer it; ``reason`` says why we do.
     """
@@ -79,6 +80,7 @@ class Option:
     cache_load_factor: float | None = None
     enforce_hbm: bool | None = None
     ranks: tuple[int, ...] | None = None
+    pinned: tuple[int, ...] | None = None
     memory: tuple[ShardMemory, ...] = ()
     added_by_shardopt: bool = False
     reason: str = ""
@@ -99,6 +101,13 @@ class Option:
         return self.sizes[0][1]
 
     @property
+    def way(self) -> tuple[object, ...]:
+        """What tells it from the other options of its table."""
+        parameters = {"enforce_hbm": self.enforce_hbm}
+        host = _host_memory(self.compute_kernel, self.cache_load_factor, parameters)
+        return self.sharding_type, self.compute_kernel, self.sizes, self.offsets, *host
+
+    @property
     def label(self) -> str:
         """E.g. ``CW32/fused``."""
         split = (
@@ -107,7 +116,10 @@ class Option:
             ShardingType.GRID_SHARD,
         )
         width = str(self.column_width) if self.sharding_type in split else ""
-        return f"{self.sharding_type.short}{width}/{self.compute_kernel}"
+        cached = self.compute_kernel is ComputeKernel.FUSED_UVM_CACHING
+        usual = self.cache_load_factor in (None, DEFAULT_CACHE_LOAD_FACTOR)
+        share = f"@{self.cache_load_factor:g}" if cached and not usual else ""
+        return f"{self.sharding_type.short}{width}/{self.compute_kernel}{share}"
 
     def legal_ranks(self, topology: Topology) -> Legal:
         """Where the shards may lie: partition, constraint ``ranks`` and groups taken together.
@@ -116,6 +128,8 @@ class Option:
         `_device_partition`, `_cohost_partition`, `_uniform_partition`, `_multi_hosts_partition`.
         Like there, the column blocks of a GRID may share a host.
         """
+        if self.pinned is not None:
+            return Legal(((self.pinned,),))
         allowed = range(topology.world_size) if self.ranks is None else sorted(set(self.ranks))
         groups = [g for g in _groups(topology) if set(g) <= set(allowed)]
         if self.partition is Partition.UNIFORM:
@@ -142,6 +156,17 @@ class Option:
                 return False
             start += length
         return not legal.same_group or len({topology.group_of(r) for r in ranks}) == 1
+
+
+def _host_memory(
+    kernel: ComputeKernel, load_factor: float | None, parameters: Mapping[str, Any]
+) -> tuple[float, bool]:
+    """How an option with a UVM kernel differs from others: cached share, weights in HBM."""
+    cached = kernel is ComputeKernel.FUSED_UVM_CACHING
+    return (
+        (load_factor or DEFAULT_CACHE_LOAD_FACTOR) if cached else 0.0,
+        kernel in UVM_KERNELS and bool(parameters.get("enforce_hbm")),
+    )
 
 
 def _groups(topology: Topology) -> list[tuple[int, ...]]:
@@ -175,6 +200,37 @@ class Pruned:
     reason: str
 
 
+Choice = tuple[Option, tuple[int, ...]]
+"""How one table is sharded and the rank of every shard."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """A plan that is already in use, and how many of its tables may change.
+
+    Args:
+        choices: per table; None where constraints forbid what the plan does, so that it must move.
+        max_moves: tables that may change, >= 0.
+    """
+
+    choices: tuple[Choice | None, ...]
+    max_moves: int
+
+    @property
+    def is_limited(self) -> bool:
+        """Some table must stay."""
+        return self.max_moves < len(self.choices)
+
+    def moved(self, assignment: Sequence[Choice]) -> list[int]:
+        """Tables with another option or other ranks than given."""
+        pairs = zip(assignment, self.choices, strict=True)
+        return [table for table, (now, before) in enumerate(pairs) if now != before]
+
+    def allows(self, assignment: Sequence[Choice]) -> bool:
+        """No more tables move than may."""
+        return not self.is_limited or len(self.moved(assignment)) <= self.max_moves
+
+
 @dataclass(frozen=True)
 class Space:
     """The search space.
@@ -184,12 +240,14 @@ class Space:
         options: options per table, in the workload's order.
         pruned: what was taken out, with reasons.
         co_locate: tables (by index) that must share their set of ranks, group by group.
+        given: a plan in use, near which plans must stay; None if there is none.
     """
 
     keys: tuple[str, ...]
     options: tuple[tuple[Option, ...], ...]
     pruned: tuple[Pruned, ...] = ()
     co_locate: tuple[tuple[int, ...], ...] = ()
+    given: Given | None = None
 
     @property
     def size(self) -> int:
@@ -198,16 +256,14 @@ class Space:
 
     def option_of(self, table: int, plan: TablePlan) -> Option | None:
         """The option that a table plan is a placement of, or None."""
-        sizes = tuple(s.size for s in plan.shards)
-        offsets = tuple(s.offset for s in plan.shards)
-        for option in self.options[table]:
-            same_way = (option.sharding_type, option.compute_kernel) == (
-                plan.sharding_type,
-                plan.compute_kernel,
-            )
-            if same_way and (option.sizes, option.offsets) == (sizes, offsets):
-                return option
-        return None
+        wanted = (
+            plan.sharding_type,
+            plan.compute_kernel,
+            tuple(s.size for s in plan.shards),
+            tuple(s.offset for s in plan.shards),
+            *_host_memory(plan.compute_kernel, plan.cache_load_factor, plan.parameters),
+        )
+        return next((o for o in self.options[table] if o.way == wanted), None)
 
     def co_located(self, placement: list[tuple[int, ...]]) -> bool:
         """Tables of one `co_locate` group lie on the same ranks; ``placement[table]`` has them."""

@@ -31,6 +31,22 @@ class RankedPlan:
 
 
 @dataclass(frozen=True)
+class GivenPlan:
+    """The plan in use that a search started from.
+
+    Args:
+        iteration_ms: predicted, whether it fits or not.
+        misfits: why it cannot stay as it is; empty if it can.
+        max_moves: tables that could change; None for all.
+    """
+
+    plan: ShardingPlan
+    iteration_ms: float
+    misfits: tuple[str, ...]
+    max_moves: int | None
+
+
+@dataclass(frozen=True)
 class Result:
     """Outcome of a search.
 
@@ -43,6 +59,7 @@ class Result:
         baselines: name -> predicted iteration time of the plan that other methods give.
         baseline_plans: the plans themselves.
         evaluations: plans scored on the full timeline.
+        given: the plan in use, if the search was given one.
     """
 
     plans: tuple[RankedPlan, ...]
@@ -54,6 +71,7 @@ class Result:
     search_seconds: float
     evaluations: int
     seed: int
+    given: GivenPlan | None = None
 
     @property
     def best(self) -> RankedPlan:

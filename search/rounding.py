@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from search.balance import Balancer
-from search.bounds import ExchangeSet, LowerBound
+from search.bounds import LowerBound
+from search.exchange_set import ExchangeSet
 from search.objective import Assignment, Objective
 from search.placement import Placer
 from search.surrogate import Surrogate

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from predictor.errors import InfeasibleError
 from search.baselines import baselines
 from search.bounds import LowerBound
 from search.candidates import (
@@ -19,13 +20,15 @@ from search.candidates import (
     SEARCHERS,
     Candidate,
     distinct,
-    infeasible,
     propose,
     rescue,
 )
 from search.dominance import drop_uvm
+from search.given import anywhere, bounded, in_use, nearby, rated, renamed
 from search.local_search import LocalSearch
+from search.moves import Placed, checked, final_plan, near
 from search.objective import Objective
+from search.remedy import explained, nothing_fits
 from search.result import Problem, Progress, RankedPlan, Result, silent
 from search.soundness import drop_unsound, is_sound
 from search.space import Space, deduplicate, enumerate_space, prune
@@ -34,6 +37,8 @@ from search.surrogate import Surrogate
 
 # Work at effort 1, sized so that 26 tables on 8 ranks take a few seconds.
 EVALUATIONS = 20_000
+LARGE = 20_000
+"""Tables times ranks beyond which a plan takes long to score and one change gains little."""
 IMPROVED = 4
 """Candidates that local search starts from."""
 IMPROVED_BY = " + local search"
@@ -46,6 +51,7 @@ def solve(
     *,
     top_k: int = 3,
     searchers: Sequence[str] = SEARCHERS,
+    placed: Placed | None = None,
     progress: Progress = silent,
 ) -> Result:
     """Search the sharding plans of a problem.
@@ -56,15 +62,20 @@ def solve(
         seed: of every random choice, >= 0.
         top_k: plans to return, >= 1.
         searchers: which of `SEARCHERS` propose candidates.
+        placed: a plan in use to start from, near which the search stays if it limits the moves. If
+            it allows none, that plan is rated against the bound of all plans.
         progress: told what is going on.
 
     Raises:
         InfeasibleError: no plan fits, or a table has no option left.
+        InputError: the plan in use is of another model or world size.
     """
-    start = _start(problem, stop, seed, searchers, progress)
+    placed = placed and checked(placed, problem)
+    start = _start(problem, stop, seed, searchers, placed, progress)
     objective = start.objective
     improved = _improve(start, stop, seed, progress)
-    ranked = distinct([*improved, *start.candidates])[:top_k]
+    ranked = distinct([*improved, *start.candidates], objective.space.given)[:top_k]
+    ranked = [renamed(objective, candidate) for candidate in ranked]
     best_ms = ranked[0].iteration_ms
     progress("lower bound", 0.8, best_ms, None)
     bound = start.bound.solve(
@@ -74,7 +85,7 @@ def solve(
     progress("done", 1.0, best_ms, bound)
     return Result(
         plans=tuple(
-            RankedPlan(objective.sharding_plan(c.assignment), c.iteration_ms, c.found_by)
+            RankedPlan(final_plan(objective, placed, c.assignment), c.iteration_ms, c.found_by)
             for c in ranked
         ),
         lower_bound_ms=bound,
@@ -85,6 +96,7 @@ def solve(
         search_seconds=stop.elapsed_s,
         evaluations=objective.evaluations,
         seed=seed,
+        given=None if placed is None else rated(objective, placed),
     )
 
 
@@ -102,51 +114,66 @@ class _Start:
 
 def reduced_space(problem: Problem) -> Space:
     """The options worth trying; what was left out keeps its reason."""
-    return drop_uvm(_whole_space(problem), problem.topology)
+    return drop_uvm(whole_space(problem), problem.topology)
 
 
-def _whole_space(problem: Problem) -> Space:
+def whole_space(problem: Problem) -> Space:
+    """Every option that is legal and fits."""
     space = enumerate_space(problem.workload, problem.topology, problem.hardware.device)
     space = drop_unsound(space, problem.workload, problem.hardware.device)
     return prune(deduplicate(space, problem.topology), problem.topology)
 
 
 def _start(
-    problem: Problem, stop: Stop, seed: int, searchers: Sequence[str], progress: Progress
+    problem: Problem,
+    stop: Stop,
+    seed: int,
+    searchers: Sequence[str],
+    placed: Placed | None,
+    progress: Progress,
 ) -> _Start:
     """Baselines and candidates; in the whole space if nothing fits in the reduced one."""
-    whole = _whole_space(problem)
+    try:
+        whole = whole_space(problem)
+    except InfeasibleError as error:
+        raise explained(problem, error, stop) from None
     reduced = drop_uvm(whole, problem.topology)
     spaces = [reduced] if reduced.size == whole.size else [reduced, whole]
-    for space in spaces:
+    for space in spaces if placed is None else [near(s, problem, placed) for s in spaces]:
         objective = Objective(problem, space)
         surrogate = Surrogate(objective)
-        bound = LowerBound(problem, space, objective.batch)
+        bound = LowerBound(problem, bounded(space), objective.batch)
+        able = nearby(space, searchers)
         progress("baselines", 0.0, None, None)
-        others = baselines(objective, surrogate, seed)
+        others = baselines(objective.over(anywhere(space)), surrogate, seed)
         times = objective.score(list(others.values())).tolist()
         shown = [Candidate(others[n], ms, n) for n, ms in zip(others, times, strict=True)]
         # what TorchRec would run with wrong results is shown, but never chosen
-        known = [c for c in shown if _sound(problem, c)]
-        found, gap = propose(objective, surrogate, stop, seed, searchers, known, bound, progress)
+        known = [c for c in [*shown, *in_use(objective)] if _may(objective, c)]
+        found, gap = propose(objective, surrogate, stop, seed, able, known, bound, progress)
         if known + found:
             return _Start(objective, surrogate, bound, shown, known + found, gap)
         found, nearest = rescue(objective, surrogate, stop, seed)
         if found:
             return _Start(objective, surrogate, bound, shown, found, gap)
-    raise infeasible(objective, nearest)
+    raise nothing_fits(objective, surrogate, nearest, placed, stop, seed)
 
 
-def _sound(problem: Problem, candidate: Candidate) -> bool:
-    workload, device = problem.workload, problem.hardware.device
-    return all(is_sound(option, workload, device) for option, _ in candidate.assignment)
+def _may(objective: Objective, candidate: Candidate) -> bool:
+    workload, device = objective.problem.workload, objective.problem.hardware.device
+    sound = all(is_sound(option, workload, device) for option, _ in candidate.assignment)
+    return sound and objective.fits(candidate.assignment)
 
 
 def _improve(start: _Start, stop: Stop, seed: int, progress: Progress) -> list[Candidate]:
     """Local search: half of the budget over the best few candidates, half on the best of those."""
+    given = start.objective.space.given
+    if given is not None and not given.max_moves:
+        return []
     search = LocalSearch(start.objective, start.surrogate, seed)
     starts = distinct(start.candidates)[:IMPROVED]
-    budget = stop.work(EVALUATIONS) // 2
+    size = len(starts[0].assignment) * start.objective.problem.topology.world_size
+    budget = stop.work(round(EVALUATIONS * min(1.0, LARGE / size))) // 2
     improved: list[Candidate] = []
     for round_, share in enumerate([budget // len(starts)] * len(starts) + [budget]):
         one = starts[round_] if round_ < len(starts) else distinct(improved)[0]

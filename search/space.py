@@ -11,6 +11,7 @@ What is added:
   divisor that is a multiple of 4 (FBGEMM's vector) and at least 32 is tried here: 32 fp32 columns
   are 128 bytes, one cache line, and narrower rows move no fewer bytes.
 * TWCW at these widths and GRID where there is more than one intra group.
+* UVM caches of several sizes; TorchRec's default is 0.2 of the rows.
 * Row-wise on the CPU, which the runtime has but the sharder does not list, and the `dense` kernel
   beyond data-parallel where a constraint names it.
 """
@@ -18,9 +19,10 @@ What is added:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from predictor.errors import InputError
-from predictor.memory import shard_memory
+from predictor.memory import DEFAULT_CACHE_LOAD_FACTOR, shard_memory
 from predictor.plan import ComputeKernel, ShardingType
 from predictor.topology import Topology
 from predictor.workload import Table, Workload
@@ -39,6 +41,8 @@ TORCHREC_MIN_WIDTH = 128
 """TorchRec's `MIN_CW_DIM`."""
 MIN_WIDTH = 32
 """Narrowest column shard shardopt adds; see the module's text."""
+LOAD_FACTORS = (0.2, 0.05, 0.5)
+"""Shares of its rows that a table brings into the UVM cache of its launch."""
 LANE = 4
 """FBGEMM moves four elements at once: widths are multiples of it."""
 
@@ -81,9 +85,12 @@ def enumerate_space(
     groups: dict[str, list[int]] = {}
     for index, (key, table) in enumerate(zip(workload.keys, workload.tables, strict=True)):
         _check_ranks(key, table, topology)
+        _check_device(key, table, device)
         options = list(_torchrec_options(index, workload, topology, device))
         if extended:
             options += _added_options(index, workload, topology, device, options)
+            made = (_at_load_factors(o, workload, topology, device) for o in options)
+            options = list(chain.from_iterable(made))
         per_table.append(tuple(options))
         out = _pruned_by_constraints(key, table, device)
         pruned += out
@@ -104,6 +111,18 @@ def _check_ranks(key: str, table: Table, topology: Topology) -> None:
         raise InputError(
             f"table '{key}': constraints.ranks is {list(ranks)}; "
             f"allowed are ranks 0 to {topology.world_size - 1}, at least one"
+        )
+
+
+def _check_device(key: str, table: Table, device: str) -> None:
+    """TorchRec's enumerator leaves out tables of another device group, and nobody else plans them;
+    a plan here has every table."""
+    group = table.constraints.device_group
+    if group not in (None, device):
+        raise InputError(
+            f"table '{key}': constraints.device_group is {group}, but the ranks are {device}; one "
+            f"plan is for one device: give the {group} tables a model of their own"
+            + (" and plan it with --hardware cpu-gloo" if group == "cpu" else "")
         )
 
 
@@ -163,9 +182,11 @@ def _option(
     kernel: ComputeKernel,
     width: int,
     reason: str = "",
+    load_factor: float | None = None,
 ) -> Option:
     table = workload.tables[index]
     wants = table.constraints
+    load_factor = load_factor or wants.cache_load_factor
     sizes, offsets = shard_sizes_and_offsets(table, topology, sharding_type, width)
     memory = shard_memory(
         table,
@@ -174,7 +195,7 @@ def _option(
         sharding_type,
         kernel,
         sizes,
-        wants.cache_load_factor,
+        load_factor,
         device=device,
         enforce_hbm=bool(wants.enforce_hbm),
     )
@@ -185,13 +206,41 @@ def _option(
         sizes,
         offsets,
         module=table.module,
-        cache_load_factor=wants.cache_load_factor,
+        cache_load_factor=load_factor,
         enforce_hbm=wants.enforce_hbm,
         ranks=wants.ranks,
         memory=tuple(memory),
         added_by_shardopt=bool(reason),
         reason=reason,
     )
+
+
+def _at_load_factors(
+    option: Option, workload: Workload, topology: Topology, device: str
+) -> Iterator[Option]:
+    """A cached table at several sizes of its cache, if no constraint sets one.
+
+    TorchRec gives a launch the mean of the factors that its tables name (`group_tables` in
+    embedding_sharding.py), not of those they leave open, so the default is named, too.
+    """
+    cached = option.compute_kernel is ComputeKernel.FUSED_UVM_CACHING
+    if not cached or workload.tables[option.table].constraints.cache_load_factor is not None:
+        yield option
+        return
+    # of the splits that shardopt adds the usual one will do
+    for factor in LOAD_FACTORS[:1] if option.added_by_shardopt else LOAD_FACTORS:
+        usual = factor == DEFAULT_CACHE_LOAD_FACTOR
+        yield _option(
+            option.table,
+            workload,
+            topology,
+            device,
+            option.sharding_type,
+            option.compute_kernel,
+            option.column_width,
+            option.reason if usual else f"TorchRec tries {DEFAULT_CACHE_LOAD_FACTOR} alone",
+            factor,
+        )
 
 
 def column_width(dim: int, min_partition: int | None = None) -> int:

@@ -51,6 +51,7 @@ class Surrogate:
         self.problem = objective.problem
         self.phases = lru_cache(maxsize=1 << 16)(self._phases)
         self.constant_ms = lru_cache(maxsize=1 << 16)(self._constant_ms)
+        self.shard_loads = lru_cache(maxsize=1 << 16)(self._shard_loads)
         self._rates: dict[int, tuple[float, float]] = {}
 
     def exchange(self, option: Option) -> tuple[str, str]:
@@ -59,9 +60,7 @@ class Surrogate:
 
     def _phases(self, option: Option) -> Array:
         """Phase times of every shard, ``[shards, PHASES]`` in ms."""
-        shards = self.objective.batch.shards
-        plan = place(option, self._somewhere(option))
-        loads = np.stack([shards.of_shard(option.table, plan, s) for s in plan.shards])
+        _, loads = self.shard_loads(option)
         found = np.zeros((option.num_shards, PHASES))
         found[:, FORWARD] = loads[:, Load.FORWARD_MS]
         found[:, BACKWARD] = loads[:, Load.BACKWARD_MS]
@@ -70,6 +69,13 @@ class Surrogate:
             found[:, IDS] = ids_rate * INDEX_BYTES * loads[:, Load.IDS]
             found[:, OUTPUTS] = output_rate * OUTPUT_BYTES * loads[:, Load.OUTPUTS]
         return found
+
+    def _shard_loads(self, option: Option) -> tuple[int, Array]:
+        """Lookup group of an option and the load of every shard, ``[shards, COLUMNS]``."""
+        batch = self.objective.batch
+        plan = place(option, self._somewhere(option))
+        loads = np.stack([batch.shards.of_shard(option.table, plan, s) for s in plan.shards])
+        return batch.group_index(option.table, plan), loads
 
     def standing(self, assignment: Assignment, without: Container[int]) -> tuple[Array, Array]:
         """What all tables but some put on the ranks.
@@ -91,14 +97,10 @@ class Surrogate:
 
     def _rates_of(self, option: Option) -> tuple[float, float]:
         """ms per byte of ids and of outputs, both ways, at the size an average rank would have."""
-        group = self._group(option)
+        group, _ = self.shard_loads(option)
         if group not in self._rates:
             self._rates[group] = self._measure_rates(option)
         return self._rates[group]
-
-    def _group(self, option: Option) -> int:
-        plan = place(option, self._somewhere(option))
-        return self.objective.batch.group_index(option.table, plan)
 
     def _measure_rates(self, option: Option) -> tuple[float, float]:
         world = self.problem.topology.world_size
@@ -118,7 +120,7 @@ class Surrogate:
 
     def _probe(self, option: Option, loads: Array) -> Exchange:
         batch = self.objective.batch
-        group = batch.groups[self._group(option)]
+        group = batch.groups[self.shard_loads(option)[0]]
         return Exchange(batch.costs, [group], [0], loads[None, None])
 
     @cached_property

@@ -159,6 +159,28 @@ Search = Annotated[
     typer.Option("--search", help="Who proposes plans.", rich_help_panel=SEARCH),
 ]
 
+From = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="FILE",
+        help="Plan file (JSON) in use: the search starts from it and says what would move. Ranks "
+        "and hardware are the plan's unless flags say otherwise.",
+        rich_help_panel=SEARCH,
+        show_default=False,
+    ),
+]
+MaxMoves = Annotated[
+    int | None,
+    typer.Option(
+        "--max-moves",
+        metavar="K",
+        help="Tables that may differ from --from; 0 only rates it.",
+        rich_help_panel=SEARCH,
+        show_default=False,
+    ),
+]
+
 Json = Annotated[
     bool,
     typer.Option("--json", help="One JSON object on stdout, nothing else.", rich_help_panel=OUTPUT),

@@ -6,12 +6,14 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardopt.cli import options
+from shardopt.cli import options, tune_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from predictor.plan import ShardingPlan
     from predictor.predict import Prediction
+    from search.moves import Placed
     from search.result import Result
     from shardopt.cli.resolve import Setting
 
@@ -35,6 +37,13 @@ def plan(
     effort: options.Effort = 1.0,
     time_limit: options.TimeLimit = None,
     top_k: options.TopK = 3,
+    from_: options.From = None,
+    max_moves: options.MaxMoves = None,
+    tune: tune_options.Tune = None,
+    objectives: tune_options.Objectives = None,
+    trials: tune_options.Trials = None,
+    storage: tune_options.Storage = None,
+    study: tune_options.Study = None,
     json: options.Json = False,
     output: options.Output = None,
     quiet: options.Quiet = False,
@@ -42,13 +51,25 @@ def plan(
     """Search for the plan with the shortest predicted iteration time."""
     from shardopt.cli.output import check_writable
     from shardopt.cli.resolve import Flags, resolve
+    from shardopt.cli.tune_flags import TuneFlags
 
     flags = Flags(
         gpus, gpus_per_node, cluster, hardware, hbm_gib, ddr_gib, reserve, batch_size, strict
     )
     check_search(seed, effort, time_limit, top_k)
-    check_writable(output, [model, *([cluster] if cluster else [])])
-    setting = resolve(model, flags)
+    check_writable(output, [path for path in (model, cluster, from_) if path is not None])
+    in_use = plan_in_use(from_, max_moves)
+    tuning = TuneFlags(tune, objectives, trials, storage, study, from_)
+    tuning.check()
+    setting = resolve(model, flags, in_use)
+
+    if tune is not None:
+        from shardopt.cli.tune import Show, run_tuning
+
+        show = Show(json, output, quiet, strict)
+        limits = (effort, time_limit, seed, search.names, top_k)
+        run_tuning(model, setting, reserve, tuning, limits, show)
+        return
 
     # the solvers are imported only once the input is known to be good
     from search.solve import solve
@@ -62,6 +83,7 @@ def plan(
             seed,
             top_k=top_k,
             searchers=search.names,
+            placed=placed_tables(setting, from_, in_use, max_moves),
             progress=progress,
         )
     predictions = predict_all(setting, result)
@@ -71,16 +93,50 @@ def plan(
         refuse_outside(predictions[0].out_of_range)
     meta = plan_meta(setting, seed)
     if output is not None:
-        _write(output, result, predictions[0], meta)
+        write_best(output, result, predictions[0], meta)
     if json:
         from shardopt.cli.messages import note
         from shardopt.cli.output import print_json
-        from shardopt.report.objects import plan_object
+        from shardopt.report.objects import from_object, plan_object
 
         note(setting.notes, quiet=quiet)
-        print_json(plan_object(result, predictions, meta, setting.notes))
+        made = plan_object(result, predictions, meta, setting.notes)
+        print_json({**made, **from_object(problem_of(setting), result, from_)})
         return
     _show(model, setting, result, predictions, output, quiet)
+
+
+def plan_in_use(path: Path | None, max_moves: int | None) -> ShardingPlan | None:
+    """The plan that ``--from`` names.
+
+    Raises:
+        InputError: it cannot be read, or ``--max-moves`` is out of range or stands alone.
+    """
+    from predictor.errors import InputError
+    from predictor.plan_json import load_plan
+
+    if max_moves is not None and path is None:
+        raise InputError("--max-moves limits what differs from a plan; give it with --from FILE")
+    if max_moves is not None and max_moves < 0:
+        raise InputError(f"--max-moves is {max_moves}; it must be at least 0 (0 only rates)")
+    return None if path is None else load_plan(path)
+
+
+def placed_tables(
+    setting: Setting, path: Path | None, plan: ShardingPlan | None, max_moves: int | None
+) -> Placed | None:
+    """The plan in use as the search takes it, if it is one of this model."""
+    from predictor.plan_check import check_plan, model_mismatch
+    from search.moves import Placed
+    from shardopt.cli.messages import warn
+
+    if plan is None:
+        return None
+    fitting = check_plan(plan, setting.workload, where=str(path))
+    doubt = model_mismatch(plan, setting.workload)
+    if doubt:
+        warn(f"{path}: {doubt}")
+    return Placed(fitting, max_moves)
 
 
 def check_search(seed: int, effort: float, time_limit: float | None, top_k: int) -> None:
@@ -132,7 +188,8 @@ def setting_object(setting: Setting) -> dict[str, Any]:
     }
 
 
-def _write(output: Path, result: Result, best: Prediction, meta: dict[str, Any]) -> None:
+def write_best(output: Path, result: Result, best: Prediction, meta: dict[str, Any]) -> None:
+    """The best plan as plan.json."""
     from dataclasses import replace
 
     from predictor.plan_json import plan_to_dict

@@ -8,7 +8,8 @@ from typing import Any
 from predictor.plan import ShardingPlan
 from predictor.plan_json import plan_to_dict
 from predictor.predict import Prediction
-from search.result import Result
+from search.moves import moved_bytes, moved_tables
+from search.result import Problem, Result
 from shardopt.report.range_view import range_objects
 from shardopt.report.words import gap_of
 
@@ -99,6 +100,33 @@ def plan_object(
         ],
         "baselines": dict(result.baselines),
         "notes": list(notes),
+    }
+
+
+def from_object(problem: Problem, result: Result, path: object) -> Object:
+    """``from`` of ``shardopt plan --json``; nothing without ``--from``.
+
+    Keys:
+        plan: the path as given.
+        iteration_ms: predicted time of the plan in use.
+        misfits: why it cannot stay as it is; empty if it can.
+        max_moves: tables that could move, null for all.
+        moved: keys of the tables that differ in the best plan.
+        moved_bytes: weights and optimizer state that reach a rank which did not hold them.
+    """
+    given = result.given
+    if given is None:
+        return {}
+    best = result.best.plan
+    return {
+        "from": {
+            "plan": str(path),
+            "iteration_ms": given.iteration_ms,
+            "misfits": list(given.misfits),
+            "max_moves": given.max_moves,
+            "moved": moved_tables(given.plan, best),
+            "moved_bytes": moved_bytes(problem, given.plan, best),
+        }
     }
 
 

@@ -11,9 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from predictor.predict import Prediction
-from search.result import Result
+from search.result import Problem, Result
 from shardopt.report.bars import bar
 from shardopt.report.console import heading, line, show, table
+from shardopt.report.moves_view import show_moves
 from shardopt.report.prediction_view import (
     misfit_text,
     provenance_text,
@@ -58,6 +59,12 @@ class PlanReport:
     written: str | None
     next_command: str
 
+    @property
+    def problem(self) -> Problem:
+        """What was planned."""
+        setting = self.setting
+        return Problem(setting.workload, setting.topology, setting.hardware)
+
 
 def show_plan(console: Console, report: PlanReport) -> None:
     """The whole report."""
@@ -65,6 +72,7 @@ def show_plan(console: Console, report: PlanReport) -> None:
     show_setting(console, report.setting)
     show_ranking(console, report.result, report.predictions)
     show_baselines(console, report.result.baselines, best.iteration_ms)
+    show_moves(console, report.problem, report.result)
     heading(console, "Where the time goes", "plan 1, along its critical path")
     show_breakdown(console, best)
     show_ranks(console, best)
@@ -187,22 +195,27 @@ def show_verdict(console: Console, result: Result, best: Prediction) -> None:
             f"{provenance_text(best)}.",
         )
     )
-    line(console, _claim(best.iteration_ms, result.lower_bound_ms))
+    line(console, _claim(best.iteration_ms, result))
     show_ranges(console, best.out_of_range)
     problem = misfit_text(best)
     if problem:
         line(console, problem, style="bold red")
 
 
-def _claim(best_ms: float, bound_ms: float) -> str:
-    """What the bound proves."""
-    gap = gap_of(best_ms, bound_ms)
+def _claim(best_ms: float, result: Result) -> str:
+    """What the bound proves, and of which plans."""
+    gap = gap_of(best_ms, result.lower_bound_ms)
+    given = result.given
+    limited = given is not None and given.max_moves and given.max_moves < len(given.plan.tables)
+    which = "no plan"
+    if given is not None and limited:
+        which = f"no plan that moves at most {plural(given.max_moves or 0, 'table')}"
     if gap is None:
         return "Nothing is proved: the lower bound is 0 ms."
     if gap <= 1e-9:
-        return "Proved: no plan is predicted to be faster; plan 1 is optimal."
+        return f"Proved: {which} is predicted to be faster; plan 1 is optimal."
     return (
-        f"Proved: no plan is predicted to be faster than {ms(bound_ms)}; "
+        f"Proved: {which} is predicted to be faster than {ms(result.lower_bound_ms)}; "
         f"plan 1 is at most {percent(gap)} from optimal."
     )
 

@@ -33,6 +33,7 @@ from search.cpsat import CpSat
 from search.feasibility import find_feasible
 from search.local_search import LocalSearch
 from search.objective import Assignment, Objective
+from search.packing import Packer
 from search.placement import Placer
 from search.result import Problem
 from search.rounding import Rounding
@@ -64,6 +65,11 @@ def by_balancer(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
     return [balancer.balance(p, 0, 3).assignment for p in by_placer(objective, surrogate)]
 
 
+def by_packer(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
+    packer = Packer(objective, surrogate)
+    return [packer.pack(p, 20)[0] for p in by_placer(objective, surrogate)]
+
+
 def by_placer(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
     placer = Placer(objective, surrogate)
     most = max(map(len, objective.space.options))
@@ -89,6 +95,7 @@ def by_local_search(objective: Objective, surrogate: Surrogate) -> list[Assignme
 SEARCHERS: dict[str, Searcher] = {
     "rounding": by_rounding,
     "balancer": by_balancer,
+    "packer": by_packer,
     "cpsat": by_cpsat,
     "study": by_study,
     "placer": by_placer,

@@ -143,3 +143,16 @@ def test_upper_and_stop_end_early_and_stay_valid() -> None:
     assert 0 < fresh.solve(3000, stop=at_once) <= full * (1 + 1e-9)
     assert len(asked) == 1
     assert np.isfinite(asked[0])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_options_left_out_of_the_program_do_not_matter(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objective = unlimited(seed)
+    bound = LowerBound(objective.problem, objective.space, objective.batch)
+    needed = bound.undominated(np.arange(len(bound.choices)))
+    assert not needed.all()
+    few = bound.solve(3000)
+    monkeypatch.setattr(LowerBound, "undominated", lambda _, index: np.ones(len(index), dtype=bool))
+    assert bound_of(objective) == pytest.approx(few, rel=1e-3)

@@ -13,10 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from problems import (
+    H100,
     a_problem,
     a_table,
     a_workload,
     assert_valid,
+    copying,
     hosts,
     objective_of,
     random_problem,
@@ -266,3 +268,16 @@ def test_spaces_hold_each_option_once() -> None:
 def _problem_and_space() -> tuple[Problem, Space]:
     objective, _ = objective_of(a_problem(several(3), hosts(4, 2)))
     return objective.problem, objective.space
+
+
+def test_the_hot_shard_of_a_row_split_is_seen() -> None:
+    """Ids in order of frequency make the first row shard the hot one, which sets the time."""
+    wants = Constraints(sharding_types=(ShardingType.TABLE_WISE, ShardingType.ROW_WISE))
+    chosen = {}
+    for order in ("random", "frequency"):
+        table = a_table("t", 4_000_000, 128, 40.0, 1.2, order, constraints=wants)
+        problem = a_problem(a_workload(table, batch_size=16384), hosts(4), copying(H100, 10.0))
+        best = solve(problem, Stop(effort=QUICK), 0).best
+        chosen[order] = best.plan.tables["t"].sharding_type, best.iteration_ms
+    assert chosen["random"][0] is ShardingType.ROW_WISE
+    assert chosen["frequency"][1] > chosen["random"][1] * 1.05

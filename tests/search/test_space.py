@@ -166,7 +166,8 @@ def test_added_options_are_marked_and_have_a_reason() -> None:
 
 def test_no_width_gives_more_shards_than_ranks() -> None:
     added = [o for o in space_of(hosts(2)).options[0] if o.added_by_shardopt]
-    assert added == []
+    usual = {o.way[2:4] for o in space_of(hosts(2)).options[0] if not o.added_by_shardopt}
+    assert {o.way[2:4] for o in added} <= usual, "no split but TorchRec's; caches of other sizes"
     assert "CW64/fused" in labels(space_of(hosts(4)))
 
 
@@ -177,7 +178,8 @@ def test_grid_needs_as_many_groups_as_blocks() -> None:
     assert "GRID64/fused" in labels(space_of(hosts(32)))
     assert not any(o.startswith("GRID") for o in labels(space_of(hosts(8))))
     named = space_of(hosts(8), sharding_types=(T.GRID_SHARD,))
-    assert labels(named) == {f"GRID128/{k}" for k in ("fused", "fused_uvm", "fused_uvm_caching")}
+    sizes = ("fused_uvm_caching", "fused_uvm_caching@0.05", "fused_uvm_caching@0.5")
+    assert labels(named) == {f"GRID128/{k}" for k in ("fused", "fused_uvm", *sizes)}
 
 
 def test_unpooled_tables_have_no_host_wise_types() -> None:
@@ -213,6 +215,30 @@ def test_constraints_reach_plan_and_memory() -> None:
     assert plan.parameters["enforce_hbm"] is True
     assert option.memory[0].ddr_bytes == 0
     assert any(p.what == "fused" and "compute_kernels" in p.reason for p in space.pruned)
+
+
+def test_cached_tables_have_caches_of_several_sizes() -> None:
+    """Unless a constraint sets one; the default is named, as TorchRec's mean of a launch asks."""
+    cached = [o for o in space_of(hosts(2)).options[0] if "caching" in o.compute_kernel]
+    factors = [o.cache_load_factor for o in cached if o.sharding_type is T.TABLE_WISE]
+    assert factors == [0.2, 0.05, 0.5]
+    memory = {o.cache_load_factor: o.memory[0].hbm_bytes for o in cached if len(o.sizes) == 1}
+    assert memory[0.05] < memory[0.2] < memory[0.5]
+    assert all(place(o, [0] * o.num_shards).cache_load_factor for o in cached)
+    fixed = space_of(hosts(2), cache_load_factor=0.3).options[0]
+    assert {o.cache_load_factor for o in fixed if "caching" in o.compute_kernel} == {0.3}
+    without = enumerate_space(a_workload(a_table()), hosts(2), extended=False).options[0]
+    assert {o.cache_load_factor for o in without} == {None}, "TorchRec leaves it open"
+
+
+def test_tables_of_another_device_are_refused() -> None:
+    assert space_of(hosts(2), device_group="cuda").options
+    with pytest.raises(InputError, match=r"'t': constraints.device_group is cpu.*cpu-gloo"):
+        space_of(hosts(2), device_group="cpu")
+    with pytest.raises(
+        InputError, match=r"constraints.device_group is cuda, but the ranks are cpu"
+    ):
+        space_of(hosts(2), "cpu", device_group="cuda")
 
 
 def test_allowed_ranks() -> None:

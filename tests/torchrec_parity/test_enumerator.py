@@ -65,7 +65,8 @@ def our_key(option: Option, workload: Workload) -> Key:
 
 def our_options(workload: Workload, topology: Topology, device: str = "cuda") -> dict[Key, Option]:
     space = enumerate_space(workload, topology, device)
-    return {our_key(o, workload): o for table in space.options for o in table}
+    # of a table's caches the usual one comes first
+    return {our_key(o, workload): o for table in space.options for o in reversed(table)}
 
 
 @each_model

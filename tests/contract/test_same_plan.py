@@ -1,0 +1,71 @@
+"""The same seed gives the same file, however many cores and threads a machine has to offer."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shardopt
+
+ROOT = Path(shardopt.__file__).resolve().parent.parent
+
+PLAN_ON_CORES = """
+import os, sys
+if hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, {int(core) for core in sys.argv[1].split(",")})
+from shardopt.cli.app import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def a_model(path: Path) -> None:
+    rng = random.Random(0)
+    lines = ["schema: 1", "name: repeated", "batch_size: 4096", "tables:"]
+    for i in range(12):
+        rows, ids = int(10 ** rng.uniform(4, 7)), rng.choice([1, 5, 20])
+        feature = (
+            f"{{name: f{i}, pooling_factor: {ids}, index_distribution: {{zipf: {{alpha: 1.05}}}}}}"
+        )
+        lines += [
+            f"  - {{name: t{i}, num_embeddings: {rows}, embedding_dim: 64, features: [{feature}]}}"
+        ]
+    lines += ["dense: {in_features: 13, bottom_mlp: [64], interaction: dot, top_mlp: [64, 1]}"]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def cores() -> list[str]:
+    """One core and two, where the machine has two."""
+    if not hasattr(os, "sched_getaffinity"):
+        return ["0", "0"]
+    mine = sorted(os.sched_getaffinity(0))
+    return [str(mine[0]), ",".join(map(str, mine[:2]))]
+
+
+@pytest.mark.parametrize("more", [(), ("--hbm-gib", "1.2")], ids=["roomy", "tight"])
+def test_cores_threads_and_hashes_change_no_byte(tmp_path: Path, more: tuple[str, ...]) -> None:
+    a_model(tmp_path / "model.yaml")
+    running = []
+    for number, (core, threads, seed) in enumerate(zip(cores(), "12", "07", strict=True)):
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYTHONHASHSEED": seed,
+            "OMP_NUM_THREADS": threads,
+            "OPENBLAS_NUM_THREADS": threads,
+        }
+        words = ["plan", "model.yaml", "--gpus", "4", "--effort", "0.2", "--seed", "5", "--quiet"]
+        command = [sys.executable, "-c", PLAN_ON_CORES, core, *words, *more, "-o", f"{number}.json"]
+        running.append(
+            subprocess.Popen(command, env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        )
+    for process in running:
+        errors = process.communicate(timeout=200)[1]
+        assert process.returncode == 0, errors
+    first, second = ((tmp_path / f"{number}.json").read_bytes() for number in (0, 1))
+    assert first == second
+    assert b"iteration_ms" in first

@@ -1,0 +1,59 @@
+"""A worker of a study, run in a process of its own by `test_tune_workers`.
+
+    tune_worker.py STORAGE STUDY TRIALS HANGS_AT
+
+The worker hangs in its trial number HANGS_AT (of those it runs, from 0), for the test to kill it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from problems import H100, a_table, a_workload, hosts
+
+from search import tune
+from search.tune import Budget, Tuning
+from search.tune_case import Case
+from search.tune_goals import GOALS
+from search.tune_grid import grid_of
+from search.tune_storage import Liveness, open_storage
+from search.tune_study import new_study
+
+LIVENESS = Liveness(every_s=1, stale_s=3)
+
+
+def a_case() -> Case:
+    """Two tables on two ranks."""
+    workload = a_workload(a_table("t0", alpha=1.05), a_table("t1", 3000, 32))
+    return Case(workload, hosts(2), H100)
+
+
+def a_tuning(storage: str, study: str, trials: int) -> Tuning:
+    """The study that all workers of a test share."""
+    case, goals = a_case(), [GOALS["time"]]
+    grid = grid_of(case, {"batch_size": None, "qcomm": None, "pipeline": ("base", "sparse_dist")})
+    shared = open_storage(storage, LIVENESS)
+    made = new_study(case, grid, goals, 0, {}, name=study, shared=shared)
+    return Tuning(case, grid, goals, Budget(trials, effort=0.01), made, shared)
+
+
+def main() -> None:
+    storage, study, trials, hangs_at = sys.argv[1:]
+    real, count = tune.try_setting, 0
+
+    def hanging(*given: Any) -> Any:
+        nonlocal count
+        if count == int(hangs_at):
+            print("hangs", flush=True)
+            time.sleep(600)
+        count += 1
+        return real(*given)
+
+    tune.try_setting = hanging
+    print(a_tuning(storage, study, int(trials)).run().stopped_by, flush=True)
+
+
+if __name__ == "__main__":
+    main()
