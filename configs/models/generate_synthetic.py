@@ -1,28 +1,16 @@
 """Writes the synthetic models beside this script: ``python configs/models/generate_synthetic.py``.
 
-Tables are drawn as the public descriptions of production models have them: rows lognormal over
-five decades, most tables small and a few that no single GPU holds; mixed dims; pooling factors
-lognormal; Zipf ids of a skew of their own. Nothing is drawn with numpy or through `random`'s
-distributions, whose streams may change between versions: uniform numbers of the Mersenne Twister
-and the inverse normal distribution give the same bytes everywhere.
+`shardopt.bench.synthetic` has the law that their tables are drawn from.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import NormalDist
 
-ROWS = (1_000, 100_000_000)
-DIMS = (16, 32, 64, 128, 256)
-POOLING = (1.0, 100.0)
-ALPHA = (0.6, 1.3)
-
-MEDIAN_ROWS, SIGMA_ROWS = 1_000_000, 2.3
-MEDIAN_POOLING, SIGMA_POOLING = 10.0, 1.2
+from shardopt.bench.synthetic import draw_table
 
 HEADER = "name,num_embeddings,embedding_dim,feature,pooling_factor,zipf_alpha"
 
@@ -49,29 +37,12 @@ MODELS = (
 )
 
 
-def lognormal(
-    rng: random.Random, median: float, sigma: float, bounds: tuple[float, float]
-) -> float:
-    """A lognormal draw, clipped to ``bounds``."""
-    z = NormalDist().inv_cdf(min(max(rng.random(), 1e-12), 1 - 1e-12))
-    return min(max(median * math.exp(sigma * z), bounds[0]), bounds[1])
-
-
-def three_digits(value: float) -> int:
-    """Rounded to three significant digits, for files that people read."""
-    scale = 10 ** (len(str(int(value))) - 3)
-    return round(value / scale) * scale if scale > 1 else round(value)
-
-
 def csv_text(model: Model) -> str:
     """The tables, one line each."""
     rng = random.Random(model.seed)
     lines = [HEADER]
     for index in range(model.tables):
-        rows = three_digits(lognormal(rng, MEDIAN_ROWS, SIGMA_ROWS, ROWS))
-        dim = DIMS[int(rng.random() * len(DIMS))]
-        pooling = round(lognormal(rng, MEDIAN_POOLING, SIGMA_POOLING, POOLING), 1)
-        alpha = round(ALPHA[0] + rng.random() * (ALPHA[1] - ALPHA[0]), 2)
+        rows, dim, pooling, alpha = draw_table(rng)
         lines.append(f"t_{index},{rows},{dim},f_{index},{pooling},{alpha}")
     return "\n".join(lines) + "\n"
 

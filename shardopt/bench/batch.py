@@ -26,13 +26,18 @@ from shardopt.bench.job import Job
 from shardopt.bench.ranks import RankDiedError
 from shardopt.bench.rows import read_rows
 from shardopt.bench.run import environment, run_bench
-from shardopt.bench.tasks import make_task
+from shardopt.bench.tasks import Task, make_task
 from shardopt.config import load_model
 from shardopt.config.write import write_model
 from shardopt.files import atomic_write_text, decode, read_bytes
 
 BACKEND = "gloo"
 Say = Callable[[str], None]
+
+
+def random_plans(asked: Asked, seed: int) -> Task:
+    """A task with a dozen plans of every structure."""
+    return make_task(seed, world_size=asked.world_size, local_world_size=asked.local_world_size)
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class Asked:
         repeats: those of them to measure a second time, after all others.
         rounds, block: of each task, as `Job` has them.
         link_gbit_s: of the link between two hosts of a rank each; None: all ranks on one host.
+        draw: makes the task of a seed; by then the folder holds the whole calibration.
     """
 
     folder: Path
@@ -54,6 +60,7 @@ class Asked:
     block: int = 6
     world_size: int = 2
     link_gbit_s: float | None = None
+    draw: Callable[[Asked, int], Task] = random_plans
 
     @property
     def local_world_size(self) -> int:
@@ -249,7 +256,7 @@ def _job(asked: Asked, seed: int) -> Job:
             for entry in read_rows(rows).plans
         }
     else:
-        task = make_task(seed, world_size=asked.world_size, local_world_size=asked.local_world_size)
+        task = asked.draw(asked, seed)
         workload, plans = task.workload, dict(task.plans)
         write_model(model, workload)
     return Job(

@@ -23,6 +23,7 @@ class Suites(StrEnum):
     MLPERF_DLRM = "mlperf-dlrm"
     TORCHREC_P4D = "torchrec-p4d"
     TORCHREC_CPU = "torchrec-cpu"
+    AGAINST_TORCHREC = "against-torchrec"
     TRANSFORMERS_CPU = "transformers-cpu"
     TRANSFORMERS = "transformers"
     TRACES = "traces"
@@ -35,8 +36,9 @@ Data = Annotated[
     typer.Option(
         "--data",
         metavar="DIR",
-        help="Folder with the public files that docs/data.md lists; of torchrec-cpu and "
-        "transformers-cpu the measurements, those of a source checkout unless given.",
+        help="Folder with the public files that docs/data.md lists; of torchrec-cpu, "
+        "against-torchrec and transformers-cpu the measurements, those of a source checkout "
+        "unless given.",
         show_default=False,
     ),
 ]
@@ -103,6 +105,8 @@ def _runs(suite: Suites, data: Path | None) -> list[tuple[Callable[[Path], Repor
     from predictor.suites.mlperf_dlrm import validate_mlperf_dlrm
     from predictor.suites.traces import validate_traces
     from predictor.suites.transformers import validate_transformers
+    from shardopt.suites.against_torchrec import DEFAULT_FOLDER as AGAINST
+    from shardopt.suites.against_torchrec import validate_against_torchrec
     from shardopt.suites.lab_batch import batch_folders
     from shardopt.suites.torchrec_cpu import DEFAULT_FOLDER, validate_torchrec_cpu
     from shardopt.suites.torchrec_p4d import validate_torchrec_p4d
@@ -119,10 +123,13 @@ def _runs(suite: Suites, data: Path | None) -> list[tuple[Callable[[Path], Repor
     }
     if suite is Suites.TORCHREC_CPU:
         return [(validate_torchrec_cpu, data or DEFAULT_FOLDER)]
+    if suite is Suites.AGAINST_TORCHREC:
+        return [(validate_against_torchrec, data or AGAINST)]
     if suite is Suites.TRANSFORMERS_CPU:
         return [(validate_transformers_cpu, data or TRANSFORMERS)]
     if suite is not Suites.ALL:
         return [(public[suite], data)]
     own = [(validate_torchrec_cpu, DEFAULT_FOLDER)] if batch_folders(DEFAULT_FOLDER) else []
+    own += [(validate_against_torchrec, AGAINST)] if batch_folders(AGAINST) else []
     own += [(validate_transformers_cpu, TRANSFORMERS)] if has_transformers(TRANSFORMERS) else []
     return [*((runner, data) for runner in public.values()), *own]

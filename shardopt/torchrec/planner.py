@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 from predictor.errors import InputError
@@ -25,7 +26,9 @@ with needs_torchrec():
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.distributed.planner import EmbeddingShardingPlanner
     from torchrec.distributed.planner import Topology as TorchRecTopology
+    from torchrec.distributed.planner.partitioners import MemoryBalancedPartitioner
     from torchrec.distributed.planner.perf_models import NoopPerfModel
+    from torchrec.distributed.planner.proposers import DynamicProgrammingProposer
     from torchrec.distributed.planner.stats import NoopEmbeddingStats
     from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
     from torchrec.distributed.planner.types import (
@@ -34,6 +37,29 @@ with needs_torchrec():
         ShardingOption,
     )
     from torchrec.distributed.types import CacheParams
+
+
+class Variant(StrEnum):
+    """How TorchRec's planner proposes and places.
+
+    `DEFAULT`: its grid, greedy and uniform proposers, and `GreedyPerfPartitioner`. `DYNAMIC`:
+    `DynamicProgrammingProposer` alone, which minimises the sum of all costs for every amount of
+    device memory. `BALANCED`: the same with `MemoryBalancedPartitioner`.
+    """
+
+    DEFAULT = "default"
+    DYNAMIC = "dynamic"
+    BALANCED = "balanced"
+
+
+def _parts(variant: Variant) -> dict[str, Any]:
+    """Arguments of the planner."""
+    if variant is Variant.DEFAULT:
+        return {}
+    parts: dict[str, Any] = {"proposer": DynamicProgrammingProposer()}
+    if variant is Variant.BALANCED:
+        parts["partitioner"] = MemoryBalancedPartitioner()
+    return parts
 
 
 class TorchRecAnswer(NamedTuple):
@@ -45,15 +71,23 @@ class TorchRecAnswer(NamedTuple):
             its users have anyway, are not in it.
         rating_ms: its own cost of the plan: the largest sum of shard costs on a rank, which is no
             iteration time. None without a plan.
+        timed_out: it ended at the limit it was given, with the best it had.
     """
 
     plan: ShardingPlan | None
     seconds: float
     rating_ms: float | None
+    timed_out: bool = False
 
 
-def torchrec_plan(workload: Workload, topology: Topology, device: str = "cuda") -> TorchRecAnswer:
-    """Ask `EmbeddingShardingPlanner`, with its defaults, for a plan of the workload.
+def torchrec_plan(
+    workload: Workload,
+    topology: Topology,
+    device: str = "cuda",
+    variant: Variant = Variant.DEFAULT,
+    timeout_s: int | None = None,
+) -> TorchRecAnswer:
+    """Ask `EmbeddingShardingPlanner` for a plan of the workload.
 
     The model is built on the meta device with its optimizers in the backward, so that the planner
     counts their state; constraints carry the workload's real pooling factors. TorchRec knows no
@@ -62,6 +96,8 @@ def torchrec_plan(workload: Workload, topology: Topology, device: str = "cuda") 
     Args:
         topology: caps after the reservation, which TorchRec is told not to take again.
         device: type of the device to plan for; need not be present.
+        timeout_s: its ``timeout_seconds``, at least 1. It looks at the clock between proposals:
+            enumeration and the dynamic program, which come before, are not cut short.
 
     Raises:
         InputError: the workload is not one that TorchRec can build or be told about.
@@ -81,12 +117,17 @@ def torchrec_plan(workload: Workload, topology: Topology, device: str = "cuda") 
             # the report that it logs by default takes time and is not planning
             stats=NoopEmbeddingStats(),
             debug=False,
+            timeout_seconds=timeout_s,
+            **_parts(variant),
         )
         try:
             found = planner.plan(model, sharders)
         except PlannerError:
-            return TorchRecAnswer(None, time.perf_counter() - start, None)
+            found = None
         seconds = time.perf_counter() - start
+    timed_out = timeout_s is not None and seconds > timeout_s
+    if found is None:
+        return TorchRecAnswer(None, seconds, None, timed_out)
     plan = from_torchrec(
         found,
         model,
@@ -94,7 +135,7 @@ def torchrec_plan(workload: Workload, topology: Topology, device: str = "cuda") 
         local_world_size=topology.local_world_size,
     )
     fitting = check_plan(plan, workload, where="TorchRec's plan")
-    return TorchRecAnswer(fitting, seconds, rated.best_ms)
+    return TorchRecAnswer(fitting, seconds, rated.best_ms, timed_out)
 
 
 def prepared(workload: Workload) -> tuple[DLRM, dict[str, ParameterConstraints]]:

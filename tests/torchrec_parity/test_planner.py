@@ -19,7 +19,13 @@ from predictor.plan import ShardingType
 from predictor.units import GIB
 from predictor.workload import Constraints, Workload
 from search.torchrec_greedy import torchrec_plan as rederived
-from shardopt.torchrec.planner import parameter_constraints, torchrec_plan, torchrec_topology
+from search.torchrec_rating import TorchRecJudge
+from shardopt.torchrec.planner import (
+    Variant,
+    parameter_constraints,
+    torchrec_plan,
+    torchrec_topology,
+)
 
 
 def one_dim(workload: Workload) -> Workload:
@@ -105,3 +111,46 @@ def test_tables_of_one_name_must_agree() -> None:
         parameter_constraints(
             replace(workload, tables=(*workload.tables, replace(twin, features=(feature,))))
         )
+
+
+@pytest.mark.parametrize("variant", Variant)
+@pytest.mark.parametrize("model", [modules.criteo_kaggle, modules.mixed, modules.unpooled])
+def test_plans_are_rated_as_torchrec_rates_them(
+    model: Callable[[], Workload], variant: Variant
+) -> None:
+    workload, topology = one_dim(model()), modules.topology(8, hbm=GIB)
+    answer = torchrec_plan(workload, topology, variant=variant)
+    assert answer.plan is not None
+    judge = TorchRecJudge(workload, topology)
+    tables = [answer.plan.tables[key] for key in workload.keys]
+    assert judge.rating_ms(tables) == pytest.approx(answer.rating_ms, rel=1e-9)
+    assert judge.fits(tables)
+    assert not answer.timed_out
+
+
+def test_the_variants_propose_other_plans() -> None:
+    """The dynamic program takes the least sum of costs; nothing balances the costliest rank."""
+    workload, topology = one_dim(modules.dlrm_dcnv2()), modules.topology(8)
+    ratings = {v: torchrec_plan(workload, topology, variant=v).rating_ms for v in Variant}
+    assert ratings[Variant.DYNAMIC] != ratings[Variant.DEFAULT]
+    assert ratings[Variant.BALANCED] is not None
+
+
+def test_it_ends_at_its_limit_with_what_it_has() -> None:
+    workload = one_dim(modules.dlrm_dcnv2())
+    many = replace(
+        workload,
+        tables=tuple(
+            replace(
+                t,
+                name=f"{t.name}_{i}",
+                features=tuple(replace(f, name=f"{f.name}_{i}") for f in t.features),
+            )
+            for i in range(4)
+            for t in workload.tables
+        ),
+    )
+    answer = torchrec_plan(many, modules.topology(8), timeout_s=1)
+    assert answer.timed_out
+    assert answer.plan is not None
+    assert answer.seconds > 1

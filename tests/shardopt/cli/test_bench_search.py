@@ -150,3 +150,64 @@ def test_without_torchrec_it_says_how_to_install_it(model: Path, tmp_path: Path)
     assert "no torch here" in done.stderr
     assert "pip install 'shardopt[cuda]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+SUITE = """\
+schema: 1
+torchrec_limit_s: 30
+variant_limit_s: 30
+rival_limit_s: 10
+instances:
+  - {tables: 5, gpus: 2, fill: 0.5, seeds: [1]}
+"""
+
+
+@pytest.mark.slow
+def test_a_suite_is_run_and_taken_up_again(run, tmp_path: Path) -> None:
+    pytest.importorskip("torchrec")
+    suite, rows, page = tmp_path / "s.yaml", tmp_path / "r.csv", tmp_path / "b.md"
+    suite.write_text(SUITE)
+    words = ("bench", "search", "--suite", suite, "-o", rows, "--effort", 0.05)
+    some = run(*words, "--planners", "torchrec,neuroshard")
+    assert some.code == 0, some.err
+    assert "2 of 2: 5x2-fill50-1, neuroshard" in some.err
+    done = run(*words, "--write-docs", page)
+    assert done.code == 0, done.err
+    assert "1 of 8: 5x2-fill50-1, torchrec dynamic" in done.err
+    assert "By TorchRec's rating" in done.out
+    assert page.read_text().startswith("# Benchmarks of the search")
+    assert rows.read_text().count("5x2-fill50-1") == 10
+    before = rows.read_bytes()
+    again = run(*words, "--quiet")
+    assert (again.code, again.err) == (0, "")
+    assert rows.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), "give a model file, or --suite FILE"),
+        (("--suite", "s.yaml"), "--suite needs -o CSV"),
+        (("--suite", "s.yaml", "--gpus", 8), "--gpus is for one model"),
+        (("--suite", "s.yaml", "--time-limit", 8), "--time-limit is for one model"),
+        (("--suite", "s.yaml", "-o", "r.csv", "--planners", "torchrek"), "did you mean 'torchrec'"),
+        (("--suite", "none.yaml", "-o", "r.csv"), "none.yaml: no such instances file"),
+    ],
+)
+def test_bad_flags_of_a_suite(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[object, ...], told: str
+) -> None:
+    pytest.importorskip("torchrec")
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text(SUITE)
+    done = run("bench", "search", *words)
+    assert (done.code, done.out) == (2, "")
+    assert told in done.err
+
+
+def test_flags_of_a_suite_beside_a_model(run, model: Path) -> None:
+    done = run("bench", "search", model, *QUICK, "--only", "20*")
+    assert (done.code, done.out) == (2, "")
+    assert "--only goes with --suite" in done.err
+    done = run("bench", "search", model, "--suite", model)
+    assert "one of the two" in done.err
