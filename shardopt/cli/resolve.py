@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from predictor.workload import Workload
 from shardopt.cli.strict import refuse_outside
 from shardopt.config import ClusterConfig, load_cluster, load_model_with_notes
 from shardopt.config.cluster import MAX_GIB, MAX_RANKS
+from shardopt.config.nvlink import nvlink_domain
 
 
 @dataclass(frozen=True)
@@ -179,21 +179,3 @@ def _ranks(flags: Flags, plan: ShardingPlan | None) -> tuple[int, int]:
             f"give --gpus {choices}, or another --gpus-per-node that divides {ranks}"
         )
     return ranks, local
-
-
-def nvlink_domain(hardware: HardwareProfile, ranks: int, local: int) -> int:
-    """Ranks joined by NVLink, when no cluster file says it.
-
-    Inside a host: the largest group of at most the profile's domain that divides the host. Where
-    the platform joins hosts by NVLink: the largest number of whole hosts that it allows and that
-    divides all ranks.
-    """
-    domain = min(hardware.nvlink_domain, ranks)
-    if hardware.nvlink_domain > hardware.gpus_per_host and domain >= local:
-        hosts = ranks // local
-        return local * max(n for n in _divisors(hosts) if n * local <= domain)
-    return max(n for n in _divisors(local) if n <= domain)
-
-
-def _divisors(number: int) -> Sequence[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]

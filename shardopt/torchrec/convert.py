@@ -175,13 +175,14 @@ def from_torchrec(
 
 
 def _table_plan(sharding: Any, home: Home, where: str) -> TablePlan:
+    parameters = write_fields(sharding, where)
     kind = _known(ShardingType, sharding.sharding_type, f"{where}: sharding_type")
     return TablePlan(
         sharding_type=kind,
         compute_kernel=_known(ComputeKernel, sharding.compute_kernel, f"{where}: compute_kernel"),
         shards=_shards(sharding, kind, home, where),
         module=home.path or "ebc",
-        parameters=write_fields(sharding, where),
+        parameters=parameters,
     )
 
 

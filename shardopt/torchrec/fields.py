@@ -40,8 +40,15 @@ def write_fields(sharding: ParameterSharding, where: str) -> dict[str, Any]:
     """The set fields of `sharding` beyond type, kernel, ranks and shards, as JSON values.
 
     Raises:
-        PlanError: a value that JSON cannot hold and nothing here knows.
+        PlanError: a value that JSON cannot hold and nothing here knows, or a subclass.
     """
+    if type(sharding) is not ParameterSharding:
+        # what a subclass does, no field tells: dynamicemb's bring lookups of their own
+        raise PlanError(
+            f"{where} has a {type(sharding).__name__}, which a shardopt plan would turn into a "
+            "plain ParameterSharding; take the table out of the plan and the module that are "
+            "converted, and put its sharding back into TorchRec's plan: plan.plan[path][table]"
+        )
     for field in fields(sharding):
         # a later TorchRec's field must not vanish unseen
         if field.name not in _KNOWN and getattr(sharding, field.name) != field.default:
@@ -79,7 +86,7 @@ def _write_container(value: Any, where: str) -> Any:
         items = {field.name: getattr(value, field.name) for field in fields(value)}
     elif isinstance(value, MultiPassPrefetchConfig | KVZCHTBEConfig):
         items = value._asdict()
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple) and not hasattr(value, "_fields"):
         return [_write(item, where) for item in value]
     elif isinstance(value, set | frozenset):
         return [_write(item, where) for item in sorted(value)]
@@ -88,7 +95,12 @@ def _write_container(value: Any, where: str) -> Any:
             f"{where}: a {type(value).__name__} cannot be written to a plan file; "
             "leave it out of the plan and set it in the training script"
         )
-    return {k: _write(v, f"{where}.{k}") for k, v in items.items() if v is not None}
+    default = type(value)()  # None is left out, unless it is not the default
+    return {
+        k: _write(v, f"{where}.{k}")
+        for k, v in items.items()
+        if v is not None or getattr(default, k) is not None
+    }
 
 
 def read_fields(parameters: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -25,11 +25,14 @@ from shardopt.torchrec.detect import detect_hardware
 from shardopt.torchrec.install import needs_torchrec
 from shardopt.torchrec.options import as_options, by_table
 from shardopt.torchrec.planner import parameter_constraints
-from shardopt.torchrec.read_module import Facts, read_workload
+from shardopt.torchrec.read_module import check_device_groups, read_workload
+from shardopt.torchrec.read_table import Facts
 from shardopt.torchrec.their_topology import check_bandwidths, read_topology
+from shardopt.torchrec.together import plan_together
 
 with needs_torchrec():
     from torch import nn
+    from torch.distributed import ProcessGroup
     from torchrec.distributed.planner import EmbeddingShardingPlanner
     from torchrec.distributed.planner import Topology as TorchRecTopology
     from torchrec.distributed.planner.constants import BATCH_SIZE
@@ -46,6 +49,7 @@ with needs_torchrec():
         Stats,
         StorageReservation,
     )
+    from torchrec.distributed.sharding_plan import get_default_sharders
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 logger = logging.getLogger("shardopt")
@@ -101,8 +105,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         model: str | PathLike[str] | Workload | None = None,
     ) -> None:
         known = model if isinstance(model, Workload | None) else load_model(Path(model))
-        if known is not None:
-            constraints = {**parameter_constraints(known), **(constraints or {})}
+        constraints = constraints_of(known, constraints)
         if batch_size is None and known is not None:
             batch_size = known.batch_size
         if batch_size is None:
@@ -120,7 +123,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             partitioner=_Search(self),
             performance_model=_Predicted(self),
             stats=stats,
-            constraints=None if constraints is None else dict(constraints),
+            constraints=constraints,
             debug=debug,
             callbacks=callbacks,
             timeout_seconds=timeout_seconds,
@@ -143,9 +146,25 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             InputError: a fact is missing (say, a pooling factor) or shardopt does not plan what
                 the module holds.
         """
+        check_device_groups(module, self._constraints or {}, self._topology.compute_device)
         self._asked = (module, sharders)
         self.found = None
         return super().plan(module, sharders)
+
+    def collective_plan(
+        self,
+        module: nn.Module,
+        sharders: list[ModuleSharder[nn.Module]] | None = None,
+        pg: ProcessGroup | None = None,
+    ) -> ShardingPlan:
+        """Rank 0 of the group plans, and all ranks get its plan, or the error it met.
+
+        Raises:
+            PlannerError: as `plan`, or a rank of the group does not answer within its timeout.
+            InputError: as `plan`, or there is no process group.
+        """
+        by = get_default_sharders() if sharders is None else sharders
+        return plan_together(lambda: self.plan(module, by), pg)
 
     def search(self, left: TorchRecTopology) -> Options:
         """One option a table, placed; ``left`` has the memory that the reservation left."""
@@ -174,6 +193,15 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         self._enumerator.populate_estimates(options)
         _check_storage(options, left)
         return options
+
+
+def constraints_of(
+    known: Workload | None, given: Mapping[str, ParameterConstraints] | None
+) -> dict[str, ParameterConstraints] | None:
+    """What a model file says of the tables, and what is given, which goes before it."""
+    if known is None:
+        return None if given is None else dict(given)
+    return {**parameter_constraints(known), **(given or {})}
 
 
 def _check_storage(options: Sequence[ShardingOption], left: TorchRecTopology) -> None:

@@ -12,7 +12,8 @@ from predictor.workload import Table, Workload
 from shardopt.config.write import with_digest, write_model
 from shardopt.torchrec.install import needs_torchrec
 from shardopt.torchrec.planner import quiet
-from shardopt.torchrec.read_module import Facts, read_workload
+from shardopt.torchrec.read_module import read_workload
+from shardopt.torchrec.read_table import Facts
 
 with needs_torchrec():
     from torch import nn
@@ -51,7 +52,9 @@ def to_yaml(
     by = list(get_default_sharders() if sharders is None else sharders)
     with quiet():
         anywhere = TorchRecTopology(world_size=1, compute_device="cuda")
-        options = EmbeddingEnumerator(anywhere, batch_size, told).enumerate(module, by)
+        # the file is for any device: one that a constraint asks for is checked when it is planned
+        everyone = {name: replace(given, device_group=None) for name, given in told.items()}
+        options = EmbeddingEnumerator(anywhere, batch_size, everyone).enumerate(module, by)
     workload = read_workload(module, by, options, Facts(batch_size, told, None))
     asked = replace(workload, tables=tuple(_as_asked(table, told) for table in workload.tables))
     write_model(Path(path), asked)

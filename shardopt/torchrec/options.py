@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from predictor.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.workload import Workload
@@ -60,8 +61,9 @@ def _as_option(table: TablePlan, offered: Sequence[ShardingOption]) -> ShardingO
         )
         for shard in in_torchrec_order(table).shards
     ]
-    if option.cache_params is None and table.cache_load_factor is not None:
-        option.cache_params = CacheParams(load_factor=table.cache_load_factor)
+    given = option.cache_params or CacheParams()
+    if given.load_factor is None and table.cache_load_factor is not None:
+        option.cache_params = replace(given, load_factor=table.cache_load_factor)
     return option
 
 
@@ -74,7 +76,7 @@ def as_plan(
         workload: of the same tables, in the order of the options.
     """
     tables = {
-        key: _as_table(option)
+        key: as_table(option)
         for key, option in zip(workload.keys, _in_order(options, workload), strict=True)
     }
     return ShardingPlan(tables, world_size, local_world_size)
@@ -85,14 +87,17 @@ def _in_order(options: Sequence[ShardingOption], workload: Workload) -> list[Sha
     return [by_place[table.module, table.name] for table in workload.tables]
 
 
-def _as_table(option: ShardingOption) -> TablePlan:
+def as_table(option: ShardingOption) -> TablePlan:
+    """The plan of one table that an option makes; shards without a rank are put on rank 0."""
     shards = tuple(
         Shard(int(s.rank or 0), (s.offset[0], s.offset[1]), (s.size[0], s.size[1]))
         for s in option.shards
     )
+    load_factor = option.cache_load_factor
     return TablePlan(
         ShardingType(option.sharding_type),
         ComputeKernel(option.compute_kernel),
         shards,
         option.path or "ebc",
+        {} if load_factor is None else {"cache_params": {"load_factor": load_factor}},
     )

@@ -11,7 +11,8 @@ from predictor.workload import Workload
 from shardopt.torchrec.detect import detect_hardware
 from shardopt.torchrec.install import needs_torchrec
 from shardopt.torchrec.options import as_plan
-from shardopt.torchrec.read_module import Facts, read_workload
+from shardopt.torchrec.read_module import check_device_groups, read_workload
+from shardopt.torchrec.read_table import Facts
 from shardopt.torchrec.their_topology import check_bandwidths, read_topology
 
 with needs_torchrec():
@@ -34,7 +35,7 @@ class ShardoptPerfModel(PerfModel):
         hardware, constraints, model: as in `ShardoptPlanner`.
 
     Raises:
-        InputError: on the first proposal, as `ShardoptPlanner.plan` does.
+        InputError: as `ShardoptPlanner.plan` does, for missing facts on the first proposal.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class ShardoptPerfModel(PerfModel):
         model: Workload | None = None,
     ) -> None:
         check_bandwidths(topology)
+        check_device_groups(module, constraints or {}, topology.compute_device)
         self._hardware = detect_hardware(hardware, topology.compute_device)
         self._topology = read_topology(topology, self._hardware)
         self._asked = (module, sharders)

@@ -6,25 +6,16 @@ wherever it was given, the dense layers. What no module holds is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
-from predictor.errors import InputError
-from predictor.plan import ComputeKernel, ShardingType
-from predictor.workload import (
-    Constraints,
-    DenseArch,
-    Feature,
-    Optimizer,
-    QComm,
-    Table,
-    Workload,
-)
-from shardopt.torchrec.homes import Home, homes
+from predictor.errors import InputError, did_you_mean
+from predictor.workload import DenseArch, QComm, Workload
+from shardopt.torchrec.homes import homes
 from shardopt.torchrec.install import needs_torchrec
-from shardopt.torchrec.optimizers import SPARSE_OPTIMIZERS
 from shardopt.torchrec.options import by_table
+from shardopt.torchrec.read_table import DATA_TYPES, Facts, read_table
 
 with needs_torchrec():
     import torch
@@ -32,27 +23,9 @@ with needs_torchrec():
     from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
     from torchrec.distributed.types import ModuleSharder
 
-DATA_TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-FUSED = (ComputeKernel.FUSED, ComputeKernel.FUSED_UVM, ComputeKernel.FUSED_UVM_CACHING)
-ADVICE = (
-    "give the mean ids per sample of each feature: "
-    "constraints={{'{table}': ParameterConstraints(pooling_factors=[...])}}, or model='model.yaml'"
-)
-
-
-class Facts(NamedTuple):
-    """What no module holds.
-
-    Args:
-        batch_size: samples per rank.
-        constraints: TorchRec's, by table name.
-        known: a workload, read from a model file, with pooling factors and index distributions by
-            feature, train pipeline and dense part; None where there is none.
-    """
-
-    batch_size: int
-    constraints: Mapping[str, ParameterConstraints]
-    known: Workload | None
+logger = logging.getLogger("shardopt")
+UNPRICED = 0.01
+"""Share of the dense parameters outside of linear layers from which on the user is told."""
 
 
 def read_workload(
@@ -72,162 +45,86 @@ def read_workload(
     """
     offered = by_table(options)
     by_type = {sharder.module_type: sharder for sharder in sharders}
-    tables = tuple(
-        _table(found, by_type[type(found[0].module[1])], facts) for found in offered.values()
-    )
+    tables = []
+    for found in offered.values():
+        _check_kind(found[0])
+        sharder = by_type[type(found[0].module[1])]
+        tables.append(read_table(found, getattr(sharder, "fused_params", None) or {}, facts))
+    _name_strangers(facts, {table.name for table in tables})
     known = facts.known
     return Workload(
         name=type(module).__name__ if known is None else known.name,
         batch_size=facts.batch_size,
-        tables=tables,
+        tables=tuple(tables),
         dense=_dense(module, {path for path, _ in offered}) if known is None else known.dense,
         train_pipeline="base" if known is None else known.train_pipeline,
         qcomm=_qcomm(by_type.values()),
     )
 
 
-def _table(options: Sequence[ShardingOption], sharder: Any, facts: Facts) -> Table:
-    option = options[0]
+def _check_kind(option: ShardingOption) -> None:
+    """Refuse what TorchRec plans and no law here predicts."""
     where = f"table '{option.name}' of module '{option.path}'"
+    instead = "use TorchRec's EmbeddingShardingPlanner for this module"
     if option.dependency is not None:
         raise InputError(
             f"{where} is part of an embedding tower, whose tables must share a host; shardopt does "
-            "not plan towers: use TorchRec's EmbeddingShardingPlanner for this module"
+            f"not plan towers: {instead}"
         )
-    home = _home(option, where)
-    dtype = DATA_TYPES.get(option.tensor.dtype)
-    if dtype is None:
+    if option.compute_kernel.startswith("quant"):
         raise InputError(
-            f"{where} has weights of {option.tensor.dtype}; shardopt plans tables of "
-            f"{', '.join(map(str, DATA_TYPES))}"
+            f"{where} is quantised for inference (compute kernel {option.compute_kernel}); "
+            f"shardopt predicts training iterations: {instead}"
         )
-    return Table(
-        name=option.name,
-        num_embeddings=home.shape[0],
-        embedding_dim=home.shape[1],
-        features=_features(home, facts, where),
-        module=option.path or "ebc",
-        data_type=dtype,
-        pooling=home.pooling,
-        weighted=bool(option.is_weighted or option.has_feature_processor),
-        optimizer=_optimizer(option, sharder, where),
-        constraints=_constraints(options, facts, where),
-    )
 
 
-def _home(option: ShardingOption, where: str) -> Home:
-    """Found anywhere below the module that is sharded as a whole."""
-    for home in homes(option.module[1]):
-        if home.table == option.name:
-            return home
-    raise InputError(
-        f"{where}: no EmbeddingBagCollection or EmbeddingCollection below "
-        f"{type(option.module[1]).__name__} has a config for it; shardopt plans tables of those"
-    )
+def _name_strangers(facts: Facts, tables: Collection[str]) -> None:
+    """TorchRec ignores a constraint whose table it does not find."""
+    for name in facts.constraints:
+        if name not in tables:
+            near = did_you_mean(name, tables)
+            logger.warning("constraints name table '%s', which is not sharded here%s", name, near)
 
 
-def _features(home: Home, facts: Facts, where: str) -> tuple[Feature, ...]:
-    told = facts.constraints.get(home.table)
-    known = {
-        feature.name: feature
-        for table in (facts.known.tables if facts.known else ())
-        if table.name == home.table
-        for feature in table.features
-    }
-    factors = _one_each(told and told.pooling_factors, home, "pooling_factors", where, known)
-    poolings = _one_each(told and told.num_poolings, home, "num_poolings", where, known)
-    found = []
-    for name in home.features:
-        feature = known.get(name)
-        if name in factors:
-            feature = replace(feature or Feature(name, 1.0), pooling_factor=factors[name])
-        if feature is None:
-            raise InputError(
-                f"{where}: feature '{name}' has no pooling factor; "
-                + ADVICE.format(table=home.table)
-            )
-        if not feature.pooling_factor > 0:
-            raise InputError(
-                f"{where}: feature '{name}' has pooling factor {feature.pooling_factor}; "
-                "give the mean ids per sample, above 0"
-            )
-        found.append(replace(feature, num_poolings=poolings.get(name, feature.num_poolings)))
-    return tuple(found)
+def check_device_groups(
+    module: nn.Module, constraints: Mapping[str, ParameterConstraints], device: str
+) -> None:
+    """Refuse tables of another device, which TorchRec's enumerator silently passes over.
 
+    Args:
+        device: type of the topology's devices.
 
-def _one_each(
-    values: Sequence[float] | None, home: Home, what: str, where: str, known: Mapping[str, Any]
-) -> dict[str, float]:
-    """Feature name -> value of a list in a constraint; TorchRec pads it silently."""
-    if values is None or (len(values) == 1 and len(home.features) != 1 and known):
-        return {}
-    if len(values) != len(home.features):
-        raise InputError(
-            f"{where} has {len(home.features)} features ({', '.join(home.features)}), but its "
-            f"constraint has {len(values)} {what}; give one a feature"
-        )
-    return dict(zip(home.features, map(float, values), strict=True))
-
-
-def _constraints(options: Sequence[ShardingOption], facts: Facts, where: str) -> Constraints:
-    """What the user demands, and what the enumerator left of it."""
-    told = facts.constraints.get(options[0].name)
-    types = {ShardingType(o.sharding_type) for o in options}
-    offered = {o.compute_kernel for o in options}
-    planned = tuple(kernel.value for kernel in ComputeKernel if kernel in offered)
-    if not planned:
-        raise InputError(
-            f"{where} can only have the compute kernels {', '.join(sorted(offered))}; shardopt "
-            f"plans {', '.join(ComputeKernel)}: use TorchRec's EmbeddingShardingPlanner for it"
-        )
-    # a list that names the dense kernel asks for it beyond data-parallel, too
-    asked = told is not None and told.compute_kernels
-    fused = FUSED if ComputeKernel.FUSED_UVM in offered else (ComputeKernel.FUSED,)
-    kernels = planned if asked or not offered.issuperset(fused) else None
-    load_factor = (
-        None if told is None or told.cache_params is None else told.cache_params.load_factor
-    )
-    return Constraints(
-        sharding_types=tuple(t for t in ShardingType if t in types),
-        compute_kernels=kernels,
-        min_partition=None if told is None else told.min_partition,
-        cache_load_factor=load_factor,
-        enforce_hbm=None if told is None else told.enforce_hbm,
-    )
-
-
-def _optimizer(option: ShardingOption, sharder: Any, where: str) -> str:
-    """From the backward (`apply_optimizer_in_backward`), else from the sharder's fused_params.
-
-    FBGEMM's own default is plain SGD.
+    Raises:
+        InputError: names the table.
     """
-    classes = getattr(option.tensor, "_optimizer_classes", None) or []
-    for kind in classes:
-        for name, known in SPARSE_OPTIMIZERS.items():
-            if known is kind or known.__name__ == kind.__name__:
-                return name
-        raise InputError(
-            f"{where} is stepped by {kind.__name__}, which shardopt does not know; it knows "
-            f"{', '.join(sorted({k.__name__ for k in SPARSE_OPTIMIZERS.values()}))}"
-        )
-    fused = (getattr(sharder, "fused_params", None) or {}).get("optimizer", Optimizer.EXACT_SGD)
-    value = str(getattr(fused, "value", fused))
-    if value not in list(Optimizer):
-        raise InputError(
-            f"{where}: fused_params of its sharder name the optimizer {value}, which shardopt does "
-            f"not know; it knows {', '.join(Optimizer)}"
-        )
-    return value
+    for home in homes(module):
+        told = constraints.get(home.table)
+        if told is not None and told.device_group not in (None, device):
+            raise InputError(
+                f"table '{home.table}' of module '{home.path}': its constraint has device_group "
+                f"'{told.device_group}', but the topology is of {device}, and one plan is for one "
+                "device: plan a module with those tables alone, with a topology of theirs"
+            )
 
 
 def _dense(module: nn.Module, sharded: Iterable[str]) -> DenseArch:
     """The linear layers outside of what is sharded; all run behind the lookups."""
-    outside = tuple(f"{path}." for path in sharded)
-    layers, dtype = [], torch.float32
+    outside = tuple(f"{path}." if path else "" for path in sharded)
+    layers, dtype, others = [], torch.float32, 0
     for name, child in module.named_modules():
-        if isinstance(child, nn.Linear) and not (f"{name}.").startswith(outside):
+        if f"{name}.".startswith(outside):
+            continue
+        if isinstance(child, nn.Linear):
             layers.append((child.in_features, child.out_features))
             dtype = child.weight.dtype
+        else:
+            others += sum(p.numel() for p in child.parameters(recurse=False))
+    if others > UNPRICED * sum(rows * columns for rows, columns in layers):
+        logger.warning(
+            "%d dense parameters are not in nn.Linear layers, and their time is not predicted; "
+            "model= gives the dense part of a model file instead",
+            others,
+        )
     return DenseArch(
         in_features=layers[0][0] if layers else 1,
         bottom_mlp=(),
@@ -247,4 +144,7 @@ def _qcomm(sharders: Iterable[Any]) -> QComm:
 
 
 def _precision(codec: Any) -> str:
-    return DATA_TYPES.get(getattr(codec, "quantized_dtype", None), "fp32")
+    quantized = getattr(codec, "quantized_dtype", torch.float32)
+    if quantized not in DATA_TYPES:
+        logger.warning("collectives in %s are not predicted: they cost as in fp32", quantized)
+    return DATA_TYPES.get(quantized, "fp32")

@@ -6,7 +6,7 @@ from predictor import units
 from predictor.errors import InputError
 from predictor.hardware import HardwareProfile
 from predictor.topology import Topology
-from shardopt.cli.resolve import nvlink_domain
+from shardopt.config.nvlink import nvlink_domain
 from shardopt.torchrec.install import needs_torchrec
 
 with needs_torchrec():

@@ -22,6 +22,7 @@ from torchrec.distributed.types import (
     ParameterSharding,
 )
 from torchrec.distributed.types import ShardingPlan as TorchrecPlan
+from torchrec.distributed.types import ShardingType as TorchrecType
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
@@ -119,6 +120,7 @@ def same(one: TorchrecPlan, other: TorchrecPlan) -> bool:
 
 
 def test_every_sharding_type_there_and_back() -> None:
+    assert {kind.value for kind in CUTS} == {kind.value for kind in TorchrecType}
     model = nn.ModuleDict({"ebc": bags(*ONE_OF_EACH.tables)})
     there = to_torchrec(ONE_OF_EACH, model, device="cuda")
     back = from_torchrec(there, model, world_size=WORLD)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,6 @@ pytest.importorskip("torchrec")
 
 import torch
 import torchrec
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embedding_tower_sharding import EmbeddingTowerSharder
@@ -22,18 +20,15 @@ from torchrec.distributed.planner.stats import EmbeddingStats
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import PlanLoader, PlannerError, PlannerErrorType
 from torchrec.distributed.types import CacheParams
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_tower import EmbeddingTower
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from predictor.errors import InputError
 from predictor.units import GIB
 from shardopt import from_torchrec, predict
-from shardopt.config.write import write_model
 from shardopt.torchrec import ShardoptPerfModel, ShardoptPlanner, to_yaml
-from tests.builders import a_table, a_workload
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 EFFORT = 0.05
@@ -126,83 +121,6 @@ def test_the_options_are_enumerated_once(monkeypatch: pytest.MonkeyPatch) -> Non
     )
     made.plan(Model(), SHARDERS)
     assert len(asked) == 1
-
-
-# --- facts ------------------------------------------------------------------------------------
-
-
-def test_a_pooling_factor_that_nobody_gave_is_asked_for() -> None:
-    with pytest.raises(InputError, match=r"table 'b'.*'b_f0' has no pooling factor.*constraints="):
-        planner(constraints=factors(a=20.0)).plan(Model(), SHARDERS)
-
-
-def test_one_pooling_factor_for_two_features_is_refused() -> None:
-    model = Model(bag("a", features=2), bag("b"))
-    with pytest.raises(InputError, match=r"2 features .a_f0, a_f1.*1 pooling_factors"):
-        planner().plan(model, SHARDERS)
-
-
-def test_features_and_pooling_come_from_the_config() -> None:
-    config = bag("a", features=2)
-    config.pooling = PoolingType.MEAN
-    told = {**factors(b=2.0), "a": ParameterConstraints(pooling_factors=[3.0, 5.0])}
-    table = workload_of(Model(config, bag("b")), constraints=told).tables
-    (a,) = (t for t in table if t.name == "a")
-    assert [(f.name, f.pooling_factor) for f in a.features] == [("a_f0", 3.0), ("a_f1", 5.0)]
-    assert a.pooling == "mean"
-
-
-def test_the_optimizer_comes_from_the_backward() -> None:
-    model = Model()
-    apply_optimizer_in_backward(torchrec.optim.Adam, model.ebc.parameters(), {"lr": 0.1})
-    assert {t.optimizer for t in workload_of(model).tables} == {"adam"}
-
-
-def test_the_optimizer_comes_from_the_fused_params_too() -> None:
-    sharder = EmbeddingBagCollectionSharder(fused_params={"optimizer": EmbOptimType.EXACT_ADAGRAD})
-    assert {t.optimizer for t in workload_of(Model(), [sharder]).tables} == {"exact_adagrad"}
-
-
-def test_the_dense_layers_are_read_and_cost_time() -> None:
-    wide = Model()
-    wide.over = nn.Sequential(nn.Linear(4096, 4096), nn.Linear(4096, 4096))
-    assert workload_of(Model()).dense.linears == ((128, 32), (32, 1))
-    made = {}
-    for name, model in (("narrow", Model()), ("wide", wide)):
-        one = planner(batch_size=8192)
-        one.plan(model, SHARDERS)
-        made[name] = one.found.result.best.iteration_ms
-    assert made["wide"] > made["narrow"]
-
-
-def test_a_model_file_says_what_no_module_holds(tmp_path: Any) -> None:
-    known = a_workload(a_table("a", 100_000), a_table("b", 10_000), batch_size=64)
-    write_model(tmp_path / "model.yaml", known)
-    made = ShardoptPlanner(
-        topology(), hardware="a100-80gb", effort=EFFORT, debug=False, model=tmp_path / "model.yaml"
-    )
-    model = Model(bag("a", 100_000), bag("b"))
-    for config, of in zip(model.ebc.embedding_bag_configs(), known.tables, strict=True):
-        config.feature_names[:] = [f.name for f in of.features]
-    made.plan(model, SHARDERS)
-    workload = made.found.problem.workload
-    assert workload.batch_size == 64
-    assert {f.pooling_factor for t in workload.tables for f in t.features} == {2.0}
-    assert workload.dense == known.dense
-
-
-def test_without_a_batch_size_torchrecs_default_is_taken_and_said(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with caplog.at_level(logging.WARNING, "shardopt"):
-        workload = workload_of(Model(), batch_size=None)
-    assert workload.batch_size == 512
-    assert "512" in caplog.text
-
-
-def test_bandwidths_in_bytes_per_second_are_refused() -> None:
-    with pytest.raises(InputError, match=r"intra_host_bw.*bytes per millisecond.*4.5e.08"):
-        planner(topology=topology(intra_host_bw=450e9))
 
 
 # --- constraints and memory ---------------------------------------------------------------------

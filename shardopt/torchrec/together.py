@@ -1,0 +1,102 @@
+"""One rank plans, all get its answer, failures too."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from predictor.errors import InputError
+from shardopt.torchrec.install import needs_torchrec
+
+with needs_torchrec():
+    import torch
+    import torch.distributed as dist
+    from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
+    from torchrec.distributed.types import ShardingPlan
+
+logger = logging.getLogger("shardopt")
+
+WAITED = (
+    "collective_plan is for all ranks of the group: call it on every one, and give "
+    "init_process_group a timeout longer than the search (timeout_seconds bounds it)"
+)
+
+
+def plan_together(plan: Callable[[], ShardingPlan], group: Any = None) -> ShardingPlan:
+    """What ``plan`` returns on the group's first rank, or raises there, on every rank.
+
+    TorchRec's `invoke_on_rank_and_broadcast_result` leaves the other ranks waiting when the first
+    fails. Who waits for a rank that never comes waits for the group's own timeout: gloo then says
+    which ranks are missing; NCCL ends the process from its watchdog, with its own message.
+
+    Args:
+        group: a process group; the default one if None.
+
+    Raises:
+        InputError: there is no process group.
+        PlannerError: a rank did not come, or went away; or what ``plan`` raised.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        raise InputError(
+            "collective_plan needs a process group: call torch.distributed.init_process_group() "
+            "first, or use plan() in a single process"
+        )
+    group = group or dist.group.WORLD
+    if dist.get_world_size(group) == 1:
+        return plan()
+    _all_are_here(group)
+    answer = _answer(plan) if dist.get_rank(group) == 0 else None
+    found: Any = _broadcast(answer, group)
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def _all_are_here(group: Any) -> None:
+    """Before the search: nobody should learn after it that a rank is missing."""
+    if dist.get_backend(group) != "gloo":
+        return  # only gloo can tell who is missing
+    # left out, the timeout would be torch's default of 30 minutes, whatever the group's own is
+    timeout = group._get_backend(torch.device("cpu")).options._timeout
+    try:
+        dist.monitored_barrier(group=group, timeout=timeout, wait_all_ranks=True)
+    except RuntimeError as error:
+        raise _lost(f"not all ranks came to plan ({_first_line(error)})") from error
+
+
+def _answer(plan: Callable[[], ShardingPlan]) -> Any:
+    try:
+        return plan()
+    except Exception as error:
+        logger.exception("planning failed; all ranks are told")
+        return _sendable(error)
+
+
+def _sendable(error: Exception) -> Exception:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        what = f"{type(error).__name__}: {error}"
+        return PlannerError(error_type=PlannerErrorType.OTHER, message=what)
+    return error
+
+
+def _broadcast(answer: Any, group: Any) -> Any:
+    held = [answer]
+    try:
+        dist.broadcast_object_list(held, src=dist.get_global_rank(group, 0), group=group)
+    except RuntimeError as error:
+        if isinstance(answer, Exception):
+            raise answer from error
+        raise _lost(f"the plan did not get from rank 0 to all ({_first_line(error)})") from error
+    return held[0]
+
+
+def _lost(what: str) -> PlannerError:
+    return PlannerError(error_type=PlannerErrorType.OTHER, message=f"{what}; {WAITED}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

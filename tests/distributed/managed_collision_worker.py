@@ -1,0 +1,114 @@
+"""One rank that plans a managed-collision module and trains it: `managed_collision_worker.py JOB`.
+
+TorchRec's sharder offers such a module no sharding on CPU: it is planned for GPUs, and the plan,
+whose sharding gloo runs as well, is moved to the CPU.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torchrec
+from torch import nn
+from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import ParameterConstraints, Topology
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
+from torchrec.modules.mc_modules import (
+    DistanceLFU_EvictionPolicy,
+    ManagedCollisionCollection,
+    MCHManagedCollisionModule,
+)
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from shardopt import from_torchrec
+from shardopt.torchrec import ShardoptPlanner
+from shardopt.torchrec.convert import to_torchrec
+
+ROWS, RAW_IDS, BATCH, POOLING = 16, 1000, 4, 2
+META = torch.device("meta")
+TABLES = [
+    EmbeddingBagConfig(name=name, num_embeddings=ROWS, embedding_dim=8, feature_names=[f"f_{name}"])
+    for name in "ab"
+]
+
+
+class Model(nn.Module):
+    """Pooled embeddings of ids beyond the tables' rows."""
+
+    def __init__(self, buckets: int) -> None:
+        super().__init__()
+        remapped = {
+            table.name: MCHManagedCollisionModule(
+                zch_size=ROWS,
+                device=META,
+                input_hash_size=RAW_IDS,
+                eviction_interval=2,
+                eviction_policy=DistanceLFU_EvictionPolicy(),
+                buckets=buckets,
+            )
+            for table in TABLES
+        }
+        self.tables = ManagedCollisionEmbeddingBagCollection(
+            torchrec.EmbeddingBagCollection(tables=TABLES, device=META),
+            ManagedCollisionCollection(remapped, TABLES),
+        )
+
+    def forward(self, ids: KeyedJaggedTensor) -> torch.Tensor:
+        """Sum of squares of everything looked up."""
+        pooled, _ = self.tables(ids)
+        found: torch.Tensor = (pooled.values() ** 2).sum()
+        return found
+
+
+def main(job: Path) -> None:
+    """Plan together, train on one batch again and again, say what was planned and lost."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{job}/store", rank=rank, world_size=world_size
+    )
+    torch.manual_seed(rank)
+    model = Model(buckets=world_size)
+    apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.05})
+    sharders: Any = [ManagedCollisionEmbeddingBagCollectionSharder()]
+    planner = ShardoptPlanner(
+        Topology(world_size=world_size, compute_device="cuda"),
+        BATCH,
+        hardware="a100-80gb",
+        constraints={t.name: ParameterConstraints(pooling_factors=[POOLING]) for t in TABLES},
+        debug=False,
+        effort=0.05,
+    )
+    ours = from_torchrec(planner.collective_plan(model, sharders), model)
+    plan = to_torchrec(ours, model, device="cpu")
+    sharded = DistributedModelParallel(
+        model, device=torch.device("cpu"), plan=plan, sharders=sharders
+    )
+    ids = KeyedJaggedTensor.from_lengths_sync(
+        [f"f_{table.name}" for table in TABLES],
+        torch.randint(RAW_IDS, (len(TABLES) * BATCH * POOLING,)),
+        torch.full((len(TABLES) * BATCH,), POOLING, dtype=torch.int32),
+    )
+    losses = []
+    for _ in range(4):
+        loss = sharded(ids)
+        loss.backward()
+        losses.append(float(loss.detach()))
+    types = {name: table.sharding_type.value for name, table in ours.tables.items()}
+    (job / f"found.{rank}.json").write_text(json.dumps({"types": types, "losses": losses}))
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
+    # gloo's threads may abort the process while Python tears down; the results are on disk
+    time.sleep(0.3)
+    os._exit(0)

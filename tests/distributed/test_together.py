@@ -1,0 +1,42 @@
+"""Planning together when a rank fails or stays away."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torchrec")
+sys.path.insert(0, str(Path(__file__).parent))
+from test_training import launch
+
+pytestmark = pytest.mark.distributed
+WORKER = Path(__file__).parent / "together_worker.py"
+
+
+@pytest.fixture(scope="module")
+def met(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What both ranks met."""
+    job = tmp_path_factory.mktemp("together")
+    launch(WORKER, job, 2, 2)
+    return [json.loads((job / f"met.{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_without_a_group_the_way_to_one_is_named(met: list[dict[str, Any]]) -> None:
+    assert "init_process_group" in met[0]["no group"]
+
+
+def test_the_planning_ranks_error_reaches_all(met: list[dict[str, Any]]) -> None:
+    """TorchRec leaves the others waiting for a plan."""
+    for rank in met:
+        assert rank["failed"].startswith("InputError")
+        assert "2 pooling_factors" in rank["failed"]
+    assert met[0]["failed"] == met[1]["failed"]
+
+
+def test_a_rank_that_stays_away_is_named_after_the_timeout(met: list[dict[str, Any]]) -> None:
+    words = met[0]["missing"]
+    assert words.startswith("PlannerError: not all ranks came to plan")
+    assert "1" in words.split(";")[0]
+    assert "init_process_group a timeout" in words

@@ -1,0 +1,318 @@
+"""Every kind of module that TorchRec shards: planned, or refused with a reason."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torchrec")
+
+import torch
+import torchrec
+from torch import nn
+from torchrec.distributed.embedding_tower_sharding import (
+    EmbeddingTowerCollectionSharder,
+    EmbeddingTowerSharder,
+)
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.fused_embedding import FusedEmbeddingCollectionSharder
+from torchrec.distributed.fused_embeddingbag import FusedEmbeddingBagCollectionSharder
+from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
+from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionSharder
+from torchrec.distributed.types import BoundsCheckMode, CacheAlgorithm, CacheParams
+from torchrec.modules.embedding_configs import DataType, EmbeddingConfig
+from torchrec.modules.embedding_tower import EmbeddingTower, EmbeddingTowerCollection
+from torchrec.modules.fused_embedding_modules import (
+    FusedEmbeddingBagCollection,
+    FusedEmbeddingCollection,
+)
+from torchrec.modules.mc_embedding_modules import (
+    ManagedCollisionEmbeddingBagCollection,
+    ManagedCollisionEmbeddingCollection,
+)
+from torchrec.modules.mc_modules import (
+    DistanceLFU_EvictionPolicy,
+    ManagedCollisionCollection,
+    MCHManagedCollisionModule,
+)
+from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantCollection
+
+from predictor.errors import InputError
+from shardopt.config import load_model
+from shardopt.torchrec import ShardoptPerfModel, to_yaml
+from tests.shardopt.torchrec.test_hook import (
+    EFFORT,
+    SHARDERS,
+    Model,
+    bag,
+    factors,
+    planner,
+    topology,
+    workload_of,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+META = torch.device("meta")
+FACTORS = {"a": 3.0, "b": 5.0}
+OFFERED = {kernel.value for kernel in EmbeddingComputeKernel}
+
+
+def holding(module: nn.Module) -> nn.Module:
+    model = nn.Module()
+    model.x = module
+    return model
+
+
+def sequence(name: str) -> EmbeddingConfig:
+    return EmbeddingConfig(
+        name=name, num_embeddings=1000, embedding_dim=64, feature_names=[f"{name}_f0"]
+    )
+
+
+def bags() -> Any:
+    return Model(bag("a", 1000), bag("b", 1000)).ebc
+
+
+def sequences() -> Any:
+    return torchrec.EmbeddingCollection(tables=[sequence("a"), sequence("b")], device=META)
+
+
+def remapped(configs: Any) -> ManagedCollisionCollection:
+    """One bucket a rank: TorchRec shards nothing else."""
+    return ManagedCollisionCollection(
+        {
+            config.name: MCHManagedCollisionModule(
+                zch_size=1000,
+                device=META,
+                eviction_interval=2,
+                eviction_policy=DistanceLFU_EvictionPolicy(),
+                buckets=4,
+            )
+            for config in configs
+        },
+        configs,
+    )
+
+
+def managed_bags() -> nn.Module:
+    ebc = bags()
+    return ManagedCollisionEmbeddingBagCollection(ebc, remapped(ebc.embedding_bag_configs()))
+
+
+def managed_sequences() -> nn.Module:
+    ec = sequences()
+    return ManagedCollisionEmbeddingCollection(ec, remapped(ec.embedding_configs()))
+
+
+def fused_bags() -> nn.Module:
+    tables = [bag("a", 1000), bag("b", 1000)]
+    return FusedEmbeddingBagCollection(
+        tables, torchrec.optim.RowWiseAdagrad, {"lr": 0.1}, device=META
+    )
+
+
+def fused_sequences() -> nn.Module:
+    tables = [sequence("a"), sequence("b")]
+    return FusedEmbeddingCollection(tables, torch.optim.Adagrad, {"lr": 0.1}, device=META)
+
+
+PLANNED = {
+    "fused bags": (fused_bags, FusedEmbeddingBagCollectionSharder, "exact_row_wise_adagrad"),
+    "fused sequences": (fused_sequences, FusedEmbeddingCollectionSharder, "exact_adagrad"),
+    "managed bags": (managed_bags, ManagedCollisionEmbeddingBagCollectionSharder, "exact_sgd"),
+    "managed sequences": (
+        managed_sequences,
+        ManagedCollisionEmbeddingCollectionSharder,
+        "exact_sgd",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PLANNED)
+def test_planned_within_what_torchrec_offers(kind: str) -> None:
+    make, sharder, optimizer = PLANNED[kind]
+    model, by = holding(make()), [sharder()]
+    made = planner(constraints=factors(**FACTORS))
+    plan = made.plan(model, by).plan["x"]
+    assert set(plan) == {"a", "b"}
+    space = EmbeddingEnumerator(topology(), 512, factors(**FACTORS)).enumerate(model, by)
+    offered = {(o.name, o.sharding_type, o.compute_kernel) for o in space}
+    for name, sharding in plan.items():
+        assert (name, sharding.sharding_type, sharding.compute_kernel) in offered
+    tables = made.found.problem.workload.tables
+    assert {table.optimizer for table in tables} == {optimizer}
+    assert {table.pooling for table in tables} == {"none" if "sequences" in kind else "sum"}
+    assert [table.features[0].pooling_factor for table in tables if table.name == "b"] == [5.0]
+
+
+def towers() -> nn.Module:
+    pair = [EmbeddingTower(Model(bag(n, 1000)).ebc, nn.Linear(64, 64)) for n in "ab"]
+    return EmbeddingTowerCollection(pair)
+
+
+def quantised() -> nn.Module:
+    tables = [bag("a", 1000), bag("b", 1000)]
+    for table in tables:
+        table.data_type = DataType.INT8
+    return QuantCollection(tables, is_weighted=False, device=torch.device("cpu"))
+
+
+REFUSED = {
+    "tower": (
+        lambda: EmbeddingTower(bags(), nn.Linear(128, 64)),
+        EmbeddingTowerSharder,
+        r"embedding tower.*EmbeddingShardingPlanner",
+    ),
+    "towers": (
+        towers,
+        EmbeddingTowerCollectionSharder,
+        r"embedding tower.*EmbeddingShardingPlanner",
+    ),
+    "quantised": (
+        quantised,
+        QuantEmbeddingBagCollectionSharder,
+        r"quantised for inference.*training.*EmbeddingShardingPlanner",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_refused_with_the_way_that_torchrec_goes(kind: str) -> None:
+    make, sharder, words = REFUSED[kind]
+    model, by = holding(make()), [sharder()]
+    told = factors(**FACTORS)
+    with pytest.raises(InputError, match=words):
+        planner(constraints=told).plan(model, by)
+    theirs = EmbeddingShardingPlanner(
+        topology=topology(), batch_size=512, constraints=told, debug=False
+    )
+    assert set(theirs.plan(model, by).plan["x"]) == {"a", "b"}  # the advice is good
+
+
+# --- every field of ParameterConstraints ---------------------------------------------------------
+
+
+def test_what_rides_along_with_a_table_reaches_its_sharding() -> None:
+    told = factors(a=20.0, b=2.0)
+    told["a"] = ParameterConstraints(
+        pooling_factors=[20.0],
+        sharding_types=["table_wise"],
+        compute_kernels=["fused_uvm_caching"],
+        cache_params=CacheParams(algorithm=CacheAlgorithm.LFU, load_factor=0.3),
+        enforce_hbm=True,
+        stochastic_rounding=False,
+        bounds_check_mode=BoundsCheckMode.NONE,
+        output_dtype=DataType.FP16,
+    )
+    sharding = planner(constraints=told).plan(Model(), SHARDERS).plan["ebc"]["a"]
+    assert sharding.cache_params == told["a"].cache_params
+    assert sharding.enforce_hbm is True
+    assert sharding.stochastic_rounding is False
+    assert sharding.bounds_check_mode is BoundsCheckMode.NONE
+    assert sharding.output_dtype is DataType.FP16
+
+
+def test_lists_follow_the_features_that_a_constraint_names() -> None:
+    told = factors(b=2.0)
+    told["a"] = ParameterConstraints(
+        feature_names=["a_f1", "a_f0"],
+        pooling_factors=[3.0, 5.0],
+        num_poolings=[1.0, 2.0],
+        batch_sizes=[1024, 512],
+    )
+    (a, _) = workload_of(Model(bag("a", features=2), bag("b")), constraints=told).tables
+    found = {f.name: (f.pooling_factor, f.num_poolings) for f in a.features}
+    # a feature with twice the batch is pooled twice a sample
+    assert found == {"a_f0": (5.0, 2.0), "a_f1": (3.0, 2.0)}
+    told["a"].feature_names = ["a_f0", "elsewhere"]
+    with pytest.raises(InputError, match=r"features a_f0, a_f1.*feature_names a_f0, elsewhere"):
+        workload_of(Model(bag("a", features=2), bag("b")), constraints=told)
+
+
+def test_a_weighted_constraint_goes_behind_the_modules_word() -> None:
+    told = factors(a=20.0, b=2.0)
+    told["a"].is_weighted = True
+    assert not any(t.weighted for t in workload_of(Model(), constraints=told).tables)
+    told = factors(**FACTORS)
+    told["a"].is_weighted = True
+    made = planner(constraints=told)
+    made.plan(holding(managed_bags()), [ManagedCollisionEmbeddingBagCollectionSharder()])
+    assert {t.name: t.weighted for t in made.found.problem.workload.tables}["a"]
+
+
+def test_a_table_of_another_device_is_refused_not_left_out(tmp_path: Any) -> None:
+    told = factors(a=20.0, b=2.0)
+    told["a"].device_group, told["b"].device_group = "cuda", "cpu"
+    words = r"table 'b' of module 'ebc'.*device_group 'cpu', but the topology is of cuda"
+    with pytest.raises(InputError, match=words):
+        planner(constraints=told).plan(Model(), SHARDERS)
+    with pytest.raises(InputError, match=words):
+        ShardoptPerfModel(topology(), Model(), SHARDERS, 512, constraints=told)
+    # a file is for any device, and says what was asked for
+    to_yaml(Model(), tmp_path / "m.yaml", batch_size=512, constraints=told)
+    found = load_model(tmp_path / "m.yaml")
+    assert [t.constraints.device_group for t in found.tables] == ["cuda", "cpu"]
+    told["b"].device_group = "cuda"
+    tables = workload_of(Model(), constraints=told).tables
+    assert {t.constraints.device_group for t in tables} == {"cuda"}
+
+
+@pytest.mark.parametrize("kernel", sorted(OFFERED & {"key_value", "dram_virtual_table"}))
+def test_kernels_that_no_law_predicts_are_refused(kernel: str) -> None:
+    told = factors(a=20.0, b=2.0)
+    told["a"].compute_kernels, told["a"].sharding_types = [kernel], ["table_wise"]
+    with pytest.raises(InputError, match=rf"table 'a'.*{kernel}.*EmbeddingShardingPlanner"):
+        planner(constraints=told).plan(Model(), SHARDERS)
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+
+def test_a_constraint_for_no_table_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    told = factors(table_a=20.0, table_b=2.0, table_c=1.0)
+    with caplog.at_level(logging.WARNING, "shardopt"):
+        workload_of(Model(bag("table_a"), bag("table_b")), constraints=told)
+    assert "'table_c', which is not sharded here" in caplog.text
+    assert "did you mean" in caplog.text
+
+
+def test_dense_layers_that_nobody_prices_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    model = Model()
+    with caplog.at_level(logging.WARNING, "shardopt"):
+        workload_of(model)
+    assert "dense parameters" not in caplog.text
+    model.attention = nn.MultiheadAttention(64, 4, device=META)
+    with caplog.at_level(logging.WARNING, "shardopt"):
+        workload_of(model)
+    assert "dense parameters are not in nn.Linear layers" in caplog.text
+
+
+def test_nothing_to_shard_is_an_empty_plan() -> None:
+    made = planner()
+    assert made.plan(nn.Sequential(nn.Linear(2, 2)), SHARDERS).plan == {}
+    assert made.found is None
+    table = holding(nn.EmbeddingBag(10, 4, device=META))  # no sharder for it is given
+    assert made.plan(table, SHARDERS).plan == {}
+
+
+def test_options_and_space_can_be_asked_for() -> None:
+    made = planner()
+    made.plan(Model(), SHARDERS)
+    if not hasattr(made, "get_selected_options"):
+        pytest.skip("came with torchrec 1.9")
+    assert {o.name for o in made.get_selected_options()} == {"a", "b"}
+    assert len(made.get_search_space()) > 2
+
+
+def test_inputs_are_hashed_alike_in_planners_alike() -> None:
+    hashes = []
+    for factor in (20.0, 20.0, 21.0):
+        made = planner(constraints=factors(a=factor, b=2.0), effort=EFFORT)
+        made.plan(Model(), SHARDERS)
+        hashes.append((made.hash_planner_context_inputs(), made.hash_planner_context_inputs_str()))
+    assert hashes[0] == hashes[1] != hashes[2]
