@@ -41,6 +41,7 @@ FLOOR_STEPS = 20
 class _Choice:
     """One option of one table with its load averaged over the ranks, and its memory.
 
+    ``peak`` is the most that a shard has, column by column.
     ``sharing`` is what it fetches at least beyond its load, since tables share UVM caches, at
     several prices of their room.
     """
@@ -49,6 +50,7 @@ class _Choice:
     option: Option
     group: int
     load: Array
+    peak: Array
     hbm_bytes: int
     ddr_bytes: int
     sharing: Array
@@ -71,6 +73,7 @@ class LowerBound:
         self.tables = len(space.options)
         self.loads = np.array([c.load for c in self.choices])
         self.loads[:, LAUNCH] = 0.0
+        self.peaks = np.array([c.peak for c in self.choices])
         self.sharing = np.array([c.sharing for c in self.choices])
         self.groups = np.array([c.group for c in self.choices])
         self.needs = np.array([[c.hbm_bytes / GIB, c.ddr_bytes / GIB] for c in self.choices])
@@ -78,7 +81,7 @@ class LowerBound:
             # moves are a resource like memory, of which a given plan leaves so many
             moves = np.array([[float(c.moves)] for c in self.choices])
             self.needs = np.hstack([self.needs, moves])
-        # an exchange's ceiling does not depend on which other exchanges a set has
+        # an exchange's ceiling and least load do not depend on which others a set has
         self.hulls: dict[str, Hulls] = {}
         self.sets: list[ExchangeSet] = []
         # sets that may still be refined, least bound first; the least bound of the others
@@ -154,11 +157,19 @@ class LowerBound:
                     option,
                     group,
                     load.sum(axis=0) / world,
+                    self._shards(table, plan, load).max(axis=0),
                     sum(m.hbm_bytes for m in option.memory),
                     sum(m.ddr_bytes for m in option.memory),
                     np.zeros(1 + PRICES),
                     self._moves(space, option),
                 )
+
+    def _shards(self, table: int, plan: TablePlan, load: Array) -> Array:
+        """Loads of a table's shards, ``[shards, COLUMNS]``, given those of the ranks."""
+        ranks = np.array(plan.ranks)
+        if len(np.unique(ranks)) == len(ranks):
+            return np.asarray(load[ranks])
+        return self.batch.shards.of_table(table, plan)[1]
 
     def _moves(self, space: Space, option: Option) -> bool:
         """The option is another than a given plan has, so its table moves."""

@@ -24,8 +24,8 @@ from search.surrogate import Surrogate
 SEARCHERS = ("rounding", "cpsat", "optuna")
 
 # Work at effort 1, sized so that 26 tables on 8 ranks take a few seconds.
-CPSAT_WORK = 0.5
-TRIALS = 16
+CPSAT_WORK = 0.1
+TRIALS = 6
 TRIAL_SIZE = 20_000
 """Tables times ranks up to which the study has all of its trials; beyond, each costs seconds."""
 BOUND_STEPS = 1000
@@ -107,15 +107,18 @@ def _rounded(
     bound: LowerBound,
     progress: Progress,
 ) -> list[Candidate]:
-    """Plans from the bound's programs, and the best of them packed; the bound has half of the time
-    that is left."""
+    """Plans from the bound's programs, and the best of them packed.
+
+    Under a time limit the bound has a third of what is left.
+    """
     best_ms = min((c.iteration_ms for c in known), default=math.inf)
     shown = best_ms if known else None
     progress("lower bound", 0.05, shown, None)
-    half = stop.elapsed_s + stop.remaining_s / 2
-    bound.solve(stop.work(BOUND_STEPS), best_ms, lambda _: stop.elapsed_s > half)
+    third = stop.elapsed_s + stop.remaining_s / 3
+    bound.solve(stop.work(BOUND_STEPS), best_ms, lambda _: stop.elapsed_s > third)
+    cut_short = stop.elapsed_s > third
     found: list[Candidate] = []
-    for plan in Rounding(objective, surrogate, seed).propose(bound):
+    for plan in Rounding(objective, surrogate, seed).propose(bound, cut_short=cut_short):
         progress("rounding", 0.2, min([best_ms, *(c.iteration_ms for c in found)]), bound.proven_ms)
         found.append(Candidate(plan, float(objective.score([plan])[0]), "rounding"))
         if stop.reached():

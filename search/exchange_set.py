@@ -101,7 +101,13 @@ class ExchangeSet:
         self.caps = np.array(caps)
         groups = [bound.batch.groups[g] for g in used]
         certain = [self._is_certain(group, used) for group in used]
-        self.relaxation = Relaxation(bound.batch.costs, groups, ceiling, certain, bound.hulls)
+        if self.exact:
+            least = np.stack([self._least(mine) for mine in self.members])
+            self.relaxation = Relaxation(
+                bound.batch.costs, groups, ceiling, certain, bound.hulls, least
+            )
+        else:
+            self.relaxation = Relaxation(bound.batch.costs, groups, ceiling, certain, {})
         self._start_program()
 
     def _ceiling(self, mine: Ints) -> Array:
@@ -109,6 +115,11 @@ class ExchangeSet:
         loads = np.zeros_like(self.loads)
         loads[mine] = self.loads[mine]
         return np.asarray(np.maximum.reduceat(loads, self.first).sum(axis=0))
+
+    def _least(self, mine: Ints) -> Array:
+        """Mean load and largest shard of the least option of a lookup group, ``[2, COLUMNS]``."""
+        peaks = self.bound.peaks[self.index[mine]]
+        return np.stack([self.loads[mine].min(axis=0), peaks.min(axis=0)])
 
     def _is_certain(self, group: int, groups: list[int]) -> bool:
         """Every plan of the set uses the lookup group: some table has no other, or its exchange

@@ -41,6 +41,7 @@ class LocalSearch:
         self.topology = objective.problem.topology
         self.given = objective.space.given
         self.refused = 0
+        self.summed: tuple[Assignment, np.ndarray, np.ndarray] = (), np.empty(0), np.empty(0)
         self.placer = Placer(objective, surrogate)
         self.random = random.Random(seed)
         self.transfers = Transfers(objective, surrogate, self.random)
@@ -192,9 +193,19 @@ class LocalSearch:
     def _one_group(self, same_group: bool, ranks: Ranks) -> bool:
         return not same_group or len({self.topology.group_of(r) for r in ranks}) == 1
 
+    def _without(self, base: Assignment, table: int) -> tuple[np.ndarray, np.ndarray]:
+        """What all other tables put on the ranks; the sum over all is kept for the next table."""
+        if self.summed[0] is not base:
+            self.summed = base, *self.surrogate.standing(base, ())
+        _, loads, used = self.summed
+        option, ranks = base[table]
+        loads = loads.copy()
+        np.subtract.at(loads, list(ranks), self.surrogate.phases(option))
+        return loads, used - self.objective.footprint(option, ranks)
+
     def _options(self, base: Assignment, table: int) -> Iterator[Choice]:
         """Another option for the table, placed greedily around the others."""
-        loads, used = self.surrogate.standing(base, {table})
+        loads, used = self._without(base, table)
         for option in self.objective.space.options[table]:
             # one column shard gains nothing alone; whole exchanges are merged instead
             alone = option.sharding_type is ShardingType.COLUMN_WISE and option.num_shards == 1

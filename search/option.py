@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 from predictor.errors import PlanError
@@ -141,8 +142,9 @@ class Option:
             return Legal((tuple(groups),) * blocks)
         if self.sharding_type is ShardingType.TABLE_ROW_WISE:
             return Legal((tuple(groups),))
-        single = tuple((r,) for r in allowed)
-        return Legal((single,) * self.num_shards, self.partition is Partition.HOST)
+        return Legal(
+            (_one_by_one(tuple(allowed)),) * self.num_shards, self.partition is Partition.HOST
+        )
 
     def is_legal(self, ranks: Sequence[int], topology: Topology) -> bool:
         """These ranks, one a shard, are a legal placement."""
@@ -169,6 +171,13 @@ def _host_memory(
     )
 
 
+@lru_cache(maxsize=64)
+def _one_by_one(ranks: tuple[int, ...]) -> tuple[tuple[int], ...]:
+    """Every rank alone; kept, because thousands of options share it."""
+    return tuple((rank,) for rank in ranks)
+
+
+@lru_cache(maxsize=64)
 def _groups(topology: Topology) -> list[tuple[int, ...]]:
     """Ranks of every intra group."""
     size = topology.intra_group_size

@@ -36,6 +36,28 @@ class Way:
     allowed: NDArray[np.bool_] | None
 
 
+@dataclass(frozen=True)
+class Ways:
+    """The options of a table that use no other exchanges, side by side.
+
+    Args:
+        work: of a shard on each rank, ``[options, ranks, columns]``.
+        even: as of `Way`, ``[options, cuts]``.
+        memory: of a shard on each rank, ``[options, ranks, hbm or ddr]``.
+        allowed: ranks that a shard may lie on, ``[options, ranks]``.
+        last: where the last of an option's shards comes, if its ranks are sorted: rows, columns.
+        fixed: the one placement of an option that has no other.
+    """
+
+    options: list[Option]
+    work: Array
+    even: Array
+    memory: Array
+    allowed: NDArray[np.bool_]
+    last: tuple[Ints, Ints]
+    fixed: list[Ints | None]
+
+
 class Packed:
     """A plan and its loads; columns are the stretches of all cuts, in units of their mean.
 
@@ -56,6 +78,7 @@ class Packed:
         self.world = self.objective.problem.topology.world_size
         self._columns(cuts)
         self.known: dict[int, Way] = {}
+        self.many: dict[int, Ways | None] = {}
         self.scale = np.ones(self.slopes.shape[0])
         self.chosen = [(self.way(option), np.array(ranks)) for option, ranks in start]
         self._wholes()
@@ -110,6 +133,46 @@ class Packed:
                 allowed,
             )
         return found
+
+    def ways(self, table: int) -> Ways | None:
+        """The options of a table with at most one shard a rank; None if it has none."""
+        if table not in self.many:
+            self.many[table] = self._ways(table)
+        return self.many[table]
+
+    def _ways(self, table: int) -> Ways | None:
+        options: list[Option] = []
+        fixed: list[Ints | None] = []
+        many = []
+        for option in self.objective.space.options[table]:
+            if self.surrogate.shard_loads(option)[0] not in self.groups:
+                continue
+            way, units = self.way(option), self.objective.legal(option).units
+            only = None if way.allowed is not None else np.array([r for u in units for r in u[0]])
+            alone = only is None or all(len(u) == 1 for u in units)
+            if not alone or option.num_shards > (self.world if only is None else len({*only})):
+                continue
+            many.append(self._on_ranks(way, only))
+            options.append(option)
+            fixed.append(only)
+        if not many:
+            return None
+        work, memory, allowed = (np.stack(parts) for parts in zip(*many, strict=True))
+        rows = np.arange(len(options)), np.array([o.num_shards - 1 for o in options])
+        even = np.stack([self.way(o).even for o in options])
+        return Ways(options, work, even, memory, allowed, rows, fixed)
+
+    def _on_ranks(self, way: Way, only: Ints | None) -> tuple[Array, Array, NDArray[np.bool_]]:
+        """Work and memory of a shard on each rank, and the ranks that it may lie on."""
+        work = np.repeat(way.work[:1], self.world, axis=0)
+        memory = np.repeat(way.memory[:1], self.world, axis=0)
+        if only is None:
+            assert way.allowed is not None
+            return work, memory, way.allowed
+        work[only], memory[only] = way.work, way.memory
+        allowed = np.zeros(self.world, dtype=bool)
+        allowed[only] = True
+        return work, memory, allowed
 
     def count(self) -> None:
         """Loads ``[ranks, columns]``, bytes ``[ranks, 2]``, even parts, and the shards that may

@@ -17,7 +17,7 @@ import numpy as np
 
 from search.cycle_cuts import CycleCut, critical_cut
 from search.objective import Assignment, Objective
-from search.packed import Array, Changes, Ints, Packed, Way
+from search.packed import Array, Changes, Ints, Packed
 from search.surrogate import Surrogate
 
 BUSIEST = 3
@@ -192,7 +192,7 @@ class _Descent(Packed):
         """Free tables with a shard on one of these ranks alone."""
         there = np.zeros(self.world, dtype=bool)
         there[slowest] = True
-        return np.unique(self.owner[there[self.ranks]]).tolist()
+        return [int(t) for t in np.unique(self.owner[there[self.ranks]])]
 
     @staticmethod
     def _keep(found: dict[int, tuple[float, Changes]], value: float, change: Changes) -> None:
@@ -279,49 +279,28 @@ class _Descent(Packed):
     def _other_way(
         self, table: int, excess: Array, total: Array, room: Array
     ) -> tuple[float, Changes]:
-        """The best of the table's options on the ranks that it fits best, and its estimate."""
+        """The best of the table's options on the ranks that it fits best, and its estimate.
+
+        Column shards of a table are alike, so that one order of the ranks serves all of them.
+        """
+        ways = self.ways(table)
+        if ways is None:
+            return np.inf, {}
         way, ranks = self.chosen[table]
         rest, used = self.loads.copy(), self.used.copy()
         np.subtract.at(rest, ranks, way.work)
         np.subtract.at(used, ranks, way.memory)
         base = excess.copy()
         base[ranks] = self.excess(rest[ranks])
-        left, even = base.sum(), self.even_ms - way.even
-        best: tuple[float, Changes] = (np.inf, {})
-        for option in self.objective.space.options[table]:
-            if self.surrogate.shard_loads(option)[0] not in self.groups:
-                continue
-            other = self.way(option)
-            placed = self._best_ranks(other, rest, base, used, room)
-            if placed is None:
-                continue
-            after = rest[placed].copy()
-            new = self.excess(after + other.work)
-            sums = left - base[placed].sum() + new.sum()
-            value = float(self.estimate(sums, even + other.even))
-            if value < best[0] and not (option is way.option and set(placed) == set(ranks)):
-                best = value, {table: (option, tuple(placed.tolist()))}
-        return best
-
-    def _best_ranks(
-        self, way: Way, rest: Array, base: Array, used: Array, room: Array
-    ) -> Ints | None:
-        """Different ranks on which the shards raise the estimate least, None if they do not fit.
-
-        Column shards of a table are alike, so that one order of the ranks serves all of them.
-        """
-        shards = len(way.work)
-        if way.allowed is None:
-            (alternatives,) = {unit for unit in self.objective.legal(way.option).units} or {()}
-            if len(alternatives) != 1:
-                return None
-            ranks = np.array(alternatives[0])
-            if len(ranks) != shards or (used[ranks] + way.memory > room[ranks]).any():
-                return None
-            return ranks
-        cost = self.excess(rest + way.work[0]) - base
-        cost[~way.allowed | (used + way.memory[0] > room).any(axis=1)] = np.inf
-        if shards > self.world:
-            return None
-        ranks = np.argsort(cost, kind="stable")[:shards]
-        return ranks if np.isfinite(cost[ranks]).all() else None
+        cost = self.excess(rest + ways.work) - base
+        cost[~ways.allowed | (used + ways.memory > room).any(axis=2)] = np.inf
+        order = np.argsort(cost, axis=1, kind="stable")
+        raised = np.cumsum(np.take_along_axis(cost, order, axis=1), axis=1)[ways.last]
+        values = self.estimate(base.sum() + raised, self.even_ms - way.even + ways.even)
+        for row in np.argsort(values, kind="stable").tolist():
+            option, placed = ways.options[row], order[row, : ways.last[1][row] + 1]
+            if ways.fixed[row] is not None:
+                placed = ways.fixed[row]
+            if not (option is way.option and set(placed.tolist()) == set(ranks.tolist())):
+                return float(values[row]), {table: (option, tuple(placed.tolist()))}
+        return np.inf, {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,21 @@ class Placer:
         self.surrogate = surrogate
         self.weights = (weights or Weights()).array
         self.topology = objective.problem.topology
+        self.units = lru_cache(maxsize=1 << 16)(self._units)
+
+    def _units(self, option: Option) -> list[tuple[slice, NDArray[np.intp], Array]]:
+        """Of every run of shards that is placed together: which they are, the alternatives
+        ``[alternatives, shards]``, and their bytes ``[hbm or ddr, shards]``."""
+        memory = np.array([[m.hbm_bytes, m.ddr_bytes] for m in option.memory]).T
+        where: dict[int, NDArray[np.intp]] = {}
+        found, start = [], 0
+        for alternatives in self.objective.legal(option).units:
+            shards = slice(start, start + len(alternatives[0]))
+            # runs share their alternatives
+            array = where.setdefault(id(alternatives), np.array(alternatives))
+            found.append((shards, array, memory[:, shards]))
+            start = shards.stop
+        return found
 
     def place_all(self, options: Sequence[Option]) -> Assignment | None:
         """Longest processing time first; by memory instead if that does not fit; then by memory
@@ -105,7 +121,7 @@ class Placer:
             ]
         best: tuple[float, Ranks] | None = None
         for pool in pools:
-            found = self._fill(option, legal.units, loads.copy(), used.copy(), pool, roomy)
+            found = self._fill(option, loads.copy(), used.copy(), pool, roomy)
             if found and (together is None or frozenset(found[1]) == together):
                 best = found if best is None or found[0] < best[0] else best
         return None if best is None else best[1]
@@ -116,7 +132,6 @@ class Placer:
     def _fill(
         self,
         option: Option,
-        units: tuple[tuple[tuple[int, ...], ...], ...],
         loads: Array,
         used: Array,
         pool: frozenset[int] | None,
@@ -125,11 +140,7 @@ class Placer:
         phases = self.surrogate.phases(option)
         ranks: list[int] = []
         taken: set[int] = set()
-        for alternatives in units:
-            start = len(ranks)
-            shard = slice(start, start + len(alternatives[0]))
-            memory = np.array([[m.hbm_bytes, m.ddr_bytes] for m in option.memory[shard]]).T
-            where = np.array(alternatives)
+        for shard, where, memory in self.units(option):
             if pool is not None:
                 where = where[np.isin(where, list(pool)).all(axis=1)]
             after = used[:, where] + memory[:, None]
@@ -142,8 +153,11 @@ class Placer:
                 filled = (loads[where] + phases[shard]) @ self.weights
             key = filled.max(axis=1)
             # of equally free ranks the first; where all of a pool must be used, a new one
-            again = np.isin(where, list(taken)).all(axis=1) & (pool is not None)
-            best = where[np.lexsort((key, again))[0]]
+            if pool is None:
+                best = where[key.argmin()]
+            else:
+                again = np.isin(where, list(taken)).all(axis=1)
+                best = where[np.lexsort((key, again))[0]]
             ranks += best.tolist()
             taken.update(best.tolist())
             loads[best] += phases[shard]

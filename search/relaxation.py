@@ -7,7 +7,8 @@ Three steps, each of which can only lower the predicted time:
    over sums of operation times, hence convex in them; the mean over all renamings, which gives
    every rank the average load, is therefore not slower (Jensen).
 2. *Convex laws.* Times that are not convex in bytes (bandwidth that grows with size) are replaced
-   by their lower convex hull over the sizes that any plan can have. The launch floor of a lookup or
+   by their lower convex hull over the sizes that any plan can have: where all plans use an
+   exchange, none below its least option. The launch floor of a lookup or
    a prefetch, which a rank without shards does not pay, is left out, but where all ranks pay it.
 3. *Critical cycles.* The period of the timeline is the largest mean over the cycles of its event
    graph. Any one cycle is a bound; with supporting lines in the place of the laws it is linear in
@@ -38,7 +39,7 @@ from predictor.timeline import simulate
 
 Array = NDArray[np.float64]
 
-SAMPLES = 1024
+SAMPLES = 8192
 """Points at which a law is sampled; the staircase below them keeps the hull a lower bound."""
 SMALLEST_BYTES = 64.0
 LOOKUPS = ("embedding_forward", "embedding_backward", "prefetch")
@@ -46,19 +47,23 @@ UNIFORM = (ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL)
 
 
 class Hull:
-    """Lower convex hull of a non-decreasing law over sizes from 0 to ``top``."""
+    """Lower convex hull of a non-decreasing law over sizes from ``least`` to ``top``.
 
-    def __init__(self, law: Law, top: float) -> None:
+    Below ``least``, where no plan is, it stays at the law there.
+    """
+
+    def __init__(self, law: Law, top: float, least: float = 0.0) -> None:
         # sizes are bytes: below one there is nothing to tell apart
-        samples = np.geomspace(min(SMALLEST_BYTES, top), top, SAMPLES) if top > 1 else np.zeros(0)
-        sizes = np.concatenate(([0.0], samples))
+        start = max(least, min(SMALLEST_BYTES, top))
+        samples = np.geomspace(start, top, SAMPLES) if top > max(1.0, start) else np.zeros(0)
+        sizes = np.concatenate(([least], samples))
         values = np.asarray(law(sizes), dtype=np.float64)
         # between two samples the law is at least its value at the first of them
         self.x, self.y = _lower_hull(sizes, np.concatenate((values[:1], values[:-1])))
 
     def tangent(self, at: float) -> tuple[float, float]:
         """Value and slope of a supporting line at a size."""
-        if len(self.x) == 1:
+        if len(self.x) == 1 or at < self.x[0]:
             return float(self.y[0]), 0.0
         right = int(np.clip(np.searchsorted(self.x, at, side="right"), 1, len(self.x) - 1))
         slope = (self.y[right] - self.y[right - 1]) / (self.x[right] - self.x[right - 1])
@@ -86,17 +91,24 @@ class Hulls:
     """Hulls of one exchange's laws, remembered in the order in which the builder asks for them.
 
     Args:
-        ceiling: load ``[1, 1, columns]`` that no plan exceeds on average over the ranks.
+        ceiling: load ``[columns]`` that no plan exceeds on average over the ranks.
+        least: loads ``[2, columns]`` that every plan has on average, and on its busiest rank.
     """
 
-    def __init__(self, ceiling: Array) -> None:
-        self.ceiling = ceiling
+    def __init__(self, ceiling: Array, least: Array) -> None:
+        self.ceiling = ceiling[None, None]
+        mean, peak = least
+        self.least = np.stack([peak, 2 * mean - peak])[None]
+        """As of two ranks: a mean or a maximum over them is what every plan has at least."""
         self.known: list[Hull] = []
 
     def get(self, position: int, law: Law, size: Size) -> Hull:
         """The hull of the ``position``-th law."""
         if position == len(self.known):
-            self.known.append(Hull(law, float(np.max(size(self.ceiling)))))
+            least = size(self.least)
+            # of a size that each rank has its own of, some rank may have nothing
+            low = float(least.max()) if least.shape[-1] == 1 else 0.0
+            self.known.append(Hull(law, float(np.max(size(self.ceiling))), low))
         return self.known[position]
 
 
@@ -116,6 +128,8 @@ class Relaxation:
         ceiling: per group, the load that no plan exceeds on average, ``[groups, columns]``.
         certain: per group, whether every plan uses it.
         hulls: exchange name -> hulls; relaxations of one problem share them.
+        least: per group, the loads that its least option has, mean and largest shard,
+            ``[groups, 2, columns]``, if every plan uses all exchanges; None if not.
     """
 
     def __init__(
@@ -125,12 +139,14 @@ class Relaxation:
         ceiling: Array,
         certain: Sequence[bool],
         hulls: dict[str, Hulls],
+        least: Array | None = None,
     ) -> None:
         self.costs = costs
         self.groups = list(groups)
         self.ceiling = ceiling
         self.certain = list(certain)
         self.hulls = hulls
+        self.least = np.zeros((len(self.groups), 2, COLUMNS)) if least is None else least
         self.columns = np.flatnonzero(ceiling.ravel() > 0)
 
     def evaluate(self, load: Array) -> tuple[float, Cut | None]:
@@ -195,7 +211,7 @@ class Relaxation:
         return one, slopes, [op.active is not None for op in many.ops]
 
     def _builder(self, loads: Array) -> DlrmBuilder:
-        known, ceiling, certain = self.hulls, self.ceiling, self.certain
+        known, ceiling, least, certain = self.hulls, self.ceiling, self.least, self.certain
 
         class Relaxed(Exchange):
             """Costs are supporting lines at the loads of the first plan of the batch."""
@@ -204,8 +220,8 @@ class Relaxation:
 
             def cost(self, law: Law, size: Size) -> Array:
                 if self.name not in known:
-                    top = ceiling[list(self.members)].sum(axis=0)
-                    known[self.name] = Hulls(top[None, None])
+                    mine = list(self.members)
+                    known[self.name] = Hulls(ceiling[mine].sum(axis=0), least[mine].min(axis=0))
                 hull = known[self.name].get(self.asked, law, size)
                 self.asked += 1
                 sizes = size(self.total)

@@ -21,6 +21,8 @@ from search.surrogate import Surrogate
 
 SETS = 4
 """Sets of exchanges that plans are made of, those with the lowest bounds first."""
+FINISHED = 24
+"""Sets that are solved to the end where the bound was cut short; each takes a moment."""
 RESTARTS = 20
 LARGE = 20_000
 """Tables times ranks beyond which a descent takes seconds: fewer sets, fewer restarts."""
@@ -39,14 +41,22 @@ class Rounding:
         share = min(1.0, LARGE / size)
         self.sets, self.restarts = max(2, round(SETS * share)), round(RESTARTS * share)
 
-    def propose(self, bound: LowerBound) -> Iterator[Assignment]:
+    def propose(self, bound: LowerBound, *, cut_short: bool = False) -> Iterator[Assignment]:
         """Balanced plans; none for sets whose options cannot be placed.
 
         Args:
             bound: solved, so that its sets have optima.
+            cut_short: it ended before; then some promising sets are solved first. Of programs
+                far from their optimum the shares are arbitrary.
         """
+        sets = bound.promising(FINISHED if cut_short else self.sets)
+        if cut_short:
+            for one in sets:
+                while not one.refine()[1]:
+                    pass
+            sets.sort(key=lambda one: one.proven)
         seen: set[tuple[int, ...]] = set()
-        for one in bound.promising(self.sets):
+        for one in sets[: self.sets]:
             for program in (one, self._divisible(one)):
                 options = program.rounded()
                 name = tuple(map(id, options))

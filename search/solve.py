@@ -36,7 +36,7 @@ from search.stop import Stop
 from search.surrogate import Surrogate
 
 # Work at effort 1, sized so that 26 tables on 8 ranks take a few seconds.
-EVALUATIONS = 20_000
+EVALUATIONS = 40_000
 LARGE = 20_000
 """Tables times ranks beyond which a plan takes long to score and one change gains little."""
 IMPROVED = 4

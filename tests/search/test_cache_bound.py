@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from predictor.kernels.embedding import LookupShard
 from predictor.plan import ComputeKernel, ShardingType
 from predictor.units import GIB
 from predictor.workload import Constraints, Workload
+from search import space
 from search.bounds import LowerBound
 from search.cache_bound import least_sharing_ms
 from search.objective import Objective
@@ -126,7 +128,10 @@ def test_every_plan_of_few_cached_tables(seed: int) -> None:
     made = workload(seed, 4, ("fused_uvm_caching", "fused"), sharding_types=kinds)
     problem = objective(made, 2)
     plans = list(every_plan(problem))
-    assert len(plans) == 6**4
+    # two ranks or all rows, as fused or cached; without a load factor, with each of the space's
+    factors = [t.constraints.cache_load_factor for t in made.tables]
+    shares = [len(space.LOAD_FACTORS) if f is None else 1 for f in factors]
+    assert len(plans) == prod(3 * (1 + share) for share in shares)
     bound = bound_of(problem)
     assert 0 < bound <= problem.score(plans).min() * (1 + 1e-9)
     twins = replace(made, tables=tuple(replace(made.tables[0], name=n) for n in "abcd"))
@@ -137,7 +142,9 @@ def test_every_plan_of_few_cached_tables(seed: int) -> None:
 
 def test_the_bound_of_one_plan_of_tables_alike_is_tight() -> None:
     wants = Constraints(
-        sharding_types=(ShardingType.TABLE_WISE,), compute_kernels=("fused_uvm_caching",)
+        sharding_types=(ShardingType.TABLE_WISE,),
+        compute_kernels=("fused_uvm_caching",),
+        cache_load_factor=0.2,
     )
     tables = [a_table(n, 3_000_000, 128, 20.0, 1.05, constraints=wants) for n in "abc"]
     problem = objective(a_workload(*tables, batch_size=65536), 1)

@@ -26,8 +26,9 @@ from problems import (
 from predictor.hardware import HardwareProfile
 from predictor.loads import COLUMNS, Load
 from predictor.plan import ShardingType
+from predictor.sparse import Size
 from predictor.workload import Constraints
-from search.relaxation import Hull, Relaxation
+from search.relaxation import Hull, Hulls, Relaxation
 
 
 def staircase(size: np.ndarray) -> np.ndarray:
@@ -55,6 +56,44 @@ def test_supporting_lines_lie_below_the_law(law: str, top: float, at: list[float
         line = value + slope * (sizes - where)
         assert (line <= LAWS[law](sizes) * (1 + 1e-9) + 1e-9).all()
         assert slope >= 0
+
+
+@pytest.mark.parametrize("law", LAWS)
+@given(st.floats(0, 1e9), st.floats(0, 1), st.lists(st.floats(0, 1), min_size=1, max_size=20))
+@settings(max_examples=20, deadline=None)
+def test_from_a_least_size_they_lie_below_the_law_beyond_it(
+    law: str, top: float, share: float, at: list[float]
+) -> None:
+    least = share * top
+    hull = Hull(LAWS[law], top, least)
+    sizes = least + np.array(at) * (top - least)
+    for where in [*sizes, 0.5 * least]:
+        value, slope = hull.tangent(float(where))
+        line = value + slope * (sizes - where)
+        assert (line <= LAWS[law](sizes) * (1 + 1e-9) + 1e-9).all()
+        assert slope >= 0
+
+
+def test_latency_counts_in_full_from_the_least_size() -> None:
+    def law(size: np.ndarray) -> np.ndarray:
+        return np.where(size > 0, 1.0 + 1e-9 * size, 0.0)
+
+    assert Hull(law, 1e6).tangent(1e3)[0] < 0.01
+    assert Hull(law, 1e6, 1e2).tangent(1e3)[0] == pytest.approx(1.0, rel=1e-3)
+    assert Hull(law, 1e6, 1e2).tangent(10.0) == (law(np.array(1e2)), 0.0)
+
+
+def test_the_least_of_a_maximum_is_the_largest_shard_and_of_a_rank_nothing() -> None:
+    mean, peak = np.full(COLUMNS, 100.0), np.full(COLUMNS, 800.0)
+    hulls = Hulls(10 * peak, np.stack([mean, peak]))
+    law = LAWS["linear"]
+
+    def least_of(position: int, size: Size) -> float:
+        return float(hulls.get(position, law, size).x[0])
+
+    assert least_of(0, lambda load: load[..., Load.IDS].max(axis=-1, keepdims=True)) == 800.0
+    assert least_of(1, lambda load: load[..., Load.IDS].mean(axis=-1, keepdims=True)) == 100.0
+    assert least_of(2, lambda load: load[..., Load.IDS]) == 0.0
 
 
 def test_a_convex_law_is_nearly_its_own_hull() -> None:

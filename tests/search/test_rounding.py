@@ -6,12 +6,18 @@ import pytest
 from problems import a_problem, a_table, a_workload, assert_valid, hosts, objective_of
 
 from search.bounds import LowerBound
+from search.objective import Objective
 from search.rounding import Rounding
+from search.surrogate import Surrogate
+
+
+def many_tables() -> tuple[Objective, Surrogate]:
+    tables = [a_table(f"t{i}", 100_000 + 1000 * i, 64, 2.0 + i % 7) for i in range(64)]
+    return objective_of(a_problem(a_workload(*tables, batch_size=65536), hosts(8)))
 
 
 def test_many_like_tables_come_close_to_the_bound() -> None:
-    tables = [a_table(f"t{i}", 100_000 + 1000 * i, 64, 2.0 + i % 7) for i in range(64)]
-    objective, surrogate = objective_of(a_problem(a_workload(*tables, batch_size=65536), hosts(8)))
+    objective, surrogate = many_tables()
     bound = LowerBound(objective.problem, objective.space, objective.batch)
     proven = bound.solve(200)
     plans = list(Rounding(objective, surrogate, 0).propose(bound))
@@ -19,6 +25,17 @@ def test_many_like_tables_come_close_to_the_bound() -> None:
         assert_valid(objective, plan)
     best = objective.score(plans).min()
     assert proven <= best <= proven * 1.05
+
+
+def test_sets_that_the_clock_cut_short_are_solved_first() -> None:
+    objective, surrogate = many_tables()
+    best = {}
+    for cut_short in (False, True):
+        bound = LowerBound(objective.problem, objective.space, objective.batch)
+        bound.solve(5)
+        plans = list(Rounding(objective, surrogate, 0).propose(bound, cut_short=cut_short))
+        best[cut_short] = objective.score(plans).min()
+    assert best[True] < best[False] * 0.95
 
 
 def test_one_table_too_busy_for_a_rank_is_split() -> None:
