@@ -88,11 +88,13 @@ class Argument:
             value of as its text, such as ``<Object>``.
         shape: of a tensor; nested as the value is.
         type: as the trace spells it, such as ``Tensor(float)`` or ``GenericList[Int,Int]``.
+        strides: in elements, nested as the shape is; empty in traces of before 1.1.1.
     """
 
     value: Value
     shape: Shape
     type: str
+    strides: Shape = ()
 
     def tensors(self) -> Iterator[Tensor]:
         """The tensors in it."""
@@ -239,6 +241,7 @@ def _flat(node: object) -> dict[str, Any]:
         flat[f"{side}s"] = given["values"]
         flat[f"{side}_shapes"] = given["shapes"]
         flat[f"{side}_types"] = given["types"]
+        flat[f"{side}_strides"] = given.get("strides", ())
     return {**flat, "id": node["id"], "name": node["name"], "parent": node["ctrl_deps"]}
 
 
@@ -272,9 +275,10 @@ def _whole(value: object) -> int:
 
 def _arguments(given: Mapping[str, Any], side: str) -> tuple[Argument, ...]:
     values, shapes, types = given[f"{side}s"], given[f"{side}_shapes"], given[f"{side}_types"]
+    strides = given.get(f"{side}_strides") or [[]] * len(values)
     return tuple(
-        Argument(_value(v, str(t)), _shape(s), sys.intern(str(t)))
-        for v, s, t in zip(values, shapes, types, strict=True)
+        Argument(_value(v, str(t)), _shape(s), sys.intern(str(t)), _shape(w))
+        for v, s, t, w in zip(values, shapes, types, strides, strict=True)
     )
 
 

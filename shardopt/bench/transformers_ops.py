@@ -62,7 +62,7 @@ def recorded(shape: TransformerShape, *, real: bool = False) -> Recording:
 
     with nullcontext() if real else FakeTensorMode():
         training = Training(shape)
-        recorder = _Recorder()
+        recorder = Recorder()
         for parameter in training.model.parameters():
             parameter.register_post_accumulate_grad_hook(recorder.gradient)
         with recorder:
@@ -70,7 +70,9 @@ def recorded(shape: TransformerShape, *, real: bool = False) -> Recording:
     return recorder.recording
 
 
-class _Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):
+    """Notes each op of PyTorch's own that runs under it, in `recording`."""
+
     def __init__(self) -> None:
         super().__init__()
         self.recording = Recording()

@@ -64,10 +64,7 @@ def validate_transformers_cpu(folder: Path) -> Report:
         InputError: the folder is not what `shardopt bench transformers` writes.
     """
     if not has_transformers(folder):
-        raise InputError(
-            f"{folder}: has no {OPS}; give --data DIR, a folder that shardopt bench transformers "
-            "has written"
-        )
+        raise _no_data(folder)
     steps = read_ops(folder)
     predictors = [
         _fitted(_checked(folder, ranks, steps), steps, ranks)
@@ -94,6 +91,28 @@ def validate_transformers_cpu(folder: Path) -> Report:
             _fewer_table(predictors),
             *(_group_table(predictor) for predictor in predictors),
         ),
+    )
+
+
+def cpu_op_laws(folder: Path, ranks: int) -> OpLaws:
+    """Laws of ops fitted on all calibration shapes of a folder, as when it is validated.
+
+    Args:
+        ranks: 1, or 2 for cores that share their memory with another rank.
+
+    Raises:
+        InputError: the folder is not what `shardopt bench transformers` writes.
+    """
+    if not has_transformers(folder):
+        raise _no_data(folder)
+    steps = read_ops(folder)
+    return _fitted(_checked(folder, ranks, steps), steps, ranks).laws
+
+
+def _no_data(folder: Path) -> InputError:
+    return InputError(
+        f"{folder}: has no {OPS}; give --data DIR, a folder that shardopt bench transformers "
+        "has written"
     )
 
 

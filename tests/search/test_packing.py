@@ -54,7 +54,8 @@ def a_case(ranks: int, **more: object) -> tuple[Objective, object, Assignment]:
         a_table(f"t{i}", 50_000 * (i % 7 + 1), (32, 64, 128)[i % 3], 1.0 + 7 * (i * i % 5))
         for i in range(40)
     ]
-    problem = a_problem(a_workload(*tables, batch_size=32768), hosts(ranks, **more), FREE)  # type: ignore
+    topology = hosts(ranks, **more)  # type: ignore[arg-type]
+    problem = a_problem(a_workload(*tables, batch_size=32768), topology, FREE)
     objective, surrogate = objective_of(problem)
     start = Placer(objective, surrogate).place_all(table_wise(objective))
     assert start is not None

@@ -1,0 +1,57 @@
+"""``shardopt bench predict``: what an iteration of a generated benchmark takes on CPU cores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardopt.cli import options
+from shardopt.cli.bench_replay import Folder
+
+Hardware = Annotated[
+    str,
+    typer.Option(
+        "--hardware",
+        metavar="NAME|FILE",
+        help="Profile of CPU ranks, for collectives.",
+        rich_help_panel=options.MACHINE,
+    ),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        metavar="DIR",
+        help="What `bench transformers` wrote, for laws of ops; the source tree's unless given.",
+        rich_help_panel=options.MACHINE,
+        show_default=False,
+    ),
+]
+
+
+def predict(
+    folder: Folder,
+    hardware: Hardware = "cpu-gloo",
+    data: Data = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Predict an iteration of a generated benchmark without running it.
+
+    Ops that no calibration step ran have no law: the recorded times of their calls stand for them,
+    and they are listed.
+    """
+    from shardopt.cli.output import print_json
+    from shardopt.replay.predict import predict as predicted
+    from shardopt.suites.transformers_cpu import DEFAULT_FOLDER
+
+    result = predicted(folder, hardware, DEFAULT_FOLDER if data is None else data)
+    if json:
+        print_json(result)
+        return
+    from shardopt.report.console import make_console
+    from shardopt.report.replay_view import show_prediction
+
+    show_prediction(make_console(), result, brief=quiet)

@@ -1,0 +1,1 @@
+"""Benchmarks out of traces: a PyTorch program that does what an execution trace recorded."""

@@ -1,0 +1,154 @@
+"""Ops by name: found, tried once, and then called as they are."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from .collectives import Collectives, Done
+from .settings import COMMS, device, settings
+from .tensors import like
+
+LIBRARIES = {"fbgemm": ("fbgemm_gpu",), "torchvision": ("torchvision",)}
+"""Namespace of ops -> what registers them when it is imported."""
+
+
+class Ops:
+    """Finds the ops that a program names; each is tried once before it is timed."""
+
+    def __init__(self) -> None:
+        self.named: dict[tuple[str, str], Op] = {}
+        self.collectives: Collectives | None = None
+        for module in settings.imports:
+            importlib.import_module(module)
+
+    def __call__(self, name: str, overload: str) -> Op:
+        op = Op(f"{name}.{overload}", _found(name, overload))
+        self.named[name, overload] = op
+        return op
+
+    def collective(self, kind: str) -> Op:
+        """A collective of `torch.distributed` under c10d's name."""
+
+        def run(*arguments: Any, group: int) -> Any:
+            assert self.collectives is not None
+            return self.collectives.run(kind, arguments, group)
+
+        op = Op(COMMS + kind, run)
+        self.named[COMMS + kind, ""] = op
+        return op
+
+    @staticmethod
+    def forward(op: Callable[..., Any], *arguments: Any) -> Any:
+        """An op whose backward function is called later."""
+        with torch.enable_grad():
+            first = arguments[0]
+            if first is not None and not first.requires_grad:
+                first.requires_grad_(True)
+            output = op(*arguments)
+        return output, (output, first)
+
+    @staticmethod
+    def backward(saved: Any, gradient: Any) -> Any:
+        """The backward function of an op that `forward` ran."""
+        output, first = saved
+        if not output.requires_grad:
+            return None
+        return torch.autograd.grad([output], [first], [gradient], allow_unused=True)[0]
+
+
+def _found(name: str, overload: str) -> Callable[..., Any] | str:
+    """The op, or why there is none."""
+    if f"{name}.{overload}" in settings.without:
+        return "ends the process here"
+    space, _, op = name.partition("::")
+    for library in LIBRARIES.get(space, ()):
+        with suppress(ImportError, OSError):
+            importlib.import_module(library)
+    try:
+        packet = getattr(getattr(torch.ops, space), op)
+        return getattr(packet, overload)._op
+    except (AttributeError, RuntimeError):
+        return "is not installed here"
+
+
+class Op:
+    """An op by name. Calls are counted, so that each meets what the trace recorded of it."""
+
+    def __init__(self, name: str, function: Callable[..., Any] | str) -> None:
+        self.name, self.function = name, function
+        self.calls: list[int] = []
+        self.recorded: list[Any] = []
+        self.instead: dict[int, Any] = {}
+        self.reasons: dict[int, str] = {}
+        self.skipped = False
+        self.at = 0
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Try it: what cannot run is replaced for this call by tensors as in the trace."""
+        at = self.at
+        self.at += 1
+        if self.skipped:
+            return self.stand_in(at, arguments)
+        if isinstance(self.function, str):
+            return self._replaced(at, arguments, self.function)
+        if settings.last_op is not None:
+            settings.last_op.write_text(self.name)
+        try:
+            output = self.function(*arguments, **keywords)
+        except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError) as error:
+            if self.name.startswith(COMMS):
+                raise
+            why = str(error).strip().split("\n")[0].split(". ")[0][:160]
+            return self._replaced(at, arguments, f"{type(error).__name__}: {why}")
+        wrong = _differs(output, self.recorded[at] if at < len(self.recorded) else None)
+        return self._replaced(at, arguments, wrong) if wrong else output
+
+    def _replaced(self, at: int, arguments: Sequence[Any], why: str) -> Any:
+        self.reasons[at] = why
+        return self.stand_in(at, arguments)
+
+    def stand_in(self, at: int, arguments: Sequence[Any]) -> Any:
+        """What the op gave in the trace, made once."""
+        if self.name.startswith(COMMS):
+            return Done()
+        if at not in self.instead:
+            specs = self.recorded[at] if at < len(self.recorded) else None
+            made = [like(spec, _place(arguments)) for spec in specs or ()]
+            self.instead[at] = made[0] if len(made) == 1 else made
+        return self.instead[at]
+
+    def again(self, *arguments: Any, **keywords: Any) -> Any:
+        """As tried."""
+        at = self.at
+        self.at = at + 1
+        if at in self.reasons or self.skipped:
+            return self.stand_in(at, arguments)
+        return self.function(*arguments, **keywords)  # type: ignore[operator]
+
+    def settled(self) -> Callable[..., Any]:
+        """What is called from now on: the op itself if it can run every time."""
+        if self.reasons or self.skipped or isinstance(self.function, str):
+            return self.again
+        return self.function
+
+
+def _place(arguments: Sequence[Any]) -> torch.device:
+    flat = [t for a in arguments for t in (a if isinstance(a, (list, tuple)) else [a])]
+    return next((t.device for t in flat if isinstance(t, torch.Tensor)), device)
+
+
+def _differs(output: Any, specs: Any) -> str:
+    """How the shapes that an op gives differ from those recorded; empty if they do not."""
+    if specs is None:
+        return ""
+    outputs = output if len(specs) != 1 and isinstance(output, (tuple, list)) else [output]
+    for given, spec in zip(outputs, specs, strict=False):
+        one = bool(spec) and isinstance(spec[-1], str)
+        if one and isinstance(given, torch.Tensor) and list(given.shape) != spec[0]:
+            return f"gives a tensor of shape {list(given.shape)} here, {spec[0]} in the trace"
+    return ""

@@ -1,0 +1,54 @@
+"""Options of a benchmark, and what this process is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HOME = Path(__file__).resolve().parent.parent
+COMMS = "c10d::"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Replay a traced iteration.")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--warm-up", type=int, default=5, metavar="N")
+    parser.add_argument("--iterations", type=int, default=20, metavar="N")
+    parser.add_argument("--threads", type=int, default=1, metavar="N")
+    parser.add_argument("--subset", choices=("all", "compute", "comms"), default="all")
+    parser.add_argument("--ops", action="append", default=[], metavar="NAME")
+    parser.add_argument("--from-annotation", metavar="NAME")
+    parser.add_argument("--indices", metavar="uniform|zipf:ALPHA")
+    parser.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE")
+    parser.add_argument("--without", action="append", default=[], metavar="NAME")
+    parser.add_argument("--last-op", type=Path, metavar="FILE", help=argparse.SUPPRESS)
+    parser.add_argument("--profile", type=Path, metavar="FOLDER")
+    parser.add_argument("--strict", action="store_true")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--result", type=Path, metavar="FILE", help="JSON of rank 0.")
+    return parser.parse_args()
+
+
+settings = _arguments()
+rank = int(os.environ.get("RANK", "0"))
+cpu = torch.device("cpu")
+on_gpu = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
+device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else cpu
+stream: Any = torch.cuda.Stream(device) if on_gpu else None
+data = json.loads((HOME / "data.json").read_text(encoding="utf-8"))
+
+
+def selected(name: str) -> bool:
+    """Whether an op, as ``namespace::op.overload``, is one of those asked for."""
+    is_comm = name.startswith(COMMS)
+    if settings.subset != "all" and (settings.subset == "comms") != is_comm:
+        return False
+    plain = name.removesuffix(".")
+    return not settings.ops or any(
+        plain == asked or plain.split(".")[0] in (asked, f"aten::{asked}") for asked in settings.ops
+    )

@@ -1,0 +1,164 @@
+"""Tensors that a benchmark makes before its first iteration."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+KEPT_ROWS = 1 << 22
+"""Rows above which ids are drawn by formula alone, without a table of chances."""
+
+
+SMALL_BYTES = 1 << 20
+"""Tensors that are not counted against the memory there is."""
+
+
+def make_all(
+    made: dict[str, dict[str, Any]], count: int, device: torch.device, indices: str, seed: int
+) -> list[Any]:
+    """The list of tensors as an iteration finds it; None where an op gives the tensor."""
+    generator = torch.Generator().manual_seed(seed)
+    left = room_bytes()
+    extents: dict[tuple[int, str], int] = {}
+    for spec in made.values():
+        key = (spec["storage"], spec["dtype"])
+        extents[key] = max(extents.get(key, 0), _extent(spec))
+    stores: dict[tuple[int, str], torch.Tensor] = {}
+    tensors: list[Any] = [None] * count
+    for number, spec in made.items():
+        key = (spec["storage"], spec["dtype"])
+        place = torch.device("cpu") if spec.get("host") else device
+        if key not in stores:
+            size = extents[key] * getattr(torch, spec["dtype"]).itemsize
+            # what does not fit is left unwritten, which takes no memory where nothing is read
+            written = size < left or place.type != "cpu"
+            left -= size if written and size > SMALL_BYTES else 0
+            stores[key] = _filled(spec, extents[key], written, generator).to(place)
+        at = spec.get("offset", 0)
+        tensors[int(number)] = stores[key].as_strided(spec["shape"], spec["strides"], at)
+        if "fill" in spec and spec["fill"]["kind"] != "positive":
+            _hold(tensors[int(number)], spec["fill"], indices, generator)
+    return tensors
+
+
+def room_bytes() -> int:
+    """Host memory that this rank may fill: its part of half of what is free."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
+    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return pages // 2 // ranks
+
+
+def like(spec: Any, device: torch.device) -> Any:
+    """A tensor as an op gave it in the trace: ``[shape, strides, dtype]``."""
+    if spec is None:
+        return None
+    if isinstance(spec[0], list) and len(spec) == 3 and isinstance(spec[2], str):
+        made = torch.empty_strided(spec[0], spec[1], dtype=getattr(torch, spec[2]), device=device)
+        return made.fill_(0.01 if made.is_floating_point() else 0)
+    return [like(item, device) for item in spec]
+
+
+def _extent(spec: dict[str, Any]) -> int:
+    if 0 in spec["shape"]:
+        return int(spec.get("offset", 0))
+    spans = zip(spec["shape"], spec["strides"], strict=True)
+    return int(spec.get("offset", 0) + 1 + sum((size - 1) * step for size, step in spans))
+
+
+def _filled(
+    spec: dict[str, Any], extent: int, written: bool, generator: torch.Generator
+) -> torch.Tensor:
+    dtype = getattr(torch, spec["dtype"])
+    if not written:
+        return torch.empty(extent, dtype=dtype)
+    if not dtype.is_floating_point:
+        return torch.zeros(extent, dtype=dtype)
+    # torch draws few types; bytes of a huge table are not worth drawing one by one
+    block = torch.rand(min(extent, 1 << 20), generator=generator)
+    if len(spec["shape"]) > 1 and "fill" not in spec:
+        # products keep the size of what they take: numbers that fade away are slow on CPUs
+        block = (block - 0.5) * (12 / max(spec["shape"][-1], 1)) ** 0.5
+    if extent <= len(block):
+        return block.to(dtype)
+    made = torch.empty(extent, dtype=dtype)
+    for start in range(0, extent, len(block)):
+        part = made[start : start + len(block)]
+        part.copy_(block[: len(part)])
+    return made
+
+
+def _hold(
+    tensor: torch.Tensor, fill: dict[str, Any], indices: str, generator: torch.Generator
+) -> None:
+    """Give a tensor of whole numbers values that the ops which read it can take."""
+    values = _values(tensor.numel(), fill, indices, generator)
+    tensor.copy_(values.reshape(tensor.shape).to(tensor.dtype))
+
+
+def _values(
+    count: int, fill: dict[str, Any], indices: str, generator: torch.Generator
+) -> torch.Tensor:
+    kind = fill["kind"]
+    if kind == "ids":
+        return draw_ids(count, fill["high"], indices, generator)
+    if kind == "rows":
+        return torch.randint(fill["high"], (count,), generator=generator)
+    if kind == "table_ids":
+        return _table_ids(count, fill["rows"], indices, generator)
+    if kind == "permutation":
+        return torch.arange(count)
+    if kind == "constant":
+        return torch.full((count,), fill["value"])
+    if kind == "list":
+        listed = torch.tensor(fill["values"][:count], dtype=torch.int64)
+        return torch.cat([listed, listed.new_zeros(count - len(listed))])
+    if kind == "row_lengths":
+        columns = max(count // max(len(fill["rows"]), 1), 1)
+        return torch.cat([_jagged(columns, "lengths", total) for total in fill["rows"]])
+    if kind in ("lengths", "offsets", "starts"):
+        return _jagged(count, kind, fill["total"])
+    return torch.zeros(count, dtype=torch.int64)
+
+
+def _jagged(count: int, kind: str, total: int) -> torch.Tensor:
+    """Bags as even as they can be: lengths, their sums with the last one, or without it."""
+    bags = max(count - (kind == "offsets"), 1)
+    marks = torch.arange(bags + 1) * total // bags
+    if kind == "lengths":
+        return marks[1:] - marks[:-1] if count else marks[:0]
+    return marks[:count]
+
+
+def _table_ids(
+    count: int, rows: list[int], indices: str, generator: torch.Generator
+) -> torch.Tensor:
+    """Ids of a lookup of several tables: an equal part of them for each table."""
+    marks = [count * i // len(rows) for i in range(len(rows) + 1)]
+    parts = [
+        draw_ids(marks[i + 1] - marks[i], high, indices, generator) for i, high in enumerate(rows)
+    ]
+    return torch.cat(parts)
+
+
+def draw_ids(count: int, high: int, indices: str, generator: torch.Generator) -> torch.Tensor:
+    """Row numbers below `high`: ``uniform``, or ``zipf:ALPHA`` over shuffled rows."""
+    if indices == "uniform" or high <= 1:
+        return torch.randint(max(high, 1), (count,), generator=generator)
+    alpha = float(indices.partition(":")[2])
+    rows = min(high, KEPT_ROWS)
+    chances = torch.arange(1, rows + 1, dtype=torch.float64).pow(-alpha).cumsum(0)
+    points = torch.rand(count, dtype=torch.float64, generator=generator) * chances[-1]
+    ranks = torch.searchsorted(chances, points).clamp_(max=rows - 1)
+    # a step that shares no factor with the table spreads hot rows over it
+    return (ranks * _spread(high) + 1) % high
+
+
+def _spread(high: int) -> int:
+    import math
+
+    step = max(int(high * 0.6180339887), 1)
+    while math.gcd(step, high) != 1:
+        step += 1
+    return step

@@ -1,0 +1,140 @@
+"""Generated benchmarks run, and captured again they are the graph that they were made from."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torchrec")
+
+from predictor.errors import InputError
+from predictor.trace.read import load_traces
+from predictor.transformer import TransformerShape
+from shardopt.replay.annotations import Annotations
+from shardopt.replay.compare import differences, signatures
+from shardopt.replay.generate import generate, program_of
+from shardopt.replay.launch import ReplayError, replay
+from shardopt.replay.program import RankProgram
+from tests.shardopt.replay.captured import capture, edited, small_step
+
+pytestmark = pytest.mark.distributed
+
+REPOSITORY = Path(__file__).parents[2]
+WORKER = Path(__file__).parent / "replay_worker.py"
+QUICK = ["--device", "cpu", "--warm-up", "1", "--iterations", "2"]
+
+
+def programs(folder: Path) -> list[RankProgram]:
+    found = load_traces([folder])
+    return [program_of(trace, found, Annotations()) for trace in found.executions]
+
+
+def check_fixpoint(traces: Path, place: Path) -> dict:
+    """The same ops in order, shapes, strides, types and bytes of collectives on every rank."""
+    generate([traces], place / "b")
+    result = replay(place / "b", [*QUICK, "--profile", str(place / "again")])
+    assert result["ops_replayed"] == result["ops_total"] > 0
+    assert result["not_replayed"] == {}
+    assert result["coverage"] == 1.0
+    assert result["coverage_by"] == "time"
+    first, second = programs(traces), programs(place / "again")
+    assert [p.rank for p in first] == [p.rank for p in second]
+    for one, other in zip(first, second, strict=True):
+        assert not list(differences(signatures(one), signatures(other)))
+    recorded = [[c.bytes for c in p.calls if c.bytes is not None] for p in first]
+    assert result["collective_bytes"] == recorded
+    return result
+
+
+def test_convnet_with_embedding_bag(tmp_path: Path) -> None:
+    check_fixpoint(capture(small_step(), tmp_path / "traces"), tmp_path)
+
+
+def test_transformer(tmp_path: Path) -> None:
+    from shardopt.bench.transformers_models import Training
+
+    training = Training(TransformerShape("bert", 1, 32, 2, 64, 50, 8, 2))
+    check_fixpoint(capture(training.step, tmp_path / "traces"), tmp_path)
+
+
+@pytest.fixture(scope="module")
+def dlrm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Traces of two gloo ranks that train a DLRM under TorchRec, sharded in five ways."""
+    job = tmp_path_factory.mktemp("dlrm")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(WORKER), str(job)],
+            cwd=REPOSITORY,
+            env=_environment(rank),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for rank in range(2)
+    ]
+    words = [rank.communicate(timeout=120)[0].decode(errors="replace") for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], words
+    return job / "traces"
+
+
+def _environment(rank: int) -> dict[str, str]:
+    import os
+
+    return {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+
+
+def test_dlrm_under_torchrec(dlrm: Path, tmp_path: Path) -> None:
+    result = check_fixpoint(dlrm, tmp_path)
+    assert result["ranks"] == 2
+    folder = tmp_path / "b"
+    comms = replay(folder, [*QUICK, "--subset", "comms"])
+    compute = replay(folder, [*QUICK, "--subset", "compute"])
+    assert comms["ops_total"] + compute["ops_total"] == result["ops_total"]
+    assert comms["ops_total"] == sum(map(len, result["collective_bytes"]))
+    assert compute["collective_bytes"] == [[], []]
+    part = replay(folder, [*QUICK, "--from-annotation", "## forward ##"])
+    assert 0 < part["ops_replayed"] == part["ops_total"] < result["ops_total"]
+    only = replay(folder, [*QUICK, "--ops", "addmm"])
+    assert 0 < only["ops_replayed"] == only["ops_total"]
+    for ranks in (1, 3):
+        other = replay(folder, QUICK, ranks)
+        assert other["ranks"] == ranks
+        assert "even parts instead" in " ".join(other["notes"])
+    with pytest.raises(ReplayError, match="there are: "):
+        replay(folder, [*QUICK, "--from-annotation", "nowhere"])
+
+
+def rewritten(traces: Path, change: Callable[[dict], None]) -> Path:
+    return edited(traces / "rank0.et.json", change)
+
+
+def test_ops_that_are_not_installed_are_replaced(tmp_path: Path) -> None:
+    def rename(node: dict) -> None:
+        for attribute in node["attrs"]:
+            if attribute["name"] == "op_schema" and node["name"] == "aten::relu":
+                attribute["value"] = attribute["value"].replace("aten::relu", "corp::relu")
+
+    traces = capture(small_step(), tmp_path / "traces")
+    generate([rewritten(traces, rename)], tmp_path / "b")
+    result = replay(tmp_path / "b", QUICK)
+    assert result["not_replayed"] == {"corp::relu.default: is not installed here": 1}
+    assert result["ops_replayed"] == result["ops_total"] - 1
+    assert result["median_ms"] > 0
+    with pytest.raises(ReplayError, match=r"--strict: not replayed: corp::relu"):
+        replay(tmp_path / "b", [*QUICK, "--strict"])
+
+
+def test_folders_without_a_benchmark(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no benchmark"):
+        replay(tmp_path)
+    (tmp_path / "data.json").write_text(json.dumps({"schema": "other"}))
+    with pytest.raises(InputError, match="not a benchmark of schema"):
+        replay(tmp_path)

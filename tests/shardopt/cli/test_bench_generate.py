@@ -1,0 +1,100 @@
+"""`shardopt bench generate` and `bench replay`: what they print, and input that they refuse."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.shardopt.replay.captured import capture, small_step
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return capture(small_step(), tmp_path_factory.mktemp("traces"))
+
+
+def test_generate_and_replay(run, traces: Path, tmp_path: Path) -> None:
+    done = run("bench", "generate", traces, "-o", tmp_path / "b", "--json")
+    assert done.code == 0, done.err
+    made = json.loads(done.out)
+    assert (made["ranks"], made["ops_left_out"]) == (1, 0)
+    done = run("bench", "replay", tmp_path / "b", "--json", "--iterations", 2, "--device", "cpu")
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    assert result["ops_total"] == result["ops_replayed"] == made["ops_total"]
+    assert result["coverage"] == 1.0
+    assert result["median_ms"] > 0
+    assert len(result["samples_ms"]) == 2
+
+
+@pytest.mark.parametrize("indices", ["zipf", "zipf:x", "zipf:-1", "zipf:nan", "normal:1", ""])
+def test_distributions_that_there_are_not(run, traces: Path, tmp_path: Path, indices: str) -> None:
+    done = run("bench", "generate", traces, "-o", tmp_path / "b", "--indices", indices)
+    assert done.code == 2
+    assert "give uniform or zipf:ALPHA" in done.err
+
+
+def test_folders_that_hold_something_else(run, traces: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    done = run("bench", "generate", traces, "-o", tmp_path)
+    assert done.code == 2
+    assert "holds other files" in done.err
+    done = run("bench", "generate", traces, "-o", tmp_path / "no" / "where")
+    assert done.code == 2
+    assert "create it first" in done.err
+
+
+def test_replay_of_no_benchmark(run, tmp_path: Path) -> None:
+    done = run("bench", "replay", tmp_path)
+    assert done.code == 2
+    assert "bench generate" in done.err
+    done = run("bench", "replay", tmp_path, "--iterations", 0)
+    assert done.code == 2
+    assert "--iterations" in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--scale", "batch=2"), "needs --doubled TRACE"),
+        (("--scale", "tables=2"), "give batch=N"),
+        (("--scale", "batch=0"), "give batch=N"),
+        (("--scale", "batch=2,tables=2"), "give batch=N"),
+        (("--doubled", "x.json"), "give that too"),
+        (("--scale", "batch=2", "--doubled", "x.json", "--join"), "do not go together"),
+    ],
+)
+def test_scales_that_there_are_not(
+    run, traces: Path, tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    done = run("bench", "generate", traces, "-o", tmp_path / "b", *words)
+    assert done.code == 2
+    assert said in done.err
+    assert not (tmp_path / "b").exists()
+
+
+def test_scaled_benchmarks_run(run, traces: Path, tmp_path: Path) -> None:
+    """A job whose sizes do not grow is its own double."""
+    words = ("--scale", "batch=3", "--doubled", traces)
+    done = run("bench", "generate", traces, "-o", tmp_path / "b", "--json", *words)
+    assert done.code == 0, done.err
+    made = json.loads(done.out)
+    done = run("bench", "replay", tmp_path / "b", "--json", "--iterations", 2, "--device", "cpu")
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    assert result["ops_replayed"] == made["ops_total"]
+    assert result["coverage_by"] == "count"
+
+
+def test_predict(run, traces: Path, tmp_path: Path) -> None:
+    assert run("bench", "generate", traces, "-o", tmp_path / "b").code == 0
+    done = run("bench", "predict", tmp_path / "b", "--json")
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    assert result["predicted_ms"] > 0
+    assert result["without_law"]["aten::convolution"]["count"] == 1
+    assert 0 < sum(of["share"] for of in result["without_law"].values()) < 1
+    done = run("bench", "predict", tmp_path / "b", "--hardware", "h100-sxm")
+    assert done.code == 2

@@ -1,0 +1,78 @@
+"""Captures a small model's training step as an execution trace, in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, record_function
+
+SECRETS = ("/srv/alice/models", "alice", "node17.corp.example", "secret_project_x", "4815162342")
+
+
+class Small(nn.Module):
+    """Convolution, normalisation, pooling, dropout and an embedding bag."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 4, 3, padding=1)
+        self.norm, self.pool = nn.BatchNorm2d(4), nn.MaxPool2d(2)
+        self.out, self.dropout = nn.Linear(4 * 16, 5), nn.Dropout(0.1)
+        self.bag = nn.EmbeddingBag(50, 5, mode="sum")
+
+    def forward(self, image: torch.Tensor, ids: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        x = self.pool(torch.relu(self.norm(self.convolution(image))))
+        with record_function(SECRETS[3]):
+            x = self.dropout(self.out(x.flatten(1)))
+        return x + self.bag(ids, starts)
+
+
+def small_step() -> Callable[[], None]:
+    """Forward, backward and Adam."""
+    torch.manual_seed(0)
+    model = Small()
+    optimizer = torch.optim.Adam(model.parameters())
+    images, labels = torch.randn(2, 3, 8, 8), torch.tensor([3, 1])
+    ids, starts = torch.tensor([7, 3, 44, 44, 2]), torch.tensor([0, 2])
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images, ids, starts), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def capture(step: Callable[[], None], folder: Path, warm_up: int = 2, rank: int = 0) -> Path:
+    """The folder with a step's execution trace and Kineto trace."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for _ in range(warm_up):
+        step()
+    observer = ExecutionTraceObserver().register_callback(str(folder / f"rank{rank}.et.json"))
+    with profile(
+        activities=[ProfilerActivity.CPU], record_shapes=True, execution_trace_observer=observer
+    ) as profiler:
+        step()
+    profiler.export_chrome_trace(str(folder / f"rank{rank}.kineto.json"))
+    return folder
+
+
+def edited(path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """An execution trace with something changed in its nodes, beside the first."""
+    data = json.loads(path.read_text())
+    for node in data["nodes"]:
+        change(node)
+    changed = path.parent / "edited" / "rank0.et.json"
+    changed.parent.mkdir(exist_ok=True)
+    changed.write_text(json.dumps(data))
+    return changed
+
+
+def attribute(node: dict[str, Any], name: str) -> dict[str, Any]:
+    """The attribute of a node, to be changed."""
+    found: dict[str, Any] = next(a for a in node["attrs"] if a["name"] == name)
+    return found

@@ -1,0 +1,208 @@
+"""Programs out of traces: which ops, which tensors, what is left out, and what is never written."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from predictor.errors import InputError
+from predictor.trace.execution import ExecutionTrace
+from predictor.trace.read import load_traces
+from shardopt.replay.annotations import Annotations
+from shardopt.replay.generate import generate, is_composite, program_of
+from shardopt.replay.program import RankProgram
+from shardopt.replay.select import choose
+from tests.shardopt.replay.captured import SECRETS, attribute, edited
+
+DATA = Path(__file__).parents[4] / "shared" / "data" / "traces"
+
+
+def program(path: Path) -> RankProgram:
+    found = load_traces([path])
+    return program_of(found.executions[0], found, Annotations())
+
+
+def test_hidden_tensors_open_the_ops_that_hide_them(traces: Path) -> None:
+    names = [call.op for call in program(traces).calls]
+    assert "aten::conv2d" in names
+    # the mask of the dropout and the indices of the pooling are read by their backward ops
+    assert "aten::dropout" not in names
+    assert "aten::max_pool2d" not in names
+    for op in ("aten::bernoulli_", "aten::max_pool2d_with_indices", "aten::convolution_backward"):
+        assert op in names
+
+
+def test_tensors_come_from_the_ops_that_gave_them(traces: Path) -> None:
+    made = program(traces)
+    given: set[int] = set(made.made)
+    for call in made.calls:
+        assert set(call.reads()) <= given, call.op
+        given |= set(call.gives())
+        assert not set(call.frees) & set(made.made)
+        given -= set(call.frees)
+    pool = next(c for c in made.calls if c.op == "aten::max_pool2d_with_indices")
+    back = next(c for c in made.calls if c.op == "aten::max_pool2d_with_indices_backward")
+    assert set(pool.gives()) & set(back.reads())
+    # whatever an op gives is let go of
+    assert given == set(made.made)
+
+
+def test_source_is_plain_calls(traces: Path, tmp_path: Path) -> None:
+    generate([traces], tmp_path / "b")
+    text = (tmp_path / "b" / "benchmark.py").read_text()
+    compile(text, "benchmark.py", "exec")
+    assert "] = aten_addmm(t[" in text
+    assert "def part_" in text
+    assert "shardopt." not in text.replace("`shardopt", "")
+
+
+def test_nothing_private_is_written(traces: Path, tmp_path: Path) -> None:
+    """Planted where traces have free text: annotations, process names, texts, paths, scalars."""
+
+    def plant(node: dict) -> None:
+        node["name"] = node["name"].replace("Adam.step", f"{SECRETS[3]}.step")
+        node["attrs"].append({"name": "host", "type": "string", "value": SECRETS[2]})
+        if node["name"] == "[pytorch|profiler|execution_trace|thread]":
+            node["attrs"].append({"name": "user", "type": "string", "value": SECRETS[1]})
+        if node["name"] == "aten::add_":
+            node["inputs"]["values"][2] = int(SECRETS[4])
+        if node["name"] == "aten::detach":
+            node["inputs"]["values"].append(SECRETS[0])
+            node["inputs"]["shapes"].append([])
+            node["inputs"]["types"].append("String")
+            node["inputs"]["strides"].append([])
+        if node["name"] == "aten::item":
+            node["outputs"]["values"] = [int(SECRETS[4])]
+
+    path = edited(traces / "rank0.et.json", plant)
+    text = path.read_text()
+    assert all(secret in text for secret in SECRETS)
+    home = tmp_path / SECRETS[1]
+    home.mkdir()
+    (home / f"{SECRETS[3]}.rank0.json").write_text(text)
+    made = generate([home / f"{SECRETS[3]}.rank0.json"], tmp_path / "b")
+    for file in (tmp_path / "b").rglob("*"):
+        if file.is_file():
+            content = file.read_text()
+            assert not [s for s in (*SECRETS, str(tmp_path)) if s in content], file
+    assert made.left, "a text that is no argument of the op must leave the op out"
+    assert not [note for note in made.notes if SECRETS[0] in note]
+
+
+def test_annotations_are_kept_if_asked(traces: Path, tmp_path: Path) -> None:
+    generate([traces], tmp_path / "b", keep_annotations=[SECRETS[3]])
+    assert SECRETS[3] in (tmp_path / "b" / "benchmark.py").read_text()
+
+
+def test_ops_without_schema_or_values_are_named(traces: Path, tmp_path: Path) -> None:
+    def damage(node: dict) -> None:
+        if node["name"] == "aten::sqrt":
+            attribute(node, "op_schema")["value"] = "broken"
+        if node["name"] == "aten::conv2d":
+            attribute(node, "op_schema")["value"] = "corp::fused(Storage s) -> Tensor"
+
+    path = edited(traces / "rank0.et.json", damage)
+    made = generate([path], tmp_path / "b")
+    # a root for each of 7 parameters, and the convolution
+    assert made.left == 8
+    said = "\n".join(made.notes)
+    assert "aten::sqrt: 7 left out: not the schema of an op: 'broken'" in said
+    assert "aten::conv2d: 1 left out" in said
+    with pytest.raises(InputError, match="--strict: 8 ops"):
+        generate([path], tmp_path / "c", strict=True)
+    assert not (tmp_path / "c").exists()
+
+
+def test_kineto_alone_is_refused(traces: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no execution trace"):
+        generate([traces / "rank0.kineto.json"], tmp_path / "b")
+
+
+def test_cut_off_files_are_refused(traces: Path, tmp_path: Path) -> None:
+    text = (traces / "rank0.et.json").read_text()
+    (tmp_path / "rank0.json").write_text(text[: len(text) // 2])
+    with pytest.raises(InputError, match=r"rank0\.json"):
+        generate([tmp_path / "rank0.json"], tmp_path / "b")
+
+
+def test_a_trace_that_begins_in_the_middle(traces: Path, tmp_path: Path) -> None:
+    """Tensors that ops before the cut gave are made up front."""
+    data = json.loads((traces / "rank0.et.json").read_text())
+    whole = program(traces / "rank0.et.json")
+    middle = sorted(node["id"] for node in data["nodes"])[len(data["nodes"]) // 2]
+    data["nodes"] = [n for n in data["nodes"] if n["id"] > middle or n["id"] < 3]
+    (tmp_path / "rank0.json").write_text(json.dumps(data))
+    cut = program(tmp_path / "rank0.json")
+    assert 0 < len(cut.calls) < len(whole.calls)
+    assert {n for call in cut.calls for n in call.reads()} <= set(cut.made) | {
+        n for call in cut.calls for n in call.gives()
+    }
+
+
+def outermost(trace: ExecutionTrace) -> list:
+    """Ops that no other op called, found without what is under test."""
+    by_id = {node.id: node for node in trace.nodes}
+    found = []
+    for node in trace.nodes:
+        above, inside = by_id.get(node.parent), False
+        while above is not None:
+            inside = inside or bool(above.schema)
+            above = by_id.get(above.parent)
+        if node.schema and not inside:
+            found.append(node)
+    return found
+
+
+@pytest.mark.parametrize(
+    "name", ["dlrm_pytorch_et.tar.gz", "param_linear_et.json.gz", "param_resnet_et.json.gz"]
+)
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs the public traces")
+def test_public_traces_are_whole(name: str) -> None:
+    """Every outermost op is a call, or is opened, left out or run by a backward call, and said."""
+    found = load_traces([DATA / name])
+    for trace in found.executions:
+        made = program_of(trace, found, Annotations())
+        chosen = {of.node.id for of in choose(trace, is_composite)}
+        native = [of.node for of in choose(trace, is_composite) if of.native]
+        calls = {call.node: call for call in made.calls}
+        for node in outermost(trace):
+            if node.id not in chosen:
+                assert is_composite(node.name) or any(_inside(trace, node, n) for n in native)
+        assert len([c for c in made.calls if c.op != "wait"]) + len(made.left_out) == len(chosen)
+        assert not made.left_out
+        by_id = {node.id: node for node in trace.nodes}
+        assert [n for n in calls if n >= 0] == sorted(n for n in calls if n >= 0)
+        for number, call in calls.items():
+            if number < 0 or call.op.startswith("backward of"):
+                continue
+            node = by_id[number]
+            assert call.op == node.name
+            given = [a for a in node.outputs if "Tensor(" in a.type and "nullptr" not in a.type]
+            shapes = [s for argument in given for s in _shapes(argument.shape)]
+            if call.specs and not call.op.startswith("c10d::"):
+                assert [s.shape for s in _flat(call.specs)] == shapes
+            sent = [c for c in trace.nodes if c.parent == number and c.comm is not None]
+            if sent and sent[0].comm is not None:
+                assert call.bytes == sent[0].comm.size_bytes
+
+
+def _inside(trace: ExecutionTrace, node, outer) -> bool:
+    by_id = {n.id: n for n in trace.nodes}
+    while node is not None and node.id != outer.id:
+        node = by_id.get(node.parent)
+    return node is not None
+
+
+def _shapes(shape: tuple) -> list:
+    if shape and isinstance(shape[0], tuple):
+        return [s for inner in shape for s in _shapes(inner)]
+    return [shape]
+
+
+def _flat(specs: tuple) -> list:
+    found = []
+    for spec in specs:
+        found.extend(_flat(spec) if isinstance(spec, tuple) else [spec] if spec else [])
+    return found

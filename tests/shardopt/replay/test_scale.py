@@ -1,0 +1,99 @@
+"""Scaled programs are those of a capture at the scaled batch."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+import torch
+from torch import nn
+
+from predictor.errors import InputError
+from shardopt.replay.compare import differences, signatures
+from shardopt.replay.program import Number, RankProgram
+from shardopt.replay.scale import scaled
+from tests.shardopt.replay.captured import Small, capture
+from tests.shardopt.replay.test_generate import program
+
+
+def step_of(batch: int, *, squared: bool = False) -> Callable[[], None]:
+    """A step at a batch; 4 channels and sides of 8 are numbers of samples as well.
+
+    Args:
+        squared: the loss is a mean over all pairs of samples.
+    """
+    model = Small()
+    optimizer = torch.optim.Adam(model.parameters())
+    images, labels = torch.randn(batch, 3, 8, 8), torch.arange(batch) % 5
+    ids, starts = torch.arange(3 * batch) % 50, torch.arange(0, 3 * batch, 3)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        out = model(images, ids, starts)
+        pairs = out @ out.t()
+        alike = pairs.mean() if squared else pairs.sum()
+        (nn.functional.cross_entropy(out, labels) + alike).backward()
+        optimizer.step()
+
+    return step
+
+
+@pytest.fixture(scope="module")
+def at(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], RankProgram]:
+    place = tmp_path_factory.mktemp("batches")
+    return lambda batch: program(capture(step_of(batch), place / str(batch)))
+
+
+def test_scaled_programs_are_those_of_the_batch(at: Callable[[int], RankProgram]) -> None:
+    one, two, six = at(4), at(8), at(24)
+    made = scaled(one, two, 6)
+    assert not list(differences(signatures(made), signatures(six)))
+    assert {n: replace(s, storage=0) for n, s in made.made.items()} == {
+        n: replace(s, storage=0) for n, s in six.made.items()
+    }
+    assert made.fills == six.fills
+    assert all(call.us is None for call in made.calls)
+    assert list(differences(signatures(made), signatures(two)))
+    same = scaled(one, two, 1)
+    assert signatures(same) == signatures(one)
+
+
+def test_squares_of_the_batch_are_refused(tmp_path: Path) -> None:
+    one, two = (program(capture(step_of(n, squared=True), tmp_path / str(n))) for n in (4, 8))
+    with pytest.raises(InputError, match="aten::div: a size goes from 16 to 64"):
+        scaled(one, two, 3)
+
+
+def test_what_does_not_scale_is_refused(traces: Path) -> None:
+    one = program(traces)
+    calls = [
+        replace(call, arguments=(*call.arguments, Number(0.5))) if call.op == "aten::relu" else call
+        for call in one.calls
+    ]
+    more = [
+        replace(call, arguments=(*call.arguments[:-1], Number(0.25)))
+        if call.op == "aten::relu"
+        else call
+        for call in calls
+    ]
+    with pytest.raises(InputError, match=r"1 kinds of ops .* scale: aten::relu: a number is"):
+        scaled(replace(one, calls=calls), replace(one, calls=more), 2)
+    with pytest.raises(InputError, match="same ops on the same tensors"):
+        scaled(one, replace(one, calls=one.calls[1:]), 2)
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "xlnet"])
+def test_transformers_scale(family: str, tmp_path: Path) -> None:
+    pytest.importorskip("torchrec")
+    from predictor.transformer import TransformerShape
+    from shardopt.bench.transformers_models import Training
+
+    def captured(batch: int) -> RankProgram:
+        training = Training(TransformerShape(family, 1, 32, 2, 64, 50, 8, batch))
+        return program(capture(training.step, tmp_path / str(batch)))
+
+    made, whole = scaled(captured(2), captured(4), 5), captured(10)
+    assert not list(differences(signatures(made), signatures(whole)))
+    assert made.fills == whole.fills

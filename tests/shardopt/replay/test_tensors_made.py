@@ -1,0 +1,74 @@
+"""Tensors that a benchmark makes: legal values, shared memory, distributions."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from shardopt.replay.runtime.tensors import draw_ids, make_all  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+def made(**specs: dict) -> list:
+    numbered = {str(i): spec for i, spec in enumerate(specs.values())}
+    return make_all(numbered, len(specs), CPU, "uniform", 0)
+
+
+def whole(count: int, fill: dict, storage: int = 0) -> dict:
+    return {
+        "shape": [count], "strides": [1], "dtype": "int64", "storage": storage, "fill": fill
+    }  # fmt: skip
+
+
+def test_lengths_and_offsets_end_at_the_total() -> None:
+    lengths, offsets, starts = made(
+        a=whole(7, {"kind": "lengths", "total": 23}, 0),
+        b=whole(8, {"kind": "offsets", "total": 23}, 1),
+        c=whole(7, {"kind": "starts", "total": 23}, 2),
+    )
+    assert lengths.sum() == 23
+    assert offsets.tolist() == [0, *lengths.cumsum(0).tolist()]
+    assert starts.tolist() == offsets.tolist()[:-1]
+
+
+def test_rows_of_lengths_have_their_sums() -> None:
+    (lengths,) = made(a=whole(12, {"kind": "row_lengths", "rows": [5, 0, 9]}))
+    assert lengths.reshape(3, 4).sum(1).tolist() == [5, 0, 9]
+
+
+def test_ids_of_tables_lie_in_their_tables() -> None:
+    (ids,) = made(a=whole(400, {"kind": "table_ids", "rows": [3, 1000]}))
+    assert ids[:200].max() == 2
+    assert 500 < ids[200:].max() < 1000
+
+
+def test_views_of_one_storage_share_memory() -> None:
+    weight, turned = made(
+        a={"shape": [2, 3], "strides": [3, 1], "dtype": "float32", "storage": 0},
+        b={"shape": [3, 2], "strides": [1, 3], "dtype": "float32", "storage": 0},
+    )
+    weight[0, 2] = 5.0
+    assert turned[2, 0] == 5.0
+    assert weight.data_ptr() == turned.data_ptr()
+
+
+def test_strides_and_offsets_are_kept() -> None:
+    (part,) = made(
+        a={"shape": [2, 2], "strides": [8, 2], "dtype": "float16", "storage": 0, "offset": 3}
+    )
+    assert (part.stride(), part.storage_offset(), part.dtype) == ((8, 2), 3, torch.float16)
+
+
+@pytest.mark.parametrize("high", [1, 2, 10, 999])
+@pytest.mark.parametrize("how", ["uniform", "zipf:0.5", "zipf:1.05", "zipf:3"])
+def test_ids_are_legal(high: int, how: str) -> None:
+    ids = draw_ids(500, high, how, torch.Generator().manual_seed(1))
+    assert 0 <= ids.min() <= ids.max() < high
+
+
+def test_zipf_repeats_its_hot_ids_as_its_exponent_says() -> None:
+    ids = draw_ids(20_000, 1000, "zipf:1.2", torch.Generator().manual_seed(1))
+    counts = torch.bincount(ids, minlength=1000).sort(descending=True).values
+    chances = torch.arange(1, 1001).double().pow(-1.2)
+    wanted = 20_000 * chances / chances.sum()
+    assert counts[:5].double().numpy() == pytest.approx(wanted[:5].numpy(), rel=0.1)
