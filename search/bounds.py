@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from predictor.batch import BatchPredictor
 from predictor.loads import LAUNCH
-from predictor.plan import TablePlan
+from predictor.plan import ComputeKernel, TablePlan
+from search.busiest import MAX_CHOICES, longest_shard
 from search.cache_bound import PRICES, least_sharing_ms
 from search.exchange_set import GIB, ExchangeSet, exchange_of
 from search.relaxation import Hulls
@@ -33,6 +34,7 @@ ROUNDING = 1e-9
 """Taken off the bound."""
 MAX_SETS = 256
 """More sets of exchanges than this are not told apart; cuts that hold for all of them remain."""
+CACHED = ComputeKernel.FUSED_UVM_CACHING
 FLOOR_STEPS = 20
 """Refinements of the bound that holds for all sets, where every set starts from."""
 
@@ -41,7 +43,8 @@ FLOOR_STEPS = 20
 class _Choice:
     """One option of one table with its load averaged over the ranks, and its memory.
 
-    ``peak`` is the most that a shard has, column by column.
+    ``peak`` is the most that a shard has, column by column; ``longest`` is what the lookups of the
+    longest shard take at least.
     ``sharing`` is what it fetches at least beyond its load, since tables share UVM caches, at
     several prices of their room.
     """
@@ -51,6 +54,7 @@ class _Choice:
     group: int
     load: Array
     peak: Array
+    longest: Array
     hbm_bytes: int
     ddr_bytes: int
     sharing: Array
@@ -74,6 +78,9 @@ class LowerBound:
         self.loads = np.array([c.load for c in self.choices])
         self.loads[:, LAUNCH] = 0.0
         self.peaks = np.array([c.peak for c in self.choices])
+        self.longest = np.array([c.longest for c in self.choices])
+        if len(self.choices) > MAX_CHOICES:
+            self.longest[:] = 0.0
         self.sharing = np.array([c.sharing for c in self.choices])
         self.groups = np.array([c.group for c in self.choices])
         self.needs = np.array([[c.hbm_bytes / GIB, c.ddr_bytes / GIB] for c in self.choices])
@@ -152,12 +159,14 @@ class LowerBound:
                 if plan is None:
                     continue
                 group, load = self.batch.table(table, plan)
+                shards = self._shards(table, plan, load)
                 yield _Choice(
                     table,
                     option,
                     group,
                     load.sum(axis=0) / world,
-                    self._shards(table, plan, load).max(axis=0),
+                    shards.max(axis=0),
+                    longest_shard(shards, cached=plan.compute_kernel is CACHED),
                     sum(m.hbm_bytes for m in option.memory),
                     sum(m.ddr_bytes for m in option.memory),
                     np.zeros(1 + PRICES),
@@ -205,9 +214,9 @@ class LowerBound:
 
     def undominated(self, index: Ints) -> NDArray[np.bool_]:
         """Of some choices, which ones a fractional plan needs: no other of the same table and
-        lookup group has no more of any load, memory and moves."""
+        lookup group has no more of any load, memory and moves, and no longer shard."""
         needed = np.ones(len(index), dtype=bool)
-        cost = np.hstack([self.loads, self.needs, self.sharing])[index]
+        cost = np.hstack([self.loads, self.needs, self.sharing, self.longest])[index]
         blocks: dict[tuple[int, int], list[int]] = {}
         for i, choice in enumerate(index.tolist()):
             key = self.choices[choice].table, self.choices[choice].group

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
 
 from predictor.loads import LookupGroup, filling_column
+from search.busiest import Busiest, Stretch
 from search.relaxation import Cut, Relaxation
 from search.space import Option
 
@@ -53,6 +54,7 @@ class ExchangeSet:
         self.choices = [bound.choices[i] for i in index.tolist()]
         self.exact = exact
         self.proven = 0.0
+        self.optimum = -1.0
         self.relaxation: Relaxation | None = None
         # choices lie table by table
         self.first = np.flatnonzero(np.diff([-1, *(c.table for c in self.choices)]))
@@ -140,14 +142,16 @@ class ExchangeSet:
         for share, row in zip(self.share, table.tolist(), strict=True):
             one[row].SetCoefficient(share, 1.0)
         self.room = [
-            self._row(-solver.infinity(), cap, used)
+            self.row(-solver.infinity(), cap, used)
             for cap, used in zip(self.caps.tolist(), self.memory, strict=True)
         ]
         self.cuts: list[pywraplp.Constraint] = []
         self.constants: list[float] = []
         self.weights = np.zeros((0, len(self.choices)))
+        self.busiest = Busiest(self)
 
-    def _row(self, low: float, high: float, coefficients: Array) -> pywraplp.Constraint:
+    def row(self, low: float, high: float, coefficients: Array) -> pywraplp.Constraint:
+        """A new row of the program with these coefficients ``[choices]`` of the shares."""
         row = self.solver.Constraint(low, high)
         for share, value in zip(self.share, coefficients[self.free].tolist(), strict=True):
             row.SetCoefficient(share, value)
@@ -165,8 +169,10 @@ class ExchangeSet:
         if status != pywraplp.Solver.OPTIMAL:
             return self.proven, True
         self.shares[self.free] = [share.solution_value() for share in self.share]
+        self.optimum = self.solver.Objective().Value()
         self.proven = max(self.proven, self._certified())
-        return self.proven, not self._cut()
+        grown = self.busiest.grow()
+        return self.proven, not self._cut() and not grown
 
     def _solved(self) -> int:
         """The solver's status; where presolving ends in numerical trouble, that of a second try."""
@@ -181,7 +187,6 @@ class ExchangeSet:
     def _cut(self) -> bool:
         """Add what the program's optimum violates (or first of all, the even mix)."""
         assert self.relaxation is not None
-        now = self.solver.Objective().Value() if self.cuts else -1.0
         loads = self._priced()
         load = np.stack([self.shares[mine] @ loads[mine] for mine in self.members])
         if self.exact:
@@ -191,8 +196,10 @@ class ExchangeSet:
             cuts = self.relaxation.busy(load)
         found = False
         for cut in cuts:
-            if cut.constant + float((cut.slope * load).sum()) > now * (1 + TOLERANCE) + 1e-12:
-                self._add(cut, loads)
+            stretches = self.busiest.stretches(cut, loads)
+            at = cut.constant + float((cut.slope * load).sum()) + self.busiest.excess(stretches)
+            if at > self.optimum * (1 + TOLERANCE) + 1e-12:
+                self._add(cut, loads, stretches)
                 found = True
         return found
 
@@ -207,10 +214,11 @@ class ExchangeSet:
             loads[mine, column] += self.sharing[mine, price]
         return loads
 
-    def _add(self, cut: Cut, loads: Array) -> None:
+    def _add(self, cut: Cut, loads: Array, stretches: list[Stretch]) -> None:
         weights = np.einsum("nc,nc->n", loads, cut.slope[self.group])
-        row = self._row(cut.constant, self.solver.infinity(), -weights)
+        row = self.row(cut.constant, self.solver.infinity(), -weights)
         row.SetCoefficient(self.time, 1.0)
+        self.busiest.enter(row, stretches)
         self.cuts.append(row)
         self.constants.append(cut.constant)
         self.weights = np.vstack([self.weights, weights])
@@ -225,7 +233,9 @@ class ExchangeSet:
         if prices.sum() <= 0:
             return 0.0
         rent = np.array([max(0.0, -row.dual_value()) for row in self.room])
-        rent, prices = rent / prices.sum(), prices / prices.sum()
-        cost = prices @ self.weights + rent @ self.memory
+        scale = float(prices.sum())
+        rent, prices = rent / scale, prices / scale
+        charged, beyond = self.busiest.priced(prices, scale)
+        cost = prices @ self.weights + rent @ self.memory + charged
         cheapest = np.minimum.reduceat(cost, self.first).sum()
-        return float(prices @ np.array(self.constants) + cheapest - rent @ self.caps)
+        return float(prices @ np.array(self.constants) + cheapest + beyond - rent @ self.caps)

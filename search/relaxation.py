@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from predictor.costs import Costs
 from predictor.critical_path import critical_cycle
 from predictor.dlrm import DlrmBuilder
-from predictor.graph import Graph, Op
+from predictor.graph import Graph, Op, Scope
 from predictor.loads import COLUMNS, Load, LookupGroup
 from predictor.plan import ShardingType
 from predictor.sparse import HIERARCHICAL, Exchange, Law, Size
@@ -56,7 +56,8 @@ class Hull:
         # sizes are bytes: below one there is nothing to tell apart
         start = max(least, min(SMALLEST_BYTES, top))
         samples = np.geomspace(start, top, SAMPLES) if top > max(1.0, start) else np.zeros(0)
-        sizes = np.concatenate(([least], samples))
+        # samples of a narrow range may be out of order by their last digit
+        sizes = np.sort(np.concatenate(([least], samples)))
         values = np.asarray(law(sizes), dtype=np.float64)
         # between two samples the law is at least its value at the first of them
         self.x, self.y = _lower_hull(sizes, np.concatenate((values[:1], values[:-1])))
@@ -114,10 +115,16 @@ class Hulls:
 
 @dataclass(frozen=True)
 class Cut:
-    """``time >= constant + slope . load``, of the mean load of a rank ``[groups, columns]``."""
+    """``time >= constant + slope . load``, of the mean load of a rank ``[groups, columns]``.
+
+    Args:
+        stretches: parts of the slope that one rank passes between two collectives of all ranks,
+            whichever rank it is, ``[stretches, groups, columns]``.
+    """
 
     constant: float
     slope: Array
+    stretches: Array
 
 
 class Relaxation:
@@ -152,7 +159,7 @@ class Relaxation:
     def evaluate(self, load: Array) -> tuple[float, Cut | None]:
         """Relaxed time in ms at an average load ``[groups, columns]``, and the cut that is tight
         there (None if the timeline has no critical cycle among the iterations kept)."""
-        graph, slopes, _ = self._linearised(load, exact=True)
+        graph, slopes, _, scopes = self._linearised(load, exact=True)
         timeline = simulate(graph, keep_steps=True)
         found = critical_cycle(graph, timeline)
         if found is None:
@@ -160,13 +167,17 @@ class Relaxation:
         ops, length, iterations = found
         slope = self._slope(slopes[:, ops].sum(axis=1) / iterations)
         constant = length / iterations - float((slope * load).sum())
-        return length / iterations, Cut(constant, slope)
+        runs = _runs(ops, scopes)
+        parts = [self._slope(slopes[:, run].sum(axis=1) / iterations) for run in runs]
+        stretches = np.array(parts).reshape(-1, *slope.shape)
+        return length / iterations, Cut(constant, slope, stretches)
 
     def busy(self, load: Array) -> list[Cut]:
         """Cuts that hold for plans with any of the exchanges: the work of one stream, or of the
         host with the streams that run on it. Of an exchange's operations only the part counts
         that grows with its loads."""
-        graph, slopes, optional = self._linearised(load, exact=False)
+        graph, slopes, optional, _ = self._linearised(load, exact=False)
+        none = np.zeros((0, *self.ceiling.shape))
         cuts = []
         for streams in _sequential(graph):
             ops = [i for i, op in enumerate(graph.ops) if op.stream in streams]
@@ -178,7 +189,7 @@ class Relaxation:
                 constant += sum(
                     op.host_ms for op, o in zip(graph.ops, optional, strict=True) if not o
                 )
-            cuts.append(Cut(constant, slope))
+            cuts.append(Cut(constant, slope, none))
         return cuts
 
     def _slope(self, columns: Array) -> Array:
@@ -186,9 +197,11 @@ class Relaxation:
         slope.flat[self.columns] = columns
         return slope
 
-    def _linearised(self, load: Array, *, exact: bool) -> tuple[Graph, Array, list[bool]]:
-        """Graph of one rank at ``load``, the slopes ``[columns, ops]`` of its costs, and which of
-        its operations belong to an exchange.
+    def _linearised(
+        self, load: Array, *, exact: bool
+    ) -> tuple[Graph, Array, list[bool], list[Scope | None]]:
+        """Graph of one rank at ``load``, the slopes ``[columns, ops]`` of its costs, which of its
+        operations belong to an exchange, and which ranks meet in them.
 
         Args:
             exact: plans use all of the exchanges; else they pay for the company of no other.
@@ -208,7 +221,8 @@ class Relaxation:
         slopes = np.where(costs[0] < 0, 0.0, costs[1:-1] - costs[0])
         one = Graph(1, 1, many.inline_streams, many.launch_latency_ms)
         one.ops = [self._single(op, costs[0, i]) for i, op in enumerate(many.ops)]
-        return one, slopes, [op.active is not None for op in many.ops]
+        optional = [op.active is not None for op in many.ops]
+        return one, slopes, optional, [op.scope for op in many.ops]
 
     def _builder(self, loads: Array) -> DlrmBuilder:
         known, ceiling, least, certain = self.hulls, self.ceiling, self.least, self.certain
@@ -249,6 +263,20 @@ class Relaxation:
         return replace(
             op, cost_ms=np.array([max(0.0, cost_ms)]), host_ms=host_ms, scope=None, active=None
         )
+
+
+def _runs(ops: Sequence[int], scopes: Sequence[Scope | None]) -> list[list[int]]:
+    """A cycle's operations parted at the collectives of all ranks, without them. Where some ranks
+    meet others in between, a rank is not told from those: such parts are left out."""
+    runs: list[list[int]] = [[]]
+    for op in ops:
+        if scopes[op] == "world":
+            runs.append([])
+        else:
+            runs[-1].append(op)
+    if len(runs) > 1:  # the cycle is closed
+        runs[0] = runs.pop() + runs[0]
+    return [run for run in runs if run and all(scopes[op] is None for op in run)]
 
 
 def _sequential(graph: Graph) -> list[set[str]]:

@@ -150,9 +150,22 @@ def test_options_left_out_of_the_program_do_not_matter(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objective = unlimited(seed)
+    monkeypatch.setattr(bounds, "MAX_CHOICES", 0)
     bound = LowerBound(objective.problem, objective.space, objective.batch)
     needed = bound.undominated(np.arange(len(bound.choices)))
     assert not needed.all()
     few = bound.solve(3000)
+    monkeypatch.setattr(LowerBound, "undominated", lambda _, index: np.ones(len(index), dtype=bool))
+    assert bound_of(objective) == pytest.approx(few, rel=1e-3)
+
+
+def test_options_with_shorter_shards_are_not_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = a_problem(mid_size(6, 1), hosts(8))
+    objective, _ = objective_of(problem)
+    bound = LowerBound(problem, objective.space, objective.batch)
+    needed = bound.undominated(np.arange(len(bound.choices)))
+    few = bound.solve(3000)
+    bound.longest = np.zeros_like(bound.longest)
+    assert bound.undominated(np.arange(len(bound.choices))).sum() < needed.sum()
     monkeypatch.setattr(LowerBound, "undominated", lambda _, index: np.ones(len(index), dtype=bool))
     assert bound_of(objective) == pytest.approx(few, rel=1e-3)

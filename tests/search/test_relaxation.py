@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from problems import (
     CPU,
@@ -60,6 +60,7 @@ def test_supporting_lines_lie_below_the_law(law: str, top: float, at: list[float
 
 @pytest.mark.parametrize("law", LAWS)
 @given(st.floats(0, 1e9), st.floats(0, 1), st.lists(st.floats(0, 1), min_size=1, max_size=20))
+@example(720677.0, 0.9999999999999999, [0.0])
 @settings(max_examples=20, deadline=None)
 def test_from_a_least_size_they_lie_below_the_law_beyond_it(
     law: str, top: float, share: float, at: list[float]
