@@ -46,10 +46,14 @@ def at(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], RankProgram]
     return lambda batch: program(capture(step_of(batch), place / str(batch)))
 
 
+# Failed once in some forty runs, at embedding_bag, when the machine was busy; the cause is not
+# known, so the next failure is to show all of the difference.
+@pytest.mark.slow
 def test_scaled_programs_are_those_of_the_batch(at: Callable[[int], RankProgram]) -> None:
     one, two, six = at(4), at(8), at(24)
     made = scaled(one, two, 6)
-    assert not list(differences(signatures(made), signatures(six)))
+    found = list(differences(signatures(made), signatures(six)))
+    assert not found, "\n".join(found)
     assert {n: replace(s, storage=0) for n, s in made.made.items()} == {
         n: replace(s, storage=0) for n, s in six.made.items()
     }
