@@ -2,9 +2,11 @@
 
 space         options per table, with what was left out and why   (search.space)
 baselines     what others would choose: the first incumbents      (search.baselines)
-candidates    the bound's programs, CP-SAT and Optuna propose plans  (search.candidates)
+              a plan in use, and how far to stay near it          (search.given, search.moves)
+candidates    the bound's programs, packed, CP-SAT and Optuna propose plans  (search.candidates)
 improvement   all are improved on the full timeline               (search.local_search)
 bound         no plan of the space is predicted to be faster      (search.bounds)
+none          which demands exclude each other, and what helps    (search.remedy)
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from predictor.errors import InputError
 from predictor.validate import Cell, Report, Scores
 from shardopt.bench.against import OURS, SHIPPED, THEIRS
 from shardopt.bench.summary import PlanSummary, summaries
-from shardopt.suites.lab_batch import Batch, Task, batch_folders, load_batch
+from shardopt.suites.lab_batch import Batch, Task, load_batches
 from shardopt.suites.lab_predicted import Scored, scored
 
 NAME = "against-torchrec"
@@ -86,14 +86,10 @@ def validate_against_torchrec(folder: Path) -> Report:
         InputError: there is no batch, or a file of one is broken, of another machine, or without
             the two plans.
     """
-    folders = batch_folders(folder)
-    if not folders:
-        found = "holds no batch" if folder.is_dir() else "no such directory"
-        raise InputError(
-            f"{folder}: {found}; give --data DIR, a folder of batches that `shardopt bench "
-            "against DIR/BATCH --tasks SEEDS` has measured"
-        )
-    batches = [load_batch(path) for path in folders]
+    batches = load_batches(
+        folder,
+        "a folder of batches that `shardopt bench against DIR/BATCH --tasks SEEDS` has measured",
+    )
     quiet = [(batch, _quiet(_checked(task))) for batch in batches for task in batch.tasks]
     tasks = [scored(batch, task) for batch, task in quiet if _enough(task)]
     gains = {name: [g for task in tasks for g in _gain(task, name)] for name in (OURS, SHIPPED)}

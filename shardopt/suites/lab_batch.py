@@ -91,6 +91,22 @@ def batch_folders(folder: Path) -> list[Path]:
     return sorted(path.parent for path in folder.glob(f"*/{BATCH_FILE}"))
 
 
+def load_batches(folder: Path, hint: str) -> list[Batch]:
+    """Every batch in a folder, in the order of their names.
+
+    Args:
+        hint: what ``--data`` should be, for the message where there is none.
+
+    Raises:
+        InputError: there is no batch, or a file of one is broken, or of another machine.
+    """
+    folders = batch_folders(folder)
+    if not folders:
+        found = "holds no batch" if folder.is_dir() else "no such directory"
+        raise InputError(f"{folder}: {found}; give --data DIR, {hint}")
+    return [load_batch(path) for path in folders]
+
+
 def load_batch(folder: Path) -> Batch:
     """Read and check a batch, and fit its profile.
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from predictor.errors import InputError
 from predictor.validate import Report
-from shardopt.suites.lab_batch import batch_folders, load_batch
+from shardopt.suites.lab_batch import load_batches
 from shardopt.suites.lab_predicted import DEVELOPED_ON, scored
 from shardopt.suites.lab_scores import all_scores
 
@@ -28,14 +27,10 @@ def validate_torchrec_cpu(folder: Path) -> Report:
     Raises:
         InputError: there is no batch, or a file of one is broken or of another machine.
     """
-    folders = batch_folders(folder)
-    if not folders:
-        found = "holds no batch" if folder.is_dir() else "no such directory"
-        raise InputError(
-            f"{folder}: {found}; give --data DIR, a folder whose sub-folders hold batch.json, "
-            "calibration.rows.csv and the tasks' rows"
-        )
-    batches = [load_batch(path) for path in folders]
+    batches = load_batches(
+        folder,
+        "a folder whose sub-folders hold batch.json, calibration.rows.csv and the tasks' rows",
+    )
     tasks = [scored(batch, task) for batch in batches for task in batch.tasks]
     return Report(
         NAME,

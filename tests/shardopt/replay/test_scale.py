@@ -46,7 +46,7 @@ def at(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], RankProgram]
     return lambda batch: program(capture(step_of(batch), place / str(batch)))
 
 
-# Failed once in some forty runs, at embedding_bag, when the machine was busy; the cause is not
+# Failed once in some thirty runs, at embedding_bag, when the machine was busy; the cause is not
 # known, so the next failure is to show all of the difference.
 @pytest.mark.slow
 def test_scaled_programs_are_those_of_the_batch(at: Callable[[int], RankProgram]) -> None:
