@@ -18,20 +18,6 @@ Array = NDArray[np.float64]
 
 ROWS_PER_FIT = 900
 """A sample suffices for five constants; it is drawn with a fixed seed."""
-TILES = (
-    (256, 128),
-    (128, 256),
-    (128, 128),
-    (128, 64),
-    (64, 128),
-    (64, 64),
-    (128, 32),
-    (32, 128),
-    (64, 32),
-    (32, 64),
-    (32, 32),
-)
-"""Output tiles of the kernels that the rows name (ampere_sgemm_128x64_tn, ...)."""
 
 
 @dataclass(frozen=True)

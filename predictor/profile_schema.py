@@ -5,7 +5,7 @@ Load one with `predictor.hardware`; the groups are in `predictor.profile_groups`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated, Literal, Self
 
@@ -25,7 +25,6 @@ from predictor.profile_groups import (
     Overheads,
     Positive,
     ProvenanceKind,
-    weakest,
 )
 
 GROUP_NAMES = (
@@ -182,8 +181,3 @@ class HardwareProfile(Model):
     def group_kind(self, group: str) -> ProvenanceKind:
         """Provenance kind of one group of `groups`."""
         return self.groups[group].provenance.kind
-
-    def worst_kind(self, groups: Iterable[str] | None = None) -> ProvenanceKind:
-        """The weakest provenance among ``groups`` (all of them by default)."""
-        names = self.groups if groups is None else groups
-        return weakest(tuple(self.group_kind(name) for name in names))
