@@ -46,7 +46,13 @@ def cores() -> list[str]:
     return [str(mine[0]), ",".join(map(str, mine[:2]))]
 
 
-@pytest.mark.parametrize("more", [(), ("--hbm-gib", "1.2")], ids=["roomy", "tight"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param((), id="roomy", marks=pytest.mark.slow),
+        pytest.param(("--hbm-gib", "1.2"), id="tight"),
+    ],
+)
 def test_cores_threads_and_hashes_change_no_byte(tmp_path: Path, more: tuple[str, ...]) -> None:
     a_model(tmp_path / "model.yaml")
     running = []

@@ -136,10 +136,11 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     "uneven caps": uneven,
     **{f"random {seed}": lambda seed=seed: random_problem(seed) for seed in range(8)},
 }
+MORE = [pytest.param(f"random {seed}", marks=pytest.mark.slow) for seed in range(4, 8)]
 
 
 @pytest.mark.parametrize("searcher", SEARCHERS)
-@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("problem", [*list(PROBLEMS)[: -len(MORE)], *MORE])
 def test_plans_are_legal_and_fit(searcher: str, problem: str) -> None:
     try:
         objective, surrogate = objective_of(PROBLEMS[problem]())

@@ -135,6 +135,7 @@ def torchrun(folder: Path, nodes: int, *flags: str) -> list[subprocess.Completed
     return done
 
 
+@pytest.mark.slow
 def test_ranks_of_torchrun_are_joined_and_the_first_writes(tmp_path: Path) -> None:
     (done,) = torchrun(tmp_path, 1, "--json")
     assert done.returncode == 0, done.stderr
@@ -153,6 +154,7 @@ def test_ranks_of_torchrun_are_joined_and_the_first_writes(tmp_path: Path) -> No
     assert again.stdout.count("made.rows.csv") == 1
 
 
+@pytest.mark.slow
 def test_ranks_of_several_hosts_tell_the_link_between_them(tmp_path: Path) -> None:
     first, second = torchrun(tmp_path, 2)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr

@@ -26,11 +26,11 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def torchrun(*words: str) -> subprocess.CompletedProcess[str]:
+def torchrun(*words: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", "2", str(EXAMPLES / "train_dlrm.py"), *words),
+            *("--nproc-per-node", str(ranks), str(EXAMPLES / "train_dlrm.py"), *words),
         ],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -61,9 +61,9 @@ def test_both_planners_train_side_by_side(sample: Path) -> None:
 
 def test_too_few_rows_are_an_error_in_words(sample: Path) -> None:
     words = ("--data", str(sample), "--planner", "shardopt", "--batch-size", "4096")
-    done = torchrun(*words, "--num-embeddings", "100", "--dim", "8")
+    done = torchrun(*words, "--num-embeddings", "100", "--dim", "8", ranks=1)
     assert done.returncode != 0
-    assert "50 rows a rank, but --batch-size is 4096" in done.stderr
+    assert "100 rows a rank, but --batch-size is 4096" in done.stderr
 
 
 def test_the_sample_is_in_criteos_format(sample: Path) -> None:

@@ -54,7 +54,7 @@ def random_plans(
 @pytest.mark.parametrize(
     "topology", TOPOLOGIES, ids=lambda t: f"{t.world_size}x{t.local_world_size}x{t.nvlink_domain}"
 )
-@pytest.mark.parametrize("plans", [10, pytest.param(70, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("plans", [5, pytest.param(70, marks=pytest.mark.slow)])
 def test_a_batch_equals_its_plans_one_by_one(pipeline: str, topology: Topology, plans: int) -> None:
     for seed, profile in enumerate((device_bound(), hardware(), device_bound())):
         batch, candidates = random_plans(seed, pipeline, topology, plans, profile)
@@ -74,8 +74,9 @@ def test_a_batch_equals_its_plans_one_by_one(pipeline: str, topology: Topology, 
     TOPOLOGIES[1:4],
     ids=lambda t: f"{t.world_size}x{t.local_world_size}x{t.nvlink_domain}",
 )
-def test_neighbours_equal_plans_scored_anew(pipeline: str, topology: Topology) -> None:
-    for seed in range(3):
+@pytest.mark.parametrize("seeds", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_neighbours_equal_plans_scored_anew(pipeline: str, topology: Topology, seeds: int) -> None:
+    for seed in range(seeds):
         batch, candidates = random_plans(seed, pipeline, topology, 12)
         base, others = candidates[0], candidates[1:]
         pick = random.Random(seed)

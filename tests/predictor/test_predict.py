@@ -11,9 +11,9 @@ import pytest
 
 from predictor.distribution import Uniform, Zipf
 from predictor.errors import PlanError
+from predictor.hardware import HardwareProfile, weakest
 from predictor.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.predict import PHASES, Prediction, candidate_of, predict, profile_groups
-from predictor.profile_schema import HardwareProfile, weakest
 from predictor.topology import Topology
 from predictor.workload import Feature, QComm, Workload
 from search.space import enumerate_space

@@ -41,7 +41,9 @@ def unlimited(seed: int, **more: object) -> Objective:
     return objective_of(replace(problem, workload=workload, topology=topology))[0]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(n, marks=pytest.mark.slow) for n in range(6, 12))]
+)
 def test_random_plans_of_random_problems(seed: int) -> None:
     objective = unlimited(seed)
     rng = random.Random(seed)
@@ -95,7 +97,9 @@ def test_thousands_of_random_plans_on_real_sizes(ranks: int, pipeline: str) -> N
     assert bound_of(objective, 400) <= times.min() * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 6))]
+)
 def test_too_many_sets_leave_a_weaker_bound(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     objective = unlimited(seed)
     full = bound_of(objective)

@@ -112,7 +112,9 @@ def tiny(seed: int) -> Case:
     )
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 6))]
+)
 def test_no_plan_of_a_setting_that_is_ruled_out_beats_the_incumbent(seed: int) -> None:
     goals = [GOALS[n] for n in ([["time"], ["time", "memory"], ["gpu_hours"]][seed % 3])]
     case = tiny(seed)

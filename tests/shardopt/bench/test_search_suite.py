@@ -151,7 +151,13 @@ def test_nothing_matches(suite: Path, tmp_path: Path) -> None:
         run_suite(load_suite(suite), tmp_path / "r.csv", Wanted(only="9*"), lambda text: None)
 
 
-@pytest.mark.parametrize("instance", [Instance(8, 2, 5, 0.5), Instance(8, 2, 6, 0.99, packed=True)])
+@pytest.mark.parametrize(
+    "instance",
+    [
+        pytest.param(Instance(8, 2, 5, 0.5), marks=pytest.mark.slow),
+        Instance(8, 2, 6, 0.99, packed=True),
+    ],
+)
 def test_every_planner_against_ours(instance: Instance) -> None:
     """Under each judge ours is never worse, and nothing lies below the bound."""
     asked = Asked(2.0, 1.0, 0.2, 0)

@@ -24,7 +24,8 @@ from shardopt.bench.tasks import Task, make_task, task_topology
 from shardopt.torchrec.rules import Setting, in_torchrec_order, runtime_problem
 from tests.builders import a_table, a_workload
 
-SEEDS = (0, 6, 7)
+SEEDS = (0, 7, pytest.param(6, marks=pytest.mark.slow))
+PAIRS = [(0, 2), (7, 2), (0, 1), pytest.param(6, 2, marks=pytest.mark.slow)]
 
 
 @cache
@@ -45,7 +46,7 @@ def test_a_seed_gives_one_task() -> None:
     again = make_task(0)
     assert again == task(0)
     assert list(again.plans) == list(task(0).plans)
-    assert task(6).workload != task(0).workload
+    assert task(7).workload != task(0).workload
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -67,7 +68,7 @@ def test_five_of_forty_seeds_are_pipelined() -> None:
     assert sum(seed % 8 == tasks.PIPELINED for seed in range(40)) == 5
 
 
-@pytest.mark.parametrize(("seed", "local"), [*((seed, 2) for seed in SEEDS), (0, 1)])
+@pytest.mark.parametrize(("seed", "local"), PAIRS)
 def test_plans_are_many_different_and_close(seed: int, local: int) -> None:
     made = task(seed, local)
     assert 10 <= len(made.plans) <= MAX_PLANS
@@ -90,7 +91,7 @@ def test_plans_are_many_different_and_close(seed: int, local: int) -> None:
     assert local > 1 or ShardingType.TABLE_COLUMN_WISE not in types
 
 
-@pytest.mark.parametrize(("seed", "local"), [*((seed, 2) for seed in SEEDS), (0, 1)])
+@pytest.mark.parametrize(("seed", "local"), PAIRS)
 def test_torchrec_runs_every_plan(seed: int, local: int) -> None:
     made = task(seed, local)
     shapes = {t.name: (t.num_embeddings, t.embedding_dim) for t in made.workload.tables}
