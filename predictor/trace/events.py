@@ -5,8 +5,9 @@ Times are microseconds on the clock of the trace, as PyTorch's profiler writes t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 HostKind = Literal["op", "annotation", "runtime"]
 DeviceKind = Literal["kernel", "memcpy", "memset"]
@@ -23,6 +24,8 @@ class HostEvent:
         node: of the execution trace, where one was given (`rf_id`, "Record function id").
         external: the profiler's own number of an op ("External id"); counts up on a thread.
         record: PyTorch's number of an op ("Record function id"), which execution traces share.
+        args: what the trace says of its inputs, or of a collective, as it says it; None: was not
+            asked for, or nothing. Events that say the same share one.
     """
 
     name: str
@@ -37,6 +40,7 @@ class HostEvent:
     node: int | None = None
     external: int | None = None
     record: int | None = None
+    args: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,11 +89,26 @@ def _read(file: TraceFile) -> RankTrace:
     return reader.finish(rest)
 
 
-class KinetoReader:
-    """Takes events one by one, so that no more than one lies in memory as JSON."""
+KEPT = (
+    *("Input Dims", "Input dims", "Input type", "Input Strides", "Concrete Inputs"),
+    *("Collective name", "dtype", "In msg nelems", "Out msg nelems", "In split size"),
+    *("Out split size", "Process Group Name", "Process Group Ranks", "Group size"),
+    *("Global rank start", "Global rank stride"),
+)
+"""What `HostEvent.args` holds, where it is asked for."""
 
-    def __init__(self, source: str) -> None:
+
+class KinetoReader:
+    """Takes events one by one, so that no more than one lies in memory as JSON.
+
+    Args:
+        keep_args: fill `HostEvent.args`.
+    """
+
+    def __init__(self, source: str, *, keep_args: bool = False) -> None:
         self.source = source
+        self.keep_args = keep_args
+        self.args: dict[str, Args] = {}
         self.host: list[HostEvent] = []
         self.device: list[DeviceEvent] = []
         self.comms: list[tuple[DeviceEvent, CommInfo]] = []
@@ -145,6 +160,7 @@ class KinetoReader:
             None,
             _whole(args, "External id", "external id") if kind != "runtime" else None,
             _whole(args, "Record function id"),
+            self._kept(args) if self.keep_args and kind != "runtime" else None,
         )
         self.host.append(made)
         if made.correlation is not None:
@@ -175,6 +191,11 @@ class KinetoReader:
             self.comms.append((made, info_of_args(args) or CommInfo()))
         else:
             self.device.append(made)
+
+    def _kept(self, args: Args) -> Args | None:
+        kept = {key: args[key] for key in KEPT if key in args}
+        # few different ones come thousands of times
+        return self.args.setdefault(repr(kept), kept) if kept else None
 
     def _inputs(self, args: Args) -> tuple[Shapes | None, tuple[str, ...] | None]:
         """Shapes and types of the inputs; None where the profiler did not record them."""

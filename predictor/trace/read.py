@@ -52,12 +52,13 @@ def read_traces(paths: Sequence[str | Path]) -> list[RankTrace]:
     return list(found.traces)
 
 
-def load_traces(paths: Sequence[str | Path]) -> TraceSet:
+def load_traces(paths: Sequence[str | Path], *, keep_args: bool = False) -> TraceSet:
     """Read everything under these paths and put together what belongs together.
 
     Args:
         paths: .json, .json.gz, .tar, .tar.gz, .tgz, folders of these; Kineto and execution traces
             in any order. One file a rank and kind.
+        keep_args: fill `HostEvent.args`.
 
     Raises:
         InputError: a file is missing, cut off or no trace; nothing was found.
@@ -66,7 +67,7 @@ def load_traces(paths: Sequence[str | Path]) -> TraceSet:
     executions: dict[int, ExecutionTrace] = {}
     notes: list[str] = []
     for file in open_traces(paths):
-        document = _read(file)
+        document = _read(file, keep_args)
         if document is None:
             notes.append(f"{file.source}: not a trace; left out")
         elif isinstance(document, RankTrace):
@@ -82,9 +83,10 @@ def load_traces(paths: Sequence[str | Path]) -> TraceSet:
     return TraceSet(found, tuple(executions[r] for r in sorted(executions)), tuple(notes))
 
 
-def _read(file: TraceFile) -> RankTrace | ExecutionTrace | None:
+def _read(file: TraceFile, keep_args: bool) -> RankTrace | ExecutionTrace | None:
     """One document; None for JSON of something else that lies beside traces."""
-    kineto, execution = KinetoReader(file.source), ExecutionReader(file.source)
+    kineto = KinetoReader(file.source, keep_args=keep_args)
+    execution = ExecutionReader(file.source)
     arrays = {TRACE_EVENTS: kineto.take, NODES: execution.take}
     rest = read_object(text_of(file.chunks()), arrays, file.source)
     if TRACE_EVENTS in rest:
