@@ -49,17 +49,27 @@ class Captured:
     step_ms: float
 
 
-def fit_laws(steps: Sequence[Captured]) -> OpLaws:
+def fit_laws(
+    steps: Sequence[Captured],
+    alone: Sequence[Captured] | None = None,
+    caches: Caches | None = None,
+) -> OpLaws:
     """All laws, and what a step takes beside its ops.
 
     Non-negative least squares on relative errors, each row weighted by its share of its step; the
     caches are those that leave the least.
+
+    Args:
+        alone: those steps that hold nothing but their ops; all unless given, none for laws alone.
+        caches: where they are known.
     """
     groups = _grouped(steps)
     tried = [Caches(near, far) for near in NEAR_BYTES for far in FAR_BYTES]
+    tried = tried if caches is None else [caches]
     fits = [_fit(groups, caches) for caches in tried]
     laws, _ = min(fits, key=lambda fit: fit[1])
-    return _with_host(laws, steps)
+    alone = steps if alone is None else alone
+    return _with_host(laws, alone) if alone else laws
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,8 @@ cache of ``size`` bytes with the probability ``h(d) = 1 / (1 + (size / d)^2)``: 
 core's own, the far one the part of the shared last-level cache that this core gets to keep.
 
 Products share one law, since a library packs their operands whatever their layout; it pads them to
-its kernel's tile (Goto and van de Geijn 2008). Every other op has a law a layout.
+its kernel's tile (Goto and van de Geijn 2008). Convolutions have a law a direction; oneDNN keeps
+channels in blocks as wide as a vector and fills the last one up. Every other op has a law a layout.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ GEMMS = {"mm": "gemm", "addmm": "gemm", "bmm": "bmm"}
 LAYOUTS = ("nn", "nt", "tn", "tt")
 TILE_ROWS, TILE_COLUMNS = 16, 48
 """Of MKL's fp32 kernel for AVX-512: of 20 tried on shapes apart, the tile that left the least."""
+CONVOLUTIONS = ("convolution", "convolution_backward")
+CHANNEL_BLOCK = 16
+"""Numbers of a vector of AVX-512, which oneDNN's blocked layouts keep side by side."""
+IMAGE_CHANNELS = 4
 LINE_BYTES, PAGE_BYTES = 64, 4096
 VIEW = "view"
 """The kind of all ops that touch no data."""
@@ -43,8 +48,10 @@ class OpRow:
     """Calls of one kind and one size.
 
     Args:
-        sizes: batch, m, n, k and 1 for a bias of a product; of others stretches that lie together,
-            elements written, elements read, elements whose stride meets the same lines of a cache.
+        sizes: batch, m, n, k and 1 for a bias of a product; images, channels of an input and of an
+            output, inputs an output is summed of in each channel, pixels of both of a convolution;
+            of others stretches that lie together, elements written, elements read, elements whose
+            stride meets the same lines of a cache. Custom ops have sizes of their own.
         reuse: bytes by distance (`predictor.reuse.BINS`), of all calls together.
         count: calls.
     """
@@ -64,6 +71,8 @@ def kind_and_sizes(call: OpCall) -> tuple[str, tuple[int, ...]]:
         batch = a.shape[0] if len(a.shape) == 3 else 1
         sizes = (batch, a.shape[-2], b.shape[-1], a.shape[-1], int(call.name == "addmm"))
         return f"{call.name} {_side(a)}{_side(b)}", sizes
+    if call.name in CONVOLUTIONS:
+        return _convolution(call)
     written = call.inputs[:1] if call.mutates else call.outputs
     most = max((operand.elements for operand in written), default=0)
     operands = (*call.inputs, *written)
@@ -75,6 +84,27 @@ def kind_and_sizes(call: OpCall) -> tuple[str, tuple[int, ...]]:
         most,
         int(read),
         max(map(_aliased, operands), default=0),
+    )
+
+
+def _convolution(call: OpCall) -> tuple[str, tuple[int, ...]]:
+    """Kind, with the gradients that a backward gives: of the input, of the weight, or both.
+
+    oneDNN does not put the channels of an image in blocks.
+    """
+    backward = call.name == CONVOLUTIONS[1]
+    given, weight = call.inputs[1:3] if backward else call.inputs[:2]
+    output = call.inputs[0] if backward else call.outputs[0]
+    made = {operand.shape for operand in call.outputs} if backward else set()
+    marks = "x" * (given.shape in made) + "w" * (weight.shape in made)
+    marks = marks or (">" if weight.shape[1] > IMAGE_CHANNELS else "image>")
+    return f"{call.name} {marks}", (
+        given.shape[0],
+        weight.shape[1],
+        weight.shape[0],
+        math.prod(weight.shape[2:]),
+        math.prod(given.shape[2:]),
+        math.prod(output.shape[2:]),
     )
 
 
@@ -132,6 +162,8 @@ def work(row: OpRow, caches: Caches) -> Array:
 
 def plain_work(row: OpRow) -> Array:
     """Of `work`, what does not depend on the caches."""
+    if name_of(row.kind) in CONVOLUTIONS:
+        return _convolution_work(*row.sizes)
     if group_of(row.kind) not in GEMMS.values():
         return np.array([1.0, *row.sizes])
     batch, m, n, k, bias = row.sizes
@@ -140,6 +172,16 @@ def plain_work(row: OpRow) -> Array:
     plain = [float(m * n * k * (layout == each)) for each in LAYOUTS]
     of_one = np.array([1.0, padded * k, m * k, k * n, m * n, bias * m * n, *plain])
     return np.concatenate([[1.0], batch * of_one])
+
+
+def _convolution_work(
+    images: int, into: int, out: int, window: int, pixels: int, out_pixels: int
+) -> Array:
+    """A call, multiply-adds, elements and weights, all with channels in whole blocks."""
+    into, out = (CHANNEL_BLOCK * math.ceil(of / CHANNEL_BLOCK) for of in (into, out))
+    weights = float(window * into * out)
+    elements = float(images * (into * pixels + out * out_pixels))
+    return np.array([1.0, images * out_pixels * weights, elements, weights])
 
 
 @dataclass(frozen=True)

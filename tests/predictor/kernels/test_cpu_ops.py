@@ -81,3 +81,25 @@ def test_a_layout_that_was_never_measured_takes_the_law_of_its_op() -> None:
 def test_an_op_without_any_law_is_named() -> None:
     with pytest.raises(InputError, match="no law for the op 'tanh c>1'"):
         OpLaws({}, CACHES).row_ms(OpRow("tanh c>1", (1, 1, 1, 0), NOWHERE))
+
+
+def test_convolutions_are_told_apart_by_what_they_give() -> None:
+    x, w, y = tensor(0, (2, 5, 8, 8)), tensor(1, (24, 5, 3, 3)), tensor(2, (2, 24, 8, 8))
+    bias = tensor(3, (24,))
+    sizes = (2, 5, 24, 9, 64, 64)
+    assert kind_and_sizes(OpCall("convolution", (x, w, bias), (y,))) == ("convolution >", sizes)
+    gradients = (tensor(4, x.shape), tensor(5, w.shape))
+    backward = kind_and_sizes(OpCall("convolution_backward", (y, x, w), gradients))
+    assert backward == ("convolution_backward xw", sizes)
+    first = kind_and_sizes(OpCall("convolution_backward", (y, x, w), gradients[1:]))
+    assert first == ("convolution_backward w", sizes)
+    image = tensor(6, (2, 3, 8, 8)), tensor(7, (24, 3, 3, 3))
+    assert kind_and_sizes(OpCall("convolution", image, (y,)))[0] == "convolution image>"
+
+
+def test_channels_of_a_convolution_come_in_blocks() -> None:
+    def works(into: int, out: int) -> list[float]:
+        return list(work(OpRow("convolution >", (1, into, out, 9, 64, 64), NOWHERE), CACHES)[:4])
+
+    assert works(16, 16) == [1, 64 * 9 * 16 * 16, 64 * 32, 9 * 16 * 16]
+    assert works(3, 17) == [1, 64 * 9 * 16 * 32, 64 * 48, 9 * 16 * 32]
