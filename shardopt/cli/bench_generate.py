@@ -1,4 +1,4 @@
-"""``shardopt bench generate``: a PyTorch program out of an execution trace."""
+"""``shardopt bench generate``: a PyTorch program out of traces."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Traces = Annotated[
     list[Path],
     typer.Argument(
         metavar="TRACE...",
-        help="Execution traces, with their Kineto traces where there are any: .json, .json.gz, "
-        ".tar.gz, or folders of these; one of each a rank.",
+        help="Execution traces, with their Kineto traces where there are any, or Kineto traces "
+        "alone: .json, .json.gz, .tar.gz, or folders of these; one of each a rank.",
         show_default=False,
     ),
 ]
@@ -54,8 +54,38 @@ Scale = Annotated[
     str | None,
     typer.Option(
         "--scale",
-        metavar="batch=N",
-        help="N times the traces' batch; needs --doubled.",
+        metavar="batch=N,tables=K",
+        help="N times the traces' batch; K copies of each embedding module, of which the dense "
+        "part reads the first.",
+        show_default=False,
+    ),
+]
+Samples = Annotated[
+    int | None,
+    typer.Option(
+        "--batch",
+        metavar="N",
+        help="Samples of a rank in the trace, where its lookups do not tell; for --scale batch.",
+        show_default=False,
+    ),
+]
+Tables = Annotated[
+    Path | None,
+    typer.Option(
+        "--tables",
+        metavar="MODEL",
+        help="Model file with the tables that the lookups read, such as `shardopt stats` writes: "
+        "rows, widths, pooling factors and how ids are drawn. Traces do not hold them.",
+        show_default=False,
+    ),
+]
+Plan = Annotated[
+    Path | None,
+    typer.Option(
+        "--plan",
+        metavar="PLAN",
+        help="The plan that the trace was recorded with, of shardopt or TorchRec: it says which "
+        "of --tables a rank has. Without it a rank has all of them.",
         show_default=False,
     ),
 ]
@@ -64,7 +94,8 @@ Doubled = Annotated[
     typer.Option(
         "--doubled",
         metavar="TRACE",
-        help="The same job at twice the batch: it tells which sizes are the batch's.",
+        help="The same job at twice the batch: it tells which sizes are the batch's where one "
+        "trace does not.",
         show_default=False,
     ),
 ]
@@ -78,23 +109,32 @@ def generate(
     strict: Strict = False,
     join: Join = False,
     scale: Scale = None,
+    batch: Samples = None,
     doubled: Doubled = None,
+    tables: Tables = None,
+    plan: Plan = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Turn execution traces into a program that replays them, without the model.
+    """Turn traces into a program that replays them, without the model.
+
+    A Kineto trace alone (recorded with record_shapes=True) does not tell tensors apart: ops take
+    ones made up front. Its last whole ProfilerStep is taken.
 
     It holds no parameter values, ids, paths or names of hosts and users, and runs with
     `shardopt bench replay DIR` or `torchrun DIR/benchmark.py`.
     """
     from shardopt.cli.messages import note
     from shardopt.cli.output import print_json
-    from shardopt.replay.check import check_folder, check_indices, check_scale
+    from shardopt.replay.check import check_folder, check_indices, check_scale, check_tables
     from shardopt.replay.generate import generate as write
+    from shardopt.replay.tables import load_tables
+    from shardopt.report.words import plural
 
     check_indices(indices)
     check_folder(output)
-    times = check_scale(scale, doubled, join=join)
+    scales = check_scale(scale, doubled, batch, join=join)
+    check_tables(tables, plan, join=join)
     made = write(
         traces,
         output,
@@ -103,13 +143,14 @@ def generate(
         strict=strict,
         join=join,
         doubled=doubled,
-        batch_times=times,
+        samples=batch,
+        scale=scales,
+        tables=None if tables is None else load_tables(tables, plan),
     )
     note([*made.notes, f"wrote {output}: {', '.join(made.sources)}"], quiet=quiet)
     counts = {"ranks": len(made.programs), "ops_total": made.ops_total, "ops_left_out": made.left}
     if json:
         print_json({**counts, "notes": list(made.notes)})
     elif not quiet:
-        print(
-            f"{made.ops_total - made.left:,} of {made.ops_total:,} ops on {counts['ranks']} ranks"
-        )
+        ranks = plural(counts["ranks"], "rank")
+        print(f"{made.ops_total - made.left:,} of {made.ops_total:,} ops on {ranks}")

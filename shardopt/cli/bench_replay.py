@@ -124,10 +124,11 @@ def replay(
 
     Started by torchrun, this process is one of its ranks.
     """
+    from predictor.errors import InputError
     from shardopt.cli.bench_run import check_number
     from shardopt.cli.output import print_json
     from shardopt.replay.check import check_indices
-    from shardopt.replay.launch import become_rank, check_benchmark
+    from shardopt.replay.launch import become_rank, check_benchmark, replay_rank
     from shardopt.replay.launch import replay as run
 
     check_number("--warm-up", warm_up, 0, MAX_ITERATIONS)
@@ -148,8 +149,13 @@ def replay(
     words += ["--strict"] if strict else []
     check_benchmark(folder)
     if "RANK" in os.environ:
-        become_rank(folder, words)
-    result = run(folder, words, ranks)
+        if ranks is not None:
+            raise InputError("--ranks is for a run without torchrun, which has its own number")
+        if os.environ["RANK"] != "0":
+            become_rank(folder, words)
+        result = replay_rank(folder, words)
+    else:
+        result = run(folder, words, ranks)
     if json:
         print_json(result)
         return

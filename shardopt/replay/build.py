@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,17 +13,17 @@ from shardopt.replay.annotations import Annotations
 from shardopt.replay.collectives import collective_call
 from shardopt.replay.legal import Legal
 from shardopt.replay.literals import UnwritableError, literal
+from shardopt.replay.match_tables import MatchedTables, UnmatchedError
 from shardopt.replay.native import NativePairs
 from shardopt.replay.program import WITH_GRAD, Call, LeftOut, Number, RankProgram, Slot, Term
+from shardopt.replay.scalars import python_number
 from shardopt.replay.schema import Parameter, Schema, parse_schema
 from shardopt.replay.select import Chosen
-from shardopt.replay.tensors import Seen, Tensors, seen
+from shardopt.replay.tensors import Key, Seen, Tensors, seen
 
-PLAIN = {"int64": 1, "float64": 1.0, "bool": True}
-"""What stands for a Python number: PyTorch hands it to an op as a tensor on the host."""
-NUMBERS = frozenset({"other", "exponent"})
-"""Arguments that may be Python numbers where the schema says ``Tensor``."""
 COLLECTIVES = "c10d::"
+NAME = re.compile(r"\w+(?:::[\w<>.]+)+", re.ASCII)
+"""Of an op, or of a backward function in C++."""
 DROPPED = frozenset({"pin_memory", "generator"})
 """Arguments that are left to their defaults: both change nothing that a replay compares."""
 
@@ -31,13 +33,18 @@ def build(
     chosen: Sequence[Chosen],
     us: Mapping[int, float],
     annotations: Annotations,
+    tables: MatchedTables | None = None,
 ) -> RankProgram:
     """The program of one rank.
 
     Args:
         us: id of a node -> its recorded microseconds.
+        tables: that its lookups read, where a summary of them is given.
+
+    Raises:
+        UnmatchedError: `tables` are not those of a lookup.
     """
-    return _Builder(trace, chosen, us, annotations).run()
+    return _Builder(trace, chosen, us, annotations, tables).run()
 
 
 class _Builder:
@@ -47,10 +54,11 @@ class _Builder:
         chosen: Sequence[Chosen],
         us: Mapping[int, float],
         annotations: Annotations,
+        tables: MatchedTables | None,
     ) -> None:
         self.trace, self.chosen, self.us, self.annotations = trace, chosen, us, annotations
         self.tensors = Tensors()
-        self.legal = Legal(self.tensors)
+        self.legal = Legal(self.tensors, tables)
         self.native = NativePairs(chosen, trace)
         self.calls: list[Call] = []
         self.left_out: list[LeftOut] = []
@@ -66,9 +74,11 @@ class _Builder:
                 self._wait(waits.pop(0)[1])
             try:
                 self._add(of)
+            except UnmatchedError:
+                raise
             except (UnwritableError, InputError) as error:
                 us = self.us.get(of.node.id)
-                self.left_out.append(LeftOut(of.node.name, str(error), us))
+                self.left_out.append(LeftOut(_named(of.node), str(error), us))
         self.calls = list(_waiting(self.calls, self.tensors, set(self.sent.values())))
         _drop_unused(self.calls)
         _free_when_dead(self.calls, self.tensors)
@@ -145,7 +155,7 @@ class _Builder:
         if len(node.inputs) > len(schema.parameters):
             raise UnwritableError("more arguments than its schema has")
         pairs = list(zip(schema.parameters, node.inputs, strict=False))
-        plain = [_plain(parameter, argument, node) for parameter, argument in pairs]
+        plain = [python_number(parameter, argument) for parameter, argument in pairs]
         positional: list[Term] = []
         keywords: dict[str, Term] = {}
         fixed = self.legal.for_op(schema, node)
@@ -181,7 +191,9 @@ class _Builder:
         return Slot(self.legal.number(of, fill))
 
     def _outputs(self, node: Node) -> tuple[Any, ...]:
-        taken = {t.storage for argument in node.inputs for t in argument.tensors()}
+        taken: dict[int, dict[int, Key]] = defaultdict(dict)
+        for of in (of for argument in node.inputs for of in seen(argument) if of is not None):
+            taken[of.tensor.storage][of.tensor.id] = of.key
         found = []
         for argument in node.outputs:
             numbers = tuple(
@@ -217,21 +229,15 @@ class _Builder:
             raise UnwritableError("a backward function whose forward op is not in the trace")
         grad = self._tensor(seen(of.node.inputs[0])[0], None)
         given = self.native.gradient(of)
-        output = None if given is None else self.tensors.give(given, set())
+        output = None if given is None else self.tensors.give(given, {})
         call = self._call(of, self.native.name_of(of), "", (Slot(handle), grad), {}, (output,))
         call.specs = ()
         return call
 
 
-def _plain(parameter: Parameter, argument: Argument, node: Node) -> Number | None:
-    """A Python number that stands where the schema says ``Tensor``."""
-    if parameter.name not in NUMBERS or parameter.written or parameter.base != "Tensor":
-        return None
-    found = seen(argument)
-    of = found[0] if found else None
-    if of is None or of.spec.shape or not of.spec.host or of.spec.dtype not in PLAIN:
-        return None
-    return Number(PLAIN[of.spec.dtype])
+def _named(node: Node) -> str:
+    """Its name, unless that is a text of another kind, which may be private."""
+    return node.name if NAME.fullmatch(node.name) else "an op without a name"
 
 
 def _specs(argument: Argument) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from predictor.errors import InputError
@@ -45,27 +46,69 @@ def check_folder(folder: Path) -> None:
         raise InputError(f"{folder}: there is no directory {folder.parent}; create it first")
 
 
-def check_scale(scale: str | None, doubled: Path | None, *, join: bool) -> int:
-    """How many times its traces' batch a benchmark has.
+@dataclass(frozen=True)
+class Scale:
+    """How much larger a benchmark is than its traces.
+
+    Args:
+        batch: its samples over theirs, from 1.
+        tables: its embedding tables over theirs, from 1.
+    """
+
+    batch: int = 1
+    tables: int = 1
+
+
+KEYS = frozenset(field.name for field in fields(Scale))
+
+
+def check_scale(
+    scale: str | None, doubled: Path | None, samples: int | None = None, *, join: bool = False
+) -> Scale:
+    """What `--scale` asks for.
+
+    Args:
+        samples: of a rank in the trace, as the user gives it.
 
     Raises:
         InputError: something that cannot be scaled, or cannot be scaled so.
     """
-    if scale is None:
-        if doubled is not None:
-            raise InputError("--doubled is for --scale batch=N; give that too")
-        return 1
-    name, _, number = scale.partition("=")
-    if name != "batch" or not number.isdecimal() or not 1 <= int(number) <= MAX_TIMES:
+    made = Scale() if scale is None else _parsed(scale)
+    for name, given in (("--doubled", doubled), ("--batch", samples)):
+        if given is not None and "batch=" not in (scale or ""):
+            raise InputError(f"{name} is for --scale batch=N; give that too")
+    if doubled is not None and samples is not None:
         raise InputError(
-            f"--scale {scale}: give batch=N with N from 1 to {MAX_TIMES}; nothing else scales: "
-            "what tables hold is not in a trace"
+            "--doubled and --batch do not go together: two traces tell which sizes are the batch's"
         )
-    if doubled is None:
-        raise InputError(
-            f"--scale {scale} needs --doubled TRACE, the same job captured at twice the batch: "
-            "one trace does not tell which of its sizes are the batch's"
-        )
-    if join:
+    if samples is not None and samples < 1:
+        raise InputError(f"--batch is {samples}; give the samples of a rank in the trace, from 1")
+    if scale is not None and join:
         raise InputError("--scale and --join do not go together; give one of them")
-    return int(number)
+    return made
+
+
+def _parsed(scale: str) -> Scale:
+    given: dict[str, int] = {}
+    for part in scale.split(","):
+        name, _, number = part.partition("=")
+        known = name in KEYS and name not in given
+        if not known or not number.isdecimal() or not 1 <= int(number) <= MAX_TIMES:
+            raise InputError(
+                f"--scale {scale}: give batch=N, tables=N or both, such as batch=2,tables=2, with "
+                f"N from 1 to {MAX_TIMES}"
+            )
+        given[name] = int(number)
+    return Scale(**given)
+
+
+def check_tables(tables: Path | None, plan: Path | None, *, join: bool = False) -> None:
+    """Refuse what does not go with a table summary.
+
+    Raises:
+        InputError: a plan without a summary, or a summary of several jobs.
+    """
+    if plan is not None and tables is None:
+        raise InputError("--plan says which of --tables MODEL a rank has; give that too")
+    if tables is not None and join:
+        raise InputError("--tables and --join do not go together; jobs have tables of their own")

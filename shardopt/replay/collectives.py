@@ -24,10 +24,19 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "reduce_scatter_": ("output_tensors", "input_tensors"),
     "_reduce_scatter_base_": ("output_tensor", "input_tensor"),
     "reduce_scatter_tensor_coalesced_": ("outputs", "inputs"),
+    "allgather_coalesced_": ("output_lists", "input_list"),
+    "gather_": ("output_tensors", "input_tensors", "root_rank"),
+    "scatter_": ("output_tensors", "input_tensors", "root_rank"),
+    "send": ("tensors", "dst", "tag"),
+    "recv_": ("tensors", "src", "tag"),
+    "recv_any_source_": ("tensors", "tag"),
     "barrier": (),
+    "monitored_barrier_": (),
 }
 """Collective -> the arguments that `torch.distributed` takes, by c10d's names (`Ops.cpp`)."""
-SENT = ("input", "input_tensor", "input_tensors", "inputs", "tensors")
+SENT = ("input", "input_tensor", "input_tensors", "inputs", "input_list", "tensors")
+RECEIVED = frozenset({"recv_", "recv_any_source_"})
+"""Those whose ``tensors`` other ranks send."""
 
 
 def collective_call(
@@ -57,6 +66,6 @@ def collective_call(
             terms.append(Number(value))
         else:
             raise UnwritableError(f"the trace does not hold its `{name}`")
-    sent = (named[name] for name in SENT if name in named)
+    sent = (named[name] for name in SENT if name in named and kind not in RECEIVED)
     size = sum(t.size_bytes for argument in sent for t in argument.tensors())
     return tuple(terms), size

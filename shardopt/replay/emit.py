@@ -133,8 +133,11 @@ def _quoted(text: str) -> str:
 
 
 def _function(at: int, names: Sequence[str]) -> str:
-    last = re.sub(r"\W+", "_", names[-1]).strip("_").lower() if names else "part"
-    return f"part_{at}_{last}"
+    return f"part_{at}_{_identifier(names[-1]).strip('_').lower() if names else 'part'}"
+
+
+def _identifier(text: str) -> str:
+    return re.sub(r"\W+", "_", text, flags=re.ASCII)
 
 
 def _lines(call: Call, names: dict[str, str], works: dict[int, int]) -> Iterator[Line]:
@@ -184,15 +187,18 @@ def _place(output: object) -> str:
 def _name(call: Call, names: dict[str, str]) -> tuple[str, str]:
     """The function that a line calls, and its first argument if that is not one of the op's."""
     if call.is_collective:
-        name = re.sub(r"\W+", "_", call.collective).strip("_")
+        name = _identifier(call.collective).strip("_")
         names[name] = f"ops.collective({call.collective!r})"
         return name, ""
     if call.op.startswith("backward of "):
         names["backward"] = "ops.backward"
         return "backward", ""
     overload = "" if call.overload == "default" else f"_{call.overload}"
-    name = re.sub(r"\W+", "_", call.op) + overload
-    names[name] = f"ops({call.op!r}, {call.overload!r})"
+    made = f"ops({call.op!r}, {call.overload!r})"
+    name = _identifier(call.op) + overload
+    # an op may be named as another with its overload
+    while names.setdefault(name, made) != made:
+        name += "_"
     if call.collective == WITH_GRAD:
         names["forward"] = "ops.forward"
         return "forward", name

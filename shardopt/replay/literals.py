@@ -83,7 +83,7 @@ def _scalar(value: Any, op: str) -> int | float | bool:
 def _enumeration(names: dict[int, str]) -> Callable[[Any], Word]:
     def convert(value: Any) -> Word:
         if not isinstance(value, int) or value not in names:
-            raise UnwritableError(f"an enumeration with the value {value!r:.20}")
+            raise UnwritableError("an enumeration with a value that is not known")
         return Word(f"torch.{names[value]}")
 
     return convert

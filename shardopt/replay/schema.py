@@ -62,7 +62,7 @@ def parse_schema(text: str) -> Schema:
     """
     match = HEAD.match(text)
     if match is None:
-        raise InputError(f"not the schema of an op: {text[:60]!r}")
+        raise InputError("not the schema of an op")
     name, overload, arguments, returns = match.groups()
     parameters = []
     keyword = False
@@ -72,7 +72,7 @@ def parse_schema(text: str) -> Schema:
             continue
         fields = ARGUMENT.match(part)
         if fields is None:
-            raise InputError(f"not the schema of an op: {text[:60]!r}")
+            raise InputError("not the schema of an op")
         kind, called, default = fields.groups()
         written = "!" in kind
         parameters.append(Parameter(called, ALIAS.sub("", kind), keyword, default, written))

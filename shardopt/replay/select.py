@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from predictor.trace.execution import Argument, ExecutionTrace, Node, Shape, Tensor, Value
+from shardopt.replay.scalars import read_by
 
 NATIVE_BACKWARD = re.compile(r"torch::autograd::CppNode<.*?(Split\w*Lookup\w*)>")
 """A backward function in C++ that may launch kernels without passing through the dispatcher."""
@@ -82,7 +83,7 @@ def choose(trace: ExecutionTrace, composite: Callable[[str], bool]) -> list[Chos
     tree = Tree(trace)
     opened: set[int] = set()
     while True:
-        chosen = _without_gloo(tree, _outermost(tree, opened))
+        chosen = _without_own(_without_gloo(tree, _outermost(tree, opened)))
         more = _to_open(tree, chosen, composite)
         if not more:
             return chosen
@@ -115,7 +116,8 @@ def _at(nested: Shape, i: int) -> Shape:
 
 def _outermost(tree: Tree, opened: set[int]) -> list[Chosen]:
     chosen = []
-    stack: list[tuple[Node, tuple[str, ...]]] = [(node, ()) for node in reversed(tree.roots)]
+    around = _around_others(tree)
+    stack = [(node, around.get(node.id, ())) for node in reversed(tree.roots)]
     while stack:
         node, section = stack.pop()
         if node.schema and node.id not in opened:
@@ -133,13 +135,47 @@ def _outermost(tree: Tree, opened: set[int]) -> list[Chosen]:
     return chosen
 
 
+def _around_others(tree: Tree) -> dict[int, tuple[str, ...]]:
+    """Of what a thread starts by itself: the annotations of the thread that has them.
+
+    The backward pass runs on a thread of autograd's, while the other waits under its annotation.
+    """
+    users = [
+        node
+        for node in tree.nodes
+        if node.scope == USER and not node.schema and not node.name.startswith("gloo:")
+    ]
+    if not users:
+        return {}
+    found: dict[int, tuple[str, ...]] = {}
+    around: tuple[str, ...] = ()
+    own, roots = ({node.id for node in of} for of in (users, tree.roots))
+    for node in tree.nodes:
+        if node.thread == users[0].thread:
+            above = reversed([node, *tree.above(node)])
+            around = tuple(of.name for of in above if of.id in own)
+        elif node.id in roots:
+            found[node.id] = around
+    return found
+
+
+BARRIERS = frozenset({"c10d::barrier", "c10d::monitored_barrier_"})
 FUNCTION, USER = 0, 7
 """Scopes of `at::RecordScope`."""
 OWN = {
-    "c10d::_reduce_scatter_base_": ("aten::clone",),
-    "c10d::_allgather_base_": ("aten::chunk", "aten::empty"),
+    "c10d::_reduce_scatter_base_": "(aten::clone )?",
+    "c10d::reduce_scatter_": "(aten::(clone|copy_) ){0,%d}",
+    "c10d::reduce_scatter_tensor_coalesced_": "(aten::clone ){0,%d}",
+    "c10d::_allgather_base_": "(aten::chunk )?(aten::empty )?",
+    "c10d::allgather_": "(aten::empty )?",
+    "c10d::allgather_coalesced_": "(aten::empty )?",
+    "c10d::allgather_into_tensor_coalesced_": "(aten::chunk ){0,%d}(aten::empty )?",
+    "c10d::gather_": "(aten::empty )?",
+    "c10d::scatter_": "(aten::empty )?",
+    "c10d::monitored_barrier_": "(aten::empty )?",
 }
-"""Collective -> the ops that gloo runs for it before it returns (`ProcessGroupGloo.cpp`)."""
+"""Collective -> the ops that gloo runs for it before it returns (`ProcessGroupGloo.cpp`), as a
+pattern of their names; `%d` is the length of its longest list of tensors."""
 
 
 def _parted(tree: Tree, node: Node) -> tuple[list[Node], list[Node]]:
@@ -151,10 +187,10 @@ def _parted(tree: Tree, node: Node) -> tuple[list[Node], list[Node]]:
     children = tree.children[node.id]
     if not node.name.startswith("c10d::"):
         return children, []
-    names = OWN.get(node.name, ())
-    count = 0
-    while count < min(len(names), len(children)) and children[count].name == names[count]:
-        count += 1
+    longest = max((sum(1 for _ in a.tensors()) for a in node.inputs), default=0)
+    pattern = OWN.get(node.name, "").replace("%d", str(longest))
+    match = re.match(pattern, "".join(f"{child.name} " for child in children))
+    count = match[0].count(" ") if match else 0
     return children[:count], children[count:]
 
 
@@ -174,7 +210,7 @@ def _without_gloo(tree: Tree, chosen: Sequence[Chosen]) -> list[Chosen]:
         while at < len(tree.nodes) and tree.nodes[at].id < of.node.id:
             maker.update(dict.fromkeys(_made(tree.nodes[at]), tree.nodes[at].id))
             at += 1
-        taken = {view.storage for a in of.node.inputs for _, view in views_of(a)}
+        taken = {view.storage for a in read_by(of.node) for _, view in views_of(a)}
         if any(maker.get(store) in own for store in taken):
             continue
         if busy and of.node.thread not in busy:
@@ -185,6 +221,18 @@ def _without_gloo(tree: Tree, chosen: Sequence[Chosen]) -> list[Chosen]:
         same = made == {view for a in before.outputs for _, view in views_of(a)}
         if made and same and _made(of.node) and before.name != of.node.name:
             continue
+        kept.append(of)
+    return kept
+
+
+def _without_own(chosen: Sequence[Chosen]) -> list[Chosen]:
+    """Leave out the empty tensor that a barrier makes for itself before its record starts."""
+    kept: list[Chosen] = []
+    for of in chosen:
+        if of.node.name in BARRIERS and kept and kept[-1].node.name == "aten::empty":
+            taken = {view.storage for a in of.node.inputs for _, view in views_of(a)}
+            if _made(kept[-1].node) & taken:
+                kept.pop()
         kept.append(of)
     return kept
 
@@ -214,7 +262,7 @@ def _to_open(tree: Tree, chosen: Sequence[Chosen], composite: Callable[[str], bo
     more: set[int] = set()
     for of in chosen:
         node = of.node
-        taken = {view for a in node.inputs for _, view in views_of(a)}
+        taken = {view for a in read_by(node) for _, view in views_of(a)}
         given = {view for a in node.outputs for _, view in views_of(a)}
         for view in taken:
             owner = hidden[view.storage].pop(view, None)

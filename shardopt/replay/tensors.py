@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from predictor.trace.execution import Argument, Shape, Tensor, Value
 from shardopt.replay.program import ITEMS, TensorSpec
@@ -88,16 +88,12 @@ class Tensors:
         self.storage_of: dict[int, int] = {}
         self.hidden_views = 0
         self._live: dict[int, dict[Key, int]] = defaultdict(dict)
-        self._named: dict[tuple[int, int], tuple[Key, int]] = {}
         self._stores: dict[tuple[int, str], int] = {}
         self._count = 0
         self._stored = 0
 
     def find(self, of: Seen) -> int | None:
         """The number of a tensor that is known."""
-        named = self._named.get((of.tensor.id, of.tensor.storage))
-        if named is not None and named[0] == of.key:
-            return named[1]
         return self._live[of.tensor.storage].get(of.key)
 
     def take(self, of: Seen) -> int:
@@ -116,7 +112,7 @@ class Tensors:
         self.made[number] = TensorSpec(
             spec.shape, spec.strides, spec.dtype, self._stores[store], spec.offset, spec.host
         )
-        self._know(of, number)
+        self._live[of.tensor.storage][of.key] = number
         return number
 
     def fresh(self, spec: TensorSpec) -> int:
@@ -134,30 +130,27 @@ class Tensors:
         self._count += 1
         return self._count - 1
 
-    def give(self, of: Seen, taken: set[int]) -> int | None:
+    def give(self, of: Seen, taken: Mapping[int, Mapping[int, Key]]) -> int | None:
         """The number of a tensor that an op gives; None if it is one that it took.
 
         Args:
-            taken: storages of what the op took.
+            taken: storages of what the op took -> ids of its tensors there -> how they were known.
         """
         storage = of.tensor.storage
         if storage in taken:
             if self.find(of) is not None:
                 return None
-            self._forget(of)
+            before = taken[storage].get(of.tensor.id)
+            if before is not None:
+                # the op changed its shape in place: what it was is no more
+                self._live[storage].pop(before, None)
         else:
             self._live.pop(storage, None)
             for store in [store for store in self._stores if store[0] == storage]:
                 del self._stores[store]
         number = self._new(of)
-        self._know(of, number)
+        self._live[storage][of.key] = number
         return number
-
-    def _forget(self, of: Seen) -> None:
-        """An op changed the shape of a tensor in place: what it was is no more."""
-        named = self._named.get((of.tensor.id, of.tensor.storage))
-        if named is not None:
-            self._live[of.tensor.storage].pop(named[0], None)
 
     def _new(self, of: Seen) -> int:
         number = self._count
@@ -165,7 +158,3 @@ class Tensors:
         self.specs[number] = of.spec
         self.storage_of[number] = of.tensor.storage
         return number
-
-    def _know(self, of: Seen, number: int) -> None:
-        self._live[of.tensor.storage][of.key] = number
-        self._named[of.tensor.id, of.tensor.storage] = (of.key, number)

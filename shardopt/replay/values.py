@@ -12,6 +12,9 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
+from shardopt.replay.match_tables import features_of
+from shardopt.replay.tables import LookupTables
+
 Shape = tuple[int, ...]
 Fill = dict[str, Any]
 Named = Mapping[str, Any]
@@ -90,6 +93,22 @@ _JAGGED: dict[str, Callable[[Named], Fill]] = {
     "lengths": lambda of: {"kind": "row_lengths", "rows": _row_sums(of)},
     "permute": _permuted,
 }
+
+
+def _even_widths(offsets: str) -> Callable[[Named], Fill]:
+    """Sums of the widths of pooled vectors beside each other, all alike."""
+    return lambda of: {
+        "kind": "list",
+        "values": _cumulated(_even(of["pooled_embs"][-1], prod(of[offsets]) - 1)),
+    }
+
+
+_POOLED: Makers = {
+    "offset_dim_list": _even_widths("offset_dim_list"),
+    "permute_list": _permutation,
+    "inv_offset_dim_list": _even_widths("inv_offset_dim_list"),
+    "inv_permute_list": _permutation,
+}
 _EMBEDDING = {"indices": _ids_of_rows("weight")}
 _BAG = {"indices": _ids_of_rows("weight"), "offsets": _bag_offsets}
 _BAG_BACK = {"indices": _ids_below("num_weights"), "offsets": _bag_offsets}
@@ -138,6 +157,10 @@ ROLES: dict[str, Makers] = {
     },
     "fbgemm::permute_2D_sparse_data": _JAGGED,
     "fbgemm::permute_1D_sparse_data": _JAGGED,
+    "fbgemm::permute_pooled_embs": _POOLED,
+    "fbgemm::permute_pooled_embs_split": _POOLED,
+    "fbgemm::permute_pooled_embs_auto_grad": _POOLED,
+    "fbgemm::permute_pooled_embs_auto_grad_split": _POOLED,
     "fbgemm::invert_permute": {"permute": _permutation},
     "fbgemm::block_bucketize_sparse_features": {
         "lengths": _total("indices", "lengths"),
@@ -206,17 +229,20 @@ def _indexed(of: Named) -> dict[str, Fill]:
     return found
 
 
-def _tables(of: Named) -> int:
-    marks = of.get("D_offsets") or of["hash_size_cumsum"]
-    return max(marks[0] - 1, 1)
+def _given(of: Named) -> LookupTables | None:
+    """What a table summary says of a lookup."""
+    return of.get("tables")
 
 
 def _widths(of: Named) -> list[int]:
     """Widths of tables that sum to the recorded total, none above the recorded largest.
 
-    The trace has only the sum: tables are as wide as each other where it divides.
+    The trace has only the sum: without a summary tables are as wide as each other where it divides.
     """
-    tables = _tables(of)
+    given = _given(of)
+    if given is not None:
+        return given.widths
+    tables = features_of(of)
     total = of.get("total_D")
     if total is None:
         return [int(of.get("D") or of.get("max_D") or 4)] * tables
@@ -225,7 +251,10 @@ def _widths(of: Named) -> list[int]:
 
 
 def _rows(of: Named) -> list[int]:
-    """Rows of tables: as many each as the weights have place for."""
+    """Rows of tables: without a summary as many each as the weights have place for."""
+    given = _given(of)
+    if given is not None:
+        return given.rows
     widths = _widths(of)
     weights = of.get("dev_weights") or of.get("host_weights") or of.get("weights")
     if isinstance(weights, list):
@@ -245,7 +274,17 @@ def _listed(make: Callable[[Named], list[int]]) -> Callable[[Named], Fill]:
     return lambda of: {"kind": "list", "values": make(of)}
 
 
+def _first_rows(of: Named) -> list[int]:
+    given = _given(of)
+    if given is not None:
+        return [*given.first_rows, given.total_rows]
+    return _cumulated(_rows(of))
+
+
 def _weights_offsets(of: Named) -> list[int]:
+    given = _given(of)
+    if given is not None:
+        return given.first_elements
     sizes = [rows * width for rows, width in zip(_rows(of), _widths(of), strict=True)]
     return _cumulated(sizes, last=False)
 
@@ -255,14 +294,35 @@ def _state_offsets(of: Named) -> list[int]:
     state = of.get("momentum1_dev") or of.get("momentum1_host") or of.get("momentum1")
     if isinstance(state, list):
         state = next((shape for shape in state if shape), None)
-    weights = sum(rows * width for rows, width in zip(_rows(of), _widths(of), strict=True))
+    given = _given(of)
+    sizes = zip(_rows(of), _widths(of), strict=True)
+    weights = sum(r * width for r, width in sizes) if given is None else given.elements
     if state is not None and prod(state) >= weights:
         return _weights_offsets(of)
-    return _cumulated(_rows(of), last=False)
+    return _first_rows(of)[:-1]
 
 
 def _lookup_ids(of: Named) -> Fill:
-    return {"kind": "table_ids", "rows": _rows(of)}
+    fill: Fill = {"kind": "table_ids", "rows": _rows(of)}
+    given = _given(of)
+    if given is None:
+        return fill
+    laws: list[Any] = []
+    for law in given.laws:
+        if law not in laws:
+            laws.append(law)
+    return fill | {
+        "shares": given.shares,
+        "laws": laws,
+        "law": [laws.index(law) for law in given.laws],
+    }
+
+
+def _lookup_offsets(of: Named) -> Fill:
+    given, total = _given(of), prod(of["indices"])
+    if given is None:
+        return {"kind": "offsets", "total": total}
+    return {"kind": "table_offsets", "total": total, "shares": given.shares}
 
 
 def _zeros(_: Named) -> Fill:
@@ -271,9 +331,9 @@ def _zeros(_: Named) -> Fill:
 
 LOOKUP: dict[str, Callable[[Named], Fill]] = {
     "indices": _lookup_ids,
-    "offsets": _total("indices", "offsets"),
+    "offsets": _lookup_offsets,
     "D_offsets": _listed(lambda of: _cumulated(_widths(of))),
-    "hash_size_cumsum": _listed(lambda of: _cumulated(_rows(of))),
+    "hash_size_cumsum": _listed(_first_rows),
     "weights_offsets": _listed(_weights_offsets),
     "momentum1_offsets": _listed(_state_offsets),
     "momentum2_offsets": _listed(_state_offsets),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from shardopt.report.words import plural
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -20,8 +22,8 @@ def show_replay(console: Console, result: Mapping[str, Any], *, brief: bool) -> 
     """
     by = "of their recorded time" if result["coverage_by"] == "time" else "by count"
     console.print(
-        f"{result['median_ms']:.3f} ms an iteration on {result['ranks']} "
-        f"{result['device']} ranks; {result['ops_replayed']:,} of {result['ops_total']:,} ops, "
+        f"{result['median_ms']:.3f} ms an iteration on {_ranks(result, result['device'])}; "
+        f"{result['ops_replayed']:,} of {result['ops_total']:,} ops, "
         f"{result['coverage']:.1%} {by}",
         highlight=False,
     )
@@ -38,6 +40,10 @@ def show_replay(console: Console, result: Mapping[str, Any], *, brief: bool) -> 
         console.print(f"  and {len(missing) - LISTED} more kinds; --json lists all")
 
 
+def _ranks(result: Mapping[str, Any], device: str) -> str:
+    return plural(result["ranks"], f"{device.upper()} rank")
+
+
 def show_prediction(console: Console, result: Mapping[str, Any], *, brief: bool) -> None:
     """Predicted time; then the ops without a law, by their share of the recorded time.
 
@@ -46,7 +52,7 @@ def show_prediction(console: Console, result: Mapping[str, Any], *, brief: bool)
         brief: the headline alone.
     """
     console.print(
-        f"{result['predicted_ms']:.3f} ms an iteration predicted on {result['ranks']} cpu ranks; "
+        f"{result['predicted_ms']:.3f} ms an iteration predicted on {_ranks(result, 'cpu')}; "
         f"{result['recorded_share']:.1%} of the ops' time are recorded times of ops without a law",
         highlight=False,
     )

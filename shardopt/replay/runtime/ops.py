@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 
-from .collectives import Collectives, Done
+from .checks import refuse
+from .collectives import Collectives
+from .exchange import Done
+from .host import ON_CPU
 from .settings import COMMS, device, settings
 from .tensors import like
 
@@ -24,12 +27,25 @@ class Ops:
         self.named: dict[tuple[str, str], Op] = {}
         self.collectives: Collectives | None = None
         for module in settings.imports:
-            importlib.import_module(module)
+            try:
+                importlib.import_module(module)
+            except ImportError as error:
+                refuse(f"--import {module}: {error}; put its folder on PYTHONPATH")
 
     def __call__(self, name: str, overload: str) -> Op:
         op = Op(f"{name}.{overload}", _found(name, overload))
+        if device.type == "cpu" and name in ON_CPU and not isinstance(op.function, str):
+            op.runs_as, op.function = ON_CPU[name]
         self.named[name, overload] = op
         return op
+
+    def notes(self) -> list[str]:
+        """What runs in place of ops that a CPU does not have."""
+        return [
+            f"{name} runs as {op.runs_as}: a CPU has none"
+            for (name, _), op in self.named.items()
+            if op.runs_as and op.calls and not op.skipped
+        ]
 
     def collective(self, kind: str) -> Op:
         """A collective of `torch.distributed` under c10d's name."""
@@ -86,6 +102,7 @@ class Op:
         self.instead: dict[int, Any] = {}
         self.reasons: dict[int, str] = {}
         self.skipped = False
+        self.runs_as = ""
         self.at = 0
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
@@ -97,7 +114,8 @@ class Op:
         if isinstance(self.function, str):
             return self._replaced(at, arguments, self.function)
         if settings.last_op is not None:
-            settings.last_op.write_text(self.name)
+            with suppress(OSError):
+                settings.last_op.write_text(self.name)
         try:
             output = self.function(*arguments, **keywords)
         except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError) as error:
@@ -111,6 +129,10 @@ class Op:
     def _replaced(self, at: int, arguments: Sequence[Any], why: str) -> Any:
         self.reasons[at] = why
         return self.stand_in(at, arguments)
+
+    def forget(self) -> None:
+        """Try it again: what it was given was not what it will be."""
+        self.reasons, self.instead = {}, {}
 
     def stand_in(self, at: int, arguments: Sequence[Any]) -> Any:
         """What the op gave in the trace, made once."""

@@ -5,141 +5,32 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import platform
 import statistics
 import sys
 import time
+import traceback
 import warnings
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
 
+from .checks import LOST, REFUSED, parts_of, rank_data, read, refuse
 from .collectives import Collectives
-from .ops import Op, Ops
+from .memory import available_bytes, needed_bytes, too_large
+from .ops import Ops
+from .replay import Replay, wanted
 from .settings import COMMS, HOME, data, device, rank, selected, settings
-from .tensors import like, make_all
 
+INTERRUPTED = 130
 TEARDOWN_S = 0.3
 """gloo's threads may abort a process that ends right after its last collective."""
-
-
-class Replay:
-    """One rank of a benchmark."""
-
-    def __init__(self, iteration: Sequence[Any], ops: Ops, mine: dict[str, Any]) -> None:
-        self.ops, self.mine = ops, mine
-        self.calls = mine["calls"]
-        self.parts = [part for part in zip(iteration, mine["parts"], strict=True) if _wanted(part)]
-        if not self.parts:
-            names = sorted({name for names, _ in iteration for name in names})
-            raise SystemExit(
-                f"--from-annotation {settings.from_annotation!r}: no part has this name; there "
-                f"are: {', '.join(names)}"
-            )
-        self.ran = [at for _, (start, end) in self.parts for at in range(start, end)]
-        self.indices = settings.indices or data["indices"]
-        self.template = make_all(
-            mine["made"], mine["tensors"], device, self.indices, settings.seed + rank
-        )
-        self._complete()
-        self._prepare()
-
-    def _complete(self) -> None:
-        """A part alone reads tensors that parts before it would have given."""
-        specs: dict[int, Any] = {}
-        for call in self.calls:
-            for number, spec in zip(call.get("gives", ()), _flat(call), strict=False):
-                specs.setdefault(number, spec)
-        given: set[int] = set()
-        for at in self.ran:
-            for number in self.calls[at].get("reads", ()):
-                if self.template[number] is None and number not in given and number in specs:
-                    self.template[number] = like(specs[number], device)
-            given.update(self.calls[at].get("gives", ()))
-
-    def _prepare(self) -> None:
-        of: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for at in self.ran:
-            of[self.calls[at]["op"], self.calls[at].get("overload", "")].append(at)
-        for key, op in self.ops.named.items():
-            op.calls = of.get(key, [])
-            op.recorded = [self.calls[at].get("outputs") for at in op.calls]
-            op.skipped = not selected(op.name)
-
-    def step(self) -> None:
-        """One iteration."""
-        t, c = list(self.template), self.mine["c"]
-        work: list[Any] = []
-        if self.ops.collectives is not None:
-            self.ops.collectives.begin()
-        for op in self.ops.named.values():
-            op.at = 0
-        # values are not the trace's: where they fade away, products would be slow for nothing
-        torch.set_flush_denormal(True)
-        for (_, part), _ in self.parts:
-            part(t, c, work)
-        torch.set_flush_denormal(False)
-
-    def try_ops(self) -> None:
-        """The first iteration: find out what can run, and bind it."""
-        self.step()
-        if settings.last_op is not None:
-            settings.last_op.write_text("")
-        if self.ops.collectives is not None:
-            self.ops.collectives.agreed = True
-        for (_, part), _ in self.parts:
-            names = part.__globals__
-            for name, value in list(names.items()):
-                if isinstance(value, Op):
-                    names[name] = value.settled()
-
-    def coverage(self) -> dict[str, Any]:
-        """Which ops of the trace ran, by count and by their recorded time."""
-        counted = [at for at in self.ran if self._counts(at)]
-        failed = {
-            op.calls[at]: (op.name, why)
-            for op in self.ops.named.values()
-            for at, why in op.reasons.items()
-            if at < len(op.calls)
-        }
-        left_out = self.mine["left_out"] if settings.from_annotation is None else []
-        times = [self.calls[at].get("us") for at in counted]
-        total_us = sum(us or 0 for us in times) + sum(item["us"] or 0 for item in left_out)
-        ran = [at for at in counted if at not in failed]
-        reasons: dict[str, int] = defaultdict(int)
-        for name, why in failed.values():
-            reasons[f"{name}: {why}"] += 1
-        for item in left_out:
-            reasons[f"{item['op']}: {item['reason']}"] += 1
-        return {
-            "total": len(counted) + len(left_out),
-            "replayed": len(ran),
-            "us": sum(self.calls[at].get("us") or 0 for at in ran),
-            "total_us": total_us,
-            "reasons": dict(reasons),
-        }
-
-    def _counts(self, at: int) -> bool:
-        call = self.calls[at]
-        return selected(f"{call['op']}.{call.get('overload', '')}")
-
-
-def _wanted(part: Any) -> bool:
-    (names, _), _ = part
-    return settings.from_annotation is None or settings.from_annotation in names
-
-
-def _flat(call: dict[str, Any]) -> list[Any]:
-    """Specs of the outputs that have a number, in order; as many as can be told."""
-    found: list[Any] = []
-    for spec in call.get("outputs", ()):
-        if spec is not None and not isinstance(spec[-1], str):
-            found.extend(spec)
-        else:
-            found.append(spec)
-    return found
 
 
 def _now() -> float:
@@ -168,7 +59,7 @@ def own_data() -> dict[str, Any]:
     """What this rank runs: its own recording, or another's if there is none."""
     recorded = data["ranks"]
     at = recorded.index(rank) if rank in recorded else rank % len(recorded)
-    return json.loads((HOME / f"rank{at}.json").read_text(encoding="utf-8"))
+    return read(HOME / f"rank{at}.json", rank_data)
 
 
 def _gathered(mine: dict[str, Any], together: bool) -> list[dict[str, Any]]:
@@ -187,24 +78,91 @@ def main(iteration: Sequence[Any], ops: Ops) -> None:
     # of names that newer versions of torch deprecate; the older ones have no others
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", message=".*an autograd kernel was not registered")
+    if settings.last_op is not None:
+        Thread(target=_end_with_parent, daemon=True).start()
+    code = 0
+    try:
+        _main(iteration, ops)
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else REFUSED
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except Exception as error:
+        print(_described(error), file=sys.stderr)
+        code = LOST if isinstance(error, RuntimeError) else REFUSED
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # an orderly end may hang or abort in gloo's threads
+    os._exit(code)
+
+
+def _end_with_parent() -> None:
+    """Who started this rank keeps its input open as long as it lives."""
+    with suppress(OSError):
+        while os.read(0, 1):
+            pass
+    os._exit(REFUSED)
+
+
+def _described(error: Exception) -> str:
+    """An error with the line of the program that it came from."""
+    if isinstance(error, OSError):
+        return f"rank {rank}: {error.filename or 'a file'}: {error.strerror or error}"
+    frames = traceback.extract_tb(error.__traceback__)
+    where = next((of for of in reversed(frames) if Path(of.filename).parent == HOME), None)
+    place = f"{Path(where.filename).name} line {where.lineno}: " if where else ""
+    first = next(iter(str(error).strip().splitlines()), "")
+    return f"rank {rank}: {place}{type(error).__name__}: {first}"
+
+
+def _main(iteration: Sequence[Any], ops: Ops) -> None:
     mine = own_data()
     if Path(sys.argv[0]).name != mine["program"]:
         program = importlib.import_module(Path(mine["program"]).stem)
         iteration, ops = program.ITERATION, program.ops
+    if settings.profile is not None:
+        settings.profile.mkdir(parents=True, exist_ok=True)
+    if device.type == "cuda":
+        if device.index >= torch.cuda.device_count():
+            refuse(f"rank {rank} has no GPU: there are {torch.cuda.device_count()}; try --ranks")
+        torch.cuda.set_device(device)
     has_comms = any(call["op"].startswith(COMMS) for call in mine["calls"])
     together = has_comms or int(os.environ.get("WORLD_SIZE", "1")) > 1
     with torch.no_grad():
         if together:
             ops.collectives = Collectives(mine["groups"], device)
             ops.collectives.start()
+        _check(iteration, mine, together)
         result = run(Replay(iteration, ops, mine), together)
     if rank == 0:
         text = json.dumps(result, indent=1)
         print(text) if settings.result is None else settings.result.write_text(text)
-    sys.stdout.flush()
     if together:
         time.sleep(TEARDOWN_S)
-        os._exit(0)
+
+
+def _check(iteration: Sequence[Any], mine: dict[str, Any], together: bool) -> None:
+    """Before any rank fills its tensors: something runs, and has place in the memory there is."""
+    parts = [part for part in parts_of(iteration, mine) if wanted(part)]
+    calls = [at for _, (start, end) in parts for at in range(start, end)]
+    names = [f"{mine['calls'][at]['op']}.{mine['calls'][at].get('overload', '')}" for at in calls]
+    ran = [at for at, name in zip(calls, names, strict=True) if selected(name)]
+    host, own = platform.node(), needed_bytes(mine, ran)
+    every = _gathered({"host": host, "needed": own, "ran": len(ran)}, together)
+    if names and not any(of["ran"] for of in every):
+        plain = {name.partition(".")[0] for name in names}
+        near = [name for asked in settings.ops for name in get_close_matches(asked, plain)]
+        hint = f"; near it: {', '.join(near)}" if near else ""
+        refuse(
+            f"nothing runs: no op is one of --ops {', '.join(settings.ops)} in --subset "
+            f"{settings.subset}{hint}"
+        )
+    if device.type == "cuda":
+        told = too_large([own], torch.cuda.mem_get_info(device)[0])
+    else:
+        told = too_large([of["needed"] for of in every if of["host"] == host], available_bytes())
+    if told:
+        refuse(told)
 
 
 def run(replay: Replay, together: bool) -> dict[str, Any]:
@@ -212,7 +170,7 @@ def run(replay: Replay, together: bool) -> dict[str, Any]:
     replay.try_ops()
     mine = replay.coverage()
     if settings.strict and mine["reasons"]:
-        raise SystemExit("--strict: not replayed: " + "; ".join(mine["reasons"]))
+        refuse("--strict: not replayed: " + "; ".join(mine["reasons"]))
     for _ in range(settings.warm_up):
         replay.step()
     samples = []
@@ -224,7 +182,8 @@ def run(replay: Replay, together: bool) -> dict[str, Any]:
         _profiled(replay, settings.profile)
     collectives = replay.ops.collectives
     mine["samples_ms"] = samples
-    mine["notes"] = [] if collectives is None else sorted(set(collectives.notes))
+    notes = [] if collectives is None else collectives.notes
+    mine["notes"] = sorted({*notes, *replay.ops.notes()})
     mine["bytes"] = [] if collectives is None else collectives.bytes
     return summary(_gathered(mine, together))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from .checks import common_data, read
 
 HOME = Path(__file__).resolve().parent.parent
 COMMS = "c10d::"
@@ -40,7 +41,7 @@ cpu = torch.device("cpu")
 on_gpu = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
 device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else cpu
 stream: Any = torch.cuda.Stream(device) if on_gpu else None
-data = json.loads((HOME / "data.json").read_text(encoding="utf-8"))
+data = read(HOME / "data.json", common_data)
 
 
 def selected(name: str) -> bool:
@@ -49,6 +50,6 @@ def selected(name: str) -> bool:
     if settings.subset != "all" and (settings.subset == "comms") != is_comm:
         return False
     plain = name.removesuffix(".")
-    return not settings.ops or any(
-        plain == asked or plain.split(".")[0] in (asked, f"aten::{asked}") for asked in settings.ops
-    )
+    op = plain.split(".")[0]
+    same = {plain, op, plain.rpartition("::")[2], op.rpartition("::")[2]}
+    return not settings.ops or not same.isdisjoint(settings.ops)

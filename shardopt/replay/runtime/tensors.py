@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -106,7 +107,7 @@ def _values(
     if kind == "rows":
         return torch.randint(fill["high"], (count,), generator=generator)
     if kind == "table_ids":
-        return _table_ids(count, fill["rows"], indices, generator)
+        return _table_ids(count, fill, indices, generator)
     if kind == "permutation":
         return torch.arange(count)
     if kind == "constant":
@@ -117,6 +118,8 @@ def _values(
     if kind == "row_lengths":
         columns = max(count // max(len(fill["rows"]), 1), 1)
         return torch.cat([_jagged(columns, "lengths", total) for total in fill["rows"]])
+    if kind == "table_offsets":
+        return _table_offsets(count, shared_out(fill["total"], fill["shares"]))
     if kind in ("lengths", "offsets", "starts"):
         return _jagged(count, kind, fill["total"])
     return torch.zeros(count, dtype=torch.int64)
@@ -131,15 +134,55 @@ def _jagged(count: int, kind: str, total: int) -> torch.Tensor:
     return marks[:count]
 
 
+def _table_offsets(count: int, ids: list[int]) -> torch.Tensor:
+    """Sums of bags with the last one: as many bags a table, each table's as even as they can be."""
+    bags = (count - 1) // len(ids)
+    if bags * len(ids) != count - 1:
+        return _jagged(count, "offsets", sum(ids))
+    lengths = torch.cat([_jagged(bags, "lengths", of) for of in ids])
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+
+
+def shared_out(total: int, shares: list[float]) -> list[int]:
+    """A whole number in parts that are as `shares` are to each other."""
+    every = sum(shares)
+    if every <= 0:
+        shares, every = [1.0] * len(shares), float(len(shares))
+    marks, so_far = [0], 0.0
+    for share in shares:
+        so_far += share
+        marks.append(min(int(total * so_far / every), total))
+    marks[-1] = total
+    return [after - before for before, after in pairwise(marks)]
+
+
 def _table_ids(
-    count: int, rows: list[int], indices: str, generator: torch.Generator
+    count: int, fill: dict[str, Any], indices: str, generator: torch.Generator
 ) -> torch.Tensor:
-    """Ids of a lookup of several tables: an equal part of them for each table."""
-    marks = [count * i // len(rows) for i in range(len(rows) + 1)]
-    parts = [
-        draw_ids(marks[i + 1] - marks[i], high, indices, generator) for i, high in enumerate(rows)
-    ]
+    """Ids of a lookup of several tables: as a table summary says, or as many for each table."""
+    rows = fill["rows"]
+    ids = shared_out(count, fill.get("shares", [1.0] * len(rows)))
+    laws = [fill["laws"][at] for at in fill["law"]] if "laws" in fill else [indices] * len(rows)
+    parts = [draw_by(law, n, high, generator) for law, n, high in zip(laws, ids, rows, strict=True)]
     return torch.cat(parts)
+
+
+def draw_by(law: Any, count: int, high: int, generator: torch.Generator) -> torch.Tensor:
+    """Row numbers below `high` by a law: a text of `draw_ids`, or rows by popularity.
+
+    Args:
+        law: ``counts`` of rows with a chance of ``weights`` each, the hottest first; they lie
+            anywhere in the table unless ``hot_first``.
+    """
+    if isinstance(law, str):
+        return draw_ids(count, high, law, generator)
+    counts = torch.tensor(law["counts"], dtype=torch.float64)
+    chances = (counts * torch.tensor(law["weights"], dtype=torch.float64)).cumsum(0)
+    points = torch.rand(count, dtype=torch.float64, generator=generator) * chances[-1]
+    bins = torch.searchsorted(chances, points).clamp_(max=len(counts) - 1)
+    within = torch.rand(count, dtype=torch.float64, generator=generator) * counts[bins]
+    ranks = (counts.cumsum(0)[bins] - counts[bins] + within).long().clamp_(max=max(high, 1) - 1)
+    return ranks if law["hot_first"] else _scattered(ranks, high)
 
 
 def draw_ids(count: int, high: int, indices: str, generator: torch.Generator) -> torch.Tensor:
@@ -151,7 +194,12 @@ def draw_ids(count: int, high: int, indices: str, generator: torch.Generator) ->
     chances = torch.arange(1, rows + 1, dtype=torch.float64).pow(-alpha).cumsum(0)
     points = torch.rand(count, dtype=torch.float64, generator=generator) * chances[-1]
     ranks = torch.searchsorted(chances, points).clamp_(max=rows - 1)
-    # a step that shares no factor with the table spreads hot rows over it
+    return _scattered(ranks, high)
+
+
+def _scattered(ranks: torch.Tensor, high: int) -> torch.Tensor:
+    """Rows of ranks: a step that shares no factor with the table spreads hot rows over it."""
+    high = max(high, 1)
     return (ranks * _spread(high) + 1) % high
 
 

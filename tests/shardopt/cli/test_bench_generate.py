@@ -58,10 +58,13 @@ def test_replay_of_no_benchmark(run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--scale", "batch=2"), "needs --doubled TRACE"),
-        (("--scale", "tables=2"), "give batch=N"),
         (("--scale", "batch=0"), "give batch=N"),
-        (("--scale", "batch=2,tables=2"), "give batch=N"),
+        (("--scale", "rows=2"), "give batch=N"),
+        (("--scale", "batch=2,batch=2"), "give batch=N"),
+        (("--scale", "batch=2", "--batch", 0), "from 1"),
+        (("--scale", "batch=2", "--batch", 3), "no multiple of 3 samples; give another --batch"),
+        (("--scale", "batch=2", "--batch", 4, "--doubled", "x.json"), "do not go together"),
+        (("--batch", 4), "give that too"),
         (("--doubled", "x.json"), "give that too"),
         (("--scale", "batch=2", "--doubled", "x.json", "--join"), "do not go together"),
     ],
@@ -75,9 +78,10 @@ def test_scales_that_there_are_not(
     assert not (tmp_path / "b").exists()
 
 
-def test_scaled_benchmarks_run(run, traces: Path, tmp_path: Path) -> None:
-    """A job whose sizes do not grow is its own double."""
-    words = ("--scale", "batch=3", "--doubled", traces)
+@pytest.mark.parametrize("alone", [True, False])
+def test_scaled_benchmarks_run(run, traces: Path, tmp_path: Path, alone: bool) -> None:
+    """Of two traces, a job whose sizes do not grow is its own double."""
+    words = ("--scale", "batch=3", *(() if alone else ("--doubled", traces)))
     done = run("bench", "generate", traces, "-o", tmp_path / "b", "--json", *words)
     assert done.code == 0, done.err
     made = json.loads(done.out)
@@ -94,7 +98,7 @@ def test_predict(run, traces: Path, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     result = json.loads(done.out)
     assert result["predicted_ms"] > 0
-    assert result["without_law"]["aten::convolution"]["count"] == 1
+    assert result["without_law"]["aten::_embedding_bag_forward_only"]["count"] == 1
     assert 0 < sum(of["share"] for of in result["without_law"].values()) < 1
     done = run("bench", "predict", tmp_path / "b", "--hardware", "h100-sxm")
     assert done.code == 2

@@ -1,0 +1,276 @@
+"""Arguments of an op out of what a Kineto trace says of its inputs.
+
+A Kineto trace names no tensors. Every call takes tensors made up front, which calls share: the n-th
+call of an op takes the n-th tensor of a shape, strides and type, as the n-th layer or parameter
+would, and tensors that fill a cache anyway come round again so that memory stays bounded. Inputs of
+one call that look alike have tensors of their own, and so have whole numbers that are written or
+must be legal.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from predictor.trace.execution import Argument, Node, Tensor, Value
+from shardopt.replay.kineto.derived import Autograd, derived
+from shardopt.replay.kineto.inputs import Input, value_of
+from shardopt.replay.legal import Legal
+from shardopt.replay.literals import UnwritableError
+from shardopt.replay.program import ITEMS, WHOLE
+from shardopt.replay.schema import Parameter, Schema
+from shardopt.replay.tensors import Tensors, seen
+from shardopt.replay.values import LISTS, is_lookup
+
+BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
+BYTES |= {"int16": 2, "complex64": 8, "complex128": 16}
+DEVICE, HOST = "cuda:0", "cpu"
+NUMBERS = frozenset({"other", "exponent", "value"})
+"""Arguments that are Python numbers where they have no dimension and another type."""
+PYTHON = frozenset({"double", "long int", "long", "bool"})
+ON_HOST = {
+    ("aten::copy_", "HtoD"): "src",
+    ("aten::copy_", "DtoH"): "self",
+    ("aten::_to_copy", "HtoD"): "self",
+    ("aten::_to_copy", "DtoH"): "device",
+}
+"""An op and what the GPU copied for it -> the argument that is the host's."""
+STAND_INS = {"Scalar": 1, "float": 0.5}
+"""What stands for a number whose value is not recorded, where it sets no size and no shape."""
+FORMATS = {"contiguous_format": 0, "preserve_format": 1}
+AUXILIARY, AUXILIARIES, CACHE_PLACES = "aux_tensor", 16, 3
+"""Of newer lookups (FBGEMM `codegen/training/pt2/`): a list that grows from version to version, of
+which one table without a cache and with even batches has one entry."""
+RING_BYTES = 64 << 20
+"""Of tensors that look alike: about what the caches of a CPU hold."""
+TEXT = re.compile(r"""["'](\w*)["']$""")
+
+
+@dataclass(frozen=True)
+class Made:
+    """Arguments of an op, with tensors that are in no memory yet.
+
+    Args:
+        guessed: numbers among them whose value the trace does not hold.
+        lists: lists of tensors among them, whose type it does not tell.
+    """
+
+    arguments: tuple[Argument, ...]
+    guessed: int
+    lists: int
+
+
+class Arguments:
+    """Makes the arguments of ops.
+
+    Args:
+        on_gpu: the trace is of a GPU.
+        types: shape -> the types of the tensors that have it in this trace.
+    """
+
+    def __init__(self, on_gpu: bool, types: Mapping[tuple[int, ...], Counter[str]]) -> None:
+        self.on_gpu, self.types = on_gpu, types
+
+    def of(
+        self,
+        schema: Schema,
+        inputs: Sequence[Input],
+        other: Autograd,
+        told: bool,
+        copied: str = "",
+    ) -> Made:
+        """One argument a recorded input.
+
+        Args:
+            other: what the op's backward function shows of it, or the op of the one it lies in.
+            told: the trace holds values.
+            copied: what the GPU copied for the op: ``HtoD``, ``DtoH`` or nothing.
+
+        Raises:
+            UnwritableError: the trace holds no value of one, and the shapes leave it open.
+        """
+        named = {p.name: i for p, i in zip(schema.parameters, inputs, strict=False)}
+        on_host = ON_HOST.get((schema.name, copied))
+        made = []
+        guessed = lists = 0
+        for parameter, given in zip(schema.parameters, inputs, strict=False):
+            if given.kind in ("tensor", "tensors"):
+                lists += given.kind == "tensors"
+                parts = LISTS.get(parameter.name, {}) if is_lookup(schema.name) else {}
+                host = not self.on_gpu or parameter.name == on_host
+                made.append(self._tensors(parameter, given, inputs, parts, host))
+                continue
+            if self.on_gpu and parameter.base == "Device":
+                made.append(Argument(HOST if on_host == parameter.name else DEVICE, (), "str"))
+                continue
+            if is_lookup(schema.name) and parameter.name == AUXILIARY:
+                made.append(self._auxiliary(named))
+                continue
+            if given.value is not None:
+                made.append(Argument(given.value, (), _kind(given.value)))
+                continue
+            value = derived(schema.name, parameter.name, parameter.type, named, other)
+            if value is None:
+                guessed += given.kind == "number"
+                value = self._unrecorded(parameter, given, told)
+            made.append(Argument(value, (), _kind(value)))
+        return Made(tuple(made), guessed, lists)
+
+    def _tensors(
+        self,
+        parameter: Parameter,
+        given: Input,
+        inputs: Sequence[Input],
+        parts: Mapping[int, Sequence[str]],
+        host: bool,
+    ) -> Argument:
+        if given.kind == "tensor":
+            host = host or _is_number(parameter, given)
+            shape, strides = given.shapes[0], given.strides[0]
+            return Argument(
+                tensor_of(shape, given.dtype, host), shape, f"Tensor({given.dtype})", strides
+            )
+        if not given.shapes:
+            raise UnwritableError(
+                f"the trace does not hold the shapes of the list `{parameter.name}`"
+            )
+        names = parts.get(len(given.shapes))
+        one = "float" if names else self._type_of(given, inputs)
+        types = [_type_named(name) for name in names] if names else [one] * len(given.shapes)
+        values = tuple(
+            tensor_of(shape, dtype, host) for shape, dtype in zip(given.shapes, types, strict=True)
+        )
+        return Argument(values, given.shapes, list_type(types), given.strides)
+
+    def _auxiliary(self, named: Mapping[str, Input]) -> Argument:
+        """What a lookup takes beside its tables: places in a cache, of which there is none."""
+        largest = named.get("max_B")
+        if largest is not None and largest.value != -1:
+            raise UnwritableError(f"the trace does not hold `{AUXILIARY}` of uneven batches")
+        empty = tensor_of((0,), "int", not self.on_gpu)
+        types = [""] * AUXILIARIES
+        types[CACHE_PLACES] = "int"
+        values = tuple(empty if kind else None for kind in types)
+        return Argument(values, ((0,),) * len(types), list_type(types), ((1,),) * len(types))
+
+    def _type_of(self, listed: Input, inputs: Sequence[Input]) -> str:
+        """That of the op's other tensors, else the one that most tensors of these shapes have."""
+        other = next((i.dtype for i in inputs if i.kind == "tensor"), None)
+        votes = sum((self.types.get(shape, Counter()) for shape in listed.shapes), Counter[str]())
+        return other or (votes.most_common(1)[0][0] if votes else "float")
+
+    def _unrecorded(self, parameter: Parameter, given: Input, told: bool) -> Value:
+        base, name = parameter.base, parameter.name
+        if parameter.type == "Device":
+            return HOST
+        absent = given.kind == "other" and (told or "[" not in base)
+        if parameter.type.endswith("?") and absent:
+            return None
+        if parameter.default is not None and not (base == "Scalar" and parameter.default == "None"):
+            return _default(parameter)
+        if base in STAND_INS and given.kind == "number":
+            return STAND_INS[base]
+        if base == "Tensor" and given.kind == "other":
+            return None
+        raise UnwritableError(f"the trace does not hold the value of `{name}` ({parameter.type})")
+
+
+def list_type(types: Sequence[str]) -> str:
+    """How an execution trace spells the type of a list of tensors; empty: not defined."""
+    return f"GenericList[{','.join(f'Tensor({t})' if t else 'None' for t in types)}]"
+
+
+def _type_named(name: str) -> str:
+    """Of a tensor of a lookup, by FBGEMM's name of it."""
+    return {"placements": "int", "offsets": "long int"}.get(name.rpartition("_")[2], "float")
+
+
+def _is_number(parameter: Parameter, given: Input) -> bool:
+    return not given.shapes[0] and parameter.name in NUMBERS and given.dtype in PYTHON
+
+
+def _kind(value: Value) -> str:
+    return "None" if value is None else type(value).__name__
+
+
+def _default(parameter: Parameter) -> Value:
+    text = parameter.default or ""
+    if text == "None":
+        return None
+    if text in FORMATS:
+        return FORMATS[text]
+    match = TEXT.match(text)
+    if match is not None:
+        return match[1]
+    value = value_of(text)
+    if value is None:
+        raise UnwritableError(f"the trace does not hold the value of `{parameter.name}`")
+    return value
+
+
+def tensor_of(shape: Sequence[int], dtype: str, host: bool) -> Tensor:
+    """A tensor that is in no memory yet."""
+    return Tensor(1, 1, 0, prod(shape), BYTES.get(ITEMS[dtype], 1), HOST if host else DEVICE)
+
+
+class Memory:
+    """Gives tensors their memory."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, int] = {}
+        self._turns: Counter[object] = Counter()
+        self._count = 0
+        self._legal = Legal(Tensors())
+
+    def placed(self, node: Node, schema: Schema) -> Node:
+        """A call whose tensors are shared with calls that take tensors alike."""
+        fills = self._legal.for_op(schema, node)
+        every = tuple(None if s is None else s.spec for a in node.inputs for s in seen(a))
+        turn = self._turns[node.name, every]
+        self._turns[node.name, every] += 1
+        times: Counter[object] = Counter()
+        inputs = []
+        for parameter, argument in zip(schema.parameters, node.inputs, strict=False):
+            listed = isinstance(argument.value, tuple)
+            places = []
+            for i, of in enumerate(seen(argument)):
+                if of is None:
+                    continue
+                like: object = of.spec
+                if of.spec.dtype in WHOLE:
+                    fill = fills.get(f"{parameter.name}.{i}" if listed else parameter.name)
+                    like = (of.spec, parameter.written, json.dumps(fill, sort_keys=True))
+                times[like] += 1
+                ring = max(RING_BYTES // max(of.spec.extent * of.tensor.item_bytes, 1), 1)
+                places.append(self._place((like, times[like], turn % ring)))
+            inputs.append(replace(argument, value=_moved(argument.value, iter(places))))
+        return replace(node, inputs=tuple(inputs))
+
+    def alone(self, node: Node) -> Node:
+        """A call whose tensors no other call takes."""
+        inputs = (replace(a, value=_moved(a.value, iter(self.fresh, 0))) for a in node.inputs)
+        return replace(node, inputs=tuple(inputs))
+
+    def fresh(self) -> int:
+        """Memory of its own."""
+        self._count += 1
+        return self._count
+
+    def _place(self, key: object) -> int:
+        if key not in self._known:
+            self._known[key] = self.fresh()
+        return self._known[key]
+
+
+def _moved(value: Value, places: Iterable[int]) -> Value:
+    taken = iter(places)
+    if isinstance(value, Tensor):
+        number = next(taken)
+        return replace(value, id=number, storage=number)
+    if isinstance(value, tuple):
+        return tuple(_moved(item, taken) for item in value)
+    return value

@@ -1,0 +1,189 @@
+"""The ops of one iteration of a Kineto trace without an execution trace, as a program takes them.
+
+Such a trace names no tensors and shows no outputs. So nothing is chained: what ops take is made up
+front, and what they give is let go of.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from predictor.errors import InputError
+from predictor.trace.comms import CommInfo
+from predictor.trace.events import RankTrace
+from predictor.trace.execution import COMMS, Argument, ExecutionTrace, Node
+from shardopt.replay.kineto.arguments import Memory
+from shardopt.replay.kineto.inputs import text_of
+from shardopt.replay.kineto.items import NO_SHAPES, Item, Reader
+from shardopt.replay.kineto.spans import Span, gloo_ends, last_step, spans
+from shardopt.replay.program import LeftOut
+from shardopt.replay.schema import parse_schema
+from shardopt.replay.select import Chosen
+
+SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Imitation:
+    """What stands for an execution trace.
+
+    Args:
+        us: id of a node -> its recorded microseconds.
+        left_out: what of the iteration is not replayed.
+        notes: what was done in place of what the trace lacks.
+    """
+
+    trace: ExecutionTrace
+    chosen: tuple[Chosen, ...]
+    us: Mapping[int, float]
+    left_out: tuple[LeftOut, ...]
+    notes: tuple[str, ...]
+
+
+def imitate(trace: RankTrace) -> Imitation:
+    """Rebuild the last whole iteration of a rank, read with ``keep_args``.
+
+    Raises:
+        InputError: nothing in it can be rebuilt.
+    """
+    step = last_step(trace)
+    found = spans(trace, step)
+    reader = Reader(trace, found)
+    items = [item for span in found for item in reader.items(span)]
+    made = _Nodes()
+    waits = _waits(items, gloo_ends(trace, step))
+    for at, item in enumerate(items):
+        for number in waits.get(at, ()):
+            made.wait(number)
+        if item.reason is None:
+            made.add(item)
+    if not made.chosen:
+        why = NO_SHAPES if items and not reader.shapes else f"{len(items):,} ops in it"
+        raise InputError(
+            f"{trace.source}: no op of {step.name} can be rebuilt from this Kineto trace: {why}; "
+            "or record an execution trace too, with torch.profiler.ExecutionTraceObserver"
+        )
+    left = [LeftOut(i.span.event.name, i.reason, i.span.us) for i in items if i.reason]
+    notes = [f"rank {trace.rank}: {step.name}, of {len(trace.steps)} steps in its Kineto trace"]
+    return Imitation(
+        ExecutionTrace(trace.source, "kineto", trace.rank, trace.world_size, tuple(made.nodes)),
+        tuple(made.chosen),
+        made.us,
+        tuple(left),
+        (*notes, *_idle(items), *_missing(items), *_guessed(items)),
+    )
+
+
+def _idle(items: Sequence[Item]) -> list[str]:
+    names = Counter(item.span.event.name for item in items if item.reason == "")
+    if not names:
+        return []
+    shown = ", ".join(name for name, _ in names.most_common(SHOWN))
+    more = "" if len(names) <= SHOWN else " and the like"
+    return [
+        f"{names.total():,} ops that move no data ({shown}{more}) are left out: the trace lacks "
+        "what they take, or they change tensors that others share here"
+    ]
+
+
+def _missing(items: Sequence[Item]) -> list[str]:
+    """Of a GPU's trace: how much of its compute time the replay lacks; host times do not say it."""
+    times = [
+        (item, sum(e.end_us - e.start_us for e in item.span.work()))
+        for item in items
+        if item.collective is None
+    ]
+    left, total = sum(us for item, us in times if item.reason), sum(us for _, us in times)
+    return [f"ops left out took {left / total:.0%} of the GPU's compute time"] if left else []
+
+
+def _guessed(items: Sequence[Item]) -> list[str]:
+    replayed = [item for item in items if item.reason is None]
+    numbers, lists = sum(i.guessed for i in replayed), sum(i.lists for i in replayed)
+    notes = []
+    if numbers:
+        notes.append(f"{numbers:,} numbers without a recorded value are their defaults, or 1")
+    if lists:
+        notes.append(
+            f"{lists:,} lists of tensors have the type of their op's other tensors, or of most "
+            "tensors of their shapes: the trace does not tell it"
+        )
+    return notes
+
+
+def _waits(items: Sequence[Item], gloo: Sequence[float]) -> dict[int, list[int]]:
+    """Position of an item -> the collectives (counted from 0) that are waited for before it.
+
+    A trace shows no waits. What started after a collective had ended comes after it here too, so
+    that just what was seen to run beside a collective does so again.
+    """
+    on_gpu = any(item.span.work() for item in items)
+    begins = [_begin(item.span, on_gpu) for item in items]
+    found: dict[int, list[int]] = defaultdict(list)
+    collectives = [at for at, item in enumerate(items) if item.collective is not None]
+    matched = gloo if len(gloo) == len(collectives) else ()
+    for number, at in enumerate(collectives):
+        ends = [e.end_us for e in items[at].span.work() if e.collective is not None]
+        end = max(ends, default=matched[number] if matched else begins[at])
+        after = (
+            later
+            for later in range(at + 1, len(items))
+            if end is None or (begins[later] or 0.0) >= end
+        )
+        found[next(after, len(items))].append(number)
+    return found
+
+
+def _begin(span: Span, on_gpu: bool) -> float | None:
+    """When an op's own work began; None: it launched none."""
+    if not on_gpu:
+        return span.event.start_us
+    return min((e.start_us for e in span.work() if e.collective is None), default=None)
+
+
+class _Nodes:
+    """Writes nodes as an execution trace has them."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.chosen: list[Chosen] = []
+        self.us: dict[int, float] = {}
+        self.memory = Memory()
+        self.collectives = 0
+
+    def add(self, item: Item) -> None:
+        """An op, a collective or a backward function."""
+        if item.schema is None:
+            name = item.span.event.name
+            node = Node(len(self.nodes) + 1, 0, name, item.arguments, ())
+            self._chosen(self.memory.alone(node), item)
+            return
+        name = item.schema.name
+        text = text_of(name, item.schema.overload)
+        node = Node(len(self.nodes) + 1, 0, name, item.arguments, (), schema=text)
+        shared = item.collective is None
+        node = self.memory.placed(node, parse_schema(text)) if shared else self.memory.alone(node)
+        gives = self.memory.alone(replace(node, inputs=item.gives)).inputs
+        self._chosen(replace(node, outputs=gives), item)
+        if item.collective is not None:
+            self._record((None, self.collectives), node.id, item.collective.group)
+            self.collectives += 1
+
+    def _chosen(self, node: Node, item: Item) -> None:
+        self.nodes.append(node)
+        self.chosen.append(Chosen(node, item.span.section, item.native))
+        self.us[node.id] = item.span.us
+
+    def wait(self, number: int) -> None:
+        """For the collective of that number."""
+        if number < self.collectives:
+            self._record((number, "wait"), 0, ())
+
+    def _record(
+        self, values: tuple[int | str | None, ...], parent: int, group: tuple[int, ...]
+    ) -> None:
+        inputs = tuple(Argument(value, (), type(value).__name__) for value in values)
+        comm = CommInfo(group=group) if group else None
+        self.nodes.append(Node(len(self.nodes) + 1, parent, COMMS, inputs, (), comm=comm))

@@ -1,0 +1,188 @@
+"""Which collectives of the ranks belong together, told from what each rank says of its own."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
+from typing import Any
+
+SEND, RECEIVE, FROM_ANY = "send", "recv_", "recv_any_source_"
+P2P = frozenset({SEND, RECEIVE, FROM_ANY})
+IN_PLACE = frozenset({"allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_"})
+ROOTED = frozenset({"broadcast_", "reduce_", "gather_", "scatter_"})
+
+Told = dict[str, Any]
+"""What a rank says of one of its collectives; see `exchange.told`."""
+Plan = dict[str, Any]
+"""How it runs: as recorded if empty; ``skip`` (why it does not), ``even`` (items of the largest
+part, in memory of its own, with ``dtype`` and ``root``), or ``peer`` (the other rank)."""
+
+
+def plans(every: Sequence[Sequence[Told]]) -> list[list[Plan]]:
+    """How the collectives of each rank run, in their order.
+
+    Those that go to all ranks of a group meet in the order in which the ranks have them. Sends
+    and receives meet by group, ranks and tag, in order. What meets nothing is not run, so that no
+    rank waits for one that does not come.
+
+    Args:
+        every: of each rank, its collectives in order.
+    """
+    found: list[list[Plan]] = [[{} for _ in of] for of in every]
+    groups = sorted({tuple(told["group"]) for of in every for told in of})
+    for group in groups:
+        members = group or tuple(range(len(every)))
+        own = [
+            [
+                at
+                for at, told in enumerate(every[rank])
+                if tuple(told["group"]) == group and told["kind"] not in P2P
+            ]
+            for rank in members
+        ]
+        kinds = [
+            [every[rank][at]["kind"] for at in places]
+            for rank, places in zip(members, own, strict=True)
+        ]
+        met = _aligned(kinds)
+        for rank, places, kept in zip(members, own, met, strict=True):
+            for i in set(range(len(places))) - set(kept):
+                found[rank][places[i]] = {"skip": "other ranks of its group run none at its place"}
+        for column in zip(*met, strict=True):
+            places_of = [own[i][at] for i, at in enumerate(column)]
+            tolds = [every[rank][at] for rank, at in zip(members, places_of, strict=True)]
+            plan = {} if fits(tolds) else _even(tolds)
+            for rank, at in zip(members, places_of, strict=True):
+                found[rank][at] = plan
+    for rank, at, plan in _pairs(every):
+        found[rank][at] = plan
+    return found
+
+
+def _aligned(kinds: Sequence[Sequence[str]]) -> list[list[int]]:
+    """Of each rank, the positions of those that all ranks have in this order."""
+    common = list(kinds[0])
+    for other in kinds[1:]:
+        if common != list(other):
+            matcher = SequenceMatcher(None, common, other, autojunk=False)
+            blocks = matcher.get_matching_blocks()
+            common = [common[block.a + i] for block in blocks for i in range(block.size)]
+    found = []
+    for of in kinds:
+        at = -1
+        places = [at := of.index(kind, at + 1) for kind in common]
+        found.append(places)
+    return found
+
+
+def fits(every: Sequence[Told]) -> bool:
+    """Whether what the ranks of a group give and take in one collective goes together."""
+    first, ranks = every[0], len(every)
+    if any(of["dtype"] != first["dtype"] or of["root"] != first["root"] for of in every):
+        return False
+    kind = first["kind"]
+    if kind == "alltoall_base_":
+        return _all_to_all_fits(every)
+    if kind == "alltoall_":
+        if any(len(of["sent"]) != ranks or len(of["got"]) != ranks for of in every):
+            return False
+        sizes = [(of["got"], of["sent"]) for of in every]
+        return all(sizes[j][0][i] == sizes[i][1][j] for i in range(ranks) for j in range(ranks))
+    if kind in ("gather_", "scatter_"):
+        return _rooted_fits(every, first["root"])
+    if any(of["sent"] != first["sent"] for of in every):
+        return False
+    if kind in IN_PLACE or not first["sent"]:
+        return True
+    return all(of["got"] == _received(kind, first["sent"], ranks) for of in every)
+
+
+def _received(kind: str, sent: list[int], ranks: int) -> list[int]:
+    """Items of the tensors that a rank receives into where all send alike."""
+    if kind == "reduce_scatter_":
+        alike = len(sent) == ranks and len(set(sent)) == 1
+        return sent[:1] if alike else [-1]
+    if "reduce_scatter" in kind:
+        return [size // ranks if size % ranks == 0 else -1 for size in sent]
+    if kind in ("allgather_", "allgather_coalesced_"):
+        return sent * ranks
+    return [size * ranks for size in sent]
+
+
+def _rooted_fits(every: Sequence[Told], root: int) -> bool:
+    """Of a gather and of a scatter: the root has a part a rank, the others have none."""
+    if root >= len(every):
+        return False
+    many, one = ("got", "sent") if every[0]["kind"] == "gather_" else ("sent", "got")
+    size = every[0][one]
+    return all(
+        of[one] == size and of[many] == (size * len(every) if rank == root else [])
+        for rank, of in enumerate(every)
+    )
+
+
+def _all_to_all_fits(every: Sequence[Told]) -> bool:
+    ranks = len(every)
+    table = []
+    for of in every:
+        got, given = of["splits"]
+        given = given or [sum(of["sent"]) // ranks] * ranks
+        got = got or [sum(of["got"]) // ranks] * ranks
+        if len(given) != ranks or len(got) != ranks:
+            return False
+        table.append((got, given))
+    return all(table[j][0][i] == table[i][1][j] for i in range(ranks) for j in range(ranks))
+
+
+def _even(every: Sequence[Told]) -> Plan:
+    """As many items as the rank with the most has, in parts of one size."""
+    kind, ranks = every[0]["kind"], len(every)
+    largest = max(sum(of["sent"]) for of in every)
+    if kind == "scatter_":
+        largest = max(largest, *(sum(of["got"]) * ranks for of in every))
+    divided = "scatter" in kind or "alltoall" in kind
+    return {
+        "even": -(-largest // ranks) if divided else largest,
+        "dtype": every[0]["dtype"],
+        "root": every[0]["root"] % len(every),
+    }
+
+
+def _pairs(every: Sequence[Sequence[Told]]) -> Iterator[tuple[int, int, Plan]]:
+    """The plans of sends and receives: rank, position, plan."""
+    sends: dict[Any, deque[tuple[int, int]]] = defaultdict(deque)
+    receives: list[tuple[Any, int, int]] = []
+    for rank, of in enumerate(every):
+        for at, told in enumerate(of):
+            if told["kind"] not in P2P:
+                continue
+            if told["kind"] == SEND:
+                sends[(*told["group"],), rank, told["peer"], told["tag"]].append((rank, at))
+            else:
+                receives.append((told, rank, at))
+    # who names a sender comes first: the others take what is left
+    receives.sort(key=lambda item: item[0]["kind"] == FROM_ANY)
+    for told, rank, at in receives:
+        sources = [told["peer"]] if told["kind"] == RECEIVE else list(range(len(every)))
+        keys = [((*told["group"],), source, rank, told["tag"]) for source in sources]
+        key = next((key for key in keys if sends[key] and key[1] != rank), None)
+        if key is None:
+            yield rank, at, {"skip": _alone(told, len(every))}
+            continue
+        other, place = sends[key].popleft()
+        sent = every[other][place]
+        same = (sent["sent"], sent["dtype"]) == (told["got"], told["dtype"])
+        size = {} if same else {"even": sum(sent["sent"]), "dtype": sent["dtype"]}
+        yield rank, at, {"peer": other, **size}
+        yield other, place, {"peer": rank, **size}
+    for left in sends.values():
+        for rank, at in left:
+            yield rank, at, {"skip": _alone(every[rank][at], len(every))}
+
+
+def _alone(told: Told, ranks: int) -> str:
+    peer = told["peer"]
+    if peer is not None and peer >= ranks:
+        return f"its partner, rank {peer}, is not replayed"
+    return "no rank that is replayed has its partner"

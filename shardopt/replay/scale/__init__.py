@@ -1,0 +1,1 @@
+"""Programs at other sizes than the trace's: more samples, more tables."""

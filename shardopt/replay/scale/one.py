@@ -1,0 +1,130 @@
+"""A program at another batch size, out of one trace of it. The spine.
+
+Sizes become symbols (`walk`), the symbols that are the batch's are told from the rest
+(`decide`), and what comes out is run again on fake tensors, op by op (`check`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from predictor.errors import InputError
+from shardopt.replay.collectives import KNOWN, RECEIVED, SENT
+from shardopt.replay.program import Call, Number, RankProgram, TensorSpec, Term, slots
+from shardopt.replay.scale.check import checked
+from shardopt.replay.scale.decide import GIVE, Symbols, decided, grown
+from shardopt.replay.scale.fills import fills_of
+from shardopt.replay.scale.samples import samples_of
+from shardopt.replay.scale.sizes import UndecidedError
+from shardopt.replay.scale.strides import item_bytes, restrided, storages
+from shardopt.replay.scale.transposes import restored
+from shardopt.replay.scale.walk import Walked, numbered, walked
+
+DIVISIONS = frozenset({"aten::div", "aten::div_"})
+
+
+def scaled_alone(program: RankProgram, times: int, given: int | None = None) -> RankProgram:
+    """The program at `times` the batch of its trace; recorded times are dropped.
+
+    Args:
+        given: samples of a rank in the trace, where its lookups do not tell.
+
+    Raises:
+        InputError: the trace does not tell which sizes are the batch's; lists the ops.
+    """
+    samples = samples_of(program, given)
+    if times == 1:
+        return program
+    try:
+        walk = walked(program, samples)
+    except UndecidedError as error:
+        raise InputError(f"--scale batch: {error}; {GIVE}") from error
+    known = decided(walk, program)
+    made = _Scaled(walk, program, known, times).run()
+    before, after = (restored(of, walk.transposes.found) for of in (program, made))
+    after = checked(before, after)
+    return replace(after, fills=fills_of(before, after, times))
+
+
+class _Scaled:
+    def __init__(self, walk: Walked, program: RankProgram, known: Symbols, times: int) -> None:
+        self.walk, self.program, self.known, self.times = walk, program, known, times
+        self.specs = dict(program.made)
+        for call in program.calls:
+            self.specs.update(numbered(call.outputs, call.specs))
+
+    def run(self) -> RankProgram:
+        """The program with numbers for symbols."""
+        shapes = {n: self._shape(shape) for n, shape in self.walk.made.items()}
+        now = storages(self.program.made, shapes)
+        made = dict(now)
+        calls = []
+        for call, of, outputs in zip(
+            self.program.calls, self.walk.calls, self.walk.shapes, strict=True
+        ):
+            calls.append(self._call(call, of, outputs, now))
+            now.update(numbered(call.outputs, calls[-1].specs))
+        return replace(self.program, calls=calls, made=made)
+
+    def _call(
+        self, call: Call, of: Call, outputs: tuple[Any, ...], now: dict[int, TensorSpec]
+    ) -> Call:
+        if call.op == "wait":
+            return call
+        arguments = tuple(self._term(term) for term in of.arguments)
+        if call.op in DIVISIONS:
+            arguments = self._divided(arguments, now)
+        given = (*outputs, *[None] * (len(call.specs) - len(outputs)))
+        return replace(
+            call,
+            arguments=arguments,
+            keywords={name: self._term(term) for name, term in of.keywords.items()},
+            specs=tuple(self._spec(s, o) for s, o in zip(call.specs, given, strict=False)),
+            bytes=None if call.bytes is None else self._bytes(call, now),
+            us=None,
+        )
+
+    def _shape(self, shape: Any) -> tuple[int, ...]:
+        return tuple(grown(self.walk, self.known, size, self.times) for size in shape)
+
+    def _term(self, term: Term) -> Term:
+        if isinstance(term, tuple):
+            return tuple(self._term(item) for item in term)
+        if isinstance(term, Number) and not isinstance(term.value, (bool, int, float)):
+            return Number(grown(self.walk, self.known, term.value, self.times))
+        return term
+
+    def _divided(self, terms: tuple[Term, ...], now: dict[int, TensorSpec]) -> tuple[Term, ...]:
+        """A mean's gradient is divided by as many numbers as the mean is of."""
+        number = slots(terms[0])[0]
+        by = terms[1]
+        before, after = (prod(of[number].shape) for of in (self.specs, now))
+        if isinstance(by, Number) and before > 1 and by.value == before:
+            return (terms[0], Number(type(by.value)(after)), *terms[2:])
+        return terms
+
+    def _spec(self, spec: Any, shape: Any) -> Any:
+        if isinstance(spec, tuple):
+            shapes = shape if shape is not None else [None] * len(spec)
+            return tuple(self._spec(s, o) for s, o in zip(spec, shapes, strict=True))
+        if spec is None or shape is None:
+            return spec
+        return restrided(spec, self._shape(shape))
+
+    def _bytes(self, call: Call, now: dict[int, TensorSpec]) -> int:
+        """Of what a rank gives to a collective."""
+        assert call.bytes is not None
+        names = KNOWN.get(call.collective, ())
+        sent = [
+            number
+            for name, term in zip(names, call.arguments, strict=False)
+            if name in SENT and call.collective not in RECEIVED
+            for number in slots(term)
+        ]
+        before, after = (
+            sum(prod(of[n].shape) * item_bytes(of[n].dtype) for n in sent)
+            for of in (self.specs, now)
+        )
+        return call.bytes if not before else call.bytes * after // before

@@ -1,0 +1,256 @@
+"""Walks a program with symbols for sizes: which size follows from which.
+
+Ops run under PyTorch's fake tensors on symbolic sizes; those that have plain numbers for sizes, or
+no fake kernel, follow `rules`. Parameters and what else an optimizer writes keep their sizes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from shardopt.replay.program import WHOLE, Call, Number, RankProgram, Slot, TensorSpec, Term, slots
+from shardopt.replay.scale.known import Known
+from shardopt.replay.scale.ops import op_of, run, sized, written
+from shardopt.replay.scale.rules import rule_of
+from shardopt.replay.scale.sizes import Shape, Sizes, UndecidedError
+from shardopt.replay.scale.transposes import Transposes
+
+IDLE = frozenset({"aten::item", "aten::record_stream", "aten::_local_scalar_dense"})
+"""Ops that give no tensor and read no more than they are given."""
+BAGS = frozenset({f"aten::{n}embedding_bag{m}" for n in ("", "_") for m in ("", "_forward_only")})
+"""Lookups of PyTorch that pool: ids, and a start a bag, grow with the batch."""
+COPIES = frozenset({"aten::copy_", "aten::zero_", "aten::fill_", "aten::detach_"})
+"""Ops that write a tensor which need not be a parameter."""
+FAILS = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AssertionError)
+
+
+@dataclass
+class Walked:
+    """A program with sizes as symbols.
+
+    Args:
+        calls: with symbols in numbers of arguments.
+        shapes: of each call's outputs, nested as its specs.
+        made: shapes of the tensors made up front.
+        fixed: of these, what keeps its sizes.
+        opaque: ops whose outputs' sizes were left open, and why.
+        turned: tensors that the op under way reads transposed.
+    """
+
+    sizes: Sizes
+    calls: list[Call]
+    shapes: list[tuple[Any, ...]]
+    made: dict[int, Shape]
+    fixed: frozenset[int]
+    known: Known
+    specs: dict[int, TensorSpec]
+    opaque: dict[str, str] = field(default_factory=dict)
+    transposes: Transposes = field(default_factory=Transposes)
+    turned: set[int] = field(default_factory=set)
+
+
+def walked(program: RankProgram, samples: int) -> Walked:
+    """The program with symbols for all sizes that may be the batch's.
+
+    Raises:
+        UndecidedError: sizes of the trace do not fit each other.
+    """
+    sizes = Sizes(samples)
+    ids = frozenset(n for n, fill in program.fills.items() if fill["kind"] in ("table_ids", "ids"))
+    known = Known(sizes, ids)
+    fixed = fixed_tensors(program)
+    for number, spec in program.made.items():
+        sizes.at = f"tensor {number}"
+        kept = number in fixed
+        known.shapes[number] = spec.shape if kept else sizes.shape(spec.shape)
+    walk = Walked(sizes, [], [], dict(known.shapes), fixed, known, dict(program.made))
+    with torch.no_grad(), FakeTensorMode(allow_fallback_kernels=False, shape_env=sizes.env):
+        for at, call in enumerate(program.calls):
+            sizes.begin(call.op)
+            walk.turned = walk.transposes.read(at, call, sizes, known.shapes)
+            try:
+                changed, shapes = (call, ()) if call.op == "wait" else _call(walk, call)
+            except (*FAILS, KeyError, AttributeError) as error:
+                raise UndecidedError(
+                    f"op {at}, {call.op}, has arguments of its own kind"
+                ) from error
+            walk.transposes.note(at, call, sizes, known.shapes)
+            walk.calls.append(changed)
+            walk.shapes.append(shapes)
+            known.shapes.update(numbered(call.outputs, shapes))
+            walk.specs.update(numbered(call.outputs, call.specs))
+    return walk
+
+
+def numbered(outputs: Any, of: Any) -> Iterator[tuple[int, Any]]:
+    """Number of a tensor -> what is known of it, of nested outputs."""
+    for output, item in zip(outputs, of, strict=False):
+        if isinstance(output, tuple):
+            yield from numbered(output, () if item is None else item)
+        elif output is not None and item is not None:
+            yield output, item
+
+
+def _call(walk: Walked, call: Call) -> tuple[Call, tuple[Any, ...]]:
+    rule = rule_of(call)
+    if rule is not None:
+        return rule(walk.known, call)
+    if call.op in IDLE:
+        return call, ()
+    wanted = tuple(map(shape_of, call.specs))
+    op = op_of(call)
+    if op is None:
+        return call, _open(walk, call, wanted, "is not installed here")
+    made = sized(call, op, walk.sizes)
+    if call.op in BAGS:
+        _bags(walk, call, op)
+    _tied(walk, made, op)
+    if not any(_symbolic(walk, term) for term in (*made.arguments, *made.keywords.values())):
+        return made, wanted
+    try:
+        output = run(op, made, lambda number: _fake(walk, number))
+    except FAILS as error:
+        return made, _open(walk, call, wanted, str(error).split("\n")[0][:100])
+    outputs = output if isinstance(output, (tuple, list)) and len(wanted) != 1 else (output,)
+    found = tuple(_shape(walk, item) for item in outputs)
+    if not fits(walk.sizes, found, wanted):
+        return made, _open(walk, call, wanted, "gives other shapes here than in the trace")
+    return made, tuple(f if w is not None else None for f, w in zip(found, wanted, strict=False))
+
+
+def _tied(walk: Walked, call: Call, op: Any) -> None:
+    """Sizes among arguments that PyTorch does not compare with the tensors beside them."""
+    names = [argument.name for argument in op._schema.arguments]
+    named = dict(zip(names, call.arguments, strict=False))
+    first = walk.known.of(call.arguments[0]) if _is_tensor(call) else ()
+    pairs: list[tuple[Any, Any]] = []
+    if "normalized_shape" in named:
+        wanted = named["normalized_shape"]
+        pairs = list(zip(reversed(wanted), reversed(first), strict=False))
+    elif call.op == "aten::index_select_backward":
+        dim = int(named["dim"].value) % len(first)
+        pairs = [
+            pair for i, pair in enumerate(zip(named["self_sizes"], first, strict=True)) if i != dim
+        ]
+    for term, size in pairs:
+        walk.sizes.equal(term.value, size)
+
+
+def _is_tensor(call: Call) -> bool:
+    return bool(call.arguments) and isinstance(call.arguments[0], Slot)
+
+
+def _bags(walk: Walked, call: Call, op: Any) -> None:
+    names = [argument.name for argument in op._schema.arguments]
+    named = {**dict(zip(names, call.arguments, strict=False)), **call.keywords}
+    last = named.get("include_last_offset")
+    walk.sizes.grows(walk.known.of(named["indices"])[0], ids=True)
+    starts = walk.known.of(named["offsets"])[0]
+    walk.sizes.grows(starts - 1 if isinstance(last, Number) and last.value else starts)
+
+
+def shape_of(spec: Any) -> Any:
+    """The recorded shape of an output."""
+    if isinstance(spec, tuple):
+        return tuple(map(shape_of, spec))
+    return None if spec is None else spec.shape
+
+
+def fits(sizes: Sizes, found: Any, wanted: Any) -> bool:
+    """Whether shapes are those recorded."""
+    if wanted is None:
+        return True
+    if not isinstance(found, tuple):
+        return bool(found is not None and sizes.hint(found) == wanted)
+    return len(found) >= len(wanted) and all(
+        fits(sizes, a, b) for a, b in zip(found, wanted, strict=False)
+    )
+
+
+def _fake(walk: Walked, number: int) -> torch.Tensor:
+    spec = walk.specs.get(number)
+    dtype = torch.float32 if spec is None else getattr(torch, spec.dtype)
+    made = torch.empty(walk.known.shapes[number], dtype=dtype)
+    return made.t() if number in walk.turned else made
+
+
+def _shape(walk: Walked, output: Any) -> Any:
+    if isinstance(output, (tuple, list)):
+        return tuple(_shape(walk, item) for item in output)
+    return walk.sizes.plain(output.shape) if isinstance(output, torch.Tensor) else None
+
+
+def _open(walk: Walked, call: Call, wanted: Any, why: str) -> tuple[Any, ...]:
+    """Shapes whose sizes nothing is known of."""
+    walk.opaque.setdefault(call.op, why)
+
+    def fresh(shape: Any) -> Any:
+        if shape is None or all(isinstance(size, int) for size in shape):
+            return None if shape is None else walk.sizes.shape(shape)
+        return tuple(map(fresh, shape))
+
+    return tuple(map(fresh, wanted))
+
+
+def _symbolic(walk: Walked, term: Term) -> bool:
+    if isinstance(term, tuple):
+        return any(_symbolic(walk, item) for item in term)
+    if isinstance(term, Slot):
+        return not all(isinstance(size, int) for size in walk.known.shapes.get(term.number, ()))
+    return isinstance(term, Number) and isinstance(term.value, torch.SymInt)
+
+
+def fixed_tensors(program: RankProgram) -> frozenset[int]:
+    """Tensors made up front that an optimizer writes: parameters, gradients, its state.
+
+    They are written in place, and after that read by nothing but ops on tensors of their own shape:
+    an input that is changed in place goes into other ops then.
+    """
+    last: dict[int, int] = {}
+    used: dict[int, int] = defaultdict(int)
+    specs = dict(program.made)
+    for call in program.calls:
+        specs.update(numbered(call.outputs, call.specs))
+    for at, call in enumerate(program.calls):
+        plain = "::" in call.op and not call.is_collective and call.op not in IDLE
+        op = op_of(call) if plain else None
+        changed = set() if op is None or call.op in COPIES else set(written(call, op))
+        if op is not None and call.op not in COPIES:
+            changed |= _statistics(call, op)
+        if is_fused(call.op):
+            changed = {n for n in call.reads() if _is_float(program.made.get(n))}
+        for number in changed & program.made.keys():
+            last[number] = at
+        for number in set(call.reads()) & program.made.keys():
+            if not is_fused(call.op) and _mixes(specs, call, number):
+                used[number] = at
+    floats = (n for n in last if _is_float(program.made[n]))
+    return frozenset(n for n in floats if used.get(n, -1) <= last[n])
+
+
+def _statistics(call: Call, op: Any) -> set[int]:
+    """What a normalisation keeps of all batches; its schema does not say that it writes them."""
+    names = [argument.name for argument in op._schema.arguments]
+    pairs = zip(names, call.arguments, strict=False)
+    return {n for name, term in pairs if name.startswith("running_") for n in slots(term)}
+
+
+def is_fused(op: str) -> bool:
+    """Optimizers' ops on lists of parameters."""
+    return "_fused_" in op or "_foreach_" in op
+
+
+def _is_float(spec: TensorSpec | None) -> bool:
+    return spec is not None and spec.dtype not in WHOLE
+
+
+def _mixes(specs: Mapping[int, TensorSpec], call: Call, number: int) -> bool:
+    """Whether an op takes tensors of another shape beside this one."""
+    shapes = {specs[n].shape for n in call.reads() if n in specs}
+    return bool(shapes - {specs[number].shape, ()})

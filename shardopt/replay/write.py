@@ -1,0 +1,202 @@
+"""The files of a benchmark: programs, what is made up front on each rank, and the runtime."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from predictor.trace.read import TraceSet
+from shardopt import __version__
+from shardopt.files import atomic_write_text
+from shardopt.replay.emit import Source, file_of, source_of
+from shardopt.replay.program import Call, RankProgram, TensorSpec
+
+SCHEMA = "shardopt.replay/1"
+MAIN = "benchmark.py"
+RUNTIME = "runtime"
+MODULES = (
+    "__init__.py",
+    "settings.py",
+    "ops.py",
+    "run.py",
+    "tensors.py",
+    "collectives.py",
+    "exchange.py",
+    "matching.py",
+    "checks.py",
+    "memory.py",
+    "replay.py",
+    "host.py",
+)
+VERSION = re.compile(r"[\d.]+(-chakra[\d.]+)?")
+
+
+def write(
+    folder: Path, programs: Sequence[RankProgram], jobs: Sequence[TraceSet], indices: str
+) -> list[str]:
+    """Write the programs of all ranks; gives the names of their files.
+
+    Args:
+        jobs: that the programs come from.
+        indices: how ids are drawn where nothing else says it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = [source_of(program) for program in programs]
+    files: dict[int, str] = {}
+    constants: dict[int, list[Any]] = {}
+    names = []
+    for at, members in enumerate(_alike(sources)):
+        name = MAIN if at == 0 else f"benchmark_{at}.py"
+        varying = _varying([sources[i] for i in members])
+        for i in members:
+            numbers = sources[i].numbers
+            constants[i] = [numbers[position] for position in varying]
+            files[i] = name
+        title = _title([programs[i].rank for i in members], programs)
+        places = {position: place for place, position in enumerate(varying)}
+        text = file_of(sources[members[0]], places, title, len(programs))
+        atomic_write_text(folder / name, text)
+        names.append(name)
+    for i, program in enumerate(programs):
+        data = rank_object(program, files[i], sources[i], constants[i])
+        atomic_write_text(folder / f"rank{i}.json", _json(data))
+    package = resources.files("shardopt.replay") / RUNTIME
+    (folder / RUNTIME).mkdir(exist_ok=True)
+    for name in MODULES:
+        text = (package / name).read_text(encoding="utf-8")
+        atomic_write_text(folder / RUNTIME / name, text)
+    atomic_write_text(folder / "data.json", _json(_common(programs, jobs, indices)))
+    return names
+
+
+def _common(
+    programs: Sequence[RankProgram], jobs: Sequence[TraceSet], indices: str
+) -> dict[str, Any]:
+    told = [of.world_size for job in jobs for of in job.executions or job.traces]
+    sizes = [size for size in told if size]
+    world = max([*sizes, *(program.rank + 1 for program in programs)])
+    world = max(world, *(max(group, default=-1) + 1 for p in programs for group in p.groups), 1)
+    return {
+        "schema": SCHEMA,
+        "ranks": [program.rank for program in programs],
+        "world_size": world,
+        "indices": indices,
+        "provenance": {
+            "trace_schema": _version(jobs[0]),
+            "kineto": all(job.traces for job in jobs),
+            "shardopt": __version__,
+        },
+    }
+
+
+def _version(job: TraceSet) -> str:
+    """Version of the traces' format, where its text is nothing but one."""
+    if not job.executions:
+        return "kineto"
+    match = VERSION.match(job.executions[0].schema)
+    return match[0] if match else "unknown"
+
+
+def rank_object(
+    program: RankProgram, file: str, source: Source, constants: list[Any]
+) -> dict[str, Any]:
+    """What a rank's data file holds."""
+    last = max((n for call in program.calls for n in (*call.reads(), *call.gives())), default=-1)
+    return {
+        "rank": program.rank,
+        "program": file,
+        "parts": source.parts,
+        "tensors": last + 1,
+        "c": constants,
+        "groups": [list(group) for group in program.groups],
+        "made": {
+            str(number): {**_spec(spec), **_fill(program.fills.get(number))}
+            for number, spec in program.made.items()
+            if number <= last
+        },
+        "calls": [_call(call) for call in program.calls if call.op != "wait"],
+        "left_out": [
+            {"op": item.op, "reason": item.reason, "us": item.us} for item in program.left_out
+        ],
+    }
+
+
+def _spec(spec: TensorSpec) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "shape": spec.shape,
+        "strides": spec.strides,
+        "dtype": spec.dtype,
+        "storage": spec.storage,
+    }
+    if spec.offset:
+        made["offset"] = spec.offset
+    if spec.host:
+        made["host"] = True
+    return made
+
+
+def _fill(fill: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {} if fill is None else {"fill": dict(fill)}
+
+
+def _call(call: Call) -> dict[str, Any]:
+    kept: dict[str, Any] = {"op": call.op}
+    if call.overload:
+        kept["overload"] = call.overload
+    reads, gives = sorted(set(call.reads())), call.gives()
+    if reads:
+        kept["reads"] = reads
+    if gives:
+        kept["gives"] = gives
+    if call.specs:
+        kept["outputs"] = [_specs(spec) for spec in call.specs]
+    if call.us is not None:
+        kept["us"] = round(call.us, 3)
+    if call.bytes is not None:
+        kept["bytes"] = call.bytes
+    return kept
+
+
+def _specs(spec: Any) -> Any:
+    if isinstance(spec, tuple):
+        return [_specs(item) for item in spec]
+    return None if spec is None else [spec.shape, spec.strides, spec.dtype]
+
+
+def _json(data: Mapping[str, Any]) -> str:
+    """A line an entry of long lists, so that files can be read and compared by eye."""
+    lines = []
+    for key, value in data.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            inner = ",\n".join(f"  {json.dumps(item)}" for item in value)
+            lines.append(f" {json.dumps(key)}: [\n{inner}\n ]")
+        elif key == "made":
+            inner = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in value.items())
+            lines.append(f' "made": {{\n{inner}\n }}')
+        else:
+            lines.append(f" {json.dumps(key)}: {json.dumps(value)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _alike(sources: Sequence[Source]) -> list[list[int]]:
+    """Positions of ranks whose programs differ in numbers alone."""
+    classes: dict[object, list[int]] = {}
+    for i, source in enumerate(sources):
+        classes.setdefault(source.pattern, []).append(i)
+    return list(classes.values())
+
+
+def _varying(sources: Sequence[Source]) -> list[int]:
+    """Positions of the numbers that differ."""
+    columns = zip(*(source.numbers for source in sources), strict=True)
+    return [i for i, column in enumerate(columns) if any(n != column[0] for n in column)]
+
+
+def _title(ranks: Sequence[int], programs: Sequence[RankProgram]) -> str:
+    calls = len(next(p for p in programs if p.rank == ranks[0]).calls)
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    return f"One iteration of {calls} ops, as {who} of a traced job ran it."

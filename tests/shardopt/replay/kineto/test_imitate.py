@@ -1,0 +1,236 @@
+"""Programs out of Kineto traces alone, against the execution traces of the same steps."""
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from predictor.errors import InputError
+from predictor.trace.execution import Node
+from predictor.trace.read import load_traces
+from predictor.transformer import TransformerShape
+from shardopt.replay.annotations import Annotations
+from shardopt.replay.generate import generate, is_composite, programs_of
+from shardopt.replay.kineto.imitate import Imitation, imitate
+from shardopt.replay.launch import replay
+from shardopt.replay.program import RankProgram
+from shardopt.replay.select import Tree, choose
+from shardopt.replay.tensors import seen
+from tests.shardopt.replay.captured import SECRETS, capture
+
+DATA = Path(__file__).parents[4] / "shared" / "data" / "traces"
+
+
+def alone(folder: Path) -> Path:
+    """The Kineto trace of rank 0, without the execution trace beside it."""
+    place = folder / "alone"
+    place.mkdir(exist_ok=True)
+    shutil.copy(folder / "rank0.kineto.json", place)
+    return place / "rank0.kineto.json"
+
+
+def imitation(path: Path) -> Imitation:
+    return imitate(load_traces([path], keep_args=True).traces[0])
+
+
+def bag_step():
+    """Lookups in bags of uneven lengths with weights, a product of sums, Adagrad."""
+    import torch
+
+    torch.manual_seed(0)
+    bags = torch.nn.ModuleList(torch.nn.EmbeddingBag(40, 6, mode="sum") for _ in range(3))
+    top = torch.nn.Linear(18, 1)
+    optimizer = torch.optim.Adagrad([*bags.parameters(), *top.parameters()])
+    ids, starts = torch.randint(40, (17,)), torch.tensor([0, 4, 9, 11])
+    weights = torch.rand(17)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        pooled = torch.cat([bag(ids, starts, per_sample_weights=weights) for bag in bags], dim=1)
+        torch.sigmoid(top(pooled)).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def transformer_step():
+    from shardopt.bench.transformers_models import Training
+
+    return Training(TransformerShape("bert", 1, 32, 2, 64, 50, 8, 2)).step
+
+
+@pytest.fixture(scope="module", params=["convnet", "transformer", "bags"])
+def captured(
+    request: pytest.FixtureRequest, traces: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    if request.param == "convnet":
+        return traces
+    step = transformer_step() if request.param == "transformer" else bag_step()
+    return capture(step, tmp_path_factory.mktemp(request.param))
+
+
+def test_ops_are_those_of_the_execution_trace(captured: Path) -> None:
+    """Same ops in order, with the same schemas, shapes, strides, types and whole numbers.
+
+    Exceptions: ops made of others are opened, and what then moves no data may be missing.
+    """
+    (truth,) = load_traces([captured]).executions
+    found = imitation(alone(captured))
+    assert not found.left_out
+    ours = [of.node for of in found.chosen]
+    tree = Tree(truth)
+    missing: list[Node] = []
+
+    def follow(node: Node, at: int) -> int:
+        if at < len(ours) and ours[at].name == node.name and specs(ours[at]) == specs(node):
+            assert ours[at].schema == node.schema
+            assert wholes(ours[at]) == wholes(node)
+            return at + 1
+        if node.schema and not tree.children[node.id]:
+            missing.append(node)
+        for child in tree.children[node.id]:
+            at = follow(child, at)
+        return at
+
+    at = 0
+    for of in choose(truth, is_composite):
+        at = follow(of.node, at)
+    assert at == len(ours) > 50
+    assert not missing
+
+
+def specs(node: Node) -> list:
+    return [
+        None if of is None else (of.spec.shape, of.spec.strides, of.spec.dtype)
+        for argument in node.inputs
+        for of in seen(argument)
+    ]
+
+
+def wholes(node: Node) -> list:
+    """Flags, whole numbers and lists of them; texts, devices and what is not given are none."""
+    plain = [a.value for a in node.inputs if not any(True for _ in a.tensors())]
+    return [value for value in plain if isinstance(value, (bool, int, tuple)) and value != ()]
+
+
+def test_an_execution_trace_comes_first(traces: Path) -> None:
+    """Beside one, a Kineto trace gives times alone."""
+    both, execution = load_traces([traces], keep_args=True), load_traces([traces / "rank0.et.json"])
+    first, second = (programs_of(found, Annotations())[0] for found in (both, execution))
+    assert [call.op for call in first.calls] == [call.op for call in second.calls]
+    assert first.made == second.made
+
+
+def test_nothing_is_chained(traces: Path) -> None:
+    """What ops take exists before the first, and what they give is let go of."""
+    (made,) = programs_of(load_traces([alone(traces)], keep_args=True), Annotations())
+    assert all(number in made.made for call in made.calls for number in call.reads())
+    assert not any(call.gives() for call in made.calls)
+    # one tensor for all calls that take one like it, two for a call that takes two
+    written = [made.made[n] for call in made.calls for n in call.reads()]
+    assert len(made.made) < len(written) / 2
+    product = next(c for c in made.calls if c.op == "aten::mul" and len(c.reads()) == 2)
+    assert len(set(product.reads())) == 2
+
+
+@pytest.mark.distributed
+def test_it_runs(captured: Path, tmp_path: Path) -> None:
+    generate([alone(captured)], tmp_path / "b", strict=True)
+    result = replay(tmp_path / "b", ["--device", "cpu", "--warm-up", "1", "--iterations", "2"])
+    assert result["not_replayed"] == {}
+    assert result["ops_replayed"] == result["ops_total"] > 50
+    assert result["coverage"] == 1.0
+
+
+def test_nothing_private_is_written(traces: Path, tmp_path: Path) -> None:
+    """Planted where Kineto traces have free text: names, values, hosts, paths."""
+    data = json.loads(alone(traces).read_text())
+    data["host"], data["traceName"] = SECRETS[2], f"{SECRETS[0]}/trace.json"
+    for event in data["traceEvents"]:
+        if event["name"] == "aten::dropout":
+            event["args"]["Call stack"] = SECRETS[0]
+            event["args"]["Concrete Inputs"][1] = SECRETS[1]
+        if event["name"] == "aten::add_":
+            event["args"]["Concrete Inputs"][2] = SECRETS[4]
+        if event["name"] == "aten::relu":
+            event["args"]["Input type"] = [SECRETS[1]]
+    home = tmp_path / SECRETS[1]
+    home.mkdir()
+    (home / f"{SECRETS[3]}.rank0.json").write_text(json.dumps(data))
+    made = generate([home / f"{SECRETS[3]}.rank0.json"], tmp_path / "b")
+    assert made.left
+    for file in (tmp_path / "b").rglob("*"):
+        if file.is_file():
+            content = file.read_text()
+            assert not [s for s in (*SECRETS, str(tmp_path)) if s in content], file
+    assert not [note for note in made.notes for secret in SECRETS if secret in note]
+
+
+def shares(program: RankProgram) -> tuple[float, float]:
+    """Share of compute ops that are replayed, and of all recorded host time."""
+    calls = [call for call in program.calls if call.op != "wait"]
+    compute = sum(not call.is_collective for call in calls)
+    replayed, left = sum(c.us or 0 for c in calls), sum(i.us or 0 for i in program.left_out)
+    return compute / (compute + len(program.left_out)), replayed / (replayed + left)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs the public traces")
+@pytest.mark.parametrize(
+    ("name", "left", "by_count", "by_time"),
+    [
+        ("hta_trace_diff_control_rank3of8.json.gz", 39, 0.98, 0.95),
+        ("hta_trace_diff_test_rank1of2.json.gz", 23, 0.98, 0.98),
+    ],
+)
+def test_public_traces_without_values(
+    name: str, left: int, by_count: float, by_time: float
+) -> None:
+    """What of two jobs of 2022 can be rebuilt: no strides, no values, no shapes in lists."""
+    pytest.importorskip("fbgemm_gpu")
+    (made,) = programs_of(load_traces([DATA / name], keep_args=True), Annotations())
+    assert len(made.left_out) == left
+    count, time = shares(made)
+    assert count > by_count
+    assert time > by_time
+    collectives = Counter(call.op for call in made.calls if call.is_collective)
+    assert collectives == {"c10d::alltoall_base_": 7, "c10d::allreduce_": 3}
+    assert not [item for item in made.left_out if "c10d" in item.op or "comms" in item.op]
+    reasons = {item.op: item.reason for item in made.left_out}
+    assert "shapes of the list" in reasons["aten::cat"]
+    assert "`dim`" in reasons["aten::sum"]
+    assert "no op of this PyTorch" in reasons["fb::offsets_range"]
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs the public traces")
+def test_a_public_trace_without_shapes(tmp_path: Path) -> None:
+    path = DATA / "hta_nccl_parser_rank0of2.json.gz"
+    made = generate([path], tmp_path / "b")
+    (program,) = made.programs
+    collectives = [c for c in program.calls if c.is_collective]
+    assert [c.op for c in program.calls if c.op != "wait"] == [c.op for c in collectives]
+    # the five buckets of ResNet-50's gradients, as docs/data.md counts its weights
+    sums = [c.bytes or 0 for c in collectives if c.op == "c10d::allreduce_"]
+    assert sum(sums) == 25_557_032 * 4
+    told = [note for note in made.notes if "record_shapes=True" in note]
+    assert len(told) == 1
+    with pytest.raises(InputError, match="--strict: 843 ops"):
+        generate([path], tmp_path / "c", strict=True)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs the public traces")
+def test_collectives_of_eight_ranks_are_those_of_their_execution_traces() -> None:
+    kineto, execution = DATA / "dlrm_kineto.tar.gz", DATA / "dlrm_pytorch_et.tar.gz"
+    alone = programs_of(load_traces([kineto], keep_args=True), Annotations())
+    truth = programs_of(load_traces([kineto, execution]), Annotations())
+    assert [p.rank for p in alone] == [p.rank for p in truth] == list(range(8))
+    for one, other in zip(alone, truth, strict=True):
+        sent = [
+            [(call.op, call.bytes) for call in made.calls if call.is_collective]
+            for made in (one, other)
+        ]
+        assert sent[0] == sent[1]
+        assert len(sent[0]) == 8

@@ -1,0 +1,70 @@
+"""Nodes of execution traces, made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from predictor.trace.execution import Argument, ExecutionTrace, Node, Tensor, Value
+from shardopt.replay.tensors import contiguous
+
+BYTES = {"float": 4, "double": 8, "long int": 8, "int": 4, "bool": 1}
+
+
+def tensor(
+    number: int,
+    storage: int,
+    shape: tuple[int, ...] = (2, 3),
+    kind: str = "float",
+    *,
+    strides: tuple[int, ...] | None = None,
+    offset: int = 0,
+) -> Argument:
+    """A tensor on the host.
+
+    Args:
+        number: id of the object.
+        kind: C++ type of its items.
+    """
+    value = Tensor(number, storage, offset, prod(shape), BYTES[kind], "cpu")
+    steps = contiguous(shape) if strides is None else strides
+    return Argument(value, shape, f"Tensor({kind})", steps)
+
+
+def plain(value: Value, kind: str = "Int") -> Argument:
+    """What is no tensor."""
+    return Argument(value, (), kind)
+
+
+def op(
+    number: int,
+    name: str,
+    inputs: Iterable[Argument] = (),
+    outputs: Iterable[Argument] = (),
+    parent: int = 0,
+    schema: str = "",
+    *,
+    scope: int = 0,
+    thread: int = 1,
+) -> Node:
+    """An op; without a schema, one that takes tensors and returns one."""
+    inputs, outputs = tuple(inputs), tuple(outputs)
+    taken = ", ".join(f"Tensor x{i}" for i in range(len(inputs)))
+    made = schema or f"{name}({taken}) -> Tensor"
+    return Node(number, parent, name, inputs, outputs, schema=made, scope=scope, thread=thread)
+
+
+def note(
+    number: int, name: str, parent: int = 0, *, scope: int = 7, inputs: Iterable[Argument] = ()
+) -> Node:
+    """An annotation, or another node without a schema.
+
+    Args:
+        scope: `at::RecordScope`; 7: of the user.
+    """
+    return Node(number, parent, name, tuple(inputs), (), scope=scope, thread=1)
+
+
+def trace(*nodes: Node) -> ExecutionTrace:
+    """A rank's trace."""
+    return ExecutionTrace("rank0.json", "1.1.1", 0, 1, tuple(sorted(nodes, key=lambda n: n.id)))

@@ -1,0 +1,128 @@
+"""Which collectives of the ranks meet: told from what each says, without any process."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from shardopt.replay.runtime.matching import fits, plans
+
+Told = dict[str, Any]
+
+
+def told(kind: str, sent: list[int], got: list[int] | None = None, **more: Any) -> Told:
+    plain = {"group": [], "dtype": "float32", "root": 0, "peer": None, "tag": 0, "splits": None}
+    return {"kind": kind, "sent": sent, "got": sent if got is None else got, **plain, **more}
+
+
+def send(peer: int, size: int = 4, tag: int = 0) -> Told:
+    return told("send", [size], [], peer=peer, tag=tag)
+
+
+def receive(peer: int, size: int = 4, tag: int = 0) -> Told:
+    return told("recv_", [], [size], peer=peer, tag=tag)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent", "got"),
+    [
+        ("allreduce_", [5], [5]),
+        ("allreduce_coalesced_", [2, 3], [2, 3]),
+        ("allgather_", [3], [3, 3]),
+        ("allgather_coalesced_", [2, 3], [2, 3, 2, 3]),
+        ("_allgather_base_", [3], [6]),
+        ("allgather_into_tensor_coalesced_", [3, 2], [6, 4]),
+        ("reduce_scatter_", [3, 3], [3]),
+        ("_reduce_scatter_base_", [6], [3]),
+        ("reduce_scatter_tensor_coalesced_", [6, 4], [3, 2]),
+        ("alltoall_", [3, 3], [3, 3]),
+        ("barrier", [], []),
+    ],
+)
+def test_sizes_of_two_ranks_that_fit_do_not_fit_three(
+    kind: str, sent: list[int], got: list[int]
+) -> None:
+    assert fits([told(kind, sent, got)] * 2)
+    if kind in ("allreduce_", "allreduce_coalesced_", "barrier"):
+        assert fits([told(kind, sent, got)] * 3)
+    else:
+        assert not fits([told(kind, sent, got)] * 3)
+    if sent:
+        assert not fits([told(kind, sent, got), told(kind, [sent[0] + 1, *sent[1:]], got)])
+        assert not fits([told(kind, sent, got), told(kind, sent, got, dtype="int64")])
+
+
+def test_splits_of_an_all_to_all_must_mirror_each_other() -> None:
+    left = told("alltoall_base_", [3], [3], splits=([1, 2], [1, 2]))
+    right = told("alltoall_base_", [5], [5], splits=([2, 3], [2, 3]))
+    assert fits([left, right])
+    wrong = told("alltoall_base_", [5], [5], splits=([1, 4], [2, 3]))
+    assert not fits([left, wrong])
+    even = told("alltoall_base_", [6], [6], splits=([], []))
+    assert fits([even] * 3)
+
+
+def test_only_the_root_of_a_gather_has_parts() -> None:
+    root, other = told("gather_", [4], [4, 4]), told("gather_", [4], [])
+    assert fits([root, other])
+    assert not fits([other, root])
+    assert fits([{**other, "root": 1}, {**root, "root": 1}])
+    assert not fits([root, other, other])
+    assert fits([told("scatter_", [4, 4], [4]), told("scatter_", [], [4])])
+    assert not fits([other, other])
+    assert not fits([{**other, "root": 2}, {**other, "root": 2}])
+    # who broadcasts matters to nobody's size
+    assert fits([told("broadcast_", [4], root=2)] * 2)
+
+
+def test_what_the_others_do_not_have_is_left_out_and_the_rest_meets() -> None:
+    reduce, gather, wait = (told(kind, [2], [4]) for kind in ("reduce_", "allgather_", "barrier"))
+    zero, one = plans([[reduce, gather, wait], [reduce, wait]])
+    assert ["skip" in plan for plan in zero] == [False, True, False]
+    assert zero[0] == one[0] == {}
+    assert len(one) == 2
+
+
+def test_groups_have_an_order_of_their_own() -> None:
+    pair = told("allreduce_", [2], group=[0, 1])
+    everyone = told("allreduce_", [3])
+    found = plans([[pair, everyone], [everyone, pair], [everyone]])
+    assert found == [[{}, {}], [{}, {}], [{}]]
+
+
+def test_the_largest_part_is_exchanged_where_sizes_do_not_fit() -> None:
+    found = plans([[told("allreduce_", [5])], [told("allreduce_", [8])]])
+    assert [of[0]["even"] for of in found] == [8, 8]
+    found = plans([[told("alltoall_base_", [7], [7], splits=([3, 4], [3, 4]))]])
+    assert found[0][0]["even"] == 7
+    found = plans([[told("scatter_", [], [4], root=1)]])
+    assert found[0][0]["even"] == 4
+    found = plans([[told("gather_", [4], [], root=1)]])
+    assert found[0][0]["even"] == 4
+    found = plans([[told("_reduce_scatter_base_", [10], [5])]] * 3)
+    assert [of[0]["even"] for of in found] == [4, 4, 4]
+
+
+def test_sends_meet_receives_by_ranks_and_tag_in_order() -> None:
+    zero = [send(1, 4), send(1, 8), send(1, 6, tag=7)]
+    one = [receive(0, 6, tag=7), receive(0, 4), receive(0, 8)]
+    assert plans([zero, one]) == [[{"peer": 1}] * 3, [{"peer": 0}] * 3]
+
+
+def test_sizes_of_a_send_and_its_receive_that_differ() -> None:
+    zero, one = plans([[send(1, 4)], [receive(0, 9)]])
+    assert zero == [{"peer": 1, "even": 4, "dtype": "float32"}]
+    assert one == [{"peer": 0, "even": 4, "dtype": "float32"}]
+
+
+def test_a_receive_from_anyone_takes_what_no_other_asks_for() -> None:
+    anyone = told("recv_any_source_", [], [4])
+    found = plans([[anyone, receive(1)], [send(0)], [send(0)]])
+    assert found == [[{"peer": 2}, {"peer": 1}], [{"peer": 0}], [{"peer": 0}]]
+
+
+def test_sends_that_nobody_takes() -> None:
+    zero, one = plans([[send(5), send(0), send(1)], [receive(0, tag=2)]])
+    assert zero[0] == {"skip": "its partner, rank 5, is not replayed"}
+    assert ["no rank that is replayed" in of["skip"] for of in (*zero[1:], *one)] == [True] * 3

@@ -1,0 +1,209 @@
+"""Ranks that die, are killed or cannot start: one message, and nothing left behind."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from predictor.errors import InputError
+from shardopt.replay.generate import generate
+from shardopt.replay.launch import Died, ReplayError, _blame, replay
+from tests.shardopt.replay.captured import attribute
+
+pytestmark = pytest.mark.distributed
+
+REPOSITORY = Path(__file__).parents[3]
+LINEAR = ("aten::linear", "aten::addmm")
+QUICK = ["--device", "cpu", "--warm-up", "0", "--iterations", "1"]
+COMMAND = """
+import signal
+from shardopt.cli.app import main
+
+# a shell's background jobs ignore interrupts, and so do their children
+signal.signal(signal.SIGINT, signal.default_int_handler)
+raise SystemExit(main())
+"""
+OPS = """
+import os, signal, time
+import torch
+
+torch.library.define("unkind::relu", "(Tensor self) -> Tensor")
+
+@torch.library.impl("unkind::relu", "CPU")
+def relu(x):
+    {body}
+    return x.relu()
+"""
+
+
+@pytest.fixture(scope="module")
+def unkind(traces: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A benchmark with an op `unkind::relu`."""
+    place = tmp_path_factory.mktemp("unkind")
+    data = json.loads((traces / "rank0.et.json").read_text())
+    for node in data["nodes"]:
+        if node["name"] == "aten::relu":
+            schema = attribute(node, "op_schema")
+            schema["value"] = schema["value"].replace("aten::relu", "unkind::relu")
+    (place / "rank0.et.json").write_text(json.dumps(data))
+    generate([place / "rank0.et.json"], place / "b")
+    return place / "b"
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Writes a module in which the op does as told."""
+
+    def write(body: str) -> str:
+        (tmp_path / "unkind_ops.py").write_text(OPS.format(body=body))
+        return "unkind_ops"
+
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{REPOSITORY}")
+    return write
+
+
+def test_an_op_that_ends_the_process_is_left_out(
+    unkind: Path, module: Callable[[str], str]
+) -> None:
+    name = module("os.kill(os.getpid(), signal.SIGSEGV)")
+    result = replay(unkind, [*QUICK, "--import", name])
+    assert result["not_replayed"] == {"unkind::relu.default: ends the process here": 1}
+    assert result["ops_replayed"] == result["ops_total"] - 1 > 0
+
+
+def test_a_rank_that_the_system_kills(unkind: Path, module: Callable[[str], str]) -> None:
+    name = module("os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(ReplayError, match=r"rank 0 .* SIGKILL \(the system may have run out of"):
+        replay(unkind, [*QUICK, "--import", name])
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{pid}/stat")
+    return not status.is_file() or status.read_text().split()[2] != "Z"
+
+
+@pytest.fixture
+def busy(
+    unkind: Path, module: Callable[[str], str], tmp_path: Path
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A command whose rank is in an op that takes a minute, and the rank's process id."""
+    place = tmp_path / "pid"
+    body = f"open({str(place) + '.new'!r}, 'w').write(str(os.getpid()))"
+    body += f"; os.replace({str(place) + '.new'!r}, {str(place)!r}); time.sleep(60)"
+    words = ["bench", "replay", str(unkind), "--device", "cpu", "--import", module(body)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        ends = time.monotonic() + 60
+        while not place.exists() and time.monotonic() < ends:
+            time.sleep(0.05)
+        yield process, int(place.read_text())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def check_gone(pid: int) -> None:
+    ends = time.monotonic() + 10
+    while alive(pid) and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert not alive(pid)
+
+
+def test_an_interrupt_ends_all(busy: tuple[subprocess.Popen[str], int]) -> None:
+    process, rank = busy
+    process.send_signal(signal.SIGINT)
+    shown, said = process.communicate(timeout=30)
+    assert (process.returncode, shown, said) == (130, "", "shardopt: error: interrupted\n")
+    check_gone(rank)
+
+
+def test_a_rank_that_somebody_kills(busy: tuple[subprocess.Popen[str], int]) -> None:
+    process, rank = busy
+    os.kill(rank, signal.SIGKILL)
+    shown, said = process.communicate(timeout=30)
+    assert (process.returncode, shown) == (2, "")
+    assert said.startswith("shardopt: error: rank 0 of the benchmark died of signal SIGKILL")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.slow
+def test_ranks_end_with_the_command(
+    busy: tuple[subprocess.Popen[str], int], number: signal.Signals
+) -> None:
+    process, rank = busy
+    process.send_signal(number)
+    process.wait(timeout=30)
+    check_gone(rank)
+
+
+def changed(unkind: Path, place: Path, change: Callable[[dict], object]) -> Path:
+    folder = place / "changed"
+    shutil.copytree(unkind, folder)
+    data = json.loads((folder / "rank0.json").read_text())
+    change(data)
+    (folder / "rank0.json").write_text(json.dumps(data))
+    return folder
+
+
+def test_more_than_the_memory_there_is(unkind: Path, tmp_path: Path) -> None:
+    def swell(data: dict) -> None:
+        read = {n for call in data["calls"] if call["op"] in LINEAR for n in call["reads"]}
+        number = next(n for n in read if str(n) in data["made"])
+        data["made"][str(number)].update(shape=[1 << 45], strides=[1])
+
+    folder = changed(unkind, tmp_path, swell)
+    with pytest.raises(ReplayError, match=r"take 13\d{4}\.\d GiB .*try fewer --ranks") as error:
+        replay(folder, QUICK)
+    assert "Traceback" not in str(error.value)
+
+
+def test_data_and_options_that_cannot_be_used(unkind: Path, tmp_path: Path) -> None:
+    with pytest.raises(ReplayError, match=r"--import no_such: No module named 'no_such'; put"):
+        replay(unkind, [*QUICK, "--import", "no_such"])
+    with pytest.raises(ReplayError, match=r"no op is one of --ops aten::ad .*near it: aten::add"):
+        replay(unkind, [*QUICK, "--ops", "aten::ad"])
+    folder = changed(unkind, tmp_path, lambda data: data["calls"][0].pop("op"))
+    with pytest.raises(ReplayError, match=r"^rank0\.json: `calls\[0\]\.op` is missing; mend it"):
+        replay(folder, QUICK)
+    (folder / "data.json").write_text('{"schema": "shardopt.replay/1", "world_size": "two"}')
+    with pytest.raises(InputError, match=r"data\.json: `world_size` must be a whole number"):
+        replay(folder, QUICK)
+
+
+def test_no_place_for_temporary_files(
+    unkind: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(InputError, match=r"no place for temporary files: .* set TMPDIR"):
+        replay(unkind, QUICK)
+
+
+def test_who_is_to_blame(tmp_path: Path) -> None:
+    for rank, words in enumerate(["connection closed", "no such op", "ended\n[W1121 noise"]):
+        (tmp_path / f"log.{rank}").write_text(words)
+    assert _blame(tmp_path, [3, 2, None], [0]) == Died("", "no such op")
+    assert _blame(tmp_path, [3, 3, None], [1]) == Died("", "no such op")
+    (tmp_path / "op.2").write_text("aten::mm.default")
+    op, message = "aten::mm.default", "rank 2 of the benchmark died of signal SIGSEGV in aten::mm"
+    died = _blame(tmp_path, [3, 2, -signal.SIGSEGV], [0])
+    assert (died.op, died.message) == (op, f"{message}.default: ended")
+    assert _blame(tmp_path, [3, 2, -signal.SIGTERM], [0]).op == ""
