@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from shardopt.cli import options
 from shardopt.cli.bench_run import MEASURE
 
-Output = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Rows, as JSON.")]
+Output = Annotated[
+    Path,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="DIR",
+        help="Folder for cpu.json, models beside their replays, and calls.jsonl, for laws of ops.",
+    ),
+]
 Models = Annotated[
     list[str] | None,
     typer.Option(
@@ -22,35 +30,82 @@ Rounds = Annotated[
     typer.Option(
         "--rounds",
         metavar="N",
-        help="In each, the model and its replay run a block of steps.",
+        help="In each, every model and its replay run in turns in processes of their own.",
         rich_help_panel=MEASURE,
+    ),
+]
+Work = Annotated[
+    Path | None,
+    typer.Option(
+        "--work",
+        metavar="DIR",
+        help="Keep benchmarks and times of rounds here, and go on with what is there.",
+        rich_help_panel=MEASURE,
+        show_default=False,
     ),
 ]
 MAX_ROUNDS = 10_000
 
 
 def mystique(
-    output: Output, models: Models = None, rounds: Rounds = 12, quiet: options.Quiet = False
+    output: Output,
+    models: Models = None,
+    rounds: Rounds = 5,
+    work: Work = None,
+    quiet: options.Quiet = False,
 ) -> None:
-    """Capture CPU models, generate benchmarks, and hold the replays' times against the models'."""
+    """Capture CPU models, generate benchmarks, and time replays beside their models.
+
+    Further models give the laws by which `bench predict` prices benchmarks; their calls are timed
+    inside their replays.
+    """
+    import tempfile
+
     from predictor.errors import InputError, did_you_mean
     from shardopt.cli.bench_run import check_number
-    from shardopt.cli.messages import note
-    from shardopt.cli.output import check_writable, versions, write_json
-    from shardopt.replay.originals import NAMES
-    from shardopt.replay.side_by_side import measure, summary
+    from shardopt.replay.mystique.originals import MODELS
 
     check_number("--rounds", rounds, 1, MAX_ROUNDS)
-    check_writable(output)
     for name in models or ():
-        if name not in NAMES:
+        if name not in MODELS:
             raise InputError(
-                f"--model {name!r}: there are {', '.join(NAMES)}{did_you_mean(name, NAMES)}"
+                f"--model {name!r}: there are {', '.join(MODELS)}{did_you_mean(name, MODELS)}"
             )
-    rows: list[dict[str, Any]] = []
-    for name in models or NAMES:
-        rows.append(measure(name, rounds))
-        row = rows[-1]
-        said = f"{row['original_ms']:.2f} ms, replayed in {row['replay_ms']:.2f}"
-        note([f"{name}: {said} ({row['ratio'] - 1:+.1%})"], quiet=quiet)
-        write_json(output, {"summary": summary(rows), "versions": versions(), "rows": rows})
+    for place in (output, work):
+        if place is not None:
+            _check_folder(place)
+    names = list(models or MODELS)
+    if work is not None:
+        _run(names, output, rounds, work, quiet)
+        return
+    with tempfile.TemporaryDirectory(prefix="shardopt-mystique-") as here:
+        _run(names, output, rounds, Path(here), quiet)
+
+
+def _check_folder(place: Path) -> None:
+    from predictor.errors import InputError
+
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{place}: cannot be a folder: {error.strerror}") from None
+
+
+def _run(names: list[str], output: Path, rounds: int, work: Path, quiet: bool) -> None:
+    from shardopt.cli.messages import note
+    from shardopt.cli.output import versions, write_json
+    from shardopt.replay.laws.fit import FILE
+    from shardopt.replay.laws.rows import write_models
+    from shardopt.replay.mystique.calibrate import prepare, replays, side_by_side, time_rounds
+    from shardopt.replay.mystique.side_by_side import summary
+
+    for name in prepare(names, work):
+        note([f"{name}: benchmark made"], quiet=quiet)
+    for name, number in time_rounds(names, work, rounds):
+        note([f"round {number + 1} of {rounds}: {name}"], quiet=quiet)
+    write_models(output / FILE, replays(names, work))
+    rows = side_by_side(names, work)
+    if rows:
+        write_json(
+            output / "cpu.json", {"summary": summary(rows), "versions": versions(), "rows": rows}
+        )

@@ -10,6 +10,7 @@ import typer
 from shardopt.cli import options
 from shardopt.cli.bench_replay import Folder
 
+CPU_RANKS = "cpu-gloo"
 Hardware = Annotated[
     str,
     typer.Option(
@@ -24,7 +25,7 @@ Data = Annotated[
     typer.Option(
         "--data",
         metavar="DIR",
-        help="What `bench transformers` wrote, for laws of ops; the source tree's unless given.",
+        help="What `bench mystique` wrote, for laws of ops; the source tree's unless given.",
         rich_help_panel=options.MACHINE,
         show_default=False,
     ),
@@ -33,22 +34,29 @@ Data = Annotated[
 
 def predict(
     folder: Folder,
-    hardware: Hardware = "cpu-gloo",
+    hardware: Hardware = CPU_RANKS,
     data: Data = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Predict an iteration of a generated benchmark without running it.
 
-    Ops that no calibration step ran have no law: the recorded times of their calls stand for them,
+    Ops that no calibration model ran have no law: the recorded times of their calls stand for them,
     and they are listed.
     """
+    predict_benchmark(folder, hardware, data, as_json=json, quiet=quiet)
+
+
+def predict_benchmark(
+    folder: Path, hardware: str, data: Path | None, *, as_json: bool, quiet: bool
+) -> None:
+    """Predict and print; arguments as of `predict`."""
     from shardopt.cli.output import print_json
+    from shardopt.replay.laws.fit import DEFAULT_FOLDER
     from shardopt.replay.predict import predict as predicted
-    from shardopt.suites.transformers_cpu import DEFAULT_FOLDER
 
     result = predicted(folder, hardware, DEFAULT_FOLDER if data is None else data)
-    if json:
+    if as_json:
         print_json(result)
         return
     from shardopt.report.console import make_console

@@ -1,13 +1,31 @@
-"""``shardopt predict``: the predicted time of given plans, side by side."""
+"""``shardopt predict``: the predicted time of given plans, side by side, or of a benchmark."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
 from shardopt.cli import options
+
+Model = Annotated[
+    Path,
+    typer.Argument(
+        metavar="MODEL",
+        help="Model file (YAML), or folder of a generated benchmark, which takes no plan.",
+        show_default=False,
+    ),
+]
+Plans = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="PLAN...", help="Plan files (JSON), one or more.", show_default=False),
+]
 
 
 def predict(
-    model: options.Model,
-    plans: options.Plans,
+    model: Model,
+    plans: Plans = None,
     gpus: options.Gpus = None,
     gpus_per_node: options.GpusPerNode = None,
     cluster: options.Cluster = None,
@@ -22,8 +40,27 @@ def predict(
 ) -> None:
     """Predict the iteration time of given plans, side by side.
 
-    Ranks and hardware are the plan's unless flags say otherwise.
+    Ranks and hardware are the plan's unless flags say otherwise. A folder that `bench generate`
+    wrote is predicted as `bench predict` does.
     """
+    from predictor.errors import InputError
+
+    if model.is_dir():
+        from shardopt.cli.bench_predict import CPU_RANKS, predict_benchmark
+
+        sizes = (gpus, gpus_per_node, cluster, hbm_gib, ddr_gib, batch_size)
+        if plans or strict or any(of is not None for of in sizes):
+            raise InputError(
+                f"{model}: is the folder of a benchmark, which has its own ranks and batch; give "
+                "no plan and no flags but --hardware, --json and --quiet"
+            )
+        predict_benchmark(model, hardware or CPU_RANKS, None, as_json=json, quiet=quiet)
+        return
+    if not plans:
+        raise InputError(
+            "no plan is given: shardopt predict MODEL PLAN..., or the folder of a benchmark as "
+            "MODEL; see shardopt predict --help"
+        )
     from shardopt.cli.given_plans import predict_plans
     from shardopt.cli.messages import note
     from shardopt.cli.resolve import Flags

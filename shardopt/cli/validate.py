@@ -25,6 +25,7 @@ class Suites(StrEnum):
     TORCHREC_CPU = "torchrec-cpu"
     AGAINST_TORCHREC = "against-torchrec"
     TRANSFORMERS_CPU = "transformers-cpu"
+    REPLAY = "replay"
     TRANSFORMERS = "transformers"
     TRACES = "traces"
     ALL = "all"
@@ -37,8 +38,8 @@ Data = Annotated[
         "--data",
         metavar="DIR",
         help="Folder with the public files that docs/data.md lists; of torchrec-cpu, "
-        "against-torchrec and transformers-cpu the measurements, those of a source checkout "
-        "unless given.",
+        "against-torchrec, transformers-cpu and replay the measurements, those of a source "
+        "checkout unless given.",
         show_default=False,
     ),
 ]
@@ -108,6 +109,8 @@ def _runs(suite: Suites, data: Path | None) -> list[tuple[Callable[[Path], Repor
     from shardopt.suites.against_torchrec import DEFAULT_FOLDER as AGAINST
     from shardopt.suites.against_torchrec import validate_against_torchrec
     from shardopt.suites.lab_batch import batch_folders
+    from shardopt.suites.replay import DEFAULT_FOLDER as REPLAYS
+    from shardopt.suites.replay import has_replays, validate_replay
     from shardopt.suites.torchrec_cpu import DEFAULT_FOLDER, validate_torchrec_cpu
     from shardopt.suites.torchrec_p4d import validate_torchrec_p4d
     from shardopt.suites.transformers_cpu import DEFAULT_FOLDER as TRANSFORMERS
@@ -127,9 +130,12 @@ def _runs(suite: Suites, data: Path | None) -> list[tuple[Callable[[Path], Repor
         return [(validate_against_torchrec, data or AGAINST)]
     if suite is Suites.TRANSFORMERS_CPU:
         return [(validate_transformers_cpu, data or TRANSFORMERS)]
+    if suite is Suites.REPLAY:
+        return [(validate_replay, data or REPLAYS)]
     if suite is not Suites.ALL:
         return [(public[suite], data)]
     own = [(validate_torchrec_cpu, DEFAULT_FOLDER)] if batch_folders(DEFAULT_FOLDER) else []
     own += [(validate_against_torchrec, AGAINST)] if batch_folders(AGAINST) else []
     own += [(validate_transformers_cpu, TRANSFORMERS)] if has_transformers(TRANSFORMERS) else []
+    own += [(validate_replay, REPLAYS)] if has_replays(REPLAYS) else []
     return [*((runner, data) for runner in public.values()), *own]

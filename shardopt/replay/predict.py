@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,16 @@ from predictor.collectives import Collectives
 from predictor.errors import InputError, ShardoptError
 from predictor.graph import COMPUTE, Graph
 from predictor.hardware import load_hardware
-from predictor.kernels.cpu_ops import VIEW, OpLaws, OpRow, group_of, name_of
+from predictor.kernels.cpu_ops import VIEW, OpLaws, group_of, name_of
 from predictor.op_graph import COMM
+from predictor.profile_schema import HardwareProfile
 from predictor.timeline import simulate
 from predictor.topology import Topology
 from predictor.units import GIB
 from shardopt.replay.launch import check_benchmark
+from shardopt.replay.laws.fit import read_replays, replay_laws
+from shardopt.replay.laws.rows import Calls, RankCalls, rank_calls
 
-MEASURED_RANKS = 2
-"""Laws of ops are measured with up to so many ranks that share a memory."""
 LAW_OF = {
     "alltoall_base_": "all_to_all",
     "alltoall_": "all_to_all",
@@ -47,16 +48,14 @@ class RankTimes:
 
     Args:
         segments_ms: computation before each event and after the last, those without a law included.
-        events: collectives and waits for them, in order (`shardopt.replay.op_list`).
         recorded_ms: of `segments_ms`, recorded times of calls without a law.
-        without_law: op and recorded us of each call without a law; None: not recorded, and counts
-            nothing.
+        without_law: op, count and recorded us of calls without a law; None: not recorded, and
+            counts nothing.
     """
 
     segments_ms: tuple[float, ...]
-    events: tuple[dict[str, Any], ...]
     recorded_ms: float
-    without_law: tuple[tuple[str, float | None], ...]
+    without_law: tuple[tuple[str, int, float | None], ...]
 
 
 def predict(folder: Path, hardware: str, data: Path) -> dict[str, Any]:
@@ -64,37 +63,58 @@ def predict(folder: Path, hardware: str, data: Path) -> dict[str, Any]:
 
     Args:
         hardware: profile of CPU ranks, for its collectives.
-        data: what `shardopt bench transformers` wrote, for the laws of ops.
+        data: what `shardopt bench mystique` wrote, for the laws of ops.
 
     Raises:
         InputError: no benchmark, a profile of GPUs, or ranks that do not run the same collectives.
         ShardoptError: the program does not go through the dispatcher here.
     """
-    from shardopt.suites.transformers_cpu import cpu_op_laws
-
     common = check_benchmark(folder)
-    ranks = int(common["world_size"])
-    profile = load_hardware(hardware)
-    if not profile.inline:
-        raise InputError(f"--hardware {hardware}: laws of ops are of CPU cores; give cpu-gloo")
-    laws = cpu_op_laws(data, min(ranks, MEASURED_RANKS))
-    lists = [_list_of(folder, rank, ranks) for rank in range(ranks)]
-    times = [rank_times(of, laws) for of in lists]
-    size = round(profile.hbm_gib * GIB)
-    topology = Topology.uniform(
-        ranks, min(ranks, profile.gpus_per_host), hbm_bytes=size, ddr_bytes=size
-    )
-    graph, missing = benchmark_graph(times, lists, Collectives(profile, topology))
-    found = _sums(times, lists, missing)
+    count = int(common["world_size"])
+    profile = cpu_profile(hardware)
+    laws = replay_laws(read_replays(data), count)
+    lists = [list_rank(folder, rank, count) for rank in range(count)]
+    ranks = [rank_calls(of) for of in lists]
     return {
-        "predicted_ms": float(simulate(graph).iteration_ms[0]),
-        "ranks": ranks,
+        **predicted(ranks, laws, profile),
         "ops_total": sum(len(of["calls"]) + len(of["left_out"]) for of in lists),
-        **found,
     }
 
 
-def _list_of(folder: Path, rank: int, ranks: int) -> dict[str, Any]:
+def cpu_profile(hardware: str) -> HardwareProfile:
+    """A profile of CPU ranks.
+
+    Raises:
+        InputError: there is none of that name, or it is of GPUs.
+    """
+    profile = load_hardware(hardware)
+    if not profile.inline:
+        raise InputError(f"--hardware {hardware}: laws of ops are of CPU cores; give cpu-gloo")
+    return profile
+
+
+def predicted(ranks: Sequence[RankCalls], laws: OpLaws, profile: HardwareProfile) -> dict[str, Any]:
+    """Predicted time of an iteration of all ranks; see `predict`."""
+    times = [rank_times(of, laws) for of in ranks]
+    size = round(profile.hbm_gib * GIB)
+    count = len(ranks)
+    topology = Topology.uniform(
+        count, min(count, profile.gpus_per_host), hbm_bytes=size, ddr_bytes=size
+    )
+    graph, missing = benchmark_graph(times, ranks, Collectives(profile, topology))
+    return {
+        "predicted_ms": float(simulate(graph).iteration_ms[0]),
+        "ranks": count,
+        **_sums(times, ranks, missing),
+    }
+
+
+def list_rank(folder: Path, rank: int, ranks: int) -> dict[str, Any]:
+    """What `shardopt.replay.op_list` finds of one rank.
+
+    Raises:
+        ShardoptError: the program does not go through the dispatcher here.
+    """
     environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks)}
     with tempfile.TemporaryDirectory(prefix="shardopt-predict-") as place:
         out = Path(place) / "ops.json"
@@ -107,54 +127,41 @@ def _list_of(folder: Path, rank: int, ranks: int) -> dict[str, Any]:
         return found
 
 
-def rank_times(of: dict[str, Any], laws: OpLaws) -> RankTimes:
+def rank_times(of: RankCalls, laws: OpLaws) -> RankTimes:
     """Prices the calls of a rank.
 
     A call of the program is priced by the ops that it runs; where one of them has no law, its
     recorded time stands for the call.
     """
-    calls = of["calls"]
-    rows: dict[int, list[OpRow]] = defaultdict(list)
-    for op in of["ops"]:
-        row = OpRow(op["kind"], tuple(op["sizes"]), tuple(op["reuse"]))
-        rows[op["call"]].append(row)
-    lawless = {int(at): name for at, name in of["foreign"]}
-    for at, inside in rows.items():
-        for row in inside:
-            if not _has_law(row, laws):
-                lawless.setdefault(at, f"aten::{row.kind.split()[0]}")
-    segments = [0.0] * (len(of["events"]) + 1)
-    without = [(item["op"], item["us"]) for item in of["left_out"]]
+    segments = [0.0] * (len(of.events) + 1)
+    without = [(op, 1, us) for op, us in of.left_out]
     recorded = 0.0
-    for at, segment in enumerate(_segments(of, len(calls))):
-        if at not in lawless:
-            segments[segment] += laws.rows_ms(rows.get(at, ()))
+    for call in of.calls:
+        lawless = _lawless(call, laws)
+        if lawless is None:
+            segments[call.segment] += laws.rows_ms(call.rows)
             continue
-        us = calls[at][1]
-        segments[segment] += (us or 0.0) / 1e3
-        recorded += (us or 0.0) / 1e3
-        without.append((lawless[at], us))
-    return RankTimes(tuple(segments), tuple(of["events"]), recorded, tuple(without))
+        ms = (call.us or 0.0) / 1e3
+        segments[call.segment] += ms
+        recorded += ms
+        without.append((lawless, call.count, call.us))
+    return RankTimes(tuple(segments), recorded, tuple(without))
 
 
-def _has_law(row: OpRow, laws: OpLaws) -> bool:
-    kind = row.kind
-    return kind == VIEW or group_of(kind) in laws.laws or name_of(kind) in laws.laws
-
-
-def _segments(of: dict[str, Any], count: int) -> list[int]:
-    """Of each call, how many events come before it."""
-    found, passed = [], 0
-    events = of["events"]
-    for at in range(count):
-        while passed < len(events) and events[passed]["after"] < at:
-            passed += 1
-        found.append(passed)
-    return found
+def _lawless(call: Calls, laws: OpLaws) -> str | None:
+    """The op without a law in a call, if there is one."""
+    if not call.rows:
+        return call.op
+    for row in call.rows:
+        if group_of(row.kind) not in laws.laws and name_of(row.kind) not in laws.laws:
+            # a view's kind is that of no op
+            name = call.op if name_of(row.kind) == VIEW else row.kind.split()[0]
+            return name if "::" in name else f"aten::{name}"
+    return None
 
 
 def benchmark_graph(
-    times: Sequence[RankTimes], lists: Sequence[dict[str, Any]], collectives: Collectives
+    times: Sequence[RankTimes], ranks: Sequence[RankCalls], collectives: Collectives
 ) -> tuple[Graph, Counter[str]]:
     """The ranks' iteration, and the collectives without a law.
 
@@ -164,19 +171,15 @@ def benchmark_graph(
     missing: Counter[str] = Counter()
     started: list[int] = []
     passed = [0] * len(times)
-    kinds = _kinds(times)
-    for kind in [*kinds, None]:
-        for rank, of in enumerate(times):
-            passed[rank] = _computed(graph, rank, of, passed[rank], started)
+    for kind in [*_kinds(ranks), None]:
+        for rank, of in enumerate(ranks):
+            segments = times[rank].segments_ms
+            passed[rank] = _computed(graph, rank, of, segments, passed[rank], started)
         if kind is None:
             break
-        events = [of.events[at - 1] for of, at in zip(times, passed, strict=True)]
-        _check_world(events, lists)
-        sizes = [
-            float(of["calls"][event["call"]][2] or 0)
-            for of, event in zip(lists, events, strict=True)
-        ]
-        ms = _collective_ms(kind, max(sizes), collectives)
+        events = [of.events[at - 1] for of, at in zip(ranks, passed, strict=True)]
+        _check_world(events, len(ranks))
+        ms = _collective_ms(kind, max(float(event["bytes"]) for event in events), collectives)
         missing[f"c10d::{kind}"] += ms is None
         started.append(
             graph.add(
@@ -191,12 +194,19 @@ def benchmark_graph(
     return graph, +missing
 
 
-def _computed(graph: Graph, rank: int, of: RankTimes, at: int, started: Sequence[int]) -> int:
+def _computed(
+    graph: Graph,
+    rank: int,
+    of: RankCalls,
+    segments_ms: Sequence[float],
+    at: int,
+    started: Sequence[int],
+) -> int:
     """Add a rank's computation and waits up to its next collective; the event after that one."""
     deps: list[int] = []
     while True:
         cost = np.zeros(graph.world_size)
-        cost[rank] = of.segments_ms[at]
+        cost[rank] = segments_ms[at]
         graph.add(
             f"ops {at}",
             phase="ops",
@@ -215,9 +225,9 @@ def _computed(graph: Graph, rank: int, of: RankTimes, at: int, started: Sequence
         deps = [started[event["waits_for"]]]
 
 
-def _kinds(times: Sequence[RankTimes]) -> list[str]:
+def _kinds(ranks: Sequence[RankCalls]) -> list[str]:
     """Kinds of the collectives in the order in which all ranks start them."""
-    found = [[event["kind"] for event in of.events if "kind" in event] for of in times]
+    found = [[event["kind"] for event in of.events if "kind" in event] for of in ranks]
     if any(kinds != found[0] for kinds in found):
         raise InputError(
             "the ranks of the benchmark do not run the same collectives in the same order; only "
@@ -226,12 +236,12 @@ def _kinds(times: Sequence[RankTimes]) -> list[str]:
     return found[0]
 
 
-def _check_world(events: Sequence[dict[str, Any]], lists: Sequence[dict[str, Any]]) -> None:
-    for of, event in zip(lists, events, strict=True):
-        group = of["groups"][event["group"]]
-        if group and len(group) < len(lists):
+def _check_world(events: Sequence[Mapping[str, Any]], world: int) -> None:
+    for event in events:
+        if event["group"] and len(event["group"]) < world:
             raise InputError(
-                f"a collective joins ranks {group} alone; only those of all ranks are predicted"
+                f"a collective joins ranks {event['group']} alone; only those of all ranks are "
+                "predicted"
             )
 
 
@@ -245,20 +255,20 @@ def _collective_ms(kind: str, sent: float, collectives: Collectives) -> float | 
 
 
 def _sums(
-    times: Sequence[RankTimes], lists: Sequence[dict[str, Any]], missing: Counter[str]
+    times: Sequence[RankTimes], ranks: Sequence[RankCalls], missing: Counter[str]
 ) -> dict[str, Any]:
     """What has no law, of all ranks together; shares are of the recorded time, if any is."""
     counts, ms = Counter(missing), defaultdict[str, float](float)
     for of in times:
-        for name, us in of.without_law:
-            counts[name] += 1
+        for name, count, us in of.without_law:
+            counts[name] += count
             ms[name] += (us or 0.0) / 1e3
-    traced = sum(call[1] or 0.0 for of in lists for call in of["calls"])
-    traced_ms = (traced + sum(item["us"] or 0.0 for of in lists for item in of["left_out"])) / 1e3
-    predicted = sum(sum(of.segments_ms) for of in times)
+    traced = sum(call.us or 0.0 for of in ranks for call in of.calls)
+    traced_ms = (traced + sum(us or 0.0 for of in ranks for _, us in of.left_out)) / 1e3
+    spent = sum(sum(of.segments_ms) for of in times)
     return {
-        "recorded_share": sum(of.recorded_ms for of in times) / max(predicted, 1e-9),
-        "untimed": sum(us is None for of in times for _, us in of.without_law),
+        "recorded_share": sum(of.recorded_ms for of in times) / max(spent, 1e-9),
+        "untimed": sum(n for of in times for _, n, us in of.without_law if us is None),
         "without_law": {
             name: {"count": counts[name], "share": ms[name] / traced_ms if traced_ms else None}
             for name in sorted(counts, key=lambda name: -ms[name])

@@ -1,0 +1,1 @@
+"""Laws of the calls of benchmarks, fitted on replays."""

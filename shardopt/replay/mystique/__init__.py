@@ -1,0 +1,1 @@
+"""Models and their replays side by side, and the replays that laws are fitted on."""
