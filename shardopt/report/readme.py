@@ -18,6 +18,7 @@ SHOWN = (
     ("torchrec-cpu", "plans *", "TorchRec plans of random models on two CPU ranks"),
     ("against-torchrec", "plans *", "TorchRec's and our plans of twelve further models, the same"),
     ("transformers-cpu", "targets *", "BERT-, GPT-2- and XLNet-like steps on CPU ranks, DDP too"),
+    ("replay", "models *", "benchmarks out of traces, replayed on one and two CPU ranks"),
     ("transformers", "test *", "GPT on 8 A100 (vTrain): tensor, data and pipeline parallel"),
     ("traces", "steps, host times of the other steps *", "steps of public GPU traces, replayed"),
     ("mlperf-dlrm", "h100-sxm from v4.0 on", "MLPerf DLRM on H100, rounds from v4.0 on"),
