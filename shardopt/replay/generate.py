@@ -204,7 +204,7 @@ def _notes(programs: Sequence[RankProgram], annotations: Annotations) -> Iterabl
         yield (f"{op}: {count} left out: {reason}; tensors that it would give are made up front")
     if annotations.replaced:
         yield (
-            f"{annotations.replaced} names of annotations are not PyTorch's and are written as "
-            "numbers; --keep-annotation NAME keeps one"
+            f"names of annotations that are not PyTorch's are numbers here "
+            f"({annotations.replaced}); --keep-annotation NAME keeps one"
         )
     yield from dict.fromkeys(note for program in programs for note in program.notes)

@@ -14,10 +14,11 @@ from statistics import median
 from predictor.fit_cpu_ops import by_group
 from predictor.hardware import load_hardware
 from predictor.kernels.cpu_ops import OpLaws
-from predictor.validate import Compared, Report, Scores, Summary
+from predictor.validate import Compared, Report, Scores
 from shardopt.replay.laws.fit import DEFAULT_FOLDER, FILE, captured, read_replays, replay_laws
 from shardopt.replay.laws.rows import FIT, TEST, ModelCalls
 from shardopt.replay.predict import predicted
+from shardopt.suites.by_ranks import errors_by_ranks
 
 NAME = "replay"
 HARDWARE = "cpu-gloo"
@@ -96,24 +97,7 @@ def _summary_table(rows: Sequence[Compared], held: Sequence[Compared]) -> Scores
         ("of these, first seen after the laws", [r for r in models if r.name["model"] in FRESH]),
         ("calibration models, each from the others", held),
     )
-    cells = []
-    for title, of_kind in kinds:
-        for count in sorted({int(row.name["ranks"]) for row in of_kind}):
-            found = Summary.of(row for row in of_kind if row.name["ranks"] == count)
-            cells.append((title, count, found.n, found.mape, found.geomean, found.worst))
-    return Scores(
-        "iterations",
-        (
-            ("benchmarks of", "text"),
-            ("ranks", "count"),
-            ("n", "count"),
-            ("MAPE", "share"),
-            ("geomean", "share"),
-            ("worst", "share"),
-        ),
-        tuple(cells),
-        "errors of iteration times",
-    )
+    return errors_by_ranks("iterations", "benchmarks of", kinds, "errors of iteration times")
 
 
 def _model_table(found: Sequence[tuple[ModelCalls, Mapping[str, float]]]) -> Scores:

@@ -27,6 +27,7 @@ from shardopt.bench.transformers_files import (
     read_traces,
     rounds_file,
 )
+from shardopt.suites.by_ranks import errors_by_ranks
 
 NAME = "transformers-cpu"
 DEFAULT_FOLDER = Path(__file__).resolve().parents[2] / "configs" / "bench" / NAME
@@ -241,25 +242,7 @@ def _summary_table(
         ("targets, in proportion to FLOP", naive),
         ("captured shapes, each from the others", held),
     )
-    cells = []
-    for title, of_kind in kinds:
-        for ranks in RANKS:
-            found = Summary.of(row for row in of_kind if row.name["ranks"] == ranks)
-            if found.n:
-                cells.append((title, ranks, found.n, found.mape, found.geomean, found.worst))
-    return Scores(
-        "steps",
-        (
-            ("shapes", "text"),
-            ("ranks", "count"),
-            ("n", "count"),
-            ("MAPE", "share"),
-            ("geomean", "share"),
-            ("worst", "share"),
-        ),
-        tuple(cells),
-        "errors of step times",
-    )
+    return errors_by_ranks("steps", "shapes", kinds, "errors of step times")
 
 
 def _target_table(rows: Sequence[Compared], naive: Sequence[Compared]) -> Scores:

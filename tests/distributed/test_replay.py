@@ -1,8 +1,6 @@
 """Generated benchmarks run, and captured again they are the graph that they were made from."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,12 +16,11 @@ from shardopt.replay.compare import differences, signatures
 from shardopt.replay.generate import generate, program_of
 from shardopt.replay.launch import ReplayError, replay
 from shardopt.replay.program import RankProgram
+from tests.distributed.two_ranks import run_ranks
 from tests.shardopt.replay.captured import capture, edited, small_step
 
 pytestmark = pytest.mark.distributed
 
-REPOSITORY = Path(__file__).parents[2]
-WORKER = Path(__file__).parent / "replay_worker.py"
 QUICK = ["--device", "cpu", "--warm-up", "1", "--iterations", "2"]
 
 
@@ -64,31 +61,8 @@ def test_transformer(tmp_path: Path) -> None:
 def dlrm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Traces of two gloo ranks that train a DLRM under TorchRec, sharded in five ways."""
     job = tmp_path_factory.mktemp("dlrm")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(WORKER), str(job)],
-            cwd=REPOSITORY,
-            env=_environment(rank),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for rank in range(2)
-    ]
-    words = [rank.communicate(timeout=120)[0].decode(errors="replace") for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], words
+    run_ranks("replay_worker.py", job)
     return job / "traces"
-
-
-def _environment(rank: int) -> dict[str, str]:
-    import os
-
-    return {
-        **os.environ,
-        "PYTHONPATH": str(REPOSITORY),
-        "RANK": str(rank),
-        "WORLD_SIZE": "2",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
 
 
 def test_dlrm_under_torchrec(dlrm: Path, tmp_path: Path) -> None:

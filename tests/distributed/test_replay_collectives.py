@@ -1,8 +1,5 @@
 """Every collective that gloo can capture is replayed as it was, and none waits for ever."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,11 +12,10 @@ from shardopt.replay.compare import differences, signatures
 from shardopt.replay.generate import generate, program_of
 from shardopt.replay.launch import replay
 from shardopt.replay.program import RankProgram
+from tests.distributed.two_ranks import run_ranks
 
 pytestmark = pytest.mark.distributed
 
-REPOSITORY = Path(__file__).parents[2]
-WORKER = Path(__file__).parent / "collectives_worker.py"
 QUICK = ["--device", "cpu", "--warm-up", "1", "--iterations", "2"]
 ALL_RANKS = [
     "allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_", "allgather_",
@@ -33,23 +29,7 @@ ALL_RANKS = [
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Traces of two gloo ranks, a folder a kind of collective."""
     place = tmp_path_factory.mktemp("collectives")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(WORKER), str(place)],
-            cwd=REPOSITORY,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(REPOSITORY),
-                "RANK": str(rank),
-                "GLOO_SOCKET_IFNAME": "lo",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for rank in range(2)
-    ]
-    words = [rank.communicate(timeout=120)[0].decode(errors="replace") for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], words
+    run_ranks("collectives_worker.py", place)
     return place
 
 

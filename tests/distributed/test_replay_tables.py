@@ -1,7 +1,5 @@
 """Scaled tables are those of a model with more modules; lookups read the tables of their plan."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,35 +15,19 @@ from shardopt.replay.launch import replay
 from shardopt.replay.program import RankProgram
 from shardopt.replay.scale.tables import with_more_tables
 from shardopt.replay.tables import TableSummary
+from tests.distributed.two_ranks import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parent))
 from replay_tables_case import ROWS, model_and_plan
 
 pytestmark = pytest.mark.distributed
 
-REPOSITORY = Path(__file__).parents[2]
-WORKER = Path(__file__).parent / "replay_tables_worker.py"
 QUICK = ["--device", "cpu", "--warm-up", "1", "--iterations", "2"]
 
 
 def captured(job: Path, modules: int, pipeline: str) -> Path:
     """Traces of two gloo ranks."""
-    command = [sys.executable, "-W", "ignore", str(WORKER), str(job), str(modules), pipeline]
-    env = os.environ | {
-        "PYTHONPATH": str(REPOSITORY), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo",
-    }  # fmt: skip
-    ranks = [
-        subprocess.Popen(
-            command,
-            cwd=REPOSITORY,
-            env=env | {"RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for rank in range(2)
-    ]
-    words = [rank.communicate(timeout=120)[0].decode(errors="replace") for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], words
+    run_ranks("replay_tables_worker.py", job, modules, pipeline)
     return job / "traces"
 
 

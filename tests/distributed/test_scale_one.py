@@ -1,8 +1,5 @@
 """A DLRM under TorchRec on two ranks, scaled out of one trace, is that of a larger batch."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,40 +13,16 @@ from shardopt.replay.compare import differences, signatures
 from shardopt.replay.generate import program_of
 from shardopt.replay.program import RankProgram
 from shardopt.replay.scale.one import scaled_alone
+from tests.distributed.two_ranks import run_ranks
 
 pytestmark = pytest.mark.distributed
-
-REPOSITORY = Path(__file__).parents[2]
-WORKER = Path(__file__).parent / "scale_worker.py"
 
 
 def captured(job: Path, batch: int) -> list[RankProgram]:
     job.mkdir()
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(WORKER), str(job), str(batch)],
-            cwd=REPOSITORY,
-            env=environment(rank),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for rank in range(2)
-    ]
-    words = [rank.communicate(timeout=120)[0].decode(errors="replace") for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], words
+    run_ranks("scale_worker.py", job, batch)
     found = load_traces([job / "traces"])
     return [program_of(trace, found, Annotations()) for trace in found.executions]
-
-
-def environment(rank: int) -> dict[str, str]:
-    return {
-        **os.environ,
-        "RANK": str(rank),
-        "WORLD_SIZE": "2",
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": str(REPOSITORY),
-    }
 
 
 @pytest.mark.parametrize("batch", [48, 16])

@@ -106,6 +106,8 @@ def test_an_interrupted_search_ends_at_once_with_130_and_writes_nothing(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # a shell starts what runs in the background without it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     time.sleep(3)
     process.send_signal(signal.SIGINT)
