@@ -14,6 +14,7 @@ from predictor.trace.read import TraceSet, load_traces
 from shardopt.replay.annotations import Annotations
 from shardopt.replay.build import build
 from shardopt.replay.check import Scale
+from shardopt.replay.dispatch import has_kernel
 from shardopt.replay.functional import unwrapped
 from shardopt.replay.join import joined
 from shardopt.replay.kineto.imitate import imitate
@@ -173,14 +174,7 @@ def _matched(tables: TableSummary | None, rank: int) -> MatchedTables | None:
 
 def is_composite(name: str) -> bool:
     """PyTorch makes the op of others wherever it runs."""
-    import torch
-
-    try:
-        return bool(
-            torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
-        )
-    except RuntimeError:
-        return False
+    return has_kernel(name, "CompositeImplicitAutograd")
 
 
 def _durations(times: RankTrace | None) -> dict[int, float]:

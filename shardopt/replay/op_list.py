@@ -38,7 +38,7 @@ READS = "aten::item"
 class _Listing:
     """What the program has done so far.
 
-    `at` is the call of the program that is under way, `starts` the ops before each, `events` the
+    `at` is the call of the program that is under way, `outer` that of each op so far, `events` the
     collectives and the waits for them.
     """
 
@@ -49,9 +49,6 @@ class _Listing:
         self.replaced: dict[int, str] = {}
         self.lookups: dict[int, Lookup] = {}
         self.events: list[dict[str, Any]] = []
-        self.agreed = False
-        self.notes: list[str] = []
-        self.bytes: list[int] = []
 
     def begin(self) -> None:
         """An iteration starts; as of `runtime.collectives.Collectives`."""

@@ -31,6 +31,7 @@ MODULES = (
     "memory.py",
     "replay.py",
     "host.py",
+    "capture.py",
 )
 VERSION = re.compile(r"[\d.]+(-chakra[\d.]+)?")
 

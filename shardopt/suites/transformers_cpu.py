@@ -95,21 +95,6 @@ def validate_transformers_cpu(folder: Path) -> Report:
     )
 
 
-def cpu_op_laws(folder: Path, ranks: int) -> OpLaws:
-    """Laws of ops fitted on all calibration shapes of a folder, as when it is validated.
-
-    Args:
-        ranks: 1, or 2 for cores that share their memory with another rank.
-
-    Raises:
-        InputError: the folder is not what `shardopt bench transformers` writes.
-    """
-    if not has_transformers(folder):
-        raise _no_data(folder)
-    steps = read_ops(folder)
-    return _fitted(_checked(folder, ranks, steps), steps, ranks).laws
-
-
 def _no_data(folder: Path) -> InputError:
     return InputError(
         f"{folder}: has no {OPS}; give --data DIR, a folder that shardopt bench transformers "

@@ -12,12 +12,12 @@ from predictor.errors import InputError
 from predictor.trace.read import load_traces
 from predictor.transformer import TransformerShape
 from shardopt.replay.annotations import Annotations
-from shardopt.replay.compare import differences, signatures
 from shardopt.replay.generate import generate, program_of
 from shardopt.replay.launch import ReplayError, replay
 from shardopt.replay.program import RankProgram
 from tests.distributed.two_ranks import run_ranks
 from tests.shardopt.replay.captured import capture, edited, small_step
+from tests.shardopt.replay.compare import differences, signatures
 
 pytestmark = pytest.mark.distributed
 

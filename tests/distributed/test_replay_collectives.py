@@ -8,11 +8,11 @@ pytest.importorskip("torch")
 
 from predictor.trace.read import load_traces
 from shardopt.replay.annotations import Annotations
-from shardopt.replay.compare import differences, signatures
 from shardopt.replay.generate import generate, program_of
 from shardopt.replay.launch import replay
 from shardopt.replay.program import RankProgram
 from tests.distributed.two_ranks import run_ranks
+from tests.shardopt.replay.compare import differences, signatures
 
 pytestmark = pytest.mark.distributed
 

@@ -12,31 +12,20 @@ pytest.importorskip("torchrec")
 
 from predictor.trace.read import load_traces
 from shardopt.replay.annotations import Annotations
-from shardopt.replay.compare import differences, signatures
 from shardopt.replay.generate import generate, program_of
 from shardopt.replay.launch import replay
 from shardopt.replay.program import RankProgram
+from tests.distributed.two_ranks import REPOSITORY, run_ranks
+from tests.shardopt.replay.compare import differences, signatures
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
-REPOSITORY = Path(__file__).parents[2]
-HERE = Path(__file__).parent
 QUICK = ["--device", "cpu", "--warm-up", "1", "--iterations", "2"]
 
 
 def captured(worker: str, place: Path) -> Path:
     """What a worker of two gloo ranks writes."""
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(HERE / worker), str(place)],
-            cwd=REPOSITORY,
-            env=environment() | {"RANK": str(rank), "WORLD_SIZE": "2"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        for rank in range(2)
-    ]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    run_ranks(worker, place)
     return place
 
 
@@ -81,7 +70,7 @@ def test_under_torchrun(dlrm: Path, tmp_path: Path) -> None:
     assert told["collective_bytes"] == result["collective_bytes"]
     shown = torchrun(3, *command)
     assert shown.returncode == 0, shown.stderr
-    assert shown.stdout.count("ms an iteration on 3 cpu ranks") == 1
+    assert shown.stdout.count("ms an iteration on 3 CPU ranks") == 1
     wrong = torchrun(2, *command, "--from-annotation", "nowhere")
     assert wrong.returncode != 0
     assert "no part has this name" in wrong.stderr

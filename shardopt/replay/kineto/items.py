@@ -15,6 +15,7 @@ from functools import lru_cache
 
 from predictor.trace.events import RankTrace
 from predictor.trace.execution import Argument
+from shardopt.replay.dispatch import has_kernel
 from shardopt.replay.kineto.arguments import Arguments, tensor_of
 from shardopt.replay.kineto.comms import Collective, collective_of
 from shardopt.replay.kineto.derived import Autograd
@@ -253,15 +254,5 @@ def _is_composite(schema: Schema | None, explicit_too: bool) -> bool:
     """
     if schema is None:
         return False
-    return any(_has_kernel(schema.name, schema.overload, k) for k in KERNELS[: 1 + explicit_too])
-
-
-@lru_cache(maxsize=4096)
-def _has_kernel(name: str, overload: str, key: str) -> bool:
-    import torch
-
-    full = name if overload == "default" else f"{name}.{overload}"
-    try:
-        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(full, key))
-    except RuntimeError:
-        return False
+    name = schema.name if schema.overload == "default" else f"{schema.name}.{schema.overload}"
+    return any(has_kernel(name, key) for key in KERNELS[: 1 + explicit_too])

@@ -19,8 +19,6 @@ from shardopt.replay.laws.rows import FIT, ModelCalls, RankCalls, read_models
 FILE = "calls.jsonl"
 DEFAULT_FOLDER = Path(__file__).resolve().parents[3] / "configs" / "bench" / "replay"
 """Of a source checkout; an installed package has none."""
-MEASURED_RANKS = 2
-"""Replays of calibration models have up to so many ranks, which share a memory."""
 CALL_BYTES = 4096.0
 """What a core moves in the time that it takes to start an op, roughly."""
 

@@ -128,20 +128,13 @@ def _barrier() -> None:
 
 
 def _capture(step: Callable[[], None], rank: int, folder: Path) -> dict[str, Any]:
-    from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
-
     from shardopt.replay.generate import generate
+    from shardopt.replay.runtime.capture import capture as capture_step
 
     traces = folder / "traces"
-    traces.mkdir(exist_ok=True)
     for _ in range(WARM_UP):
         step()
-    observer = ExecutionTraceObserver().register_callback(str(traces / f"rank{rank}.et.json"))
-    with profile(
-        activities=[ProfilerActivity.CPU], record_shapes=True, execution_trace_observer=observer
-    ) as profiler:
-        step()
-    profiler.export_chrome_trace(str(traces / f"rank{rank}.kineto.json"))
+    capture_step(step, traces, rank)
     _barrier()
     if rank == 0:
         generate([traces], folder / "benchmark")

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from .capture import capture
 from .checks import LOST, REFUSED, parts_of, rank_data, read, refuse
 from .collectives import Collectives
 from .memory import available_bytes, needed_bytes, too_large
@@ -37,22 +38,6 @@ def _now() -> float:
     if device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
-
-
-def _profiled(replay: Replay, folder: Path) -> None:
-    """Capture an iteration: an execution trace and a Kineto trace a rank."""
-    from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
-
-    folder.mkdir(parents=True, exist_ok=True)
-    activities = [ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    observer = ExecutionTraceObserver().register_callback(str(folder / f"rank{rank}.et.json"))
-    with profile(
-        activities=activities, record_shapes=True, execution_trace_observer=observer
-    ) as profiler:
-        replay.step()
-    profiler.export_chrome_trace(str(folder / f"rank{rank}.kineto.json"))
 
 
 def own_data() -> dict[str, Any]:
@@ -179,7 +164,7 @@ def run(replay: Replay, together: bool) -> dict[str, Any]:
         replay.step()
         samples.append((_now() - start) * 1e3)
     if settings.profile is not None:
-        _profiled(replay, settings.profile)
+        capture(replay.step, settings.profile, rank, gpu=device.type == "cuda")
     collectives = replay.ops.collectives
     mine["samples_ms"] = samples
     notes = [] if collectives is None else collectives.notes

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, record_function
+from torch.profiler import record_function
+
+from shardopt.replay.runtime.capture import capture as capture_step
 
 SECRETS = ("/srv/alice/models", "alice", "node17.corp.example", "secret_project_x", "4815162342")
 
@@ -49,15 +51,9 @@ def small_step() -> Callable[[], None]:
 
 def capture(step: Callable[[], None], folder: Path, warm_up: int = 2, rank: int = 0) -> Path:
     """The folder with a step's execution trace and Kineto trace."""
-    folder.mkdir(parents=True, exist_ok=True)
     for _ in range(warm_up):
         step()
-    observer = ExecutionTraceObserver().register_callback(str(folder / f"rank{rank}.et.json"))
-    with profile(
-        activities=[ProfilerActivity.CPU], record_shapes=True, execution_trace_observer=observer
-    ) as profiler:
-        step()
-    profiler.export_chrome_trace(str(folder / f"rank{rank}.kineto.json"))
+    capture_step(step, folder, rank)
     return folder
 
 

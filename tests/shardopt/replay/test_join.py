@@ -7,11 +7,11 @@ import pytest
 pytest.importorskip("torch")
 
 from predictor.errors import InputError
-from shardopt.replay.compare import signatures
 from shardopt.replay.emit import source_of
 from shardopt.replay.generate import generate
 from shardopt.replay.join import joined
 from shardopt.replay.program import Call, Number, RankProgram, Slot, TensorSpec
+from tests.shardopt.replay.compare import signatures
 from tests.shardopt.replay.test_generate import program
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from predictor.errors import InputError
-from shardopt.replay.compare import differences, signatures
 from shardopt.replay.program import Number, RankProgram
 from shardopt.replay.scale.doubled import scaled
 from tests.shardopt.replay.captured import Small, capture
+from tests.shardopt.replay.compare import differences, signatures
 from tests.shardopt.replay.test_generate import program
 
 

@@ -14,11 +14,11 @@ from torch import nn
 from predictor.errors import InputError
 from predictor.trace.read import load_traces
 from shardopt.replay.annotations import Annotations
-from shardopt.replay.compare import differences, signatures
 from shardopt.replay.generate import program_of
 from shardopt.replay.program import RankProgram
 from shardopt.replay.scale.one import scaled_alone
 from tests.shardopt.replay.captured import capture
+from tests.shardopt.replay.compare import differences, signatures
 from tests.shardopt.replay.scale.test_doubled import step_of
 from tests.shardopt.replay.test_generate import program
 
