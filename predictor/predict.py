@@ -1,9 +1,9 @@
 """The spine: plan -> loads -> graph -> timeline -> prediction. Nothing is measured or run.
 
-loads       what every shard puts on its rank                 (predictor.loads)
-graph       the operations of one iteration and their costs   (predictor.dlrm)
-timeline    when they run; collectives meet at the last rank  (predictor.timeline)
-breakdown   which chain of work fills the iteration           (predictor.critical_path)
+loads       what every shard puts on its rank                 (predictor.cost.loads)
+graph       the operations of one iteration and their costs   (predictor.iteration.torchrec.dlrm)
+timeline    when they run; collectives meet at the last rank  (predictor.iteration.timeline)
+breakdown   which chain of work fills the iteration           (predictor.iteration.critical_path)
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from predictor.batch import BatchPredictor
-from predictor.critical_path import HOST, Segment, critical_path
 from predictor.errors import PlanError, did_you_mean
-from predictor.graph import Graph
-from predictor.hardware import Group, HardwareProfile, ProvenanceKind, weakest
-from predictor.memory import RankMemory, plan_memory
-from predictor.plan import ShardingPlan, TablePlan
-from predictor.ranges import Asked, OutOfRange, out_of_range
-from predictor.timeline import Timeline, simulate
-from predictor.topology import Topology
-from predictor.workload import Workload
+from predictor.hardware.loader import Group, HardwareProfile, ProvenanceKind, weakest
+from predictor.iteration.batch import BatchPredictor
+from predictor.iteration.critical_path import HOST, Segment, critical_path
+from predictor.iteration.graph import Graph
+from predictor.iteration.ranges import Asked, OutOfRange, out_of_range
+from predictor.iteration.timeline import Timeline, simulate
+from predictor.model.memory import RankMemory, plan_memory
+from predictor.model.plan import ShardingPlan, TablePlan
+from predictor.model.topology import Topology
+from predictor.model.workload import Workload
 
 PHASES = (
     "input_copy",

@@ -9,11 +9,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.batch import BatchPredictor
-from predictor.plan import ShardingPlan, TablePlan
-from search.option import Choice as Choice
-from search.result import Problem
-from search.space import Legal, Option, Space, place
+from predictor.iteration.batch import BatchPredictor
+from predictor.model.plan import ShardingPlan, TablePlan
+from search.problem import Problem
+from search.space.enumerate import Legal, Option, Space, place
+from search.space.option import Choice as Choice
 
 Array = NDArray[np.float64]
 Ranks = tuple[int, ...]

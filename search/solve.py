@@ -2,11 +2,11 @@
 
 space         options per table, with what was left out and why   (search.space)
 baselines     what others would choose: the first incumbents      (search.baselines)
-              a plan in use, and how far to stay near it          (search.given, search.moves)
-candidates    the bound's programs, packed, CP-SAT and Optuna propose plans  (search.candidates)
-improvement   all are improved on the full timeline               (search.local_search)
-bound         no plan of the space is predicted to be faster      (search.bounds)
-none          which demands exclude each other, and what helps    (search.remedy)
+              a plan in use, and how far to stay near it          (search.in_use)
+candidates    the bound's programs, packed, CP-SAT and Optuna     (search.propose.candidates)
+improvement   all are improved on the full timeline               (search.improve.local_search)
+bound         no plan of the space is predicted to be faster      (search.bound.lower_bound)
+none          which demands exclude each other, and what helps    (search.infeasible.remedy)
 """
 
 from __future__ import annotations
@@ -15,25 +15,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from predictor.errors import InfeasibleError
-from search.baselines import baselines
-from search.bounds import LowerBound
-from search.candidates import (
-    BOUND_STEPS,
-    SEARCHERS,
-    Candidate,
-    distinct,
-    propose,
-    rescue,
-)
-from search.dominance import drop_uvm
-from search.given import anywhere, bounded, in_use, nearby, rated, renamed
-from search.local_search import LocalSearch
-from search.moves import Placed, checked, final_plan, near
+from search.baselines.baselines import baselines
+from search.bound.lower_bound import LowerBound
+from search.improve.local_search import LocalSearch
+from search.in_use.given import anywhere, bounded, in_use, nearby, rated, renamed
+from search.in_use.moves import Placed, checked, final_plan, near
+from search.infeasible.remedy import explained, nothing_fits
 from search.objective import Objective
-from search.remedy import explained, nothing_fits
-from search.result import Problem, Progress, RankedPlan, Result, silent
-from search.soundness import drop_unsound, is_sound
-from search.space import Space, deduplicate, enumerate_space, prune
+from search.problem import Problem, Progress, RankedPlan, Result, silent
+from search.propose.candidates import BOUND_STEPS, SEARCHERS, Candidate, distinct, propose, rescue
+from search.space.dominance import drop_uvm
+from search.space.enumerate import Space, deduplicate, enumerate_space, prune
+from search.space.soundness import drop_unsound, is_sound
 from search.stop import Stop
 from search.surrogate import Surrogate
 

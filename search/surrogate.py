@@ -15,12 +15,12 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.loads import COLUMNS, Load
-from predictor.plan import ShardingType
-from predictor.sparse import INDEX_BYTES, OUTPUT_BYTES, Exchange
+from predictor.cost.loads import COLUMNS, Load
+from predictor.iteration.torchrec.sparse import INDEX_BYTES, OUTPUT_BYTES, Exchange
+from predictor.model.plan import ShardingType
 from predictor.units import us
 from search.objective import Assignment, Objective
-from search.space import Option, place
+from search.space.enumerate import Option, place
 
 Array = NDArray[np.float64]
 

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from predictor.hardware import HardwareProfile, load_hardware
-    from predictor.plan import ShardingPlan
+    from predictor.hardware.loader import HardwareProfile, load_hardware
+    from predictor.model.plan import ShardingPlan
+    from predictor.model.topology import Topology
+    from predictor.model.workload import Workload
     from predictor.predict import Prediction, predict
-    from predictor.topology import Topology
-    from predictor.workload import Workload
     from search.solve import solve
     from shardopt.config import load_model
     from shardopt.plan import load_plan
-    from shardopt.torchrec.convert import from_torchrec, to_torchrec
+    from shardopt.torchrec.plan.convert import from_torchrec, to_torchrec
 
 __version__ = "0.1.0"
 
@@ -40,18 +40,18 @@ __all__ = [
 ]
 
 _HOME_OF = {
-    "HardwareProfile": "predictor.hardware",
+    "HardwareProfile": "predictor.hardware.loader",
     "Prediction": "predictor.predict",
-    "ShardingPlan": "predictor.plan",
-    "Topology": "predictor.topology",
-    "Workload": "predictor.workload",
-    "from_torchrec": "shardopt.torchrec.convert",
-    "load_hardware": "predictor.hardware",
+    "ShardingPlan": "predictor.model.plan",
+    "Topology": "predictor.model.topology",
+    "Workload": "predictor.model.workload",
+    "from_torchrec": "shardopt.torchrec.plan.convert",
+    "load_hardware": "predictor.hardware.loader",
     "load_model": "shardopt.config",
     "load_plan": "shardopt.plan",
     "predict": "predictor.predict",
     "solve": "search.solve",
-    "to_torchrec": "shardopt.torchrec.convert",
+    "to_torchrec": "shardopt.torchrec.plan.convert",
 }
 
 

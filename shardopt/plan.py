@@ -5,8 +5,8 @@ from __future__ import annotations
 from os import PathLike
 from typing import TYPE_CHECKING
 
-from predictor.plan import ShardingPlan
-from predictor.plan_json import load_plan as read_plan
+from predictor.model.plan import ShardingPlan
+from predictor.model.plan_json import load_plan as read_plan
 
 if TYPE_CHECKING:
     import torch
@@ -25,8 +25,8 @@ class LoadedPlan(ShardingPlan):
         device: str | torch.device | None = None,
         intra_group_size: int | None = None,
     ):
-        """TorchRec's `ShardingPlan` for `module`; see `shardopt.torchrec.convert.to_torchrec`."""
-        from shardopt.torchrec.convert import to_torchrec
+        """TorchRec's `ShardingPlan` for ``module``: see `shardopt.to_torchrec`."""
+        from shardopt.torchrec.plan.convert import to_torchrec
 
         return to_torchrec(self, module, device=device, intra_group_size=intra_group_size)
 

@@ -6,13 +6,13 @@ import random
 from collections.abc import Sequence
 from functools import cache
 
-from predictor.distribution import Uniform, Zipf
-from predictor.hardware import HardwareProfile, load_hardware
-from predictor.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
-from predictor.topology import Topology
+from predictor.hardware.loader import HardwareProfile, load_hardware
+from predictor.model.distribution import Uniform, Zipf
+from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.topology import Topology
+from predictor.model.workload import DenseArch, Feature, Table, Workload
 from predictor.units import GIB
-from predictor.workload import DenseArch, Feature, Table, Workload
-from search.space import Option, Space, enumerate_space, place
+from search.space.enumerate import Option, Space, enumerate_space, place
 
 DENSE = DenseArch(13, (64, 32), (64, 1), "concat")
 Candidate = tuple[TablePlan, ...]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("predictor", "search", "shardopt")
-FOLDERS = (*PACKAGES, "examples", "tests", "configs", "docs", ".ci")
+FOLDERS = (*PACKAGES, "tools", "examples", "tests", "configs", "docs", ".ci")
 TEXT = {".py", ".toml", ".yaml", ".yml", ".md", ".cff", ".sh", ""}
 
 MAX_LINES = 400

@@ -9,7 +9,7 @@ from predictor.trace.chrome import Event, named_process, process_names, step_eve
 from predictor.trace.events import DeviceEvent, HostEvent, RankTrace
 
 if TYPE_CHECKING:
-    from predictor.trace.replay import Replay
+    from predictor.trace.simulate.step import Replay
 
 
 def beside(

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from predictor.critical_path import Segment
-from predictor.graph import MAIN, Graph, Op
+from predictor.iteration.critical_path import Segment
+from predictor.iteration.graph import MAIN, Graph, Op
+from predictor.iteration.timeline import Step
 from predictor.predict import Prediction
-from predictor.timeline import Step
 
 US_PER_MS = 1e3
 HOST_TRACK = "host"

@@ -18,13 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from predictor.errors import InputError
-from predictor.trace.comms import (
-    CommInfo,
-    collective_kind,
-    groups_of,
-    in_group,
-    info_of_args,
-)
+from predictor.trace.comms import CommInfo, collective_kind, groups_of, in_group, info_of_args
 from predictor.trace.ranks import rank_of
 
 NODES = "nodes"

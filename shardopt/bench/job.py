@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from predictor.errors import InfeasibleError, InputError, PlanError
-from predictor.memory import plan_memory
-from predictor.plan import ShardingPlan
-from predictor.topology import Topology
+from predictor.model.memory import plan_memory
+from predictor.model.plan import ShardingPlan
+from predictor.model.topology import Topology
+from predictor.model.workload import Workload
 from predictor.units import GIB, format_bytes
-from predictor.workload import Workload
-from shardopt.bench.hosts import HOSTS, Link, check_hosts
+from shardopt.ranks.hosts import HOSTS, Link, check_hosts
 from shardopt.torchrec.install import COMMANDS, MissingTorchrecError
 
 REFERENCE_VERSION = 1
-"""Of the fixed kernels in `shardopt.bench.reference`; here, as reading this needs no torch."""
+"""Of the fixed kernels in `shardopt.measure.reference`; here, as reading this needs no torch."""
 RANK_BYTES = GIB // 2
 """What a rank holds beside tables: libraries, dense part, batches; 0.35 GiB is seen."""
 

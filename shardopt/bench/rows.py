@@ -4,7 +4,7 @@ History of the format, which `SCHEMA` names:
     shardopt.bench-rows/1: the first. A round, a session and a plan have a line each. Times are
         milliseconds; `ranks_ms[plan][rank]` are a round's iteration periods, `lead_ms[plan][rank]`
         is the iteration before them, which no median counts; `reference_ms[kernel][rank]` are the
-        repeats of `shardopt.bench.reference` in the same round; `other_cores` is how many cores
+        repeats of `shardopt.measure.reference` in the same round; `other_cores` is how many cores
         were busy with something else meanwhile (null where the system does not tell). Times have
         four decimals, and what a plan leaves open is left out; files from before have all digits.
 """

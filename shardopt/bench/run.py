@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from predictor.errors import ShardoptError
-from predictor.plan_json import plan_to_dict
+from predictor.model.plan_json import plan_to_dict
 from shardopt import __version__
 from shardopt.bench.job import REFERENCE_VERSION, Job, check_job
-from shardopt.bench.ranks import RankDiedError, died_words, run_ranks
-from shardopt.bench.realtime import permitted
 from shardopt.bench.rows import (
     BenchRows,
     check_continues,
@@ -26,8 +24,10 @@ from shardopt.bench.rows import (
     without_nulls,
     write_rows,
 )
-from shardopt.bench.timing import machine
 from shardopt.bench.worker import Place, Tell, described, run_rank
+from shardopt.measure.timing import machine
+from shardopt.ranks.launch import RankDiedError, died_words, run_ranks
+from shardopt.ranks.realtime import permitted
 
 PACKAGES = ("torch", "fbgemm-gpu-cpu", "fbgemm-gpu", "torchrec", "numpy")
 

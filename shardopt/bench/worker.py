@@ -1,6 +1,6 @@
 """One rank of a bench run: builds every plan in one process group and times them in turns.
 
-Run as ``python -m shardopt.bench.worker FOLDER RANK`` by `shardopt.bench.ranks`, or called by a
+Run as ``python -m shardopt.bench.worker FOLDER RANK`` by `shardopt.ranks.launch`, or called by a
 process that torchrun started.
 """
 
@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from predictor.errors import ShardoptError
-from shardopt.bench.hosts import Host, enter
 from shardopt.bench.job import Job
-from shardopt.bench.load import other_cores, usage
-from shardopt.bench.realtime import hasten_gloo, keep_freed_memory
-from shardopt.bench.warmup import MAX_ROUNDS, MIN_BLOCK, warmed_up
+from shardopt.measure.load import other_cores, usage
+from shardopt.measure.warmup import MAX_ROUNDS, MIN_BLOCK, warmed_up
+from shardopt.ranks.hosts import Host, enter
+from shardopt.ranks.realtime import hasten_gloo, keep_freed_memory
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -104,10 +104,10 @@ class _Rank:
     """What a rank holds while it measures."""
 
     def __init__(self, job: Job, place: Place, device: Any, tell: Tell) -> None:
-        from shardopt.bench.reference import Reference
-        from shardopt.torchrec.batch import batch_ring
-        from shardopt.torchrec.optimizers import set_matmul_precision
-        from shardopt.torchrec.training import Training
+        from shardopt.measure.reference import Reference
+        from shardopt.torchrec.training.batch import batch_ring
+        from shardopt.torchrec.training.loop import Training
+        from shardopt.torchrec.training.optimizers import set_matmul_precision
 
         self.job, self.rank, self.device, self.tell = job, place.rank, device, tell
         self.local_size = place.local_size
@@ -232,7 +232,7 @@ def _agreed(value: Any) -> Any:
 
 
 def main(folder: Path, rank: int, pipe: int | None) -> int:
-    """A rank that `shardopt.bench.ranks` has started; what goes wrong is left in the folder."""
+    """A rank that `shardopt.ranks.launch` has started; what goes wrong is left in the folder."""
     try:
         # written by the parent process, into a folder that only its user can enter
         job: Job

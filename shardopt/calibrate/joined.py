@@ -13,7 +13,7 @@ from typing import Any
 
 from predictor.errors import InputError, ShardoptError
 from shardopt.bench.run import Joined
-from shardopt.calibrate.design import Point
+from shardopt.calibrate.design.points import Point
 from shardopt.calibrate.ranks import MeasurementError, available_cores, device_of, prepare
 from shardopt.calibrate.rows import RowsFile
 from shardopt.calibrate.run import Asked, Saver, Say, opened, points_of
@@ -77,7 +77,7 @@ def _take_part(asked: Asked, join: Joined, file: RowsFile | None, say: Say) -> N
 
 def _measure_alone(asked: Asked, file: RowsFile, device: Any, say: Say) -> list[Point]:
     """Measure the kernels; returns the points that need all ranks and have no rows yet."""
-    from shardopt.calibrate.measures import measure_alone
+    from shardopt.calibrate.kernels.registry import measure_alone
 
     kernels, exchanges = points_of(asked)
     missing = [point for point in kernels if not file.has(point)]
@@ -92,7 +92,7 @@ def _measure_alone(asked: Asked, file: RowsFile, device: Any, say: Say) -> list[
 def _measure_together(
     asked: Asked, file: RowsFile | None, missing: Sequence[Point], device: Any, say: Say
 ) -> None:
-    from shardopt.calibrate.measures import measure_together
+    from shardopt.calibrate.kernels.registry import measure_together
 
     rows = measure_together(missing, device, asked.size, asked.hosts)
     if file is None:

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from predictor.errors import ShardoptError
-from predictor.workload import Workload
-from shardopt.bench.hosts import Host, Link, enter, hosts_of
-from shardopt.bench.realtime import keep_freed_memory
-from shardopt.calibrate.design import Point, Size
-from shardopt.calibrate.phases import TOGETHER
+from predictor.model.workload import Workload
+from shardopt.calibrate.design.phases import TOGETHER
+from shardopt.calibrate.design.points import Point, Size
 from shardopt.calibrate.rows import Measured
+from shardopt.ranks.hosts import Host, Link, enter, hosts_of
+from shardopt.ranks.realtime import keep_freed_memory
 
 QUIET_SECONDS = 600.0
 """Without a row for so long, the ranks have hung."""
@@ -137,7 +137,7 @@ def _rank(job: Job, rank: int, meeting: str, pipe: Connection, host: Host | None
 
 def _rows(job: Job, rank: int, meeting: str) -> Iterator[Measured]:
     prepare(job.backend, job.cores, rank, job.ranks)
-    from shardopt.calibrate.measures import measure_alone, measure_together
+    from shardopt.calibrate.kernels.registry import measure_alone, measure_together
 
     device = device_of(job.backend, rank)
     if job.points and job.points[0].family not in TOGETHER:
@@ -159,7 +159,7 @@ def prepare(backend: str, cores: tuple[int, ...], local: int, local_ranks: int) 
         cores: that ranks may use; one with a GPU has a share of them, else one core.
         local: its number among the ranks of this machine.
     """
-    from shardopt.calibrate.sampling import settle
+    from shardopt.measure.sampling import settle
 
     gloo = backend == "gloo"
     settle(local, cores, None if gloo else local_ranks)

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from predictor.errors import InputError
-from shardopt.bench.timing import Samples
-from shardopt.calibrate.design import Point
+from shardopt.calibrate.design.points import Point
+from shardopt.measure.timing import Samples
 
 SCHEMA = "shardopt.calibration/2"
 TIMES = ("median_us", "mean_us", "p10_us", "p25_us", "p75_us", "p90_us")

@@ -13,21 +13,21 @@ from importlib import metadata
 from pathlib import Path
 
 from predictor import units
-from predictor.device_names import profile_of_device
 from predictor.errors import InputError
-from predictor.hardware import DEFAULT_HARDWARE
+from predictor.hardware.device_names import profile_of_device
+from predictor.hardware.loader import DEFAULT_HARDWARE
+from predictor.model.workload import Workload
 from predictor.units import format_bytes
-from predictor.workload import Workload
-from shardopt.bench.hosts import HOSTS, Link, check_hosts
 from shardopt.bench.job import available_bytes
-from shardopt.bench.realtime import permitted
-from shardopt.bench.timing import machine
-from shardopt.calibrate import phases
-from shardopt.calibrate.design import Point, Size
-from shardopt.calibrate.design_cuda import Device
+from shardopt.calibrate.design import phases
+from shardopt.calibrate.design.cuda import Device
+from shardopt.calibrate.design.points import Point, Size
 from shardopt.calibrate.ranks import Job, available_cores, run_ranks
 from shardopt.calibrate.rows import Measured, Origin, RowsFile
-from shardopt.calibrate.sampling import BRIEF_FLUSH_BYTES, CUDA_SETTINGS, FLUSH_BYTES, SETTINGS
+from shardopt.measure.sampling import BRIEF_FLUSH_BYTES, CUDA_SETTINGS, FLUSH_BYTES, SETTINGS
+from shardopt.measure.timing import machine
+from shardopt.ranks.hosts import HOSTS, Link, check_hosts
+from shardopt.ranks.realtime import permitted
 
 MAX_RANKS = 1024
 BUSY = 0.5

@@ -19,18 +19,8 @@ import typer
 
 from predictor.errors import ShardoptError
 from shardopt import __version__
-from shardopt.cli import (
-    bench,
-    calibrate,
-    diff,
-    explain,
-    hardware,
-    plan,
-    predict,
-    stats,
-    trace,
-    validate,
-)
+from shardopt.cli import calibrate, diff, explain, hardware, plan, predict, stats, trace, validate
+from shardopt.cli.bench import group as bench
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130

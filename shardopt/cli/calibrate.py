@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardopt.cli import options
-from shardopt.cli.bench_run import leave
+from shardopt.cli.bench.run import leave
 
 if TYPE_CHECKING:
     from shardopt.bench.run import Joined
-    from shardopt.calibrate.profile import Calibrated
+    from shardopt.calibrate.profile.build import Calibrated
     from shardopt.calibrate.rows import RowsFile
     from shardopt.calibrate.run import Asked, Say
 
@@ -100,11 +100,11 @@ def calibrate(
     Starts one process a rank on this machine, or joins those that torchrun has started.
     """
     from predictor.errors import InputError
-    from shardopt.bench.hosts import Link
     from shardopt.bench.run import joined
-    from shardopt.calibrate import design
+    from shardopt.calibrate.design import points as design
     from shardopt.cli.output import check_writable
     from shardopt.config.model import load_model
+    from shardopt.ranks.hosts import Link
     from shardopt.torchrec.install import needs_torchrec
 
     kept = rows or output.with_suffix(".rows.csv")
@@ -152,9 +152,9 @@ def _ranks(given: int | None, join: Joined | None) -> int:
 
 def _write(asked: Asked, measured: RowsFile, output: Path, *, json: bool, say: Say) -> None:
     """Fit the rows, write the profile, and show how good it is."""
-    from predictor.hardware import load_hardware
+    from predictor.hardware.loader import load_hardware
     from shardopt.calibrate import run
-    from shardopt.calibrate.profile import build_profile, profile_text
+    from shardopt.calibrate.profile.build import build_profile, profile_text
     from shardopt.files import atomic_write_text
 
     base = "cpu-gloo" if asked.backend == "gloo" else run.base_of_gpu(say)

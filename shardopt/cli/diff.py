@@ -15,10 +15,10 @@ Second = Annotated[Path, typer.Argument(metavar="B", help="Plan file (JSON).", s
 
 def diff(a: First, b: Second, json: options.Json = False) -> None:
     """Show what differs between two plans: tables, sharding types, kernels, ranks."""
-    from predictor.plan_json import load_plan
+    from predictor.model.plan_json import load_plan
     from shardopt.cli.output import print_json
     from shardopt.report.console import make_console
-    from shardopt.report.diff_view import diff_object, show_diff
+    from shardopt.report.plan.diff_view import diff_object, show_diff
 
     plans = (load_plan(a), load_plan(b))
     if json:

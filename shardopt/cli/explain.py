@@ -11,7 +11,7 @@ from shardopt.cli import options
 
 if TYPE_CHECKING:
     from shardopt.cli.resolve import Setting
-    from shardopt.report.explanation import Explanation
+    from shardopt.explain.explanation import Explanation
 
 Trace = Annotated[
     Path | None,
@@ -71,7 +71,7 @@ def explain(
     from shardopt.cli.messages import note
     from shardopt.cli.plan import problem_of
     from shardopt.cli.resolve import Flags
-    from shardopt.report.explanation import explained
+    from shardopt.explain.explanation import explained
 
     _check_outputs(html, trace, [model, *plans])
     flags = Flags(
@@ -114,7 +114,7 @@ def _written(
         told.append(f"wrote {trace}; open it at ui.perfetto.dev")
     if html is not None:
         from shardopt.files import atomic_write_text
-        from shardopt.report.html import page
+        from shardopt.report.html.page import page
 
         atomic_write_text(html, page(setting, explanation, versions()))
         told.append(f"wrote {html}; open it in a browser")
@@ -124,8 +124,8 @@ def _written(
 def _print_json(setting: Setting, explanation: Explanation) -> None:
     from shardopt.cli.output import print_json
     from shardopt.cli.plan import setting_object
-    from shardopt.report.explain_view import explain_object
     from shardopt.report.objects import prediction_object
+    from shardopt.report.plan.explain_view import explain_object
 
     head = {**setting_object(setting), "plan": explanation.given.name}
     parts = prediction_object(explanation.given.prediction)
@@ -134,9 +134,9 @@ def _print_json(setting: Setting, explanation: Explanation) -> None:
 
 def _show(setting: Setting, explanation: Explanation, quiet: bool) -> None:
     from shardopt.report.console import make_console
-    from shardopt.report.explain_view import show_explanation
-    from shardopt.report.plan_view import show_setting
-    from shardopt.report.predict_view import show_headlines
+    from shardopt.report.plan.explain_view import show_explanation
+    from shardopt.report.plan.plan_view import show_setting
+    from shardopt.report.plan.predict_view import show_headlines
 
     console = make_console()
     if quiet:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from predictor.errors import InputError
-from predictor.plan import ShardingPlan
-from predictor.plan_json import check_plan, load_plan, model_mismatch
+from predictor.model.plan import ShardingPlan
+from predictor.model.plan_json import check_plan, load_plan, model_mismatch
 from predictor.predict import predict
 from shardopt.cli.messages import warn
 from shardopt.cli.resolve import Flags, Setting, check_flags, resolve
 from shardopt.cli.strict import refuse_outside
-from shardopt.report.predict_view import Predicted
+from shardopt.report.plan.predict_view import Predicted
 
 
 def predict_plans(

@@ -20,7 +20,7 @@ Name = Annotated[
 
 def hardware(name: Name = None, json: options.Json = False) -> None:
     """List the hardware profiles, or show one with the source of every constant."""
-    from predictor.hardware import DEFAULT_HARDWARE, list_hardware, load_hardware
+    from predictor.hardware.loader import DEFAULT_HARDWARE, list_hardware, load_hardware
     from shardopt.cli.output import print_json
     from shardopt.report.console import make_console
     from shardopt.report.hardware_view import hardware_object, show_list, show_profile

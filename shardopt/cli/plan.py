@@ -6,15 +6,16 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardopt.cli import options, tune_options
+from shardopt.cli import options
+from shardopt.cli.tune import options as tune_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from predictor.plan import ShardingPlan
+    from predictor.model.plan import ShardingPlan
     from predictor.predict import Prediction
-    from search.moves import Placed
-    from search.result import Result
+    from search.in_use.moves import Placed
+    from search.problem import Result
     from shardopt.cli.resolve import Setting
 
 MAX_SEED = 2**31 - 1
@@ -51,7 +52,7 @@ def plan(
     """Search for the plan with the shortest predicted iteration time."""
     from shardopt.cli.output import check_writable
     from shardopt.cli.resolve import Flags, resolve
-    from shardopt.cli.tune_flags import TuneFlags
+    from shardopt.cli.tune.flags import TuneFlags
 
     flags = Flags(
         gpus, gpus_per_node, cluster, hardware, hbm_gib, ddr_gib, reserve, batch_size, strict
@@ -64,7 +65,7 @@ def plan(
     setting = resolve(model, flags, in_use)
 
     if tune is not None:
-        from shardopt.cli.tune import Show, run_tuning
+        from shardopt.cli.tune.command import Show, run_tuning
 
         show = Show(json, output, quiet, strict)
         limits = (effort, time_limit, seed, search.names, top_k)
@@ -113,7 +114,7 @@ def plan_in_use(path: Path | None, max_moves: int | None) -> ShardingPlan | None
         InputError: it cannot be read, or ``--max-moves`` is out of range or stands alone.
     """
     from predictor.errors import InputError
-    from predictor.plan_json import load_plan
+    from predictor.model.plan_json import load_plan
 
     if max_moves is not None and path is None:
         raise InputError("--max-moves limits what differs from a plan; give it with --from FILE")
@@ -126,8 +127,8 @@ def placed_tables(
     setting: Setting, path: Path | None, plan: ShardingPlan | None, max_moves: int | None
 ) -> Placed | None:
     """The plan in use as the search takes it, if it is one of this model."""
-    from predictor.plan_check import check_plan, model_mismatch
-    from search.moves import Placed
+    from predictor.model.plan_check import check_plan, model_mismatch
+    from search.in_use.moves import Placed
     from shardopt.cli.messages import warn
 
     if plan is None:
@@ -155,7 +156,7 @@ def check_search(seed: int, effort: float, time_limit: float | None, top_k: int)
 
 def problem_of(setting: Setting) -> Any:
     """What the search takes."""
-    from search.result import Problem
+    from search.problem import Problem
 
     return Problem(setting.workload, setting.topology, setting.hardware)
 
@@ -192,7 +193,7 @@ def write_best(output: Path, result: Result, best: Prediction, meta: dict[str, A
     """The best plan as plan.json."""
     from dataclasses import replace
 
-    from predictor.plan_json import plan_to_dict
+    from predictor.model.plan_json import plan_to_dict
     from shardopt.cli.output import write_plan
 
     times = {"iteration_ms": best.iteration_ms, "lower_bound_ms": result.lower_bound_ms}
@@ -209,7 +210,7 @@ def _show(
     quiet: bool,
 ) -> None:
     from shardopt.report.console import make_console
-    from shardopt.report.plan_view import PlanReport, show_headline, show_plan
+    from shardopt.report.plan.plan_view import PlanReport, show_headline, show_plan
 
     written = None if output is None else str(output)
     following = (

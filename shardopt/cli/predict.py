@@ -46,7 +46,7 @@ def predict(
     from predictor.errors import InputError
 
     if model.is_dir():
-        from shardopt.cli.bench_predict import CPU_RANKS, predict_benchmark
+        from shardopt.cli.bench.predict import CPU_RANKS, predict_benchmark
 
         sizes = (gpus, gpus_per_node, cluster, hbm_gib, ddr_gib, batch_size)
         if plans or strict or any(of is not None for of in sizes):
@@ -79,8 +79,8 @@ def predict(
         print_json(predict_object(pairs, setting_object(setting)))
         return
     from shardopt.report.console import make_console
-    from shardopt.report.plan_view import show_setting
-    from shardopt.report.predict_view import show_headlines, show_predictions
+    from shardopt.report.plan.plan_view import show_setting
+    from shardopt.report.plan.predict_view import show_headlines, show_predictions
 
     console = make_console()
     if quiet:

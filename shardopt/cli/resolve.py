@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from predictor.errors import InputError
-from predictor.hardware import DEFAULT_HARDWARE, HardwareProfile, load_hardware
-from predictor.plan import ShardingPlan
-from predictor.ranges import ranks_outside
-from predictor.reservation import reserve_topology
-from predictor.topology import Topology
+from predictor.hardware.loader import DEFAULT_HARDWARE, HardwareProfile, load_hardware
+from predictor.iteration.ranges import ranks_outside
+from predictor.model.plan import ShardingPlan
+from predictor.model.reservation import reserve_topology
+from predictor.model.topology import Topology
+from predictor.model.workload import Workload
 from predictor.units import gib
-from predictor.workload import Workload
 from shardopt.cli.strict import refuse_outside
 from shardopt.config import ClusterConfig, load_cluster, load_model_with_notes
 from shardopt.config.cluster import MAX_GIB, MAX_RANKS

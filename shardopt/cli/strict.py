@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from predictor.errors import RangeError
-from predictor.ranges import OutOfRange
-from shardopt.report.range_view import range_lines
+from predictor.iteration.ranges import OutOfRange
+from shardopt.report.plan.range_view import range_lines
 
 
 def refuse_outside(found: Iterable[OutOfRange], where: str = "") -> None:

@@ -10,9 +10,9 @@ import typer
 from shardopt.cli import options
 
 if TYPE_CHECKING:
-    from predictor.trace.plan_swap import PlanSwap
     from predictor.trace.read import TraceSet
-    from predictor.trace.replay import Replay
+    from predictor.trace.simulate.plan_swap import PlanSwap
+    from predictor.trace.simulate.step import Replay
 
 Files = Annotated[
     list[Path],
@@ -121,7 +121,7 @@ def _replay(
         InputError: something was to be changed and nothing can be predicted.
     """
     from predictor.errors import InputError
-    from predictor.trace.replay import replay
+    from predictor.trace.simulate.step import replay
 
     if what_if:
         return _changed(found, what_if, swap), []
@@ -137,8 +137,8 @@ def _changed(
     found: TraceSet, asked: dict[str, Any], swap: tuple[Path, Path, Path] | None
 ) -> Replay:
     from predictor.errors import InputError
-    from predictor.hardware import load_hardware
-    from predictor.trace.whatif import what_if
+    from predictor.hardware.loader import load_hardware
+    from predictor.trace.simulate.whatif import what_if
 
     if not any(trace.device for trace in found.traces):
         raise InputError(
@@ -155,9 +155,9 @@ def _changed(
 def _swapped(found: TraceSet, model: Path, old: Path, new: Path) -> PlanSwap:
     """The traced device stands for the hardware of both plans."""
     from predictor.errors import InputError
-    from predictor.plan_json import check_plan, load_plan
-    from predictor.trace.plan_swap import plan_swap
-    from predictor.trace.whatif import traced_profile
+    from predictor.model.plan_json import check_plan, load_plan
+    from predictor.trace.simulate.plan_swap import plan_swap
+    from predictor.trace.simulate.whatif import traced_profile
     from shardopt.cli.resolve import Flags, resolve
 
     hardware = traced_profile(found.traces[0])

@@ -12,7 +12,7 @@ import typer
 from shardopt.cli import options
 
 if TYPE_CHECKING:
-    from predictor.validate import Report
+    from shardopt.validate.report import Report
 
 
 class Suites(StrEnum):
@@ -64,9 +64,9 @@ def validate(
 ) -> None:
     """Hold predictions against measurements that they were not fitted on."""
     from shardopt.cli.output import check_writable, print_json
-    from shardopt.report.accuracy import accuracy_text
+    from shardopt.report.accuracy.page import accuracy_text
+    from shardopt.report.accuracy.validate_view import report_object, show_report
     from shardopt.report.console import make_console
-    from shardopt.report.validate_view import report_object, show_report
 
     check_writable(write_docs)
     reports = [_run(runner, folder) for runner, folder in _runs(suite, data)]
@@ -101,20 +101,20 @@ def _run(runner: Callable[[Path], Report], data: Path | None) -> Report:
 
 def _runs(suite: Suites, data: Path | None) -> list[tuple[Callable[[Path], Report], Path | None]]:
     """What runs, each on its folder; our own rows lie in the source checkout."""
-    from predictor.suites.collectives import validate_collectives
-    from predictor.suites.gemm import validate_gemm
-    from predictor.suites.mlperf_dlrm import validate_mlperf_dlrm
-    from predictor.suites.traces import validate_traces
-    from predictor.suites.transformers import validate_transformers
-    from shardopt.suites.against_torchrec import DEFAULT_FOLDER as AGAINST
-    from shardopt.suites.against_torchrec import validate_against_torchrec
-    from shardopt.suites.lab_batch import batch_folders
-    from shardopt.suites.replay import DEFAULT_FOLDER as REPLAYS
-    from shardopt.suites.replay import has_replays, validate_replay
-    from shardopt.suites.torchrec_cpu import DEFAULT_FOLDER, validate_torchrec_cpu
-    from shardopt.suites.torchrec_p4d import validate_torchrec_p4d
-    from shardopt.suites.transformers_cpu import DEFAULT_FOLDER as TRANSFORMERS
-    from shardopt.suites.transformers_cpu import has_transformers, validate_transformers_cpu
+    from shardopt.validate.collectives import validate_collectives
+    from shardopt.validate.gemm import validate_gemm
+    from shardopt.validate.measured.against_torchrec import DEFAULT_FOLDER as AGAINST
+    from shardopt.validate.measured.against_torchrec import validate_against_torchrec
+    from shardopt.validate.measured.batch import batch_folders
+    from shardopt.validate.measured.torchrec_cpu import DEFAULT_FOLDER, validate_torchrec_cpu
+    from shardopt.validate.mlperf.suite import validate_mlperf_dlrm
+    from shardopt.validate.replay import DEFAULT_FOLDER as REPLAYS
+    from shardopt.validate.replay import has_replays, validate_replay
+    from shardopt.validate.torchrec_p4d import validate_torchrec_p4d
+    from shardopt.validate.traces import validate_traces
+    from shardopt.validate.transformers import validate_transformers
+    from shardopt.validate.transformers_cpu import DEFAULT_FOLDER as TRANSFORMERS
+    from shardopt.validate.transformers_cpu import has_transformers, validate_transformers_cpu
 
     public: dict[Suites, Callable[[Path], Report]] = {
         Suites.COLLECTIVES: validate_collectives,

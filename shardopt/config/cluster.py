@@ -107,7 +107,7 @@ def load_cluster(path: str | Path) -> ClusterConfig:
 
 
 def _check_domain(section: ClusterSection, problems: Problems) -> None:
-    """The rule of `predictor.topology.Topology`, checked here to name file and line."""
+    """The rule of `predictor.model.topology.Topology`, checked here to name file and line."""
     domain, host = section.nvlink_domain, section.ranks_per_host
     world = host * section.hosts
     if domain is None or host % domain == 0 or (domain % host == 0 and world % domain == 0):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from predictor.workload import DenseArch, Table
+from predictor.model.workload import DenseArch, Table
 from shardopt.config.problems import KeyPath, Problems
 
 IndexedTables = Sequence[tuple[int, Table]]

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.distribution import (
+from predictor.errors import InputError, did_you_mean
+from predictor.model.distribution import (
     Distribution,
     Empirical,
     EmpiricalByRange,
@@ -18,7 +19,6 @@ from predictor.distribution import (
     Uniform,
     Zipf,
 )
-from predictor.errors import InputError, did_you_mean
 from shardopt.config.problems import KeyPath, Problems, shown
 from shardopt.config.schema import HistogramSection, StatsSection, ZipfSection, check
 

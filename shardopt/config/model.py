@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from predictor.errors import InputError
-from predictor.plan import ShardingType
-from predictor.workload import Constraints, DcnV2, DenseArch, Feature, QComm, Table, Workload
+from predictor.model.plan import ShardingType
+from predictor.model.workload import Constraints, DcnV2, DenseArch, Feature, QComm, Table, Workload
 from shardopt.config.consistency import check_consistency
 from shardopt.config.document import parse_yaml
 from shardopt.config.indices import Indices

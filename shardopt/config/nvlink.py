@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from predictor.hardware import HardwareProfile
+from predictor.hardware.loader import HardwareProfile
 
 
 def nvlink_domain(hardware: HardwareProfile, ranks: int, local: int) -> int:

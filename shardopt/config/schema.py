@@ -9,8 +9,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from predictor.plan import ComputeKernel, ShardingType
-from predictor.workload import Optimizer
+from predictor.model.plan import ComputeKernel, ShardingType
+from predictor.model.workload import Optimizer
 from shardopt.config.problems import KeyPath, Problems, shown
 from shardopt.config.values import choice, flag, nearest, real, refuse, text, whole
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from predictor.distribution import Distribution, ReuseHistogram, Uniform, Zipf
 from predictor.errors import InputError
-from predictor.workload import Constraints, DcnV2, DenseArch, Feature, Table, Workload
+from predictor.model.distribution import Distribution, ReuseHistogram, Uniform, Zipf
+from predictor.model.workload import Constraints, DcnV2, DenseArch, Feature, Table, Workload
 from shardopt.config.schema import SCHEMA_VERSION
 from shardopt.files import atomic_write_text
 

@@ -11,20 +11,20 @@ from predictor.errors import InputError
 from predictor.trace.events import RankTrace
 from predictor.trace.execution import ExecutionTrace
 from predictor.trace.read import TraceSet, load_traces
-from shardopt.replay.annotations import Annotations
-from shardopt.replay.build import build
 from shardopt.replay.check import Scale
-from shardopt.replay.dispatch import has_kernel
-from shardopt.replay.functional import unwrapped
-from shardopt.replay.join import joined
 from shardopt.replay.kineto.imitate import imitate
-from shardopt.replay.match_tables import MatchedTables
-from shardopt.replay.nesting import renested
-from shardopt.replay.program import RankProgram
+from shardopt.replay.program.annotations import Annotations
+from shardopt.replay.program.build import build
+from shardopt.replay.program.dispatch import has_kernel
+from shardopt.replay.program.functional import unwrapped
+from shardopt.replay.program.join import joined
+from shardopt.replay.program.match_tables import MatchedTables
+from shardopt.replay.program.nesting import renested
+from shardopt.replay.program.program import RankProgram
+from shardopt.replay.program.select import choose
+from shardopt.replay.program.tables import TableSummary
 from shardopt.replay.scale.doubled import scaled
 from shardopt.replay.scale.tables import with_more_tables
-from shardopt.replay.select import choose
-from shardopt.replay.tables import TableSummary
 from shardopt.replay.write import write
 
 UNSCALED = Scale()

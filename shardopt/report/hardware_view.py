@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from predictor.hardware import DEFAULT_HARDWARE, PROVENANCE_ORDER, Group, HardwareProfile
-from predictor.profile_groups import KnownError
+from predictor.hardware.groups import KnownError
+from predictor.hardware.loader import DEFAULT_HARDWARE, PROVENANCE_ORDER, Group, HardwareProfile
 from shardopt.report.console import heading, line, show, table
 from shardopt.report.words import KIND_WORDS, percent, plural
 

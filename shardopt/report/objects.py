@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from predictor.plan import ShardingPlan
-from predictor.plan_json import plan_to_dict
+from predictor.model.plan import ShardingPlan
+from predictor.model.plan_json import plan_to_dict
 from predictor.predict import Prediction
-from search.moves import moved_bytes, moved_tables
-from search.result import Problem, Result
-from shardopt.report.range_view import range_objects
+from search.in_use.moves import moved_bytes, moved_tables
+from search.problem import Problem, Result
+from shardopt.report.plan.range_view import range_objects
 from shardopt.report.words import gap_of
 
 Object = dict[str, Any]

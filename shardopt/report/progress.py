@@ -13,7 +13,7 @@ from shardopt.report.words import ms
 
 
 class SearchProgress:
-    """A `search.result.Progress` on the terminal; nothing when off or stderr is no terminal."""
+    """A `search.problem.Progress` on the terminal; nothing when off or stderr is no terminal."""
 
     def __init__(self, *, on: bool, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from predictor.critical_path import Segment
+from predictor.iteration.critical_path import Segment
 from predictor.trace.breakdown import (
     PARTS,
     StepBreakdown,
@@ -26,11 +26,11 @@ from predictor.trace.read import TraceSet
 from predictor.units import format_bytes
 from shardopt.report.bars import stacked
 from shardopt.report.console import heading, line, show, table
-from shardopt.report.explain_view import path_object, show_stretches, stretches
+from shardopt.report.plan.explain_view import path_object, show_stretches, stretches
 from shardopt.report.words import ms, number, percent, plural, ranks_text
 
 if TYPE_CHECKING:
-    from predictor.trace.replay import Replay
+    from predictor.trace.simulate.step import Replay
 
 MAX_ROWS = 24
 MAX_KERNELS = 8

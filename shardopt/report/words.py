@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from predictor.memory import RankMemory
-from predictor.plan import ComputeKernel, ShardingPlan, ShardingType
+from predictor.model.memory import RankMemory
+from predictor.model.plan import ComputeKernel, ShardingPlan, ShardingType
 from predictor.units import GIB
 
 PHASE_WORDS = {

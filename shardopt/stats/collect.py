@@ -13,14 +13,7 @@ import numpy as np
 from predictor.errors import InputError, did_you_mean
 from shardopt.files import atomic_open, read_problem
 from shardopt.stats.counts import Bags, FeatureCounts
-from shardopt.stats.source import (
-    CHUNK_ROWS,
-    Chunk,
-    DataFormat,
-    Source,
-    format_of,
-    pick,
-)
+from shardopt.stats.source import CHUNK_ROWS, Chunk, DataFormat, Source, format_of, pick
 
 CHECKPOINT_CHUNKS = 32
 """Chunks between two checkpoints."""

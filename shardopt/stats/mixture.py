@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.distribution import Distribution, Uniform
+from predictor.model.distribution import Distribution, Uniform
 from shardopt.stats.poisson import OFTEN, maximise, met, poisson, stepped, within_chance
 from shardopt.stats.skew import ZipfFit
 from shardopt.stats.spectrum import Spectrum

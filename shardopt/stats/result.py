@@ -11,7 +11,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from predictor.distribution import Bins
+from predictor.model.distribution import Bins
 from shardopt.files import atomic_open
 from shardopt.stats.collect import Reading
 from shardopt.stats.counts import FeatureCounts

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.distribution import Zipf
+from predictor.model.distribution import Zipf
 from shardopt.stats.spectrum import Spectrum
 
 Array = NDArray[np.float64]

@@ -4,12 +4,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardopt.torchrec.checkpoint import check_resume, load_training_state, training_state
-    from shardopt.torchrec.estimator import ShardoptPerfEstimator
-    from shardopt.torchrec.hook import ShardoptPlanner
-    from shardopt.torchrec.model_file import to_yaml
-    from shardopt.torchrec.perf_model import ShardoptPerfModel
-    from shardopt.torchrec.provider import ShardoptPlannerProvider
+    from shardopt.torchrec.module.model_file import to_yaml
+    from shardopt.torchrec.plan.checkpoint import check_resume, load_training_state, training_state
+    from shardopt.torchrec.planning.estimator import ShardoptPerfEstimator
+    from shardopt.torchrec.planning.hook import ShardoptPlanner
+    from shardopt.torchrec.planning.perf_model import ShardoptPerfModel
+    from shardopt.torchrec.planning.provider import ShardoptPlannerProvider
 
 __all__ = [
     "ShardoptPerfEstimator",
@@ -23,14 +23,14 @@ __all__ = [
 ]
 
 _HOME_OF = {
-    "ShardoptPerfEstimator": "shardopt.torchrec.estimator",
-    "ShardoptPerfModel": "shardopt.torchrec.perf_model",
-    "ShardoptPlanner": "shardopt.torchrec.hook",
-    "ShardoptPlannerProvider": "shardopt.torchrec.provider",
-    "check_resume": "shardopt.torchrec.checkpoint",
-    "load_training_state": "shardopt.torchrec.checkpoint",
-    "to_yaml": "shardopt.torchrec.model_file",
-    "training_state": "shardopt.torchrec.checkpoint",
+    "ShardoptPerfEstimator": "shardopt.torchrec.planning.estimator",
+    "ShardoptPerfModel": "shardopt.torchrec.planning.perf_model",
+    "ShardoptPlanner": "shardopt.torchrec.planning.hook",
+    "ShardoptPlannerProvider": "shardopt.torchrec.planning.provider",
+    "check_resume": "shardopt.torchrec.plan.checkpoint",
+    "load_training_state": "shardopt.torchrec.plan.checkpoint",
+    "to_yaml": "shardopt.torchrec.module.model_file",
+    "training_state": "shardopt.torchrec.plan.checkpoint",
 }
 
 

@@ -9,11 +9,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from predictor.collectives import OPS, Collectives
-from predictor.distribution import ReuseHistogram, Uniform, Zipf
-from predictor.hardware import HardwareProfile, list_hardware, load_hardware
-from predictor.kernels.elementwise import copy_h2d_ms, memory_ms
-from predictor.kernels.embedding import (
+from predictor.cost.collectives import OPS, Collectives
+from predictor.cost.elementwise import copy_h2d_ms, memory_ms
+from predictor.cost.gemm import gemm_ms
+from predictor.cost.lookup.embedding import (
     LookupShard,
     backward_kernels,
     backward_ms,
@@ -21,9 +20,10 @@ from predictor.kernels.embedding import (
     forward_ms,
     lookup_model,
 )
-from predictor.kernels.gemm import gemm_ms
-from predictor.plan import ComputeKernel
-from predictor.topology import Topology
+from predictor.hardware.loader import HardwareProfile, list_hardware, load_hardware
+from predictor.model.distribution import ReuseHistogram, Uniform, Zipf
+from predictor.model.plan import ComputeKernel
+from predictor.model.topology import Topology
 
 Cost = Callable[[HardwareProfile, float], float]
 

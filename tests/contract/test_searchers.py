@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "search"))
-
-from problems import (
+from predictor.errors import InfeasibleError
+from predictor.model.plan import ShardingType
+from predictor.model.topology import Topology
+from predictor.model.workload import Constraints
+from predictor.units import GIB, MIB
+from search.baselines.baselines import baselines
+from search.bound.lower_bound import LowerBound
+from search.improve.balance import Balancer
+from search.improve.local_search import LocalSearch
+from search.improve.packing import Packer
+from search.objective import Assignment, Objective
+from search.place.placement import Placer
+from search.problem import Problem
+from search.propose.candidates import rescue
+from search.propose.cpsat import CpSat
+from search.propose.feasibility import find_feasible
+from search.propose.rounding import Rounding
+from search.propose.study import Study
+from search.stop import Stop
+from search.surrogate import Surrogate
+from tests.search.problems import (
     a_problem,
     a_table,
     a_workload,
@@ -19,27 +35,6 @@ from problems import (
     objective_of,
     random_problem,
 )
-
-from predictor.errors import InfeasibleError
-from predictor.plan import ShardingType
-from predictor.topology import Topology
-from predictor.units import GIB, MIB
-from predictor.workload import Constraints
-from search.balance import Balancer
-from search.baselines import baselines
-from search.bounds import LowerBound
-from search.candidates import rescue
-from search.cpsat import CpSat
-from search.feasibility import find_feasible
-from search.local_search import LocalSearch
-from search.objective import Assignment, Objective
-from search.packing import Packer
-from search.placement import Placer
-from search.result import Problem
-from search.rounding import Rounding
-from search.stop import Stop
-from search.study import Study
-from search.surrogate import Surrogate
 
 Searcher = Callable[[Objective, Surrogate], list[Assignment]]
 

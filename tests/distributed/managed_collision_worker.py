@@ -30,7 +30,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from shardopt import from_torchrec
 from shardopt.torchrec import ShardoptPlanner
-from shardopt.torchrec.convert import to_torchrec
+from shardopt.torchrec.plan.convert import to_torchrec
 
 ROWS, RAW_IDS, BATCH, POOLING = 16, 1000, 4, 2
 META = torch.device("meta")

@@ -1,8 +1,8 @@
 """Embedding modules that are alike, and their plan: what traces of one and of two are held up."""
 
-from predictor.distribution import Zipf
-from predictor.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
-from predictor.workload import DenseArch, Feature, Table, Workload
+from predictor.model.distribution import Zipf
+from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.workload import DenseArch, Feature, Table, Workload
 
 WORLD_SIZE = 2
 ROWS, WIDTH = (100, 110, 121, 130, 90), 16

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from shardopt.torchrec.batch import batch_ring
-from shardopt.torchrec.training import Training
+from shardopt.torchrec.training.batch import batch_ring
+from shardopt.torchrec.training.loop import Training
 from tests.shardopt.replay.captured import capture
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from predictor.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
-from predictor.workload import DenseArch, Feature, Table, Workload
-from shardopt.torchrec.batch import batch_ring
-from shardopt.torchrec.training import Training
+from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.workload import DenseArch, Feature, Table, Workload
+from shardopt.torchrec.training.batch import batch_ring
+from shardopt.torchrec.training.loop import Training
 from tests.shardopt.replay.captured import capture
 
 TABLES, WIDTH, ROWS, POOLING = 6, 16, 500, 4.0

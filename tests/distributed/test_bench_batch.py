@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from shardopt.bench import batch
 from shardopt.bench.rows import read_rows
-from shardopt.bench.task_structures import plan_of, row_wise, table_wise
-from shardopt.bench.tasks import Task
-from shardopt.calibrate import design
+from shardopt.bench.tasks import batch
+from shardopt.bench.tasks.structures import plan_of, row_wise, table_wise
+from shardopt.bench.tasks.tasks import Task
+from shardopt.calibrate.design import points as design
 from shardopt.cli.app import main
 from shardopt.config import load_model
 from shardopt.config.write import with_digest

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from predictor.errors import InfeasibleError, InputError, PlanError
-from predictor.plan_json import plan_to_dict
+from predictor.model.plan_json import plan_to_dict
 from shardopt.bench import job as bench_job
 from shardopt.bench.job import Job, check_job, check_memory, rank_bytes
 from shardopt.bench.rows import read_rows
@@ -131,7 +131,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr("shardopt.bench.ranks._start", refuse)
+    monkeypatch.setattr("shardopt.ranks.launch._start", refuse)
 
 
 @pytest.mark.usefixtures("nothing_starts")

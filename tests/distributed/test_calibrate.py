@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from predictor.hardware import load_hardware
-from predictor.workload import DenseArch, Feature, Table, Workload
-from shardopt.calibrate import design, phases, ranks, run
-from shardopt.calibrate.design import Point
-from shardopt.calibrate.profile import build_profile, profile_text
+from predictor.hardware.loader import load_hardware
+from predictor.model.workload import DenseArch, Feature, Table, Workload
+from shardopt.calibrate import ranks, run
+from shardopt.calibrate.design import phases
+from shardopt.calibrate.design import points as design
+from shardopt.calibrate.design.points import Point
+from shardopt.calibrate.profile.build import build_profile, profile_text
 from shardopt.calibrate.ranks import Job, MeasurementError, run_ranks
 from shardopt.calibrate.rows import PARTS, Measured
 

@@ -16,9 +16,9 @@ import training_case as case
 from test_training import launch
 
 from predictor.errors import PlanError
-from predictor.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
-from predictor.plan_json import plan_to_dict
-from predictor.workload import DenseArch, Feature, Table, Workload
+from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.plan_json import plan_to_dict
+from predictor.model.workload import DenseArch, Feature, Table, Workload
 from shardopt.torchrec import check_resume
 
 pytestmark = pytest.mark.distributed

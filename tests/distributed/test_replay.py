@@ -9,12 +9,12 @@ import pytest
 pytest.importorskip("torchrec")
 
 from predictor.errors import InputError
+from predictor.model.transformer import TransformerShape
 from predictor.trace.read import load_traces
-from predictor.transformer import TransformerShape
-from shardopt.replay.annotations import Annotations
 from shardopt.replay.generate import generate, program_of
 from shardopt.replay.launch import ReplayError, replay
-from shardopt.replay.program import RankProgram
+from shardopt.replay.program.annotations import Annotations
+from shardopt.replay.program.program import RankProgram
 from tests.distributed.two_ranks import run_ranks
 from tests.shardopt.replay.captured import capture, edited, small_step
 from tests.shardopt.replay.compare import differences, signatures
@@ -51,7 +51,7 @@ def test_convnet_with_embedding_bag(tmp_path: Path) -> None:
 
 
 def test_transformer(tmp_path: Path) -> None:
-    from shardopt.bench.transformers_models import Training
+    from shardopt.bench.transformers.models import Training
 
     training = Training(TransformerShape("bert", 1, 32, 2, 64, 50, 8, 2))
     check_fixpoint(capture(training.step, tmp_path / "traces"), tmp_path)

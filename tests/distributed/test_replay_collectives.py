@@ -7,10 +7,10 @@ import pytest
 pytest.importorskip("torch")
 
 from predictor.trace.read import load_traces
-from shardopt.replay.annotations import Annotations
 from shardopt.replay.generate import generate, program_of
 from shardopt.replay.launch import replay
-from shardopt.replay.program import RankProgram
+from shardopt.replay.program.annotations import Annotations
+from shardopt.replay.program.program import RankProgram
 from tests.distributed.two_ranks import run_ranks
 from tests.shardopt.replay.compare import differences, signatures
 

@@ -8,13 +8,13 @@ import pytest
 pytest.importorskip("torchrec")
 
 from predictor.trace.read import load_traces
-from shardopt.replay.annotations import Annotations
 from shardopt.replay.check import Scale
 from shardopt.replay.generate import generate, programs_of
 from shardopt.replay.launch import replay
-from shardopt.replay.program import RankProgram
+from shardopt.replay.program.annotations import Annotations
+from shardopt.replay.program.program import RankProgram
+from shardopt.replay.program.tables import TableSummary
 from shardopt.replay.scale.tables import with_more_tables
-from shardopt.replay.tables import TableSummary
 from tests.distributed.two_ranks import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parent))

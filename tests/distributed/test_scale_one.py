@@ -8,9 +8,9 @@ import pytest
 pytest.importorskip("torchrec")
 
 from predictor.trace.read import load_traces
-from shardopt.replay.annotations import Annotations
 from shardopt.replay.generate import program_of
-from shardopt.replay.program import RankProgram
+from shardopt.replay.program.annotations import Annotations
+from shardopt.replay.program.program import RankProgram
 from shardopt.replay.scale.one import scaled_alone
 from tests.distributed.two_ranks import run_ranks
 from tests.shardopt.replay.compare import differences, signatures

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from predictor.plan import ShardingPlan, ShardingType
-from predictor.plan_json import plan_to_dict
+from predictor.model.plan import ShardingPlan, ShardingType
+from predictor.model.plan_json import plan_to_dict
 
 pytest.importorskip("torchrec")
 sys.path.insert(0, str(Path(__file__).parent))

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import torch
 
-from predictor.distribution import Zipf
-from predictor.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
-from predictor.topology import Topology
+from predictor.model.distribution import Zipf
+from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.topology import Topology
+from predictor.model.workload import Constraints, DcnV2, DenseArch, Feature, Table, Workload
 from predictor.units import GIB
-from predictor.workload import Constraints, DcnV2, DenseArch, Feature, Table, Workload
-from shardopt.torchrec.batch import synthetic_batch
-from shardopt.torchrec.module import build_model
-from shardopt.torchrec.optimizers import dense_optimizer, table_weight
+from shardopt.torchrec.training.batch import synthetic_batch
+from shardopt.torchrec.training.module import build_model
+from shardopt.torchrec.training.optimizers import dense_optimizer, table_weight
 
 STEPS = 4
 LEARNING_RATE = 0.1
@@ -123,8 +123,8 @@ def searched_plan(
     Args:
         kinds: the sharding types allowed for each table.
     """
-    from predictor.hardware import load_hardware
-    from search.result import Problem
+    from predictor.hardware.loader import load_hardware
+    from search.problem import Problem
     from search.solve import solve
     from search.stop import Stop
 
@@ -140,7 +140,7 @@ def searched_plan(
 
 
 def uniform_plan(kind: ShardingType, world_size: int, local_world_size: int) -> ShardingPlan:
-    """Every table sharded the same way, as far as TorchRec can (`shardopt.torchrec.rules`)."""
+    """Every table sharded the same way, as far as TorchRec can (`shardopt.torchrec.plan.rules`)."""
     return make_plan(uniform_kinds(kind), world_size, local_world_size)
 
 

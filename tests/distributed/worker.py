@@ -19,11 +19,11 @@ from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from predictor.plan import ComputeKernel
+from predictor.model.plan import ComputeKernel
 from shardopt.plan import LoadedPlan, load_plan
-from shardopt.torchrec.batch import synthetic_batch
-from shardopt.torchrec.module import build_model
-from shardopt.torchrec.optimizers import apply_sparse_optimizers, dense_optimizer
+from shardopt.torchrec.training.batch import synthetic_batch
+from shardopt.torchrec.training.module import build_model
+from shardopt.torchrec.training.optimizers import apply_sparse_optimizers, dense_optimizer
 
 sys.path.insert(0, str(Path(__file__).parent))
 from training_case import EPS, LEARNING_RATE, STEPS, initial_weights, workload

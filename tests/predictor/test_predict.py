@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from predictor.distribution import Uniform, Zipf
 from predictor.errors import PlanError
-from predictor.hardware import HardwareProfile, weakest
-from predictor.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.hardware.loader import HardwareProfile, weakest
+from predictor.model.distribution import Uniform, Zipf
+from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.topology import Topology
+from predictor.model.workload import Feature, QComm, Workload
 from predictor.predict import PHASES, Prediction, candidate_of, predict, profile_groups
-from predictor.topology import Topology
-from predictor.workload import Feature, QComm, Workload
-from search.space import enumerate_space
+from search.space.enumerate import enumerate_space
 from shardopt.config.model import load_model
 from tests.builders import (
     Candidate,

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from predictor.distribution import Uniform, Zipf
-from predictor.hardware import HardwareProfile, load_hardware
-from predictor.topology import Topology
+from predictor.hardware.loader import HardwareProfile, load_hardware
+from predictor.model.distribution import Uniform, Zipf
+from predictor.model.topology import Topology
+from predictor.model.workload import Constraints, DenseArch, Feature, QComm, Table, Workload
 from predictor.units import GIB, MIB
-from predictor.workload import Constraints, DenseArch, Feature, QComm, Table, Workload
 from search.objective import Assignment, Choice, Objective
-from search.option import Option
-from search.result import Problem
+from search.problem import Problem
 from search.solve import reduced_space
-from search.space import Space
+from search.space.enumerate import Space
+from search.space.option import Option
 from search.surrogate import Surrogate
 
 DENSE = DenseArch(13, (64, 32), (64, 1), "concat")
@@ -168,7 +168,7 @@ def random_plan(objective: Objective, rng: random.Random) -> Assignment:
 
 def assert_valid(objective: Objective, plan: Assignment) -> None:
     """Tiles the tables, honours every constraint, fits every cap."""
-    from predictor.plan_check import check_plan
+    from predictor.model.plan_check import check_plan
 
     problem = objective.problem
     check_plan(objective.sharding_plan(plan), problem.workload)

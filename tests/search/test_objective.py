@@ -6,7 +6,12 @@ import random
 
 import numpy as np
 import pytest
-from problems import (
+
+from predictor.model.memory import plan_memory
+from predictor.model.workload import Constraints
+from predictor.predict import predict
+from search.objective import signature
+from tests.search.problems import (
     a_problem,
     a_table,
     a_workload,
@@ -15,11 +20,6 @@ from problems import (
     random_plan,
     random_problem,
 )
-
-from predictor.memory import plan_memory
-from predictor.predict import predict
-from predictor.workload import Constraints
-from search.objective import signature
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -6,7 +6,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from problems import (
+
+from predictor.errors import InfeasibleError
+from predictor.model.plan import ShardingType
+from predictor.model.topology import Topology
+from predictor.model.workload import Constraints, Workload
+from predictor.units import GIB, MIB
+from search.bound.lower_bound import LowerBound
+from search.objective import Assignment
+from search.problem import Problem
+from search.solve import solve
+from search.stop import Stop
+from tests.search.problems import (
     CPU,
     H100,
     a_problem,
@@ -17,17 +28,6 @@ from problems import (
     hosts,
     objective_of,
 )
-
-from predictor.errors import InfeasibleError
-from predictor.plan import ShardingType
-from predictor.topology import Topology
-from predictor.units import GIB, MIB
-from predictor.workload import Constraints, Workload
-from search.bounds import LowerBound
-from search.objective import Assignment
-from search.result import Problem
-from search.solve import solve
-from search.stop import Stop
 
 BIG = 32768
 

@@ -12,7 +12,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from problems import (
+
+from predictor.errors import InfeasibleError
+from predictor.model.plan import ShardingPlan, ShardingType
+from predictor.model.topology import Topology
+from predictor.model.workload import Constraints, Workload
+from predictor.predict import predict
+from predictor.units import GIB, MIB
+from search.objective import Objective
+from search.problem import Problem, Result
+from search.propose.candidates import rescue
+from search.solve import solve
+from search.space.option import Space
+from search.stop import Stop
+from tests.search.problems import (
     H100,
     a_problem,
     a_table,
@@ -23,19 +36,6 @@ from problems import (
     objective_of,
     random_problem,
 )
-
-from predictor.errors import InfeasibleError
-from predictor.plan import ShardingPlan, ShardingType
-from predictor.predict import predict
-from predictor.topology import Topology
-from predictor.units import GIB, MIB
-from predictor.workload import Constraints, Workload
-from search.candidates import rescue
-from search.objective import Objective
-from search.option import Space
-from search.result import Problem, Result
-from search.solve import solve
-from search.stop import Stop
 
 QUICK = 0.1
 TABLE_WISE = Constraints(sharding_types=(ShardingType.TABLE_WISE,), compute_kernels=("fused",))
@@ -114,7 +114,7 @@ def test_the_same_seed_gives_the_same_result(world: tuple[int, int]) -> None:
 
 def test_hash_randomisation_changes_nothing() -> None:
     script = (
-        "from problems import random_problem\n"
+        "from tests.search.problems import random_problem\n"
         "from search.solve import solve\n"
         "from search.stop import Stop\n"
         "r = solve(random_problem(5, world=(4, 2)), Stop(effort=0.05), 3)\n"

@@ -6,10 +6,10 @@ import random
 
 import numpy as np
 import pytest
-from problems import a_problem, a_table, a_workload, hosts, objective_of, random_plan
 
-from predictor.plan import ShardingType
+from predictor.model.plan import ShardingType
 from search.surrogate import BACKWARD, FORWARD, IDS, OUTPUTS, PHASES, Weights
+from tests.search.problems import a_problem, a_table, a_workload, hosts, objective_of, random_plan
 
 
 @pytest.mark.parametrize("world", [(2, 2), (4, 2)])

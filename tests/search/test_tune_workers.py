@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import optuna
-import postgres
 import pytest
 from optuna.trial import TrialState
-from tune_worker import a_tuning
+
+from tests.search import postgres
+from tests.search.tune_worker import a_tuning
 
 HERE = Path(__file__).parent
 TRIALS = 8

@@ -11,15 +11,14 @@ import sys
 import time
 from typing import Any
 
-from problems import H100, a_table, a_workload, hosts
-
-from search import tune
-from search.tune import Budget, Tuning
-from search.tune_case import Case
-from search.tune_goals import GOALS
-from search.tune_grid import grid_of
-from search.tune_storage import Liveness, open_storage
-from search.tune_study import new_study
+from search.tune import tune
+from search.tune.case import Case
+from search.tune.goals import GOALS
+from search.tune.grid import grid_of
+from search.tune.storage import Liveness, open_storage
+from search.tune.study import new_study
+from search.tune.tune import Budget, Tuning
+from tests.search.problems import H100, a_table, a_workload, hosts
 
 LIVENESS = Liveness(every_s=1, stale_s=3)
 

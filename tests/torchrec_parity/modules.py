@@ -17,10 +17,18 @@ from torchrec.distributed.types import CacheParams, DataType
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from predictor.plan import ShardingType
-from predictor.topology import Topology
+from predictor.model.plan import ShardingType
+from predictor.model.topology import Topology
+from predictor.model.workload import (
+    Constraints,
+    DcnV2,
+    DenseArch,
+    Feature,
+    Optimizer,
+    Table,
+    Workload,
+)
 from predictor.units import GIB
-from predictor.workload import Constraints, DcnV2, DenseArch, Feature, Optimizer, Table, Workload
 
 DATA_TYPES = {"fp32": DataType.FP32, "fp16": DataType.FP16, "bf16": DataType.BF16}
 POOLINGS = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}

@@ -18,11 +18,11 @@ from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstima
 from torchrec.distributed.planner.types import ShardingOption
 from torchrec.distributed.types import PipelineType
 
-from predictor.memory import MemoryRules, shard_memory
-from predictor.plan import ComputeKernel, ShardingType
-from predictor.topology import Topology
-from predictor.workload import Optimizer, Workload
-from search.space import Option, enumerate_space
+from predictor.model.memory import MemoryRules, shard_memory
+from predictor.model.plan import ComputeKernel, ShardingType
+from predictor.model.topology import Topology
+from predictor.model.workload import Optimizer, Workload
+from search.space.enumerate import Option, enumerate_space
 
 PIPELINES = {
     "base": PipelineType.NONE,
@@ -132,7 +132,7 @@ def test_same_bytes_under_torchrecs_rules(model: Callable[[], Workload], world: 
 
 
 def torchrec_is_right(workload: Workload, option: Option) -> bool:
-    """FBGEMM allocates what TorchRec counts; see predictor/memory.py for where it does not."""
+    """FBGEMM allocates what TorchRec counts; `predictor.model.memory` says where not."""
     table = workload.tables[option.table]
     stateless = table.optimizer == Optimizer.SGD
     fp32 = table.data_type == "fp32"

@@ -26,11 +26,11 @@ from torchrec.distributed.planner.storage_reservations import (
 )
 from torchrec.distributed.planner.types import PlannerError, ShardingOption
 
-from predictor.memory import reserve_topology
-from predictor.topology import Topology
+from predictor.model.memory import reserve_topology
+from predictor.model.topology import Topology
+from predictor.model.workload import DcnV2, Workload
 from predictor.units import GIB
-from predictor.workload import DcnV2, Workload
-from search.torchrec_greedy import torchrec_plan
+from search.baselines.torchrec_greedy import torchrec_plan
 
 # HBM in GiB that makes the planner move: all fits, or some tables have to go elsewhere
 CASES = [

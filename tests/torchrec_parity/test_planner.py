@@ -15,12 +15,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 import modules
 
 from predictor.errors import InputError
-from predictor.plan import ShardingType
+from predictor.model.plan import ShardingType
+from predictor.model.workload import Constraints, Workload
 from predictor.units import GIB
-from predictor.workload import Constraints, Workload
-from search.torchrec_greedy import torchrec_plan as rederived
-from search.torchrec_rating import TorchRecJudge
-from shardopt.torchrec.planner import (
+from search.baselines.torchrec_greedy import torchrec_plan as rederived
+from search.baselines.torchrec_rating import TorchRecJudge
+from shardopt.torchrec.planning.planner import (
     Variant,
     parameter_constraints,
     torchrec_plan,

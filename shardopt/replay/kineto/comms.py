@@ -13,13 +13,13 @@ from typing import Any
 
 from predictor.trace.comms import MAX_RANKS, collective_kind, info_of_args, int_list
 from predictor.trace.execution import WAITS, Argument
-from shardopt.replay.collectives import KNOWN
 from shardopt.replay.kineto.arguments import list_type, tensor_of
 from shardopt.replay.kineto.inputs import MAX_ELEMENTS, Input, UnreadableError, read_inputs, schemas
 from shardopt.replay.kineto.spans import Span
-from shardopt.replay.literals import UnwritableError
-from shardopt.replay.schema import Parameter, Schema
-from shardopt.replay.tensors import contiguous
+from shardopt.replay.program.collectives import KNOWN
+from shardopt.replay.program.literals import UnwritableError
+from shardopt.replay.program.schema import Parameter, Schema
+from shardopt.replay.program.tensors import contiguous
 
 C10D = "c10d::"
 NAMES = {

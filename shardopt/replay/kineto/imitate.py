@@ -18,9 +18,9 @@ from shardopt.replay.kineto.arguments import Memory
 from shardopt.replay.kineto.inputs import text_of
 from shardopt.replay.kineto.items import NO_SHAPES, Item, Reader
 from shardopt.replay.kineto.spans import Span, gloo_ends, last_step, spans
-from shardopt.replay.program import LeftOut
-from shardopt.replay.schema import parse_schema
-from shardopt.replay.select import Chosen
+from shardopt.replay.program.program import LeftOut
+from shardopt.replay.program.schema import parse_schema
+from shardopt.replay.program.select import Chosen
 
 SHOWN = 4
 

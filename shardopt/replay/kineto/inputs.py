@@ -17,9 +17,9 @@ from math import prod
 from typing import Any, Literal
 
 from predictor.errors import InputError
-from shardopt.replay.program import ITEMS
-from shardopt.replay.schema import Parameter, Schema, parse_schema
-from shardopt.replay.tensors import contiguous
+from shardopt.replay.program.program import ITEMS
+from shardopt.replay.program.schema import Parameter, Schema, parse_schema
+from shardopt.replay.program.tensors import contiguous
 
 Kind = Literal["tensor", "tensors", "number", "numbers", "other"]
 WORDS: dict[str, Kind] = {

@@ -15,19 +15,19 @@ from functools import lru_cache
 
 from predictor.trace.events import RankTrace
 from predictor.trace.execution import Argument
-from shardopt.replay.dispatch import has_kernel
 from shardopt.replay.kineto.arguments import Arguments, tensor_of
 from shardopt.replay.kineto.comms import Collective, collective_of
 from shardopt.replay.kineto.derived import Autograd
 from shardopt.replay.kineto.inputs import UnreadableError, fitting, read_inputs, schemas, text_of
 from shardopt.replay.kineto.spans import Span
-from shardopt.replay.literals import UnwritableError
-from shardopt.replay.native import KIND
-from shardopt.replay.program import ITEMS
-from shardopt.replay.schema import Schema
-from shardopt.replay.select import FUSED, NATIVE_BACKWARD
-from shardopt.replay.tensors import contiguous
-from shardopt.replay.values import is_lookup
+from shardopt.replay.program.dispatch import has_kernel
+from shardopt.replay.program.literals import UnwritableError
+from shardopt.replay.program.native import KIND
+from shardopt.replay.program.program import ITEMS
+from shardopt.replay.program.schema import Schema
+from shardopt.replay.program.select import FUSED, NATIVE_BACKWARD
+from shardopt.replay.program.tensors import contiguous
+from shardopt.replay.program.values import is_lookup
 
 NO_SHAPES = "no shapes: record with record_shapes=True"
 UNKNOWN = "is no op of this PyTorch"

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from predictor.errors import InputError
-from shardopt.replay.program import Call, RankProgram, TensorSpec
+from shardopt.replay.program.program import Call, RankProgram, TensorSpec
 from shardopt.replay.scale.ops import op_of, run
 from shardopt.replay.scale.walk import FAILS, IDLE, numbered
 

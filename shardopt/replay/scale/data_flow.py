@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from shardopt.replay.collectives import KNOWN
-from shardopt.replay.program import Call, RankProgram, TensorSpec, Term, slots
+from shardopt.replay.program.collectives import KNOWN
+from shardopt.replay.program.program import Call, RankProgram, TensorSpec, Term, slots
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Any
 import sympy
 
 from predictor.errors import InputError
-from shardopt.replay.program import WHOLE, Number, RankProgram, Term
+from shardopt.replay.program.program import WHOLE, Number, RankProgram, Term
 from shardopt.replay.scale.sizes import PRIME, Constraint, propagate
 from shardopt.replay.scale.walk import IDLE, Walked
 

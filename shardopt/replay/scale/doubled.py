@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from predictor.errors import InputError
-from shardopt.replay.program import Call, Number, RankProgram, TensorSpec, Term
-from shardopt.replay.tensors import contiguous
+from shardopt.replay.program.program import Call, Number, RankProgram, TensorSpec, Term
+from shardopt.replay.program.tensors import contiguous
 
 LISTED = 8
 

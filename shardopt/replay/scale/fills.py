@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from predictor.errors import InputError
-from shardopt.replay.program import Call, Number, RankProgram, Slot, TensorSpec, Term
+from shardopt.replay.program.program import Call, Number, RankProgram, Slot, TensorSpec, Term
+from shardopt.replay.program.values import PASSING, Fill, roles_of
 from shardopt.replay.scale.ops import op_of
 from shardopt.replay.scale.walk import numbered
-from shardopt.replay.values import PASSING, Fill, roles_of
 
 TOTAL = frozenset({"offsets", "starts", "lengths", "table_offsets"})
 POSITIONS = frozenset({"rows", "ids"})

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import gcd, prod
 from typing import Any
 
-from shardopt.replay.program import Call, Number, Slot, Term
+from shardopt.replay.program.program import Call, Number, Slot, Term
 from shardopt.replay.scale.sizes import Shape, Size, Sizes, UndecidedError
 
 

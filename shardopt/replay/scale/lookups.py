@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardopt.replay.collectives import KNOWN
-from shardopt.replay.program import Call, Number, Slot, slots
+from shardopt.replay.program.collectives import KNOWN
+from shardopt.replay.program.program import Call, Number, Slot, slots
+from shardopt.replay.program.values import is_lookup
 from shardopt.replay.scale.known import Known, Rule, shapes_of, whole_numbers, with_argument
 from shardopt.replay.scale.sizes import Shape, Size, Sizes, UndecidedError
-from shardopt.replay.values import is_lookup
 
 
 def _cumsum(known: Known, call: Call) -> tuple[Call, tuple[Any, ...]]:

@@ -11,8 +11,8 @@ from math import prod
 from typing import Any
 
 from predictor.errors import InputError
-from shardopt.replay.collectives import KNOWN, RECEIVED, SENT
-from shardopt.replay.program import Call, Number, RankProgram, TensorSpec, Term, slots
+from shardopt.replay.program.collectives import KNOWN, RECEIVED, SENT
+from shardopt.replay.program.program import Call, Number, RankProgram, TensorSpec, Term, slots
 from shardopt.replay.scale.check import checked
 from shardopt.replay.scale.decide import GIVE, Symbols, decided, grown
 from shardopt.replay.scale.fills import fills_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from shardopt.replay.program import Call, Number, Slot, Term, Word
+from shardopt.replay.program.program import Call, Number, Slot, Term, Word
 from shardopt.replay.scale.sizes import Sizes, UndecidedError
 
 SIZES = frozenset(

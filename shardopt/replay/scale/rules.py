@@ -9,17 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shardopt.replay.program import Call, Number, Term
-from shardopt.replay.scale.known import (
-    Known,
-    Rule,
-    whole_number,
-    whole_numbers,
-    with_argument,
-)
+from shardopt.replay.program.program import Call, Number, Term
+from shardopt.replay.program.tensors import contiguous
+from shardopt.replay.scale.known import Known, Rule, whole_number, whole_numbers, with_argument
 from shardopt.replay.scale.lookups import foreign_rule_of
 from shardopt.replay.scale.sizes import Shape, Size, Sizes, UndecidedError
-from shardopt.replay.tensors import contiguous
 
 END = 1 << 62
 """Ends of slices beyond it mean: to the end."""

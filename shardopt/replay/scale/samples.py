@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from predictor.errors import InputError
-from shardopt.replay.program import Call, RankProgram, Slot, TensorSpec
+from shardopt.replay.program.program import Call, RankProgram, Slot, TensorSpec
+from shardopt.replay.program.values import is_lookup
 from shardopt.replay.scale.walk import BAGS, numbered
-from shardopt.replay.values import is_lookup
 
 LENGTHS = "fbgemm::permute_2D_sparse_data"
 """Takes a row of lengths a feature, with one of each sample."""

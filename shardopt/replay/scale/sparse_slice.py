@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from shardopt.replay.program import WHOLE, Call, RankProgram
+from shardopt.replay.program.program import WHOLE, Call, RankProgram
+from shardopt.replay.program.values import is_lookup
 from shardopt.replay.scale.data_flow import Flow, flow_of
-from shardopt.replay.values import is_lookup
 
 FORWARD = frozenset(
     {

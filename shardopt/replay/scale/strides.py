@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 
 from predictor.errors import InputError
-from shardopt.replay.program import TensorSpec
-from shardopt.replay.tensors import contiguous
+from shardopt.replay.program.program import TensorSpec
+from shardopt.replay.program.tensors import contiguous
 
 Shape = tuple[int, ...]
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from predictor.errors import InputError
-from shardopt.replay.program import Call, Number, RankProgram, Slot, Term
+from shardopt.replay.program.program import Call, Number, RankProgram, Slot, Term
 from shardopt.replay.scale.sparse_slice import SparseSlice
 
 LISTED = 5

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from shardopt.replay.program import Call, RankProgram, Slot, Term
+from shardopt.replay.program.program import Call, RankProgram, Slot, Term
 from shardopt.replay.scale.ops import op_of, run
 from shardopt.replay.scale.sizes import Shape, Sizes
 

@@ -14,7 +14,16 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from shardopt.replay.program import WHOLE, Call, Number, RankProgram, Slot, TensorSpec, Term, slots
+from shardopt.replay.program.program import (
+    WHOLE,
+    Call,
+    Number,
+    RankProgram,
+    Slot,
+    TensorSpec,
+    Term,
+    slots,
+)
 from shardopt.replay.scale.known import Known
 from shardopt.replay.scale.ops import op_of, run, sized, written
 from shardopt.replay.scale.rules import rule_of

@@ -6,7 +6,7 @@ import pytest
 
 from predictor.trace.beside import beside
 from predictor.trace.read import read_traces
-from predictor.trace.replay import replay
+from predictor.trace.simulate.step import replay
 from tests.predictor.trace.synthetic import kineto, write
 
 

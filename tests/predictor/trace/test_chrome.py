@@ -5,10 +5,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from predictor.critical_path import critical_path
-from predictor.graph import Graph
+from predictor.iteration.critical_path import critical_path
+from predictor.iteration.graph import Graph
+from predictor.iteration.timeline import simulate
 from predictor.predict import Prediction
-from predictor.timeline import simulate
 from predictor.trace import chrome_trace
 
 

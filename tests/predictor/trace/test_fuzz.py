@@ -20,7 +20,7 @@ from predictor.trace.breakdown import breakdown, mean_parts, top_kernels
 from predictor.trace.files import open_traces
 from predictor.trace.json_stream import read_object, text_of
 from predictor.trace.read import load_traces
-from predictor.trace.replay import replay
+from predictor.trace.simulate.step import replay
 from tests.predictor.trace.synthetic import OLD, OLDEST, RECENT, execution, kineto
 
 TRACES = Path(__file__).parents[4] / "shared" / "data" / "traces"

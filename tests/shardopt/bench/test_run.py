@@ -8,11 +8,11 @@ import pytest
 
 from predictor.errors import PlanError
 from shardopt.bench.job import available_bytes
-from shardopt.bench.load import Usage, other_cores, usage
-from shardopt.bench.ranks import _blame
 from shardopt.bench.run import environment, joined
 from shardopt.bench.worker import described
-from shardopt.cli.bench_run import plan_names
+from shardopt.cli.bench.run import plan_names
+from shardopt.measure.load import Usage, other_cores, usage
+from shardopt.ranks.launch import _blame
 
 
 def leave(folder: Path, rank: int, error: Exception, at: float) -> None:

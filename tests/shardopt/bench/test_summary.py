@@ -6,7 +6,7 @@ import random
 import pytest
 
 from shardopt.bench.summary import median_interval, quantile, ratio_of
-from shardopt.bench.warmup import fall_probability, fell, warmed_up
+from shardopt.measure.warmup import fall_probability, fell, warmed_up
 
 
 @pytest.mark.parametrize(("m", "n"), [(3, 3), (2, 4), (5, 4)])

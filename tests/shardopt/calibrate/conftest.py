@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from predictor import units
-from predictor.batch import BatchPredictor
-from predictor.hardware import HardwareProfile
+from predictor.hardware.loader import HardwareProfile
+from predictor.iteration.batch import BatchPredictor
+from predictor.model.topology import Topology
 from predictor.predict import candidate_of
-from predictor.topology import Topology
-from shardopt.bench.timing import Samples
-from shardopt.calibrate.near_empty import iteration_points, near_empty
+from shardopt.calibrate.design.near_empty import iteration_points, near_empty
 from shardopt.calibrate.rows import Measured, measured
+from shardopt.measure.timing import Samples
 
 NO_TABLES = {"forward_table_us": 0.0, "backward_table_us": 0.0}
 """A table with next to no ids takes less than the constant that other tables were fitted on."""

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from predictor.errors import InputError
-from shardopt.bench.timing import Samples
-from shardopt.calibrate.design import Point
+from shardopt.calibrate.design.points import Point
 from shardopt.calibrate.rows import Origin, RowsFile, measured, read_rows
+from shardopt.measure.timing import Samples
 
 ORIGIN = Origin("some processor, 2 cores", "torch 2, fbgemm 1")
 GEMM = Point("gemm", {"m": 64, "n": 8, "k": 13, "dtype": "fp32", "layout": "nn"}, test=True)

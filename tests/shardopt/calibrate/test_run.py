@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from shardopt.bench.timing import Samples
-from shardopt.calibrate import design, run
-from shardopt.calibrate.design import Point
+from shardopt.calibrate import run
+from shardopt.calibrate.design import points as design
+from shardopt.calibrate.design.points import Point
 from shardopt.calibrate.rows import Origin, RowsFile, measured
+from shardopt.measure.timing import Samples
 
 TABLES = [[1000, 8, 64, 288.0, 240.0]]
 

@@ -21,7 +21,7 @@ HEAVY = {
     "pandas",
     "matplotlib",
     "numpy",
-    "predictor.hardware",
+    "predictor.hardware.loader",
 }
 COMMANDS = ("plan", "predict", "explain", "diff", "hardware")
 

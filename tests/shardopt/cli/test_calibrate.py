@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from predictor.errors import InputError
-from predictor.workload import DenseArch, Feature, Table, Workload
+from predictor.model.workload import DenseArch, Feature, Table, Workload
 from shardopt.calibrate import run
 from shardopt.cli.app import main
 

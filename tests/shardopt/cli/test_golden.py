@@ -6,27 +6,27 @@ from typing import Any
 
 import pytest
 
-from predictor.critical_path import Segment
-from predictor.graph import Graph
-from predictor.hardware import load_hardware
-from predictor.memory import RankMemory
-from predictor.plan_json import plan_from_dict
+from predictor.hardware.loader import load_hardware
+from predictor.iteration.critical_path import Segment
+from predictor.iteration.graph import Graph
+from predictor.iteration.timeline import Timeline
+from predictor.model.memory import RankMemory
+from predictor.model.plan_json import plan_from_dict
+from predictor.model.topology import Topology
+from predictor.model.workload import DenseArch, Feature, Table, Workload
 from predictor.predict import Prediction, RankLoad
-from predictor.timeline import Timeline
-from predictor.topology import Topology
 from predictor.units import GIB
-from predictor.workload import DenseArch, Feature, Table, Workload
-from search.result import RankedPlan, Result
+from search.problem import RankedPlan, Result
 from shardopt.cli.resolve import Setting
-from shardopt.report.changes import Changes, PlanChange
+from shardopt.explain.changes import Changes, PlanChange
+from shardopt.explain.explanation import Explanation
+from shardopt.explain.waits import Cause, Wait
+from shardopt.explain.whatif import WhatIf
 from shardopt.report.console import make_console
-from shardopt.report.diff_view import show_diff
-from shardopt.report.explain_view import show_explanation
-from shardopt.report.explanation import Explanation
-from shardopt.report.plan_view import PlanReport, show_headline, show_plan
-from shardopt.report.predict_view import Predicted, show_predictions
-from shardopt.report.waits import Cause, Wait
-from shardopt.report.whatif import WhatIf
+from shardopt.report.plan.diff_view import show_diff
+from shardopt.report.plan.explain_view import show_explanation
+from shardopt.report.plan.plan_view import PlanReport, show_headline, show_plan
+from shardopt.report.plan.predict_view import Predicted, show_predictions
 
 Golden = Callable[[str, str], None]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from predictor.plan_json import load_plan
+from predictor.model.plan_json import load_plan
 
 QUICK = ("--gpus", 2, "--effort", 0.05)
 

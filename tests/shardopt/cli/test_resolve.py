@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from predictor.hardware import load_hardware
+from predictor.hardware.loader import load_hardware
 from shardopt.cli.resolve import Flags, resolve
 
 

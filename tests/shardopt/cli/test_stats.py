@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from predictor.distribution import EmpiricalByRange
+from predictor.model.distribution import EmpiricalByRange
 from shardopt.config import load_model
 
 ROWS = 3000

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from predictor.hardware import load_hardware
-from predictor.ranges import OutOfRange
-from shardopt.report.range_view import range_lines
+from predictor.hardware.loader import load_hardware
+from predictor.iteration.ranges import OutOfRange
+from shardopt.report.plan.range_view import range_lines
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from predictor.trace.replay import FIRST_STEP
+from predictor.trace.simulate.step import FIRST_STEP
 from tests.predictor.trace.synthetic import execution, kineto, write
 
 PARTS = {"compute", "exposed_communication", "memcpy", "host_bound", "idle"}

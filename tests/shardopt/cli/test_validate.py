@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from predictor.fit_data import GEMM_FILE, NCCL_FILE
+from predictor.fit.public_tables import GEMM_FILE, NCCL_FILE
 from shardopt.cli.app import main
-from shardopt.suites.torchrec_p4d import FILE as P4D_FILE
+from shardopt.validate.torchrec_p4d import FILE as P4D_FILE
 
 GEMM = (
     "split,device,B,M,N,K,latency_ms,kernel\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from predictor.errors import InputError
-from predictor.topology import Topology
+from predictor.model.topology import Topology
 from shardopt.config import ClusterConfig, load_cluster
 
 CLUSTERS = Path(__file__).parents[3] / "configs" / "clusters"

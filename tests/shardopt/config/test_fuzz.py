@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from predictor.errors import InputError
-from predictor.workload import Workload
+from predictor.model.workload import Workload
 from shardopt.config import load_model
 
 NUMBERS = (True, 0, -1, 1, 2**63, 10**400, 0.5, float("nan"), float("inf"), "1e6", "1e999", "0x1F")

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import shardopt
-from predictor.distribution import Empirical, ReuseHistogram, Uniform, Zipf
 from predictor.errors import InputError
-from predictor.plan import ShardingType
-from predictor.workload import Constraints, DcnV2, DenseArch, QComm
+from predictor.model.distribution import Empirical, ReuseHistogram, Uniform, Zipf
+from predictor.model.plan import ShardingType
+from predictor.model.workload import Constraints, DcnV2, DenseArch, QComm
 from shardopt.config import load_model, load_model_with_notes
 
 MODELS = Path(__file__).parents[3] / "configs" / "models"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from predictor.hardware import load_hardware
+from predictor.hardware.loader import load_hardware
 from shardopt.config.nvlink import nvlink_domain
 
 

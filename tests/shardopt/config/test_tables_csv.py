@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from predictor.distribution import Uniform, Zipf
 from predictor.errors import InputError
-from predictor.plan import ShardingType
-from predictor.workload import Workload
+from predictor.model.distribution import Uniform, Zipf
+from predictor.model.plan import ShardingType
+from predictor.model.workload import Workload
 from shardopt.config import load_model
 
 MODEL = """\

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from predictor.distribution import Empirical, ReuseHistogram, Uniform, Zipf
 from predictor.errors import InputError
-from predictor.plan import ShardingType
-from predictor.workload import Constraints, DcnV2, DenseArch, Feature, QComm, Workload
+from predictor.model.distribution import Empirical, ReuseHistogram, Uniform, Zipf
+from predictor.model.plan import ShardingType
+from predictor.model.workload import Constraints, DcnV2, DenseArch, Feature, QComm, Workload
 from shardopt.config import load_model
 from shardopt.config.write import model_text, with_digest, write_model
 from tests.builders import a_table, a_workload, random_workload

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
-from shardopt.replay.program import RankProgram, Slot, Term
+from shardopt.replay.program.program import RankProgram, Slot, Term
 
 Signature = tuple[Any, ...]
 LISTED = 5

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from math import prod
 
 from predictor.trace.execution import Argument, ExecutionTrace, Node, Tensor, Value
-from shardopt.replay.tensors import contiguous
+from shardopt.replay.program.tensors import contiguous
 
 BYTES = {"float": 4, "double": 8, "long int": 8, "int": 4, "bool": 1}
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardopt.replay.program import Call, Number, RankProgram, Slot, TensorSpec, Term
+from shardopt.replay.program.program import Call, Number, RankProgram, Slot, TensorSpec, Term
 from tests.shardopt.replay.compare import LISTED, differences, signatures
 
 HALF = TensorSpec((2, 3), (3, 1), "float16", 7)

@@ -10,10 +10,10 @@ pytest.importorskip("torch")
 from predictor.errors import InputError
 from predictor.trace.execution import ExecutionTrace
 from predictor.trace.read import load_traces
-from shardopt.replay.annotations import Annotations
 from shardopt.replay.generate import generate, is_composite, program_of
-from shardopt.replay.program import RankProgram
-from shardopt.replay.select import choose
+from shardopt.replay.program.annotations import Annotations
+from shardopt.replay.program.program import RankProgram
+from shardopt.replay.program.select import choose
 from tests.shardopt.replay.captured import SECRETS, attribute, edited
 
 DATA = Path(__file__).parents[4] / "shared" / "data" / "traces"

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
-from predictor.plan import ShardingPlan
+from predictor.model.plan import ShardingPlan
+from predictor.model.workload import Table
 from predictor.predict import predict
-from predictor.workload import Table
-from search.result import Problem
+from search.problem import Problem
 from shardopt.cli.resolve import Setting
-from shardopt.report.explanation import Explanation, explained
-from shardopt.report.predict_view import Predicted
+from shardopt.explain.explanation import Explanation, explained
+from shardopt.report.plan.predict_view import Predicted
 from tests.builders import a_table, a_topology, a_workload, device_bound, plan_of, table_wise
 
 NASTY = "<script>alert('t')</script>&amp;\"]]>"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardopt.report.html import page
+from shardopt.report.html.page import page
 from tests.shardopt.report.browser import Browser, find_browser
 from tests.shardopt.report.plans import NASTY, nasty
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.distribution import Bins, Distribution, Empirical, EmpiricalByRange, Uniform, Zipf
+from predictor.model.distribution import (
+    Bins,
+    Distribution,
+    Empirical,
+    EmpiricalByRange,
+    Uniform,
+    Zipf,
+)
 from shardopt.stats.counts import Bags, FeatureCounts
 from shardopt.stats.mixture import estimate
 from shardopt.stats.skew import fit_zipf

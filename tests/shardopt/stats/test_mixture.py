@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predictor.distribution import Zipf
+from predictor.model.distribution import Zipf
 from shardopt.stats.mixture import estimate
 from shardopt.stats.skew import fit_zipf
 from tests.shardopt.stats.laws import LAWS, bins_of, counted, distinct, draw, measured

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from predictor.distribution import EmpiricalByRange
-from predictor.loads import Load, ShardLoads
-from predictor.plan import ComputeKernel, ShardingType
+from predictor.cost.loads import Load, ShardLoads
+from predictor.model.distribution import EmpiricalByRange
+from predictor.model.plan import ComputeKernel, ShardingType
+from predictor.model.workload import Feature
 from predictor.predict import predict
-from predictor.workload import Feature
 from tests.builders import a_table, a_topology, a_workload, device_bound, hardware, plan_of, sharded
 from tests.shardopt.stats.laws import LAWS, counted, draw, measured
 

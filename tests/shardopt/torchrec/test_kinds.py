@@ -45,7 +45,7 @@ from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantColl
 from predictor.errors import InputError
 from shardopt.config import load_model
 from shardopt.torchrec import ShardoptPerfModel, to_yaml
-from tests.shardopt.torchrec.test_hook import (
+from tests.shardopt.torchrec.planning.test_hook import (
     EFFORT,
     SHARDERS,
     Model,

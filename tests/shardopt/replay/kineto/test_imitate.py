@@ -10,16 +10,16 @@ import pytest
 pytest.importorskip("torch")
 
 from predictor.errors import InputError
+from predictor.model.transformer import TransformerShape
 from predictor.trace.execution import Node
 from predictor.trace.read import load_traces
-from predictor.transformer import TransformerShape
-from shardopt.replay.annotations import Annotations
 from shardopt.replay.generate import generate, is_composite, programs_of
 from shardopt.replay.kineto.imitate import Imitation, imitate
 from shardopt.replay.launch import replay
-from shardopt.replay.program import RankProgram
-from shardopt.replay.select import Tree, choose
-from shardopt.replay.tensors import seen
+from shardopt.replay.program.annotations import Annotations
+from shardopt.replay.program.program import RankProgram
+from shardopt.replay.program.select import Tree, choose
+from shardopt.replay.program.tensors import seen
 from tests.shardopt.replay.captured import SECRETS, capture
 
 DATA = Path(__file__).parents[4] / "shared" / "data" / "traces"
@@ -58,7 +58,7 @@ def bag_step():
 
 
 def transformer_step():
-    from shardopt.bench.transformers_models import Training
+    from shardopt.bench.transformers.models import Training
 
     return Training(TransformerShape("bert", 1, 32, 2, 64, 50, 8, 2)).step
 

@@ -11,14 +11,14 @@ pytest.importorskip("torch")
 from predictor.errors import InputError
 from predictor.trace.events import CollectiveCall
 from predictor.trace.read import load_traces
-from shardopt.replay.annotations import Annotations
 from shardopt.replay.generate import generate, programs_of
 from shardopt.replay.kineto.arguments import Arguments
 from shardopt.replay.kineto.derived import Autograd, derived
 from shardopt.replay.kineto.inputs import UnreadableError, fitting, read_inputs, value_of
 from shardopt.replay.kineto.items import Reader
 from shardopt.replay.kineto.spans import last_step, spans
-from shardopt.replay.program import RankProgram
+from shardopt.replay.program.annotations import Annotations
+from shardopt.replay.program.program import RankProgram
 from tests.predictor.trace.handmade import Recorder
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from predictor.errors import InputError
-from shardopt.replay.program import Number, RankProgram
+from shardopt.replay.program.program import Number, RankProgram
 from shardopt.replay.scale.doubled import scaled
 from tests.shardopt.replay.captured import Small, capture
 from tests.shardopt.replay.compare import differences, signatures
@@ -88,8 +88,8 @@ def test_what_does_not_scale_is_refused(traces: Path) -> None:
 @pytest.mark.parametrize("family", ["bert", "gpt2", "xlnet"])
 def test_transformers_scale(family: str, tmp_path: Path) -> None:
     pytest.importorskip("torchrec")
-    from predictor.transformer import TransformerShape
-    from shardopt.bench.transformers_models import Training
+    from predictor.model.transformer import TransformerShape
+    from shardopt.bench.transformers.models import Training
 
     def captured(batch: int) -> RankProgram:
         training = Training(TransformerShape(family, 1, 32, 2, 64, 50, 8, batch))

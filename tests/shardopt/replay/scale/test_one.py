@@ -13,9 +13,9 @@ from torch import nn
 
 from predictor.errors import InputError
 from predictor.trace.read import load_traces
-from shardopt.replay.annotations import Annotations
 from shardopt.replay.generate import program_of
-from shardopt.replay.program import RankProgram
+from shardopt.replay.program.annotations import Annotations
+from shardopt.replay.program.program import RankProgram
 from shardopt.replay.scale.one import scaled_alone
 from tests.shardopt.replay.captured import capture
 from tests.shardopt.replay.compare import differences, signatures
@@ -171,8 +171,8 @@ def test_convnet(batch: int, tmp_path: Path) -> None:
 def test_transformers(family: str, batch: int, tmp_path: Path) -> None:
     """4 divides all widths."""
     pytest.importorskip("torchrec")
-    from predictor.transformer import TransformerShape
-    from shardopt.bench.transformers_models import Training
+    from predictor.model.transformer import TransformerShape
+    from shardopt.bench.transformers.models import Training
 
     def make(batch: int) -> Callable[[], None]:
         return Training(TransformerShape(family, 1, 32, 2, 64, 50, 8, batch)).step

@@ -1,0 +1,82 @@
+"""UVM caches of many plans: what the shards of each launch bring to the one that they share."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor.cost.load_rows import Selection
+from predictor.cost.loads import ShardLoads
+from predictor.cost.lookup import shared_cache
+from predictor.model.plan import TablePlan
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.intp]
+Filled = dict[int, Array]
+"""Lookup group -> what fills its caches, ``[ranks, shared_cache.COLUMNS]``."""
+
+
+class CacheSums:
+    """Remembers what numbered shardings bring to which ranks' caches, and adds it up."""
+
+    def __init__(self, shards: ShardLoads) -> None:
+        self.shards = shards
+        self.world_size = shards.topology.world_size
+        self._known: dict[int, tuple[int, Ints, Array]] = {}
+
+    def append(self, number: int, index: int, plan: TablePlan, group: int) -> None:
+        """Take note of a table's sharding if it uses a cache."""
+        per_rank: dict[int, Array] = {}
+        for shard in plan.shards:
+            cache = self.shards.cache_of_shard(index, plan, shard)
+            if cache is not None:
+                per_rank[shard.rank] = per_rank.get(shard.rank, 0.0) + cache
+        if per_rank:
+            ranks = np.array([*per_rank], dtype=np.intp)
+            self._known[number] = group, ranks, np.stack([*per_rank.values()])
+
+    def filled(self, numbers: Ints) -> Filled:
+        """What the shardings of one plan bring together."""
+        found: Filled = {}
+        for number in numbers.tolist() if self._known else ():
+            self._put(found, number, 1.0)
+        return found
+
+    def _put(self, filled: Filled, number: int, sign: float) -> None:
+        if number in self._known:
+            group, ranks, brought = self._known[number]
+            empty = np.zeros((self.world_size, shared_cache.COLUMNS))
+            filled[group] = filled.get(group, empty).copy()
+            filled[group][ranks] += sign * brought
+
+    def add_sharing(self, times: Array, chosen: Selection, place: Ints, base: Filled) -> None:
+        """Add what lookups fetch beyond their shards with caches of their own, less the base's.
+
+        Args:
+            times: ``[groups, ranks, plans]`` in ms.
+            chosen: what plans have beside the base.
+            place: lookup group -> its position in ``times``; the number of groups if nowhere.
+            base: what fills the caches of the base.
+        """
+        if not self._known:
+            return
+        after: dict[int, Filled] = {}
+        signs = np.ones(len(chosen.numbers)) if chosen.signs is None else chosen.signs
+        for plan, number, sign in zip(
+            chosen.owners.tolist(), chosen.numbers.tolist(), signs.tolist(), strict=True
+        ):
+            if number in self._known:
+                self._put(after.setdefault(plan, dict(base)), number, sign)
+        lookups = [
+            (plan, group)
+            for plan, filled in after.items()
+            for group in filled
+            if filled[group] is not base.get(group) and place[group] < len(times)
+        ]
+        if lookups:
+            plans, groups = (np.array(side) for side in zip(*lookups, strict=True))
+            ms = shared_cache.sharing_ms(np.stack([after[p][g] for p, g in lookups]))
+            before = np.zeros((len(place), self.world_size))
+            for group, filled in base.items():
+                before[group] = shared_cache.sharing_ms(filled)
+            times[place[groups], :, plans] += ms - before[groups]

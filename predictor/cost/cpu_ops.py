@@ -1,0 +1,221 @@
+"""Ops of a framework on one CPU core: matrix products, and what goes through memory.
+
+Calls of one group follow one law, linear in what they do:
+
+    t = sum_i c_i x_i + e_near sum_j h_near(j) B_j + e_far sum_j h_far(j) B_j
+
+with work ``x`` (a call, multiply-adds and the sides of a product; elements and rows of others), and
+bytes ``B_j`` that were last touched a distance of bin j ago (`predictor.cost.reuse`). A byte misses
+a cache of ``size`` bytes with the probability ``h(d) = 1 / (1 + (size / d)^2)``: the near one is
+the core's own, the far one the part of the shared last-level cache that this core gets to keep.
+
+Products share one law, since a library packs their operands whatever their layout; it pads them to
+its kernel's tile (Goto and van de Geijn 2008). Convolutions have a law a direction; oneDNN keeps
+channels in blocks as wide as a vector and fills the last one up. Every other op has a law a layout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from predictor.cost.op_calls import OpCall, Operand
+from predictor.cost.reuse import EDGES
+from predictor.errors import InputError
+
+Array = NDArray[np.float64]
+
+GEMMS = {"mm": "gemm", "addmm": "gemm", "bmm": "bmm"}
+LAYOUTS = ("nn", "nt", "tn", "tt")
+TILE_ROWS, TILE_COLUMNS = 16, 48
+"""Of MKL's fp32 kernel for AVX-512: of 20 tried on shapes apart, the tile that left the least."""
+CONVOLUTIONS = ("convolution", "convolution_backward")
+CHANNEL_BLOCK = 16
+"""Numbers of a vector of AVX-512, which oneDNN's blocked layouts keep side by side."""
+IMAGE_CHANNELS = 4
+LINE_BYTES, PAGE_BYTES = 64, 4096
+VIEW = "view"
+"""The kind of all ops that touch no data."""
+MISS_POWER = 2
+
+
+@dataclass(frozen=True)
+class OpRow:
+    """Calls of one kind and one size.
+
+    Args:
+        sizes: batch, m, n, k and 1 for a bias of a product; images, channels of an input and of an
+            output, inputs an output is summed of in each channel, pixels of both of a convolution;
+            of others stretches that lie together, elements written, elements read, elements whose
+            stride meets the same lines of a cache. Custom ops have sizes of their own.
+        reuse: bytes by distance (`predictor.cost.reuse.BINS`), of all calls together.
+        count: calls.
+    """
+
+    kind: str
+    sizes: tuple[int, ...]
+    reuse: tuple[float, ...]
+    count: int = 1
+
+
+def kind_and_sizes(call: OpCall) -> tuple[str, tuple[int, ...]]:
+    """The kind that a call belongs to, and its sizes."""
+    if not call.moves:
+        return VIEW, ()
+    if call.name in GEMMS:
+        a, b = call.inputs[-2:]
+        batch = a.shape[0] if len(a.shape) == 3 else 1
+        sizes = (batch, a.shape[-2], b.shape[-1], a.shape[-1], int(call.name == "addmm"))
+        return f"{call.name} {_side(a)}{_side(b)}", sizes
+    if call.name in CONVOLUTIONS:
+        return _convolution(call)
+    written = call.inputs[:1] if call.mutates else call.outputs
+    most = max((operand.elements for operand in written), default=0)
+    operands = (*call.inputs, *written)
+    # of a table of which a few rows are looked up most is not read; a sum reads all
+    cap = math.inf if call.name == "sum" else 4 * most
+    read = sum(min(operand.bytes // operand.item_bytes, cap) for operand in call.inputs)
+    return call.kind, (
+        max(map(_stretches, operands), default=0),
+        most,
+        int(read),
+        max(map(_aliased, operands), default=0),
+    )
+
+
+def _convolution(call: OpCall) -> tuple[str, tuple[int, ...]]:
+    """Kind, with the gradients that a backward gives: of the input, of the weight, or both.
+
+    oneDNN does not put the channels of an image in blocks.
+    """
+    backward = call.name == CONVOLUTIONS[1]
+    given, weight = call.inputs[1:3] if backward else call.inputs[:2]
+    output = call.inputs[0] if backward else call.outputs[0]
+    made = {operand.shape for operand in call.outputs} if backward else set()
+    marks = "x" * (given.shape in made) + "w" * (weight.shape in made)
+    marks = marks or (">" if weight.shape[1] > IMAGE_CHANNELS else "image>")
+    return f"{call.name} {marks}", (
+        given.shape[0],
+        weight.shape[1],
+        weight.shape[0],
+        math.prod(weight.shape[2:]),
+        math.prod(given.shape[2:]),
+        math.prod(output.shape[2:]),
+    )
+
+
+def _side(operand: Operand) -> str:
+    """``n`` for rows that lie together, ``t`` for columns that do."""
+    return "n" if operand.strides[-1] == 1 or operand.shape[-1] == 1 else "t"
+
+
+def _stretches(operand: Operand) -> int:
+    if not operand.shape or not operand.elements:
+        return 1
+    inner = operand.shape[-1] if operand.strides[-1] == 1 else 1
+    return max(operand.bytes // operand.item_bytes // max(inner, 1), 1)
+
+
+def _aliased(operand: Operand) -> int:
+    """Elements of a strided walk, times how far short of all lines of a page its steps fall."""
+    if not operand.shape or operand.shape[-1] == 1 or operand.strides[-1] in (0, 1):
+        return 0
+    step = math.gcd(operand.strides[-1] * operand.item_bytes, PAGE_BYTES)
+    return round(operand.elements * max(0.0, math.log2(step / LINE_BYTES)))
+
+
+def group_of(kind: str) -> str:
+    """The kinds that share a law."""
+    return GEMMS.get(kind.split()[0], kind)
+
+
+def name_of(kind: str) -> str:
+    """The kinds of one op, whose common law stands in where a layout was never measured."""
+    return group_of(kind).split()[0]
+
+
+@dataclass(frozen=True)
+class Caches:
+    """Sizes in bytes; see the module."""
+
+    near_bytes: float
+    far_bytes: float
+
+    def misses(self, reuse: ArrayLike) -> Array:
+        """Bytes that miss the near and the far cache: ``[..., BINS]`` to ``[..., 2]``."""
+        sizes = np.array([self.near_bytes, self.far_bytes])
+        chances = 1 / (1 + (sizes / _MIDDLES[:, None]) ** MISS_POWER)
+        return np.asarray(np.asarray(reuse, dtype=np.float64) @ chances)
+
+
+_MIDDLES = np.array([EDGES[0] / math.sqrt(2), *(edge * math.sqrt(2) for edge in EDGES)])
+
+
+def work(row: OpRow, caches: Caches) -> Array:
+    """What the time of a call is linear in, the mean of the row's calls."""
+    return np.concatenate([plain_work(row), caches.misses(row.reuse) / row.count])
+
+
+def plain_work(row: OpRow) -> Array:
+    """Of `work`, what does not depend on the caches."""
+    if name_of(row.kind) in CONVOLUTIONS:
+        return _convolution_work(*row.sizes)
+    if group_of(row.kind) not in GEMMS.values():
+        return np.array([1.0, *row.sizes])
+    batch, m, n, k, bias = row.sizes
+    padded = math.ceil(m / TILE_ROWS) * TILE_ROWS * math.ceil(n / TILE_COLUMNS) * TILE_COLUMNS
+    layout = row.kind.split()[1]
+    plain = [float(m * n * k * (layout == each)) for each in LAYOUTS]
+    of_one = np.array([1.0, padded * k, m * k, k * n, m * n, bias * m * n, *plain])
+    return np.concatenate([[1.0], batch * of_one])
+
+
+def _convolution_work(
+    images: int, into: int, out: int, window: int, pixels: int, out_pixels: int
+) -> Array:
+    """A call, multiply-adds, elements and weights, all with channels in whole blocks."""
+    into, out = (CHANNEL_BLOCK * math.ceil(of / CHANNEL_BLOCK) for of in (into, out))
+    weights = float(window * into * out)
+    elements = float(images * (into * pixels + out * out_pixels))
+    return np.array([1.0, images * out_pixels * weights, elements, weights])
+
+
+@dataclass(frozen=True)
+class OpLaws:
+    """Fitted coefficients.
+
+    Args:
+        laws: group, or name of an op -> coefficients in the order of `work`, in ms.
+        op_ms: what a step takes beside its ops, per call of any op, views included.
+        stretch: of all ops together, what a step takes for each ms that its ops take alone.
+    """
+
+    laws: Mapping[str, Array]
+    caches: Caches
+    op_ms: float = 0.0
+    stretch: float = 1.0
+
+    def row_ms(self, row: OpRow) -> float:
+        """Time of all calls of a row.
+
+        Raises:
+            InputError: no call of the group was measured.
+        """
+        if row.kind == VIEW:
+            return 0.0
+        law = self.laws.get(group_of(row.kind), self.laws.get(name_of(row.kind)))
+        if law is None:
+            raise InputError(
+                f"no law for the op '{row.kind}': no calibration step ran it; measure again with "
+                "shapes of its family"
+            )
+        return row.count * float(work(row, self.caches) @ law)
+
+    def rows_ms(self, rows: Sequence[OpRow]) -> float:
+        """Time of many rows in a step, with what it takes beside its ops."""
+        calls = sum(row.count for row in rows)
+        return self.stretch * sum(map(self.row_ms, rows)) + self.op_ms * calls

@@ -1,0 +1,42 @@
+"""Kernels bound by memory traffic: activations, loss, concatenation, copies, optimizer steps."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from predictor import units
+from predictor.hardware.schema import HardwareProfile
+
+Array = NDArray[np.float64]
+
+
+def memory_ms(hw: HardwareProfile, bytes_moved: ArrayLike) -> Array:
+    """Time of one kernel that reads and writes ``bytes_moved`` in all, in their shape.
+
+    ``t = floor + bytes / (efficiency BW) + ramp bytes / (bytes + half)``: bandwidth that ramps up
+    with size, as a curve that is continuous, concave and never falls. Source: the measured DRAM
+    curves of Lin et al. 2022 (ml_perf_model, analysis/utils.py), there in three disjoint pieces.
+    """
+    cost = hw.elementwise
+    size = np.asarray(bytes_moved, dtype=np.float64)
+    stream = size / hw.streaming
+    ramp = units.us(cost.ramp_us) * size / (size + units.MIB * cost.ramp_half_mib)
+    return np.asarray(units.us(cost.floor_us) + stream + ramp)
+
+
+def columns_ms(hw: HardwareProfile, bytes_moved: ArrayLike) -> Array:
+    """Time of one kernel that copies columns of matrices, in the shape of the bytes.
+
+    As `memory_ms`, at the lower bandwidth of short stretches.
+    """
+    return memory_ms(hw, np.asarray(bytes_moved, dtype=np.float64) / hw.elementwise.columns)
+
+
+def copy_h2d_ms(hw: HardwareProfile, bytes_moved: ArrayLike) -> Array:
+    """Time of one bulk copy from pinned host memory to the device, in the shape of the bytes.
+
+    ``t = latency + bytes / BW`` of the host link. Source: Lin et al. 2022 (memcpy model).
+    """
+    size = np.asarray(bytes_moved, dtype=np.float64)
+    return np.asarray(units.us(hw.memory.host_link_latency_us) + size / hw.memory.host_link)

@@ -1,0 +1,97 @@
+"""Dense matrix multiplication from tiles and waves.
+
+A library cuts the output into tiles, runs as many as the device holds at once and repeats: a wave
+that is not full costs as much as a full one (tile and wave quantisation; NVIDIA's Matrix
+Multiplication Background guide). One SM spends on a tile of ``a x b`` outputs
+
+    2 a b (K + prologue) (1 + overhead (1/a + 1/b)) / (peak / SMs)
+
+where ``1/a + 1/b`` is the operand traffic per multiply-add of a tile. K is padded to the step of
+the K loop and may be split over SMs when tiles are few. The library is taken to choose the best of
+the tiles, so the time never falls with m, n or k. Operands and result must cross HBM once,
+meanwhile on a GPU, besides on a single CPU core, which waits for what is in no cache. Where
+the tiles of one wave spread over so many columns that their operands no longer share the L2 (a P100
+with its 4 MiB), arithmetic slows with the columns up to a limit; that factor is fitted.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from predictor import units
+from predictor.errors import ProfileError
+from predictor.hardware.groups import Gemm
+from predictor.hardware.schema import HardwareProfile
+
+Array = NDArray[np.float64]
+
+DATA_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
+
+
+def gemm_ms(hw: HardwareProfile, m: float, n: float, k: float, dtype: str) -> float:
+    """Time of ``[m, k] @ [k, n] -> [m, n]``; ``dtype`` is fp32, tf32, fp16 or bf16."""
+    return float(gemm_times(hw.gemm, hw.sms, hw.memory.hbm, (m, n, k), dtype, hw.name))
+
+
+def batched_ms(hw: HardwareProfile, count: int, m: float, n: float, k: float, dtype: str) -> float:
+    """Time of ``count`` products ``[m, k] @ [k, n]``, as `gemm_ms` takes them.
+
+    Libraries for GPUs run them as one kernel; those for CPUs one by one (MKL's gemm_batch).
+    """
+    gemm = hw.gemm
+    if not gemm.batched_us:
+        return gemm_ms(hw, count * m, n, k, dtype)
+    rate = units.tflops(_peak_tflops(gemm, dtype, hw.name)) * gemm.batched_share
+    return units.us(gemm.floor_us) + count * (units.us(gemm.batched_us) + 2 * m * n * k / rate)
+
+
+def _peak_tflops(gemm: Gemm, dtype: str, name: str) -> float:
+    peak = {str(key): value for key, value in gemm.tflops.items()}.get(dtype)
+    if peak is None:
+        raise ProfileError(
+            f"hardware {name} has no gemm.tflops for {dtype}; it has {', '.join(gemm.tflops)}"
+        )
+    return peak
+
+
+def gemm_times(
+    gemm: Gemm,
+    sms: int,
+    hbm: float,
+    shape: tuple[ArrayLike, ArrayLike, ArrayLike],
+    dtype: str,
+    name: str = "profile",
+) -> Array:
+    """Times in ms of many multiplications at once.
+
+    Args:
+        hbm: achieved bandwidth in bytes/ms.
+        shape: m, n and k, each of one shape ``[...]``.
+    """
+    peak = _peak_tflops(gemm, dtype, name)
+    m, n, k = (np.asarray(size, dtype=np.float64) for size in shape)
+    compute = tiled_flops(gemm, sms, m, n, k).min(axis=(-2, -1)) / units.tflops(peak)
+    compute = compute * (
+        1 + gemm.wide_cost * np.minimum(n / gemm.wide_columns, 1) ** gemm.wide_power
+    )
+    traffic = DATA_BYTES[dtype] * (m * k + k * n + m * n) / hbm
+    both = np.maximum(compute, traffic) if gemm.overlaps else compute + traffic
+    return np.asarray(units.us(gemm.floor_us) + both)
+
+
+def tiled_flops(gemm: Gemm, sms: int, m: Array, n: Array, k: Array) -> Array:
+    """``[..., tiles, splits]``: FLOP the device could have done in the time each choice takes."""
+    sides = np.array(gemm.tiles, dtype=np.float64)
+    rows, columns = sides[:, :1], sides[:, 1:]
+    pieces = 2.0 ** np.arange(int(np.log2(gemm.split_k)) + 1)
+    m, n, k = (size[..., None, None] for size in (m, n, k))
+    tiles = np.ceil(m / rows) * np.ceil(n / columns) * pieces
+    slots = sms * gemm.tiles_per_sm
+    # the last wave occupies its SMs for as long as a full one
+    waves = np.ceil(tiles / slots)
+    depth = np.ceil(k / pieces / gemm.k_step) * gemm.k_step + gemm.prologue_k
+    # partial sums of a split K are written, read and added
+    depth = depth + np.where(pieces > 1, gemm.prologue_k, 0.0)
+    per_tile = 2.0 * rows * columns * depth * (1 + gemm.tile_overhead * (1 / rows + 1 / columns))
+    return np.asarray(waves * slots * per_tile)

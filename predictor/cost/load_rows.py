@@ -1,0 +1,208 @@
+"""What every table's sharding puts on the ranks, as rows of one array that add up fast.
+
+A sharding gets a number the first time it is asked for. What it puts on all ranks alike is one row,
+whatever else it puts on a rank is another, so that a plan is a few rows a table however many ranks
+there are, and the loads of many plans are sums over selected rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor.cost.loads import COLUMNS, LONGEST, ShardLoads, add
+from predictor.model.plan import TablePlan
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.intp]
+
+LATENCIES = LONGEST.stop - LONGEST.start
+
+
+class Stack:
+    """An array that grows along its last axis."""
+
+    def __init__(self, *shape: int, dtype: type = float) -> None:
+        self._held: NDArray[Any] = np.zeros((*shape, 64), dtype=dtype)
+        self.size = 0
+
+    @property
+    def array(self) -> NDArray[Any]:
+        """All that was put on it, ``[..., size]``."""
+        return self._held[..., : self.size]
+
+    def extend(self, more: NDArray[Any]) -> None:
+        """Put ``[..., count]`` on top."""
+        end = self.size + more.shape[-1]
+        if end > self._held.shape[-1]:
+            held = np.zeros((*self._held.shape[:-1], 2 * end), dtype=self._held.dtype)
+            held[..., : self.size] = self.array
+            self._held = held
+        self._held[..., self.size : end] = more
+        self.size = end
+
+
+class Rows:
+    """Values of numbered things on some ranks each, ``[columns]`` a rank."""
+
+    def __init__(self, columns: int) -> None:
+        self._first, self._count = Stack(dtype=int), Stack(dtype=int)
+        self._ranks, self._values = Stack(dtype=int), Stack(columns)
+        self._new: list[tuple[Ints, Array]] = []
+        self._used = np.zeros(columns, dtype=bool)
+
+    def append(self, ranks: Ints, values: Array) -> None:
+        """The next thing, with values ``[ranks, columns]``."""
+        self._new.append((ranks, values))
+
+    def of(self, things: Ints) -> tuple[Ints, Ints, Ints]:
+        """The rows of many things: their position in ``things``, ranks, and rows of `column`."""
+        self._take_in()
+        count = self._count.array[things]
+        owner = np.repeat(np.arange(len(things)), count)
+        begin = self._first.array[things] - np.cumsum(count) + count
+        rows = np.arange(len(owner)) + begin[owner]
+        return owner, self._ranks.array[rows], rows
+
+    def _take_in(self) -> None:
+        """Many new things at once cost little more than one."""
+        if self._new:
+            ranks, values = (np.concatenate(side) for side in zip(*self._new, strict=True))
+            count = np.array([len(one) for one, _ in self._new])
+            self._first.extend(self._ranks.size + np.cumsum(count) - count)
+            self._count.extend(count)
+            self._ranks.extend(ranks)
+            self._values.extend(values.T)
+            self._used |= values.any(axis=0)
+            self._new.clear()
+
+    @property
+    def columns(self) -> list[int]:
+        """Columns that are not zero everywhere."""
+        return [int(column) for column in np.flatnonzero(self._used)]
+
+    def column(self, column: int) -> Array:
+        """One column of every row."""
+        return np.asarray(self._values.array[column])
+
+
+class LoadRows:
+    """Numbers the shardings of all tables and holds their loads; see the module's text."""
+
+    def __init__(self, shards: ShardLoads) -> None:
+        self.shards = shards
+        self.world_size = shards.topology.world_size
+        self._group = Stack(dtype=int)
+        self.alone, self.everywhere = Rows(COLUMNS), Rows(COLUMNS)
+        self._longest = Rows(LATENCIES)
+        self._longest_everywhere = Rows(LATENCIES)
+        self._most: dict[int, Array] = {}
+
+    def append(self, index: int, plan: TablePlan, group: int) -> None:
+        """Give the next number to a table's sharding."""
+        ranks, per_rank = self.shards.of_table(index, plan)
+        if len(set(plan.ranks)) < len(plan.ranks):
+            ranks, per_rank = _per_rank(ranks, per_rank)
+        longest = per_rank[:, LONGEST].copy()
+        per_rank[:, LONGEST] = 0.0
+        self._most[group] = np.maximum(self._most.get(group, 0.0), longest.max(axis=0))
+        self._group.extend(np.array([group]))
+        usual, least = np.zeros((0, COLUMNS)), np.zeros((0, LATENCIES))
+        if len(ranks) == self.world_size:
+            least = longest.min(axis=0, keepdims=True)
+            ahead = (longest > least).any(axis=1)
+            self._longest.append(ranks[ahead], longest[ahead])
+            middle = per_rank[self.world_size // 2]
+            if 2 * (per_rank == middle).all(axis=1).sum() > self.world_size:
+                usual = middle[None].copy()
+                other = (per_rank != middle).any(axis=1)
+                ranks, per_rank = ranks[other], per_rank[other] - middle
+        else:
+            self._longest.append(ranks, longest)
+        self._longest_everywhere.append(np.zeros(len(least), dtype=np.intp), least)
+        self.everywhere.append(np.zeros(len(usual), dtype=np.intp), usual)
+        self.alone.append(ranks, per_rank)
+
+    def load(self, number: int) -> Array:
+        """What one sharding puts on the ranks, ``[ranks, COLUMNS]``, but for its latencies."""
+        one = Selection(np.array([number]), np.zeros(1, dtype=np.intp), None)
+        nowhere_else = np.zeros(self._group.size, dtype=np.intp)
+        return np.asarray(self.totals(one, 1, nowhere_else, 1)[:, 0, :, 0].T)
+
+    def group(self, numbers: Ints) -> Ints:
+        """The lookup groups of numbered shardings, in their shape."""
+        return np.asarray(self._group.array[numbers])
+
+    def most(self, groups: Ints) -> Array:
+        """The longest latencies of any shard of some lookup groups so far, ``[2, groups]``."""
+        return np.stack([self._most.get(g, np.zeros(LATENCIES)) for g in groups.tolist()], axis=-1)
+
+    def totals(self, chosen: Selection, plans: int, place: Ints, groups: int) -> Array:
+        """Summed loads ``[COLUMNS, groups, ranks, plans]`` without the longest latencies.
+
+        Args:
+            place: lookup group -> where it lies on the second axis; ``groups`` if nowhere.
+        """
+        total = np.zeros((COLUMNS, groups, self.world_size, plans))
+        at = place[self.group(chosen.numbers)]
+        self._add(total, self.alone, chosen, at, self.world_size)
+        self._add(total, self.everywhere, chosen, at, 1)
+        return total
+
+    def _add(self, total: Array, rows: Rows, chosen: Selection, at: Ints, width: int) -> None:
+        _, groups, _, plans = total.shape
+        owner, ranks, found = rows.of(chosen.numbers)
+        if not len(owner):
+            return
+        target = (at[owner] * width + ranks) * plans + chosen.owners[owner]
+        signs = None if chosen.signs is None else chosen.signs[owner]
+        size = (groups + 1) * width * plans
+        for column in rows.columns:
+            values = rows.column(column)[found]
+            if signs is not None:
+                values *= signs
+            sums = np.bincount(target, values, size).reshape(groups + 1, width, plans)
+            total[column] += sums[:groups]
+
+    def put_longest(self, total: Array, chosen: Selection, at: Ints) -> None:
+        """Enter the longest latencies of shardings into ``[COLUMNS, groups, ranks, plans]``.
+
+        Args:
+            at: where the lookup group of each lies on the second axis.
+        """
+        _, groups, _, plans = total.shape
+        for rows, width in ((self._longest, self.world_size), (self._longest_everywhere, 1)):
+            owner, ranks, found = rows.of(chosen.numbers)
+            where = (at[owner] * width + ranks) * plans + chosen.owners[owner]
+            for column in range(LATENCIES if len(owner) else 0):
+                most = np.zeros(groups * width * plans)
+                np.maximum.at(most, where, rows.column(column)[found])
+                known = total[LONGEST.start + column]
+                np.maximum(known, most.reshape(groups, width, plans), out=known)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Numbered shardings and the plans that they belong to.
+
+    Args:
+        numbers: of the shardings.
+        owners: plan of each.
+        signs: 1.0 for what is there, -1.0 for what is taken away; None if all is there.
+    """
+
+    numbers: Ints
+    owners: Ints
+    signs: Array | None
+
+
+def _per_rank(ranks: Ints, loads: Array) -> tuple[Ints, Array]:
+    """Ranks, each once, and what the shards on each add up to."""
+    once, where = np.unique(ranks, return_inverse=True)
+    total = np.zeros((len(once), COLUMNS))
+    for at, load in zip(where, loads, strict=True):
+        add(total[at], load)
+    return once, total

@@ -1,0 +1,271 @@
+"""What each shard puts on its rank: kernel time, ids, outputs. Loads of one group add up.
+
+TorchRec runs the tables of one module and sharding type that agree in data type, pooling and
+optimizer as one fused lookup (`group_tables` in torchrec/distributed/embedding_sharding.py), so a
+plan is summed to one vector per (group, rank) before anything is costed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor.cost.lookup import shared_cache
+from predictor.cost.lookup.embedding import (
+    LookupShard,
+    backward_longest_ms,
+    backward_ms,
+    fetch_ms,
+    forward_longest_ms,
+    forward_ms,
+    prefetch_ms,
+    sharing_ms,
+    sort_passes,
+)
+from predictor.cost.lookup.uvm_cache import table_of
+from predictor.hardware.loader import HardwareProfile
+from predictor.model.distribution import Bins, EmpiricalByRange
+from predictor.model.memory import DEFAULT_CACHE_LOAD_FACTOR
+from predictor.model.plan import ComputeKernel, Shard, ShardingType, TablePlan
+from predictor.model.topology import Topology
+from predictor.model.workload import Feature, Table, Workload
+
+Array = NDArray[np.float64]
+
+SUMMED_FIRST = (
+    ShardingType.ROW_WISE,
+    ShardingType.TABLE_ROW_WISE,
+    ShardingType.GRID_SHARD,
+)
+"""Means of row splits are sums that the module divides afterwards (TorchRec, embeddingbag.py)."""
+
+
+class Load(IntEnum):
+    """Columns of a load vector."""
+
+    FORWARD_MS = 0
+    BACKWARD_MS = 1
+    PREFETCH_MS = 2
+    SHARDS = 3
+    IDS = 4
+    """ids that arrive at the rank per iteration"""
+    WEIGHTED_IDS = 5
+    BAGS = 6
+    """(sample, feature) lengths that arrive at the rank"""
+    OUTPUTS = 7
+    """output elements the rank's lookups produce per iteration"""
+    GRADIENTS = 8
+    """elements of dense gradient (data_parallel tables only)"""
+    ROWS = 9
+    """rows whose numbers the backward sorts"""
+    SORTED = 10
+    """ids times the passes that a sort of their own table's rows alone would take"""
+    SHARED_2_MS = 11
+    """what the forward adds when 2 tables share the L2; the next ones: when 4, 8, 16 do"""
+    SHARED_4_MS = 12
+    SHARED_8_MS = 13
+    SHARED_16_MS = 14
+    FORWARD_LONGEST_MS = 15
+    """shortest forward of a launch with the shard; the longest counts, they do not add up"""
+    BACKWARD_LONGEST_MS = 16
+
+
+COLUMNS = len(Load)
+SHARED = slice(Load.SHARED_2_MS, Load.SHARED_16_MS + 1)
+LONGEST = slice(Load.FORWARD_LONGEST_MS, COLUMNS)
+LAUNCH = (Load.SHARDS, *range(Load.ROWS, COLUMNS))
+"""Columns that say of a launch what its shards alone do not; zero where shards are mixed."""
+
+
+@dataclass(frozen=True)
+class LookupGroup:
+    """Tables that one fused lookup serves.
+
+    ``cached_dim`` splits cached tables by dimension under a prefetch pipeline, as TorchRec's
+    `EmbDimBucketer` does; it is 0 otherwise.
+    """
+
+    module: str
+    sharding_type: ShardingType
+    data_type: str
+    pooling: str
+    weighted: bool
+    optimizer: str
+    fused: bool
+    cached_dim: int = 0
+
+
+def group_of(table: Table, plan: TablePlan, train_pipeline: str) -> LookupGroup:
+    """The lookup group that a table joins under a plan."""
+    cached = plan.compute_kernel is ComputeKernel.FUSED_UVM_CACHING
+    prefetched = cached and train_pipeline == "prefetch_sparse_dist"
+    return LookupGroup(
+        table.module,
+        plan.sharding_type,
+        table.data_type,
+        table.pooling,
+        table.weighted,
+        table.optimizer,
+        plan.compute_kernel is not ComputeKernel.DENSE,
+        max(s.size[1] for s in plan.shards) if prefetched else 0,
+    )
+
+
+def add(total: Array, load: Array) -> None:
+    """Put a load ``[..., COLUMNS]`` on top of others, in place."""
+    longest = np.maximum(total[..., LONGEST], load[..., LONGEST])
+    total += load
+    total[..., LONGEST] = longest
+
+
+class ShardLoads:
+    """Computes and remembers the load of every shard it is asked for.
+
+    Args:
+        workload, topology, hardware: what is trained, on which ranks, with which costs.
+    """
+
+    def __init__(self, workload: Workload, topology: Topology, hardware: HardwareProfile) -> None:
+        self.workload = workload
+        self.topology = topology
+        self.hardware = hardware
+        self._known: dict[tuple[object, ...], tuple[Array, Array | None]] = {}
+
+    def of_table(self, index: int, plan: TablePlan) -> tuple[NDArray[np.intp], Array]:
+        """Ranks ``[shards]`` and load vectors ``[shards, COLUMNS]`` of a table under a plan."""
+        ranks = np.array(plan.ranks, dtype=np.intp)
+        return ranks, np.stack([self.of_shard(index, plan, shard) for shard in plan.shards])
+
+    def of_shard(self, index: int, plan: TablePlan, shard: Shard) -> Array:
+        """Load vector ``[COLUMNS]`` of one shard; it does not depend on the shard's rank.
+
+        A ``fused_uvm_caching`` shard has a cache of its own in it, see `cache_of_shard`.
+        """
+        return self._of(index, plan, shard)[0]
+
+    def cache_of_shard(self, index: int, plan: TablePlan, shard: Shard) -> Array | None:
+        """What one shard adds to the cache of its launch, ``[shared_cache.COLUMNS]``; None of a
+        shard that uses none."""
+        return self._of(index, plan, shard)[1]
+
+    def _of(self, index: int, plan: TablePlan, shard: Shard) -> tuple[Array, Array | None]:
+        table = self.workload.tables[index]
+        first_row = shard.offset[0] if any(map(_rows_differ, table.features)) else 0
+        clf = plan.cache_load_factor
+        key = (index, plan.sharding_type, plan.compute_kernel, clf, first_row, shard.size)
+        if key not in self._known:
+            self._known[key] = self._compute(table, plan, shard)
+        return self._known[key]
+
+    @cached_property
+    def _cache_times(self) -> Array:
+        """Characteristic times at which every cached shard of the workload is tabulated."""
+        plan = TablePlan(ShardingType.TABLE_WISE, ComputeKernel.FUSED_UVM_CACHING, ())
+        return shared_cache.common_times(
+            table_of(self._lookups(t, plan, Shard(0, (0, 0), (t.num_embeddings, t.embedding_dim))))
+            for t in self.workload.tables
+        )
+
+    def _compute(self, table: Table, plan: TablePlan, shard: Shard) -> tuple[Array, Array | None]:
+        total, cache = np.zeros(COLUMNS), None
+        lookups = self._lookups(table, plan, shard)
+        for lookup in lookups:
+            add(total, self._load(lookup))
+        if plan.compute_kernel is ComputeKernel.FUSED_UVM_CACHING and shard.size[0]:
+            whole = table_of(lookups)
+            total[filling_column(self.workload)] += prefetch_ms(whole, self.hardware)
+            if fetch_ms(whole, self.hardware) > 0:
+                cache = shared_cache.tabulate(whole, self.hardware, self._cache_times)
+        total[Load.SHARDS] = 1.0
+        total[Load.ROWS] = shard.size[0]
+        if plan.sharding_type is ShardingType.DATA_PARALLEL:
+            total[Load.GRADIENTS] = float(shard.size[0] * shard.size[1])
+        return total, cache
+
+    def _lookups(self, table: Table, plan: TablePlan, shard: Shard) -> list[LookupShard]:
+        """What every feature of a table asks of a shard."""
+        return [self._lookup(table, feature, plan, shard) for feature in table.features]
+
+    def _lookup(self, table: Table, feature: Feature, plan: TablePlan, shard: Shard) -> LookupShard:
+        local = plan.sharding_type is ShardingType.DATA_PARALLEL
+        samples = self.workload.batch_size * (1 if local else self.topology.world_size)
+        draws = samples * feature.lookups_per_sample
+        bins = shard_bins(table, feature, shard)
+        bags = samples * feature.num_poolings
+        return LookupShard(
+            bins=bins,
+            draws=draws,
+            bags=bags if table.is_pooled else draws * bins.mass,
+            rows=shard.size[0],
+            dim=shard.size[1],
+            element_bytes=table.element_bytes,
+            output_bytes=4,
+            optimizer=table.optimizer,
+            weighted=table.weighted,
+            pooled=table.is_pooled,
+            mean=table.pooling == "mean" and plan.sharding_type not in SUMMED_FIRST,
+            kernel=plan.compute_kernel,
+            cache_load_factor=plan.cache_load_factor or DEFAULT_CACHE_LOAD_FACTOR,
+            lengths=bags,
+        )
+
+    def _load(self, lookup: LookupShard) -> Array:
+        """Load of one feature of a shard, but for filling the UVM cache."""
+        load = np.zeros(COLUMNS)
+        load[Load.IDS] = lookup.ids
+        load[Load.WEIGHTED_IDS] = lookup.ids if lookup.weighted else 0.0
+        load[Load.BAGS] = lookup.walks
+        load[Load.OUTPUTS] = lookup.bags * lookup.dim
+        if lookup.rows:
+            self._kernel_times(load, lookup)
+        return load
+
+    def _kernel_times(self, load: Array, lookup: LookupShard) -> None:
+        filled = read = lookup
+        if lookup.kernel is ComputeKernel.FUSED_UVM_CACHING:
+            filled = replace(lookup, kernel=ComputeKernel.FUSED)  # every row is in the cache by now
+            if filling_column(self.workload) is Load.PREFETCH_MS:
+                read = filled
+        load[Load.FORWARD_MS] = forward_ms(filled, self.hardware)
+        # optimizer states stay in host memory, whatever the cache holds
+        load[Load.BACKWARD_MS] = backward_ms(lookup, self.hardware)
+        load[Load.SORTED] = lookup.ids * sort_passes(lookup.rows, self.hardware)
+        load[SHARED] = sharing_ms(filled, self.hardware)
+        load[Load.FORWARD_LONGEST_MS] = forward_longest_ms(read, self.hardware)
+        load[Load.BACKWARD_LONGEST_MS] = backward_longest_ms(lookup, self.hardware)
+
+
+def filling_column(workload: Workload) -> Load:
+    """Where filling the UVM cache counts: ahead of the lookup, or within it."""
+    ahead = workload.train_pipeline == "prefetch_sparse_dist"
+    return Load.PREFETCH_MS if ahead else Load.FORWARD_MS
+
+
+def shard_bins(table: Table, feature: Feature, shard: Shard) -> Bins:
+    """The rows of a shard with their draw probabilities over the whole table.
+
+    A distribution that was measured by id range says itself which rows a shard has. Of others, with
+    ``id_order: frequency`` low ids are hot, so a row range is a range of popularity ranks and the
+    first row-wise shard is the hot one. Shuffled ids give every range an equal share.
+    """
+    bins = feature.distribution.bins(table.num_embeddings)
+    first, rows = shard.offset[0], shard.size[0]
+    if rows == table.num_embeddings:
+        return bins
+    if isinstance(feature.distribution, EmpiricalByRange):
+        measured = feature.distribution.between(first, first + rows, table.num_embeddings)
+        if measured is not None:
+            return measured
+    if feature.id_order == "frequency":
+        return bins.slice(first, first + rows)
+    return bins.scaled(rows / table.num_embeddings)
+
+
+def _rows_differ(feature: Feature) -> bool:
+    """Whether row ranges of one size may differ in load."""
+    measured = isinstance(feature.distribution, EmpiricalByRange)
+    return measured or feature.id_order == "frequency"

@@ -1,0 +1,82 @@
+"""FBGEMM's TBE on one CPU thread: cost per distinct row first, per lookup second.
+
+A law fitted on microbenchmarks: a distinct row costs a cache miss and, where the rows spread over
+more memory than the TLB reaches, an address translation, which grows with the logarithm of the
+working set. The backward adds one pass of the radix sort per digit of the row number. `calibrate`
+refits the constants on the machine at hand.
+"""
+
+from __future__ import annotations
+
+import math
+
+from predictor import units
+from predictor.cost.lookup.shard import GRADIENT_ELEMENT_BYTES, LookupShard
+from predictor.hardware.groups import CpuEmbedding
+from predictor.hardware.schema import HardwareProfile
+from predictor.model.plan import ComputeKernel
+from predictor.model.workload import Optimizer
+
+STATELESS = (Optimizer.SGD, Optimizer.EXACT_SGD)
+
+
+class CpuLookups:
+    """Costs of TBE shards on one CPU thread; see the module's text."""
+
+    def __init__(self, hw: HardwareProfile, law: CpuEmbedding) -> None:
+        self.hw = hw
+        self.law = law
+
+    def forward_floor_ms(self) -> float:
+        """Cost of a forward without tables."""
+        return units.us(self.law.forward_us)
+
+    def backward_floor_ms(self) -> float:
+        """Cost of a backward without tables."""
+        return units.us(self.law.backward_us)
+
+    def prefetch_floor_ms(self) -> float:
+        """Nothing is prefetched: the tables lie in host memory already."""
+        return 0.0
+
+    def forward_ms(self, shard: LookupShard) -> float:
+        """Gather and pool."""
+        law, ids, rows = self.law, shard.ids, shard.distinct_rows
+        nanoseconds = (
+            ids * (law.forward_ns_per_lookup + law.forward_ns_per_lookup_dim * shard.dim)
+            + rows * (law.forward_ns_per_row + law.forward_ns_per_row_dim * shard.dim)
+            + rows * law.forward_ns_per_row_tlb * self._tlb(shard, rows)
+            + shard.bags * shard.dim * law.forward_ns_per_output
+        )
+        return units.us(law.forward_table_us + nanoseconds * 1e-3)
+
+    def backward_ms(self, shard: LookupShard) -> float:
+        """Sort, accumulate, update each distinct row once."""
+        law, ids, rows = self.law, shard.ids, shard.distinct_rows
+        digits = math.ceil(math.log2(max(shard.rows, 2)) / law.sort_digit_bits)
+        nanoseconds = (
+            ids * (law.backward_ns_per_lookup + law.backward_ns_per_lookup_dim * shard.dim)
+            + ids * law.backward_ns_per_lookup_pass * digits
+            + rows * (law.backward_ns_per_row + law.backward_ns_per_row_dim * shard.dim)
+            + rows * law.backward_ns_per_row_tlb * self._tlb(shard, rows)
+            + shard.bags * shard.dim * law.backward_ns_per_output
+        )
+        time = units.us(law.backward_table_us + nanoseconds * 1e-3)
+        if shard.kernel is ComputeKernel.DENSE or shard.optimizer in STATELESS:
+            time *= law.backward_stateless
+        if shard.weighted:
+            time *= law.backward_weighted
+        if shard.kernel is ComputeKernel.DENSE:
+            time += float(shard.rows) * shard.dim * GRADIENT_ELEMENT_BYTES / self.hw.memory.hbm
+        return time
+
+    def prefetch_ms(self, shard: LookupShard) -> float:
+        """Nothing is prefetched: the tables lie in host memory already."""
+        del shard
+        return 0.0
+
+    def _tlb(self, shard: LookupShard, distinct: float) -> float:
+        """``ln(1 + working set / TLB reach)``; a distinct row drags a stretch of pages along."""
+        table = float(shard.rows) * shard.dim * shard.element_bytes
+        touched = distinct * 1024 * self.law.page_kib
+        return math.log1p(min(table, touched) / units.mib(self.law.tlb_mib))

@@ -1,0 +1,271 @@
+"""FBGEMM's fused table-batched embedding (TBE) on a GPU: which bytes move where.
+
+Sources: the kernels of FBGEMM (codegen/training/forward/embedding_forward_split_template.cu,
+codegen/training/backward/embedding_backward_split_template.cu and its warp, cta, host and
+indice_weights templates, transpose_embedding_input.cu, lru_cache_populate.cu) for what is read and
+written and by how many warps; Lin et al. 2022, section on embedding lookups (arXiv 2201.07821), for
+charging hits to L2 and misses to HBM with a cold cache, and for the tables in flight. Where Lin et
+al. assume uniform ids, distinct rows and hits come from the index distribution (Che et al. 2002).
+
+Bytes are marginal inside a launch and add up. What does not add up is told apart: the latency of
+the longest chain of dependent loads, of which a launch pays the longest one, and the share of the
+L2 that a table keeps while warps of others run beside it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from predictor import units
+from predictor.cost.lookup.shard import GRADIENT_ELEMENT_BYTES, LookupShard, state_row_bytes
+from predictor.cost.lookup.uvm_cache import own_fetched_rows
+from predictor.hardware.groups import CudaEmbedding
+from predictor.hardware.schema import HardwareProfile
+from predictor.model.plan import ComputeKernel
+
+Array = NDArray[np.float64]
+
+ID_WEIGHT_BYTES = 4
+WARP = 32
+BLOCK_WARPS = 32
+"""Warps of a thread block that adds up the gradients of one row (`kMaxThreads` / warp)."""
+UNPOOLED_INFO_BYTES = 4
+"""What a sorted id carries beyond the pooled case: its position takes 8 bytes instead of 4."""
+
+
+class CudaLookups:
+    """Costs of TBE shards on a GPU; see the module's text."""
+
+    def __init__(self, hw: HardwareProfile, law: CudaEmbedding) -> None:
+        self.hw = hw
+        self.law = law
+
+    def forward_floor_ms(self) -> float:
+        """Shortest forward of a fused launch."""
+        return units.us(self.law.kernel_us * self.law.forward_kernels)
+
+    def backward_floor_ms(self) -> float:
+        """Shortest backward of a fused launch: the passes of the sort, then the update."""
+        return units.us(self.law.kernel_us * self.law.backward_kernels)
+
+    def prefetch_floor_ms(self) -> float:
+        """Shortest prefetch of a fused launch."""
+        return units.us(self.law.kernel_us * self.law.prefetch_kernels)
+
+    def forward_ms(self, shard: LookupShard, tables: float = 1.0) -> float:
+        """Gather and pool, and what an UVM cache has to fetch before.
+
+        Args:
+            tables: that share the L2 with this one, itself included, >= 1.
+        """
+        return self._gather_ms(shard, tables) + self.prefetch_ms(shard)
+
+    def forward_longest_ms(self, shard: LookupShard) -> float:
+        """Latency of one bag, whose rows a group of lanes adds one by one.
+
+        The loop over a bag's ids issues the next load after the sum of the last one
+        (embedding_forward_split_kernel_template.cu); a launch with too few bags to fill the device
+        lasts as long as its longest bag (Little's law with one row in flight per group). Rows in
+        the L2 come back sooner, those on the host later; the first one always misses.
+        """
+        if shard.ids <= 0:
+            return 0.0
+        first = other = self.law.row_latency_us
+        if shard.kernel is ComputeKernel.FUSED_UVM:
+            first = other = first + self.hw.memory.host_link_latency_us
+        else:
+            hits = self._l2_hits(shard, 1.0) / shard.ids
+            other *= 1.0 - hits * (1.0 - self.law.l2_latency)
+        return units.us(first + (shard.ids_per_walk - 1.0) * other)
+
+    def tables_in_flight(self, shard: LookupShard) -> float:
+        """Tables that the device's resident warps serve at once: ``ceil(resident bags / B)``.
+
+        Bags are mapped to groups of lanes table by table (``t = b_t / B``), so a large batch fills
+        the device with bags of one table. Lin et al. 2022, embedding model: ``n = ceil(W / B)``.
+        """
+        resident = self.hw.sms * self.law.warps_per_sm * WARP / _lanes(shard.dim)
+        return max(1.0, math.ceil(resident / shard.walks)) if shard.walks > 0 else 1.0
+
+    def backward_ms(self, shard: LookupShard) -> float:
+        """Sort the ids, then gather gradients row by row and update each distinct row once."""
+        gradients, updates = self._gradient_bytes(shard), self._update_bytes(shard)
+        bandwidth = self.law.backward_efficiency * self.hw.memory.hbm
+        gathered = shard.ids * self._row_cost(shard.dim * GRADIENT_ELEMENT_BYTES)
+        update = max((gradients + updates) / bandwidth, gathered / self.hw.memory.l2)
+        # what lies in host memory crosses the full-duplex link once each way
+        update = max(update, self._link_ms(shard.distinct_rows * self._managed_row_bytes(shard)))
+        time = self._sort_ms(shard) + update
+        if shard.mean:
+            time += self._mean_gradient_ms(shard)
+        if shard.weighted and shard.pooled:
+            # gradients of the weights, wanted or not: bags and rows are read as in the forward
+            time += self._gather_ms(shard, 1.0)
+        return time
+
+    def backward_longest_ms(self, shard: LookupShard) -> float:
+        """Latency of one bag's and of the hottest row's way through a backward.
+
+        A warp numbers its bags' ids bag by bag; the ids of one row form segments of at most
+        ``segment_rows``, which a thread block adds up, each of its warps a part, with one SM's
+        share of the L2. Longer ones are shared by blocks, which add their sums atomically.
+        """
+        if shard.ids <= 0:
+            return 0.0
+        law = self.law
+        longest = min(shard.hottest_row_ids, law.segment_rows)
+        row = self._sectors(shard.dim * GRADIENT_ELEMENT_BYTES)
+        waiting = units.us(law.row_latency_us) * longest / BLOCK_WARPS
+        moving = longest * row * self.hw.sms / self.hw.memory.l2
+        numbering = law.linearize_us * math.ceil(shard.ids_per_walk / WARP)
+        return units.us(numbering + law.segment_us) + max(waiting, moving)
+
+    def prefetch_ms(self, shard: LookupShard, fetched_rows: float | None = None) -> float:
+        """Probing the UVM cache, then fetching misses while evicted rows go back.
+
+        Args:
+            fetched_rows: where other tables share the cache; those of a cache of its own if None.
+        """
+        if shard.kernel is not ComputeKernel.FUSED_UVM_CACHING:
+            return 0.0
+        rows = own_fetched_rows(shard) if fetched_rows is None else fetched_rows
+        probe = units.us(self.law.prefetch_ns_per_lookup * 1e-3) * shard.ids
+        return probe + rows * self.fetch_ms(shard)
+
+    def fetch_ms(self, shard: LookupShard) -> float:
+        """One row of the shard from the host."""
+        return self._link_ms(self._row_bytes(shard))
+
+    def sort_passes(self, rows: ArrayLike) -> Array:
+        """Passes of a radix sort of the ids of tables with ``rows`` rows together, >= 1.
+
+        The key is the row's number within the launch, of ``int(log2(rows) + 1)`` bits
+        (`total_hash_size_bits` of split_table_batched_embeddings_ops_training.py).
+        """
+        bits = np.floor(np.log2(np.maximum(rows, 1.0))) + 1
+        return np.asarray(np.ceil(bits / self.law.sort_digit_bits))
+
+    def sort_pass_ms(self, *, weighted: bool, pooled: bool) -> float:
+        """One pass over one id: keys and values are read and written, weights in a second sort."""
+        item = self.law.sort_item_bytes * (2 if weighted else 1)
+        item += 0 if pooled else UNPOOLED_INFO_BYTES
+        return 2 * item / self._sort_bandwidth
+
+    @property
+    def _sort_bandwidth(self) -> float:
+        return self.law.sort_efficiency * self.hw.memory.hbm
+
+    def _gather_ms(self, shard: LookupShard, tables: float) -> float:
+        """Ids and offsets stream in, rows are gathered, pooled outputs stream out.
+
+        ``max(HBM bytes / (efficiency BW_hbm), gathered bytes / BW_l2)``; of the rows only the
+        expected misses of the L2 go to HBM. Managed memory stays on the host, mapped into the
+        device (`new_managed_tensor` in memory_utils.cu: preferred location CPU, accessed by the
+        GPU), so that its rows cross the link whenever they are read.
+        """
+        ids = shard.ids
+        id_bytes = self.law.index_bytes + ID_WEIGHT_BYTES * shard.weighted
+        streamed = ids * id_bytes + shard.bags * (
+            self.law.bag_bytes + self._sectors(shard.dim * shard.output_bytes)
+        )
+        row = self._row_cost(shard.dim * shard.element_bytes)
+        managed = shard.kernel is ComputeKernel.FUSED_UVM
+        over_link = self._link_ms(ids * self._row_bytes(shard)) if managed else 0.0
+        misses = 0.0 if managed else ids - self._l2_hits(shard, tables)
+        from_hbm = (streamed + misses * row) / (self.law.forward_efficiency * self.hw.memory.hbm)
+        return max(from_hbm, ids * row / self.hw.memory.l2, over_link)
+
+    def _sectors(self, size: float) -> float:
+        sector = self.hw.memory.sector_bytes
+        return sector * math.ceil(size / sector)
+
+    def _row_cost(self, size: float) -> float:
+        """Bytes that gathering one row costs: narrow rows leave lanes of the warp idle.
+
+        ``sqrt(row^2 + overhead^2)`` smooths the factors 1, 1.1, 1.55 that Lin et al. give for
+        D > 64, 33-64, <= 32 into a curve that never falls with D.
+        """
+        return math.hypot(self._sectors(size), self.law.row_overhead_bytes)
+
+    def _cache_rows(self, row_bytes: float) -> float:
+        return self.law.l2_share * self.hw.memory.l2_bytes / row_bytes
+
+    def _l2_hits(self, shard: LookupShard, tables: float) -> float:
+        """Expected L2 hits of a gather that starts with a cold cache."""
+        distinct, ids = shard.distinct_rows, shard.ids
+        rows = self._cache_rows(self._sectors(shard.dim * shard.element_bytes)) / tables
+        if distinct <= rows:
+            return max(0.0, ids - distinct)
+        return shard.bins.batch_hits(shard.draws, rows)
+
+    def _sort_ms(self, shard: LookupShard) -> float:
+        """Linearise, radix-sort (id, bag) pairs digit by digit, find the runs.
+
+        With the passes that the shard's own rows need; a launch sorts the numbers of all its rows,
+        see `predictor.cost.lookup.launch`.
+        """
+        one = self.sort_pass_ms(weighted=shard.weighted, pooled=shard.pooled)
+        prepare = self.law.prepare_bytes / self._sort_bandwidth
+        return shard.ids * (prepare + float(self.sort_passes(shard.rows)) * one)
+
+    def _mean_gradient_ms(self, shard: LookupShard) -> float:
+        """Gradients of means are divided by the lengths in a pass of their own (`grad_mean`)."""
+        moved = 2 * shard.bags * self._sectors(shard.dim * GRADIENT_ELEMENT_BYTES)
+        return moved / (self.law.forward_efficiency * self.hw.memory.hbm)
+
+    def _gradient_bytes(self, shard: LookupShard) -> float:
+        """Gradient rows from HBM; sorted ids visit the bags in random order."""
+        row = self._sectors(shard.dim * GRADIENT_ELEMENT_BYTES)
+        if shard.bags <= 0:
+            return 0.0
+        ids = shard.ids
+        first_touches = -shard.bags * math.expm1(-ids / shard.bags) if shard.pooled else ids
+        uncached = max(0.0, 1.0 - self._cache_rows(row) / shard.bags)
+        return max(first_touches, ids * uncached) * row
+
+    def _update_bytes(self, shard: LookupShard) -> float:
+        """Distinct rows and their optimizer state are read and written; a dense gradient is not
+        read, but all of it is written first as zeros."""
+        distinct = shard.distinct_rows
+        if shard.kernel is ComputeKernel.DENSE:
+            row = shard.dim * GRADIENT_ELEMENT_BYTES
+            return float(shard.rows) * row + distinct * self._row_cost(row)
+        if shard.kernel is ComputeKernel.FUSED_UVM:
+            return 0.0
+        in_hbm = self._row_cost(shard.dim * shard.element_bytes)
+        if shard.kernel is ComputeKernel.FUSED:
+            in_hbm += self._state_bytes(shard)
+        return 2.0 * distinct * in_hbm
+
+    def _row_bytes(self, shard: LookupShard) -> float:
+        return self._sectors(shard.dim * shard.element_bytes)
+
+    def _state_bytes(self, shard: LookupShard) -> float:
+        """Optimizer state of one row, in sectors."""
+        scalars, vectors = state_row_bytes(shard.optimizer, shard.dim)
+        return self._sectors(scalars) + self._sectors(vectors)
+
+    def _managed_row_bytes(self, shard: LookupShard) -> float:
+        """Of a row's weights and state, what the backward finds in host memory.
+
+        The UVM cache holds weights only; states stay managed (FBGEMM, apply_split_helper).
+        """
+        if shard.kernel is ComputeKernel.FUSED_UVM:
+            return self._row_bytes(shard) + self._state_bytes(shard)
+        cached = shard.kernel is ComputeKernel.FUSED_UVM_CACHING
+        return self._state_bytes(shard) if cached else 0.0
+
+    def _link_ms(self, size: float) -> float:
+        """Bytes through unified memory over the host link, one direction."""
+        return size / (self.law.uvm_efficiency * self.hw.memory.host_link)
+
+
+def _lanes(dim: int) -> int:
+    """Lanes that serve one bag, four elements each: 8, 16 or 32.
+
+    Narrower rows share a warp (`FBGEMM_USE_SUBWARP_SHUFFLE`, embedding_common_code_generator.py).
+    """
+    return 8 if dim <= 32 else 16 if dim <= 64 else WARP

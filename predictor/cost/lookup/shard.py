@@ -1,0 +1,132 @@
+"""What one shard of a table asks of the embedding kernels, and its optimizer state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from predictor.model.distribution import Bins
+from predictor.model.plan import ComputeKernel
+from predictor.model.workload import Optimizer
+
+STATE_ELEMENT_BYTES = 4
+GRADIENT_ELEMENT_BYTES = 4
+"""FBGEMM accumulates gradients and keeps optimizer states in fp32, whatever the weights are."""
+
+_STATE_PER_ROW: dict[str, tuple[int, int]] = {
+    # optimizer: (elements per row, elements per weight)
+    Optimizer.SGD: (0, 0),
+    Optimizer.EXACT_SGD: (0, 0),
+    Optimizer.ROWWISE_ADAGRAD: (1, 0),
+    Optimizer.ADAGRAD: (0, 1),
+    Optimizer.ADAM: (0, 2),
+    Optimizer.PARTIAL_ROWWISE_ADAM: (1, 1),
+    Optimizer.LAMB: (0, 2),
+    Optimizer.LARS_SGD: (0, 1),
+}
+
+
+@dataclass(frozen=True)
+class LookupShard:
+    """One feature's lookups in one shard, per iteration and rank.
+
+    Args:
+        bins: rows of the shard, with probabilities over the whole table.
+        draws: ids drawn over the whole table that this rank may have to serve.
+        bags: output rows; equal to the shard's ids where outputs are not pooled.
+        lengths: (sample, feature) pairs, whose ids are walked one after the other; `bags` if None.
+        rows, dim: size of the shard.
+        element_bytes, output_bytes: of one weight and one output element.
+        optimizer: by FBGEMM's `EmbOptimType` value.
+        mean: the lookup itself divides by the lengths.
+        cache_load_factor: share of the rows in a UVM cache, used by ``fused_uvm_caching``.
+    """
+
+    bins: Bins
+    draws: float
+    bags: float
+    rows: int
+    dim: int
+    element_bytes: int = 4
+    output_bytes: int = 4
+    optimizer: str = Optimizer.ROWWISE_ADAGRAD
+    weighted: bool = False
+    pooled: bool = True
+    mean: bool = False
+    kernel: ComputeKernel = ComputeKernel.FUSED
+    cache_load_factor: float = 0.2
+    lengths: float | None = None
+
+    @property
+    def walks(self) -> float:
+        """Runs of ids that are walked one after the other."""
+        return self.bags if self.lengths is None else self.lengths
+
+    @property
+    def ids(self) -> float:
+        """Expected ids that fall on the shard's rows."""
+        return self.draws * self.bins.mass
+
+    @property
+    def distinct_rows(self) -> float:
+        """Expected distinct rows of the shard that an iteration touches."""
+        return self.bins.unique(self.draws)
+
+    @property
+    def ids_per_walk(self) -> float:
+        """Expected ids of a (sample, feature) pair on the shard; at least one if there are any."""
+        return max(1.0, self.ids / self.walks) if self.ids > 0 and self.walks > 0 else 0.0
+
+    @property
+    def hottest_row_ids(self) -> float:
+        """Expected ids of the most popular row."""
+        probs = self.bins.probs
+        return self.draws * float(probs.max()) if len(probs) else 0.0
+
+
+class LookupModel(Protocol):
+    """Cost of embedding lookups on one kind of hardware; all times in ms.
+
+    Times of shards are marginal inside one fused launch and add up; floors count once a launch.
+    """
+
+    def forward_ms(self, shard: LookupShard) -> float:
+        """Gather and pool."""
+        ...
+
+    def backward_ms(self, shard: LookupShard) -> float:
+        """Sort, accumulate gradients, and step the optimizer where it is fused."""
+        ...
+
+    def prefetch_ms(self, shard: LookupShard) -> float:
+        """Bring the rows a UVM cache misses to the device."""
+        ...
+
+    def forward_floor_ms(self) -> float:
+        """Shortest forward of a fused launch."""
+        ...
+
+    def backward_floor_ms(self) -> float:
+        """Shortest backward of a fused launch."""
+        ...
+
+    def prefetch_floor_ms(self) -> float:
+        """Shortest prefetch of a fused launch."""
+        ...
+
+
+def optimizer_state_bytes(optimizer: str, rows: int, dim: int, element_bytes: int) -> int:
+    """Bytes of optimizer state of ``[rows, dim]`` weights.
+
+    Source: FBGEMM, split_table_batched_embeddings_ops_training.py (momentum1, momentum2), which
+    keeps states in fp32 for every weight precision, so ``element_bytes`` does not enter.
+    """
+    del element_bytes
+    per_row, per_weight = _STATE_PER_ROW[optimizer]
+    return STATE_ELEMENT_BYTES * rows * (per_row + per_weight * dim)
+
+
+def state_row_bytes(optimizer: str, dim: int) -> tuple[int, int]:
+    """State of one row: bytes of its per-row scalars, bytes of its per-weight vectors."""
+    per_row, per_weight = _STATE_PER_ROW[optimizer]
+    return STATE_ELEMENT_BYTES * per_row, STATE_ELEMENT_BYTES * per_weight * dim

@@ -1,0 +1,105 @@
+"""The UVM cache that the tables of one fused lookup share on a rank, tabulated.
+
+Che's approximation gives all rows of a cache one characteristic time T. What a shard holds of the
+cache at T, and what it fetches, does not depend on its neighbours, so both are tabulated once per
+shard at times that all shards of a workload have in common. The tables of a launch add up; the T at
+which they fill its cache, and their fetches there, are read off by interpolation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor.cost.lookup.embedding import LookupShard, fetch_ms
+from predictor.cost.lookup.uvm_cache import cache_rows, fetched_rows, own_fetched_rows
+from predictor.hardware.loader import HardwareProfile
+
+Array = NDArray[np.float64]
+
+TIMES = 94
+"""Characteristic times tabulated, beside zero and infinity."""
+COLDEST, HOTTEST = 0.95, 0.01
+"""Shares of a table that a cache holds at its longest and shortest time tabulated."""
+POINTS = TIMES + 2
+
+SHARDS, ROWS, OWN_MS = range(3)
+"""Cached shards; rows they bring to the cache; fetches if each had that cache to itself."""
+RESIDENT = slice(3, 3 + POINTS)
+"""Rows in the cache at each time; rises from 0 to the rows that are ever drawn."""
+FETCH_MS = slice(3 + POINTS, 3 + 2 * POINTS)
+"""Fetching what misses at each time; falls to 0."""
+COLUMNS = 3 + 2 * POINTS
+
+
+def common_times(tables: Iterable[LookupShard]) -> Array:
+    """Characteristic times in iterations, ``[TIMES]``, that span those of caches of any table."""
+    found = []
+    for table in tables:
+        drawn = float(table.bins.counts[table.bins.probs > 0].sum())
+        if table.ids > 0:
+            found += [
+                table.bins.characteristic_time(share * drawn) / table.draws
+                for share in (HOTTEST, COLDEST)
+            ]
+    return np.geomspace(min(found, default=1.0), max(found, default=2.0), TIMES)
+
+
+def tabulate(shard: LookupShard, hw: HardwareProfile, times: Array) -> Array:
+    """What a shard adds to the cache of its launch, ``[COLUMNS]``."""
+    found = np.zeros(COLUMNS)
+    found[SHARDS], found[ROWS] = 1.0, cache_rows(shard)
+    if shard.ids <= 0:
+        return found
+    probs, counts = shard.bins.probs, shard.bins.counts
+    resident, fetch = found[RESIDENT], found[FETCH_MS]
+    resident[1:-1] = shard.bins.resident(shard.draws * times)
+    resident[-1] = counts[probs > 0].sum()
+    one = fetch_ms(shard, hw)
+    fetch[:-1] = one * fetched_rows(shard, np.concatenate(([0.0], times)))
+    found[OWN_MS] = one * own_fetched_rows(shard)
+    tabulated = float(fetches_ms(found))
+    if tabulated > 0:
+        fetch *= found[OWN_MS] / tabulated  # interpolation is then exact where it is alone
+    return found
+
+
+def position(caches: Array) -> Array:
+    """Where the shards of launches ``[..., COLUMNS]`` fill their cache: a point of the table, with
+    the part of the way to the next one; the last point where they never do."""
+    resident, rows = caches[..., RESIDENT], caches[..., ROWS]
+    below = (resident < rows[..., None]).sum(axis=-1)
+    first = np.clip(below - 1, 0, POINTS - 2)
+    low, high = _at(resident, first), _at(resident, first + 1)
+    part = (rows - low) / np.maximum(high - low, np.finfo(float).tiny)
+    return np.asarray(first + np.clip(part, 0.0, 1.0))
+
+
+def between(values: Array, where: Array) -> Array:
+    """Tabulated ``values`` ``[..., POINTS]`` at positions ``[...]``."""
+    first = np.minimum(where.astype(np.intp), POINTS - 2)
+    low, high = _at(values, first), _at(values, first + 1)
+    return np.asarray(low + (where - first) * (high - low))
+
+
+def _at(values: Array, point: NDArray[np.intp]) -> Array:
+    """One of the last axis of ``values`` each."""
+    return np.take_along_axis(values, point[..., None], axis=-1)[..., 0]
+
+
+def fetches_ms(caches: Array) -> Array:
+    """Fetches per iteration of launches ``[..., COLUMNS]``, in ms."""
+    return between(caches[..., FETCH_MS], position(caches))
+
+
+def sharing_ms(caches: Array) -> Array:
+    """What launches ``[..., COLUMNS]`` fetch beyond their shards with caches of their own.
+
+    Of either sign: LRU gives a row its place whatever load factor its table brought in.
+    """
+    shared = caches[..., SHARDS] > 1.5
+    if not shared.any():
+        return np.zeros(caches.shape[:-1])
+    return np.where(shared, fetches_ms(caches) - caches[..., OWN_MS], 0.0)

@@ -1,0 +1,237 @@
+"""Fitting profile constants from rows of measurements, with the error on rows held out.
+
+Pure functions from rows to parameters; scipy only here. ``python -m predictor.fit.collectives
+--data DIR`` prints, for every platform and collective in the tables that docs/data.md names, and
+for GEMM on every device, the fitted constants as the profiles hold them and the error at sizes left
+out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor import units
+from predictor.cost.collectives import bands, bus_factor, latency_ms, transfer_ms
+from predictor.hardware.schema import Curve
+
+Array = NDArray[np.float64]
+
+EDGES_MIB = (0.0, 0.015625, 0.0625, 0.25, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0)
+"""Default size bands: one edge every two octaves from 16 KiB to 1 GiB of bus bytes."""
+FINE_EDGES_MIB = (0.0, *(2.0**k for k in range(-8, 11)))
+"""A band an octave from 4 KiB to 1 GiB: NCCL changes protocol (LL, LL128, Simple) and channels
+within an octave, and two octaves smear the change."""
+ROBUST = 20
+"""Reweightings for tables of few repeats and whole microseconds, such as vidur's."""
+TRUSTED_ERROR = 0.01
+"""Relative errors below it count as equally good in a reweighted fit."""
+SMOOTHING = 0.05
+"""Weight of the penalty on cost steps between neighbouring bands, against relative errors of 1."""
+SMALL_BYTES = 65536
+"""Latency-bound sizes, whose error is reported apart."""
+GMAE_FLOOR = 1e-4
+"""Added inside the logarithm of GMAE, as Lin et al. add 4e-4: an exact hit must not be -inf."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Timings of one collective on one platform: three arrays of shape ``[rows]``."""
+
+    size_bytes: Array
+    ranks: Array
+    time_us: Array
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[float, float, float]]) -> Rows:
+        """From (size_bytes, ranks, time_us), sorted by ranks, then size."""
+        table = np.array(sorted((n, s, t) for s, n, t in rows), dtype=np.float64).reshape(-1, 3)
+        return cls(table[:, 1], table[:, 0], table[:, 2])
+
+    def where(self, keep: NDArray[np.bool_]) -> Rows:
+        """The rows for which ``keep`` holds."""
+        return Rows(self.size_bytes[keep], self.ranks[keep], self.time_us[keep])
+
+    @property
+    def every_second(self) -> NDArray[np.bool_]:
+        """Mask: the first, third, ... size of every rank count."""
+        chosen = np.zeros(len(self.size_bytes), dtype=bool)
+        for n in np.unique(self.ranks):
+            sizes = np.unique(self.size_bytes[self.ranks == n])
+            chosen |= (self.ranks == n) & np.isin(self.size_bytes, sizes[::2])
+        return chosen
+
+
+def gmae(relative_errors: Array) -> float:
+    """Geometric mean of absolute relative errors, the score of Lin et al."""
+    return float(np.exp(np.mean(np.log(np.abs(relative_errors) + GMAE_FLOOR))))
+
+
+def mape(relative_errors: Array) -> float:
+    """Mean of absolute relative errors."""
+    return float(np.mean(np.abs(relative_errors)))
+
+
+def fit_curve(
+    rows: Rows,
+    op: str,
+    edges_mib: Sequence[float] = EDGES_MIB,
+    smoothing: float = SMOOTHING,
+    latency_us: float | None = None,
+    reweightings: int = 0,
+) -> Curve:
+    """The curve whose relative errors have the least squares, or the least absolute values.
+
+    Non-negative least squares on the latency, its growth with log2 of the ranks (where the rows
+    have several rank counts) and the marginal cost of every band; neighbouring bands that the rows
+    do not tell apart are pulled together.
+
+    Args:
+        latency_us: taken as given instead of fitted.
+        reweightings: 0 for least squares; a dozen come close to least absolute errors, which
+            tables need where one row in three is off by a factor (see `ROBUST`).
+    """
+    time, bus_mib = rows.time_us, _bus_mib(rows, op)
+    edges = [e for e in edges_mib if e < bus_mib.max()] or [0.0]
+    given = latency_us is not None
+    constant = np.zeros_like(time) if given else np.ones_like(time)
+    growth = np.log2(rows.ranks) if len(np.unique(rows.ranks)) > 1 else np.zeros_like(time)
+    columns = np.column_stack((constant, growth, bands(bus_mib, edges))) / time[:, None]
+    target = 1.0 - (latency_us or 0.0) / time
+    steps = smoothing * _step_penalty(edges, bus_mib, time)
+    penalty = np.pad(steps, ((0, 0), (2, 0)))
+    weight = np.ones_like(time)
+    solution = _non_negative(columns, target, penalty)
+    for _ in range(reweightings):
+        off = np.abs(columns @ solution - target)
+        weight = 1.0 / np.sqrt(np.maximum(off, TRUSTED_ERROR))
+        weight /= np.sqrt((weight**2).mean())
+        solution = _non_negative(columns * weight[:, None], target * weight, penalty)
+    return Curve(
+        latency_us=latency_us if latency_us is not None else float(solution[0]),
+        latency_per_doubling_us=float(solution[1]),
+        edge_mib=tuple(edges),
+        us_per_mib=(*solution[2:-1].tolist(), max(float(solution[-1]), 1e-9)),
+    )
+
+
+def _non_negative(columns: Array, target: Array, penalty: Array) -> Array:
+    """Least squares with coefficients >= 0, columns scaled to one."""
+    from scipy.optimize import nnls
+
+    matrix = np.vstack((columns, penalty))
+    scale = np.abs(matrix).max(axis=0)
+    scale[scale == 0] = 1.0
+    solution, _ = nnls(matrix / scale, np.concatenate((target, np.zeros(len(penalty)))))
+    return np.asarray(solution / scale)
+
+
+def _bus_mib(rows: Rows, op: str) -> Array:
+    factor = np.array([bus_factor(op, int(n)) if op in _COUNTED else 1.0 for n in rows.ranks])
+    return np.asarray(rows.size_bytes * factor / units.MIB)
+
+
+_COUNTED = ("all_to_all", "all_reduce", "reduce_scatter", "all_gather")
+
+
+def _step_penalty(edges: Sequence[float], bus_mib: Array, time: Array) -> Array:
+    """``[edges - 1, edges]``: cost steps, relative to the time at the joint."""
+    order = np.argsort(bus_mib)
+    matrix = np.zeros((len(edges) - 1, len(edges)))
+    for j, edge in enumerate(edges[1:]):
+        weight = edge / float(np.interp(edge, bus_mib[order], time[order]))
+        matrix[j, j], matrix[j, j + 1] = weight, -weight
+    return matrix
+
+
+def predict_us(curve: Curve, rows: Rows, op: str) -> Array:
+    """Times in microseconds, shape ``[rows]``."""
+    result = np.empty_like(rows.time_us)
+    bus_bytes = _bus_mib(rows, op) * units.MIB
+    for n in np.unique(rows.ranks):
+        here = rows.ranks == n
+        time = latency_ms(curve, int(n)) + transfer_ms(curve, bus_bytes[here], int(n))
+        result[here] = time / units.us(1.0)
+    return result
+
+
+def errors(curve: Curve, rows: Rows, op: str) -> Array:
+    """Relative errors ``predicted / measured - 1``, shape ``[rows]``."""
+    return predict_us(curve, rows, op) / rows.time_us - 1.0
+
+
+@dataclass(frozen=True)
+class Score:
+    """Held-out error above and up to 64 KiB, as fractions; NaN where there are no rows."""
+
+    gmae: float
+    mape: float
+    gmae_small: float
+    n: int
+
+
+def score_every_second(rows: Rows, op: str) -> Score:
+    """Fit on every second size, score on the others."""
+    chosen = rows.every_second
+    held_out = rows.where(~chosen)
+    error = errors(fit_curve(rows.where(chosen), op), held_out, op)
+    return _score(error, held_out.size_bytes > SMALL_BYTES)
+
+
+def score_ranks(rows: Rows, op: str, fit_ranks: Sequence[int]) -> Score:
+    """Fit on some rank counts, score on the others."""
+    chosen = np.isin(rows.ranks, fit_ranks)
+    held_out = rows.where(~chosen)
+    error = errors(fit_curve(rows.where(chosen), op), held_out, op)
+    return _score(error, held_out.size_bytes > SMALL_BYTES)
+
+
+def _score(error: Array, large: NDArray[np.bool_]) -> Score:
+    def over(mask: NDArray[np.bool_], of: Callable[[Array], float]) -> float:
+        return of(error[mask]) if mask.any() else math.nan
+
+    return Score(over(large, gmae), over(large, mape), over(~large, gmae), len(error))
+
+
+def fit_rank_cost(rows: Rows, op: str, reference: int) -> Curve:
+    """A curve fitted at one rank count, with a factor on its marginal costs at the others.
+
+    For wirings whose bandwidth jumps with the ranks, such as the cube mesh of V100 hosts, where the
+    number of rings differs.
+    """
+    curve = fit_curve(rows.where(rows.ranks == reference), op)
+    cost = {}
+    for n in np.unique(rows.ranks):
+        here = rows.where(rows.ranks == n)
+        latency = latency_ms(curve, int(n)) / units.us(1.0)
+        unit = predict_us(curve, here, op) - latency
+        # least squares of relative errors in the one factor
+        x, y = unit / here.time_us, 1.0 - latency / here.time_us
+        cost[int(n)] = float((x @ y) / (x @ x))
+    return curve.model_copy(update={"rank_cost": cost})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print every fit as the profiles hold it."""
+    from predictor.fit.public_tables import report
+
+    parser = argparse.ArgumentParser(
+        prog="python -m predictor.fit.collectives", description=__doc__
+    )
+    parser.add_argument("--data", type=Path, required=True, help="folder of the public tables")
+    folder = parser.parse_args(argv).data
+    if not folder.is_dir():
+        parser.error(f"--data {folder}: no such folder")
+    for line in report(folder):
+        print(line)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,271 @@
+"""Fitting the constants of CPU ranks to rows of `shardopt calibrate`, with errors held out.
+
+Pure functions from rows to constants; scipy only here. The embedding law is linear in its
+coefficients (`predictor.cost.lookup.cpu`), so non-negative least squares on relative errors
+finds them; the few constants inside logarithms are tried on a grid, on the fitted rows alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor import units
+from predictor.fit.collectives import TRUSTED_ERROR, gmae, mape
+from predictor.fit.gemm import GemmRows, fit_gemm, gemm_errors
+from predictor.hardware.groups import CpuEmbedding, Gemm, KnownError
+
+Array = NDArray[np.float64]
+
+NS = 1e-6
+"""Milliseconds."""
+REWEIGHTINGS = 20
+"""From least squares towards least absolute errors: timings have a tail on one side only."""
+PAGE_KIB = (4.0, 16.0, 64.0)
+TLB_MIB = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+GEMM_TILES = ((8, 16), (16, 16), (16, 32), (32, 32), (64, 32), (64, 64))
+"""Register and cache blocks of CPU libraries: sizes are rounded up to them."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """What one table of a TBE was asked; ids and distinct rows are counted, not expected."""
+
+    rows: float
+    dim: float
+    bags: float
+    ids: float
+    distinct: float
+
+
+@dataclass(frozen=True)
+class TbeRows:
+    """Timings of one pass of many TBEs: a list of tables and a time in ms each."""
+
+    tables: Sequence[Sequence[Table]]
+    time_ms: Array
+
+    def where(self, keep: NDArray[np.bool_]) -> TbeRows:
+        """The rows for which ``keep`` holds."""
+        kept = [tables for tables, kept in zip(self.tables, keep, strict=True) if kept]
+        return TbeRows(kept, self.time_ms[keep])
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Relative errors ``predicted / measured - 1`` of rows that no fit has seen.
+
+    Args:
+        fitted: rows of the fit.
+        times: of the rows, in any unit; None: all count alike.
+    """
+
+    errors: Array
+    fitted: int
+    times: Array | None = None
+
+    @property
+    def n(self) -> int:
+        """Rows held out."""
+        return len(self.errors)
+
+    @property
+    def mape(self) -> float:
+        """Mean of absolute errors."""
+        return mape(self.errors) if self.n else math.nan
+
+    @property
+    def gmae(self) -> float:
+        """Geometric mean of absolute errors."""
+        return gmae(self.errors) if self.n else math.nan
+
+    @property
+    def bias(self) -> float:
+        """Median error, signed."""
+        return float(np.median(self.errors)) if self.n else math.nan
+
+    @property
+    def known(self) -> KnownError | None:
+        """What a profile states of its group."""
+        if not self.n:
+            return None
+        mean, geomean = round(self.mape, 4), round(self.gmae, 4)
+        rows = "points left out of the fit"
+        return KnownError(suite="calibrate", rows=rows, n=self.n, mean=mean, geomean=geomean)
+
+    @property
+    def rms(self) -> float:
+        """Root of the mean square, by time: the 1-sigma error of a profile's group.
+
+        An iteration spends its time in the long kernels, and is as wrong as they are.
+        """
+        if not self.n:
+            return math.nan
+        times = np.ones(self.n) if self.times is None else self.times
+        return float(np.sqrt(np.sum(times * self.errors**2) / np.sum(times)))
+
+    def __add__(self, other: HeldOut) -> HeldOut:
+        """Both together."""
+        errors = np.concatenate((self.errors, other.errors))
+        parts = [h.times if h.times is not None else np.ones(h.n) for h in (self, other)]
+        return HeldOut(errors, self.fitted + other.fitted, np.concatenate(parts))
+
+
+FORWARD = (
+    *("forward_us", "forward_table_us", "forward_ns_per_lookup", "forward_ns_per_lookup_dim"),
+    *("forward_ns_per_row", "forward_ns_per_row_dim", "forward_ns_per_row_tlb"),
+    "forward_ns_per_output",
+)
+BACKWARD = (
+    *("backward_us", "backward_table_us", "backward_ns_per_lookup", "backward_ns_per_lookup_dim"),
+    *("backward_ns_per_row", "backward_ns_per_row_dim", "backward_ns_per_row_tlb"),
+    *("backward_ns_per_output", "backward_ns_per_lookup_pass"),
+)
+"""Coefficients of the law in the order of the columns; the backward's last is the sort's."""
+
+
+def lookup_columns(law: CpuEmbedding, rows: TbeRows, names: Sequence[str]) -> Array:
+    """``[rows, names]``: time in ms that one unit of each coefficient adds."""
+    return np.array(
+        [np.sum([_terms(law, t, names) for t in tables], axis=0) for tables in rows.tables]
+    ) * _once(rows, names)
+
+
+def _terms(law: CpuEmbedding, t: Table, names: Sequence[str]) -> list[float]:
+    touched = t.distinct * 1024 * law.page_kib
+    tlb = math.log1p(min(t.rows * t.dim * 4, touched) / units.mib(law.tlb_mib))
+    digits = math.ceil(math.log2(max(t.rows, 2)) / law.sort_digit_bits)
+    terms = {
+        "us": units.us(1.0),
+        "table_us": units.us(1.0),
+        "ns_per_lookup": NS * t.ids,
+        "ns_per_lookup_dim": NS * t.ids * t.dim,
+        "ns_per_row": NS * t.distinct,
+        "ns_per_row_dim": NS * t.distinct * t.dim,
+        "ns_per_row_tlb": NS * t.distinct * tlb,
+        "ns_per_output": NS * t.bags * t.dim,
+        "ns_per_lookup_pass": NS * t.ids * digits,
+    }
+    return [terms[name.split("_", 1)[1]] for name in names]
+
+
+def _once(rows: TbeRows, names: Sequence[str]) -> Array:
+    """The cost of a launch counts once, whatever its tables."""
+    counts = np.array([[len(tables)] for tables in rows.tables], dtype=np.float64)
+    launch = np.array([name in ("forward_us", "backward_us") for name in names])
+    return np.where(launch, 1.0 / counts, 1.0)
+
+
+def predict_lookups(law: CpuEmbedding, rows: TbeRows, names: Sequence[str]) -> Array:
+    """Times ``[rows]`` in ms, as the law gives them."""
+    constants = np.array([getattr(law, name) for name in names])
+    return np.asarray(lookup_columns(law, rows, names) @ constants)
+
+
+def lookup_errors(law: CpuEmbedding, rows: TbeRows, names: Sequence[str]) -> Array:
+    """Relative errors ``[rows]``."""
+    return predict_lookups(law, rows, names) / rows.time_ms - 1.0
+
+
+def fit_lookups(forward: TbeRows, backward: TbeRows, base: CpuEmbedding) -> CpuEmbedding:
+    """``base`` with every coefficient fitted; the grid's choice is that of the smallest loss."""
+    best, least = base, math.inf
+    for page, tlb in itertools.product(PAGE_KIB, TLB_MIB):
+        law = base.model_copy(update={"page_kib": page, "tlb_mib": tlb})
+        law = law.model_copy(
+            update=_coefficients(law, forward, FORWARD) | _coefficients(law, backward, BACKWARD)
+        )
+        loss = mape(lookup_errors(law, forward, FORWARD)) + mape(
+            lookup_errors(law, backward, BACKWARD)
+        )
+        if loss < least - 1e-12:
+            best, least = law, loss
+    return best
+
+
+def _coefficients(law: CpuEmbedding, rows: TbeRows, names: Sequence[str]) -> dict[str, float]:
+    solution = non_negative(lookup_columns(law, rows, names), rows.time_ms)
+    return dict(zip(names, solution.tolist(), strict=True))
+
+
+def non_negative(columns: Array, time: Array) -> Array:
+    """Coefficients >= 0 of ``columns [rows, terms]`` with the least absolute relative errors."""
+    from scipy.optimize import nnls
+
+    relative = columns / time[:, None]
+    scale = np.abs(relative).max(axis=0)
+    scale[scale == 0] = 1.0
+    weight = np.ones_like(time)
+    solution = np.zeros(columns.shape[1])
+    for _ in range(1 + REWEIGHTINGS):
+        solution, _ = nnls(relative / scale * weight[:, None], weight)
+        off = np.abs(relative / scale @ solution - 1.0)
+        weight = 1.0 / np.sqrt(np.maximum(off, TRUSTED_ERROR))
+    return np.asarray(solution / scale)
+
+
+@dataclass(frozen=True)
+class MemoryRows:
+    """Timings of memory-bound kernels: bytes read and written, ms; two arrays ``[rows]``."""
+
+    bytes_moved: Array
+    time_ms: Array
+
+
+def fit_memory(rows: MemoryRows) -> tuple[float, float]:
+    """``(floor_us, gb_s)`` of ``t = floor + bytes / bandwidth``."""
+    floor, per_byte = non_negative(
+        np.column_stack((np.ones_like(rows.time_ms), rows.bytes_moved)), rows.time_ms
+    )
+    bandwidth = 1.0 / max(float(per_byte), 1e-15)
+    return float(floor) / units.us(1.0), bandwidth / units.gb_per_s(1.0)
+
+
+def memory_errors(floor_us: float, gb_s: float, rows: MemoryRows) -> Array:
+    """Relative errors ``[rows]``."""
+    predicted = units.us(floor_us) + rows.bytes_moved / units.gb_per_s(gb_s)
+    return np.asarray(predicted / rows.time_ms - 1.0)
+
+
+def fit_cpu_gemm(rows: GemmRows, hbm: float, base: Gemm, dtype: str = "fp32") -> Gemm:
+    """The tile model for one core: the tile that fits best, rate, prologue and floor.
+
+    Args:
+        hbm: achieved bandwidth in bytes/ms.
+    """
+    found = []
+    for tile in GEMM_TILES:
+        fitted = fit_gemm(rows, 1, hbm, base.model_copy(update={"tiles": (tile,)}), dtype)
+        # on a CPU the rows' floor is the call's own, not what an event timer adds
+        fitted = fitted.model_copy(
+            update={"floor_us": fitted.timing_floor_us, "timing_floor_us": fitted.timing_floor_us}
+        )
+        found.append((mape(gemm_errors(fitted, 1, hbm, rows, dtype)), fitted))
+    best = min(found, key=lambda pair: pair[0])[1]
+    return best.model_copy(update={"timing_floor_us": 0.0, "floor_us": best.floor_us})
+
+
+def cpu_gemm_errors(gemm: Gemm, hbm: float, rows: GemmRows, dtype: str = "fp32") -> Array:
+    """Relative errors ``[rows]`` of times that include the floor."""
+    whole = gemm.model_copy(update={"timing_floor_us": gemm.floor_us})
+    return gemm_errors(whole, 1, hbm, rows, dtype)
+
+
+def fit_gemm_rate(rows: GemmRows, hbm: float, gemm: Gemm, dtype: str) -> Gemm:
+    """``gemm`` with the rate of one more data type; all else as fitted before."""
+    from scipy.optimize import minimize_scalar
+
+    def at(log_rate: float) -> Gemm:
+        rates = {str(key): value for key, value in gemm.tflops.items()}
+        return gemm.model_copy(update={"tflops": rates | {dtype: math.exp(log_rate)}})
+
+    loss: Callable[[float], float] = lambda x: float(  # noqa: E731
+        np.mean(np.abs(np.log1p(cpu_gemm_errors(at(x), hbm, rows, dtype))))
+    )
+    found = minimize_scalar(loss, bounds=(math.log(1e-3), math.log(1e3)), method="bounded")
+    return at(float(found.x))

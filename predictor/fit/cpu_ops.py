@@ -1,0 +1,156 @@
+"""Laws of CPU ops fitted on ops that were timed inside training steps."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from predictor import units
+from predictor.cost.cpu_ops import GEMMS, VIEW, Caches, OpLaws, OpRow, group_of, name_of, plain_work
+from predictor.iteration.op_graph import Bucket, SyncLaw
+
+Array = NDArray[np.float64]
+
+NEAR_BYTES = (1.0 * units.MIB, 2.0 * units.MIB)
+FAR_BYTES = tuple(size * units.MIB for size in (24.0, 64.0, 160.0))
+"""Sizes of the caches that are tried; the core's own has 2 MiB, the shared one is anyone's."""
+ROUNDS = 6
+LEAST_SHARE = 1e-3
+OUTLIER = 0.1
+"""Relative error above which a row counts less: weights fall as its inverse root."""
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """A calibration step.
+
+    Args:
+        rows: of its ops, views included.
+        ms: of each row's calls together, timed inside the step.
+        step_ms: of the step without any timing inside.
+    """
+
+    rows: tuple[OpRow, ...]
+    ms: tuple[float, ...]
+    step_ms: float
+
+
+def fit_laws(
+    steps: Sequence[Captured],
+    alone: Sequence[Captured] | None = None,
+    caches: Caches | None = None,
+) -> OpLaws:
+    """All laws, and what a step takes beside its ops.
+
+    Non-negative least squares on relative errors, each row weighted by its share of its step; the
+    caches are those that leave the least.
+
+    Args:
+        alone: those steps that hold nothing but their ops; all unless given, none for laws alone.
+        caches: where they are known.
+    """
+    groups = _grouped(steps)
+    tried = [Caches(near, far) for near in NEAR_BYTES for far in FAR_BYTES]
+    tried = tried if caches is None else [caches]
+    fits = [_fit(groups, caches) for caches in tried]
+    laws, _ = min(fits, key=lambda fit: fit[1])
+    alone = steps if alone is None else alone
+    return _with_host(laws, alone) if alone else laws
+
+
+@dataclass(frozen=True, eq=False)
+class _Points:
+    """Rows of one group: work without misses, bytes by distance and ms of a call, and shares."""
+
+    plain: Array
+    reuse: Array
+    ms: Array
+    shares: Array
+
+
+def _grouped(steps: Sequence[Captured]) -> dict[str, _Points]:
+    """The rows of each group, and of each op over all its layouts."""
+    found: dict[str, list[tuple[OpRow, float, float]]] = defaultdict(list)
+    for step in steps:
+        for row, spent in zip(step.rows, step.ms, strict=True):
+            if row.kind != VIEW:
+                for group in {group_of(row.kind), name_of(row.kind)}:
+                    found[group].append((row, spent / row.count, spent / step.step_ms))
+    return {
+        group: _Points(
+            np.array([plain_work(row) for row, _, _ in points]),
+            np.array([np.array(row.reuse) / row.count for row, _, _ in points]),
+            np.array([ms for _, ms, _ in points]),
+            np.array([share for _, _, share in points]),
+        )
+        for group, points in found.items()
+    }
+
+
+def _fit(groups: Mapping[str, _Points], caches: Caches) -> tuple[OpLaws, float]:
+    laws: dict[str, Array] = {}
+    left = 0.0
+    for group, points in groups.items():
+        laws[group], residual = _law(points, caches)
+        # an op over all its layouts only stands in
+        left += residual if " " in group or group in GEMMS.values() else 0.0
+    return OpLaws(laws, caches), left
+
+
+def _law(points: _Points, caches: Caches) -> tuple[Array, float]:
+    """Coefficients, and the squared errors as shares of the steps."""
+    works = np.concatenate([points.plain, caches.misses(points.reuse)], axis=1)
+    rows = works / points.ms[:, None]
+    scale = rows.max(axis=0)
+    scale[scale == 0] = 1.0
+    base = np.sqrt(points.shares / points.shares.sum())
+    weights = base
+    solution, errors = np.zeros(rows.shape[1]), np.zeros(len(rows))
+    for _ in range(ROUNDS):
+        solution, _ = nnls(rows / scale * weights[:, None], weights)
+        errors = np.abs(rows / scale @ solution - 1)
+        weights = base / np.sqrt(np.maximum(errors / OUTLIER, 1.0))
+    return solution / scale, float(np.square(errors * points.shares).sum())
+
+
+def _with_host(laws: OpLaws, steps: Sequence[Captured]) -> OpLaws:
+    """What steps take beside the laws of their ops: in proportion, and per call."""
+    ops = np.array([sum(map(laws.row_ms, step.rows)) for step in steps])
+    calls = np.array([float(sum(row.count for row in step.rows)) for step in steps])
+    whole = np.array([step.step_ms for step in steps])
+    found, _ = nnls(np.stack([ops, calls], axis=1) / whole[:, None], np.ones(len(steps)))
+    return replace(laws, stretch=float(found[0]), op_ms=float(found[1]))
+
+
+def fit_sync(buckets: Sequence[Sequence[Bucket]], extra_ms: Sequence[float]) -> SyncLaw:
+    """What summing gradients takes, from steps with and without.
+
+    Args:
+        buckets: of each step.
+        extra_ms: of each step, what it takes longer with it.
+    """
+    sizes = [(len(of), sum(b.gradients for b in of), sum(b.bytes for b in of)) for of in buckets]
+    rows, extra = np.array(sizes, dtype=np.float64), np.array(extra_ms)
+    scale = rows.max(axis=0)
+    # large steps have large noise: in between relative and absolute errors
+    weights = 1 / np.sqrt(np.maximum(extra, extra.max() * LEAST_SHARE))
+    found, _ = nnls(rows / scale * weights[:, None], extra * weights)
+    return SyncLaw(*(found / scale))
+
+
+def by_group(steps: Sequence[Captured], laws: OpLaws) -> Mapping[str, tuple[float, float]]:
+    """Group -> share of the steps that its ops take, and its error as a share of its time."""
+    spent: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for step in steps:
+        for row, ms in zip(step.rows, step.ms, strict=True):
+            if row.kind != VIEW:
+                both = spent[group_of(row.kind)]
+                both[0] += ms
+                both[1] += laws.row_ms(row)
+    whole = sum(step.step_ms for step in steps)
+    return {group: (ms / whole, law / ms - 1) for group, (ms, law) in spent.items()}

@@ -1,0 +1,95 @@
+"""Predicting collectives at rank counts that were not measured.
+
+Costs per byte change with the ranks where the wiring does. Two laws are known:
+
+- *A switch* (NVSwitch): every rank keeps its links whatever the others do, so the bus cost stays
+  and the latency grows with the doublings. Every measured rank count has a factor on the costs;
+  between them it is interpolated, beyond them the last one holds.
+- *The cube mesh of a DGX-1* (V100): NCCL runs as many rings as the links of the chosen GPUs can
+  close. A ring enters and leaves each GPU through different neighbours, so a GPU with links
+  ``l_i`` takes part in at most ``min(sum l, 2 (sum l - max l))`` of them, and the tightest GPU
+  decides. A GPU that hangs on one neighbour closes no ring: then a chain reduces over one link.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor import units
+from predictor.cost.collectives import bus_factor, latency_ms
+from predictor.fit.collectives import FINE_EDGES_MIB, ROBUST, Rows, fit_curve, predict_us
+from predictor.hardware.schema import Curve
+
+Array = NDArray[np.float64]
+
+CUBE_MESH = {
+    **{(0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2, (1, 2): 2, (1, 3): 1, (1, 5): 2, (2, 3): 2},
+    **{(2, 6): 1, (3, 7): 1, (4, 5): 1, (4, 6): 1, (4, 7): 2, (5, 6): 2, (5, 7): 1, (6, 7): 2},
+}
+"""NVLinks between the GPUs of a DGX-1 with V100 (NVIDIA DGX-1 with Tesla V100 system architecture,
+figure 4, and what nvidia-smi topo -m prints there)."""
+CUBE_MESH_GPUS = 8
+
+
+def cube_mesh_rings(ranks: int) -> float:
+    """Rings' worth of bus bandwidth among the first ``ranks`` GPUs of a DGX-1.
+
+    2 to 8 ranks: 1, 2, 4, 1.6, 2, 4, 6. Five ranks run a chain, whose algorithm bandwidth is that
+    of one link; in bus bytes that is the bus factor.
+    """
+    links = np.zeros((ranks, ranks))
+    for (a, b), count in CUBE_MESH.items():
+        if a < ranks and b < ranks:
+            links[a, b] = links[b, a] = count
+    if ranks == 2:
+        return float(links[0, 1])
+    total, most = links.sum(axis=1), links.max(axis=1)
+    rings = float(np.minimum(total, 2 * (total - most)).min())
+    return rings or bus_factor("all_reduce", ranks)
+
+
+def has_cube_mesh(platform: str, ranks: Array) -> bool:
+    """Whether a table of measurements comes from one DGX-1 of V100s."""
+    return platform.lower().startswith("v100") and float(ranks.max()) <= CUBE_MESH_GPUS
+
+
+def predict_ranks(known: Rows, asked: Rows, op: str, platform: str) -> Array:
+    """Times in microseconds at rank counts of their own, from rows at others.
+
+    Args:
+        known: rows to fit, of two rank counts or more.
+        asked: sizes and rank counts to predict; their times are not looked at.
+    """
+    if has_cube_mesh(platform, np.concatenate((known.ranks, asked.ranks))):
+        known, asked = _per_ring(known), _per_ring(asked)
+        curve = fit_curve(known, op, FINE_EDGES_MIB, reweightings=ROBUST)
+    else:
+        curve = _fit_switch(known, op)
+    return predict_us(curve, asked, op)
+
+
+def _per_ring(rows: Rows) -> Rows:
+    """Sizes as eight ranks would see them: what one ring carries decides, protocol and all."""
+    most = cube_mesh_rings(CUBE_MESH_GPUS)
+    share = np.array([most / cube_mesh_rings(int(n)) for n in rows.ranks])
+    return Rows(rows.size_bytes * share, rows.ranks, rows.time_us)
+
+
+def _fit_switch(rows: Rows, op: str) -> Curve:
+    """One curve for all rank counts, with a factor on its costs at each."""
+    curve = fit_curve(rows, op, FINE_EDGES_MIB, reweightings=ROBUST)
+    counts = np.unique(rows.ranks)
+    factors = {int(n): _factor(curve, rows.where(rows.ranks == n), op) for n in counts}
+    return curve.model_copy(update={"rank_cost": factors})
+
+
+def _factor(curve: Curve, rows: Rows, op: str) -> float:
+    """Median factor on the transfer time that one rank count asks for, where transfer counts."""
+    latency = latency_ms(curve, int(rows.ranks[0])) / units.us(1.0)
+    transfer = predict_us(curve, rows, op) - latency
+    large = transfer > latency
+    if not large.any():
+        return 1.0
+    wanted = (rows.time_us[large] - latency) / transfer[large]
+    return max(0.1, float(np.median(wanted)))

@@ -1,0 +1,84 @@
+"""A profile file that holds some groups, and takes the others from a base."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Any
+
+from predictor.errors import ProfileError
+from predictor.hardware.schema import GROUP_NAMES, HardwareProfile
+from predictor.hardware.yaml_text import Document
+
+_LAW = {"inline": "distinct_rows", "async": "fbgemm_cuda"}
+"""How a device runs -> the law of its embedding group."""
+_BASE = {"distinct_rows": "cpu-gloo", "fbgemm_cuda": "h100-sxm"}
+
+
+def base_name(document: Document) -> str | None:
+    """What ``base:`` says, None where the file has no such key.
+
+    Raises:
+        ProfileError: it is no name.
+    """
+    if "base" not in document.data:
+        return None
+    name = document.data["base"]
+    if not isinstance(name, str) or not name.strip():
+        raise ProfileError(
+            f"{document.place(['base'])}: base is {name!r}; give the name of a shipped profile, "
+            "or the path of a profile file from this one"
+        )
+    return name
+
+
+def laid_over(document: Document, base: HardwareProfile) -> dict[str, Any]:
+    """What the file holds, and what of the base it does not.
+
+    A group is replaced whole, never key by key: constants of one fit belong together, and its
+    provenance speaks for all of them. Groups of the base stay as they are, provenance included.
+    Errors of whole iterations are those of the whole base, so they are not taken.
+    """
+    fields = type(base).model_fields
+    kept = {field.alias or name: getattr(base, name) for name, field in fields.items()}
+    given = {key: value for key, value in document.data.items() if key != "base"}
+    links = given.get("collectives")
+    if isinstance(links, dict):
+        joined = {"intra": base.collectives.intra, "inter": base.collectives.inter}
+        given["collectives"] = joined | links
+    own = {"name": PurePath(document.origin).stem or base.name, "known_error": ()}
+    return kept | own | given
+
+
+def origins(document: Document, base: HardwareProfile) -> dict[str, str]:
+    """Group -> the file or profile that gives it."""
+    return {
+        name: document.origin if _has(document.data, name) else base.origins[name]
+        for name in GROUP_NAMES
+    }
+
+
+def _has(data: Any, group: str) -> bool:
+    for key in group.split("."):
+        if not isinstance(data, dict) or key not in data:
+            return False
+        data = data[key]
+    return True
+
+
+def check_law(document: Document, profile: HardwareProfile) -> None:
+    """Refuse lookups of another kind of device.
+
+    Raises:
+        ProfileError: ``embedding`` has not the law of the device's ``execution``.
+    """
+    law, wanted = profile.embedding.law, _LAW[profile.execution]
+    if law == wanted:
+        return
+    told = {k: "" if k in document.data else " (of the base)" for k in ("embedding", "execution")}
+    meant = law if "embedding" in document.data else wanted
+    raise ProfileError(
+        f"{document.place(['embedding' if meant == law else 'execution'])}: embedding.law is "
+        f"{law}{told['embedding']}, but execution is {profile.execution}{told['execution']}, which "
+        f"takes {wanted}: the lookups of a CPU and of a GPU follow laws of their own; choose a "
+        f"base of the same kind of device, such as {_BASE[meant]}"
+    )

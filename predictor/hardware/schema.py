@@ -1,0 +1,183 @@
+"""A hardware profile: the groups of a device, and collectives on its wiring.
+
+Load one with `predictor.hardware.loader`; the groups are in `predictor.hardware.groups`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from predictor import units
+from predictor.hardware.groups import (
+    CpuEmbedding,
+    CudaEmbedding,
+    Elementwise,
+    Gemm,
+    Group,
+    KnownError,
+    Memory,
+    Model,
+    NonNegative,
+    Overheads,
+    Positive,
+    ProvenanceKind,
+)
+
+GROUP_NAMES = (
+    "memory",
+    "gemm",
+    "embedding",
+    "elementwise",
+    "overheads",
+    "collectives.intra",
+    "collectives.inter",
+)
+
+
+class Curve(Model):
+    """Time of one collective on one kind of link; evaluated in `predictor.cost.collectives`.
+
+    ``latency_us + latency_per_doubling_us log2(n)`` plus the bus bytes at the marginal cost of
+    each size band.
+
+    Args:
+        source: of this curve, where it differs from the group's.
+        edge_mib: lower edges of the size bands, from 0 upwards.
+        us_per_mib: marginal cost of a bus byte in each band.
+        rank_cost: rank count -> factor on the marginal costs, where wiring makes rank counts
+            unequal; interpolated between, constant beyond.
+    """
+
+    source: str | None = None
+    latency_us: NonNegative
+    latency_per_doubling_us: NonNegative = 0.0
+    edge_mib: tuple[NonNegative, ...]
+    us_per_mib: tuple[NonNegative, ...]
+    rank_cost: dict[int, Positive] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check_bands(self) -> Self:
+        edges = self.edge_mib
+        if not edges or edges[0] != 0 or any(a >= b for a, b in pairwise(edges)):
+            raise ValueError("edge_mib must start at 0 and increase")
+        if len(self.us_per_mib) != len(edges):
+            raise ValueError(f"us_per_mib needs one value per edge, {len(edges)}")
+        if self.us_per_mib[-1] <= 0:
+            raise ValueError("us_per_mib must end above 0: the largest sizes cost time")
+        return self
+
+
+class Link(Group):
+    """Collectives among ranks joined by one kind of link."""
+
+    all_to_all: Curve
+    all_reduce: Curve
+    reduce_scatter: Curve
+    all_gather: Curve
+
+
+class Inter(Link):
+    """Collectives between hosts, one NIC per rank."""
+
+    nic_gbit_s: Positive
+
+    @property
+    def nic(self) -> float:
+        """Line rate of one rank's NIC in bytes/ms."""
+        return units.gbit_per_s(self.nic_gbit_s)
+
+
+class CollectiveGroups(Model):
+    """Collectives by link: ``intra`` over NVLink (or shared memory), ``inter`` over the NIC."""
+
+    intra: Link
+    inter: Inter
+
+
+class HardwareProfile(Model):
+    """A device and its wiring.
+
+    Args:
+        name: as given to ``--hardware``; of a user's file, whatever it says.
+        execution: ``async``: kernels queue behind the host on streams; ``inline``: the host thread
+            does the work itself (CPU).
+        gpus_per_host: ranks per host as the platform is sold.
+        nvlink_domain: ranks joined by NVLink; may be smaller or larger than a host.
+        sms: streaming multiprocessors, or cores of one rank on a CPU.
+        known_error: of whole iterations that this profile predicted.
+    """
+
+    schema_version: Literal[1] = Field(alias="schema")
+    name: str = Field(min_length=1)
+    title: str
+    execution: Literal["async", "inline"]
+    hbm_gib: Positive
+    ddr_gib: Positive
+    gpus_per_host: int = Field(ge=1)
+    nvlink_domain: int = Field(ge=1)
+    sms: int = Field(ge=1)
+    known_error: tuple[KnownError, ...] = ()
+    memory: Memory
+    gemm: Gemm
+    embedding: Annotated[CudaEmbedding | CpuEmbedding, Field(discriminator="law")]
+    elementwise: Elementwise
+    overheads: Overheads
+    collectives: CollectiveGroups
+    _origins: dict[str, str] | None = PrivateAttr(default=None)
+
+    @property
+    def inline(self) -> bool:
+        """Whether the host thread does the work itself."""
+        return self.execution == "inline"
+
+    @property
+    def streaming(self) -> float:
+        """Bytes/ms that large memory-bound kernels move."""
+        return self.elementwise.efficiency * self.memory.hbm
+
+    @property
+    def device(self) -> str:
+        """PyTorch's device type: ``cuda`` or ``cpu``."""
+        return "cpu" if self.inline else "cuda"
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Device memory of one rank."""
+        return units.gib(self.hbm_gib)
+
+    @property
+    def ddr_bytes(self) -> int:
+        """Host memory of one rank."""
+        return units.gib(self.ddr_gib)
+
+    @property
+    def groups(self) -> dict[str, Group]:
+        """Group name -> group; collectives as ``collectives.intra`` and ``collectives.inter``."""
+        return {
+            "memory": self.memory,
+            "gemm": self.gemm,
+            "embedding": self.embedding,
+            "elementwise": self.elementwise,
+            "overheads": self.overheads,
+            "collectives.intra": self.collectives.intra,
+            "collectives.inter": self.collectives.inter,
+        }
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """Group name -> the profile or file that gives it."""
+        return self._origins or dict.fromkeys(GROUP_NAMES, self.name)
+
+    def with_origins(self, origins: Mapping[str, str]) -> Self:
+        """The same profile, whose groups come from several files."""
+        copy = self.model_copy()
+        copy._origins = dict(origins)
+        return copy
+
+    def group_kind(self, group: str) -> ProvenanceKind:
+        """Provenance kind of one group of `groups`."""
+        return self.groups[group].provenance.kind

@@ -1,0 +1,304 @@
+"""The predicted iteration time of many plans at once: the objective that the search minimises.
+
+It runs the very graph builder of `predictor.predict` with a leading axis of plans, and the timeline
+as a `steady_state.Program`. Plans that use the same lookup groups share a graph; of those with rare
+sets of groups, all share one in which what a plan does not use is inactive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor.cost.cache_sums import CacheSums, Filled
+from predictor.cost.load_rows import LoadRows, Selection
+from predictor.cost.loads import LONGEST, Load, LookupGroup, ShardLoads, filling_column, group_of
+from predictor.cost.shared import Costs
+from predictor.hardware.loader import HardwareProfile
+from predictor.iteration.graph import Graph
+from predictor.iteration.steady_state import Program
+from predictor.iteration.torchrec.dlrm import DlrmBuilder
+from predictor.model.plan import TablePlan
+from predictor.model.topology import Topology
+from predictor.model.workload import Workload
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.intp]
+Candidate = Sequence[TablePlan]
+"""One plan: the sharding of every table, in the workload's order."""
+Change = Mapping[int, TablePlan]
+"""What a neighbour of a plan does differently: table index -> its new sharding."""
+
+CHUNK_ELEMENTS = 8192
+"""Plans x ranks simulated together; larger arrays leave the processor's cache."""
+OWN_GRAPH = 32
+"""Plans that use just the same lookup groups, to be worth a graph of their own."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Plans to score, as what each of them has beside a base.
+
+    Args:
+        count: plans.
+        owners, tables, numbers: plan, table and sharding of each entry, by ascending plan.
+        base: sharding of every table that a plan's entries do not name; None if they name all.
+    """
+
+    count: int
+    owners: Ints
+    tables: Ints
+    numbers: Ints
+    base: Ints | None = None
+
+    @property
+    def chosen(self) -> Selection:
+        """What the plans have more, and less, than the base."""
+        if self.base is None:
+            return Selection(self.numbers, self.owners, None)
+        signs = np.repeat([1.0, -1.0], len(self.numbers))
+        numbers = np.concatenate((self.numbers, self.base[self.tables]))
+        return Selection(numbers, np.tile(self.owners, 2), signs)
+
+    def whole(self, plans: Ints) -> Ints:
+        """The shardings of all tables of some plans, ``[plans, tables]``."""
+        if self.base is None:
+            return self.numbers.reshape(self.count, -1)[plans]
+        found = np.tile(self.base, (self.count, 1))
+        found[self.owners, self.tables] = self.numbers
+        return found[plans]
+
+    def ordered(self, order: Ints) -> _Job:
+        """The same plans in another order."""
+        rank = np.empty(self.count, dtype=np.intp)
+        rank[order] = np.arange(self.count)
+        owners = rank[self.owners]
+        by = np.argsort(owners, kind="stable")
+        return _Job(self.count, owners[by], self.tables[by], self.numbers[by], self.base)
+
+    def part(self, plans: slice) -> _Job:
+        """Some plans that follow each other."""
+        some = slice(*np.searchsorted(self.owners, (plans.start, plans.stop)))
+        owners = self.owners[some] - plans.start
+        count = plans.stop - plans.start
+        return _Job(count, owners, self.tables[some], self.numbers[some], self.base)
+
+
+class BatchPredictor:
+    """Scores plans of one workload on one topology and profile.
+
+    Loads of shards and tables are computed once and kept, so that neighbours are cheap to score.
+    """
+
+    def __init__(self, workload: Workload, topology: Topology, hardware: HardwareProfile) -> None:
+        self.workload = workload
+        self.topology = topology
+        self.hardware = hardware
+        self.costs = Costs(workload, topology, hardware)
+        self.shards = ShardLoads(workload, topology, hardware)
+        self.groups: list[LookupGroup] = []
+        self._index: dict[LookupGroup, int] = {}
+        self._rows = LoadRows(self.shards)
+        self._caches = CacheSums(self.shards)
+        self._numbers: dict[tuple[int, TablePlan], int] = {}
+        self._programs: dict[tuple[bool, *tuple[int, ...]], Program] = {}
+
+    def group_index(self, index: int, plan: TablePlan) -> int:
+        """Position of the lookup group that a table joins under a sharding."""
+        group = group_of(self.workload.tables[index], plan, self.workload.train_pipeline)
+        if group not in self._index:
+            self._index[group] = len(self.groups)
+            self.groups.append(group)
+        return self._index[group]
+
+    def number(self, index: int, plan: TablePlan) -> int:
+        """The number that stands for one table's sharding in `score_numbered`."""
+        found = self._numbers.get((index, plan))
+        if found is None:
+            found = len(self._numbers)
+            group = self.group_index(index, plan)
+            self._rows.append(index, plan, group)
+            self._caches.append(found, index, plan, group)
+            self._numbers[index, plan] = found
+        return found
+
+    def table(self, index: int, plan: TablePlan) -> tuple[int, Array]:
+        """Lookup group and load of one table's sharding, ``[ranks, COLUMNS]``.
+
+        All of it adds up; the longest latencies, which do not, are left out, and every shard has
+        a UVM cache of its own.
+        """
+        return self.group_index(index, plan), self._rows.load(self.number(index, plan))
+
+    def totals(self, candidate: Candidate) -> Array:
+        """Summed loads of one plan, ``[groups, ranks, COLUMNS]``."""
+        numbers = np.array([self.number(i, plan) for i, plan in enumerate(candidate)])
+        return self._whole(numbers)[..., 0].transpose(1, 2, 0)
+
+    def graph(self, totals: Array) -> Graph:
+        """The iteration graph of summed loads ``[plans, groups, ranks, COLUMNS]``."""
+        used = self._sorted(np.flatnonzero(totals[..., Load.SHARDS].any(axis=(0, 2))))
+        return self._built(used, totals[:, used])
+
+    def _built(self, used: Ints, loads: Array) -> Graph:
+        return DlrmBuilder(self.costs, [self.groups[i] for i in used], loads).build()
+
+    def _sorted(self, groups: Ints) -> Ints:
+        """In an order that does not depend on what was asked before.
+
+        The timeline does not depend on the order within an exchange, but rounding does.
+        """
+        return np.array(sorted(groups, key=lambda i: _order(self.groups[i])), dtype=np.intp)
+
+    def score(self, candidates: Sequence[Candidate]) -> Array:
+        """Predicted iteration time in ms of every plan, ``[plans]``."""
+        numbers = [[self.number(i, plan) for i, plan in enumerate(c)] for c in candidates]
+        tables = len(self.workload.tables)
+        return self.score_numbered(np.array(numbers, dtype=np.intp).reshape(-1, tables))
+
+    def score_numbered(self, plans: Ints) -> Array:
+        """As `score`, of plans ``[plans, tables]`` given by the numbers of their shardings."""
+        count, tables = plans.shape
+        owners = np.repeat(np.arange(count), tables)
+        return self._score(_Job(count, owners, np.tile(np.arange(tables), count), plans.ravel()))
+
+    def score_neighbours(self, base: Candidate, changes: Sequence[Change]) -> Array:
+        """Predicted iteration time in ms of ``base`` with each of the changes, ``[changes]``."""
+        numbers = np.array([self.number(i, plan) for i, plan in enumerate(base)])
+        return self.score_changed(
+            numbers, [{i: self.number(i, plan) for i, plan in c.items()} for c in changes]
+        )
+
+    def score_changed(self, base: Ints, changes: Sequence[Mapping[int, int]]) -> Array:
+        """As `score_neighbours`, of shardings given by their numbers."""
+        owners = np.repeat(np.arange(len(changes)), [len(change) for change in changes])
+        tables = np.array([table for change in changes for table in change], dtype=np.intp)
+        numbers = np.array([n for change in changes for n in change.values()], dtype=np.intp)
+        return self._score(_Job(len(changes), owners, tables, numbers, base))
+
+    def _score(self, job: _Job) -> Array:
+        times = np.zeros(job.count)
+        if not job.count:
+            return times
+        base = None if job.base is None else self._base(job.base)
+        sets = self._sets(job)
+        order = np.concatenate([alike.plans for alike in sets])
+        job, start = job.ordered(order), 0
+        size = max(1, CHUNK_ELEMENTS // self.topology.world_size)
+        for alike in sets:
+            stop = start + len(alike.plans)
+            for first in range(start, stop, size):
+                part = slice(first, min(first + size, stop))
+                times[order[part]] = self._times(job.part(part), alike, base)
+            start = stop
+        return times
+
+    def _base(self, numbers: Ints) -> _Base:
+        return _Base(self._whole(numbers), self._caches.filled(numbers))
+
+    def _sets(self, job: _Job) -> list[_Alike]:
+        """Plans by the lookup groups that they use; those with rare sets of groups together."""
+        present = self._used(job)
+        packed = np.packbits(present, axis=1)
+        order = np.lexsort(packed.T)
+        other = (packed[order[1:]] != packed[order[:-1]]).any(axis=1)
+        found, rare = [], []
+        for plans in np.split(order, np.flatnonzero(other) + 1):
+            if len(plans) >= OWN_GRAPH:
+                used = self._sorted(np.flatnonzero(present[plans[0]]))
+                found.append(_Alike(used, plans, whole=True))
+            else:
+                rare.append(plans)
+        if rare:
+            used = self._sorted(np.arange(len(self.groups)))
+            found.append(_Alike(used, np.concatenate(rare), whole=False))
+        return found
+
+    def _used(self, job: _Job) -> NDArray[np.bool_]:
+        """Lookup groups that plans use, ``[plans, groups]``."""
+        count, chosen = len(self.groups), job.chosen
+        at = chosen.owners * count + self._rows.group(chosen.numbers)
+        uses = np.bincount(at, chosen.signs, job.count * count).reshape(job.count, count)
+        if job.base is not None:
+            uses = uses + np.bincount(self._rows.group(job.base), minlength=count)
+        return np.asarray(uses > 0.5)
+
+    def _whole(self, numbers: Ints) -> Array:
+        """Summed loads of one plan, ``[COLUMNS, groups, ranks, 1]``."""
+        owners = np.zeros(len(numbers), dtype=np.intp)
+        chosen, place = Selection(numbers, owners, None), np.arange(len(self.groups))
+        total = self._rows.totals(chosen, 1, place, len(place))
+        self._caches.add_sharing(total[filling_column(self.workload)], chosen, place, {})
+        self._rows.put_longest(total, chosen, self._rows.group(numbers))
+        return total
+
+    def _times(self, job: _Job, alike: _Alike, base: _Base | None) -> Array:
+        used, chosen = alike.used, job.chosen
+        place = np.full(len(self.groups), len(used))
+        place[used] = np.arange(len(used))
+        total = self._rows.totals(chosen, job.count, place, len(used))
+        column = total[filling_column(self.workload)]
+        self._caches.add_sharing(column, chosen, place, {} if base is None else base.filled)
+        if base is not None:
+            total += base.total[:, used]
+        self._put_longest(total, job, place, used, base)
+        graph = self._built(used, total.transpose(3, 1, 2, 0))
+        key = alike.whole, *used.tolist()
+        if key not in self._programs:
+            self._programs[key] = Program(graph, whole=alike.whole)
+        return self._programs[key].iteration_ms(graph, job.count)
+
+    def _put_longest(
+        self, total: Array, job: _Job, place: Ints, used: Ints, base: _Base | None
+    ) -> None:
+        """Enter the longest latencies of lookups so short on a rank that these may outlast them."""
+        most = self._rows.most(used)[..., None, None]
+        short = (total[Load.FORWARD_MS : Load.BACKWARD_MS + 1] < most).any(axis=0)
+        short = (short & (total[Load.SHARDS] > 0)).any(axis=1)
+        if base is not None:  # the base's have those of the lookups that nothing changes
+            touched = np.zeros((len(short) + 1, job.count), dtype=bool)
+            chosen = job.chosen
+            touched[place[self._rows.group(chosen.numbers)], chosen.owners] = True
+            short &= touched[:-1]
+        plans = np.flatnonzero(short.any(axis=0))
+        if len(plans):
+            numbers = job.whole(plans)
+            at = place[self._rows.group(numbers)]
+            wanted = np.vstack((short, np.zeros(job.count, dtype=bool)))[at, plans[:, None]]
+            groups, owners = np.nonzero(short)
+            total[LONGEST][:, groups, :, owners] = 0.0
+            owners = np.broadcast_to(plans[:, None], at.shape)[wanted]
+            self._rows.put_longest(total, Selection(numbers[wanted], owners, None), at[wanted])
+
+
+class _Alike(NamedTuple):
+    """Plans that share a graph: its lookup groups, and whether all plans use all of these."""
+
+    used: Ints
+    plans: Ints
+    whole: bool
+
+
+@dataclass(frozen=True)
+class _Base:
+    """Summed loads ``[COLUMNS, groups, ranks, 1]`` of a plan, and what fills its caches."""
+
+    total: Array
+    filled: Filled
+
+
+def _order(group: LookupGroup) -> tuple[object, ...]:
+    return (
+        group.module,
+        group.sharding_type,
+        group.data_type,
+        group.pooling,
+        group.weighted,
+        group.optimizer,
+        group.fused,
+        group.cached_dim,
+    )

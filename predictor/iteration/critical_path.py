@@ -1,0 +1,237 @@
+"""Which chain of work sets the iteration time, walked backwards from the end of an iteration.
+
+Every stretch of the last period is charged to one operation on one rank, or to the host that was
+late in issuing it, so the parts add up to the iteration time exactly.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor.iteration.graph import Graph
+from predictor.iteration.timeline import Timeline
+
+TOLERANCE_MS = 1e-9
+HOST = "host"
+HOST_NAME = "host issues work"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of the critical path: ``name`` on ``rank`` from ``start_ms`` to ``end_ms``."""
+
+    name: str
+    phase: str
+    resource: str
+    rank: int
+    start_ms: float
+    end_ms: float
+
+    @property
+    def duration_ms(self) -> float:
+        """Length of the stretch."""
+        return self.end_ms - self.start_ms
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One step of the walk: operation ``op`` of an iteration on a rank, or the host if None."""
+
+    op: int | None
+    iteration: int
+    rank: int
+    start_ms: float
+    end_ms: float
+
+
+def critical_path(graph: Graph, timeline: Timeline) -> list[Segment]:
+    """The chain that fills the last iteration's period, in order of time.
+
+    The timeline must have been simulated for one plan with ``keep_steps=True``.
+    """
+    finish = float(timeline.finish_ms[0])
+    horizon = finish - float(timeline.iteration_ms[0])
+    segments: list[Segment] = []
+    for visit in _walk(graph, timeline):
+        segments.append(_segment(graph, visit, horizon))
+        if visit.start_ms <= horizon + TOLERANCE_MS:
+            break
+    else:
+        if segments and segments[-1].start_ms > horizon:  # the walk ran out of kept iterations
+            rest = Visit(None, 0, segments[-1].rank, horizon, segments[-1].start_ms)
+            segments.append(_segment(graph, rest, horizon))
+    return [s for s in reversed(segments) if s.duration_ms > 0]
+
+
+def critical_cycle(graph: Graph, timeline: Timeline) -> tuple[list[int], float, int] | None:
+    """A closed chain that sets the period: operations on it, its length in ms, its iterations.
+
+    The length divided by the iterations bounds the period from below whatever the costs of the
+    operations are (the cycle mean of a max-plus system); at these costs it is the period.
+    """
+    seen: dict[tuple[int, int], tuple[int, Visit]] = {}
+    path: list[Visit] = []
+    for visit in _walk(graph, timeline):
+        if visit.op is not None:
+            key = (visit.op, visit.rank)
+            if key in seen:
+                position, first = seen[key]
+                ops = [v.op for v in path[position:] if v.op is not None]
+                return ops, first.end_ms - visit.end_ms, first.iteration - visit.iteration
+            seen[key] = (len(path), visit)
+        path.append(visit)
+    if path and path[-1].op is None:  # nothing ever holds the host: it runs free, issuing work
+        return [], _free_host_ms(graph, path[-1].rank), 1
+    return None
+
+
+def _free_host_ms(graph: Graph, rank: int) -> float:
+    """Time that the busiest thread of a rank spends issuing work."""
+    threads: dict[str, float] = {}
+    for op, gone in zip(graph.ops, _absent(graph), strict=True):
+        if not gone[rank]:
+            threads[op.thread] = threads.get(op.thread, 0.0) + op.host_ms
+    return max(threads.values())
+
+
+def _absent(graph: Graph) -> list[NDArray[np.bool_]]:
+    """Of every operation of the first plan: where it does not exist, ``[ranks]``."""
+    everywhere = np.zeros(graph.world_size, dtype=np.bool_)
+    gone = (op.absent(graph.world_size) for op in graph.ops)
+    return [everywhere if g is None else np.broadcast_to(g[0], everywhere.shape) for g in gone]
+
+
+def _segment(graph: Graph, visit: Visit, horizon: float) -> Segment:
+    start = max(visit.start_ms, horizon)
+    if visit.op is None:
+        return Segment(HOST_NAME, HOST, "overheads", visit.rank, start, visit.end_ms)
+    op = graph.ops[visit.op]
+    return Segment(op.name, op.phase, op.resource, visit.rank, start, visit.end_ms)
+
+
+def _walk(graph: Graph, timeline: Timeline) -> Iterator[Visit]:
+    """From the last thing that ends, step by step, to what let it start."""
+    walker = _Walker(graph, timeline)
+    iteration = len(timeline.steps) - 1
+    op, rank = walker.last_to_end(iteration)
+    finish = float(timeline.finish_ms[0])
+    end = walker.time("end", iteration, op, rank)
+    if end < finish - TOLERANCE_MS:  # a host still issues when all streams are empty
+        rank, thread = walker.last_to_issue(iteration)
+        where = walker.host_release(iteration, len(graph.ops), rank, thread)
+        released = 0.0 if where is None else walker.time("end", *where, rank)
+        yield Visit(None, iteration, rank, released, finish)
+        if where is None:
+            return
+        iteration, op = where
+    while True:
+        end = walker.time("end", iteration, op, rank)
+        cause = None
+        if not walker.ended_late(iteration, op, rank):
+            start = walker.time("start", iteration, op, rank)
+            yield Visit(op, iteration, rank, start, end)
+            end, rank = start, walker.last_arrival(iteration, op, rank)
+            cause = walker.cause(iteration, op, rank)
+        if cause is None:
+            cause = walker.host_release(iteration, op, rank, graph.ops[op].thread)
+            released = 0.0 if cause is None else walker.time("end", *cause, rank)
+            yield Visit(None, iteration, rank, released, end)
+        if cause is None:
+            return
+        iteration, op = cause
+
+
+class _Walker:
+    """Looks up times of the kept steps of one plan."""
+
+    def __init__(self, graph: Graph, timeline: Timeline) -> None:
+        self.graph = graph
+        self.steps = timeline.steps
+        self.absent = _absent(graph)
+        self.in_stream: dict[str, list[int]] = {}
+        self.holding: dict[str, list[int]] = {}
+        for index, op in enumerate(graph.ops):
+            self.in_stream.setdefault(op.stream, []).append(index)
+            if op.blocks_host or op.stream in graph.inline_streams:
+                self.holding.setdefault(op.thread, []).append(index)
+
+    def time(self, name: str, iteration: int, op: int, rank: int) -> float:
+        return float(getattr(self.steps[iteration], name)[op, 0, rank])
+
+    def last_to_end(self, iteration: int) -> tuple[int, int]:
+        """Operation and rank that end last in an iteration."""
+        ends: NDArray[np.float64] = self.steps[iteration].end[:, 0]
+        ends = np.where(np.array(self.absent), -np.inf, ends)
+        op, rank = np.unravel_index(int(np.argmax(ends)), ends.shape)
+        return int(op), int(rank)
+
+    def last_to_issue(self, iteration: int) -> tuple[int, str]:
+        """Rank and thread whose last operation is issued last in an iteration."""
+        issue: NDArray[np.float64] = self.steps[iteration].issue[:, 0]
+        issue = np.where(np.array(self.absent), -np.inf, issue)
+        op, rank = np.unravel_index(int(np.argmax(issue)), issue.shape)
+        return int(rank), self.graph.ops[int(op)].thread
+
+    def before(self, indices: list[int], op: int, rank: int) -> int | None:
+        """The last of some operations that exists on a rank and comes before ``op``."""
+        for position in range(bisect_left(indices, op) - 1, -1, -1):
+            if not self.absent[indices[position]][rank]:
+                return indices[position]
+        return None
+
+    def ended_late(self, iteration: int, op: int, rank: int) -> bool:
+        """True if the operation ended only because its last launch was late."""
+        step = self.steps[iteration]
+        cost = np.broadcast_to(self.graph.ops[op].cost_ms, step.end.shape[1:])[0, rank]
+        took = step.end[op, 0, rank] - step.start[op, 0, rank]
+        return bool(took > cost + TOLERANCE_MS)
+
+    def last_arrival(self, iteration: int, op: int, rank: int) -> int:
+        """The rank that a collective waited for."""
+        scope = self.graph.ops[op].scope
+        if scope is None:
+            return rank
+        ranks = self.graph.members(scope, rank)
+        ranks = ranks[~self.absent[op][ranks]]
+        return int(ranks[np.argmax(self.steps[iteration].ready[op, 0, ranks])])
+
+    def cause(self, iteration: int, op: int, rank: int) -> tuple[int, int] | None:
+        """``(iteration, op)`` whose end let the operation start, or None for the host's issue."""
+        ready = self.time("ready", iteration, op, rank)
+        candidates = list(self._waited_for(iteration, op, rank))
+        stream = self.in_stream[self.graph.ops[op].stream]
+        before = self.before(stream, op, rank)
+        if before is not None:
+            candidates.append((iteration, before))
+        elif (last := self.before(stream, len(self.graph.ops), rank)) is not None:
+            candidates.append((iteration - 1, last))
+        for where in candidates:
+            if where[0] >= 0 and abs(self.time("end", *where, rank) - ready) <= TOLERANCE_MS:
+                return where
+        return None
+
+    def _waited_for(self, iteration: int, op: int, rank: int) -> Iterator[tuple[int, int]]:
+        """Dependencies on a rank; in place of an absent one, what it would have waited for."""
+        for dep in self.graph.ops[op].deps:
+            where = (iteration - dep.lag, dep.op)
+            if self.absent[dep.op][rank] and where[0] >= 0:
+                yield from self._waited_for(*where, rank)
+            else:
+                yield where
+
+    def host_release(
+        self, iteration: int, op: int, rank: int, thread: str
+    ) -> tuple[int, int] | None:
+        """The operation that last held the host thread before it issued this one."""
+        holding = self.holding.get(thread, [])
+        while iteration >= 0:
+            held = self.before(holding, op, rank)
+            if held is not None:
+                return iteration, held
+            iteration, op = iteration - 1, len(self.graph.ops)
+        return None

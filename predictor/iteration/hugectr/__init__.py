@@ -1,0 +1,1 @@
+"""The graph of HugeCTR's training iteration, as its MLPerf submissions ran it."""

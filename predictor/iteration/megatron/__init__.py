@@ -1,0 +1,1 @@
+"""A GPT's training step under Megatron."""

@@ -1,0 +1,163 @@
+"""Whether a prediction asks the profile for more than the rows behind its constants cover.
+
+Only above: the largest message, multiplication, lookup. Below the smallest row every law falls to a
+floor that it was fitted with or takes from one: the latency of an empty message, the shortest
+kernel, a whole tile, a narrow row that costs as much as ``row_overhead_bytes``. Above the largest
+row the last slope goes on, and what changes there (another protocol of NCCL, another kernel, a
+cache that no longer holds) is in no constant. Rank counts are the exception: other rings and trees
+run among fewer ranks as well as among more, so both sides count.
+
+Of a batch of small products each product's shape would count, and none is large. Elementwise
+kernels and bulk copies are not looked at: beyond their ramp they stream at the bandwidth of the
+``memory`` group, however large they are. Groups without ranges (datasheets, single figures) have
+nothing to be outside of; their provenance says what they are.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from predictor.cost.collectives import Collectives, Op, Scope
+from predictor.cost.dense import DenseLayers
+from predictor.cost.loads import Load
+from predictor.cost.shared import Costs
+from predictor.hardware.loader import HardwareProfile
+from predictor.iteration.batch import BatchPredictor, Candidate
+from predictor.model.topology import Topology
+
+Array = NDArray[np.float64]
+Largest = dict[str, dict[str, float]]
+"""Group of the profile -> quantity -> the largest that was asked."""
+
+ROUNDED = 1e-4
+"""Profiles hold bounds to five digits."""
+
+
+@dataclass(frozen=True)
+class OutOfRange:
+    """One quantity of one group that was asked outside what its rows cover.
+
+    Args:
+        group: of the profile.
+        profile: name or file that gives the group.
+        quantity: as in the group's ``provenance.range``.
+        asked: the largest asked.
+        low, high: what the rows cover.
+    """
+
+    group: str
+    profile: str
+    quantity: str
+    asked: float
+    low: float
+    high: float
+
+
+class Asked:
+    """Remembers the largest message and multiplication that one prediction asks for.
+
+    It stands in for the collectives and the dense layers of ``costs``; those of a search are not
+    touched, so it costs a search nothing.
+    """
+
+    def __init__(self, costs: Costs) -> None:
+        self.messages: dict[tuple[Op, Scope], float] = {}
+        self.shapes: list[tuple[int, int, int]] = []
+        costs.collectives = _AskedCollectives(costs.hardware, costs.topology, self.messages)
+        costs.dense = _AskedLayers(costs, self.shapes)
+
+
+class _AskedCollectives(Collectives):
+    def __init__(
+        self, hw: HardwareProfile, topology: Topology, asked: dict[tuple[Op, Scope], float]
+    ) -> None:
+        super().__init__(hw, topology)
+        self._asked = asked
+
+    def _time(self, op: Op, size_bytes: ArrayLike, scope: Scope) -> Array:
+        largest = float(np.max(size_bytes, initial=0.0))
+        self._asked[op, scope] = max(largest, self._asked.get((op, scope), 0.0))
+        return super()._time(op, size_bytes, scope)
+
+
+class _AskedLayers(DenseLayers):
+    def __init__(self, costs: Costs, asked: list[tuple[int, int, int]]) -> None:
+        super().__init__(costs.workload, costs.hardware)
+        self._asked = asked
+
+    def _gemm(self, m: int, n: int, k: int) -> float:
+        self._asked.append((m, n, k))
+        return super()._gemm(m, n, k)
+
+
+def out_of_range(
+    batch: BatchPredictor, candidate: Candidate, asked: Asked
+) -> tuple[OutOfRange, ...]:
+    """What a prediction asked outside the ranges of its profile, group by group.
+
+    Args:
+        batch: that made the prediction's graph.
+        candidate: its plan.
+        asked: what the graph asked for.
+    """
+    largest: Largest = defaultdict(dict)
+    for (op, scope), size in asked.messages.items():
+        for group, share in batch.costs.collectives.shares(op, scope):
+            known = largest[group].get("size_bytes", 0.0)
+            largest[group]["size_bytes"] = max(known, share * size)
+    if asked.shapes:
+        sides = np.array(asked.shapes, dtype=np.float64).max(axis=0)
+        flop = max(2.0 * m * n * k for m, n, k in asked.shapes)
+        largest["gemm"] = dict(zip(("m", "n", "k", "flop"), (*sides.tolist(), flop), strict=True))
+    largest["embedding"] = _lookups(batch, candidate)
+    return (*ranks_outside(batch.hardware, batch.topology), *_above(batch.hardware, largest))
+
+
+def _lookups(batch: BatchPredictor, candidate: Candidate) -> dict[str, float]:
+    """Largest shard, and largest fused lookup of any rank."""
+    totals = batch.totals(candidate)
+    sizes = [shard.size for plan in candidate for shard in plan.shards]
+    return {
+        "rows": float(max((rows for rows, _ in sizes), default=0)),
+        "dim": float(max((dim for _, dim in sizes), default=0)),
+        "tables": float(totals[..., Load.SHARDS].max(initial=0.0)),
+        "ids": float(totals[..., Load.IDS].max(initial=0.0)),
+    }
+
+
+def _above(
+    hardware: HardwareProfile, largest: Mapping[str, Mapping[str, float]]
+) -> list[OutOfRange]:
+    found = []
+    for name, group in hardware.groups.items():
+        for quantity, (low, high) in group.provenance.range.items():
+            asked = largest.get(name, {}).get(quantity, 0.0)
+            if asked > high * (1 + ROUNDED):
+                profile = hardware.origins[name]
+                found.append(OutOfRange(name, profile, quantity, asked, low, high))
+    return found
+
+
+def ranks_outside(hardware: HardwareProfile, topology: Topology) -> list[OutOfRange]:
+    """Groups of collectives that are asked for rank counts that no row has; needs no plan."""
+    found = []
+    for name, ranks in _joined(topology):
+        low, high = hardware.groups[name].provenance.range.get("ranks", (1.0, float("inf")))
+        if not low <= ranks <= high:
+            profile = hardware.origins[name]
+            found.append(OutOfRange(name, profile, "ranks", float(ranks), low, high))
+    return found
+
+
+def _joined(topology: Topology) -> Iterator[tuple[str, int]]:
+    """Group of the profile -> ranks that its collectives join."""
+    joined = min(topology.nvlink_domain, topology.world_size)
+    if joined > 1:
+        yield "collectives.intra", joined
+    if topology.groups > 1:
+        yield "collectives.inter", topology.world_size

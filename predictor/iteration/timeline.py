@@ -1,0 +1,215 @@
+"""The synchronized timeline: when every operation starts and ends on every rank.
+
+After Lin et al. 2024, Algorithm 1, with any number of host threads, streams and collectives in
+flight. The threads of a rank issue operations in program order; streams run theirs in order; a
+collective starts when its last rank arrives. An iteration is repeated until its period no longer
+changes; what a trace recorded runs once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor.iteration.graph import MAIN, Graph, Mask, Op, Scope
+
+Array = NDArray[np.float64]
+
+MAX_ITERATIONS = 16
+PERIOD_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """When the operations of one iteration ran; each array is ``[ops, plans, ranks]`` in ms.
+
+    ``issue`` is when the host had issued an operation, ``ready`` when its own rank could start it.
+    """
+
+    issue: Array
+    ready: Array
+    start: Array
+    end: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """``iteration_ms[plans]`` in the steady state, and the iterations that led there, if kept."""
+
+    iteration_ms: Array
+    steps: tuple[Step, ...]
+    finish_ms: Array
+    """When the last iteration was over on all ranks, ``[plans]``."""
+
+
+class _Clock:
+    """Host threads and streams of every rank, ``[plans, ranks]`` each."""
+
+    def __init__(self, graph: Graph, plans: int) -> None:
+        self.graph = graph
+        self.shape = (plans, graph.world_size)
+        threads = dict.fromkeys((MAIN, *(op.thread for op in graph.ops)))
+        self.hosts = {thread: np.zeros(self.shape) for thread in threads}
+        self.absent = [op.absent(graph.world_size) for op in graph.ops]
+        self.streams = {op.stream: np.zeros(self.shape) for op in graph.ops}
+        zero = np.zeros(self.shape)
+        self.crowded = any(op.fills for op in graph.ops)
+        self.filling: dict[tuple[int, int], dict[str, tuple[list[float], list[float]]]] = {}
+        self.ends: list[list[Array]] = [[zero] * len(graph.ops)]
+
+    def end_of(self, op: int, lag: int) -> Array:
+        """End of an operation ``lag`` iterations ago; before the first iteration all is done."""
+        if lag < len(self.ends):
+            return self.ends[-1 - lag][op]
+        return self.ends[0][op]
+
+    def run(self, index: int, op: Op) -> tuple[Array, Array, Array, Array]:
+        """Issue and execute one operation; returns (issue, ready, start, end)."""
+        graph, host = self.graph, self.hosts[op.thread]
+        inline = op.stream in graph.inline_streams
+        issue = host + op.host_ms
+        if inline:
+            ready = issue
+        else:
+            first = host + op.host_ms / op.kernels + graph.launch_latency_ms
+            ready = np.maximum(first, self.streams[op.stream])
+        for dep in op.deps:
+            ready = np.maximum(ready, self.end_of(dep.op, dep.lag))
+        gone = self.absent[index]
+        if self.crowded and op.fills is not None:
+            ready = self._after_filling(op, ready, gone)
+        # plans without a collective have no one who waits; ranks without it keep no one waiting
+        arrival = ready
+        if gone is not None and op.ranks is not None:
+            arrival = np.where(gone, -np.inf, ready)
+        start = meet(arrival, op.scope, graph)
+        end = start + op.cost_ms
+        if op.kernels > 1 and not inline:
+            end = np.maximum(end, issue + graph.launch_latency_ms)
+        free = end if inline or op.blocks_host else issue
+        if gone is not None:
+            issue = np.where(gone, host, issue)
+            # a dependant of an absent operation waits for what the absent one would have waited
+            end = np.where(gone, _deps_end(self, op), end)
+            start = np.where(gone, end, start) if op.ranks is not None else start
+            self.streams[op.stream] = np.where(gone, self.streams[op.stream], end)
+            self.hosts[op.thread] = np.where(gone, host, free)
+        else:
+            self.streams[op.stream] = end
+            self.hosts[op.thread] = free
+        self.ends[-1][index] = end
+        if op.fills:
+            self._fill(op, start, end, gone)
+        return issue, ready, start, end
+
+    def _places(self, gone: Mask | None) -> Iterator[tuple[int, int]]:
+        """Plans and ranks on which an operation exists."""
+        absent = np.broadcast_to(False if gone is None else gone, self.shape)
+        return ((int(plan), int(rank)) for plan, rank in np.argwhere(~absent))
+
+    def _fill(self, op: Op, start: Array, end: Array, gone: Mask | None) -> None:
+        for place in self._places(gone):
+            starts, ends = self.filling.setdefault(place, {}).setdefault(op.stream, ([], []))
+            starts.append(float(start[place]))
+            ends.append(float(end[place]))
+
+    def _after_filling(self, op: Op, ready: Array, gone: Mask | None) -> Array:
+        """When what is ready finds room: after the operation that fills the device just then.
+
+        Blocks of a kernel wait behind those of kernels that started before; by the time these have
+        been handed out, the kernel has all but ended.
+        """
+        found = np.array(np.broadcast_to(ready, self.shape))
+        for place in self._places(gone):
+            for stream, (starts, ends) in self.filling.get(place, {}).items():
+                last = bisect_left(starts, found[place]) - 1
+                if stream != op.stream and last >= 0:
+                    found[place] = max(found[place], ends[last])
+        return found
+
+    def state(self) -> Array:
+        """When the threads and streams of every rank are free, ``[threads and streams, plans,
+        ranks]``."""
+        return np.stack([*self.hosts.values(), *self.streams.values()])
+
+
+def _deps_end(clock: _Clock, op: Op) -> Array:
+    end = np.zeros(clock.shape)
+    for dep in op.deps:
+        end = np.maximum(end, clock.end_of(dep.op, dep.lag))
+    return end
+
+
+def meet(arrival: Array, scope: Scope | None, graph: Graph) -> Array:
+    """Arrival times ``[plans, ranks]`` to start times: the last arrival within each group."""
+    if scope is None:
+        return arrival
+    if isinstance(scope, tuple):
+        members, start = list(scope), arrival.copy()
+        start[:, members] = arrival[:, members].max(axis=-1, keepdims=True)
+        return start
+    if scope == "world":
+        last = arrival.max(axis=-1, keepdims=True)
+    else:
+        grouped = arrival.reshape(len(arrival), -1, graph.intra_group_size)
+        last = grouped.max(axis=-1 if scope == "intra" else -2, keepdims=True)
+        return np.broadcast_to(last, grouped.shape).reshape(arrival.shape)
+    return np.broadcast_to(last, arrival.shape)
+
+
+def simulate(graph: Graph, *, plans: int = 1, keep_steps: bool = False) -> Timeline:
+    """Repeat the iteration until its period settles.
+
+    Args:
+        graph: the iteration; costs are ``[ranks]`` or ``[plans, ranks]``.
+        plans: size of the leading axis.
+        keep_steps: also return when every operation ran, for breakdown and traces.
+    """
+    clock = _Clock(graph, plans)
+    steps: list[Step] = []
+    states = [clock.state()]
+    settled = np.full(plans, np.nan)
+    for iteration in range(MAX_ITERATIONS):
+        clock.ends.append(list(clock.ends[-1]))
+        del clock.ends[:-4]  # no dependency reaches back further than three iterations
+        ran = [clock.run(index, op) for index, op in enumerate(graph.ops)]
+        if keep_steps:
+            steps.append(Step(*(np.stack(times) for times in zip(*ran, strict=True))))
+        states.append(clock.state())
+        if iteration > 1:
+            settled = np.where(np.isnan(settled), _period(states), settled)
+            if not np.isnan(settled).any():
+                break
+    # a schedule that alternates has no single period: take the mean of its second half
+    half = len(states) // 2
+    mean = (states[-1] - states[half]).max(axis=(0, 2)) / (len(states) - 1 - half)
+    finish = states[-1].max(axis=(0, 2))
+    return Timeline(np.where(np.isnan(settled), mean, settled), tuple(steps), finish)
+
+
+def simulate_once(graph: Graph) -> Timeline:
+    """Run a graph a single time from idle: ``iteration_ms`` is when all of it is over.
+
+    Its one step is kept. What lies before a step of a trace belongs into the graph.
+    """
+    clock = _Clock(graph, 1)
+    ran = [clock.run(index, op) for index, op in enumerate(graph.ops)]
+    step = Step(*(np.stack(times) for times in zip(*ran, strict=True)))
+    finish = clock.state().max(axis=(0, 2))
+    return Timeline(finish, (step,), finish)
+
+
+def _period(states: list[Array]) -> Array:
+    """The period if the last two iterations advanced every stream alike, else NaN; ``[plans]``.
+
+    What finishes last need not set the pace: a stream that takes longer per iteration but started
+    earlier overtakes it in the end. So the stream that advances most gives the period.
+    """
+    before, last = np.diff(states[-3:], axis=0)
+    period = last.max(axis=(0, 2))
+    off = np.abs(last - before).max(axis=(0, 2))
+    return np.where(off <= PERIOD_TOLERANCE * period, period, np.nan)

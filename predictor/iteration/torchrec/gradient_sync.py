@@ -1,0 +1,74 @@
+"""All-reduces of dense gradients in buckets, as DistributedDataParallel sends them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor.cost.shared import Costs
+from predictor.iteration.graph import Graph, Mask
+from predictor.iteration.torchrec.sparse import Exchange
+from predictor.units import mib
+
+Array = NDArray[np.float64]
+
+OPS_SYNC = 2
+GRADIENT_BYTES = 4
+
+
+class GradientSync:
+    """Gathers gradients in the order in which the backward produces them.
+
+    ``ops`` are the all-reduces sent so far; the optimizer waits for them.
+    """
+
+    def __init__(self, graph: Graph, costs: Costs) -> None:
+        self.graph = graph
+        self.costs = costs
+        self.bytes = 0.0
+        # DDP's first bucket is smaller only where nobody gives `bucket_cap_mb`, and TorchRec does
+        # (model_parallel.py; `_BucketCapacityConfig` of torch/nn/parallel/distributed.py)
+        self.cap = mib(costs.workload.dense.bucket_cap_mb)
+        self.ops: list[int] = []
+
+    def add(self, parameters: int) -> None:
+        """Gradients that the operation added last has produced; a full bucket leaves at once."""
+        self.bytes += GRADIENT_BYTES * parameters
+        if self.bytes >= self.cap:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what is gathered."""
+        if self.bytes and self.costs.topology.world_size > 1:
+            cost = self.costs.collectives.all_reduce(np.float64(self.bytes), scope="world")
+            self._send("dense gradients", np.asarray(cost), [len(self.graph.ops) - 1])
+        self.bytes = 0.0
+
+    def tables(self, exchange: Exchange, lookups: Sequence[int]) -> None:
+        """Gradients of data-parallel tables, which have a DDP of their own.
+
+        Args:
+            lookups: the backward operations that produce them.
+        """
+        if self.costs.topology.world_size > 1:
+            cost = exchange.gradient_sync_ms()
+            self._send(f"{exchange.name} gradients", cost, lookups, exchange.active)
+
+    def _send(
+        self, name: str, cost_ms: Array, after: Sequence[int], active: Mask | None = None
+    ) -> None:
+        self.ops.append(
+            self.graph.add(
+                f"all-reduce {name}",
+                phase="all_reduce",
+                resource="collectives",
+                stream="comm",
+                cost_ms=cost_ms,
+                host_ms=self.costs.host_ms(OPS_SYNC, kernels=1, collectives=1),
+                deps=after,
+                scope="world",
+                active=active,
+            )
+        )

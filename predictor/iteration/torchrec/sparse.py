@@ -1,0 +1,318 @@
+"""The sparse part of an iteration: input distribution, fused lookups, output distribution.
+
+One `Exchange` is what TorchRec builds per module and sharding type: one input distribution, one or
+more fused lookups, one output distribution (`ShardedEmbeddingBagCollection`, embeddingbag.py).
+Everything is computed from summed loads ``[plans, groups, ranks, columns]``, see
+`predictor.cost.loads`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from predictor import units
+from predictor.cost.elementwise import memory_ms
+from predictor.cost.loads import Load, LookupGroup
+from predictor.cost.lookup import launch as lookup_launch
+from predictor.cost.lookup.embedding import backward_floor_ms, forward_floor_ms, prefetch_floor_ms
+from predictor.cost.shared import Costs
+from predictor.iteration.graph import Mask
+from predictor.model.plan import ShardingType
+from predictor.model.reservation import INDEX_BYTES as INDEX_BYTES
+from predictor.model.workload import DATA_TYPE_BYTES
+
+Array = NDArray[np.float64]
+Law = Callable[[Array], Array]
+Size = Callable[[Array], Array]
+Collective = Callable[..., Array]
+
+LENGTH_BYTES = 4
+OUTPUT_BYTES = 4
+COPY_PASSES = 2
+"""Reading and writing."""
+SPLITS = 3
+"""Numbers per peer that announce a transfer: of lengths, of ids, of samples."""
+
+TYPE_ORDER = (
+    ShardingType.TABLE_WISE,
+    ShardingType.COLUMN_WISE,
+    ShardingType.TABLE_COLUMN_WISE,
+    ShardingType.ROW_WISE,
+    ShardingType.TABLE_ROW_WISE,
+    ShardingType.GRID_SHARD,
+    ShardingType.DATA_PARALLEL,
+)
+"""Order of the exchanges within a module. TorchRec's own is that of the first table of each type;
+one canonical order lets plans of different mix share one graph."""
+
+ROW_SPLIT = {ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD}
+COLUMN_SPLIT = {
+    ShardingType.COLUMN_WISE,
+    ShardingType.TABLE_COLUMN_WISE,
+    ShardingType.GRID_SHARD,
+}
+HIERARCHICAL = {ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD}
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One collective: name, scope and cost ``[plans, 1]`` in ms."""
+
+    name: str
+    scope: str
+    cost_ms: Array
+
+
+class Exchange:
+    """Costs of one (module, sharding type) under many plans.
+
+    Args:
+        groups: all lookup groups, in the order of the loads' second axis.
+        members: indices of the groups of this exchange.
+        loads: ``[plans, groups, ranks, columns]``.
+    """
+
+    def __init__(
+        self,
+        costs: Costs,
+        groups: Sequence[LookupGroup],
+        members: Sequence[int],
+        loads: Array,
+    ) -> None:
+        self.workload = costs.workload
+        self.topology = costs.topology
+        self.hardware = costs.hardware
+        self.collectives = costs.collectives
+        self.sharding_type = groups[members[0]].sharding_type
+        self.module = groups[members[0]].module
+        self.name = f"{self.module}.{self.sharding_type.short}"
+        self.groups = groups
+        self.members = tuple(members)
+        self.weighted = any(groups[m].weighted for m in members)
+        self.pooled = all(groups[m].pooling != "none" for m in members)
+        self.prefetched = frozenset(m for m in members if groups[m].cached_dim)
+        self.loads = loads
+        self.total: Array = sum((loads[:, m] for m in members[1:]), loads[:, members[0]])
+
+    @cached_property
+    def active(self) -> Mask:
+        """Plans ``[plans]`` in which any table uses this exchange."""
+        return np.asarray(self.total[..., Load.SHARDS].sum(axis=-1) > 0)
+
+    def group_active(self, group: int) -> Mask:
+        """Plans ``[plans]`` in which the fused lookup exists on any rank."""
+        return np.asarray(self.loads[:, group, :, Load.SHARDS].sum(axis=-1) > 0)
+
+    @property
+    def is_replicated(self) -> bool:
+        """Data-parallel tables: whole on every rank, with a dense gradient."""
+        return self.sharding_type is ShardingType.DATA_PARALLEL
+
+    @property
+    def is_local(self) -> bool:
+        """Nothing is exchanged forward: tables are replicated, or the rank is alone."""
+        return self.is_replicated or self.topology.world_size == 1
+
+    def cost(self, law: Law, size: Size) -> Array:
+        """Time of something whose size in bytes follows linearly from the loads.
+
+        Args:
+            law: bytes -> ms, non-decreasing.
+            size: loads ``[plans, ranks, columns]`` -> bytes ``[plans, ranks or 1]``, linear but
+                for a maximum over ranks. Lower bounds put a linear law in the place of ``law``.
+        """
+        return np.asarray(law(size(self.total)))
+
+    def permute_ms(self) -> Array:
+        """Reordering the local ids before the exchange; row splits also bucketize them."""
+        law = self._bucketize_ms if self.sharding_type in ROW_SPLIT else self._reorder_ms
+        return self.cost(
+            law, lambda load: INDEX_BYTES * load[..., Load.IDS].mean(axis=-1, keepdims=True)
+        )
+
+    def _reorder_ms(self, size: Array) -> Array:
+        return memory_ms(self.hardware, 2 * size)
+
+    def _bucketize_ms(self, size: Array) -> Array:
+        """Ids into the buckets of their row blocks, then in order of the ranks."""
+        each = units.us(1e-3 * self.hardware.elementwise.bucketize_ns_per_id)
+        return np.asarray(memory_ms(self.hardware, 4 * size) + each * size / INDEX_BYTES)
+
+    def splits_ms(self, exchanges: ArrayLike = 1.0) -> Array:
+        """The small all-to-all that tells every rank how much it will receive.
+
+        Args:
+            exchanges: how many it speaks for, ``[plans, 1]``; pipelines fuse those of all.
+        """
+        one = SPLITS * INDEX_BYTES * self.topology.world_size
+        size = np.atleast_2d(one * np.asarray(exchanges, dtype=np.float64))
+        return np.asarray(self.collectives.all_to_all(size, scope="world"))
+
+    def ids_ms(self) -> Array:
+        """Lengths, ids and (where there are any) weights: one all-to-all each."""
+        sent = {Load.BAGS: LENGTH_BYTES, Load.IDS: INDEX_BYTES, Load.WEIGHTED_IDS: OUTPUT_BYTES}
+        law = partial(self.collectives.all_to_all, scope="world")
+        return np.asarray(
+            sum(
+                self.cost(law, busiest(column, width))
+                for column, width in sent.items()
+                if column is not Load.WEIGHTED_IDS or self.weighted
+            )
+        )
+
+    def recat_ms(self) -> Array:
+        """Reordering the received ids by feature, ``[plans, ranks]``."""
+        return self.cost(
+            partial(memory_ms, self.hardware),
+            lambda load: (
+                2 * INDEX_BYTES * load[..., Load.IDS] + 2 * LENGTH_BYTES * load[..., Load.BAGS]
+            ),
+        )
+
+    def forward_ms(self, group: int) -> Array:
+        """The fused lookup on every rank, ``[plans, ranks]``; ranks without a shard launch none."""
+        return self._lookup(group, Load.FORWARD_MS, forward_floor_ms(self.hardware))
+
+    def backward_ms(self, group: int) -> Array:
+        """The backward of the fused lookup with its optimizer, ``[plans, ranks]``."""
+        return self._lookup(group, Load.BACKWARD_MS, backward_floor_ms(self.hardware))
+
+    def prefetch_ms(self, group: int) -> Array:
+        """Filling the UVM cache ahead of the lookup, ``[plans, ranks]``."""
+        return self._lookup(group, Load.PREFETCH_MS, prefetch_floor_ms(self.hardware))
+
+    def _lookup(self, group: int, column: Load, floor_ms: float) -> Array:
+        load = self.loads[:, group]
+        if column is Load.FORWARD_MS:
+            time = lookup_launch.forward_ms(load)
+        elif column is Load.BACKWARD_MS:
+            time = lookup_launch.backward_ms(load, self.groups[group], self.hardware)
+        else:
+            time = load[..., column]
+        return np.where(load[..., Load.SHARDS] > 0, floor_ms + time, 0.0)
+
+    def outputs(self, *, backward: bool) -> list[Transfer]:
+        """The output distribution, or its backward, as collectives in the order they run.
+
+        TW, CW, TWCW: one all-to-all. RW: reduce-scatter, all-gather backward. TWRW, GRID:
+        reduce-scatter within the intra group, then all-to-all across groups; mirrored backward.
+        Rows that are not pooled cannot be reduced: they take an all-to-all whatever the type.
+        """
+        qcomm = self.workload.qcomm.backward if backward else self.workload.qcomm.forward
+        width = DATA_TYPE_BYTES[qcomm]
+        comms, kind = self.collectives, self.sharding_type
+        reduce = comms.all_gather if backward else comms.reduce_scatter
+        name = "gather" if backward else "reduce"
+        if self.is_local:
+            return []
+        if kind is ShardingType.ROW_WISE and self.pooled:
+            return [self._transfer(name, "world", reduce, width)]
+        if kind not in HIERARCHICAL:
+            return [self._transfer("all_to_all", "world", comms.all_to_all, width)]
+        found = []
+        if self.topology.intra_group_size > 1:  # TorchRec skips collectives of one rank
+            found.append(self._transfer(name, "intra", reduce, width))
+        if self.topology.groups > 1:
+            # what is left of a row block after the reduction within the group
+            across = width / self.topology.intra_group_size
+            found.append(self._transfer("all_to_all", "cross", comms.all_to_all, across))
+        return found[::-1] if backward else found
+
+    def _transfer(self, name: str, scope: str, law: Collective, width: float) -> Transfer:
+        cost = self.cost(partial(law, scope=scope), busiest(Load.OUTPUTS, width))
+        return Transfer(f"{self.name}.{name}", scope, cost)
+
+    def pack_ms(self, group: int, *, backward: bool) -> Array:
+        """What a fused lookup copies for the output distribution, ``[plans, ranks]``.
+
+        Outputs are copied into the send buffer of an all-to-all; gradients are divided by the
+        number of ranks in place (`All2All_Pooled_Req`, `ReduceScatterBase_Req` in comm_ops.py).
+        """
+        if self.is_local or not (backward or self._all_to_all):
+            return np.zeros(1)
+        outputs = self.loads[:, group, :, Load.OUTPUTS]
+        if self.sharding_type in HIERARCHICAL and not backward:
+            outputs = outputs / self.topology.intra_group_size  # reduced within the group by then
+        return np.asarray(COPY_PASSES * OUTPUT_BYTES * outputs / self.hardware.streaming)
+
+    def unpack_ms(self, shared: Mask, *, backward: bool) -> Array:
+        """What a rank copies of the outputs it received, or of their gradient, ``[plans, 1]``.
+
+        An all-to-all's outputs are concatenated by rank; their gradients are made contiguous and
+        concatenated (`All2All_Pooled_Wait`). Columns of a table are put together
+        (`permute_pooled_embs`). Outputs that share a KeyedTensor with those of other exchanges are
+        concatenated once more, and their gradients made contiguous.
+
+        Args:
+            shared: plans ``[plans]`` in which other exchanges of the module are used.
+        """
+        kind = self.sharding_type
+        # outputs that are not pooled come as a JaggedTensor a feature
+        passes = COPY_PASSES * np.asarray(shared & self.pooled, dtype=np.float64)
+        if self._all_to_all and not self.is_local:
+            passes = passes + COPY_PASSES * (2 if backward else 1)
+        if kind in COLUMN_SPLIT:
+            passes = passes + COPY_PASSES
+        if self.is_replicated:
+            received = self.total[..., Load.OUTPUTS].max(axis=-1)
+        else:
+            reduced = kind is ShardingType.ROW_WISE and self.pooled
+            among = self.topology.world_size if reduced else 1
+            among = self.topology.intra_group_size if kind in HIERARCHICAL else among
+            received = self.total[..., Load.OUTPUTS].mean(axis=-1) / among
+        moved = passes * OUTPUT_BYTES * received
+        bandwidth = self.hardware.streaming * self.hardware.elementwise.columns
+        return np.asarray(moved / bandwidth)[..., None]
+
+    @property
+    def _all_to_all(self) -> bool:
+        """An all-to-all delivers the outputs, at least at the end."""
+        if self.sharding_type in HIERARCHICAL:
+            return self.topology.groups > 1
+        return not self.pooled or self.sharding_type is not ShardingType.ROW_WISE
+
+    def gradient_sync_ms(self) -> Array:
+        """All-reduce of data-parallel tables' dense gradients, ``[plans, 1]``.
+
+        A fused lookup holds its tables in one parameter (FBGEMM's dense TBE), and DDP never
+        splits a parameter over buckets: all of it leaves at once.
+        """
+        law = partial(self.collectives.all_reduce, scope="world")
+        return self.cost(law, busiest(Load.GRADIENTS, OUTPUT_BYTES))
+
+    def optimizer_ms(self, law: Law) -> Array:
+        """What the dense optimizer adds for data-parallel tables, ``[plans, ranks]``.
+
+        ``law`` takes elements, not bytes.
+        """
+        return self.cost(law, lambda load: load[..., Load.GRADIENTS])
+
+
+def busiest(column: Load, width: float) -> Size:
+    """Bytes of the busiest rank ``[plans, 1]``.
+
+    Every rank sends an equal part of each rank's ids, so the busiest receiver is the rank that
+    the all-to-all waits for.
+    """
+    return lambda load: width * load[..., column].max(axis=-1, keepdims=True)
+
+
+def exchanges(
+    costs: Costs,
+    groups: Sequence[LookupGroup],
+    loads: Array,
+    make: type[Exchange] = Exchange,
+) -> list[Exchange]:
+    """The exchanges of all modules in the order in which TorchRec runs them."""
+    keys = [(m, t) for m in costs.workload.modules for t in TYPE_ORDER]
+    found = []
+    for key in keys:
+        members = [i for i, g in enumerate(groups) if (g.module, g.sharding_type) == key]
+        if members:
+            found.append(make(costs, groups, members, loads))
+    return found

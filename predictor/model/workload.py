@@ -1,0 +1,196 @@
+"""The model as data: embedding tables with their features, and the dense architecture.
+
+A `Workload` says what one rank trains on in one iteration. It knows nothing of plans or hardware.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from predictor.errors import InputError
+from predictor.model.distribution import Distribution, Uniform
+from predictor.model.plan import ShardingType
+
+
+class Optimizer(StrEnum):
+    """Optimizers FBGEMM fuses into the embedding backward, by their `EmbOptimType` value."""
+
+    SGD = "sgd"
+    EXACT_SGD = "exact_sgd"
+    ROWWISE_ADAGRAD = "exact_row_wise_adagrad"
+    ADAGRAD = "exact_adagrad"
+    ADAM = "adam"
+    PARTIAL_ROWWISE_ADAM = "partial_row_wise_adam"
+    LAMB = "lamb"
+    LARS_SGD = "lars_sgd"
+
+
+DATA_TYPE_BYTES: dict[str, int] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One sparse feature that looks up one table.
+
+    Args:
+        name: key in the KeyedJaggedTensor.
+        pooling_factor: mean ids per sample and pooling, > 0.
+        num_poolings: objects per sample (VBE), >= 1 in ordinary models.
+        distribution: how the ids spread over the table's rows.
+        id_order: ``random`` (hot ids anywhere) or ``frequency`` (low ids are the hot ones).
+    """
+
+    name: str
+    pooling_factor: float
+    num_poolings: float = 1.0
+    distribution: Distribution = field(default_factory=Uniform)
+    id_order: str = "random"
+
+    @property
+    def lookups_per_sample(self) -> float:
+        """Mean ids one sample draws."""
+        return self.pooling_factor * self.num_poolings
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """What the user demands of one table's sharding; `None` leaves it open."""
+
+    sharding_types: tuple[ShardingType, ...] | None = None
+    compute_kernels: tuple[str, ...] | None = None
+    min_partition: int | None = None
+    cache_load_factor: float | None = None
+    enforce_hbm: bool | None = None
+    ranks: tuple[int, ...] | None = None
+    co_locate: str | None = None
+    device_group: str | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """An embedding table of ``[num_embeddings, embedding_dim]`` and the features that read it."""
+
+    name: str
+    num_embeddings: int
+    embedding_dim: int
+    features: tuple[Feature, ...]
+    module: str = "ebc"
+    data_type: str = "fp32"
+    pooling: str = "sum"
+    weighted: bool = False
+    optimizer: str = Optimizer.ROWWISE_ADAGRAD
+    constraints: Constraints = field(default_factory=Constraints)
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one weight."""
+        return DATA_TYPE_BYTES[self.data_type]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the whole table without optimizer state."""
+        return self.num_embeddings * self.embedding_dim * self.element_bytes
+
+    @property
+    def is_pooled(self) -> bool:
+        """False for an EmbeddingCollection's table, whose output is one row per id."""
+        return self.pooling != "none"
+
+    @property
+    def lookups_per_sample(self) -> float:
+        """Mean ids one sample draws from this table, over its features."""
+        return sum(f.lookups_per_sample for f in self.features)
+
+    @property
+    def outputs_per_sample(self) -> float:
+        """Output rows per sample: one per feature and pooling, or one per id when not pooled."""
+        if self.is_pooled:
+            return sum(f.num_poolings for f in self.features)
+        return self.lookups_per_sample
+
+
+@dataclass(frozen=True)
+class DcnV2:
+    """Low-rank cross network: ``layers`` of two GEMMs of rank ``low_rank_dim``."""
+
+    layers: int
+    low_rank_dim: int
+
+
+@dataclass(frozen=True)
+class DenseArch:
+    """Bottom MLP, interaction, top MLP: every layer Linear then ReLU, but the last of the top.
+
+    Args:
+        linears: (in, out) of the linear layers of a module whose wiring is unknown; they run one
+            after the other behind the lookups, in place of MLPs and interaction.
+        bucket_cap_mb: MiB of dense gradients that one all-reduce carries, > 0; the
+            ``bucket_cap_mb`` of TorchRec's `DefaultDataParallelWrapper` (model_parallel.py).
+    """
+
+    in_features: int
+    bottom_mlp: tuple[int, ...]
+    top_mlp: tuple[int, ...]
+    interaction: str | DcnV2 = "dot"
+    data_type: str = "fp32"
+    optimizer: str = "sgd"
+    linears: tuple[tuple[int, int], ...] = ()
+    bucket_cap_mb: float = 25.0
+
+
+@dataclass(frozen=True)
+class QComm:
+    """Precision of the pooled embeddings on the wire."""
+
+    forward: str = "fp32"
+    backward: str = "fp32"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A DLRM and the batch one rank trains on per iteration.
+
+    Args:
+        batch_size: samples per rank per iteration.
+        train_pipeline: ``base``, ``sparse_dist`` or ``prefetch_sparse_dist``.
+        sha256: digest of the file it came from, empty when built in code.
+    """
+
+    name: str
+    batch_size: int
+    tables: tuple[Table, ...]
+    dense: DenseArch
+    train_pipeline: str = "base"
+    qcomm: QComm = field(default_factory=QComm)
+    sha256: str = ""
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise InputError(f"batch_size is {self.batch_size}; it must be at least 1")
+        seen: set[tuple[str, str]] = set()
+        for table in self.tables:
+            if (table.module, table.name) in seen:
+                raise InputError(f"table '{table.name}' is there twice in module '{table.module}'")
+            seen.add((table.module, table.name))
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Plan key of every table, in order: its name, or ``module/name`` where names collide."""
+        count = Counter(t.name for t in self.tables)
+        return tuple(f"{t.module}/{t.name}" if count[t.name] > 1 else t.name for t in self.tables)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Embedding modules in order of first appearance."""
+        return tuple(dict.fromkeys(t.module for t in self.tables))
+
+    @property
+    def embedding_bytes(self) -> int:
+        """Bytes of all tables' weights."""
+        return sum(t.weight_bytes for t in self.tables)
+
+    def with_batch_size(self, batch_size: int) -> Workload:
+        """The same model trained with another batch per rank."""
+        return replace(self, batch_size=batch_size)

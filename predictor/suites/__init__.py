@@ -1,1 +1,0 @@
-"""Suites of `shardopt validate`: each reads public measurements and predicts them."""

@@ -1,0 +1,284 @@
+"""Host overheads read from traces: the five kinds of Lin et al. 2022 (section on overheads; code
+owensgroup/ml_perf_model) by operator, and what a call takes until the device runs.
+
+Beside T1 to T5 (`predictor.trace.simulate.host`) a table holds, by the kind of work: from a launch
+call's end to the start on an idle stream, the gap between work that queued, and what a blocking
+call takes before its copy starts and after what it waited for is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from predictor.errors import InputError
+from predictor.trace.events import DeviceEvent, RankTrace, TraceStep
+from predictor.trace.simulate.host import (
+    JOINING,
+    Item,
+    Kind,
+    Launches,
+    Piece,
+    Role,
+    blocks,
+    plain,
+    program,
+)
+
+PROFILER_US = 2.0
+"""What PyTorch's profiler adds to the time of an event on the host (Lin et al. 2022, code
+owensgroup/ml_perf_model: 2 us)."""
+PROFILER_LAUNCH_US = 4.0
+"""What it adds to an event that the device works off (same source: 4 us)."""
+OUTLIER_IQR = 1.5
+"""Tukey's fence: times further than this many interquartile ranges beyond a quartile are cut."""
+FEWEST_TO_CUT = 4
+QUEUED_US = 15.0
+"""Launched this long before the stream was free: what lies between is the device's own gap."""
+
+HOST_KINDS = frozenset({Kind.T1, Kind.T2, Kind.T3, Kind.T4, Kind.T5})
+
+Key = tuple[str, ...]
+"""A kind, then names from the general to the particular; the kind alone is the shared entry."""
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Time of ``count`` pieces of one key, and the profiler's events in one piece.
+
+    Args:
+        us: mean of all pieces, with the profiler on: what to expect of one in a sum.
+        typical_us: mean without outliers.
+    """
+
+    us: float
+    typical_us: float
+    count: int
+    events: float = 0.0
+    launches: float = 0.0
+
+    @property
+    def clean_us(self) -> float:
+        """Typical, without what the profiler itself took."""
+        cost = PROFILER_US * self.events + PROFILER_LAUNCH_US * self.launches
+        return max(0.0, self.typical_us - cost)
+
+
+@dataclass(frozen=True)
+class OverheadTable:
+    """Overheads by key."""
+
+    entries: Mapping[Key, Overhead]
+
+    def find(self, kind: Kind, names: Key = ()) -> Overhead:
+        """The most particular entry there is; nothing at all for a kind never seen."""
+        for end in range(len(names), -1, -1):
+            found = self.entries.get((kind.value, *names[:end]))
+            if found is not None:
+                return found
+        return Overhead(0.0, 0.0, 0)
+
+    def us(self, piece: Piece) -> float:
+        """The time expected of a piece, with the profiler on.
+
+        Outliers count on the host, where they make up part of any longer stretch. On the device
+        they are waits that the trace does not tell from latencies and gaps.
+        """
+        found = self.find(piece.kind, piece.names)
+        return found.us if piece.kind in HOST_KINDS else found.typical_us
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """Rows that JSON and YAML can carry; `from_json` reads them back."""
+        return [
+            {
+                "kind": key[0],
+                "names": list(key[1:]),
+                "us": entry.us,
+                "typical_us": entry.typical_us,
+                "count": entry.count,
+                "events": entry.events,
+                "launches": entry.launches,
+            }
+            for key, entry in self.entries.items()
+        ]
+
+    @classmethod
+    def from_json(cls, rows: Iterable[Mapping[str, Any]]) -> OverheadTable:
+        """The table of `as_json`'s rows.
+
+        Raises:
+            InputError: a row lacks a field or holds something else.
+        """
+        entries = {}
+        for number, row in enumerate(rows):
+            try:
+                key = (Kind(row["kind"]).value, *map(str, row["names"]))
+                entries[key] = Overhead(
+                    float(row["us"]),
+                    float(row["typical_us"]),
+                    int(row["count"]),
+                    float(row["events"]),
+                    float(row["launches"]),
+                )
+            except (KeyError, TypeError, ValueError) as error:
+                raise InputError(
+                    f"overheads, row {number}: {error!r}; a row has kind "
+                    f"({', '.join(Kind)}), names, us, typical_us, count, events "
+                    "and launches"
+                ) from error
+        return cls(entries)
+
+
+@dataclass
+class Samples:
+    """Pieces seen in steps, before outliers are cut."""
+
+    times: dict[Key, list[tuple[float, int, int]]] = field(default_factory=dict)
+
+    def add(self, piece: Piece) -> None:
+        """Count a piece under each of its names."""
+        for end in range(len(piece.names) + 1):
+            key = (piece.kind.value, *piece.names[:end])
+            self.times.setdefault(key, []).append((piece.us, piece.events, piece.launches))
+
+    @classmethod
+    def merged(cls, several: Iterable[Samples]) -> Samples:
+        """All pieces of several steps, ranks or traces."""
+        merged = cls()
+        for samples in several:
+            for key, times in samples.times.items():
+                merged.times.setdefault(key, []).extend(times)
+        return merged
+
+    def table(self) -> OverheadTable:
+        """Means by key, outliers cut."""
+        return OverheadTable({key: _mean(times) for key, times in self.times.items()})
+
+
+def _mean(times: list[tuple[float, int, int]]) -> Overhead:
+    count = len(times)
+    us = sorted(time[0] for time in times)
+    typical = us
+    if count >= FEWEST_TO_CUT:
+        low, high = _quantile(us, 0.25), _quantile(us, 0.75)
+        reach = OUTLIER_IQR * (high - low)
+        typical = [time for time in us if low - reach <= time <= high + reach]
+    return Overhead(
+        sum(us) / count,
+        sum(typical) / len(typical),
+        count,
+        sum(time[1] for time in times) / count,
+        sum(time[2] for time in times) / count,
+    )
+
+
+def _quantile(ordered: list[float], share: float) -> float:
+    """Linear between the two nearest."""
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+def extract(trace: RankTrace, step: TraceStep) -> Samples:
+    """The overheads of one step of a rank."""
+    launches = Launches(trace)
+    return of_items(program(trace, step, launches), trace, step, launches)
+
+
+def of_items(
+    items: Iterable[Item], trace: RankTrace, step: TraceStep, launches: Launches
+) -> Samples:
+    """The same, of a step whose host side has been walked."""
+    samples = Samples()
+    latest: dict[int, DeviceEvent] = {}
+    for item in items:
+        samples.add(item.before)
+        for piece in _of_call(item, latest.get(item.thread)):
+            samples.add(piece)
+        if item.device and item.device[-1].collective is None:
+            latest[item.thread] = item.device[-1]
+    for piece in _of_device(trace, step, launches):
+        samples.add(piece)
+    return samples
+
+
+def call_piece(item: Item) -> Piece:
+    """The call of an item as a piece: T4, by what is called and from where."""
+    names = (item.label, *(plain(name) for name in item.stack[-1:]))
+    us = item.end_us - item.start_us
+    return Piece(Kind.T4, names, us, 1, int(item.role is Role.LAUNCH))
+
+
+def _of_call(item: Item, latest: DeviceEvent | None) -> Iterator[Piece]:
+    if item.role is Role.SYNC:
+        over = item.start_us if latest is None else max(item.start_us, latest.end_us)
+        if over <= item.end_us:
+            yield Piece(Kind.RETURN, (item.label,), item.end_us - over)
+    elif item.waits:
+        yield Piece(Kind.RETURN, (item.label,), max(0.0, item.end_us - item.device[-1].end_us))
+    elif item.call is not None:
+        yield call_piece(item)
+
+
+def _of_device(trace: RankTrace, step: TraceStep, launches: Launches) -> Iterator[Piece]:
+    """Gaps between queued work of a stream, and the way from a call to an idle device."""
+    streams: dict[int, DeviceEvent] = {}
+    busy_until = 0.0
+    for event in trace.device:
+        call = launches.call_of.get(event.correlation)
+        if call is not None and step.start_us <= call.start_us < step.end_us:
+            before = streams.get(event.stream)
+            if before is not None and before.end_us > call.end_us + QUEUED_US:
+                if event.collective is None:
+                    same = before.correlation == event.correlation
+                    gap = max(0.0, event.start_us - before.end_us)
+                    yield gap_piece(before, event, gap, same=same)
+            elif busy_until < call.start_us:
+                waits = blocks(call, [event])
+                kind, name = (Kind.ISSUE, call.name) if waits else (Kind.LATENCY, event.kind)
+                issued = call.start_us if waits else call.end_us
+                yield Piece(kind, (name,), max(0.0, event.start_us - issued))
+        streams[event.stream] = event
+        busy_until = max(busy_until, event.end_us)
+
+
+def gap_piece(before: DeviceEvent, after: DeviceEvent, us: float, *, same: bool) -> Piece:
+    """The gap between two pieces of work of a stream; ``same``: of one launch, as in a graph."""
+    return Piece(Kind.GAP, ("graph" if same else "stream", f"{before.kind} {after.kind}"), us)
+
+
+def host_costs(table: OverheadTable) -> dict[str, float]:
+    """What a table says of a profile's group ``overheads``, the profiler's own cost taken off.
+
+    ``op_us`` is the mean time of an outermost operator without its launch calls, with the gap
+    before it; ``collective_us`` the same of an operator that launches a collective, its launch
+    included. What the table cannot tell is left out.
+    """
+    kinds = (Kind.T1, Kind.T2, Kind.T3, Kind.T5)
+    operators = table.find(Kind.T1).count
+    found = {}
+    if operators:
+        found["op_us"] = sum(_spent(table, (kind,)) for kind in kinds) / operators
+    for field_name, kind, name in (
+        ("launch_us", Kind.T4, "cudaLaunchKernel"),
+        ("launch_latency_us", Kind.LATENCY, "kernel"),
+    ):
+        if (kind.value, name) in table.entries:
+            found[field_name] = table.entries[kind.value, name].clean_us
+    waits = [table.find(kind) for kind in (Kind.ISSUE, Kind.RETURN)]
+    if all(wait.count for wait in waits):
+        found["sync_us"] = sum(wait.clean_us for wait in waits)
+    names = [key[1] for key in table.entries if key[0] == Kind.T3 and len(key) == 2]
+    joining = [name for name in names if name.startswith(JOINING)]
+    if joining:
+        spent = sum(_spent(table, (kind, name)) for kind in kinds[1:] for name in joining)
+        calls = sum(table.entries[Kind.T3.value, name].count for name in joining)
+        found["collective_us"] = spent / calls + found.get("launch_us", 0.0)
+    return found
+
+
+def _spent(table: OverheadTable, key: Key) -> float:
+    entry = table.entries.get(key)
+    return 0.0 if entry is None else entry.clean_us * entry.count

@@ -1,0 +1,263 @@
+"""Traced steps predicted from their structure: the synchronized critical path on real traces.
+
+What enters of a step is which thread issued what in which order, on which stream, what waited for
+what, and how long kernels and copies ran. Host times come from other steps or ranks. No time at
+which anything of the step started or ended enters, but for when each rank began the first one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from predictor.errors import InputError
+from predictor.iteration.critical_path import Segment, critical_path
+from predictor.iteration.graph import Graph
+from predictor.iteration.timeline import Timeline, simulate_once
+from predictor.trace.events import RankTrace
+from predictor.trace.simulate.graph import Factor, HostTimes, RankBuilder, RankProgram, latency_us
+from predictor.trace.simulate.host import Item, Launches, program
+from predictor.trace.simulate.join import Joined, join
+from predictor.trace.simulate.overheads import OverheadTable, Samples, of_items
+from predictor.units import us
+
+FIRST_STEP = (
+    "the first step is predicted as if the device had nothing else to do when it began: no trace "
+    "shows what was launched before"
+)
+
+
+@dataclass(frozen=True)
+class ReplayedStep:
+    """One step of one rank.
+
+    Args:
+        measured_ms: from its marker to the next.
+        predicted_ms: the same in the simulation.
+        naive_ms: the median of the trace's other steps; None if there are none.
+    """
+
+    rank: int
+    step: int
+    measured_ms: float
+    predicted_ms: float
+    naive_ms: float | None
+
+
+@dataclass(frozen=True)
+class ReplayedCollective:
+    """When a collective's kernel ended on a rank, in ms after the first rank's step began."""
+
+    name: str
+    rank: int
+    step: int
+    measured_end_ms: float
+    predicted_end_ms: float
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """Traced steps and their prediction; path, graph and timeline are those of the last step.
+
+    Args:
+        overheads: the host times, pooled over everything that was read.
+        notes: what the reader of the figures must know.
+    """
+
+    steps: tuple[ReplayedStep, ...]
+    collectives: tuple[ReplayedCollective, ...]
+    critical_path: tuple[Segment, ...]
+    graph: Graph
+    timeline: Timeline
+    overheads: OverheadTable
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class TracedHosts:
+    """The host side of every rank's steps, walked once."""
+
+    traces: tuple[RankTrace, ...]
+    items: tuple[tuple[list[Item], ...], ...]
+    samples: tuple[tuple[Samples, ...], ...]
+    launches: tuple[Launches, ...]
+
+    @classmethod
+    def of(cls, traces: Sequence[RankTrace]) -> TracedHosts:
+        """Walk the hosts of some ranks of one job.
+
+        Raises:
+            InputError: no trace, or ranks with different numbers of steps.
+        """
+        if not traces:
+            raise InputError("no trace to replay")
+        counts = {len(trace.steps) for trace in traces}
+        if len(counts) > 1:
+            shown = ", ".join(f"{trace.source}: {len(trace.steps)}" for trace in traces)
+            raise InputError(f"ranks of one job have the same steps; here {shown}")
+        items, samples = [], []
+        by_rank = tuple(Launches(trace) for trace in traces)
+        for trace, launches in zip(traces, by_rank, strict=True):
+            walked = tuple(program(trace, step, launches) for step in trace.steps)
+            items.append(walked)
+            samples.append(
+                tuple(
+                    of_items(found, trace, step, launches)
+                    for found, step in zip(walked, trace.steps, strict=True)
+                )
+            )
+        return cls(tuple(traces), tuple(items), tuple(samples), by_rank)
+
+    def pooled(
+        self, *, without_step: int | None = None, without_rank: int | None = None
+    ) -> Samples:
+        """What steps and ranks but those left out spent."""
+        return Samples.merged(
+            samples
+            for rank, of_rank in enumerate(self.samples)
+            for step, samples in enumerate(of_rank)
+            if step != without_step and rank != without_rank
+        )
+
+
+def replay(
+    traces: Sequence[RankTrace],
+    *,
+    overheads: OverheadTable | None = None,
+    own_host: bool = False,
+    factor: Factor | None = None,
+) -> Replay:
+    """Predict each step of each rank.
+
+    Args:
+        traces: one rank, or several of one job on one clock, whose collectives then meet.
+        overheads: host times; None: of the trace's other steps, or where there is but one step, of
+            the other ranks.
+        own_host: take the host's time between calls from the step itself, as measured. Then only
+            what waits is predicted.
+        factor: how many times as long as traced each kernel and copy takes; None: as traced.
+
+    Raises:
+        InputError: no trace, ranks that do not belong together, or a single step of a single rank
+            without overheads.
+    """
+    hosts = TracedHosts.of(traces)
+    one_step = len(traces[0].steps) == 1
+    if one_step and len(traces) == 1 and overheads is None and not own_host:
+        raise InputError(
+            f"{traces[0].source}: a single step of a single rank has no other step to take host "
+            "times from; trace several steps, or give overheads of another trace"
+        )
+    steps: list[ReplayedStep] = []
+    collectives: list[ReplayedCollective] = []
+    for step in range(len(traces[0].steps)):
+        tables = _tables(hosts, step, overheads, own_host=own_host, one_step=one_step)
+        joined, programs = build(hosts, step, tables, own_host=own_host, factor=factor)
+        timeline = simulate_once(joined.graph)
+        steps += _steps(traces, step, joined, programs, timeline)
+        collectives += _collectives(traces, step, joined, programs, timeline)
+    return Replay(
+        tuple(steps),
+        tuple(collectives),
+        tuple(critical_path(joined.graph, timeline)),
+        joined.graph,
+        timeline,
+        overheads or hosts.pooled().table(),
+        (*dict.fromkeys(note for trace in traces for note in trace.notes), FIRST_STEP),
+    )
+
+
+def _tables(
+    hosts: TracedHosts,
+    step: int,
+    overheads: OverheadTable | None,
+    *,
+    own_host: bool,
+    one_step: bool,
+) -> list[OverheadTable]:
+    """The table of each rank."""
+    ranks = range(len(hosts.traces))
+    if overheads is not None:
+        return [overheads for _ in ranks]
+    if not one_step:
+        return [hosts.pooled(without_step=step).table()] * len(ranks)
+    if own_host:
+        return [hosts.pooled().table()] * len(ranks)
+    return [hosts.pooled(without_rank=rank).table() for rank in ranks]
+
+
+def build(
+    hosts: TracedHosts,
+    step: int,
+    tables: Sequence[OverheadTable],
+    *,
+    own_host: bool = False,
+    factor: Factor | None = None,
+) -> tuple[Joined, list[RankProgram]]:
+    """The graph of a step, with what steps before it left on the device."""
+    begin = min(trace.steps[step].start_us for trace in hosts.traces)
+    programs = []
+    for rank, trace in enumerate(hosts.traces):
+        offset = trace.steps[step].start_us - begin
+        items = hosts.items[rank][step]
+        builder = RankBuilder(trace, HostTimes(tables[rank], own_host), offset)
+        builder.add_backlog(trace.steps[step], hosts.launches[rank], items[0].thread)
+        builder.add_step(items)
+        if factor is not None:
+            builder.scale(factor)
+        programs.append(builder.program)
+    return join(programs, latency_us(tables[0])), programs
+
+
+def _steps(
+    traces: Sequence[RankTrace],
+    step: int,
+    joined: Joined,
+    programs: Sequence[RankProgram],
+    timeline: Timeline,
+) -> list[ReplayedStep]:
+    found = []
+    for rank, (trace, of_rank) in enumerate(zip(traces, programs, strict=True)):
+        first, last = (joined.place[rank][node] for node in (of_rank.begin, of_rank.end))
+        ends = timeline.steps[0].end[:, 0, rank]
+        others = [
+            us(s.end_us - s.start_us) for number, s in enumerate(trace.steps) if number != step
+        ]
+        found.append(
+            ReplayedStep(
+                trace.rank,
+                step,
+                us(trace.steps[step].end_us - trace.steps[step].start_us),
+                float(ends[last] - ends[first]),
+                median(others) if others else None,
+            )
+        )
+    return found
+
+
+def _collectives(
+    traces: Sequence[RankTrace],
+    step: int,
+    joined: Joined,
+    programs: Sequence[RankProgram],
+    timeline: Timeline,
+) -> list[ReplayedCollective]:
+    """Ends of the step's collectives; times count from the earliest begin of the step."""
+    measured_begin = min(trace.steps[step].start_us for trace in traces)
+    found = []
+    for rank, (trace, of_rank) in enumerate(zip(traces, programs, strict=True)):
+        for index, node in enumerate(of_rank.nodes):
+            if index < of_rank.begin or node.collective is None or node.event is None:
+                continue
+            end = timeline.steps[0].end[joined.place[rank][index], 0, rank]
+            found.append(
+                ReplayedCollective(
+                    f"{node.collective.op} #{node.collective.order}",
+                    trace.rank,
+                    step,
+                    us(node.event.end_us - measured_begin),
+                    float(end),
+                )
+            )
+    return found

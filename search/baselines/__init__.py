@@ -1,0 +1,1 @@
+"""What other planners would choose: TorchRec's, and those of other papers."""

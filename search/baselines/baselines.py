@@ -1,0 +1,121 @@
+"""What other methods would choose; each starts the search and is shown beside its result.
+
+`torchrec` is TorchRec's default planner. The greedy rules place whole tables, largest first, on the
+least loaded rank: by size (rows x dim), by dim, by lookups (dim x pooling) and by both
+(lookups x log10 rows), the weights that Lin et al. 2024 and DreamShard (Zha et al. 2022) compare.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from predictor.model.plan import ComputeKernel, ShardingType
+from predictor.model.workload import Table
+from search.baselines.torchrec_greedy import torchrec_plan
+from search.objective import Assignment, Objective
+from search.place.placement import Placer
+from search.space.enumerate import Option
+from search.surrogate import Surrogate
+
+TRIES = 20
+"""Random plans drawn until one fits."""
+
+Weight = Callable[[Table], float]
+
+GREEDY: dict[str, Weight] = {
+    "greedy by size": lambda t: float(t.num_embeddings * t.embedding_dim),
+    "greedy by dim": lambda t: float(t.embedding_dim * len(t.features)),
+    "greedy by lookups": lambda t: t.embedding_dim * t.lookups_per_sample,
+    "greedy by size and lookups": lambda t: (
+        t.embedding_dim * t.lookups_per_sample * math.log10(t.num_embeddings + 1)
+    ),
+}
+
+
+def baselines(objective: Objective, surrogate: Surrogate, seed: int) -> dict[str, Assignment]:
+    """Name -> assignment of every baseline that finds a plan within the memory caps."""
+    found = {"torchrec default": torchrec_assignment(objective)}
+    for name, weight in GREEDY.items():
+        found[name] = _table_wise(objective, weight)
+    found["row_wise all"] = _uniform(objective, surrogate, ShardingType.ROW_WISE)
+    found["random"] = _random(objective, surrogate, seed)
+    return {name: plan for name, plan in found.items() if plan and _may(objective, plan)}
+
+
+def _may(objective: Objective, plan: Assignment) -> bool:
+    """Fits, and lies where constraints allow: TorchRec's planner knows no ranks."""
+    topology = objective.problem.topology
+    legal = all(option.is_legal(ranks, topology) for option, ranks in plan)
+    return legal and objective.fits(plan)
+
+
+def torchrec_assignment(objective: Objective) -> Assignment | None:
+    """TorchRec's plan; options that are the same as one of ours are named as ours."""
+    problem = objective.problem
+    theirs = torchrec_plan(problem.workload, problem.topology, problem.hardware.device)
+    if theirs is None:
+        return None
+    return tuple(
+        (objective.space.option_of(table, plan) or option, plan.ranks)
+        for table, (plan, option) in enumerate(zip(theirs.tables, theirs.options, strict=True))
+    )
+
+
+def pick(options: Sequence[Option], sharding_type: ShardingType) -> Option:
+    """The table's option of this type that is fastest to read, else its first option."""
+    same = [o for o in options if o.sharding_type is sharding_type]
+    fused = [o for o in same if o.compute_kernel in (ComputeKernel.FUSED, ComputeKernel.DENSE)]
+    return (fused or same or list(options))[0]
+
+
+def _table_wise(objective: Objective, weight: Weight) -> Assignment | None:
+    tables = objective.problem.workload.tables
+    options = [pick(o, ShardingType.TABLE_WISE) for o in objective.space.options]
+    loads = np.zeros(objective.problem.topology.world_size)
+    used = np.zeros_like(objective.caps)
+    chosen: dict[int, tuple[int, ...]] = {}
+    for table in sorted(range(len(tables)), key=lambda t: (-weight(tables[t]), t)):
+        option = options[table]
+        legal = option.legal_ranks(objective.problem.topology)
+        if legal.is_empty or len(legal.units) > 1:
+            return None
+        fits = [
+            ranks
+            for ranks in legal.units[0]
+            if (used + objective.footprint(option, ranks) <= objective.caps).all()
+        ]
+        if not fits:
+            return None
+        chosen[table] = min(fits, key=lambda ranks: (loads[list(ranks)].max(), ranks))
+        loads[list(chosen[table])] += weight(tables[table]) / option.num_shards
+        used += objective.footprint(option, chosen[table])
+    return tuple((options[t], chosen[t]) for t in range(len(tables)))
+
+
+def _uniform(
+    objective: Objective, surrogate: Surrogate, sharding_type: ShardingType
+) -> Assignment | None:
+    options = [pick(o, sharding_type) for o in objective.space.options]
+    return Placer(objective, surrogate).place_all(options)
+
+
+def _random(objective: Objective, surrogate: Surrogate, seed: int) -> Assignment | None:
+    """Random options; placed at random where that fits."""
+    rng = random.Random(seed)
+    topology = objective.problem.topology
+    for _ in range(TRIES):
+        options = [rng.choice(o) for o in objective.space.options]
+        plan = []
+        for option in options:
+            legal = option.legal_ranks(topology)
+            if legal.is_empty or legal.same_group:
+                break
+            plan.append((option, tuple(r for unit in legal.units for r in rng.choice(unit))))
+        else:
+            if objective.fits(tuple(plan)):
+                return tuple(plan)
+    return Placer(objective, surrogate).place_all(options)

@@ -1,0 +1,1 @@
+"""Lower bounds on the predicted iteration time of every plan in a space."""

@@ -1,0 +1,157 @@
+"""What the busiest rank adds to the mean rank, in the bound's programs.
+
+A cut of `search.bound.relaxation` has every rank carry the mean load. But a stretch of its cycle
+that ends where all ranks meet takes as long as the rank that takes longest, and some rank holds the
+longest shard of each table. So it exceeds its mean by at least what that shard takes, less the
+mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor.cost.loads import Load
+
+if TYPE_CHECKING:
+    from ortools.linear_solver import pywraplp
+
+    from search.bound.exchange_set import ExchangeSet
+    from search.bound.relaxation import Cut
+
+Array = NDArray[np.float64]
+
+MAX_CHOICES = 1000
+"""Where tables have more choices in all, nothing is known of shards: programs stay small, and one
+shard of many is little of what a rank has."""
+WORTH = 1e-4
+"""Rows that raise a stretch by less than this share of the time are left out."""
+ROWS = 4
+"""Rows that a stretch gets at a time."""
+TIMES = [Load.FORWARD_MS, Load.BACKWARD_MS, Load.PREFETCH_MS]
+
+
+def longest_shard(shards: Array, *, cached: bool) -> Array:
+    """What the lookups of the longest shard of an option take at least, ``[TIMES]`` in ms.
+
+    Args:
+        shards: ``[shards, COLUMNS]``.
+        cached: tables may lend them room of a UVM cache, which shortens their lookups by what no
+            shard alone tells: nothing is certain.
+    """
+    times = shards[:, TIMES]
+    longest: Array = times[np.argmax(times.sum(axis=1))]
+    return np.zeros_like(longest) if cached else longest
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A stretch of a cut's cycle, in ms.
+
+    Args:
+        peak: what the rank with the longest shard of a choice takes at least, ``[choices]``.
+        mean: what a choice adds on average over the ranks, ``[choices]``.
+    """
+
+    peak: Array
+    mean: Array
+
+    def excess(self, program: ExchangeSet) -> Array:
+        """How far each table's longest shard exceeds the mean at a program's optimum, ``[tables]``;
+        of a table that mixes options, the mix of their shards."""
+        peaks = np.add.reduceat(self.peak * program.shares, program.first)
+        return np.asarray(peaks - self.mean @ program.shares)
+
+
+@dataclass(frozen=True)
+class _Beyond:
+    """The variable of a stretch, its rows by table and what they take of every choice's share."""
+
+    cut: int
+    stretch: Stretch
+    variable: pywraplp.Variable
+    rows: dict[int, tuple[pywraplp.Constraint, Array]]
+
+
+class Busiest:
+    """Variables and rows of a set's program: the excess of each stretch of each cut."""
+
+    def __init__(self, program: ExchangeSet) -> None:
+        self.program = program
+        self.found: list[_Beyond] = []
+
+    def stretches(self, cut: Cut, loads: Array) -> list[Stretch]:
+        """The stretches of a cut of which some shard is sure to have something.
+
+        Args:
+            loads: mean of every choice over the ranks, ``[choices, COLUMNS]``.
+        """
+        program = self.program
+        longest = program.bound.longest[program.index]
+        found = []
+        for each in cut.stretches:
+            slope = each[program.group]
+            peak = np.einsum("nc,nc->n", longest, slope[:, TIMES])
+            if peak.any():
+                # caches that tables lend each other can make a mean less than nothing
+                mean = np.maximum(0.0, np.einsum("nc,nc->n", loads, slope))
+                found.append(Stretch(peak, mean))
+        return found
+
+    def excess(self, stretches: list[Stretch]) -> float:
+        """What stretches exceed the mean by at the program's last optimum in ms."""
+        return sum(max(0.0, float(one.excess(self.program).max())) for one in stretches)
+
+    def enter(self, row: pywraplp.Constraint, stretches: list[Stretch]) -> None:
+        """Put the excess of a new cut's stretches into its row."""
+        solver, cut = self.program.solver, len(self.program.cuts)
+        for stretch in stretches:
+            variable = solver.NumVar(0.0, float(stretch.peak.max()), "")
+            row.SetCoefficient(variable, -1.0)
+            self.found.append(_Beyond(cut, stretch, variable, {}))
+
+    def grow(self) -> bool:
+        """Add rows of the tables whose longest shards exceed what the last optimum has the most;
+        whether there are any."""
+        # a program forgets its optimum when it changes
+        now = [one.variable.solution_value() for one in self.found]
+        return any([self._grow(one, ms) for one, ms in zip(self.found, now, strict=True)])
+
+    def _grow(self, one: _Beyond, now: float) -> bool:
+        program = self.program
+        excess = one.stretch.excess(program)
+        enough = now + WORTH * program.optimum
+        tables = [
+            table
+            for table in np.argsort(-excess, kind="stable")[:ROWS].tolist()
+            if excess[table] > enough and table not in one.rows
+        ]
+        for table in tables:
+            mine = slice(program.first[table], program.first[table] + program.sizes[table])
+            least = -one.stretch.mean
+            least[mine] += one.stretch.peak[mine]
+            row = program.row(0.0, program.solver.infinity(), -least)
+            row.SetCoefficient(one.variable, 1.0)
+            one.rows[table] = row, least
+        return bool(tables)
+
+    def priced(self, prices: Array, scale: float) -> tuple[Array, float]:
+        """What the prices of the rows charge every choice ``[choices]``, and what the variables
+        cost at least.
+
+        Args:
+            prices: of the cuts, which sum to one.
+            scale: what the program's prices of the cuts sum to.
+        """
+        cost, least = np.zeros(len(self.program.index)), 0.0
+        for one in self.found:
+            left = float(prices[one.cut])
+            for row, taken in one.rows.values():
+                price = max(0.0, row.dual_value()) / scale
+                cost += price * taken
+                left -= price
+            least += min(0.0, left) * float(one.stretch.peak.max())
+        return cost, least

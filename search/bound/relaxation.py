@@ -1,0 +1,286 @@
+"""The iteration time relaxed to a convex function of summed loads: the ground of the lower bound.
+
+Three steps, each of which can only lower the predicted time:
+
+1. *Averaging.* All ranks run the same program on the same links, so renaming ranks (hosts, and
+   positions within all hosts alike) does not change the time of a plan. The timeline is a maximum
+   over sums of operation times, hence convex in them; the mean over all renamings, which gives
+   every rank the average load, is therefore not slower (Jensen).
+2. *Convex laws.* Times that are not convex in bytes (bandwidth that grows with size) are replaced
+   by their lower convex hull over the sizes that any plan can have: where all plans use an
+   exchange, none below its least option. The launch floor of a lookup or
+   a prefetch, which a rank without shards does not pay, is left out, but where all ranks pay it.
+3. *Critical cycles.* The period of the timeline is the largest mean over the cycles of its event
+   graph. Any one cycle is a bound; with supporting lines in the place of the laws it is linear in
+   the loads, and valid for all loads.
+
+What remains is a family of linear cuts ``time >= constant + slope . load`` for one set of
+exchanges; `search.bound.lower_bound` minimises over the plans. A weaker family, `Relaxation.busy`,
+holds for every set: what a stream computes in an iteration takes at least that long, and an
+exchange that a plan does without is then one without loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor.cost.loads import COLUMNS, Load, LookupGroup
+from predictor.cost.shared import Costs
+from predictor.iteration.critical_path import critical_cycle
+from predictor.iteration.graph import Graph, Op, Scope
+from predictor.iteration.timeline import simulate
+from predictor.iteration.torchrec.dlrm import DlrmBuilder
+from predictor.iteration.torchrec.sparse import HIERARCHICAL, Exchange, Law, Size
+from predictor.model.plan import ShardingType
+
+Array = NDArray[np.float64]
+
+SAMPLES = 8192
+"""Points at which a law is sampled; the staircase below them keeps the hull a lower bound."""
+SMALLEST_BYTES = 64.0
+LOOKUPS = ("embedding_forward", "embedding_backward", "prefetch")
+UNIFORM = (ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL)
+
+
+class Hull:
+    """Lower convex hull of a non-decreasing law over sizes from ``least`` to ``top``.
+
+    Below ``least``, where no plan is, it stays at the law there.
+    """
+
+    def __init__(self, law: Law, top: float, least: float = 0.0) -> None:
+        # sizes are bytes: below one there is nothing to tell apart
+        start = max(least, min(SMALLEST_BYTES, top))
+        samples = np.geomspace(start, top, SAMPLES) if top > max(1.0, start) else np.zeros(0)
+        # samples of a narrow range may be out of order by their last digit
+        sizes = np.sort(np.concatenate(([least], samples)))
+        values = np.asarray(law(sizes), dtype=np.float64)
+        # between two samples the law is at least its value at the first of them
+        self.x, self.y = _lower_hull(sizes, np.concatenate((values[:1], values[:-1])))
+
+    def tangent(self, at: float) -> tuple[float, float]:
+        """Value and slope of a supporting line at a size."""
+        if len(self.x) == 1 or at < self.x[0]:
+            return float(self.y[0]), 0.0
+        right = int(np.clip(np.searchsorted(self.x, at, side="right"), 1, len(self.x) - 1))
+        slope = (self.y[right] - self.y[right - 1]) / (self.x[right] - self.x[right - 1])
+        return float(self.y[right - 1] + slope * (at - self.x[right - 1])), float(slope)
+
+
+def _lower_hull(x: Array, y: Array) -> tuple[Array, Array]:
+    """Corners of the lower hull of points sorted by ``x`` (Andrew's monotone chain)."""
+    hull: list[tuple[float, float]] = []
+    for point in zip(x.tolist(), y.tolist(), strict=True):
+        while len(hull) > 1 and _above(hull[-2], hull[-1], point):
+            hull.pop()
+        if not hull or hull[-1][0] < point[0]:
+            hull.append(point)
+    corners = np.array(hull)
+    return corners[:, 0], corners[:, 1]
+
+
+def _above(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
+    """``b`` does not lie below the line from ``a`` to ``c``."""
+    return (b[0] - a[0]) * (c[1] - a[1]) <= (c[0] - a[0]) * (b[1] - a[1])
+
+
+class Hulls:
+    """Hulls of one exchange's laws, remembered in the order in which the builder asks for them.
+
+    Args:
+        ceiling: load ``[columns]`` that no plan exceeds on average over the ranks.
+        least: loads ``[2, columns]`` that every plan has on average, and on its busiest rank.
+    """
+
+    def __init__(self, ceiling: Array, least: Array) -> None:
+        self.ceiling = ceiling[None, None]
+        mean, peak = least
+        self.least = np.stack([peak, 2 * mean - peak])[None]
+        """As of two ranks: a mean or a maximum over them is what every plan has at least."""
+        self.known: list[Hull] = []
+
+    def get(self, position: int, law: Law, size: Size) -> Hull:
+        """The hull of the ``position``-th law."""
+        if position == len(self.known):
+            least = size(self.least)
+            # of a size that each rank has its own of, some rank may have nothing
+            low = float(least.max()) if least.shape[-1] == 1 else 0.0
+            self.known.append(Hull(law, float(np.max(size(self.ceiling))), low))
+        return self.known[position]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """``time >= constant + slope . load``, of the mean load of a rank ``[groups, columns]``.
+
+    Args:
+        stretches: parts of the slope that one rank passes between two collectives of all ranks,
+            whichever rank it is, ``[stretches, groups, columns]``.
+    """
+
+    constant: float
+    slope: Array
+    stretches: Array
+
+
+class Relaxation:
+    """The convex relaxation for plans that use exactly a given set of exchanges.
+
+    Args:
+        groups: lookup groups that the options of these exchanges can form.
+        ceiling: per group, the load that no plan exceeds on average, ``[groups, columns]``.
+        certain: per group, whether every plan uses it.
+        hulls: exchange name -> hulls; relaxations of one problem share them.
+        least: per group, the loads that its least option has, mean and largest shard,
+            ``[groups, 2, columns]``, if every plan uses all exchanges; None if not.
+    """
+
+    def __init__(
+        self,
+        costs: Costs,
+        groups: Sequence[LookupGroup],
+        ceiling: Array,
+        certain: Sequence[bool],
+        hulls: dict[str, Hulls],
+        least: Array | None = None,
+    ) -> None:
+        self.costs = costs
+        self.groups = list(groups)
+        self.ceiling = ceiling
+        self.certain = list(certain)
+        self.hulls = hulls
+        self.least = np.zeros((len(self.groups), 2, COLUMNS)) if least is None else least
+        self.columns = np.flatnonzero(ceiling.ravel() > 0)
+
+    def evaluate(self, load: Array) -> tuple[float, Cut | None]:
+        """Relaxed time in ms at an average load ``[groups, columns]``, and the cut that is tight
+        there (None if the timeline has no critical cycle among the iterations kept)."""
+        graph, slopes, _, scopes = self._linearised(load, exact=True)
+        timeline = simulate(graph, keep_steps=True)
+        found = critical_cycle(graph, timeline)
+        if found is None:
+            return float(timeline.iteration_ms[0]), None
+        ops, length, iterations = found
+        slope = self._slope(slopes[:, ops].sum(axis=1) / iterations)
+        constant = length / iterations - float((slope * load).sum())
+        runs = _runs(ops, scopes)
+        parts = [self._slope(slopes[:, run].sum(axis=1) / iterations) for run in runs]
+        stretches = np.array(parts).reshape(-1, *slope.shape)
+        return length / iterations, Cut(constant, slope, stretches)
+
+    def busy(self, load: Array) -> list[Cut]:
+        """Cuts that hold for plans with any of the exchanges: the work of one stream, or of the
+        host with the streams that run on it. Of an exchange's operations only the part counts
+        that grows with its loads."""
+        graph, slopes, optional, _ = self._linearised(load, exact=False)
+        none = np.zeros((0, *self.ceiling.shape))
+        cuts = []
+        for streams in _sequential(graph):
+            ops = [i for i, op in enumerate(graph.ops) if op.stream in streams]
+            slope = self._slope(slopes[:, ops].sum(axis=1))
+            always = [i for i in ops if not optional[i]]
+            constant = sum(float(graph.ops[i].cost_ms[0]) for i in always)
+            constant -= float((self._slope(slopes[:, always].sum(axis=1)) * load).sum())
+            if "host" in streams:
+                constant += sum(
+                    op.host_ms for op, o in zip(graph.ops, optional, strict=True) if not o
+                )
+            cuts.append(Cut(constant, slope, none))
+        return cuts
+
+    def _slope(self, columns: Array) -> Array:
+        slope: Array = np.zeros(self.ceiling.shape)
+        slope.flat[self.columns] = columns
+        return slope
+
+    def _linearised(
+        self, load: Array, *, exact: bool
+    ) -> tuple[Graph, Array, list[bool], list[Scope | None]]:
+        """Graph of one rank at ``load``, the slopes ``[columns, ops]`` of its costs, which of its
+        operations belong to an exchange, and which ranks meet in them.
+
+        Args:
+            exact: plans use all of the exchanges; else they pay for the company of no other.
+        """
+        base = load.ravel()
+        count = len(self.columns)
+        probes = np.repeat(base[None], count + 2, axis=0)
+        probes[np.arange(1, count + 1), self.columns] += 1.0
+        loads = probes.reshape(len(probes), len(self.groups), 1, COLUMNS)
+        loads[..., Load.SHARDS] = 1.0 if exact else np.array(self.certain)[:, None]
+        loads[-1, :, 0, Load.SHARDS] = self.certain  # tells apart what a plan may do without
+        many = self._builder(loads).build()
+        costs = np.stack(
+            [np.broadcast_to(op.cost_ms.reshape(-1), len(probes)) for op in many.ops], axis=1
+        )
+        # where caches that tables lend each other make a lookup less than nothing, it is nothing
+        slopes = np.where(costs[0] < 0, 0.0, costs[1:-1] - costs[0])
+        one = Graph(1, 1, many.inline_streams, many.launch_latency_ms)
+        one.ops = [self._single(op, costs[0, i]) for i, op in enumerate(many.ops)]
+        optional = [op.active is not None for op in many.ops]
+        return one, slopes, optional, [op.scope for op in many.ops]
+
+    def _builder(self, loads: Array) -> DlrmBuilder:
+        known, ceiling, least, certain = self.hulls, self.ceiling, self.least, self.certain
+
+        class Relaxed(Exchange):
+            """Costs are supporting lines at the loads of the first plan of the batch."""
+
+            asked = 0
+
+            def cost(self, law: Law, size: Size) -> Array:
+                if self.name not in known:
+                    mine = list(self.members)
+                    known[self.name] = Hulls(ceiling[mine].sum(axis=0), least[mine].min(axis=0))
+                hull = known[self.name].get(self.asked, law, size)
+                self.asked += 1
+                sizes = size(self.total)
+                at = float(sizes[0].max())
+                value, slope = hull.tangent(at)
+                return np.asarray(value + slope * (sizes - at))
+
+            def _lookup(self, group: int, column: Load, floor_ms: float) -> Array:
+                floor_ms = floor_ms if certain[group] and self._everywhere else 0.0
+                return np.asarray(floor_ms + self.loads[:, group, :, column])
+
+            @property
+            def _everywhere(self) -> bool:
+                """Its lookups run on all ranks or on none."""
+                kind, groups = self.sharding_type, self.topology.groups
+                return kind in UNIFORM or (kind in HIERARCHICAL and groups == 1)
+
+        return DlrmBuilder(self.costs, self.groups, loads, Relaxed)
+
+    def _single(self, op: Op, cost_ms: float) -> Op:
+        """The operation for one average rank; a collective of one starts when it is ready."""
+        host_ms = op.host_ms
+        if op.phase in LOOKUPS and op.active is not None and not op.active[-1]:
+            host_ms = 0.0
+        return replace(
+            op, cost_ms=np.array([max(0.0, cost_ms)]), host_ms=host_ms, scope=None, active=None
+        )
+
+
+def _runs(ops: Sequence[int], scopes: Sequence[Scope | None]) -> list[list[int]]:
+    """A cycle's operations parted at the collectives of all ranks, without them. Where some ranks
+    meet others in between, a rank is not told from those: such parts are left out."""
+    runs: list[list[int]] = [[]]
+    for op in ops:
+        if scopes[op] == "world":
+            runs.append([])
+        else:
+            runs[-1].append(op)
+    if len(runs) > 1:  # the cycle is closed
+        runs[0] = runs.pop() + runs[0]
+    return [run for run in runs if run and all(scopes[op] is None for op in run)]
+
+
+def _sequential(graph: Graph) -> list[set[str]]:
+    """Streams whose operations run one after the other: each alone, those on the host together."""
+    streams = dict.fromkeys(op.stream for op in graph.ops)
+    on_host = {"host", *graph.inline_streams}
+    return [on_host, *({s} for s in streams if s not in on_host)]

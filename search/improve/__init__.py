@@ -1,0 +1,1 @@
+"""Local descent on placed plans."""

@@ -1,0 +1,240 @@
+"""Improves assignments on the true objective: the full timeline, many neighbours at a time.
+
+Moves: one unit of a table to another rank, two tables swap ranks, one table changes its option,
+tables of one exchange join another (`search.improve.transfers`).
+Descent takes the best neighbours together as far as that helps; at a local optimum a few tables are
+shaken (iterated local search, Lourenço et al. 2003) until the budget of evaluations is spent.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
+
+import numpy as np
+
+from predictor.model.plan import ShardingType
+from search.improve.transfers import Change, Transfers
+from search.in_use.moves import repaired
+from search.objective import Assignment, Choice, Objective, Ranks
+from search.place.placement import Placer
+from search.space.enumerate import Option
+from search.surrogate import Surrogate
+
+NEIGHBOURS = 512
+"""Neighbours scored before the best of them is taken."""
+JOINED = 16
+"""Changes of different tables that are tried together."""
+SHAKEN = 3
+"""Tables changed at random to leave a local optimum."""
+SWAPPED = 64
+"""Other tables that one is offered to swap with."""
+
+
+class LocalSearch:
+    """Descent with restarts from shaken optima."""
+
+    def __init__(self, objective: Objective, surrogate: Surrogate, seed: int) -> None:
+        self.objective = objective
+        self.surrogate = surrogate
+        self.topology = objective.problem.topology
+        self.given = objective.space.given
+        self.refused = 0
+        self.summed: tuple[Assignment, np.ndarray, np.ndarray] = (), np.empty(0), np.empty(0)
+        self.placer = Placer(objective, surrogate)
+        self.random = random.Random(seed)
+        self.transfers = Transfers(objective, surrogate, self.random)
+
+    def improve(
+        self,
+        start: Assignment,
+        evaluations: int,
+        stop: Callable[[float], bool] = lambda best: False,
+    ) -> tuple[Assignment, float]:
+        """The best assignment found and its predicted time in ms.
+
+        Args:
+            start: an assignment that fits.
+            evaluations: budget of plans to score.
+            stop: asked after every descent step with the best time so far.
+        """
+        best, best_ms = start, float(self.objective.score([start])[0])
+        limit = self.spent + evaluations
+        current, current_ms = best, best_ms
+        while self.spent < limit and not stop(best_ms):
+            step = self._descend(current, current_ms, limit, stop)
+            if step is not None:
+                current, current_ms = step
+            if current_ms < best_ms:
+                best, best_ms = current, current_ms
+            if step is None:
+                current = self._shake(best)
+                current_ms = float(self.objective.score([current])[0])
+        return best, best_ms
+
+    def _descend(
+        self, base: Assignment, base_ms: float, limit: int, stop: Callable[[float], bool]
+    ) -> tuple[Assignment, float] | None:
+        """A better assignment among the neighbours, which are scored in random order, by parts."""
+        neighbours = self.neighbours(base)
+        while part := list(islice(neighbours, NEIGHBOURS)):
+            times = self.objective.score_neighbours(base, part)
+            order = np.argsort(times, kind="stable")
+            better = [part[i] for i in order if times[i] < base_ms * (1 - 1e-9)]
+            if better:
+                joint = self._join(base, better)
+                times = self.objective.score_neighbours(base, joint)
+                best = int(np.argmin(times))
+                return apply(base, joint[best]), float(times[best])
+            if self.spent >= limit or stop(base_ms):
+                break
+        return None
+
+    @property
+    def spent(self) -> int:
+        """Plans scored, and those that were too far from a given plan to be."""
+        return self.objective.evaluations + self.refused
+
+    def _join(self, base: Assignment, better: Sequence[Change]) -> list[Change]:
+        """The best change, the best two of different tables, the best three, ... as they fit."""
+        used = self.objective.memory(base)
+        joint = [better[0]]
+        for change in better[1:]:
+            both = {**joint[-1], **change}
+            apart = len(both) == len(joint[-1]) + len(change)
+            if apart and self._fits(base, used, both):
+                joint.append(both)
+            if len(joint) == JOINED:
+                break
+        return joint
+
+    def _shake(self, base: Assignment) -> Assignment:
+        for _ in range(20):
+            changed = base
+            for table in self.random.sample(range(len(base)), min(SHAKEN, len(base))):
+                choices = list(self._moves(changed, table)) + list(self._options(changed, table))
+                if choices:
+                    shaken = {table: self.random.choice(choices)}
+                    changed = apply(changed, repaired(self.given, changed, shaken, self.random))
+            if self.objective.fits(changed):
+                return changed
+        return base
+
+    def neighbours(self, base: Assignment) -> Iterator[Change]:
+        """What fits of all moves, table by table; made only as far as asked for."""
+        used = self.objective.memory(base)
+        order = self._order(base)
+        changes = chain(
+            self.transfers.propose(base),
+            self._returns(base),
+            chain.from_iterable(self._of_table(base, t, order) for t in order),
+        )
+        for proposed in changes:
+            change = repaired(self.given, base, proposed, self.random)
+            if self._fits(base, used, change):
+                yield change
+            elif self.given is not None and self.given.is_limited:
+                self.refused += 1
+
+    def _returns(self, base: Assignment) -> Iterator[Change]:
+        """Each moved table back where a given plan has it."""
+        if self.given is not None:
+            for table in self.given.moved(base):
+                before = self.given.choices[table]
+                if before is not None:
+                    yield {table: before}
+
+    def _order(self, base: Assignment) -> list[int]:
+        """Tables on a rank that is slowest in some phase come first; else at random."""
+        loads, _ = self.surrogate.standing(base, ())
+        slowest = {*loads.argmax(axis=0).tolist()}
+        order = self.random.sample(range(len(base)), len(base))
+        return sorted(order, key=lambda table: slowest.isdisjoint(base[table][1]))
+
+    def _of_table(self, base: Assignment, table: int, order: Sequence[int]) -> list[Change]:
+        """Every change of one table, and its swaps with the tables after it in the order."""
+        alone = chain(self._moves(base, table), self._options(base, table))
+        later = order[order.index(table) + 1 :]
+        later = self.random.sample(later, min(SWAPPED, len(later)))
+        changes = [*({table: choice} for choice in alone), *self._swaps(base, table, later)]
+        self.random.shuffle(changes)
+        return changes
+
+    def _fits(self, base: Assignment, used: np.ndarray, change: Change) -> bool:
+        after = used
+        for table, choice in change.items():
+            after = after - self.objective.footprint(*base[table])
+            after = after + self.objective.footprint(*choice)
+        if (after > self.objective.caps).any():
+            return False
+        groups = self.objective.space.co_locate
+        if not groups and self.given is None:
+            return True
+        joint = apply(base, change)
+        near = self.given is None or self.given.allows(joint)
+        return near and self.objective.space.co_located([ranks for _, ranks in joint])
+
+    def _moves(self, base: Assignment, table: int) -> Iterator[Choice]:
+        """One unit of the table elsewhere; like units of a table are moved once."""
+        option, ranks = base[table]
+        legal = self.objective.legal(option)
+        start, seen = 0, set()
+        for alternatives in legal.units:
+            width = len(alternatives[0])
+            here = ranks[start : start + width]
+            for there in alternatives if here not in seen else ():
+                moved = (*ranks[:start], *there, *ranks[start + width :])
+                if there != here and self._one_group(legal.same_group, moved):
+                    yield option, moved
+            seen.add(here)
+            start += width
+
+    def _one_group(self, same_group: bool, ranks: Ranks) -> bool:
+        return not same_group or len({self.topology.group_of(r) for r in ranks}) == 1
+
+    def _without(self, base: Assignment, table: int) -> tuple[np.ndarray, np.ndarray]:
+        """What all other tables put on the ranks; the sum over all is kept for the next table."""
+        if self.summed[0] is not base:
+            self.summed = base, *self.surrogate.standing(base, ())
+        _, loads, used = self.summed
+        option, ranks = base[table]
+        loads = loads.copy()
+        np.subtract.at(loads, list(ranks), self.surrogate.phases(option))
+        return loads, used - self.objective.footprint(option, ranks)
+
+    def _options(self, base: Assignment, table: int) -> Iterator[Choice]:
+        """Another option for the table, placed greedily around the others."""
+        loads, used = self._without(base, table)
+        for option in self.objective.space.options[table]:
+            # one column shard gains nothing alone; whole exchanges are merged instead
+            alone = option.sharding_type is ShardingType.COLUMN_WISE and option.num_shards == 1
+            if option is not base[table][0] and not alone:
+                placed = self.placer.best_ranks(option, loads, used)
+                if placed is not None:
+                    yield option, placed
+
+    def _swaps(self, base: Assignment, table: int, others: Sequence[int]) -> Iterator[Change]:
+        """Two tables of one unit each exchange their places."""
+        first, here = base[table]
+        if not self._is_movable(first):
+            return
+        for other in others:
+            second, there = base[other]
+            alike = len(here) == len(there) and here != there and self._is_movable(second)
+            if alike and self._may(first, there, second, here):
+                yield {table: (first, there), other: (second, here)}
+
+    def _is_movable(self, option: Option) -> bool:
+        legal = self.objective.legal(option)
+        return len(legal.units) == 1 and len(legal.units[0]) > 1
+
+    def _may(self, first: Option, there: Ranks, second: Option, here: Ranks) -> bool:
+        return there in self.objective.legal(first).units[0] and (
+            here in self.objective.legal(second).units[0]
+        )
+
+
+def apply(base: Assignment, change: Change) -> Assignment:
+    """The assignment with some tables changed."""
+    return tuple(change.get(table, choice) for table, choice in enumerate(base))

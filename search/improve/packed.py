@@ -1,0 +1,250 @@
+"""A plan as `search.improve.cycle_cuts` sees it: loads of ranks, targets, what changes cost."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search.improve.cycle_cuts import CycleCut
+from search.objective import Assignment, Choice, Objective
+from search.space.enumerate import Option
+from search.surrogate import Surrogate
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.intp]
+Changes = dict[int, Choice]
+
+
+@dataclass(frozen=True)
+class Way:
+    """An option as the cuts see it.
+
+    Args:
+        work: of every shard, ``[shards, columns]``.
+        even: what it adds to the cuts wherever it lies, ``[cuts]`` in ms.
+        memory: ``[shards, hbm or ddr]``.
+        allowed: ranks that a shard may lie on; None if there is one placement only.
+    """
+
+    option: Option
+    work: Array
+    even: Array
+    memory: Array
+    allowed: NDArray[np.bool_] | None
+
+
+@dataclass(frozen=True)
+class Ways:
+    """The options of a table that use no other exchanges, side by side.
+
+    Args:
+        work: of a shard on each rank, ``[options, ranks, columns]``.
+        even: as of `Way`, ``[options, cuts]``.
+        memory: of a shard on each rank, ``[options, ranks, hbm or ddr]``.
+        allowed: ranks that a shard may lie on, ``[options, ranks]``.
+        last: where the last of an option's shards comes, if its ranks are sorted: rows, columns.
+        fixed: the one placement of an option that has no other.
+    """
+
+    options: list[Option]
+    work: Array
+    even: Array
+    memory: Array
+    allowed: NDArray[np.bool_]
+    last: tuple[Ints, Ints]
+    fixed: list[Ints | None]
+
+
+class Packed:
+    """A plan and its loads; columns are the stretches of all cuts, in units of their mean.
+
+    Args:
+        bound: tables that stay as they are.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        surrogate: Surrogate,
+        bound: Collection[int],
+        cuts: Sequence[CycleCut],
+        start: Assignment,
+    ) -> None:
+        self.objective, self.surrogate, self.bound = objective, surrogate, bound
+        self.groups = cuts[-1].groups
+        self.world = self.objective.problem.topology.world_size
+        self._columns(cuts)
+        self.known: dict[int, Way] = {}
+        self.many: dict[int, Ways | None] = {}
+        self.scale = np.ones(self.slopes.shape[0])
+        self.chosen = [(self.way(option), np.array(ranks)) for option, ranks in start]
+        self._wholes()
+        self.count()
+        self.scale = np.maximum(self.loads.mean(axis=0), 1e-12)
+        self.known.clear()
+        self._wholes()
+        self.chosen = [(self.way(option), np.array(ranks)) for option, ranks in start]
+        self.count()
+
+    def _columns(self, cuts: Sequence[CycleCut]) -> None:
+        """Stretches that several cuts share are one column."""
+        slopes: list[Array] = []
+        self.member = np.zeros((len(cuts), sum(len(c.stretches) for c in cuts)))
+        for row, cut in enumerate(cuts):
+            for stretch in cut.stretches:
+                same = [i for i, s in enumerate(slopes) if np.allclose(s, stretch, 1e-2, 0.0)]
+                if not same:
+                    slopes.append(stretch)
+                self.member[row, same[0] if same else len(slopes) - 1] += 1.0
+        self.slopes = np.array(slopes)
+        self.member = self.member[:, : len(slopes)]
+        self.targets = np.zeros(len(slopes))
+        self.even_target = np.zeros(len(cuts))
+        self.constants = np.array([cut.constant for cut in cuts])
+        self.even = np.array([cut.even for cut in cuts]) / self.world
+
+    @property
+    def assignment(self) -> Assignment:
+        """The plan as it is now."""
+        return tuple((way.option, tuple(ranks.tolist())) for way, ranks in self.chosen)
+
+    def way(self, option: Option) -> Way:
+        """An option in the terms of the cuts."""
+        found = self.known.get(id(option))
+        if found is None:
+            group, loads = self.surrogate.shard_loads(option)
+            legal = self.objective.legal(option)
+            single = (
+                all(unit and len(unit[0]) == 1 for unit in legal.units) and not legal.same_group
+            )
+            alternatives = legal.units[0]
+            allowed = None
+            if single and len(alternatives) > 1:
+                allowed = np.zeros(self.world, dtype=bool)
+                allowed[[a[0] for a in alternatives]] = True
+            found = self.known[id(option)] = Way(
+                option,
+                loads @ self.slopes[:, group].T / self.scale,
+                self.even[:, group] @ loads.sum(axis=0),
+                np.array([[m.hbm_bytes, m.ddr_bytes] for m in option.memory], dtype=np.float64),
+                allowed,
+            )
+        return found
+
+    def ways(self, table: int) -> Ways | None:
+        """The options of a table with at most one shard a rank; None if it has none."""
+        if table not in self.many:
+            self.many[table] = self._ways(table)
+        return self.many[table]
+
+    def _ways(self, table: int) -> Ways | None:
+        options: list[Option] = []
+        fixed: list[Ints | None] = []
+        many = []
+        for option in self.objective.space.options[table]:
+            if self.surrogate.shard_loads(option)[0] not in self.groups:
+                continue
+            way, units = self.way(option), self.objective.legal(option).units
+            only = None if way.allowed is not None else np.array([r for u in units for r in u[0]])
+            alone = only is None or all(len(u) == 1 for u in units)
+            if not alone or option.num_shards > (self.world if only is None else len({*only})):
+                continue
+            many.append(self._on_ranks(way, only))
+            options.append(option)
+            fixed.append(only)
+        if not many:
+            return None
+        work, memory, allowed = (np.stack(parts) for parts in zip(*many, strict=True))
+        rows = np.arange(len(options)), np.array([o.num_shards - 1 for o in options])
+        even = np.stack([self.way(o).even for o in options])
+        return Ways(options, work, even, memory, allowed, rows, fixed)
+
+    def _on_ranks(self, way: Way, only: Ints | None) -> tuple[Array, Array, NDArray[np.bool_]]:
+        """Work and memory of a shard on each rank, and the ranks that it may lie on."""
+        work = np.repeat(way.work[:1], self.world, axis=0)
+        memory = np.repeat(way.memory[:1], self.world, axis=0)
+        if only is None:
+            assert way.allowed is not None
+            return work, memory, way.allowed
+        work[only], memory[only] = way.work, way.memory
+        allowed = np.zeros(self.world, dtype=bool)
+        allowed[only] = True
+        return work, memory, allowed
+
+    def count(self) -> None:
+        """Loads ``[ranks, columns]``, bytes ``[ranks, 2]``, even parts, and the shards that may
+        move one by one."""
+        ranks = np.concatenate([ranks for _, ranks in self.chosen])
+        work = np.concatenate([way.work for way, _ in self.chosen])
+        memory = np.concatenate([way.memory for way, _ in self.chosen])
+        self.loads, self.used = (
+            np.stack(
+                [np.bincount(ranks, one, self.world) for one in many.T], axis=1, dtype=np.float64
+            )
+            for many in (work, memory)
+        )
+        self.even_ms = np.sum([way.even for way, _ in self.chosen], axis=0)
+        sizes = [len(ranks) for _, ranks in self.chosen]
+        owner = np.repeat(np.arange(len(sizes)), sizes)
+        free = np.array(
+            [w.allowed is not None and t not in self.bound for t, (w, _) in self.tables()]
+        )
+        keep = free[owner]
+        self.owner, self.ranks = owner[keep], ranks[keep]
+        self.position = np.concatenate([np.arange(n) for n in sizes])[keep]
+        self.work, self.memory = work[keep], memory[keep]
+        self.group = np.array([self.place[self._group(w)] for w, _ in self.chosen])[self.owner]
+        self.trade, self.trade_even = self.trades[self.owner], self.trades_even[self.owner]
+        self.trade_memory = self.trades_memory[self.owner]
+        split = np.array([len(ranks) > 1 for _, ranks in self.chosen])[self.owner]
+        self.trade[split] = np.nan
+        self.own_even = np.stack([w.even for w, _ in self.chosen])[self.owner]
+        allowed = [w.allowed for w, _ in self.chosen if w.allowed is not None]
+        rows = np.cumsum([w.allowed is not None for w, _ in self.chosen]) - 1
+        self.allowed = np.array(allowed)[rows[self.owner]] if keep.any() else np.zeros((0, 0), bool)
+
+    def _group(self, way: Way) -> int:
+        return self.surrogate.shard_loads(way.option)[0]
+
+    def _wholes(self) -> None:
+        """Of every table and group, what it would be as one shard; not a number where it cannot.
+
+        Only trades with tables that are whole themselves make sense: others have nothing here.
+        """
+        self.place = {group: i for i, group in enumerate(sorted(self.groups))}
+        self.whole: list[dict[int, Way]] = []
+        shape = len(self.chosen), len(self.place)
+        self.trades = np.full((*shape, len(self.scale)), np.nan)
+        self.trades_even = np.full((*shape, len(self.constants)), np.nan)
+        self.trades_memory = np.full((*shape, 2), np.nan)
+        for table, options in enumerate(self.objective.space.options):
+            found: dict[int, Way] = {}
+            for option in options:
+                group = self.surrogate.shard_loads(option)[0]
+                if option.num_shards == 1 and group in self.place and group not in found:
+                    way = found[group] = self.way(option)
+                    self.trades[table, self.place[group]] = way.work[0]
+                    self.trades_even[table, self.place[group]] = way.even
+                    self.trades_memory[table, self.place[group]] = way.memory[0]
+            self.whole.append(found)
+
+    def tables(self) -> list[tuple[int, tuple[Way, Ints]]]:
+        return list(enumerate(self.chosen))
+
+    def apply(self, changes: Sequence[Changes]) -> None:
+        for change in changes:
+            for table, (option, ranks) in change.items():
+                self.chosen[table] = self.way(option), np.array(ranks)
+        self.count()
+
+    def excess(self, loads: Array) -> Array:
+        """Squares of what ranks exceed the targets by, ``[..., columns]`` to ``[...]`` in ms^2."""
+        over = np.maximum(loads - self.targets, 0.0) * self.scale
+        return np.asarray(np.einsum("...c,...c->...", over, over))
+
+    def estimate(self, total: Array, even_ms: Array) -> Array:
+        over = np.maximum(even_ms - self.even_target, 0.0)
+        return np.asarray(total + self.world * np.einsum("...c,...c->...", over, over))

@@ -1,0 +1,1 @@
+"""A plan that is already running: which tables stay, and what moving the others takes."""

@@ -1,0 +1,1 @@
+"""Why nothing fits: a smallest set of conflicting demands, and what would help."""

@@ -1,0 +1,168 @@
+"""What would mend an infeasible problem, cheapest first, and the message that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from predictor.errors import InfeasibleError, InputError
+from predictor.model.topology import Topology
+from predictor.units import format_bytes
+from search.in_use.moves import Placed, misfits
+from search.infeasible.conflict import DDR, HBM, Demand, Oracle, irreducible, memory_demands
+from search.objective import Objective
+from search.problem import Problem
+from search.propose.candidates import FEASIBILITY_WORK, infeasible
+from search.propose.feasibility import Feasibility, least_extra_bytes, least_moves
+from search.stop import Stop
+from search.surrogate import Surrogate
+
+WORK = 1.0
+"""Deterministic time of one proof at effort 1, about seconds on one core."""
+ANSWERS = 60
+"""Proofs that the search for an irreducible set may take."""
+LARGEST = 4000
+"""Tables times ranks beyond which one proof takes seconds: only bytes are told then."""
+SIZES = 10
+"""Larger clusters that are tried, at most."""
+TIMES = (2, 4, 8)
+"""Larger clusters have so many hosts where few more than now do not do."""
+GPUS_OF_A_HOST = 8
+ADVICE = "\nTo try:"
+FLAGS = {HBM: "--hbm-gib, or a smaller --reserve", DDR: "--ddr-gib"}
+
+
+def explained(problem: Problem, error: InfeasibleError, stop: Stop) -> InfeasibleError:
+    """The error with the demands that exclude each other and what would mend them, as far as they
+    can be told in the time left."""
+    size = len(problem.workload.tables) * problem.topology.world_size
+    oracle = Oracle(problem, WORK * max(1.0, stop.effort), ANSWERS, lambda: stop.remaining_s <= 0)
+    found = irreducible(oracle) if size <= LARGEST else None
+    text = str(error)
+    parts: list[str] = []
+    if found is not None:
+        head = "Of all that is asked for, this alone cannot be met together; each part is needed:"
+        parts.append("\n".join([head, *(f"  {demand.words}" for demand in found)]))
+    if size <= LARGEST:
+        told = remedies(oracle, memory_demands(problem) if found is None else found)
+        if told:
+            # general advice gives way to what is shown to help
+            text = text.partition(ADVICE)[0]
+            parts.append(
+                "\n".join(["To try; any one of these would do:", *(f"  {t}" for t in told)])
+            )
+    return InfeasibleError("\n".join([text, *parts]))
+
+
+def nothing_fits(
+    objective: Objective,
+    surrogate: Surrogate,
+    nearest: Feasibility,
+    placed: Placed | None,
+    stop: Stop,
+    seed: int,
+) -> InfeasibleError:
+    """The error of a search that has no plan; too few moves are told from too little memory."""
+    given = objective.space.given
+    if placed is not None and given is not None and given.is_limited:
+        work = FEASIBILITY_WORK * max(1.0, stop.effort)
+        least, found = least_moves(objective, surrogate, work, seed, max(1.0, stop.remaining_s))
+        if found is not None:
+            why = misfits(objective.space, objective.problem, placed)
+            return InfeasibleError(_too_few(given.max_moves, least, found, why))
+    return explained(objective.problem, infeasible(objective, nearest), stop)
+
+
+def _too_few(moves: int, least: int, found: int, why: Sequence[str]) -> str:
+    """What to say where a plan exists, but none was found within the moves allowed."""
+    lines = ["the given plan cannot stay as it is:", *(f"  {reason}" for reason in why)]
+    tables = "1 table differs" if moves == 1 else f"{moves} tables differ"
+    if least > moves:
+        number = f"{least} must" if least == found else f"{least}, at most {found} must"
+        lines.append(f"No plan fits in which at most {tables} from it: at least {number}")
+    else:
+        lines.append(
+            f"No plan was found in which at most {tables} from it; whether there is one is not "
+            f"known, with {found} there is"
+        )
+    lines.append(f"To try: --max-moves {found}")
+    return "\n".join(lines)
+
+
+def remedies(oracle: Oracle, found: Sequence[Demand]) -> list[str]:
+    """Each alone makes a plan possible; nothing is told that was not shown to.
+
+    Args:
+        found: demands that exclude each other.
+    """
+    told = []
+    for demand in found:
+        extra = _extra_bytes(oracle, demand)
+        if extra:
+            told.append(extra)
+    gpus = _gpus(oracle)
+    if gpus and any(d.what in (HBM, DDR) for d in found):
+        told.append(gpus)
+    oracle.answers = max(oracle.answers, len(found))
+    for demand in found:
+        if demand.what not in (HBM, DDR) and oracle.fits_without([demand]):
+            told.append(f"dropping {demand.words}")
+    return told
+
+
+def _extra_bytes(oracle: Oracle, demand: Demand) -> str:
+    if demand.what not in (HBM, DDR):
+        return ""
+    kind = (HBM, DDR).index(demand.what)
+    space = oracle.space_without([demand])
+    if space is None:
+        return ""
+    extra, least = least_extra_bytes(oracle.problem, space, kind, oracle.work)
+    if not extra:
+        return ""
+    word = "" if least else "at most "
+    return (
+        f"{word}{extra} bytes ({format_bytes(extra)}) more {demand.what} for tables on every rank "
+        f"({FLAGS[demand.what]})"
+    )
+
+
+def _gpus(oracle: Oracle) -> str:
+    """The smallest larger cluster of the same hosts that is shown to do."""
+    least = True
+    oracle.answers = max(oracle.answers, SIZES)
+    for topology in _larger(oracle.problem.topology):
+        fits = oracle.fits(replace(oracle.problem, topology=topology))
+        if fits:
+            ranks, hosts = topology.world_size, topology.hosts
+            word = "" if least else "at most "
+            where = f"{hosts} hosts of {topology.local_world_size}" if hosts > 1 else "one host"
+            return f"{word}{ranks} GPUs of this kind ({where}; --gpus {ranks})"
+        least = least and fits is False
+    return ""
+
+
+def _larger(topology: Topology) -> Iterator[Topology]:
+    """Clusters of more such ranks; none where ranks differ."""
+    if len({*topology.hbm_cap_bytes}) > 1 or len({*topology.ddr_cap_bytes}) > 1:
+        return
+    ranks, local, hosts = topology.world_size, topology.local_world_size, topology.hosts
+    sizes = [
+        (n * local, local) for n in (hosts + 1, hosts + 2, hosts + 3, *(hosts * f for f in TIMES))
+    ]
+    if hosts == 1 and local < GPUS_OF_A_HOST:
+        one_host = [(n, n) for n in range(ranks + 1, GPUS_OF_A_HOST + 1)]
+        sizes = [*one_host, *((f * GPUS_OF_A_HOST, GPUS_OF_A_HOST) for f in TIMES)]
+    for world, host in sorted({*sizes})[:SIZES]:
+        for domain in (topology.nvlink_domain if hosts > 1 else 0, 0):
+            try:
+                yield Topology.uniform(
+                    world,
+                    host,
+                    hbm_bytes=topology.hbm_cap_bytes[0],
+                    ddr_bytes=topology.ddr_cap_bytes[0],
+                    nvlink_domain=domain,
+                )
+            except InputError:
+                continue
+            break

@@ -1,0 +1,1 @@
+"""Greedy partitioners: chosen options onto ranks."""

@@ -1,0 +1,98 @@
+"""What a search takes and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from predictor.hardware.loader import HardwareProfile
+from predictor.model.plan import ShardingPlan
+from predictor.model.topology import Topology
+from predictor.model.workload import Workload
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What to plan: the model, the ranks with the memory left for shards, and the costs."""
+
+    workload: Workload
+    topology: Topology
+    hardware: HardwareProfile
+
+
+@dataclass(frozen=True)
+class RankedPlan:
+    """A plan with its predicted iteration time and the searcher that found it."""
+
+    plan: ShardingPlan
+    iteration_ms: float
+    found_by: str
+
+
+@dataclass(frozen=True)
+class GivenPlan:
+    """The plan in use that a search started from.
+
+    Args:
+        iteration_ms: predicted, whether it fits or not.
+        misfits: why it cannot stay as it is; empty if it can.
+        max_moves: tables that could change; None for all.
+    """
+
+    plan: ShardingPlan
+    iteration_ms: float
+    misfits: tuple[str, ...]
+    max_moves: int | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """Outcome of a search.
+
+    Args:
+        plans: best first; no two are the same up to a renaming of ranks.
+        lower_bound_ms: no plan of the search space is predicted to be faster.
+        surrogate_gap: gap of the exact solver on its own separable objective, as a fraction; None
+            if it did not run.
+        stopped_by: ``work`` (the deterministic budget), ``gap`` or ``time``.
+        baselines: name -> predicted iteration time of the plan that other methods give.
+        baseline_plans: the plans themselves.
+        evaluations: plans scored on the full timeline.
+        given: the plan in use, if the search was given one.
+    """
+
+    plans: tuple[RankedPlan, ...]
+    lower_bound_ms: float
+    surrogate_gap: float | None
+    stopped_by: str
+    baselines: Mapping[str, float]
+    baseline_plans: Mapping[str, ShardingPlan]
+    search_seconds: float
+    evaluations: int
+    seed: int
+    given: GivenPlan | None = None
+
+    @property
+    def best(self) -> RankedPlan:
+        """The plan with the least predicted iteration time."""
+        return self.plans[0]
+
+    @property
+    def gap(self) -> float:
+        """How far the best plan can be from optimal: ``iteration / bound - 1``, a fraction."""
+        return self.best.iteration_ms / self.lower_bound_ms - 1
+
+
+class Progress(Protocol):
+    """Called while searching, with what is being done and what is known so far."""
+
+    def __call__(
+        self, stage: str, fraction: float, best_ms: float | None, bound_ms: float | None
+    ) -> None:
+        """``fraction`` of the work budget that is spent, in [0, 1]."""
+        ...
+
+
+def silent(stage: str, fraction: float, best_ms: float | None, bound_ms: float | None) -> None:
+    """A `Progress` that shows nothing."""

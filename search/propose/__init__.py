@@ -1,0 +1,1 @@
+"""Candidates: plans for the local descent to start from."""

@@ -1,0 +1,191 @@
+"""Plans to start from: what the searchers propose, and any that fits where they find none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from predictor.errors import InfeasibleError
+from predictor.units import format_bytes
+from search.bound.lower_bound import LowerBound
+from search.improve.packing import Packer
+from search.objective import Assignment, Objective, signature
+from search.problem import Progress
+from search.propose.cpsat import CpSat
+from search.propose.feasibility import Feasibility, find_feasible
+from search.propose.rounding import Rounding
+from search.propose.study import Study
+from search.space.enumerate import LOAD_FACTORS, Space
+from search.space.option import Given, Option
+from search.stop import Stop
+from search.surrogate import Surrogate
+
+SEARCHERS = ("rounding", "cpsat", "optuna")
+
+# Work at effort 1, sized so that 26 tables on 8 ranks take a few seconds.
+CPSAT_WORK = 0.1
+TRIALS = 6
+TRIAL_SIZE = 20_000
+"""Tables times ranks up to which the study has all of its trials; beyond, each costs seconds."""
+BOUND_STEPS = 1000
+PACKING_STEPS = 600
+FEASIBILITY_WORK = 10.0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan with its predicted iteration time and who found it."""
+
+    assignment: Assignment
+    iteration_ms: float
+    found_by: str
+
+
+def propose(
+    objective: Objective,
+    surrogate: Surrogate,
+    stop: Stop,
+    seed: int,
+    searchers: Sequence[str],
+    known: Sequence[Candidate],
+    bound: LowerBound,
+    progress: Progress,
+) -> tuple[list[Candidate], float | None]:
+    """Candidates of the searchers, and CP-SAT's gap on the surrogate.
+
+    Args:
+        bound: solved here as far as its programs propose plans.
+    """
+    found: list[Candidate] = []
+    gap = None
+    if "rounding" in searchers and not stop.reached():
+        found += _rounded(objective, surrogate, stop, seed, known, bound, progress)
+    cpsat = CpSat(objective, surrogate)
+    first = min([*known, *found], key=lambda c: c.iteration_ms, default=None)
+    best_ms = first.iteration_ms if first else None
+    if "cpsat" in searchers and not stop.reached():
+        progress("CP-SAT", 0.3, best_ms, None)
+        for options in _few_and_all(objective.space):
+            solution = cpsat.solve(
+                options,
+                CPSAT_WORK * stop.effort,
+                seed,
+                first.assignment if first else None,
+                time_limit_s=stop.remaining_s,
+            )
+            if solution is not None:
+                ms = float(objective.score([solution.assignment])[0])
+                found.append(Candidate(solution.assignment, ms, "cpsat"))
+                gap = solution.gap
+    if "optuna" in searchers and not stop.reached():
+        progress("Optuna study", 0.4, best_ms, None)
+        study = Study(objective, surrogate, seed)
+        size = len(objective.space.options) * objective.problem.topology.world_size
+        trials = stop.work(round(TRIALS * min(1.0, TRIAL_SIZE / size)))
+        for plan, ms in study.run(trials, stop.reached):
+            found.append(Candidate(plan, ms, "optuna"))
+    return found, gap
+
+
+def _few_and_all(space: Space) -> list[tuple[tuple[Option, ...], ...]]:
+    """Options with UVM caches of the usual size alone, if there are others; and all, for which
+    CP-SAT's budget may be short."""
+    few = tuple(
+        tuple(o for o in table if o.cache_load_factor not in LOAD_FACTORS[1:]) or table
+        for table in space.options
+    )
+    return [space.options] if few == space.options else [few, space.options]
+
+
+def _rounded(
+    objective: Objective,
+    surrogate: Surrogate,
+    stop: Stop,
+    seed: int,
+    known: Sequence[Candidate],
+    bound: LowerBound,
+    progress: Progress,
+) -> list[Candidate]:
+    """Plans from the bound's programs, and the best of them packed.
+
+    Under a time limit the bound has a third of what is left.
+    """
+    best_ms = min((c.iteration_ms for c in known), default=math.inf)
+    shown = best_ms if known else None
+    progress("lower bound", 0.05, shown, None)
+    third = stop.elapsed_s + stop.remaining_s / 3
+    bound.solve(stop.work(BOUND_STEPS), best_ms, lambda _: stop.elapsed_s > third)
+    cut_short = stop.elapsed_s > third
+    found: list[Candidate] = []
+    for plan in Rounding(objective, surrogate, seed).propose(bound, cut_short=cut_short):
+        progress("rounding", 0.2, min([best_ms, *(c.iteration_ms for c in found)]), bound.proven_ms)
+        found.append(Candidate(plan, float(objective.score([plan])[0]), "rounding"))
+        if stop.reached():
+            break
+    if found and not stop.reached():
+        first = min(found, key=lambda c: c.iteration_ms)
+        progress("packing", 0.25, min(best_ms, first.iteration_ms), bound.proven_ms)
+        steps = stop.work(PACKING_STEPS)
+        plan, ms = Packer(objective, surrogate).pack(
+            first.assignment, steps, lambda best: stop.reached(best, bound.proven_ms)
+        )
+        found.append(Candidate(plan, ms, "packing"))
+    return found
+
+
+def rescue(
+    objective: Objective, surrogate: Surrogate, stop: Stop, seed: int
+) -> tuple[list[Candidate], Feasibility]:
+    """Any plan that fits, for want of a better one; it has a second even when time is up."""
+    work, left = FEASIBILITY_WORK * max(1.0, stop.effort), max(1.0, stop.remaining_s)
+    found = find_feasible(objective, surrogate, work, seed, left)
+    if found.assignment is None or not objective.fits(found.assignment):
+        return [], found
+    ms = float(objective.score([found.assignment])[0])
+    return [Candidate(found.assignment, ms, "feasibility")], found
+
+
+def distinct(candidates: Sequence[Candidate], given: Given | None = None) -> list[Candidate]:
+    """Best first, without plans that differ only by a renaming of ranks.
+
+    Of plans that are equally fast to six digits, the one that moves fewer tables of a given plan
+    comes first, then the one with fewer shards.
+    """
+    seen: set[frozenset[object]] = set()
+    found = []
+    for candidate in sorted(candidates, key=lambda c: _rank(c, given)):
+        name = signature(candidate.assignment)
+        if name not in seen:
+            seen.add(name)
+            found.append(candidate)
+    return found
+
+
+def _rank(candidate: Candidate, given: Given | None) -> tuple[float, int, int, float]:
+    moves = 0 if given is None else len(given.moved(candidate.assignment))
+    shards = sum(option.num_shards for option, _ in candidate.assignment)
+    return float(f"{candidate.iteration_ms:.6g}"), moves, shards, candidate.iteration_ms
+
+
+def infeasible(objective: Objective, known: Feasibility) -> InfeasibleError:
+    """The error that says what is missing."""
+    topology, options = objective.problem.topology, objective.space.options
+    need = sum(min(sum(m.hbm_bytes + m.ddr_bytes for m in o.memory) for o in t) for t in options)
+    hbm, ddr = sum(topology.hbm_cap_bytes), sum(topology.ddr_cap_bytes)
+    lines = [
+        f"  rank {rank} is short of {size} bytes ({format_bytes(size)}) of {kind}"
+        for rank, sizes in enumerate(known.missing)
+        for kind, size in zip(("HBM", "host memory"), sizes, strict=True)
+        if size
+    ]
+    head = "no plan fits" if known.proven else "no plan was found that fits"
+    best = ["; in the plan that comes nearest", *lines] if lines else [""]
+    together = " and co_locate" if objective.space.co_locate else ""
+    return InfeasibleError(
+        head + "\n".join(best) + f"\nThe tables need at least {format_bytes(need)} in all; the "
+        f"{topology.world_size} ranks have {format_bytes(hbm)} of HBM and {format_bytes(ddr)} of "
+        "host memory for them.\n"
+        "To try: more --gpus, more --hbm-gib, a smaller --reserve, fused_uvm_caching, or looser "
+        f"constraints on ranks{together}"
+    )

@@ -1,0 +1,1 @@
+"""The options of every table, and what was left out with its reason."""

@@ -1,0 +1,279 @@
+"""One way to shard one table: sizes, kernel, memory, and where its shards may lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any
+
+from predictor.errors import PlanError
+from predictor.model.memory import DEFAULT_CACHE_LOAD_FACTOR, UVM_KERNELS, ShardMemory
+from predictor.model.plan import ComputeKernel, Shard, ShardingType, TablePlan
+from predictor.model.topology import Topology
+
+Size = tuple[int, int]
+
+
+class Partition(StrEnum):
+    """How shards are bound to ranks, by the values of TorchRec's `PartitionByType`."""
+
+    DEVICE = "device"
+    HOST = "host"
+    UNIFORM = "uniform"
+    MULTI_HOST = "multi_host"
+
+
+PARTITION = {
+    ShardingType.DATA_PARALLEL: Partition.UNIFORM,
+    ShardingType.TABLE_WISE: Partition.DEVICE,
+    ShardingType.COLUMN_WISE: Partition.DEVICE,
+    ShardingType.ROW_WISE: Partition.UNIFORM,
+    ShardingType.TABLE_ROW_WISE: Partition.HOST,
+    ShardingType.TABLE_COLUMN_WISE: Partition.HOST,
+    ShardingType.GRID_SHARD: Partition.MULTI_HOST,
+}
+"""TorchRec's `get_partition_by_type` (planner/enumerators.py)."""
+
+
+@dataclass(frozen=True)
+class Legal:
+    """The placements an option allows.
+
+    Args:
+        units: runs of consecutive shards that are placed together. ``units[u]`` lists the
+            alternatives of run ``u``; an alternative gives the rank of every shard of the run.
+            One alternative is chosen for every run.
+        same_group: all runs must lie in one intra group (TWCW).
+    """
+
+    units: tuple[tuple[tuple[int, ...], ...], ...]
+    same_group: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Some run can go nowhere."""
+        return not all(self.units)
+
+
+@dataclass(frozen=True, eq=False)
+class Option:
+    """One way to shard one table. A space holds each option once, so identity is equality.
+
+    Args:
+        table: index of the table in the workload.
+        sizes: ``[rows, columns]`` of every shard.
+        offsets: first row and column of every shard.
+        cache_load_factor: set where the table's constraint sets it; the runtime's default if None.
+        ranks: ranks that the table's constraint allows; all if None.
+        pinned: the one placement of a table that a given plan splits as no other option does.
+        memory: what every shard needs on its rank.
+        added_by_shardopt: TorchRec's enumerator does not offer it; ``reason`` says why we do.
+    """
+
+    table: int
+    sharding_type: ShardingType
+    compute_kernel: ComputeKernel
+    sizes: tuple[Size, ...]
+    offsets: tuple[Size, ...]
+    module: str = "ebc"
+    cache_load_factor: float | None = None
+    enforce_hbm: bool | None = None
+    ranks: tuple[int, ...] | None = None
+    pinned: tuple[int, ...] | None = None
+    memory: tuple[ShardMemory, ...] = ()
+    added_by_shardopt: bool = False
+    reason: str = ""
+
+    @property
+    def partition(self) -> Partition:
+        """How its shards are bound to ranks."""
+        return PARTITION[self.sharding_type]
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shards, empty ones included."""
+        return len(self.sizes)
+
+    @property
+    def column_width(self) -> int:
+        """Columns of a shard."""
+        return self.sizes[0][1]
+
+    @property
+    def way(self) -> tuple[object, ...]:
+        """What tells it from the other options of its table."""
+        parameters = {"enforce_hbm": self.enforce_hbm}
+        host = _host_memory(self.compute_kernel, self.cache_load_factor, parameters)
+        return self.sharding_type, self.compute_kernel, self.sizes, self.offsets, *host
+
+    @property
+    def label(self) -> str:
+        """E.g. ``CW32/fused``."""
+        split = (
+            ShardingType.COLUMN_WISE,
+            ShardingType.TABLE_COLUMN_WISE,
+            ShardingType.GRID_SHARD,
+        )
+        width = str(self.column_width) if self.sharding_type in split else ""
+        cached = self.compute_kernel is ComputeKernel.FUSED_UVM_CACHING
+        usual = self.cache_load_factor in (None, DEFAULT_CACHE_LOAD_FACTOR)
+        share = f"@{self.cache_load_factor:g}" if cached and not usual else ""
+        return f"{self.sharding_type.short}{width}/{self.compute_kernel}{share}"
+
+    def legal_ranks(self, topology: Topology) -> Legal:
+        """Where the shards may lie: partition, constraint ``ranks`` and groups taken together.
+
+        After the partitioner of TorchRec (planner/partitioners.py, `GreedyPerfPartitioner`):
+        `_device_partition`, `_cohost_partition`, `_uniform_partition`, `_multi_hosts_partition`.
+        Like there, the column blocks of a GRID may share a host.
+        """
+        if self.pinned is not None:
+            return Legal(((self.pinned,),))
+        allowed = range(topology.world_size) if self.ranks is None else sorted(set(self.ranks))
+        groups = [g for g in _groups(topology) if set(g) <= set(allowed)]
+        if self.partition is Partition.UNIFORM:
+            everyone = tuple(range(topology.world_size))
+            complete = len(allowed) == len(everyone) == self.num_shards
+            return Legal(((everyone,) if complete else (),))
+        if self.partition is Partition.MULTI_HOST:
+            blocks = self.num_shards // topology.intra_group_size
+            return Legal((tuple(groups),) * blocks)
+        if self.sharding_type is ShardingType.TABLE_ROW_WISE:
+            return Legal((tuple(groups),))
+        return Legal(
+            (_one_by_one(tuple(allowed)),) * self.num_shards, self.partition is Partition.HOST
+        )
+
+    def is_legal(self, ranks: Sequence[int], topology: Topology) -> bool:
+        """These ranks, one a shard, are a legal placement."""
+        legal = self.legal_ranks(topology)
+        if len(ranks) != self.num_shards or legal.is_empty:
+            return False
+        start = 0
+        for alternatives in legal.units:
+            length = len(alternatives[0])
+            if tuple(ranks[start : start + length]) not in alternatives:
+                return False
+            start += length
+        return not legal.same_group or len({topology.group_of(r) for r in ranks}) == 1
+
+
+def _host_memory(
+    kernel: ComputeKernel, load_factor: float | None, parameters: Mapping[str, Any]
+) -> tuple[float, bool]:
+    """How an option with a UVM kernel differs from others: cached share, weights in HBM."""
+    cached = kernel is ComputeKernel.FUSED_UVM_CACHING
+    return (
+        (load_factor or DEFAULT_CACHE_LOAD_FACTOR) if cached else 0.0,
+        kernel in UVM_KERNELS and bool(parameters.get("enforce_hbm")),
+    )
+
+
+@lru_cache(maxsize=64)
+def _one_by_one(ranks: tuple[int, ...]) -> tuple[tuple[int], ...]:
+    """Every rank alone; kept, because thousands of options share it."""
+    return tuple((rank,) for rank in ranks)
+
+
+@lru_cache(maxsize=64)
+def _groups(topology: Topology) -> list[tuple[int, ...]]:
+    """Ranks of every intra group."""
+    size = topology.intra_group_size
+    return [tuple(range(g * size, (g + 1) * size)) for g in range(topology.groups)]
+
+
+def place(option: Option, ranks: Sequence[int]) -> TablePlan:
+    """The table plan with shard ``i`` on ``ranks[i]``."""
+    if len(ranks) != option.num_shards:
+        raise PlanError(f"{len(ranks)} ranks for the {option.num_shards} shards of {option.label}")
+    parameters: dict[str, Any] = {}
+    if option.compute_kernel is ComputeKernel.FUSED_UVM_CACHING and option.cache_load_factor:
+        parameters["cache_params"] = {"load_factor": option.cache_load_factor}
+    if option.enforce_hbm is not None:
+        parameters["enforce_hbm"] = option.enforce_hbm
+    shards = tuple(
+        Shard(rank, offset, size)
+        for rank, offset, size in zip(ranks, option.offsets, option.sizes, strict=True)
+    )
+    return TablePlan(option.sharding_type, option.compute_kernel, shards, option.module, parameters)
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """An option that is not tried, and why."""
+
+    table: str
+    what: str
+    reason: str
+
+
+Choice = tuple[Option, tuple[int, ...]]
+"""How one table is sharded and the rank of every shard."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """A plan that is already in use, and how many of its tables may change.
+
+    Args:
+        choices: per table; None where constraints forbid what the plan does, so that it must move.
+        max_moves: tables that may change, >= 0.
+    """
+
+    choices: tuple[Choice | None, ...]
+    max_moves: int
+
+    @property
+    def is_limited(self) -> bool:
+        """Some table must stay."""
+        return self.max_moves < len(self.choices)
+
+    def moved(self, assignment: Sequence[Choice]) -> list[int]:
+        """Tables with another option or other ranks than given."""
+        pairs = zip(assignment, self.choices, strict=True)
+        return [table for table, (now, before) in enumerate(pairs) if now != before]
+
+    def allows(self, assignment: Sequence[Choice]) -> bool:
+        """No more tables move than may."""
+        return not self.is_limited or len(self.moved(assignment)) <= self.max_moves
+
+
+@dataclass(frozen=True)
+class Space:
+    """The search space.
+
+    Args:
+        keys: plan key of every table.
+        options: options per table, in the workload's order.
+        pruned: what was taken out, with reasons.
+        co_locate: tables (by index) that must share their set of ranks, group by group.
+        given: a plan in use, near which plans must stay; None if there is none.
+    """
+
+    keys: tuple[str, ...]
+    options: tuple[tuple[Option, ...], ...]
+    pruned: tuple[Pruned, ...] = ()
+    co_locate: tuple[tuple[int, ...], ...] = ()
+    given: Given | None = None
+
+    @property
+    def size(self) -> int:
+        """Options over all tables."""
+        return sum(map(len, self.options))
+
+    def option_of(self, table: int, plan: TablePlan) -> Option | None:
+        """The option that a table plan is a placement of, or None."""
+        wanted = (
+            plan.sharding_type,
+            plan.compute_kernel,
+            tuple(s.size for s in plan.shards),
+            tuple(s.offset for s in plan.shards),
+            *_host_memory(plan.compute_kernel, plan.cache_load_factor, plan.parameters),
+        )
+        return next((o for o in self.options[table] if o.way == wanted), None)
+
+    def co_located(self, placement: list[tuple[int, ...]]) -> bool:
+        """Tables of one `co_locate` group lie on the same ranks; ``placement[table]`` has them."""
+        return all(len({frozenset(placement[t]) for t in group}) == 1 for group in self.co_locate)

@@ -1,0 +1,160 @@
+"""Takes out of a space what is the same as something else and what fits nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NoReturn
+
+from predictor.errors import InfeasibleError
+from predictor.model.plan import ShardingType
+from predictor.model.topology import Topology
+from predictor.units import format_bytes
+from search.space.option import Option, Pruned, Space
+
+
+def deduplicate(space: Space, topology: Topology) -> Space:
+    """Without options that put the same bytes on the same ranks as a simpler one of the space.
+
+    An option goes only if the one it repeats stays, so that a constraint's only type is kept.
+    Column-wise with one shard stays where other tables of the module can be split by columns: it
+    joins their exchange, where table-wise would need one of its own.
+    """
+    splitting = {(o.module, o.table) for table in space.options for o in table if _splits(o)}
+    options: list[tuple[Option, ...]] = []
+    pruned = list(space.pruned)
+    for key, table in zip(space.keys, space.options, strict=True):
+        there = {(o.sharding_type, o.compute_kernel, o.column_width) for o in table}
+        kept: list[Option] = []
+        for option in table:
+            twin = _twin(option, topology)
+            reason = ""
+            if _is_whole_column(option) and any(
+                module == option.module and other != option.table for module, other in splitting
+            ):
+                twin = None
+            if twin and (twin[0], option.compute_kernel, twin[1]) in there:
+                reason = twin[2]
+            if reason:
+                pruned.append(Pruned(key, option.label, reason))
+            else:
+                kept.append(option)
+        options.append(tuple(kept))
+    return replace(space, options=tuple(options), pruned=tuple(pruned))
+
+
+def _splits(option: Option) -> bool:
+    return option.sharding_type is ShardingType.COLUMN_WISE and option.num_shards > 1
+
+
+def _is_whole_column(option: Option) -> bool:
+    return option.sharding_type is ShardingType.COLUMN_WISE and option.num_shards == 1
+
+
+def _dim(option: Option) -> int:
+    return max(o[1] + s[1] for o, s in zip(option.offsets, option.sizes, strict=True))
+
+
+def _twin(option: Option, topology: Topology) -> tuple[ShardingType, int, str] | None:
+    """Type and column width of the simpler option it repeats, and why it does."""
+    dim, width = _dim(option), option.column_width
+    kind, groups = option.sharding_type, topology.groups
+    whole = width == dim
+    if topology.world_size == 1 and kind is ShardingType.ROW_WISE:
+        return ShardingType.TABLE_WISE, dim, "one rank: the same as table_wise"
+    if kind in (ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE) and whole:
+        return ShardingType.TABLE_WISE, dim, "one column shard: the same as table_wise"
+    if kind is ShardingType.TABLE_COLUMN_WISE and groups == 1:
+        return ShardingType.COLUMN_WISE, width, "one intra group: the same as column_wise"
+    if kind is ShardingType.TABLE_ROW_WISE and groups == 1:
+        return ShardingType.ROW_WISE, dim, "one intra group: the same as row_wise"
+    if kind is ShardingType.GRID_SHARD and groups == 1:
+        return ShardingType.ROW_WISE, dim, "one intra group: all columns of a row on one rank"
+    if kind is ShardingType.GRID_SHARD and whole:
+        return ShardingType.TABLE_ROW_WISE, dim, "one column block: the same as table_row_wise"
+    return None
+
+
+def prune(space: Space, topology: Topology) -> Space:
+    """Without options that cannot be placed even alone: no rank allowed, or none large enough.
+
+    Raises `InfeasibleError` when a table is left without an option.
+    """
+    options: list[tuple[Option, ...]] = []
+    pruned = list(space.pruned)
+    for key, table in zip(space.keys, space.options, strict=True):
+        kept: list[Option] = []
+        out: list[Pruned] = []
+        for option in table:
+            reason = _misfit(option, topology)
+            if reason:
+                out.append(Pruned(key, option.label, reason))
+            else:
+                kept.append(option)
+        if not kept:
+            raise_nothing_left(key, out)
+        pruned += out
+        options.append(tuple(kept))
+    return replace(space, options=tuple(options), pruned=tuple(pruned))
+
+
+def _misfit(option: Option, topology: Topology) -> str:
+    """Why the option cannot be placed on an empty cluster, or an empty string."""
+    legal = option.legal_ranks(topology)
+    if legal.is_empty:
+        ranks = ", ".join(map(str, option.ranks or ()))
+        return f"constraints.ranks allows only {ranks}; {option.partition} needs {_needs(option)}"
+    if _fits_anywhere(option, topology):
+        return ""
+    start = 0
+    for alternatives in legal.units:
+        length = len(alternatives[0])
+        shards = range(start, start + length)
+        short = min(_short(option, shards, ranks, topology) for ranks in alternatives)
+        if short > 0:
+            shard = max(shards, key=lambda i: option.memory[i].hbm_bytes)
+            need = option.memory[shard]
+            return (
+                f"a shard of {option.sizes[shard][0]} x {option.sizes[shard][1]} needs "
+                f"{format_bytes(need.hbm_bytes)} HBM and {format_bytes(need.ddr_bytes)} DDR, "
+                f"{short} bytes more than any rank it may lie on has"
+            )
+        start += length
+    return ""
+
+
+def _fits_anywhere(option: Option, topology: Topology) -> bool:
+    """The largest shard fits the smallest rank: the usual case, told without looking at ranks."""
+    return max(m.hbm_bytes for m in option.memory) <= min(topology.hbm_cap_bytes) and max(
+        m.ddr_bytes for m in option.memory
+    ) <= min(topology.ddr_cap_bytes)
+
+
+def _needs(option: Option) -> str:
+    if option.sharding_type in (ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL):
+        return "all ranks"
+    return "a whole intra group"
+
+
+def _short(option: Option, shards: Sequence[int], ranks: Sequence[int], topology: Topology) -> int:
+    """Bytes missing on the ranks, each taken alone with its shard; <= 0 when they fit."""
+    return max(
+        max(
+            option.memory[shard].hbm_bytes - topology.hbm_cap_bytes[rank],
+            option.memory[shard].ddr_bytes - topology.ddr_cap_bytes[rank],
+        )
+        for shard, rank in zip(shards, ranks, strict=True)
+    )
+
+
+def raise_nothing_left(key: str, out: Sequence[Pruned]) -> NoReturn:
+    """The error for a table that no option remains for."""
+    lines = "".join(f"\n  {p.what}: {p.reason}" for p in out)
+    memory = any("bytes more" in p.reason for p in out)
+    advice = (
+        "allow row_wise or fused_uvm_caching for it, add GPUs (--gpus), raise --hbm-gib, "
+        "or lower --reserve or --batch-size"
+        if memory
+        else "widen its constraints: sharding_types, compute_kernels or ranks"
+    )
+    raise InfeasibleError(f"table '{key}': no sharding option is left{lines}\nTo try: {advice}")

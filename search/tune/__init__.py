@@ -1,0 +1,1 @@
+"""Chooses what a plan cannot express: batch size, precision, pipeline, bucket size."""

@@ -1,0 +1,177 @@
+"""One setting: ruled out by its bound, or searched with little effort from the best plan so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from predictor.errors import InfeasibleError
+from predictor.iteration.batch import BatchPredictor
+from predictor.model.plan import ShardingPlan, TablePlan
+from predictor.units import format_bytes
+from search.bound.lower_bound import LowerBound
+from search.improve.local_search import LocalSearch
+from search.objective import Assignment, Choice, Objective
+from search.problem import Problem, Progress, RankedPlan, Result, silent
+from search.solve import reduced_space, solve, whole_space
+from search.space.enumerate import Option
+from search.stop import Stop
+from search.surrogate import Surrogate
+from search.tune.goals import Goal, Values, covers, least_bytes, shard_bytes, values_of
+
+ROOT_STEPS = 20
+"""Refinements of a trial's bound: that of all exchanges, and a look at the sets of exchanges."""
+WARM_EVALUATIONS = 20_000
+"""Plans scored around a plan that is known, at effort 1."""
+WARM = "another trial + local search"
+
+
+class RuledOutError(Exception):
+    """No plan of the setting is better than one that is known.
+
+    Args:
+        bound: no plan has smaller values.
+    """
+
+    def __init__(self, bound: Values) -> None:
+        super().__init__("ruled out")
+        self.bound = bound
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The best plan found for a setting."""
+
+    values: Values
+    bound: Values
+    best: RankedPlan
+    lower_bound_ms: float
+    stopped_by: str
+
+
+def try_setting(
+    problem: Problem,
+    goals: Sequence[Goal],
+    known: Callable[[], Sequence[Values]],
+    warm: Sequence[ShardingPlan],
+    stop: Stop,
+    seed: int,
+    searchers: Sequence[str],
+) -> Outcome:
+    """Search the plans of one setting unless its bound rules it out.
+
+    Args:
+        known: values of plans that are known already; asked once the bound is there.
+        warm: plans to start from too, where they still fit.
+        stop: budget of the search.
+
+    Raises:
+        RuledOutError: a known plan is at least as good, in every goal, as the bound.
+        InfeasibleError: no plan fits.
+    """
+    root_ms, least = root_bound(problem)
+    bound = values_of(goals, problem, root_ms, least)
+    if any(covers(values, bound) for values in known()):
+        raise RuledOutError(bound)
+    result = search_from(problem, warm, stop, seed, searchers=searchers, top_k=1)
+    best = result.best
+    return Outcome(
+        values_of(goals, problem, best.iteration_ms, shard_bytes(problem, best.plan)),
+        values_of(goals, problem, max(root_ms, result.lower_bound_ms), least),
+        best,
+        result.lower_bound_ms,
+        result.stopped_by,
+    )
+
+
+def root_bound(problem: Problem) -> tuple[float, float]:
+    """No plan takes fewer ms, and none fewer bytes of shards on its fullest rank.
+
+    The fullest rank has at least the mean over the ranks of what the shards take in all. The space
+    is the whole one: the search falls back to it where nothing fits in the reduced one.
+
+    Raises:
+        InfeasibleError: the shards need more memory than all ranks have together.
+    """
+    space, topology = whole_space(problem), problem.topology
+    least = least_bytes(space)
+    _check_pooled(problem, least)
+    batch = BatchPredictor(problem.workload, topology, problem.hardware)
+    bound_ms = LowerBound(problem, space, batch).solve(ROOT_STEPS)
+    if not math.isfinite(bound_ms):
+        raise InfeasibleError("no plan fits, not even with every table cut at will over the ranks")
+    hbm, ddr = least
+    on_rank = ddr if problem.hardware.device == "cpu" else hbm
+    return bound_ms, on_rank / topology.world_size
+
+
+def _check_pooled(problem: Problem, least: tuple[int, int]) -> None:
+    topology = problem.topology
+    caps = sum(topology.hbm_cap_bytes), sum(topology.ddr_cap_bytes)
+    for need, cap, kind in zip(least, caps, ("HBM", "host memory"), strict=True):
+        if need > cap:
+            raise InfeasibleError(
+                f"no plan fits: the tables need at least {format_bytes(need)} of {kind}, "
+                f"{topology.world_size} ranks have {format_bytes(max(cap, 0))} left for them"
+            )
+
+
+def search_from(
+    problem: Problem,
+    warm: Sequence[ShardingPlan],
+    stop: Stop,
+    seed: int,
+    *,
+    searchers: Sequence[str],
+    top_k: int,
+    progress: Progress = silent,
+) -> Result:
+    """`search.solve.solve`, and local search around plans that are known."""
+    result = solve(problem, stop, seed, top_k=top_k, searchers=searchers, progress=progress)
+    if not warm or stop.reached(result.best.iteration_ms, result.lower_bound_ms):
+        return result
+    objective = Objective(problem, reduced_space(problem))
+    search = LocalSearch(objective, Surrogate(objective), seed)
+    bound_ms = result.lower_bound_ms
+    for start in filter(None, (carried(plan, objective) for plan in warm)):
+        evaluations = stop.work(WARM_EVALUATIONS) // len(warm)
+        better, ms = search.improve(start, evaluations, lambda best: stop.reached(best, bound_ms))
+        if ms < result.best.iteration_ms:
+            first = RankedPlan(objective.sharding_plan(better), ms, WARM)
+            result = replace(result, plans=(first, *result.plans)[:top_k])
+    return replace(
+        result,
+        stopped_by=stop.reason,
+        search_seconds=stop.elapsed_s,
+        evaluations=result.evaluations + objective.evaluations,
+    )
+
+
+def carried(plan: ShardingPlan, objective: Objective) -> Assignment | None:
+    """A plan of another setting as one of this problem, or None where it is none that fits."""
+    if plan.world_size != objective.problem.topology.world_size:
+        return None
+    choices: list[Choice] = []
+    for key, options in zip(objective.space.keys, objective.space.options, strict=True):
+        choice = _same(plan.tables[key], options, objective)
+        if choice is None:
+            return None
+        choices.append(choice)
+    assignment = tuple(choices)
+    return assignment if objective.fits(assignment) else None
+
+
+def _same(table: TablePlan, options: Sequence[Option], objective: Objective) -> Choice | None:
+    """The option that splits a table alike, on the same ranks, if it may be there."""
+    ranks = tuple(shard.rank for shard in table.shards)
+    cut = tuple((shard.offset, shard.size) for shard in table.shards)
+    for option in options:
+        if (
+            (option.sharding_type, option.compute_kernel)
+            == (table.sharding_type, table.compute_kernel)
+            and tuple(zip(option.offsets, option.sizes, strict=True)) == cut
+            and option.is_legal(ranks, objective.problem.topology)
+        ):
+            return option, ranks
+    return None

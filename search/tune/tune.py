@@ -1,0 +1,371 @@
+"""The spine of tuning: a study of settings, each judged by a search of its plans.
+
+case      the model and the machine, and what a knob is         (search.tune.case, tune_knobs)
+grid      the settings to choose from                           (search.tune.grid)
+goals     what is minimised                                     (search.tune.goals)
+sampler   which setting comes next                              (search.tune.sampler)
+trial     a setting is ruled out by its bound, or searched      (search.tune.trial)
+study     what is kept of a trial, for any worker to read       (search.tune.study)
+storage   where the study lives; workers that died              (search.tune.storage)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import optuna
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.trial import FrozenTrial, TrialState
+
+from predictor.errors import InfeasibleError, InputError
+from predictor.model.plan import ShardingPlan
+from predictor.predict import predict
+from search.problem import Progress, RankedPlan, Result, silent
+from search.propose.candidates import SEARCHERS
+from search.stop import Stop
+from search.tune.case import Case
+from search.tune.goals import Goal, Values, covers, front, shard_bytes, values_of
+from search.tune.grid import Grid
+from search.tune.sampler import distributions, is_complete, setting_of
+from search.tune.storage import Shared, quiet, requeue, storage_errors
+from search.tune.study import FINISHED, Trial, packed, read_trial, unpacked
+from search.tune.trial import RuledOutError, search_from, try_setting
+
+TRIAL_EFFORT = 0.1
+"""Of a trial's search, as a share of the effort given."""
+FRONT_EFFORT = 0.5
+"""Of the last search of a member of the front, as a share of the effort given."""
+TRIALS_TIME = 0.7
+"""Share of a time limit that trials may take; the rest is for the last search."""
+WARM_PLANS = 2
+"""Best plans so far that a trial's search starts from, too."""
+ALIKE = 0.01
+"""Of two plans of a setting that differ by no more than this fraction, a front shows one."""
+POLL_S = 0.5
+"""Between looks at a study whose last trials other workers run."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much work tuning does.
+
+    Args:
+        trials: finished trials of the study over all workers, >= 1.
+        effort: of the last search; trials take `TRIAL_EFFORT` of it.
+        time_limit_s: ceiling on wall time in seconds; None for no ceiling.
+    """
+
+    trials: int = 24
+    effort: float = 1.0
+    time_limit_s: float | None = None
+    seed: int = 0
+    searchers: Sequence[str] = SEARCHERS
+    top_k: int = 3
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Outcome of the trials.
+
+    Args:
+        trials: all of the study, by number.
+        front: those searched that no other beats, by the first goal; the first of it is the best.
+        stopped_by: ``trials``, ``exhausted`` (every setting was tried), ``time`` or
+            ``interrupted``.
+    """
+
+    trials: tuple[Trial, ...]
+    front: tuple[Trial, ...]
+    stopped_by: str
+
+    @property
+    def best(self) -> Trial:
+        """The best setting by the first goal."""
+        return self.front[0]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A setting that no other beats, with its plans and the values of the best of them."""
+
+    trial: Trial
+    values: Values
+    result: Result
+
+
+class Watch(Protocol):
+    """Told how far the study is, whenever a worker looks at it."""
+
+    def __call__(self, done: int, total: int, best: Trial | None) -> None:
+        """``done`` of ``total`` trials are finished; ``best`` by the first goal, if any."""
+        ...
+
+
+def unwatched(done: int, total: int, best: Trial | None) -> None:
+    """A `Watch` that shows nothing."""
+
+
+@dataclass
+class Tuning:
+    """One worker on one study.
+
+    Args:
+        first: the setting to begin with.
+        shared: the storage; None to tune in this process alone.
+    """
+
+    case: Case
+    grid: Grid
+    goals: Sequence[Goal]
+    budget: Budget
+    study: optuna.Study
+    shared: Shared | None = None
+    watch: Watch = unwatched
+    _start: float = field(default_factory=time.monotonic)
+
+    def run(self) -> Tuned:
+        """Run trials until the study has as many as it should.
+
+        Raises:
+            InfeasibleError: no setting that was tried has a plan that fits.
+            InputError: the storage cannot be used any more.
+        KeyboardInterrupt: before any trial was finished.
+        """
+        with self._storage_errors():
+            try:
+                stopped_by = self._work()
+            except KeyboardInterrupt:
+                stopped_by = "interrupted"
+            trials = tuple(read_trial(self.grid, t) for t in self.study.get_trials(deepcopy=False))
+        searched = [t for t in trials if t.values is not None]
+        if not searched and stopped_by == "interrupted":
+            raise KeyboardInterrupt
+        if not searched:
+            raise _nothing_found(trials, stopped_by)
+        points = [t.values for t in searched if t.values is not None]
+        members = sorted((searched[i] for i in front(points)), key=lambda t: t.values or ())
+        return Tuned(trials, tuple(members), stopped_by)
+
+    def finish(self, tuned: Tuned, progress: Progress = silent) -> tuple[list[Member], bool]:
+        """The plans of the front, searched with more effort, best by the first goal first.
+
+        A plan of the last search may be faster and take more memory than that of the trial; both
+        are kept where neither beats the other and they differ by more than `ALIKE`.
+
+        Returns:
+            The members, and whether the user ended the search before all were searched.
+        """
+        found: list[Member] = []
+        interrupted = tuned.stopped_by == "interrupted"
+        for done, trial in enumerate(tuned.front):
+            last = None
+            if not interrupted:
+                try:
+                    last = self._search(trial, len(tuned.front) - done, tuned, progress)
+                    found.append(last)
+                except KeyboardInterrupt:
+                    interrupted = True
+            tried = self._as_tried(trial, "interrupted" if interrupted else "work")
+            if last is None or len(self.goals) == 1 or not _alike(last.values, tried.values):
+                found.append(tried)
+        best = [found[i] for i in front([member.values for member in found])]
+        return sorted(best, key=lambda member: member.values), interrupted
+
+    def undone(self, member: Member) -> dict[str, float]:
+        """What each change of a setting is worth alone: parameter -> by what fraction the first
+        goal grows when that parameter is as given and the plan stays.
+
+        Changes that the plan does not survive (the number of hosts) are left out.
+        """
+        plan, found = member.result.best.plan, {}
+        for name in self.grid.changes(self.case, member.trial.setting):
+            setting = {k: v for k, v in member.trial.setting.items() if k != name}
+            problem = self.grid.turned(self.case, setting).problem()
+            if problem.topology.world_size == plan.world_size:
+                ms = predict(
+                    problem.workload, problem.topology, problem.hardware, plan
+                ).iteration_ms
+                goal = self.goals[0].of(problem, ms, shard_bytes(problem, plan))
+                found[name] = goal / member.values[0] - 1
+        return found
+
+    def _search(self, trial: Trial, ahead: int, tuned: Tuned, progress: Progress) -> Member:
+        """The last search of a setting; ``ahead`` searches share the time that is left."""
+        assert trial.plan is not None
+        share = 1.0 if len(tuned.front) == 1 else FRONT_EFFORT
+        limit = self.budget.time_limit_s
+        left = None if limit is None else max(1.0, limit - (time.monotonic() - self._start)) / ahead
+        problem = self.grid.turned(self.case, trial.setting).problem()
+        result = search_from(
+            problem,
+            [trial.plan],
+            Stop(self.budget.effort * share, left),
+            self.budget.seed,
+            searchers=self.budget.searchers,
+            top_k=self.budget.top_k,
+            progress=progress,
+        )
+        taken = shard_bytes(problem, result.best.plan)
+        return Member(
+            trial, values_of(self.goals, problem, result.best.iteration_ms, taken), result
+        )
+
+    def _as_tried(self, trial: Trial, stopped_by: str) -> Member:
+        """What the trial found."""
+        assert trial.plan is not None
+        assert trial.values is not None
+        assert trial.iteration_ms is not None
+        result = Result(
+            plans=(RankedPlan(trial.plan, trial.iteration_ms, f"trial {trial.number}"),),
+            lower_bound_ms=trial.lower_bound_ms,
+            surrogate_gap=None,
+            stopped_by=stopped_by,
+            baselines={},
+            baseline_plans={},
+            search_seconds=time.monotonic() - self._start,
+            evaluations=0,
+            seed=self.budget.seed,
+        )
+        return Member(trial, trial.values, result)
+
+    def _storage_errors(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.shared is None else storage_errors(self.shared.name)
+
+    def _work(self) -> str:
+        while True:
+            if self.shared is not None:
+                self.shared.retry_stale(self.study)
+            trials = self.study.get_trials(deepcopy=False)
+            done = sum(t.state in FINISHED for t in trials)
+            self.watch(done, self.budget.trials, self._best(trials))
+            if done >= self.budget.trials:
+                return "trials"
+            if self._left_s() <= 0:
+                return "time"
+            if self._may_start(trials):
+                self._one()
+            elif any(t.state is TrialState.RUNNING for t in trials):
+                time.sleep(POLL_S)  # its worker finishes it, or this one takes it over
+            else:
+                return "exhausted"
+
+    def _may_start(self, trials: Sequence[FrozenTrial]) -> bool:
+        """A trial waits in the queue, or there is room and a setting for another."""
+        if any(t.state is TrialState.WAITING for t in trials):
+            return True
+        live = sum(t.state is not TrialState.FAIL for t in trials)
+        settings = {tuple(setting_of(self.grid, t.params).items()) for t in self._drawn(trials)}
+        return live < self.budget.trials and len(settings) < self.grid.size
+
+    def _drawn(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+        return [t for t in trials if is_complete(self.grid, t)]
+
+    def _left_s(self) -> float:
+        limit = self.budget.time_limit_s
+        if limit is None:
+            return float("inf")
+        return TRIALS_TIME * limit - (time.monotonic() - self._start)
+
+    def _one(self) -> None:
+        """One trial, from the queue or a new one."""
+        with quiet():
+            trial = self.study.ask(fixed_distributions=distributions(self.grid))
+        if self._is_surplus(trial):
+            self.study.tell(trial, state=TrialState.FAIL)
+            return
+        with self.shared.alive(trial) if self.shared is not None else nullcontext():
+            try:
+                values = self._try(trial)
+            except BaseException as error:
+                self._give_back(trial, blameless=isinstance(error, KeyboardInterrupt))
+                raise
+            if values is None:
+                self._tell(trial, state=TrialState.PRUNED)
+            else:
+                self._tell(trial, values)
+
+    def _is_surplus(self, trial: optuna.Trial) -> bool:
+        """Workers that asked at the same moment drew more trials than wanted, or one twice."""
+        others = self.study.get_trials(deepcopy=False)
+        before = [t for t in others if t.number < trial.number and t.state is not TrialState.FAIL]
+        twice = any(t.params == trial.params for t in self._drawn(before))
+        return twice or len(before) >= self.budget.trials
+
+    def _give_back(self, trial: optuna.Trial, *, blameless: bool) -> None:
+        """A trial that is broken off here is left to the next worker."""
+        if self._tell(trial, state=TrialState.FAIL) and self.shared is not None:
+            failed = self.study.get_trials(deepcopy=False)[trial.number]
+            requeue(self.study, failed, blameless=blameless)
+
+    def _tell(
+        self, trial: optuna.Trial, values: Values | None = None, state: TrialState | None = None
+    ) -> bool:
+        """Finish a trial; False if another worker has taken it over, as this one was held up."""
+        with suppress(UpdateFinishedTrialError):
+            told = self.study.tell(trial, values, state=state, skip_if_finished=True)
+            return told.state is (TrialState.COMPLETE if state is None else state)
+        return False
+
+    def _try(self, trial: optuna.Trial) -> Values | None:
+        """The values of a setting's best plan; None if it has none, or none that matters."""
+        setting = setting_of(self.grid, trial.params)
+        stop = Stop(effort=self.budget.effort * TRIAL_EFFORT, time_limit_s=self._limit_s())
+        notes: dict[str, Any] = {"setting": setting}
+        values: Values | None = None
+        try:
+            problem = self.grid.turned(self.case, setting).problem()
+            warm, seed = self._warm(), self.budget.seed
+            searchers = self.budget.searchers
+            found = try_setting(problem, self.goals, self._known, warm, stop, seed, searchers)
+        except RuledOutError as out:
+            notes |= {"state": "ruled out", "bound": out.bound}
+        except InfeasibleError as error:
+            notes |= {"state": "infeasible", "reason": str(error)}
+        else:
+            values = found.values
+            notes |= {"state": "searched", "bound": found.bound}
+            notes |= {"iteration_ms": found.best.iteration_ms, "plan": packed(found.best.plan)}
+            notes |= {"lower_bound_ms": found.lower_bound_ms}
+        with suppress(UpdateFinishedTrialError):  # taken over
+            for name, note in notes.items():
+                trial.set_user_attr(name, note)
+        return values
+
+    def _limit_s(self) -> float | None:
+        left = self._left_s()
+        return None if left == float("inf") else max(left, 1e-3)
+
+    def _known(self) -> list[Values]:
+        done = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        return [tuple(t.values) for t in done]
+
+    def _warm(self) -> list[ShardingPlan]:
+        """Plans of the best trials so far."""
+        done = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        best = sorted(done, key=lambda t: (t.values, t.number))[:WARM_PLANS]
+        return [unpacked(t.user_attrs["plan"]) for t in best]
+
+    def _best(self, trials: Sequence[FrozenTrial]) -> Trial | None:
+        done = [t for t in trials if t.state is TrialState.COMPLETE]
+        return (
+            read_trial(self.grid, min(done, key=lambda t: (t.values, t.number))) if done else None
+        )
+
+
+def _alike(last: Values, tried: Values) -> bool:
+    """The last search lost next to nothing in any goal."""
+    return covers(last, tuple(value * (1 + ALIKE) for value in tried))
+
+
+def _nothing_found(trials: Sequence[Trial], stopped_by: str) -> InfeasibleError | InputError:
+    none = [t for t in trials if t.state == "infeasible"]
+    if not none:
+        return InputError(f"no trial was finished (stopped by {stopped_by}); allow more time")
+    return InfeasibleError(
+        f"none of the {len(none)} settings that were tried has a plan that fits; "
+        f"trial {none[0].number}: {none[0].reason}"
+    )

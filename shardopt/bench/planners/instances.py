@@ -1,0 +1,152 @@
+"""Instances for comparing planners: models drawn from seeds, ranks with little or much memory.
+
+Tables are drawn as in the synthetic models of configs/models: rows, dims, pooling factors and skew
+after public descriptions of production models. Memory is set by a share of it:
+
+fill     the tables, each whole, take this share of all device memory. Nothing says that a plan
+         exists which leaves them whole; host memory is there, too.
+packed   built around a known packing: tables are dealt to the ranks, largest first, and the rows of
+         each rank's tables are scaled until all ranks hold the same bytes. Memory is such that this
+         packing takes the share given. There is no host memory, so a plan must pack as tightly.
+
+Bytes are the larger of shardopt's and TorchRec's count, so that neither planner is wronged.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from predictor.hardware.loader import load_hardware
+from predictor.model.distribution import Zipf
+from predictor.model.memory import MemoryRules, shard_memory
+from predictor.model.plan import ComputeKernel, ShardingType
+from predictor.model.topology import Topology
+from predictor.model.workload import Constraints, DenseArch, Feature, Table, Workload
+from predictor.units import gib
+from search.problem import Problem
+from shardopt.bench.planners.synthetic import draw_table
+
+GLOBAL_BATCH = 131_072
+LEAST_BATCH = 512
+"""Samples of an iteration over all ranks, and of a rank at least."""
+DENSE = DenseArch(128, (512, 256, 128), (1024, 512, 256, 1), "concat", data_type="tf32")
+HOST_GIB = 64.0
+"""Host memory of a rank where the instance is not packed."""
+
+
+@dataclass(frozen=True)
+class Instance:
+    """What an instance is drawn from.
+
+    Args:
+        fill: share of device memory that whole tables take, in (0, 1].
+        packed: around a known packing; see the module.
+        sharding_types: of all tables; any if empty. A packing needs ``table_wise`` among them.
+        hardware: name of the profile.
+    """
+
+    tables: int
+    gpus: int
+    seed: int
+    fill: float
+    packed: bool = False
+    sharding_types: tuple[ShardingType, ...] = ()
+    hardware: str = "h100-sxm"
+    train_pipeline: str = "sparse_dist"
+
+    @property
+    def name(self) -> str:
+        """Such as ``100x8-fill40-1`` or ``50x8-packed99.5-tw-2``."""
+        how = "packed" if self.packed else "fill"
+        types = "".join(f"-{t.short.lower()}" for t in self.sharding_types)
+        pipeline = "" if self.train_pipeline == "sparse_dist" else f"-{self.train_pipeline}"
+        share = f"{100 * self.fill:g}"
+        return f"{self.tables}x{self.gpus}-{how}{share}{types}{pipeline}-{self.seed}"
+
+    @property
+    def memory(self) -> str:
+        """``packed``, ``tight`` or ``loose``."""
+        return "packed" if self.packed else "tight" if self.fill >= TIGHT else "loose"
+
+
+TIGHT = 0.8
+"""Share of memory from which an instance is called tight."""
+
+
+def problem_of(instance: Instance) -> Problem:
+    """The instance itself: the same on any machine.
+
+    Raises:
+        ProfileError: there is no such hardware profile.
+    """
+    rng = random.Random(instance.seed)
+    wants = Constraints(sharding_types=instance.sharding_types or None)
+    tables = [_table(rng, index, wants) for index in range(instance.tables)]
+    batch = max(LEAST_BATCH, GLOBAL_BATCH // instance.gpus)
+    workload = Workload(
+        instance.name, batch, tuple(tables), DENSE, train_pipeline=instance.train_pipeline
+    )
+    ranks = Topology.uniform(instance.gpus, hbm_bytes=0, ddr_bytes=0)
+    if instance.packed:
+        workload, bytes_of_rank = _packed(workload, ranks)
+        hbm, ddr = int(bytes_of_rank / instance.fill), 0
+    else:
+        total = sum(_whole_bytes(t, workload, ranks) for t in workload.tables)
+        hbm, ddr = int(total / instance.gpus / instance.fill), gib(HOST_GIB)
+    topology = Topology.uniform(instance.gpus, hbm_bytes=hbm, ddr_bytes=ddr)
+    return Problem(workload, topology, load_hardware(instance.hardware))
+
+
+def _table(rng: random.Random, index: int, wants: Constraints) -> Table:
+    drawn = draw_table(rng)
+    feature = Feature(f"f_{index}", drawn.pooling_factor, distribution=Zipf(drawn.alpha))
+    return Table(f"t_{index}", drawn.rows, drawn.dim, (feature,), constraints=wants)
+
+
+def _whole_bytes(table: Table, workload: Workload, ranks: Topology) -> int:
+    """Device memory of the whole table on one rank, by the count that makes it larger."""
+    size = [(table.num_embeddings, table.embedding_dim)]
+    kinds = ShardingType.TABLE_WISE, ComputeKernel.FUSED
+    # TorchRec counts under its default pipeline type, which keeps less
+    theirs = replace(workload, train_pipeline="base")
+    counted = (
+        shard_memory(table, workload, ranks, *kinds, size),
+        shard_memory(table, theirs, ranks, *kinds, size, rules=MemoryRules.TORCHREC),
+    )
+    return max(memory[0].hbm_bytes for memory in counted)
+
+
+def _packed(workload: Workload, ranks: Topology) -> tuple[Workload, int]:
+    """The workload with rows such that a packing of its whole tables fills all ranks alike, and
+    the bytes of the fullest rank."""
+    tables = list(workload.tables)
+    bytes_of = [_whole_bytes(t, workload, ranks) for t in tables]
+    dealt: list[list[int]] = [[] for _ in range(ranks.world_size)]
+    held = [0] * ranks.world_size
+    for index in sorted(range(len(tables)), key=lambda t: -bytes_of[t]):
+        rank = min(range(ranks.world_size), key=lambda r: (held[r], r))
+        dealt[rank].append(index)
+        held[rank] += bytes_of[index]
+    target = max(held)
+    for rank, mine in enumerate(dealt):
+        _fill_up(tables, mine, target - held[rank], workload, ranks)
+    filled = replace(workload, tables=tuple(tables))
+    loads = [sum(_whole_bytes(tables[t], filled, ranks) for t in mine) for mine in dealt]
+    return filled, max(loads)
+
+
+def _fill_up(
+    tables: list[Table], mine: Sequence[int], missing: int, workload: Workload, ranks: Topology
+) -> None:
+    """More rows for some tables, in proportion, that take the missing bytes."""
+    twice = {t: replace(tables[t], num_embeddings=2 * tables[t].num_embeddings) for t in mine}
+    rows_take = sum(
+        _whole_bytes(twice[t], workload, ranks) - _whole_bytes(tables[t], workload, ranks)
+        for t in mine
+    )
+    for index in mine:
+        rows = tables[index].num_embeddings
+        more = int(rows * missing / max(rows_take, 1))
+        tables[index] = replace(tables[index], num_embeddings=rows + more)

@@ -1,0 +1,193 @@
+"""The planners that are compared, each judged twice: by the predictor and by TorchRec's rating."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+
+import numpy as np
+
+from predictor.errors import InfeasibleError
+from predictor.iteration.batch import BatchPredictor
+from predictor.model.memory import fits, plan_memory
+from predictor.model.plan import ShardingPlan
+from predictor.predict import candidate_of
+from search.baselines.additive import solve_additive
+from search.baselines.drawn import Drawn
+from search.baselines.dreamshard import DreamShardGreedy
+from search.baselines.hugectr import HugeCtr
+from search.baselines.neuroshard import NeuroShard
+from search.baselines.rival import Field, Rival, compete
+from search.baselines.torchrec_rating import TorchRecJudge
+from search.objective import Assignment
+from search.problem import Problem
+from search.solve import solve
+from search.stop import Stop
+from shardopt.bench.planners.instances import Instance, problem_of
+from shardopt.bench.planners.rows import NO_PLAN, RANDOM, RATED, RATED_SAME, SHARDOPT, TORCHREC
+from shardopt.torchrec.planning.planner import Variant, torchrec_plan
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a planner is told beside the instance.
+
+    Args:
+        limit_s: wall time it may take, as far as it looks at the clock; None for none.
+        rating_limit_s: the same for plans by TorchRec's rating, where these are others.
+        effort: of shardopt's searches.
+    """
+
+    limit_s: float | None = None
+    rating_limit_s: float | None = None
+    effort: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a planner's plans are worth.
+
+    Args:
+        seconds: from the problem to the plan; imports and the model's file are not in it.
+        iteration_ms: predicted time; None without a plan.
+        fits: by shardopt's count of memory.
+        rating_ms: TorchRec's; of a rival's best plan under it, which is another plan.
+        rating_fits: by TorchRec's count.
+        bound_ms: proven for what the planner minimises; None where it proves nothing.
+        ended: ``work``, ``gap`` or ``time`` as a search ends; ``done``, ``limit`` or `NO_PLAN`.
+        incumbents: (second, ms) of every better plan on the way, where the planner tells.
+    """
+
+    seconds: float
+    iteration_ms: float | None = None
+    fits: bool | None = None
+    rating_ms: float | None = None
+    rating_fits: bool | None = None
+    bound_ms: float | None = None
+    ended: str = NO_PLAN
+    incumbents: tuple[tuple[float, float], ...] = ()
+
+
+def _judged(problem: Problem, plan: ShardingPlan, outcome: Outcome) -> Outcome:
+    """The outcome with a plan's worth under both judges."""
+    workload, topology, hardware = problem.workload, problem.topology, problem.hardware
+    tables = candidate_of(workload, topology, plan)
+    judge = TorchRecJudge(workload, topology, hardware.device)
+    return replace(
+        outcome,
+        iteration_ms=float(BatchPredictor(workload, topology, hardware).score([tables])[0]),
+        fits=fits(plan_memory(workload, topology, plan, hardware.device)),
+        rating_ms=judge.rating_ms(tables),
+        rating_fits=judge.fits(tables),
+    )
+
+
+def _torchrec(variant: Variant, problem: Problem, asked: Asked) -> Outcome:
+    limit = None if asked.limit_s is None else max(1, round(asked.limit_s))
+    workload, topology = problem.workload, problem.topology
+    answer = torchrec_plan(workload, topology, problem.hardware.device, variant, limit)
+    ended = "limit" if answer.timed_out else "done"
+    if answer.plan is None:
+        return Outcome(answer.seconds, ended="limit" if answer.timed_out else NO_PLAN)
+    return _judged(problem, answer.plan, Outcome(answer.seconds, ended=ended))
+
+
+def _rival(rival: Rival, problem: Problem, asked: Asked) -> Outcome:
+    """Once by each judge, with that judge's count of memory; the time is that of the first."""
+    start = time.perf_counter()
+    stop = Stop(time_limit_s=asked.limit_s)
+    iteration_ms = _best(rival, problem, None, asked.seed, stop)
+    seconds = time.perf_counter() - start
+    judge = TorchRecJudge(problem.workload, problem.topology, problem.hardware.device)
+    other = Stop(time_limit_s=asked.rating_limit_s)
+    rating_ms = _best(rival, problem, judge, asked.seed, other)
+    ended = "limit" if stop.reason == "time" else "done"
+    return Outcome(
+        seconds,
+        iteration_ms,
+        None if iteration_ms is None else True,
+        rating_ms,
+        None if rating_ms is None else True,
+        ended=NO_PLAN if iteration_ms is rating_ms is None else ended,
+    )
+
+
+def _best(
+    rival: Rival, problem: Problem, judge: TorchRecJudge | None, seed: int, stop: Stop
+) -> float | None:
+    try:
+        field = Field(problem, judge)
+    except InfeasibleError:
+        return None
+    if judge is None:
+        return compete(
+            rival, field, lambda plans: field.objective.score(plans).tolist(), seed, stop
+        )
+    cost_ms, world = lru_cache(maxsize=None)(judge.cost_ms), problem.topology.world_size
+
+    def rated(plans: Sequence[Assignment]) -> list[float]:
+        loads = np.zeros((len(plans), world))
+        for load, plan in zip(loads, plans, strict=True):
+            for option, ranks in plan:
+                np.add.at(load, list(ranks), cost_ms(option))
+        return loads.max(axis=1).tolist()
+
+    return compete(rival, field, rated, seed, stop)
+
+
+def _shardopt(problem: Problem, asked: Asked) -> Outcome:
+    start = time.perf_counter()
+    better: list[tuple[float, float]] = []
+
+    def progress(
+        stage: str, fraction: float, best_ms: float | None, bound_ms: float | None
+    ) -> None:
+        if best_ms is not None and (not better or best_ms < better[-1][1]):
+            better.append((time.perf_counter() - start, best_ms))
+
+    stop = Stop(effort=asked.effort, time_limit_s=asked.limit_s)
+    try:
+        result = solve(problem, stop, asked.seed, progress=progress)
+    except InfeasibleError:
+        return Outcome(time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    told = Outcome(
+        seconds,
+        bound_ms=result.lower_bound_ms,
+        ended=result.stopped_by,
+        incumbents=tuple(better),
+    )
+    return _judged(problem, result.best.plan, told)
+
+
+def _additive(extended: bool, problem: Problem, asked: Asked) -> Outcome:
+    start = time.perf_counter()
+    stop = Stop(effort=asked.effort, time_limit_s=asked.limit_s)
+    try:
+        found = solve_additive(problem, stop, asked.seed, extended=extended)
+    except InfeasibleError:
+        return Outcome(time.perf_counter() - start)
+    told = Outcome(time.perf_counter() - start, bound_ms=found.lower_bound_ms, ended=stop.reason)
+    return _judged(problem, found.plan, told)
+
+
+Planner = Callable[[Problem, Asked], Outcome]
+PLANNERS: Mapping[str, Planner] = {
+    TORCHREC: partial(_torchrec, Variant.DEFAULT),
+    "torchrec dynamic": partial(_torchrec, Variant.DYNAMIC),
+    "torchrec balanced": partial(_torchrec, Variant.BALANCED),
+    **{r.name: partial(_rival, r) for r in (NeuroShard(), DreamShardGreedy(), HugeCtr())},
+    RATED_SAME: partial(_additive, False),
+    RATED: partial(_additive, True),
+    SHARDOPT: _shardopt,
+    RANDOM: partial(_rival, Drawn()),
+}
+"""In the order in which they run: random plans last, for they get the time that shardopt took."""
+
+
+def run_planner(name: str, instance: Instance, asked: Asked) -> Outcome:
+    """Let one planner plan one instance."""
+    return PLANNERS[name](problem_of(instance), asked)

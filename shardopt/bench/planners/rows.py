@@ -1,0 +1,147 @@
+"""Rows of the search benchmark: one planner on one instance, as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from predictor.csv_rows import Row as Cells
+from predictor.csv_rows import count, number, read_table
+from predictor.errors import InputError
+from shardopt.files import atomic_write_text
+
+TORCHREC, SHARDOPT, RANDOM = "torchrec", "shardopt", "random"
+RATED, RATED_SAME = "shardopt on torchrec's cost", "shardopt on torchrec's cost and options"
+OURS = (RATED_SAME, RATED, SHARDOPT)
+"""Names of planners that others are told about; `shardopt.bench.planners.planners` has them all."""
+NO_PLAN, KILLED = "no plan", "killed"
+"""How a planner ended that found none, and one that was ended from outside."""
+
+
+@dataclass(frozen=True)
+class SearchRow:
+    """What one planner made of one instance.
+
+    Args:
+        memory: ``loose``, ``tight`` or ``packed``.
+        seconds: from the problem to the plan.
+        iteration_ms: predicted time of its plan; None without one.
+        fits: by shardopt's count of memory; None without a plan.
+        rating_ms: TorchRec's rating; ``rating_fits``: by TorchRec's count.
+        bound_ms: proven for what the planner minimises.
+        ended: how it did; see `shardopt.bench.planners.planners.Outcome`.
+        incumbents: (second, ms) of every better plan on the way.
+        machine: processor, cores, versions.
+        load: load average before.
+    """
+
+    instance: str
+    tables: int
+    gpus: int
+    memory: str
+    planner: str
+    seconds: float
+    iteration_ms: float | None
+    fits: bool | None
+    rating_ms: float | None
+    rating_fits: bool | None
+    bound_ms: float | None
+    ended: str
+    incumbents: tuple[tuple[float, float], ...]
+    machine: str
+    load: float
+
+    @property
+    def time_ms(self) -> float | None:
+        """Predicted time of a plan that fits; None where there is none."""
+        return self.iteration_ms if self.fits else None
+
+    @property
+    def rated_ms(self) -> float | None:
+        """Rating of a plan that fits by TorchRec's count; None where there is none."""
+        return self.rating_ms if self.rating_fits else None
+
+    def seconds_to(self, ms: float) -> float | None:
+        """When it first had a plan at least this fast; None if it never had, or does not tell."""
+        reached = (at for at, best in self.incumbents if best <= ms * (1 + SAME))
+        return next(reached, None)
+
+
+SAME = 1e-9
+"""Relative difference of times that differ by rounding alone."""
+COLUMNS = tuple(field.name for field in fields(SearchRow))
+_FIRST = "# rows of `shardopt bench search --suite`; see docs/benchmarks.md\n"
+
+
+def write_search_rows(path: Path, rows: Sequence[SearchRow]) -> None:
+    """Replace the file by one with all rows."""
+    out = io.StringIO()
+    out.write(_FIRST)
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in rows:
+        writer.writerow([_text(value) for value in astuple(row)])
+    atomic_write_text(path, out.getvalue())
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return " ".join(f"{at:.4f}:{ms!r}" for at, ms in value)
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def read_search_rows(path: Path) -> list[SearchRow]:
+    """All rows of a file.
+
+    Raises:
+        InputError: it cannot be read, lacks a column, or holds a row that is no such row.
+    """
+    found = read_table(path, COLUMNS, _row)
+    if found.problems:
+        raise InputError("\n  ".join([f"{path}: rows that cannot be read", *found.problems]))
+    return found.rows
+
+
+def _row(cells: Cells) -> SearchRow:
+    return SearchRow(
+        cells["instance"],
+        count(cells, "tables"),
+        count(cells, "gpus"),
+        cells["memory"],
+        cells["planner"],
+        number(cells, "seconds"),
+        _maybe(cells, "iteration_ms", number),
+        _maybe(cells, "fits", _yes),
+        _maybe(cells, "rating_ms", number),
+        _maybe(cells, "rating_fits", _yes),
+        _maybe(cells, "bound_ms", number),
+        cells["ended"],
+        _incumbents(cells["incumbents"]),
+        cells["machine"],
+        float(cells["load"]),
+    )
+
+
+def _maybe(cells: Cells, column: str, parse: Callable[[Cells, str], Any]) -> Any:
+    return parse(cells, column) if cells[column] else None
+
+
+def _yes(cells: Mapping[str, str], column: str) -> bool:
+    if cells[column] not in ("yes", "no"):
+        raise ValueError(f"{column} is '{cells[column]}'; allowed: yes, no, or nothing")
+    return cells[column] == "yes"
+
+
+def _incumbents(text: str) -> tuple[tuple[float, float], ...]:
+    try:
+        return tuple((float(at), float(ms)) for at, ms in (p.split(":") for p in text.split()))
+    except ValueError:
+        raise ValueError(f"incumbents is '{text}'; it has pairs such as 0.25:13.7") from None

@@ -1,0 +1,161 @@
+"""How long planning takes, ours beside TorchRec's planner, and what the two plans are worth."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from predictor.errors import ShardoptError
+from predictor.model.plan import ShardingPlan
+from predictor.predict import Prediction, predict
+from search.problem import Problem, Result
+from search.solve import solve
+from search.stop import Stop
+from shardopt.measure.timing import Samples, interleaved, machine
+from shardopt.torchrec.planning.planner import TorchRecAnswer, prepared, torchrec_plan
+
+SEARCH = "shardopt search"
+COMMAND = "shardopt plan"
+TORCHREC = "torchrec planner"
+
+PACKAGES = Path(__file__).resolve().parents[3]
+"""Where the three packages lie; the command is started from there."""
+
+
+class CommandError(ShardoptError):
+    """`shardopt plan` did not end well in a process of its own."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is measured.
+
+    Args:
+        words: of the `shardopt plan` command that does the same search.
+        effort, time_limit_s: of the search's `Stop`.
+        repeat: rounds, >= 1.
+    """
+
+    problem: Problem
+    words: Sequence[str]
+    seed: int = 0
+    effort: float = 1.0
+    time_limit_s: float | None = None
+    repeat: int = 3
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One planner's plan, and its prediction by shardopt; both None where there is no plan."""
+
+    plan: ShardingPlan | None
+    prediction: Prediction | None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether all ranks have room for it by shardopt's count; None without a plan."""
+        if self.prediction is None:
+            return None
+        return all(rank.fits for rank in self.prediction.memory)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What came out.
+
+    Args:
+        times: of `SEARCH` (the search alone), `COMMAND` (a whole process: start-up, reading the
+            model, search, output) and `TORCHREC` (its planner alone, the model being there).
+        result: of the last search.
+        rating_ms: TorchRec's own cost of its plan; no iteration time.
+        machine: where this was measured; its load is that before the first round.
+    """
+
+    times: dict[str, Samples]
+    result: Result
+    ours: Answer
+    theirs: Answer
+    rating_ms: float | None
+    machine: dict[str, object]
+
+
+def compare(
+    asked: Asked, started: Callable[[str, int], None] = lambda name, round_: None
+) -> Comparison:
+    """Run both planners, and the command, in turns.
+
+    Raises:
+        InfeasibleError: shardopt finds no plan that fits.
+        InputError: TorchRec cannot build the model.
+        CommandError: the command failed.
+    """
+    prepared(asked.problem.workload)  # what TorchRec cannot build is said before time is spent
+    where = machine()
+    runs = _Runs(asked)
+    calls = {SEARCH: runs.search, COMMAND: runs.command, TORCHREC: runs.torchrec}
+    times = interleaved(calls, asked.repeat, started)
+    problem, result, answer = asked.problem, runs.results[-1], runs.answers[-1]
+    return Comparison(
+        times,
+        result,
+        _answer(problem, result.best.plan),
+        _answer(problem, answer.plan),
+        answer.rating_ms,
+        where,
+    )
+
+
+class _Runs:
+    """The three things that are timed, and what they found."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+        self.results: list[Result] = []
+        self.answers: list[TorchRecAnswer] = []
+
+    def search(self) -> float:
+        asked = self.asked
+        start = time.perf_counter()
+        stop = Stop(effort=asked.effort, time_limit_s=asked.time_limit_s)
+        self.results.append(solve(asked.problem, stop, asked.seed))
+        return time.perf_counter() - start
+
+    def torchrec(self) -> float:
+        problem = self.asked.problem
+        answer = torchrec_plan(problem.workload, problem.topology, problem.hardware.device)
+        self.answers.append(answer)
+        return answer.seconds
+
+    def command(self) -> float:
+        start = time.perf_counter()
+        done = _run_command(["plan", *self.asked.words, "--quiet"])
+        seconds = time.perf_counter() - start
+        if done.returncode:
+            raise CommandError(
+                f"'shardopt plan' ended with exit code {done.returncode} in a process of its own: "
+                f"{done.stderr.strip() or 'no message'}"
+            )
+        return seconds
+
+
+def _run_command(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """The command as its script would run it: these packages, not those of the directory."""
+    path = os.pathsep.join(filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH"))))
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "shardopt", *words],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def _answer(problem: Problem, plan: ShardingPlan | None) -> Answer:
+    if plan is None:
+        return Answer(None, None)
+    return Answer(plan, predict(problem.workload, problem.topology, problem.hardware, plan))

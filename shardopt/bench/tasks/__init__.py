@@ -1,0 +1,1 @@
+"""Random sharding tasks, measured one after the other."""

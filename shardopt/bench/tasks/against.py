@@ -1,0 +1,59 @@
+"""TorchRec's own plan and ours of random models, run side by side: is ours faster, and as foretold?
+
+Both planners get the same model, with its real pooling factors, and the same memory. TorchRec's
+runs with its defaults. Ours runs twice: on the calibration of the batch, which no measured
+iteration is part of, and on the shipped profile, as whoever does not calibrate would.
+"""
+
+from __future__ import annotations
+
+from predictor.errors import InputError
+from predictor.hardware.loader import HardwareProfile, load_hardware
+from predictor.model.plan import ShardingPlan
+from predictor.model.topology import Topology
+from predictor.model.workload import Workload
+from search.problem import Problem
+from search.solve import solve
+from search.stop import Stop
+from shardopt.bench.tasks.batch import Asked
+from shardopt.bench.tasks.plans import signature
+from shardopt.bench.tasks.tasks import PROFILE, Task, make_task
+
+THEIRS, OURS, SHIPPED = "torchrec", "shardopt", "shardopt_shipped_profile"
+"""The plans, by their names in the rows file; the last is left out where it is one of the others
+up to a renaming of ranks."""
+
+
+def planners_plans(asked: Asked, seed: int) -> Task:
+    """The model of a task, with what each planner makes of it; TorchRec's plan is the first.
+
+    Raises:
+        InputError: TorchRec's planner finds no plan.
+    """
+    from shardopt.torchrec.planning.planner import torchrec_plan
+    from shardopt.validate.measured.batch import load_batch
+
+    batch = load_batch(asked.folder)
+    workload = make_task(
+        seed, world_size=asked.world_size, local_world_size=asked.local_world_size
+    ).workload
+    theirs = torchrec_plan(workload, batch.ranks, "cpu").plan
+    if theirs is None:
+        raise InputError(
+            f"TorchRec's planner finds no plan for task {seed} that fits this machine's memory; "
+            "measure on one with more, or leave the task out"
+        )
+    plans = {THEIRS: theirs, OURS: _searched(workload, batch.ranks, batch.made.profile)}
+    shipped = _searched(workload, batch.ranks, load_hardware(PROFILE))
+    if _kind(shipped, workload) not in {_kind(plan, workload) for plan in plans.values()}:
+        plans[SHIPPED] = shipped
+    return Task(seed, workload.name, workload, plans)
+
+
+def _searched(workload: Workload, ranks: Topology, hardware: HardwareProfile) -> ShardingPlan:
+    """What `shardopt plan` writes with its defaults."""
+    return solve(Problem(workload, ranks, hardware), Stop(), seed=0).best.plan
+
+
+def _kind(plan: ShardingPlan, workload: Workload) -> object:
+    return signature([plan.tables[key] for key in workload.keys])

@@ -1,0 +1,271 @@
+"""A batch of tasks measured one after the other: the data that predictions are tested on.
+
+A folder, which other programs read: `batch.json` (ranks, machine, numbers of the tasks),
+`calibration.rows.csv`, and for each task `task-007.yaml` (its model), `task-007.rows.json` (as
+`bench run` writes it) and, where it is measured a second time, `task-007.again.rows.json`.
+Calibration comes first, repeats come last. What is complete is not measured again, so that the same
+command goes on where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from predictor.errors import InfeasibleError, InputError, ShardoptError
+from predictor.model.plan_json import plan_from_dict
+from predictor.units import GIB
+from shardopt.bench.job import Job
+from shardopt.bench.rows import read_rows
+from shardopt.bench.run import environment, run_bench
+from shardopt.bench.tasks.batch_files import BATCH_FILE, CALIBRATION_FILE, SCHEMA, task_name
+from shardopt.bench.tasks.tasks import Task, make_task
+from shardopt.config import load_model
+from shardopt.config.write import write_model
+from shardopt.files import atomic_write_text, decode, read_bytes
+from shardopt.ranks.hosts import HOSTS, Link
+from shardopt.ranks.launch import RankDiedError
+
+BACKEND = "gloo"
+Say = Callable[[str], None]
+
+
+def random_plans(asked: Asked, seed: int) -> Task:
+    """A task with a dozen plans of every structure."""
+    return make_task(seed, world_size=asked.world_size, local_world_size=asked.local_world_size)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to measure.
+
+    Args:
+        folder: made if it is not there; its parent must be.
+        tasks: seeds, in the order measured.
+        repeats: those of them to measure a second time, after all others.
+        rounds, block: of each task, as `Job` has them.
+        link_gbit_s: of the link between two hosts of a rank each; None: all ranks on one host.
+        draw: makes the task of a seed; by then the folder holds the whole calibration.
+    """
+
+    folder: Path
+    tasks: Sequence[int]
+    repeats: Sequence[int] = ()
+    rounds: int = 10
+    block: int = 6
+    world_size: int = 2
+    link_gbit_s: float | None = None
+    draw: Callable[[Asked, int], Task] = random_plans
+
+    @property
+    def local_world_size(self) -> int:
+        """Ranks that count as one host."""
+        return self.world_size if self.link_gbit_s is None else 1
+
+    @property
+    def topology(self) -> str:
+        """As the batch file and reports call it."""
+        return "loopback" if self.link_gbit_s is None else f"{self.link_gbit_s:g} Gbit/s"
+
+    @property
+    def link(self) -> Link | None:
+        """What ranks are joined by."""
+        return None if self.link_gbit_s is None else Link(self.link_gbit_s)
+
+
+def run_batch(asked: Asked, say: Say) -> None:
+    """Calibrate, measure every task, then the repeats; whatever is not complete yet.
+
+    Args:
+        say: what is going on, a line at a time.
+
+    Raises:
+        InputError: nothing was started: a number is out of range, or the folder is another
+            machine's or topology's.
+        RankDiedError: tasks whose ranks died or did not fit; all others are measured by then.
+    """
+    _check(asked)
+    _open(asked)
+    _calibrate(asked, say)
+    failed: dict[str, ShardoptError] = {}
+    for title, name, seed, again in _runs(asked):
+        if again and not (asked.folder / f"{task_name(seed)}.rows.json").exists():
+            say(f"{title}: left out, as it was never measured a first time")
+            continue
+        try:
+            _measure(asked, title, seed, asked.folder / name, say)
+        except (RankDiedError, InfeasibleError) as error:
+            failed[title] = error
+            say(f"{title}: {error}")
+    if failed:
+        raise _failure(failed)
+
+
+def _runs(asked: Asked) -> list[tuple[str, str, int, bool]]:
+    """Title, rows file, seed and whether it is a repeat, in order."""
+    runs: list[tuple[str, str, int, bool]] = []
+    for again, seeds in ((False, asked.tasks), (True, asked.repeats)):
+        for at, seed in enumerate(seeds, start=1):
+            title = f"task {seed}{' again' if again else ''} ({at} of {len(seeds)})"
+            end = ".again.rows.json" if again else ".rows.json"
+            runs.append((title, task_name(seed) + end, seed, again))
+    return runs
+
+
+def _failure(failed: dict[str, ShardoptError]) -> RankDiedError:
+    title, first = next(iter(failed.items()))
+    others = list(failed)[1:]
+    more = f"\nso did {', '.join(others)}" if others else ""
+    return RankDiedError(f"{title} did not end well: {first}{more}", first.exit_code)
+
+
+def _check(asked: Asked) -> None:
+    """Refuse what no task could run under, before the calibration's minutes are spent."""
+    cores = len(os.sched_getaffinity(0))
+    if not 2 <= asked.world_size <= cores:
+        raise InputError(
+            f"--ranks is {asked.world_size}; it must be at least 2 and at most {cores}, the cores "
+            "that this process may use"
+        )
+    if asked.link_gbit_s is not None and asked.world_size != HOSTS:
+        raise InputError(
+            f"--link joins {HOSTS} hosts of one rank, but --ranks is {asked.world_size}; give "
+            f"--ranks {HOSTS}, or leave --link out"
+        )
+
+
+def _open(asked: Asked) -> None:
+    """Write the batch file, or add the tasks to the one that is there.
+
+    Raises:
+        InputError: it is of another machine, other versions or other ranks; says what differs.
+    """
+    path = asked.folder / BATCH_FILE
+    about: dict[str, Any] = {
+        "schema": SCHEMA,
+        "topology": asked.topology,
+        "link_gbit_s": asked.link_gbit_s,
+        "world_size": asked.world_size,
+        "local_world_size": asked.local_world_size,
+        "block": asked.block,
+        "environment": environment(BACKEND),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "tasks": sorted(set(asked.tasks)),
+    }
+    if path.exists():
+        old = _read(path)
+        _refuse_mixed(path, old, about)
+        about = {**old, "tasks": sorted({*old["tasks"], *asked.tasks})}
+    else:
+        _make(asked.folder)
+    unknown = [seed for seed in asked.repeats if seed not in about["tasks"]]
+    if unknown:
+        raise InputError(
+            f"--repeat names task {unknown[0]}, which is none of the tasks of {asked.folder}; "
+            f"measure it a first time as well: --tasks {unknown[0]}"
+        )
+    atomic_write_text(path, json.dumps(about, indent=1) + "\n")
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"{folder}: cannot make this folder: {error.strerror or error}; "
+            "give one whose parent is there and writable"
+        ) from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    hint = "restore it, or measure into another folder"
+    try:
+        data = json.loads(decode(read_bytes(path, "batch file"), path))
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}:{error.lineno}: not JSON ({error.msg}); {hint}") from None
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        found = data.get("schema") if isinstance(data, dict) else None
+        raise InputError(
+            f"{path}: schema is {found!r}, but this version reads '{SCHEMA}'; choose another folder"
+        )
+    for key, kind in (("environment", dict), ("tasks", list)):
+        if not isinstance(data.get(key), kind):
+            raise InputError(f"{path}: '{key}' is missing or malformed; {hint}")
+    return data
+
+
+def _refuse_mixed(path: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    keys = ("topology", "link_gbit_s", "world_size", "local_world_size", "block")
+    was = {**{key: old.get(key) for key in keys}, **_machine(old["environment"])}
+    now = {**{key: new[key] for key in keys}, **_machine(new["environment"])}
+    for key in {**was, **now}:
+        if was.get(key) != now.get(key):
+            raise InputError(
+                f"{path}: {key} was {was.get(key)!r}, now it is {now.get(key)!r}; one folder holds "
+                "one machine, topology and set of versions: measure into another folder, or go "
+                "back to what it was"
+            )
+
+
+def _machine(about: dict[str, Any]) -> dict[str, Any]:
+    """An environment; memory in GiB, as some pages come and go from boot to boot."""
+    memory = about.get("memory_bytes")
+    whole = round(memory / GIB) if isinstance(memory, int) else memory
+    rest = {key: value for key, value in about.items() if key != "memory_bytes"}
+    return {**rest, "memory in GiB": whole}
+
+
+def _calibrate(asked: Asked, say: Say) -> None:
+    """Measure what the calibration's rows lack."""
+    from shardopt.torchrec.install import needs_torchrec
+
+    with needs_torchrec():
+        import fbgemm_gpu  # noqa: F401
+
+        from shardopt.calibrate import run
+        from shardopt.calibrate.design import points as design
+    run.check(BACKEND, asked.world_size, asked.link)
+    rows = asked.folder / CALIBRATION_FILE
+    wanted = run.Asked(BACKEND, asked.world_size, design.QUICK, rows, asked.link)
+    run.measure(wanted, lambda text: say(f"calibration: {text}"))
+
+
+def _measure(asked: Asked, title: str, seed: int, path: Path, say: Say) -> None:
+    """Measure the rounds that a rows file lacks."""
+    if path.exists() and len(read_rows(path).rounds) >= asked.rounds:
+        say(f"{title}: complete")
+        return
+    run_bench(_job(asked, seed), path, told=lambda text: say(f"{title}: {text}"))
+
+
+def _job(asked: Asked, seed: int) -> Job:
+    """The job of a task: as its files have it, or drawn where it has none yet.
+
+    The files win, as what is drawn changes with the profile that tasks are sized by.
+    """
+    model = asked.folder / f"{task_name(seed)}.yaml"
+    rows = asked.folder / f"{task_name(seed)}.rows.json"
+    if rows.exists():
+        workload = load_model(model)
+        plans = {
+            entry["name"]: plan_from_dict(entry["plan"], where=f"{rows}: plan '{entry['name']}'")
+            for entry in read_rows(rows).plans
+        }
+    else:
+        task = asked.draw(asked, seed)
+        workload, plans = task.workload, dict(task.plans)
+        write_model(model, workload)
+    return Job(
+        workload,
+        plans,
+        backend=BACKEND,
+        rounds=asked.rounds,
+        block=asked.block,
+        seed=seed,
+        link=asked.link,
+    )

@@ -1,0 +1,1 @@
+"""Training steps of small transformers, timed on CPU ranks."""

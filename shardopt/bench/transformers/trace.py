@@ -1,0 +1,100 @@
+"""Execution trace and Kineto trace of a step of each family, and its op list looked up in them.
+
+Run as ``python -m shardopt.bench.transformers.trace FOLDER`` by `shardopt.bench.transformers.run`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from predictor.model.transformer import FAMILIES
+from shardopt.bench.transformers.design import calibrations
+from shardopt.bench.transformers.files import TRACE_COLUMNS, TRACES
+from shardopt.files import atomic_write_text
+
+if TYPE_CHECKING:
+    from shardopt.bench.transformers.ops import Recording
+
+WARM_UP = 3
+PREFIX = "aten::"
+
+
+def op_names(recording: Recording) -> list[str]:
+    """Ops of a list that touch data; the views that autograd saves are in no trace."""
+    return [recorded.op for recorded in recording.calls if recorded.call.moves]
+
+
+def found_in_order(names: Sequence[str], trace: Iterable[str]) -> int:
+    """How many ops of a list a trace holds in the list's order.
+
+    The trace has more: composite ops, which issue those of the list, and what those run inside.
+    Gradients that meet are added in place, but for steps under a dispatch mode, as the list is.
+    """
+    left = (name.rstrip("_") for name in trace)
+    return sum(1 for name in names if name.rstrip("_") in left)
+
+
+def kineto_ops(path: Path) -> list[str]:
+    """Names of all ops of a Kineto trace, in the order of their starts."""
+    events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    spans = [event for event in events if event.get("cat") == "cpu_op"]
+    spans.sort(key=lambda event: (event["ts"], -event["dur"]))
+    return [event["name"].removeprefix(PREFIX) for event in spans]
+
+
+def execution_ops(path: Path) -> list[str]:
+    """Names of all ops of an execution trace, which numbers them as they start."""
+    nodes: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["nodes"]
+    return [node["name"].removeprefix(PREFIX) for node in sorted(nodes, key=_number)]
+
+
+def _number(node: dict[str, Any]) -> int:
+    return int(node["id"])
+
+
+def main(folder: Path) -> None:
+    """Trace one shape a family and write what was found."""
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    rows = []
+    traces = folder / "traces"
+    traces.mkdir(exist_ok=True)
+    for family in FAMILIES:
+        shape = next(shape for shape in calibrations(1) if shape.family == family)
+        rows.append(_traced(traces, shape))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(TRACE_COLUMNS)
+    writer.writerows(rows)
+    atomic_write_text(folder / TRACES, text.getvalue())
+
+
+def _traced(folder: Path, shape: Any) -> tuple[str, int, int, int]:
+    import torch
+    from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
+
+    from shardopt.bench.transformers.models import Training
+    from shardopt.bench.transformers.ops import recorded
+
+    torch.set_num_threads(1)
+    names = op_names(recorded(shape))
+    training = Training(shape)
+    for _ in range(WARM_UP):
+        training.step()
+    execution, kineto = (folder / f"{shape.name}.{kind}.json" for kind in ("et", "kineto"))
+    observer = ExecutionTraceObserver().register_callback(str(execution))
+    with profile(activities=[ProfilerActivity.CPU], execution_trace_observer=observer) as profiler:
+        training.step()
+    profiler.export_chrome_trace(str(kineto))
+    in_execution = found_in_order(names, execution_ops(execution))
+    return shape.name, len(names), in_execution, found_in_order(names, kineto_ops(kineto))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,151 @@
+"""One rank that times training steps of transformers, round by round, and ops inside some steps.
+
+Run as ``python -m shardopt.bench.transformers.worker FOLDER STORE RANK RANKS ROUNDS`` by
+`shardopt.bench.transformers.run`; rank 0 appends a line of JSON a round to the folder.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import sys
+import time
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from shardopt.bench.transformers.design import calibrations, targets
+from shardopt.bench.transformers.files import disturbed, rounds_done, rounds_file
+from shardopt.measure.load import other_cores, usage
+from shardopt.ranks.realtime import hasten_gloo, hasten_main, keep_freed_memory
+
+STEPS = 2
+"""Of a block that count; the one before them finds caches full of another model."""
+DIGITS = {"steps": 4, "alone": 4, "captured": 3}
+"""Significant digits that are kept."""
+TEARDOWN_S = 0.3
+"""gloo's threads may abort a process that ends right after its last collective."""
+
+
+class _Rank:
+    """All models of a rank, each with its optimizer."""
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        from torch.nn.parallel import DistributedDataParallel
+
+        from shardopt.bench.transformers.models import Training
+        from shardopt.bench.transformers.ops import recorded, row_index
+
+        self.rank, self.ranks = rank, ranks
+        self.captured = calibrations(ranks)
+        shapes = [*self.captured, *targets(ranks)]
+        wrap: dict[str, Any] = {} if ranks == 1 else {"wrap": DistributedDataParallel}
+        # fake tensors first: their memory is none
+        self.rows = {shape.name: row_index(recorded(shape)) for shape in self.captured}
+        self.trainings = {shape.name: Training(shape, rank, **wrap) for shape in shapes}
+        for name in self.trainings:
+            self.block(name)
+        gc.collect()
+        gc.freeze()
+
+    def round(self, at: int) -> dict[str, Any]:
+        """A block of every model in an order of this round, and what was timed inside steps."""
+        order = list(self.trainings)
+        random.Random(f"round {at}").shuffle(order)
+        steps = {name: self.block(name) for name in order}
+        alone: dict[str, list[float]] = {}
+        captured: dict[str, list[float]] = {}
+        for name in order:
+            if name in self.rows:
+                alone[name] = steps[name] if self.ranks == 1 else self.block(name, sync=False)
+                captured[name] = self.capture(name)
+        return {"steps": steps, "alone": alone, "captured": captured}
+
+    def block(self, name: str, *, sync: bool = True) -> list[float]:
+        """Milliseconds of some steps, without a barrier in between."""
+        training = self.trainings[name]
+        self._meet()
+        with self._apart(training, sync):
+            training.step()
+            marks = [time.perf_counter_ns()]
+            for _ in range(STEPS):
+                training.step()
+                marks.append(time.perf_counter_ns())
+        return [(b - a) / 1e6 for a, b in pairwise(marks)]
+
+    def capture(self, name: str) -> list[float]:
+        """Milliseconds of each row of ops inside one step that exchanges nothing."""
+        from shardopt.bench.transformers.ops import OpClock
+
+        training, rows = self.trainings[name], self.rows[name]
+        self._meet()
+        with self._apart(training, sync=False), OpClock() as clock:
+            training.step()
+        spent = [0.0] * (1 + max(rows))
+        for row, ms in zip(rows, clock.ms, strict=True):
+            spent[row] += ms
+        return spent
+
+    def _apart(self, training: Any, sync: bool) -> AbstractContextManager[Any]:
+        return nullcontext() if sync or self.ranks == 1 else training.model.no_sync()
+
+    def _meet(self) -> None:
+        if self.ranks > 1:
+            import torch.distributed as dist
+
+            dist.barrier()
+            hasten_gloo()
+
+
+def run(folder: Path, store: Path, rank: int, ranks: int, rounds: int) -> None:
+    """Build everything and measure the rounds that are left; collective over all ranks."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[(rank - ranks) % len(cores)]})
+    keep_freed_memory()
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    gc.disable()
+    hasten_main(ranks)
+    if ranks > 1:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    mine = _Rank(rank, ranks)
+    for at in range(rounds_done(folder, ranks), rounds):
+        before = usage()
+        found = mine.round(at)
+        found["own_s"] = usage().own_s - before.own_s
+        every: list[Any] = [found]
+        if ranks > 1:
+            every = [None] * ranks
+            dist.gather_object(found, every if rank == 0 else None, dst=0)
+        if rank == 0:
+            own_s = sum(of["own_s"] for of in every)
+            others = other_cores(before, usage(), own_s)
+            line: dict[str, Any] = {"round": at, "other_cores": others}
+            if not disturbed(others, len(cores) - ranks):
+                line |= {key: _by_name(every, key) for key in DIGITS}
+            with rounds_file(folder, ranks).open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(line, separators=(",", ":")) + "\n")
+    if ranks > 1:
+        dist.barrier()
+
+
+def _by_name(every: list[dict[str, Any]], key: str) -> dict[str, list[list[float]]]:
+    """Name -> numbers of every rank."""
+    return {
+        name: [[float(f"{ms:.{DIGITS[key]}g}") for ms in of[key][name]] for of in every]
+        for name in every[0][key]
+    }
+
+
+if __name__ == "__main__":
+    where, store, *numbers = sys.argv[1:]
+    run(Path(where), Path(store), *map(int, numbers))
+    sys.stdout.flush()
+    time.sleep(TEARDOWN_S)
+    # gloo's threads may abort an orderly end
+    os._exit(0)

@@ -1,0 +1,1 @@
+"""Which points a calibration measures, and in which order."""

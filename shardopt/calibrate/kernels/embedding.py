@@ -1,0 +1,217 @@
+"""FBGEMM's fused TBE, as TorchRec runs it: forward, and backward with the optimizer inside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from predictor.model.plan import ComputeKernel
+from shardopt.calibrate.design.points import Point
+from shardopt.calibrate.rows import PARTS, Measured, measured
+from shardopt.measure.sampling import Timer, in_turns, passes
+
+BATCHES = 4
+"""Distinct batches in turn: one batch again and again would find its rows in the caches."""
+LEARNING_RATE = 0.01
+OPTIMIZER, DTYPE = "exact_row_wise_adagrad", "fp32"
+"""Where a point names none."""
+WARM_CACHE = 4
+"""Distinct rows looked up before a cache counts as warm, as multiples of what it holds."""
+MOST_WARMING = 400
+"""Batches."""
+
+
+def measure_lookup(point: Point, timer: Timer, seconds: float) -> list[Measured]:
+    """Rows ``forward`` and ``backward`` of one TBE.
+
+    Their facts: per table ``[rows, dim, bags, ids, distinct rows]``, means over the batches.
+    """
+    launch = Launch(point.params, timer.device)
+    batches = [launch.draw() for _ in range(BATCHES)]
+    forward, backward = passes(
+        timer,
+        lambda i: launch.tbe(*batches[i % BATCHES].arguments),
+        lambda output: output.backward(launch.gradient),
+        seconds,
+    )
+    facts = launch.facts(batches)
+    return [
+        measured(point, forward, "forward", tables=facts),
+        measured(point, backward, "backward", tables=facts),
+    ]
+
+
+def measure_cached(point: Point, timer: Timer, seconds: float) -> list[Measured]:
+    """Rows ``prefetch``, ``forward`` and ``backward`` of one TBE with a cache, facts as of lookups.
+
+    Every repeat looks up a batch of its own, after as many others as fill the cache several times:
+    a ring of few batches would be in the cache as a whole, and fetch nothing.
+    """
+    launch = Launch(point.params, timer.device)
+    facts = launch.facts([launch.draw() for _ in range(BATCHES)])
+    held = point.params["cache_load_factor"] * sum(table[0] for table in facts)
+    warming = WARM_CACHE * held / max(sum(table[4] for table in facts), 1.0)
+
+    def draw(_: int, __: object) -> Any:
+        return launch.draw().arguments
+
+    def prefetch(_: int, arguments: Any) -> Any:
+        launch.tbe.prefetch(*arguments[:2])
+        return arguments
+
+    def forward(_: int, arguments: Any) -> Any:
+        return launch.tbe(*arguments)
+
+    def backward(_: int, output: Any) -> None:
+        output.backward(launch.gradient)
+
+    stages = (draw, prefetch, forward, backward)
+    for i in range(min(int(np.ceil(warming)), MOST_WARMING)):
+        made: Any = None
+        for stage in stages:
+            made = stage(i, made)
+    spent = in_turns(timer, stages, seconds)[1:]
+    parts = zip(PARTS["lookup_cached"], spent, strict=True)
+    return [measured(point, samples, part, tables=facts) for part, samples in parts]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What one batch asks of a TBE.
+
+    Args:
+        arguments: ids, offsets and, where they are weighted, weights of the ids.
+        counts: ids and distinct rows of each table.
+    """
+
+    arguments: tuple[Any, ...]
+    counts: list[tuple[int, int]]
+
+
+class Launch:
+    """The TBE of a point, and batches for it."""
+
+    def __init__(self, params: dict[str, Any], device: str) -> None:
+        import torch
+
+        self.params, self.device = params, device
+        self.generator = torch.Generator(device).manual_seed(0)
+        self.tables = [_Table(table, device) for table in params["tables"]]
+        others: dict[str, Any] = {}
+        if "cache_load_factor" in params:
+            others["cache_load_factor"] = params["cache_load_factor"]
+        self.tbe = make_tbe(
+            [(table["rows"], table["dim"]) for table in params["tables"]],
+            device,
+            params.get("optimizer", OPTIMIZER),
+            params.get("dtype", DTYPE),
+            params.get("kernel", ComputeKernel.FUSED),
+            **others,
+        )
+
+    @cached_property
+    def gradient(self) -> Any:
+        """Of the pooled outputs of all tables."""
+        import torch
+
+        width = sum(table["dim"] for table in self.params["tables"])
+        return torch.full((self.params["batch"], width), 1e-3, device=self.device)
+
+    def draw(self) -> Drawn:
+        """One more batch."""
+        import torch
+
+        drawn = [table.draw(self.params["batch"], self.generator) for table in self.tables]
+        ids = torch.cat([ids for ids, _ in drawn])
+        offsets = torch.cat([ids.new_zeros(1), torch.cat([n for _, n in drawn]).cumsum(0)])
+        weights = (torch.full_like(ids, 0.5, dtype=torch.float32),)
+        return Drawn(
+            (ids, offsets, *(weights if self.params.get("weighted", False) else ())),
+            [(ids.numel(), int(torch.unique(ids).numel())) for ids, _ in drawn],
+        )
+
+    def facts(self, batches: list[Drawn]) -> list[list[float]]:
+        """``[tables, 5]``: rows, dim, bags; ids and distinct rows as counted."""
+        means = np.mean([batch.counts for batch in batches], axis=0)
+        return [
+            [table["rows"], table["dim"], self.params["batch"], *mean.tolist()]
+            for table, mean in zip(self.params["tables"], means, strict=True)
+        ]
+
+
+def make_tbe(
+    shapes: list[tuple[int, int]],
+    device: str,
+    optimizer: str,
+    dtype: str = DTYPE,
+    kernel: str = ComputeKernel.FUSED,
+    **others: Any,
+) -> Any:
+    """A TBE of tables of these rows and widths.
+
+    Args:
+        others: further arguments of FBGEMM's class.
+    """
+    import torch
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        ComputeDevice,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    cuda = device == "cuda"
+    on_gpu = {
+        ComputeKernel.FUSED: EmbeddingLocation.DEVICE,
+        ComputeKernel.FUSED_UVM: EmbeddingLocation.MANAGED,
+        ComputeKernel.FUSED_UVM_CACHING: EmbeddingLocation.MANAGED_CACHING,
+    }
+    where = on_gpu[ComputeKernel(kernel)] if cuda else EmbeddingLocation.HOST
+    compute = ComputeDevice.CUDA if cuda else ComputeDevice.CPU
+    tbe = SplitTableBatchedEmbeddingBagsCodegen(
+        [(rows, dim, where, compute) for rows, dim in shapes],
+        optimizer=EmbOptimType(optimizer),
+        learning_rate=LEARNING_RATE,
+        weights_precision=SparseType(dtype),
+        device=torch.device(device),
+        **others,
+    )
+    # pages that nobody wrote are all the same page of zeros, and cheap to read
+    for weights in tbe.split_embedding_weights():
+        weights.fill_(0.01)
+    return tbe
+
+
+class _Table:
+    """Draws the ids of one table."""
+
+    def __init__(self, params: dict[str, Any], device: str) -> None:
+        import torch
+
+        self.params = params
+        self.upto: Any = None
+        self.place: Any = None
+        if params["alpha"] > 0:
+            ranks = torch.arange(1, params["rows"] + 1, dtype=torch.float64, device=device)
+            self.upto = (ranks ** -params["alpha"]).cumsum(0)
+            # the same popular rows in every batch, spread over the table
+            seeded = torch.Generator(device).manual_seed(params["rows"])
+            self.place = torch.randperm(params["rows"], generator=seeded, device=device)
+
+    def draw(self, bags: int, generator: Any) -> tuple[Any, Any]:
+        """Ids and bag sizes; each bag has floor or ceil of the pooling factor."""
+        import torch
+
+        device, rows = generator.device, self.params["rows"]
+        least = int(self.params["pooling"])
+        more = torch.rand(bags, generator=generator, device=device)
+        lengths = least + (more < self.params["pooling"] - least).long()
+        count = int(lengths.sum())
+        if self.upto is None:
+            return torch.randint(rows, (count,), generator=generator, device=device), lengths
+        at = torch.rand(count, generator=generator, device=device, dtype=torch.float64)
+        ranks = torch.searchsorted(self.upto, at * self.upto[-1])
+        return self.place[ranks.clamp(max=rows - 1)], lengths

@@ -1,0 +1,119 @@
+"""Points to the code that measures them; imported by the ranks, as all below needs torch."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from predictor.model.workload import Workload
+from shardopt.calibrate.design.points import Point, Size, lookup_points
+from shardopt.calibrate.kernels.collectives import Ranks, measure_blocks
+from shardopt.calibrate.kernels.dense import (
+    measure_copy_h2d,
+    measure_elementwise,
+    measure_gemm,
+    measure_streaming,
+)
+from shardopt.calibrate.kernels.embedding import measure_cached, measure_lookup
+from shardopt.calibrate.kernels.host import measure_host
+from shardopt.calibrate.kernels.iteration import measure_iterations
+from shardopt.calibrate.kernels.model import measure_model_lookup
+from shardopt.calibrate.kernels.ops import (
+    measure_interaction,
+    measure_jagged,
+    measure_optimizer,
+    measure_pooled,
+)
+from shardopt.calibrate.kernels.reference import References
+from shardopt.calibrate.rows import Measured
+from shardopt.measure.sampling import BRIEF_FLUSH_BYTES, Timer, timer_of
+from shardopt.ranks.realtime import hasten_gloo
+
+Measure = Callable[[Point, Timer, float], list[Measured]]
+ALONE: dict[str, Measure] = {
+    "host": measure_host,
+    "lookup": measure_lookup,
+    "gemm": measure_gemm,
+    "elementwise": measure_elementwise,
+    "jagged": measure_jagged,
+    "pooled": measure_pooled,
+    "interaction": measure_interaction,
+    "optimizer": measure_optimizer,
+    "lookup_variant": measure_lookup,
+    "lookup_cached": measure_cached,
+    "copy_h2d": measure_copy_h2d,
+    "streaming": measure_streaming,
+}
+LONG = ("lookup", "lookup_variant", "lookup_cached", "model_lookup")
+SHORT = 0.25
+"""Of the seconds of a lookup, whose every sample is long."""
+
+
+def measure_alone(
+    points: Sequence[Point], device: Any, size: Size, model: Workload | None = None
+) -> Iterator[Measured]:
+    """Rows of kernels, point by point.
+
+    Args:
+        model: whose lookups some of the points are.
+    """
+    measures = ALONE
+    if model is not None:
+        measures = ALONE | {"model_lookup": partial(measure_model_lookup, model)}
+    timer = timer_of(device.type)
+    # the first lookups of a process take twice as long as all later ones: none of them counts
+    measure_lookup(lookup_points(1)[0], timer, size.seconds)
+    for point in points:
+        seconds = size.seconds * (1.0 if point.family in LONG else SHORT)
+        yield from measures[point.family](point, timer, seconds)
+        if device.type == "cuda":
+            _give_back()
+
+
+def _give_back() -> None:
+    """Tables of the last point, of which a cycle may hold some: the next needs the memory."""
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def measure_together(
+    points: Sequence[Point], device: Any, size: Size, hosts: int = 1
+) -> Iterator[Measured]:
+    """Rows of what needs all ranks; every rank gets them.
+
+    Args:
+        hosts: that the ranks lie on, evenly and one after the other.
+    """
+    if device.type == "cpu":
+        hasten_gloo()
+    references = References(device, size)
+    for family, run in groupby(points, key=lambda point: point.family):
+        of_family = list(run)
+        if family == "reference":
+            yield from references.rows(of_family)
+        elif family == "iteration":
+            yield from measure_iterations(of_family, device, size)
+        else:
+            yield from _collectives(of_family, device, size, hosts)
+
+
+def _collectives(
+    points: Sequence[Point], device: Any, size: Size, hosts: int
+) -> Iterator[Measured]:
+    """Among all ranks, and among those of each host where there are several of both."""
+    import torch.distributed as dist
+
+    timer = timer_of(device.type, BRIEF_FLUSH_BYTES)
+    between = [point for point in points if point.params.get("hosts", 1) == hosts]
+    within = [point for point in points if point not in between]
+    everyone = Ranks(timer, one_clock=device.type == "cpu" and hosts == 1)
+    yield from (row for _, row in measure_blocks(between, everyone, size.rounds))
+    if within:
+        group, _ = dist.new_subgroups(dist.get_world_size() // hosts)
+        neighbours = Ranks(timer, group, one_clock=device.type == "cpu")
+        yield from (row for _, row in measure_blocks(within, neighbours, size.rounds))

@@ -1,0 +1,1 @@
+"""From measured rows to the file of a hardware profile."""

@@ -1,0 +1,236 @@
+"""Fitting rows onto a base profile: what CPU ranks and GPUs have in common.
+
+Reads rows and nothing else. A group without enough rows keeps the base profile's constants and its
+provenance.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from predictor import units
+from predictor.cost.collectives import latency_ms
+from predictor.fit import cpu as fit_cpu
+from predictor.fit.collectives import fit_curve
+from predictor.fit.cpu import HeldOut
+from predictor.hardware.groups import Provenance
+from predictor.hardware.schema import HardwareProfile
+from shardopt.calibrate.design.phases import REFERENCE_KERNELS, TOGETHER
+from shardopt.calibrate.design.points import COLLECTIVE_OPS
+from shardopt.calibrate.profile.machine import source_on
+from shardopt.calibrate.profile.tables import curve_errors, curve_rows, less, span
+from shardopt.calibrate.rows import Measured, Origin
+
+MIN_REL_ERROR = 0.01
+MAX_REL_ERROR = 2.0
+FEWEST = 6
+"""Fit rows of a family below which nothing is fitted."""
+LARGE_BYTES = 4 * units.MIB
+"""Messages whose error is reported apart."""
+
+
+@dataclass
+class Calibrated:
+    """A profile, and the held-out error of every family that was fitted.
+
+    Args:
+        groups: of the profile that were fitted, as `HardwareProfile.groups` names them.
+    """
+
+    profile: HardwareProfile
+    errors: dict[str, HeldOut] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    groups: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """What joins the ranks whose collectives are fitted.
+
+    Args:
+        ranks: all of them.
+        hosts: that they lie on, evenly.
+        link_gbit_s: of the emulated link between hosts of one rank; None: there is none.
+    """
+
+    ranks: int
+    hosts: int = 1
+    link_gbit_s: float | None = None
+
+    @property
+    def local(self) -> int:
+        """Ranks of one host."""
+        return 1 if self.link_gbit_s is not None else self.ranks // self.hosts
+
+
+class Builder(ABC):
+    """Fits family after family onto a base profile."""
+
+    def __init__(
+        self, rows: Sequence[Measured], origin: Origin, base: HardwareProfile, wiring: Wiring
+    ) -> None:
+        self.origin, self.wiring = origin, wiring
+        self.rows = [row for row in rows if _of_wiring(row, wiring)]
+        self.made = Calibrated(base)
+
+    @abstractmethod
+    def build(self) -> None:
+        """Fit all families in an order that gives each fit what it needs."""
+
+    @abstractmethod
+    def issued_us(self, rows: Sequence[Measured]) -> float:
+        """How much of the rows of collectives is the host's, which ops of the graph count."""
+
+    @abstractmethod
+    def collective_us(self, rows: Sequence[Measured]) -> float:
+        """The host's time to issue a collective, where no other constant has it."""
+
+    def of(self, family: str, part: str = "", test: bool | None = None) -> list[Measured]:
+        """Rows of one family, fit or test or both."""
+        return [
+            row
+            for row in self.rows
+            if row.point.family == family
+            and row.part == part
+            and (test is None or row.point.test == test)
+        ]
+
+    def update(self, **groups: Any) -> None:
+        """Replace groups of the profile."""
+        self.made.profile = self.made.profile.model_copy(update=groups)
+
+    def group(
+        self,
+        group: Any,
+        fitted: Sequence[Measured],
+        held_out: HeldOut,
+        also: str = "",
+        ranges: Mapping[str, tuple[float, float]] | None = None,
+    ) -> Any:
+        """``group`` with measured provenance and the held-out error as its own.
+
+        Args:
+            also: said after the error, such as constants that stay as they were.
+        """
+        rms = held_out.rms if held_out.n else group.rel_error
+        provenance = Provenance(
+            kind="measured",
+            source=f"{source_on(self.origin.machine)}held-out rows: {_scored(held_out)}{also}",
+            versions=self.origin.versions,
+            date=max(row.date for row in fitted)[:10],
+            n=len(fitted),
+            range=dict(ranges or {}),
+            error=held_out.known,
+        )
+        error = round(float(np.clip(rms, MIN_REL_ERROR, MAX_REL_ERROR)), 4)
+        return group.model_copy(update={"provenance": provenance, "rel_error": error})
+
+    def collectives(self) -> None:
+        """A curve for each, on every link; issuing one is the host's."""
+        rows = self.of("collective")
+        over = [r for r in rows if _is_between(r)]
+        within = [r for r in rows if not _is_between(r)]
+        fitted = [self._wire("intra", within), self._wire("inter", over)]
+        if any(fitted):
+            collective_us = self.collective_us(rows)
+            overheads = self.made.profile.overheads
+            self.update(overheads=overheads.model_copy(update={"collective_us": collective_us}))
+
+    def issue_us(self, rows: Sequence[Measured]) -> float:
+        """Median time to issue a collective; 0 where there are no such rows."""
+        issue = [r.median_us for r in rows if r.point.params["op"] == "issue"]
+        return float(np.median(issue)) if issue else 0.0
+
+    def _wire(self, name: str, rows: list[Measured]) -> bool:
+        """Fit the curves of one link; whether there were enough rows."""
+        by_op = {op: [r for r in rows if r.point.params["op"] == op] for op in COLLECTIVE_OPS}
+        if min(sum(not r.point.test for r in found) for found in by_op.values()) < 3:
+            return False
+        issued = self.issued_us(rows)
+        within = {op: getattr(self.made.profile.collectives.intra, op) for op in COLLECTIVE_OPS}
+        curves, errors = {}, []
+        for op, found in by_op.items():
+            beside = issued + (self._inner_us(within[op], op) if name == "inter" else 0.0)
+            fit, test = (curve_rows([r for r in found if r.point.test == t]) for t in (0, 1))
+            curves[op] = fit_curve(less(fit, beside), op, reweightings=fit_cpu.REWEIGHTINGS)
+            held_out = HeldOut(curve_errors(curves[op], test, op, beside), len(fit.size_bytes))
+            self.made.errors[self._label(name, op)] = held_out
+            large = test.where(test.size_bytes >= LARGE_BYTES)
+            self.made.errors[self._label(name, f"{op}, from 4 MiB")] = HeldOut(
+                curve_errors(curves[op], large, op, beside), len(fit.size_bytes)
+            )
+            errors.append(held_out)
+        uneven = [r for r in rows if r.point.params["op"] == "all_to_all_uneven"]
+        if uneven:
+            table = curve_rows(uneven)
+            error = curve_errors(curves["all_to_all"], table, "all_to_all", issued)
+            self.made.errors[self._label(name, "all_to_all, uneven")] = HeldOut(error, 0)
+        self._put_wire(name, rows, curves, sum(errors[1:], start=errors[0]))
+        return True
+
+    def _label(self, name: str, op: str) -> str:
+        """Of an error; says the link where there are two."""
+        return f"{op} between hosts" if name == "inter" and self.wiring.local > 1 else op
+
+    def _inner_us(self, curve: Any, op: str) -> float:
+        """What a reduction between hosts of several ranks takes within them first."""
+        local = self.wiring.local
+        if op == "all_to_all" or local == 1:
+            return 0.0
+        return latency_ms(curve, local) / units.us(1.0)
+
+    def _put_wire(
+        self, name: str, rows: list[Measured], curves: dict[str, Any], held_out: HeldOut
+    ) -> None:
+        base = self.made.profile
+        spans = {
+            "size_bytes": span(r.point.params["bytes"] for r in rows),
+            "ranks": span(r.point.params["ranks"] for r in rows),
+        }
+        changed = dict(curves)
+        if name == "inter" and self.wiring.link_gbit_s is not None:
+            changed["nic_gbit_s"] = self.wiring.link_gbit_s
+        wire = getattr(base.collectives, name).model_copy(update=changed)
+        wire = self.group(wire, rows, held_out, ranges=spans)
+        self.made.groups.add(f"collectives.{name}")
+        self.update(collectives=base.collectives.model_copy(update={name: wire}))
+
+    def drift(self) -> None:
+        """How the reference kernels changed from the start to the end."""
+        for kernel in REFERENCE_KERNELS:
+            rows = (r for r in self.of("reference") if r.point.params["kernel"] == kernel)
+            times = [r.median_us for r in rows]
+            if len(times) > 1:
+                moved = max(times) / min(times) - 1
+                self.made.notes.append(f"reference {kernel} moved by {moved:.1%} meanwhile")
+        unstable = sum(not row.stable for row in self.rows)
+        self.made.notes.append(f"{unstable} of {len(self.rows)} rows are unstable")
+
+
+def _scored(held_out: HeldOut) -> str:
+    if not held_out.n:
+        return "none"
+    said = f"mean absolute error {held_out.mape:.1%}, bias {held_out.bias:+.1%}"
+    return f"{said}, n {held_out.n}"
+
+
+def _is_between(row: Measured) -> bool:
+    """Whether a collective joins several hosts."""
+    params = row.point.params
+    return "link_gbit_s" in params or params.get("hosts", 1) > 1
+
+
+def _of_wiring(row: Measured, wiring: Wiring) -> bool:
+    """Whether a row is of this wiring, where it is of any: other links have other curves."""
+    family, params = row.point.family, row.point.params
+    if family not in TOGETHER:
+        return True
+    if params.get("link_gbit_s") != wiring.link_gbit_s:
+        return False
+    within_a_host = family == "collective" and wiring.hosts > 1 and "hosts" not in params
+    return within_a_host or params.get("hosts", 1) == wiring.hosts

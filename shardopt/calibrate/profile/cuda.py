@@ -1,0 +1,287 @@
+"""The profile of a GPU: the groups that rows tell, over a base profile that has the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from predictor import units
+from predictor.fit import cuda as fit_cuda
+from predictor.fit.constants import Found, Free, Predict, fit_free
+from predictor.fit.cpu import HeldOut
+from predictor.hardware.loader import HardwareProfile
+from shardopt.calibrate.design.near_empty import batch_of, near_empty
+from shardopt.calibrate.kernels.host import MIX, MIX_LAUNCHES
+from shardopt.calibrate.profile.builder import FEWEST, Builder
+from shardopt.calibrate.profile.tables import gemm_rows, launch_rows, memory_rows, span
+from shardopt.calibrate.rows import Measured
+
+HOST_OPS = (
+    Free("overheads", "op_us", 0.5, 500.0),
+    Free("overheads", "layer_op_us", 0.5, 500.0),
+    Free("overheads", "iteration_us", 1.0, 100_000.0),
+)
+LOOKUP_FAMILIES = ("lookup", "lookup_cached", "model_lookup")
+
+
+class CudaBuilder(Builder):
+    """Fits family after family onto a base profile."""
+
+    def build(self) -> None:
+        """Bandwidth first, which all other kernels use; host ops last, as they need the rest."""
+        self.device()
+        self.streaming()
+        self.moves()
+        self.copies()
+        self.gemm()
+        self.lookups()
+        self.collectives()
+        self.overheads()
+
+    def device(self) -> None:
+        """What the device says of itself; the base may be a smaller one of its kind."""
+        said = next((r.facts["device"] for r in self.of("host") if "device" in r.facts), None)
+        if said is not None:
+            base = self.made.profile
+            memory = base.memory.model_copy(update={"l2_mib": said["l2_mib"] or base.memory.l2_mib})
+            self.update(sms=said["sms"], hbm_gib=said["memory_gib"], memory=memory)
+
+    def streaming(self) -> None:
+        """Bandwidth of the device's memory."""
+        fit, test = (self.of("streaming", test=held) for held in (False, True))
+        if not fit:
+            return
+        self.made.profile = fit_cuda.fit_streaming(self.made.profile, memory_rows(fit))
+        times = fit_cuda.predict_streaming(self.made.profile, memory_rows(test))
+        held_out = self._scored("streaming", fit, times, test)
+        said = "; all as in the base profile but hbm_gb_s"
+        self._put("memory", self.made.profile.memory, fit, held_out, said)
+
+    def moves(self) -> None:
+        """How memory-bound kernels reach the bandwidth."""
+        fit, test = (self.of("elementwise", test=held) for held in (False, True))
+        if len(fit) < FEWEST:
+            return
+        found = fit_cuda.fit_moves(self.made.profile, memory_rows(fit))
+        times = fit_cuda.predict_moves(found.hw, memory_rows(test))
+        held_out = self._scored("elementwise", fit, times, test)
+        self.made.profile = found.hw
+        sizes = span(r.facts["bytes_moved"] for r in fit + test)
+        group = found.hw.elementwise
+        self._put("elementwise", group, fit, held_out, _kept(found), bytes_moved=sizes)
+
+    def copies(self) -> None:
+        """The host link, of the memory group, whose error stays that of streaming."""
+        fit, test = (self.of("copy_h2d", test=held) for held in (False, True))
+        if len(fit) < FEWEST:
+            return
+        found = fit_cuda.fit_copies(self.made.profile, memory_rows(fit))
+        times = fit_cuda.predict_copies(found.hw, memory_rows(test))
+        held_out = self._scored("copy_h2d", fit, times, test)
+        self._extend_memory(
+            found, "host_link_gb_s and host_link_latency_us of copies", fit, held_out
+        )
+
+    def gemm(self) -> None:
+        """A rate for each data type; what no row has keeps the base's."""
+        fit, test = (_by_dtype(self.of("gemm", test=held)) for held in (False, True))
+        fit = {dtype: rows for dtype, rows in fit.items() if len(rows) >= FEWEST}
+        if not fit:
+            return
+        found = fit_cuda.fit_gemms(
+            self.made.profile, {dtype: gemm_rows(rows) for dtype, rows in fit.items()}
+        )
+        scores = []
+        for dtype, rows in fit.items():
+            of = test.get(dtype, [])
+            times = fit_cuda.predict_gemms(found.hw, {dtype: gemm_rows(of)})
+            scores.append(self._scored(f"gemm {dtype}", rows, times, of))
+        self.made.profile = found.hw
+        used = [row for rows in fit.values() for row in rows]
+        sizes = {side: span(r.point.params[side] for r in used) for side in ("m", "n", "k")}
+        held_out = sum(scores[1:], start=scores[0])
+        # an event timer adds nothing that the floor has not
+        group = found.hw.gemm.model_copy(update={"timing_floor_us": found.hw.gemm.floor_us})
+        self._put("gemm", group, used, held_out, _kept(found), **sizes)
+
+    def lookups(self) -> None:
+        """The free constants of the TBE's law, and the L2's bandwidth, which only gathers show."""
+        rows = [r for family in LOOKUP_FAMILIES for r in self._of_all_parts(family)]
+        fit, test = ([r for r in rows if r.point.test == held] for held in (False, True))
+        if len(fit) < FEWEST:
+            return
+        found = fit_cuda.fit_launches(self.made.profile, launch_rows(fit))
+        scores = []
+        for label, keep in _labels().items():
+            of = [r for r in test if keep(r)]
+            if of:
+                times = fit_cuda.predict_launches(found.hw, launch_rows(of))
+                scores.append(self._scored(label, [r for r in fit if keep(r)], times, of))
+        held_out = sum(scores[1:], start=scores[0]) if scores else HeldOut(np.zeros(0), len(fit))
+        self._extend_memory(found, "l2_gb_s of lookups", fit, held_out)
+        self._put(
+            "embedding",
+            found.hw.embedding,
+            fit,
+            held_out,
+            _kept(found),
+            tables=span(len(r.facts["tables"]) for r in rows),
+            ids=span(sum(t[3] for t in r.facts["tables"]) for r in rows),
+            rows=span(t[0] for r in rows for t in r.facts["tables"]),
+            dim=span(t[1] for r in rows for t in r.facts["tables"]),
+        )
+
+    def overheads(self) -> None:
+        """Launches and waiting from loops of small ops, ops of TorchRec from near-empty iterations.
+
+        The same ops on host tensors run the same framework code and launch nothing, so the
+        difference is the launches'. A round trip is an op, its launch, the way to the device, the
+        kernel, and the way back.
+        """
+        known = {r.point.params["what"]: r.median_us for r in self.of("host")}
+        if not {"op", "op_on_host", "round_trip", "sync"} <= set(known):
+            return
+        launch = max(0.0, (known["op"] - known["op_on_host"]) * MIX / MIX_LAUNCHES)
+        ways = known["round_trip"] - known["op_on_host"] - launch
+        latency = (ways - self.made.profile.elementwise.floor_us) / 2
+        costs = {
+            "launch_us": launch,
+            "launch_latency_us": max(0.0, latency),
+            "sync_us": known["sync"],
+        }
+        base = self.made.profile.overheads
+        self.update(overheads=base.model_copy(update=costs))
+        rows, held_out, kept = self._host_ops()
+        self._put(
+            "overheads", self.made.profile.overheads, [*self.of("host"), *rows], held_out, kept
+        )
+
+    def _host_ops(self) -> tuple[list[Measured], HeldOut, str]:
+        """Fit `HOST_OPS` so that near-empty iterations are predicted as long as they were.
+
+        Each half of the rows is predicted by a fit of the other.
+        """
+        rows = self.of("iteration", "wall")
+        nothing = HeldOut(np.zeros(0), 0)
+        if len(rows) < 2 * FEWEST:
+            return [], nothing, "; ops of the host as in the base profile: no iterations were run"
+        base, errors = self.made.profile, []
+        for held in (0, 1):
+            fit, test = rows[1 - held :: 2], rows[held::2]
+            found = fit_free(base, HOST_OPS, _iterations(fit), _ms(fit))
+            errors.append(_iterations(test)(found.hw) / _ms(test) - 1.0)
+        found = fit_free(base, HOST_OPS, _iterations(rows), _ms(rows))
+        held_out = HeldOut(np.concatenate(errors), len(rows) // 2)
+        self.made.errors["host"] = held_out
+        self.made.profile = found.hw
+        return rows, held_out, _kept(found)
+
+    def issued_us(self, rows: Sequence[Measured]) -> float:
+        """Events of the device see nothing of the host's issuing."""
+        del rows
+        return 0.0
+
+    def collective_us(self, rows: Sequence[Measured]) -> float:
+        """The host's time to issue one."""
+        known = any(r.point.params["op"] == "issue" for r in rows)
+        return self.issue_us(rows) if known else self.made.profile.overheads.collective_us
+
+    def _of_all_parts(self, family: str) -> list[Measured]:
+        return [row for row in self.rows if row.point.family == family]
+
+    def _scored(
+        self, label: str, fit: Sequence[Measured], predicted_ms: Any, test: Sequence[Measured]
+    ) -> HeldOut:
+        """Errors of rows held out, kept under a label."""
+        held_out = HeldOut(predicted_ms / _ms(test) - 1.0, len(fit), _ms(test))
+        self.made.errors[label] = held_out
+        return held_out
+
+    def _put(
+        self,
+        name: str,
+        group: Any,
+        fitted: Sequence[Measured],
+        held_out: HeldOut,
+        also: str = "",
+        **ranges: tuple[float, float],
+    ) -> None:
+        self.update(**{name: self.group(group, fitted, held_out, also, ranges)})
+        self.made.groups.add(name)
+
+    def _extend_memory(
+        self, found: Found, what: str, fit: Sequence[Measured], held_out: HeldOut
+    ) -> None:
+        """More constants of the memory group, whose error stays that of streaming kernels."""
+        self.made.profile = found.hw
+        if not any(constant.group == "memory" for constant in found.fitted):
+            return
+        memory = found.hw.memory
+        if "memory" not in self.made.groups:
+            self._put("memory", memory, fit, held_out, f"; all as in the base profile but {what}")
+            return
+        said = {"source": f"{memory.provenance.source}, {what}"}
+        provenance = memory.provenance.model_copy(update=said)
+        self.update(memory=memory.model_copy(update={"provenance": provenance}))
+
+
+def _labels() -> dict[str, Callable[[Measured], bool]]:
+    """Families of lookups whose errors are reported, each row in one of them."""
+
+    def of(family: str, part: str, uvm: bool = False) -> Callable[[Measured], bool]:
+        def keep(row: Measured) -> bool:
+            link = row.point.params.get("kernel", "fused") == "fused_uvm"
+            return (row.point.family, row.part, link) == (family, part, uvm)
+
+        return keep
+
+    return {
+        "lookup forward": of("lookup", "forward"),
+        "lookup backward": of("lookup", "backward"),
+        "lookup forward, fused_uvm": of("lookup", "forward", uvm=True),
+        "lookup backward, fused_uvm": of("lookup", "backward", uvm=True),
+        "cache prefetch": of("lookup_cached", "prefetch"),
+        "lookup forward, cached": of("lookup_cached", "forward"),
+        "lookup backward, cached": of("lookup_cached", "backward"),
+        "model's lookup forward": of("model_lookup", "forward"),
+        "model's lookup backward": of("model_lookup", "backward"),
+    }
+
+
+def _kept(found: Found) -> str:
+    """What the provenance says of constants that the rows do not tell."""
+    if not found.kept:
+        return ""
+    return f"; as in the base profile, as the rows do not tell: {_names(found.kept)}"
+
+
+def _names(constants: Sequence[Free]) -> str:
+    return ", ".join(sorted(f"{c.group}.{c.key}" for c in constants))
+
+
+def _by_dtype(rows: Sequence[Measured]) -> dict[str, list[Measured]]:
+    found: dict[str, list[Measured]] = {}
+    for row in rows:
+        if row.point.params["layout"] != "addmm":
+            found.setdefault(row.point.params["dtype"], []).append(row)
+    return found
+
+
+def _ms(rows: Sequence[Measured]) -> Any:
+    return np.array([units.us(row.median_us) for row in rows])
+
+
+def _iterations(rows: Sequence[Measured]) -> Predict:
+    """Predicted iterations of near-empty models."""
+    models = [near_empty(row.point.params) for row in rows]
+
+    def times(hw: HardwareProfile) -> Any:
+        found = []
+        for workload, plan in models:
+            batch, candidate = batch_of(workload, plan, hw)
+            found.append(float(batch.score([candidate])[0]))
+        return np.array(found)
+
+    return times

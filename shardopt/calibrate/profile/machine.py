@@ -1,0 +1,33 @@
+"""On which machine a profile was measured, as its provenance says it."""
+
+from __future__ import annotations
+
+import re
+
+from predictor.hardware.schema import HardwareProfile
+
+_SAID = "shardopt calibrate on {machine}; "
+_FOUND = re.compile(re.escape(_SAID).replace(re.escape("{machine}"), "(.+?)"))
+
+
+def source_on(machine: str) -> str:
+    """How the source of a measured group begins."""
+    return _SAID.format(machine=machine)
+
+
+def measured_on(profile: HardwareProfile) -> tuple[str, ...]:
+    """Machines that measured a profile's groups, sorted; none where nothing says so."""
+    found = (_FOUND.match(group.provenance.source) for group in profile.groups.values())
+    return tuple(sorted({match.group(1) for match in found if match}))
+
+
+def elsewhere(profile: HardwareProfile, machine: str) -> str | None:
+    """What there is to say where a profile was measured on another machine than this one."""
+    others = [other for other in measured_on(profile) if other != machine]
+    if not others:
+        return None
+    return (
+        f"hardware {profile.name} was measured on {'; '.join(others)}, and this is {machine}: "
+        "predicted and measured times will differ by what the machines do; "
+        "measure this one with shardopt calibrate"
+    )

@@ -1,0 +1,1 @@
+"""`shardopt bench`, a file a command."""

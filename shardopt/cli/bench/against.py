@@ -1,0 +1,44 @@
+"""``shardopt bench against``: TorchRec's own plans and ours, side by side, on random models."""
+
+from __future__ import annotations
+
+from shardopt.cli import options
+from shardopt.cli.bench.batch import Folder, RanksOption, Tasks, seeds
+from shardopt.cli.bench.run import MAX_BLOCK, MAX_ROUNDS, Block, LinkRate, Rounds
+
+
+def against(
+    folder: Folder,
+    tasks: Tasks,
+    rounds: Rounds = 16,
+    block: Block = 6,
+    link: LinkRate = None,
+    ranks: RanksOption = 2,
+    quiet: options.Quiet = False,
+) -> None:
+    """Draw models, calibrate, and run TorchRec's own plan and ours of each for real.
+
+    `shardopt validate against-torchrec --data DIR` says what came of the batches in DIR.
+    Interrupted, the same command goes on from what is finished.
+    """
+    from shardopt.bench.tasks.against import planners_plans
+    from shardopt.bench.tasks.batch import Asked, run_batch
+    from shardopt.cli.bench.run import check_number
+    from shardopt.cli.messages import note
+
+    check_number("--rounds", rounds, 1, MAX_ROUNDS)
+    check_number("--block", block, 1, MAX_BLOCK)
+    tasks_drawn = seeds("--tasks", tasks)
+    # a missing torchrec is told now, not after the minutes of the calibration
+    from shardopt.torchrec.planning import planner  # noqa: F401
+
+    asked = Asked(
+        folder,
+        tasks_drawn,
+        rounds=rounds,
+        block=block,
+        world_size=ranks,
+        link_gbit_s=link,
+        draw=planners_plans,
+    )
+    run_batch(asked, lambda text: note([text], quiet=quiet))

@@ -1,0 +1,111 @@
+"""``shardopt bench mystique``: steps of real models and of their generated benchmarks, in turns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardopt.cli import options
+from shardopt.cli.bench.run import MEASURE
+
+Output = Annotated[
+    Path,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="DIR",
+        help="Folder for cpu.json, models beside their replays, and calls.jsonl, for laws of ops.",
+    ),
+]
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model", metavar="NAME", help="Only this model. Repeat for more.", show_default=False
+    ),
+]
+Rounds = Annotated[
+    int,
+    typer.Option(
+        "--rounds",
+        metavar="N",
+        help="In each, every model and its replay run in turns in processes of their own.",
+        rich_help_panel=MEASURE,
+    ),
+]
+Work = Annotated[
+    Path | None,
+    typer.Option(
+        "--work",
+        metavar="DIR",
+        help="Keep benchmarks and times of rounds here, and go on with what is there.",
+        rich_help_panel=MEASURE,
+        show_default=False,
+    ),
+]
+MAX_ROUNDS = 10_000
+
+
+def mystique(
+    output: Output,
+    models: Models = None,
+    rounds: Rounds = 5,
+    work: Work = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Capture CPU models, generate benchmarks, and time replays beside their models.
+
+    Further models give the laws by which `bench predict` prices benchmarks; their calls are timed
+    inside their replays.
+    """
+    import tempfile
+
+    from predictor.errors import InputError, did_you_mean
+    from shardopt.cli.bench.run import check_number
+    from shardopt.replay.compare.originals import MODELS
+
+    check_number("--rounds", rounds, 1, MAX_ROUNDS)
+    for name in models or ():
+        if name not in MODELS:
+            raise InputError(
+                f"--model {name!r}: there are {', '.join(MODELS)}{did_you_mean(name, MODELS)}"
+            )
+    for place in (output, work):
+        if place is not None:
+            _check_folder(place)
+    names = list(models or MODELS)
+    if work is not None:
+        _run(names, output, rounds, work, quiet)
+        return
+    with tempfile.TemporaryDirectory(prefix="shardopt-mystique-") as here:
+        _run(names, output, rounds, Path(here), quiet)
+
+
+def _check_folder(place: Path) -> None:
+    from predictor.errors import InputError
+
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{place}: cannot be a folder: {error.strerror}") from None
+
+
+def _run(names: list[str], output: Path, rounds: int, work: Path, quiet: bool) -> None:
+    from shardopt.cli.messages import note
+    from shardopt.cli.output import versions, write_json
+    from shardopt.replay.compare.calibrate import prepare, replays, side_by_side, time_rounds
+    from shardopt.replay.compare.side_by_side import summary
+    from shardopt.replay.predict.fit import FILE
+    from shardopt.replay.predict.rows import write_models
+
+    for name in prepare(names, work):
+        note([f"{name}: benchmark made"], quiet=quiet)
+    for name, number in time_rounds(names, work, rounds):
+        note([f"round {number + 1} of {rounds}: {name}"], quiet=quiet)
+    write_models(output / FILE, replays(names, work))
+    rows = side_by_side(names, work)
+    if rows:
+        write_json(
+            output / "cpu.json", {"summary": summary(rows), "versions": versions(), "rows": rows}
+        )

@@ -1,0 +1,65 @@
+"""``shardopt bench predict``: what an iteration of a generated benchmark takes on CPU cores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardopt.cli import options
+from shardopt.cli.bench.replay import Folder
+
+CPU_RANKS = "cpu-gloo"
+Hardware = Annotated[
+    str,
+    typer.Option(
+        "--hardware",
+        metavar="NAME|FILE",
+        help="Profile of CPU ranks, for collectives.",
+        rich_help_panel=options.MACHINE,
+    ),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        metavar="DIR",
+        help="What `bench mystique` wrote, for laws of ops; the source tree's unless given.",
+        rich_help_panel=options.MACHINE,
+        show_default=False,
+    ),
+]
+
+
+def predict(
+    folder: Folder,
+    hardware: Hardware = CPU_RANKS,
+    data: Data = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Predict an iteration of a generated benchmark without running it.
+
+    Ops that no calibration model ran have no law: the recorded times of their calls stand for them,
+    and they are listed.
+    """
+    predict_benchmark(folder, hardware, data, as_json=json, quiet=quiet)
+
+
+def predict_benchmark(
+    folder: Path, hardware: str, data: Path | None, *, as_json: bool, quiet: bool
+) -> None:
+    """Predict and print; arguments as of `predict`."""
+    from shardopt.cli.output import print_json
+    from shardopt.replay.predict.fit import DEFAULT_FOLDER
+    from shardopt.replay.predict.iteration import predict as predicted
+
+    result = predicted(folder, hardware, DEFAULT_FOLDER if data is None else data)
+    if as_json:
+        print_json(result)
+        return
+    from shardopt.report.bench.replay_view import show_prediction
+    from shardopt.report.console import make_console
+
+    show_prediction(make_console(), result, brief=quiet)

@@ -1,0 +1,165 @@
+"""``shardopt bench replay``: runs a generated benchmark and says how much of the trace it is."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardopt.cli import options
+from shardopt.cli.bench.run import MEASURE
+
+WHICH = "What is replayed"
+MAX_ITERATIONS = 1_000_000
+
+
+class Subset(StrEnum):
+    """Which ops run."""
+
+    ALL = "all"
+    COMPUTE = "compute"
+    COMMS = "comms"
+
+
+class Device(StrEnum):
+    """Where they run."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+Folder = Annotated[
+    Path, typer.Argument(metavar="DIR", help="What `bench generate` wrote.", show_default=False)
+]
+Which = Annotated[Subset, typer.Option("--subset", rich_help_panel=WHICH)]
+Names = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ops",
+        metavar="NAME",
+        help="Only this op, such as aten::mm or mm. Repeat it for more.",
+        rich_help_panel=WHICH,
+        show_default=False,
+    ),
+]
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from-annotation",
+        metavar="NAME",
+        help="Only what ran under this annotation.",
+        rich_help_panel=WHICH,
+        show_default=False,
+    ),
+]
+Ranks = Annotated[
+    int | None,
+    typer.Option(
+        "--ranks",
+        metavar="N",
+        help="Processes; as many as the traced job had unless given.",
+        rich_help_panel=WHICH,
+        show_default=False,
+    ),
+]
+Indices = Annotated[
+    str | None,
+    typer.Option(
+        "--indices",
+        metavar="uniform|zipf:ALPHA",
+        help="How ids of lookups are drawn.",
+        rich_help_panel=WHICH,
+        show_default=False,
+    ),
+]
+Imports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        metavar="MODULE",
+        help="Import this first: it registers ops of its own. Repeat it for more.",
+        rich_help_panel=WHICH,
+        show_default=False,
+    ),
+]
+Where = Annotated[
+    Device, typer.Option("--device", help="auto: GPUs if there are.", rich_help_panel=MEASURE)
+]
+WarmUp = Annotated[int, typer.Option("--warm-up", metavar="N", rich_help_panel=MEASURE)]
+Iterations = Annotated[int, typer.Option("--iterations", metavar="N", rich_help_panel=MEASURE)]
+Profile = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile",
+        metavar="FOLDER",
+        help="Capture one more iteration: an execution trace and a Kineto trace a rank.",
+        rich_help_panel=MEASURE,
+        show_default=False,
+    ),
+]
+Strict = Annotated[bool, typer.Option("--strict", help="Refuse to run if an op cannot.")]
+
+
+def replay(
+    folder: Folder,
+    subset: Which = Subset.ALL,
+    ops: Names = None,
+    from_annotation: From = None,
+    ranks: Ranks = None,
+    indices: Indices = None,
+    imports: Imports = None,
+    device: Where = Device.AUTO,
+    warm_up: WarmUp = 5,
+    iterations: Iterations = 20,
+    profile: Profile = None,
+    strict: Strict = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Run a generated benchmark: warm up, time iterations, and report how much of it ran.
+
+    Started by torchrun, this process is one of its ranks.
+    """
+    from predictor.errors import InputError
+    from shardopt.cli.bench.run import check_number
+    from shardopt.cli.output import print_json
+    from shardopt.replay.check import check_indices
+    from shardopt.replay.launch import become_rank, check_benchmark, replay_rank
+    from shardopt.replay.launch import replay as run
+
+    check_number("--warm-up", warm_up, 0, MAX_ITERATIONS)
+    check_number("--iterations", iterations, 1, MAX_ITERATIONS)
+    if ranks is not None:
+        check_number("--ranks", ranks, 1, 4096)
+    words = ["--subset", subset.value, "--device", device.value]
+    words += ["--warm-up", str(warm_up), "--iterations", str(iterations)]
+    if indices is not None:
+        check_indices(indices)
+        words += ["--indices", indices]
+    if from_annotation is not None:
+        words += ["--from-annotation", from_annotation]
+    if profile is not None:
+        words += ["--profile", str(profile.absolute())]
+    words += [word for name in ops or () for word in ("--ops", name)]
+    words += [word for name in imports or () for word in ("--import", name)]
+    words += ["--strict"] if strict else []
+    check_benchmark(folder)
+    if "RANK" in os.environ:
+        if ranks is not None:
+            raise InputError("--ranks is for a run without torchrun, which has its own number")
+        if os.environ["RANK"] != "0":
+            become_rank(folder, words)
+        result = replay_rank(folder, words)
+    else:
+        result = run(folder, words, ranks)
+    if json:
+        print_json(result)
+        return
+    from shardopt.report.bench.replay_view import show_replay
+    from shardopt.report.console import make_console
+
+    show_replay(make_console(), result, brief=quiet)

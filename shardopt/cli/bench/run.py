@@ -1,0 +1,234 @@
+"""``shardopt bench run``: plans run for real with TorchRec, predicted beside measured."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardopt.cli import options
+
+if TYPE_CHECKING:
+    from shardopt.bench.job import Job
+    from shardopt.bench.run import Joined
+    from shardopt.cli.resolve import Flags
+
+MEASURE = "Measurement"
+MAX_ROUNDS, MAX_BLOCK, MAX_WARMUP = 10_000, 10_000, 1000
+
+
+class Backend(StrEnum):
+    """How ranks talk, and where they compute."""
+
+    GLOO = "gloo"
+    NCCL = "nccl"
+
+
+BackendOption = Annotated[
+    Backend,
+    typer.Option("--backend", help="gloo: CPU cores; nccl: GPUs.", rich_help_panel=MEASURE),
+]
+Rounds = Annotated[
+    int,
+    typer.Option("--rounds", metavar="N", help="Each runs every plan.", rich_help_panel=MEASURE),
+]
+Block = Annotated[
+    int,
+    typer.Option(
+        "--block", metavar="N", help="Iterations of a plan in a round.", rich_help_panel=MEASURE
+    ),
+]
+Warmup = Annotated[
+    str,
+    typer.Option(
+        "--warmup",
+        metavar="auto|N",
+        help="Rounds before measuring; auto: until no plan becomes faster.",
+        rich_help_panel=MEASURE,
+    ),
+]
+OrderSeed = Annotated[
+    int,
+    typer.Option(
+        "--seed",
+        metavar="N",
+        help="Of the batches and of the order of plans.",
+        rich_help_panel=MEASURE,
+    ),
+]
+LinkRate = Annotated[
+    float | None,
+    typer.Option(
+        "--link",
+        metavar="GBIT_S",
+        help="Two ranks as two hosts, over a link of so many Gbit/s each way; needs root and "
+        "iproute2.",
+        rich_help_panel=MEASURE,
+        show_default=False,
+    ),
+]
+RowsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Rows file, written after every round; taken up again if it is there.",
+        rich_help_panel=options.OUTPUT,
+        show_default=False,
+    ),
+]
+
+
+def run(
+    model: options.Model,
+    plans: options.Plans,
+    backend: BackendOption = Backend.GLOO,
+    rounds: Rounds = 10,
+    block: Block = 6,
+    warmup: Warmup = "auto",
+    seed: OrderSeed = 0,
+    link: LinkRate = None,
+    gpus: options.Gpus = None,
+    hardware: options.Hardware = None,
+    batch_size: options.BatchSize = None,
+    output: RowsFile = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Run plans for real with TorchRec, in turns, and save every sample.
+
+    Starts one process a rank on this machine, or joins those that torchrun has started.
+    """
+    from dataclasses import replace
+
+    from shardopt.bench.job import check_job
+    from shardopt.bench.run import joined, run_bench
+    from shardopt.cli.messages import note
+    from shardopt.cli.output import check_writable
+    from shardopt.cli.resolve import Flags, check_flags
+    from shardopt.ranks.hosts import Link
+
+    check_number("--rounds", rounds, 1, MAX_ROUNDS)
+    check_number("--block", block, 1, MAX_BLOCK)
+    check_number("--seed", seed, 0, 2**31 - 1)
+    warm = _warmup(warmup)
+    check_writable(output, [model, *plans])
+    flags = Flags(gpus=gpus, hardware=hardware, batch_size=batch_size)
+    check_flags(flags, needs_ranks=False)
+    job, paths = _job(model, plans, flags, Backend(backend), rounds, block, warm, seed)
+    job = replace(job, link=None if link is None else Link(link))
+    join = joined()
+    check_job(job, given_ranks=join.world_size if join else gpus, joined=join is not None)
+    quiet = quiet or bool(join and join.place.rank)
+    profile, predicted = _predicted(model, plans, list(paths), flags, Backend(backend), quiet)
+    rows = run_bench(
+        job, output, given_ranks=gpus, join=join, told=lambda text: note([text], quiet=quiet)
+    )
+    if rows is not None:
+        if json:
+            from shardopt.cli.output import print_json
+            from shardopt.report.bench.run_view import run_object
+
+            print_json({**run_object(rows, paths, predicted), "hardware": profile})
+        else:
+            from shardopt.report.bench.run_view import show_run
+            from shardopt.report.console import make_console
+
+            show_run(make_console(), rows, predicted, profile)
+    leave(join)
+
+
+def _job(
+    model: Path,
+    plans: Sequence[Path],
+    flags: Flags,
+    backend: Backend,
+    rounds: int,
+    block: int,
+    warmup: int | None,
+    seed: int,
+) -> tuple[Job, dict[str, str]]:
+    """The job, and the path as given of each plan's name in it."""
+    from predictor.model.plan_json import check_plan
+    from shardopt.bench.job import Job
+    from shardopt.config import load_model_with_notes
+    from shardopt.plan import load_plan
+
+    workload, _ = load_model_with_notes(model, batch_size=flags.batch_size)
+    names = plan_names(plans)
+    loaded = {
+        name: check_plan(load_plan(path), workload, where=str(path))
+        for name, path in zip(names, plans, strict=True)
+    }
+    job = Job(workload, loaded, backend.value, rounds, block, warmup, seed)
+    return job, dict(zip(names, map(str, plans), strict=True))
+
+
+def plan_names(plans: Sequence[Path]) -> list[str]:
+    """What the plans are called in a rows file, which tells nothing of where they lie."""
+    names: list[str] = []
+    for path in plans:
+        same = sum(name.split("#")[0] == path.stem for name in names)
+        names.append(f"{path.stem}#{same + 1}" if same else path.stem)
+    return names
+
+
+def _warmup(given: str) -> int | None:
+    from predictor.errors import InputError
+
+    if given == "auto":
+        return None
+    if not given.isdigit() or int(given) > MAX_WARMUP:
+        raise InputError(
+            f"--warmup is {given}; give auto, or a number of rounds of at most {MAX_WARMUP}"
+        )
+    return int(given)
+
+
+def check_number(flag: str, value: int, low: int, high: int) -> None:
+    from predictor.errors import InputError
+
+    if not low <= value <= high:
+        raise InputError(f"{flag} is {value}; it must be at least {low} and at most {high}")
+
+
+def _predicted(
+    model: Path,
+    plans: Sequence[Path],
+    names: Sequence[str],
+    flags: Flags,
+    backend: Backend,
+    quiet: bool,
+):
+    """Name of the profile, and the prediction of each plan."""
+    from dataclasses import replace
+
+    from shardopt.calibrate.profile.machine import elsewhere
+    from shardopt.calibrate.run import origin
+    from shardopt.cli.given_plans import predict_plans
+    from shardopt.cli.messages import note
+
+    hardware = flags.hardware or ("cpu-gloo" if backend is Backend.GLOO else None)
+    setting, found = predict_plans(model, plans, replace(flags, hardware=hardware))
+    told = elsewhere(setting.hardware, origin(backend.value).machine)
+    note([*setting.notes, *([told] if told else [])], quiet=quiet)
+    predictions = {name: item.prediction for name, item in zip(names, found, strict=True)}
+    return setting.hardware_name, predictions
+
+
+def leave(join: Joined | None) -> None:
+    """A rank that torchrun started ends before gloo's threads can abort it."""
+    if join is not None:
+        from shardopt.bench.worker import TEARDOWN_S
+
+        sys.stdout.flush()
+        sys.stderr.flush()
+        time.sleep(TEARDOWN_S)
+        os._exit(0)

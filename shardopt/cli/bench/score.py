@@ -1,0 +1,71 @@
+"""``shardopt bench score``: how many plans a second the predictor scores."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from shardopt.cli import options
+
+MAX_COUNT = 1_000_000
+MAX_REPEAT = 1000
+
+Count = Annotated[
+    int,
+    typer.Option(
+        "--count", metavar="N", help="Plans per round and kind.", rich_help_panel=options.SEARCH
+    ),
+]
+Repeat = Annotated[
+    int,
+    typer.Option(
+        "--repeat", metavar="N", help="Rounds; medians are shown.", rich_help_panel=options.SEARCH
+    ),
+]
+
+
+def score(
+    model: options.Model,
+    gpus: options.Gpus = None,
+    gpus_per_node: options.GpusPerNode = None,
+    cluster: options.Cluster = None,
+    hardware: options.Hardware = None,
+    hbm_gib: options.HbmGib = None,
+    ddr_gib: options.DdrGib = None,
+    reserve: options.Reserve = 0.15,
+    batch_size: options.BatchSize = None,
+    seed: options.Seed = 0,
+    count: Count = 5000,
+    repeat: Repeat = 5,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Time the objective of the search: plans scored a second, whole ones and neighbours."""
+    from shardopt.cli.bench.run import check_number
+    from shardopt.cli.messages import note
+    from shardopt.cli.plan import problem_of, setting_object
+    from shardopt.cli.resolve import Flags, resolve
+
+    flags = Flags(gpus, gpus_per_node, cluster, hardware, hbm_gib, ddr_gib, reserve, batch_size)
+    check_number("--count", count, 1, MAX_COUNT)
+    check_number("--repeat", repeat, 1, MAX_REPEAT)
+    setting = resolve(model, flags)
+
+    from shardopt.bench.planners.score import measure
+
+    note(setting.notes, quiet=quiet)
+    found = measure(problem_of(setting), count, repeat, seed)
+    if json:
+        from shardopt.cli.output import print_json, versions
+        from shardopt.measure.timing import machine
+
+        kinds = {
+            name: {"per_second": found.per_second(name), "samples_s": [*samples.seconds]}
+            for name, samples in found.times.items()
+        }
+        head = {**setting_object(setting), "seed": seed, "count": count, "repeat": repeat}
+        print_json({**head, "kinds": kinds, "machine": machine(), "versions": versions()})
+        return
+    for name in found.times:
+        typer.echo(f"{found.per_second(name):12,.0f} a second: {name}")

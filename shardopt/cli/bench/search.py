@@ -1,0 +1,228 @@
+"""``shardopt bench search``: the search beside TorchRec's planner, or a suite of planners."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardopt.cli import options
+
+if TYPE_CHECKING:
+    from shardopt.bench.planners.suite import Wanted
+    from shardopt.cli.resolve import Flags
+
+MAX_REPEAT = 1000
+SUITE = "A suite of instances"
+
+Model = Annotated[
+    Path | None,
+    typer.Argument(metavar="[MODEL]", help="The model file; left out with --suite."),
+]
+Repeat = Annotated[
+    int,
+    typer.Option(
+        "--repeat", metavar="N", help="Rounds; medians are shown.", rich_help_panel=options.SEARCH
+    ),
+]
+Suite = Annotated[
+    Path | None,
+    typer.Option(
+        "--suite",
+        metavar="FILE",
+        help="Run every planner on the instances of this file, instead of one model.",
+        rich_help_panel=SUITE,
+        show_default=False,
+    ),
+]
+Rows = Annotated[
+    Path | None,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="CSV",
+        help="Rows of the suite; taken up again if it is there.",
+        rich_help_panel=SUITE,
+        show_default=False,
+    ),
+]
+Only = Annotated[
+    str | None,
+    typer.Option(
+        "--only",
+        metavar="PATTERN",
+        help="Instances whose name matches, such as '100x8-*'.",
+        rich_help_panel=SUITE,
+        show_default=False,
+    ),
+]
+Planners = Annotated[
+    str | None,
+    typer.Option(
+        "--planners",
+        metavar="NAMES",
+        help="Planners to run, with commas; all unless given.",
+        rich_help_panel=SUITE,
+        show_default=False,
+    ),
+]
+WriteDocs = Annotated[
+    Path | None,
+    typer.Option(
+        "--write-docs",
+        metavar="FILE",
+        help="Write what the rows say to this file: docs/benchmarks.md.",
+        rich_help_panel=SUITE,
+        show_default=False,
+    ),
+]
+
+
+def search(
+    model: Model = None,
+    gpus: options.Gpus = None,
+    gpus_per_node: options.GpusPerNode = None,
+    cluster: options.Cluster = None,
+    hardware: options.Hardware = None,
+    hbm_gib: options.HbmGib = None,
+    ddr_gib: options.DdrGib = None,
+    reserve: options.Reserve = 0.15,
+    batch_size: options.BatchSize = None,
+    seed: options.Seed = 0,
+    effort: options.Effort = 1.0,
+    time_limit: options.TimeLimit = None,
+    repeat: Repeat = 3,
+    suite: Suite = None,
+    rows: Rows = None,
+    only: Only = None,
+    planners: Planners = None,
+    write_docs: WriteDocs = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Time the search beside TorchRec's own planner, and compare the two plans.
+
+    With --suite: every planner on every instance. Interrupted, the same command goes on.
+    """
+    from predictor.errors import InputError
+    from shardopt.cli.plan import check_search
+    from shardopt.cli.resolve import Flags
+
+    flags = Flags(gpus, gpus_per_node, cluster, hardware, hbm_gib, ddr_gib, reserve, batch_size)
+    check_search(seed, effort, time_limit, top_k=1)
+    if (model is None) == (suite is None):
+        raise InputError("give a model file, or --suite FILE; one of the two")
+    if suite is not None:
+        _refuse(flags, time_limit)
+        from shardopt.bench.planners.suite import Wanted, check_planners
+
+        names = [name.strip() for name in (planners or "").split(",") if name.strip()]
+        _suite(suite, rows, Wanted(only, check_planners(names), effort, seed), write_docs, quiet)
+        return
+    for flag, value in (("-o", rows), ("--only", only), ("--planners", planners)):
+        if value is not None:
+            raise InputError(f"{flag} goes with --suite")
+    if not 1 <= repeat <= MAX_REPEAT:
+        raise InputError(f"--repeat is {repeat}; it must be at least 1 and at most {MAX_REPEAT}")
+    assert model is not None
+    _one_model(model, flags, seed, effort, time_limit, repeat, json=json, quiet=quiet)
+
+
+def _refuse(flags: Flags, time_limit: float | None) -> None:
+    """Flags of one model that a suite sets itself."""
+    from predictor.errors import InputError
+
+    given = [*_words(flags)[::2], *(["--time-limit"] if time_limit is not None else [])]
+    named = [word for word in given if word != "--reserve"]
+    if named:
+        raise InputError(f"{named[0]} is for one model; a suite's instances say theirs")
+
+
+def _suite(
+    suite: Path, rows: Path | None, wanted: Wanted, write_docs: Path | None, quiet: bool
+) -> None:
+    from predictor.errors import InputError
+    from shardopt.bench.planners.suite import load_suite, run_suite
+    from shardopt.cli.messages import note
+    from shardopt.cli.output import check_writable
+
+    if rows is None:
+        raise InputError("--suite needs -o CSV: where the rows go, and where they are taken up")
+    check_writable(rows)
+    check_writable(write_docs)
+    found = run_suite(load_suite(suite), rows, wanted, lambda text: note([text], quiet=quiet))
+    from shardopt.report.bench.search_view import show_summary
+    from shardopt.report.console import make_console
+
+    show_summary(make_console(), found)
+    if write_docs is not None:
+        from shardopt.files import atomic_write_text
+        from shardopt.report.bench.search_docs import benchmarks_text
+
+        atomic_write_text(write_docs, benchmarks_text(found))
+
+
+def _one_model(
+    model: Path,
+    flags: Flags,
+    seed: int,
+    effort: float,
+    time_limit: float | None,
+    repeat: int,
+    *,
+    json: bool,
+    quiet: bool,
+) -> None:
+    from shardopt.cli.messages import note
+    from shardopt.cli.plan import problem_of, setting_object
+    from shardopt.cli.resolve import resolve
+
+    setting = resolve(model, flags)
+
+    # torch, torchrec and the solvers, once the input is known to be good
+    from shardopt.bench.planners.timing import Asked, compare
+
+    words = [str(model), *_words(flags), "--seed", str(seed), "--effort", repr(effort)]
+    if time_limit is not None:
+        words += ["--time-limit", repr(time_limit)]
+    asked = Asked(problem_of(setting), words, seed, effort, time_limit, repeat)
+    note(setting.notes, quiet=quiet)
+    found = compare(
+        asked, lambda name, at: note([f"round {at + 1} of {repeat}: {name}"], quiet=quiet)
+    )
+    if json:
+        from shardopt.cli.output import print_json, versions
+        from shardopt.report.bench.bench_view import bench_object
+
+        head = {**setting_object(setting), "seed": seed, "effort": effort, "repeat": repeat}
+        print_json({**head, **bench_object(found), "versions": versions()})
+        return
+    from shardopt.report.bench.bench_view import show_bench, show_headline
+    from shardopt.report.console import make_console
+    from shardopt.report.plan.plan_view import show_setting
+
+    console = make_console()
+    if quiet:
+        show_headline(console, found)
+        return
+    show_setting(console, setting)
+    show_bench(console, found)
+
+
+def _words(flags: Flags) -> Sequence[str]:
+    """The machine flags as they would be typed."""
+    given: dict[str, int | float | str | Path | None] = {
+        "--gpus": flags.gpus,
+        "--gpus-per-node": flags.gpus_per_node,
+        "--cluster": flags.cluster,
+        "--hardware": flags.hardware,
+        "--hbm-gib": flags.hbm_gib,
+        "--ddr-gib": flags.ddr_gib,
+        "--reserve": flags.reserve,
+        "--batch-size": flags.batch_size,
+    }
+    return [
+        word for flag, value in given.items() if value is not None for word in (flag, f"{value}")
+    ]

@@ -1,0 +1,1 @@
+"""`shardopt plan --tune`."""

@@ -1,0 +1,213 @@
+"""The changes of a plan that would help most, each verified by predicting it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import islice
+
+import numpy as np
+
+from predictor.errors import InfeasibleError
+from predictor.model.memory import shard_memory
+from predictor.model.plan import ShardingPlan, TablePlan
+from predictor.model.topology import Topology
+from predictor.predict import Prediction, candidate_of, predict
+from search.improve.local_search import LocalSearch, apply
+from search.improve.transfers import Change
+from search.objective import Assignment, Choice, Objective
+from search.problem import Problem
+from search.solve import reduced_space
+from search.space.option import Legal, Option, Space
+from search.surrogate import Surrogate
+from shardopt.report.words import plural, ranks_text
+
+MAX_CHANGES = 3
+MIN_SAVING = 1e-3
+"""Savings below this share of the iteration are not worth a line."""
+RANKS_TRIED = 65_536
+"""Plans tried, times their ranks: a few seconds on any size."""
+FEWEST, MOST = 512, 4096
+"""Plans tried at least and at most."""
+MAX_NAMED = 3
+SWAPPED = 2
+"""Tables that a swap changes; more are a group that joins another exchange."""
+
+
+@dataclass(frozen=True)
+class PlanChange:
+    """One or several tables sharded or placed otherwise.
+
+    Args:
+        tables: plan key -> the new sharding of every table that changes.
+        iteration_ms: predicted anew for the whole plan.
+    """
+
+    words: str
+    tables: dict[str, TablePlan]
+    iteration_ms: float
+    saving_ms: float
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What was tried, and the best of it that helps, the most helpful first.
+
+    Args:
+        tried: changes that fit in memory and were scored.
+        reason: why nothing could be tried; empty otherwise.
+    """
+
+    tried: int
+    found: tuple[PlanChange, ...]
+    reason: str = ""
+
+    @property
+    def none_words(self) -> str:
+        """Why there is nothing to show."""
+        if self.reason:
+            return f"no change was tried: {self.reason}"
+        if not self.tried:
+            return "no change of the plan fits in memory"
+        return (
+            f"none of {plural(self.tried, 'change')} tried saves more than {100 * MIN_SAVING:g} %"
+        )
+
+
+def best_changes(problem: Problem, plan: ShardingPlan, prediction: Prediction) -> Changes:
+    """The best changes of a plan: of a table or two, none of which twice, and of one group.
+
+    The neighbours of the local search (a shard on another rank, two tables swapped, another way to
+    shard a table, a group of tables in another exchange) are scored together, then the best of them
+    are predicted one by one.
+    """
+    try:
+        space, base = _around(problem, plan)
+    except InfeasibleError:
+        return Changes(0, (), "a table has no sharding that fits in memory")
+    objective = Objective(problem, space)
+    search = LocalSearch(objective, Surrogate(objective), seed=0)
+    most = max(FEWEST, min(MOST, RANKS_TRIED // problem.topology.world_size))
+    tried = list(islice(search.neighbours(base), most))
+    times = objective.score_neighbours(base, tried)
+    best = _apart(tried[i] for i in np.argsort(times, kind="stable").tolist())
+    found = [_predicted(objective, base, change, prediction.iteration_ms) for change in best]
+    worth = [c for c in found if c.saving_ms > MIN_SAVING * prediction.iteration_ms]
+    return Changes(len(tried), tuple(sorted(worth, key=lambda c: -c.saving_ms)))
+
+
+def _around(problem: Problem, plan: ShardingPlan) -> tuple[Space, Assignment]:
+    """The search space with the plan's own choices in it, and the plan as one of its points."""
+    space = reduced_space(problem)
+    candidate = candidate_of(problem.workload, problem.topology, plan)
+    options, base = list(space.options), []
+    for index, table in enumerate(candidate):
+        option = space.option_of(index, table)
+        if option is None or option.cache_load_factor != table.cache_load_factor:
+            option = _own_option(problem, index, table)
+            options[index] = (*options[index], option)
+        base.append((option, table.ranks))
+    return replace(space, options=tuple(options)), tuple(base)
+
+
+def _own_option(problem: Problem, index: int, plan: TablePlan) -> Option:
+    """The option that a table plan is a placement of, where the search does not offer it."""
+    table = problem.workload.tables[index]
+    sizes = tuple(shard.size for shard in plan.shards)
+    memory = shard_memory(
+        table,
+        problem.workload,
+        problem.topology,
+        plan.sharding_type,
+        plan.compute_kernel,
+        sizes,
+        plan.cache_load_factor,
+        device=problem.hardware.device,
+    )
+    option = Option(
+        index,
+        plan.sharding_type,
+        plan.compute_kernel,
+        sizes,
+        tuple(shard.offset for shard in plan.shards),
+        module=table.module,
+        cache_load_factor=plan.cache_load_factor,
+        ranks=table.constraints.ranks,
+        memory=tuple(memory),
+    )
+    if option.is_legal(plan.ranks, problem.topology):
+        return option
+    known = {field.name: getattr(option, field.name) for field in fields(option)}
+    return _Given(**known, placed=plan.ranks)
+
+
+@dataclass(frozen=True, eq=False)
+class _Given(Option):
+    """A table on ranks where the search would not put it; its shards stay where they are."""
+
+    placed: tuple[int, ...] = ()
+
+    def legal_ranks(self, topology: Topology) -> Legal:
+        return Legal(((self.placed,),))
+
+
+def _apart(changes: Iterable[Change]) -> list[Change]:
+    """The first few changes that share no table, and at most one of a whole group of tables."""
+    found: list[Change] = []
+    touched: set[int] = set()
+    grouped = False
+    for change in changes:
+        group = len(change) > SWAPPED
+        if not (grouped if group else touched & change.keys()):
+            found.append(change)
+            grouped = grouped or group
+            touched |= set() if group else change.keys()
+        if len(found) == MAX_CHANGES:
+            break
+    return found
+
+
+def _predicted(
+    objective: Objective, base: Assignment, change: Change, before_ms: float
+) -> PlanChange:
+    plan = objective.sharding_plan(apply(base, change))
+    problem = objective.problem
+    after = predict(problem.workload, problem.topology, problem.hardware, plan).iteration_ms
+    keys = objective.space.keys
+    tables = {keys[table]: plan.tables[keys[table]] for table in sorted(change)}
+    return PlanChange(_words(keys, base, change), tables, after, before_ms - after)
+
+
+def _words(keys: Sequence[str], base: Assignment, change: Change) -> str:
+    if len(change) == 1:
+        ((table, new),) = change.items()
+        return f"{keys[table]}: {_one(base[table], new)}"
+    first, *others = sorted(change)
+    moved = all(change[table][0] is base[table][0] for table in change)
+    if moved and len(change) == 2:
+        there = [ranks_text(base[table][1]) for table in sorted(change)]
+        return f"swap {keys[first]} (rank {there[0]}) and {keys[others[0]]} (rank {there[1]})"
+    named = ", ".join(keys[table] for table in sorted(change)[:MAX_NAMED])
+    more = f" and {len(change) - MAX_NAMED} more" if len(change) > MAX_NAMED else ""
+    types = Counter(option.sharding_type.short for option, _ in change.values())
+    into = types.most_common(1)[0][0]
+    return f"{plural(len(change), 'table')} to {into}: {named}{more}"
+
+
+def _one(old: Choice, new: Choice) -> str:
+    (before, here), (after, there) = old, new
+    if before is not after:
+        kernel = before.compute_kernel is not after.compute_kernel
+        names = [o.label if kernel else o.label.partition("/")[0] for o in (after, before)]
+        if names[0] == names[1]:
+            names[1] = "as it is"
+        return f"{names[0]} on {_on(there)} instead of {names[1]} on {_on(here)}"
+    gone, come = Counter(here) - Counter(there), Counter(there) - Counter(here)
+    what = "" if len(here) == 1 else f"{plural(gone.total(), 'shard')} "
+    return f"{what}from {_on(gone)} to {_on(come)}"
+
+
+def _on(ranks: Iterable[int]) -> str:
+    shown = ranks_text(ranks)
+    return f"rank {shown}" if shown.isdigit() else f"ranks {shown}"

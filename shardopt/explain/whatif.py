@@ -1,0 +1,191 @@
+"""How sensitive an iteration is: the same plan predicted again with one thing changed.
+
+Effects do not add up: once one thing is faster, another chain of work sets the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from predictor.hardware.loader import HardwareProfile, Link
+from predictor.iteration.batch import BatchPredictor
+from predictor.iteration.graph import Graph, Op
+from predictor.iteration.timeline import simulate
+from predictor.model.distribution import Distribution, Uniform, Zipf
+from predictor.model.plan import ShardingPlan
+from predictor.model.workload import Table, Workload
+from predictor.predict import Prediction, candidate_of
+from search.problem import Problem
+from shardopt.report.words import percent
+
+STEP = 0.1
+"""Bandwidths, rates and batches change by this fraction."""
+ALPHA_STEP = 0.1
+"""The exponent of zipf laws changes by so much."""
+_CURVES = ("all_to_all", "all_reduce", "reduce_scatter", "all_gather")
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """A change that is not one of the plan, and the iteration time under it.
+
+    Args:
+        kind: ``bandwidth``, ``rate``, ``host``, ``batch``, ``skew``, ``setting`` or ``limit`` (a
+            bound on what a better balance or a free host could give, not something to buy).
+        change_ms: ``iteration_ms`` less that of the plan as it is; negative is faster.
+    """
+
+    kind: str
+    change: str
+    iteration_ms: float
+    change_ms: float
+
+
+def sensitivity(problem: Problem, plan: ShardingPlan, prediction: Prediction) -> list[WhatIf]:
+    """What bandwidth, rates, host, batch, skew and settings would change, in this order.
+
+    What a model or machine does not have (a NIC on one host, a zipf law) is left out.
+    """
+    before = prediction.iteration_ms
+    found = []
+    for kind, change, changed in (*_machines(problem), *_workloads(problem)):
+        after = _time_ms(changed, plan)
+        if kind == "batch":
+            change += _throughput(problem, changed, before, after)
+        found.append(WhatIf(kind, change, after, after - before))
+    for change, graph in _limits(prediction.graph):
+        after = float(simulate(graph).iteration_ms[0])
+        found.append(WhatIf("limit", change, after, after - before))
+    return found
+
+
+def _time_ms(problem: Problem, plan: ShardingPlan) -> float:
+    workload, topology = problem.workload, problem.topology
+    predictor = BatchPredictor(workload, topology, problem.hardware)
+    return float(predictor.score([candidate_of(workload, topology, plan)])[0])
+
+
+def _throughput(problem: Problem, changed: Problem, before: float, after: float) -> str:
+    """What a batch does to the samples per second."""
+    ratio = changed.workload.batch_size / problem.workload.batch_size * before / after
+    word = "more" if ratio >= 1 else "fewer"
+    return (
+        f" ({changed.workload.batch_size:,} per rank): {percent(abs(ratio - 1))} {word} samples/s"
+    )
+
+
+Changed = Iterator[tuple[str, str, Problem]]
+
+
+def _machines(problem: Problem) -> Changed:
+    """Each bandwidth, rate and host cost better by `STEP`."""
+    hw, topology = problem.hardware, problem.topology
+    more, faster = f"+{percent(STEP)}", 1 + STEP
+    memory = "main memory bandwidth" if hw.inline else "HBM bandwidth"
+    changes: list[tuple[str, str, HardwareProfile]] = []
+    hbm = {"hbm_gb_s": hw.memory.hbm_gb_s * faster}
+    changes.append(("bandwidth", f"{memory} {more}", _group(hw, "memory", hbm)))
+    if topology.nvlink_domain > 1:
+        inside = "bandwidth inside a host" if hw.inline else "NVLink bandwidth"
+        changes.append(("bandwidth", f"{inside} {more}", _link(hw, "intra", faster)))
+    if topology.groups > 1:
+        between = "bandwidth between hosts (NIC)"
+        changes.append(("bandwidth", f"{between} {more}", _link(hw, "inter", faster)))
+    tflops = {name: rate * faster for name, rate in hw.gemm.tflops.items()}
+    changes.append(("rate", f"matrix rate {more}", _group(hw, "gemm", {"tflops": tflops})))
+    host = {
+        name: value * (1 - STEP)
+        for name, value in hw.overheads.model_dump().items()
+        if name.endswith("_us") and value is not None
+    }
+    changes.append(("host", f"host overhead -{percent(STEP)}", _group(hw, "overheads", host)))
+    for kind, change, hardware in changes:
+        yield kind, change, replace(problem, hardware=hardware)
+
+
+def _group(hw: HardwareProfile, name: str, update: dict[str, Any]) -> HardwareProfile:
+    return hw.model_copy(update={name: getattr(hw, name).model_copy(update=update)})
+
+
+def _link(hw: HardwareProfile, name: str, faster: float) -> HardwareProfile:
+    """Every collective of one kind of link moves bytes faster; latencies stay."""
+    link: Link = getattr(hw.collectives, name)
+    update: dict[str, Any] = {}
+    for collective in _CURVES:
+        curve = getattr(link, collective)
+        costs = tuple(cost / faster for cost in curve.us_per_mib)
+        update[collective] = curve.model_copy(update={"us_per_mib": costs})
+    if name == "inter":
+        update["nic_gbit_s"] = hw.collectives.inter.nic_gbit_s * faster
+    return _group(hw, "collectives", {name: link.model_copy(update=update)})
+
+
+def _workloads(problem: Problem) -> Changed:
+    """Another batch, other skew, cheaper exchanges, another pipeline."""
+    workload = problem.workload
+    for factor in (1 + STEP, 1 - STEP):
+        batch = max(1, round(workload.batch_size * factor))
+        if batch != workload.batch_size:
+            ratio = batch / workload.batch_size - 1
+            change = f"batch {'+' if ratio > 0 else '-'}{percent(abs(ratio))}"
+            yield "batch", change, replace(problem, workload=workload.with_batch_size(batch))
+    for change, changed in (*_skews(workload), *_settings(workload)):
+        kind = "skew" if "ids" in change else "setting"
+        yield kind, change, replace(problem, workload=changed)
+
+
+def _skews(workload: Workload) -> Iterator[tuple[str, Workload]]:
+    laws = [f.distribution for table in workload.tables for f in table.features]
+    zipf = sum(isinstance(law, Zipf) for law in laws)
+    for step in (ALPHA_STEP, -ALPHA_STEP) if zipf else ():
+        change = f"ids with zipf alpha {step:+g} ({zipf} of {len(laws)} features)"
+        yield change, _drawn(workload, partial(_skewed, step=step))
+    if any(not isinstance(law, Uniform) for law in laws):
+        yield "all ids equally likely", _drawn(workload, lambda _: Uniform())
+
+
+def _skewed(law: Distribution, step: float) -> Distribution:
+    return replace(law, alpha=max(0.0, law.alpha + step)) if isinstance(law, Zipf) else law
+
+
+def _drawn(workload: Workload, law: Callable[[Distribution], Distribution]) -> Workload:
+    def drawn(table: Table) -> Table:
+        features = (replace(f, distribution=law(f.distribution)) for f in table.features)
+        return replace(table, features=tuple(features))
+
+    return replace(workload, tables=tuple(drawn(table) for table in workload.tables))
+
+
+def _settings(workload: Workload) -> Iterator[tuple[str, Workload]]:
+    """Settings of the model file that TorchRec offers and that are not on."""
+    if workload.train_pipeline == "base":
+        changed = replace(workload, train_pipeline="sparse_dist")
+        yield "train_pipeline: sparse_dist", changed
+    if "fp32" in (workload.qcomm.forward, workload.qcomm.backward):
+        qcomm = replace(workload.qcomm, forward="bf16", backward="bf16")
+        yield "qcomm: {forward: bf16, backward: bf16}", replace(workload, qcomm=qcomm)
+
+
+def _limits(graph: Graph) -> Iterator[tuple[str, Graph]]:
+    if graph.world_size > 1:
+        yield "the same work spread evenly over the ranks", _changed(graph, _even)
+    free = replace(_changed(graph, _no_host), launch_latency_ms=0.0)
+    yield "no host overhead (such as CUDA graphs)", free
+
+
+def _changed(graph: Graph, change: Callable[[Op], Op]) -> Graph:
+    return replace(graph, ops=[change(op) for op in graph.ops])
+
+
+def _even(op: Op) -> Op:
+    mean = op.cost_ms.mean(axis=-1, keepdims=True)
+    return replace(op, cost_ms=np.broadcast_to(mean, op.cost_ms.shape))
+
+
+def _no_host(op: Op) -> Op:
+    return replace(op, host_ms=0.0)

@@ -1,0 +1,1 @@
+"""Timing, noise and load: what every measurement shares."""

@@ -1,0 +1,256 @@
+"""How one thing is timed: warm-up, repeats, pinned threads, no garbage collector.
+
+A CPU's time is the clock's. A GPU's is that between two of its own events, with the L2 emptied
+before the first, see `CudaTimer`.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from shardopt.measure.timing import Samples
+
+WARM_UP = 2
+FEWEST, MOST = 7, 200
+CLEAN_ENOUGH = 3
+"""Undisturbed samples that suffice; with fewer all samples count, and their spread tells."""
+PATIENCE = 3
+"""Multiple of the time for a point, after which disturbed samples are taken as they are."""
+DISTURBED_SHARE, DISTURBED_S = 0.02, 20e-6
+"""Time off the core within a sample of a CPU kernel: another process ran there meanwhile."""
+FLUSH_BYTES = 128 * 2**20
+"""Read before a sample: an iteration goes through so much memory between two runs of a kernel, and
+what a kernel finds in no cache it copies at less than half the speed."""
+BRIEF_FLUSH_BYTES = 8 * 2**20
+"""Read where there is no time for more: what the core's own caches hold."""
+SETTINGS = "one thread a rank, pinned, gc off"
+CUDA_SETTINGS = "CUDA events, memory of 4 L2 written and read before a sample, gc off"
+L2_MULTIPLE = 4
+"""Of the L2, written and read before a sample: replacement is not exactly least recently used."""
+UNKNOWN_L2_BYTES = 64 * 2**20
+MOST_WRITES = 64
+"""Times the memory is written at most: some milliseconds, which no launch takes."""
+
+
+def settle(rank: int, cores: tuple[int, ...], sharing: int | None = None) -> None:
+    """Pin this process and leave it one thread; before torch starts threads of its own.
+
+    Args:
+        rank: its number on this machine.
+        sharing: ranks with a GPU each that share the cores evenly, as NCCL's threads and autograd's
+            run beside the main one; None: one core for this rank.
+    """
+    gc.disable()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    own = {cores[rank % len(cores)]}
+    if sharing is not None and sharing <= len(cores):
+        own = set(cores[rank::sharing])
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, own)
+    import torch
+
+    torch.set_num_threads(1)
+
+
+class Timer(ABC):
+    """Times calls on one device."""
+
+    device: str
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Displace what the caches hold, and fault in nothing."""
+
+    @abstractmethod
+    def sample(self, call: Callable[[], object]) -> tuple[float, bool]:
+        """Seconds of one call, and whether nothing else is in them."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait for all that was issued."""
+
+    def seconds(self, call: Callable[[], object]) -> float:
+        """Of one call."""
+        return self.sample(call)[0]
+
+    def samples(self, call: Callable[[], object], seconds: float) -> Samples:
+        """Repeats until ``seconds`` are spent, at least `FEWEST` and at most `MOST`."""
+        for _ in range(WARM_UP):
+            call()
+        start = time.perf_counter()
+        taken: list[tuple[float, bool]] = []
+        while wanted(taken, time.perf_counter() - start, seconds):
+            self.flush()
+            taken.append(self.sample(call))
+        return undisturbed(taken)
+
+
+class CpuTimer(Timer):
+    """By the process's clock; a sample is clean unless another process took the core."""
+
+    device = "cpu"
+
+    def __init__(self, flush_bytes: int = FLUSH_BYTES) -> None:
+        import torch
+
+        # ones: pages that nobody wrote are all the same page of zeros
+        self._buffer = torch.ones(flush_bytes // 4)
+
+    def flush(self) -> None:
+        """Read so much memory."""
+        self._buffer.sum()
+
+    def sample(self, call: Callable[[], object]) -> tuple[float, bool]:
+        """As in `Timer`."""
+        busy, start = time.process_time(), time.perf_counter()
+        result = call()
+        taken = time.perf_counter() - start
+        away = taken - (time.process_time() - busy)
+        del result  # its memory is given back outside the timed stretch
+        return taken, away < DISTURBED_S + DISTURBED_SHARE * taken
+
+    def synchronize(self) -> None:
+        """Everything is done when it returns."""
+
+
+class CudaTimer(Timer):
+    """Time on the device alone, between an event before and an event after what a call launches.
+
+    Host code of a fused lookup takes longer than its kernels, so on an idle device the time between
+    the events would be the host's. The device is therefore still busy emptying its L2 when the call
+    is issued: where the first event has passed by the time that the call returns, the device may
+    have waited for the host, the sample does not count as clean, and the next flush is twice as
+    long. Calls that synchronise inside never are clean, and count with what they wait.
+
+    The L2 is emptied because an iteration goes through gigabytes between two runs of a kernel. The
+    memory is written, so that no line of it is shared, and read after, so that its lines are clean:
+    a timed kernel that evicts written lines would pay for another's stores.
+    """
+
+    device = "cuda"
+
+    def __init__(self, cuda: Any = None) -> None:
+        """``cuda`` stands in for ``torch.cuda``: its events, its stream, its memory."""
+        self._cuda = _Cuda() if cuda is None else cuda
+        self._buffer = self._cuda.memory(L2_MULTIPLE * self._cuda.l2_bytes())
+        self.writes = 1
+
+    def flush(self) -> None:
+        """Issue the writes and the reading; the device is busy with them when this returns."""
+        for _ in range(self.writes):
+            self._buffer.fill_(1.0)
+        self._buffer.sum()
+
+    def sample(self, call: Callable[[], object]) -> tuple[float, bool]:
+        """As in `Timer`; to be called right after `flush`."""
+        start, end = self._cuda.event(), self._cuda.event()
+        start.record()
+        result = call()
+        end.record()
+        clean = not start.query()
+        self._cuda.synchronize()
+        if not clean:
+            self.writes = min(2 * self.writes, MOST_WRITES)
+        del result
+        return start.elapsed_time(end) * 1e-3, clean
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        self._cuda.synchronize()
+
+
+class _Cuda:
+    """What a `CudaTimer` needs of PyTorch."""
+
+    def memory(self, size: int) -> Any:
+        import torch
+
+        return torch.empty(size // 4, device="cuda")
+
+    def l2_bytes(self) -> int:
+        import torch
+
+        about = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return int(getattr(about, "L2_cache_size", 0)) or UNKNOWN_L2_BYTES
+
+    def event(self) -> Any:
+        import torch
+
+        return torch.cuda.Event(enable_timing=True)
+
+    def synchronize(self) -> None:
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def timer_of(device: str, flush_bytes: int = FLUSH_BYTES) -> Timer:
+    """The timer of a kind of device; ``flush_bytes`` are a CPU's."""
+    return CudaTimer() if device == "cuda" else CpuTimer(flush_bytes)
+
+
+def passes(
+    timer: Timer,
+    forward: Callable[[int], Any],
+    backward: Callable[[Any], object],
+    seconds: float,
+) -> tuple[Samples, Samples]:
+    """Forward and backward in turns until ``seconds`` are spent.
+
+    Args:
+        forward: given the number of the repeat.
+        backward: given what the forward before it returned.
+    """
+    stages = (lambda i, _: forward(i), lambda _, made: backward(made))
+    first, second = in_turns(timer, stages, seconds)
+    return first, second
+
+
+def in_turns(
+    timer: Timer, stages: Sequence[Callable[[int, Any], Any]], seconds: float
+) -> list[Samples]:
+    """Samples of every stage, run one after the other until ``seconds`` are spent.
+
+    Args:
+        stages: given the number of the repeat, and what the stage before returned.
+    """
+    spent: list[list[tuple[float, bool]]] = [[] for _ in stages]
+    start, i = time.perf_counter(), 0
+    while i < WARM_UP or wanted(spent[-1], time.perf_counter() - start, seconds):
+        if i == WARM_UP:
+            start = time.perf_counter()
+            for taken in spent:
+                taken.clear()
+        made: list[Any] = [None]
+        for stage, taken in zip(stages, spent, strict=True):
+            timer.flush()
+            taken.append(timer.sample(partial(_append, made, stage, i)))
+        i += 1
+    return [undisturbed(taken) for taken in spent]
+
+
+def _append(made: list[Any], stage: Callable[[int, Any], Any], repeat: int) -> None:
+    """What stages before returned stays, as giving its memory back takes time of its own."""
+    made.append(stage(repeat, made[-1]))
+
+
+def wanted(taken: Sequence[tuple[float, bool]], spent: float, seconds: float) -> bool:
+    """Whether a point needs more samples: at least `FEWEST` clean ones, for ``seconds``."""
+    clean = sum(good for _, good in taken)
+    if len(taken) >= MOST:
+        return False
+    if clean < FEWEST:
+        return len(taken) < FEWEST or spent < PATIENCE * seconds
+    return spent < seconds
+
+
+def undisturbed(taken: Sequence[tuple[float, bool]]) -> Samples:
+    """The samples during which no other process took the core, where there are enough."""
+    clean = tuple(seconds for seconds, good in taken if good)
+    return Samples(clean if len(clean) >= CLEAN_ENOUGH else tuple(s for s, _ in taken))

@@ -1,0 +1,1 @@
+"""Starts, pins, watches and ends the processes that measure."""

@@ -1,0 +1,320 @@
+"""From the chosen ops of a rank's trace to its program."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from predictor.errors import InputError
+from predictor.trace.execution import COMMS, Argument, ExecutionTrace, Node
+from shardopt.replay.program.annotations import Annotations
+from shardopt.replay.program.collectives import collective_call
+from shardopt.replay.program.legal import Legal
+from shardopt.replay.program.literals import UnwritableError, literal
+from shardopt.replay.program.match_tables import MatchedTables, UnmatchedError
+from shardopt.replay.program.native import NativePairs
+from shardopt.replay.program.program import (
+    WITH_GRAD,
+    Call,
+    LeftOut,
+    Number,
+    RankProgram,
+    Slot,
+    Term,
+)
+from shardopt.replay.program.scalars import python_number
+from shardopt.replay.program.schema import Parameter, Schema, parse_schema
+from shardopt.replay.program.select import Chosen
+from shardopt.replay.program.tensors import Key, Seen, Tensors, seen
+
+COLLECTIVES = "c10d::"
+NAME = re.compile(r"\w+(?:::[\w<>.]+)+", re.ASCII)
+"""Of an op, or of a backward function in C++."""
+DROPPED = frozenset({"pin_memory", "generator"})
+"""Arguments that are left to their defaults: both change nothing that a replay compares."""
+
+
+def build(
+    trace: ExecutionTrace,
+    chosen: Sequence[Chosen],
+    us: Mapping[int, float],
+    annotations: Annotations,
+    tables: MatchedTables | None = None,
+) -> RankProgram:
+    """The program of one rank.
+
+    Args:
+        us: id of a node -> its recorded microseconds.
+        tables: that its lookups read, where a summary of them is given.
+
+    Raises:
+        UnmatchedError: `tables` are not those of a lookup.
+    """
+    return _Builder(trace, chosen, us, annotations, tables).run()
+
+
+class _Builder:
+    def __init__(
+        self,
+        trace: ExecutionTrace,
+        chosen: Sequence[Chosen],
+        us: Mapping[int, float],
+        annotations: Annotations,
+        tables: MatchedTables | None,
+    ) -> None:
+        self.trace, self.chosen, self.us, self.annotations = trace, chosen, us, annotations
+        self.tensors = Tensors()
+        self.legal = Legal(self.tensors, tables)
+        self.native = NativePairs(chosen, trace)
+        self.calls: list[Call] = []
+        self.left_out: list[LeftOut] = []
+        self.groups: list[tuple[int, ...]] = [()]
+        self.numbers = 0
+        self.waited = _waits(trace)
+        self.sent: dict[int, int] = {}
+
+    def run(self) -> RankProgram:
+        waits = sorted(self.waited.items())
+        for of in self.chosen:
+            while waits and waits[0][0] < of.node.id:
+                self._wait(waits.pop(0)[1])
+            try:
+                self._add(of)
+            except UnmatchedError:
+                raise
+            except (UnwritableError, InputError) as error:
+                us = self.us.get(of.node.id)
+                self.left_out.append(LeftOut(_named(of.node), str(error), us))
+        self.calls = list(_waiting(self.calls, self.tensors, set(self.sent.values())))
+        _drop_unused(self.calls)
+        _free_when_dead(self.calls, self.tensors)
+        return RankProgram(
+            self.trace.rank,
+            self.calls,
+            self.tensors.made,
+            self.legal.fills,
+            self.left_out,
+            self._notes(),
+            self.groups,
+        )
+
+    def _notes(self) -> list[str]:
+        notes = []
+        if self.tensors.hidden_views:
+            notes.append(
+                f"{self.tensors.hidden_views} tensors that the trace shows only once they are read "
+                "are made up front, apart from the memory they shared"
+            )
+        if self.legal.pinned:
+            notes.append(
+                f"{self.legal.pinned} tensors of ids, offsets or lengths are read from ones made "
+                "up front: what the ops before them would give is not in the trace"
+            )
+        if self.numbers:
+            notes.append(f"{self.numbers} Python numbers without a recorded value are 1")
+        return notes
+
+    def _add(self, of: Chosen) -> None:
+        if of.native:
+            self.calls.append(self._backward(of))
+            return
+        schema = parse_schema(of.node.schema)
+        if schema.name.startswith(COLLECTIVES):
+            self._collective(of, schema)
+            return
+        arguments, keywords = self._arguments(of.node, schema)
+        outputs = self._outputs(of.node)
+        paired = of.node.id in self.native.forward
+        call = self._call(of, schema.name, schema.overload, arguments, keywords, outputs)
+        if paired:
+            handle = self.tensors.handle()
+            call.outputs = (*call.outputs, handle)
+            self.native.handles[of.node.id] = handle
+            call.collective = WITH_GRAD
+        self.legal.passed_on(call, schema)
+        self.calls.append(call)
+
+    def _call(
+        self,
+        of: Chosen,
+        name: str,
+        overload: str,
+        arguments: Iterable[Term],
+        keywords: Mapping[str, Term],
+        outputs: tuple[Any, ...],
+    ) -> Call:
+        specs = tuple(_specs(argument) for argument in of.node.outputs)
+        section = tuple(map(self.annotations, of.section))
+        return Call(
+            name,
+            overload,
+            tuple(arguments),
+            keywords,
+            outputs,
+            section,
+            of.node.id,
+            self.us.get(of.node.id),
+            specs=specs,
+        )
+
+    def _arguments(self, node: Node, schema: Schema) -> tuple[tuple[Term, ...], dict[str, Term]]:
+        if len(node.inputs) > len(schema.parameters):
+            raise UnwritableError("more arguments than its schema has")
+        pairs = list(zip(schema.parameters, node.inputs, strict=False))
+        plain = [python_number(parameter, argument) for parameter, argument in pairs]
+        positional: list[Term] = []
+        keywords: dict[str, Term] = {}
+        fixed = self.legal.for_op(schema, node)
+        for (parameter, argument), number in zip(pairs, plain, strict=True):
+            term = number if number is not None else self._term(parameter, argument, schema, fixed)
+            self.numbers += number is not None
+            if not parameter.keyword:
+                positional.append(term)
+            elif term is not None and parameter.name not in DROPPED:
+                keywords[parameter.name] = term
+        return tuple(positional), keywords
+
+    def _term(
+        self, parameter: Parameter, argument: Argument, schema: Schema, fixed: Mapping[str, Any]
+    ) -> Term:
+        if "Tensor" not in parameter.base:
+            return literal(argument.value, parameter, schema.name)
+        found = seen(argument)
+        if isinstance(argument.value, tuple):
+            return tuple(
+                self._tensor(item, fixed.get(f"{parameter.name}.{i}"))
+                for i, item in enumerate(found)
+            )
+        if isinstance(argument.value, str):
+            raise UnwritableError(f"`{parameter.name}` is an object that the trace does not hold")
+        if isinstance(argument.value, (bool, int, float)):
+            return Number(1)
+        return self._tensor(found[0] if found else None, fixed.get(parameter.name))
+
+    def _tensor(self, of: Seen | None, fill: Any) -> Term:
+        if of is None:
+            return None
+        return Slot(self.legal.number(of, fill))
+
+    def _outputs(self, node: Node) -> tuple[Any, ...]:
+        taken: dict[int, dict[int, Key]] = defaultdict(dict)
+        for of in (of for argument in node.inputs for of in seen(argument) if of is not None):
+            taken[of.tensor.storage][of.tensor.id] = of.key
+        found = []
+        for argument in node.outputs:
+            numbers = tuple(
+                None if of is None else self.tensors.give(of, taken) for of in seen(argument)
+            )
+            listed = isinstance(argument.value, tuple)
+            found.append(numbers if listed else (numbers[0] if numbers else None))
+        return tuple(found)
+
+    def _collective(self, of: Chosen, schema: Schema) -> None:
+        group = self.native.tree_comm(of.node)
+        if group not in self.groups:
+            self.groups.append(group)
+        arguments, size = collective_call(of.node, schema, self._tensor)
+        call = self._call(of, schema.name, "", arguments, {}, ())
+        call.collective, call.bytes = schema.name.removeprefix(COLLECTIVES), size
+        call.keywords = {"group": Number(self.groups.index(group))}
+        self.legal.received(call)
+        sequence = self.native.sequence(of.node)
+        # without a number of its own nothing can name it
+        self.sent[-len(self.calls) - 1 if sequence is None else sequence] = len(self.calls)
+        self.calls.append(call)
+
+    def _wait(self, sequence: int) -> None:
+        """The recorded wait for a collective comes before the next op."""
+        at = self.sent.pop(sequence, None)
+        if at is not None:
+            self.calls.append(_wait_for(at, self.calls[at]))
+
+    def _backward(self, of: Chosen) -> Call:
+        handle = self.native.handle_of(of)
+        if handle is None:
+            raise UnwritableError("a backward function whose forward op is not in the trace")
+        grad = self._tensor(seen(of.node.inputs[0])[0], None)
+        given = self.native.gradient(of)
+        output = None if given is None else self.tensors.give(given, {})
+        call = self._call(of, self.native.name_of(of), "", (Slot(handle), grad), {}, (output,))
+        call.specs = ()
+        return call
+
+
+def _named(node: Node) -> str:
+    """Its name, unless that is a text of another kind, which may be private."""
+    return node.name if NAME.fullmatch(node.name) else "an op without a name"
+
+
+def _specs(argument: Argument) -> Any:
+    found = [None if of is None else of.spec for of in seen(argument)]
+    return tuple(found) if isinstance(argument.value, tuple) else (found[0] if found else None)
+
+
+def _waits(trace: ExecutionTrace) -> dict[int, int]:
+    """Id of a node that waits for a collective -> the collective's number."""
+    found = {}
+    for node in trace.nodes:
+        if node.name == COMMS and any(a.value == "wait" for a in node.inputs):
+            number = node.inputs[0].value
+            if isinstance(number, int):
+                found[node.id] = number
+    return found
+
+
+def _waiting(calls: Sequence[Call], tensors: Tensors, open_ends: set[int]) -> Iterator[Call]:
+    """Add a wait before the first op that reads what a collective sends or receives.
+
+    Args:
+        open_ends: positions of the collectives whose wait the trace does not show.
+    """
+    pending: dict[int, tuple[int, set[int]]] = {}
+    moved: dict[int, int] = {}
+    count = 0
+    for at, call in enumerate(calls):
+        touched = {tensors.storage_of.get(n, -n) for n in (*call.reads(), *call.gives())}
+        for work in [work for work, (_, stores) in pending.items() if stores & touched]:
+            yield _wait_for(pending.pop(work)[0], call)
+            count += 1
+        if call.op == "wait":
+            target = call.arguments[0]
+            assert isinstance(target, Number)
+            call.arguments = (Number(moved[int(target.value)]),)
+        elif call.is_collective:
+            moved[at] = count
+            if at in open_ends:
+                pending[at] = (count, touched)
+        yield call
+        count += 1
+    for work, _ in pending.values():
+        yield _wait_for(work, calls[-1])
+
+
+def _wait_for(at: int, before: Call) -> Call:
+    return Call("wait", "", (Number(at),), {}, (), before.section, -1)
+
+
+def _drop_unused(calls: Sequence[Call]) -> None:
+    """Outputs that nothing reads need no number."""
+    read = {number for call in calls for number in call.reads()}
+
+    def kept(output: Any) -> Any:
+        if isinstance(output, tuple):
+            return tuple(kept(item) for item in output)
+        return output if output in read else None
+
+    for call in calls:
+        call.outputs = tuple(kept(output) for output in call.outputs)
+
+
+def _free_when_dead(calls: Sequence[Call], tensors: Tensors) -> None:
+    """Each tensor that an op gives is let go of after its last use."""
+    last: dict[int, int] = {}
+    for at, call in enumerate(calls):
+        for number in (*call.reads(), *call.gives()):
+            last[number] = at
+    for number, at in sorted(last.items()):
+        if number not in tensors.made:
+            calls[at].frees.append(number)

@@ -1,0 +1,164 @@
+"""A program of calls on numbered tensors: what a benchmark runs on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+ITEMS = {
+    "float": "float32",
+    "double": "float64",
+    "int": "int32",
+    "long int": "int64",
+    "long": "int64",
+    "short int": "int16",
+    "short": "int16",
+    "signed char": "int8",
+    "char": "int8",
+    "unsigned char": "uint8",
+    "bool": "bool",
+    "c10::Half": "float16",
+    "c10::BFloat16": "bfloat16",
+    "c10::complex<float>": "complex64",
+    "c10::complex<double>": "complex128",
+    "c10::Float8_e4m3fn": "float8_e4m3fn",
+    "c10::Float8_e5m2": "float8_e5m2",
+}
+"""C++ type of a tensor's items -> name of torch's dtype."""
+WITH_GRAD = "with grad"
+"""Stands in `Call.collective` for an op whose backward function the program calls later."""
+WHOLE = frozenset({"int64", "int32", "int16", "int8", "uint8", "bool"})
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor in an argument, by its number."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Word:
+    """Source text that stands as it is, such as ``torch.float32``."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Number:
+    """A literal, which may differ between ranks."""
+
+    value: int | float | bool
+
+
+Term = Slot | Word | Number | None | tuple["Term", ...]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What a tensor is like.
+
+    Args:
+        storage: tensors with one number share memory.
+        offset: of its first element there.
+        strides: in elements.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    storage: int
+    offset: int = 0
+    host: bool = False
+
+    @property
+    def extent(self) -> int:
+        """Elements of its storage that it reaches, from the storage's start."""
+        if 0 in self.shape:
+            return self.offset
+        spans = zip(self.shape, self.strides, strict=True)
+        return self.offset + 1 + sum((size - 1) * step for size, step in spans)
+
+
+@dataclass
+class Call:
+    """An op, or a collective, with the numbers of what it takes and gives.
+
+    Args:
+        op: ``namespace::name``; of a backward function ``backward of`` the op.
+        overload: of a collective and a backward function empty.
+        outputs: numbers as the op returns them, nested for lists; None: not used.
+        us: recorded time; None: not recorded.
+        node: id in the trace, which is not written.
+    """
+
+    op: str
+    overload: str
+    arguments: tuple[Term, ...]
+    keywords: Mapping[str, Term]
+    outputs: tuple[Any, ...]
+    section: tuple[str, ...]
+    node: int
+    us: float | None = None
+    bytes: int | None = None
+    frees: list[int] = field(default_factory=list)
+    specs: tuple[Any, ...] = ()
+    collective: str = ""
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether `torch.distributed` runs it."""
+        return bool(self.collective) and self.collective != WITH_GRAD
+
+    def reads(self) -> list[int]:
+        """Numbers of the tensors that it takes."""
+        return [n for term in (*self.arguments, *self.keywords.values()) for n in slots(term)]
+
+    def gives(self) -> list[int]:
+        """Numbers of the tensors that it makes."""
+        return [n for output in self.outputs for n in flat(output)]
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Something of the trace that is not replayed."""
+
+    op: str
+    reason: str
+    us: float | None = None
+
+
+@dataclass
+class RankProgram:
+    """What one rank runs.
+
+    Args:
+        made: tensors that exist before the first op.
+        fills: number -> what it holds (`shardopt.replay.program.values`).
+        notes: what was done in place of what the trace lacks.
+    """
+
+    rank: int
+    calls: list[Call]
+    made: dict[int, TensorSpec]
+    fills: dict[int, dict[str, Any]]
+    left_out: list[LeftOut]
+    notes: list[str]
+    groups: list[tuple[int, ...]] = field(default_factory=list)
+
+
+def slots(term: Term) -> list[int]:
+    """Numbers of the tensors in a term."""
+    if isinstance(term, Slot):
+        return [term.number]
+    if isinstance(term, tuple):
+        return [n for item in term for n in slots(item)]
+    return []
+
+
+def flat(output: Any) -> list[int]:
+    """Numbers of an output."""
+    if isinstance(output, tuple):
+        return [n for item in output for n in flat(item)]
+    return [] if output is None else [output]

@@ -1,0 +1,283 @@
+"""Which ops of an execution trace are replayed: the outermost that have all that later ops read.
+
+Mystique (Liang et al. 2023, section 4.2) replays operators at the top of the call tree, as their
+children run by themselves. An op made of others (`CompositeImplicitAutograd`) may hide a tensor
+that another op reads later, such as the mask of a dropout that its backward op takes. Such an op is
+opened: its children are replayed in its place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from predictor.trace.execution import Argument, ExecutionTrace, Node, Shape, Tensor, Value
+from shardopt.replay.program.scalars import read_by
+
+NATIVE_BACKWARD = re.compile(r"torch::autograd::CppNode<.*?(Split\w*Lookup\w*)>")
+"""A backward function in C++ that may launch kernels without passing through the dispatcher."""
+FUSED = "fbgemm::"
+
+
+class View(NamedTuple):
+    """How a tensor sees its storage; saved by autograd, it comes back with another id."""
+
+    storage: int
+    offset: int
+    shape: Shape
+    strides: Shape
+    item_bytes: int
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """An op to replay.
+
+    Args:
+        native: it is the backward function of a lookup, without an op of its own.
+        section: annotations around it, the outermost first.
+    """
+
+    node: Node
+    section: tuple[str, ...]
+    native: bool = False
+
+
+class Tree:
+    """The calls of a trace."""
+
+    def __init__(self, trace: ExecutionTrace) -> None:
+        self.nodes = trace.nodes
+        self.by_id = {node.id: node for node in trace.nodes}
+        self.children: dict[int, list[Node]] = defaultdict(list)
+        for node in trace.nodes:
+            self.children[node.parent].append(node)
+        self.roots = [node for node in trace.nodes if node.parent not in self.by_id]
+
+    def above(self, node: Node) -> Iterator[Node]:
+        """The callers of a node, the nearest first."""
+        seen = {node.id}
+        while (parent := self.by_id.get(node.parent)) is not None and parent.id not in seen:
+            seen.add(parent.id)
+            yield parent
+            node = parent
+
+    def below(self, node: Node) -> Iterator[Node]:
+        """All that a node calls, in order."""
+        stack = [*reversed(self.children[node.id])]
+        while stack:
+            child = stack.pop()
+            yield child
+            stack.extend(reversed(self.children[child.id]))
+
+
+def choose(trace: ExecutionTrace, composite: Callable[[str], bool]) -> list[Chosen]:
+    """The ops to replay, in the order of their starts.
+
+    Args:
+        composite: of the name of an op: it is made of others, which can stand for it.
+    """
+    tree = Tree(trace)
+    opened: set[int] = set()
+    while True:
+        chosen = _without_own(_without_gloo(tree, _outermost(tree, opened)))
+        more = _to_open(tree, chosen, composite)
+        if not more:
+            return chosen
+        opened |= more
+
+
+def views_of(argument: Argument) -> Iterator[tuple[Tensor, View]]:
+    """The tensors of an argument that are defined, and how each sees its storage."""
+    yield from _views(argument.value, argument.shape, argument.strides)
+
+
+def _views(value: Value, shape: Shape, strides: Shape) -> Iterator[tuple[Tensor, View]]:
+    if isinstance(value, Tensor):
+        if value.storage:
+            yield value, view_of(value, shape, strides)
+    elif isinstance(value, tuple):
+        for i, item in enumerate(value):
+            yield from _views(item, _at(shape, i), _at(strides, i))
+
+
+def view_of(tensor: Tensor, shape: Shape, strides: Shape) -> View:
+    """How a tensor sees its storage."""
+    return View(tensor.storage, tensor.offset, shape, strides, tensor.item_bytes)
+
+
+def _at(nested: Shape, i: int) -> Shape:
+    inner = nested[i] if i < len(nested) else ()
+    return inner if isinstance(inner, tuple) else ()
+
+
+def _outermost(tree: Tree, opened: set[int]) -> list[Chosen]:
+    chosen = []
+    around = _around_others(tree)
+    stack = [(node, around.get(node.id, ())) for node in reversed(tree.roots)]
+    while stack:
+        node, section = stack.pop()
+        if node.schema and node.id not in opened:
+            chosen.append(Chosen(node, section))
+            after = [] if not node.name.startswith("c10d::") else _parted(tree, node)[1]
+            stack.extend((child, section) for child in reversed(after))
+            continue
+        if _is_native(tree, node):
+            chosen.append(Chosen(node, section, native=True))
+            continue
+        if node.scope == USER and not node.schema:
+            section = (*section, node.name)
+        stack.extend((child, section) for child in reversed(tree.children[node.id]))
+    chosen.sort(key=lambda of: of.node.id)
+    return chosen
+
+
+def _around_others(tree: Tree) -> dict[int, tuple[str, ...]]:
+    """Of what a thread starts by itself: the annotations of the thread that has them.
+
+    The backward pass runs on a thread of autograd's, while the other waits under its annotation.
+    """
+    users = [
+        node
+        for node in tree.nodes
+        if node.scope == USER and not node.schema and not node.name.startswith("gloo:")
+    ]
+    if not users:
+        return {}
+    found: dict[int, tuple[str, ...]] = {}
+    around: tuple[str, ...] = ()
+    own, roots = ({node.id for node in of} for of in (users, tree.roots))
+    for node in tree.nodes:
+        if node.thread == users[0].thread:
+            above = reversed([node, *tree.above(node)])
+            around = tuple(of.name for of in above if of.id in own)
+        elif node.id in roots:
+            found[node.id] = around
+    return found
+
+
+BARRIERS = frozenset({"c10d::barrier", "c10d::monitored_barrier_"})
+FUNCTION, USER = 0, 7
+"""Scopes of `at::RecordScope`."""
+OWN = {
+    "c10d::_reduce_scatter_base_": "(aten::clone )?",
+    "c10d::reduce_scatter_": "(aten::(clone|copy_) ){0,%d}",
+    "c10d::reduce_scatter_tensor_coalesced_": "(aten::clone ){0,%d}",
+    "c10d::_allgather_base_": "(aten::chunk )?(aten::empty )?",
+    "c10d::allgather_": "(aten::empty )?",
+    "c10d::allgather_coalesced_": "(aten::empty )?",
+    "c10d::allgather_into_tensor_coalesced_": "(aten::chunk ){0,%d}(aten::empty )?",
+    "c10d::gather_": "(aten::empty )?",
+    "c10d::scatter_": "(aten::empty )?",
+    "c10d::monitored_barrier_": "(aten::empty )?",
+}
+"""Collective -> the ops that gloo runs for it before it returns (`ProcessGroupGloo.cpp`), as a
+pattern of their names; `%d` is the length of its longest list of tensors."""
+
+
+def _parted(tree: Tree, node: Node) -> tuple[list[Node], list[Node]]:
+    """What a collective runs itself, and what a trace shows inside it though it came after it.
+
+    gloo ends its record of a collective on another thread, and the observer then takes what the
+    main thread does next for the collective's children.
+    """
+    children = tree.children[node.id]
+    if not node.name.startswith("c10d::"):
+        return children, []
+    longest = max((sum(1 for _ in a.tensors()) for a in node.inputs), default=0)
+    pattern = OWN.get(node.name, "").replace("%d", str(longest))
+    match = re.match(pattern, "".join(f"{child.name} " for child in children))
+    count = match[0].count(" ") if match else 0
+    return children[:count], children[count:]
+
+
+def _without_gloo(tree: Tree, chosen: Sequence[Chosen]) -> list[Chosen]:
+    """Leave out what gloo runs later for a collective: it works on memory of its own.
+
+    That is on its threads, and on the one that waits for a reduce-scatter.
+    """
+    if not any(node.name.startswith("gloo:") for node in tree.nodes):
+        return list(chosen)
+    busy = {node.thread for node in tree.nodes if not node.schema and node.scope != FUNCTION}
+    own = {child.id for of in chosen for child in _own(tree, of.node)}
+    maker: dict[int, int] = {}
+    at = 0
+    kept: list[Chosen] = []
+    for of in chosen:
+        while at < len(tree.nodes) and tree.nodes[at].id < of.node.id:
+            maker.update(dict.fromkeys(_made(tree.nodes[at]), tree.nodes[at].id))
+            at += 1
+        taken = {view.storage for a in read_by(of.node) for _, view in views_of(a)}
+        if any(maker.get(store) in own for store in taken):
+            continue
+        if busy and of.node.thread not in busy:
+            continue
+        # the record of an op may end early for the same reason; then its last child stands alone
+        before = kept[-1].node if kept else of.node
+        made = {view for a in of.node.outputs for _, view in views_of(a)}
+        same = made == {view for a in before.outputs for _, view in views_of(a)}
+        if made and same and _made(of.node) and before.name != of.node.name:
+            continue
+        kept.append(of)
+    return kept
+
+
+def _without_own(chosen: Sequence[Chosen]) -> list[Chosen]:
+    """Leave out the empty tensor that a barrier makes for itself before its record starts."""
+    kept: list[Chosen] = []
+    for of in chosen:
+        if of.node.name in BARRIERS and kept and kept[-1].node.name == "aten::empty":
+            taken = {view.storage for a in of.node.inputs for _, view in views_of(a)}
+            if _made(kept[-1].node) & taken:
+                kept.pop()
+        kept.append(of)
+    return kept
+
+
+def _is_native(tree: Tree, node: Node) -> bool:
+    if NATIVE_BACKWARD.match(node.name) is None:
+        return False
+    return not any(child.name.startswith(FUSED) and child.schema for child in tree.below(node))
+
+
+def _own(tree: Tree, node: Node) -> list[Node]:
+    if not node.name.startswith("c10d::"):
+        return []
+    children = _parted(tree, node)[0]
+    return [*children, *(inner for child in children for inner in tree.below(child))]
+
+
+def _made(node: Node) -> set[int]:
+    """Storages that an op gives and did not take."""
+    given = {view.storage for a in node.outputs for _, view in views_of(a)}
+    return given - {view.storage for a in node.inputs for _, view in views_of(a)}
+
+
+def _to_open(tree: Tree, chosen: Sequence[Chosen], composite: Callable[[str], bool]) -> set[int]:
+    """Composite ops that hide a tensor which a later chosen op reads."""
+    hidden: dict[int, dict[View, Node]] = defaultdict(dict)
+    more: set[int] = set()
+    for of in chosen:
+        node = of.node
+        taken = {view for a in read_by(node) for _, view in views_of(a)}
+        given = {view for a in node.outputs for _, view in views_of(a)}
+        for view in taken:
+            owner = hidden[view.storage].pop(view, None)
+            if owner is not None:
+                more.add(owner.id)
+        before = {view.storage for view in taken}
+        for view in given:
+            if view.storage in before:
+                hidden[view.storage].pop(view, None)
+            else:
+                hidden.pop(view.storage, None)
+        if of.native or not composite(node.name):
+            continue
+        for child in tree.below(node):
+            for view in (view for a in child.outputs for _, view in views_of(a)):
+                if view not in taken and view not in given:
+                    hidden[view.storage][view] = node
+    return more

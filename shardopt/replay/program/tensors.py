@@ -1,0 +1,160 @@
+"""Which tensor of a trace is which: numbers for tensors, by how they see their storage.
+
+Ids of an execution trace name tensor objects. Autograd hands a saved tensor back as another object,
+and ids and storages are used again after their tensors died. So a tensor is known by its view of a
+storage, and an op that gives a tensor in a storage it did not take begins a new life of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+from predictor.trace.execution import Argument, Shape, Tensor, Value
+from shardopt.replay.program.program import ITEMS, TensorSpec
+from shardopt.replay.program.select import View, view_of
+
+KIND = re.compile(r"Tensor\(((?:[^()]|\([^()]*\))*)\)|None")
+Key = tuple[View, str]
+
+
+class Seen:
+    """A tensor as an argument has it.
+
+    Args:
+        key: how it is known; None for one that is not defined.
+    """
+
+    __slots__ = ("key", "spec", "tensor")
+
+    def __init__(self, tensor: Tensor, shape: Shape, strides: Shape, dtype: str) -> None:
+        self.tensor = tensor
+        self.key: Key = (view_of(tensor, shape, strides), dtype)
+        sizes = tuple(size for size in shape if isinstance(size, int))
+        steps = tuple(step for step in strides if isinstance(step, int))
+        if len(steps) != len(sizes):
+            steps = contiguous(sizes)
+        host = not tensor.device.startswith(("cuda", "hpu", "xpu", "mps"))
+        self.spec = TensorSpec(sizes, steps, dtype, tensor.storage, tensor.offset, host)
+
+
+def contiguous(shape: Iterable[int]) -> tuple[int, ...]:
+    """Strides of a tensor whose elements lie one after the other."""
+    steps: list[int] = []
+    step = 1
+    for size in reversed(tuple(shape)):
+        steps.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(steps))
+
+
+def seen(argument: Argument) -> list[Seen | None]:
+    """The tensors of an argument in order; None for what is no defined tensor in a list."""
+    kinds = iter([match[1] or "" for match in KIND.finditer(argument.type)])
+    return list(_seen(argument.value, argument.shape, argument.strides, kinds))
+
+
+def _seen(
+    value: Value, shape: Shape, strides: Shape, kinds: Iterator[str]
+) -> Iterator[Seen | None]:
+    if isinstance(value, tuple):
+        for i, item in enumerate(value):
+            inner = (_inner(shape, i), _inner(strides, i))
+            yield from _seen(item, *inner, kinds)
+        return
+    kind = next(kinds, "")
+    dtype = ITEMS.get(kind)
+    if not isinstance(value, Tensor) or dtype is None:
+        yield None
+    else:
+        yield Seen(value, shape, strides, dtype)
+
+
+def _inner(nested: Shape, i: int) -> Shape:
+    item = nested[i] if i < len(nested) else ()
+    return item if isinstance(item, tuple) else ()
+
+
+class Tensors:
+    """Numbers tensors while a program is read from start to end.
+
+    `made` and `specs` map numbers to what the tensors are like; `made` has those that no op gave.
+    """
+
+    def __init__(self) -> None:
+        self.specs: dict[int, TensorSpec] = {}
+        self.made: dict[int, TensorSpec] = {}
+        self.storage_of: dict[int, int] = {}
+        self.hidden_views = 0
+        self._live: dict[int, dict[Key, int]] = defaultdict(dict)
+        self._stores: dict[tuple[int, str], int] = {}
+        self._count = 0
+        self._stored = 0
+
+    def find(self, of: Seen) -> int | None:
+        """The number of a tensor that is known."""
+        return self._live[of.tensor.storage].get(of.key)
+
+    def take(self, of: Seen) -> int:
+        """The number of a tensor that an op takes; it is made up front if none gave it."""
+        known = self.find(of)
+        if known is not None:
+            return known
+        number = self._new(of)
+        store = (of.tensor.storage, of.spec.dtype)
+        given = any(n not in self.made for n in self._live[of.tensor.storage].values())
+        self.hidden_views += given and of.tensor.storage != 0
+        if given or store not in self._stores or of.tensor.numel == 0:
+            self._stores[store] = self._stored
+            self._stored += 1
+        spec = of.spec
+        self.made[number] = TensorSpec(
+            spec.shape, spec.strides, spec.dtype, self._stores[store], spec.offset, spec.host
+        )
+        self._live[of.tensor.storage][of.key] = number
+        return number
+
+    def fresh(self, spec: TensorSpec) -> int:
+        """A tensor of its own that is made up front."""
+        number = self._count
+        self._count += 1
+        self.made[number] = self.specs[number] = TensorSpec(
+            spec.shape, spec.strides, spec.dtype, self._stored, 0, spec.host
+        )
+        self._stored += 1
+        return number
+
+    def handle(self) -> int:
+        """A number for what is no tensor."""
+        self._count += 1
+        return self._count - 1
+
+    def give(self, of: Seen, taken: Mapping[int, Mapping[int, Key]]) -> int | None:
+        """The number of a tensor that an op gives; None if it is one that it took.
+
+        Args:
+            taken: storages of what the op took -> ids of its tensors there -> how they were known.
+        """
+        storage = of.tensor.storage
+        if storage in taken:
+            if self.find(of) is not None:
+                return None
+            before = taken[storage].get(of.tensor.id)
+            if before is not None:
+                # the op changed its shape in place: what it was is no more
+                self._live[storage].pop(before, None)
+        else:
+            self._live.pop(storage, None)
+            for store in [store for store in self._stores if store[0] == storage]:
+                del self._stores[store]
+        number = self._new(of)
+        self._live[storage][of.key] = number
+        return number
+
+    def _new(self, of: Seen) -> int:
+        number = self._count
+        self._count += 1
+        self.specs[number] = of.spec
+        self.storage_of[number] = of.tensor.storage
+        return number

@@ -1,0 +1,362 @@
+"""What tensors of whole numbers must hold so that ops can run: ids, offsets, lengths and the like.
+
+A trace holds no values. Each entry of `ROLES` says what an op needs of an argument; the tensor is
+then made up front with such values. Where an op of the program gives the tensor, and that op does
+not make legal values by itself (`CONSISTENT`), it reads one that was made in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+from shardopt.replay.program.match_tables import features_of
+from shardopt.replay.program.tables import LookupTables
+
+Shape = tuple[int, ...]
+Fill = dict[str, Any]
+Named = Mapping[str, Any]
+"""Arguments by name: shapes of tensors (lists of shapes), plain values of the rest."""
+
+
+Makers = Mapping[str, Callable[[Named], Fill]]
+
+
+def _ids_of_rows(table: str, dim: int = 0) -> Callable[[Named], Fill]:
+    return lambda of: {"kind": "ids", "high": max(of[table][dim] if of[table] else 1, 1)}
+
+
+def _ids_below(name: str) -> Callable[[Named], Fill]:
+    return lambda of: {"kind": "ids", "high": max(int(of[name]), 1)}
+
+
+def _along(table: str) -> Callable[[Named], Fill]:
+    """Positions along the dimension `dim` of a tensor."""
+    return lambda of: {"kind": "rows", "high": max((of[table] or (1,))[of["dim"]], 1)}
+
+
+def _classes(of: Named) -> Fill:
+    shape = of["self"]
+    return {"kind": "rows", "high": max(shape[1 if len(shape) > 1 else 0], 1)}
+
+
+def _total(tensor: str, kind: str) -> Callable[[Named], Fill]:
+    return lambda of: {"kind": kind, "total": prod(of[tensor])}
+
+
+def _bag_offsets(of: Named) -> Fill:
+    last = bool(of.get("include_last_offset"))
+    return {"kind": "offsets" if last else "starts", "total": prod(of["indices"])}
+
+
+def _permutation(_: Named) -> Fill:
+    return {"kind": "permutation"}
+
+
+def _large(_: Named) -> Fill:
+    """More rows than any table: nothing is out of bounds, and hashing keeps ids as they are."""
+    return {"kind": "constant", "value": 1 << 30}
+
+
+def _row_sums(of: Named) -> list[int]:
+    """Values in each row of lengths, such that the permuted rows have as many as recorded."""
+    total, rows = prod(of["values"]), max(of["lengths"][0], 1)
+    entries = prod(of["permute"])
+    wanted = of.get("permuted_lengths_sum")
+    wanted = total if wanted is None or entries == rows else int(wanted)
+    if entries > rows:
+        twice = min(entries - rows, rows)
+        times = -(-(entries - rows) // twice)
+        extra = (wanted - total) // times
+        head, tail = _even(extra, twice), _even(total - extra, rows - twice)
+    else:
+        head, tail = _even(wanted, entries), _even(total - wanted, rows - entries)
+    return [*head, *tail]
+
+
+def _even(total: int, parts: int) -> list[int]:
+    if parts <= 0:
+        return []
+    marks = [max(total, 0) * i // parts for i in range(parts + 1)]
+    return [after - before for before, after in pairwise(marks)]
+
+
+def _permuted(of: Named) -> Fill:
+    """All rows in order; then from the first again where there are more entries than rows."""
+    rows = max(of["lengths"][0], 1)
+    return {"kind": "list", "values": [i % rows for i in range(prod(of["permute"]))]}
+
+
+_JAGGED: dict[str, Callable[[Named], Fill]] = {
+    "lengths": lambda of: {"kind": "row_lengths", "rows": _row_sums(of)},
+    "permute": _permuted,
+}
+
+
+def _even_widths(offsets: str) -> Callable[[Named], Fill]:
+    """Sums of the widths of pooled vectors beside each other, all alike."""
+    return lambda of: {
+        "kind": "list",
+        "values": _cumulated(_even(of["pooled_embs"][-1], prod(of[offsets]) - 1)),
+    }
+
+
+_POOLED: Makers = {
+    "offset_dim_list": _even_widths("offset_dim_list"),
+    "permute_list": _permutation,
+    "inv_offset_dim_list": _even_widths("inv_offset_dim_list"),
+    "inv_permute_list": _permutation,
+}
+_EMBEDDING = {"indices": _ids_of_rows("weight")}
+_BAG = {"indices": _ids_of_rows("weight"), "offsets": _bag_offsets}
+_BAG_BACK = {"indices": _ids_below("num_weights"), "offsets": _bag_offsets}
+_ROOT: Makers = {"self": lambda _: {"kind": "positive"}}
+_TARGET = {"target": _classes}
+_ALONG = {"index": _along("self")}
+
+ROLES: dict[str, Makers] = {
+    "aten::sqrt": _ROOT,
+    "aten::sqrt_": _ROOT,
+    "aten::rsqrt": _ROOT,
+    "aten::log": _ROOT,
+    "aten::embedding": _EMBEDDING,
+    "aten::embedding_dense_backward": {"indices": _ids_below("num_weights")},
+    "aten::embedding_backward": {"indices": _ids_below("num_weights")},
+    "aten::embedding_bag": _BAG,
+    "aten::_embedding_bag": _BAG,
+    "aten::_embedding_bag_forward_only": _BAG,
+    "aten::_embedding_bag_backward": _BAG_BACK,
+    "aten::_embedding_bag_dense_backward": {"indices": _ids_below("num_weights")},
+    "aten::index_select": _ALONG,
+    "aten::index_add_": _ALONG,
+    "aten::index_add": _ALONG,
+    "aten::index_copy_": _ALONG,
+    "aten::index_fill_": _ALONG,
+    "aten::gather": _ALONG,
+    "aten::gather_backward": _ALONG,
+    "aten::scatter": _ALONG,
+    "aten::scatter_": _ALONG,
+    "aten::scatter_add": _ALONG,
+    "aten::scatter_add_": _ALONG,
+    "aten::index_select_backward": {
+        "index": lambda of: {"kind": "rows", "high": max(of["self_sizes"][of["dim"]], 1)}
+    },
+    "aten::one_hot": {"self": _ids_below("num_classes")},
+    "aten::nll_loss": _TARGET,
+    "aten::nll_loss_nd": _TARGET,
+    "aten::nll_loss_forward": _TARGET,
+    "aten::nll_loss_backward": _TARGET,
+    "aten::nll_loss2d": _TARGET,
+    "aten::nll_loss2d_forward": _TARGET,
+    "aten::nll_loss2d_backward": _TARGET,
+    "aten::cross_entropy_loss": _TARGET,
+    "aten::max_pool2d_with_indices_backward": {
+        "indices": lambda of: {"kind": "rows", "high": max(prod(of["self"][-2:]), 1)}
+    },
+    "fbgemm::permute_2D_sparse_data": _JAGGED,
+    "fbgemm::permute_1D_sparse_data": _JAGGED,
+    "fbgemm::permute_pooled_embs": _POOLED,
+    "fbgemm::permute_pooled_embs_split": _POOLED,
+    "fbgemm::permute_pooled_embs_auto_grad": _POOLED,
+    "fbgemm::permute_pooled_embs_auto_grad_split": _POOLED,
+    "fbgemm::invert_permute": {"permute": _permutation},
+    "fbgemm::block_bucketize_sparse_features": {
+        "lengths": _total("indices", "lengths"),
+        "block_sizes": _large,
+    },
+    "fbgemm::bounds_check_indices": {
+        "rows_per_table": _large,
+        "offsets": _total("indices", "offsets"),
+    },
+}
+"""Op -> argument -> what it must hold."""
+
+CONSISTENT = frozenset(
+    {
+        "aten::arange", "aten::argmax", "aten::argmin", "aten::topk", "aten::sort", "aten::argsort",
+        "aten::max", "aten::min", "aten::max_pool2d_with_indices", "aten::adaptive_max_pool2d",
+        "aten::randint", "aten::randperm", "aten::nonzero", "aten::zeros", "aten::zeros_like",
+        "fbgemm::permute_2D_sparse_data", "fbgemm::permute_1D_sparse_data",
+        "fbgemm::block_bucketize_sparse_features", "fbgemm::invert_permute",
+        "fbgemm::asynchronous_complete_cumsum",
+    }
+)  # fmt: skip
+"""Ops whose outputs are legal wherever the trace passed them on."""
+IDS_ANYWHERE = frozenset(name for name in CONSISTENT if name.startswith("fbgemm::"))
+"""Of these, ops that pass on lengths and offsets that fit, but ids of any size."""
+PASSING = frozenset(
+    {
+        "aten::view", "aten::reshape", "aten::contiguous", "aten::clone", "aten::to",
+        "aten::flatten", "aten::_to_copy", "aten::unsqueeze", "aten::squeeze", "aten::detach",
+        "aten::alias",
+        "aten::lift_fresh", "aten::expand", "aten::_unsafe_view", "aten::_reshape_alias",
+        "aten::long", "aten::t", "aten::transpose", "aten::permute", "aten::type_as",
+    }
+)  # fmt: skip
+"""Ops whose first input has the values of their output."""
+
+
+def roles_of(op: str, arguments: Named) -> dict[str, Fill]:
+    """What an op needs its arguments to hold, by their names."""
+    makers = ROLES.get(op) or (LOOKUP if is_lookup(op) else {})
+    found = {}
+    for name, make in makers.items():
+        if arguments.get(name) is None:
+            continue
+        try:
+            found[name] = make(arguments)
+        except (KeyError, IndexError, TypeError, ValueError):
+            continue
+    if op in ("aten::index", "aten::index_put_", "aten::_index_put_impl_", "aten::index_put"):
+        found |= _indexed(arguments)
+    return found
+
+
+def is_lookup(op: str) -> bool:
+    """FBGEMM's lookups of many tables and their backward ops."""
+    return op.startswith("fbgemm::") and "embedding" in op and "codegen" in op
+
+
+def _indexed(of: Named) -> dict[str, Fill]:
+    """Of `x[i, j]`: positions a dimension; a list has roles by place."""
+    shape = of.get("self") or ()
+    found: dict[str, Fill] = {}
+    for at, index in enumerate(of.get("indices") or ()):
+        if index is not None and at < len(shape):
+            found[f"indices.{at}"] = {"kind": "rows", "high": max(shape[at], 1)}
+    return found
+
+
+def _given(of: Named) -> LookupTables | None:
+    """What a table summary says of a lookup."""
+    return of.get("tables")
+
+
+def _widths(of: Named) -> list[int]:
+    """Widths of tables that sum to the recorded total, none above the recorded largest.
+
+    The trace has only the sum: without a summary tables are as wide as each other where it divides.
+    """
+    given = _given(of)
+    if given is not None:
+        return given.widths
+    tables = features_of(of)
+    total = of.get("total_D")
+    if total is None:
+        return [int(of.get("D") or of.get("max_D") or 4)] * tables
+    each, over = divmod(int(total) // 4, tables)
+    return [4 * (each + (at < over)) for at in range(tables)]
+
+
+def _rows(of: Named) -> list[int]:
+    """Rows of tables: without a summary as many each as the weights have place for."""
+    given = _given(of)
+    if given is not None:
+        return given.rows
+    widths = _widths(of)
+    weights = of.get("dev_weights") or of.get("host_weights") or of.get("weights")
+    if isinstance(weights, list):
+        weights = next((shape for shape in weights if shape and prod(shape)), None)
+    rows = prod(weights or (0,)) // max(sum(widths), 1)
+    return [max(rows, 1)] * len(widths)
+
+
+def _cumulated(counts: list[int], last: bool = True) -> list[int]:
+    sums = [0]
+    for count in counts:
+        sums.append(sums[-1] + count)
+    return sums if last else sums[:-1]
+
+
+def _listed(make: Callable[[Named], list[int]]) -> Callable[[Named], Fill]:
+    return lambda of: {"kind": "list", "values": make(of)}
+
+
+def _first_rows(of: Named) -> list[int]:
+    given = _given(of)
+    if given is not None:
+        return [*given.first_rows, given.total_rows]
+    return _cumulated(_rows(of))
+
+
+def _weights_offsets(of: Named) -> list[int]:
+    given = _given(of)
+    if given is not None:
+        return given.first_elements
+    sizes = [rows * width for rows, width in zip(_rows(of), _widths(of), strict=True)]
+    return _cumulated(sizes, last=False)
+
+
+def _state_offsets(of: Named) -> list[int]:
+    """Of an optimizer's state: one entry a row, or as many as the weights."""
+    state = of.get("momentum1_dev") or of.get("momentum1_host") or of.get("momentum1")
+    if isinstance(state, list):
+        state = next((shape for shape in state if shape), None)
+    given = _given(of)
+    sizes = zip(_rows(of), _widths(of), strict=True)
+    weights = sum(r * width for r, width in sizes) if given is None else given.elements
+    if state is not None and prod(state) >= weights:
+        return _weights_offsets(of)
+    return _first_rows(of)[:-1]
+
+
+def _lookup_ids(of: Named) -> Fill:
+    fill: Fill = {"kind": "table_ids", "rows": _rows(of)}
+    given = _given(of)
+    if given is None:
+        return fill
+    laws: list[Any] = []
+    for law in given.laws:
+        if law not in laws:
+            laws.append(law)
+    return fill | {
+        "shares": given.shares,
+        "laws": laws,
+        "law": [laws.index(law) for law in given.laws],
+    }
+
+
+def _lookup_offsets(of: Named) -> Fill:
+    given, total = _given(of), prod(of["indices"])
+    if given is None:
+        return {"kind": "offsets", "total": total}
+    return {"kind": "table_offsets", "total": total, "shares": given.shares}
+
+
+def _zeros(_: Named) -> Fill:
+    return {"kind": "zeros"}
+
+
+LOOKUP: dict[str, Callable[[Named], Fill]] = {
+    "indices": _lookup_ids,
+    "offsets": _lookup_offsets,
+    "D_offsets": _listed(lambda of: _cumulated(_widths(of))),
+    "hash_size_cumsum": _listed(_first_rows),
+    "weights_offsets": _listed(_weights_offsets),
+    "momentum1_offsets": _listed(_state_offsets),
+    "momentum2_offsets": _listed(_state_offsets),
+    "weights_placements": _zeros,
+    "momentum1_placements": _zeros,
+    "momentum2_placements": _zeros,
+}
+"""Of a lookup: arguments by FBGEMM's names (`codegen/training/`); lists are taken apart."""
+LISTS: dict[str, dict[int, tuple[str, ...]]] = {
+    "weights": {
+        3: ("dev_weights", "weights_placements", "weights_offsets"),
+        5: (
+            "dev_weights", "uvm_weights", "lxu_cache_weights", "weights_placements",
+            "weights_offsets",
+        ),
+    },
+    "momentum1": {
+        3: ("momentum1_dev", "momentum1_placements", "momentum1_offsets"),
+        4: ("momentum1_dev", "momentum1_uvm", "momentum1_placements", "momentum1_offsets"),
+    },
+    "momentum2": {
+        3: ("momentum2_dev", "momentum2_placements", "momentum2_offsets"),
+        4: ("momentum2_dev", "momentum2_uvm", "momentum2_placements", "momentum2_offsets"),
+    },
+}  # fmt: skip
+"""Lists of tensors of newer lookups, by their lengths: 3 on a CPU, more on a GPU."""

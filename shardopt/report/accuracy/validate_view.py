@@ -1,0 +1,144 @@
+"""What `shardopt validate` found, as a table and as JSON."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from rich.console import Console
+
+from shardopt.report.accuracy.scores_view import scores_object, show_scores
+from shardopt.report.console import heading, line, show, table
+from shardopt.report.words import number, percent, plural
+from shardopt.validate.report import Compared, Report, Summary
+
+MOST_SKIPPED = 12
+"""Rows left out that the console names before it only counts them; JSON has them all."""
+FEW_ROWS = 100
+"""Up to so many rows are shown one by one."""
+
+
+def report_object(report: Report) -> dict[str, Any]:
+    """One suite for ``--json``.
+
+    Keys:
+        rows: comparisons that nothing was fitted on: what names it, ``measured_ms``,
+            ``predicted_ms``, ``error`` (predicted / measured - 1), ``part``, ``family`` and
+            ``source``.
+        n: how many; ``mape`` and ``geomean`` of those whose ``part`` is ``headline``, fractions.
+        other_rows: the same for rows that constants were fitted on, or that count apart.
+        parts, families: the same by part, and by part and family.
+        skipped: ``count`` and ``rows``, a line of text each.
+        scores: further tables, if the suite has any: name -> ``about`` and ``rows``.
+    """
+    listed = {id(row) for row in report.listed}
+    found = {
+        "suite": report.suite,
+        **_summary(report.summary),
+        "n": len(listed),
+        "headline": report.headline,
+        "parts": {name: _summary(summary) for name, summary in report.by_part().items()},
+        "families": [
+            {"part": part, "family": family, **_summary(summary)}
+            for (part, family), summary in report.by_family().items()
+        ],
+        "rows": [_row(row) for row in report.listed],
+        "other_rows": [_row(row) for row in report.rows if id(row) not in listed],
+        "skipped": {"count": len(report.skipped), "rows": list(report.skipped)},
+        "notes": list(report.notes),
+    }
+    if report.suite == "gemm":
+        unseen = [s for name, s in report.by_part().items() if name != report.headline]
+        found["unseen_geomean"] = _figure(unseen[0].geomean) if unseen else None
+    if report.scores:
+        found["scores"] = {s.name: scores_object(s) for s in report.scores}
+    return found
+
+
+def _row(row: Compared) -> dict[str, Any]:
+    return {
+        **row.name,
+        "measured_ms": row.measured_ms,
+        "predicted_ms": row.predicted_ms,
+        "error": row.error,
+        "part": row.part,
+        "family": row.family,
+        "source": row.source,
+    }
+
+
+def _summary(summary: Summary) -> dict[str, float | int | None]:
+    return {
+        "n": summary.n,
+        "mape": _figure(summary.mape),
+        "geomean": _figure(summary.geomean),
+        "worst": _figure(summary.worst),
+    }
+
+
+def _figure(value: float) -> float | None:
+    """JSON has no NaN: an error of no rows is null."""
+    return None if math.isnan(value) else value
+
+
+def show_report(console: Console, report: Report, *, quiet: bool = False) -> None:
+    """Errors by part and family; the rows themselves where they are few."""
+    heading(console, f"validate {report.suite}", "predicted against measured")
+    _show_parts(console, report)
+    if quiet:
+        return
+    _show_families(console, report)
+    for scores in report.scores:
+        show_scores(console, scores)
+    if len(report.rows) <= FEW_ROWS and not report.scores:
+        _show_rows(console, report)
+    for note in report.notes:
+        line(console, f"  {note}")
+    if report.skipped:
+        line(console, f"\n  {plural(len(report.skipped), 'row')} left out:")
+        for text in report.skipped[:MOST_SKIPPED]:
+            line(console, f"    {text}")
+        if len(report.skipped) > MOST_SKIPPED:
+            line(console, f"    ... and {len(report.skipped) - MOST_SKIPPED} more (--json)")
+
+
+_ERRORS = [("n", "right"), ("MAPE", "right"), ("geomean", "right"), ("worst", "right")]
+
+
+def _errors(summary: Summary) -> tuple[str, str, str, str]:
+    figures = (summary.mape, summary.geomean, summary.worst)
+    shown = ["-" if math.isnan(value) else percent(value) for value in figures]
+    return str(summary.n), shown[0], shown[1], shown[2]
+
+
+def _show_parts(console: Console, report: Report) -> None:
+    made = table([("rows", "fold"), *_ERRORS])
+    for name, summary in report.by_part().items():
+        mark = " *" if name == report.headline else ""
+        made.add_row(name + mark, *_errors(summary))
+    show(console, made)
+    line(console, "  * the headline: rows that nothing was fitted on")
+
+
+def _show_families(console: Console, report: Report) -> None:
+    made = table([("part", "left"), ("platform", "fold"), *_ERRORS])
+    for (part, family), summary in report.by_family().items():
+        made.add_row(part, family, *_errors(summary))
+    console.print()
+    show(console, made)
+
+
+def _show_rows(console: Console, report: Report) -> None:
+    keys = list(report.rows[0].name) if report.rows else []
+    keys = [key for key in keys if key in _SHOWN]
+    ends = [("measured ms", "right"), ("predicted ms", "right"), ("error", "right")]
+    made = table([("part", "left"), *((key, "fold") for key in keys), *ends])
+    for row in report.rows:
+        cells = [str(row.name[key]) for key in keys]
+        times = (number(row.measured_ms), number(row.predicted_ms))
+        made.add_row(row.part, *cells, *times, f"{100 * row.error:+.1f} %")
+    console.print()
+    show(console, made)
+
+
+_SHOWN = ("system", "profile", "accels", "round", "interaction", "gpus", "local_batch")

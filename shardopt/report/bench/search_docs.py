@@ -1,0 +1,257 @@
+"""docs/benchmarks.md: what the committed rows of the search benchmark say."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from shardopt.bench.planners.rows import (
+    OURS,
+    RANDOM,
+    RATED,
+    RATED_SAME,
+    SHARDOPT,
+    TORCHREC,
+    SearchRow,
+)
+from shardopt.bench.planners.summary import (
+    MANY_TABLES,
+    MUCH,
+    Against,
+    Field,
+    Value,
+    against,
+    fields_of,
+    gaps,
+    others,
+    ours_predicted,
+    ours_rated,
+    ours_rated_same,
+    planners_of,
+    rated_ms,
+    shares,
+    speed,
+    time_ms,
+    without_plan,
+)
+from shardopt.report.words import number, percent
+
+HEAD = """# Benchmarks of the search
+
+Written by `shardopt bench search --suite configs/bench/search/instances.yaml -o
+configs/bench/search/rows.csv --write-docs docs/benchmarks.md` from the rows in that file. Run the
+command, do not edit this page.
+
+Every planner plans every instance, in a process of its own that has imported all it needs. Each
+plan is judged twice:
+
+- **(a)** the iteration time that shardopt predicts, for plans that fit by shardopt's count of
+  memory. `shardopt` minimises this. It knows the judge, the others do not, so this is what model
+  and search are worth together, if the predictor is right; docs/accuracy.md says how far it is.
+- **(b)** the rating of TorchRec's own planner, the largest sum of shard costs on a rank, for plans
+  that fit by TorchRec's count. TorchRec minimises this, and so do the two planners "shardopt on
+  torchrec's cost": the same kind of search (search/baselines/additive.py) with TorchRec's numbers
+  in the place of the predictor. What they gain is due to search alone.
+"""
+
+PLANNERS = """## The planners
+
+- `torchrec`: TorchRec's `EmbeddingShardingPlanner` itself, with its defaults. `torchrec dynamic`
+  has its `DynamicProgrammingProposer`, `torchrec balanced` that and its
+  `MemoryBalancedPartitioner`. Each has a limit of time (the planner's `timeout_seconds`, which it
+  looks at between proposals); a call that still runs 20 s later is killed.
+- `neuroshard`: beam search over column splits around a greedy grid, after Zha et al. 2023.
+  `dreamshard-greedy`: whole tables placed greedily by 35 mixtures of the costs that AutoShard and
+  DreamShard (Zha et al. 2022) compare with; their learned policies are not built. `hugectr`: small
+  tables data-parallel, hot ones split again and again. All are written anew after papers and
+  sources (search/baselines says what differs). Each plans twice, with the count of memory of the
+  one judge and of the other, and of all the plans that it proposes the best by that judge counts;
+  seconds are those under (a).
+- `random`: random plans, half of them placed greedily, for the time that `shardopt` took; under (b)
+  for that of `shardopt on torchrec's cost`.
+- `shardopt`: `search.solve`, as `shardopt plan` runs it. `shardopt on torchrec's cost and options`
+  and `shardopt on torchrec's cost`: see (b); the first has only the options that TorchRec lists.
+
+Instances are drawn from seeds (shardopt/bench/planners/instances.py): `100x8-fill40-1` has 100
+tables on 8 GPUs, whose memory whole tables fill to 40 % (from 80 %: tight). `packed` ones are built
+around a known packing and have no host memory; `-tw` allows whole tables only. In the tables of
+results, "only us" counts instances on which ours has a plan that fits and the other has none.
+"""
+
+
+def benchmarks_text(rows: Sequence[SearchRow]) -> str:
+    """The page."""
+    fields = fields_of(rows)
+    parts = [HEAD, *_summary(fields), PLANNERS, *_by_instance(fields), *_machines(rows)]
+    return "\n".join(parts).rstrip("\n") + "\n"
+
+
+def _summary(fields: Mapping[str, Field]) -> Iterator[str]:
+    yield f"## In short: {len(fields)} instances\n"
+    yield "### (a) by shardopt's prediction\n"
+    yield from _against(fields, ours_predicted, time_ms, SHARDOPT)
+    yield from _gap_words(fields, SHARDOPT, time_ms)
+    yield "### (b) by TorchRec's rating\n"
+    yield from _against(fields, ours_rated, rated_ms, RATED)
+    yield from _same_options(fields)
+    yield from _gap_words(fields, RATED, rated_ms)
+    yield "### Search and model apart\n"
+    yield from _apart(fields)
+    yield "### Time to a plan at least as good as TorchRec's\n"
+    yield from _speed_words(fields)
+    yield "### Plans that fit\n"
+    yield from _feasible(fields)
+
+
+def _against(
+    fields: Mapping[str, Field],
+    ours: Callable[[Field], float | None],
+    value: Value,
+    needs: str,
+) -> Iterator[str]:
+    """A line for every other planner."""
+    names = others(row for field in fields.values() for row in field.values())
+    found = [against(fields, name, ours, value, needs) for name in names]
+    yield "| against | instances | better | equal | worse | median gain | least | most | only us |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for one in found:
+        yield _against_line(one)
+    worse = sorted({name for one in found for name in one.worse})
+    yield ""
+    if worse:
+        yield f"Worse than some planner on {len(worse)}: {', '.join(worse)}.\n"
+    else:
+        yield "Never worse than any of them.\n"
+
+
+def _against_line(one: Against) -> str:
+    shown = (one.median_gain, one.least_gain, one.most_gain)
+    gains = " | ".join("-" if gain is None else percent(gain) for gain in shown)
+    return (
+        f"| {one.planner} | {one.instances} | {one.better} | {one.equal} | {len(one.worse)} "
+        f"| {gains} | {one.only_ours} |"
+    )
+
+
+def _same_options(fields: Mapping[str, Field]) -> Iterator[str]:
+    one = against(fields, TORCHREC, ours_rated_same, rated_ms, RATED_SAME)
+    if one.median_gain is not None:
+        yield (
+            f"Among the options that TorchRec lists, the median gain over its default is "
+            f"{percent(one.median_gain)}.\n"
+        )
+
+
+def _apart(fields: Mapping[str, Field]) -> Iterator[str]:
+    """What better search on TorchRec's numbers is worth by the predictor."""
+    by_rating = against(fields, TORCHREC, lambda f: f[RATED_SAME].time_ms, time_ms, RATED_SAME)
+    by_time = against(fields, TORCHREC, ours_predicted, time_ms, SHARDOPT)
+    if by_rating.median_gain is None or by_time.median_gain is None:
+        yield "Not enough rows.\n"
+        return
+    yield (
+        "Plans that are found on TorchRec's rating among TorchRec's options are predicted to gain "
+        f"{percent(by_rating.median_gain)} over TorchRec's in the median "
+        f"({by_rating.answered} instances), those that shardopt finds on its own prediction "
+        f"{percent(by_time.median_gain)} ({by_time.answered} instances): the first is what search "
+        "alone brings to the iteration time, the rest is due to the model of it. Less than zero "
+        "means that a plan which TorchRec rates better is predicted to be slower.\n"
+    )
+
+
+def _gap_words(fields: Mapping[str, Field], planner: str, value: Value) -> Iterator[str]:
+    found = gaps(fields, planner, value)
+    if found:
+        yield (
+            f"`{planner}` lies {percent(statistics.median(found))} above its proven lower bound in "
+            f"the median, at most {percent(max(found))}.\n"
+        )
+
+
+def _speed_words(fields: Mapping[str, Field]) -> Iterator[str]:
+    found = speed(fields)
+    as_good, better = shares(found), shares(found, better=True)
+    if not as_good:
+        yield f"No instance of {MANY_TABLES} tables or more has been run by both.\n"
+        return
+    yield (
+        f"From {MANY_TABLES} tables, shardopt has a plan that is predicted to be at least as fast "
+        f"as TorchRec's after {_middle_and_most(as_good)}; start-up of the search included, "
+        "imports left out for both. Often that is TorchRec's own plan, whose search is re-derived "
+        "here (search/baselines/torchrec_greedy.py) and starts ours. One that is faster by "
+        f"{percent(MUCH)} or more is there after {_middle_and_most(better)}.\n"
+    )
+    yield "| instance | torchrec s | as good after s | share | better after s | share |"
+    yield "|---|---|---|---|---|---|"
+    for one in found:
+        cells = [
+            cell
+            for at in (one.as_good_s, one.better_s)
+            for cell in (("-", "-") if at is None else (f"{at:.2f}", percent(at / one.theirs_s)))
+        ]
+        mark = " (cut)" if one.cut else ""
+        yield f"| {one.instance} | {one.theirs_s:.1f}{mark} | {' | '.join(cells)} |"
+    yield ""
+
+
+def _middle_and_most(found: Sequence[float]) -> str:
+    if not found:
+        return "no time: there is none"
+    middle, most = percent(statistics.median(found)), percent(max(found))
+    return f"{middle} of TorchRec's time in the median, {most} at worst"
+
+
+def _feasible(fields: Mapping[str, Field]) -> Iterator[str]:
+    yield "| planner | instances | no plan that fits (a) | no plan that fits (b) |"
+    yield "|---|---|---|---|"
+    for name in planners_of(fields):
+        ran = sum(name in field for field in fields.values())
+        a, b = (len(without_plan(fields, name, value)) for value in (time_ms, rated_ms))
+        yield f"| {name} | {ran} | {a} | {b} |"
+    yield ""
+
+
+def _by_instance(fields: Mapping[str, Field]) -> Iterator[str]:
+    names = sorted(planners_of(fields), key=lambda n: (n not in OURS, n == RANDOM))
+    for title, value, ours in (
+        ("(a) predicted iteration time in ms", time_ms, (SHARDOPT,)),
+        ("(b) TorchRec's rating in ms", rated_ms, (RATED_SAME, RATED)),
+    ):
+        columns = [n for n in names if n in ours or n not in OURS]
+        yield f"## Every instance: {title}\n"
+        yield "A dash: no plan that fits; an empty cell: not run.\n"
+        yield f"| instance | bound | {' | '.join(columns)} |"
+        yield "|---|" + "---|" * (len(columns) + 1)
+        for name, field in fields.items():
+            bound = field[ours[-1]].bound_ms if ours[-1] in field else None
+            cells = [_cell(field.get(column), value) for column in columns]
+            shown = "" if bound is None else number(bound)
+            yield f"| {name} | {shown} | {' | '.join(cells)} |"
+        yield ""
+    yield "## Every instance: seconds\n"
+    yield f"| instance | {' | '.join(names)} |"
+    yield "|---|" + "---|" * len(names)
+    for name, field in fields.items():
+        yield f"| {name} | {' | '.join(_seconds(field.get(n)) for n in names)} |"
+    yield "\n(cut): ended at its limit; (killed): without an answer.\n"
+
+
+def _cell(row: SearchRow | None, value: Value) -> str:
+    if row is None:
+        return ""
+    found = value(row)
+    return "-" if found is None else number(found)
+
+
+def _seconds(row: SearchRow | None) -> str:
+    if row is None:
+        return ""
+    mark = {"limit": " (cut)", "killed": " (killed)"}.get(row.ended, "")
+    return f"{row.seconds:.2f}{mark if row.planner != RANDOM else ''}"
+
+
+def _machines(rows: Sequence[SearchRow]) -> Iterator[str]:
+    yield "## Machine\n"
+    for machine in dict.fromkeys(row.machine for row in rows):
+        loads = [row.load for row in rows if row.machine == machine]
+        yield f"- {machine}; load average {min(loads):.1f} to {max(loads):.1f}"

@@ -1,0 +1,1 @@
+"""`shardopt explain --html`: one page that needs nothing but itself."""

@@ -1,0 +1,272 @@
+"""``shardopt explain --html``: one page that needs nothing but itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import resources
+from typing import TYPE_CHECKING
+from xml.etree.ElementTree import Element
+
+from predictor.predict import Prediction, profile_groups
+from search.problem import Problem
+from shardopt.explain.explanation import Explanation
+from shardopt.report.hardware_view import error_words
+from shardopt.report.html.nodes import Cell, Column, Row, bar, grid, node, section, text_of
+from shardopt.report.html.plan import comparison_section, plan_section
+from shardopt.report.html.timeline import timeline
+from shardopt.report.plan.explain_view import in_words, signed, signed_percent
+from shardopt.report.plan.prediction_view import RankTimes, misfit_text, provenance_text, selected
+from shardopt.report.plan.range_view import covered, range_lines
+from shardopt.report.words import (
+    KIND_WORDS,
+    gib_number,
+    interval,
+    ms,
+    number,
+    percent,
+    phase_words,
+    plural,
+)
+
+if TYPE_CHECKING:
+    from shardopt.cli.resolve import Setting
+
+MAX_BARS = 128
+"""Ranks whose bars are drawn; of more, the busiest and the idlest."""
+
+_RANK_PARTS = (
+    ("embedding forward", "p-embedding_forward"),
+    ("embedding backward", "p-embedding_backward"),
+    ("dense and other", "p-dense_forward"),
+    ("idle", "idle"),
+)
+
+
+def page(setting: Setting, explanation: Explanation, versions: Mapping[str, str]) -> str:
+    """The page: no network, no other file, readable without scripts; every name is escaped."""
+    given = explanation.given
+    title = f"{setting.workload.name}: {given.name}"
+    head = node(
+        "head",
+        node("meta", charset="utf-8"),
+        node("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        node("title", title),
+        node("style", _file("page.css")),
+    )
+    problem = Problem(setting.workload, setting.topology, setting.hardware)
+    body = node(
+        "body",
+        _header(setting, explanation),
+        _words_section(explanation),
+        _timeline_section(given.prediction),
+        _ranks_section(given.prediction),
+        _changes_section(explanation),
+        _what_if_section(explanation),
+        comparison_section(explanation.plans) if explanation.others else "",
+        plan_section(problem, explanation.plans),
+        _provenance_section(setting, given.prediction),
+        _footer(setting, versions),
+        node("div", id="tip", role="status"),
+        node("script", _file("page.js")),
+    )
+    return text_of(node("html", head, body, lang="en"))
+
+
+def _file(name: str) -> str:
+    return (resources.files("shardopt.report.html") / name).read_text(encoding="utf-8")
+
+
+def _header(setting: Setting, explanation: Explanation) -> Element:
+    workload, topology = setting.workload, setting.topology
+    prediction = explanation.given.prediction
+    facts = (
+        f"{plural(len(workload.tables), 'table')}, "
+        f"{gib_number(workload.embedding_bytes)} GiB of embeddings",
+        f"{setting.hardware.title}; {plural(topology.world_size, 'rank')} on "
+        f"{plural(topology.hosts, 'host')}",
+        f"{workload.batch_size:,} samples per rank; {workload.train_pipeline} pipeline",
+    )
+    return node(
+        "header",
+        node("h1", workload.name, " ", node("small", explanation.given.name)),
+        node(
+            "p",
+            node("strong", ms(prediction.iteration_ms), class_="headline"),
+            f" predicted per iteration, 90 % interval {interval(prediction.interval_ms)} ms; "
+            f"{provenance_text(prediction)}",
+        ),
+        node("p", " · ".join(facts), class_="dim"),
+        *_warnings(prediction),
+    )
+
+
+def _warnings(prediction: Prediction) -> list[Element]:
+    misfit = misfit_text(prediction)
+    lines = [f"This plan {misfit}."] if misfit else []
+    lines += [f"Extrapolated: {text}." for text in range_lines(prediction.out_of_range)]
+    return [node("p", text, class_="warning") for text in lines]
+
+
+def _words_section(explanation: Explanation) -> Element:
+    prediction = explanation.given.prediction
+    longest = max(prediction.breakdown.values())
+    rows: list[Row] = [
+        [
+            phase_words(phase),
+            number(part),
+            percent(part / prediction.iteration_ms),
+            bar([(part, f"p-{phase}", f"{phase_words(phase)}\n{ms(part)}")], longest),
+        ]
+        for phase, part in prediction.breakdown.items()
+    ]
+    columns = [Column("phase"), Column("ms", True), Column("share", True), Column("")]
+    return section(
+        "Where the time goes",
+        "along the critical path",
+        node("ul", *(node("li", sentence) for sentence in in_words(explanation))),
+        grid(columns, rows),
+    )
+
+
+def _timeline_section(prediction: Prediction) -> Element:
+    aside = "one period of the steady state; outlined: the critical path"
+    return section("Timeline", aside, timeline(prediction))
+
+
+def _ranks_section(prediction: Prediction) -> Element:
+    times = [RankTimes.of(load, prediction.iteration_ms) for load in prediction.per_rank]
+    shown = selected(times, MAX_BARS)
+    uses_hbm = any(rank.hbm_cap_bytes for rank in prediction.memory)
+    columns = [
+        Column("rank", True),
+        Column("compute of one iteration"),
+        Column("emb fwd", True),
+        Column("emb bwd", True),
+        Column("comm", True),
+        Column("idle", True),
+        Column("HBM GiB" if uses_hbm else "DDR GiB", True),
+        Column("memory"),
+    ]
+    rows: list[Row] = []
+    for time in shown:
+        values = (time.embedding_forward, time.embedding_backward, time.other, time.idle)
+        parts = [
+            (value, kind, f"{name}\n{ms(value)}")
+            for value, (name, kind) in zip(values, _RANK_PARTS, strict=True)
+        ]
+        memory = prediction.memory[time.rank]
+        used, cap = memory.ddr_bytes, memory.ddr_cap_bytes
+        if uses_hbm:
+            used, cap = memory.hbm_bytes, memory.hbm_cap_bytes
+        shown_use = f"{gib_number(used)} / {gib_number(cap)}"
+        full = [(used, "used" if used <= cap else "misfit", f"{shown_use} GiB")]
+        rows.append(
+            [
+                Cell(str(time.rank), time.rank),
+                Cell(bar(parts, prediction.iteration_ms), -time.idle),
+                *(
+                    Cell(number(value), value)
+                    for value in (
+                        time.embedding_forward,
+                        time.embedding_backward,
+                        time.comm,
+                        time.idle,
+                    )
+                ),
+                Cell(shown_use, used),
+                Cell(bar(full, max(cap, used)), used),
+            ]
+        )
+    legend = [
+        node("span", node("i", class_=kind), f" {name}", class_="key") for name, kind in _RANK_PARTS
+    ]
+    some = f"; {len(shown)} of {len(times)} shown" if len(shown) < len(times) else ""
+    return section(
+        "Ranks",
+        f"load and memory{some}",
+        node("p", *legend),
+        grid(columns, rows, sortable="ranks"),
+    )
+
+
+def _changes_section(explanation: Explanation) -> Element:
+    changes, before = explanation.changes, explanation.given.prediction.iteration_ms
+    if not changes.found:
+        return section("What would help most", "", node("p", f"Here {changes.none_words}."))
+    columns = [
+        Column("change"),
+        Column("saves ms", True),
+        Column("share", True),
+        Column("then ms", True),
+    ]
+    rows: list[Row] = [
+        [c.words, number(c.saving_ms), percent(c.saving_ms / before), number(c.iteration_ms)]
+        for c in changes.found
+    ]
+    aside = f"of {plural(changes.tried, 'change')} tried, each predicted alone"
+    return section("What would help most", aside, grid(columns, rows))
+
+
+def _what_if_section(explanation: Explanation) -> Element:
+    before = explanation.given.prediction.iteration_ms
+    columns = [Column("change"), Column("ms", True), Column("change ms", True), Column("", True)]
+    rows: list[Row] = [
+        [
+            item.change,
+            number(item.iteration_ms),
+            Cell(signed(item.change_ms), item.change_ms),
+            signed_percent(item.change_ms / before),
+        ]
+        for item in explanation.what_if
+    ]
+    return section("Sensitivity", "this plan predicted with one thing changed", grid(columns, rows))
+
+
+def _provenance_section(setting: Setting, prediction: Prediction) -> Element:
+    hardware = setting.hardware
+    used_resources = {segment.resource for segment in prediction.critical_path}
+    critical = [
+        group
+        for resource in used_resources
+        for group in profile_groups(resource, hardware, setting.topology)
+    ]
+    columns = [
+        Column("constants"),
+        Column("on the critical path"),
+        Column("1 sigma", True, "assumed error of times from this group"),
+        Column("known error, on rows that nothing was fitted on"),
+        Column("fitted for"),
+        Column("provenance"),
+    ]
+    rows: list[Row] = []
+    for name, group in hardware.groups.items():
+        origin = group.provenance
+        ranges = [covered(quantity, *bounds) for quantity, bounds in origin.range.items()]
+        source = node("details", node("summary", "source"), " ".join(origin.source.split()))
+        kind = f"{KIND_WORDS[origin.kind]}, from {hardware.origins[name]}"
+        rows.append(
+            [
+                name,
+                "yes" if any(group is other for other in critical) else "",
+                percent(group.rel_error),
+                "not validated" if origin.error is None else error_words(origin.error),
+                "; ".join(ranges),
+                node("div", kind, source),
+            ]
+        )
+    whole = [error_words(error) for error in hardware.known_error] or ["not validated"]
+    return section(
+        "Provenance",
+        "where every constant comes from",
+        *(node("p", f"Whole iterations under {hardware.name}: {text}.") for text in whole),
+        grid(columns, rows),
+    )
+
+
+def _footer(setting: Setting, versions: Mapping[str, str]) -> Element:
+    facts = [f"{name} {version}" for name, version in versions.items()]
+    facts.append(f"hardware {setting.hardware_name} ({setting.hardware_from})")
+    if setting.workload.sha256:
+        facts.append(f"model sha256 {setting.workload.sha256}")
+    facts += setting.notes
+    return node("footer", node("p", " · ".join(facts)))

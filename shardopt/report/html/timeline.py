@@ -1,0 +1,173 @@
+"""The timeline of one iteration as inline SVG: a lane for every stream of every rank drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from xml.etree.ElementTree import Element
+
+from predictor.predict import Prediction
+from predictor.trace.chrome import WAIT, Event, process_names, step_events
+from predictor.units import us
+from shardopt.report.html.nodes import node
+from shardopt.report.plan.prediction_view import RankTimes, selected
+from shardopt.report.words import ms, phase_words, plural
+
+MAX_RANKS = 16
+MAX_SPANS = 8000
+"""What a browser lays out without a pause; the longest are drawn."""
+LANE_PX = 18
+LABELLED = 0.004
+"""Bars of at least this share of the iteration carry their name, where it fits."""
+TICKS = 10
+"""On the ruler, at most."""
+KEPT = 3
+"""Iterations that may overlap: no pipeline has more batches under way."""
+_OTHER_KINDS = {"issue": "host issues work", "wait": "waits for other ranks"}
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that runs on a lane, from ``start_ms`` to ``end_ms`` within the period."""
+
+    rank: int
+    lane: int
+    name: str
+    kind: str
+    phase: str
+    start_ms: float
+    end_ms: float
+    critical: bool
+
+    @property
+    def duration_ms(self) -> float:
+        """How long it lasts within the period."""
+        return self.end_ms - self.start_ms
+
+
+def spans(prediction: Prediction) -> list[Span]:
+    """What runs within the last period of the steady state, which the critical path fills.
+
+    The host runs ahead: what it issues for iterations that were not simulated is the last one's, a
+    period later each.
+    """
+    graph, steps = prediction.graph, prediction.timeline.steps
+    period = prediction.iteration_ms
+    origin = float(prediction.timeline.finish_ms[0]) - period
+    ranks = range(graph.world_size)
+    found = []
+    for step, path, later in (
+        *((step, prediction.critical_path, 0) for step in steps[-KEPT:]),
+        *((steps[-1], (), later) for later in range(1, KEPT)),
+    ):
+        for event in step_events(graph, step, path, origin - later * period, ranks):
+            span = _span(event, period)
+            if span is not None:
+                found.append(span)
+    return found
+
+
+def _span(event: Event, period_ms: float) -> Span | None:
+    start, end = us(event["ts"]), us(event["ts"] + event["dur"])
+    start, end = max(0.0, start), min(period_ms, end)
+    if end <= start:
+        return None
+    args = event["args"]
+    name, category = event["name"], event["cat"]
+    kind = "wait" if category == WAIT else f"p-{category}"
+    if name.startswith("issue "):
+        kind = "issue"
+    critical = bool(args.get("critical"))
+    return Span(event["pid"], event["tid"], name, kind, args["phase"], start, end, critical)
+
+
+def timeline(prediction: Prediction) -> Element:
+    """Lanes of the ranks, under a ruler in ms; of many ranks, a few and those of the path."""
+    ranks = _ranks(prediction)
+    shown = set(ranks)
+    all_spans = [span for span in spans(prediction) if span.rank in shown]
+    drawn = sorted(all_spans, key=lambda s: -s.duration_ms)[:MAX_SPANS]
+    by_lane: dict[tuple[int, int], list[Span]] = {}
+    for span in sorted(drawn, key=lambda s: s.start_ms):
+        by_lane.setdefault((span.rank, span.lane), []).append(span)
+    names = _lanes(prediction)
+    period = prediction.iteration_ms
+    rows = [_ruler(period)]
+    for rank in ranks:
+        lanes = [(lane, by_lane[rank, lane]) for lane in sorted(names) if (rank, lane) in by_lane]
+        for place, (lane, found) in enumerate(lanes):
+            rows.append(_row(rank, names[lane], found, period, first=place == 0))
+    left_out = len(all_spans) - len(drawn)
+    notes = [f"{plural(left_out, 'shortest bar')} not drawn; --trace has all"] if left_out else []
+    if len(ranks) < prediction.graph.world_size:
+        notes.append(f"{len(ranks)} of {plural(prediction.graph.world_size, 'rank')} drawn")
+    zoom = node("input", type="range", id="zoom", min=0, max=6, step=0.25, value=0)
+    label = node("label", "zoom ", zoom, class_="tool needs-js")
+    return node(
+        "div",
+        _legend(drawn),
+        node("p", label, " ", node("small", "; ".join(notes))),
+        node("div", node("div", *rows, class_="lanes"), class_="scroll timeline", tabindex=0),
+    )
+
+
+def _ranks(prediction: Prediction) -> list[int]:
+    times = [RankTimes.of(load, prediction.iteration_ms) for load in prediction.per_rank]
+    critical = {segment.rank for segment in prediction.critical_path}
+    return sorted({time.rank for time in selected(times, MAX_RANKS)} | critical)
+
+
+def _legend(drawn: Sequence[Span]) -> Element:
+    kinds = dict.fromkeys(sorted(span.kind for span in drawn))
+    named = [
+        (kind, _OTHER_KINDS.get(kind) or phase_words(kind.removeprefix("p-"))) for kind in kinds
+    ]
+    return node("p", *(node("span", node("i", class_=k), f" {w}", class_="key") for k, w in named))
+
+
+def _lanes(prediction: Prediction) -> dict[int, str]:
+    events = process_names(prediction.graph, [0], ["rank 0"])
+    return {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+
+
+def _row(rank: int, lane: str, found: Sequence[Span], period: float, *, first: bool) -> Element:
+    who = node("b", f"rank {rank}") if first else ""
+    label = node("span", who, " ", node("span", lane), class_="lane")
+    bars = [_bar(span, period) for span in found]
+    svg = node("svg", *bars, height=LANE_PX, role="img", aria_label=f"rank {rank}, {lane}")
+    return node("div", label, svg, class_="row first" if first else "row")
+
+
+def _bar(span: Span, period: float) -> Element:
+    share = span.duration_ms / period
+    box: Mapping[str, object] = {"width": "100%", "height": "100%"}
+    inside = [node("rect", **box)]
+    if share >= LABELLED and span.kind != "issue":
+        inside.append(node("text", span.name, x=3, y=LANE_PX - 6))
+    tip = f"{span.name}\n{phase_words(span.phase)}, rank {span.rank}\n"
+    tip += f"{ms(span.duration_ms)}, from {ms(span.start_ms)}"
+    if span.critical:
+        tip += "\non the critical path"
+    return node(
+        "svg",
+        *inside,
+        x=f"{100 * span.start_ms / period:.4f}%",
+        y=1,
+        width=f"{100 * share:.4f}%",
+        height=LANE_PX - 2,
+        class_=span.kind + (" critical" if span.critical else ""),
+        data_tip=tip,
+    )
+
+
+def _ruler(period: float) -> Element:
+    step = 10 ** math.ceil(math.log10(period / TICKS))
+    step = next(step * part for part in (0.2, 0.5, 1.0) if period / (step * part) <= TICKS)
+    ticks = []
+    for tick in range(math.ceil(period / step)):
+        place = f"{100 * tick * step / period:.4f}%"
+        ticks.append(node("line", x1=place, x2=place, y1=0, y2=LANE_PX))
+        ticks.append(node("text", f"{tick * step:g} ms", x=place, y=LANE_PX - 5, dx=3))
+    empty = node("span", class_="lane")
+    return node("div", empty, node("svg", *ticks, height=LANE_PX), class_="row ruler")

@@ -1,0 +1,1 @@
+"""Reports on plans: plan, predict, explain, diff, tune."""

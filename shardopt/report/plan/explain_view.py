@@ -1,0 +1,269 @@
+"""The report of ``shardopt explain``: the critical path in words, ranks, what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from predictor.iteration.critical_path import HOST, Segment
+from predictor.predict import Prediction
+from shardopt.explain.changes import Changes
+from shardopt.explain.explanation import Explanation
+from shardopt.explain.waits import Wait
+from shardopt.explain.whatif import WhatIf
+from shardopt.report.console import heading, line, show, table
+from shardopt.report.objects import prediction_object, tables_object
+from shardopt.report.plan.predict_view import show_breakdowns, show_comparison
+from shardopt.report.plan.prediction_view import (
+    misfit_text,
+    provenance_text,
+    show_breakdown,
+    show_ranks,
+)
+from shardopt.report.plan.range_view import show_ranges
+from shardopt.report.words import interval, ms, number, percent, phase_words, plural
+
+MAX_STRETCHES = 24
+MAX_WAITS = 3
+NO_WAITS = "On the critical path no rank waits for another for as much as 0.1 % of the iteration."
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Consecutive segments of the critical path of one phase on one rank."""
+
+    phase: str
+    rank: int
+    start_ms: float
+    end_ms: float
+    names: tuple[str, ...]
+
+    @property
+    def duration_ms(self) -> float:
+        """Length of the stretch."""
+        return self.end_ms - self.start_ms
+
+    @property
+    def words(self) -> str:
+        """What happens: the operations by name, as many as fit a line."""
+        names = list(dict.fromkeys(self.names))
+        if self.phase == HOST:
+            return "the GPU waits for the host to issue work"
+        shown = ", ".join(names[:2])
+        return shown + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+
+
+def stretches(path: Sequence[Segment]) -> list[Stretch]:
+    """The path with neighbours of one phase and rank joined; times from the path's start."""
+    found: list[Stretch] = []
+    origin = path[0].start_ms if path else 0.0
+    for segment in path:
+        start, end = segment.start_ms - origin, segment.end_ms - origin
+        last = found[-1] if found else None
+        if last is not None and (last.phase, last.rank) == (segment.phase, segment.rank):
+            names = (*last.names, segment.name)
+            found[-1] = Stretch(last.phase, last.rank, last.start_ms, end, names)
+        else:
+            found.append(Stretch(segment.phase, segment.rank, start, end, (segment.name,)))
+    return found
+
+
+def show_explanation(console: Console, explanation: Explanation) -> None:
+    """The whole report."""
+    name, prediction = explanation.given.name, explanation.given.prediction
+    console.print()
+    console.print(
+        Text.assemble(
+            "Predicted ",
+            (ms(prediction.iteration_ms), "bold green"),
+            f" per iteration under {name}, 90 % interval "
+            f"{interval(prediction.interval_ms)} ms; {provenance_text(prediction)}.",
+        )
+    )
+    problem = misfit_text(prediction)
+    if problem:
+        line(console, f"{name} {problem}", style="bold red")
+    show_ranges(console, prediction.out_of_range)
+    for sentence in in_words(explanation):
+        line(console, sentence)
+    aside = "along the critical path"
+    if explanation.others:
+        aside = f"{name}, along its critical path"
+        ranked = sorted(explanation.plans, key=lambda p: p.prediction.iteration_ms)
+        show_comparison(console, ranked)
+        show_breakdowns(console, ranked)
+    heading(console, "Where the time goes", aside)
+    show_breakdown(console, prediction)
+    show_path(console, prediction)
+    show_ranks(console, prediction)
+    show_changes(console, explanation.changes, prediction.iteration_ms)
+    show_what_if(console, explanation.what_if, prediction.iteration_ms)
+
+
+def in_words(explanation: Explanation) -> list[str]:
+    """What to know first: the largest part, who computes longest, who waits for whose tables."""
+    prediction = explanation.given.prediction
+    phase, part = max(prediction.breakdown.items(), key=lambda item: item[1])
+    share = percent(part / prediction.iteration_ms)
+    sentences = [f"The largest part is {phase_words(phase)}: {ms(part)}, {share} of the iteration."]
+    loads = prediction.per_rank
+    if len(loads) > 1:
+        busiest = min(loads, key=lambda load: (load.idle_ms, load.rank))
+        others = [load.idle_ms for load in loads if load is not busiest]
+        sentences.append(
+            f"Rank {busiest.rank} computes longest and is idle for {ms(busiest.idle_ms)}; "
+            f"the others are idle for {ms(sum(others) / len(others))} on average."
+        )
+        sentences += [wait.words for wait in explanation.waits[:MAX_WAITS]]
+        if not explanation.waits:
+            sentences.append(NO_WAITS)
+    return sentences
+
+
+def show_stretches(console: Console, found: Iterable[Stretch]) -> None:
+    """A row a stretch, in order of time."""
+    made = table(
+        [
+            ("from ms", "right"),
+            ("ms", "right"),
+            ("rank", "right"),
+            ("phase", "left"),
+            ("what runs", "fold"),
+        ]
+    )
+    for stretch in found:
+        made.add_row(
+            number(stretch.start_ms),
+            number(stretch.duration_ms),
+            str(stretch.rank),
+            phase_words(stretch.phase),
+            stretch.words,
+        )
+    show(console, made)
+
+
+def show_path(console: Console, prediction: Prediction) -> None:
+    """The chain of work that sets the iteration time, in order of time."""
+    found = stretches(prediction.critical_path)
+    short = _short(found)
+    heading(console, "Critical path", "one period of the steady state, in order of time")
+    show_stretches(console, (stretch for stretch in found if stretch not in short))
+    if short:
+        total = sum(s.duration_ms for s in short)
+        line(
+            console,
+            f"  {len(short)} shorter links, together {ms(total)}, are left out; --json has all",
+            style="dim",
+        )
+
+
+def _short(found: Sequence[Stretch]) -> set[Stretch]:
+    """What to leave out so that at most `MAX_STRETCHES` remain."""
+    by_length = sorted(found, key=lambda s: (-s.duration_ms, s.start_ms))
+    return set(by_length[MAX_STRETCHES:])
+
+
+def show_changes(console: Console, changes: Changes, before_ms: float) -> None:
+    """The changes of the plan that would help most."""
+    aside = f"of {plural(changes.tried, 'change')} tried, each predicted alone"
+    heading(console, "What would help most", aside if changes.found else "")
+    if not changes.found:
+        line(console, f"  {changes.none_words}")
+        return
+    made = table(
+        [("change", "fold"), ("saves ms", "right"), ("share", "right"), ("then ms", "right")]
+    )
+    for change in changes.found:
+        share = percent(change.saving_ms / before_ms)
+        made.add_row(change.words, number(change.saving_ms), share, number(change.iteration_ms))
+    show(console, made)
+
+
+def show_what_if(console: Console, what_if: Sequence[WhatIf], before_ms: float) -> None:
+    """How the iteration answers to hardware, batch, skew and settings."""
+    heading(console, "Sensitivity", "this plan predicted with one thing changed")
+    made = table([("change", "fold"), ("ms", "right"), ("change ms", "right"), ("", "right")])
+    for item in what_if:
+        made.add_row(
+            item.change,
+            number(item.iteration_ms),
+            signed(item.change_ms),
+            signed_percent(item.change_ms / before_ms),
+        )
+    show(console, made)
+
+
+def signed(change_ms: float) -> str:
+    """``+0.120`` or ``-0.120``; ``0`` for what a prediction cannot tell from nothing."""
+    if abs(change_ms) < 5e-4:
+        return "0"
+    return ("+" if change_ms > 0 else "-") + number(abs(change_ms))
+
+
+def signed_percent(fraction: float) -> str:
+    """``+1.2 %``; empty below half a thousandth."""
+    if abs(fraction) < 5e-4:
+        return ""
+    return ("+" if fraction > 0 else "-") + percent(abs(fraction))
+
+
+def explain_object(explanation: Explanation) -> dict[str, Any]:
+    """What ``explain --json`` adds to a prediction.
+
+    Keys:
+        critical_path: a list of ``name``, ``phase``, ``resource``, ``rank``, ``start_ms`` and
+            ``duration_ms``, in order of time from the start of the period.
+        waits: on the critical path, the longest first: ``collective``, ``phase``, ``rank``,
+            ``late_rank``, ``wait_ms``, ``median_ms``, ``words``, ``causes`` (``name``, ``phase``,
+            ``late_ms``, ``excess_ms``, ``tables``: key -> share, ``more`` that are not named).
+        changes: ``tried``, and ``found``: at most three that share no table, most helpful first:
+            ``change``, ``tables`` (as in plan.json), ``iteration_ms``, ``saving_ms``.
+        sensitivity: a list of ``kind``, ``change``, ``iteration_ms`` and ``change_ms``.
+        others: the further plans: ``plan`` and the keys of `prediction_object`.
+    """
+    return {
+        "critical_path": path_object(explanation.given.prediction.critical_path),
+        "waits": [_wait_object(wait) for wait in explanation.waits],
+        "changes": {
+            "tried": explanation.changes.tried,
+            "found": [
+                {
+                    "change": change.words,
+                    "tables": tables_object(replace(explanation.given.plan, tables=change.tables)),
+                    "iteration_ms": change.iteration_ms,
+                    "saving_ms": change.saving_ms,
+                }
+                for change in explanation.changes.found
+            ],
+        },
+        "sensitivity": [asdict(item) for item in explanation.what_if],
+        "others": [
+            {"plan": other.name, **prediction_object(other.prediction)}
+            for other in explanation.others
+        ],
+    }
+
+
+def _wait_object(wait: Wait) -> dict[str, Any]:
+    causes = [{**asdict(cause), "tables": dict(cause.tables)} for cause in wait.causes]
+    return {**asdict(wait), "words": wait.words, "causes": causes}
+
+
+def path_object(path: Sequence[Segment]) -> list[dict[str, Any]]:
+    """Segments of a critical path for JSON; times count from its start."""
+    origin = path[0].start_ms if path else 0.0
+    return [
+        {
+            "name": s.name,
+            "phase": s.phase,
+            "resource": s.resource,
+            "rank": s.rank,
+            "start_ms": s.start_ms - origin,
+            "duration_ms": s.duration_ms,
+        }
+        for s in path
+    ]

@@ -1,0 +1,244 @@
+"""The report of ``shardopt plan``: ranking, baselines, where the time goes, what is proved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from predictor.predict import Prediction
+from search.problem import Problem, Result
+from shardopt.report.bars import bar
+from shardopt.report.console import heading, line, show, table
+from shardopt.report.plan.moves_view import show_moves
+from shardopt.report.plan.prediction_view import (
+    misfit_text,
+    provenance_text,
+    show_breakdown,
+    show_ranks,
+)
+from shardopt.report.plan.range_view import show_ranges
+from shardopt.report.words import (
+    gap_of,
+    gib_number,
+    hbm_use,
+    interval,
+    ms,
+    number,
+    percent,
+    plural,
+    times,
+    type_mix,
+)
+
+if TYPE_CHECKING:
+    from shardopt.cli.resolve import Setting
+
+
+MAX_BAR = 3.0
+"""Bars of baselines end at this multiple of the best plan's time."""
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """Everything the report shows.
+
+    Args:
+        predictions: of ``result.plans``, in their order.
+        written: where the best plan was written, if it was.
+        next_command: what to type next.
+    """
+
+    setting: Setting
+    result: Result
+    predictions: Sequence[Prediction]
+    written: str | None
+    next_command: str
+
+    @property
+    def problem(self) -> Problem:
+        """What was planned."""
+        setting = self.setting
+        return Problem(setting.workload, setting.topology, setting.hardware)
+
+
+def show_plan(console: Console, report: PlanReport) -> None:
+    """The whole report."""
+    best = report.predictions[0]
+    show_setting(console, report.setting)
+    show_ranking(console, report.result, report.predictions)
+    show_baselines(console, report.result.baselines, best.iteration_ms)
+    show_moves(console, report.problem, report.result)
+    heading(console, "Where the time goes", "plan 1, along its critical path")
+    show_breakdown(console, best)
+    show_ranks(console, best)
+    show_verdict(console, report.result, best)
+    show_end(console, report)
+
+
+def show_headline(console: Console, report: PlanReport) -> None:
+    """The report under ``--quiet``: one line."""
+    best, result = report.predictions[0], report.result
+    gap = gap_of(best.iteration_ms, result.lower_bound_ms)
+    proved = "" if gap is None else f", at most {percent(gap)} from optimal"
+    text = (
+        f"{ms(best.iteration_ms)} per iteration{proved}; "
+        f"{type_mix(result.best.plan)}; {provenance_text(best)}"
+    )
+    console.print(Text(text), soft_wrap=True)
+
+
+def show_setting(console: Console, setting: Setting) -> None:
+    """Model, machine and batch."""
+    workload, topology = setting.workload, setting.installed
+    lookups = sum(t.lookups_per_sample for t in workload.tables)
+    default = " (default)" if setting.hardware_from == "default" else ""
+    batch, ranks = workload.batch_size, topology.world_size
+    rows = (
+        (
+            workload.name,
+            f"{plural(len(workload.tables), 'table')}, "
+            f"{gib_number(workload.embedding_bytes)} GiB of embeddings, "
+            f"{lookups:,.4g} ids per sample",
+        ),
+        (
+            f"{setting.hardware.name}{default}",
+            f"{plural(ranks, 'GPU')} ({plural(topology.hosts, 'host')} of "
+            f"{topology.local_world_size}, NVLink joins {topology.nvlink_domain}), "
+            f"{_memory_words(setting)}",
+        ),
+        (
+            "batch",
+            f"{batch:,} per GPU, {batch * ranks:,} in all; {workload.train_pipeline} pipeline",
+        ),
+    )
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", overflow="fold", max_width=console.width // 2)
+    grid.add_column(overflow="fold")
+    for row in rows:
+        grid.add_row(*row)
+    console.print(grid)
+
+
+def _memory_words(setting: Setting) -> str:
+    installed, left = setting.installed, setting.topology
+    if any(installed.hbm_cap_bytes):
+        return (
+            f"{gib_number(min(left.hbm_cap_bytes))} of "
+            f"{gib_number(min(installed.hbm_cap_bytes))} GiB HBM for tables"
+        )
+    return f"{gib_number(min(left.ddr_cap_bytes))} GiB host memory for tables"
+
+
+def show_ranking(console: Console, result: Result, predictions: Sequence[Prediction]) -> None:
+    """Plans, best first."""
+    heading(console, "Plans", "predicted iteration time, best first")
+    made = table(
+        [
+            ("#", "right"),
+            ("ms", "right"),
+            ("vs bound", "right"),
+            ("90 % interval", "left"),
+            ("HBM GiB", "right"),
+            ("sharding", "fold"),
+            ("found by", "fold"),
+        ]
+    )
+    for place, (ranked, prediction) in enumerate(
+        zip(result.plans, predictions, strict=True), start=1
+    ):
+        gap = gap_of(prediction.iteration_ms, result.lower_bound_ms)
+        made.add_row(
+            str(place),
+            number(prediction.iteration_ms),
+            "?" if gap is None else f"+{percent(gap)}",
+            interval(prediction.interval_ms),
+            hbm_use(prediction.memory),
+            type_mix(ranked.plan),
+            ranked.found_by.replace("_", " "),
+            style="bold" if place == 1 else "",
+        )
+    show(console, made)
+
+
+def show_baselines(console: Console, baselines: Mapping[str, float], best_ms: float) -> None:
+    """Plans of other methods under the same predictor, fastest first."""
+    if not baselines:
+        return
+    heading(console, "Baselines", "other methods' plans under the same predictor")
+    made = table([("method", "left"), ("ms", "right"), ("vs plan 1", "left"), ("", "left")])
+    # one method that is far off must not flatten the bars of all others
+    longest = min(max(baselines.values()), MAX_BAR * best_ms)
+    width = max(10, min(30, console.width - 60))
+    for name, value in sorted(baselines.items(), key=lambda item: (item[1], item[0])):
+        made.add_row(
+            name.replace("_", " "),
+            number(value),
+            times(value / best_ms),
+            bar(value / longest, width, "yellow"),
+        )
+    show(console, made)
+
+
+def show_verdict(console: Console, result: Result, best: Prediction) -> None:
+    """The headline number, what stands behind it and what is proved."""
+    console.print()
+    console.print(
+        Text.assemble(
+            ("Predicted ", ""),
+            (ms(best.iteration_ms), "bold green"),
+            f" per iteration, 90 % interval {interval(best.interval_ms)} ms; "
+            f"{provenance_text(best)}.",
+        )
+    )
+    line(console, _claim(best.iteration_ms, result))
+    show_ranges(console, best.out_of_range)
+    problem = misfit_text(best)
+    if problem:
+        line(console, problem, style="bold red")
+
+
+def _claim(best_ms: float, result: Result) -> str:
+    """What the bound proves, and of which plans."""
+    gap = gap_of(best_ms, result.lower_bound_ms)
+    given = result.given
+    limited = given is not None and given.max_moves and given.max_moves < len(given.plan.tables)
+    which = "no plan"
+    if given is not None and limited:
+        which = f"no plan that moves at most {plural(given.max_moves or 0, 'table')}"
+    if gap is None:
+        return "Nothing is proved: the lower bound is 0 ms."
+    if gap <= 1e-9:
+        return f"Proved: {which} is predicted to be faster; plan 1 is optimal."
+    return (
+        f"Proved: {which} is predicted to be faster than {ms(result.lower_bound_ms)}; "
+        f"plan 1 is at most {percent(gap)} from optimal."
+    )
+
+
+_STOPPED = {
+    "work": "its work budget was spent (--effort raises it)",
+    "gap": "the gap was closed",
+    "time": "the time limit was reached; another run may find another plan",
+}
+
+
+def show_end(console: Console, report: PlanReport) -> None:
+    """Why the search ended, notes, the file and the next command."""
+    result = report.result
+    reason = _STOPPED.get(result.stopped_by, result.stopped_by)
+    line(
+        console,
+        f"Searched {result.search_seconds:.1f} s over {result.evaluations:,} plans; {reason}.",
+    )
+    for note in report.setting.notes:
+        line(console, f"Note: {note}.", style="yellow")
+    if report.written:
+        line(console, f"Plan 1 is in {report.written}; next:")
+    else:
+        line(console, "Nothing was written; next:")
+    line(console, f"  {report.next_command}", style="bold")

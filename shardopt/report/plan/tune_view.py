@@ -1,0 +1,275 @@
+"""The report of ``shardopt plan --tune``: trials, the best setting in words, its plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from predictor.units import GIB
+from search.tune.case import Value
+from search.tune.goals import Goal, Values
+from search.tune.study import Trial
+from search.tune.tune import Member, Tuned, Tuning
+from shardopt.report.console import heading, line, show, table
+from shardopt.report.objects import tables_object
+from shardopt.report.plan.plan_view import PlanReport, show_headline, show_plan
+from shardopt.report.plan.tune_words import change_lines
+from shardopt.report.words import number, percent, plural
+
+MAX_SHOWN = 8
+"""Trials in the table; the one as given comes on top of them."""
+
+NOTHING = 5e-4
+"""A fraction that is not worth a change."""
+
+HEADERS = {"time": "ms per 1000", "memory": "GiB on a rank", "gpu_hours": "GPU-h per 10^9"}
+WORDS = {
+    "time": "time per sample",
+    "memory": "memory of the fullest rank",
+    "gpu_hours": "GPU-hours per sample",
+}
+ENDED = {
+    "trials": "as many as wanted",
+    "exhausted": "every setting",
+    "time": "stopped by the time limit",
+    "interrupted": "interrupted",
+}
+
+
+@dataclass(frozen=True)
+class TuneReport:
+    """Everything the report shows.
+
+    Args:
+        members: settings that no other beats, best by the first goal first.
+        study: its name in the storage; None without one.
+    """
+
+    tuning: Tuning
+    tuned: Tuned
+    members: Sequence[Member]
+    study: str | None
+
+    @property
+    def best(self) -> Member:
+        """The best by the first goal."""
+        return self.members[0]
+
+    @property
+    def goals(self) -> Sequence[Goal]:
+        """What was minimised."""
+        return self.tuning.goals
+
+    def as_given(self) -> Trial | None:
+        """The trial of the case as given, if it was searched."""
+        for trial in self.tuned.trials:
+            changes = self.tuning.grid.changes(self.tuning.case, trial.setting)
+            if trial.values is not None and not changes:
+                return trial
+        return None
+
+    def changes(self, member: Member) -> list[str]:
+        """What to change to get a setting."""
+        case, grid = self.tuning.case, self.tuning.grid
+        setting = member.trial.setting
+        return change_lines(case, grid.turned(case, setting), grid.changes(case, setting))
+
+
+def show_tuned(console: Console, report: TuneReport, plan: PlanReport) -> None:
+    """The whole report: what was tried, the best setting, its plan."""
+    _show_trials(console, report)
+    if len(report.members) > 1:
+        _show_front(console, report)
+    _show_best(console, report)
+    heading(console, "The plan", "under the best setting")
+    show_plan(console, plan)
+
+
+def show_tuned_headline(console: Console, report: TuneReport, plan: PlanReport) -> None:
+    """The report under ``--quiet``: a line for the setting, one for its plan."""
+    line(console, f"best setting: {_words(report.best.trial.setting)}{_gain(report)}")
+    show_headline(console, plan)
+
+
+def _show_trials(console: Console, report: TuneReport) -> None:
+    """The best trials searched and the one as given, then how many there were."""
+    goal, given = report.goals[0], report.as_given()
+    searched = sorted(
+        (t for t in report.tuned.trials if t.values is not None),
+        key=lambda t: (t.values, t.number),
+    )
+    heading(console, "Trials", f"a quick search of each setting, best {WORDS[goal.name]} first")
+    shown = searched[:MAX_SHOWN]
+    if given is not None and given not in shown:
+        shown.append(given)
+    made = _table(report, ["trial"])
+    for trial in shown:
+        assert trial.values is not None
+        name = f"{trial.number}{' (as given)' if trial is given else ''}"
+        ms = "" if trial.iteration_ms is None else number(trial.iteration_ms)
+        made.add_row(name, *_cells(report, trial.setting, trial.values, ms))
+    show(console, made)
+    console.print()
+    line(console, _counted(report))
+
+
+def _counted(report: TuneReport) -> str:
+    """How many settings were tried and what became of them."""
+    states = Counter(t.state for t in report.tuned.trials)
+    done = states["searched"] + states["ruled out"] + states["infeasible"]
+    parts = [f"{states['searched']} searched"]
+    if states["ruled out"]:
+        parts.append(f"{states['ruled out']} ruled out by the lower bound without a search")
+    if states["infeasible"]:
+        parts.append(f"{states['infeasible']} without a plan that fits")
+    if states["failed"]:
+        parts.append(f"{plural(states['failed'], 'trial')} broken off and tried again")
+    return (
+        f"{done} of {plural(report.tuning.grid.size, 'setting')} tried "
+        f"({ENDED[report.tuned.stopped_by]}): {', '.join(parts)}."
+    )
+
+
+def _table(report: TuneReport, first: Sequence[str]) -> Any:
+    tuned = [name for name, values in report.tuning.grid.values.items() if len(values) > 1]
+    columns = [(name, "left") for name in first]
+    columns += [(name.replace("_", " "), "fold") for name in tuned]
+    columns += [(HEADERS[goal.name], "right") for goal in report.goals]
+    return table([*columns, ("ms", "right")])
+
+
+def _cells(report: TuneReport, setting: Mapping[str, Value], values: Values, ms: str) -> list[str]:
+    tuned = [name for name, all_ in report.tuning.grid.values.items() if len(all_) > 1]
+    return [
+        *(str(setting[name]) for name in tuned),
+        *(_shown(goal, value) for goal, value in zip(report.goals, values, strict=True)),
+        ms,
+    ]
+
+
+def _shown(goal: Goal, value: float) -> str:
+    if goal.name == "memory":
+        return f"{value / GIB:.2f}"
+    return f"{value:.4g}" if value < 1 else number(value)
+
+
+def _show_front(console: Console, report: TuneReport) -> None:
+    """Settings that no other beats, after the last search."""
+    names = ", ".join(WORDS[goal.name] for goal in report.goals)
+    heading(console, "Pareto front", f"no setting found beats one of these in {names}")
+    made = _table(report, ["", "trial"])
+    for place, member in enumerate(report.members, start=1):
+        ms = number(member.result.best.iteration_ms)
+        cells = _cells(report, member.trial.setting, member.values, ms)
+        made.add_row(str(place), str(member.trial.number), *cells)
+    show(console, made)
+
+
+def _show_best(console: Console, report: TuneReport) -> None:
+    """What to change to get the best setting."""
+    by = f" by {WORDS[report.goals[0].name]}" if len(report.members) > 1 else ""
+    heading(console, f"Best setting{by}", _words(report.best.trial.setting))
+    lines = report.changes(report.best)
+    made = Table.grid(padding=(0, 1))
+    for text in lines:
+        made.add_row("-", text)
+    show(console, made if lines else Text("The model and the machine as given: nothing to change."))
+    if lines:
+        show(console, Text(_undone(report.tuning.undone(report.best))))
+    gain = _gain(report)
+    if gain:
+        show(console, Text(f"It takes {gain.removeprefix(', ')}."))
+
+
+def _undone(undone: Mapping[str, float]) -> str:
+    """What each change is worth: a change that gains nothing is not worth making."""
+    if not undone:
+        return ""
+    parts = [
+        f"{name.replace('_', ' ')} {'+' if more > 0 else '-'}{percent(abs(more))}"
+        if abs(more) >= NOTHING
+        else f"{name.replace('_', ' ')} nothing"
+        for name, more in undone.items()
+    ]
+    return f"Undoing one of them alone, the plan kept, costs: {', '.join(parts)}."
+
+
+def _gain(report: TuneReport) -> str:
+    """How much better than as given, by the first goal."""
+    given, goal = report.as_given(), report.goals[0]
+    if given is None or given.values is None or given.number == report.best.trial.number:
+        return ""
+    less = 1 - report.best.values[0] / given.values[0]
+    return f", {percent(less)} less {WORDS[goal.name]} than as given" if less > 0 else ""
+
+
+def _words(setting: Mapping[str, Value]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in setting.items())
+
+
+def tune_object(report: TuneReport) -> dict[str, Any]:
+    """``tune`` of ``shardopt plan --tune --json``.
+
+    Keys:
+        objectives: name -> unit, in the order given.
+        values: parameter -> the values it could take.
+        settings: number of combinations.
+        trials: by number: ``number``, ``setting``, ``state`` (searched, ruled out, infeasible,
+            failed, open), ``objectives`` (null unless searched), ``bound`` (no plan of the setting
+            has smaller objectives; null if unknown), ``iteration_ms``, ``reason``.
+        best: the first of ``front``.
+        front: settings that no other beats, best by the first objective first: ``number``,
+            ``setting``, ``changes`` (in words), ``objectives``, ``iteration_ms``,
+            ``lower_bound_ms``, ``tables`` as in plan.json, ``undone`` (parameter -> by what
+            fraction the first objective grows when that change alone is undone).
+        stopped_by: ``trials``, ``exhausted``, ``time`` or ``interrupted``.
+        study: its name in the storage, or null.
+    """
+    members = [_member_object(report, member) for member in report.members]
+    return {
+        "objectives": {goal.name: goal.unit for goal in report.goals},
+        "values": {name: list(values) for name, values in report.tuning.grid.values.items()},
+        "settings": report.tuning.grid.size,
+        "trials": [_trial_object(report, trial) for trial in report.tuned.trials],
+        "best": members[0],
+        "front": members,
+        "stopped_by": report.tuned.stopped_by,
+        "study": report.study,
+    }
+
+
+def _named(report: TuneReport, values: Values | None) -> dict[str, float] | None:
+    if values is None:
+        return None
+    return {goal.name: value for goal, value in zip(report.goals, values, strict=True)}
+
+
+def _trial_object(report: TuneReport, trial: Trial) -> dict[str, Any]:
+    return {
+        "number": trial.number,
+        "setting": dict(trial.setting),
+        "state": trial.state,
+        "objectives": _named(report, trial.values),
+        "bound": _named(report, trial.bound),
+        "iteration_ms": trial.iteration_ms,
+        "reason": trial.reason,
+    }
+
+
+def _member_object(report: TuneReport, member: Member) -> dict[str, Any]:
+    return {
+        "number": member.trial.number,
+        "setting": dict(member.trial.setting),
+        "changes": report.changes(member),
+        "objectives": _named(report, member.values),
+        "iteration_ms": member.result.best.iteration_ms,
+        "lower_bound_ms": member.result.lower_bound_ms,
+        "undone": report.tuning.undone(member),
+        "tables": tables_object(member.result.best.plan),
+    }

@@ -1,1 +1,0 @@
-"""Suites of `shardopt validate` that also need plans made by `search`."""

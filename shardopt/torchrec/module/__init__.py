@@ -1,0 +1,1 @@
+"""From a user's module to the workload that the search takes."""

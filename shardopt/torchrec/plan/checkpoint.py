@@ -1,0 +1,102 @@
+"""Distributed checkpoints of sharded models, and which change of plan they survive.
+
+What is refused here was seen to fail, or to go wrong silently, with torch.distributed.checkpoint
+on two ranks (tests/distributed/test_checkpoint.py; torchrec 1.7 to 1.9).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from predictor.errors import PlanError
+from predictor.model.plan import ComputeKernel, ShardingPlan, TablePlan
+from predictor.model.plan_check import check_plan
+from predictor.model.workload import Optimizer, Table, Workload
+
+ROW_STATE = (
+    Optimizer.ROWWISE_ADAGRAD,
+    Optimizer.PARTIAL_ROWWISE_ADAM,
+)
+"""Optimizers with a state per row and column shard."""
+
+
+def training_state(model: Any) -> dict[str, Any]:
+    """What `torch.distributed.checkpoint` saves of a `DistributedModelParallel`, and loads into.
+
+    Optimizers without state are left out: TorchRec keeps an empty entry on the ranks that have the
+    table, which torch.distributed.checkpoint saves from rank 0 only and then misses on others.
+
+    Returns:
+        ``model``: its state dict; ``optimizer``: states of the fused optimizers, by parameter,
+        where there are any. The dense optimizer's are the training script's.
+    """
+    states = model.fused_optimizer.state_dict()["state"]
+    kept = {key: state for key, state in states.items() if state}
+    return {"model": model.state_dict()} | ({"optimizer": kept} if kept else {})
+
+
+def load_training_state(model: Any, state: dict[str, Any]) -> None:
+    """Put a loaded `training_state` into the model it was taken from."""
+    model.load_state_dict(state["model"])
+    whole = model.fused_optimizer.state_dict()
+    whole["state"].update(state.get("optimizer", {}))
+    model.fused_optimizer.load_state_dict(whole)
+
+
+def check_resume(before: ShardingPlan, after: ShardingPlan, workload: Workload) -> None:
+    """Refuse a plan that cannot resume what was saved under another.
+
+    Rows, columns and whole tables may move freely, to other ranks and to more or fewer of them,
+    with the states of element-wise optimizers. What cannot be loaded:
+
+    - a row-wise optimizer has one state per row *and column shard*: the columns must stay cut
+      where they were (`get_optimizer_rowwise_shard_metadata_and_global_metadata` in
+      torchrec/distributed/batched_embedding_kernel.py);
+    - column shards of several widths: TorchRec reads the width of all off the first
+      (`_pre_load_state_dict_hook` in torchrec/distributed/embeddingbag.py), weights included;
+    - a table of the dense kernel has its state in the dense optimizer, under another name.
+
+    Weights alone can be loaded under any plan but one of the second kind.
+
+    Args:
+        before, after: plans of the workload's tables.
+
+    Raises:
+        PlanError: names every table whose optimizer state is lost, and what to do.
+    """
+    old, new = (check_plan(plan, workload, where="plan").tables for plan in (before, after))
+    problems = [
+        f"table '{key}' {problem}"
+        for key, table in zip(workload.keys, workload.tables, strict=True)
+        if (problem := _problem(table, old[key], new[key]))
+    ]
+    if problems:
+        raise PlanError(
+            "the checkpoint cannot be resumed under this plan: "
+            + "; ".join(problems)
+            + ". Keep those tables as they were (constraints on sharding_types and "
+            "compute_kernels), or load the weights alone and start the optimizer anew"
+        )
+
+
+def _problem(table: Table, before: TablePlan, after: TablePlan) -> str | None:
+    dense = [plan.compute_kernel is ComputeKernel.DENSE for plan in (before, after)]
+    if all(dense):
+        return None
+    if any(dense):
+        was, now = (plan.sharding_type for plan in (before, after))
+        return f"moves its state between a fused and the dense optimizer ({was} to {now})"
+    widths = sorted({shard.size[1] for shard in after.shards})
+    if len(widths) > 1:
+        return f"has column shards of {widths} columns, of which TorchRec loads only equal ones"
+    if table.optimizer in ROW_STATE and _cuts(before) != _cuts(after):
+        return (
+            f"has {table.optimizer}, with a state for each row and column shard, and its columns "
+            f"are cut at {_cuts(before)} before and {_cuts(after)} after"
+        )
+    return None
+
+
+def _cuts(plan: TablePlan) -> list[int]:
+    """The first column of every column shard."""
+    return sorted({shard.offset[1] for shard in plan.shards})

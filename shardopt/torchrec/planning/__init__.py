@@ -1,0 +1,1 @@
+"""The planner hook, and what else plugs into TorchRec's planner."""

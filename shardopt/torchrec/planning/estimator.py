@@ -1,0 +1,241 @@
+"""TorchRec's own planner with shardopt's costs of single shards: the smallest step of all."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor.cost.loads import COLUMNS, Load, LookupGroup, ShardLoads, group_of
+from predictor.cost.shared import Costs
+from predictor.hardware.loader import HardwareProfile
+from predictor.iteration.torchrec.sparse import Exchange
+from predictor.model.plan import ComputeKernel, ShardingType, TablePlan
+from predictor.model.workload import DenseArch, QComm, Table, Workload
+from shardopt.config import load_model
+from shardopt.torchrec.install import needs_torchrec
+from shardopt.torchrec.module.read_table import Facts, read_table
+from shardopt.torchrec.plan.options import as_table, by_table
+from shardopt.torchrec.planning.detect import detect_hardware
+from shardopt.torchrec.planning.their_topology import check_bandwidths, read_topology
+
+with needs_torchrec():
+    from torchrec.distributed.planner import Topology as TorchRecTopology
+    from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
+    from torchrec.distributed.planner.types import (
+        ParameterConstraints,
+        Perf,
+        SharderData,
+        SharderDataMap,
+        ShardEstimator,
+        ShardingOption,
+    )
+
+logger = logging.getLogger("shardopt")
+Array = NDArray[np.float64]
+
+WIRE = {4: "fp32", 2: "fp16"}
+"""Bytes of an element on the wire -> a precision of that width."""
+NO_DENSE = DenseArch(in_features=1, bottom_mlp=(), top_mlp=(), interaction="concat")
+
+
+class ShardoptPerfEstimator(ShardEstimator):
+    """Fills the `Perf` of every shard from shardopt's predictor: give it to an
+    `EmbeddingEnumerator` in the place of `EmbeddingPerfEstimator`, beside a storage estimator.
+
+    A shard is costed alone. What only a plan as a whole decides is left out: launch floors and
+    latencies, which the tables of a launch share, waiting for other ranks, what overlaps, and
+    what tables of one launch do to each other's caches. So sums of shards do not rank plans whose
+    ranks wait for the host, which the number of launches and exchanges decides. Collectives cost
+    what one byte more costs when every rank sends an equal part of everything.
+    `ShardoptPerfModel` and `ShardoptPlanner` see whole plans.
+
+    With the ``base`` train pipeline ids travel ahead of every lookup, and ``fwd_comms`` holds
+    that time, too: TorchRec's total leaves ``input_dist_comms`` out.
+
+    Args:
+        topology: ranks; its bandwidths are not used.
+        constraints: TorchRec's, by table name; they carry the pooling factors.
+        hardware, model: as in `ShardoptPlanner`.
+    """
+
+    def __init__(
+        self,
+        topology: TorchRecTopology,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+        *,
+        hardware: str | HardwareProfile | None = None,
+        model: str | PathLike[str] | Workload | None = None,
+    ) -> None:
+        check_bandwidths(topology)
+        self._hardware = detect_hardware(hardware, topology.compute_device)
+        self._topology = read_topology(topology, self._hardware)
+        self._constraints = dict(constraints or {})
+        self._known = model if isinstance(model, Workload | None) else load_model(Path(model))
+        self._theirs = EmbeddingPerfEstimator(topology, self._constraints)
+
+    def estimate(
+        self, sharding_options: list[ShardingOption], sharder_data_map: SharderDataMap
+    ) -> None:
+        """Set ``perf`` of every shard, in ms.
+
+        Options with a compute kernel that shardopt does not predict keep TorchRec's estimate,
+        which is logged.
+
+        Raises:
+            InputError: a fact is missing, as in `ShardoptPlanner.plan`.
+        """
+        ours = [o for o in sharding_options if o.compute_kernel in list(ComputeKernel)]
+        others = [o for o in sharding_options if o.compute_kernel not in list(ComputeKernel)]
+        if others:
+            logger.warning(
+                "compute kernels %s are not predicted: their options have TorchRec's estimates",
+                ", ".join(sorted({o.compute_kernel for o in others})),
+            )
+            self._theirs.estimate(others, sharder_data_map=sharder_data_map)
+        if not ours:
+            return
+        offered = by_table(ours)
+        workload = self._workload(offered.values(), sharder_data_map)
+        costs = ShardCosts(workload, Costs(workload, self._topology, self._hardware))
+        for index, options in enumerate(offered.values()):
+            for option in options:
+                option.is_weighted = workload.tables[index].weighted
+                table = as_table(option)
+                for shard, perf in zip(option.shards, costs.perfs(index, table), strict=True):
+                    shard.perf = perf
+
+    def _workload(
+        self, offered: Collection[list[ShardingOption]], sharders: SharderDataMap
+    ) -> Workload:
+        """The tables alone, in the order of the options."""
+        known, tables, wires = self._known, [], []
+        for options in offered:
+            facts = Facts(options[0].batch_size, self._constraints, known)
+            sharder = sharders[options[0].module_type_key]
+            tables.append(read_table(options, sharder.fused_params, facts))
+            wires.append(_wire(sharder))
+        return Workload(
+            name="tables",
+            batch_size=next(iter(offered))[0].batch_size,
+            tables=tuple(tables),
+            dense=NO_DENSE if known is None else known.dense,
+            train_pipeline="base" if known is None else known.train_pipeline,
+            qcomm=next((wire for wire in wires if wire is not None), QComm()),
+        )
+
+
+def _wire(sharder: SharderData) -> QComm | None:
+    """Precision on the wire; only its width is known here."""
+    for forward, backward in sharder.qcomm_dtype_sizes.values():
+        return QComm(WIRE.get(int(forward), "fp32"), WIRE.get(int(backward), "fp32"))
+    return None
+
+
+class ShardCosts:
+    """Costs of single shards of a workload.
+
+    Args:
+        costs: of the workload, on some topology and profile.
+    """
+
+    def __init__(self, workload: Workload, costs: Costs) -> None:
+        self.workload = workload
+        self.costs = costs
+        self.world = costs.topology.world_size
+        self.shards = ShardLoads(workload, costs.topology, costs.hardware)
+        self.average = _average(workload)
+        self._rates: dict[LookupGroup, tuple[float, float, float]] = {}
+
+    def perfs(self, index: int, plan: TablePlan) -> list[Perf]:
+        """One `Perf` a shard of a table, wherever the shards lie."""
+        group = group_of(self.workload.tables[index], plan, self.workload.train_pipeline)
+        return [
+            self._perf(group, self.shards.of_shard(index, plan, shard)) for shard in plan.shards
+        ]
+
+    def _perf(self, group: LookupGroup, load: Array) -> Perf:
+        forward, backward, ids = self.rates(group)
+        if group.sharding_type is ShardingType.DATA_PARALLEL:
+            alone = self._exchange(group, np.tile(load, (self.world, 1)))
+            comms = _marginal(alone.gradient_sync_ms(), self._empty(group).gradient_sync_ms())
+            step = float(np.max(alone.optimizer_ms(self.costs.dense.optimizer_ms)))
+        else:
+            alone = self._exchange(group, _on_one_rank(load, self.world))
+            comms, step = backward * load[Load.OUTPUTS], 0.0
+        input_dist = ids * load[Load.IDS]
+        waits = input_dist if self.workload.train_pipeline == "base" else 0.0
+        return Perf(
+            fwd_compute=float(load[Load.FORWARD_MS]) + _copies(alone, backward=False),
+            fwd_comms=float(forward * load[Load.OUTPUTS] + waits),
+            bwd_compute=float(load[Load.BACKWARD_MS]) + _copies(alone, backward=True) + step,
+            bwd_comms=float(comms),
+            input_dist_comms=float(input_dist),
+            prefetch_compute=float(load[Load.PREFETCH_MS]),
+        )
+
+    def rates(self, group: LookupGroup) -> tuple[float, float, float]:
+        """ms per output element forward and backward, and per id, when each rank has an equal
+        part of everything; local lookups exchange nothing."""
+        if group not in self._rates:
+            full = self._exchange(group, np.tile(self.average, (self.world, 1)))
+            empty = self._empty(group)
+            outputs = [
+                sum(
+                    _marginal(a.cost_ms, b.cost_ms)
+                    for a, b in zip(
+                        full.outputs(backward=way), empty.outputs(backward=way), strict=True
+                    )
+                )
+                / self.average[Load.OUTPUTS]
+                for way in (False, True)
+            ]
+            sent = 0.0
+            if not full.is_local:
+                sent = _marginal(full.ids_ms() + full.recat_ms(), empty.ids_ms() + empty.recat_ms())
+            self._rates[group] = outputs[0], outputs[1], sent / self.average[Load.IDS]
+        return self._rates[group]
+
+    def _empty(self, group: LookupGroup) -> Exchange:
+        return self._exchange(group, np.zeros((self.world, COLUMNS)))
+
+    def _exchange(self, group: LookupGroup, loads: Array) -> Exchange:
+        """Alone in its module; ``loads`` are ``[ranks, COLUMNS]``."""
+        return Exchange(self.costs, [group], [0], loads[None, None])
+
+
+def _average(workload: Workload) -> Array:
+    """Ids and outputs of all tables on one rank of many, ``[COLUMNS]``."""
+    load = np.zeros(COLUMNS)
+    for table in workload.tables:
+        ids = workload.batch_size * table.lookups_per_sample
+        load[Load.IDS] += ids
+        load[Load.WEIGHTED_IDS] += ids if table.weighted else 0.0
+        load[Load.BAGS] += workload.batch_size * sum(f.num_poolings for f in table.features)
+        load[Load.OUTPUTS] += _outputs(workload, table)
+    return load
+
+
+def _outputs(workload: Workload, table: Table) -> float:
+    return workload.batch_size * table.outputs_per_sample * table.embedding_dim
+
+
+def _on_one_rank(load: Array, world: int) -> Array:
+    loads = np.zeros((world, COLUMNS))
+    loads[0] = load
+    return loads
+
+
+def _copies(alone: Exchange, *, backward: bool) -> float:
+    """Copies around the collectives: on the shard's rank, and its part of everyone's."""
+    packed = alone.pack_ms(0, backward=backward)
+    unpacked = alone.unpack_ms(np.zeros(1, dtype=bool), backward=backward)
+    return float(np.max(packed) + np.max(unpacked))
+
+
+def _marginal(full: Array, empty: Array) -> float:
+    return float(np.max(full - empty))

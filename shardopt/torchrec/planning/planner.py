@@ -1,0 +1,223 @@
+"""TorchRec's own planner, run on a workload: what it answers and how long it takes."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from predictor.errors import InputError
+from predictor.model.plan import ShardingPlan
+from predictor.model.plan_check import check_plan
+from predictor.model.topology import Topology
+from predictor.model.workload import Table, Workload
+from shardopt.torchrec.install import needs_torchrec
+from shardopt.torchrec.plan.convert import from_torchrec
+from shardopt.torchrec.training.module import DLRM, build_model
+from shardopt.torchrec.training.optimizers import apply_sparse_optimizers
+
+with needs_torchrec():
+    from torchrec.distributed.embedding import EmbeddingCollectionSharder
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from torchrec.distributed.planner import EmbeddingShardingPlanner
+    from torchrec.distributed.planner import Topology as TorchRecTopology
+    from torchrec.distributed.planner.partitioners import MemoryBalancedPartitioner
+    from torchrec.distributed.planner.perf_models import NoopPerfModel
+    from torchrec.distributed.planner.proposers import DynamicProgrammingProposer
+    from torchrec.distributed.planner.stats import NoopEmbeddingStats
+    from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+    from torchrec.distributed.planner.types import (
+        ParameterConstraints,
+        PlannerError,
+        ShardingOption,
+    )
+    from torchrec.distributed.types import CacheParams
+
+
+class Variant(StrEnum):
+    """How TorchRec's planner proposes and places.
+
+    `DEFAULT`: its grid, greedy and uniform proposers, and `GreedyPerfPartitioner`. `DYNAMIC`:
+    `DynamicProgrammingProposer` alone, which minimises the sum of all costs for every amount of
+    device memory. `BALANCED`: the same with `MemoryBalancedPartitioner`.
+    """
+
+    DEFAULT = "default"
+    DYNAMIC = "dynamic"
+    BALANCED = "balanced"
+
+
+def _parts(variant: Variant) -> dict[str, Any]:
+    """Arguments of the planner."""
+    if variant is Variant.DEFAULT:
+        return {}
+    parts: dict[str, Any] = {"proposer": DynamicProgrammingProposer()}
+    if variant is Variant.BALANCED:
+        parts["partitioner"] = MemoryBalancedPartitioner()
+    return parts
+
+
+class TorchRecAnswer(NamedTuple):
+    """What TorchRec's planner said.
+
+    Args:
+        plan: under the workload's table keys; None where it found none that fits by its count.
+        seconds: wall time of making the planner and of its `plan`; imports and the model, which
+            its users have anyway, are not in it.
+        rating_ms: its own cost of the plan: the largest sum of shard costs on a rank, which is no
+            iteration time. None without a plan.
+        timed_out: it ended at the limit it was given, with the best it had.
+    """
+
+    plan: ShardingPlan | None
+    seconds: float
+    rating_ms: float | None
+    timed_out: bool = False
+
+
+def torchrec_plan(
+    workload: Workload,
+    topology: Topology,
+    device: str = "cuda",
+    variant: Variant = Variant.DEFAULT,
+    timeout_s: int | None = None,
+) -> TorchRecAnswer:
+    """Ask `EmbeddingShardingPlanner` for a plan of the workload.
+
+    The model is built on the meta device with its optimizers in the backward, so that the planner
+    counts their state; constraints carry the workload's real pooling factors. TorchRec knows no
+    constraint on ranks or co-location, which are left out.
+
+    Args:
+        topology: caps after the reservation, which TorchRec is told not to take again.
+        device: type of the device to plan for; need not be present.
+        timeout_s: its ``timeout_seconds``, at least 1. It looks at the clock between proposals:
+            enumeration and the dynamic program, which come before, are not cut short.
+
+    Raises:
+        InputError: the workload is not one that TorchRec can build or be told about.
+    """
+    model, told = prepared(workload)
+    sharders: Any = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
+    with quiet():
+        theirs = torchrec_topology(topology, device)
+        rated = _Rated(theirs)
+        start = time.perf_counter()
+        planner = EmbeddingShardingPlanner(
+            topology=theirs,
+            batch_size=workload.batch_size,
+            constraints=told,
+            storage_reservation=FixedPercentageStorageReservation(0.0),
+            performance_model=rated,
+            # the report that it logs by default takes time and is not planning
+            stats=NoopEmbeddingStats(),
+            debug=False,
+            timeout_seconds=timeout_s,
+            **_parts(variant),
+        )
+        try:
+            found = planner.plan(model, sharders)
+        except PlannerError:
+            found = None
+        seconds = time.perf_counter() - start
+    timed_out = timeout_s is not None and seconds > timeout_s
+    if found is None:
+        return TorchRecAnswer(None, seconds, None, timed_out)
+    plan = from_torchrec(
+        found,
+        model,
+        world_size=topology.world_size,
+        local_world_size=topology.local_world_size,
+    )
+    fitting = check_plan(plan, workload, where="TorchRec's plan")
+    return TorchRecAnswer(fitting, seconds, rated.best_ms, timed_out)
+
+
+def prepared(workload: Workload) -> tuple[DLRM, dict[str, ParameterConstraints]]:
+    """What the planner is given of the model; fails where `torchrec_plan` would, and soon."""
+    told = parameter_constraints(workload)
+    model = build_model(workload, "meta")
+    apply_sparse_optimizers(model, workload)
+    return model, told
+
+
+class _Rated(NoopPerfModel):
+    """TorchRec's default rating; remembers the best, which is that of the plan it returns."""
+
+    def __init__(self, topology: TorchRecTopology) -> None:
+        super().__init__(topology)
+        self.best_ms = math.inf
+
+    def rate(self, plan: list[ShardingOption]) -> float:
+        rating = super().rate(plan)
+        self.best_ms = min(self.best_ms, rating)
+        return rating
+
+
+def torchrec_topology(topology: Topology, device: str = "cuda") -> TorchRecTopology:
+    """The same ranks and caps in TorchRec's class, with its default bandwidths."""
+    pods = topology.intra_group_size // topology.local_world_size
+    theirs = TorchRecTopology(
+        world_size=topology.world_size,
+        local_world_size=topology.local_world_size,
+        compute_device=device,
+        **({"pod_size": pods} if pods > 1 else {}),
+    )
+    # not through custom_topology_data: with that the enumerator splits rows in proportion to the
+    # caps, which training cannot run (its row blocks are all of one size)
+    for rank in theirs.devices:
+        rank.storage.ddr = topology.ddr_cap_bytes[rank.rank]
+        rank.storage.hbm = topology.hbm_cap_bytes[rank.rank] if device != "cpu" else 0
+    return theirs
+
+
+def parameter_constraints(workload: Workload) -> dict[str, ParameterConstraints]:
+    """What the model file says of every table, in TorchRec's words.
+
+    Raises:
+        InputError: two modules have tables of one name that differ in what TorchRec is told by
+            name alone.
+    """
+    result: dict[str, ParameterConstraints] = {}
+    for table in workload.tables:
+        told = _constraints(table)
+        if result.setdefault(table.name, told) != told:
+            raise InputError(
+                f"two modules have a table '{table.name}', with different features or "
+                "constraints; TorchRec's planner takes those by table name alone: rename one"
+            )
+    return result
+
+
+def _constraints(table: Table) -> ParameterConstraints:
+    wants = table.constraints
+    load_factor = wants.cache_load_factor
+    return ParameterConstraints(
+        sharding_types=[str(t) for t in wants.sharding_types] if wants.sharding_types else None,
+        compute_kernels=list(wants.compute_kernels) if wants.compute_kernels else None,
+        min_partition=wants.min_partition,
+        pooling_factors=[f.pooling_factor for f in table.features],
+        num_poolings=[f.num_poolings for f in table.features],
+        is_weighted=table.weighted,
+        cache_params=CacheParams(load_factor=load_factor) if load_factor is not None else None,
+        enforce_hbm=wants.enforce_hbm,
+    )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence TorchRec, which warns about Topology's constructor and about every replicated table:
+    nothing that helps whoever compares planners."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,1 @@
+"""Real TorchRec models from a workload: modules, synthetic batches, optimizers, the loop."""

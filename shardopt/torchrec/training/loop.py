@@ -1,0 +1,113 @@
+"""A workload trained for real under a plan, one iteration at a call."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from predictor.errors import InputError
+from predictor.model.plan import ComputeKernel, ShardingPlan
+from predictor.model.workload import Workload
+from shardopt.torchrec.install import needs_torchrec
+from shardopt.torchrec.plan.convert import to_torchrec
+from shardopt.torchrec.training.batch import Batch
+from shardopt.torchrec.training.module import DLRM, build_model
+from shardopt.torchrec.training.optimizers import apply_sparse_optimizers, dense_optimizer
+
+with needs_torchrec():
+    import torch
+    from torch import nn
+    from torchrec.distributed import train_pipeline
+    from torchrec.distributed.embedding import EmbeddingCollectionSharder
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from torchrec.distributed.fbgemm_qcomm_codec import (
+        CommType,
+        QCommsConfig,
+        get_qcomm_codecs_registry,
+    )
+    from torchrec.distributed.model_parallel import DistributedModelParallel
+
+PIPELINES: dict[str, Any] = {
+    "base": train_pipeline.TrainPipelineBase,
+    "sparse_dist": train_pipeline.TrainPipelineSparseDist,
+    "prefetch_sparse_dist": train_pipeline.PrefetchTrainPipelineSparseDist,
+}
+WEIGHT_SCALE = 0.01
+
+
+class Training:
+    """One sharded model with its optimizers and its pipeline, in the process group that there is.
+
+    Args:
+        ring: this rank's batches, which are cycled through; several trainings may share them.
+
+    `model` is the DLRM inside, its embedding modules sharded.
+
+    Raises:
+        PlanError: TorchRec cannot run the plan.
+        InputError: the pipeline needs a GPU.
+    """
+
+    def __init__(
+        self, workload: Workload, plan: ShardingPlan, device: torch.device, ring: Sequence[Batch]
+    ) -> None:
+        if workload.train_pipeline == "prefetch_sparse_dist" and device.type == "cpu":
+            raise InputError(
+                "train_pipeline prefetch_sparse_dist fills GPU caches and cannot run on CPUs; "
+                "set it to base or sparse_dist, or use --backend nccl"
+            )
+        model = build_model(workload, "meta")
+        self.model = model
+        unfused = [k for k, t in plan.tables.items() if t.compute_kernel is ComputeKernel.DENSE]
+        apply_sparse_optimizers(model, workload, unfused=unfused)
+        _fill_cheaply(model)
+        sharded = DistributedModelParallel(
+            model,
+            device=device,
+            plan=to_torchrec(plan, model, device=device),
+            sharders=_sharders(workload),
+        )
+        optimizer = dense_optimizer(sharded, workload)
+        kind = PIPELINES[workload.train_pipeline]
+        self.pipeline = kind(sharded, optimizer, device)
+        self.batches = itertools.cycle(ring)
+
+    def step(self) -> None:
+        """One iteration: forward, backward with the fused updates, dense optimizer step."""
+        self.pipeline.progress(self.batches)
+
+
+def _sharders(workload: Workload) -> list[Any]:
+    """With quantised collectives where the model asks for them."""
+    qcomm = workload.qcomm
+    if (qcomm.forward, qcomm.backward) == ("fp32", "fp32"):
+        return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
+    config = QCommsConfig(
+        forward_precision=CommType(qcomm.forward), backward_precision=CommType(qcomm.backward)
+    )
+    codecs = get_qcomm_codecs_registry(config)
+    return [
+        EmbeddingBagCollectionSharder(qcomm_codecs_registry=codecs),
+        EmbeddingCollectionSharder(qcomm_codecs_registry=codecs),
+    ]
+
+
+def _fill_cheaply(model: DLRM) -> None:
+    """TorchRec's uniform start takes seconds a GiB on one core, and times do not depend on it.
+
+    Every page is still written: pages that never were are one page of zeros, always in cache.
+    """
+    for module in model.sparse.values():
+        collection: Any = module
+        pooled = hasattr(collection, "embedding_bag_configs")
+        configs = collection.embedding_bag_configs() if pooled else collection.embedding_configs()
+        for config in configs:
+            config.init_fn = _same_row_everywhere
+
+
+@torch.no_grad()
+def _same_row_everywhere(weight: nn.Parameter) -> None:
+    # the last dimension: a rank without a shard of the table has an empty vector
+    row = torch.linspace(-1, 1, weight.shape[-1], device=weight.device)
+    weight.copy_((WEIGHT_SCALE * row).expand_as(weight))

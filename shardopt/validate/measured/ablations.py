@@ -1,0 +1,172 @@
+"""The predictor with one idea taken out: what each is worth. Nothing here is a prediction.
+
+Each ablation changes the workload, the profile or the graph that the predictor is given, or how
+the graph's costs are added up; the predictor itself knows nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor import units
+from predictor.cost.collectives import OPS, latency_ms, transfer_ms
+from predictor.hardware.loader import HardwareProfile
+from predictor.hardware.schema import Curve, Link
+from predictor.iteration.batch import BatchPredictor
+from predictor.iteration.graph import Graph
+from predictor.iteration.timeline import simulate
+from predictor.model.distribution import Bins, Distribution, Uniform
+from predictor.model.plan import ShardingPlan
+from predictor.model.topology import Topology
+from predictor.model.workload import Feature, Workload
+from predictor.predict import candidate_of
+
+Array = NDArray[np.float64]
+
+COMMUNICATION = (
+    "input_copy",
+    "input_dist",
+    "output_dist_forward",
+    "output_dist_backward",
+    "all_reduce",
+)
+"""Phases of collectives and of the copies that serve them."""
+LARGEST_BYTES = 64 * units.MIB
+"""Where a link's provenance does not say which sizes were measured."""
+
+
+@dataclass(frozen=True, eq=False)
+class EveryIdDistinct(Bins):
+    """Rows as they are, but no two ids of a batch share one."""
+
+    def unique(self, draws: float) -> float:
+        """All of them."""
+        return max(draws, 0.0) * self.mass
+
+    def slice(self, first: float, last: float) -> EveryIdDistinct:
+        """As `Bins.slice`."""
+        return _all_distinct(super().slice(first, last))
+
+    def scaled(self, share: float) -> EveryIdDistinct:
+        """As `Bins.scaled`."""
+        return _all_distinct(super().scaled(share))
+
+
+def _all_distinct(bins: Bins) -> EveryIdDistinct:
+    return EveryIdDistinct(bins.counts, bins.probs)
+
+
+@dataclass(frozen=True)
+class WithoutRepeats:
+    """A distribution whose ids are all counted as distinct rows."""
+
+    of: Distribution
+
+    def bins(self, num_embeddings: int) -> Bins:
+        """The same bins, of which every draw is a row of its own."""
+        return _all_distinct(self.of.bins(num_embeddings))
+
+
+def uniform_indices(workload: Workload) -> Workload:
+    """Every id is equally likely: what TorchRec and the literature assume."""
+    return _features(workload, lambda f: replace(f, distribution=Uniform(), id_order="random"))
+
+
+def lookups_for_rows(workload: Workload) -> Workload:
+    """Every lookup costs as much as the first of its row."""
+    return _features(workload, lambda f: replace(f, distribution=WithoutRepeats(f.distribution)))
+
+
+def _features(workload: Workload, change: Callable[[Feature], Feature]) -> Workload:
+    tables = (replace(t, features=tuple(map(change, t.features))) for t in workload.tables)
+    return replace(workload, tables=tuple(tables))
+
+
+def constant_bandwidth(hardware: HardwareProfile) -> HardwareProfile:
+    """Collectives without latency, at the rate of the largest message that was measured."""
+    links = hardware.collectives
+    flat = {"intra": _flat(links.intra, hardware), "inter": _flat(links.inter, hardware)}
+    return hardware.model_copy(update={"collectives": links.model_copy(update=flat)})
+
+
+def _flat(link: Link, hardware: HardwareProfile) -> Link:
+    largest = link.provenance.range.get("size_bytes", (0.0, LARGEST_BYTES))[1]
+    ranks = max(2, hardware.nvlink_domain)
+    return link.model_copy(
+        update={op: _at_rate_of(getattr(link, op), largest, ranks) for op in OPS}
+    )
+
+
+def _at_rate_of(curve: Curve, bus_bytes: float, ranks: int) -> Curve:
+    time = latency_ms(curve, ranks) + float(transfer_ms(curve, np.array([bus_bytes]), ranks)[0])
+    cost = time / units.us(1.0) / (bus_bytes / units.MIB)
+    return Curve(latency_us=0.0, edge_mib=(0.0,), us_per_mib=(cost,))
+
+
+def without_communication(graph: Graph) -> Graph:
+    """Collectives and their copies take no time; ranks still wait for the last one."""
+    ops = [
+        replace(op, cost_ms=np.zeros_like(op.cost_ms)) if op.phase in COMMUNICATION else op
+        for op in graph.ops
+    ]
+    return Graph(
+        graph.world_size,
+        graph.intra_group_size,
+        graph.inline_streams,
+        graph.launch_latency_ms,
+        ops,
+    )
+
+
+def period_ms(graph: Graph) -> float:
+    """The iteration time of a graph of one plan, as `predictor.predict` finds it."""
+    return float(simulate(graph).iteration_ms[0])
+
+
+def busiest_ms(graph: Graph) -> float:
+    """The largest sum of a rank's own operations, on host and streams, one after the other."""
+    spent = np.zeros(graph.world_size)
+    for op in graph.ops:
+        if op.active is None or op.active.all():
+            spent += op.cost_ms.reshape(-1) + op.host_ms
+    return float(spent.max())
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """One idea taken out."""
+
+    name: str
+    workload: Callable[[Workload], Workload] = lambda w: w
+    hardware: Callable[[HardwareProfile], HardwareProfile] = lambda h: h
+    graph: Callable[[Graph], Graph] = lambda g: g
+    time_ms: Callable[[Graph], float] = period_ms
+
+    def times(
+        self,
+        workload: Workload,
+        topology: Topology,
+        hardware: HardwareProfile,
+        plans: Sequence[ShardingPlan],
+    ) -> Array:
+        """ms of every plan, ``[plans]``."""
+        changed = self.workload(workload)
+        batch = BatchPredictor(changed, topology, self.hardware(hardware))
+        candidates = [candidate_of(changed, topology, plan) for plan in plans]
+        graphs = (batch.graph(batch.totals(candidate)[None]) for candidate in candidates)
+        return np.array([self.time_ms(self.graph(graph)) for graph in graphs])
+
+
+FULL = Ablation("everything")
+"""Nothing taken out: `predictor.predict` itself."""
+ABLATIONS = (
+    Ablation("uniform indices assumed", workload=uniform_indices),
+    Ablation("lookups in place of distinct rows", workload=lookups_for_rows),
+    Ablation("without collectives and their copies", graph=without_communication),
+    Ablation("sums in place of synchronisation", time_ms=busiest_ms),
+    Ablation("constant bandwidth of collectives", hardware=constant_bandwidth),
+)

@@ -1,0 +1,154 @@
+"""The machine's speed changes between calibration and task: a profile scaled by reference kernels.
+
+The same fixed kernels (`shardopt.measure.reference`) run during calibration and in every round of a
+bench run. No iteration of the model enters the ratios.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+from predictor.errors import InputError
+from predictor.hardware.groups import CpuEmbedding, Group, Model
+from predictor.hardware.schema import CollectiveGroups, Curve, HardwareProfile
+from shardopt.bench.rows import BenchRows
+from shardopt.calibrate.design.phases import REFERENCE_KERNELS as KERNELS
+from shardopt.calibrate.rows import Measured
+
+FACTORS = ("backward_stateless", "backward_weighted")
+"""Fields of the embedding law that are no times."""
+SMALL_MOVES = ("floor_us", "ramp_us", "bucketize_ns_per_id", "gather_ns_per_element")
+Ratios = Mapping[str, float]
+"""Reference kernel -> its time in the task over its time in the calibration."""
+
+
+def calibration_reference(
+    rows: Sequence[Measured], link_gbit_s: float | None = None
+) -> dict[str, float]:
+    """Median over start, middle and end of the calibration, ms, by kernel.
+
+    Args:
+        link_gbit_s: of the link whose rows count; None: those within the machine.
+
+    Raises:
+        InputError: a kernel is not there.
+    """
+    found = [
+        (row.point.params.get("kernel"), row.median_us * 1e-3)
+        for row in rows
+        if row.point.family == "reference" and row.point.params.get("link_gbit_s") == link_gbit_s
+    ]
+    by_kernel = {kernel: [ms for name, ms in found if name == kernel] for kernel in KERNELS}
+    return _medians(by_kernel, "the calibration")
+
+
+def task_reference(rows: BenchRows) -> dict[str, float]:
+    """Median over all rounds, ranks and repeats of a task, ms, by kernel.
+
+    Raises:
+        InputError: a kernel is not there.
+    """
+    by_kernel = {
+        kernel: [
+            sample
+            for measured in rows.rounds
+            for rank in measured["reference_ms"].get(kernel, [])
+            for sample in rank
+        ]
+        for kernel in KERNELS
+    }
+    return _medians(by_kernel, "the task")
+
+
+def _medians(samples: Mapping[str, Sequence[float]], where: str) -> dict[str, float]:
+    lacks = [kernel for kernel, times in samples.items() if not times]
+    if lacks:
+        raise InputError(
+            f"{where} has no times of the reference kernel '{lacks[0]}', which tell how the "
+            "machine's speed changed; measure again with this version"
+        )
+    return {kernel: statistics.median(times) for kernel, times in samples.items()}
+
+
+def drift_ratios(task: Mapping[str, float], calibration: Mapping[str, float]) -> dict[str, float]:
+    """`Ratios` of two sets of reference times."""
+    return {kernel: task[kernel] / calibration[kernel] for kernel in KERNELS}
+
+
+def corrected(profile: HardwareProfile, ratios: Ratios) -> HardwareProfile:
+    """The profile of the machine while the task ran.
+
+    Embedding constants follow their lookups, collectives the all-to-all, all else the GEMM: it
+    alone of the references depends on the core's clock and on nothing else.
+
+    Args:
+        profile: of CPU ranks.
+    """
+    clock = ratios["gemm"]
+    gemm, memory = profile.gemm, profile.memory
+    groups = {
+        "embedding": _embedding(profile, ratios),
+        "gemm": gemm.model_copy(
+            update={
+                "tflops": {kind: rate / clock for kind, rate in gemm.tflops.items()},
+                **_scaled(gemm, ("floor_us", "batched_us"), clock),
+            }
+        ),
+        "memory": memory.model_copy(
+            update={
+                **_scaled(memory, ("hbm_gb_s", "l2_gb_s", "host_link_gb_s", "ddr_gb_s"), 1 / clock),
+                **_scaled(memory, ("host_link_latency_us",), clock),
+            }
+        ),
+        "elementwise": profile.elementwise.model_copy(
+            update=_scaled(profile.elementwise, SMALL_MOVES, clock)
+        ),
+        "overheads": profile.overheads.model_copy(
+            update=_scaled(profile.overheads, _us_fields(profile.overheads), clock)
+        ),
+        "collectives": with_curves(profile, lambda curve: _slower(curve, ratios["all_to_all"])),
+    }
+    return profile.model_copy(update=groups)
+
+
+def with_curves(profile: HardwareProfile, change: Callable[[Curve], Curve]) -> CollectiveGroups:
+    """The profile's collectives with every curve of every link changed."""
+    links = {}
+    for name in ("intra", "inter"):
+        link = getattr(profile.collectives, name)
+        curves = {key: value for key, value in link if isinstance(value, Curve)}
+        changed = {key: change(curve) for key, curve in curves.items()}
+        links[name] = link.model_copy(update=changed)
+    return profile.collectives.model_copy(update=links)
+
+
+def _embedding(profile: HardwareProfile, ratios: Ratios) -> CpuEmbedding:
+    law = profile.embedding
+    if not isinstance(law, CpuEmbedding):
+        raise InputError(f"{profile.name}: drift is corrected in profiles of CPU ranks only")
+    forward = [name for name, _ in law if name.startswith("forward_")]
+    backward = [name for name, _ in law if name.startswith("backward_") and name not in FACTORS]
+    return law.model_copy(
+        update={
+            **_scaled(law, forward, ratios["lookup_forward"]),
+            **_scaled(law, backward, ratios["lookup_backward"]),
+        }
+    )
+
+
+def _us_fields(group: Group) -> list[str]:
+    return [name for name, value in group if name.endswith("_us") and value is not None]
+
+
+def _scaled(group: Model, names: Sequence[str], factor: float) -> dict[str, float]:
+    return {name: getattr(group, name) * factor for name in names}
+
+
+def _slower(curve: Curve, factor: float) -> Curve:
+    return curve.model_copy(
+        update={
+            **_scaled(curve, ("latency_us", "latency_per_doubling_us"), factor),
+            "us_per_mib": tuple(cost * factor for cost in curve.us_per_mib),
+        }
+    )

@@ -1,0 +1,48 @@
+"""Plans run for real by TorchRec on CPU ranks, against predictions from calibration alone.
+
+Every batch (`shardopt.validate.measured.batch`) brings the calibration made before its tasks;
+nothing is fitted on an iteration. Reference kernels, which run beside the plans, correct for drift;
+figures without that correction stand beside.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shardopt.validate.measured.batch import load_batches
+from shardopt.validate.measured.predicted import DEVELOPED_ON, scored
+from shardopt.validate.measured.scores import all_scores
+from shardopt.validate.report import Report
+
+NAME = "torchrec-cpu"
+DEFAULT_FOLDER = Path(__file__).resolve().parents[3] / "configs" / "bench" / NAME
+"""Of a source checkout; an installed package has none."""
+VARIANTS_TRIED = 21
+"""Versions of the predictor that were scored on `DEVELOPED_ON` before the one reported."""
+
+
+def validate_torchrec_cpu(folder: Path) -> Report:
+    """Predict and score every plan of every batch in a folder.
+
+    Raises:
+        InputError: there is no batch, or a file of one is broken or of another machine.
+    """
+    batches = load_batches(
+        folder,
+        "a folder whose sub-folders hold batch.json, calibration.rows.csv and the tasks' rows",
+    )
+    tasks = [scored(batch, task) for batch in batches for task in batch.tasks]
+    return Report(
+        NAME,
+        tuple(row for task in tasks for row in task.compared()),
+        headline="plans",
+        skipped=tuple(text for batch in batches for text in batch.skipped),
+        notes=(
+            "measured: the median over all iterations of a plan, as rank 0 saw them",
+            "predicted from the calibration of the batch, corrected for drift by the reference "
+            "kernels of the task; no iteration of a task was looked at",
+            f"versions of the predictor tried before this one, most of them on {DEVELOPED_ON[0]}: "
+            f"{VARIANTS_TRIED}; fresh batches were scored with this one alone",
+        ),
+        scores=all_scores(tasks, batches),
+    )

@@ -1,0 +1,1 @@
+"""MLPerf submissions of DLRM and DLRM-DCNv2."""

@@ -1,0 +1,128 @@
+"""MLPerf Training systems of DLRM and DLRM-DCNv2: whole iterations under HugeCTR.
+
+Rows are apart: ``test`` (the headline) were never used, ``fit`` are those that the runtime's
+constants were fitted on, with re-submissions of the same measurement in later rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from shardopt.validate.mlperf.cases import Case, case_of, family_of, profile_of
+from shardopt.validate.mlperf.systems import (
+    CONFIGS_FILE,
+    DCNV2,
+    PLANS_FILE,
+    ROWS_FILE,
+    Matrix,
+    Planner,
+    System,
+    read_systems,
+)
+from shardopt.validate.report import Compared, Report, data_folder
+
+LAST_FIT_ROUND = (3, 1)
+FIT_PROFILES = ("a100-40gb", "a100-80gb", "h100-sxm")
+FIT, TEST = "fit", "test"
+
+
+def validate_mlperf_dlrm(folder: Path) -> Report:
+    """Predict every GPU system of the table in ``folder``.
+
+    Raises:
+        InputError: the folder or one of the three files is not there.
+    """
+    data_folder(folder, [ROWS_FILE, CONFIGS_FILE, PLANS_FILE], every=True)
+    systems, skipped = read_systems(folder)
+    planner, problems = Planner.read(folder)
+    skipped += problems
+    parts = parts_of(systems)
+    times: dict[tuple[object, ...], float] = {}
+    rows: list[Compared] = []
+    for system, part in zip(systems, parts, strict=True):
+        case = case_of(system, planner)
+        if isinstance(case, str):
+            skipped.append(case)
+            continue
+        key = (case.runtime.name, case.hardware.name, system.nodes, system.gpus_per_node,
+               system.global_batch, planner.matrix(system))  # fmt: skip
+        if key not in times:
+            times[key] = case.builder().iteration_ms()
+        rows.append(_compared(case, times[key], part))
+    parts_by_profile = {
+        f"{name} from v4.0 on": [
+            r
+            for r in rows
+            if r.part == TEST
+            and r.name["profile"] == name
+            and tuple(map(int, str(r.name["round"]).strip("v").split("."))) >= (4, 0)
+        ]
+        for name in ("h100-sxm", "a100-80gb", "h200-sxm")
+    }
+    never = [r for r in rows if r.part == TEST and r.name["profile"] not in FIT_PROFILES]
+    parts_by_profile["accelerators never fitted"] = never
+    kept = {name: found for name, found in parts_by_profile.items() if found}
+    notes = tuple(plan_change(systems, planner))
+    return Report("mlperf-dlrm", tuple(rows), TEST, tuple(skipped), notes, kept)
+
+
+def parts_of(systems: list[System]) -> list[str]:
+    """``fit`` or ``test`` for each; what was fitted stays so where a later round repeats it."""
+    fitted = [is_fitted(system) for system in systems]
+    seen = {(s.org, s.measured_ms) for s, fit in zip(systems, fitted, strict=True) if fit}
+    return [
+        FIT if fit or (s.org, s.measured_ms) in seen else TEST
+        for s, fit in zip(systems, fitted, strict=True)
+    ]
+
+
+def is_fitted(system: System) -> bool:
+    """Whether the runtime's constants were fitted on the row."""
+    return system.version <= LAST_FIT_ROUND and profile_of(system.accelerator) in FIT_PROFILES
+
+
+def _compared(case: Case, predicted_ms: float, part: str) -> Compared:
+    system = case.system
+    return Compared(
+        {
+            "system": system.system,
+            "org": system.org,
+            "accelerator": system.accelerator,
+            "accels": system.gpus,
+            "round": system.round,
+            "benchmark": system.benchmark,
+            "global_batch": system.global_batch,
+            "profile": case.hardware.name,
+            "runtime": case.runtime.name,
+        },
+        system.measured_ms,
+        predicted_ms,
+        family=family_of(system),
+        part=part,
+        source=f"MLPerf Training {system.round}, {system.org}",
+    )
+
+
+def plan_change(systems: list[System], planner: Planner) -> Iterator[str]:
+    """What the change of plan from v3.0 to v3.1 alone is predicted to bring, in words."""
+    before = [s for s in systems if s.version == (3, 0) and s.org == "NVIDIA"]
+    after = [s for s in systems if s.version == (3, 1) and s.org == "NVIDIA"]
+    for old in before:
+        new = next((s for s in after if (s.gpus, s.global_batch) == (old.gpus, old.global_batch)
+                    and s.benchmark == DCNV2), None)  # fmt: skip
+        matrix = planner.matrix(new) if new is not None else None
+        if new is None or matrix is None:
+            continue
+        was, now = _with(old, planner, None), _with(old, planner, matrix)
+        measured = new.measured_ms / old.measured_ms - 1
+        yield (
+            f"v3.0 to v3.1 on {old.gpus} {old.accelerator}: measured {measured:+.1%}; the change "
+            f"of plan alone is predicted to bring {now / was - 1:+.1%}, the rest is software"
+        )
+
+
+def _with(system: System, planner: Planner, matrix: Matrix | None) -> float:
+    case = case_of(system, planner, matrix)
+    assert isinstance(case, Case)
+    return case.builder().iteration_ms()

@@ -1,0 +1,286 @@
+"""MLPerf Training submissions of DLRM and DLRM-DCNv2: rows, planner knobs and plans."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from predictor.csv_rows import LARGEST, MOST_RANKS, Row, count, number, read_table
+from predictor.errors import InputError
+from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+
+ROWS_FILE = "mlperf_dlrm_measured_iteration_time.csv"
+CONFIGS_FILE = "mlperf_dlrm_dcnv2_configs.csv"
+PLANS_FILE = "mlperf_dlrm_dcnv2_plans.json"
+DCNV2 = "dlrm_dcnv2"
+
+SMALL_TABLES = (3, 5, 6, 7, 8, 12, 13, 15, 16, 17, 18, 24, 25)
+CAP_40_GB = (
+    *((20, 9, 12), (20, 9), (20, 3, 2, 0), (20, 24, 25, 0), (21, 4, 10, 5, 6, 0)),
+    *((21, 13, 23, 18, 17), (22, 19, 15, 1, 8, 0), (14, 11, 19, 7, 16)),
+)
+CAP_35_GB = (
+    *((21, 20, 0), (21, 20, 0), (20, 22, 2, 0), (20, 14, 1, 0), (20, 11, 9, 0), (20, 4, 9, 0)),
+    *((20, 19, 23, 0), (20, 19, 10, 0)),
+)
+LOGGED_PLANS = {
+    ("v3.0", "nf5468m6_hugectr"): ((), CAP_40_GB),
+    ("v3.1", "G5500V7x8L40"): ((), CAP_40_GB),
+    ("v3.1", "G5500V7x8xL40S"): (SMALL_TABLES, CAP_35_GB),
+}
+"""(round, system) -> replicated tables and tables per GPU, where cards of 48 GB made the submitter
+cap what embeddings may use: printed in results/<system>/dlrm_dcnv2/result_1.txt of IEI
+(mlcommons/training_results_v3.0) and xFusion (training_results_v3.1)."""
+SWITCHES = {("v3.1", "G5500V7x8L40"): (5, 3)}
+"""(round, system) -> cards behind each PCIe switch, by the NUMA nodes in the same logs, where they
+are not the equal halves of A40 and L40S."""
+SOFTWARE = {("v3.1", "G5500V7x8L40"): (3, 0)}
+"""(round, system) -> the round whose HugeCTR ran: the same logs say 23.4, the release of v3.0."""
+
+
+@dataclass(frozen=True)
+class System:
+    """One submission: what ran where, and how long an iteration took."""
+
+    round: str
+    org: str
+    system: str
+    benchmark: str
+    nodes: int
+    gpus_per_node: int
+    accelerator: str
+    interconnect: str
+    global_batch: int
+    measured_ms: float
+
+    @property
+    def gpus(self) -> int:
+        """Accelerators in all."""
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """The round as numbers: ``v3.1`` is (3, 1)."""
+        return tuple(int(part) for part in re.findall(r"\d+", self.round))
+
+    @property
+    def software(self) -> tuple[int, ...]:
+        """The round whose HugeCTR ran."""
+        return SOFTWARE.get((self.round, self.system), self.version)
+
+    @property
+    def switches(self) -> tuple[int, ...]:
+        """Cards behind each PCIe switch, if its log says so."""
+        return SWITCHES.get((self.round, self.system), ())
+
+
+def parse_system(row: Row) -> System | str:
+    """A row as a system, or why no model of a GPU applies to it."""
+    name = f"{row['round']} {row['org']} {row['system']}"
+    gpus = row["accel_per_node"].strip()
+    if "tpu" in row["accelerator"].lower():
+        return f"{name}: {row['accelerator']} is a TPU; no profile describes one"
+    if gpus in ("", "0"):
+        return f"{name}: trained on CPUs ({row['cpu']}); no profile describes such a cluster"
+    nodes, per_node = (count(row, column, MOST_RANKS) for column in ("nodes", "accel_per_node"))
+    if nodes * per_node > MOST_RANKS:
+        raise ValueError(f"has {nodes * per_node:,} accelerators; at most {MOST_RANKS:,} are read")
+    return System(
+        row["round"],
+        row["org"],
+        row["system"],
+        row["benchmark"],
+        nodes,
+        per_node,
+        row["accelerator"],
+        row["accel_interconnect"],
+        count(row, "global_batch"),
+        number(row, "iter_ms_median"),
+    )
+
+
+def read_systems(folder: Path) -> tuple[list[System], list[str]]:
+    """GPU systems of the table, and a line of text for every other row."""
+    columns = (
+        *("round", "org", "system", "benchmark", "nodes", "accel_per_node", "accelerator"),
+        *("accel_interconnect", "cpu", "global_batch", "iter_ms_median"),
+    )
+    table = read_table(folder / ROWS_FILE, columns, parse_system)
+    systems = [row for row in table.rows if isinstance(row, System)]
+    return systems, [row for row in table.rows if isinstance(row, str)] + table.problems
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """What HugeCTR's planner was told."""
+
+    hierarchical: bool
+    bandwidth_ratio: float
+    replicated_gb: float
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One plan of the public planner: buckets of tables, per GPU or per node."""
+
+    nodes: int
+    gpus_per_node: int
+    knobs: Knobs
+    replicated: tuple[int, ...]
+    buckets: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> Matrix:
+        """From an entry of the plans' file."""
+        return cls(
+            int(entry["nodes"]),
+            int(entry["gpus_per_node"]),
+            Knobs(
+                entry["plan"] == "hier_auto",
+                float(entry["mem_comm_bw_ratio"]),
+                float(entry["dp_threshold_gb"]),
+            ),
+            tuple(int(t) for t in entry["dp_tables"]),
+            tuple(tuple(int(t) for t in bucket) for bucket in entry["mp_tables_per_bucket"]),
+        )
+
+    def check(self, tables: int) -> None:
+        """Refuse a plan that is none.
+
+        Raises:
+            ValueError: its buckets are not those of its machine, or a table is in none.
+        """
+        wanted = self.nodes if self.knobs.hierarchical else self.nodes * self.gpus_per_node
+        if min(self.nodes, self.gpus_per_node) < 1 or len(self.buckets) != wanted:
+            raise ValueError(f"{len(self.buckets)} buckets for {self.nodes}x{self.gpus_per_node}")
+        held = {*self.replicated, *(t for bucket in self.buckets for t in bucket)}
+        if held != set(range(tables)):
+            raise ValueError(f"the buckets hold tables {sorted(held)}, not 0 to {tables - 1}")
+
+    def plan(self, names: Sequence[str], rows: Sequence[int], dim: int) -> ShardingPlan:
+        """The internal plan: a table in k buckets is split by rows k ways.
+
+        A bucket of a GPU holds a row range and sends its partial sums like any other table's
+        outputs, so it is table-wise with several shards. A bucket of a node spreads its range over
+        the node's GPUs, which reduce among themselves first: table-row-wise.
+        """
+        world = self.nodes * self.gpus_per_node
+        tables = {}
+        for index, (name, size) in enumerate(zip(names, rows, strict=True)):
+            ranks = self._ranks(index)
+            if index in self.replicated:
+                shards = tuple(Shard(r, (0, 0), (size, dim)) for r in range(world))
+                kind, kernel = ShardingType.DATA_PARALLEL, ComputeKernel.DENSE
+            else:
+                kind = ShardingType.TABLE_WISE
+                if self.knobs.hierarchical:
+                    kind = ShardingType.TABLE_ROW_WISE
+                shards, kernel = row_ranges(size, dim, ranks), ComputeKernel.FUSED
+            tables[name] = TablePlan(kind, kernel, shards)
+        return ShardingPlan(tables, world, self.gpus_per_node)
+
+    def _ranks(self, table: int) -> list[int]:
+        held = [i for i, bucket in enumerate(self.buckets) if table in bucket]
+        if not self.knobs.hierarchical:
+            return held
+        local = range(self.gpus_per_node)
+        return [node * self.gpus_per_node + gpu for node in held for gpu in local]
+
+
+def row_ranges(rows: int, dim: int, ranks: Sequence[int]) -> tuple[Shard, ...]:
+    """Equal row ranges on the ranks given."""
+    edges = [rows * i // len(ranks) for i in range(len(ranks) + 1)]
+    return tuple(
+        Shard(rank, (first, 0), (last - first, dim))
+        for rank, first, last in zip(ranks, edges, edges[1:], strict=False)
+    )
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Configurations and plans beside the rows.
+
+    Args:
+        configs: (round, organisation, nodes, GPUs per node, global batch) -> knobs.
+        rows, multi_hot: of the 26 tables.
+    """
+
+    configs: Mapping[tuple[str, str, int, int, int], Knobs]
+    matrices: tuple[Matrix, ...]
+    rows: tuple[int, ...]
+    multi_hot: tuple[int, ...]
+
+    @classmethod
+    def read(cls, folder: Path) -> tuple[Planner, list[str]]:
+        """From the files in ``folder``, and a line of text for every row that is no config."""
+        columns = (
+            *("round", "org", "global_batch", "nodes", "gpus_per_node", "sharding_plan"),
+            *("mem_comm_bw_ratio", "dp_sharding_threshold_gb"),
+        )
+        table = read_table(folder / CONFIGS_FILE, columns, _config)
+        path = folder / PLANS_FILE
+        try:
+            held = json.loads(path.read_text(encoding="utf-8"))
+            matrices = tuple(Matrix.of(entry) for entry in held["plans"])
+            rows, hot = (tuple(map(int, held[k])) for k in ("table_rows", "multi_hot"))
+            if len(rows) != len(hot) or not all(1 <= value <= LARGEST for value in rows + hot):
+                raise ValueError("table_rows and multi_hot are no equal lists of numbers above 0")
+            for matrix in matrices:
+                matrix.check(len(rows))
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            raise InputError(f"{path}: no plans can be read from it: {error!r}") from error
+        # the first config of a shape is the submitter's own before the copies of NVIDIA's
+        configs: dict[tuple[str, str, int, int, int], Knobs] = {}
+        for key, knobs in table.rows:
+            configs.setdefault(key, knobs)
+        return cls(configs, matrices, rows, hot), table.problems
+
+    def knobs(self, system: System) -> Knobs:
+        """The submission's own, or the commonest of the round for machines of its shape."""
+        shape = (system.nodes, system.gpus_per_node, system.global_batch)
+        own = self.configs.get((system.round, system.org, *shape))
+        if own is not None:
+            return own
+        near = [
+            k
+            for key, k in self.configs.items()
+            if (key[0], key[2], key[3]) == (system.round, system.nodes, system.gpus_per_node)
+        ]
+        if near:
+            return max(near, key=near.count)
+        several = system.nodes > 2
+        threshold = 0.0 if system.version < (3, 1) else 0.0125 if several else 0.008
+        return Knobs(several, 67.0 if several else 7.0, threshold)
+
+    def matrix(self, system: System) -> Matrix | None:
+        """The plan that its log prints, or that of the nearest knobs for machines of its shape."""
+        want = self.knobs(system)
+        shape = (system.nodes, system.gpus_per_node)
+        logged = LOGGED_PLANS.get((system.round, system.system))
+        if logged is not None:
+            return Matrix(*shape, want, *logged)
+        found = [m for m in self.matrices if (m.nodes, m.gpus_per_node) == shape]
+        return min(found, key=lambda m: _distance(m.knobs, want), default=None)
+
+
+def _distance(a: Knobs, b: Knobs) -> tuple[bool, float, float]:
+    return (
+        a.hierarchical != b.hierarchical,
+        abs(a.replicated_gb - b.replicated_gb),
+        abs(a.bandwidth_ratio - b.bandwidth_ratio),
+    )
+
+
+def _config(row: Row) -> tuple[tuple[str, str, int, int, int], Knobs]:
+    threshold = float((row["dp_sharding_threshold_gb"].split() or [""])[0])
+    if not 0 <= threshold < math.inf:
+        raise ValueError(f"dp_sharding_threshold_gb is {threshold}; it must be 0 or above")
+    hierarchical = row["sharding_plan"] == "hier_auto"
+    knobs = Knobs(hierarchical, number(row, "mem_comm_bw_ratio"), threshold)
+    shape = (count(row, "nodes"), count(row, "gpus_per_node"), count(row, "global_batch"))
+    return (row["round"], row["org"], *shape), knobs

@@ -1,0 +1,144 @@
+"""Predictions of generated benchmarks against their replays.
+
+Laws of ops are fitted on calls timed inside replays of calibration models
+(`shardopt.replay.compare.originals.CALIBRATIONS`), collectives are those of a profile; no other
+model was run for its prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+from predictor.cost.cpu_ops import OpLaws
+from predictor.fit.cpu_ops import by_group
+from predictor.hardware.loader import load_hardware
+from shardopt.replay.predict.fit import DEFAULT_FOLDER, FILE, captured, read_replays, replay_laws
+from shardopt.replay.predict.iteration import predicted
+from shardopt.replay.predict.rows import FIT, TEST, ModelCalls
+from shardopt.validate.by_ranks import errors_by_ranks
+from shardopt.validate.report import Compared, Report, Scores
+
+NAME = "replay"
+HARDWARE = "cpu-gloo"
+LARGEST_GROUPS = 14
+PARTS = {TEST: "models", FIT: "calibration"}
+FRESH = frozenset(
+    {"bert medium", "gpt2 medium", "convnet medium", "dlrm 1 rank", "dlrm 2 ranks middle"}
+    | {"mlp narrow"}
+)
+"""Models that were added after the laws had their form, and first measured then."""
+__all__ = ["DEFAULT_FOLDER", "NAME", "has_replays", "validate_replay"]
+
+
+def has_replays(folder: Path) -> bool:
+    """Whether a folder holds replays with their calls."""
+    return (folder / FILE).is_file()
+
+
+def validate_replay(folder: Path) -> Report:
+    """Fit on the calibration models of a folder and predict all others.
+
+    Raises:
+        InputError: the folder is not what `shardopt bench mystique` writes.
+    """
+    models = read_replays(folder)
+    laws = {ranks: replay_laws(models, ranks) for ranks in sorted({len(m.ranks) for m in models})}
+    found = [(model, _found(model, laws)) for model in models]
+    rows = [_compared(model, of["predicted_ms"], PARTS[model.part]) for model, of in found]
+    return Report(
+        NAME,
+        tuple(rows),
+        headline=PARTS[TEST],
+        notes=(
+            "measured: the median over rounds, each in processes of its own, of the slowest rank",
+            "laws are fitted on calls inside replays of other models; no model of the headline was "
+            "run for its prediction",
+        ),
+        scores=(
+            _summary_table(rows, _held_out(models)),
+            _model_table(found),
+            *(_group_table(models, ranks, of) for ranks, of in laws.items()),
+        ),
+    )
+
+
+def _found(model: ModelCalls, laws: Mapping[int, OpLaws]) -> dict[str, float]:
+    return predicted(model.ranks, laws[len(model.ranks)], load_hardware(HARDWARE))
+
+
+def _compared(model: ModelCalls, predicted_ms: float, part: str) -> Compared:
+    count = len(model.ranks)
+    return Compared(
+        {"model": model.name, "ranks": count},
+        median(model.replay_ms),
+        predicted_ms,
+        f"{model.name.split()[0]}, {count} rank{'' if count == 1 else 's'}",
+        part,
+    )
+
+
+def _held_out(models: Sequence[ModelCalls]) -> list[Compared]:
+    """Every calibration model, predicted from the others."""
+    found = []
+    for model in models:
+        if model.part == FIT:
+            count = len(model.ranks)
+            laws = replay_laws([other for other in models if other is not model], count)
+            found.append(_compared(model, _found(model, {count: laws})["predicted_ms"], "held out"))
+    return found
+
+
+def _summary_table(rows: Sequence[Compared], held: Sequence[Compared]) -> Scores:
+    models = [row for row in rows if row.part == PARTS[TEST]]
+    kinds = (
+        ("models", models),
+        ("of these, first seen after the laws", [r for r in models if r.name["model"] in FRESH]),
+        ("calibration models, each from the others", held),
+    )
+    return errors_by_ranks("iterations", "benchmarks of", kinds, "errors of iteration times")
+
+
+def _model_table(found: Sequence[tuple[ModelCalls, Mapping[str, float]]]) -> Scores:
+    cells = []
+    for model, of in found:
+        if model.part == TEST:
+            measured, predicted_ms = median(model.replay_ms), of["predicted_ms"]
+            apart = [abs(ms / measured - 1) for ms in model.replay_ms]
+            error = predicted_ms / measured - 1
+            cells.append(
+                (model.name, measured, predicted_ms, error, of["recorded_share"], median(apart))
+            )
+    return Scores(
+        "models",
+        (
+            ("model", "text"),
+            ("replayed", "ms"),
+            ("predicted", "ms"),
+            ("error", "signed"),
+            ("recorded times", "share"),
+            ("between processes", "share"),
+        ),
+        tuple(cells),
+        "every model; recorded times: the share of the prediction that stands for ops without a "
+        "law; between processes: the median distance of a round from the median of all rounds",
+    )
+
+
+def _group_table(models: Sequence[ModelCalls], count: int, laws: OpLaws) -> Scores:
+    """The ops that take most of the models' replays, and how well their law fits there."""
+    steps = [
+        captured(rank, median(model.replay_ms))
+        for model in models
+        if model.part == TEST and len(model.ranks) == count
+        for rank in model.ranks
+    ]
+    found = sorted(by_group(steps, laws).items(), key=lambda item: -item[1][0])
+    return Scores(
+        f"ops_{count}",
+        (("op", "text"), ("share of replays", "share"), ("law against time", "signed")),
+        tuple((group, share, error) for group, (share, error) in found[:LARGEST_GROUPS]),
+        f"ops of the models' replays, {count} rank(s); {1e3 * laws.op_ms:.1f} us a call and "
+        f"{laws.stretch - 1:+.1%} beside them",
+    )

@@ -1,0 +1,182 @@
+"""Real traces replayed: step by step, rank by rank, and kernels whose shapes they carry.
+
+No measured start or end of what a step launched enters its prediction; the text of
+`predictor.trace.simulate.step` says what does. Nothing is fitted on these files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+
+from predictor.trace.events import RankTrace
+from predictor.trace.read import read_traces
+from predictor.trace.simulate.kernels import GemmCall, gemm_calls
+from predictor.trace.simulate.overheads import Samples
+from predictor.trace.simulate.step import Replay, ReplayedStep, TracedHosts, replay
+from predictor.trace.simulate.whatif import traced_profile
+from shardopt.validate.report import Compared, Report, Scores, data_folder
+
+STEPS = (
+    "traces/hta_nccl_parser_rank0of2.json.gz",
+    "traces/hta_trace_diff_control_rank3of8.json.gz",
+    "traces/hta_trace_diff_test_rank1of2.json.gz",
+)
+RANKS = "traces/dlrm_kineto.tar.gz"
+SOURCES = {
+    RANKS: "facebookresearch/param et_replay/tests/inputs",
+    **dict.fromkeys(STEPS, "facebookresearch/HolisticTraceAnalysis tests/data"),
+}
+
+OTHER_STEPS = "steps, host times of the other steps"
+OTHER_TRACES = "steps, host times of the other traces"
+NAIVE = "steps, the median of the other steps"
+FOLLOWING = "steps after a traced one"
+OWN_HOST = "8 ranks, their own host times"
+OTHER_RANKS = "8 ranks, host times of the other ranks"
+GEMM = "GEMM kernels by shape"
+
+
+def validate_traces(folder: Path) -> Report:
+    """Replay every trace in ``folder``.
+
+    Raises:
+        InputError: the folder or the files are not there, or one is no trace.
+    """
+    names = (*STEPS, RANKS)
+    data_folder(folder, names)
+    found = {name: read_traces([folder / name]) for name in names if (folder / name).is_file()}
+    missing = tuple(f"{name}: not there" for name in names if name not in found)
+    rows: list[Compared] = []
+    ends: list[tuple[str, Replay]] = []
+    single = {name: traces for name, traces in found.items() if name != RANKS}
+    rows += _single(single)
+    if RANKS in found:
+        for part, own in ((OWN_HOST, True), (OTHER_RANKS, False)):
+            replayed = replay(found[RANKS], own_host=own)
+            rows += [_row(RANKS, step, step.predicted_ms, part) for step in replayed.steps]
+            ends.append((part, replayed))
+    for name, traces in found.items():
+        rows += _gemms(name, traces)
+    following = [r for r in rows if r.part == OTHER_STEPS and r.name["step"] != 0]
+    return Report(
+        "traces",
+        tuple(rows),
+        OTHER_STEPS,
+        missing,
+        NOTES,
+        {FOLLOWING: following},
+        (OTHER_TRACES, NAIVE, OWN_HOST, OTHER_RANKS, GEMM),
+        (_ends(ends), _steps(rows)),
+    )
+
+
+NOTES = (
+    "the first step of a trace begins with the device at work on what no trace shows, and is "
+    "predicted as if it were idle",
+    "that a kernel waits while another fills the device, and which of several collectives a stream "
+    "waits for, are rules set with these files in sight; they have no fitted constant",
+    "collectives of a trace of one rank take as long as traced, waiting for other ranks included; "
+    "of the 8 ranks, as long as on the rank that came last",
+    "lookups are not compared: no trace says how ids are spread over rows",
+)
+
+
+def _single(found: dict[str, list[RankTrace]]) -> Iterator[Compared]:
+    hosts = {name: TracedHosts.of(traces) for name, traces in found.items()}
+    for name, traces in found.items():
+        for step in replay(traces).steps:
+            yield _row(name, step, step.predicted_ms, OTHER_STEPS)
+            if step.naive_ms is not None:
+                yield _row(name, step, step.naive_ms, NAIVE)
+        others = [host.pooled() for other, host in hosts.items() if other != name]
+        if others:
+            for step in replay(traces, overheads=Samples.merged(others).table()).steps:
+                yield _row(name, step, step.predicted_ms, OTHER_TRACES)
+
+
+def _row(name: str, step: ReplayedStep, predicted_ms: float, part: str) -> Compared:
+    trace = name.removeprefix("traces/").split(".")[0]
+    where: dict[str, str | int | float] = {"trace": trace, "rank": step.rank, "step": step.step}
+    return Compared(where, step.measured_ms, predicted_ms, trace, part, SOURCES[name])
+
+
+def _gemms(name: str, traces: Sequence[RankTrace]) -> Iterator[Compared]:
+    """One row a shape: the median of its kernels against the profile of the device."""
+    hw = traced_profile(traces[0])
+    shapes: dict[tuple[int, int, int, int, str], list[GemmCall]] = {}
+    for trace in traces:
+        for call in gemm_calls(trace):
+            key = (call.count, call.m, call.n, call.k, call.data_type)
+            shapes.setdefault(key, []).append(call)
+    for (count, m, n, k, data_type), calls in shapes.items():
+        if hw is None or data_type not in hw.gemm.tflops:
+            continue
+        trace_name = name.removeprefix("traces/").split(".")[0]
+        shape = f"{count}x{m}x{n}x{k} {data_type}"
+        yield Compared(
+            {"trace": trace_name, "rank": shape, "step": "all"},
+            median(call.measured_us for call in calls) / 1e3,
+            calls[0].predicted_ms(hw),
+            f"{hw.name}, {trace_name}",
+            GEMM,
+            SOURCES[name],
+        )
+
+
+def _ends(found: Sequence[tuple[str, Replay]]) -> Scores:
+    """How far the ends of collectives are from the traced ones."""
+    rows = []
+    for part, replayed in found:
+        names = dict.fromkeys(c.name for c in replayed.collectives)
+        for name in names:
+            off = [
+                1e3 * (c.predicted_end_ms - c.measured_end_ms)
+                for c in replayed.collectives
+                if c.name == name
+            ]
+            rows.append((part, name, len(off), sum(map(abs, off)) / len(off), max(map(abs, off))))
+    return Scores(
+        "ends of collectives",
+        (
+            ("part", "text"),
+            ("collective", "text"),
+            ("ranks", "count"),
+            ("mean error, us", "figure"),
+            ("worst, us", "figure"),
+        ),
+        tuple(rows),
+        "predicted against traced end of each collective on each rank, from the first rank's start",
+    )
+
+
+def _steps(rows: Sequence[Compared]) -> Scores:
+    """Every step with its forecasts."""
+    by_step: dict[tuple[str, int, int], dict[str, Compared]] = {}
+    for row in rows:
+        if row.part != GEMM:
+            key = (str(row.name["trace"]), int(row.name["rank"]), int(row.name["step"]))
+            by_step.setdefault(key, {})[row.part] = row
+    cells = []
+    for (trace, rank, step), found in by_step.items():
+        measured = next(iter(found.values())).measured_ms
+        forecasts = (OTHER_STEPS, OTHER_TRACES, NAIVE, OWN_HOST, OTHER_RANKS)
+        errors = [found[part].error if part in found else None for part in forecasts]
+        cells.append((trace, rank, step, measured, *errors))
+    return Scores(
+        "steps",
+        (
+            ("trace", "text"),
+            ("rank", "count"),
+            ("step", "count"),
+            ("measured", "ms"),
+            ("other steps", "signed"),
+            ("other traces", "signed"),
+            ("naive", "signed"),
+            ("own host", "signed"),
+            ("other ranks", "signed"),
+        ),
+        tuple(cells),
+        "errors by where host times come from; naive: the median of the trace's other steps",
+    )

@@ -1,0 +1,142 @@
+"""GPT under Megatron: the public iteration times of vTrain on one node, and on several.
+
+Rows of the one-node table that the runtime's constants were fitted on keep the part ``fit`` in any
+file; all others are ``test``. Nothing was fitted on the table of several nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from predictor.csv_rows import MOST_RANKS, Row, Table, count, number, read_table
+from predictor.errors import InputError
+from predictor.hardware.loader import load_hardware
+from predictor.iteration.megatron.kernels import GptTraining
+from predictor.iteration.megatron.runtime import Configuration, fitted
+from predictor.iteration.megatron.step import MegatronStep
+from shardopt.validate.report import Compared, Report, data_folder
+
+SINGLE_FILE = "vtrain_gpt_8xA100_measured_iteration.csv"
+MULTI_FILE = "vtrain_gpt_multinode_A100_measured_iteration.csv"
+MULTI_HARDWARE = "a100-80gb"
+"""175 billion parameters on 512 GPUs, 64 shards of the weights, do not fit 40 GB."""
+TEST, FIT, MULTI = PARTS = "test", "fit", "several nodes"
+SPLIT = ("tensor_parallel", "data_parallel", "pipeline_parallel")
+SOURCE = "VIA-Research/vTrain data"
+
+VOCABULARY = 50257
+"""GPT-2's; vTrain's own model neither pads it nor rounds a shard up (src/config.py)."""
+VOCABULARY_MULTIPLE = 128
+"""Megatron pads each GPU's shard of the vocabulary to this (--make-vocab-size-divisible-by)."""
+
+COLUMNS = {
+    "n_gpus": "# GPUs",
+    "global_batch": "global batch",
+    "micro_batch": "micro batch",
+    "hidden_size": "hidden size",
+    "attention_heads": "attention heads",
+    "layers": "# layers",
+    "sequence_length": "sequence length",
+    "tensor_parallel": "tensor parallelism",
+    "data_parallel": "data parallelism",
+    "pipeline_parallel": "pipeline parallelism",
+}
+"""Columns of the one-node table -> those of the other."""
+TIMES = ("iteration_ms", "iteration time (ms)")
+MOST_PASSES = 10**6
+"""Micro-batches times stages; the largest published have 12 288."""
+
+NOTES = (
+    "five constants of the software were fitted on the rows `fit`, the 100 whose configurations "
+    "have the smallest hash; GEMM, softmax and collectives are those of the profile",
+    "rows of one node are sums of times that the source took once per hidden size, tensor "
+    "parallelism and micro-batch: a combination is off as a whole",
+)
+
+Measured = tuple[Configuration, GptTraining, float]
+
+
+def validate_transformers(folder: Path) -> Report:
+    """Predict every row of the tables in ``folder`` with the shipped constants.
+
+    Raises:
+        InputError: the folder is not there, or holds neither table.
+    """
+    data_folder(folder, [SINGLE_FILE, MULTI_FILE])
+    known = fitted()
+    rows: list[Compared] = []
+    skipped: list[str] = []
+    for name, reader, hardware in (
+        (SINGLE_FILE, read_single, known.hardware),
+        (MULTI_FILE, read_multi, MULTI_HARDWARE),
+    ):
+        if not (folder / name).is_file():
+            continue
+        table = reader(folder)
+        skipped += table.problems
+        step = MegatronStep(load_hardware(hardware), known.runtime)
+        times = step.iteration_ms([model for _, model, _ in table.rows])
+        for (configuration, model, measured), time in zip(table.rows, times, strict=True):
+            part = MULTI if name == MULTI_FILE else TEST
+            if part == TEST and configuration in known.rows:
+                part = FIT
+            rows.append(_compared(configuration, model, measured, float(time), part))
+    rows.sort(key=lambda row: (PARTS.index(row.part), *(int(row.name[key]) for key in SPLIT)))
+    return Report("transformers", tuple(rows), TEST, tuple(skipped), NOTES)
+
+
+def read_single(folder: Path) -> Table[Measured]:
+    """Rows of the one-node table."""
+    columns = tuple(COLUMNS)
+    return read_table(folder / SINGLE_FILE, (*columns, TIMES[0]), _parser(columns, TIMES[0]))
+
+
+def read_multi(folder: Path) -> Table[Measured]:
+    """Rows of the table of several nodes; their activations were recomputed."""
+    columns = tuple(COLUMNS.values())
+    parse = _parser(columns, TIMES[1], several=True)
+    return read_table(folder / MULTI_FILE, (*columns, TIMES[1]), parse)
+
+
+def _parser(
+    columns: tuple[str, ...], time: str, *, several: bool = False
+) -> Callable[[Row], Measured]:
+    def parse(row: Row) -> Measured:
+        values = tuple(count(row, column) for column in columns)
+        gpus, batch, micro, hidden, heads, layers, sequence, tensor, data, pipeline = values
+        vocabulary = VOCABULARY
+        if several:
+            multiple = VOCABULARY_MULTIPLE * tensor
+            vocabulary = -(-VOCABULARY // multiple) * multiple
+        try:
+            model = GptTraining(
+                hidden, heads, layers, sequence, vocabulary, micro, batch, tensor, data, pipeline,
+                recompute=several,
+            )  # fmt: skip
+        except InputError as error:
+            raise ValueError(str(error)) from error
+        if gpus != model.gpus or gpus > MOST_RANKS:
+            split = f"{tensor} x {data} x {pipeline}"
+            raise ValueError(f"{columns[0]} is {gpus}, split {split}; at most {MOST_RANKS} GPUs")
+        if model.micro_batches * pipeline > MOST_PASSES:
+            raise ValueError(
+                f"{model.micro_batches} micro-batches are too many for {pipeline} stages"
+            )
+        return values, model, number(row, time)
+
+    return parse
+
+
+def _compared(
+    configuration: Configuration, model: GptTraining, measured: float, time: float, part: str
+) -> Compared:
+    split = f"t={model.tensor} d={model.data} p={model.pipeline}"
+    return Compared(
+        dict(zip(COLUMNS, configuration, strict=True)),
+        measured,
+        time,
+        family=split,
+        part=part,
+        source=SOURCE,
+    )

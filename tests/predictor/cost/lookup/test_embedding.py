@@ -1,0 +1,253 @@
+"""The embedding laws: what a shard's lookups cost, and in what they never fall."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from predictor.cost.lookup.cuda import CudaLookups
+from predictor.cost.lookup.embedding import (
+    SHARERS,
+    LookupShard,
+    backward_floor_ms,
+    backward_longest_ms,
+    backward_ms,
+    forward_floor_ms,
+    forward_longest_ms,
+    forward_ms,
+    lookup_model,
+    optimizer_state_bytes,
+    prefetch_ms,
+    sharing_ms,
+    sort_pass_ms,
+    sort_passes,
+)
+from predictor.hardware.loader import CudaEmbedding, list_hardware, load_hardware
+from predictor.model.distribution import Uniform, Zipf
+from predictor.model.plan import ComputeKernel
+from predictor.model.workload import Optimizer
+
+NAMES = list_hardware()
+GPUS = tuple(name for name in NAMES if name != "cpu-gloo")
+
+
+def shard(
+    rows: int = 10_000_000,
+    alpha: float = 0.0,
+    draws: float = 3 * 65536.0,
+    bags: float = 65536.0,
+    dim: int = 128,
+    **other: object,
+) -> LookupShard:
+    bins = (Zipf(alpha) if alpha else Uniform()).bins(rows)
+    return LookupShard(bins, draws, bags, rows, dim, **other)  # type: ignore[arg-type]
+
+
+shards = st.builds(
+    shard,
+    rows=st.sampled_from([1, 3, 100, 10_000, 1_000_000, 40_000_000]),
+    alpha=st.sampled_from([0.0, 0.7, 1.05, 1.3]),
+    draws=st.floats(1, 1e6),
+    bags=st.floats(1, 1e5),
+    dim=st.sampled_from([4, 16, 32, 36, 64, 100, 128, 256, 512]),
+    element_bytes=st.sampled_from([2, 4]),
+    optimizer=st.sampled_from(list(Optimizer)),
+    weighted=st.booleans(),
+    kernel=st.sampled_from(list(ComputeKernel)),
+)
+
+
+def times(s: LookupShard, name: str) -> np.ndarray:
+    hw = load_hardware(name)
+    return np.array([forward_ms(s, hw), backward_ms(s, hw), prefetch_ms(s, hw)])
+
+
+@given(st.sampled_from(NAMES), shards, st.floats(1, 8))
+@settings(max_examples=200, deadline=None)
+def test_never_falls_with_draws_dim_or_element_size(
+    name: str, s: LookupShard, factor: float
+) -> None:
+    base = times(s, name)
+    assert np.isfinite(base).all()
+    assert (base >= 0).all()
+    more = (
+        replace(s, draws=s.draws * factor),
+        replace(s, dim=s.dim * 2),
+        replace(s, dim=s.dim + 4),
+        replace(s, element_bytes=2 * s.element_bytes),
+    )
+    for other in more:
+        assert (times(other, name) >= base * (1 - 1e-9)).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kernel", list(ComputeKernel))
+def test_uniform_ids_cost_at_least_as_much_as_skewed_ones(name: str, kernel: ComputeKernel) -> None:
+    costs = [times(shard(alpha=a, kernel=kernel), name) for a in (0.0, 0.8, 1.05, 1.3)]
+    for hotter, colder in zip(costs[1:], costs, strict=False):
+        assert (hotter <= colder * (1 + 1e-9)).all()
+    if kernel is ComputeKernel.FUSED:
+        assert costs[2][0] < 0.9 * costs[0][0]
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_uvm_is_bound_by_the_host_link(name: str) -> None:
+    hw = load_hardware(name)
+    fused, uvm = shard(), shard(kernel=ComputeKernel.FUSED_UVM)
+    caching = shard(alpha=1.05, kernel=ComputeKernel.FUSED_UVM_CACHING)
+    rows_over_link = uvm.ids * 512 / hw.memory.host_link
+    assert forward_ms(uvm, hw) >= rows_over_link > 5 * forward_ms(fused, hw)
+    assert prefetch_ms(fused, hw) == 0.0
+    assert 0 < prefetch_ms(caching, hw) < forward_ms(caching, hw)
+    # all rows cached: only the probe is left
+    warm = replace(caching, cache_load_factor=1.0)
+    assert isinstance(hw.embedding, CudaEmbedding)
+    probe = 1e-6 * hw.embedding.prefetch_ns_per_lookup * warm.ids
+    assert prefetch_ms(warm, hw) == pytest.approx(probe)
+    assert probe < 0.6 * prefetch_ms(caching, hw)
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_skew_helps_through_the_cache_until_everything_fits(name: str) -> None:
+    hw = load_hardware(name)
+    small, large = shard(rows=1000), shard(rows=40_000_000)
+    assert forward_ms(small, hw) < forward_ms(large, hw)
+    assert small.distinct_rows == pytest.approx(1000, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_hot_rows_do_not_serialise_for_free(name: str) -> None:
+    """One row that all ids hit is not updated faster than a thread block can add it up."""
+    hw = load_hardware(name)
+    hot, hotter = (shard(rows=1, draws=n, bags=n) for n in (1024, 1 << 20))
+    spread = shard(rows=1024, draws=1024, bags=1024)
+    assert backward_longest_ms(hot, hw) > backward_longest_ms(spread, hw) > 0
+    # a block adds up 1024 ids at most; more blocks share what is beyond
+    assert backward_longest_ms(hotter, hw) == backward_longest_ms(hot, hw)
+
+
+gpu_shards = st.tuples(
+    st.sampled_from([n for n in GPUS if n in ("a100-40gb", "v100-32gb", "h100-sxm")]), shards
+)
+
+
+@given(gpu_shards, st.floats(1, 64))
+@settings(max_examples=150, deadline=None)
+def test_less_of_the_cache_never_helps(drawn: tuple[str, LookupShard], factor: float) -> None:
+    name, s = drawn
+    hw = load_hardware(name)
+    added = sharing_ms(s, hw)
+    assert min(added) >= -1e-12
+    law = lookup_model(hw)
+    assert isinstance(law, CudaLookups)
+    most = law.tables_in_flight(s)
+    # from the number of tables on that the batch leaves in flight, more of them change nothing
+    assert all(ms == 0 for ms, n in zip(added, (1, *SHARERS), strict=False) if n >= most)
+    assert law.forward_ms(s, factor) >= law.forward_ms(s) * (1 - 1e-12)
+    # a larger batch fills the device with fewer tables
+    more = replace(s, draws=s.draws * factor, bags=s.bags * factor)
+    assert law.tables_in_flight(more) <= most
+
+
+@given(gpu_shards, st.floats(1, 16))
+@settings(max_examples=150, deadline=None)
+def test_latencies_never_fall_with_ids_or_dim(
+    drawn: tuple[str, LookupShard], factor: float
+) -> None:
+    name, s = drawn
+    hw = load_hardware(name)
+    base = np.array([forward_longest_ms(s, hw), backward_longest_ms(s, hw)])
+    assert (base > 0).all()
+    for more in (replace(s, draws=s.draws * factor), replace(s, dim=s.dim + 4)):
+        found = np.array([forward_longest_ms(more, hw), backward_longest_ms(more, hw)])
+        assert (found >= base * (1 - 1e-12)).all()
+    # more bags alike: no bag waits longer, and the L2 helps some
+    wider = replace(s, draws=s.draws * factor, bags=s.bags * factor)
+    assert forward_longest_ms(wider, hw) <= base[0] * (1 + 1e-12)
+
+
+def test_a_cache_that_holds_all_rows_of_all_tables_is_shared_for_free() -> None:
+    hw = load_hardware("h100-sxm")
+    small = shard(rows=1000, draws=512 * 20, bags=512)
+    large = shard(rows=10_000_000, alpha=0.9, draws=512 * 200, bags=512)
+    assert sharing_ms(small, hw) == (0.0,) * len(SHARERS)
+    assert sum(sharing_ms(large, hw)) > 0.05 * forward_ms(large, hw)
+
+
+def test_narrow_rows_put_more_bags_on_the_device() -> None:
+    """8, 16 or 32 lanes serve a bag, four elements each."""
+    law = lookup_model(load_hardware("v100-32gb"))
+    assert isinstance(law, CudaLookups)
+    found = [law.tables_in_flight(shard(draws=960, bags=960, dim=d)) for d in (32, 36, 68, 512)]
+    assert found == [16, 8, 4, 4]  # 80 SMs of 48 warps
+
+
+def test_a_launch_that_fills_the_device_hides_its_latencies() -> None:
+    for name in GPUS:
+        hw = load_hardware(name)
+        few, many = (shard(draws=20.0 * n, bags=n) for n in (64, 131072))
+        assert forward_longest_ms(few, hw) > forward_ms(few, hw)
+        assert forward_longest_ms(many, hw) < 0.2 * forward_ms(many, hw)
+
+
+def test_unpooled_ids_are_walked_sample_by_sample() -> None:
+    hw = load_hardware("h100-sxm")
+    sequence = shard(draws=5000, bags=5000, pooled=False, lengths=100.0)
+    pooled = shard(draws=5000, bags=100)
+    assert forward_longest_ms(sequence, hw) == forward_longest_ms(pooled, hw)
+    assert forward_ms(sequence, hw) > forward_ms(pooled, hw)  # every id is an output
+
+
+def test_weights_are_sorted_along_and_get_gradients() -> None:
+    """The backward of weighted lookups reads bags and rows once more, wanted or not."""
+    hw = load_hardware("h100-sxm")
+    plain, weighted = shard(), shard(weighted=True)
+    assert backward_ms(weighted, hw) > backward_ms(plain, hw) + forward_ms(plain, hw)
+
+
+def test_gradients_of_means_are_divided_in_a_pass_of_their_own() -> None:
+    hw = load_hardware("h100-sxm")
+    added = backward_ms(shard(mean=True), hw) - backward_ms(shard(), hw)
+    assert added > 2 * 65536 * 512 / (1.01 * hw.memory.hbm)
+
+
+def test_a_launch_sorts_the_bits_of_all_its_rows() -> None:
+    hw = load_hardware("h100-sxm")
+    rows = [1, 255, 256, 65535, 65536, 1 << 24]
+    assert sort_passes(rows, hw).tolist() == [1, 1, 2, 2, 3, 4]
+    one = sort_pass_ms(hw, weighted=False, pooled=True)
+    narrow, wide = shard(rows=65535), shard(rows=65536)
+    assert backward_ms(wide, hw) - backward_ms(narrow, hw) == pytest.approx(one * wide.ids, rel=0.2)
+    assert sort_passes(rows, load_hardware("cpu-gloo")).tolist() == [0] * len(rows)
+
+
+def test_a_dense_gradient_is_written_whole_even_without_ids() -> None:
+    hw = load_hardware("a100-40gb")
+    idle = shard(draws=0.0, kernel=ComputeKernel.DENSE)
+    assert backward_ms(idle, hw) > 10_000_000 * 512 / (hw.memory.hbm * 1.01)
+    assert forward_ms(idle, hw) == 0.0
+    assert backward_ms(shard(draws=0.0), hw) == 0.0
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_floors_count_once(name: str) -> None:
+    hw = load_hardware(name)
+    assert 0 < forward_floor_ms(hw) < backward_floor_ms(hw)
+
+
+def test_optimizer_states_are_fp32() -> None:
+    assert optimizer_state_bytes("exact_sgd", 10, 8, 2) == 0
+    assert optimizer_state_bytes("exact_row_wise_adagrad", 10, 8, 2) == 40
+    assert optimizer_state_bytes("adam", 10, 8, 2) == 640
+    assert optimizer_state_bytes("partial_row_wise_adam", 10, 8, 4) == 360
+
+
+def test_heavier_optimizers_take_longer() -> None:
+    hw = load_hardware("h100-sxm")
+    by = {o: backward_ms(shard(optimizer=o), hw) for o in Optimizer}
+    assert by[Optimizer.SGD] < by[Optimizer.ROWWISE_ADAGRAD] < by[Optimizer.ADAGRAD]
+    assert by[Optimizer.ADAGRAD] < by[Optimizer.ADAM]

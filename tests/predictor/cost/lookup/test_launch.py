@@ -1,0 +1,162 @@
+"""From summed loads to the time of a launch: shared caches, sorted bits, the longest latency."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from predictor.cost.loads import COLUMNS, LAUNCH, LONGEST, SHARED, Load
+from predictor.cost.lookup.embedding import SHARERS, sort_pass_ms
+from predictor.cost.lookup.launch import backward_ms, forward_ms
+from predictor.iteration.batch import BatchPredictor
+from predictor.model.distribution import Zipf
+from predictor.model.plan import ShardingType, TablePlan
+from predictor.model.workload import Feature, Workload
+from search.space.enumerate import enumerate_space
+from search.space.option import place
+from tests.builders import (
+    a_table,
+    a_topology,
+    a_workload,
+    device_bound,
+    hardware,
+    random_candidate,
+    table_wise,
+)
+
+loads = st.lists(st.floats(0, 10), min_size=COLUMNS, max_size=COLUMNS).map(np.array)
+
+
+def small_batch(tables: int, lookups: float = 400.0, batch: int = 256) -> Workload:
+    feature = Feature("f", lookups, 1.0, Zipf(0.9))
+    names = [f"t{i}" for i in range(tables)]
+    return a_workload(
+        *(a_table(n, 1_000_000, 128, features=(feature,)) for n in names), batch_size=batch
+    )
+
+
+def on_rank_0(workload: Workload, count: int) -> list[TablePlan]:
+    """The first tables on rank 0, the others on rank 1."""
+    return [table_wise(t, int(i >= count)) for i, t in enumerate(workload.tables)]
+
+
+def test_columns_of_a_launch_are_those_that_no_shard_knows() -> None:
+    assert SHARED.stop - SHARED.start == len(SHARERS)
+    assert set(LAUNCH) == {
+        Load.SHARDS,
+        Load.ROWS,
+        Load.SORTED,
+        *range(SHARED.start, SHARED.stop),
+        *range(LONGEST.start, LONGEST.stop),
+    }
+
+
+@given(loads, st.integers(0, COLUMNS - 1), st.floats(0, 5))
+@settings(max_examples=100, deadline=None)
+def test_a_launch_is_never_faster_than_its_shards(
+    load: np.ndarray, column: int, more: float
+) -> None:
+    """What the lower bound of `search.bound.relaxation` relies on."""
+    batch = BatchPredictor(a_workload(), a_topology(2), hardware())
+    batch.group_index(0, table_wise(batch.workload.tables[0]))
+    group, hw = batch.groups[0], hardware()
+    times = forward_ms(load), backward_ms(load, group, hw)
+    assert times[0] >= load[Load.FORWARD_MS]
+    assert times[1] >= load[Load.BACKWARD_MS]
+    if column == Load.SORTED:
+        return  # what the shards have paid for already
+    grown = load.copy()
+    grown[column] += more
+    assert forward_ms(grown) >= times[0] * (1 - 1e-12)
+    assert backward_ms(grown, group, hw) >= times[1] * (1 - 1e-12)
+
+
+def test_shares_of_the_cache_are_linear_between_those_tabulated() -> None:
+    load = np.zeros(COLUMNS)
+    load[SHARED] = 1.0, 2.0, 4.0, 8.0
+    found = []
+    for tables in (0, 1, 1.5, 2, 3, 4, 6, 8, 16, 100):
+        load[Load.SHARDS] = tables
+        found.append(float(forward_ms(load)))
+    assert found == [0, 0, 0.5, 1, 2, 3, 5, 7, 15, 15]
+
+
+def test_the_cost_at_a_share_is_that_of_the_table_with_so_much_cache() -> None:
+    """Sums of tabulated shards against the law itself, at a number that is tabulated."""
+    workload, topology = small_batch(5), a_topology(2)
+    batch = BatchPredictor(workload, topology, hardware())
+    alone = batch.totals(on_rank_0(workload, 1))[0, 0]
+    four = batch.totals(on_rank_0(workload, 4))[0, 0]
+    assert alone[SHARED].any()
+    four[LONGEST] = alone[LONGEST] = 0.0
+    shared = alone[Load.FORWARD_MS] + alone[Load.SHARED_2_MS] + alone[Load.SHARED_4_MS]
+    assert float(forward_ms(four)) == pytest.approx(4 * shared)
+    assert float(forward_ms(alone)) == pytest.approx(alone[Load.FORWARD_MS])
+
+
+def test_a_large_batch_shares_no_cache() -> None:
+    workload = small_batch(3, batch=16384)
+    total = BatchPredictor(workload, a_topology(2), hardware()).totals(on_rank_0(workload, 3))
+    assert not total[..., SHARED].any()
+
+
+def test_a_small_table_is_sorted_by_the_bits_of_its_neighbours() -> None:
+    small, large = a_table("a", 200, 64), a_table("b", 40_000_000, 64)
+    workload, hw = a_workload(small, large, batch_size=1_000_000), hardware()
+    batch = BatchPredictor(workload, a_topology(2), hw)
+
+    def backward(ranks: tuple[int, int]) -> float:
+        plans = [table_wise(t, r) for t, r in zip(workload.tables, ranks, strict=True)]
+        total = batch.totals(plans)[0]
+        return float(backward_ms(total, batch.groups[0], hw).sum())
+
+    passes = 4 - 1
+    ids = batch.totals([table_wise(t) for t in workload.tables])[0, 0, Load.IDS] / 2
+    beyond = passes * ids * sort_pass_ms(hw, weighted=False, pooled=True)
+    assert backward((0, 0)) - backward((0, 1)) == pytest.approx(beyond)
+
+
+def test_the_longest_latency_counts_once() -> None:
+    """A few bags on an idle device: more tables beside the one with long bags cost nothing."""
+    short, long = (Feature(n, lookups) for n, lookups in (("s", 1.0), ("l", 100.0)))
+    tables = [a_table(n, 1000, 64, features=(short,)) for n in "abc"]
+    tables.append(a_table("d", 1000, 64, features=(long,)))
+    workload, hw = a_workload(*tables, batch_size=8), hardware()
+    batch = BatchPredictor(workload, a_topology(1), hw)
+    total = batch.totals([table_wise(t) for t in workload.tables])[0, 0]
+    alone = batch.shards.of_table(3, table_wise(workload.tables[3]))[1][0]
+    assert float(forward_ms(total)) == alone[Load.FORWARD_LONGEST_MS] > total[Load.FORWARD_MS]
+
+
+@pytest.mark.parametrize("batch_size", [8, 300, 5000])
+def test_scores_of_small_batches_equal_single_predictions(batch_size: int) -> None:
+    """Latencies are looked up only where they may count; the caches are shared as in `totals`."""
+    workload, topology = small_batch(6, batch=batch_size), a_topology(2)
+    space, pick = enumerate_space(workload, topology), random.Random(batch_size)
+    plans = [random_candidate(space, topology, pick) for _ in range(20)]
+    batch = BatchPredictor(workload, topology, device_bound())
+    together = batch.score(plans)
+    alone = [
+        BatchPredictor(workload, topology, device_bound()).score([plan]).item() for plan in plans
+    ]
+    assert together == pytest.approx(alone, rel=1e-9)
+    changes = [{t: plan[t] for t in range(0, 6, 2)} for plan in plans]
+    full = [[c.get(t, p) for t, p in enumerate(plans[0])] for c in changes]
+    assert batch.score_neighbours(plans[0], changes) == pytest.approx(batch.score(full), rel=1e-9)
+
+
+def test_column_shards_of_one_rank_wait_once() -> None:
+    workload = a_workload(a_table(dim=128, features=(Feature("f", 40.0),)), batch_size=16)
+    batch = BatchPredictor(workload, a_topology(2), hardware())
+    halves = next(
+        option
+        for option in enumerate_space(workload, a_topology(2)).options[0]
+        if option.sharding_type is ShardingType.COLUMN_WISE and option.num_shards == 2
+    )
+    both, one = (batch.totals([place(halves, ranks)])[0, 0] for ranks in ((0, 0), (0, 1)))
+    assert both[LONGEST] == pytest.approx(one[LONGEST])
+    assert both[Load.FORWARD_MS] == pytest.approx(2 * one[Load.FORWARD_MS])

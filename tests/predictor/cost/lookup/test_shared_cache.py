@@ -1,0 +1,208 @@
+"""UVM caches that a launch's tables share: tabulated against the law, and in whole plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from predictor.cost.loads import Load
+from predictor.cost.lookup import shared_cache
+from predictor.cost.lookup.embedding import LookupShard, fetch_ms
+from predictor.cost.lookup.uvm_cache import cache_rows, shared_fetched_rows
+from predictor.hardware.loader import HardwareProfile
+from predictor.iteration.batch import BatchPredictor
+from predictor.model.distribution import Uniform, Zipf
+from predictor.model.plan import ComputeKernel, TablePlan
+from predictor.model.workload import Feature, Workload
+from predictor.predict import predict
+from tests.builders import (
+    a_table,
+    a_topology,
+    a_workload,
+    device_bound,
+    hardware,
+    plan_of,
+    table_wise,
+)
+
+CACHED = ComputeKernel.FUSED_UVM_CACHING
+AHEAD = "prefetch_sparse_dist"
+
+
+def shard(rows: int, draws: float, clf: float, alpha: float = 0.0) -> LookupShard:
+    bins = (Zipf(alpha) if alpha else Uniform()).bins(rows)
+    return LookupShard(bins, draws, draws, rows, 128, kernel=CACHED, cache_load_factor=clf)
+
+
+shards = st.builds(
+    shard,
+    rows=st.integers(100_000, 30_000_000),
+    draws=st.floats(1e3, 3e6),
+    clf=st.floats(0.01, 0.9),
+    alpha=st.sampled_from([0.0, 0.8, 1.05, 1.2]),
+)
+launches = st.lists(shards, min_size=2, max_size=5)
+
+
+def tables_of(launch: list[LookupShard], hw: HardwareProfile) -> np.ndarray:
+    times = shared_cache.common_times(launch)
+    return np.stack([shared_cache.tabulate(s, hw, times) for s in launch])
+
+
+def error(launch: list[LookupShard]) -> float:
+    """Of the tabulated fetches, as a share of the launch's with split caches or one cache."""
+    hw = hardware()
+    total = tables_of(launch, hw).sum(axis=0)
+    law = fetch_ms(launch[0], hw) * sum(shared_fetched_rows(tuple(launch)))
+    return float(shared_cache.fetches_ms(total) - law) / max(law, total[shared_cache.OWN_MS])
+
+
+@given(launches)
+@settings(max_examples=50, deadline=None)
+def test_sums_of_tables_come_close_to_the_law(launch: list[LookupShard]) -> None:
+    """Worst where distinct rows begin to bound the fetches of a uniform table, a sharp corner."""
+    assert abs(error(launch)) < 0.1
+
+
+def test_most_launches_are_within_a_percent_of_the_law() -> None:
+    rng = np.random.default_rng(0)
+    errors = [
+        error(
+            [
+                shard(
+                    int(10 ** rng.uniform(5, 7.5)),
+                    10 ** rng.uniform(3, 6.5),
+                    rng.choice([0.01, 0.05, 0.1, 0.2, 0.5, 0.9]),
+                    rng.choice([0.0, 0.8, 1.05, 1.2]),
+                )
+                for _ in range(rng.integers(2, 6))
+            ]
+        )
+        for _ in range(100)
+    ]
+    assert np.quantile(np.abs(errors), 0.95) < 0.01
+
+
+@given(launches, st.integers(2, 4))
+@settings(max_examples=40, deadline=None)
+def test_tables_alike_share_as_if_each_had_its_own(launch: list[LookupShard], copies: int) -> None:
+    for one in tables_of(launch, hardware()):
+        assert float(shared_cache.fetches_ms(one)) == pytest.approx(one[shared_cache.OWN_MS])
+        change = float(shared_cache.sharing_ms(copies * one))
+        assert abs(change) <= 1e-9 * one[shared_cache.OWN_MS]
+        assert float(shared_cache.sharing_ms(one)) == 0.0
+
+
+@given(launches, st.floats(0, 1e8), st.floats(0, 1e8))
+@settings(max_examples=40, deadline=None)
+def test_fetches_fall_with_the_room_without_a_jump(
+    launch: list[LookupShard], room: float, more: float
+) -> None:
+    total = tables_of(launch, hardware()).sum(axis=0)
+    rooms = np.sort([room, room * (1 + 1e-9), room + more])
+    filled = np.repeat(total[None], 3, axis=0)
+    filled[:, shared_cache.ROWS] = rooms
+    found, most = shared_cache.fetches_ms(filled), total[shared_cache.FETCH_MS][0]
+    assert (np.diff(found) <= 1e-12 * most).all()
+    assert ((found >= 0) & (found <= most * (1 + 1e-9))).all()
+    close = found[int(np.searchsorted(rooms, room))] - found[0]
+    assert abs(close) <= 1e-6 * most
+
+
+def cached(workload: Workload, ranks: tuple[int, ...], clf: float | None = None) -> list[TablePlan]:
+    parameters = {} if clf is None else {"cache_params": {"load_factor": clf}}
+    return [
+        replace(table_wise(t, r), compute_kernel=CACHED, parameters=parameters)
+        for t, r in zip(workload.tables, ranks, strict=True)
+    ]
+
+
+def unlike(train_pipeline: str = "base") -> Workload:
+    """A hot, a cold and a flat table, of one lookup group."""
+    kinds = {"hot": (200_000, 40.0, Zipf(0.9)), "cold": (3_000_000, 2.0, Zipf(1.05))}
+    kinds["flat"] = (500_000, 5.0, Uniform())
+    tables = (
+        a_table(n, rows, 64, features=(Feature(n, lookups, 1.0, ids),))
+        for n, (rows, lookups, ids) in kinds.items()
+    )
+    return a_workload(*tables, batch_size=8192, train_pipeline=train_pipeline)
+
+
+@pytest.mark.parametrize("pipeline", ["base", AHEAD])
+def test_tables_that_meet_on_a_rank_share_and_others_do_not(pipeline: str) -> None:
+    workload, hw = unlike(pipeline), hardware()
+    batch = BatchPredictor(workload, a_topology(3), hw)
+    column, other = Load.PREFETCH_MS, Load.FORWARD_MS
+    if pipeline == "base":
+        column, other = other, column
+    apart = batch.totals(cached(workload, (0, 1, 2)))[0]
+    alone = [batch.table(i, p)[1][0] for i, p in enumerate(cached(workload, (0, 0, 0)))]
+    assert apart[:, column] == pytest.approx([load[column] for load in alone], rel=1e-12)
+    met = batch.totals(cached(workload, (0, 0, 1)))[0, 0]
+    lookups = [
+        LookupShard(
+            f.distribution.bins(t.num_embeddings),
+            3 * 8192 * f.lookups_per_sample,
+            3 * 8192,
+            t.num_embeddings,
+            64,
+            kernel=CACHED,
+        )
+        for t in workload.tables[:2]
+        for f in t.features
+    ]
+    own = sum(shared_fetched_rows((s,))[0] for s in lookups)
+    change = fetch_ms(lookups[0], hw) * (sum(shared_fetched_rows(tuple(lookups))) - own)
+    assert abs(change) > 0.05 * own * fetch_ms(lookups[0], hw)
+    assert met[column] - sum(load[column] for load in alone[:2]) == pytest.approx(change, rel=0.05)
+    assert met[other] == pytest.approx(sum(load[other] for load in alone[:2]), rel=1e-12)
+
+
+@pytest.mark.parametrize("pipeline", ["base", "sparse_dist", AHEAD])
+def test_scores_equal_single_predictions(pipeline: str) -> None:
+    """Caches are summed anew, or updated from the base's, with the same result."""
+    workload, topology, hw = unlike(pipeline), a_topology(2), device_bound()
+    batch = BatchPredictor(workload, topology, hw)
+    fused = [table_wise(t) for t in workload.tables]
+    plans = [cached(workload, ranks, clf) for ranks in np.ndindex(2, 2, 2) for clf in (None, 0.01)]
+    plans += [[fused[0], *plan[1:]] for plan in plans[:4]] + [[plans[0][0], *fused[1:]], fused]
+    found = batch.score(plans)
+    assert len(set(np.round(found, 9))) > 8
+    for plan, ms in zip(plans, found, strict=True):
+        one = predict(workload, topology, hw, plan_of(workload, topology, plan))
+        assert ms == pytest.approx(one.iteration_ms, rel=1e-9)
+    for base in (plans[0], plans[3], fused):
+        changes = [dict(enumerate(plan)) for plan in plans]
+        changes += [{1: plan[1]} for plan in plans]
+        full = [[c.get(t, p) for t, p in enumerate(base)] for c in changes]
+        assert batch.score_neighbours(base, changes) == pytest.approx(batch.score(full), rel=1e-9)
+
+
+def test_several_features_of_a_table_share_its_rows() -> None:
+    """Not a cache each: two features with half of the ids are the feature with all of them."""
+    whole, half = Feature("f", 10.0, 1.0, Zipf(1.05)), Feature("f", 5.0, 1.0, Zipf(1.05))
+    times = []
+    for features in ((whole,), (half, replace(half, name="g"))):
+        workload = a_workload(a_table(rows=1_000_000, features=features), train_pipeline=AHEAD)
+        batch = BatchPredictor(workload, a_topology(2), hardware())
+        times.append(batch.totals(cached(workload, (0,)))[0, 0, Load.PREFETCH_MS])
+    assert times[1] == pytest.approx(times[0], rel=1e-6)
+
+
+def test_only_cached_shards_on_a_gpu_have_a_cache() -> None:
+    workload = unlike()
+    for hw, plan, has in (
+        (hardware(), cached(workload, (0, 0, 0))[0], True),
+        (hardware(), table_wise(workload.tables[0]), False),
+        (hardware("cpu-gloo"), cached(workload, (0, 0, 0))[0], False),
+    ):
+        batch = BatchPredictor(workload, a_topology(2), hw)
+        found = batch.shards.cache_of_shard(0, plan, plan.shards[0])
+        assert (found is not None) is has
+        if found is not None:
+            rows = cache_rows(shard(workload.tables[0].num_embeddings, 1.0, 0.2))
+            assert found[shared_cache.ROWS] == rows

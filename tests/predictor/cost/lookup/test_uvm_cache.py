@@ -1,0 +1,138 @@
+"""One LRU cache for the tables of a launch: against a simulated cache, and in what it must hold."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from predictor.cost.lookup.shard import LookupShard
+from predictor.cost.lookup.uvm_cache import (
+    cache_rows,
+    fetched_rows,
+    own_fetched_rows,
+    shared_fetched_rows,
+    table_of,
+)
+from predictor.model.distribution import Bins, Uniform, Zipf, mixture
+from predictor.model.plan import ComputeKernel
+
+
+def shard(rows: int, draws: float, clf: float, alpha: float = 0.0, dim: int = 64) -> LookupShard:
+    bins = (Zipf(alpha) if alpha else Uniform()).bins(rows)
+    kernel = ComputeKernel.FUSED_UVM_CACHING
+    return LookupShard(bins, draws, draws, rows, dim, kernel=kernel, cache_load_factor=clf)
+
+
+shards = st.builds(
+    shard,
+    rows=st.sampled_from([100, 10_000, 1_000_000]),
+    draws=st.floats(1, 1e6),
+    clf=st.sampled_from([0.01, 0.1, 0.2, 0.5, 1.0]),
+    alpha=st.sampled_from([0.0, 0.8, 1.2]),
+)
+launches = st.lists(shards, min_size=1, max_size=4).map(tuple)
+
+
+def test_a_simulated_lru_of_two_tables_misses_as_often() -> None:
+    """Ids of a hot and of a cold table, one after the other, through one list of rows."""
+    tables = shard(2000, 300.0, 0.05, 1.1), shard(500, 100.0, 0.3)
+    rng = np.random.default_rng(0)
+    held: OrderedDict[tuple[int, int], None] = OrderedDict()
+    room, steps, warm = round(sum(map(cache_rows, tables))), 400_000, 50_000
+    second = rng.random(steps) < 0.25
+    weights = np.repeat(tables[0].bins.probs, tables[0].bins.counts.astype(int))
+    rows = np.where(second, rng.integers(500, size=steps), rng.choice(2000, steps, p=weights))
+    missed = np.zeros(2)
+    for step, key in enumerate(zip(second.tolist(), rows.tolist(), strict=True)):
+        if key in held:
+            held.move_to_end(key)
+            continue
+        missed[int(key[0])] += step >= warm
+        held[key] = None
+        if len(held) > room:
+            held.popitem(last=False)
+    per_iteration = missed / (steps - warm) * 400.0
+    assert shared_fetched_rows(tables) == pytest.approx(per_iteration, rel=0.03)
+    alone = [own_fetched_rows(t) for t in tables]
+    assert abs(alone[1] / per_iteration[1] - 1) > 0.1, "the split cache is a different one"
+
+
+@given(shards)
+@settings(max_examples=50, deadline=None)
+def test_a_table_alone_has_the_hit_rate_of_its_own_cache(one: LookupShard) -> None:
+    hits = one.bins.hit_rate(cache_rows(one))
+    law = min(one.distinct_rows, one.ids * (1.0 - hits))
+    assert shared_fetched_rows((one,)) == (law,)
+    twins = shared_fetched_rows((one, replace(one)))
+    assert twins == pytest.approx((law, law), rel=1e-6, abs=1e-9 * one.ids)
+
+
+@given(launches, st.floats(1.0, 10.0))
+@settings(max_examples=60, deadline=None)
+def test_more_cache_never_fetches_more(launch: tuple[LookupShard, ...], factor: float) -> None:
+    more = (
+        replace(launch[0], cache_load_factor=min(1.0, factor * launch[0].cache_load_factor)),
+        *launch[1:],
+    )
+    for less, before in zip(shared_fetched_rows(more), shared_fetched_rows(launch), strict=True):
+        assert less <= before * (1 + 1e-6) + 1e-6
+    for table, rows in zip(launch, shared_fetched_rows(launch), strict=True):
+        assert 0 <= rows <= table.distinct_rows
+
+
+def test_a_hot_table_gets_more_than_it_brings_in() -> None:
+    hot, cold = shard(100_000, 1e4, 0.2), shard(100_000, 1e3, 0.2)
+    found, alone = shared_fetched_rows((hot, cold)), list(map(own_fetched_rows, (hot, cold)))
+    assert found[0] < 0.9 * alone[0]
+    assert found[1] > alone[1]
+    assert sum(found) < sum(alone)
+
+
+def test_sharing_can_fetch_more_than_split_caches() -> None:
+    """LRU keeps a row for as long as any other, whatever table brought the room in."""
+    hot, flood = shard(1000, 2000.0, 1.0), shard(1_000_000, 1e6, 0.01)
+    assert own_fetched_rows(hot) == 0
+    assert sum(shared_fetched_rows((hot, flood))) > own_fetched_rows(flood)
+
+
+def test_a_table_without_lookups_lends_its_cache() -> None:
+    busy, idle = shard(100_000, 1e5, 0.2, 1.05), shard(100_000, 0.0, 0.5)
+    found = shared_fetched_rows((busy, idle))
+    assert found[1] == 0
+    assert found[0] == pytest.approx(own_fetched_rows(replace(busy, cache_load_factor=0.7)))
+
+
+def test_features_of_a_table_look_up_the_same_rows() -> None:
+    one = shard(100_000, 1e4, 0.1, 1.05)
+    both = table_of([one, one])
+    twice = replace(one, draws=2 * one.draws)
+    assert both.ids == pytest.approx(twice.ids)
+    assert own_fetched_rows(both) == pytest.approx(own_fetched_rows(twice))
+    assert table_of([one]) is one
+    unlike = table_of([one, replace(one, bins=Uniform().bins(100_000), draws=3e4)])
+    assert unlike.bins.rows == pytest.approx(100_000)
+    assert unlike.bins.mass == pytest.approx(1.0)
+    assert own_fetched_rows(unlike) > own_fetched_rows(both)
+
+
+def test_a_mixture_adds_up_row_by_row() -> None:
+    one = Bins(np.array([1.0, 3.0]), np.array([0.4, 0.2]))
+    other = Bins(np.array([2.0, 2.0]), np.array([0.3, 0.2]))
+    found = mixture([one, other], [1.0, 3.0])
+    assert found.counts == pytest.approx([1, 1, 2])
+    assert found.probs == pytest.approx([0.1 + 0.225, 0.05 + 0.225, 0.05 + 0.15])
+
+
+@given(shards, st.floats(1e-3, 1e3))
+@settings(max_examples=40, deadline=None)
+def test_fetches_fall_with_the_time(one: LookupShard, time: float) -> None:
+    times = np.array([0.0, time, 1.5 * time, 1e9 * time])
+    found = fetched_rows(one, times)
+    assert found.shape == (4,)
+    assert (np.diff(found) <= 1e-9 * one.ids).all()
+    assert found[0] == pytest.approx(one.distinct_rows)

@@ -1,0 +1,105 @@
+"""What calls are taken for, and laws applied to them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from predictor.cost.cpu_ops import VIEW, Caches, OpLaws, OpRow, kind_and_sizes, work
+from predictor.cost.op_calls import OpCall, Operand
+from predictor.cost.reuse import BINS
+from predictor.errors import InputError
+
+CACHES = Caches(2.0**20, 2.0**26)
+NOWHERE = (0.0,) * BINS
+
+
+def tensor(storage: int, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> Operand:
+    if strides is None:
+        strides = tuple(int(np.prod(shape[i + 1 :])) for i in range(len(shape)))
+    return Operand(storage, 4 * int(np.prod(shape)), 0, shape, strides, 4)
+
+
+def test_products_are_told_apart_by_layout() -> None:
+    a, b, out = tensor(0, (8, 16)), tensor(1, (16, 32), (1, 16)), tensor(2, (8, 32))
+    assert kind_and_sizes(OpCall("mm", (a, b), (out,))) == ("mm nt", (1, 8, 32, 16, 0))
+    bias = tensor(3, (32,))
+    assert kind_and_sizes(OpCall("addmm", (bias, a, b), (out,)))[1] == (1, 8, 32, 16, 1)
+
+
+def test_views_and_fresh_memory_are_one_kind() -> None:
+    x = tensor(0, (4, 8))
+    for call in (OpCall("t", (x,), (tensor(0, (8, 4), (1, 8)),)), OpCall("empty_like", (x,), (x,))):
+        assert kind_and_sizes(call) == (VIEW, ())
+
+
+def test_permuted_operands_are_another_kind() -> None:
+    plain = OpCall("clone", (tensor(0, (4, 8)),), (tensor(1, (4, 8)),))
+    turned = OpCall("clone", (tensor(0, (4, 8), (1, 4)),), (tensor(1, (4, 8)),))
+    assert kind_and_sizes(plain)[0] == "clone c>1"
+    assert kind_and_sizes(turned)[0] == "clone 10>1"
+
+
+@pytest.mark.parametrize(("stride", "aliased"), [(16, 0), (17, 0), (32, 1), (1024, 6), (4096, 6)])
+def test_steps_that_meet_few_lines_of_a_cache(stride: int, aliased: int) -> None:
+    x = Operand(0, 4 * 64 * stride, 0, (stride, 64), (1, stride), 4)
+    call = OpCall("clone", (x,), (tensor(1, (stride, 64)),))
+    assert kind_and_sizes(call)[1][-1] == aliased * 64 * stride
+
+
+def test_embedding_reads_few_rows_of_its_table() -> None:
+    table, ids, out = tensor(0, (10_000, 8)), tensor(1, (4,)), tensor(2, (4, 8))
+    _, (_, written, read, _) = kind_and_sizes(OpCall("embedding", (table, ids), (out,)))
+    assert (written, read) == (32, 4 * 32 + 4)
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=BINS, max_size=BINS))
+def test_the_larger_cache_misses_less(reuse: list[float]) -> None:
+    near, far = CACHES.misses(reuse)
+    assert 0 <= far <= near <= sum(reuse) * (1 + 1e-12)
+
+
+@given(st.integers(1, 500), st.integers(1, 500), st.integers(1, 500))
+def test_work_of_a_product_never_falls(m: int, n: int, k: int) -> None:
+    small = work(OpRow("mm nn", (1, m, n, k, 0), NOWHERE), CACHES)
+    for sizes in ((1, m + 1, n, k, 0), (1, m, n + 1, k, 0), (1, m, n, k + 1, 0), (2, m, n, k, 0)):
+        assert (work(OpRow("mm nn", sizes, NOWHERE), CACHES) >= small).all()
+
+
+def test_a_layout_that_was_never_measured_takes_the_law_of_its_op() -> None:
+    exact = np.array([2.0, 0, 0, 0, 0, 0, 0])
+    laws = OpLaws({"mul c>1": exact, "mul": 2 * exact}, CACHES, op_ms=0.5, stretch=1.5)
+    known, unknown = (OpRow(kind, (1, 1, 1, 0), NOWHERE, 3) for kind in ("mul c>1", "mul 10>1"))
+    assert laws.row_ms(known) == pytest.approx(6)
+    assert laws.row_ms(unknown) == pytest.approx(12)
+    views = OpRow(VIEW, (), NOWHERE, 4)
+    assert laws.rows_ms([known, views]) == pytest.approx(1.5 * 6 + 7 * 0.5)
+
+
+def test_an_op_without_any_law_is_named() -> None:
+    with pytest.raises(InputError, match="no law for the op 'tanh c>1'"):
+        OpLaws({}, CACHES).row_ms(OpRow("tanh c>1", (1, 1, 1, 0), NOWHERE))
+
+
+def test_convolutions_are_told_apart_by_what_they_give() -> None:
+    x, w, y = tensor(0, (2, 5, 8, 8)), tensor(1, (24, 5, 3, 3)), tensor(2, (2, 24, 8, 8))
+    bias = tensor(3, (24,))
+    sizes = (2, 5, 24, 9, 64, 64)
+    assert kind_and_sizes(OpCall("convolution", (x, w, bias), (y,))) == ("convolution >", sizes)
+    gradients = (tensor(4, x.shape), tensor(5, w.shape))
+    backward = kind_and_sizes(OpCall("convolution_backward", (y, x, w), gradients))
+    assert backward == ("convolution_backward xw", sizes)
+    first = kind_and_sizes(OpCall("convolution_backward", (y, x, w), gradients[1:]))
+    assert first == ("convolution_backward w", sizes)
+    image = tensor(6, (2, 3, 8, 8)), tensor(7, (24, 3, 3, 3))
+    assert kind_and_sizes(OpCall("convolution", image, (y,)))[0] == "convolution image>"
+
+
+def test_channels_of_a_convolution_come_in_blocks() -> None:
+    def works(into: int, out: int) -> list[float]:
+        return list(work(OpRow("convolution >", (1, into, out, 9, 64, 64), NOWHERE), CACHES)[:4])
+
+    assert works(16, 16) == [1, 64 * 9 * 16 * 16, 64 * 32, 9 * 16 * 16]
+    assert works(3, 17) == [1, 64 * 9 * 16 * 32, 64 * 48, 9 * 16 * 32]

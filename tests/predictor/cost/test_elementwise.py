@@ -1,0 +1,46 @@
+"""Memory-bound kernels and host copies."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from predictor.cost.elementwise import columns_ms, copy_h2d_ms, memory_ms
+from predictor.hardware.loader import list_hardware, load_hardware
+
+
+@given(st.sampled_from(list_hardware()), st.floats(0, 1e11), st.floats(1, 100))
+def test_never_falls_and_is_concave(name: str, size: float, factor: float) -> None:
+    hw = load_hardware(name)
+    for cost in (memory_ms, columns_ms, copy_h2d_ms):
+        low, high = cost(hw, np.array([size, size * factor]))
+        middle = float(cost(hw, (size + size * factor) / 2))
+        assert 0 < low <= high * (1 + 1e-12)
+        assert middle >= (low + high) / 2 * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("name", list_hardware())
+def test_large_sizes_stream_at_the_achieved_bandwidth(name: str) -> None:
+    hw = load_hardware(name)
+    ideal = 1e11 / (hw.memory.hbm * hw.elementwise.efficiency)
+    assert float(memory_ms(hw, 1e11)) == pytest.approx(ideal, rel=0.01)
+    assert float(copy_h2d_ms(hw, 1e11)) == pytest.approx(1e11 / hw.memory.host_link, rel=0.01)
+
+
+def test_shapes_are_kept() -> None:
+    hw = load_hardware("h100-sxm")
+    assert memory_ms(hw, np.zeros((2, 3))).shape == (2, 3)
+    assert memory_ms(hw, 5.0).shape == ()
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4, 1.0])
+def test_columns_move_at_their_share_of_the_bandwidth(share: float) -> None:
+    hw = load_hardware("cpu-gloo")
+    moves = hw.elementwise.model_copy(update={"columns": share})
+    changed = hw.model_copy(update={"elementwise": moves})
+    floor, sizes = float(memory_ms(hw, 0)), np.array([[1e6], [1e9]])
+    assert columns_ms(changed, 0.0) == pytest.approx(floor)
+    beyond = (columns_ms(changed, sizes) - floor) / (memory_ms(hw, sizes) - floor)
+    assert beyond == pytest.approx(np.full((2, 1), 1 / share))

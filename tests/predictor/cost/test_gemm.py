@@ -1,0 +1,107 @@
+"""Tiles and waves."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from predictor.cost.gemm import batched_ms, gemm_ms, gemm_times
+from predictor.errors import ProfileError
+from predictor.hardware.loader import list_hardware, load_hardware
+
+sizes = st.integers(1, 20_000)
+
+
+@given(
+    st.sampled_from(list_hardware()),
+    sizes,
+    sizes,
+    sizes,
+    st.sampled_from(["fp32", "tf32", "fp16", "bf16"]),
+    st.floats(1, 3),
+)
+@settings(max_examples=200, deadline=None)
+def test_never_falls_with_any_size(
+    name: str, m: int, n: int, k: int, dtype: str, factor: float
+) -> None:
+    hw = load_hardware(name)
+    base = gemm_ms(hw, m, n, k, dtype)
+    assert base > 0
+    for shape in ((int(m * factor), n, k), (m, int(n * factor), k), (m, n, int(k * factor))):
+        assert gemm_ms(hw, *shape, dtype) >= base * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("name", list_hardware())
+def test_never_faster_than_the_achieved_peak_or_memory(name: str) -> None:
+    hw = load_hardware(name)
+    for m, n, k in ((8192, 8192, 8192), (8192, 512, 256), (65536, 1, 1024), (1, 1, 1)):
+        time = gemm_ms(hw, m, n, k, "fp32")
+        assert time >= 2.0 * m * n * k / (hw.gemm.tflops["fp32"] * 1e9)
+        assert time >= 4.0 * (m * k + k * n + m * n) / hw.memory.hbm
+
+
+def test_large_multiplications_reach_the_peak() -> None:
+    hw = load_hardware("a100-40gb")
+    ideal = 2.0 * 8192**3 / (hw.gemm.tflops["fp32"] * 1e9)
+    assert gemm_ms(hw, 8192, 8192, 8192, "fp32") == pytest.approx(ideal, rel=0.1)
+
+
+def test_one_tile_more_starts_another_wave() -> None:
+    hw = load_hardware("a100-40gb")
+    one_tile = hw.gemm.model_copy(update={"tiles": ((128, 128),), "split_k": 1, "floor_us": 0.0})
+    full = gemm_times(one_tile, 108, hw.memory.hbm, (128 * 108, 128, 4096), "fp32")
+    over = gemm_times(one_tile, 108, hw.memory.hbm, (128 * 108 + 1, 128, 4096), "fp32")
+    assert float(over) == pytest.approx(2 * float(full))
+
+
+def test_many_shapes_at_once() -> None:
+    hw = load_hardware("h100-sxm")
+    shape = ([128, 256], [64, 64], [512, 512])
+    times = gemm_times(hw.gemm, hw.sms, hw.memory.hbm, shape, "bf16")
+    assert times.tolist() == [
+        gemm_ms(hw, 128, 64, 512, "bf16"),
+        gemm_ms(hw, 256, 64, 512, "bf16"),
+    ]
+
+
+def test_unknown_type_lists_known_ones() -> None:
+    with pytest.raises(ProfileError, match=r"gemm.tflops for fp8.*fp32"):
+        gemm_ms(load_hardware("h100-sxm"), 1, 1, 1, "fp8")
+
+
+@given(st.integers(1, 5000), st.integers(1, 64), st.integers(1, 64), st.integers(1, 512))
+@settings(max_examples=50, deadline=None)
+def test_a_gpu_runs_a_batch_as_one_multiplication(count: int, m: int, n: int, k: int) -> None:
+    hw = load_hardware("h100-sxm")
+    assert batched_ms(hw, count, m, n, k, "fp32") == gemm_ms(hw, count * m, n, k, "fp32")
+
+
+@given(st.integers(1, 5000), st.integers(1, 64), st.integers(1, 64), st.integers(1, 512))
+@settings(max_examples=50, deadline=None)
+def test_a_cpu_runs_a_batch_one_by_one(count: int, m: int, n: int, k: int) -> None:
+    hw = load_hardware("cpu-gloo")
+    gemm = hw.gemm
+    floor = 1e-3 * gemm.floor_us
+    each = batched_ms(hw, 1, m, n, k, "fp32") - floor
+    arithmetic = 2.0 * m * n * k / (gemm.tflops["fp32"] * gemm.batched_share * 1e9)
+    assert each == pytest.approx(1e-3 * gemm.batched_us + arithmetic)
+    assert batched_ms(hw, count, m, n, k, "fp32") == pytest.approx(floor + count * each)
+
+
+@given(st.integers(1, 5000), st.integers(1, 512), st.integers(1, 512))
+@settings(max_examples=50, deadline=None)
+def test_a_core_that_waits_for_its_operands_adds_moving_to_multiplying(
+    m: int, n: int, k: int
+) -> None:
+    hw = load_hardware("cpu-gloo")
+    still = hw.gemm.model_copy(update={"overlaps": False, "floor_us": 0.0})
+    hidden = still.model_copy(update={"overlaps": True})
+    free = 1e30  # bandwidth at which nothing moves
+    apart, at_once, arithmetic = (
+        float(gemm_times(gemm, 1, bandwidth, (m, n, k), "fp32"))
+        for gemm, bandwidth in ((still, hw.memory.hbm), (hidden, hw.memory.hbm), (still, free))
+    )
+    moving = 4.0 * (m * k + k * n + m * n) / hw.memory.hbm
+    assert apart == pytest.approx(arithmetic + moving)
+    assert at_once == pytest.approx(max(arithmetic, moving))

@@ -1,0 +1,161 @@
+"""What shards put on their ranks, and which tables share a lookup."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from predictor.cost.loads import Load, ShardLoads, group_of, shard_bins
+from predictor.model.distribution import Empirical, EmpiricalByRange, Zipf
+from predictor.model.plan import ComputeKernel, Shard, ShardingType, TablePlan
+from predictor.model.workload import Feature, Table, Workload
+from tests.builders import a_table, a_topology, a_workload, hardware, sharded, table_wise
+
+T, K = ShardingType, ComputeKernel
+TOPOLOGY = a_topology(4)
+
+
+def load(workload: Workload, kind: ShardingType, kernel: ComputeKernel = K.FUSED) -> np.ndarray:
+    plan = sharded(workload, TOPOLOGY, kind, kernel)[0]
+    return ShardLoads(workload, TOPOLOGY, hardware()).of_table(0, plan)[1]
+
+
+def test_a_whole_table_serves_the_samples_of_all_ranks() -> None:
+    features = (Feature("f", 2.0, 3.0), Feature("g", 5.0))
+    workload = a_workload(a_table(dim=64, features=features, weighted=True), batch_size=100)
+    (whole,) = load(workload, T.TABLE_WISE)
+    assert whole[Load.IDS] == pytest.approx(400 * 11)
+    assert whole[Load.WEIGHTED_IDS] == whole[Load.IDS]
+    assert whole[Load.BAGS] == 400 * 4
+    assert whole[Load.OUTPUTS] == 400 * 4 * 64
+    assert whole[Load.SHARDS] == 1
+    assert whole[Load.GRADIENTS] == 0
+
+
+def test_row_shards_split_the_ids_but_pool_every_sample() -> None:
+    workload = a_workload(a_table(rows=1000), batch_size=100)
+    found = load(workload, T.ROW_WISE)
+    assert found[:, Load.IDS] == pytest.approx([200] * 4)
+    assert found[:, Load.OUTPUTS] == pytest.approx([400 * 64] * 4)
+    sequence = a_workload(a_table(rows=1000, pooling="none"), batch_size=100)
+    assert load(sequence, T.ROW_WISE)[:, Load.OUTPUTS] == pytest.approx([200 * 64] * 4)
+
+
+def test_a_replica_serves_its_own_batch_and_has_a_dense_gradient() -> None:
+    workload = a_workload(a_table(rows=1000), batch_size=100)
+    found = load(workload, T.DATA_PARALLEL, K.DENSE)
+    assert found[:, Load.IDS] == pytest.approx([200] * 4)
+    assert found[:, Load.OUTPUTS] == pytest.approx([100 * 64] * 4)
+    assert found[:, Load.GRADIENTS] == pytest.approx([64_000] * 4)
+
+
+def test_low_ids_are_hot_in_frequency_order_alone() -> None:
+    def ids(order: str) -> np.ndarray:
+        feature = Feature("f", 10.0, 1.0, Zipf(1.1), order)
+        workload = a_workload(a_table(rows=1000, features=(feature,)), batch_size=100)
+        return load(workload, T.ROW_WISE)[:, Load.IDS]
+
+    assert ids("random") == pytest.approx([1000] * 4)
+    hot = ids("frequency")
+    assert hot.sum() == pytest.approx(4000)
+    assert (np.diff(hot) < 0).all()
+    assert hot[0] > 2000
+
+
+@pytest.mark.parametrize("order", ["random", "frequency"])
+def test_rows_measured_by_range_go_to_their_shards(order: str) -> None:
+    # the hot rows lie in the third quarter of the ids
+    where = np.array([[0.0, 0.0, 100.0, 0.0], [250.0, 250.0, 150.0, 250.0]])
+    law = EmpiricalByRange(Empirical((100.0, 900.0), (9.0, 1.0)), where, 250, 1000)
+    feature = Feature("f", 10.0, 1.0, law, order)
+    workload = a_workload(a_table(rows=1000, features=(feature,)), batch_size=100)
+    ids = load(workload, T.ROW_WISE)[:, Load.IDS]
+    assert ids == pytest.approx(np.array([250, 250, 1050, 250]) / 1800 * 4000)
+
+
+def test_an_empty_shard_has_no_work() -> None:
+    table = a_table(rows=3)
+    found = load(a_workload(table), T.ROW_WISE)
+    assert found[3, Load.IDS] == found[3, Load.FORWARD_MS] == found[3, Load.BACKWARD_MS] == 0
+    assert found[3, Load.SHARDS] == 1
+
+
+def test_shard_bins_of_all_rows_are_the_tables() -> None:
+    table = a_table(rows=1000)
+    feature = table.features[0]
+    assert shard_bins(table, feature, Shard(0, (0, 32), (1000, 32))).mass == 1
+    assert shard_bins(table, feature, Shard(0, (250, 0), (250, 64))).mass == pytest.approx(0.25)
+
+
+def test_the_cache_load_factor_of_the_plan_counts() -> None:
+    feature = Feature("f", 10.0, 1.0, Zipf(0.8))
+    workload = a_workload(a_table(rows=10**6, features=(feature,)))
+    plan = sharded(workload, TOPOLOGY, T.TABLE_WISE, K.FUSED_UVM_CACHING)[0]
+    loads = ShardLoads(workload, TOPOLOGY, hardware())
+    times = [
+        loads.of_table(0, replace(plan, parameters={"cache_params": params}))[1][0, Load.FORWARD_MS]
+        for params in ({"load_factor": 0.05}, None, {"load_factor": 0.2}, {"load_factor": 0.9})
+    ]
+    assert times[0] > times[1] == times[2] > times[3]
+
+
+def test_a_prefetched_lookup_runs_as_if_every_row_were_cached() -> None:
+    workload = a_workload(a_table(rows=10**6))
+    ahead = replace(workload, train_pipeline="prefetch_sparse_dist")
+    fused = load(workload, T.TABLE_WISE)[0]
+    sparse = load(workload, T.TABLE_WISE, K.FUSED_UVM_CACHING)[0]
+    prefetched = load(ahead, T.TABLE_WISE, K.FUSED_UVM_CACHING)[0]
+    assert prefetched[Load.FORWARD_MS] == fused[Load.FORWARD_MS] < sparse[Load.FORWARD_MS]
+    assert prefetched[Load.PREFETCH_MS] > 0 == sparse[Load.PREFETCH_MS]
+
+
+@pytest.mark.parametrize("pipeline", ["base", "prefetch_sparse_dist"])
+def test_states_of_cached_tables_are_stepped_in_host_memory(pipeline: str) -> None:
+    """FBGEMM's cache holds weights alone, so the backward waits for the link all the same."""
+    adam = a_table(rows=1_000_000, optimizer="adam", features=(Feature("f", 20.0),))
+    workload = a_workload(adam, batch_size=8192, train_pipeline=pipeline)
+    cached, fused = (
+        load(workload, ShardingType.TABLE_WISE, kernel)[0, Load.BACKWARD_MS]
+        for kernel in (K.FUSED_UVM_CACHING, K.FUSED)
+    )
+    assert cached > 2 * fused
+
+
+def group(table: Table, pipeline: str = "base", **more: object) -> object:
+    return group_of(table, replace(table_wise(table), **more), pipeline)  # type: ignore[arg-type]
+
+
+def test_tables_share_a_lookup_as_in_group_tables() -> None:
+    one = group(a_table("a", dim=64))
+    assert group(a_table("b", dim=128)) == one
+    for kernel in (K.FUSED_UVM, K.FUSED_UVM_CACHING):
+        assert group(a_table("b", dim=128), compute_kernel=kernel) == one
+    for apart in (
+        group(a_table(module="other")),
+        group(a_table(data_type="fp16")),
+        group(a_table(pooling="mean")),
+        group(a_table(optimizer="adam")),
+        group(a_table(), sharding_type=T.COLUMN_WISE),
+        group(a_table(), compute_kernel=K.DENSE),
+    ):
+        assert apart != one
+
+
+def test_a_prefetch_pipeline_groups_cached_tables_by_dim() -> None:
+    ahead = "prefetch_sparse_dist"
+    plain = group(a_table("a", dim=64), ahead)
+    assert group(a_table("b", dim=128), ahead) == plain
+    cached = [
+        group(a_table("c", dim=d), ahead, compute_kernel=K.FUSED_UVM_CACHING) for d in (64, 64, 128)
+    ]
+    assert plain != cached[0] == cached[1] != cached[2]
+
+
+def test_loads_are_remembered_per_shard_not_per_rank() -> None:
+    workload = a_workload()
+    loads = ShardLoads(workload, TOPOLOGY, hardware())
+    here, there = (table_wise(workload.tables[0], r) for r in (0, 3))
+    assert loads.of_shard(0, here, here.shards[0]) is loads.of_shard(0, there, there.shards[0])
+    assert isinstance(here, TablePlan)

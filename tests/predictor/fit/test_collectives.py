@@ -1,0 +1,156 @@
+"""Fitting curves: on made-up rows whose truth is known, and on the public tables where they lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from predictor.errors import InputError
+from predictor.fit.collectives import (
+    Rows,
+    errors,
+    fit_curve,
+    fit_rank_cost,
+    gmae,
+    main,
+    mape,
+    score_every_second,
+    score_ranks,
+)
+from predictor.fit.gemm import by_split, fit_gemm, gemm_errors, read_gemm
+from predictor.fit.public_tables import GEMM_FILE, collective_rows
+from predictor.hardware.loader import load_hardware
+from tools.fit_profiles import gpu_fits, held_out_errors
+
+DATA = Path(__file__).parents[4] / "shared" / "data"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public tables are not here")
+
+
+def synthetic(ranks: tuple[int, ...] = (8,)) -> Rows:
+    """10 us + 5 us per doubling + 200 GB/s of bus bandwidth."""
+    rows = []
+    for n in ranks:
+        for exponent in range(10, 31):
+            size = 2.0**exponent
+            time = 10 + 5 * np.log2(n) + size * (n - 1) / n / 200e3
+            rows.append((size, float(n), float(time)))
+    return Rows.of(rows)
+
+
+def test_a_known_curve_is_found_again() -> None:
+    rows = synthetic((2, 4, 8))
+    curve = fit_curve(rows, "all_to_all")
+    assert mape(errors(curve, rows, "all_to_all")) < 0.005
+    assert curve.latency_us == pytest.approx(10, rel=0.1)
+    assert curve.latency_per_doubling_us == pytest.approx(5, rel=0.1)
+    assert 2**20 / curve.us_per_mib[-1] / 1e3 == pytest.approx(200, rel=0.02)
+
+
+def test_rank_counts_left_out_are_predicted() -> None:
+    assert score_ranks(synthetic((2, 4, 6, 8, 16)), "all_to_all", (2, 4, 8)).gmae < 0.01
+
+
+def test_a_given_latency_is_kept() -> None:
+    assert fit_curve(synthetic(), "all_to_all", latency_us=3.0).latency_us == 3.0
+
+
+def test_rank_cost_follows_bandwidth_that_jumps() -> None:
+    rows = synthetic((2, 4, 8))
+    slow = np.where(rows.ranks == 2, 3.0, 1.0)
+    latency = 10 + 5 * np.log2(rows.ranks)
+    jumping = Rows(rows.size_bytes, rows.ranks, latency + slow * (rows.time_us - latency))
+    curve = fit_rank_cost(jumping, "all_to_all", 8)
+    assert curve.rank_cost[8] == pytest.approx(1, rel=0.02)
+    assert curve.rank_cost[2] == pytest.approx(3, rel=0.15)
+
+
+@given(st.lists(st.floats(5, 1e5), min_size=6, max_size=20))
+@settings(max_examples=50, deadline=None)
+def test_whatever_the_rows_the_curve_never_falls(times: list[float]) -> None:
+    rows = Rows.of([(2.0 ** (12 + i), 8.0, t) for i, t in enumerate(times)])
+    curve = fit_curve(rows, "all_reduce")
+    assert curve.latency_us >= 0
+    assert min(curve.us_per_mib) >= 0
+
+
+def test_scores() -> None:
+    assert mape(np.array([0.1, -0.3])) == pytest.approx(0.2)
+    assert gmae(np.array([0.1, -0.4])) == pytest.approx(0.2, rel=0.01)
+
+
+def test_every_second_size_is_held_out_per_rank_count() -> None:
+    rows = synthetic((2, 8))
+    chosen = rows.every_second
+    assert chosen.sum() == 22
+    assert set(rows.size_bytes[chosen]).isdisjoint(rows.size_bytes[~chosen])
+
+
+def test_a_missing_folder_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--data", str(tmp_path / "none")])
+    assert caught.value.code == 2
+    assert "no such folder" in capsys.readouterr().err
+    assert main(["--data", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == ""
+
+
+@needs_data
+def test_held_out_sizes_of_the_tables_behind_the_profiles() -> None:
+    """The bar: 4 % above 64 KiB, 8 % below, at sizes left out."""
+    seen = 0
+    for (platform, _, op), rows in collective_rows(DATA).items():
+        single_process = "superbenchmark" in platform or "dgxc" in platform
+        if single_process and len(rows.time_us) >= 16:
+            score = score_every_second(rows, op)
+            assert score.gmae < 0.04, (platform, op)
+            assert score.gmae_small < 0.08, (platform, op)
+            seen += 1
+    assert seen >= 5
+
+
+@needs_data
+def test_rank_counts_left_out_of_the_a100_table() -> None:
+    rows = collective_rows(DATA)["a100 (vtrain)", "1x2..8", "all_reduce"]
+    assert score_ranks(rows, "all_reduce", (2, 4, 8)).gmae < 0.04
+
+
+@needs_data
+def test_shipped_curves_are_those_of_the_tables() -> None:
+    for name, fit in gpu_fits(DATA).items():
+        link = load_hardware(name).collectives.intra
+        for op, curve in fit.curves.items():
+            shipped = getattr(link, op)
+            assert shipped.latency_us == pytest.approx(curve.latency_us, rel=1e-3)
+            assert shipped.edge_mib == pytest.approx(curve.edge_mib, rel=1e-3)
+            assert shipped.us_per_mib == pytest.approx(curve.us_per_mib, rel=1e-3, abs=1e-6)
+            assert shipped.rank_cost == pytest.approx(curve.rank_cost, rel=1e-3)
+
+
+@needs_data
+def test_ranges_and_held_out_sizes_are_those_of_the_rows() -> None:
+    fit = gpu_fits(DATA)["a100-40gb"]
+    assert fit.ranges == {"size_bytes": (4.0, 2.0**33), "ranks": (2.0, 8.0)}
+    assert not fit.problems
+    error = held_out_errors(DATA, "a100-40gb")
+    assert len(error) < len(fit.rows.ranks) / 2
+    assert mape(error) < 0.06
+
+
+def test_missing_tables_are_said(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"not all rows behind v100-32gb are there"):
+        gpu_fits(tmp_path)
+
+
+@needs_data
+def test_gemm_on_test_rows_of_devices_it_was_fitted_on() -> None:
+    tables = by_split(read_gemm(DATA / GEMM_FILE).rows)
+    hw = load_hardware("a100-40gb")
+    device = "NVIDIA A100-PCIE-40GB"
+    fitted = fit_gemm(tables[device, "train"], hw.sms, hw.memory.hbm, hw.gemm)
+    assert fitted.tflops["fp32"] == pytest.approx(hw.gemm.tflops["fp32"], rel=0.02)
+    for gemm in (fitted, hw.gemm):
+        assert gmae(gemm_errors(gemm, hw.sms, hw.memory.hbm, tables[device, "test"])) < 0.08

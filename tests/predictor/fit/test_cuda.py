@@ -1,0 +1,219 @@
+"""Constants of a GPU come back from rows that its laws made."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from predictor.cost.lookup.cuda import CudaLookups
+from predictor.cost.lookup.embedding import lookup_model
+from predictor.cost.lookup.shard import LookupShard
+from predictor.cost.lookup.uvm_cache import own_fetched_rows, shared_fetched_rows
+from predictor.errors import ProfileError
+from predictor.fit.collectives import gmae
+from predictor.fit.constants import Free
+from predictor.fit.cpu import MemoryRows
+from predictor.fit.cuda import (
+    LOOKUPS,
+    UVM,
+    LaunchRows,
+    counted_bins,
+    fit_copies,
+    fit_gemms,
+    fit_launches,
+    fit_moves,
+    fit_streaming,
+    gemm_ms,
+    predict_copies,
+    predict_gemms,
+    predict_launches,
+    predict_moves,
+    predict_streaming,
+    remembered,
+)
+from predictor.fit.gemm import GemmRows
+from predictor.hardware.loader import HardwareProfile, load_hardware
+from predictor.model.distribution import Zipf
+from predictor.model.plan import ComputeKernel
+
+pytest.importorskip("scipy")
+
+BASE = load_hardware("h100-sxm")
+HIDDEN = {
+    "forward_efficiency": 0.7,
+    "backward_efficiency": 0.55,
+    "sort_efficiency": 0.5,
+    "row_overhead_bytes": 90.0,
+    "l2_share": 0.6,
+    "kernel_us": 4.5,
+    "uvm_efficiency": 0.4,
+    "prefetch_ns_per_lookup": 1.1,
+}
+NOISE = 0.03
+
+
+def changed(hw: HardwareProfile, group: str, **constants: float) -> HardwareProfile:
+    for key, value in constants.items():
+        hw = Free(group, key, 0.0, 0.0).put(hw, value)
+    return hw
+
+
+def noisy(times: np.ndarray, seed: int = 0) -> np.ndarray:
+    return times * np.exp(np.random.default_rng(seed).normal(0.0, NOISE, len(times)))
+
+
+def launches(kernel: ComputeKernel, batches: tuple[int, ...], parts: tuple[str, ...]) -> LaunchRows:
+    tables, passes = [], []
+    grid = product(batches, (16, 64, 128), (2.0, 30.0), (20_000, 3_000_000), (0.0, 1.1), parts)
+    for i, (batch, dim, pooling, rows, alpha, part) in enumerate(grid):
+        shard = LookupShard(
+            remembered(Zipf(alpha).bins(rows)), batch * pooling, batch, rows, dim, kernel=kernel
+        )
+        tables.append([shard] * (1 + 3 * (i % 3 == 0)))
+        passes.append(part)
+    return LaunchRows(tables, passes, np.ones(len(passes)))
+
+
+def measured(hw: HardwareProfile, rows: LaunchRows, seed: int) -> LaunchRows:
+    return LaunchRows(rows.tables, rows.parts, noisy(predict_launches(hw, rows), seed))
+
+
+def test_lookups_of_hidden_constants_are_predicted() -> None:
+    true = changed(changed(BASE, "embedding", **HIDDEN), "memory", l2_gb_s=3500.0)
+    fused, both = ComputeKernel.FUSED, ("forward", "backward")
+    fit = measured(true, launches(fused, (600, 5000, 40_000), both), 1)
+    found = fit_launches(BASE, fit)
+    test = measured(true, launches(fused, (1500, 20_000), both), 2)
+    for part in both:
+        of = test.where(np.array([p == part for p in test.parts]))
+        errors = predict_launches(found.hw, of) / of.time_ms - 1.0
+        assert gmae(errors) < 0.05, part
+        assert gmae(predict_launches(BASE, of) / of.time_ms - 1.0) > 0.1, "the base is another"
+    assert set(UVM) <= set(found.kept), "no row reads host memory"
+    for constant in found.kept:
+        assert constant.value(found.hw) == constant.value(BASE), constant.key
+    assert {c.key for c in found.fitted} >= {"forward_efficiency", "backward_efficiency"}
+
+
+def test_a_few_rows_of_another_kernel_pull_little() -> None:
+    true = changed(BASE, "embedding", forward_efficiency=0.6, kernel_us=4.5)
+    rows = measured(true, launches(ComputeKernel.FUSED, (600, 5000, 40_000), ("forward",)), 1)
+    slow = np.where(np.arange(len(rows.time_ms)) % 20 == 7, 3.0, 1.0)
+    found = fit_launches(BASE, LaunchRows(rows.tables, rows.parts, rows.time_ms * slow))
+    usual = slow == 1.0
+    errors = (predict_launches(found.hw, rows) / rows.time_ms - 1.0)[usual]
+    assert gmae(errors) < 0.05
+
+
+def test_lookups_from_host_memory_tell_the_link_and_the_prefetch() -> None:
+    true = changed(BASE, "embedding", uvm_efficiency=0.3, prefetch_ns_per_lookup=2.0)
+    managed = launches(ComputeKernel.FUSED_UVM, (2000,), ("forward", "backward"))
+    cached = launches(ComputeKernel.FUSED_UVM_CACHING, (2000, 9000), ("prefetch", "forward"))
+    rows = LaunchRows(
+        [*managed.tables, *cached.tables],
+        [*managed.parts, *cached.parts],
+        np.ones(len(managed.parts) + len(cached.parts)),
+    )
+    found = fit_launches(BASE, measured(true, rows, 0))
+    assert set(found.fitted) == set(UVM)
+    assert set(found.kept) == set(LOOKUPS)
+    assert found.hw.embedding.model_dump()["uvm_efficiency"] == pytest.approx(0.3, rel=0.05)
+    assert found.hw.embedding.model_dump()["prefetch_ns_per_lookup"] == pytest.approx(2.0, rel=0.1)
+
+
+def test_no_rows_leave_every_constant() -> None:
+    found = fit_launches(BASE, LaunchRows([], [], np.zeros(0)))
+    assert found.hw == BASE
+    assert found.kept == LOOKUPS + UVM
+
+
+def test_a_cpus_lookups_are_no_gpus() -> None:
+    with pytest.raises(ProfileError, match="not a GPU's"):
+        predict_launches(load_hardware("cpu-gloo"), LaunchRows([], [], np.zeros(0)))
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.8, 1.2])
+def test_counted_rows_give_the_skew_that_they_were_drawn_with(alpha: float) -> None:
+    rows, ids = 300_000, 100_000.0
+    distinct = Zipf(alpha).bins(rows).unique(ids)
+    found = counted_bins(rows, ids, distinct)
+    assert found.unique(ids) == pytest.approx(distinct, rel=1e-3)
+    for cache in (3_000.0, 30_000.0):
+        assert found.hit_rate(cache) == pytest.approx(
+            Zipf(alpha).bins(rows).hit_rate(cache), abs=0.01
+        )
+
+
+def test_more_distinct_rows_than_uniform_ids_have_are_uniform() -> None:
+    assert counted_bins(1000, 100.0, 100.0).probs.max() == pytest.approx(1e-3)
+
+
+def test_reading_tells_the_bandwidth_and_moving_its_share_floor_and_ramp() -> None:
+    true = changed(BASE, "memory", hbm_gb_s=4200.0)
+    true = changed(true, "elementwise", efficiency=0.8, floor_us=2.0)
+    sizes = np.linspace(2.0**28, 2.0**30, 9)
+    read = MemoryRows(sizes, noisy(predict_streaming(true, MemoryRows(sizes, sizes))))
+    hw = fit_streaming(BASE, read)
+    assert hw.memory.hbm_gb_s == pytest.approx(4200.0, rel=0.03)
+    sizes = 2.0 ** np.arange(12, 31, 0.5)
+    rows = MemoryRows(sizes, noisy(predict_moves(true, MemoryRows(sizes, sizes))))
+    found = fit_moves(hw, rows)
+    assert found.hw.elementwise.efficiency == pytest.approx(0.8, rel=0.05)
+    assert found.hw.elementwise.floor_us == pytest.approx(2.0, rel=0.1)
+
+
+def test_small_kernels_alone_leave_the_bandwidth() -> None:
+    sizes = 2.0 ** np.arange(8, 14, 0.5)
+    rows = MemoryRows(sizes, noisy(predict_moves(BASE, MemoryRows(sizes, sizes))))
+    found = fit_moves(BASE, rows)
+    assert found.hw.memory == BASE.memory
+    assert "efficiency" in {constant.key for constant in found.kept}
+
+
+@pytest.mark.parametrize("link_gb_s", [11.0, 380.0])
+def test_copies_tell_the_host_link(link_gb_s: float) -> None:
+    true = changed(
+        BASE, "memory", host_link_gb_s=link_gb_s, host_link_latency_us=4.0, ddr_gb_s=500.0
+    )
+    sizes = 2.0 ** np.arange(10, 29.0)
+    rows = MemoryRows(sizes, noisy(predict_copies(true, MemoryRows(sizes, sizes))))
+    found = fit_copies(BASE, rows).hw
+    assert predict_copies(found, rows) == pytest.approx(rows.time_ms, rel=0.15)
+    assert found.memory.host_link_gb_s == pytest.approx(link_gb_s, rel=0.05)
+    assert found.memory.ddr_gb_s >= max(BASE.memory.ddr_gb_s, 0.95 * link_gb_s)
+
+
+def test_multiplications_tell_a_rate_for_each_type() -> None:
+    rates = {"fp32": 40.0, "bf16": 620.0}
+    true = changed(BASE, "gemm", prologue_k=110.0, floor_us=3.5)
+    true = changed(true, "gemm", **{f"tflops.{k}": v for k, v in rates.items()})
+    rng = np.random.default_rng(0)
+    shapes = 2.0 ** rng.uniform((8, 2, 4), (15, 12, 12), (80, 3))
+    rows = {d: GemmRows(*np.round(shapes).T, np.ones(80)) for d in rates}
+    times = np.split(noisy(predict_gemms(true, rows)), 2)
+    rows = {d: GemmRows(r.m, r.n, r.k, t) for (d, r), t in zip(rows.items(), times, strict=True)}
+    found = fit_gemms(BASE, rows).hw
+    assert gmae(predict_gemms(found, rows) / gemm_ms(rows) - 1.0) < 0.03
+    for dtype, rate in rates.items():
+        assert found.gemm.tflops[dtype] == pytest.approx(rate, rel=0.1)
+    assert found.gemm.tflops["tf32"] == BASE.gemm.tflops["tf32"], "no row has it"
+
+
+def test_tables_of_a_measured_launch_share_one_cache() -> None:
+    kind = ComputeKernel.FUSED_UVM_CACHING
+    hot, cold = (
+        LookupShard(Zipf(0.8).bins(200_000), draws, 1e4, 200_000, 64, kernel=kind)
+        for draws in (4e5, 2e4)
+    )
+    both, first, second = predict_launches(
+        BASE,
+        LaunchRows([[hot, cold], [hot], [cold]], ["prefetch"] * 3, np.ones(3)),
+    )
+    model = lookup_model(BASE)
+    assert isinstance(model, CudaLookups)
+    alone = own_fetched_rows(hot) + own_fetched_rows(cold)
+    change = model.fetch_ms(hot) * (sum(shared_fetched_rows((hot, cold))) - alone)
+    assert abs(change) > 0.01 * first
+    assert both == pytest.approx(first + second - model.prefetch_floor_ms() + change)

@@ -1,0 +1,154 @@
+"""Loading profiles, and what a bad one is told."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+
+import pytest
+import yaml
+
+from predictor.errors import ProfileError
+from predictor.hardware.loader import (
+    DEFAULT_HARDWARE,
+    list_hardware,
+    load_hardware,
+    parse_hardware,
+    weakest,
+)
+
+SHIPPED = {
+    "v100-32gb",
+    "a100-40gb",
+    "a100-80gb",
+    "h100-sxm",
+    "h200-sxm",
+    "b200",
+    "cpu-gloo",
+}
+
+
+@pytest.fixture
+def valid() -> dict[str, object]:
+    """The default profile as its file holds it."""
+    from importlib import resources
+
+    file = resources.files("predictor.hardware") / "profiles" / f"{DEFAULT_HARDWARE}.yaml"
+    data: dict[str, object] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return data
+
+
+def complaint(data: object) -> str:
+    with pytest.raises(ProfileError) as caught:
+        parse_hardware(yaml.safe_dump(data, sort_keys=False), "mine.yaml")
+    assert caught.value.exit_code == 4
+    return str(caught.value)
+
+
+def test_all_shipped_profiles_are_listed() -> None:
+    assert set(list_hardware()) >= SHIPPED
+
+
+@pytest.mark.parametrize("name", list_hardware())
+def test_every_profile_loads_under_its_own_name_with_sources(name: str) -> None:
+    profile = load_hardware(name)
+    assert profile.name == name
+    for group in profile.groups.values():
+        assert len(group.provenance.source) > 20
+    assert profile.inline == (name == "cpu-gloo")
+    assert profile.hbm_bytes > 5 * 2**30
+
+
+def test_worst_provenance() -> None:
+    assert weakest(()) == "measured"
+    assert weakest(("published", "measured")) == "published"
+
+
+def test_a_path_is_a_profile_too(tmp_path: Path, valid: dict[str, object]) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(valid | {"name": "mine"}), encoding="utf-8")
+    assert load_hardware(str(path)).name == "mine"
+
+
+def test_unknown_name_lists_names_and_the_nearest() -> None:
+    with pytest.raises(
+        ProfileError, match=r"unknown hardware 'h100-smx' \(did you mean 'h100-sxm'"
+    ):
+        load_hardware("h100-smx")
+    with pytest.raises(ProfileError, match="no such file"):
+        load_hardware("nowhere/mine.yaml")
+
+
+def test_not_yaml_names_the_line() -> None:
+    with pytest.raises(ProfileError, match=r"mine.yaml:2: not YAML"):
+        parse_hardware("name: x\n  bad: [\n", "mine.yaml")
+    with pytest.raises(ProfileError, match="is a mapping"):
+        parse_hardware("- 1\n", "mine.yaml")
+    with pytest.raises(ProfileError, match="is a mapping"):
+        parse_hardware("", "mine.yaml")
+
+
+def test_unknown_key_names_line_key_and_nearest(valid: dict[str, object]) -> None:
+    memory = dict(valid["memory"])  # type: ignore[call-overload]
+    memory["hbm_gbs"] = memory.pop("hbm_gb_s")
+    text = complaint(valid | {"memory": memory})
+    first = text.splitlines()[0]
+    assert "unknown key memory.hbm_gbs (did you mean 'hbm_gb_s'?)" in first
+    assert first.startswith("mine.yaml:")
+    assert int(first.split(":")[1]) > 5
+    assert "memory.hbm_gb_s is missing" in text
+
+
+@pytest.mark.parametrize("group", ["memory", "gemm", "embedding", "overheads", "collectives"])
+def test_missing_group_says_what_needs_it(valid: dict[str, object], group: str) -> None:
+    data = {key: value for key, value in valid.items() if key != group}
+    assert f"{group} is missing; it is needed for" in complaint(data)
+
+
+def test_bad_value_shows_it_and_what_is_allowed(valid: dict[str, object]) -> None:
+    text = complaint(valid | {"hbm_gib": -1})
+    assert "hbm_gib is -1: input should be greater than 0" in text
+    embedding = dict(valid["embedding"])  # type: ignore[call-overload]
+    assert "'fbgemm_cuda', 'distinct_rows'" in complaint(
+        valid | {"embedding": embedding | {"law": "magic"}}
+    )
+    bad = embedding | {"forward_efficiency": 1.5}
+    assert "embedding.forward_efficiency is 1.5" in complaint(valid | {"embedding": bad})
+    assert "execution is 'gpu'" in complaint(valid | {"execution": "gpu"})
+
+
+def test_ranges_rise_and_are_finite(valid: dict[str, object]) -> None:
+    for bad, words in (([2, 1], "from 2 down to 1"), ([1, float("inf")], "finite"), ([1], "range")):
+        data = yaml.safe_load(yaml.safe_dump(valid))
+        data["gemm"]["provenance"]["range"] = {"m": bad}
+        assert words in complaint(data)
+
+
+def test_a_date_needs_no_quotes(valid: dict[str, object]) -> None:
+    data = yaml.safe_load(yaml.safe_dump(valid))
+    data["gemm"]["provenance"]["date"] = date(2026, 11, 1)
+    text = yaml.safe_dump(data)
+    assert "date: 2026-11-01\n" in text
+    assert parse_hardware(text, "mine.yaml").gemm.provenance.date == "2026-11-01"
+
+
+def test_errors_name_suite_rows_and_figures(valid: dict[str, object]) -> None:
+    data = yaml.safe_load(yaml.safe_dump(valid))
+    data["known_error"] = [{"suite": "mlperf-dlrm", "rows": "test", "n": 0, "mean": 0.1}]
+    text = complaint(data)
+    assert "known_error.0.n is 0" in text
+    assert "known_error.0.geomean is missing" in text
+
+
+def test_curve_bands_are_checked(valid: dict[str, object]) -> None:
+    text = yaml.safe_dump(valid, sort_keys=False)
+    data = yaml.safe_load(text)
+    data["collectives"]["intra"]["all_reduce"]["edge_mib"] = [1, 2]
+    assert "edge_mib must start at 0" in complaint(data)
+    data = yaml.safe_load(text)
+    data["collectives"]["intra"]["all_reduce"]["us_per_mib"] = [1]
+    assert "one value per edge" in complaint(data)
+
+
+def test_many_complaints_are_counted() -> None:
+    assert "more" in complaint({"name": "x", **{f"key{i}": i for i in range(20)}})

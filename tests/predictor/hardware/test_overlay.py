@@ -1,0 +1,139 @@
+"""Profile files that hold some groups and take the others from a base."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from predictor.errors import ProfileError
+from predictor.hardware.loader import load_hardware, parse_hardware
+from predictor.hardware.schema import GROUP_NAMES
+
+H100 = load_hardware("h100-sxm")
+
+
+def group(name: str, of: str = "h100-sxm") -> dict[str, Any]:
+    return load_hardware(of).groups[name].model_dump(mode="json")
+
+
+def write(path: Path, **data: Any) -> str:
+    path.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+    return str(path)
+
+
+def complaint(path: str) -> str:
+    with pytest.raises(ProfileError) as caught:
+        load_hardware(path)
+    return str(caught.value)
+
+
+def test_groups_that_are_not_given_are_the_base_s(tmp_path: Path) -> None:
+    mine = group("gemm") | {"floor_us": 1.5}
+    links = {"intra": group("collectives.intra") | {"rel_error": 0.5}}
+    path = write(tmp_path / "mine.yaml", base="h100-sxm", hbm_gib=70, gemm=mine, collectives=links)
+    found = load_hardware(path)
+    assert (found.name, found.hbm_gib, found.sms) == ("mine", 70, H100.sms)
+    assert found.gemm.floor_us == 1.5
+    assert found.collectives.intra.rel_error == 0.5
+    for name in set(GROUP_NAMES) - {"gemm", "collectives.intra"}:
+        assert found.groups[name] == H100.groups[name]
+    given = {name for name, origin in found.origins.items() if origin == path}
+    assert given == {"gemm", "collectives.intra"}
+    assert set(found.origins.values()) == {path, "h100-sxm"}
+
+
+def test_every_group_alone_can_be_replaced(tmp_path: Path) -> None:
+    for name in GROUP_NAMES:
+        data: Any = group(name) | {"rel_error": 0.77}
+        for key in reversed(name.split(".")):
+            data = {key: data}
+        found = load_hardware(write(tmp_path / "mine.yaml", base="h100-sxm", **data))
+        assert [n for n, g in found.groups.items() if g.rel_error == 0.77] == [name]
+
+
+def test_a_given_group_takes_no_optional_key_of_the_base(tmp_path: Path) -> None:
+    mine = {k: v for k, v in group("gemm").items() if k != "timing_floor_us"}
+    found = load_hardware(write(tmp_path / "mine.yaml", base="h100-sxm", gemm=mine))
+    assert H100.gemm.timing_floor_us > found.gemm.timing_floor_us == 0
+
+
+def test_a_partial_group_says_what_it_lacks(tmp_path: Path) -> None:
+    mine = {k: v for k, v in group("gemm").items() if k not in ("floor_us", "tiles")}
+    text = complaint(write(tmp_path / "mine.yaml", base="h100-sxm", gemm=mine))
+    assert text.startswith(f"{tmp_path}/mine.yaml:2: group gemm of {tmp_path}/mine.yaml lacks ")
+    assert "lacks tiles, floor_us; a group replaces the base's whole" in text
+    link = group("collectives.inter")
+    del link["all_reduce"]["latency_us"]
+    text = complaint(write(tmp_path / "m.yaml", base="h100-sxm", collectives={"inter": link}))
+    assert "m.yaml:3: group collectives.inter of" in text
+    assert "lacks all_reduce.latency_us;" in text
+
+
+@pytest.mark.parametrize("empty", [None, [1], "x", 3])
+@pytest.mark.parametrize("name", ["gemm", "collectives", "embedding"])
+def test_a_group_that_is_no_mapping(tmp_path: Path, name: str, empty: object) -> None:
+    text = complaint(write(tmp_path / "mine.yaml", **{"base": "h100-sxm", name: empty}))
+    assert text.startswith(f"{tmp_path}/mine.yaml:2: {name} is ")
+    assert "it is needed for" in text
+
+
+def test_bases_of_bases_and_paths_from_the_file(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    first = write(tmp_path / "first.yaml", base="h100-sxm", gemm=group("gemm") | {"split_k": 3})
+    memory = group("memory") | {"hbm_gb_s": 1.0}
+    found = load_hardware(write(tmp_path / "sub" / "x.yaml", base="../first.yaml", memory=memory))
+    assert (found.gemm.split_k, found.memory.hbm_gb_s) == (3, 1.0)
+    assert Path(found.origins["gemm"]).samefile(first)
+    assert found.origins["memory"].endswith("x.yaml")
+    assert found.origins["embedding"] == "h100-sxm"
+
+
+def test_cycles_and_unknown_bases_say_where(tmp_path: Path) -> None:
+    write(tmp_path / "a.yaml", base="b.yaml")
+    write(tmp_path / "b.yaml", name="b", base="a.yaml")
+    text = complaint(str(tmp_path / "a.yaml"))
+    assert text.startswith(f"{tmp_path}/a.yaml:1: base: {tmp_path}/b.yaml:2: base: ")
+    assert text.endswith("builds on itself: a.yaml -> b.yaml -> a.yaml")
+    text = complaint(write(tmp_path / "c.yaml", base="h100-smx"))
+    assert "c.yaml:1: base: unknown hardware 'h100-smx' (did you mean 'h100-sxm'?)" in text
+    assert "no such file" in complaint(write(tmp_path / "c.yaml", base="none/x.yaml"))
+    assert "is a directory" in complaint(write(tmp_path / "c.yaml", base="../" + tmp_path.name))
+    for base in (None, 3, ["h100-sxm"], ""):
+        text = complaint(write(tmp_path / "c.yaml", base=base))
+        assert "c.yaml:1: base is" in text
+
+
+def test_a_bad_base_shows_its_own_problem(tmp_path: Path) -> None:
+    write(tmp_path / "bad.yaml", base="h100-sxm", sms=0)
+    text = complaint(write(tmp_path / "mine.yaml", base="bad.yaml"))
+    assert f"mine.yaml:1: base: {tmp_path}/bad.yaml:2: sms is 0" in text
+
+
+def test_lookups_of_another_kind_of_device(tmp_path: Path) -> None:
+    lookups = group("embedding", "cpu-gloo")
+    text = complaint(write(tmp_path / "mine.yaml", base="h100-sxm", embedding=lookups))
+    assert (
+        "mine.yaml:2: embedding.law is distinct_rows, but execution is async (of the base)" in text
+    )
+    assert text.endswith("such as cpu-gloo")
+    text = complaint(write(tmp_path / "mine.yaml", base="h100-sxm", execution="inline"))
+    assert (
+        "mine.yaml:2: embedding.law is fbgemm_cuda (of the base), but execution is inline" in text
+    )
+    full = yaml.safe_dump(H100.model_dump(mode="json", by_alias=True) | {"execution": "inline"})
+    with pytest.raises(ProfileError, match=r"embedding.law is fbgemm_cuda, but execution is"):
+        parse_hardware(full, "mine.yaml")
+
+
+def test_a_partial_file_without_a_base_names_every_group_and_suggests_one(tmp_path: Path) -> None:
+    links = {"intra": group("collectives.intra")}
+    nonsense = {f"key{i}": i for i in range(20)}
+    path = write(tmp_path / "mine.yaml", gemm=group("gemm"), collectives=links, **nonsense)
+    text = complaint(path)
+    for name in set(GROUP_NAMES) - {"gemm", "collectives.intra"}:
+        assert f"{name} is missing; it is needed for" in text
+    assert "gemm is missing" not in text
+    assert text.splitlines()[-1].endswith("a line 'base: h100-sxm' takes what is missing from it")

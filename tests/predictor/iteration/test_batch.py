@@ -1,0 +1,169 @@
+"""Many plans at once score as each alone; neighbours score as plans built from nothing."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from predictor.hardware.schema import HardwareProfile
+from predictor.iteration.batch import BatchPredictor
+from predictor.model.plan import ComputeKernel, ShardingType
+from predictor.model.topology import Topology
+from predictor.predict import predict
+from search.space.enumerate import enumerate_space
+from tests.builders import (
+    Candidate,
+    a_table,
+    a_topology,
+    a_workload,
+    device_bound,
+    hardware,
+    plan_of,
+    random_candidate,
+    random_workload,
+    sharded,
+)
+
+PIPELINES = ["base", "sparse_dist", "prefetch_sparse_dist"]
+TOPOLOGIES = [
+    a_topology(1),
+    a_topology(2),
+    a_topology(4, 1),
+    a_topology(8, 4),
+    a_topology(4, 2, domain=4),
+]
+
+
+def random_plans(
+    seed: int,
+    pipeline: str,
+    topology: Topology,
+    count: int,
+    profile: HardwareProfile | None = None,
+) -> tuple[BatchPredictor, list[Candidate]]:
+    workload, pick = random_workload(seed, pipeline), random.Random(seed)
+    space = enumerate_space(workload, topology)
+    candidates = [random_candidate(space, topology, pick) for _ in range(count)]
+    return BatchPredictor(workload, topology, profile or device_bound()), candidates
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+@pytest.mark.parametrize(
+    "topology", TOPOLOGIES, ids=lambda t: f"{t.world_size}x{t.local_world_size}x{t.nvlink_domain}"
+)
+@pytest.mark.parametrize("plans", [5, pytest.param(70, marks=pytest.mark.slow)])
+def test_a_batch_equals_its_plans_one_by_one(pipeline: str, topology: Topology, plans: int) -> None:
+    for seed, profile in enumerate((device_bound(), hardware(), device_bound())):
+        batch, candidates = random_plans(seed, pipeline, topology, plans, profile)
+        workload = batch.workload
+        together = batch.score(candidates)
+        alone = [
+            predict(workload, topology, profile, plan_of(workload, topology, c)).iteration_ms
+            for c in candidates
+        ]
+        assert together == pytest.approx(alone, rel=1e-9)
+        assert len(set(together.round(9))) > 1 or profile is hardware()
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+@pytest.mark.parametrize(
+    "topology",
+    TOPOLOGIES[1:4],
+    ids=lambda t: f"{t.world_size}x{t.local_world_size}x{t.nvlink_domain}",
+)
+@pytest.mark.parametrize("seeds", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_neighbours_equal_plans_scored_anew(pipeline: str, topology: Topology, seeds: int) -> None:
+    for seed in range(seeds):
+        batch, candidates = random_plans(seed, pipeline, topology, 12)
+        base, others = candidates[0], candidates[1:]
+        pick = random.Random(seed)
+        changes = []
+        for other in others:
+            tables = pick.sample(range(len(base)), pick.randint(1, len(base)))
+            changes.append({t: other[t] for t in tables})
+        found = batch.score_neighbours(base, changes)
+        full = [tuple(c.get(t, p) for t, p in enumerate(base)) for c in changes]
+        fresh = BatchPredictor(batch.workload, topology, device_bound())
+        assert found == pytest.approx(fresh.score(full), rel=1e-9)
+
+
+def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, candidates = random_plans(3, "sparse_dist", a_topology(2), 9)
+    whole = batch.score(candidates)
+    monkeypatch.setattr("predictor.iteration.batch.CHUNK_ELEMENTS", 4)
+    assert batch.score(candidates) == pytest.approx(whole, rel=1e-9)
+    assert batch.score([]).shape == (0,)
+    assert batch.score_neighbours(candidates[0], []).shape == (0,)
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_a_graph_of_their_own_does_not_matter(
+    pipeline: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans that use just the same lookup groups score as in the graph of all groups."""
+    for seed in range(3):
+        batch, candidates = random_plans(seed, pipeline, a_topology(4, 2), 20)
+        changes = [dict(enumerate(candidate)) for candidate in candidates]
+        monkeypatch.setattr("predictor.iteration.batch.OWN_GRAPH", 10**6)
+        together = batch.score(candidates)
+        monkeypatch.setattr("predictor.iteration.batch.OWN_GRAPH", 1)
+        assert batch.score(candidates) == pytest.approx(together, rel=1e-9)
+        assert batch.score_neighbours(candidates[0], changes) == pytest.approx(together, rel=1e-9)
+
+
+def test_data_parallel_lookups_of_several_types_are_all_waited_for() -> None:
+    """Plans whose data-parallel tables form other lookup groups share one graph."""
+    tables = (a_table("a", data_type="fp32"), a_table("b", data_type="fp16"))
+    workload, topology = a_workload(*tables), a_topology(2)
+    dp = sharded(workload, topology, ShardingType.DATA_PARALLEL, ComputeKernel.DENSE)
+    tw = sharded(workload, topology, ShardingType.TABLE_WISE)
+    mixes = [(dp[0], tw[1]), (tw[0], dp[1]), dp, tw]
+    batch = BatchPredictor(workload, topology, device_bound())
+    alone = [
+        BatchPredictor(workload, topology, device_bound()).score([mix]).item() for mix in mixes
+    ]
+    assert batch.score(mixes) == pytest.approx(alone, rel=1e-9)
+
+
+def test_renaming_ranks_does_not_change_the_time() -> None:
+    """Hosts may be exchanged, and positions within all hosts alike."""
+    topology = a_topology(4, 2)
+    for seed in range(5):
+        batch, candidates = random_plans(seed, "sparse_dist", topology, 8)
+        for name in ([2, 3, 0, 1], [1, 0, 3, 2]):
+            renamed = [
+                tuple(
+                    replace(
+                        plan,
+                        shards=tuple(replace(s, rank=name[s.rank]) for s in plan.shards),
+                    )
+                    for plan in candidate
+                )
+                for candidate in candidates
+            ]
+            assert batch.score(renamed) == pytest.approx(batch.score(candidates), rel=1e-9)
+
+
+def test_summed_loads_do_not_depend_on_what_was_asked_before() -> None:
+    batch, candidates = random_plans(1, "base", a_topology(2), 6)
+    first = batch.totals(candidates[0])
+    batch.score(candidates)
+    after = batch.totals(candidates[0])
+    assert np.array_equal(after[: len(first)], first)
+    assert not after[len(first) :].any()
+
+
+def test_a_table_that_moves_leaves_its_lookup_to_the_others() -> None:
+    """Tables of one lookup group: a neighbour takes out and adds one table's share alone."""
+    workload, topology = a_workload(*(a_table(name, dim=256) for name in "abcd")), a_topology(2)
+    space, pick = enumerate_space(workload, topology), random.Random(0)
+    candidates = [random_candidate(space, topology, pick) for _ in range(30)]
+    batch = BatchPredictor(workload, topology, device_bound())
+    base = sharded(workload, topology, ShardingType.TABLE_WISE)
+    for table in range(4):
+        changes = [{table: c[table]} for c in candidates]
+        full = [(*base[:table], c[table], *base[table + 1 :]) for c in candidates]
+        assert batch.score_neighbours(base, changes) == pytest.approx(batch.score(full), rel=1e-9)

@@ -1,0 +1,88 @@
+"""The chain that fills an iteration: no gap, no overlap, and the right operations."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from predictor.iteration.critical_path import HOST, critical_cycle, critical_path
+from predictor.iteration.graph import Dep, Graph
+from predictor.iteration.timeline import simulate
+from tests.predictor.iteration.test_timeline import add, random_graph
+
+
+def parts(graph: Graph) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for segment in critical_path(graph, simulate(graph, keep_steps=True)):
+        found[segment.name] = found.get(segment.name, 0) + segment.duration_ms
+    return found
+
+
+def test_the_path_goes_through_the_rank_that_came_last() -> None:
+    graph = Graph(2, 2)
+    lookup = add(graph, "lookup", [1.0, 3.0])
+    exchange = add(graph, "exchange", 2.0, "comm", deps=[lookup], scope="world")
+    add(graph, "dense", 4.0, deps=[exchange])
+    path = critical_path(graph, simulate(graph, keep_steps=True))
+    assert [s.name for s in path] == ["lookup", "exchange", "dense"]
+    assert [s.duration_ms for s in path] == pytest.approx([3, 2, 4])
+    assert path[0].rank == 1
+
+
+def test_a_late_host_is_charged_to_the_host() -> None:
+    graph = Graph(1, 1, frozenset({"host"}))
+    add(graph, "read", 1.0, "host")
+    add(graph, "dense", 2.0, host_ms=5.0)
+    add(graph, "after", 0.5, host_ms=4.0, blocks_host=True)
+    found = parts(graph)
+    assert found == pytest.approx({"read": 1.0, "host issues work": 9.0, "after": 0.5})
+    path = critical_path(graph, simulate(graph, keep_steps=True))
+    assert {s.phase for s in path if s.name == "host issues work"} == {HOST}
+
+
+def test_waiting_for_last_iteration_leads_into_it() -> None:
+    graph = Graph(1, 1)
+    fetch = add(graph, "fetch", 5.0, "copy")
+    compute = add(graph, "compute", 3.0)
+    graph.wait(compute, Dep(fetch, lag=1))
+    graph.wait(fetch, Dep(compute, lag=1))
+    found = simulate(graph, keep_steps=True)
+    assert sum(s.duration_ms for s in critical_path(graph, found)) == pytest.approx(
+        found.iteration_ms[0]
+    )
+    cycle = critical_cycle(graph, found)
+    assert cycle is not None
+    ops, length, iterations = cycle
+    assert length / iterations == pytest.approx(found.iteration_ms[0])
+    assert ops
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=100, deadline=None)
+def test_parts_add_up_and_follow_each_other(seed: int) -> None:
+    graph = random_graph(seed)
+    timeline = simulate(graph, keep_steps=True)
+    path = critical_path(graph, timeline)
+    total = sum(s.duration_ms for s in path)
+    assert total == pytest.approx(timeline.iteration_ms[0], rel=1e-9, abs=1e-7)
+    for before, after in pairwise(path):
+        assert before.end_ms == pytest.approx(after.start_ms)
+    if path:
+        assert path[-1].end_ms == pytest.approx(timeline.finish_ms[0])
+    for segment in path:
+        costs = [op.cost_ms.max() for op in graph.ops if op.name == segment.name]
+        assert segment.phase == HOST or segment.duration_ms <= max(costs) + 1e-9
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=100, deadline=None)
+def test_every_cycle_bounds_the_period_from_below(seed: int) -> None:
+    graph = random_graph(seed)
+    timeline = simulate(graph, keep_steps=True)
+    cycle = critical_cycle(graph, timeline)
+    if cycle is not None:
+        _, length, iterations = cycle
+        assert length / iterations <= timeline.iteration_ms[0] * (1 + 1e-6) + 1e-9

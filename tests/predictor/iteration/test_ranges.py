@@ -1,0 +1,143 @@
+"""What a prediction asks beyond the rows behind its profile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from predictor.cost.collectives import OPS, SCOPES, Collectives, bus_factor
+from predictor.hardware.loader import HardwareProfile, load_hardware
+from predictor.iteration.batch import BatchPredictor
+from predictor.iteration.ranges import Asked, OutOfRange, ranks_outside
+from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.topology import Topology
+from predictor.model.workload import DenseArch, Feature, Table, Workload
+from predictor.predict import candidate_of, predict
+
+H100 = load_hardware("h100-sxm")
+ROWS, DIM = 10_000, 64
+
+
+def workload(batch_size: int = 512) -> Workload:
+    tables = tuple(Table(f"t{i}", ROWS, DIM, (Feature(f"f{i}", 4.0),)) for i in range(2))
+    return Workload("two", batch_size, tables, DenseArch(13, (64, 64), (32, 1)))
+
+
+def topology(ranks: int = 2, local: int | None = None) -> Topology:
+    return Topology.uniform(ranks, local, hbm_bytes=2**36, ddr_bytes=2**36)
+
+
+def plan(ranks: int = 2) -> ShardingPlan:
+    tables = {
+        f"t{i}": TablePlan(
+            ShardingType.TABLE_WISE, ComputeKernel.FUSED, (Shard(i, (0, 0), (ROWS, DIM)),)
+        )
+        for i in range(2)
+    }
+    return ShardingPlan(tables, ranks, ranks)
+
+
+def measured(group: str, **ranges: tuple[float, float]) -> HardwareProfile:
+    """H100 with these ranges in one group, and none in the others."""
+
+    def of(name: str, found: Any) -> Any:
+        ranged = ranges if name == group else {}
+        return found.model_copy(
+            update={"provenance": found.provenance.model_copy(update={"range": ranged})}
+        )
+
+    groups = {name: of(name, found) for name, found in H100.groups.items() if "." not in name}
+    links = {
+        name: of(f"collectives.{name}", getattr(H100.collectives, name))
+        for name in ("intra", "inter")
+    }
+    wired = H100.collectives.model_copy(update=links)
+    return H100.model_copy(update={**groups, "collectives": wired})
+
+
+def found(hw: HardwareProfile, batch_size: int = 512, ranks: int = 2) -> tuple[OutOfRange, ...]:
+    return predict(workload(batch_size), topology(ranks), hw, plan(ranks)).out_of_range
+
+
+def test_nothing_is_said_of_groups_without_ranges() -> None:
+    assert found(measured("memory")) == ()
+
+
+@pytest.mark.parametrize(
+    ("group", "quantity", "asked"),
+    [
+        ("gemm", "m", 512),
+        ("gemm", "n", 64 + 3),
+        ("gemm", "k", 512),
+        ("gemm", "flop", 2 * 512 * 64 * 64),
+        ("embedding", "dim", DIM),
+        ("embedding", "rows", ROWS),
+        ("embedding", "tables", 1),
+        ("embedding", "ids", 4 * 512 * 2),
+        # one table's outputs for the samples of both ranks
+        ("collectives.intra", "size_bytes", 4 * DIM * 512 * 2),
+    ],
+)
+def test_the_largest_asked_is_held_against_the_upper_end(
+    group: str, quantity: str, asked: float
+) -> None:
+    (item,) = found(measured(group, **{quantity: (0.0, 0.5)}))
+    assert (item.group, item.profile, item.quantity) == (group, "h100-sxm", quantity)
+    assert (item.low, item.high) == (0.0, 0.5)
+    assert item.asked == pytest.approx(asked)
+    covered = measured(group, **{quantity: (item.asked * 0.5, item.asked)})
+    assert found(covered) == ()
+    # below the smallest row every law is a floor
+    assert found(measured(group, **{quantity: (10 * item.asked, 20 * item.asked)})) == ()
+    assert found(measured(group, **{quantity: (0, item.asked * 0.9)})) == (
+        OutOfRange(group, "h100-sxm", quantity, item.asked, 0, item.asked * 0.9),
+    )
+
+
+def test_rank_counts_have_two_sides() -> None:
+    hw = measured("collectives.intra", ranks=(4.0, 8.0))
+    assert [item.asked for item in found(hw, ranks=2)] == [2]
+    assert [item.asked for item in ranks_outside(hw, topology(16, 16))] == [16]
+    assert ranks_outside(hw, topology(8)) == []
+    assert ranks_outside(hw, topology(1)) == []
+    between = measured("collectives.inter", ranks=(2.0, 16.0))
+    assert [i.asked for i in ranks_outside(between, topology(32, 8))] == [32]
+    assert ranks_outside(between, topology(8)) == []
+
+
+def test_asking_changes_no_time_and_no_search() -> None:
+    batch = BatchPredictor(workload(), topology(), H100)
+    candidate = candidate_of(workload(), topology(), plan())
+    plain = float(batch.score([candidate])[0])
+    assert predict(workload(), topology(), H100, plan()).iteration_ms == pytest.approx(plain)
+    assert type(batch.costs.collectives) is Collectives
+    asked = Asked(batch.costs)
+    assert not asked.messages
+    batch.score([candidate])
+    assert asked.messages
+
+
+@given(
+    local=st.sampled_from([1, 2, 4, 8]),
+    hosts=st.integers(1, 5),
+    op=st.sampled_from(OPS),
+    scope=st.sampled_from(SCOPES),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_link_s_share_moves_the_bus_bytes_that_it_is_charged(
+    local: int, hosts: int, op: Any, scope: str
+) -> None:
+    comms = Collectives(H100, topology(local * hosts, local))
+    levels = comms._levels(scope)
+    for level, (group, share) in zip(levels, comms.shares(op, scope), strict=True):
+        assert group == level.group
+        assert 0 < share <= 1
+        if op == "all_to_all":
+            parties = level.outer - level.inner + 1
+            charged = (level.outer - level.inner) / levels[-1].outer
+            assert share * bus_factor(op, parties) == pytest.approx(charged)
+        else:
+            assert share * level.inner == pytest.approx(1)

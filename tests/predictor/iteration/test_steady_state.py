@@ -1,0 +1,73 @@
+"""The compiled timeline gives the timeline's figures, whatever the graph."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from predictor.iteration.graph import Dep, Graph
+from predictor.iteration.steady_state import Program
+from predictor.iteration.timeline import simulate
+
+RANKS, WIDTH, PLANS = 4, 2, 6
+STREAMS = ("host", "compute", "comm", "copy")
+SCOPES = (None, None, "world", "intra", "cross")
+
+
+def random_graph(structure: int, costs: int, *, whole: bool) -> Graph:
+    """Graphs of one structure, whose costs and missing operations differ."""
+    pick, values = random.Random(structure), np.random.default_rng(costs)
+    graph = Graph(RANKS, WIDTH, frozenset({"host"}), pick.choice([0.0, 0.3]))
+    count = pick.randint(3, 14)
+    for index in range(count):
+        stream = pick.choice(STREAMS)
+        before = pick.sample(range(index), min(index, pick.randint(0, 2)))
+        shape = pick.choice([(1,), (PLANS, 1), (PLANS, RANKS)])
+        optional = not whole and pick.random() < 0.4
+        graph.add(
+            f"op {index}",
+            phase="",
+            resource="",
+            stream=stream,
+            cost_ms=pick.uniform(0, 3) if shape == (1,) else values.uniform(0, 3, shape),
+            host_ms=pick.choice([0.0, 0.5, 2.0]),
+            kernels=pick.choice([1, 3]),
+            deps=[Dep(op) for op in before],
+            scope=None if stream == "host" else pick.choice(SCOPES),
+            blocks_host=pick.random() < 0.1,
+            active=values.random(PLANS) < 0.6 if optional else None,
+            thread=pick.choice(["main", "main", "other"]),
+        )
+    for _ in range(pick.randint(0, 3)):
+        graph.wait(pick.randrange(count), Dep(pick.randrange(count), lag=pick.randint(1, 3)))
+    return graph
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_program_equals_the_timeline(whole: bool) -> None:
+    for seed in range(150):
+        program = Program(random_graph(seed, 0, whole=whole), whole=whole)
+        for costs in (0, 1):
+            graph = random_graph(seed, costs, whole=whole)
+            expected = simulate(graph, plans=PLANS).iteration_ms
+            assert program.iteration_ms(graph, PLANS) == pytest.approx(
+                expected, rel=1e-9, abs=1e-12
+            )
+
+
+def test_operations_of_constant_cost_take_no_instruction() -> None:
+    graph = Graph(2, 2)
+    for index in range(20):
+        graph.add(f"op {index}", phase="", resource="", stream="compute", cost_ms=1.0, host_ms=0.01)
+    program = Program(graph, whole=True)
+    assert len(program.instructions) <= 2  # what the thread and the stream are like at the end
+    assert program.iteration_ms(graph, 3) == pytest.approx([20.0] * 3)
+
+
+def test_what_single_ranks_have_is_refused() -> None:
+    graph = Graph(2, 2)
+    graph.add("op", phase="", resource="", stream="compute", cost_ms=1.0, ranks=(0,))
+    with pytest.raises(ValueError, match="'op' is not the same on all ranks"):
+        Program(graph, whole=True)

@@ -1,0 +1,239 @@
+"""The synchronized timeline: hand-computed cases, and bounds that hold for every graph."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from predictor.iteration.graph import Dep, Graph
+from predictor.iteration.timeline import meet, simulate
+
+seeds = st.integers(0, 10**6)
+
+
+def add(graph: Graph, name: str, cost: object, stream: str = "compute", **more: object) -> int:
+    return graph.add(  # type: ignore[arg-type]
+        name, phase="host", resource="overheads", stream=stream, cost_ms=cost, **more
+    )
+
+
+def random_graph(seed: int, ranks: int = 4, *, identical: bool = False) -> Graph:
+    pick = random.Random(seed)
+    inline = frozenset({"host"}) | ({"compute"} if pick.random() < 0.3 else frozenset())
+    graph = Graph(ranks, 2, inline, launch_latency_ms=pick.choice([0.0, 0.5]))
+    for index in range(pick.randint(1, 12)):
+        stream = pick.choice(["compute", "comm", "copy", "host"])
+        costs = [pick.uniform(0, 10) for _ in range(ranks)]
+        deps = [Dep(pick.randrange(index)) for _ in range(min(index, 2))]
+        deps += [Dep(pick.randrange(index + 1), lag=pick.randint(1, 2))]
+        add(
+            graph,
+            f"op{index}",
+            costs[:1] * ranks if identical else costs,
+            stream,
+            host_ms=pick.choice([0.0, 0.2, 3.0]),
+            kernels=pick.randint(1, 3),
+            deps=deps,
+            scope=pick.choice(["world", "intra", "cross"]) if stream == "comm" else None,
+            blocks_host=pick.random() < 0.1,
+        )
+    return graph
+
+
+def period(graph: Graph, plans: int = 1) -> float:
+    return float(simulate(graph, plans=plans).iteration_ms[0])
+
+
+def test_a_collective_waits_for_its_last_rank() -> None:
+    graph = Graph(2, 2)
+    lookup = add(graph, "lookup", [1.0, 3.0])
+    exchange = add(graph, "exchange", 2.0, "comm", deps=[lookup], scope="world")
+    add(graph, "dense", 4.0, deps=[exchange])
+    timeline = simulate(graph, keep_steps=True)
+    assert timeline.iteration_ms == pytest.approx([3 + 2 + 4])
+    step = timeline.steps[0]
+    assert step.ready[1, 0] == pytest.approx([1, 3])
+    assert step.start[1, 0] == pytest.approx([3, 3])
+    assert step.end[2, 0] == pytest.approx([9, 9])
+
+
+def test_work_of_two_streams_overlaps_across_iterations() -> None:
+    """The exchange of a batch hides behind the compute of the one before (lag 1)."""
+    graph = Graph(1, 1)
+    exchange = add(graph, "exchange", 5.0, "comm")
+    compute = add(graph, "compute", 7.0)
+    graph.wait(compute, Dep(exchange, lag=1))
+    assert period(graph) == pytest.approx(7)
+    serial = Graph(1, 1)
+    add(serial, "compute", 7.0, deps=[add(serial, "exchange", 5.0, "comm")])
+    serial.wait(0, Dep(1, lag=1))
+    assert period(serial) == pytest.approx(12)
+
+
+@pytest.mark.parametrize(("lag", "expected"), [(1, 10.0), (2, 5.0), (3, 10 / 3)])
+def test_a_loop_over_several_iterations_counts_its_mean(lag: int, expected: float) -> None:
+    """A -> B -> A of `lag` iterations later: the period is the length over the iterations."""
+    graph = Graph(1, 1)
+    first = add(graph, "a", 3.0, "a" * 1)
+    second = add(graph, "b", 3.0, "b", deps=[first])
+    third = add(graph, "c", 4.0, "c", deps=[second])
+    graph.wait(first, Dep(third, lag=lag))
+    assert period(graph) == pytest.approx(max(expected, 4.0), rel=1e-6)
+
+
+def test_an_alternating_schedule_counts_its_mean() -> None:
+    """Two chains that cross the iterations alternately: no two periods in a row are alike."""
+    graph = Graph(1, 1)
+    a = add(graph, "a", 1.0, "a")
+    b = add(graph, "b", 4.0, "b")
+    graph.wait(a, Dep(b, lag=1))
+    graph.wait(b, Dep(a, lag=1))
+    assert period(graph) == pytest.approx(4.0)
+    c = Graph(1, 1)
+    x, y = add(c, "x", 6.0, "x"), add(c, "y", 1.0, "y")
+    z = add(c, "z", 2.0, "z")
+    c.wait(x, Dep(y, lag=1))
+    c.wait(y, Dep(z, lag=1))
+    c.wait(z, Dep(x, lag=1))
+    assert period(c) == pytest.approx(6.0)
+
+
+def test_a_stream_that_starts_early_but_takes_longer_sets_the_pace() -> None:
+    """The chain ends later at first; the copy, longer per iteration, overtakes it in the end."""
+    graph = Graph(1, 1)
+    last = add(graph, "s0", 3.0, "s0")
+    for i in range(1, 6):
+        last = add(graph, f"s{i}", 3.0, f"s{i}", deps=[last])
+    add(graph, "copy", 4.0, "copy")
+    assert period(graph) == pytest.approx(4.0)
+
+
+def test_launches_run_ahead_but_a_kernel_cannot_start_before_its_launch() -> None:
+    graph = Graph(1, 1, launch_latency_ms=1.0)
+    add(graph, "late", 0.5, host_ms=6.0, kernels=3)
+    step = simulate(graph, keep_steps=True).steps[0]
+    assert step.start[0, 0, 0] == pytest.approx(2 + 1)
+    assert step.end[0, 0, 0] == pytest.approx(6 + 1)  # its last kernel is launched at 6
+    assert period(graph) == pytest.approx(6)
+
+
+def test_the_host_waits_where_it_blocks() -> None:
+    free, blocked = Graph(1, 1), Graph(1, 1)
+    for graph, blocks in ((free, False), (blocked, True)):
+        add(graph, "compute", 10.0, host_ms=1.0, blocks_host=blocks)
+        add(graph, "issue", 0.0, "other", host_ms=4.0)
+    assert period(free) == pytest.approx(10)
+    assert period(blocked) == pytest.approx(15)
+
+
+def test_inline_streams_are_the_host() -> None:
+    graph = Graph(1, 1, frozenset({"compute"}))
+    add(graph, "a", 3.0, host_ms=1.0)
+    exchange = add(graph, "b", 5.0, "comm", host_ms=1.0)
+    add(graph, "c", 2.0, deps=[exchange])
+    assert period(graph) == pytest.approx(1 + 3 + 1 + 5 + 2)
+
+
+def test_scopes_join_the_right_ranks() -> None:
+    graph = Graph(4, 2)
+    arrival = np.array([[1.0, 2.0, 3.0, 4.0]])
+    assert meet(arrival, "world", graph).tolist() == [[4, 4, 4, 4]]
+    assert meet(arrival, "intra", graph).tolist() == [[2, 2, 4, 4]]
+    assert meet(arrival, "cross", graph).tolist() == [[3, 4, 3, 4]]
+    assert meet(arrival, None, graph).tolist() == [[1, 2, 3, 4]]
+
+
+@given(seeds)
+@settings(max_examples=80, deadline=None)
+def test_never_below_busy_streams_or_dependency_paths(seed: int) -> None:
+    graph = random_graph(seed)
+    timeline = simulate(graph, keep_steps=True)
+    busy: dict[str, np.ndarray] = {}
+    host = sum(op.host_ms for op in graph.ops)
+    for op in graph.ops:
+        busy[op.stream] = busy.get(op.stream, np.zeros(4)) + op.cost_ms
+    floor = max(host, *(float(b.max()) for b in busy.values()))
+    assert timeline.iteration_ms[0] >= floor * (1 - 1e-9)
+    for iteration, step in enumerate(timeline.steps):
+        for index, op in enumerate(graph.ops):
+            assert (step.end[index] >= step.start[index] + op.cost_ms - 1e-9).all()
+            for dep in op.deps:
+                if iteration >= dep.lag:
+                    before = timeline.steps[iteration - dep.lag].end[dep.op]
+                    assert (step.start[index] >= before - 1e-9).all()
+
+
+@given(seeds)
+@settings(max_examples=60, deadline=None)
+def test_more_work_never_ends_earlier(seed: int) -> None:
+    graph, pick = random_graph(seed), random.Random(seed)
+    before = simulate(graph, keep_steps=True)
+    index = pick.randrange(len(graph.ops))
+    op = graph.ops[index]
+    more = op.cost_ms + np.array([pick.choice([0.0, 5.0]) for _ in range(4)])
+    graph.ops[index] = replace(op, cost_ms=more)
+    after = simulate(graph, keep_steps=True)
+    for old, new in zip(before.steps, after.steps, strict=False):
+        assert (new.end >= old.end - 1e-9).all()
+    assert after.iteration_ms[0] >= before.iteration_ms[0] * (1 - 1e-6)
+
+
+@given(seeds)
+@settings(max_examples=60, deadline=None)
+def test_identical_ranks_behave_as_one(seed: int) -> None:
+    many = random_graph(seed, identical=True)
+    one = Graph(1, 1, many.inline_streams, many.launch_latency_ms)
+    one.ops = [replace(op, cost_ms=op.cost_ms[:1]) for op in many.ops]
+    assert period(many) == pytest.approx(period(one), rel=1e-12)
+
+
+@given(seeds)
+@settings(max_examples=60, deadline=None)
+def test_an_absent_operation_changes_nothing(seed: int) -> None:
+    """With an operation switched off, a plan runs as in a graph without it (whose dependants wait
+    for what the absent one would have waited for)."""
+    graph, pick = random_graph(seed), random.Random(seed)
+    gone = pick.randrange(len(graph.ops))
+    masked = Graph(4, 2, graph.inline_streams, graph.launch_latency_ms)
+    masked.ops = list(graph.ops)
+    masked.ops[gone] = replace(graph.ops[gone], active=np.array([True, False]))
+    both = simulate(masked, plans=2)
+    assert both.iteration_ms[0] == pytest.approx(period(graph), rel=1e-9)
+    without = Graph(4, 2, graph.inline_streams, graph.launch_latency_ms)
+    for index, op in enumerate(graph.ops):
+        if index == gone:
+            continue
+        deps: list[Dep] = []
+        for dep in op.deps:
+            if dep.op != gone:
+                deps.append(Dep(dep.op - (dep.op > gone), dep.lag))
+                continue
+            inherited = [Dep(d.op, d.lag + dep.lag) for d in graph.ops[gone].deps]
+            deps += [Dep(d.op - (d.op > gone), d.lag) for d in inherited if d.op != gone]
+        # beyond three iterations the timeline keeps no ends
+        without.ops.append(replace(op, deps=tuple(d for d in deps if d.lag <= 2)))
+    assert both.iteration_ms[1] >= period(without) * (1 - 1e-9)
+    if all(d.op != gone for op in graph.ops for d in op.deps):
+        assert both.iteration_ms[1] == pytest.approx(period(without), rel=1e-9)
+
+
+@given(seeds, seeds)
+@settings(max_examples=30, deadline=None)
+def test_plans_of_a_batch_do_not_touch_each_other(seed: int, other: int) -> None:
+    graph, pick = random_graph(seed), random.Random(other)
+    batch = Graph(4, 2, graph.inline_streams, graph.launch_latency_ms)
+    factors = [pick.uniform(0, 3) for _ in range(3)]
+    batch.ops = [
+        replace(op, cost_ms=np.stack([op.cost_ms * f for f in factors])) for op in graph.ops
+    ]
+    together = simulate(batch, plans=3).iteration_ms
+    for factor, found in zip(factors, together, strict=True):
+        alone = Graph(4, 2, graph.inline_streams, graph.launch_latency_ms)
+        alone.ops = [replace(op, cost_ms=op.cost_ms * factor) for op in graph.ops]
+        # a plan may settle while others still run; alternating ones are averages
+        assert found == pytest.approx(period(alone), rel=1e-2)

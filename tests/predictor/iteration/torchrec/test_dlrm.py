@@ -1,0 +1,296 @@
+"""The graph of an iteration: order of issue, streams and dependencies of the train pipelines."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from predictor.cost.elementwise import columns_ms
+from predictor.hardware.loader import HardwareProfile
+from predictor.iteration.batch import BatchPredictor
+from predictor.iteration.graph import Dep, Graph
+from predictor.iteration.torchrec.sparse import exchanges
+from predictor.model.plan import ComputeKernel, ShardingType
+from predictor.model.workload import DcnV2, DenseArch, Workload
+from tests.builders import Candidate, a_table, a_topology, a_workload, hardware, sharded
+
+T, K = ShardingType, ComputeKernel
+TOPOLOGY = a_topology(2)
+TABLES = (a_table("a"), a_table("b"), a_table("c", module="other"), a_table("d"))
+
+
+def mixed(workload: Workload) -> Candidate:
+    """Table-wise, row-wise, a second module, data-parallel."""
+    tw, rw = sharded(workload, TOPOLOGY, T.TABLE_WISE), sharded(workload, TOPOLOGY, T.ROW_WISE)
+    dp = sharded(workload, TOPOLOGY, T.DATA_PARALLEL, K.DENSE)
+    return tw[0], rw[1], tw[2], dp[3]
+
+
+def graph(pipeline: str, world: int = 2, profile: str = "h100-sxm") -> Graph:
+    workload = a_workload(*TABLES, train_pipeline=pipeline)
+    topology = a_topology(world)
+    batch = BatchPredictor(workload, topology, hardware(profile))
+    candidate = mixed(workload) if world == 2 else sharded(workload, topology, T.TABLE_WISE)
+    for index, plan in enumerate(candidate):
+        batch.table(index, plan)
+    return batch.graph(batch.totals(candidate)[None])
+
+
+def names(found: Graph) -> list[str]:
+    return [op.name for op in found.ops]
+
+
+def index(found: Graph, name: str) -> int:
+    return names(found).index(name)
+
+
+def deps(found: Graph, name: str) -> set[tuple[str, int]]:
+    return {(found.ops[d.op].name, d.lag) for d in found.ops[index(found, name)].deps}
+
+
+def in_order(found: Graph, *wanted: str) -> bool:
+    where = [index(found, name) for name in wanted]
+    return where == sorted(where)
+
+
+def test_base_exchanges_ids_module_by_module() -> None:
+    found = graph("base")
+    assert in_order(
+        found,
+        "bottom.0",
+        "ebc.TW permute ids",
+        "ebc.TW splits all-to-all",
+        "ebc.RW permute ids",
+        "ebc.RW splits all-to-all",
+        "ebc.TW read splits",
+        "ebc.TW ids all-to-all",
+        "ebc.RW read splits",
+        "ebc.RW ids all-to-all",
+        "ebc.TW permute received ids",
+        "ebc.RW permute received ids",
+        "ebc.TW lookup",
+        "ebc.TW.all_to_all",
+        "ebc.RW lookup",
+        "ebc.RW.reduce",
+        "ebc.DP lookup",
+        "other.TW permute ids",
+        "other.TW lookup",
+        "concat embeddings",
+        "top.0",
+        "loss",
+    )
+    assert deps(found, "ebc.RW ids all-to-all") == {("ebc.RW read splits", 0)}
+    assert deps(found, "ebc.RW read splits") == {("ebc.RW splits all-to-all", 0)}
+    assert deps(found, "ebc.RW lookup") == {("ebc.RW permute received ids", 0)}
+    assert deps(found, "ebc.RW.reduce") == {("ebc.RW lookup", 0)}
+    assert deps(found, "concat embeddings") == {
+        ("ebc.TW.all_to_all", 0),
+        ("ebc.RW.reduce", 0),
+        ("ebc.DP lookup", 0),
+        ("other.TW.all_to_all", 0),
+    }
+
+
+def test_base_copies_the_next_batch_after_the_backward() -> None:
+    found = graph("base")
+    assert in_order(found, "bottom.0 backward", "input copy", "optimizer step")
+    assert deps(found, "bottom.0") == {("input copy", 1)}
+
+
+def test_sparse_dist_sends_the_next_ids_around_the_forward() -> None:
+    found = graph("sparse_dist")
+    assert in_order(
+        found,
+        "input copy",
+        "ebc.TW permute ids",
+        "other.TW permute ids",
+        "fused splits all-to-all",
+        "bottom.0",
+        "loss",
+        "fused read splits",
+        "ebc.TW ids all-to-all",
+        "other.TW ids all-to-all",
+        "loss backward",
+    )
+    assert names(found).count("fused splits all-to-all") == 1
+    assert deps(found, "bottom.0") == {("input copy", 2)}
+    assert deps(found, "ebc.TW permute ids") == {("input copy", 1)}
+    assert deps(found, "fused read splits") == {("fused splits all-to-all", 0)}
+    assert deps(found, "ebc.TW permute received ids") == {("ebc.TW ids all-to-all", 1)}
+    assert found.ops[index(found, "ebc.TW permute received ids")].stream == "data_dist"
+
+
+def test_prefetch_runs_one_batch_ahead_of_its_lookup() -> None:
+    workload = a_workload(*TABLES, train_pipeline="prefetch_sparse_dist")
+    cached = sharded(workload, TOPOLOGY, T.TABLE_WISE, K.FUSED_UVM_CACHING)
+    candidate = (cached[0], *mixed(workload)[1:])
+    batch = BatchPredictor(workload, TOPOLOGY, hardware())
+    found = batch.graph(batch.totals(candidate)[None]) if batch.score([candidate]).all() else None
+    assert found is not None
+    assert in_order(
+        found,
+        "fused read splits",
+        "ebc.TW ids all-to-all",
+        "ebc.TW lookup",
+        "loss",
+        "ebc.TW permute received ids",
+        "ebc.TW prefetch",
+        "loss backward",
+        "optimizer step",
+        "fused splits all-to-all",
+    )
+    assert deps(found, "fused read splits") == {("fused splits all-to-all", 1)}
+    assert deps(found, "ebc.TW permute received ids") == {("ebc.TW ids all-to-all", 0)}
+    assert ("ebc.TW permute received ids", 0) in deps(found, "ebc.TW prefetch")
+    assert {("ebc.TW prefetch", 1), ("other.TW permute received ids", 1)} <= deps(found, "bottom.0")
+    assert names(found).count("ebc.TW prefetch") == 1
+    assert "ebc.RW prefetch" not in names(found)
+
+
+def test_the_backward_mirrors_the_forward_and_gradients_leave_as_they_come() -> None:
+    found = graph("base")
+    assert in_order(
+        found,
+        "loss backward",
+        "top.0 backward",
+        "concat embeddings backward",
+        "other.TW.all_to_all backward",
+        "ebc.RW.gather backward",
+        "ebc.TW.all_to_all backward",
+        "other.TW lookup backward",
+        "ebc.DP lookup backward",
+        "all-reduce ebc.DP gradients",
+        "ebc.RW lookup backward",
+        "ebc.TW lookup backward",
+        "bottom.0 backward",
+        "all-reduce dense gradients",
+        "optimizer step",
+    )
+    assert deps(found, "ebc.RW lookup backward") == {("ebc.RW.gather backward", 0)}
+    assert deps(found, "all-reduce ebc.DP gradients") == {("ebc.DP lookup backward", 0)}
+    assert deps(found, "optimizer step") == {
+        ("all-reduce ebc.DP gradients", 0),
+        ("all-reduce dense gradients", 0),
+    }
+
+
+def test_dense_gradients_leave_in_buckets() -> None:
+    """25 MiB each, the first too, whole layers, in the order of the backward."""
+    dense = DenseArch(64, (1024, 1024), (4096, 2048, 1024, 1), DcnV2(2, 512))
+    workload = a_workload(a_table(dim=1024), dense=dense)
+    batch = BatchPredictor(workload, TOPOLOGY, hardware())
+    candidate = sharded(workload, TOPOLOGY, T.TABLE_WISE)
+    batch.score([candidate])
+    found = batch.graph(batch.totals(candidate)[None])
+    sent = [i for i, n in enumerate(names(found)) if n == "all-reduce dense gradients"]
+    before = [found.ops[i - 1].name for i in sent]
+    # top.3 and top.2 (2 M parameters) do not fill a bucket, top.1 (8 M) does
+    assert before == ["top.1 backward", "top.0 backward", "bottom.0 backward"]
+    total = sum(p.parameters for p in (*batch.costs.dense.bottom, *batch.costs.dense.top))
+    total += sum(p.parameters for p in batch.costs.dense.interaction)
+    assert total == 2 * (2 * 2048 * 512 + 2048) + (64 * 1024 + 1024) + (1024 * 1024 + 1024) + (
+        2048 * 4096 + 4096 + 4096 * 2048 + 2048 + 2048 * 1024 + 1024 + 1024 + 1
+    )
+
+
+def test_a_rank_alone_sends_nothing() -> None:
+    for pipeline in ("base", "sparse_dist", "prefetch_sparse_dist"):
+        found = graph(pipeline, world=1)
+        assert {op.stream for op in found.ops} <= {"compute", "copy"}
+        assert all(op.scope is None for op in found.ops)
+
+
+def test_on_a_cpu_all_but_transfers_run_on_the_host_thread() -> None:
+    found = graph("sparse_dist", profile="cpu-gloo")
+    assert found.inline_streams >= {op.stream for op in found.ops} - {"comm", "prefetch"}
+
+
+def test_dependencies_reach_back_at_most_two_iterations() -> None:
+    for pipeline in ("base", "sparse_dist", "prefetch_sparse_dist"):
+        found = graph(pipeline)
+        for where, op in enumerate(found.ops):
+            for dep in op.deps:
+                assert isinstance(dep, Dep)
+                assert dep.lag in (0, 1, 2)
+                assert dep.lag or dep.op < where  # nothing waits for its own future
+
+
+def both(workload: Workload, profile: HardwareProfile) -> tuple[Graph, BatchPredictor, np.ndarray]:
+    """Graph and loads of two plans: all tables table-wise, and a mix."""
+    batch = BatchPredictor(workload, TOPOLOGY, profile)
+    candidates = (sharded(workload, TOPOLOGY, T.TABLE_WISE), mixed(workload))
+    for candidate in candidates:
+        for where, plan in enumerate(candidate):
+            batch.table(where, plan)
+    totals = np.stack([batch.totals(candidate) for candidate in candidates])
+    return batch.graph(totals), batch, totals
+
+
+@pytest.mark.parametrize("profile", ["h100-sxm", "cpu-gloo"])
+def test_outputs_of_several_exchanges_of_a_module_are_concatenated_once_more(profile: str) -> None:
+    hw, workload = hardware(profile), a_workload(*TABLES)
+    found = both(workload, hw)[0]
+    copy_ms = 2 * 4 * 1024 * 64 / (hw.streaming * hw.elementwise.columns)
+    joined = columns_ms(hw, 2 * 4 * 1024 * 4 * 64)
+    # of a, b, c and d; c is alone in its module, in either plan
+    copies = {
+        "concat embeddings": [1 + 1 + 1 + 1, 2 + 1 + 1 + 1],
+        "concat embeddings backward": [2 + 2 + 2 + 2, 3 + 1 + 2 + 1],
+    }
+    for name, counts in copies.items():
+        cost = found.ops[index(found, name)].cost_ms
+        assert cost.shape == (2, 1)
+        assert cost[:, 0] == pytest.approx(joined + np.array(counts) * copy_ms)
+
+
+def test_lookups_also_take_the_copies_for_their_exchange() -> None:
+    hw, workload = hardware("cpu-gloo"), a_workload(*TABLES)
+    found, batch, totals = both(workload, hw)
+    known = {e.name: e for e in exchanges(batch.costs, batch.groups, totals)}
+    tw, rw = known["ebc.TW"], known["ebc.RW"]
+    # a on rank 0, b on both; for the samples of both ranks
+    copy_ms = 2 * 4 * 2 * 1024 * 64 / hw.streaming
+    expected = {
+        "ebc.TW lookup": tw.forward_ms(*tw.members)[1] + [copy_ms, 0],
+        "ebc.RW lookup": rw.forward_ms(*rw.members)[1],
+        "ebc.TW lookup backward": tw.backward_ms(*tw.members)[1] + [copy_ms, 0],
+        "ebc.RW lookup backward": rw.backward_ms(*rw.members)[1] + [copy_ms, copy_ms],
+    }
+    for name, ms in expected.items():
+        assert found.ops[index(found, name)].cost_ms[1] == pytest.approx(ms), name
+
+
+def changed_by(profile: HardwareProfile, **overheads: float) -> dict[str, float]:
+    """Operations whose host time another overhead changes, and by how much in us."""
+    other = profile.overheads.model_copy(update=overheads)
+    workload = a_workload(*TABLES)
+    one, two = (
+        both(workload, p)[0] for p in (profile, profile.model_copy(update={"overheads": other}))
+    )
+    pairs = zip(one.ops, two.ops, strict=True)
+    found = {a.name: 1e3 * (b.host_ms - a.host_ms) for a, b in pairs}
+    return {name: us for name, us in found.items() if us}
+
+
+@pytest.mark.parametrize("profile", ["h100-sxm", "cpu-gloo"])
+def test_an_iteration_has_host_time_of_its_own_once(profile: str) -> None:
+    base = hardware(profile)
+    more = base.overheads.iteration_us + 70.0
+    assert changed_by(base, iteration_us=more) == {"optimizer step": pytest.approx(70.0)}
+
+
+@pytest.mark.parametrize("profile", ["h100-sxm", "cpu-gloo"])
+def test_ops_of_dense_layers_and_their_step_may_cost_less_than_torchrecs(profile: str) -> None:
+    base = hardware(profile)
+    alike = base.overheads.model_copy(update={"layer_op_us": None})
+    base = base.model_copy(update={"overheads": alike})  # then a layer's op costs as much as any
+    cost = base.overheads.op_us
+    assert changed_by(base, layer_op_us=cost) == {}
+    found = changed_by(base, layer_op_us=cost - 1.0)
+    layers = ["bottom.0", "bottom.1", "top.0", "top.1", "loss"]
+    dense = [*layers, *(f"{name} backward" for name in layers), "optimizer step"]
+    assert set(found) == set(dense)
+    # linear and ReLU; the last layer has none
+    assert found["bottom.0"] == pytest.approx(-1.5 * 2)
+    assert found["top.1"] == pytest.approx(-1.5)
+    assert found["optimizer step"] == pytest.approx(-(6 + 5 * 4))

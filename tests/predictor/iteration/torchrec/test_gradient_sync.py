@@ -1,0 +1,133 @@
+"""All-reduces of dense gradients: whose time they take, with a device and without."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from predictor.cost.collectives import Collectives
+from predictor.hardware.loader import HardwareProfile
+from predictor.iteration.batch import BatchPredictor
+from predictor.iteration.graph import Graph
+from predictor.iteration.torchrec.gradient_sync import OPS_SYNC
+from predictor.model.plan import ComputeKernel, ShardingType
+from predictor.model.topology import Topology
+from predictor.model.workload import Workload
+from tests.builders import Candidate, a_table, a_topology, a_workload, hardware, sharded
+
+TW, DP = ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL
+TABLE = a_table(rows=20_000, dim=64)
+WORKLOAD = a_workload(TABLE)
+TOPOLOGY = a_topology(2)
+PARAMETERS = 13 * 64 + 64 + 64 * 32 + 32 + (32 + 64) * 64 + 64 + 64 + 1
+"""Of the dense part; they fit one bucket."""
+
+
+def whole(kind: ShardingType, topology: Topology = TOPOLOGY) -> Candidate:
+    kernel = ComputeKernel.DENSE if kind is DP else ComputeKernel.FUSED
+    return sharded(WORKLOAD, topology, kind, kernel)
+
+
+def graph(profile: str, topology: Topology = TOPOLOGY) -> Graph:
+    """Of two plans: table-wise, and data-parallel."""
+    batch = BatchPredictor(WORKLOAD, topology, hardware(profile))
+    plans = [whole(kind, topology) for kind in (TW, DP)]
+    for plan in plans:
+        batch.table(0, plan[0])
+    return batch.graph(np.stack([batch.totals(plan) for plan in plans]))
+
+
+def reduces(found: Graph) -> dict[str, int]:
+    names = [(i, op.name) for i, op in enumerate(found.ops)]
+    return {n.removeprefix("all-reduce "): i for i, n in names if n.startswith("all-reduce")}
+
+
+def sizes(profile: str) -> dict[str, float]:
+    """Time of each all-reduce."""
+    collectives = Collectives(hardware(profile), TOPOLOGY)
+    bytes_of = {"ebc.DP gradients": 4 * 20_000 * 64, "dense gradients": 4 * PARAMETERS}
+    return {name: collectives.all_reduce(size).item() for name, size in bytes_of.items()}
+
+
+def test_a_gpu_sends_beside_its_computation() -> None:
+    found = graph("h100-sxm")
+    sent = reduces(found)
+    assert set(sent) == set(sizes("h100-sxm"))
+    for name, cost_ms in sizes("h100-sxm").items():
+        op = found.ops[sent[name]]
+        assert (op.stream, op.scope) == ("comm", "world")
+        assert op.cost_ms.reshape(-1)[-1] == pytest.approx(cost_ms)
+        assert op.host_ms > 0
+
+
+def test_a_cpu_moves_the_bytes_itself_and_then_meets_the_others() -> None:
+    found = graph("cpu-gloo")
+    sent = reduces(found)
+    known = sizes("cpu-gloo")
+    assert set(sent) == {*known, *(f"{name} on the host" for name in known)}
+    for name, cost_ms in known.items():
+        own, met = (found.ops[sent[n]] for n in (f"{name} on the host", name))
+        assert (own.stream, own.scope, own.host_ms) == ("compute", None, 0.0)
+        assert "compute" in found.inline_streams
+        assert own.cost_ms.reshape(-1)[-1] == pytest.approx(cost_ms)
+        assert (met.stream, met.scope) == ("comm", "world")
+        assert not met.cost_ms.any()
+        cost = hardware("cpu-gloo").overheads
+        issued = OPS_SYNC * cost.op_us + cost.launch_us + cost.collective_us
+        assert met.host_ms == pytest.approx(1e-3 * issued), "issued once"
+        assert [d.op for d in own.deps] == [d.op for d in met.deps][:-1]
+        assert sent[name] == sent[f"{name} on the host"] + 1
+    step = found.ops[-1]
+    assert {d.op for d in step.deps} == {sent[name] for name in known}
+
+
+@pytest.mark.parametrize("profile", ["h100-sxm", "cpu-gloo"])
+def test_gradients_of_tables_leave_only_where_a_plan_replicates_them(profile: str) -> None:
+    found = graph(profile)
+    for name, where in reduces(found).items():
+        active = found.ops[where].active
+        if "ebc.DP" in name:
+            assert active is not None
+            assert active.tolist() == [False, True]
+        else:
+            assert active is None
+
+
+@pytest.mark.parametrize("profile", ["h100-sxm", "cpu-gloo"])
+def test_a_rank_alone_reduces_nothing(profile: str) -> None:
+    assert reduces(graph(profile, a_topology(1))) == {}
+
+
+def slower(profile: HardwareProfile, added_us: float) -> HardwareProfile:
+    """Every all-reduce takes so much longer."""
+    wires = profile.collectives
+    curve = wires.intra.all_reduce
+    curve = curve.model_copy(update={"latency_us": curve.latency_us + added_us})
+    intra = wires.intra.model_copy(update={"all_reduce": curve})
+    return profile.model_copy(update={"collectives": wires.model_copy(update={"intra": intra})})
+
+
+@pytest.mark.parametrize("kind", [TW, DP])
+def test_no_all_reduce_of_a_cpu_is_hidden(kind: ShardingType) -> None:
+    """However the ranks overlap: each of them spends it, so the iteration does."""
+    count = 2 if kind is DP else 1
+    times = [
+        iteration_ms(WORKLOAD, slower(hardware("cpu-gloo"), added), whole(kind))
+        for added in (0.0, 3000.0)
+    ]
+    assert times[1] - times[0] == pytest.approx(3.0 * count)
+
+
+def iteration_ms(workload: Workload, profile: HardwareProfile, plan: Candidate) -> float:
+    return float(BatchPredictor(workload, TOPOLOGY, profile).score([plan])[0])
+
+
+def test_the_first_bucket_is_as_large_as_the_others() -> None:
+    # 20 MiB of gradients, of which the layer whose gradients come first has 4: torch's DDP would
+    # send those alone if TorchRec's wrapper did not state the size of buckets
+    dense = replace(WORKLOAD.dense, top_mlp=(2048, 2048, 512, 1))
+    batch = BatchPredictor(replace(WORKLOAD, dense=dense), TOPOLOGY, hardware("h100-sxm"))
+    found = batch.graph(batch.totals(whole(TW))[None])
+    assert [op.name for op in found.ops].count("all-reduce dense gradients") == 1

@@ -1,0 +1,367 @@
+"""What is sent, by which collective and how many bytes, for every sharding type."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from predictor.cost.collectives import Collectives
+from predictor.cost.elementwise import memory_ms
+from predictor.cost.loads import COLUMNS, Load
+from predictor.cost.lookup.embedding import prefetch_floor_ms
+from predictor.iteration.batch import BatchPredictor
+from predictor.iteration.torchrec.sparse import Exchange, exchanges
+from predictor.model.plan import ComputeKernel, ShardingType
+from predictor.model.topology import Topology
+from predictor.model.workload import Feature, QComm, Table, Workload
+from tests.builders import a_table, a_topology, a_workload, device_bound, hardware, sharded
+
+T = ShardingType
+B, DIM = 1024, 64
+HOSTS = a_topology(8, 4)
+
+
+def exchange_of(
+    workload: Workload,
+    topology: Topology,
+    kind: ShardingType,
+    kernel: ComputeKernel = ComputeKernel.FUSED,
+    profile: str = "h100-sxm",
+) -> Exchange:
+    batch = BatchPredictor(workload, topology, hardware(profile))
+    candidate = sharded(workload, topology, kind, kernel)
+    for index, plan in enumerate(candidate):
+        batch.table(index, plan)
+    totals = batch.totals(candidate)
+    return exchanges(batch.costs, batch.groups, totals[None])[0]
+
+
+def transfers(exchange: Exchange, *, backward: bool = False) -> list[tuple[str, str, float]]:
+    return [
+        (t.name.split(".")[-1], t.scope, t.cost_ms.item())
+        for t in exchange.outputs(backward=backward)
+    ]
+
+
+ROWS_OF_ALL = 8 * B * DIM * 4
+"""Bytes a rank with the whole table sends: pooled rows for the samples of all eight ranks."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "forward", "backward"),
+    [
+        (T.TABLE_WISE, ["all_to_all"], ["all_to_all"]),
+        (T.ROW_WISE, ["reduce_scatter"], ["all_gather"]),
+        (T.TABLE_ROW_WISE, ["reduce_scatter", "all_to_all"], ["all_to_all", "all_gather"]),
+    ],
+)
+def test_collectives_of_pooled_tables(
+    kind: ShardingType, forward: list[str], backward: list[str]
+) -> None:
+    exchange = exchange_of(a_workload(a_table(dim=DIM), batch_size=B), HOSTS, kind)
+    collectives = Collectives(hardware(), HOSTS)
+    for names, way in ((forward, False), (backward, True)):
+        found = transfers(exchange, backward=way)
+        assert len(found) == len(names)
+        for name, (_, scope, cost) in zip(names, found, strict=True):
+            size = ROWS_OF_ALL / 4 if scope == "cross" else ROWS_OF_ALL
+            assert cost == pytest.approx(getattr(collectives, name)(size, scope=scope).item())
+        scopes = [scope for _, scope, _ in found]
+        if kind is T.TABLE_ROW_WISE:
+            assert scopes == (["cross", "intra"] if way else ["intra", "cross"])
+        else:
+            assert scopes == ["world"]
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_what_is_reduced_forward_is_gathered_backward(
+    backward: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Profiles may charge both alike, so the calls are watched."""
+    called = []
+
+    def watch(op: str) -> object:
+        def spy(self: Collectives, size: object, scope: str = "world") -> np.ndarray:
+            called.append(op)
+            return np.zeros((1, 1))
+
+        return spy
+
+    for op in ("all_to_all", "reduce_scatter", "all_gather"):
+        monkeypatch.setattr(Collectives, op, watch(op))
+    for kind in (T.ROW_WISE, T.TABLE_ROW_WISE):
+        exchange_of(a_workload(), HOSTS, kind).outputs(backward=backward)
+    reduction = "all_gather" if backward else "reduce_scatter"
+    assert called == [reduction, reduction, "all_to_all"]
+
+
+def test_column_shards_send_their_columns() -> None:
+    wide = a_table(dim=256)
+    exchange = exchange_of(a_workload(wide, batch_size=B), HOSTS, T.COLUMN_WISE)
+    outputs = exchange.total[0, :, Load.OUTPUTS]
+    assert outputs.sum() == 8 * B * 256
+    assert outputs.max() == 8 * B * 128
+    assert exchange.total[0, :, Load.IDS].sum() == 2 * 8 * B * 2  # each column shard gets all ids
+
+
+def test_grid_moves_like_table_row_wise() -> None:
+    wide = a_table(
+        dim=256, constraints=replace(a_table().constraints, sharding_types=(T.GRID_SHARD,))
+    )
+    exchange = exchange_of(a_workload(wide, batch_size=B), HOSTS, T.GRID_SHARD)
+    assert [(name, scope) for name, scope, _ in transfers(exchange)] == [
+        ("reduce", "intra"),
+        ("all_to_all", "cross"),
+    ]
+
+
+def test_groups_of_one_rank_reduce_nothing() -> None:
+    spread = a_topology(4, 1)
+    exchange = exchange_of(a_workload(), spread, T.TABLE_ROW_WISE)
+    assert [scope for _, scope, _ in transfers(exchange)] == ["cross"]
+
+
+@pytest.mark.parametrize("kind", [T.TABLE_WISE, T.ROW_WISE, T.COLUMN_WISE])
+def test_sequences_take_an_all_to_all_of_a_row_per_id(kind: ShardingType) -> None:
+    table = a_table(rows=80_000, dim=256, pooling="none", features=(Feature("f", 3.0),))
+    exchange = exchange_of(a_workload(table, batch_size=B), HOSTS, kind)
+    shards = {T.TABLE_WISE: 1, T.ROW_WISE: 8, T.COLUMN_WISE: 2}[kind]
+    size = 3 * 8 * B * 256 * 4 / shards
+    cost = Collectives(hardware(), HOSTS).all_to_all(size).item()
+    for backward in (False, True):
+        assert transfers(exchange, backward=backward) == [
+            ("all_to_all", "world", pytest.approx(cost, rel=1e-6))
+        ]
+
+
+def ids_ms(table: Table, kind: ShardingType) -> float:
+    return exchange_of(a_workload(table, batch_size=B), HOSTS, kind).ids_ms().item()
+
+
+def test_lengths_ids_and_weights_travel_one_by_one() -> None:
+    collectives = Collectives(hardware(), HOSTS)
+    plain, weighted = a_table(), a_table(weighted=True)
+    lengths = collectives.all_to_all(8 * B * 4).item()
+    ids = collectives.all_to_all(8 * B * 2 * 8).item()
+    weights = collectives.all_to_all(8 * B * 2 * 4).item()
+    assert ids_ms(plain, T.TABLE_WISE) == pytest.approx(lengths + ids)
+    assert ids_ms(weighted, T.TABLE_WISE) == pytest.approx(lengths + ids + weights)
+    # bucketized: every rank gets lengths of all samples, but its part of the ids alone
+    part = collectives.all_to_all(8 * B * 2 * 8 / 8).item()
+    assert ids_ms(plain, T.ROW_WISE) == pytest.approx(lengths + part)
+    part = collectives.all_to_all(8 * B * 2 * 8 / 4).item()
+    assert ids_ms(plain, T.TABLE_ROW_WISE) == pytest.approx(lengths + part)
+
+
+@pytest.mark.parametrize("profile", ["h100-sxm", "cpu-gloo"])
+@pytest.mark.parametrize("kind", [T.TABLE_WISE, T.ROW_WISE, T.TABLE_ROW_WISE])
+def test_row_splits_bucketize_before_they_send(kind: ShardingType, profile: str) -> None:
+    hw, ids = hardware(profile), 2 * B
+    exchange = exchange_of(a_workload(batch_size=B), HOSTS, kind, profile=profile)
+    expected = memory_ms(hw, 2 * 8 * ids).item()
+    if kind is not T.TABLE_WISE:
+        sorted_ms = 1e-6 * hw.elementwise.bucketize_ns_per_id * ids
+        expected = memory_ms(hw, 4 * 8 * ids).item() + sorted_ms
+        assert (sorted_ms > 0) == (profile == "cpu-gloo")
+    assert exchange.permute_ms().item() == pytest.approx(expected, rel=1e-9)
+
+
+def wide_of(kind: ShardingType) -> Table:
+    """One that every sharding type but data-parallel may split into several parts."""
+    only = replace(a_table().constraints, sharding_types=(kind,))
+    return a_table(rows=80_000, dim=256, constraints=only)
+
+
+def copied(ms: np.ndarray, elements: float, columns: bool = True) -> np.ndarray:
+    """How often so many floats are read and written in that time, at the speed of a CPU."""
+    hw = hardware("cpu-gloo")
+    share = hw.elementwise.columns if columns else 1.0
+    return ms / (2 * 4 * elements / (hw.streaming * share))
+
+
+@pytest.mark.parametrize(
+    ("kind", "forward", "backward"),
+    [
+        (T.TABLE_WISE, 1, 2),
+        (T.COLUMN_WISE, 2, 3),
+        (T.TABLE_COLUMN_WISE, 2, 3),
+        (T.ROW_WISE, 0, 0),
+        (T.TABLE_ROW_WISE, 1, 2),
+        (T.GRID_SHARD, 2, 3),
+        (T.DATA_PARALLEL, 0, 0),
+    ],
+)
+def test_received_outputs_are_copied_as_often_as_their_type_needs(
+    kind: ShardingType, forward: int, backward: int
+) -> None:
+    """In the second plan, other exchanges of the module are used: one copy more."""
+    kernel = ComputeKernel.DENSE if kind is T.DATA_PARALLEL else ComputeKernel.FUSED
+    workload = a_workload(wide_of(kind), batch_size=B)
+    exchange = exchange_of(workload, HOSTS, kind, kernel, "cpu-gloo")
+    for way, copies in ((False, forward), (True, backward)):
+        found = exchange.unpack_ms(np.array([False, True]), backward=way)
+        assert found.shape == (2, 1)
+        # whatever the type: the samples of one rank
+        assert copied(found[:, 0], B * 256) == pytest.approx([copies, copies + 1])
+
+
+@pytest.mark.parametrize("kind", [T.TABLE_WISE, T.ROW_WISE, T.COLUMN_WISE])
+def test_received_sequences_are_copied_as_those_of_an_all_to_all(kind: ShardingType) -> None:
+    table = a_table(rows=80_000, dim=256, pooling="none", features=(Feature("f", 3.0),))
+    exchange = exchange_of(a_workload(table, batch_size=B), HOSTS, kind, profile="cpu-gloo")
+    columns = kind is T.COLUMN_WISE
+    for way, copies in ((False, 1 + columns), (True, 2 + columns)):
+        found = exchange.unpack_ms(np.array([False]), backward=way)
+        assert copied(found[:, 0], 3 * B * 256) == pytest.approx([copies], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "forward", "holders"),
+    [(T.TABLE_WISE, 1, 1), (T.COLUMN_WISE, 1, 2), (T.ROW_WISE, 0, 8), (T.TABLE_ROW_WISE, 0.25, 4)],
+)
+def test_a_lookup_packs_what_its_rank_sends(
+    kind: ShardingType, forward: float, holders: int
+) -> None:
+    """Nothing for a reduce-scatter, and what it leaves for an all-to-all after it; gradients are
+    divided whatever brought them."""
+    workload = a_workload(wide_of(kind), batch_size=B)
+    exchange = exchange_of(workload, HOSTS, kind, profile="cpu-gloo")
+    made = 8 * B * (128 if kind is T.COLUMN_WISE else 256)
+    for way, copies in ((False, forward), (True, 1)):
+        found = np.broadcast_to(exchange.pack_ms(0, backward=way), (1, 8))[0]
+        counts = np.sort(copied(found, made, columns=False))
+        assert counts == pytest.approx([0] * (8 - holders) + [copies] * holders)
+
+
+def test_within_one_group_of_ranks_nothing_is_left_for_an_all_to_all() -> None:
+    workload = a_workload(wide_of(T.TABLE_ROW_WISE), batch_size=B)
+    exchange = exchange_of(workload, a_topology(4), T.TABLE_ROW_WISE, profile="cpu-gloo")
+    assert not exchange.pack_ms(0, backward=False).any()
+    divided = exchange.pack_ms(0, backward=True)[0]
+    assert copied(divided, 4 * B * 256, columns=False) == pytest.approx([1] * 4)
+    for way in (False, True):
+        found = exchange.unpack_ms(np.array([False, True]), backward=way)[:, 0]
+        assert copied(found, B * 256) == pytest.approx([0, 1])
+
+
+def test_each_lookup_of_an_exchange_packs_its_own_outputs() -> None:
+    tables = (a_table("a", dim=64), a_table("b", dim=128, data_type="fp16"))
+    exchange = exchange_of(a_workload(*tables, batch_size=B), HOSTS, T.TABLE_WISE)
+    assert len(exchange.members) == 2
+    found = [exchange.pack_ms(g, backward=False).max() for g in exchange.members]
+    assert found[1] == pytest.approx(2 * found[0])
+
+
+@pytest.mark.parametrize("kind", [T.TABLE_WISE, T.COLUMN_WISE, T.ROW_WISE])
+def test_a_rank_alone_copies_columns_and_what_is_shared(kind: ShardingType) -> None:
+    workload, alone = a_workload(wide_of(kind), batch_size=B), a_topology(1)
+    exchange = exchange_of(workload, alone, kind, profile="cpu-gloo")
+    for way in (False, True):
+        assert not exchange.pack_ms(0, backward=way).any()
+        found = exchange.unpack_ms(np.array([False, True]), backward=way)[:, 0]
+        once = float(kind is T.COLUMN_WISE)
+        assert copied(found, B * 256) == pytest.approx([once, once + 1])
+
+
+def test_replicated_tables_pack_nothing() -> None:
+    exchange = exchange_of(a_workload(), HOSTS, T.DATA_PARALLEL, ComputeKernel.DENSE)
+    assert not exchange.pack_ms(0, backward=False).any()
+    assert not exchange.pack_ms(0, backward=True).any()
+
+
+def test_splits_of_a_pipeline_are_one_message() -> None:
+    exchange = exchange_of(a_workload(), HOSTS, T.TABLE_WISE)
+    collectives = Collectives(hardware(), HOSTS)
+    assert exchange.splits_ms().item() == collectives.all_to_all(3 * 8 * 8).item()
+    fused = exchange.splits_ms(np.array([[1.0], [5.0]]))
+    assert fused.shape == (2, 1)
+    assert fused[1, 0] == pytest.approx(collectives.all_to_all(5 * 3 * 8 * 8).item())
+
+
+def test_data_parallel_tables_sync_their_whole_gradient_at_once() -> None:
+    table = a_table(rows=200_000, dim=DIM)
+    exchange = exchange_of(a_workload(table), HOSTS, T.DATA_PARALLEL, ComputeKernel.DENSE)
+    size = 200_000 * DIM * 4
+    assert exchange.is_local
+    assert exchange.outputs(backward=False) == []
+    expected = Collectives(hardware(), HOSTS).all_reduce(size).item()
+    assert exchange.gradient_sync_ms().item() == pytest.approx(expected)
+
+
+def test_a_prefetch_costs_its_floor_only_where_a_shard_lies() -> None:
+    workload = a_workload(train_pipeline="prefetch_sparse_dist")
+    exchange = exchange_of(workload, a_topology(2), T.TABLE_WISE, ComputeKernel.FUSED_UVM_CACHING)
+    here, there = exchange.prefetch_ms(0)[0]
+    assert exchange.prefetched == {0}
+    assert here > prefetch_floor_ms(hardware())
+    assert there == 0
+
+
+def test_a_residue_of_rounding_is_no_lookup() -> None:
+    workload = a_workload(train_pipeline="prefetch_sparse_dist")
+    exchange = exchange_of(workload, a_topology(2), T.TABLE_WISE, ComputeKernel.FUSED_UVM_CACHING)
+    loads = exchange.loads.copy()
+    loads[0, 0, 1, [Load.FORWARD_MS, Load.BACKWARD_MS, Load.PREFETCH_MS]] = 1e-18
+    batch = BatchPredictor(workload, a_topology(2), hardware())
+    batch.group_index(
+        0, sharded(workload, a_topology(2), T.TABLE_WISE, ComputeKernel.FUSED_UVM_CACHING)[0]
+    )
+    again = Exchange(batch.costs, batch.groups, [0], loads)
+    for found in (again.forward_ms(0), again.backward_ms(0), again.prefetch_ms(0)):
+        assert found[0, 1] == 0
+
+
+def test_sizes_are_linear_in_loads_and_laws_never_fall() -> None:
+    """What the lower bound of `search.bound.relaxation` relies on."""
+    seen = []
+
+    class Spy(Exchange):
+        def cost(self, law, size):  # type: ignore[no-untyped-def]
+            seen.append((law, size))
+            return super().cost(law, size)
+
+    weighted = a_table("w", weighted=True)
+    for kind, kernel in (
+        (T.TABLE_WISE, ComputeKernel.FUSED),
+        (T.ROW_WISE, ComputeKernel.FUSED),
+        (T.TABLE_ROW_WISE, ComputeKernel.FUSED),
+        (T.DATA_PARALLEL, ComputeKernel.DENSE),
+    ):
+        workload = a_workload(weighted, qcomm=QComm("fp16", "fp32"))
+        real = exchange_of(workload, HOSTS, kind, kernel)
+        batch = BatchPredictor(workload, HOSTS, device_bound())
+        batch.group_index(0, sharded(workload, HOSTS, kind, kernel)[0])
+        spy = Spy(batch.costs, batch.groups, [0], real.loads)
+        for ask in (spy.permute_ms, spy.ids_ms, spy.recat_ms, spy.gradient_sync_ms):
+            ask()
+        spy.outputs(backward=False)
+        spy.outputs(backward=True)
+    generator = np.random.default_rng(0)
+    assert len(seen) > 20
+    for law, size in seen:
+        a = np.repeat(generator.uniform(0, 1e9, (1, 1, COLUMNS)), 8, axis=1)
+        b = np.repeat(generator.uniform(0, 1e9, (1, 1, COLUMNS)), 8, axis=1)
+        assert size(3 * a + b) == pytest.approx(3 * size(a) + size(b))
+        assert not size(np.zeros_like(a)).any()
+        uneven = generator.uniform(0, 1e9, (1, 8, COLUMNS))
+        level = np.repeat(uneven.mean(axis=1, keepdims=True), 8, axis=1)
+        assert size(level).max() <= size(uneven).max() * (1 + 1e-12)
+        times = law(np.concatenate(([0.0], np.geomspace(1, 1e12, 200))))
+        assert (np.diff(times) >= -1e-12).all()
+
+
+def test_exchanges_run_module_by_module() -> None:
+    tables = (a_table("a", module="second"), a_table("b", module="first"), a_table("c"))
+    workload = a_workload(*tables)
+    batch = BatchPredictor(workload, HOSTS, hardware())
+    rw, tw = (sharded(workload, HOSTS, k) for k in (T.ROW_WISE, T.TABLE_WISE))
+    for index in range(3):
+        batch.table(index, rw[index])
+        batch.table(index, tw[index])
+    found = exchanges(batch.costs, batch.groups, batch.totals(rw)[None])
+    assert [e.name for e in found] == [
+        "second.TW", "second.RW", "first.TW", "first.RW", "ebc.TW", "ebc.RW",
+    ]  # fmt: skip
+    assert [e.active.item() for e in found] == [False, True] * 3

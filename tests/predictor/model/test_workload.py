@@ -1,0 +1,38 @@
+"""The model as data: keys, sums and refusals."""
+
+from __future__ import annotations
+
+import pytest
+
+from predictor.errors import InputError
+from predictor.model.workload import Feature
+from tests.builders import a_table, a_workload
+
+
+def test_keys_name_the_module_where_names_collide() -> None:
+    workload = a_workload(a_table("a"), a_table("b"), a_table("a", module="other"))
+    assert workload.keys == ("ebc/a", "b", "other/a")
+    assert workload.modules == ("ebc", "other")
+
+
+def test_sums_over_features() -> None:
+    features = (Feature("f", 2.5, 2.0), Feature("g", 4.0))
+    table = a_table(rows=10, dim=4, features=features, data_type="fp16")
+    assert table.lookups_per_sample == 9
+    assert table.outputs_per_sample == 3
+    assert a_table(features=features, pooling="none").outputs_per_sample == 9
+    assert table.weight_bytes == 80
+    assert a_workload(table, a_table("u", rows=10, dim=4)).embedding_bytes == 240
+
+
+def test_another_batch_size_changes_nothing_else() -> None:
+    workload = a_workload(batch_size=4)
+    other = workload.with_batch_size(8)
+    assert (other.batch_size, other.tables) == (8, workload.tables)
+
+
+def test_refusals_say_what_was_given() -> None:
+    with pytest.raises(InputError, match="batch_size is 0"):
+        a_workload(batch_size=0)
+    with pytest.raises(InputError, match="table 't' is there twice in module 'ebc'"):
+        a_workload(a_table(), a_table())

@@ -1,0 +1,127 @@
+"""The five overheads of a hand-made step, and tables made of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from predictor.errors import InputError
+from predictor.hardware.groups import Overheads
+from predictor.trace.events import RankTrace
+from predictor.trace.simulate.host import Kind, Piece
+from predictor.trace.simulate.overheads import Overhead, OverheadTable, Samples, extract, host_costs
+from tests.predictor.trace.handmade import PAGEABLE, Recorder
+
+
+def one_step() -> RankTrace:
+    """One operator with two launches, one without, then a copy to the host."""
+    record = Recorder()
+    record.step(0, 200)
+    record.op("aten::addmm", 10, 50)
+    record.launch((16, 20), (22, 30))
+    record.launch((27, 32), (34, 60))
+    record.op("aten::view", 57, 66)
+    record.op("aten::item", 70, 120)
+    record.launch((75, 112), (88, 90), name=PAGEABLE, runtime="cudaMemcpyAsync")
+    return record.trace()
+
+
+def table(trace: RankTrace) -> OverheadTable:
+    return extract(trace, trace.steps[0]).table()
+
+
+def test_the_five_kinds() -> None:
+    found = table(one_step())
+    assert found.find(Kind.T1, ("<aten::view", ">aten::addmm")).us == pytest.approx(7)
+    assert found.find(Kind.T2, ("aten::addmm",)).us == pytest.approx(6)
+    assert found.find(Kind.T3, ("aten::addmm",)).us == pytest.approx(18)
+    assert found.find(Kind.T4, ("cudaLaunchKernel",)).us == pytest.approx(4.5)
+    assert found.find(Kind.T5, ("aten::addmm",)).us == pytest.approx(7)
+    assert found.find(Kind.T5, ("aten::view",)).us == pytest.approx(9)
+
+
+def test_the_device_side_of_calls() -> None:
+    found = table(one_step())
+    assert found.find(Kind.LATENCY, ("kernel",)).us == pytest.approx(2)
+    assert found.find(Kind.ISSUE, ("cudaMemcpyAsync",)).us == pytest.approx(13)
+    assert found.find(Kind.RETURN, ("cudaMemcpyAsync",)).us == pytest.approx(22)
+
+
+def test_unseen_operators_take_the_shared_time() -> None:
+    found = table(one_step())
+    shared = found.find(Kind.T2, ("aten::unseen", "0"))
+    assert shared.count == 2
+    assert shared.us == pytest.approx((6 + 5) / 2)
+    assert OverheadTable({}).us(Piece(Kind.T2, ("x",), 1.0)) == 0
+
+
+def test_the_profiler_is_taken_off() -> None:
+    launch = table(one_step()).find(Kind.T4, ("cudaLaunchKernel",))
+    assert (launch.events, launch.launches) == (1, 1)
+    assert launch.clean_us == pytest.approx(0)  # 4.5 us seen, 2 + 4 us of the profiler
+    assert Overhead(10.0, 9.0, 3, 1.0).clean_us == pytest.approx(7)
+
+
+def test_outliers_count_in_sums_but_are_not_typical() -> None:
+    samples = Samples()
+    for us in (5.0, 6.0, 5.0, 6.0, 5.0, 1000.0):
+        samples.add(Piece(Kind.T1, ("a", "b"), us))
+    found = samples.table().find(Kind.T1, ("a", "b"))
+    assert found.us == pytest.approx(1027 / 6)
+    assert found.typical_us == pytest.approx(5.4)
+
+
+pieces = st.builds(
+    Piece,
+    st.sampled_from(list(Kind)),
+    st.lists(st.sampled_from(["a", "b"]), max_size=2).map(tuple),
+    st.floats(0, 1e6),
+    st.integers(0, 9),
+    st.integers(0, 3),
+)
+
+
+@given(st.lists(pieces, max_size=20))
+def test_a_table_survives_json(given: list[Piece]) -> None:
+    samples = Samples()
+    for piece in given:
+        samples.add(piece)
+    found = samples.table()
+    assert OverheadTable.from_json(json.loads(json.dumps(found.as_json()))) == found
+
+
+@given(st.lists(pieces, max_size=12), st.lists(pieces, max_size=12))
+def test_merging_is_collecting_together(first: list[Piece], second: list[Piece]) -> None:
+    parts = [Samples(), Samples(), Samples()]
+    for piece in first:
+        parts[0].add(piece)
+        parts[2].add(piece)
+    for piece in second:
+        parts[1].add(piece)
+        parts[2].add(piece)
+    assert Samples.merged(parts[:2]).table() == parts[2].table()
+
+
+def test_rows_that_are_no_overheads_are_refused() -> None:
+    for row in ({}, {"kind": "T9", "names": []}, {"kind": "T1", "names": None}):
+        with pytest.raises(InputError, match="overheads, row 0"):
+            OverheadTable.from_json([row])
+
+
+def test_a_profile_takes_its_host_costs_from_a_trace() -> None:
+    """Times of launches and operators go into the profile, clean of the profiler's own."""
+    samples = Samples()
+    for name, us in (("aten::mm", 12.0), ("aten::view", 8.0)):
+        samples.add(Piece(Kind.T1, (f"<{name}", "step"), 5.0, 1))
+        samples.add(Piece(Kind.T5, (name, "0"), us, 1))
+    samples.add(Piece(Kind.T4, ("cudaLaunchKernel",), 9.0, 1, 1))
+    samples.add(Piece(Kind.RETURN, ("cudaMemcpyAsync",), 10.0))
+    samples.add(Piece(Kind.ISSUE, ("cudaMemcpyAsync",), 12.0))
+    found = host_costs(samples.table())
+    assert found["op_us"] == pytest.approx((5 - 2) + (10 - 2))
+    assert found["launch_us"] == pytest.approx(9 - 6)
+    assert found["sync_us"] == pytest.approx(22)
+    assert set(found) <= set(Overheads.model_fields)

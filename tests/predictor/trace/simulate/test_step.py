@@ -1,0 +1,393 @@
+"""Hand-made traces whose times follow from their structure, and public ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from predictor.errors import InputError
+from predictor.trace.events import CollectiveCall, DeviceEvent, HostEvent, RankTrace, TraceStep
+from predictor.trace.read import read_traces
+from predictor.trace.simulate.step import Replay, replay
+from tests.predictor.trace.handmade import AUTOGRAD, PAGEABLE, Recorder, joined, longer, moved
+
+TRACES = Path(__file__).parents[5] / "shared" / "data" / "traces"
+needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="needs the public traces")
+
+
+def reads_the_loss(steps: int = 3) -> RankTrace:
+    """Each step of 400 us: two kernels that queue, and a copy that the host waits for.
+
+    Launched at 20-30 and 50-60; ``large`` runs 32-232, ``small`` 233-243, the copy, called at 80,
+    244-246. The call returns 10 us later, at 256.
+    """
+    record = Recorder()
+    for number in range(steps):
+        at = 400.0 * number
+        record.step(at, at + 400)
+        record.op("aten::mm", at + 10, at + 35)
+        record.launch((at + 20, at + 30), (at + 32, at + 232), name="large")
+        record.op("aten::add", at + 40, at + 65)
+        record.launch((at + 50, at + 60), (at + 233, at + 243), name="small")
+        record.op("aten::item", at + 70, at + 260)
+        record.launch(
+            (at + 80, at + 256), (at + 244, at + 246), name=PAGEABLE, runtime="cudaMemcpyAsync"
+        )
+    return record.trace()
+
+
+def last(found: Replay) -> float:
+    return 1e3 * found.steps[-1].predicted_ms
+
+
+def test_alike_steps_take_what_they_took() -> None:
+    found = replay([reads_the_loss()])
+    assert [s.measured_ms for s in found.steps] == pytest.approx([0.4] * 3)
+    assert [s.predicted_ms for s in found.steps] == pytest.approx([0.4] * 3, rel=0.01)
+    assert found.steps[0].naive_ms == pytest.approx(0.4)
+
+
+def test_a_longer_kernel_moves_the_step_by_as_much() -> None:
+    trace = reads_the_loss()
+    base = last(replay([trace]))
+    for factor, moves in ((2.0, 200), (0.5, -100)):
+        changed = longer(trace, "large", factor, since_us=800)
+        assert last(replay([changed])) == pytest.approx(base + moves, abs=1e-6)
+
+
+def test_a_shorter_kernel_ends_at_the_host_at_last() -> None:
+    """With no work at all, the copy starts when it is called, and the host sets the pace."""
+    trace = longer(reads_the_loss(), "large", 0.01, since_us=800)
+    found = last(replay([longer(trace, "small", 0.01, since_us=800)]))
+    assert 80 + 144 < found < 80 + 144 + 40  # 144 us follow the copy's end
+
+
+def test_the_path_names_what_the_host_waited_for() -> None:
+    found = replay([reads_the_loss()])
+    spent: dict[str, float] = {}
+    for segment in found.critical_path:
+        spent[segment.name] = spent.get(segment.name, 0) + 1e3 * segment.duration_ms
+    assert spent["large"] == pytest.approx(200, abs=3)
+    assert sum(spent.values()) == pytest.approx(400, rel=0.02)
+
+
+def test_when_things_happened_in_a_step_does_not_enter() -> None:
+    """Device times of the last step moved together, and the length of its wait, change nothing."""
+    trace = reads_the_loss()
+    device = tuple(
+        replace(e, start_us=e.start_us + 17, end_us=e.end_us + 17) if e.start_us > 800 else e
+        for e in trace.device
+    )
+    host = tuple(
+        replace(e, end_us=e.end_us + 17) if e.name == "cudaMemcpyAsync" and e.start_us > 800 else e
+        for e in trace.host
+    )
+    late = replace(trace, device=device, host=host)
+    assert last(replay([late])) == pytest.approx(last(replay([trace])))
+
+
+@pytest.mark.parametrize(("size", "waits"), [(65_536, False), (65_537, True)])
+def test_large_copies_from_pageable_memory_hold_the_host(size: int, waits: bool) -> None:
+    """The call lasts as long as the copy; a small copy is staged and the call returns at once."""
+    record = Recorder()
+    length = 110 if waits else 10
+    for at in (0.0, 300.0):
+        record.step(at, at + 300)
+        record.op("aten::to", at + 10, at + 150)
+        record.launch(
+            (at + 20, at + 20 + length),
+            (at + 25, at + 125),
+            name="Memcpy HtoD (Pageable -> Device)",
+            runtime="cudaMemcpyAsync",
+        )
+    trace = record.trace()
+    trace = replace(trace, device=tuple(replace(e, size_bytes=size) for e in trace.device))
+    base = last(replay([trace]))
+    assert base == pytest.approx(300, rel=0.01)
+    moves = last(replay([longer(trace, "HtoD", 1.5, since_us=300)])) - base
+    assert moves == pytest.approx(50 if waits else 0, abs=1e-6)
+
+
+def trains(steps: int = 3, launch_us: float = 10.0) -> RankTrace:
+    """Forward on the main thread, backward on autograd's, then the main thread goes on."""
+    record = Recorder()
+    for number in range(steps):
+        at = 300.0 * number
+        record.step(at, at + 300)
+        record.op("aten::mm", at + 10, at + 40)
+        record.launch((at + 20, at + 20 + launch_us), (at + 32, at + 52))
+        record.op("autograd::engine::evaluate_function: Mm", at + 100, at + 150, AUTOGRAD)
+        record.launch((at + 110, at + 110 + launch_us), (at + 122, at + 182), thread=AUTOGRAD)
+        record.op("aten::add_", at + 200, at + 230)
+        record.launch((at + 210, at + 210 + launch_us), (at + 222, at + 232))
+    return record.trace()
+
+
+def test_threads_that_wake_each_other_follow_each_other() -> None:
+    assert last(replay([trains()])) == pytest.approx(300, rel=0.01)
+    trace = trains()
+    slow = tuple(
+        replace(e, end_us=e.end_us + 25) if e.name.startswith("autograd") else e for e in trace.host
+    )
+    # the operator's end is 25 us later, and what the main thread took to wake 25 us less
+    assert last(replay([replace(trace, host=slow)])) == pytest.approx(300, rel=0.01)
+
+
+def exchanges(start: float, kernel: float, meet: float, end: float) -> Recorder:
+    """A rank: a kernel, an all-to-all that waits for the others, a copy of the result to the host.
+
+    Args:
+        start: of the step. kernel: its length. meet: when the last rank arrives.
+    """
+    record = Recorder()
+    record.step(start, end)
+    record.op("aten::mm", start + 5, start + 25)
+    record.launch((start + 10, start + 20), (start + 22, start + 22 + kernel), name="work")
+    record.op("c10d::alltoall_base_", start + 30, start + 60)
+    begins = max(start + 22 + kernel, start + 52)
+    record.launch(
+        (start + 40, start + 50),
+        (begins, meet + 100),
+        name="ncclKernel_SendRecv",
+        stream=20,
+        collective=CollectiveCall("all_to_all", 1024, (0, 1), 0),
+    )
+    record.op("record_param_comms", start + 70, start + 80)
+    record.call("cudaStreamWaitEvent", start + 72, start + 74)
+    record.op("aten::item", start + 85, end - 20)
+    record.launch(
+        (start + 90, end - 30), (meet + 101, meet + 103), name=PAGEABLE, runtime="cudaMemcpyAsync"
+    )
+    return record
+
+
+def two_ranks(late_us: float = 0.0, work_us: float = 300.0) -> list[RankTrace]:
+    """Rank 1 begins ``late_us`` later and works 300 us, rank 0 ``work_us``; both end together."""
+    meet = max(22 + work_us, late_us + 322)
+    return joined(
+        [
+            exchanges(0, work_us, meet, meet + 140),
+            exchanges(late_us, 300.0, meet, meet + 140),
+        ]
+    )
+
+
+def test_a_collective_takes_what_it_took_on_the_last_rank() -> None:
+    found = replay(two_ranks(late_us=500), own_host=True)
+    ends = [c.predicted_end_ms for c in found.collectives]
+    assert ends == pytest.approx([0.922, 0.922], abs=0.005)
+    for step in found.steps:
+        assert step.predicted_ms == pytest.approx(step.measured_ms, abs=0.02)
+
+
+def test_the_rank_that_comes_last_sets_the_step_of_all() -> None:
+    traces = two_ranks(late_us=500)
+    later = replay([traces[0], moved(traces[1], 200)], own_host=True)
+    base = replay(traces, own_host=True)
+    moves = [b.predicted_ms - a.predicted_ms for a, b in zip(base.steps, later.steps, strict=True)]
+    assert moves == pytest.approx([0.2, 0.0], abs=1e-6)
+    longer_there = [traces[0], longer(traces[1], "work", 2.0)]
+    after = replay(longer_there, own_host=True)
+    moves = [b.predicted_ms - a.predicted_ms for a, b in zip(base.steps, after.steps, strict=True)]
+    assert moves == pytest.approx([0.3, 0.3], abs=1e-6)
+    hidden = replay([longer(traces[0], "work", 2.0), traces[1]], own_host=True)
+    assert hidden.steps == base.steps, "rank 0 had time to spare"
+
+
+def test_a_slower_collective_costs_every_rank_as_much() -> None:
+    traces = two_ranks(late_us=500)
+    base = replay(traces, own_host=True)
+    # on rank 1, which came last, it took 100 us
+    slow = [traces[0], longer(traces[1], "nccl", 3.0)]
+    after = replay(slow, own_host=True)
+    moves = [b.predicted_ms - a.predicted_ms for a, b in zip(base.steps, after.steps, strict=True)]
+    assert moves == pytest.approx([0.2, 0.2], abs=1e-6)
+
+
+def test_host_times_of_other_ranks_serve_a_single_step() -> None:
+    found = replay(two_ranks(late_us=500))
+    for step in found.steps:
+        assert step.predicted_ms == pytest.approx(step.measured_ms, rel=0.05)
+        assert step.naive_ms is None
+
+
+def test_what_is_missing_is_said() -> None:
+    with pytest.raises(InputError, match="no trace"):
+        replay([])
+    with pytest.raises(InputError, match="single step of a single rank"):
+        replay([reads_the_loss(1)])
+    with pytest.raises(InputError, match="the same steps"):
+        replay([reads_the_loss(2), reads_the_loss(3)])
+
+
+def test_collectives_in_different_orders_are_refused() -> None:
+    one, other = two_ranks()
+    device = tuple(
+        replace(e, collective=replace(e.collective, order=7)) if e.collective else e
+        for e in other.device
+    )
+    alone = replay([one, replace(other, device=device)], own_host=True)
+    assert len({c.name for c in alone.collectives}) == 2, "nothing to meet"
+
+
+times = st.floats(0, 1000).map(lambda t: round(t, 1))
+calls = st.sampled_from(
+    ["cudaLaunchKernel", "cudaMemcpyAsync", "cudaStreamWaitEvent", "cudaStreamSynchronize"]
+)
+host_events = st.builds(
+    lambda name, kind, thread, start, length, number: HostEvent(
+        name, kind, thread, start, start + length, number if kind == "runtime" else None
+    ),
+    calls | st.sampled_from(["aten::mm", "record_param_comms", "autograd::engine::x"]),
+    st.sampled_from(["op", "annotation", "runtime"]),
+    st.integers(1, 3),
+    times,
+    times,
+    st.integers(1, 6),
+)
+device_events = st.builds(
+    lambda name, stream, start, length, number, joins: DeviceEvent(
+        name,
+        "memcpy" if name.startswith("Memcpy") else "kernel",
+        stream,
+        start,
+        start + length,
+        number,
+        collective=CollectiveCall("all_reduce", 8, None, number) if joins else None,
+        waves=length / 100,
+    ),
+    st.sampled_from(["kernel", PAGEABLE]),
+    st.integers(7, 9),
+    times,
+    times,
+    st.integers(1, 7),
+    st.booleans(),
+)
+
+
+@given(st.lists(st.tuples(st.lists(host_events), st.lists(device_events)), min_size=1, max_size=3))
+@settings(max_examples=150, deadline=None)
+def test_odd_traces_are_replayed_or_refused(
+    ranks: list[tuple[list[HostEvent], list[DeviceEvent]]],
+) -> None:
+    traces = [
+        RankTrace(
+            f"rank{rank}",
+            rank,
+            len(ranks),
+            None,
+            tuple(sorted(host, key=lambda e: e.start_us)),
+            tuple(sorted(device, key=lambda e: e.start_us)),
+            (TraceStep("a", 0, 500), TraceStep("b", 500, 1000)),
+        )
+        for rank, (host, device) in enumerate(ranks)
+    ]
+    for own_host in (False, True):
+        try:
+            found = replay(traces, own_host=own_host)
+        except InputError:
+            continue
+        assert all(0 <= s.predicted_ms < 1e6 for s in found.steps)
+        assert sum(s.duration_ms for s in found.critical_path) == pytest.approx(
+            found.timeline.iteration_ms[0], abs=1e-6
+        )
+
+
+def single(name: str) -> list[RankTrace]:
+    return read_traces([TRACES / name])
+
+
+@needs_traces
+@pytest.mark.parametrize(
+    ("name", "mean"),
+    [("hta_nccl_parser_rank0of2.json.gz", 0.02), ("hta_trace_diff_test_rank1of2.json.gz", 0.03)],
+)
+def test_steps_of_public_traces(name: str, mean: float) -> None:
+    """From the second step on: what the device does at the start of a trace is not known."""
+    steps = replay(single(name)).steps[1:]
+    errors = [abs(s.predicted_ms / s.measured_ms - 1) for s in steps]
+    assert sum(errors) / len(errors) < mean
+    longest, shortest = (pick(steps, key=lambda s: s.measured_ms) for pick in (max, min))
+    if longest.measured_ms > 1.5 * shortest.measured_ms:
+        assert longest.predicted_ms > 1.5 * shortest.predicted_ms
+
+
+@needs_traces
+def test_kernels_of_a_device_bound_trace_set_its_steps() -> None:
+    traces = single("hta_trace_diff_test_rank1of2.json.gz")
+    base = replay(traces).steps[2].predicted_ms
+    slower = replay([longer(traces[0], "split_embedding", 1.5)]).steps[2].predicted_ms
+    spent = sum(
+        e.end_us - e.start_us
+        for e in traces[0].device
+        if "split_embedding" in e.name
+        and traces[0].steps[2].start_us <= e.start_us < traces[0].steps[2].end_us
+    )
+    assert 0.4 * spent / 1e3 < slower - base < 0.6 * spent / 1e3
+
+
+@needs_traces
+def test_eight_ranks_end_when_they_did() -> None:
+    traces = single("dlrm_kineto.tar.gz")
+    found = replay(traces, own_host=True)
+    for step in found.steps:
+        assert step.predicted_ms == pytest.approx(step.measured_ms, rel=0.02)
+    for collective in found.collectives:
+        assert collective.predicted_end_ms == pytest.approx(collective.measured_end_ms, abs=0.05)
+    assert len(found.collectives) == 64
+
+
+@needs_traces
+def test_the_last_of_eight_ranks_holds_up_the_others() -> None:
+    traces = single("dlrm_kineto.tar.gz")
+    base = replay(traces, own_host=True)
+    later = replay([*traces[:7], moved(traces[7], 1000)], own_host=True)
+    moves = [b.predicted_ms - a.predicted_ms for a, b in zip(base.steps, later.steps, strict=True)]
+    assert moves[:7] == pytest.approx([1.0] * 7, abs=0.02)
+    assert moves[7] == pytest.approx(0, abs=0.02)
+
+
+@needs_traces
+def test_a_slower_collective_delays_all_that_follow_it() -> None:
+    """1 ms more in the first all-reduce on rank 7, which came last to it."""
+    traces = single("dlrm_kineto.tar.gz")
+    kernel = next(e for e in traces[7].device if e.collective and e.collective.order == 4)
+    slow = replace(kernel, end_us=kernel.end_us + 1000)
+    device = tuple(slow if e is kernel else e for e in traces[7].device)
+    others = [_longest(t, 4, 2000.0) if t.rank != 7 else replace(t, device=device) for t in traces]
+    base = replay(traces, own_host=True)
+    after = replay(others, own_host=True, overheads=base.overheads)
+    for before, moved_to in zip(base.collectives, after.collectives, strict=True):
+        moves = moved_to.predicted_end_ms - before.predicted_end_ms
+        order = int(before.name.split("#")[1])
+        if order <= 4:
+            assert moves == pytest.approx(0.0 if order < 4 else 1.0, abs=1e-6)
+        assert moves > -1e-6
+
+
+def _longest(trace: RankTrace, order: int, more_us: float) -> RankTrace:
+    """A rank that waits longer in a collective: what it waited must not matter."""
+    device = tuple(
+        replace(e, end_us=e.end_us + more_us) if e.collective and e.collective.order == order else e
+        for e in trace.device
+    )
+    return replace(trace, device=device)
+
+
+@needs_traces
+@pytest.mark.parametrize(
+    "name", ["hta_nccl_parser_rank0of2.json.gz", "hta_trace_diff_control_rank3of8.json.gz"]
+)
+def test_the_last_step_does_not_know_when_its_kernels_ran(name: str) -> None:
+    (trace,) = single(name)
+    begin = trace.steps[-1].start_us + 20_000
+    device = tuple(
+        replace(e, start_us=e.start_us + 40, end_us=e.end_us + 40) if e.start_us > begin else e
+        for e in trace.device
+    )
+    found = replay([replace(trace, device=device)]).steps[-1].predicted_ms
+    assert found == pytest.approx(replay([trace]).steps[-1].predicted_ms, rel=1e-9)

@@ -1,0 +1,128 @@
+"""What the busiest rank adds raises the bound, and never above the best plan."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from predictor.cost.loads import COLUMNS, Load
+from predictor.hardware.loader import HardwareProfile
+from predictor.model.plan import ShardingType
+from predictor.model.topology import Topology
+from predictor.model.workload import Constraints, Workload
+from predictor.units import GIB
+from search.bound import lower_bound as bounds
+from search.bound.busiest import longest_shard
+from search.bound.lower_bound import LowerBound
+from search.bound.relaxation import _runs
+from search.objective import Objective
+from tests.search.problems import (
+    CPU,
+    H100,
+    a_problem,
+    a_table,
+    a_workload,
+    every_plan,
+    hosts,
+    objective_of,
+    random_plan,
+    random_problem,
+)
+
+WHOLE = (ShardingType.TABLE_WISE,)
+MIXED = (ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE, ShardingType.ROW_WISE)
+
+
+def bound_of(objective: Objective) -> float:
+    return LowerBound(objective.problem, objective.space, objective.batch).solve(3000)
+
+
+def bound_of_means(objective: Objective, monkeypatch: pytest.MonkeyPatch) -> float:
+    with monkeypatch.context() as patch:
+        patch.setattr(bounds, "MAX_CHOICES", 0)
+        return bound_of(objective)
+
+
+def one_heavy(
+    kinds: tuple[ShardingType, ...],
+    pipeline: str = "base",
+    *,
+    ranks: tuple[int, ...] | None = None,
+    co_locate: str | None = None,
+) -> Workload:
+    """One table has most of the lookups; the others may be pinned or have to lie together."""
+    free = Constraints(sharding_types=kinds, compute_kernels=("fused",))
+    bound = replace(free, ranks=ranks, co_locate=co_locate)
+    return a_workload(
+        a_table("heavy", 2_000_000, 128, 200.0, constraints=free),
+        a_table("b", 100_000, 128, 4.0, constraints=bound),
+        a_table("c", 100_000, 64, 2.0, constraints=bound),
+        batch_size=65536,
+        train_pipeline=pipeline,
+    )
+
+
+CASES = {
+    "two ranks": (one_heavy(WHOLE), hosts(2)),
+    "four ranks": (one_heavy(WHOLE), hosts(4)),
+    "pipelined": (one_heavy(WHOLE, "sparse_dist"), hosts(4)),
+    "pinned": (one_heavy(WHOLE, ranks=(1, 3)), hosts(4)),
+    "together": (one_heavy(WHOLE, co_locate="pair"), hosts(4)),
+    "two hosts": (one_heavy(WHOLE), hosts(4, 2)),
+    "several types": (one_heavy(MIXED), hosts(2)),
+    "several types, pinned": (one_heavy(MIXED, ranks=(0,)), hosts(2)),
+    "row-wise in a group": (one_heavy((*WHOLE, ShardingType.TABLE_ROW_WISE)), hosts(4, 2)),
+}
+
+
+@pytest.mark.parametrize("profile", [H100, CPU], ids=["gpu", "cpu"])
+@pytest.mark.parametrize("case", CASES)
+def test_it_stays_below_the_best_of_all_plans(
+    case: str, profile: HardwareProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload, topology = CASES[case]
+    objective, _ = objective_of(a_problem(workload, topology, profile))
+    times = objective.score(list(every_plan(objective)))
+    bound, means = bound_of(objective), bound_of_means(objective, monkeypatch)
+    assert 0 < means * (1 - 1e-3) <= bound <= times.min() * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("ranks", "least"), [(2, 1.5), (4, 3.0)])
+def test_a_table_that_cannot_be_split_sets_the_pace(
+    ranks: int, least: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objective, _ = objective_of(a_problem(one_heavy(WHOLE), hosts(ranks)))
+    optimum = float(objective.score(list(every_plan(objective))).min())
+    bound, means = bound_of(objective), bound_of_means(objective, monkeypatch)
+    assert bound > least * means
+    assert 0.95 * optimum < bound <= optimum
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_thousands_of_random_plans_are_above_it(seed: int) -> None:
+    problem = random_problem(100 + seed)
+    ranks = problem.topology.world_size
+    topology: Topology = replace(problem.topology, hbm_cap_bytes=(1000 * GIB,) * ranks)
+    workload = replace(problem.workload, batch_size=65536)
+    objective, _ = objective_of(replace(problem, workload=workload, topology=topology))
+    rng = random.Random(seed)
+    times = objective.score([random_plan(objective, rng) for _ in range(400)])
+    assert 0 < bound_of(objective) <= times.min() * (1 + 1e-9)
+
+
+def test_the_longest_shard_counts_unless_it_shares_a_cache() -> None:
+    shards = np.zeros((2, COLUMNS))
+    shards[0, [Load.FORWARD_MS, Load.BACKWARD_MS]] = 1.0, 2.0
+    shards[1, [Load.FORWARD_MS, Load.PREFETCH_MS]] = 2.0, 0.5
+    assert longest_shard(shards, cached=False).tolist() == [1.0, 2.0, 0.0]
+    assert not longest_shard(shards, cached=True).any()
+
+
+def test_a_cycle_is_parted_where_all_ranks_meet() -> None:
+    ops, scopes = [0, 1, 2, 3, 4], [None, "world", None, "world", None]
+    assert _runs(ops, scopes) == [[4, 0], [2]]
+    assert _runs(ops, [None] * 5) == [ops]
+    assert _runs(ops, [None, "world", "intra", "world", None]) == [[4, 0]]

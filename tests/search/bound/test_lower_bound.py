@@ -1,0 +1,175 @@
+"""No plan is ever predicted below the bound."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from predictor.cost.loads import LONGEST, SHARED
+from predictor.model.workload import Workload
+from predictor.units import GIB, MIB
+from search.bound import lower_bound as bounds
+from search.bound.lower_bound import LowerBound
+from search.objective import Objective
+from search.solve import solve
+from search.stop import Stop
+from tests.search.problems import (
+    a_problem,
+    a_table,
+    a_workload,
+    hosts,
+    objective_of,
+    random_plan,
+    random_problem,
+)
+
+PIPELINES = ("base", "sparse_dist", "prefetch_sparse_dist")
+
+
+def bound_of(objective: Objective, steps: int = 3000) -> float:
+    return LowerBound(objective.problem, objective.space, objective.batch).solve(steps)
+
+
+def unlimited(seed: int, **more: object) -> Objective:
+    problem = random_problem(seed)
+    workload = replace(problem.workload, batch_size=65536, train_pipeline=PIPELINES[seed % 3])
+    ranks = problem.topology.world_size
+    topology = replace(problem.topology, hbm_cap_bytes=(1000 * GIB,) * ranks)
+    return objective_of(replace(problem, workload=workload, topology=topology))[0]
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(n, marks=pytest.mark.slow) for n in range(6, 12))]
+)
+def test_random_plans_of_random_problems(seed: int) -> None:
+    objective = unlimited(seed)
+    rng = random.Random(seed)
+    times = objective.score([random_plan(objective, rng) for _ in range(300)])
+    bound = bound_of(objective)
+    assert 0 < bound <= times.min() * (1 + 1e-9)
+    few = bound_of(objective, steps=1)
+    assert 0 < few <= bound * (1 + 1e-9), "stopped early, it is lower, but still a bound"
+
+
+@pytest.mark.parametrize("batch_size", [16, 256, 4096])
+def test_what_a_launch_adds_to_its_shards_is_above_the_bound(batch_size: int) -> None:
+    """Small batches of long bags: tables share the L2, and latencies outlast the bytes."""
+    tables = [a_table(f"t{i}", 10 ** (4 + i % 4), 64, 300.0 / (i + 1)) for i in range(5)]
+    objective, _ = objective_of(a_problem(a_workload(*tables, batch_size=batch_size), hosts(2)))
+    rng = random.Random(batch_size)
+    plans = [random_plan(objective, rng) for _ in range(300)]
+    totals = [objective.batch.totals(objective.table_plans(plan)) for plan in plans[:20]]
+    assert any(total[..., LONGEST].any() for total in totals)
+    assert batch_size != 256 or any(total[..., SHARED].any() for total in totals)
+    assert 0 < bound_of(objective) <= objective.score(plans).min() * (1 + 1e-9)
+
+
+def mid_size(tables: int, seed: int, **more: str) -> Workload:
+    rng = random.Random(seed)
+    return a_workload(
+        *(
+            a_table(
+                f"t{i}",
+                int(10 ** rng.uniform(3, 7)),
+                rng.choice([32, 64, 128]),
+                rng.choice([1.0, 5.0, 20.0]),
+                rng.choice([None, 1.05]),
+                rng.choice(["random", "frequency"]),
+            )
+            for i in range(tables)
+        ),
+        batch_size=16384,
+        **more,
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "pipeline"), [(8, "base"), (8, "sparse_dist"), (16, "prefetch_sparse_dist")]
+)
+def test_thousands_of_random_plans_on_real_sizes(ranks: int, pipeline: str) -> None:
+    problem = a_problem(mid_size(20, ranks, train_pipeline=pipeline), hosts(ranks))
+    objective, _ = objective_of(problem)
+    rng = random.Random(0)
+    times = objective.score([random_plan(objective, rng) for _ in range(2000)])
+    assert bound_of(objective, 400) <= times.min() * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 6))]
+)
+def test_too_many_sets_leave_a_weaker_bound(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    objective = unlimited(seed)
+    full = bound_of(objective)
+    monkeypatch.setattr(bounds, "MAX_SETS", 1)
+    rng = random.Random(seed)
+    times = objective.score([random_plan(objective, rng) for _ in range(200)])
+    floor = bound_of(objective)
+    assert 0 < floor <= full * (1 + 1e-6)
+    assert floor <= times.min() * (1 + 1e-9)
+
+
+def test_the_only_plan_is_its_own_bound() -> None:
+    """One rank, one option: all ranks are alike, so nothing is lost but the curves' hulls."""
+    from predictor.model.plan import ShardingType
+    from predictor.model.workload import Constraints
+
+    only = Constraints(sharding_types=(ShardingType.ROW_WISE,), compute_kernels=("fused",))
+    workload = a_workload(a_table("a", 10_000_000, 128, 50.0, constraints=only), batch_size=65536)
+    result = solve(a_problem(workload, hosts(4)), Stop(effort=0.05), 0)
+    assert result.gap < 0.01
+
+
+def test_less_memory_never_lowers_the_bound() -> None:
+    workload = mid_size(6, 1)
+    need = sum(t.weight_bytes for t in workload.tables)
+    loose, tight = (
+        bound_of(objective_of(a_problem(workload, hosts(4, hbm=caps)))[0])
+        for caps in (80 * GIB, need // 5 + 64 * MIB)
+    )
+    assert tight >= loose * (1 - 1e-9)
+
+
+def test_upper_and_stop_end_early_and_stay_valid() -> None:
+    objective = unlimited(3)
+    full = bound_of(objective)
+    bound = LowerBound(objective.problem, objective.space, objective.batch)
+    assert bound.solve(3000, upper_ms=0.5 * full) <= 0.5 * full
+    asked: list[float] = []
+
+    def at_once(so_far: float) -> bool:
+        asked.append(so_far)
+        return True
+
+    fresh = LowerBound(objective.problem, objective.space, objective.batch)
+    assert 0 < fresh.solve(3000, stop=at_once) <= full * (1 + 1e-9)
+    assert len(asked) == 1
+    assert np.isfinite(asked[0])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_options_left_out_of_the_program_do_not_matter(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objective = unlimited(seed)
+    monkeypatch.setattr(bounds, "MAX_CHOICES", 0)
+    bound = LowerBound(objective.problem, objective.space, objective.batch)
+    needed = bound.undominated(np.arange(len(bound.choices)))
+    assert not needed.all()
+    few = bound.solve(3000)
+    monkeypatch.setattr(LowerBound, "undominated", lambda _, index: np.ones(len(index), dtype=bool))
+    assert bound_of(objective) == pytest.approx(few, rel=1e-3)
+
+
+def test_options_with_shorter_shards_are_not_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = a_problem(mid_size(6, 1), hosts(8))
+    objective, _ = objective_of(problem)
+    bound = LowerBound(problem, objective.space, objective.batch)
+    needed = bound.undominated(np.arange(len(bound.choices)))
+    few = bound.solve(3000)
+    bound.longest = np.zeros_like(bound.longest)
+    assert bound.undominated(np.arange(len(bound.choices))).sum() < needed.sum()
+    monkeypatch.setattr(LowerBound, "undominated", lambda _, index: np.ones(len(index), dtype=bool))
+    assert bound_of(objective) == pytest.approx(few, rel=1e-3)

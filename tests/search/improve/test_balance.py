@@ -1,0 +1,103 @@
+"""Balancing: the slowest ranks of all phases at once, within caps and constraints."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from predictor.model.workload import Constraints
+from predictor.units import MIB
+from search.improve.balance import Balancer
+from search.objective import Assignment, Objective
+from search.place.placement import Placer
+from search.surrogate import Surrogate
+from tests.search.problems import a_problem, a_table, a_workload, assert_valid, hosts, objective_of
+
+
+def slowest_ms(surrogate: Surrogate, plan: Assignment) -> float:
+    """The sum of phase maxima for plans of one exchange, counted anew."""
+    loads, _ = surrogate.standing(plan, ())
+    return float(loads.max(axis=0).sum())
+
+
+def table_wise(objective: Objective) -> list:  # type: ignore[type-arg]
+    return [next(o for o in opts if o.label == "TW/fused") for opts in objective.space.options]
+
+
+def a_case(count: int, ranks: int = 2, **more: object) -> tuple[Objective, Surrogate]:
+    """Tables of all sizes, some busy forward, some in what they put out."""
+    tables = [
+        a_table(f"t{i}", 50_000 * (i + 1), (32, 64, 128)[i % 3], 1.0 + 7 * (i * i % 5))
+        for i in range(count)
+    ]
+    return objective_of(a_problem(a_workload(*tables), hosts(ranks, **more)))  # type: ignore
+
+
+@settings(deadline=None, max_examples=15)
+@given(count=st.integers(2, 12), ranks=st.sampled_from([2, 3, 4]), seed=st.integers(0, 9))
+def test_it_never_makes_a_plan_slower(count: int, ranks: int, seed: int) -> None:
+    objective, surrogate = a_case(count, ranks)
+    start = tuple((o, (0,)) for o in table_wise(objective))
+    found = Balancer(objective, surrogate).balance(start, seed, 2)
+    assert_valid(objective, found.assignment)
+    assert found.surrogate_ms == pytest.approx(slowest_ms(surrogate, found.assignment))
+    assert found.surrogate_ms <= slowest_ms(surrogate, start) * (1 + 1e-9)
+    assert [o for o, _ in found.assignment] == [o for o, _ in start]
+
+
+def test_it_comes_near_the_best_of_all_placements() -> None:
+    objective, surrogate = a_case(8)
+    options = table_wise(objective)
+    every = (
+        tuple(zip(options, ((r,) for r in ranks), strict=True))
+        for ranks in itertools.product(range(2), repeat=len(options))
+    )
+    best = min(slowest_ms(surrogate, plan) for plan in every)
+    start = tuple((o, (0,)) for o in options)
+    found = Balancer(objective, surrogate).balance(start, 0, 20)
+    assert found.surrogate_ms <= best * 1.01
+
+
+def test_it_beats_greedy_placement_of_many_tables() -> None:
+    objective, surrogate = a_case(60, 8)
+    greedy = Placer(objective, surrogate).place_all(table_wise(objective))
+    assert greedy is not None
+    found = Balancer(objective, surrogate).balance(greedy, 0, 5)
+    mean = surrogate.standing(greedy, ())[0].mean(axis=0).sum()
+    assert found.surrogate_ms - mean < 0.5 * (slowest_ms(surrogate, greedy) - mean)
+
+
+def test_caps_hold_while_shards_move() -> None:
+    objective, surrogate = a_case(9, 3, hbm=330 * MIB)
+    start = Placer(objective, surrogate).place_all(table_wise(objective))
+    assert start is not None
+    found = Balancer(objective, surrogate).balance(start, 0, 10).assignment
+    assert objective.fits(found)
+
+
+def test_what_constraints_bind_stays() -> None:
+    tables = [
+        a_table("pinned", constraints=Constraints(ranks=(1,))),
+        a_table("tied0", constraints=Constraints(co_locate="pair")),
+        a_table("tied1", constraints=Constraints(co_locate="pair")),
+        *(a_table(f"free{i}", pooling_factor=9.0) for i in range(4)),
+    ]
+    objective, surrogate = objective_of(a_problem(a_workload(*tables), hosts(2)))
+    options = table_wise(objective)
+    start = tuple(zip(options, ((1,),) * len(options), strict=True))
+    found = Balancer(objective, surrogate).balance(start, 0, 5).assignment
+    assert [ranks for _, ranks in found[:3]] == [(1,)] * 3
+    assert {ranks for _, ranks in found[3:]} == {(0,), (1,)}
+
+
+def test_nothing_to_move_is_no_error() -> None:
+    objective, surrogate = a_case(2)
+    split = [next(o for o in opts if o.label.startswith("RW")) for opts in objective.space.options]
+    start = tuple((o, (0, 1)) for o in split)
+    found = Balancer(objective, surrogate).balance(start, 0, 3)
+    assert found.assignment == start
+    assert np.isfinite(found.surrogate_ms)

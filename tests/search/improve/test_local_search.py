@@ -1,0 +1,66 @@
+"""Local search only improves, keeps to its budget, and reaches local optima."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from predictor.model.workload import Constraints
+from search.improve.local_search import LocalSearch, apply
+from tests.search.problems import (
+    a_problem,
+    a_table,
+    a_workload,
+    assert_valid,
+    hosts,
+    objective_of,
+    random_plan,
+    random_problem,
+)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_it_improves_and_stays_valid(seed: int) -> None:
+    objective, surrogate = objective_of(random_problem(seed))
+    rng = random.Random(seed)
+    starts = [p for p in (random_plan(objective, rng) for _ in range(300)) if objective.fits(p)]
+    if not starts:
+        pytest.skip("no random plan fits")
+    before = float(objective.score([starts[0]])[0])
+    spent = objective.evaluations
+    plan, ms = LocalSearch(objective, surrogate, 0).improve(starts[0], 2000)
+    assert_valid(objective, plan)
+    assert ms <= before
+    assert ms == pytest.approx(float(objective.score([plan])[0]), rel=1e-9)
+    assert objective.evaluations - spent <= 2000 + 513
+
+
+def test_neighbours_fit_and_differ() -> None:
+    objective, surrogate = objective_of(random_problem(1))
+    rng = random.Random(0)
+    base = next(p for p in (random_plan(objective, rng) for _ in range(500)) if objective.fits(p))
+    neighbours = list(LocalSearch(objective, surrogate, 0).neighbours(base))
+    assert neighbours
+    for change in neighbours:
+        after = apply(base, change)
+        assert_valid(objective, after)
+        assert after != base
+
+
+def test_stop_ends_it_at_once() -> None:
+    objective, surrogate = objective_of(a_problem(a_workload(a_table()), hosts(2)))
+    start = random_plan(objective, random.Random(0))
+    search = LocalSearch(objective, surrogate, 0)
+    assert search.improve(start, 10**6, lambda best: True)[0] == start
+
+
+def test_tied_tables_stay_together() -> None:
+    pair = Constraints(co_locate="pair")
+    tables = (a_table(n, 10**6, 64, 9.0, constraints=pair) for n in "ab")
+    workload = a_workload(*tables, a_table("c"), batch_size=32768)
+    objective, surrogate = objective_of(a_problem(workload, hosts(3)))
+    one = [next(o for o in opts if o.label == "TW/fused") for opts in objective.space.options]
+    start = tuple((o, (0,)) for o in one)
+    plan, _ = LocalSearch(objective, surrogate, 0).improve(start, 1000)
+    assert_valid(objective, plan)

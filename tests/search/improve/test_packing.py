@@ -1,0 +1,103 @@
+"""Packing: never slower, always valid, and better than balancing where options must change."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from predictor.model.workload import Constraints
+from search.improve.balance import Balancer
+from search.improve.packing import Packer
+from search.objective import Assignment, Objective
+from search.place.placement import Placer
+from tests.search.problems import (
+    H100,
+    a_problem,
+    a_table,
+    a_workload,
+    assert_valid,
+    copying,
+    hosts,
+    objective_of,
+    random_plan,
+    random_problem,
+)
+
+FREE = copying(H100, 1.0)
+"""Nothing but the ranks' work and what they send sets the pace."""
+
+
+def table_wise(objective: Objective) -> list:  # type: ignore[type-arg]
+    return [next(o for o in opts if o.label == "TW/fused") for opts in objective.space.options]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_plans_of_random_problems(seed: int) -> None:
+    objective, surrogate = objective_of(random_problem(seed))
+    rng = random.Random(seed)
+    start = next((p for _ in range(200) if objective.fits(p := random_plan(objective, rng))), None)
+    if start is None:
+        options = [rng.choice(opts) for opts in objective.space.options]
+        start = Placer(objective, surrogate).place_all(options)
+    if start is None:
+        pytest.skip("no plan at hand fits")
+    plan, ms = Packer(objective, surrogate).pack(start, 60)
+    assert_valid(objective, plan)
+    assert ms == pytest.approx(objective.score([plan])[0])
+    assert ms <= objective.score([start])[0]
+    assert Packer(objective, surrogate).pack(start, 60) == (plan, ms), "the same once more"
+
+
+def a_case(ranks: int, **more: object) -> tuple[Objective, object, Assignment]:
+    tables = [
+        a_table(f"t{i}", 50_000 * (i % 7 + 1), (32, 64, 128)[i % 3], 1.0 + 7 * (i * i % 5))
+        for i in range(40)
+    ]
+    topology = hosts(ranks, **more)  # type: ignore[arg-type]
+    problem = a_problem(a_workload(*tables, batch_size=32768), topology, FREE)
+    objective, surrogate = objective_of(problem)
+    start = Placer(objective, surrogate).place_all(table_wise(objective))
+    assert start is not None
+    return objective, surrogate, start
+
+
+def test_it_beats_moving_shards_alone() -> None:
+    objective, surrogate, start = a_case(8)
+    balanced = Balancer(objective, surrogate).balance(start, 0, 5).assignment  # type: ignore
+    before = float(objective.score([balanced])[0])
+    plan, ms = Packer(objective, surrogate).pack(balanced, 200)  # type: ignore[arg-type]
+    assert ms < before * 0.998
+    assert_valid(objective, plan)
+
+
+def test_caps_hold() -> None:
+    """With the memory that a greedy placement takes, and no more."""
+    objective, _, start = a_case(8)
+    most = int(objective.memory(start)[0].max())
+    tight, surrogate, start = a_case(8, hbm=most)
+    plan, ms = Packer(tight, surrogate).pack(start, 100)  # type: ignore[arg-type]
+    assert_valid(tight, plan)
+    assert ms < tight.score([start])[0]
+
+
+def test_co_located_tables_stay() -> None:
+    tied = Constraints(co_locate="pair")
+    tables = [
+        *(a_table(f"tied{i}", pooling_factor=30.0, constraints=tied) for i in range(2)),
+        *(a_table(f"free{i}", pooling_factor=9.0) for i in range(6)),
+    ]
+    objective, surrogate = objective_of(
+        a_problem(a_workload(*tables, batch_size=32768), hosts(2), FREE)
+    )
+    start = tuple((option, (0,)) for option in table_wise(objective))
+    plan, ms = Packer(objective, surrogate).pack(start, 60)
+    assert plan[:2] == start[:2]
+    assert ms < objective.score([start])[0]
+
+
+def test_no_steps_no_change() -> None:
+    objective, surrogate, start = a_case(4)
+    assert Packer(objective, surrogate).pack(start, 0)[0] == start  # type: ignore[arg-type]
+    stopped = Packer(objective, surrogate).pack(start, 100, lambda best: True)  # type: ignore
+    assert stopped[0] == start

@@ -1,0 +1,66 @@
+"""Plans from the programs of the lower bound."""
+
+from __future__ import annotations
+
+import pytest
+
+from search.bound.lower_bound import LowerBound
+from search.objective import Objective
+from search.propose.rounding import Rounding
+from search.surrogate import Surrogate
+from tests.search.problems import a_problem, a_table, a_workload, assert_valid, hosts, objective_of
+
+
+def many_tables() -> tuple[Objective, Surrogate]:
+    tables = [a_table(f"t{i}", 100_000 + 1000 * i, 64, 2.0 + i % 7) for i in range(64)]
+    return objective_of(a_problem(a_workload(*tables, batch_size=65536), hosts(8)))
+
+
+def test_many_like_tables_come_close_to_the_bound() -> None:
+    objective, surrogate = many_tables()
+    bound = LowerBound(objective.problem, objective.space, objective.batch)
+    proven = bound.solve(200)
+    plans = list(Rounding(objective, surrogate, 0).propose(bound))
+    for plan in plans:
+        assert_valid(objective, plan)
+    best = objective.score(plans).min()
+    assert proven <= best <= proven * 1.05
+
+
+def test_sets_that_the_clock_cut_short_are_solved_first() -> None:
+    objective, surrogate = many_tables()
+    best = {}
+    for cut_short in (False, True):
+        bound = LowerBound(objective.problem, objective.space, objective.batch)
+        bound.solve(5)
+        plans = list(Rounding(objective, surrogate, 0).propose(bound, cut_short=cut_short))
+        best[cut_short] = objective.score(plans).min()
+    assert best[True] < best[False] * 0.95
+
+
+def test_one_table_too_busy_for_a_rank_is_split() -> None:
+    """All work at one table: where it stays whole, seven ranks wait."""
+    tables = [a_table("busy", 1_000_000, 128, 100.0), *(a_table(f"t{i}") for i in range(7))]
+    objective, surrogate = objective_of(a_problem(a_workload(*tables, batch_size=16384), hosts(8)))
+    bound = LowerBound(objective.problem, objective.space, objective.batch)
+    bound.solve(200)
+    plans = list(Rounding(objective, surrogate, 0).propose(bound))
+    best = plans[int(objective.score(plans).argmin())]
+    assert best[0][0].num_shards > 1
+
+
+def test_a_bound_that_was_not_solved_proposes_nothing() -> None:
+    objective, surrogate = objective_of(a_problem(a_workload(a_table()), hosts(2)))
+    bound = LowerBound(objective.problem, objective.space, objective.batch)
+    assert list(Rounding(objective, surrogate, 0).propose(bound)) == []
+
+
+def test_solving_in_parts_proves_what_solving_at_once_does() -> None:
+    tables = [a_table(f"t{i}", 200_000 * (i + 1), 64, 3.0 * (i + 1)) for i in range(5)]
+    objective, _ = objective_of(a_problem(a_workload(*tables), hosts(4)))
+    whole, parts = (
+        LowerBound(objective.problem, objective.space, objective.batch) for _ in range(2)
+    )
+    proven = [parts.solve(3) for _ in range(100)]
+    assert proven == sorted(proven)
+    assert proven[-1] == pytest.approx(whole.solve(300))

@@ -1,0 +1,34 @@
+"""UVM kernels are dropped only where device memory is ample, with a reason, never the last."""
+
+from __future__ import annotations
+
+from predictor.model.workload import Constraints
+from predictor.units import GIB, MIB
+from search.problem import Problem
+from search.solve import reduced_space
+from search.space.dominance import UVM
+from tests.search.problems import a_problem, a_table, a_workload, hosts
+
+
+def kernels(problem: Problem) -> set[str]:
+    return {str(o.compute_kernel) for opts in reduced_space(problem).options for o in opts}
+
+
+def test_ample_memory_needs_no_uvm() -> None:
+    problem = a_problem(a_workload(a_table()), hosts(2, hbm=GIB))
+    assert not kernels(problem) & set(UVM)
+    reasons = {p.reason for p in reduced_space(problem).pruned if "uvm" in p.what}
+    assert any("device memory is ample" in r for r in reasons)
+
+
+def test_scarce_memory_keeps_it() -> None:
+    problem = a_problem(a_workload(a_table(rows=2_000_000)), hosts(2, hbm=300 * MIB))
+    assert kernels(problem) >= {"fused_uvm", "fused_uvm_caching"}
+
+
+def test_what_a_constraint_demands_stays() -> None:
+    only = Constraints(compute_kernels=("fused_uvm_caching",))
+    problem = a_problem(a_workload(a_table(constraints=only), a_table("free")), hosts(2))
+    space = reduced_space(problem)
+    assert {str(o.compute_kernel) for o in space.options[0]} == {"fused_uvm_caching"}
+    assert not {o.compute_kernel for o in space.options[1]} & set(UVM)

@@ -1,0 +1,148 @@
+"""Knobs: their values by default, what is refused, and what turning them does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from predictor.errors import InputError
+from predictor.hardware.loader import load_hardware
+from predictor.model.topology import Topology
+from predictor.model.workload import Constraints, DenseArch, QComm
+from predictor.predict import predict
+from predictor.units import GIB
+from search.solve import solve
+from search.stop import Stop
+from search.tune.case import Case
+from search.tune.grid import KNOBS, grid_of
+from tests.search.problems import CPU, H100, a_table, a_workload, hosts
+
+
+def a_case(world: int = 4, local: int | None = 2, **more: Any) -> Case:
+    tables = more.pop("tables", (a_table("t0"), a_table("t1", dim=128)))
+    return Case(a_workload(*tables, **more), hosts(world, local), H100)
+
+
+def turned(case: Case, **setting: Any) -> Case:
+    knobs = {p: name for name, knob in KNOBS.items() for p in knob.parameters}
+    values: dict[str, Any] = {knobs[name]: (value,) for name, value in setting.items()}
+    return grid_of(case, values).turned(case, setting)
+
+
+def test_every_knob_has_values_by_default_and_the_case_is_among_them() -> None:
+    case = a_case()
+    grid = grid_of(case, dict.fromkeys(KNOBS))
+    assert set(grid.values) == {p for knob in KNOBS.values() for p in knob.parameters}
+    first = grid.nearest(case)
+    assert grid.changes(case, first) == {}
+    assert grid.turned(case, first) == case
+    assert grid.size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ({"batch_size": 64}, lambda w: w.batch_size == 64),
+        ({"pipeline": "sparse_dist"}, lambda w: w.train_pipeline == "sparse_dist"),
+        ({"qcomm_backward": "bf16"}, lambda w: w.qcomm == QComm("fp32", "bf16")),
+        ({"bucket": 5.0}, lambda w: w.dense.bucket_cap_mb == 5.0),
+        ({"cw_min": 64}, lambda w: [t.constraints.min_partition for t in w.tables] == [64, 64]),
+        ({"cache_ratio": 0.1}, lambda w: w.tables[0].constraints.cache_load_factor == 0.1),
+    ],
+)
+def test_a_knob_changes_the_model(setting: dict[str, Any], expected: Any) -> None:
+    case = a_case()
+    after = turned(case, **setting)
+    assert expected(after.workload)
+    assert after.installed == case.installed
+    assert grid_of(case, {}).turned(case, {}) == case
+
+
+def test_constraints_of_a_table_stay() -> None:
+    own = a_table("t0", constraints=Constraints(min_partition=16))
+    after = turned(a_case(tables=(own, a_table("t1"))), cw_min=64)
+    assert [t.constraints.min_partition for t in after.workload.tables] == [16, 64]
+
+
+def test_hosts_are_like_those_given_and_memory_scales_after() -> None:
+    after = turned(a_case(), hbm=0.5, hosts=3)
+    assert (after.installed.world_size, after.installed.local_world_size) == (6, 2)
+    assert after.installed.hbm_cap_bytes == (40 * GIB,) * 6
+    assert after.installed.nvlink_domain == 2
+
+
+def test_a_domain_that_joins_hosts_grows_with_them() -> None:
+    rack = load_hardware("b200").model_copy()
+    case = Case(a_workload(a_table()), Topology.uniform(8, 4, hbm_bytes=1, ddr_bytes=1), rack)
+    domain = rack.nvlink_domain
+    for count in (1, 2, 4, 3):
+        after = turned(case, hosts=count).installed
+        assert after.nvlink_domain <= max(domain, 4)
+        assert after.world_size % after.nvlink_domain == 0
+
+
+def test_buckets_of_dense_gradients_set_how_many_all_reduces_there_are() -> None:
+    dense = DenseArch(13, (1024, 1024, 64), (2048, 2048, 1), "concat")
+    case = Case(replace(a_workload(a_table()), dense=dense), hosts(2), H100)
+    problem = case.problem()
+    plan = solve(problem, Stop(effort=0.01), 0, searchers=()).best.plan
+    times = {}
+    for size in (1.0, 25.0, 100.0):
+        after = turned(case, bucket=size).problem()
+        times[size] = predict(after.workload, after.topology, after.hardware, plan).breakdown
+    assert times[1.0] != times[25.0]
+    assert (
+        times[25.0] == predict(problem.workload, problem.topology, problem.hardware, plan).breakdown
+    )
+
+
+@pytest.mark.parametrize(
+    ("case", "knobs", "says"),
+    [
+        (a_case(), {"batch_size": (0,)}, "batch_size cannot be 0: it must be at least 1"),
+        (a_case(), {"pipeline": ("fast",)}, "allowed are base, sparse_dist"),
+        (a_case(), {"qcomm": ("int8",)}, "allowed are fp32, fp16, bf16"),
+        (a_case(), {"cw_min": (30,)}, "a multiple of 4"),
+        (a_case(), {"cache_ratio": (1.5,)}, "at most 1"),
+        (a_case(), {"hosts": (10**9,)}, "at most"),
+        (a_case(1, None), {"bucket": None}, "one rank reduces no gradients"),
+        (a_case(1, None), {"qcomm": None}, "one rank sends nothing"),
+        (
+            a_case(tables=(a_table(constraints=Constraints(compute_kernels=("fused",))),)),
+            {"cache_ratio": None},
+            "no table may be fused_uvm_caching",
+        ),
+        (
+            a_case(tables=(a_table(constraints=Constraints(compute_kernels=("fused",))),)),
+            {"pipeline": ("prefetch_sparse_dist",)},
+            "nothing to prefetch",
+        ),
+        (
+            a_case(tables=(a_table(constraints=Constraints(ranks=(0,))),)),
+            {"hosts": None},
+            "names ranks of the cluster",
+        ),
+        (
+            a_case(tables=(a_table(constraints=Constraints(min_partition=32)),)),
+            {"cw_min": None},
+            "of its own",
+        ),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_with_the_reason(
+    case: Case, knobs: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InputError, match=says):
+        grid_of(case, knobs)
+
+
+def test_unequal_ranks_and_cpus() -> None:
+    uneven = Topology(2, 2, (GIB, 2 * GIB), (GIB, GIB))
+    with pytest.raises(InputError, match="the ranks differ in memory"):
+        grid_of(replace(a_case(), installed=uneven), {"hosts": None})
+    on_cpu = replace(a_case(), hardware=CPU)
+    assert grid_of(on_cpu, {"pipeline": None}).values["pipeline"] == ("base", "sparse_dist")
+    with pytest.raises(InputError, match="no device memory"):
+        grid_of(on_cpu, {"hbm": None})

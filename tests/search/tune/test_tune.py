@@ -1,0 +1,325 @@
+"""The study: what it finds, what it rules out, that it repeats, that it goes on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from predictor.errors import InfeasibleError, InputError
+from predictor.model.workload import Constraints
+from predictor.units import GIB, MIB
+from search.solve import whole_space
+from search.stop import Stop
+from search.tune import tune
+from search.tune.case import Case
+from search.tune.goals import GOALS, covers, values_of
+from search.tune.grid import grid_of
+from search.tune.study import Trial, new_study, packed, unpacked
+from search.tune.trial import RuledOutError, carried, root_bound, search_from, try_setting
+from search.tune.tune import Budget, Tuned, Tuning
+from tests.search.problems import (
+    H100,
+    a_problem,
+    a_table,
+    a_workload,
+    every_plan,
+    hosts,
+    objective_of,
+)
+from tests.search.problems import random_plan as any_plan
+from tests.search.tune_worker import a_tuning
+
+BATCHES = (256, 512, 1024, 2048, 4096, 8192)
+LOOPS = ("base", "sparse_dist")
+
+
+def a_study(
+    case: Case,
+    knobs: dict[str, Any],
+    goals: Sequence[str] = ("time",),
+    trials: int = 6,
+    seed: int = 0,
+) -> Tuning:
+    grid, chosen = grid_of(case, knobs), [GOALS[name] for name in goals]
+    budget = Budget(trials, effort=0.01, seed=seed)
+    return Tuning(case, grid, chosen, budget, new_study(case, grid, chosen, seed, {}))
+
+
+def small(**more: Any) -> Case:
+    tables = (a_table("t0", alpha=1.05), a_table("t1", 3000, 32))
+    return Case(a_workload(*tables, **more), hosts(2), H100)
+
+
+def test_all_settings_are_tried_once_and_the_first_is_the_case_as_given() -> None:
+    tuning = a_study(small(), {"batch_size": BATCHES, "pipeline": LOOPS}, trials=99)
+    found = tuning.run()
+    assert found.stopped_by == "exhausted"
+    assert len({tuple(t.setting.items()) for t in found.trials}) == len(found.trials) == 12
+    assert tuning.grid.changes(tuning.case, found.trials[0].setting) == {}
+    searched = [t.values for t in found.trials if t.values is not None]
+    assert found.best.values == min(searched)
+    assert found.best.setting["batch_size"] == 8192  # launches are shared by more samples
+
+
+def test_the_same_seed_tries_the_same_settings_with_the_same_outcome() -> None:
+    knobs = {"batch_size": None, "qcomm": None, "bucket": None}
+    first, again, other = (a_study(small(), knobs, trials=4, seed=s).run() for s in (3, 3, 4))
+    assert first == again
+    assert [t.setting for t in first.trials] != [t.setting for t in other.trials]
+
+
+def test_a_study_on_a_journal_goes_on_as_if_it_had_not_ended(tmp_path: Path) -> None:
+    broken, whole = str(tmp_path / "a.journal"), str(tmp_path / "b.journal")
+    for trials in (2, 5):
+        found = a_tuning(broken, "s", trials).run()
+    assert found == a_tuning(whole, "s", 5).run()
+    assert len(found.trials) == 5
+
+
+def test_a_journal_and_memory_give_the_same(tmp_path: Path) -> None:
+    kept = a_tuning(str(tmp_path / "a.log"), "s", 3)
+    alone = Tuning(
+        kept.case,
+        kept.grid,
+        kept.goals,
+        kept.budget,
+        new_study(kept.case, kept.grid, kept.goals, 0, {}),
+    )
+    assert plain(kept.run()) == plain(alone.run())
+
+
+def plain(found: Tuned) -> list[Trial]:
+    return [replace(t, plan=t.plan and unpacked(packed(t.plan))) for t in found.trials]
+
+
+# --- what the bound rules out ------------------------------------------------------------------
+
+
+def tiny(seed: int) -> Case:
+    """Few enough plans to try them all, under costs of many kinds."""
+    rng = random.Random(seed)
+    tables = tuple(
+        a_table(
+            f"t{i}",
+            int(10 ** rng.uniform(2, 5.5)),
+            rng.choice([32, 64]),
+            rng.choice([1.0, 20.0]),
+            rng.choice([None, 1.1]),
+            constraints=Constraints(compute_kernels=rng.choice([None, ("fused", "dense")])),
+        )
+        for i in range(2)
+    )
+    cap = rng.choice([80 * GIB, 2 * GIB, 160 * MIB])
+    return Case(
+        a_workload(*tables, batch_size=1024), hosts(2, hbm=cap), H100, rng.choice([0, 0.15])
+    )
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 6))]
+)
+def test_no_plan_of_a_setting_that_is_ruled_out_beats_the_incumbent(seed: int) -> None:
+    goals = [GOALS[n] for n in ([["time"], ["time", "memory"], ["gpu_hours"]][seed % 3])]
+    case = tiny(seed)
+    grid = grid_of(case, {"batch_size": (128, 1024, 4096), "pipeline": ("base", "sparse_dist")})
+    budget = Budget(99, effort=0.01)
+    try:
+        found = Tuning(case, grid, goals, budget, new_study(case, grid, goals, 0, {})).run()
+    except InfeasibleError:
+        pytest.skip("nothing fits")
+    known = [t.values for t in found.trials if t.values is not None]
+    for trial in found.trials:
+        problem = grid.turned(case, trial.setting).problem()
+        if trial.state == "infeasible":
+            objective, _ = objective_of(problem, whole_space(problem))
+            assert not any(True for _ in every_plan(objective))
+            continue
+        for values in every_value(problem, goals):
+            assert trial.bound is not None
+            assert covers(tuple(b * (1 - 1e-9) for b in trial.bound), values)
+            if trial.state == "ruled out":
+                assert any(covers(v, tuple(x * (1 + 1e-9) for x in values)) for v in known)
+
+
+def every_value(problem: Any, goals: Sequence[Any]) -> list[tuple[float, ...]]:
+    """Of all plans of the whole space that fit."""
+    objective, _ = objective_of(problem, whole_space(problem))
+    plans = list(every_plan(objective))
+    times = objective.score(plans).tolist() if plans else []
+    fullest = [float(objective.memory(plan)[0].max()) for plan in plans]
+    pairs = zip(times, fullest, strict=True)
+    return [values_of(goals, problem, ms, size) for ms, size in pairs]
+
+
+def test_settings_are_ruled_out_without_a_search() -> None:
+    found = a_study(small(batch_size=8192), {"batch_size": (16, 32, 8192)}, trials=9).run()
+    states = {t.setting["batch_size"]: t.state for t in found.trials}
+    assert states == {8192: "searched", 16: "ruled out", 32: "ruled out"}
+
+
+def test_a_bound_that_known_values_reach_rules_out() -> None:
+    problem, goals = small().problem(), [GOALS["time"]]
+    bound_ms, _ = root_bound(problem)
+    at = values_of(goals, problem, bound_ms, 0.0)
+    stop = Stop(effort=0.01)
+    with pytest.raises(RuledOutError) as ruled:
+        try_setting(problem, goals, lambda: [at], [], stop, 0, ())
+    assert ruled.value.bound == at
+    above = [(at[0] * 1.001,)]
+    assert try_setting(problem, goals, lambda: above, [], stop, 0, ()).values[0] >= at[0]
+
+
+# --- plans ---------------------------------------------------------------------------------------
+
+
+def test_a_plan_is_carried_over_where_it_fits() -> None:
+    case = small()
+    objective, _ = objective_of(case.problem())
+    rng = random.Random(0)
+    plan = next(p for p in iter(lambda: any_plan(objective, rng), None) if objective.fits(p))
+    other, _ = objective_of(replace(case, workload=case.workload.with_batch_size(99)).problem())
+    again = carried(objective.sharding_plan(plan), other)
+    assert again is not None
+    assert [ranks for _, ranks in again] == [ranks for _, ranks in plan]
+    assert [o.label for o, _ in again] == [o.label for o, _ in plan]
+    more, _ = objective_of(replace(case, installed=hosts(4)).problem())
+    assert carried(objective.sharding_plan(plan), more) is None
+    cap = int(objective.memory(plan)[0].max()) - 1
+    full, _ = objective_of(a_problem(case.workload, hosts(2, hbm=cap)))
+    assert carried(objective.sharding_plan(plan), full) is None
+
+
+def test_a_search_is_no_worse_than_the_plan_it_starts_from() -> None:
+    problem = small().problem()
+    good = search_from(problem, [], Stop(effort=0.05), 0, searchers=(), top_k=1).best
+    least = Stop(effort=1e-4)
+    warm = search_from(problem, [good.plan], least, 1, searchers=(), top_k=1)
+    assert warm.best.iteration_ms <= good.iteration_ms
+
+
+def test_the_last_search_is_no_worse_than_the_trial() -> None:
+    tuning = a_study(small(), {"batch_size": None})
+    found = tuning.run()
+    members, interrupted = tuning.finish(found)
+    assert not interrupted
+    assert len(members) == 1
+    assert members[0].values <= (found.best.values or ())
+
+
+def test_what_each_change_is_worth_alone() -> None:
+    tuning = a_study(small(), {"batch_size": (8192,), "bucket": (50.0,), "hosts": (2,)}, trials=1)
+    members, _ = tuning.finish(tuning.run())
+    worth = tuning.undone(members[0])
+    assert set(worth) == {"batch_size", "bucket"}  # two hosts' plan is none for one
+    assert worth["batch_size"] > 0
+    assert worth["bucket"] == pytest.approx(0.0, abs=1e-12)  # all gradients fit into one
+
+
+def test_a_front_trades_memory_for_time() -> None:
+    tables = tuple(a_table(f"t{i}", 400_000, 64, 8.0) for i in range(4))
+    case = Case(a_workload(*tables), hosts(2, hbm=GIB), H100)
+    tuning = a_study(case, {"hbm": (0.6, 1.0), "batch_size": (512, 4096)}, ("time", "memory"))
+    members, _ = tuning.finish(tuning.run())
+    assert len(members) > 1
+    values = [m.values for m in members]
+    assert values == sorted(values)
+    assert [v[1] for v in values] == sorted((v[1] for v in values), reverse=True)
+
+
+def test_a_plan_survives_being_packed() -> None:
+    plan = solve_one()
+    assert unpacked(packed(plan)) == unpacked(packed(unpacked(packed(plan))))
+    assert unpacked(packed(plan)).tables == plan.tables
+
+
+def solve_one() -> Any:
+    return search_from(small().problem(), [], Stop(effort=0.01), 0, searchers=(), top_k=1).best.plan
+
+
+# --- bad input, interruptions --------------------------------------------------------------------
+
+
+def test_nothing_fits_under_any_setting() -> None:
+    case = replace(small(), installed=hosts(2, hbm=300 * MIB, ddr=1))
+    big = replace(case, workload=a_workload(a_table("big", 40_000_000)))
+    with pytest.raises(InfeasibleError, match="none of the 2 settings that were tried"):
+        a_study(big, {"batch_size": (16, 32)}).run()
+
+
+def test_a_study_of_something_else_is_refused_with_what_differs(tmp_path: Path) -> None:
+    there = a_tuning(str(tmp_path / "a.journal"), "s", 2)
+    there.run()
+    grid = grid_of(there.case, {"batch_size": (16, 32)})
+    with pytest.raises(InputError) as error:
+        new_study(there.case, grid, there.goals, 7, {}, name="s", shared=there.shared)
+    said = str(error.value)
+    assert "study 's' was begun for something else" in said
+    assert "values of batch_size is [1024, 2048, 4096, 8192, 16384] there, [16, 32] here" in said
+    assert "seed is 0 there, 7 here" in said
+    assert "objectives" not in said
+
+
+def test_ctrl_c_keeps_what_is_known_and_leaves_the_trial_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuning, count = a_tuning(str(tmp_path / "a.journal"), "s", 5), 0
+    real = tune.try_setting
+
+    def interrupted(*given: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == 3:
+            raise KeyboardInterrupt
+        return real(*given)
+
+    monkeypatch.setattr(tune, "try_setting", interrupted)
+    found = tuning.run()
+    assert found.stopped_by == "interrupted"
+    assert [t.state for t in found.trials][2:] == ["failed", "open"]
+    assert found.best.plan is not None
+    members, stopped = tuning.finish(found)
+    assert stopped
+    assert members[0].result.best.plan == found.best.plan
+    assert members[0].result.stopped_by == "interrupted"
+    again = a_tuning(str(tmp_path / "a.journal"), "s", 5).run()
+    assert again.stopped_by == "trials"
+    assert again.trials[3].setting == found.trials[2].setting
+    assert again.trials[3].state != "open"
+
+
+def test_ctrl_c_before_anything_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*given: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tune, "try_setting", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        a_study(small(), {"batch_size": None}).run()
+
+
+def test_a_trial_that_another_worker_took_over_is_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker was held up so long that it counted as dead."""
+    tuning, real, count = a_tuning(str(tmp_path / "a.journal"), "s", 3), tune.try_setting, 0
+
+    def held_up(*given: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == 2:
+            other = a_tuning(str(tmp_path / "a.journal"), "s", 3)
+            assert other.shared is not None
+            other.shared.retry(other.study, other.study.get_trials()[-1])
+        return real(*given)
+
+    monkeypatch.setattr(tune, "try_setting", held_up)
+    found = tuning.run()
+    assert found.stopped_by == "trials"
+    states = [t.state for t in found.trials]
+    assert states[1] == "failed"
+    assert found.trials[2].setting == found.trials[1].setting
+    assert len(states) == 4

@@ -1,0 +1,116 @@
+"""What a task of `bench against` is: the two planners' answers to one model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from predictor.errors import InputError
+from predictor.hardware.loader import load_hardware
+from predictor.model.distribution import Zipf
+from predictor.model.plan import ShardingPlan
+from predictor.model.workload import Feature, Workload
+from predictor.predict import predict
+from search.stop import Stop
+from shardopt.bench.tasks import against
+from shardopt.bench.tasks.against import OURS, SHIPPED, THEIRS, planners_plans
+from shardopt.bench.tasks.batch import Asked
+from shardopt.bench.tasks.tasks import PROFILE, Task
+from shardopt.cli.app import main
+from shardopt.validate.measured.against_torchrec import DEFAULT_FOLDER
+from shardopt.validate.measured.batch import batch_folders, load_batch
+from tests.builders import a_table, a_workload
+
+pytest.importorskip("torchrec")
+pytest.importorskip("scipy")
+
+FOLDER = batch_folders(DEFAULT_FOLDER)[0]
+"""Of which only the calibration counts here."""
+
+
+def a_model() -> Workload:
+    """Three tables, of which the middle one has by far the most lookups."""
+    tables = [
+        a_table(name, 20_000, 64, features=(Feature(f"{name}_f", pooling, distribution=Zipf(1.1)),))
+        for name, pooling in (("a", 2.0), ("b", 40.0), ("c", 2.0))
+    ]
+    return a_workload(*tables, batch_size=512)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    model = a_model()
+    monkeypatch.setattr(against, "Stop", lambda: Stop(effort=0.02))
+    monkeypatch.setattr(against, "make_task", lambda seed, **_: Task(seed, "task", model, {}))
+    return Asked(FOLDER, [3])
+
+
+def test_both_planners_plans_theirs_first(asked: Asked) -> None:
+    task = planners_plans(asked, 3)
+    assert list(task.plans)[:2] == [THEIRS, OURS]
+    assert task.workload == a_model()
+    batch = load_batch(FOLDER)
+    times = {
+        name: predict(task.workload, batch.ranks, batch.made.profile, plan).iteration_ms
+        for name, plan in task.plans.items()
+    }
+    assert times[OURS] <= min(times.values()) * (1 + 1e-9)
+
+
+def test_the_shipped_profiles_plan_stands_once(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[str] = []
+    plans: list[ShardingPlan] = []
+    real = against._searched
+
+    def searched(workload: Workload, ranks: Any, hardware: Any) -> ShardingPlan:
+        used.append(hardware.name)
+        plans.append(plans[0] if plans else real(workload, ranks, hardware))
+        return plans[-1]
+
+    monkeypatch.setattr(against, "_searched", searched)
+    assert SHIPPED not in planners_plans(asked, 3).plans
+    assert used == [load_batch(FOLDER).made.profile.name, load_hardware(PROFILE).name]
+
+
+def test_a_model_that_torchrec_cannot_place_is_refused(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shardopt.torchrec.planning import planner
+
+    answer = planner.TorchRecAnswer(None, 0.1, None)
+    monkeypatch.setattr(planner, "torchrec_plan", lambda *_: answer)
+    with pytest.raises(InputError, match="no plan for task 3 that fits"):
+        planners_plans(asked, 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--tasks", "5-2"], "--tasks is '5-2'"),
+        (["--tasks", "1", "--rounds", "0"], "--rounds is 0"),
+        (["--tasks", "1", "--ranks", "9999"], "--ranks is 9999"),
+    ],
+)
+def test_bad_numbers_start_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert main(["bench", "against", str(tmp_path / "folder"), *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "folder").exists()
+
+
+def test_the_command_asks_for_the_planners_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Asked] = []
+    monkeypatch.setattr(
+        "shardopt.bench.tasks.batch.run_batch", lambda given, say: asked.append(given)
+    )
+    assert main(["bench", "against", str(tmp_path), "--tasks", "200-202", "--link", "1"]) == 0
+    assert asked == [
+        Asked(tmp_path, [200, 201, 202], rounds=16, link_gbit_s=1.0, draw=planners_plans)
+    ]

@@ -1,0 +1,197 @@
+"""Synthetic rows of a known machine become a profile that predicts that machine."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from predictor import units
+from predictor.cost.collectives import bus_factor, latency_ms, transfer_ms
+from predictor.cost.gemm import gemm_ms
+from predictor.errors import InputError
+from predictor.fit import cpu as fit_cpu
+from predictor.hardware.loader import CpuEmbedding, HardwareProfile, load_hardware
+from shardopt.calibrate.design import points as design
+from shardopt.calibrate.design.points import Point
+from shardopt.calibrate.profile.build import build_profile, profile_text
+from shardopt.calibrate.rows import Measured, Origin, measured
+from shardopt.cli.app import app
+from shardopt.measure.timing import Samples
+
+pytest.importorskip("scipy")
+
+ORIGIN = Origin("a made-up machine", "torch 0")
+TRUE = load_hardware("cpu-gloo").model_copy(
+    update={"gemm": load_hardware("cpu-gloo").gemm.model_copy(update={"floor_us": 20.0})}
+)
+ISSUE_US = 60.0
+FLOOR_US = TRUE.elementwise.floor_us
+MODEL = Path(__file__).parents[4] / "configs" / "models" / "dlrm_criteo_kaggle.yaml"
+
+
+def row(point: Point, time_ms: float, part: str = "", **facts: object) -> Measured:
+    made = measured(point, Samples((time_ms * 1e-3,) * 3), part, **facts)
+    made.__dict__["date"] = "2026-01-02T03:04:05Z"
+    return made
+
+
+def synthetic_rows(true: HardwareProfile) -> list[Measured]:
+    law = true.embedding
+    assert isinstance(law, CpuEmbedding)
+    rows = []
+    rng = np.random.default_rng(0)
+    for point in design.kernel_points(design.QUICK):
+        p = point.params
+        if point.family == "lookup":
+            tables = []
+            for t in p["tables"]:
+                ids = p["batch"] * t["pooling"]
+                distinct = min(ids, t["rows"]) * rng.uniform(0.1, 1.0)
+                tables.append([t["rows"], t["dim"], p["batch"], ids, distinct])
+            given = fit_cpu.TbeRows([[fit_cpu.Table(*t) for t in tables]], np.ones(1))
+            for part, names in (("forward", fit_cpu.FORWARD), ("backward", fit_cpu.BACKWARD)):
+                time = float(fit_cpu.predict_lookups(law, given, names)[0])
+                rows.append(row(point, time, part, tables=tables))
+        elif point.family == "gemm":
+            rows.append(row(point, gemm_ms(true, p["m"], p["n"], p["k"], p["dtype"])))
+        elif point.family == "elementwise":
+            time = units.us(true.elementwise.floor_us) + 2 * p["bytes"] / true.memory.hbm
+            rows.append(row(point, time, bytes_moved=2 * p["bytes"]))
+        elif point.family == "host":
+            rows.append(row(point, 0.005))
+    return rows + collective_rows(true)
+
+
+def collective_rows(true: HardwareProfile, link_gbit_s: float | None = None) -> list[Measured]:
+    rows = []
+    wire = true.collectives.intra if link_gbit_s is None else true.collectives.inter
+    for point in design.collective_points(design.QUICK, 2, link_gbit_s):
+        op = point.params["op"].removesuffix("_uneven")
+        if op == "issue":
+            rows.append(row(point, units.us(ISSUE_US)))
+            continue
+        curve = getattr(wire, op)
+        bus = np.array([point.params["bytes"] * bus_factor(op, 2)])
+        time = latency_ms(curve, 2) + float(transfer_ms(curve, bus, 2)[0])
+        rows.append(row(point, time + units.us(ISSUE_US)))
+    return rows
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Measured]:
+    return synthetic_rows(TRUE)
+
+
+def test_held_out_errors_of_exact_rows_are_small(rows: list[Measured]) -> None:
+    found = build_profile(rows, ORIGIN, load_hardware("cpu-gloo"), "mine", 2, 24.0)
+    bounds = {"lookup": 1e-3, "elementwise": 1e-3, "gemm": 0.03, "all": 0.08, "reduce": 0.08}
+    assert {"lookup forward", "lookup backward", "gemm fp32", "elementwise"} <= set(found.errors)
+    assert set(design.COLLECTIVE_OPS) <= set(found.errors)
+    for family, error in found.errors.items():
+        bound = next(b for start, b in bounds.items() if family.startswith(start))
+        assert error.n == 0 or error.mape < bound, family
+    overheads = found.profile.overheads
+    assert overheads.collective_us == pytest.approx(ISSUE_US)
+    base = load_hardware("cpu-gloo").overheads
+    kept = (overheads.op_us, overheads.layer_op_us)
+    assert kept == (base.op_us, base.layer_op_us), "no iterations were run"
+
+
+def test_the_profile_is_a_file_that_plan_takes(rows: list[Measured], tmp_path: Path) -> None:
+    found = build_profile(rows, ORIGIN, load_hardware("cpu-gloo"), "mine", 2, 24.0)
+    path = tmp_path / "mine.yaml"
+    path.write_text(profile_text(found))
+    loaded = load_hardware(str(path))
+    assert loaded.name == "mine"
+    assert loaded.hbm_gib == 12
+    for group in ("embedding", "gemm", "elementwise", "memory", "collectives.intra"):
+        provenance = loaded.groups[group].provenance
+        assert provenance.kind == "measured", group
+        assert provenance.n
+        assert provenance.range
+        assert provenance.date == "2026-01-02"
+    ranges = loaded.groups["collectives.intra"].provenance.range
+    assert ranges["ranks"] == (2, 2)
+    words = ["plan", str(MODEL), "--gpus", "2", "--hardware", str(path), "--effort", "0.05"]
+    done = CliRunner().invoke(app, [*words, "--json", "--quiet"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["hardware"] == str(path)
+
+
+def test_too_few_rows_fit_nothing(rows: list[Measured]) -> None:
+    with pytest.raises(InputError, match="too few to fit anything"):
+        build_profile(rows[:3], ORIGIN, load_hardware("cpu-gloo"), "mine", 2, 24.0)
+
+
+def test_a_family_that_was_not_measured_stays_as_it_was(rows: list[Measured]) -> None:
+    base = load_hardware("cpu-gloo")
+    found = build_profile(collective_rows(TRUE), ORIGIN, base, "mine", 2, 24.0)
+    assert found.profile.embedding == base.embedding
+    assert found.profile.collectives.intra.provenance.kind == "measured"
+
+
+def test_a_link_between_hosts_is_fitted_from_its_own_rows_alone() -> None:
+    base = load_hardware("cpu-gloo")
+    both = [*collective_rows(TRUE), *collective_rows(TRUE, 1.0)]
+    made = build_profile(both, ORIGIN, base, "mine", 2, 24.0, 1.0).profile
+    assert (made.gpus_per_host, made.nvlink_domain) == (1, 1)
+    assert made.collectives.intra == base.collectives.intra
+    inter = made.collectives.inter
+    assert inter.provenance.kind == "measured"
+    assert inter.nic_gbit_s == 1.0
+    sizes = np.array([2.0**20])
+    for op in design.COLLECTIVE_OPS:
+        found, true = (getattr(wire, op) for wire in (inter, TRUE.collectives.inter))
+        times = [latency_ms(c, 2) + float(transfer_ms(c, sizes, 2)[0]) for c in (found, true)]
+        assert times[0] == pytest.approx(times[1], rel=0.05)
+    within = build_profile(both, ORIGIN, base, "mine", 2, 24.0).profile
+    assert within.collectives.inter == base.collectives.inter
+    assert within.collectives.intra.provenance.kind == "measured"
+
+
+@pytest.mark.parametrize("link_gbit_s", [None, 1.0])
+def test_iterations_give_the_host_costs_and_what_the_curves_hold_of_them(
+    iteration_rows: Callable[..., list[Measured]], link_gbit_s: float | None
+) -> None:
+    """A small message is its latency, after what the main thread does of it."""
+    known = {"op_us": 8.0, "layer_op_us": 5.0, "iteration_us": 700.0, "collective_us": 0.0}
+    true = TRUE.model_copy(update={"overheads": TRUE.overheads.model_copy(update=known)})
+    name, among = ("intra", {}) if link_gbit_s is None else ("inter", {"link_gbit_s": link_gbit_s})
+    wire = getattr(true.collectives, name)
+    small_us = 1e3 * latency_ms(wire.all_to_all, 2)
+    given = collective_rows(true, link_gbit_s) + iteration_rows(true, small_us, **among)
+    found = build_profile(given, ORIGIN, TRUE, "mine", 2, 24.0, link_gbit_s)
+    overheads = found.profile.overheads
+    assert overheads.provenance.kind == "measured"
+    assert {cost: getattr(overheads, cost) for cost in known} == pytest.approx(known, rel=0.02)
+    assert "host" in found.errors
+    sizes = np.array([2.0**10, 2.0**20])
+    for op in design.COLLECTIVE_OPS:
+        curves = (getattr(w, op) for w in (getattr(found.profile.collectives, name), wire))
+        made, wanted = (latency_ms(c, 2) + transfer_ms(c, sizes, 2) for c in curves)
+        assert made == pytest.approx(wanted, rel=0.05), op
+
+
+def test_iterations_over_another_link_say_nothing(
+    iteration_rows: Callable[..., list[Measured]],
+) -> None:
+    base = load_hardware("cpu-gloo")
+    given = [*collective_rows(TRUE), *iteration_rows(TRUE, 400.0, link_gbit_s=1.0)]
+    found = build_profile(given, ORIGIN, base, "mine", 2, 24.0)
+    assert "host" not in found.errors
+    assert found.profile.overheads.op_us == base.overheads.op_us
+    assert found.profile.overheads.collective_us == pytest.approx(ISSUE_US)
+
+
+@pytest.mark.parametrize(("small_us", "floor_us"), [(2.0, 2.0), (50.0, FLOOR_US), (None, FLOOR_US)])
+def test_the_floor_of_a_kernel_is_at_most_a_small_op_in_a_loop(
+    rows: list[Measured], small_us: float | None, floor_us: float
+) -> None:
+    given = [r for r in rows if r.point.family == "elementwise"]
+    if small_us is not None:
+        given.append(row(Point("host", {"what": "op"}), units.us(small_us)))
+    found = build_profile(given, ORIGIN, load_hardware("cpu-gloo"), "mine", 2, 24.0)
+    assert found.profile.elementwise.floor_us == pytest.approx(floor_us, rel=1e-3)

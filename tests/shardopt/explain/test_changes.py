@@ -1,0 +1,88 @@
+"""The changes that would help most: real, apart, verified, and none where none helps."""
+
+from dataclasses import replace
+
+import pytest
+
+from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.topology import Topology
+from predictor.predict import predict
+from predictor.units import MIB
+from search.problem import Problem
+from search.solve import solve
+from search.stop import Stop
+from shardopt.explain.changes import MAX_CHANGES, MIN_SAVING, Changes, best_changes
+from tests.shardopt.report.plans import a_problem, predicted, tables, whole
+
+
+def changes_of(problem: Problem, plan: ShardingPlan) -> Changes:
+    return best_changes(problem, plan, predicted(problem, plan).prediction)
+
+
+def lopsided() -> tuple[Problem, ShardingPlan]:
+    problem = a_problem(tables(*(2_000_000 + i for i in range(6))))
+    return problem, whole(problem, [0] * 6)
+
+
+def test_each_saves_what_predicting_the_changed_plan_says() -> None:
+    problem, plan = lopsided()
+    before = predicted(problem, plan).prediction.iteration_ms
+    found = changes_of(problem, plan).found
+    assert len(found) == MAX_CHANGES
+    for change in found:
+        changed = replace(plan, tables={**plan.tables, **change.tables})
+        after = predict(problem.workload, problem.topology, problem.hardware, changed)
+        assert change.iteration_ms == pytest.approx(after.iteration_ms)
+        assert change.saving_ms == pytest.approx(before - after.iteration_ms)
+        assert change.saving_ms > MIN_SAVING * before
+
+
+def test_no_table_changes_twice_and_the_best_comes_first() -> None:
+    found = changes_of(*lopsided()).found
+    alone = [key for change in found for key in change.tables if len(change.tables) <= 2]
+    assert len(alone) == len(set(alone)) >= 2
+    assert sum(len(change.tables) > 2 for change in found) <= 1
+    assert [c.saving_ms for c in found] == sorted((c.saving_ms for c in found), reverse=True)
+
+
+def test_the_same_every_time() -> None:
+    assert changes_of(*lopsided()) == changes_of(*lopsided())
+
+
+def test_nothing_helps_a_plan_that_is_alone() -> None:
+    problem = a_problem(tables(1000), world=1)
+    plan = solve(problem, Stop(effort=0.05), 0).best.plan
+    found = changes_of(problem, plan)
+    assert found.found == ()
+    assert "saves more than" in found.none_words or "fits in memory" in found.none_words
+
+
+def test_a_plan_the_search_would_not_make_can_be_changed() -> None:
+    """Rows over two of four ranks, which TorchRec cannot run."""
+    problem, plan = lopsided()
+    rows = problem.workload.tables[0].num_embeddings
+    shards = (Shard(1, (0, 0), (rows // 2, 64)), Shard(2, (rows // 2, 0), (rows - rows // 2, 64)))
+    halves = TablePlan(ShardingType.ROW_WISE, ComputeKernel.FUSED, shards)
+    plan = replace(plan, tables={**plan.tables, "t0": halves})
+    found = changes_of(problem, plan)
+    assert found.tried > 0
+    assert found.found
+
+
+def test_a_cache_of_another_size_counts_as_given() -> None:
+    problem, plan = lopsided()
+    cached = replace(
+        plan.tables["t0"],
+        compute_kernel=ComputeKernel.FUSED_UVM_CACHING,
+        parameters={"cache_params": {"load_factor": 0.01}},
+    )
+    plan = replace(plan, tables={**plan.tables, "t0": cached})
+    assert "t0" in changes_of(problem, plan).found[0].tables
+
+
+def test_where_nothing_fits_nothing_is_tried() -> None:
+    problem, plan = lopsided()
+    small = Topology.uniform(4, hbm_bytes=MIB, ddr_bytes=MIB)
+    found = changes_of(replace(problem, topology=small), plan)
+    assert (found.tried, found.found) == (0, ())
+    assert "memory" in found.none_words

@@ -1,0 +1,48 @@
+"""Whatever the plan, pipeline and machine: it can be explained, and the page comes out whole."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search.problem import Problem
+from search.space.enumerate import enumerate_space
+from shardopt.explain.explanation import explained
+from shardopt.report.html.page import page
+from shardopt.report.plan.explain_view import explain_object
+from tests.builders import a_topology, hardware, plan_of, random_candidate, random_workload
+from tests.shardopt.report.plans import a_setting, predicted
+
+PIPELINES = ("base", "sparse_dist", "prefetch_sparse_dist")
+MACHINES = (("h100-sxm", 1, 1), ("h100-sxm", 4, 4), ("a100-80gb", 8, 4), ("cpu-gloo", 2, 2))
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 10**6), st.sampled_from(PIPELINES), st.sampled_from(MACHINES))
+def test_random_plans_are_explained(
+    seed: int, pipeline: str, machine: tuple[str, int, int]
+) -> None:
+    name, world, local = machine
+    workload, topology = random_workload(seed, pipeline), a_topology(world, local)
+    problem = Problem(workload, topology, hardware(name))
+    space = enumerate_space(workload, topology, problem.hardware.device)
+    plans = [
+        plan_of(workload, topology, random_candidate(space, topology, random.Random(seed + i)))
+        for i in range(2)
+    ]
+    before = [predicted(problem, plan) for plan in plans]
+    explanation = explained(problem, before)
+    iteration_ms = before[0].prediction.iteration_ms
+    for change in explanation.changes.found:
+        assert change.words
+        assert change.iteration_ms + change.saving_ms == pytest.approx(iteration_ms)
+    for item in explanation.what_if:
+        assert item.iteration_ms - item.change_ms == pytest.approx(iteration_ms)
+    assert explain_object(explanation)["others"][0]["plan"] == "plan.json"
+    text = page(a_setting(problem), explanation, {})
+    assert text.rstrip().endswith("</html>")
+    for key in workload.keys:
+        assert f"<td>{key}</td>" in text

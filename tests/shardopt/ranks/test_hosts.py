@@ -1,0 +1,251 @@
+"""Two hosts on one machine: what makes them, what is refused, and how fast the link is."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from predictor.errors import InputError, PlanError
+from shardopt.bench.job import Job, check_job
+from shardopt.bench.rows import read_rows
+from shardopt.bench.run import run_bench
+from shardopt.calibrate import ranks as calibrate_ranks
+from shardopt.calibrate import run
+from shardopt.calibrate.design import points as design
+from shardopt.calibrate.design.points import Point, collective_points
+from shardopt.calibrate.rows import Measured
+from shardopt.config import load_model_with_notes
+from shardopt.plan import load_plan
+from shardopt.ranks import hosts
+from shardopt.ranks.hosts import NETNS, Host, Link, check_hosts, commands, names, shaped_hosts
+
+PACKAGES = Path(__file__).resolve().parents[3]
+TCP = """
+import socket, sys, time
+from shardopt.ranks.hosts import Host, enter
+enter(Host(*sys.argv[2:5]))
+if sys.argv[1] == "send":
+    peer, size = socket.create_connection((sys.argv[6], 5001)), int(sys.argv[5])
+    peer.sendall(bytes(size))
+    sys.exit()
+server = socket.create_server((sys.argv[4], 5001))
+print("listens", flush=True)
+peer, _ = server.accept()
+buffer, got, size = bytearray(2**20), 0, int(sys.argv[5])
+first, begin = peer.recv_into(buffer), time.monotonic()
+got = first
+while got < size:
+    got += peer.recv_into(buffer)
+print((got - first) * 8e-9 / (time.monotonic() - begin))
+"""
+MODEL = """
+schema: 1
+name: tiny
+batch_size: 16
+tables:
+  - {name: a, num_embeddings: 100, embedding_dim: 8,
+     features: [{name: fa, pooling_factor: 2, index_distribution: uniform}]}
+dense: {in_features: 4, bottom_mlp: [8], interaction: dot, top_mlp: [8, 1]}
+"""
+
+
+def own() -> list[str]:
+    """Namespaces of this process."""
+    return [path.name for path in NETNS.glob(f"{hosts.PREFIX}-{os.getpid()}-*")]
+
+
+@pytest.fixture(scope="module")
+def can_make_hosts() -> None:
+    try:
+        with shaped_hosts(Link(1.0)):
+            pass
+    except InputError as error:
+        pytest.skip(str(error))
+
+
+def words(command: list[str]) -> str:
+    return " ".join(command)
+
+
+def test_the_bucket_holds_a_quarter_of_a_millisecond() -> None:
+    made = [words(c) for c in commands(names(7, 3), Link(4.0))]
+    shaped = [c for c in made if c.startswith("tc")]
+    assert shaped == [
+        f"tc -n shardopt-7-3-{i} qdisc add dev link{i} root tbf rate 4000000000bit burst 125000b "
+        "limit 33554432b"
+        for i in range(2)
+    ]
+    assert made[:2] == [f"ip netns add shardopt-7-3-{i}" for i in range(2)]
+    assert "ip -n shardopt-7-3-1 address add 10.213.0.2/24 dev link1" in made
+    assert "burst 8192b" in words(commands(names(7, 3), Link(0.001))[6])
+
+
+@pytest.mark.parametrize("gbit_s", [0.0, -1.0, 101.0, float("nan")])
+def test_a_rate_out_of_range(gbit_s: float) -> None:
+    with pytest.raises(InputError, match=r"--link is .* at least 0.001 and at most 100"):
+        check_hosts(Link(gbit_s))
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr(hosts.shutil, "which", lambda name: None if name == "tc" else "/bin/ip")
+    with pytest.raises(InputError, match=r"--link needs tc, not found here; install iproute2"):
+        check_hosts(Link(1.0))
+    monkeypatch.setattr(hosts.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(hosts, "_capabilities", lambda: 1 << 21)
+    with pytest.raises(InputError, match=r"lacks CAP_NET_ADMIN; run as root"):
+        check_hosts(Link(1.0))
+    monkeypatch.setattr("sys.platform", "darwin")
+    with pytest.raises(InputError, match="this is darwin"):
+        check_hosts(Link(1.0))
+
+
+def test_only_two() -> None:
+    with (
+        pytest.raises(InputError, match="joins 2 hosts, 3 are asked for"),
+        shaped_hosts(Link(1), 3),
+    ):
+        pass
+
+
+def test_sizes_end_where_a_call_takes_too_long() -> None:
+    for gbit_s, most in ((0.001, 2**14), (0.5, 2**22), (1.0, 2**24), (4.0, 2**26), (100.0, 2**26)):
+        points = collective_points(design.FULL, 2, gbit_s)
+        largest = max(points, key=lambda point: point.params["bytes"])
+        assert largest.params["bytes"] == most
+        assert not largest.test, "the last octave is fitted"
+        assert {point.params["link_gbit_s"] for point in points} == {gbit_s}
+    assert all("link_gbit_s" not in p.params for p in collective_points(design.FULL, 2))
+
+
+@pytest.mark.parametrize(
+    ("backend", "ranks", "said"),
+    [("gloo", 4, "give --ranks 2"), ("nccl", 2, "give --backend gloo")],
+)
+def test_calibrate_refuses_other_ranks(backend: str, ranks: int, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        run.check(backend, ranks, Link(1.0))
+
+
+def make_job(folder: Path, ranks_a_host: int = 1, **settings: object) -> Job:
+    (folder / "model.yaml").write_text(MODEL)
+    table = {
+        "sharding_type": "row_wise",
+        "compute_kernel": "fused",
+        "shards": [{"rank": r, "offset": [50 * r, 0], "size": [50, 8]} for r in range(2)],
+    }
+    head = {"schema": "shardopt.plan/1", "world_size": 2, "local_world_size": ranks_a_host}
+    (folder / "plan.json").write_text(json.dumps({**head, "tables": {"a": table}}))
+    workload, _ = load_model_with_notes(folder / "model.yaml")
+    plans = {"plan": load_plan(folder / "plan.json")}
+    return Job(workload, plans, link=Link(0.5), **settings)
+
+
+def test_plans_for_other_hosts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="plan with --gpus 2 --gpus-per-node 1"):
+        check_job(make_job(tmp_path, ranks_a_host=2))
+    with pytest.raises(InputError, match="give --backend gloo"):
+        check_job(make_job(tmp_path, backend="nccl"))
+    with pytest.raises(InputError, match="run without torchrun"):
+        check_job(make_job(tmp_path), joined=True)
+
+
+@pytest.mark.usefixtures("can_make_hosts")
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_nothing_is_left_after_an_error(error: type[BaseException]) -> None:
+    def fail() -> None:
+        with shaped_hosts(Link(1.0)) as made:
+            assert sorted(own()) == [host.namespace for host in made]
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert not own()
+
+
+@pytest.mark.usefixtures("can_make_hosts")
+def test_nothing_is_left_of_hosts_that_were_half_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts, "_shaping", lambda link: ["no_such_discipline"])
+    with (
+        pytest.raises(InputError, match=r"--link: `tc -n .*no_such_discipline` failed: "),
+        shaped_hosts(Link(1.0)),
+    ):
+        pass
+    assert not own()
+
+
+@pytest.mark.usefixtures("can_make_hosts")
+def test_what_a_killed_process_left_is_removed_and_others_stay() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    left = f"{hosts.PREFIX}-{child.pid}-0-0"
+    subprocess.run(["ip", "netns", "add", left], check=True)
+    with shaped_hosts(Link(1.0)) as outer:
+        assert not (NETNS / left).exists()
+        with shaped_hosts(Link(1.0)):
+            assert all((NETNS / host.namespace).exists() for host in outer)
+            assert len(own()) == 4
+    assert not own()
+
+
+def measured_gbit_s(link: Link, seconds: float) -> float:
+    """What one TCP connection carries."""
+    size = str(int(link.gbit_s / 8 * 1e9 * seconds))
+
+    def start(what: str, host: Host, *more: str) -> "subprocess.Popen[str]":
+        place = [host.namespace, host.interface, host.address]
+        return subprocess.Popen(
+            [sys.executable, "-c", TCP, what, *place, size, *more],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(PACKAGES)},
+        )
+
+    with shaped_hosts(link) as (first, second), start("receive", first) as receiver:
+        assert receiver.stdout is not None
+        assert receiver.stdout.readline() == "listens\n"
+        with start("send", second, first.address):
+            return float(receiver.stdout.readline())
+
+
+@pytest.mark.usefixtures("can_make_hosts")
+@pytest.mark.parametrize("gbit_s", [0.5, 1.0, 4.0])
+def test_the_link_carries_its_rate_and_no_more(gbit_s: float) -> None:
+    # headers of Ethernet, IP and TCP are 4 % of it
+    assert 0.88 < max(measured_gbit_s(Link(gbit_s), 0.3) for _ in range(2)) / gbit_s < 1.0
+
+
+@pytest.mark.distributed
+@pytest.mark.usefixtures("can_make_hosts")
+def test_an_all_to_all_takes_the_time_of_its_bytes() -> None:
+    pytest.importorskip("torch")
+    points = [
+        Point("collective", {"op": op, "bytes": 2**22, "ranks": 2, "link_gbit_s": 0.5})
+        for op in ("all_to_all", "all_reduce")
+    ]
+    cores = calibrate_ranks.available_cores()
+    job = calibrate_ranks.Job(points, design.TINY, 2, "gloo", cores, Link(0.5))
+    rows: list[Measured] = []
+    calibrate_ranks.run_ranks(job, rows.append)
+    half, whole = (2**21 * 8 / 0.5e9 * 1e6 * buffers for buffers in (1, 2))
+    assert rows[0].median_us > 0.95 * half
+    assert rows[1].median_us > 0.95 * whole
+    assert not own()
+
+
+@pytest.mark.distributed
+@pytest.mark.usefixtures("can_make_hosts")
+def test_a_plan_runs_over_the_link(tmp_path: Path) -> None:
+    pytest.importorskip("torchrec")
+    path = tmp_path / "rows.json"
+    rows = run_bench(make_job(tmp_path, rounds=2, block=3, warmup=1), path)
+    assert rows is not None
+    assert read_rows(path) == rows
+    assert rows.settings["link_gbit_s"] == 0.5
+    # the reference exchange carries 2 MiB each way: the ranks did talk over the link
+    for times in zip(*rows.rounds[0]["reference_ms"]["all_to_all"], strict=True):
+        assert max(times) > 30.0
+    assert not own()

@@ -1,0 +1,43 @@
+"""Calls in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from predictor.errors import InputError
+from shardopt.ranks.limited import CallError, Limited, OutOfTime
+
+LIMITED = Limited([])
+
+
+def refuse() -> None:
+    raise InputError("not this")
+
+
+def test_it_answers_from_another_process() -> None:
+    assert LIMITED.call(60.0, os.getpid) != os.getpid()
+    assert LIMITED.call(None, divmod, 7, 2) == (3, 1)
+
+
+def test_out_of_time() -> None:
+    start = time.monotonic()
+    with pytest.raises(OutOfTime, match=r"no answer in 0\.2 s"):
+        LIMITED.call(0.2, time.sleep, 60)
+    assert time.monotonic() - start < 30
+
+
+def test_errors_come_back() -> None:
+    with pytest.raises(InputError, match="not this") as caught:
+        LIMITED.call(60.0, _input_error)
+    assert str(caught.value) == "not this"
+    with pytest.raises(CallError, match="ZeroDivisionError"):
+        LIMITED.call(60.0, divmod, 1, 0)
+    with pytest.raises(CallError, match="exit code 7"):
+        LIMITED.call(60.0, os._exit, 7)
+
+
+def _input_error() -> None:
+    refuse()

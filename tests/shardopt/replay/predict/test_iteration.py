@@ -1,0 +1,155 @@
+"""Predictions of generated benchmarks: ops listed without running, what has no law, ranks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torchrec")
+
+from predictor.cost.collectives import Collectives
+from predictor.cost.cpu_ops import VIEW, Caches, OpLaws
+from predictor.cost.op_calls import OpCall
+from predictor.errors import InputError
+from predictor.hardware.loader import load_hardware
+from predictor.iteration.timeline import simulate
+from predictor.model.topology import Topology
+from predictor.model.transformer import TransformerShape
+from shardopt.replay.generate import generate
+from shardopt.replay.predict.fit import DEFAULT_FOLDER, read_replays, replay_laws
+from shardopt.replay.predict.iteration import benchmark_graph, list_rank, predict, rank_times
+from shardopt.replay.predict.rows import rank_calls
+from tests.shardopt.replay.captured import capture
+
+LAWS = OpLaws({"relu c>1": np.array([0.5, *[0.0] * 6])}, Caches(1e6, 1e7), op_ms=0.25)
+SHAPE = TransformerShape("bert", 1, 32, 2, 64, 50, 8, 2)
+
+
+def relu(call: int, kind: str = "relu c>1") -> dict[str, Any]:
+    return {"call": call, "kind": kind, "sizes": [1, 8, 8, 0], "reuse": [64.0, *[0.0] * 11]}
+
+
+def listed(events: list[dict[str, Any]], calls: list[list[Any]], **more: Any) -> dict[str, Any]:
+    empty: dict[str, Any] = {"replaced": [], "groups": [[]], "left_out": [], "ops": []}
+    return {**empty, "events": events, "calls": calls, **more}
+
+
+def test_recorded_times_stand_for_calls_without_a_law() -> None:
+    calls: list[list[Any]] = [["aten::relu", 9.0, None], ["aten::gelu", 7000.0, None]]
+    calls += [["corp::op", None, None]]
+    calls += [["aten::relu", 1.0, None], ["aten::t", 500.0, None]]
+    of = listed(
+        [{"after": 1, "kind": "barrier", "group": 0, "call": 1}],
+        calls,
+        ops=[relu(0), relu(1, "gelu c>1"), relu(1), relu(3), relu(4, f"{VIEW} t")],
+        replaced=[[2, "corp::op"]],
+        left_out=[{"op": "aten::gone", "reason": "", "us": 2000.0}],
+    )
+    times = rank_times(rank_calls(of), LAWS)
+    assert times.segments_ms == pytest.approx((0.75 + 7.0, 0.75 + 0.5))
+    assert times.recorded_ms == 7.5
+    found = {name: us for name, _, us in times.without_law}
+    assert found == {"aten::gelu": 7000.0, "corp::op": None, "aten::gone": 2000.0, "aten::t": 500.0}
+
+
+def test_equal_calls_lie_together_and_keep_their_times() -> None:
+    calls: list[list[Any]] = [["aten::relu", 9.0, None]] * 3
+    of = listed([], calls, ops=[relu(0), relu(1), relu(2, "gelu c>1")])
+    rank = rank_calls(of, [4000.0, 2000.0, 1000.0])
+    assert [(call.count, call.us, call.ms) for call in rank.calls] == [
+        (2, 18.0, 6.0),
+        (1, 9.0, 1.0),
+    ]
+    assert rank.calls[0].rows[0].count == 2
+    assert rank.calls[0].rows[0].reuse[0] == 128.0
+
+
+def two_ranks(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> tuple[Any, Any]:
+    """The graph of ranks of one call of 0.75 ms before, and one after their events."""
+    ranks = [
+        rank_calls(
+            listed(
+                events,
+                [["aten::relu", 1.0, None], ["c10d::x", 1.0, 4096], ["aten::relu", 1.0, None]],
+                ops=[relu(0), relu(2), *[relu(0)] * extra],
+            )
+        )
+        for events, extra in ((first, 0), (second, 4))
+    ]
+    topology = Topology.uniform(2, hbm_bytes=1 << 30, ddr_bytes=1 << 30)
+    collectives = Collectives(load_hardware("cpu-gloo"), topology)
+    times = [rank_times(of, LAWS) for of in ranks]
+    return benchmark_graph(times, ranks, collectives), collectives
+
+
+def test_ranks_meet_in_collectives() -> None:
+    sent = {"after": 1, "kind": "allreduce_", "group": 0, "call": 1}
+    (graph, missing), collectives = two_ranks([sent, {"after": 1, "waits_for": 0}], [sent])
+    assert not missing
+    one, other, more = 0.75, 0.75 * 5, 0.75
+    sync = float(collectives.all_reduce(np.float64(4096)))
+    # the first rank waits for the second before its last op; nothing else is waited for
+    assert simulate(graph).iteration_ms[0] == pytest.approx(other + sync + more)
+    assert one < other
+    (graph, missing), _ = two_ranks([sent | {"kind": "barrier"}], [sent | {"kind": "barrier"}])
+    assert missing == {"c10d::barrier": 1}
+    with pytest.raises(InputError, match="same collectives in the same order"):
+        two_ranks([sent], [sent, sent])
+
+
+def test_ops_are_those_of_the_step(tmp_path: Path) -> None:
+    """A benchmark of a step, listed over fake tensors, has the ops of the step's own list."""
+    from shardopt.bench.transformers.models import Training
+    from shardopt.bench.transformers.ops import op_step, recorded
+
+    training = Training(SHAPE)
+    generate([capture(training.step, tmp_path / "traces")], tmp_path / "b")
+    result = predict(tmp_path / "b", "cpu-gloo", DEFAULT_FOLDER)
+    assert result["without_law"] == {}
+    assert result["recorded_share"] == 0
+    laws = replay_laws(read_replays(DEFAULT_FOLDER), 1)
+    step = op_step(recorded(SHAPE))
+    own = [row for rows in step.parts.values() for row in rows if row.kind != VIEW]
+    rank = rank_calls(list_rank(tmp_path / "b", 0, 1))
+    calls = [row for call in rank.calls for row in call.rows if not row.kind.startswith(VIEW)]
+    assert sum(row.count for row in calls) == sum(row.count for row in own)
+    assert laws.rows_ms(calls) == pytest.approx(laws.rows_ms(own), rel=0.05)
+
+
+def test_profiles_of_gpus_and_folders_without_data(tmp_path: Path, traces: Path) -> None:
+    generate([traces], tmp_path / "b")
+    with pytest.raises(InputError, match="give cpu-gloo"):
+        predict(tmp_path / "b", "h100-sxm", DEFAULT_FOLDER)
+    with pytest.raises(InputError, match="--data DIR"):
+        predict(tmp_path / "b", "cpu-gloo", tmp_path)
+    with pytest.raises(InputError, match="no benchmark"):
+        predict(tmp_path, "cpu-gloo", DEFAULT_FOLDER)
+
+
+def test_convolutions_and_pooling_have_laws(tmp_path: Path, traces: Path) -> None:
+    generate([traces], tmp_path / "b")
+    result = predict(tmp_path / "b", "cpu-gloo", DEFAULT_FOLDER)
+    # `EmbeddingBag` is in no calibration model
+    assert {name for name in result["without_law"] if "embedding_bag" not in name} == set()
+
+
+def test_a_number_that_is_read_costs_a_call() -> None:
+    assert not OpCall("_local_scalar_dense", (), ()).moves
+
+
+def test_predict_takes_a_folder_as_its_model(tmp_path: Path, traces: Path) -> None:
+    from typer.testing import CliRunner
+
+    from shardopt.cli.app import app
+
+    generate([traces], tmp_path / "b")
+    one, other = (
+        CliRunner().invoke(app, [*words, str(tmp_path / "b"), "--json"])
+        for words in (["predict"], ["bench", "predict"])
+    )
+    assert one.exit_code == 0
+    assert json.loads(one.stdout) == json.loads(other.stdout)
+    refused = CliRunner().invoke(app, ["predict", str(tmp_path / "b"), "--gpus", "8"])
+    assert isinstance(refused.exception, (InputError, SystemExit))

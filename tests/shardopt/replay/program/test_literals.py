@@ -1,0 +1,105 @@
+"""Values of arguments as source: what stays, and what is not kept."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from shardopt.replay.program.literals import EQUATION, MAX_SCALAR, WORDS, UnwritableError, literal
+from shardopt.replay.program.program import Number, Term, Word
+from shardopt.replay.program.schema import Parameter
+
+
+def of(kind: str) -> Parameter:
+    return Parameter("x", kind, keyword=False, default=None, written=False)
+
+
+def test_enumerations_and_lists() -> None:
+    assert literal(6, of("ScalarType?"), "aten::to") == Word("torch.float32")
+    assert literal("cuda:3", of("Device?"), "aten::to") == Word("device")
+    assert literal((2, 3), of("SymInt[]"), "aten::view") == (Number(2), Number(3))
+    assert literal(None, of("MemoryFormat?"), "aten::clone") is None
+    assert literal(float("-inf"), of("float"), "aten::f") == Word('float("-inf")')
+
+
+def test_texts_are_words_or_refused() -> None:
+    assert literal("mean", of("str"), "aten::scatter_reduce") == Word("'mean'")
+    assert literal("ibnd, jbnd->bnij", of("str"), "aten::einsum") == Word("'abcd,ebcd->bcae'")
+    for text in ("alice", "/data/users", "summary"):
+        with pytest.raises(UnwritableError):
+            literal(text, of("str"), "aten::f")
+
+
+def test_scalars_that_may_be_ids_or_data_are_not_kept() -> None:
+    assert literal(4815162342, of("Scalar"), "aten::eq") == Number(1)
+    assert literal(-1e9, of("Scalar"), "aten::masked_fill") == Number(-1e9)
+    assert literal(3.14159, of("Scalar"), "aten::fill_") == Number(3.0)
+    assert literal(100_000, of("Scalar"), "aten::arange") == Number(100_000)
+    assert literal(0.9, of("Scalar"), "aten::mul") == Number(0.9)
+
+
+def test_objects_are_refused() -> None:
+    with pytest.raises(UnwritableError, match="Generator"):
+        literal("<Object>", of("Generator?"), "aten::bernoulli_")
+    for value in (99, "/srv/alice", -1):
+        with pytest.raises(UnwritableError, match="enumeration") as raised:
+            literal(value, of("ScalarType"), "aten::to")
+        assert str(value) not in str(raised.value)
+
+
+def read(term: Term) -> Any:
+    """What the written text of a term is worth."""
+    if isinstance(term, tuple):
+        return tuple(read(item) for item in term)
+    if isinstance(term, Word):
+        return eval(term.text, {"__builtins__": {"float": float}})
+    return eval(repr(term.value)) if isinstance(term, Number) else None
+
+
+NUMBERS = st.one_of(st.integers(), st.booleans(), st.floats())
+
+
+@given(st.one_of(NUMBERS, st.lists(NUMBERS, max_size=4).map(tuple)))
+def test_numbers_of_an_ops_schema_come_back_as_they_were(value: Any) -> None:
+    kind = "float[]" if isinstance(value, tuple) else "float"
+    # nan differs from itself, 1 equals True: their texts tell
+    assert repr(read(literal(value, of(kind), "aten::f"))) == repr(value)
+
+
+@given(NUMBERS)
+def test_scalars_keep_small_numbers_alone(value: float) -> None:
+    kept = read(literal(value, of("Scalar"), "aten::eq"))
+    assert type(kept) is type(value)
+    assert math.isfinite(kept)
+    if isinstance(value, int):
+        assert abs(kept) <= MAX_SCALAR
+        assert kept == value or abs(value) > MAX_SCALAR
+    assert kept == value or not math.isfinite(value) or abs(value) > MAX_SCALAR
+
+
+@given(st.text())
+def test_other_texts_are_refused_and_not_repeated(text: str) -> None:
+    assume(text not in WORDS)
+    assume(not EQUATION.fullmatch(text))
+    with pytest.raises(UnwritableError) as raised:
+        literal(text, of("str"), "aten::f")
+    assert str(raised.value) == "a text that is none of the words that ops of PyTorch take"
+
+
+@pytest.mark.parametrize("word", sorted(WORDS))
+def test_words_that_ops_know_stay(word: str) -> None:
+    assert read(literal(word, of("str"), "aten::f")) == word
+
+
+@given(st.from_regex(EQUATION, fullmatch=True))
+def test_equations_keep_their_structure_alone(text: str) -> None:
+    written = read(literal(text, of("str"), "aten::einsum"))
+    bare = text.replace(" ", "")
+    assert len(written) == len(bare)
+    # the same letters in the same places, and no others than the first of the alphabet
+    assert len(set(zip(bare, written, strict=True))) == len(set(bare)) == len(set(written))
+    letters = list(dict.fromkeys(c for c in written if c.isalpha()))
+    assert letters == sorted(letters, key=lambda c: (c.isupper(), c))
+    assert all(a == b for a, b in zip(bare, written, strict=True) if not a.isalpha())

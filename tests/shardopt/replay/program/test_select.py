@@ -1,0 +1,158 @@
+"""Which ops of a trace are replayed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from predictor.trace.execution import Node
+from shardopt.replay.program.select import Tree, choose
+from tests.shardopt.replay.nodes import note, op, plain, tensor, trace
+
+MADE = "made of others"
+
+
+def names(*nodes: Node) -> list[str]:
+    return [of.node.name for of in choose(trace(*nodes), lambda name: name == MADE)]
+
+
+def test_the_outermost_ops_in_order() -> None:
+    assert names(
+        op(1, "aten::linear", [tensor(1, 2)], [tensor(3, 4)]),
+        op(2, "aten::t", [tensor(1, 2)], [tensor(5, 2)], parent=1),
+        note(3, "forward"),
+        op(4, "aten::relu", [tensor(3, 4)], [tensor(6, 7)], parent=3),
+    ) == ["aten::linear", "aten::relu"]
+
+
+def test_annotations_around_an_op() -> None:
+    found = choose(
+        trace(
+            note(1, "outer"),
+            note(2, "inner", parent=1),
+            # what autograd calls is no annotation
+            note(3, "autograd::engine::evaluate_function", parent=2, scope=0),
+            op(4, "aten::mm", [tensor(1, 2)], [tensor(3, 4)], parent=3),
+        ),
+        lambda _: False,
+    )
+    assert [of.section for of in found] == [("outer", "inner")]
+
+
+def composite(*inside: Node, reads: Node) -> list[str]:
+    whole = op(1, MADE, [tensor(1, 2)], [tensor(3, 4)])
+    return names(whole, *inside, reads)
+
+
+def test_a_composite_op_that_hides_what_is_read_later_is_opened() -> None:
+    mask = op(2, "aten::bernoulli_", [tensor(1, 2)], [tensor(5, 6)], parent=1)
+    product = op(3, "aten::mul", [tensor(1, 2), tensor(5, 6)], [tensor(3, 4)], parent=1)
+    # as another object, since autograd kept it
+    back = op(9, "aten::masked", [tensor(7, 6)], [tensor(8, 10)])
+    assert composite(mask, product, reads=back) == ["aten::bernoulli_", "aten::mul", "aten::masked"]
+
+
+def test_an_op_of_its_own_is_not_opened() -> None:
+    inside = op(2, "aten::empty", [], [tensor(5, 6)], parent=1)
+    whole = op(1, "aten::kernel", [tensor(1, 2)], [tensor(3, 4)])
+    back = op(9, "aten::back", [tensor(7, 6)], [tensor(8, 10)])
+    assert names(whole, inside, back) == ["aten::kernel", "aten::back"]
+
+
+def test_what_the_op_gives_opens_nothing() -> None:
+    inside = op(2, "aten::mm", [tensor(1, 2)], [tensor(3, 4)], parent=1)
+    back = op(9, "aten::back", [tensor(7, 4), tensor(1, 2)], [tensor(8, 10)])
+    assert composite(inside, reads=back) == [MADE, "aten::back"]
+
+
+def test_memory_that_another_op_has_taken_since_opens_nothing() -> None:
+    hidden = op(2, "aten::empty", [], [tensor(5, 6)], parent=1)
+    whole = op(1, MADE, [tensor(1, 2)], [tensor(3, 4)])
+    again = op(8, "aten::ones", [], [tensor(5, 6)])
+    reads = op(9, "aten::back", [tensor(5, 6)], [tensor(8, 10)])
+    assert names(whole, hidden, again, reads) == [MADE, "aten::ones", "aten::back"]
+
+
+MUL = "aten::mul_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)"
+
+
+@pytest.mark.parametrize("kind", ["double", "long int"])
+def test_a_python_number_in_memory_of_before_opens_nothing(kind: str) -> None:
+    """No recorded op makes its tensor, so that its memory may be that of a hidden one."""
+    hidden = op(2, "aten::empty_like", [], [tensor(5, 6, (), "long int")], parent=1)
+    numbered = op(
+        9, "aten::mul_", [tensor(1, 2), tensor(7, 6, (), kind)], [tensor(1, 2)], schema=MUL
+    )
+    assert composite(hidden, reads=numbered) == [MADE, "aten::mul_"]
+
+
+def test_reused_memory_in_a_captured_trace(traces: Path, tmp_path: Path) -> None:
+    """An embedding bag frees whole numbers of no dimension, whose memory Adam's numbers get."""
+    pytest.importorskip("torch")
+    from tests.shardopt.replay.test_generate import program
+
+    data = json.loads((traces / "rank0.et.json").read_text())
+    nodes = sorted(data["nodes"], key=lambda node: node["id"])
+    bag = next(n["id"] for n in nodes if n["name"] == "aten::_embedding_bag")
+    scalar = next(n for n in nodes if n["ctrl_deps"] == bag and n["name"] == "aten::empty_like")
+    storage = scalar["outputs"]["values"][0][1]
+    made = {v[1] for n in nodes for v in n["outputs"]["values"] if isinstance(v, list) and v[5:]}
+    changed = 0
+
+    def number(value: Any, kind: str, shape: list[int]) -> bool:
+        plain = kind in ("Tensor(double)", "Tensor(long int)") and not shape
+        return plain and value[1] not in made
+
+    for node in nodes:
+        values, kinds, shapes = (node["inputs"][k] for k in ("values", "types", "shapes"))
+        for value, kind, shape in zip(values, kinds, shapes, strict=True):
+            if node["id"] > scalar["id"] and number(value, kind, shape):
+                value[1] = storage
+                changed += 1
+    assert changed > 20
+    (tmp_path / "rank0.et.json").write_text(json.dumps(data))
+    before, after = program(traces), program(tmp_path)
+    assert [c.op for c in after.calls] == [c.op for c in before.calls]
+    assert [(c.arguments, c.outputs, c.frees) for c in after.calls] == [
+        (c.arguments, c.outputs, c.frees) for c in before.calls
+    ]
+    assert (after.made, after.fills) == (before.made, before.fills)
+
+
+GLOO = note(90, "gloo:all_reduce", scope=0)
+
+
+def test_what_came_after_a_collective_is_taken_out_of_it() -> None:
+    """gloo ends its record on another thread: what the main one runs next seems to be inside."""
+    sent = op(1, "c10d::_allgather_base_", [tensor(1, 2)], [tensor(3, 4)])
+    own = op(2, "aten::chunk", [tensor(3, 4)], [tensor(5, 4)], parent=1)
+    after = op(3, "aten::relu", [tensor(3, 4)], [tensor(6, 7)], parent=1)
+    assert names(sent, own, after, GLOO) == ["c10d::_allgather_base_", "aten::relu"]
+
+
+def test_what_gloo_does_on_its_threads_is_left_out() -> None:
+    main = note(1, "forward")
+    sent = op(2, "c10d::allreduce_", [tensor(1, 2)], [tensor(1, 2)], parent=1)
+    other = op(3, "aten::add_", [tensor(8, 9)], [tensor(8, 9)], thread=2)
+    after = op(4, "aten::relu", [tensor(1, 2)], [tensor(5, 6)], parent=1)
+    assert names(main, sent, other, after, GLOO) == ["c10d::allreduce_", "aten::relu"]
+    # without gloo another thread may be autograd's
+    assert "aten::add_" in names(main, sent, other, after)
+
+
+def test_native_backward_functions() -> None:
+    name = "torch::autograd::CppNode<SplitLookupFunction_sgd_Op>"
+    bare = note(1, name, scope=1, inputs=[tensor(1, 2)])
+    (found,) = choose(trace(bare, note(2, "aten::empty", parent=1)), lambda _: False)
+    assert found.native
+    whole = op(2, "fbgemm::split_embedding_backward", [tensor(1, 2)], [tensor(3, 4)], parent=1)
+    (found,) = choose(trace(bare, whole), lambda _: False)
+    assert not found.native
+    assert found.node == whole
+
+
+def test_callers_that_lead_round_in_a_circle() -> None:
+    tree = Tree(trace(op(1, "a::f", parent=2), op(2, "a::g", parent=1)))
+    assert [node.id for node in tree.above(tree.by_id[1])] == [2]
+    assert [n.id for n in Tree(trace(note(1, "x"), op(2, "f", [plain(1)], parent=1))).roots] == [1]

@@ -1,0 +1,206 @@
+"""A batch of two tasks on a machine that does not exist."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.plan_json import plan_to_dict
+from shardopt.bench.rows import BenchRows, write_rows
+from shardopt.calibrate.design.phases import REFERENCE_KERNELS as KERNELS
+from shardopt.calibrate.design.points import COLLECTIVE_OPS, Point
+from shardopt.calibrate.rows import Origin, RowsFile, measured
+from shardopt.measure.timing import Samples
+
+ENVIRONMENT: dict[str, Any] = {
+    "system": "Linux",
+    "machine": "x86_64",
+    "processor": "Made-up CPU",
+    "cores": 2,
+    "memory_bytes": 24 * 2**30,
+    "torch": "2.13.0",
+    "fbgemm-gpu-cpu": "1.8.0",
+    "torchrec": "1.8.0",
+}
+ORIGIN = Origin("Made-up CPU, 2 cores, 24 GiB, Linux", "torch 2.13.0, fbgemm 1.8.0")
+REFERENCE_MS = dict(zip(KERNELS, (1.0, 2.0, 3.0, 4.0), strict=True))
+CALIBRATED_AT = "2026-01-01T00:00:00Z"
+MEASURED_AT = "2026-01-01T00:45:00+00:00"
+ROUNDS = (0.95, 1.05, 0.95, 1.05)
+"""Even rounds are faster than odd ones; the median over all is 1."""
+ROWS, DIM = (1000, 200_000), 32
+MODEL = """\
+schema: 1
+name: two_tables
+batch_size: 256
+train_pipeline: {pipeline}
+tables:
+  - name: a
+    num_embeddings: 1000
+    embedding_dim: 32
+    features: [{{name: fa, pooling_factor: 2, index_distribution: {{zipf: {{alpha: 1.05}}}}}}]
+  - name: b
+    num_embeddings: 200000
+    embedding_dim: 32
+    features: [{{name: fb, pooling_factor: 20, index_distribution: {{zipf: {{alpha: 1.05}}}}}}]
+dense:
+  in_features: 13
+  bottom_mlp: [32]
+  interaction: concat
+  top_mlp: [32, 1]
+"""
+
+
+def table(kind: ShardingType, rows: int, rank: int) -> TablePlan:
+    """One table, whole on a rank, split by rows or on both ranks."""
+    if kind is ShardingType.ROW_WISE:
+        half = rows // 2
+        shards = tuple(Shard(r, (r * half, 0), (half, DIM)) for r in range(2))
+        return TablePlan(kind, ComputeKernel.FUSED, shards)
+    if kind is ShardingType.DATA_PARALLEL:
+        shards = tuple(Shard(r, (0, 0), (rows, DIM)) for r in range(2))
+        return TablePlan(kind, ComputeKernel.DENSE, shards)
+    return TablePlan(kind, ComputeKernel.FUSED, (Shard(rank, (0, 0), (rows, DIM)),))
+
+
+def plan(a: ShardingType, b: ShardingType, local: int = 2) -> ShardingPlan:
+    """Of the two tables."""
+    return ShardingPlan({"a": table(a, ROWS[0], 0), "b": table(b, ROWS[1], 1)}, 2, local)
+
+
+TW, RW, DP = ShardingType.TABLE_WISE, ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL
+PLANS = {
+    "table_wise_by_lookups": plan(TW, TW),
+    "row_wise": plan(RW, RW),
+    "mixed": plan(RW, TW),
+    "replicated": plan(DP, TW),
+}
+
+
+def bench_rows(
+    pipeline: str, times_ms: Sequence[float], slower: float, block: int = 2
+) -> BenchRows:
+    """Four rounds; ``slower`` is how much slower the reference kernels run than calibrated."""
+    names = list(PLANS)
+
+    def of(scale: float) -> dict[str, list[list[float]]]:
+        times = zip(names, times_ms, strict=True)
+        return {name: [[time * scale] * block] * 2 for name, time in times}
+
+    rounds = [
+        {
+            "round": index,
+            "session": 0,
+            "at": MEASURED_AT,
+            "load": 0.0,
+            "other_cores": 0.0,
+            "order": names,
+            "lead_ms": {name: [1.0, 1.0] for name in names},
+            "ranks_ms": of(scale),
+            "reference_ms": {k: [[ms * slower] * 4] * 2 for k, ms in REFERENCE_MS.items()},
+        }
+        for index, scale in enumerate(ROUNDS)
+    ]
+    session = {
+        "environment": {**ENVIRONMENT, "kernel": "6.1"},
+        "started": MEASURED_AT,
+        "load": 0.0,
+        "warmup": None,
+    }
+    return BenchRows(
+        model={"name": "two_tables", "sha256": "", "batch_size": 256, "train_pipeline": pipeline},
+        settings={"world_size": 2, "block": block},
+        plans=[{"name": name, "plan": plan_to_dict(of)} for name, of in PLANS.items()],
+        sessions=[session],
+        rounds=rounds,
+    )
+
+
+def write_calibration(path: Path, origin: Origin = ORIGIN, **link: float) -> None:
+    """Collectives at 1 ms a MiB, and the reference kernels."""
+    file = RowsFile.open(path, origin)
+    among = {"ranks": 2, **link}
+
+    def add(point: Point, ms: float) -> None:
+        row = measured(point, Samples((ms * 1e-3,) * 3))
+        file.append(dataclasses.replace(row, date=CALIBRATED_AT))
+
+    for op in COLLECTIVE_OPS:
+        for octave in range(10, 24):
+            point = Point("collective", {"op": op, "bytes": 2**octave, **among}, octave % 2 == 1)
+            add(point, 0.2 + 2.0 ** (octave - 20))
+    for at in ("start", "middle", "end"):
+        for kernel, ms in REFERENCE_MS.items():
+            add(Point("reference", {"at": at, "kernel": kernel, **among}), ms)
+
+
+@dataclasses.dataclass
+class Lab:
+    """Writes the files of a batch."""
+
+    root: Path
+    name: str = "batch-1"
+
+    @property
+    def folder(self) -> Path:
+        return self.root / self.name
+
+    def about(self, **changes: Any) -> None:
+        self.folder.mkdir(exist_ok=True)
+        about = {
+            "schema": "shardopt.lab-batch/1",
+            "topology": "loopback",
+            "link_gbit_s": None,
+            "world_size": 2,
+            "local_world_size": 2,
+            "environment": ENVIRONMENT,
+            "started": CALIBRATED_AT,
+            "tasks": [1, 2],
+        }
+        (self.folder / "batch.json").write_text(json.dumps({**about, **changes}))
+
+    def task(self, number: int, pipeline: str, times: Sequence[float], slower: float = 1.0) -> None:
+        stem = f"task-{number:03d}"
+        (self.folder / f"{stem}.yaml").write_text(MODEL.format(pipeline=pipeline))
+        write_rows(self.folder / f"{stem}.rows.json", bench_rows(pipeline, times, slower))
+
+    def again(self, number: int, pipeline: str, times: Sequence[float]) -> None:
+        path = self.folder / f"task-{number:03d}.again.rows.json"
+        write_rows(path, bench_rows(pipeline, times, 1.0))
+
+    def calibration(self, origin: Origin = ORIGIN, **link: float) -> None:
+        path = self.folder / "calibration.rows.csv"
+        path.unlink(missing_ok=True)
+        write_calibration(path, origin, **link)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    """A batch of two tasks whose plans all took 1 ms."""
+    made = Lab(tmp_path)
+    made.about()
+    made.calibration()
+    made.task(1, "base", [1.0] * len(PLANS))
+    made.task(2, "sparse_dist", [1.0] * len(PLANS))
+    return made
+
+
+@pytest.fixture
+def times_of() -> Callable[[Any], dict[int, np.ndarray]]:
+    """Predicted ms by task number, in the order of `PLANS`, from a report."""
+
+    def found(report: Any) -> dict[int, np.ndarray]:
+        numbers = dict.fromkeys(row.name["task"] for row in report.rows)
+        return {
+            number: np.array([r.predicted_ms for r in report.rows if r.name["task"] == number])
+            for number in numbers
+        }
+
+    return found

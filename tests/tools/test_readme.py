@@ -1,0 +1,93 @@
+"""The README's tables are those of the accuracy page."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from predictor.errors import InputError
+from tools.readme import SHOWN, main, updated
+
+ROOT = Path(__file__).resolve().parents[2]
+EMPTY = """# Title
+<!-- generated: accuracy -->
+old
+<!-- end of accuracy -->
+between
+<!-- generated: against -->
+<!-- end of against -->
+end
+"""
+
+
+AGAINST = """
+### against TorchRec's planner
+
+Gain.
+
+| plans of | tasks |
+|---|---|
+| ours | 12 |
+
+### tasks
+
+| task |
+"""
+
+
+def page() -> str:
+    """An accuracy page with every suite and part that the README shows."""
+    sections = []
+    for n, suite in enumerate(dict.fromkeys(suite for suite, _, _ in SHOWN)):
+        parts = [part for of, part, _ in SHOWN if of == suite]
+        rows = "".join(f"| {part} | {n} | 4.5 % | 2.7 % | 22.6 % |\n" for part in parts)
+        extra = AGAINST if suite == "against-torchrec" else ""
+        sections.append(f"## {suite}\n\n| rows | n |\n|---|---|\n{rows}{extra}")
+    return "\n".join(sections)
+
+
+def test_each_table_goes_to_its_place() -> None:
+    found = updated(EMPTY, page())
+    accuracy, against = found.split("between")
+    assert "| `torchrec-cpu` | TorchRec plans of random models on two CPU ranks | 0 | 4.5 %" in (
+        accuracy
+    )
+    assert accuracy.count("\n| `") == 1 + len(SHOWN)
+    assert "| ours | 12 |" in against
+    assert "| task |" not in against
+    assert "old" not in found
+    assert found.startswith("# Title\n")
+    assert found.endswith("end\n")
+    assert updated(found, page()) == found
+
+
+def test_what_is_missing_is_named() -> None:
+    with pytest.raises(InputError, match="no part 'plans \\*' of the suite 'torchrec-cpu'"):
+        updated(EMPTY, page().replace("| plans *", "| plans"))
+    with pytest.raises(InputError, match="no table 'against TorchRec's planner'"):
+        updated(EMPTY, page().replace("### against", "### for"))
+    with pytest.raises(InputError, match=r"README.md: lacks '<!-- generated: against -->'"):
+        updated(EMPTY.replace("generated: against", ""), page())
+
+
+def test_the_committed_readme_is_up_to_date() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert updated(readme, (ROOT / "docs" / "accuracy.md").read_text()) == readme
+
+
+def test_the_command_writes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    readme, accuracy = tmp_path / "README.md", tmp_path / "accuracy.md"
+    readme.write_text(EMPTY)
+    accuracy.write_text(page())
+    assert main([str(readme), str(accuracy)]) == 0
+    assert "| ours | 12 |" in readme.read_text()
+    with pytest.raises(SystemExit) as ended:
+        main([str(readme), str(tmp_path / "none.md")])
+    assert ended.value.code == 2
+    assert "none.md" in capsys.readouterr().err
+
+
+def test_the_readme_links_to_files_that_are_there() -> None:
+    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / "README.md").read_text())
+    assert "docs/measured.svg" in targets
+    assert not [t for t in targets if "://" not in t and not (ROOT / t).exists()]

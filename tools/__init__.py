@@ -1,0 +1,1 @@
+"""What builds the shipped profiles and the docs. Not in the wheel; run from a checkout."""

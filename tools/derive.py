@@ -1,0 +1,295 @@
+"""Profiles of cards that no public table measures, derived from those that were.
+
+A card's datasheet goes in, a profile comes out, by the rules that each group's ``source`` states.
+``python -m tools.derive DIR`` writes the files; a test holds the shipped ones against it.
+Ranges and errors are computed from public rows by `tools.known_errors`; what a shipped
+file states of them is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from predictor.hardware.loader import list_hardware, load_hardware
+from predictor.hardware.schema import GROUP_NAMES, HardwareProfile
+from tools.profile_facts import Facts, with_facts
+
+HBM_SHARE = 0.8946
+"""Of its datasheet bandwidth that A100-40GB streams (owensgroup/ml_perf_model)."""
+GEMM_SHARE = 0.826
+"""Of its datasheet peak that A100's fp32 fit reaches."""
+L2_GB_S, L2_SMS, L2_GHZ = 2270.9, 108, 1.095
+"""L2 of A100-40GB and the core clock it was locked to (ml_perf_model)."""
+PCIE_GB_S = {3: 15.75, 4: 31.5, 5: 63.0}
+"""One direction of an x16 slot."""
+BULK_SHARE = 0.8
+"""Of a slot's line rate that bulk copies reach."""
+PEER_SHARE = 0.727
+"""Of a slot's line rate: bus bandwidth of an all-to-all on RTX 6000D cards over PCIe 5."""
+SWITCH_CARDS = 4
+"""Cards behind one PCIe switch and its x16 uplink, in hosts of eight."""
+PEER_LATENCY_US = 48.0
+"""Empty all-to-all on the same cards."""
+
+DATA_TYPES = ("fp32", "tf32", "fp16", "bf16")
+SHEET = "NVIDIA datasheet"
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a datasheet says, and whose measured groups stand in.
+
+    Args:
+        like: profile whose fitted shapes (tiles, floors, embedding law) are taken over.
+        peak_gb_s: memory bandwidth.
+        tflops: dense peaks by data type.
+        pcie: generation of the slot.
+        link: profile whose NVLink curves hold, None for cards that talk over PCIe.
+        gemm: constants fitted for this very device, with their source.
+        gemm_error, gemm_note: assumed relative error, and what rows that were not fitted show.
+        nic_gbit_s: as such hosts are sold.
+    """
+
+    name: str
+    title: str
+    like: str
+    hbm_gib: float
+    peak_gb_s: float
+    sms: int
+    boost_ghz: float
+    l2_mib: float
+    tflops: Mapping[str, float]
+    pcie: int
+    nic_gbit_s: float
+    link: str | None = None
+    link_factor: float = 1.0
+    link_note: str = ""
+    gpus_per_host: int = 8
+    nvlink_domain: int = 8
+    host_link_gb_s: float | None = None
+    gemm: Mapping[str, Any] = field(default_factory=dict)
+    gemm_source: str = ""
+    gemm_error: float = 0.2
+    gemm_note: str = ""
+    sheet: str = SHEET
+
+
+P100_GEMM = {
+    "tflops": {"fp32": 8.144},
+    "tiles": [[32, 128], [64, 64], [128, 32]],
+    "split_k": 1,
+    "prologue_k": 31.0,
+    "timing_floor_us": 76.5,
+    "wide_cost": 1.948,
+    "wide_columns": 41730,
+    "wide_power": 0.777,
+}
+P100_SOURCE = (
+    "Tiles of the kernels that NeuSight's rows of Tesla P100-PCIE-16GB name (sitar-lab/NeuSight), "
+    "constants fitted to 2000 of 6423 rows of its train split, tested on its test split: GMAE "
+    "7.9 %, MAPE 13.5 %. Arithmetic slows threefold up to 42 thousand columns, as tiles of one "
+    "wave stop sharing operands in 4 MiB of L2."
+)
+
+ROWS = " On NeuSight's fp32 rows of this card, never fitted: MAPE"
+THROTTLES = ", predictions too short: the card (about 70 W) does not hold its boost clock."
+
+CARDS = (
+    Card("a30", "NVIDIA A30-24GB, PCIe", "a100-80gb", 24, 933, 56, 1.44, 24,
+         {"fp32": 10.3, "tf32": 82, "fp16": 165, "bf16": 165}, 4, 100),
+    Card("a40", "NVIDIA A40-48GB, PCIe", "a100-80gb", 45, 696, 84, 1.74, 6,
+         {"fp32": 37.4, "tf32": 74.8, "fp16": 149.7, "bf16": 149.7}, 4, 100),
+    Card("l4", "NVIDIA L4-24GB, PCIe", "a100-80gb", 22.5, 300, 58, 2.04, 48,
+         {"fp32": 30.3, "tf32": 60, "fp16": 121, "bf16": 121}, 4, 100,
+         gemm_error=0.6, gemm_note=ROWS + " 63 %" + THROTTLES),
+    Card("l40", "NVIDIA L40-48GB, PCIe", "a100-80gb", 45, 864, 142, 2.49, 96,
+         {"fp32": 90.5, "tf32": 90.5, "fp16": 181, "bf16": 181}, 4, 200),
+    Card("l40s", "NVIDIA L40S-48GB, PCIe", "a100-80gb", 45, 864, 142, 2.52, 96,
+         {"fp32": 91.6, "tf32": 183, "fp16": 362, "bf16": 362}, 4, 200),
+    Card("a100-pcie-80gb", "NVIDIA A100-PCIe-80GB", "a100-80gb", 80, 1935, 108, 1.41, 40,
+         {"fp32": 19.5, "tf32": 156, "fp16": 312, "bf16": 312}, 4, 200,
+         gemm_error=0.15, gemm_note=ROWS + " 9.8 %."),
+    Card("h100-pcie", "NVIDIA H100-PCIe-80GB", "h100-sxm", 80, 2039, 114, 1.755, 50,
+         {"fp32": 51.2, "tf32": 378, "fp16": 756, "bf16": 756}, 5, 400),
+    Card("h200-nvl", "NVIDIA H200-NVL-141GB, four joined by NVLink", "h200-sxm", 140, 4800, 132,
+         1.785, 50, {"fp32": 60, "tf32": 417.5, "fp16": 835.5, "bf16": 835.5}, 5, 400,
+         link="h200-sxm", nvlink_domain=4, link_note="NVLink 4 bridge, 900 GB/s among four"),
+    Card("gb200", "NVIDIA GB200 NVL72, 4 per host", "b200", 185, 8000, 148, 1.965, 126,
+         {"fp32": 80, "tf32": 1250, "fp16": 2500, "bf16": 2500}, 5, 400, link="b200",
+         link_note="NVLink 5, 72 GPUs in one domain", gpus_per_host=4, nvlink_domain=72,
+         host_link_gb_s=360),
+    Card("b300", "NVIDIA B300-SXM, 8 per host", "b200", 268, 8000, 148, 1.92, 126,
+         {"fp32": 75, "tf32": 1125, "fp16": 2250, "bf16": 2250}, 5, 800, link="b200",
+         link_note="NVLink 5"),
+    Card("gb300", "NVIDIA GB300 NVL72, 4 per host", "b200", 277, 8000, 152, 1.92, 126,
+         {"fp32": 80, "tf32": 1250, "fp16": 2500, "bf16": 2500}, 5, 800, link="b200",
+         link_note="NVLink 5, 72 GPUs in one domain", gpus_per_host=4, nvlink_domain=72,
+         host_link_gb_s=360),
+    Card("t4", "NVIDIA T4-16GB, PCIe", "v100-32gb", 15, 320, 40, 1.59, 4,
+         {"fp32": 8.1, "fp16": 65}, 3, 100, gemm_error=0.4, gemm_note=ROWS + " 42 %" + THROTTLES),
+    Card("p4", "NVIDIA P4-8GB, PCIe", "v100-32gb", 7.5, 192, 20, 1.063, 2,
+         {"fp32": 5.5}, 3, 100, gemm_error=0.2, gemm_note=ROWS + " 13 %."),
+    Card("p100-pcie-16gb", "NVIDIA P100-PCIe-16GB", "v100-32gb", 16, 732, 56, 1.303, 4,
+         {"fp32": 9.3, "fp16": 18.7}, 3, 100, gemm=P100_GEMM, gemm_source=P100_SOURCE),
+)  # fmt: skip
+
+
+def derive(card: Card) -> dict[str, Any]:
+    """The profile of a card as its file holds it."""
+    like = load_hardware(card.like)
+    data = like.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"known_error"})
+    data |= {
+        "name": card.name,
+        "title": card.title,
+        "hbm_gib": card.hbm_gib,
+        "gpus_per_host": card.gpus_per_host,
+        "nvlink_domain": card.nvlink_domain,
+        "sms": card.sms,
+    }
+    data["memory"] = _memory(card, like)
+    data["gemm"] = _gemm(card, data["gemm"])
+    data["embedding"] = _taken(data["embedding"], card, 0.4)
+    data["elementwise"] = _taken(data["elementwise"], card, 0.2)
+    data["overheads"] = _taken(data["overheads"], card, 0.3)
+    data["collectives"] = {
+        "intra": _intra(card, data["collectives"]["intra"]),
+        "inter": _inter(card, like, data["collectives"]["inter"]),
+    }
+    return data
+
+
+def _provenance(source: str) -> dict[str, Any]:
+    return {"kind": "derived", "source": source}
+
+
+def _taken(group: dict[str, Any], card: Card, rel_error: float) -> dict[str, Any]:
+    source = f"Constants of {card.like} (see its source), on this device's own bandwidths."
+    error = max(rel_error, float(group["rel_error"]))
+    return group | {"provenance": _provenance(source), "rel_error": error}
+
+
+def _memory(card: Card, like: HardwareProfile) -> dict[str, Any]:
+    link = card.host_link_gb_s or round(BULK_SHARE * PCIE_GB_S[card.pcie], 1)
+    over = "C2C, 450 GB/s a direction" if card.host_link_gb_s else f"PCIe {card.pcie} x16"
+    l2 = L2_GB_S * card.sms / L2_SMS * card.boost_ghz / L2_GHZ
+    l2_rule = (
+        f"the bytes per clock and SM of the same A100 times {card.sms} SMs and "
+        f"{card.boost_ghz:g} GHz boost"
+    )
+    if card.like == "b200":
+        l2, l2_rule = like.memory.l2_gb_s, "as b200"
+    return {
+        "hbm_gb_s": round(HBM_SHARE * card.peak_gb_s),
+        "l2_gb_s": round(l2),
+        "l2_mib": card.l2_mib,
+        "sector_bytes": 32,
+        "host_link_gb_s": link,
+        "host_link_latency_us": like.memory.host_link_latency_us,
+        "ddr_gb_s": max(link, like.memory.ddr_gb_s)
+        if card.host_link_gb_s
+        else like.memory.ddr_gb_s,
+        "provenance": _provenance(
+            f"{card.peak_gb_s:g} GB/s ({card.sheet}) times {HBM_SHARE}, the fraction of its peak "
+            f"that A100-40GB reaches (owensgroup/ml_perf_model analysis/utils.py); L2: {l2_rule}; "
+            f"host link: {BULK_SHARE} of {over}; host memory as {card.like}."
+        ),
+        "rel_error": 0.15,
+    }
+
+
+def _gemm(card: Card, like: dict[str, Any]) -> dict[str, Any]:
+    peaks = {name: round(GEMM_SHARE * peak, 3) for name, peak in card.tflops.items()}
+    peaks |= dict(card.gemm.get("tflops", {}))
+    # without tensor cores for a type, the fp32 units do its work
+    peaks = {name: peaks.get(name, peaks["fp32"]) for name in DATA_TYPES}
+    source = card.gemm_source or (
+        f"Dense datasheet peaks times {GEMM_SHARE}, the fraction that A100's fp32 fit reaches; "
+        f"tiles, prologue and floors of {card.like}.{card.gemm_note}"
+    )
+    group = like | dict(card.gemm) | {"tflops": peaks}
+    return group | {"provenance": _provenance(source), "rel_error": card.gemm_error}
+
+
+def _uplink(ranks: int) -> float:
+    """Load on a switch's uplink over that on a slot, in an all-to-all."""
+    return max(1.0, SWITCH_CARDS * (ranks - SWITCH_CARDS) / (ranks - 1))
+
+
+def _intra(card: Card, like: dict[str, Any]) -> dict[str, Any]:
+    if card.link is not None:
+        source = f"Curves of {card.link} ({card.link_note}), whose source says how they came."
+        linked = load_hardware(card.link).collectives.intra
+        group = linked.model_dump(mode="json", exclude_none=True)
+        return group | {"provenance": _provenance(source), "rel_error": 0.25}
+    rate = PEER_SHARE * PCIE_GB_S[card.pcie]
+    curve = {
+        "latency_us": 0.0,
+        "latency_per_doubling_us": round(PEER_LATENCY_US / 4, 2),
+        "edge_mib": [0],
+        "us_per_mib": [round(2**20 / rate / 1e3, 3)],
+    }
+    source = (
+        f"No NVLink: ranks reach each other over PCIe {card.pcie} x16 at {PEER_SHARE} of its "
+        f"{PCIE_GB_S[card.pcie]:g} GB/s, the bus bandwidth that an all-to-all on RTX 6000D cards "
+        f"reached over PCIe 5 (nccl-tests 2.18, 2x8 cards, {PEER_LATENCY_US:g} us empty). Eight "
+        f"cards are taken to sit {SWITCH_CARDS} behind each of two switches with one x16 uplink: "
+        f"in an all-to-all {SWITCH_CARDS} cards send {SWITCH_CARDS} of 7 parts through it, "
+        f"{_uplink(8):.3f} times what one slot carries; a ring crosses it once."
+    )
+    curves: dict[str, Any] = dict.fromkeys(("all_reduce", "reduce_scatter", "all_gather"), curve)
+    curves["all_to_all"] = curve | {"rank_cost": {2: 1.0, SWITCH_CARDS: 1.0, 8: _uplink(8)}}
+    return curves | {"provenance": _provenance(source), "rel_error": 0.4}
+
+
+def _inter(card: Card, like: HardwareProfile, group: dict[str, Any]) -> dict[str, Any]:
+    scale = like.collectives.inter.nic_gbit_s / card.nic_gbit_s
+    found = dict(group) | {"nic_gbit_s": card.nic_gbit_s, "rel_error": 0.3}
+    for op in ("all_to_all", "all_reduce", "reduce_scatter", "all_gather"):
+        costs = [round(cost * scale, 3) for cost in group[op]["us_per_mib"]]
+        found[op] = dict(group[op]) | {"us_per_mib": costs}
+    found["provenance"] = _provenance(
+        f"Curves of {card.like} scaled to {card.nic_gbit_s:g} Gbit/s a GPU, as such hosts are sold."
+    )
+    return found
+
+
+class _Dumper(yaml.SafeDumper):
+    """Lists of plain values on one line, as in the files written by hand."""
+
+    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> Any:
+        """A flow sequence."""
+        return super().represent_sequence(tag, sequence, flow_style=True)
+
+
+def text_of(card: Card) -> str:
+    """The file of a card, with the ranges and errors that the shipped one states."""
+    head = (
+        f"# {card.title}\n# Written by `python -m tools.derive`: change the rules there, "
+        "not the figures here.\n"
+    )
+    text = head + yaml.dump(derive(card), Dumper=_Dumper, sort_keys=False, width=96)
+    if card.name not in list_hardware():
+        return text
+    return with_facts(text, GROUP_NAMES, Facts.stated(load_hardware(card.name)))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write every derived profile into a folder."""
+    parser = argparse.ArgumentParser(prog="python -m tools.derive", description=__doc__)
+    parser.add_argument("folder", type=Path, help="folder to write the profiles to")
+    folder = parser.parse_args(argv).folder
+    if not folder.is_dir():
+        parser.error(f"{folder}: no such folder")
+    for card in CARDS:
+        (folder / f"{card.name}.yaml").write_text(text_of(card), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,196 @@
+"""How far the shipped profiles can be trusted: ranges and errors, computed and written into them.
+
+``python -m tools.known_errors --data DIR predictor/hardware/profiles`` changes these figures in
+the files and nothing else. Ranges are those of the rows that a group was fitted and tested on; a
+profile that takes a fit from another takes its ranges, but not its error: errors are of rows of the
+very device, or, of collectives within a host, of the same wiring. What has no such rows has none.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from predictor.csv_rows import skipped_lines
+from predictor.errors import ShardoptError
+from predictor.fit.gemm import GemmRows, by_split, read_gemm
+from predictor.fit.public_tables import GEMM_FILE
+from predictor.hardware.groups import KnownError
+from predictor.hardware.loader import list_hardware, load_hardware
+from shardopt.files import atomic_write_text
+from shardopt.validate.gemm import validate_gemm
+from shardopt.validate.mlperf.suite import validate_mlperf_dlrm
+from shardopt.validate.report import Compared, Report, Summary, geomean, mape
+from shardopt.validate.torchrec_p4d import validate_torchrec_p4d
+from tools.derive import CARDS, Card
+from tools.fit_profiles import gpu_fits, held_out_errors
+from tools.profile_facts import Facts, Ranges, with_facts
+
+INTRA = "collectives.intra"
+FITTED = "tools.fit_profiles"
+GEMM_FITS = {
+    "a100-40gb": "NVIDIA A100-PCIE-40GB",
+    "a100-80gb": "NVIDIA A100-PCIE-40GB",
+    "h100-sxm": "NVIDIA A100-PCIE-40GB",
+    "h200-sxm": "NVIDIA A100-PCIE-40GB",
+    "b200": "NVIDIA A100-PCIE-40GB",
+    "v100-32gb": "Tesla V100-PCIE-32GB",
+    "p100-pcie-16gb": "Tesla P100-PCIE-16GB",
+}
+"""Profile -> device whose rows gave its tiles, prologue and floors; other cards are `Card.like`."""
+GEMM_FITTED = ("a100-40gb", "a100-80gb", "v100-32gb", "p100-pcie-16gb")
+"""Profiles whose rate is fitted to those rows too, not a share of the datasheet's."""
+TRAIN = "train"
+WIRINGS = {
+    "v100-32gb": "DGX-1 V100, 2 to 8 ranks (vTrain)",
+    "a100-40gb": "8xA100-SXM4-40GB (superbenchmark, vTrain)",
+    "a100-80gb": "8xA100-SXM4-40GB, whose NVLink is the same (superbenchmark, vTrain)",
+    "h100-sxm": "8xH100-SXM5 (dgxc-benchmarking)",
+    "h200-sxm": "8xH100-SXM5, whose NVLink is the same (dgxc-benchmarking)",
+}
+"""Profile -> the hosts whose every second size its rule of collectives is held against."""
+ITERATIONS: tuple[Callable[[Path], Report], ...] = (validate_mlperf_dlrm, validate_torchrec_p4d)
+"""Suites of whole iterations whose rows name the profile that predicted them."""
+
+WRITTEN = ("gemm", INTRA)
+"""Groups whose figures are computed here; those of calibrated ones are with their rows."""
+
+
+def computed(folder: Path) -> dict[str, Facts]:
+    """Figures of every shipped profile that was not calibrated, by its name.
+
+    Raises:
+        InputError: a table in ``folder`` is missing or cannot be read.
+    """
+    cards = {card.name: card for card in CARDS}
+    gemm_rows = by_split(read_gemm(folder / GEMM_FILE).rows)
+    shapes = gemm_ranges(gemm_rows)
+    fits = gpu_fits(folder)
+    gemm, iterations = gemm_errors(folder), iteration_errors(folder)
+    found = {}
+    for name in list_hardware():
+        if load_hardware(name).inline:
+            continue
+        card = cards.get(name)
+        linked = card.link if card else name
+        ranges: dict[str, Ranges] = {"gemm": shapes[_gemm_device(name, card)]}
+        errors = {"gemm": gemm[name]} if name in gemm else {}
+        if linked is not None:
+            ranges[INTRA] = fits[linked].ranges
+        if name in WIRINGS:
+            errors[INTRA] = collective_error(folder, name)
+        counted = {INTRA: len(fits[name].rows.ranks)} if name in fits else {}
+        if name in GEMM_FITTED:
+            counted["gemm"] = len(gemm_rows[GEMM_FITS[name], TRAIN].m)
+        found[name] = Facts(ranges, counted, errors, tuple(iterations.get(name, ())))
+    return found
+
+
+def _gemm_device(name: str, card: Card | None) -> str:
+    return GEMM_FITS[name] if card is None or name in GEMM_FITS else GEMM_FITS[card.like]
+
+
+def gemm_ranges(tables: Mapping[tuple[str, str], GemmRows]) -> dict[str, Ranges]:
+    """Device -> m, n and k of its rows, those of the fit and those of the test."""
+    found: dict[str, Ranges] = {}
+    for device in {device for device, _ in tables}:
+        of = [table for (name, _), table in tables.items() if name == device]
+        sides = {"m": [t.m for t in of], "n": [t.n for t in of], "k": [t.k for t in of]}
+        found[device] = {
+            side: (float(min(map(np.min, sizes))), float(max(map(np.max, sizes))))
+            for side, sizes in sides.items()
+        }
+    return found
+
+
+def gemm_errors(folder: Path) -> dict[str, KnownError]:
+    """Profile -> error on the test rows of its device."""
+    report = validate_gemm(folder)
+    found = {}
+    for name, rows in _by_profile(report.listed).items():
+        devices = " and ".join(dict.fromkeys(str(row.name["device"]) for row in rows))
+        found[name] = _known(report.suite, f"fp32 test rows of {devices} (NeuSight)", rows)
+    return found
+
+
+def collective_error(folder: Path, name: str) -> KnownError:
+    """Of the rule behind a profile's curves, given every second size, at the others."""
+    errors = held_out_errors(folder, name)
+    return KnownError(
+        suite=FITTED,
+        rows=f"sizes left out, {WIRINGS[name]}",
+        n=len(errors),
+        mean=_figure(mape(errors)),
+        geomean=_figure(geomean(errors)),
+    )
+
+
+def iteration_errors(folder: Path) -> dict[str, list[KnownError]]:
+    """Profile -> error of every suite of whole iterations that has test rows of it."""
+    found: dict[str, list[KnownError]] = defaultdict(list)
+    for suite in ITERATIONS:
+        report = suite(folder)
+        for name, rows in _by_profile(report.counted).items():
+            found[name].append(_known(report.suite, report.headline, rows))
+    return dict(found)
+
+
+def _by_profile(rows: Iterable[Compared]) -> dict[str, list[Compared]]:
+    found: dict[str, list[Compared]] = defaultdict(list)
+    for row in rows:
+        found[str(row.name["profile"])].append(row)
+    return dict(found)
+
+
+def _known(suite: str, which: str, rows: Sequence[Compared]) -> KnownError:
+    summary = Summary.of(rows)
+    mean, middle = _figure(summary.mape), _figure(summary.geomean)
+    return KnownError(suite=suite, rows=which, n=summary.n, mean=mean, geomean=middle)
+
+
+def _figure(value: float) -> float:
+    """To four digits: more than is ever shown."""
+    return float(f"{value:.4g}")
+
+
+def unreadable(folder: Path) -> list[str]:
+    """Rows of the fits that were left out, counted and named; nothing if none was."""
+    problems = [text for fit in gpu_fits(folder).values() for text in fit.problems]
+    return skipped_lines([*dict.fromkeys(problems), *read_gemm(folder / GEMM_FILE).problems])
+
+
+def write(folder: Path, profiles: Path) -> list[str]:
+    """Write the figures into the files of a folder; returns the names of those that changed."""
+    changed = []
+    for name, facts in computed(folder).items():
+        path = profiles / f"{name}.yaml"
+        before = path.read_text(encoding="utf-8")
+        after = with_facts(before, WRITTEN, facts)
+        if after != before:
+            atomic_write_text(path, after)
+            changed.append(name)
+    return changed
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write what is computed into a folder of profiles."""
+    parser = argparse.ArgumentParser(prog="python -m tools.known_errors")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the public tables")
+    parser.add_argument("profiles", type=Path, help="folder of the shipped profiles")
+    given = parser.parse_args(argv)
+    try:
+        changed = write(given.data, given.profiles)
+    except (ShardoptError, OSError) as error:
+        parser.error(str(error))
+    for line in unreadable(given.data):
+        print(line)
+    print(f"changed: {', '.join(changed) or 'none'}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
