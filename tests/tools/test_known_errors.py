@@ -36,7 +36,7 @@ def test_shipped_profiles_state_what_the_suites_compute() -> None:
 def test_the_command_writes_them_and_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shipped = Path(str(resources.files("predictor"))) / "profiles"
+    shipped = Path(str(resources.files("predictor.hardware"))) / "profiles"
     for path in shipped.glob("*.yaml"):
         shutil.copy(path, tmp_path)
     spoilt = tmp_path / "h100-sxm.yaml"
