@@ -11,9 +11,21 @@ from difflib import get_close_matches
 
 
 class ShardoptError(Exception):
-    """Base of every error a user can cause; its text is a complete message, no traceback needed."""
+    """Base of every error a user can cause; its text is a complete message, no traceback needed.
+
+    The text names no flag of the command line, because scripts and the TorchRec hook read it too.
+
+    Args:
+        message: what was given, where, what is allowed and what to try.
+        inputs: what is wrong or what to change, by the names of the command line's options with
+            underscores, such as ``("gpus", "hbm_gib")``. `shardopt.cli` shows their flags.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str = "", inputs: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.inputs = tuple(inputs)
 
 
 class InputError(ShardoptError):

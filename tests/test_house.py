@@ -1,5 +1,6 @@
 """The rules of the house that no linter checks. The staircase itself is in `make check`."""
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,35 @@ MAX_COLUMNS = 100
 # Python files that hold data and no logic; they may be as long as their data.
 DATA_TABLES: frozenset[str] = frozenset()
 # A directory of one machine: at the start of a path, not inside a longer one or an address.
+FLAG = re.compile(r"(?<![\w-])--[a-z]")
+# Programs of their own, and the words that start them: their flags are not those of `shardopt`.
+OTHER_PROGRAMS = (
+    "shardopt/replay/runtime/",
+    "shardopt/replay/launch.py",
+    "shardopt/replay/program/emit.py",
+    "shardopt/replay/predict/op_list.py",
+    "shardopt/bench/planners/timing.py",
+)
+# Texts of generated documents, which name the command that wrote them.
+DOCUMENTS = ("shardopt/report/accuracy/page.py", "shardopt/report/bench/search_docs.py")
+# Folders whose errors and lines still name flags; each goes once its texts state facts.
+STILL_NAMING_FLAGS: tuple[str, ...] = (
+    "predictor/fit/",
+    "predictor/model/",
+    "search/infeasible/",
+    "search/propose/",
+    "search/space/",
+    "search/tune/",
+    "shardopt/bench/",
+    "shardopt/calibrate/",
+    "shardopt/config/",
+    "shardopt/ranks/",
+    "shardopt/replay/",
+    "shardopt/report/",
+    "shardopt/stats/",
+    "shardopt/torchrec/",
+    "shardopt/validate/",
+)
 MACHINE_PATH = re.compile(r"(?<![\w./~$}-])/(work|root|farm|home/\w+|Users/\w+|tmp/\w+)/")
 
 
@@ -66,6 +96,33 @@ def test_no_path_of_one_machine() -> None:
         if MACHINE_PATH.search(line)
     ]
     assert not hits, "paths that exist on one machine only:\n" + "\n".join(hits)
+
+
+def texts(tree: ast.Module) -> Iterator[ast.Constant]:
+    """String literals of a module; docstrings, which no user reads, are none."""
+    docstrings = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if text and id(node) not in docstrings:
+            yield node
+
+
+def test_flags_are_named_by_the_command_line_alone() -> None:
+    """A script or the TorchRec hook raises the same errors: `ShardoptError.inputs` names what to
+    change, and `shardopt.cli` shows the flags."""
+    excused = ("shardopt/cli/", *OTHER_PROGRAMS, *DOCUMENTS, *STILL_NAMING_FLAGS)
+    hits = [
+        f"{relative(path)}:{node.lineno}: {node.value!r}"
+        for path in python_files()
+        if relative(path).startswith(PACKAGES) and not relative(path).startswith(excused)
+        for node in texts(ast.parse(path.read_text()))
+        if FLAG.search(str(node.value))
+    ]
+    assert not hits, "flags outside shardopt/cli:\n" + "\n".join(hits)
 
 
 def test_every_package_says_it_is_typed() -> None:

@@ -129,7 +129,7 @@ def record(out: Path, data: Path, tree: Path, jobs: int) -> None:
     rest = [case for case in todo if case not in plans]
     with ThreadPoolExecutor(jobs) as pool:
         for group in (plans, rest):
-            for name in pool.map(lambda case: _run(*case, out, tree), group):
+            for name in pool.map(lambda case: _run(case[0], case[1], out, tree), group):
                 print(name, flush=True)
 
 

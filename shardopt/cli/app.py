@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # without standalone mode typer raises usage errors and returns the code of an Exit
         code = typer.main.get_command(app).main(words, prog_name="shardopt", standalone_mode=False)
     except ShardoptError as error:
-        return _fail(str(error), error.exit_code)
+        return _fail(_with_flags(error), error.exit_code)
     except UsageError as error:
         return _fail(_usage_message(error), EXIT_USAGE)
     except (KeyboardInterrupt, typer.Abort):
@@ -128,6 +128,14 @@ def _remember_interrupts() -> Event:
 def _fail(message: str, code: int) -> int:
     print(f"shardopt: error: {message}", file=sys.stderr)
     return code
+
+
+def _with_flags(error: ShardoptError) -> str:
+    """The message of an error, and the flags of the inputs that it names."""
+    if not error.inputs:
+        return str(error)
+    flags = ", ".join("--" + name.replace("_", "-") for name in error.inputs)
+    return f"{error}\n  flags: {flags}"
 
 
 def _interrupted() -> int:

@@ -1,5 +1,6 @@
 """The command itself: help, version, what it imports, how it ends."""
 
+import ast
 import json
 import signal
 import subprocess
@@ -8,10 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 
+import shardopt
+from predictor.errors import InputError
 from shardopt import __version__
-from shardopt.cli.app import main
+from shardopt.cli.app import app, main
 
+ROOT = Path(shardopt.__file__).parent.parent
 HEAVY = {
     "torch",
     "torchrec",
@@ -137,3 +142,38 @@ def test_an_error_in_place_of_the_interrupt_is_the_interrupt(
     finally:
         signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err == "shardopt: error: interrupted\n"
+
+
+def test_an_error_that_names_inputs_is_shown_with_their_flags(run, monkeypatch) -> None:
+    def fail(name: str) -> None:
+        raise InputError("12 GPUs do not fill hosts of 8", inputs=("gpus", "gpus_per_node"))
+
+    monkeypatch.setattr("predictor.hardware.loader.load_hardware", fail)
+    done = run("hardware", "h100-sxm")
+    assert done.code == 2
+    assert done.err == (
+        "shardopt: error: 12 GPUs do not fill hosts of 8\n  flags: --gpus, --gpus-per-node\n"
+    )
+
+
+def named_inputs() -> dict[str, str]:
+    """Every input that an error of ours names -> a file that names it."""
+    found = {}
+    for package in ("predictor", "search", "shardopt"):
+        for path in (ROOT / package).rglob("*.py"):
+            raised = (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Raise))
+            for node in (node for error in raised for node in ast.walk(error)):
+                if isinstance(node, ast.keyword) and node.arg == "inputs":
+                    names = [x.value for x in ast.walk(node.value) if isinstance(x, ast.Constant)]
+                    found.update({name: str(path) for name in names if isinstance(name, str)})
+    return found
+
+
+def test_every_input_that_an_error_names_is_an_option() -> None:
+    def flags(command: object) -> set[str]:
+        own = {flag for option in command.params for flag in option.opts}
+        return own.union(*(flags(sub) for sub in getattr(command, "commands", {}).values()))
+
+    known = flags(typer.main.get_command(app))
+    wrong = {n: at for n, at in named_inputs().items() if f"--{n.replace('_', '-')}" not in known}
+    assert not wrong
