@@ -25,19 +25,19 @@ MOST_RANKS = 2**16
 
 
 @dataclass
-class Table(Generic[T]):
+class ParsedRows(Generic[T]):
     """Rows that could be read, and a line of text for each that could not."""
 
     rows: list[T] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     @property
-    def told(self) -> list[str]:
-        """How many rows were left out, and which; nothing if none was."""
+    def skipped(self) -> list[str]:
+        """`skipped_lines` of the problems."""
         return skipped_lines(self.problems)
 
 
-def read_table(path: Path, columns: Sequence[str], parse: Callable[[Row], T]) -> Table[T]:
+def read_table(path: Path, columns: Sequence[str], parse: Callable[[Row], T]) -> ParsedRows[T]:
     """Every row of a CSV file, parsed; a row is one line.
 
     Args:
@@ -49,7 +49,7 @@ def read_table(path: Path, columns: Sequence[str], parse: Callable[[Row], T]) ->
     """
     lines = _numbered_lines(path)
     header = _header(path, next(lines, (1, "")), columns)
-    found: Table[T] = Table()
+    found: ParsedRows[T] = ParsedRows()
     for line, text in lines:
         try:
             cells = _cells(text)

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from predictor.fit.scores import mape, relative_errors
 from predictor.hardware.loader import load_hardware
 from predictor.iteration.megatron.runtime import CONSTANTS, Configuration, MegatronRuntime
 from predictor.iteration.megatron.step import MegatronStep
-from shardopt.validate.report import mape, relative_errors
 from shardopt.validate.transformers import Measured, read_single
 
 Array = NDArray[np.float64]

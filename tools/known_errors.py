@@ -17,14 +17,15 @@ import numpy as np
 
 from predictor.csv_rows import skipped_lines
 from predictor.errors import ShardoptError
-from predictor.fit.gemm import GemmRows, by_split, read_gemm
-from predictor.fit.public_tables import GEMM_FILE
+from predictor.fit.gemm import GemmRows
+from predictor.fit.public_tables import GEMM_FILE, by_split, read_gemm
+from predictor.fit.scores import geomean, mape
 from predictor.hardware.groups import KnownError
 from predictor.hardware.loader import list_hardware, load_hardware
 from shardopt.files import atomic_write_text
 from shardopt.validate.gemm import validate_gemm
 from shardopt.validate.mlperf.suite import validate_mlperf_dlrm
-from shardopt.validate.report import Compared, Report, Summary, geomean, mape
+from shardopt.validate.report import Compared, Report, Summary
 from shardopt.validate.torchrec_p4d import validate_torchrec_p4d
 from tools.derive import CARDS, Card
 from tools.fit_profiles import gpu_fits, held_out_errors

@@ -1,24 +1,20 @@
-"""Fitting profile constants from rows of measurements, with the error on rows held out.
+"""Fits curves of collectives to measured rows, with the error on rows held out.
 
-Pure functions from rows to parameters; scipy only here. ``python -m predictor.fit.collectives
---data DIR`` prints, for every platform and collective in the tables that docs/data.md names, and
-for GEMM on every device, the fitted constants as the profiles hold them and the error at sizes left
-out.
+Pure functions from rows to the curves of `predictor.cost.collectives`.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from predictor import units
 from predictor.cost.collectives import bands, bus_factor, latency_ms, transfer_ms
+from predictor.fit.scores import gmae, mape
 from predictor.hardware.schema import Curve
 
 Array = NDArray[np.float64]
@@ -36,8 +32,6 @@ SMOOTHING = 0.05
 """Weight of the penalty on cost steps between neighbouring bands, against relative errors of 1."""
 SMALL_BYTES = 65536
 """Latency-bound sizes, whose error is reported apart."""
-GMAE_FLOOR = 1e-4
-"""Added inside the logarithm of GMAE, as Lin et al. add 4e-4: an exact hit must not be -inf."""
 
 
 @dataclass(frozen=True)
@@ -66,16 +60,6 @@ class Rows:
             sizes = np.unique(self.size_bytes[self.ranks == n])
             chosen |= (self.ranks == n) & np.isin(self.size_bytes, sizes[::2])
         return chosen
-
-
-def gmae(relative_errors: Array) -> float:
-    """Geometric mean of absolute relative errors, the score of Lin et al."""
-    return float(np.exp(np.mean(np.log(np.abs(relative_errors) + GMAE_FLOOR))))
-
-
-def mape(relative_errors: Array) -> float:
-    """Mean of absolute relative errors."""
-    return float(np.mean(np.abs(relative_errors)))
 
 
 def fit_curve(
@@ -215,23 +199,3 @@ def fit_rank_cost(rows: Rows, op: str, reference: int) -> Curve:
         x, y = unit / here.time_us, 1.0 - latency / here.time_us
         cost[int(n)] = float((x @ y) / (x @ x))
     return curve.model_copy(update={"rank_cost": cost})
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print every fit as the profiles hold it."""
-    from predictor.fit.public_tables import report
-
-    parser = argparse.ArgumentParser(
-        prog="python -m predictor.fit.collectives", description=__doc__
-    )
-    parser.add_argument("--data", type=Path, required=True, help="folder of the public tables")
-    folder = parser.parse_args(argv).data
-    if not folder.is_dir():
-        parser.error(f"--data {folder}: no such folder")
-    for line in report(folder):
-        print(line)
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor import units
-from predictor.fit.collectives import TRUSTED_ERROR, gmae, mape
+from predictor.fit.collectives import TRUSTED_ERROR
 from predictor.fit.gemm import GemmRows, fit_gemm, gemm_errors
+from predictor.fit.scores import gmae, mape
 from predictor.hardware.groups import CpuEmbedding, Gemm, KnownError
 
 Array = NDArray[np.float64]
@@ -33,7 +34,7 @@ GEMM_TILES = ((8, 16), (16, 16), (16, 32), (32, 32), (64, 32), (64, 64))
 
 
 @dataclass(frozen=True)
-class Table:
+class TableCounts:
     """What one table of a TBE was asked; ids and distinct rows are counted, not expected."""
 
     rows: float
@@ -47,7 +48,7 @@ class Table:
 class TbeRows:
     """Timings of one pass of many TBEs: a list of tables and a time in ms each."""
 
-    tables: Sequence[Sequence[Table]]
+    tables: Sequence[Sequence[TableCounts]]
     time_ms: Array
 
     def where(self, keep: NDArray[np.bool_]) -> TbeRows:
@@ -77,12 +78,12 @@ class HeldOut:
     @property
     def mape(self) -> float:
         """Mean of absolute errors."""
-        return mape(self.errors) if self.n else math.nan
+        return mape(self.errors)
 
     @property
     def gmae(self) -> float:
         """Geometric mean of absolute errors."""
-        return gmae(self.errors) if self.n else math.nan
+        return gmae(self.errors)
 
     @property
     def bias(self) -> float:
@@ -136,7 +137,7 @@ def lookup_columns(law: CpuEmbedding, rows: TbeRows, names: Sequence[str]) -> Ar
     ) * _once(rows, names)
 
 
-def _terms(law: CpuEmbedding, t: Table, names: Sequence[str]) -> list[float]:
+def _terms(law: CpuEmbedding, t: TableCounts, names: Sequence[str]) -> list[float]:
     touched = t.distinct * 1024 * law.page_kib
     tlb = math.log1p(min(t.rows * t.dim * 4, touched) / units.mib(law.tlb_mib))
     digits = math.ceil(math.log2(max(t.rows, 2)) / law.sort_digit_bits)

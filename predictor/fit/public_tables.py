@@ -1,17 +1,16 @@
-"""Reading the public tables of measurements into rows that `predictor.fit.collectives` takes."""
+"""Reads the public tables of measurements (docs/data.md) into the rows that fits take."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from predictor.csv_rows import MOST_RANKS, Row, count, number, read_table, skipped_lines
-from predictor.fit.collectives import Rows, Score, fit_curve, score_every_second, score_ranks
-from predictor.fit.gemm import report_gemm
-from predictor.hardware.schema import Curve
+from predictor.csv_rows import MOST_RANKS, ParsedRows, Row, count, number, read_table
+from predictor.fit.collectives import Rows
+from predictor.fit.gemm import GemmRows
 
 Key: TypeAlias = tuple[str, str, str]
 """Platform, wiring (hosts x ranks, or a rank range), collective."""
@@ -28,8 +27,6 @@ OPS = {
     "reducescatter": "reduce_scatter",
     "allgather": "all_gather",
 }
-FEWEST_ROWS = 8
-"""Fewer sizes than this are not worth a fit."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +40,8 @@ class Collectives:
     problems: list[str]
 
 
-def collective_rows(folder: Path) -> dict[Key, Rows]:
-    """Every table of collectives in ``folder``; files that are not there are left out."""
-    return read_collectives(folder).tables
-
-
 def read_collectives(folder: Path) -> Collectives:
-    """`collective_rows`, and what could not be read."""
+    """Every table of collectives in ``folder``; files that are not there are left out."""
     found: dict[Key, list[tuple[float, float, float]]] = defaultdict(list)
     problems: list[str] = []
     for name, (columns, parse) in _READERS.items():
@@ -114,33 +106,30 @@ _READERS = {
 COLLECTIVE_FILES = tuple(_READERS)
 
 
-def report(folder: Path) -> Iterator[str]:
-    """Lines of text: fitted constants and held-out errors of everything in ``folder``."""
-    found = read_collectives(folder)
-    for (platform, wiring, op), rows in found.tables.items():
-        if len(set(rows.size_bytes)) < FEWEST_ROWS:
-            continue
-        yield f"{platform} {wiring} {op}: {_shown(score_every_second(rows, op))}"
-        yield f"    {_constants(fit_curve(rows, op))}"
-        if len(set(rows.ranks)) > 3:
-            held_out = score_ranks(rows, op, (2, 4, 8))
-            yield f"    fitted at 2, 4, 8 ranks, other rank counts: {_shown(held_out)}"
-    yield from skipped_lines(found.problems)
-    yield from report_gemm(folder / GEMM_FILE)
+GemmKey: TypeAlias = tuple[str, str]
+"""Device and split."""
+Timing: TypeAlias = tuple[float, float, float, float]
+"""m, n, k and ms."""
 
 
-def _shown(score: Score) -> str:
-    return (
-        f"{score.n} rows held out, above 64 KiB GMAE {score.gmae:.1%}, MAPE {score.mape:.1%}; "
-        f"up to 64 KiB GMAE {score.gmae_small:.1%}"
-    )
+def read_gemm(path: Path) -> ParsedRows[tuple[GemmKey, Timing]]:
+    """Rows of the NeuSight table; a batch multiplies m.
+
+    Raises:
+        InputError: the file cannot be read, or lacks a column.
+    """
+    return read_table(path, ("split", "device", "B", "M", "N", "K", "latency_ms"), _gemm)
 
 
-def _constants(curve: Curve) -> str:
-    costs = ", ".join(f"{c:.4g}" for c in curve.us_per_mib)
-    edges = ", ".join(f"{e:g}" for e in curve.edge_mib)
-    return (
-        f"latency_us: {curve.latency_us:.4g}, "
-        f"latency_per_doubling_us: {curve.latency_per_doubling_us:.4g}, "
-        f"edge_mib: [{edges}], us_per_mib: [{costs}]"
-    )
+def _gemm(row: Row) -> tuple[GemmKey, Timing]:
+    m = number(row, "B") * number(row, "M")
+    timing = (m, number(row, "N"), number(row, "K"), number(row, "latency_ms"))
+    return (row["device"], row["split"]), timing
+
+
+def by_split(rows: Iterable[tuple[GemmKey, Timing]]) -> dict[GemmKey, GemmRows]:
+    """(device, split) -> its rows, in the order of the table."""
+    found: dict[GemmKey, list[Timing]] = {}
+    for key, timing in rows:
+        found.setdefault(key, []).append(timing)
+    return {key: GemmRows.of(timings) for key, timings in found.items()}

@@ -23,9 +23,10 @@ from predictor.fit.collectives import (
 )
 from predictor.fit.public_tables import COLLECTIVE_FILES, Key, read_collectives
 from predictor.fit.rank_counts import predict_ranks
+from predictor.fit.scores import geomean, mape
 from predictor.hardware.schema import Curve
 from predictor.units import us
-from shardopt.validate.report import Compared, Report, data_folder, geomean, mape
+from shardopt.validate.report import Compared, Report, data_folder
 
 Array = NDArray[np.float64]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from predictor.fit.gemm import GemmRows, by_split, predict_ms, read_gemm
-from predictor.fit.public_tables import GEMM_FILE
+from predictor.fit.gemm import GemmRows, predict_ms
+from predictor.fit.public_tables import GEMM_FILE, by_split, read_gemm
 from predictor.hardware.loader import load_hardware
 from shardopt.validate.report import Compared, Report, data_folder
 

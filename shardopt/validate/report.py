@@ -1,7 +1,6 @@
 """Predictions against measurements: errors, and what a suite reports.
 
-Relative errors are ``predicted / measured - 1``. The mean absolute error leads; the geometric mean,
-which Lin et al. 2022 and 2024 report, is smaller on the same rows, so it stands beside it.
+`predictor.fit.scores` says what the errors are.
 """
 
 from __future__ import annotations
@@ -11,40 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
 from predictor.errors import InputError
-
-Array = NDArray[np.float64]
-
-EXACT_HIT = 1e-6
-"""Smallest error inside a logarithm: one exact hit must not make a geometric mean zero."""
-GMAE_EPSILON = 4e-4
-"""What Lin et al. add inside the logarithm for kernels (owensgroup/ml_perf_model)."""
-
-
-def relative_errors(measured: ArrayLike, predicted: ArrayLike) -> Array:
-    """``predicted / measured - 1`` in the shape of both."""
-    return np.asarray(predicted, dtype=np.float64) / np.asarray(measured, dtype=np.float64) - 1.0
-
-
-def mape(errors: ArrayLike) -> float:
-    """Mean of the absolute errors; NaN of none."""
-    size = np.abs(np.asarray(errors, dtype=np.float64))
-    return float(size.mean()) if size.size else math.nan
-
-
-def geomean(errors: ArrayLike) -> float:
-    """``exp(mean(ln |error|))``; NaN of none."""
-    size = np.abs(np.asarray(errors, dtype=np.float64))
-    return float(np.exp(np.log(np.maximum(size, EXACT_HIT)).mean())) if size.size else math.nan
-
-
-def gmae(errors: ArrayLike) -> float:
-    """The kernel score of Lin et al.: `geomean` with 4e-4 added inside the logarithm."""
-    size = np.abs(np.asarray(errors, dtype=np.float64))
-    return float(np.exp(np.log(size + GMAE_EPSILON).mean())) if size.size else math.nan
+from predictor.fit.scores import geomean, mape
 
 
 @dataclass(frozen=True)

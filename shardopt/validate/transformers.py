@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from predictor.csv_rows import MOST_RANKS, Row, Table, count, number, read_table
+from predictor.csv_rows import MOST_RANKS, ParsedRows, Row, count, number, read_table
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from predictor.iteration.megatron.kernels import GptTraining
@@ -86,13 +86,13 @@ def validate_transformers(folder: Path) -> Report:
     return Report("transformers", tuple(rows), TEST, tuple(skipped), NOTES)
 
 
-def read_single(folder: Path) -> Table[Measured]:
+def read_single(folder: Path) -> ParsedRows[Measured]:
     """Rows of the one-node table."""
     columns = tuple(COLUMNS)
     return read_table(folder / SINGLE_FILE, (*columns, TIMES[0]), _parser(columns, TIMES[0]))
 
 
-def read_multi(folder: Path) -> Table[Measured]:
+def read_multi(folder: Path) -> ParsedRows[Measured]:
     """Rows of the table of several nodes; their activations were recomputed."""
     columns = tuple(COLUMNS.values())
     parse = _parser(columns, TIMES[1], several=True)

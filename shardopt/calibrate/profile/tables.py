@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from predictor.cost.lookup.embedding import LookupShard
 from predictor.fit.collectives import Rows
 from predictor.fit.collectives import errors as relative_errors
-from predictor.fit.cpu import MemoryRows, Table, TbeRows
+from predictor.fit.cpu import MemoryRows, TableCounts, TbeRows
 from predictor.fit.cuda import LaunchRows, counted_bins, remembered
 from predictor.fit.gemm import GemmRows
 from predictor.hardware.schema import Curve
@@ -49,7 +49,7 @@ def gemm_rows(rows: Sequence[Measured]) -> GemmRows:
 def tbe_rows(rows: Sequence[Measured]) -> TbeRows:
     """Of one pass of lookup points."""
     return TbeRows(
-        [[Table(*table) for table in r.facts["tables"]] for r in rows],
+        [[TableCounts(*table) for table in r.facts["tables"]] for r in rows],
         np.array([r.median_us * 1e-3 for r in rows]),
     )
 

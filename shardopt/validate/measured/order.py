@@ -8,9 +8,18 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.fit.scores import faster_half, picks, regrets, shape_errors, spearman, wilson
+from predictor.fit.scores import (
+    faster_half,
+    mape,
+    picks,
+    regrets,
+    relative_errors,
+    shape_errors,
+    spearman,
+    wilson,
+)
 from shardopt.validate.measured.predicted import Scored
-from shardopt.validate.report import Cell, Scores, mape, relative_errors
+from shardopt.validate.report import Cell, Scores
 
 Array = NDArray[np.float64]
 Pair = tuple[Array, Array]

@@ -7,7 +7,16 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from predictor.fit.scores import coverage, picks, regrets, shape_errors, spearman
+from predictor.fit.scores import (
+    coverage,
+    geomean,
+    mape,
+    picks,
+    regrets,
+    relative_errors,
+    shape_errors,
+    spearman,
+)
 from shardopt.validate.measured.batch import Batch
 from shardopt.validate.measured.order import (
     ORDER_COLUMNS,
@@ -23,7 +32,7 @@ from shardopt.validate.measured.order import (
     within,
 )
 from shardopt.validate.measured.predicted import Scored, medians_ms
-from shardopt.validate.report import Cell, Scores, geomean, mape, relative_errors
+from shardopt.validate.report import Cell, Scores
 
 MINUTES = (30.0, 60.0, 120.0, 240.0)
 """Edges of the classes of time since the calibration."""

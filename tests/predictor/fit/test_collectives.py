@@ -15,14 +15,12 @@ from predictor.fit.collectives import (
     errors,
     fit_curve,
     fit_rank_cost,
-    gmae,
-    main,
-    mape,
     score_every_second,
     score_ranks,
 )
-from predictor.fit.gemm import by_split, fit_gemm, gemm_errors, read_gemm
-from predictor.fit.public_tables import GEMM_FILE, collective_rows
+from predictor.fit.gemm import fit_gemm, gemm_errors
+from predictor.fit.public_tables import GEMM_FILE, by_split, read_collectives, read_gemm
+from predictor.fit.scores import gmae, mape
 from predictor.hardware.loader import load_hardware
 from tools.fit_profiles import gpu_fits, held_out_errors
 
@@ -77,11 +75,6 @@ def test_whatever_the_rows_the_curve_never_falls(times: list[float]) -> None:
     assert min(curve.us_per_mib) >= 0
 
 
-def test_scores() -> None:
-    assert mape(np.array([0.1, -0.3])) == pytest.approx(0.2)
-    assert gmae(np.array([0.1, -0.4])) == pytest.approx(0.2, rel=0.01)
-
-
 def test_every_second_size_is_held_out_per_rank_count() -> None:
     rows = synthetic((2, 8))
     chosen = rows.every_second
@@ -89,20 +82,11 @@ def test_every_second_size_is_held_out_per_rank_count() -> None:
     assert set(rows.size_bytes[chosen]).isdisjoint(rows.size_bytes[~chosen])
 
 
-def test_a_missing_folder_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["--data", str(tmp_path / "none")])
-    assert caught.value.code == 2
-    assert "no such folder" in capsys.readouterr().err
-    assert main(["--data", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == ""
-
-
 @needs_data
 def test_held_out_sizes_of_the_tables_behind_the_profiles() -> None:
     """The bar: 4 % above 64 KiB, 8 % below, at sizes left out."""
     seen = 0
-    for (platform, _, op), rows in collective_rows(DATA).items():
+    for (platform, _, op), rows in read_collectives(DATA).tables.items():
         single_process = "superbenchmark" in platform or "dgxc" in platform
         if single_process and len(rows.time_us) >= 16:
             score = score_every_second(rows, op)
@@ -114,7 +98,7 @@ def test_held_out_sizes_of_the_tables_behind_the_profiles() -> None:
 
 @needs_data
 def test_rank_counts_left_out_of_the_a100_table() -> None:
-    rows = collective_rows(DATA)["a100 (vtrain)", "1x2..8", "all_reduce"]
+    rows = read_collectives(DATA).tables["a100 (vtrain)", "1x2..8", "all_reduce"]
     assert score_ranks(rows, "all_reduce", (2, 4, 8)).gmae < 0.04
 
 

@@ -8,7 +8,15 @@ from predictor.cost.gemm import gemm_times
 from predictor.cost.lookup.embedding import lookup_model
 from predictor.cost.lookup.shard import LookupShard
 from predictor.fit import cpu as fit_cpu
-from predictor.fit.cpu import BACKWARD, FORWARD, GemmRows, HeldOut, MemoryRows, Table, TbeRows
+from predictor.fit.cpu import (
+    BACKWARD,
+    FORWARD,
+    GemmRows,
+    HeldOut,
+    MemoryRows,
+    TableCounts,
+    TbeRows,
+)
 from predictor.hardware.loader import CpuEmbedding, load_hardware
 from predictor.model.distribution import Uniform
 
@@ -18,14 +26,16 @@ HARDWARE = load_hardware("cpu-gloo")
 LAW = HARDWARE.embedding
 
 
-def random_tbes(count: int, seed: int) -> list[list[Table]]:
+def random_tbes(count: int, seed: int) -> list[list[TableCounts]]:
     rng = np.random.default_rng(seed)
 
-    def table() -> Table:
+    def table() -> TableCounts:
         rows = float(np.exp(rng.uniform(np.log(1e3), np.log(4e6))))
         ids = float(np.exp(rng.uniform(np.log(1e3), np.log(1e5))))
         distinct = min(rows, ids) * rng.uniform(0.1, 1.0)
-        return Table(rows, float(rng.choice([16, 64, 128])), rng.uniform(200, 8e3), ids, distinct)
+        return TableCounts(
+            rows, float(rng.choice([16, 64, 128])), rng.uniform(200, 8e3), ids, distinct
+        )
 
     return [[table() for _ in range(1 + i % 5)] for i in range(count)]
 
@@ -42,7 +52,7 @@ def test_columns_are_the_law_that_predicts() -> None:
         LookupShard(Uniform().bins(rows), ids, 512.0, rows, dim)
         for rows, dim, ids in ((1000, 16, 5e3), (100_000, 64, 2e4), (4_000_000, 128, 1e5))
     ]
-    tables = [Table(s.rows, s.dim, s.bags, s.ids, s.distinct_rows) for s in shards]
+    tables = [TableCounts(s.rows, s.dim, s.bags, s.ids, s.distinct_rows) for s in shards]
     rows, model = TbeRows([tables], np.ones(1)), lookup_model(HARDWARE)
     forward = model.forward_floor_ms() + sum(map(model.forward_ms, shards))
     backward = model.backward_floor_ms() + sum(map(model.backward_ms, shards))

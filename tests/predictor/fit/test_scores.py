@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from predictor.fit.scores import (
     coverage,
     faster_half,
+    geomean,
+    gmae,
+    mape,
     picks,
     ranks,
     regrets,
+    relative_errors,
     shape_errors,
     spearman,
     wilson,
@@ -60,3 +65,19 @@ def test_wilson_by_hand() -> None:
 def test_coverage_counts_bounds() -> None:
     assert coverage([1.0, 2.0, 3.0, 4.0], [1.0] * 4, [3.0] * 4) == 0.75
     assert math.isnan(coverage([], [], []))
+
+
+def test_errors_by_hand() -> None:
+    errors = relative_errors([10.0, 10.0], [11.0, 6.0])
+    assert errors == pytest.approx([0.1, -0.4])
+    assert mape(errors) == pytest.approx(0.25)
+    assert geomean(errors) == pytest.approx(0.2)
+    assert gmae(errors) == pytest.approx(math.sqrt(0.1001 * 0.4001))
+
+
+def test_an_exact_hit_does_not_make_the_geometric_mean_zero() -> None:
+    assert geomean(np.array([0.0, 0.1])) > 0
+
+
+def test_errors_of_nothing_are_no_number() -> None:
+    assert all(math.isnan(of([])) for of in (mape, geomean, gmae))

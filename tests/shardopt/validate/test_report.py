@@ -5,43 +5,20 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from predictor.csv_rows import Row, count, number, read_table
 from predictor.errors import InputError
-from shardopt.validate.report import (
-    Compared,
-    Report,
-    Summary,
-    data_folder,
-    geomean,
-    gmae,
-    mape,
-    relative_errors,
-)
+from shardopt.validate.report import Compared, Report, Summary, data_folder
 
 
 def compared(measured: float, predicted: float, part: str = "test") -> Compared:
     return Compared({"name": "x"}, measured, predicted, family="f", part=part)
 
 
-def test_errors_by_hand() -> None:
-    errors = relative_errors([10.0, 10.0], [11.0, 6.0])
-    assert errors == pytest.approx([0.1, -0.4])
-    assert mape(errors) == pytest.approx(0.25)
-    assert geomean(errors) == pytest.approx(0.2)
-    assert gmae(errors) == pytest.approx(math.sqrt(0.1004 * 0.4004))
-
-
-def test_an_exact_hit_does_not_make_the_geometric_mean_zero() -> None:
-    assert geomean(np.array([0.0, 0.1])) > 0
-
-
-def test_errors_of_nothing_are_no_number() -> None:
-    assert all(math.isnan(of([])) for of in (mape, geomean, gmae))
+def test_a_summary_of_nothing_has_no_figures() -> None:
     assert math.isnan(Summary.of([]).mape)
 
 
@@ -92,7 +69,7 @@ def test_a_bad_row_costs_no_other(
     assert table.rows == [(1, 2.5)] * before.count("1,2.5") + [(9, 9.0)]
     read = [line for line in before if line and not line.startswith("#")]
     assert len(table.rows) + len(table.problems) == len(read) + 1
-    assert len(table.told) == len(table.problems) + bool(table.problems)
+    assert len(table.skipped) == len(table.problems) + bool(table.problems)
     for text in table.problems:
         assert before[int(text.split(":")[1]) - 2] not in ("1,2.5", "# aside", "")
 
