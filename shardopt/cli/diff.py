@@ -18,7 +18,7 @@ def diff(a: First, b: Second, json: options.Json = False) -> None:
     from predictor.model.plan_json import load_plan
     from shardopt.cli.output import print_json
     from shardopt.report.console import make_console
-    from shardopt.report.plan.diff_view import diff_object, show_diff
+    from shardopt.report.diff import diff_object, show_diff
 
     plans = (load_plan(a), load_plan(b))
     if json:

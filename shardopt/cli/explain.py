@@ -71,14 +71,14 @@ def explain(
     from shardopt.cli.messages import note
     from shardopt.cli.plan import problem_of
     from shardopt.cli.resolve import Flags
-    from shardopt.explain.explanation import explained
+    from shardopt.explain.explanation import explain_plan
 
     _check_outputs(html, trace, [model, *plans])
     flags = Flags(
         gpus, gpus_per_node, cluster, hardware, hbm_gib, ddr_gib, reserve, batch_size, strict
     )
     setting, predicted = predict_plans(model, plans, flags)
-    explanation = explained(problem_of(setting), predicted)
+    explanation = explain_plan(problem_of(setting), predicted)
     told = [*setting.notes, *_written(html, trace, setting, explanation)]
     note(told, quiet=quiet)
     if json:
@@ -124,8 +124,8 @@ def _written(
 def _print_json(setting: Setting, explanation: Explanation) -> None:
     from shardopt.cli.output import print_json
     from shardopt.cli.plan import setting_object
+    from shardopt.report.explain import explain_object
     from shardopt.report.objects import prediction_object
-    from shardopt.report.plan.explain_view import explain_object
 
     head = {**setting_object(setting), "plan": explanation.given.name}
     parts = prediction_object(explanation.given.prediction)
@@ -134,9 +134,9 @@ def _print_json(setting: Setting, explanation: Explanation) -> None:
 
 def _show(setting: Setting, explanation: Explanation, quiet: bool) -> None:
     from shardopt.report.console import make_console
-    from shardopt.report.plan.explain_view import show_explanation
-    from shardopt.report.plan.plan_view import show_setting
-    from shardopt.report.plan.predict_view import show_headlines
+    from shardopt.report.explain import show_explanation
+    from shardopt.report.plan import show_setting
+    from shardopt.report.prediction import show_headlines
 
     console = make_console()
     if quiet:

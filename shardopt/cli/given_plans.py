@@ -12,12 +12,12 @@ from predictor.predict import predict
 from shardopt.cli.messages import warn
 from shardopt.cli.resolve import Flags, Setting, check_flags, resolve
 from shardopt.cli.strict import refuse_outside
-from shardopt.report.plan.predict_view import Predicted
+from shardopt.explain.explanation import PredictedPlan
 
 
 def predict_plans(
     model: Path, paths: Sequence[Path], flags: Flags
-) -> tuple[Setting, list[Predicted]]:
+) -> tuple[Setting, list[PredictedPlan]]:
     """Predictions of plan files in one setting, in the order given.
 
     Raises:
@@ -36,7 +36,7 @@ def predict_plans(
         prediction = predict(setting.workload, setting.topology, setting.hardware, fitting)
         if flags.strict:
             refuse_outside(prediction.out_of_range, str(path))
-        found.append(Predicted(str(path), fitting, prediction))
+        found.append(PredictedPlan(str(path), fitting, prediction))
     return setting, found
 
 

@@ -23,7 +23,7 @@ def hardware(name: Name = None, json: options.Json = False) -> None:
     from predictor.hardware.loader import DEFAULT_HARDWARE, list_hardware, load_hardware
     from shardopt.cli.output import print_json
     from shardopt.report.console import make_console
-    from shardopt.report.hardware_view import hardware_object, show_list, show_profile
+    from shardopt.report.hardware import hardware_object, show_list, show_profile
 
     if name is not None:
         profile = load_hardware(name)

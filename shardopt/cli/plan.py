@@ -210,7 +210,7 @@ def _show(
     quiet: bool,
 ) -> None:
     from shardopt.report.console import make_console
-    from shardopt.report.plan.plan_view import PlanReport, show_headline, show_plan
+    from shardopt.report.plan import PlanReport, show_headline, show_plan
 
     written = None if output is None else str(output)
     following = (

@@ -79,8 +79,8 @@ def predict(
         print_json(predict_object(pairs, setting_object(setting)))
         return
     from shardopt.report.console import make_console
-    from shardopt.report.plan.plan_view import show_setting
-    from shardopt.report.plan.predict_view import show_headlines, show_predictions
+    from shardopt.report.plan import show_setting
+    from shardopt.report.prediction import show_headlines, show_predictions
 
     console = make_console()
     if quiet:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from predictor.errors import RangeError
 from predictor.iteration.ranges import OutOfRange
-from shardopt.report.plan.range_view import range_lines
+from shardopt.report.prediction import range_lines
 
 
 def refuse_outside(found: Iterable[OutOfRange], where: str = "") -> None:

@@ -89,7 +89,7 @@ def trace(
     from predictor.trace.read import load_traces
     from shardopt.cli.messages import note
     from shardopt.cli.output import check_writable, print_json
-    from shardopt.report.trace_view import notes_of, show_headline, show_traces, trace_object
+    from shardopt.report.trace import notes_of, show_headline, show_traces, trace_object
 
     check_writable(timeline, files)
     changed = {"hardware": hardware, "batch_scale": batch_scale, "link_scale": link_scale}

@@ -64,9 +64,9 @@ def validate(
 ) -> None:
     """Hold predictions against measurements that they were not fitted on."""
     from shardopt.cli.output import check_writable, print_json
-    from shardopt.report.accuracy.page import accuracy_text
-    from shardopt.report.accuracy.validate_view import report_object, show_report
+    from shardopt.report.accuracy_page import accuracy_text
     from shardopt.report.console import make_console
+    from shardopt.report.validate import report_object, show_report
 
     check_writable(write_docs)
     reports = [_run(runner, folder) for runner, folder in _runs(suite, data)]

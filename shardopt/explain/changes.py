@@ -21,7 +21,7 @@ from search.problem import Problem
 from search.solve import reduced_space
 from search.space.option import Legal, Option, Space
 from search.surrogate import Surrogate
-from shardopt.report.words import plural, ranks_text
+from shardopt.formatting import plural, ranks_text
 
 MAX_CHANGES = 3
 MIN_SAVING = 1e-3

@@ -5,16 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from predictor.model.plan import ShardingPlan
+from predictor.predict import Prediction
 from search.problem import Problem
 from shardopt.explain.changes import Changes, best_changes
-from shardopt.explain.waits import Wait, waits
+from shardopt.explain.waits import Wait, find_waits
 from shardopt.explain.whatif import WhatIf, sensitivity
-from shardopt.report.plan.predict_view import Predicted
+
+
+@dataclass(frozen=True)
+class PredictedPlan:
+    """One plan with its prediction; ``name`` is the path as given."""
+
+    name: str
+    plan: ShardingPlan
+    prediction: Prediction
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """One plan explained, beside others.
+    """What there is to say about one plan, and other plans to compare with.
 
     Args:
         waits: on the critical path, the longest first.
@@ -22,25 +32,25 @@ class Explanation:
         others: further plans to compare with, in the order given.
     """
 
-    given: Predicted
+    given: PredictedPlan
     waits: Sequence[Wait]
     changes: Changes
     what_if: Sequence[WhatIf]
-    others: Sequence[Predicted] = ()
+    others: Sequence[PredictedPlan] = ()
 
     @property
-    def plans(self) -> list[Predicted]:
+    def plans(self) -> list[PredictedPlan]:
         """The plan, then the others."""
         return [self.given, *self.others]
 
 
-def explained(problem: Problem, plans: Sequence[Predicted]) -> Explanation:
+def explain_plan(problem: Problem, plans: Sequence[PredictedPlan]) -> Explanation:
     """The first of the plans explained; deterministic, a few seconds at most."""
     given, *others = plans
     plan, prediction = given.plan, given.prediction
     return Explanation(
         given,
-        waits(problem, plan, prediction),
+        find_waits(problem, plan, prediction),
         best_changes(problem, plan, prediction),
         sensitivity(problem, plan, prediction),
         others,

@@ -15,7 +15,7 @@ from predictor.iteration.timeline import Step
 from predictor.model.plan import ShardingPlan
 from predictor.predict import Prediction, candidate_of
 from search.problem import Problem
-from shardopt.report.words import ms, percent, phase_words
+from shardopt.formatting import ms, percent, phase_words
 
 TOLERANCE_MS = 1e-9
 MIN_SHARE = 1e-3
@@ -104,7 +104,7 @@ def _cause_words(cause: Cause) -> str:
     return f"{_VERBS[cause.phase]} {', '.join(named)}{rest}"
 
 
-def waits(problem: Problem, plan: ShardingPlan, prediction: Prediction) -> list[Wait]:
+def find_waits(problem: Problem, plan: ShardingPlan, prediction: Prediction) -> list[Wait]:
     """What ranks wait for on the critical path, the longest first.
 
     A wait hidden behind other work is not told: only collectives that the path passes count, and

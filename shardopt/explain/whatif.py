@@ -21,7 +21,7 @@ from predictor.model.plan import ShardingPlan
 from predictor.model.workload import Table, Workload
 from predictor.predict import Prediction, candidate_of
 from search.problem import Problem
-from shardopt.report.words import percent
+from shardopt.formatting import percent
 
 STEP = 0.1
 """Bandwidths, rates and batches change by this fraction."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from predictor.iteration.ranges import OutOfRange
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_json import plan_to_dict
 from predictor.predict import Prediction
 from search.in_use.moves import moved_bytes, moved_tables
 from search.problem import Problem, Result
-from shardopt.report.plan.range_view import range_objects
-from shardopt.report.words import gap_of
+from shardopt.formatting import gap_of
 
 Object = dict[str, Any]
 
@@ -52,6 +52,25 @@ def prediction_object(prediction: Prediction) -> Object:
         "provenance": prediction.provenance,
         "out_of_range": range_objects(prediction.out_of_range),
     }
+
+
+def range_objects(found: Iterable[OutOfRange]) -> list[dict[str, Any]]:
+    """``out_of_range`` of ``--json``.
+
+    Keys: ``group``, ``profile`` (what gives the group), ``quantity``, ``asked``, and ``low`` and
+    ``high``, which the rows behind the group cover.
+    """
+    return [
+        {
+            "group": item.group,
+            "profile": item.profile,
+            "quantity": item.quantity,
+            "asked": item.asked,
+            "low": item.low,
+            "high": item.high,
+        }
+        for item in found
+    ]
 
 
 def plan_object(

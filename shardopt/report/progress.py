@@ -9,7 +9,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from shardopt.report.words import ms
+from shardopt.formatting import ms
 
 
 class SearchProgress:

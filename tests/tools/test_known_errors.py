@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from predictor.hardware.loader import list_hardware, load_hardware, parse_hardware
-from shardopt.report.words import percent
+from shardopt.formatting import percent
 from tools.known_errors import WRITTEN, computed, main
 from tools.profile_facts import Facts
 

@@ -126,10 +126,10 @@ def generate(
     """
     from shardopt.cli.messages import note
     from shardopt.cli.output import print_json
+    from shardopt.formatting import plural
     from shardopt.replay.check import check_folder, check_indices, check_scale, check_tables
     from shardopt.replay.generate import generate as write
     from shardopt.replay.program.tables import load_tables
-    from shardopt.report.words import plural
 
     check_indices(indices)
     check_folder(output)

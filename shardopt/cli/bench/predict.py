@@ -59,7 +59,7 @@ def predict_benchmark(
     if as_json:
         print_json(result)
         return
-    from shardopt.report.bench.replay_view import show_prediction
+    from shardopt.report.bench.replay import show_prediction
     from shardopt.report.console import make_console
 
     show_prediction(make_console(), result, brief=quiet)

@@ -159,7 +159,7 @@ def replay(
     if json:
         print_json(result)
         return
-    from shardopt.report.bench.replay_view import show_replay
+    from shardopt.report.bench.replay import show_replay
     from shardopt.report.console import make_console
 
     show_replay(make_console(), result, brief=quiet)

@@ -134,11 +134,11 @@ def run(
     if rows is not None:
         if json:
             from shardopt.cli.output import print_json
-            from shardopt.report.bench.run_view import run_object
+            from shardopt.report.bench.run import run_object
 
             print_json({**run_object(rows, paths, predicted), "hardware": profile})
         else:
-            from shardopt.report.bench.run_view import show_run
+            from shardopt.report.bench.run import show_run
             from shardopt.report.console import make_console
 
             show_run(make_console(), rows, predicted, profile)

@@ -153,13 +153,13 @@ def _suite(
     check_writable(rows)
     check_writable(write_docs)
     found = run_suite(load_suite(suite), rows, wanted, lambda text: note([text], quiet=quiet))
-    from shardopt.report.bench.search_view import show_summary
+    from shardopt.report.bench.planners import show_summary
     from shardopt.report.console import make_console
 
     show_summary(make_console(), found)
     if write_docs is not None:
         from shardopt.files import atomic_write_text
-        from shardopt.report.bench.search_docs import benchmarks_text
+        from shardopt.report.bench.planners_page import benchmarks_text
 
         atomic_write_text(write_docs, benchmarks_text(found))
 
@@ -194,14 +194,14 @@ def _one_model(
     )
     if json:
         from shardopt.cli.output import print_json, versions
-        from shardopt.report.bench.bench_view import bench_object
+        from shardopt.report.bench.planners import bench_object
 
         head = {**setting_object(setting), "seed": seed, "effort": effort, "repeat": repeat}
         print_json({**head, **bench_object(found), "versions": versions()})
         return
-    from shardopt.report.bench.bench_view import show_bench, show_headline
+    from shardopt.report.bench.planners import show_bench, show_headline
     from shardopt.report.console import make_console
-    from shardopt.report.plan.plan_view import show_setting
+    from shardopt.report.plan import show_setting
 
     console = make_console()
     if quiet:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from search.tune.storage import Shared
     from search.tune.study import Trial
     from search.tune.tune import Budget, Member, Tuned, Tuning
-    from shardopt.report.plan.tune_view import TuneReport
+    from shardopt.report.tune import TuneReport
 
 EXIT_INTERRUPTED = 130
 STUDY_DIGITS = 10
@@ -83,7 +83,7 @@ def run_tuning(
 def _finish(model: Path, setting: Setting, tuning: Tuning, study: str | None, show: Show) -> None:
     """Run the trials and the last searches, write and report."""
     from shardopt.cli.plan import plan_meta, predict_all, write_best
-    from shardopt.report.plan.tune_view import TuneReport, tune_object
+    from shardopt.report.tune import TuneReport, tune_object
 
     tuned, members, interrupted = _search(tuning, on=not (show.json or show.quiet))
     best, result = tuned_setting(setting, tuning, members[0]), members[0].result
@@ -139,8 +139,8 @@ def _print(
     show: Show,
 ) -> None:
     from shardopt.report.console import make_console
-    from shardopt.report.plan.plan_view import PlanReport
-    from shardopt.report.plan.tune_view import show_tuned, show_tuned_headline
+    from shardopt.report.plan import PlanReport
+    from shardopt.report.tune import show_tuned, show_tuned_headline
 
     written = None if show.output is None else str(show.output)
     following = (

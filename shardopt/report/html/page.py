@@ -10,14 +10,7 @@ from xml.etree.ElementTree import Element
 from predictor.predict import Prediction, profile_groups
 from search.problem import Problem
 from shardopt.explain.explanation import Explanation
-from shardopt.report.hardware_view import error_words
-from shardopt.report.html.nodes import Cell, Column, Row, bar, grid, node, section, text_of
-from shardopt.report.html.plan import comparison_section, plan_section
-from shardopt.report.html.timeline import timeline
-from shardopt.report.plan.explain_view import in_words, signed, signed_percent
-from shardopt.report.plan.prediction_view import RankTimes, misfit_text, provenance_text, selected
-from shardopt.report.plan.range_view import covered, range_lines
-from shardopt.report.words import (
+from shardopt.formatting import (
     KIND_WORDS,
     gib_number,
     interval,
@@ -26,6 +19,19 @@ from shardopt.report.words import (
     percent,
     phase_words,
     plural,
+)
+from shardopt.report.explain import in_words, signed, signed_percent
+from shardopt.report.hardware import error_words
+from shardopt.report.html.nodes import Cell, Column, Row, bar, grid, node, section, text_of
+from shardopt.report.html.plan import comparison_section, plan_section
+from shardopt.report.html.timeline import timeline
+from shardopt.report.prediction import (
+    RankTimes,
+    covered,
+    misfit_text,
+    provenance_text,
+    range_lines,
+    selected,
 )
 
 if TYPE_CHECKING:

@@ -11,10 +11,8 @@ from predictor.model.workload import Table
 from predictor.predict import PHASES
 from predictor.units import format_bytes
 from search.problem import Problem
-from shardopt.report.html.nodes import Cell, Column, Row, bar, grid, node, section
-from shardopt.report.plan.diff_view import table_diffs
-from shardopt.report.plan.predict_view import Predicted
-from shardopt.report.words import (
+from shardopt.explain.explanation import PredictedPlan
+from shardopt.formatting import (
     hbm_use,
     interval,
     ms,
@@ -25,13 +23,15 @@ from shardopt.report.words import (
     times,
     type_mix,
 )
+from shardopt.report.diff import table_diffs
+from shardopt.report.html.nodes import Cell, Column, Row, bar, grid, node, section
 
 PLAN_TABLE = "plan"
 MAX_OTHERS = 4
 """Plans whose sharding stands beside that of the first, table by table."""
 
 
-def plan_section(problem: Problem, plans: Sequence[Predicted]) -> Element:
+def plan_section(problem: Problem, plans: Sequence[PredictedPlan]) -> Element:
     """The plan table, which sorts and filters.
 
     Args:
@@ -122,7 +122,7 @@ def _differing(plan: ShardingPlan, other: ShardingPlan) -> dict[str, str]:
     return found
 
 
-def comparison_section(plans: Sequence[Predicted]) -> Element:
+def comparison_section(plans: Sequence[PredictedPlan]) -> Element:
     """Plans side by side: times, memory, mix, and where the time of each goes."""
     best = min(item.prediction.iteration_ms for item in plans)
     longest = max(item.prediction.iteration_ms for item in plans)
@@ -163,7 +163,7 @@ def comparison_section(plans: Sequence[Predicted]) -> Element:
     )
 
 
-def _phases(plans: Sequence[Predicted]) -> Element:
+def _phases(plans: Sequence[PredictedPlan]) -> Element:
     """A row a phase, a column a plan."""
     columns = [Column("phase"), *(Column(item.name, True) for item in plans)]
     rows: list[Row] = []

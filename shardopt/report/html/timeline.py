@@ -10,9 +10,9 @@ from xml.etree.ElementTree import Element
 from predictor.predict import Prediction
 from predictor.trace.chrome import WAIT, Event, process_names, step_events
 from predictor.units import us
+from shardopt.formatting import ms, phase_words, plural
 from shardopt.report.html.nodes import node
-from shardopt.report.plan.prediction_view import RankTimes, selected
-from shardopt.report.words import ms, phase_words, plural
+from shardopt.report.prediction import RankTimes, selected
 
 MAX_RANKS = 16
 MAX_SPANS = 8000

@@ -19,14 +19,14 @@ from predictor.units import GIB
 from search.problem import RankedPlan, Result
 from shardopt.cli.resolve import Setting
 from shardopt.explain.changes import Changes, PlanChange
-from shardopt.explain.explanation import Explanation
+from shardopt.explain.explanation import Explanation, PredictedPlan
 from shardopt.explain.waits import Cause, Wait
 from shardopt.explain.whatif import WhatIf
 from shardopt.report.console import make_console
-from shardopt.report.plan.diff_view import show_diff
-from shardopt.report.plan.explain_view import show_explanation
-from shardopt.report.plan.plan_view import PlanReport, show_headline, show_plan
-from shardopt.report.plan.predict_view import Predicted, show_predictions
+from shardopt.report.diff import show_diff
+from shardopt.report.explain import show_explanation
+from shardopt.report.plan import PlanReport, show_headline, show_plan
+from shardopt.report.prediction import show_predictions
 
 Golden = Callable[[str, str], None]
 
@@ -139,9 +139,9 @@ def test_quiet_plan_is_one_short_line(plan_data: dict[str, Any]) -> None:
 def test_predict(width: int, plan_data: dict[str, Any], golden: Golden) -> None:
     plan = plan_from_dict(plan_data, where="plan")
     given = [
-        Predicted("slow.json", plan, prediction(1.25)),
-        Predicted("fast.json", plan, prediction()),
-        Predicted("large.json", plan, prediction(1.125, used_gib=65.5)),
+        PredictedPlan("slow.json", plan, prediction(1.25)),
+        PredictedPlan("fast.json", plan, prediction()),
+        PredictedPlan("large.json", plan, prediction(1.125, used_gib=65.5)),
     ]
     golden(f"predict_{width}.txt", drawn(width, show_predictions, given))
 
@@ -158,8 +158,8 @@ def explanation(
         WhatIf("skew", "all ids equally likely", 12.5, 2.5),
         WhatIf("limit", "no host overhead (such as CUDA graphs)", 10.0, 0.0),
     ]
-    other = [Predicted("other.json", plan, prediction(1.25, ranks=ranks))] if others else []
-    given = Predicted("plan.json", plan, prediction(ranks=ranks))
+    other = [PredictedPlan("other.json", plan, prediction(1.25, ranks=ranks))] if others else []
+    given = PredictedPlan("plan.json", plan, prediction(ranks=ranks))
     return Explanation(given, [wait] if helps else [], Changes(512, found), what_if, other)
 
 

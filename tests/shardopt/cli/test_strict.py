@@ -9,7 +9,7 @@ import yaml
 
 from predictor.hardware.loader import load_hardware
 from predictor.iteration.ranges import OutOfRange
-from shardopt.report.plan.range_view import range_lines
+from shardopt.report.prediction import range_lines
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from search.problem import Problem
 from search.space.enumerate import enumerate_space
-from shardopt.explain.explanation import explained
+from shardopt.explain.explanation import explain_plan
+from shardopt.report.explain import explain_object
 from shardopt.report.html.page import page
-from shardopt.report.plan.explain_view import explain_object
 from tests.builders import a_topology, hardware, plan_of, random_candidate, random_workload
 from tests.shardopt.report.plans import a_setting, predicted
 
@@ -34,7 +34,7 @@ def test_random_plans_are_explained(
         for i in range(2)
     ]
     before = [predicted(problem, plan) for plan in plans]
-    explanation = explained(problem, before)
+    explanation = explain_plan(problem, before)
     iteration_ms = before[0].prediction.iteration_ms
     for change in explanation.changes.found:
         assert change.words

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predictor.model.workload import Feature
-from shardopt.explain.waits import Cause, Wait, waits
+from shardopt.explain.waits import Cause, Wait, find_waits
 from tests.builders import a_table, hardware
 from tests.shardopt.report.plans import WORLD, a_problem, predicted, tables, whole
 
@@ -17,7 +17,7 @@ HEAVY = a_table("heavy", 10_000_000, features=(Feature("ids", 60.0),))
 def test_the_late_rank_and_its_heaviest_table_are_named() -> None:
     problem = a_problem([*tables(1000, 1000, 1000, 1000), HEAVY])
     plan = whole(problem, [0, 1, 2, 3, 2])
-    found = waits(problem, plan, predicted(problem, plan).prediction)
+    found = find_waits(problem, plan, predicted(problem, plan).prediction)
     forward = next(wait for wait in found if wait.phase == "output_dist_forward")
     assert forward.late_rank == 2
     assert forward.rank != 2
@@ -29,7 +29,7 @@ def test_the_late_rank_and_its_heaviest_table_are_named() -> None:
 def test_the_wait_is_what_the_lookup_takes_longer() -> None:
     problem = a_problem([*tables(1000, 1000, 1000, 1000), HEAVY])
     plan = whole(problem, [0, 1, 2, 3, 2])
-    found = waits(problem, plan, predicted(problem, plan).prediction)
+    found = find_waits(problem, plan, predicted(problem, plan).prediction)
     forward = next(wait for wait in found if wait.phase == "output_dist_forward")
     explained = sum(cause.excess_ms for cause in forward.causes) / forward.wait_ms
     assert 0.9 < explained <= 1 + 1e-9  # ids to reorder are the rest, too little to be named
@@ -39,7 +39,7 @@ def test_the_wait_is_what_the_lookup_takes_longer() -> None:
 def test_ranks_on_hosts_wait_at_meetings_that_take_no_time() -> None:
     problem = replace(a_problem([*tables(1000, 1000), HEAVY], 2), hardware=hardware("cpu-gloo"))
     plan = whole(problem, [0, 1, 1])
-    found = waits(problem, plan, predicted(problem, plan).prediction)
+    found = find_waits(problem, plan, predicted(problem, plan).prediction)
     assert {(wait.rank, wait.late_rank) for wait in found} == {(0, 1)}
     assert "heavy" in found[0].words
 
@@ -47,13 +47,13 @@ def test_ranks_on_hosts_wait_at_meetings_that_take_no_time() -> None:
 def test_equal_ranks_wait_for_no_one() -> None:
     problem = a_problem(tables(1000, 1000, 1000, 1000))
     plan = whole(problem, range(WORLD))
-    assert waits(problem, plan, predicted(problem, plan).prediction) == []
+    assert find_waits(problem, plan, predicted(problem, plan).prediction) == []
 
 
 def test_one_rank_waits_for_no_one() -> None:
     problem = a_problem([HEAVY], world=1)
     plan = whole(problem, [0])
-    assert waits(problem, plan, predicted(problem, plan).prediction) == []
+    assert find_waits(problem, plan, predicted(problem, plan).prediction) == []
 
 
 @settings(max_examples=25)
@@ -63,7 +63,7 @@ def test_waits_lie_on_the_path_and_within_the_iteration(ranks: list[int]) -> Non
     plan = whole(problem, ranks)
     prediction = predicted(problem, plan).prediction
     on_path = {segment.rank for segment in prediction.critical_path}
-    found = waits(problem, plan, prediction)
+    found = find_waits(problem, plan, prediction)
     assert [w.wait_ms for w in found] == sorted((w.wait_ms for w in found), reverse=True)
     for wait in found:
         assert wait.late_rank in on_path
@@ -79,7 +79,7 @@ def test_waits_lie_on_the_path_and_within_the_iteration(ranks: list[int]) -> Non
 def test_of_many_equal_tables_a_few_are_named() -> None:
     problem = a_problem(tables(*(1000,) * 12))
     plan = whole(problem, [0] * 9 + [1, 2, 3])
-    found = waits(problem, plan, predicted(problem, plan).prediction)
+    found = find_waits(problem, plan, predicted(problem, plan).prediction)
     assert any("and 6 more" in wait.words for wait in found)
 
 

@@ -11,8 +11,7 @@ from predictor.model.workload import Table
 from predictor.predict import predict
 from search.problem import Problem
 from shardopt.cli.resolve import Setting
-from shardopt.explain.explanation import Explanation, explained
-from shardopt.report.plan.predict_view import Predicted
+from shardopt.explain.explanation import Explanation, PredictedPlan, explain_plan
 from tests.builders import a_table, a_topology, a_workload, device_bound, plan_of, table_wise
 
 NASTY = "<script>alert('t')</script>&amp;\"]]>"
@@ -37,10 +36,10 @@ def whole(problem: Problem, ranks: Sequence[int]) -> ShardingPlan:
     return plan_of(problem.workload, problem.topology, candidate)
 
 
-def predicted(problem: Problem, plan: ShardingPlan, name: str = "plan.json") -> Predicted:
+def predicted(problem: Problem, plan: ShardingPlan, name: str = "plan.json") -> PredictedPlan:
     """A plan with its prediction."""
     prediction = predict(problem.workload, problem.topology, problem.hardware, plan)
-    return Predicted(name, plan, prediction)
+    return PredictedPlan(name, plan, prediction)
 
 
 def a_setting(problem: Problem) -> Setting:
@@ -60,4 +59,4 @@ def nasty() -> tuple[Setting, Explanation]:
         predicted(problem, whole(problem, [0] * 9 + [1, 2, 3]), "</script>.json"),
         predicted(problem, whole(problem, [i % WORLD for i in range(12)]), "even.json"),
     ]
-    return a_setting(problem), explained(problem, plans)
+    return a_setting(problem), explain_plan(problem, plans)

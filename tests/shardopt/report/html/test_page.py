@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from shardopt.explain.explanation import explained
+from shardopt.explain.explanation import explain_plan
 from shardopt.report.html.nodes import node, text_of
 from shardopt.report.html.page import page
 from shardopt.report.html.timeline import MAX_RANKS, spans
@@ -115,7 +115,7 @@ def test_a_period_holds_every_operation_once() -> None:
 def test_of_many_ranks_a_few_are_drawn_and_it_says_so() -> None:
     problem = a_problem(tables(*(1000 + i for i in range(40))), 40, 8)
     given = predicted(problem, whole(problem, range(40)))
-    text = page(a_setting(problem), explained(problem, [given]), VERSIONS)
+    text = page(a_setting(problem), explain_plan(problem, [given]), VERSIONS)
     drawn = {
         (attributes.get("aria-label") or "").partition(",")[0]
         for tag, attributes in read(text).tags

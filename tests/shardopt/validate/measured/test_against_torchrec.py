@@ -14,7 +14,7 @@ from shardopt.bench.rows import read_rows, write_rows
 from shardopt.bench.tasks.against import OURS, SHIPPED, THEIRS
 from shardopt.cli import app
 from shardopt.cli.validate import Suites, _runs
-from shardopt.report.accuracy.scores_view import scores_object
+from shardopt.report.validate import scores_object
 from shardopt.validate.measured import against_torchrec
 from shardopt.validate.measured.against_torchrec import NEAR, QUIET, validate_against_torchrec
 from shardopt.validate.report import Report

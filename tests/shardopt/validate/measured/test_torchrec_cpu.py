@@ -15,7 +15,7 @@ from predictor.fit.scores import wilson
 from shardopt.calibrate.rows import Origin
 from shardopt.cli import app
 from shardopt.cli.validate import Suites, _runs
-from shardopt.report.accuracy.scores_view import scores_object
+from shardopt.report.validate import scores_object
 from shardopt.validate.measured import order as lab_order
 from shardopt.validate.measured import predicted as lab_predicted
 from shardopt.validate.measured import torchrec_cpu

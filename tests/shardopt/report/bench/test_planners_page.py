@@ -29,7 +29,7 @@ from shardopt.bench.planners.summary import (
     time_ms,
     without_plan,
 )
-from shardopt.report.bench.search_docs import benchmarks_text
+from shardopt.report.bench.planners_page import benchmarks_text
 
 ROOT = Path(__file__).parents[4]
 ROWS, PAGE = ROOT / "configs/bench/search/rows.csv", ROOT / "docs/benchmarks.md"

@@ -24,10 +24,9 @@ from predictor.trace.events import RankTrace
 from predictor.trace.execution import ExecutionTrace
 from predictor.trace.read import TraceSet
 from predictor.units import format_bytes
-from shardopt.report.bars import stacked
-from shardopt.report.console import heading, line, show, table
-from shardopt.report.plan.explain_view import path_object, show_stretches, stretches
-from shardopt.report.words import ms, number, percent, plural, ranks_text
+from shardopt.formatting import ms, number, percent, plural, ranks_text
+from shardopt.report.console import heading, line, show, stacked, table
+from shardopt.report.explain import path_object, show_stretches, stretches
 
 if TYPE_CHECKING:
     from predictor.trace.simulate.step import Replay

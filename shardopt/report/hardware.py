@@ -10,8 +10,8 @@ from rich.text import Text
 
 from predictor.hardware.groups import KnownError
 from predictor.hardware.loader import DEFAULT_HARDWARE, PROVENANCE_ORDER, Group, HardwareProfile
+from shardopt.formatting import KIND_WORDS, percent, plural
 from shardopt.report.console import heading, line, show, table
-from shardopt.report.words import KIND_WORDS, percent, plural
 
 _NOT_VALIDATED = "not validated"
 _NOT_CONSTANTS = ("provenance", "rel_error", "law")

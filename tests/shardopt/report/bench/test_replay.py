@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from shardopt.report.bench.replay_view import LISTED, show_prediction
+from shardopt.report.bench.replay import LISTED, show_prediction
 
 
 def shown(ops: int, *, untimed: int = 0, brief: bool = False) -> str:

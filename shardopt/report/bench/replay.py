@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from shardopt.report.words import plural
+from shardopt.formatting import plural
 
 if TYPE_CHECKING:
     from rich.console import Console

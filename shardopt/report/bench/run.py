@@ -12,8 +12,8 @@ from predictor.predict import Prediction
 from shardopt.bench.rows import BenchRows
 from shardopt.bench.run import warmup_words
 from shardopt.bench.summary import PlanSummary, Ratio, reference_rounds, summaries
+from shardopt.formatting import interval, number, percent, plural, times
 from shardopt.report.console import heading, line, show, table
-from shardopt.report.words import interval, number, percent, plural, times
 
 Predicted = Mapping[str, Prediction]
 

@@ -15,17 +15,18 @@ from shardopt.explain.changes import Changes
 from shardopt.explain.explanation import Explanation
 from shardopt.explain.waits import Wait
 from shardopt.explain.whatif import WhatIf
+from shardopt.formatting import interval, ms, number, percent, phase_words, plural
 from shardopt.report.console import heading, line, show, table
 from shardopt.report.objects import prediction_object, tables_object
-from shardopt.report.plan.predict_view import show_breakdowns, show_comparison
-from shardopt.report.plan.prediction_view import (
+from shardopt.report.prediction import (
     misfit_text,
     provenance_text,
     show_breakdown,
+    show_breakdowns,
+    show_comparison,
+    show_ranges,
     show_ranks,
 )
-from shardopt.report.plan.range_view import show_ranges
-from shardopt.report.words import interval, ms, number, percent, phase_words, plural
 
 MAX_STRETCHES = 24
 MAX_WAITS = 3

@@ -34,7 +34,7 @@ from shardopt.bench.planners.summary import (
     time_ms,
     without_plan,
 )
-from shardopt.report.words import number, percent
+from shardopt.formatting import number, percent
 
 HEAD = """# Benchmarks of the search
 

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 
 from predictor.model.plan import PARAMETER_FIELDS, ShardingPlan, TablePlan
+from shardopt.formatting import ms, plural, ranks_text, times, type_mix
 from shardopt.report.console import heading, line, show, table
-from shardopt.report.words import ms, plural, ranks_text, times, type_mix
 
 ABSENT = "-"
 

@@ -1,1 +1,0 @@
-"""Reports on plans: plan, predict, explain, diff, tune."""

@@ -1,0 +1,307 @@
+"""Predictions on the console: where the time goes, ranks, provenance; plans side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.text import Text
+
+from predictor.iteration.ranges import OutOfRange
+from predictor.model.memory import RankMemory, missing
+from predictor.predict import PHASES, Prediction, RankLoad
+from predictor.units import GIB, MIB
+from shardopt.explain.explanation import PredictedPlan
+from shardopt.formatting import (
+    KIND_WORDS,
+    gib_number,
+    hbm_use,
+    interval,
+    ms,
+    number,
+    percent,
+    phase_words,
+    times,
+    type_mix,
+)
+from shardopt.report.console import bar, heading, line, show, stacked, table
+
+MAX_RANKS = 16
+"""More ranks than this are shown by their busiest and idlest."""
+
+_COMM = ("input_dist", "output_dist_forward", "output_dist_backward", "all_reduce")
+_PARTS = (
+    ("embedding forward", "█", "cyan"),
+    ("embedding backward", "▓", "blue"),
+    ("dense and other", "▒", "green"),
+    ("idle", "·", "dim"),
+)
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """One rank's iteration as the bars show it, in ms."""
+
+    rank: int
+    embedding_forward: float
+    embedding_backward: float
+    other: float
+    idle: float
+    comm: float
+
+    @classmethod
+    def of(cls, load: RankLoad, iteration_ms: float) -> RankTimes:
+        """Compute splits into embedding and the rest; transfers run beside it."""
+        forward = load.busy_ms.get("embedding_forward", 0.0)
+        backward = load.busy_ms.get("embedding_backward", 0.0)
+        idle = min(load.idle_ms, iteration_ms)
+        other = max(0.0, iteration_ms - idle - forward - backward)
+        comm = sum(load.busy_ms.get(phase, 0.0) for phase in _COMM)
+        return cls(load.rank, forward, backward, other, idle, comm)
+
+    @property
+    def embedding(self) -> float:
+        """Time in lookups and their backward."""
+        return self.embedding_forward + self.embedding_backward
+
+
+def show_breakdown(console: Console, prediction: Prediction) -> None:
+    """The critical path by phase; the parts sum to the iteration time."""
+    parts = prediction.breakdown
+    made = table([("phase", "left"), ("ms", "right"), ("share", "right"), ("", "left")])
+    width = max(10, min(40, console.width - 44))
+    longest = max(parts.values(), default=1.0)
+    for phase, value in parts.items():
+        made.add_row(
+            phase_words(phase),
+            number(value),
+            percent(value / prediction.iteration_ms),
+            bar(value / longest, width),
+        )
+    show(console, made)
+
+
+def show_ranks(console: Console, prediction: Prediction) -> None:
+    """A bar per rank: what its compute stream does in an iteration."""
+    times = [RankTimes.of(load, prediction.iteration_ms) for load in prediction.per_rank]
+    shown = selected(times, MAX_RANKS)
+    heading(console, "Ranks", f"compute of one iteration of {ms(prediction.iteration_ms)}")
+    made = table(
+        [
+            ("rank", "right"),
+            ("", "left"),
+            ("emb fwd", "right"),
+            ("emb bwd", "right"),
+            ("comm", "right"),
+            ("idle", "right"),
+            (_memory_header(prediction.memory), "right"),
+        ]
+    )
+    width = max(10, min(40, console.width - 54))
+    for rank in shown:
+        values = (rank.embedding_forward, rank.embedding_backward, rank.other, rank.idle)
+        parts = [(v, mark, style) for v, (_, mark, style) in zip(values, _PARTS, strict=True)]
+        made.add_row(
+            str(rank.rank),
+            stacked(parts, prediction.iteration_ms, width),
+            number(rank.embedding_forward),
+            number(rank.embedding_backward),
+            number(rank.comm),
+            number(rank.idle),
+            _memory(prediction.memory[rank.rank]),
+        )
+    show(console, made)
+    legend = Text("  ")
+    for name, mark, style in _PARTS:
+        legend.append(mark * 2, style=style)
+        legend.append(f" {name}   ", style="dim")
+    console.print(legend)
+    if len(shown) < len(times):
+        line(
+            console,
+            f"  {len(times) - len(shown)} of {len(times)} ranks lie between the "
+            f"{MAX_RANKS // 2} busiest and the {MAX_RANKS // 2} idlest above; --json has all",
+            style="dim",
+        )
+
+
+def selected(times: list[RankTimes], most: int) -> list[RankTimes]:
+    """All ranks, or ``most`` of them: the busiest and the idlest, in order of rank."""
+    if len(times) <= most:
+        return times
+    by_work = sorted(times, key=lambda t: (-t.embedding, t.rank))
+    half = most // 2
+    return sorted(by_work[:half] + by_work[-half:], key=lambda t: t.rank)
+
+
+def _memory_header(memory: tuple[RankMemory, ...]) -> str:
+    return "HBM GiB" if any(r.hbm_cap_bytes for r in memory) else "DDR GiB"
+
+
+def _memory(rank: RankMemory) -> str:
+    if rank.hbm_cap_bytes:
+        return f"{gib_number(rank.hbm_bytes)} / {gib_number(rank.hbm_cap_bytes)}"
+    return f"{gib_number(rank.ddr_bytes)} / {gib_number(rank.ddr_cap_bytes)}"
+
+
+def provenance_text(prediction: Prediction) -> str:
+    """The weakest provenance behind the headline number."""
+    words = KIND_WORDS[prediction.provenance]
+    return f"weakest constants on its critical path: {words}"
+
+
+def misfit_text(prediction: Prediction) -> str:
+    """Which ranks lack memory for the plan; empty when it fits."""
+    lacking = [rank for rank in prediction.memory if not rank.fits]
+    if not lacking:
+        return ""
+    more = f"; and {len(lacking) - 1} more ranks" if len(lacking) > 1 else ""
+    worst = max(lacking, key=lambda r: r.missing_hbm_bytes + r.missing_ddr_bytes)
+    return f"does not fit: {missing([worst])}{more}"
+
+
+_KIB = 1024
+
+
+def range_lines(found: Iterable[OutOfRange]) -> list[str]:
+    """A short line a group: ``collectives.inter of h100-sxm: messages of 12 GiB, ...``."""
+    by_group: dict[str, list[str]] = {}
+    for item in found:
+        by_group.setdefault(f"{item.group} of {item.profile}", []).append(_words(item))
+    return [f"{group}: {'; '.join(texts)}" for group, texts in by_group.items()]
+
+
+def show_ranges(console: Console, found: Iterable[OutOfRange], name: str = "") -> None:
+    """A line for every group that was asked beyond its rows.
+
+    Args:
+        name: of the plan, where there are several.
+    """
+    of = f" ({name})" if name else ""
+    for text in range_lines(found):
+        line(console, f"Extrapolated{of}: {text}.", style="yellow")
+
+
+def _words(item: OutOfRange) -> str:
+    if item.quantity == "ranks":
+        return f"{item.asked:g} ranks, fitted for {item.low:g} to {item.high:g}"
+    what, shown = _QUANTITIES.get(item.quantity, (f"{item.quantity} of", _count))
+    return f"{what} {shown(item.asked)}, fitted up to {shown(item.high)}"
+
+
+def covered(quantity: str, low: float, high: float) -> str:
+    """What the rows behind a group cover: ``m 3 to 65,536``, ``messages of 8 bytes to 16 GiB``."""
+    what, shown = _QUANTITIES.get(quantity, (quantity, _count))
+    return f"{what} {shown(low)} to {shown(high)}"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _bytes(value: float) -> str:
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (_KIB, "KiB")):
+        if value >= unit:
+            return f"{value / unit:.3g} {name}"
+    return f"{value:.0f} bytes"
+
+
+def _flop(value: float) -> str:
+    return f"{value / 1e9:,.3g} GFLOP"
+
+
+_QUANTITIES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "size_bytes": ("messages of", _bytes),
+    "flop": ("multiplications of", _flop),
+    "dim": ("shards of dimension", _count),
+    "rows": ("shards with rows:", _count),
+    "tables": ("tables in one lookup:", _count),
+    "ids": ("ids in one lookup:", _count),
+}
+"""Quantity of a range -> what comes before the figure, and how the figure is written."""
+
+
+MAX_COLUMNS = 6
+"""Plans whose breakdowns stand side by side."""
+
+
+def show_predictions(console: Console, given: Sequence[PredictedPlan]) -> None:
+    """One plan in full, or several ranked, best first."""
+    ranked = sorted(given, key=lambda p: p.prediction.iteration_ms)
+    show_comparison(console, ranked)
+    best = ranked[0].prediction
+    if len(ranked) == 1:
+        heading(console, "Where the time goes", "along the critical path")
+        show_breakdown(console, best)
+        show_ranks(console, best)
+    else:
+        show_breakdowns(console, ranked)
+    console.print()
+    console.print(
+        Text.assemble(
+            "Predicted ",
+            (ms(best.iteration_ms), "bold green"),
+            f" per iteration under {ranked[0].name}, "
+            f"90 % interval {interval(best.interval_ms)} ms; {provenance_text(best)}.",
+        )
+    )
+    for item in ranked:
+        problem = misfit_text(item.prediction)
+        if problem:
+            line(console, f"{item.name} {problem}", style="bold red")
+        name = item.name if len(ranked) > 1 else ""
+        show_ranges(console, item.prediction.out_of_range, name)
+
+
+def show_headlines(console: Console, given: Sequence[PredictedPlan]) -> None:
+    """The report under ``--quiet``: a line a plan, in the order given."""
+    for item in given:
+        line(console, f"{item.name}: {ms(item.prediction.iteration_ms)}")
+
+
+def show_comparison(console: Console, ranked: Sequence[PredictedPlan]) -> None:
+    """A row a plan."""
+    heading(console, "Plans", "predicted iteration time, best first")
+    made = table(
+        [
+            ("#", "right"),
+            ("plan", "fold"),
+            ("ms", "right"),
+            ("vs best", "left"),
+            ("90 % interval", "left"),
+            ("HBM GiB", "right"),
+            ("sharding", "fold"),
+        ]
+    )
+    best = ranked[0].prediction.iteration_ms
+    for place, item in enumerate(ranked, start=1):
+        value = item.prediction.iteration_ms
+        made.add_row(
+            str(place),
+            item.name,
+            number(value),
+            "best" if place == 1 else times(value / best),
+            interval(item.prediction.interval_ms),
+            hbm_use(item.prediction.memory),
+            type_mix(item.plan),
+            style="bold" if place == 1 else "",
+        )
+    show(console, made)
+
+
+def show_breakdowns(console: Console, ranked: Sequence[PredictedPlan]) -> None:
+    """A row a phase, a column a plan; empty where a phase is not on the critical path."""
+    shown = ranked[:MAX_COLUMNS]
+    aside = "ms on the critical path, plans by their place above"
+    heading(console, "Where the time goes", aside)
+    places = [(f"#{i}", "right") for i in range(1, len(shown) + 1)]
+    made = table([("phase", "left"), *places])
+    for phase in PHASES:
+        parts = [item.prediction.breakdown.get(phase, 0.0) for item in shown]
+        if any(parts):
+            made.add_row(phase_words(phase), *(number(v) if v else "" for v in parts))
+    made.add_row("iteration", *(number(item.prediction.iteration_ms) for item in shown))
+    show(console, made)
+    if len(shown) < len(ranked):
+        line(console, f"  the {MAX_COLUMNS} fastest are shown; --json has all", style="dim")
