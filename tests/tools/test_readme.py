@@ -14,8 +14,8 @@ EMPTY = """# Title
 old
 <!-- end of accuracy -->
 between
-<!-- generated: against -->
-<!-- end of against -->
+<!-- generated: gain -->
+<!-- end of gain -->
 end
 """
 
@@ -25,9 +25,9 @@ AGAINST = """
 
 Gain.
 
-| plans of | tasks |
-|---|---|
-| ours | 12 |
+| plans of | tasks | faster | equal | slower | median gain | largest | median predicted | sign |
+|---|---|---|---|---|---|---|---|---|
+| shardopt, machine calibrated | 12 | 10 | 2 | 0 | +5.9 % | +13.8 % | +6.8 % | 12 |
 
 ### tasks
 
@@ -38,8 +38,8 @@ Gain.
 def page() -> str:
     """An accuracy page with every suite and part that the README shows."""
     sections = []
-    for n, suite in enumerate(dict.fromkeys(suite for suite, _, _ in SHOWN)):
-        parts = [part for of, part, _ in SHOWN if of == suite]
+    for n, suite in enumerate(dict.fromkeys(suite for suite, *_ in SHOWN)):
+        parts = [part for of, part, *_ in SHOWN if of == suite]
         rows = "".join(f"| {part} | {n} | 4.5 % | 2.7 % | 22.6 % |\n" for part in parts)
         extra = AGAINST if suite == "against-torchrec" else ""
         sections.append(f"## {suite}\n\n| rows | n |\n|---|---|\n{rows}{extra}")
@@ -48,13 +48,12 @@ def page() -> str:
 
 def test_each_table_goes_to_its_place() -> None:
     found = updated(EMPTY, page())
-    accuracy, against = found.split("between")
-    assert "| `torchrec-cpu` | TorchRec plans of random models on two CPU ranks | 0 | 4.5 %" in (
-        accuracy
-    )
+    accuracy, gain = found.split("between")
+    assert "| `torchrec-cpu` | the same, all 50 models | 0 | 4.5 %" in accuracy
     assert accuracy.count("\n| `") == 1 + len(SHOWN)
-    assert "| ours | 12 |" in against
-    assert "| task |" not in against
+    assert "| 12 | +5.9 % (median) | +6.8 % (median) | 10 faster, 2 equal, 0 slower |" in gain
+    assert "| -0.9 % (mean) | +4.0 % (mean) |" in gain
+    assert "| task |" not in gain
     assert "old" not in found
     assert found.startswith("# Title\n")
     assert found.endswith("end\n")
@@ -64,10 +63,10 @@ def test_each_table_goes_to_its_place() -> None:
 def test_what_is_missing_is_named() -> None:
     with pytest.raises(InputError, match="no part 'plans \\*' of the suite 'torchrec-cpu'"):
         updated(EMPTY, page().replace("| plans *", "| plans"))
-    with pytest.raises(InputError, match="no table 'against TorchRec's planner'"):
+    with pytest.raises(InputError, match="no row 'shardopt, machine calibrated' in 'against"):
         updated(EMPTY, page().replace("### against", "### for"))
-    with pytest.raises(InputError, match=r"README.md: lacks '<!-- generated: against -->'"):
-        updated(EMPTY.replace("generated: against", ""), page())
+    with pytest.raises(InputError, match=r"README.md: lacks '<!-- generated: gain -->'"):
+        updated(EMPTY.replace("generated: gain", ""), page())
 
 
 def test_the_committed_readme_is_up_to_date() -> None:
@@ -80,7 +79,7 @@ def test_the_command_writes_the_file(tmp_path: Path, capsys: pytest.CaptureFixtu
     readme.write_text(EMPTY)
     accuracy.write_text(page())
     assert main([str(readme), str(accuracy)]) == 0
-    assert "| ours | 12 |" in readme.read_text()
+    assert "10 faster, 2 equal" in readme.read_text()
     with pytest.raises(SystemExit) as ended:
         main([str(readme), str(tmp_path / "none.md")])
     assert ended.value.code == 2
