@@ -11,15 +11,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from predictor.errors import PlanError, did_you_mean
 from predictor.hardware.loader import Group, HardwareProfile, ProvenanceKind, weakest
-from predictor.iteration.batch import BatchPredictor
 from predictor.iteration.critical_path import HOST, Segment, critical_path
 from predictor.iteration.graph import Graph
-from predictor.iteration.ranges import Asked, OutOfRange, out_of_range
+from predictor.iteration.plan_scorer import PlanScorer
+from predictor.iteration.ranges import OutOfRange, RecordingCosts, out_of_range
 from predictor.iteration.timeline import Timeline, simulate
 from predictor.model.memory import RankMemory, plan_memory
-from predictor.model.plan import ShardingPlan, TablePlan
+from predictor.model.plan import ShardingPlan
+from predictor.model.plan_check import match_plan
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
 
@@ -67,7 +67,7 @@ class Prediction:
         breakdown: phase -> part of the critical path; the parts sum to ``iteration_ms``.
         provenance: the weakest of the constants on the critical path.
         critical_path: the chain itself, in order of time.
-        out_of_range: what the profile was asked beyond the rows behind it.
+        out_of_range: what was asked of the profile beyond the measurements behind it.
     """
 
     iteration_ms: float
@@ -95,10 +95,11 @@ def predict(
     Raises:
         PlanError: the plan does not cover the workload's tables or the topology's ranks.
     """
-    candidate = candidate_of(workload, topology, plan)
-    batch = BatchPredictor(workload, topology, hardware)
-    asked = Asked(batch.costs)
-    graph = batch.graph(batch.totals(candidate)[None])
+    tables = match_plan(workload, topology, plan)
+    costs = RecordingCosts(workload, topology, hardware)
+    scorer = PlanScorer(workload, topology, hardware, costs)
+    loads = scorer.totals(tables)
+    graph = scorer.graph(loads[None])
     timeline = simulate(graph, keep_steps=True)
     path = critical_path(graph, timeline)
     iteration_ms = float(timeline.iteration_ms[0])
@@ -112,35 +113,8 @@ def predict(
         critical_path=tuple(path),
         graph=graph,
         timeline=timeline,
-        out_of_range=out_of_range(batch, candidate, asked),
+        out_of_range=out_of_range(costs, tables, loads),
     )
-
-
-def candidate_of(
-    workload: Workload, topology: Topology, plan: ShardingPlan
-) -> tuple[TablePlan, ...]:
-    """The sharding of every table in the workload's order, checked against ranks and tables."""
-    if plan.world_size != topology.world_size:
-        raise PlanError(
-            f"the plan is for {plan.world_size} ranks, the topology has {topology.world_size}"
-        )
-    keys = dict.fromkeys(workload.keys)
-    missing = [key for key in keys if key not in plan.tables]
-    if missing:
-        near = did_you_mean(missing[0], plan.tables)
-        raise PlanError(f"the plan does not place table '{missing[0]}'{near}")
-    unknown = [key for key in plan.tables if key not in keys]
-    if unknown:
-        near = did_you_mean(unknown[0], keys)
-        raise PlanError(f"the plan places '{unknown[0]}', which the model does not have{near}")
-    for key, table in plan.tables.items():
-        outside = [r for r in table.ranks if not 0 <= r < topology.world_size]
-        if outside:
-            raise PlanError(
-                f"table '{key}' has a shard on rank {outside[0]}; "
-                f"ranks are 0 to {topology.world_size - 1}"
-            )
-    return tuple(plan.tables[key] for key in keys)
 
 
 def _breakdown(path: list[Segment]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.iteration.batch import BatchPredictor
+from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.plan import ShardingPlan, TablePlan
 from search.problem import Problem
 from search.space.enumerate import Legal, Option, Space, place
@@ -27,7 +27,7 @@ class Objective:
     def __init__(self, problem: Problem, space: Space) -> None:
         self.problem = problem
         self.space = space
-        self.batch = BatchPredictor(problem.workload, problem.topology, problem.hardware)
+        self.batch = PlanScorer(problem.workload, problem.topology, problem.hardware)
         self.caps = np.array(
             [problem.topology.hbm_cap_bytes, problem.topology.ddr_cap_bytes], dtype=np.float64
         )

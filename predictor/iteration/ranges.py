@@ -16,8 +16,9 @@ nothing to be outside of; their provenance says what they are.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,8 +28,9 @@ from predictor.cost.dense import DenseLayers
 from predictor.cost.loads import Load
 from predictor.cost.shared import Costs
 from predictor.hardware.loader import HardwareProfile
-from predictor.iteration.batch import BatchPredictor, Candidate
+from predictor.model.plan import TablePlan
 from predictor.model.topology import Topology
+from predictor.model.workload import Workload
 
 Array = NDArray[np.float64]
 Largest = dict[str, dict[str, float]]
@@ -58,75 +60,86 @@ class OutOfRange:
     high: float
 
 
-class Asked:
-    """Remembers the largest message and multiplication that one prediction asks for.
+class RecordingCosts(Costs):
+    """Costs that remember every message size and multiplication that they are asked for.
 
-    It stands in for the collectives and the dense layers of ``costs``; those of a search are not
-    touched, so it costs a search nothing.
+    A search uses plain `Costs`, so recording costs it nothing.
     """
 
-    def __init__(self, costs: Costs) -> None:
+    def __init__(self, workload: Workload, topology: Topology, hardware: HardwareProfile) -> None:
+        super().__init__(workload, topology, hardware)
         self.messages: dict[tuple[Op, Scope], float] = {}
+        """Collective and scope -> the largest message in bytes."""
         self.shapes: list[tuple[int, int, int]] = []
-        costs.collectives = _AskedCollectives(costs.hardware, costs.topology, self.messages)
-        costs.dense = _AskedLayers(costs, self.shapes)
+        """``(m, n, k)`` of every multiplication."""
+
+    @cached_property
+    def collectives(self) -> Collectives:
+        """As `Costs.collectives`."""
+        return _RecordingCollectives(self.hardware, self.topology, self.messages)
+
+    @cached_property
+    def dense(self) -> DenseLayers:
+        """As `Costs.dense`."""
+        return _RecordingLayers(self.workload, self.hardware, self.shapes)
 
 
-class _AskedCollectives(Collectives):
+class _RecordingCollectives(Collectives):
     def __init__(
-        self, hw: HardwareProfile, topology: Topology, asked: dict[tuple[Op, Scope], float]
+        self, hw: HardwareProfile, topology: Topology, messages: dict[tuple[Op, Scope], float]
     ) -> None:
         super().__init__(hw, topology)
-        self._asked = asked
+        self._messages = messages
 
     def _time(self, op: Op, size_bytes: ArrayLike, scope: Scope) -> Array:
         largest = float(np.max(size_bytes, initial=0.0))
-        self._asked[op, scope] = max(largest, self._asked.get((op, scope), 0.0))
+        self._messages[op, scope] = max(largest, self._messages.get((op, scope), 0.0))
         return super()._time(op, size_bytes, scope)
 
 
-class _AskedLayers(DenseLayers):
-    def __init__(self, costs: Costs, asked: list[tuple[int, int, int]]) -> None:
-        super().__init__(costs.workload, costs.hardware)
-        self._asked = asked
+class _RecordingLayers(DenseLayers):
+    def __init__(
+        self, workload: Workload, hardware: HardwareProfile, shapes: list[tuple[int, int, int]]
+    ) -> None:
+        super().__init__(workload, hardware)
+        self._shapes = shapes
 
     def _gemm(self, m: int, n: int, k: int) -> float:
-        self._asked.append((m, n, k))
+        self._shapes.append((m, n, k))
         return super()._gemm(m, n, k)
 
 
 def out_of_range(
-    batch: BatchPredictor, candidate: Candidate, asked: Asked
+    costs: RecordingCosts, plans: Sequence[TablePlan], loads: Array
 ) -> tuple[OutOfRange, ...]:
     """What a prediction asked outside the ranges of its profile, group by group.
 
     Args:
-        batch: that made the prediction's graph.
-        candidate: its plan.
-        asked: what the graph asked for.
+        costs: those that the prediction's graph was built with.
+        plans: the sharding of every table.
+        loads: their summed loads, ``[groups, ranks, COLUMNS]``.
     """
     largest: Largest = defaultdict(dict)
-    for (op, scope), size in asked.messages.items():
-        for group, share in batch.costs.collectives.shares(op, scope):
+    for (op, scope), size in costs.messages.items():
+        for group, share in costs.collectives.shares(op, scope):
             known = largest[group].get("size_bytes", 0.0)
             largest[group]["size_bytes"] = max(known, share * size)
-    if asked.shapes:
-        sides = np.array(asked.shapes, dtype=np.float64).max(axis=0)
-        flop = max(2.0 * m * n * k for m, n, k in asked.shapes)
+    if costs.shapes:
+        sides = np.array(costs.shapes, dtype=np.float64).max(axis=0)
+        flop = max(2.0 * m * n * k for m, n, k in costs.shapes)
         largest["gemm"] = dict(zip(("m", "n", "k", "flop"), (*sides.tolist(), flop), strict=True))
-    largest["embedding"] = _lookups(batch, candidate)
-    return (*ranks_outside(batch.hardware, batch.topology), *_above(batch.hardware, largest))
+    largest["embedding"] = _largest_lookups(plans, loads)
+    return (*ranks_outside(costs.hardware, costs.topology), *_above(costs.hardware, largest))
 
 
-def _lookups(batch: BatchPredictor, candidate: Candidate) -> dict[str, float]:
+def _largest_lookups(plans: Sequence[TablePlan], loads: Array) -> dict[str, float]:
     """Largest shard, and largest fused lookup of any rank."""
-    totals = batch.totals(candidate)
-    sizes = [shard.size for plan in candidate for shard in plan.shards]
+    sizes = [shard.size for plan in plans for shard in plan.shards]
     return {
         "rows": float(max((rows for rows, _ in sizes), default=0)),
         "dim": float(max((dim for _, dim in sizes), default=0)),
-        "tables": float(totals[..., Load.SHARDS].max(initial=0.0)),
-        "ids": float(totals[..., Load.IDS].max(initial=0.0)),
+        "tables": float(loads[..., Load.SHARDS].max(initial=0.0)),
+        "ids": float(loads[..., Load.IDS].max(initial=0.0)),
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 
 class ShardingType(StrEnum):
@@ -91,6 +91,10 @@ class TablePlan:
         params = self.parameters.get("cache_params") or {}
         value = params.get("load_factor")
         return None if value is None else float(value)
+
+
+TablePlans: TypeAlias = tuple[TablePlan, ...]
+"""One plan as the predictor takes it: the sharding of every table, in the workload's order."""
 
 
 @dataclass(frozen=True)

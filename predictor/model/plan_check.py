@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from predictor.errors import PlanError, did_you_mean
-from predictor.model.plan import Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.plan import Shard, ShardingPlan, ShardingType, TablePlan, TablePlans
+from predictor.model.topology import Topology
 from predictor.model.workload import Workload
 
 ROW_SPLITS = frozenset(
@@ -41,6 +42,38 @@ def check_plan(plan: ShardingPlan, workload: Workload, *, where: str = "plan") -
         planned[index] = replace(plan.tables[key], module=table.module)
     tables = {key: planned[i] for i, key in enumerate(workload.keys)}
     return replace(plan, tables=tables)
+
+
+def match_plan(workload: Workload, topology: Topology, plan: ShardingPlan) -> TablePlans:
+    """The sharding of every table of the workload, in the workload's order.
+
+    Args:
+        plan: keyed as the workload's tables are; `check_plan` makes it so.
+
+    Raises:
+        PlanError: the plan is for other ranks, or its tables are not those of the workload.
+    """
+    if plan.world_size != topology.world_size:
+        raise PlanError(
+            f"the plan is for {plan.world_size} ranks, the topology has {topology.world_size}"
+        )
+    keys = dict.fromkeys(workload.keys)
+    missing = [key for key in keys if key not in plan.tables]
+    if missing:
+        near = did_you_mean(missing[0], plan.tables)
+        raise PlanError(f"the plan does not place table '{missing[0]}'{near}")
+    unknown = [key for key in plan.tables if key not in keys]
+    if unknown:
+        near = did_you_mean(unknown[0], keys)
+        raise PlanError(f"the plan places '{unknown[0]}', which the model does not have{near}")
+    for key, table in plan.tables.items():
+        outside = [r for r in table.ranks if not 0 <= r < topology.world_size]
+        if outside:
+            raise PlanError(
+                f"table '{key}' has a shard on rank {outside[0]}; "
+                f"ranks are 0 to {topology.world_size - 1}"
+            )
+    return tuple(plan.tables[key] for key in keys)
 
 
 def model_mismatch(plan: ShardingPlan, workload: Workload) -> str | None:

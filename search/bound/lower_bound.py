@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor.cost.loads import LAUNCH
-from predictor.iteration.batch import BatchPredictor
+from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.plan import ComputeKernel, TablePlan
 from search.bound.busiest import MAX_CHOICES, longest_shard
 from search.bound.cache import PRICES, least_sharing_ms
@@ -68,7 +68,7 @@ class LowerBound:
         batch: shares its shard loads with the search.
     """
 
-    def __init__(self, problem: Problem, space: Space, batch: BatchPredictor) -> None:
+    def __init__(self, problem: Problem, space: Space, batch: PlanScorer) -> None:
         self.problem = problem
         self.batch = batch
         self.given = space.given

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from predictor.errors import InfeasibleError
-from predictor.iteration.batch import BatchPredictor
+from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.plan import ShardingPlan, TablePlan
 from predictor.units import format_bytes
 from search.bound.lower_bound import LowerBound
@@ -97,7 +97,7 @@ def root_bound(problem: Problem) -> tuple[float, float]:
     space, topology = whole_space(problem), problem.topology
     least = least_bytes(space)
     _check_pooled(problem, least)
-    batch = BatchPredictor(problem.workload, topology, problem.hardware)
+    batch = PlanScorer(problem.workload, topology, problem.hardware)
     bound_ms = LowerBound(problem, space, batch).solve(ROOT_STEPS)
     if not math.isfinite(bound_ms):
         raise InfeasibleError("no plan fits, not even with every table cut at will over the ranks")

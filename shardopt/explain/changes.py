@@ -12,8 +12,9 @@ import numpy as np
 from predictor.errors import InfeasibleError
 from predictor.model.memory import shard_memory
 from predictor.model.plan import ShardingPlan, TablePlan
+from predictor.model.plan_check import match_plan
 from predictor.model.topology import Topology
-from predictor.predict import Prediction, candidate_of, predict
+from predictor.predict import Prediction, predict
 from search.improve.local_search import LocalSearch, apply
 from search.improve.transfers import Change
 from search.objective import Assignment, Choice, Objective
@@ -100,7 +101,7 @@ def best_changes(problem: Problem, plan: ShardingPlan, prediction: Prediction) -
 def _around(problem: Problem, plan: ShardingPlan) -> tuple[Space, Assignment]:
     """The search space with the plan's own choices in it, and the plan as one of its points."""
     space = reduced_space(problem)
-    candidate = candidate_of(problem.workload, problem.topology, plan)
+    candidate = match_plan(problem.workload, problem.topology, plan)
     options, base = list(space.options), []
     for index, table in enumerate(candidate):
         option = space.option_of(index, table)

@@ -13,7 +13,8 @@ from predictor.iteration.critical_path import Segment
 from predictor.iteration.graph import COMPUTE, Graph, Op
 from predictor.iteration.timeline import Step
 from predictor.model.plan import ShardingPlan
-from predictor.predict import Prediction, candidate_of
+from predictor.model.plan_check import match_plan
+from predictor.predict import Prediction
 from search.problem import Problem
 from shardopt.formatting import ms, percent, phase_words
 
@@ -228,7 +229,7 @@ class _Tables:
     def __init__(self, problem: Problem, plan: ShardingPlan) -> None:
         self.workload = problem.workload
         self.loads = ShardLoads(problem.workload, problem.topology, problem.hardware)
-        self.candidate = candidate_of(problem.workload, problem.topology, plan)
+        self.candidate = match_plan(problem.workload, problem.topology, plan)
 
     def of(self, name: str, phase: str, rank: int) -> tuple[tuple[tuple[str, float], ...], int]:
         """Tables of an operation with their shares of it, the largest first, and how many more."""

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from predictor.hardware.loader import HardwareProfile, Link
-from predictor.iteration.batch import BatchPredictor
 from predictor.iteration.graph import Graph, Op
+from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.timeline import simulate
 from predictor.model.distribution import Distribution, Uniform, Zipf
 from predictor.model.plan import ShardingPlan
+from predictor.model.plan_check import match_plan
 from predictor.model.workload import Table, Workload
-from predictor.predict import Prediction, candidate_of
+from predictor.predict import Prediction
 from search.problem import Problem
 from shardopt.formatting import percent
 
@@ -66,8 +67,8 @@ def sensitivity(problem: Problem, plan: ShardingPlan, prediction: Prediction) ->
 
 def _time_ms(problem: Problem, plan: ShardingPlan) -> float:
     workload, topology = problem.workload, problem.topology
-    predictor = BatchPredictor(workload, topology, problem.hardware)
-    return float(predictor.score([candidate_of(workload, topology, plan)])[0])
+    predictor = PlanScorer(workload, topology, problem.hardware)
+    return float(predictor.score([match_plan(workload, topology, plan)])[0])
 
 
 def _throughput(problem: Problem, changed: Problem, before: float, after: float) -> str:

@@ -13,9 +13,10 @@ from predictor.errors import PlanError
 from predictor.hardware.loader import HardwareProfile, weakest
 from predictor.model.distribution import Uniform, Zipf
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.plan_check import match_plan
 from predictor.model.topology import Topology
 from predictor.model.workload import Feature, QComm, Workload
-from predictor.predict import PHASES, Prediction, candidate_of, predict, profile_groups
+from predictor.predict import PHASES, Prediction, predict, profile_groups
 from search.space.enumerate import enumerate_space
 from shardopt.config.model import load_model
 from tests.builders import (
@@ -236,7 +237,7 @@ def test_what_does_not_fit_the_model_is_named() -> None:
 
     def message(plan: ShardingPlan) -> str:
         with pytest.raises(PlanError) as caught:
-            candidate_of(workload, topology, plan)
+            match_plan(workload, topology, plan)
         return str(caught.value)
 
     assert "for 4 ranks, the topology has 2" in message(replace(good, world_size=4))
@@ -250,4 +251,4 @@ def test_what_does_not_fit_the_model_is_named() -> None:
     outside = TablePlan(T.TABLE_WISE, ComputeKernel.FUSED, (Shard(2, (0, 0), (100_000, 64)),))
     found = message(replace(good, tables={**good.tables, "cat_0": outside}))
     assert found == "table 'cat_0' has a shard on rank 2; ranks are 0 to 1"
-    assert candidate_of(workload, topology, good) == tuple(good.tables.values())
+    assert match_plan(workload, topology, good) == tuple(good.tables.values())

@@ -22,16 +22,16 @@ from predictor.cost.gemm import gemm_ms
 from predictor.cost.loads import Load
 from predictor.cost.uplinks import switches_of, uplink_size
 from predictor.hardware.loader import HardwareProfile
-from predictor.iteration.batch import BatchPredictor
 from predictor.iteration.graph import Dep, Graph
 from predictor.iteration.hugectr.hybrid_embedding import HybridSplit
 from predictor.iteration.hugectr.runtime import Runtime
+from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.timeline import simulate
 from predictor.iteration.torchrec.sparse import HIERARCHICAL, Exchange, Transfer, busiest, exchanges
-from predictor.model.plan import ShardingPlan, TablePlan
+from predictor.model.plan import ShardingPlan
+from predictor.model.plan_check import match_plan
 from predictor.model.topology import Topology
 from predictor.model.workload import DATA_TYPE_BYTES, DcnV2, QComm, Workload
-from predictor.predict import candidate_of
 from predictor.units import us
 
 Array = NDArray[np.float64]
@@ -74,11 +74,10 @@ class HugeCtrBuilder:
         )
         self.topology = topology
         self.hardware = hardware
-        batch = BatchPredictor(self.workload, topology, hardware)
-        candidate: tuple[TablePlan, ...] = candidate_of(self.workload, topology, plan)
-        self.costs = batch.costs
-        self.placed = batch.totals(candidate)[None]
-        self.groups = batch.groups
+        scorer = PlanScorer(self.workload, topology, hardware)
+        self.costs = scorer.costs
+        self.placed = scorer.totals(match_plan(self.workload, topology, plan))[None]
+        self.groups = scorer.groups
         usual = switches_of(hardware.collectives.intra.all_to_all, topology.world_size)
         self.cards = usual[0] if usual and topology.hosts == 1 else 0
         self.switches = switches or usual

@@ -10,10 +10,10 @@ from functools import lru_cache, partial
 import numpy as np
 
 from predictor.errors import InfeasibleError
-from predictor.iteration.batch import BatchPredictor
+from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.memory import fits, plan_memory
 from predictor.model.plan import ShardingPlan
-from predictor.predict import candidate_of
+from predictor.model.plan_check import match_plan
 from search.baselines.additive import solve_additive
 from search.baselines.drawn import Drawn
 from search.baselines.dreamshard import DreamShardGreedy
@@ -74,11 +74,11 @@ class Outcome:
 def _judged(problem: Problem, plan: ShardingPlan, outcome: Outcome) -> Outcome:
     """The outcome with a plan's worth under both judges."""
     workload, topology, hardware = problem.workload, problem.topology, problem.hardware
-    tables = candidate_of(workload, topology, plan)
+    tables = match_plan(workload, topology, plan)
     judge = TorchRecJudge(workload, topology, hardware.device)
     return replace(
         outcome,
-        iteration_ms=float(BatchPredictor(workload, topology, hardware).score([tables])[0]),
+        iteration_ms=float(PlanScorer(workload, topology, hardware).score([tables])[0]),
         fits=fits(plan_memory(workload, topology, plan, hardware.device)),
         rating_ms=judge.rating_ms(tables),
         rating_fits=judge.fits(tables),

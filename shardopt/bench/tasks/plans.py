@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from predictor.hardware.loader import HardwareProfile
-from predictor.iteration.batch import BatchPredictor
+from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.plan import ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Table, Workload
@@ -57,7 +57,7 @@ class Found:
 def quick_ms(workload: Workload, topology: Topology, hardware: HardwareProfile) -> float:
     """About what the best plan takes, without any search."""
     plans = structures(workload, topology, random.Random(0))
-    return float(BatchPredictor(workload, topology, hardware).score(list(plans.values())).min())
+    return float(PlanScorer(workload, topology, hardware).score(list(plans.values())).min())
 
 
 def task_plans(
@@ -68,7 +68,7 @@ def task_plans(
     Args:
         seed: of the search, of the random plan, and of which structures are left out.
     """
-    predictor = BatchPredictor(workload, topology, hardware)
+    predictor = PlanScorer(workload, topology, hardware)
     result = solve(Problem(workload, topology, hardware), Stop(effort=EFFORT), seed, top_k=SEARCHED)
     searched = [tuple(r.plan.tables[k] for k in workload.keys) for r in result.plans]
     named = dict(zip(["searched", "searched_2"], searched, strict=False))
@@ -91,7 +91,7 @@ def task_plans(
 
 
 def _near(
-    predictor: BatchPredictor,
+    predictor: PlanScorer,
     best: Candidate,
     best_ms: float,
     known: Mapping[str, Candidate],

@@ -8,11 +8,18 @@ from __future__ import annotations
 from typing import Any
 
 from predictor.hardware.loader import HardwareProfile
-from predictor.iteration.batch import BatchPredictor, Candidate
-from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.iteration.plan_scorer import PlanScorer
+from predictor.model.plan import (
+    ComputeKernel,
+    Shard,
+    ShardingPlan,
+    ShardingType,
+    TablePlan,
+    TablePlans,
+)
+from predictor.model.plan_check import match_plan
 from predictor.model.topology import Topology
 from predictor.model.workload import DenseArch, Feature, Table, Workload
-from predictor.predict import candidate_of
 from shardopt.calibrate.design.points import Point
 from shardopt.torchrec.plan.rules import row_blocks
 
@@ -49,7 +56,7 @@ def iteration_points(ranks: int, **among: Any) -> list[Point]:
 
 def batch_of(
     workload: Workload, plan: ShardingPlan, profile: HardwareProfile
-) -> tuple[BatchPredictor, Candidate]:
+) -> tuple[PlanScorer, TablePlans]:
     """What predicts an iteration of a model and plan on a device, and the plan as it takes it."""
     topology = Topology.uniform(
         plan.world_size,
@@ -57,8 +64,8 @@ def batch_of(
         hbm_bytes=profile.hbm_bytes,
         ddr_bytes=profile.ddr_bytes,
     )
-    batch = BatchPredictor(workload, topology, profile)
-    return batch, candidate_of(workload, topology, plan)
+    batch = PlanScorer(workload, topology, profile)
+    return batch, match_plan(workload, topology, plan)
 
 
 def near_empty(params: dict[str, Any]) -> tuple[Workload, ShardingPlan]:

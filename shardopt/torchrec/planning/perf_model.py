@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from predictor.hardware.loader import HardwareProfile
-from predictor.iteration.batch import BatchPredictor
+from predictor.iteration.plan_scorer import PlanScorer
+from predictor.model.plan_check import match_plan
 from predictor.model.workload import Workload
-from predictor.predict import candidate_of
 from shardopt.torchrec.install import needs_torchrec
 from shardopt.torchrec.module.read_module import check_device_groups, read_workload
 from shardopt.torchrec.module.read_table import Facts
@@ -55,14 +55,14 @@ class ShardoptPerfModel(PerfModel):
         self._topology = read_topology(topology, self._hardware)
         self._asked = (module, sharders)
         self._facts = Facts(batch_size, constraints or {}, model)
-        self._batch: BatchPredictor | None = None
+        self._batch: PlanScorer | None = None
 
     def rate(self, plan: list[ShardingOption]) -> float:
         """Predicted iteration time of placed options, one a table."""
         ranks = self._topology
         if self._batch is None:
             workload = read_workload(*self._asked, plan, self._facts)
-            self._batch = BatchPredictor(workload, ranks, self._hardware)
+            self._batch = PlanScorer(workload, ranks, self._hardware)
         workload = self._batch.workload
         ours = as_plan(plan, workload, ranks.world_size, ranks.local_world_size)
-        return float(self._batch.score([candidate_of(workload, ranks, ours)])[0])
+        return float(self._batch.score([match_plan(workload, ranks, ours)])[0])

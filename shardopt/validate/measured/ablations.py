@@ -16,14 +16,14 @@ from predictor import units
 from predictor.cost.collectives import OPS, latency_ms, transfer_ms
 from predictor.hardware.loader import HardwareProfile
 from predictor.hardware.schema import Curve, Link
-from predictor.iteration.batch import BatchPredictor
 from predictor.iteration.graph import Graph
+from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.timeline import simulate
 from predictor.model.distribution import Bins, Distribution, Uniform
 from predictor.model.plan import ShardingPlan
+from predictor.model.plan_check import match_plan
 from predictor.model.topology import Topology
 from predictor.model.workload import Feature, Workload
-from predictor.predict import candidate_of
 
 Array = NDArray[np.float64]
 
@@ -155,8 +155,8 @@ class Ablation:
     ) -> Array:
         """ms of every plan, ``[plans]``."""
         changed = self.workload(workload)
-        batch = BatchPredictor(changed, topology, self.hardware(hardware))
-        candidates = [candidate_of(changed, topology, plan) for plan in plans]
+        batch = PlanScorer(changed, topology, self.hardware(hardware))
+        candidates = [match_plan(changed, topology, plan) for plan in plans]
         graphs = (batch.graph(batch.totals(candidate)[None]) for candidate in candidates)
         return np.array([self.time_ms(self.graph(graph)) for graph in graphs])
 

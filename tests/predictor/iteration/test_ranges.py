@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from predictor.cost.collectives import OPS, SCOPES, Collectives, bus_factor
 from predictor.hardware.loader import HardwareProfile, load_hardware
-from predictor.iteration.batch import BatchPredictor
-from predictor.iteration.ranges import Asked, OutOfRange, ranks_outside
+from predictor.iteration.plan_scorer import PlanScorer
+from predictor.iteration.ranges import OutOfRange, RecordingCosts, ranks_outside
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.plan_check import match_plan
 from predictor.model.topology import Topology
 from predictor.model.workload import DenseArch, Feature, Table, Workload
-from predictor.predict import candidate_of, predict
+from predictor.predict import predict
 
 H100 = load_hardware("h100-sxm")
 ROWS, DIM = 10_000, 64
@@ -108,16 +109,16 @@ def test_rank_counts_have_two_sides() -> None:
     assert ranks_outside(between, topology(8)) == []
 
 
-def test_asking_changes_no_time_and_no_search() -> None:
-    batch = BatchPredictor(workload(), topology(), H100)
-    candidate = candidate_of(workload(), topology(), plan())
-    plain = float(batch.score([candidate])[0])
-    assert predict(workload(), topology(), H100, plan()).iteration_ms == pytest.approx(plain)
-    assert type(batch.costs.collectives) is Collectives
-    asked = Asked(batch.costs)
-    assert not asked.messages
-    batch.score([candidate])
-    assert asked.messages
+def test_recording_changes_no_time() -> None:
+    tables = match_plan(workload(), topology(), plan())
+    recording = RecordingCosts(workload(), topology(), H100)
+    assert not recording.messages
+    assert not recording.shapes
+    recorded = PlanScorer(workload(), topology(), H100, recording).score([tables])
+    assert recording.messages
+    assert recording.shapes
+    assert recorded == PlanScorer(workload(), topology(), H100).score([tables])
+    assert predict(workload(), topology(), H100, plan()).iteration_ms == pytest.approx(recorded[0])
 
 
 @given(

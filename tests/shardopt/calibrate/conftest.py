@@ -8,9 +8,9 @@ import pytest
 
 from predictor import units
 from predictor.hardware.loader import HardwareProfile
-from predictor.iteration.batch import BatchPredictor
+from predictor.iteration.plan_scorer import PlanScorer
+from predictor.model.plan_check import match_plan
 from predictor.model.topology import Topology
-from predictor.predict import candidate_of
 from shardopt.calibrate.design.near_empty import iteration_points, near_empty
 from shardopt.calibrate.rows import Measured, measured
 from shardopt.measure.timing import Samples
@@ -23,8 +23,8 @@ def busy_us(profile: HardwareProfile, params: dict[str, object]) -> float:
     """What the main thread of the busier rank computes in one iteration, as the graph has it."""
     workload, plan = near_empty(params)
     topology = Topology.uniform(2, plan.local_world_size, hbm_bytes=2**33, ddr_bytes=2**33)
-    batch = BatchPredictor(workload, topology, profile)
-    graph = batch.graph(batch.totals(candidate_of(workload, topology, plan))[None])
+    batch = PlanScorer(workload, topology, profile)
+    graph = batch.graph(batch.totals(match_plan(workload, topology, plan))[None])
     own = [op for op in graph.ops if op.resource != "collectives"]
     spent = sum(op.host_ms for op in graph.ops) + sum(op.cost_ms.max() for op in own)
     return float(spent / units.us(1.0))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from predictor.cost.loads import COLUMNS, LAUNCH, LONGEST, SHARED, Load
 from predictor.cost.lookup.embedding import SHARERS, sort_pass_ms
 from predictor.cost.lookup.launch import backward_ms, forward_ms
-from predictor.iteration.batch import BatchPredictor
+from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.distribution import Zipf
 from predictor.model.plan import ShardingType, TablePlan
 from predictor.model.workload import Feature, Workload
@@ -61,7 +61,7 @@ def test_a_launch_is_never_faster_than_its_shards(
     load: np.ndarray, column: int, more: float
 ) -> None:
     """What the lower bound of `search.bound.relaxation` relies on."""
-    batch = BatchPredictor(a_workload(), a_topology(2), hardware())
+    batch = PlanScorer(a_workload(), a_topology(2), hardware())
     batch.group_index(0, table_wise(batch.workload.tables[0]))
     group, hw = batch.groups[0], hardware()
     times = forward_ms(load), backward_ms(load, group, hw)
@@ -88,7 +88,7 @@ def test_shares_of_the_cache_are_linear_between_those_tabulated() -> None:
 def test_the_cost_at_a_share_is_that_of_the_table_with_so_much_cache() -> None:
     """Sums of tabulated shards against the law itself, at a number that is tabulated."""
     workload, topology = small_batch(5), a_topology(2)
-    batch = BatchPredictor(workload, topology, hardware())
+    batch = PlanScorer(workload, topology, hardware())
     alone = batch.totals(on_rank_0(workload, 1))[0, 0]
     four = batch.totals(on_rank_0(workload, 4))[0, 0]
     assert alone[SHARED].any()
@@ -100,14 +100,14 @@ def test_the_cost_at_a_share_is_that_of_the_table_with_so_much_cache() -> None:
 
 def test_a_large_batch_shares_no_cache() -> None:
     workload = small_batch(3, batch=16384)
-    total = BatchPredictor(workload, a_topology(2), hardware()).totals(on_rank_0(workload, 3))
+    total = PlanScorer(workload, a_topology(2), hardware()).totals(on_rank_0(workload, 3))
     assert not total[..., SHARED].any()
 
 
 def test_a_small_table_is_sorted_by_the_bits_of_its_neighbours() -> None:
     small, large = a_table("a", 200, 64), a_table("b", 40_000_000, 64)
     workload, hw = a_workload(small, large, batch_size=1_000_000), hardware()
-    batch = BatchPredictor(workload, a_topology(2), hw)
+    batch = PlanScorer(workload, a_topology(2), hw)
 
     def backward(ranks: tuple[int, int]) -> float:
         plans = [table_wise(t, r) for t, r in zip(workload.tables, ranks, strict=True)]
@@ -126,7 +126,7 @@ def test_the_longest_latency_counts_once() -> None:
     tables = [a_table(n, 1000, 64, features=(short,)) for n in "abc"]
     tables.append(a_table("d", 1000, 64, features=(long,)))
     workload, hw = a_workload(*tables, batch_size=8), hardware()
-    batch = BatchPredictor(workload, a_topology(1), hw)
+    batch = PlanScorer(workload, a_topology(1), hw)
     total = batch.totals([table_wise(t) for t in workload.tables])[0, 0]
     alone = batch.shards.of_table(3, table_wise(workload.tables[3]))[1][0]
     assert float(forward_ms(total)) == alone[Load.FORWARD_LONGEST_MS] > total[Load.FORWARD_MS]
@@ -138,11 +138,9 @@ def test_scores_of_small_batches_equal_single_predictions(batch_size: int) -> No
     workload, topology = small_batch(6, batch=batch_size), a_topology(2)
     space, pick = enumerate_space(workload, topology), random.Random(batch_size)
     plans = [random_candidate(space, topology, pick) for _ in range(20)]
-    batch = BatchPredictor(workload, topology, device_bound())
+    batch = PlanScorer(workload, topology, device_bound())
     together = batch.score(plans)
-    alone = [
-        BatchPredictor(workload, topology, device_bound()).score([plan]).item() for plan in plans
-    ]
+    alone = [PlanScorer(workload, topology, device_bound()).score([plan]).item() for plan in plans]
     assert together == pytest.approx(alone, rel=1e-9)
     changes = [{t: plan[t] for t in range(0, 6, 2)} for plan in plans]
     full = [[c.get(t, p) for t, p in enumerate(plans[0])] for c in changes]
@@ -151,7 +149,7 @@ def test_scores_of_small_batches_equal_single_predictions(batch_size: int) -> No
 
 def test_column_shards_of_one_rank_wait_once() -> None:
     workload = a_workload(a_table(dim=128, features=(Feature("f", 40.0),)), batch_size=16)
-    batch = BatchPredictor(workload, a_topology(2), hardware())
+    batch = PlanScorer(workload, a_topology(2), hardware())
     halves = next(
         option
         for option in enumerate_space(workload, a_topology(2)).options[0]

@@ -14,7 +14,7 @@ from predictor.cost.lookup import shared_cache
 from predictor.cost.lookup.embedding import LookupShard, fetch_ms
 from predictor.cost.lookup.uvm_cache import cache_rows, shared_fetched_rows
 from predictor.hardware.loader import HardwareProfile
-from predictor.iteration.batch import BatchPredictor
+from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.distribution import Uniform, Zipf
 from predictor.model.plan import ComputeKernel, TablePlan
 from predictor.model.workload import Feature, Workload
@@ -135,7 +135,7 @@ def unlike(train_pipeline: str = "base") -> Workload:
 @pytest.mark.parametrize("pipeline", ["base", AHEAD])
 def test_tables_that_meet_on_a_rank_share_and_others_do_not(pipeline: str) -> None:
     workload, hw = unlike(pipeline), hardware()
-    batch = BatchPredictor(workload, a_topology(3), hw)
+    batch = PlanScorer(workload, a_topology(3), hw)
     column, other = Load.PREFETCH_MS, Load.FORWARD_MS
     if pipeline == "base":
         column, other = other, column
@@ -166,7 +166,7 @@ def test_tables_that_meet_on_a_rank_share_and_others_do_not(pipeline: str) -> No
 def test_scores_equal_single_predictions(pipeline: str) -> None:
     """Caches are summed anew, or updated from the base's, with the same result."""
     workload, topology, hw = unlike(pipeline), a_topology(2), device_bound()
-    batch = BatchPredictor(workload, topology, hw)
+    batch = PlanScorer(workload, topology, hw)
     fused = [table_wise(t) for t in workload.tables]
     plans = [cached(workload, ranks, clf) for ranks in np.ndindex(2, 2, 2) for clf in (None, 0.01)]
     plans += [[fused[0], *plan[1:]] for plan in plans[:4]] + [[plans[0][0], *fused[1:]], fused]
@@ -188,7 +188,7 @@ def test_several_features_of_a_table_share_its_rows() -> None:
     times = []
     for features in ((whole,), (half, replace(half, name="g"))):
         workload = a_workload(a_table(rows=1_000_000, features=features), train_pipeline=AHEAD)
-        batch = BatchPredictor(workload, a_topology(2), hardware())
+        batch = PlanScorer(workload, a_topology(2), hardware())
         times.append(batch.totals(cached(workload, (0,)))[0, 0, Load.PREFETCH_MS])
     assert times[1] == pytest.approx(times[0], rel=1e-6)
 
@@ -200,7 +200,7 @@ def test_only_cached_shards_on_a_gpu_have_a_cache() -> None:
         (hardware(), table_wise(workload.tables[0]), False),
         (hardware("cpu-gloo"), cached(workload, (0, 0, 0))[0], False),
     ):
-        batch = BatchPredictor(workload, a_topology(2), hw)
+        batch = PlanScorer(workload, a_topology(2), hw)
         found = batch.shards.cache_of_shard(0, plan, plan.shards[0])
         assert (found is not None) is has
         if found is not None:

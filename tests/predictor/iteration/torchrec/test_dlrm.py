@@ -7,8 +7,8 @@ import pytest
 
 from predictor.cost.elementwise import columns_ms
 from predictor.hardware.loader import HardwareProfile
-from predictor.iteration.batch import BatchPredictor
 from predictor.iteration.graph import Dep, Graph
+from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.torchrec.sparse import exchanges
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.workload import DcnV2, DenseArch, Workload
@@ -29,7 +29,7 @@ def mixed(workload: Workload) -> Candidate:
 def graph(pipeline: str, world: int = 2, profile: str = "h100-sxm") -> Graph:
     workload = a_workload(*TABLES, train_pipeline=pipeline)
     topology = a_topology(world)
-    batch = BatchPredictor(workload, topology, hardware(profile))
+    batch = PlanScorer(workload, topology, hardware(profile))
     candidate = mixed(workload) if world == 2 else sharded(workload, topology, T.TABLE_WISE)
     for index, plan in enumerate(candidate):
         batch.table(index, plan)
@@ -124,7 +124,7 @@ def test_prefetch_runs_one_batch_ahead_of_its_lookup() -> None:
     workload = a_workload(*TABLES, train_pipeline="prefetch_sparse_dist")
     cached = sharded(workload, TOPOLOGY, T.TABLE_WISE, K.FUSED_UVM_CACHING)
     candidate = (cached[0], *mixed(workload)[1:])
-    batch = BatchPredictor(workload, TOPOLOGY, hardware())
+    batch = PlanScorer(workload, TOPOLOGY, hardware())
     found = batch.graph(batch.totals(candidate)[None]) if batch.score([candidate]).all() else None
     assert found is not None
     assert in_order(
@@ -178,7 +178,7 @@ def test_dense_gradients_leave_in_buckets() -> None:
     """25 MiB each, the first too, whole layers, in the order of the backward."""
     dense = DenseArch(64, (1024, 1024), (4096, 2048, 1024, 1), DcnV2(2, 512))
     workload = a_workload(a_table(dim=1024), dense=dense)
-    batch = BatchPredictor(workload, TOPOLOGY, hardware())
+    batch = PlanScorer(workload, TOPOLOGY, hardware())
     candidate = sharded(workload, TOPOLOGY, T.TABLE_WISE)
     batch.score([candidate])
     found = batch.graph(batch.totals(candidate)[None])
@@ -215,9 +215,9 @@ def test_dependencies_reach_back_at_most_two_iterations() -> None:
                 assert dep.lag or dep.op < where  # nothing waits for its own future
 
 
-def both(workload: Workload, profile: HardwareProfile) -> tuple[Graph, BatchPredictor, np.ndarray]:
+def both(workload: Workload, profile: HardwareProfile) -> tuple[Graph, PlanScorer, np.ndarray]:
     """Graph and loads of two plans: all tables table-wise, and a mix."""
-    batch = BatchPredictor(workload, TOPOLOGY, profile)
+    batch = PlanScorer(workload, TOPOLOGY, profile)
     candidates = (sharded(workload, TOPOLOGY, T.TABLE_WISE), mixed(workload))
     for candidate in candidates:
         for where, plan in enumerate(candidate):

@@ -9,8 +9,8 @@ import pytest
 
 from predictor.cost.collectives import Collectives
 from predictor.hardware.loader import HardwareProfile
-from predictor.iteration.batch import BatchPredictor
 from predictor.iteration.graph import Graph
+from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.torchrec.gradient_sync import OPS_SYNC
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import Topology
@@ -32,7 +32,7 @@ def whole(kind: ShardingType, topology: Topology = TOPOLOGY) -> Candidate:
 
 def graph(profile: str, topology: Topology = TOPOLOGY) -> Graph:
     """Of two plans: table-wise, and data-parallel."""
-    batch = BatchPredictor(WORKLOAD, topology, hardware(profile))
+    batch = PlanScorer(WORKLOAD, topology, hardware(profile))
     plans = [whole(kind, topology) for kind in (TW, DP)]
     for plan in plans:
         batch.table(0, plan[0])
@@ -121,13 +121,13 @@ def test_no_all_reduce_of_a_cpu_is_hidden(kind: ShardingType) -> None:
 
 
 def iteration_ms(workload: Workload, profile: HardwareProfile, plan: Candidate) -> float:
-    return float(BatchPredictor(workload, TOPOLOGY, profile).score([plan])[0])
+    return float(PlanScorer(workload, TOPOLOGY, profile).score([plan])[0])
 
 
 def test_the_first_bucket_is_as_large_as_the_others() -> None:
     # 20 MiB of gradients, of which the layer whose gradients come first has 4: torch's DDP would
     # send those alone if TorchRec's wrapper did not state the size of buckets
     dense = replace(WORKLOAD.dense, top_mlp=(2048, 2048, 512, 1))
-    batch = BatchPredictor(replace(WORKLOAD, dense=dense), TOPOLOGY, hardware("h100-sxm"))
+    batch = PlanScorer(replace(WORKLOAD, dense=dense), TOPOLOGY, hardware("h100-sxm"))
     found = batch.graph(batch.totals(whole(TW))[None])
     assert [op.name for op in found.ops].count("all-reduce dense gradients") == 1

@@ -11,7 +11,7 @@ from predictor.cost.collectives import Collectives
 from predictor.cost.elementwise import memory_ms
 from predictor.cost.loads import COLUMNS, Load
 from predictor.cost.lookup.embedding import prefetch_floor_ms
-from predictor.iteration.batch import BatchPredictor
+from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.torchrec.sparse import Exchange, exchanges
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import Topology
@@ -30,7 +30,7 @@ def exchange_of(
     kernel: ComputeKernel = ComputeKernel.FUSED,
     profile: str = "h100-sxm",
 ) -> Exchange:
-    batch = BatchPredictor(workload, topology, hardware(profile))
+    batch = PlanScorer(workload, topology, hardware(profile))
     candidate = sharded(workload, topology, kind, kernel)
     for index, plan in enumerate(candidate):
         batch.table(index, plan)
@@ -304,7 +304,7 @@ def test_a_residue_of_rounding_is_no_lookup() -> None:
     exchange = exchange_of(workload, a_topology(2), T.TABLE_WISE, ComputeKernel.FUSED_UVM_CACHING)
     loads = exchange.loads.copy()
     loads[0, 0, 1, [Load.FORWARD_MS, Load.BACKWARD_MS, Load.PREFETCH_MS]] = 1e-18
-    batch = BatchPredictor(workload, a_topology(2), hardware())
+    batch = PlanScorer(workload, a_topology(2), hardware())
     batch.group_index(
         0, sharded(workload, a_topology(2), T.TABLE_WISE, ComputeKernel.FUSED_UVM_CACHING)[0]
     )
@@ -331,7 +331,7 @@ def test_sizes_are_linear_in_loads_and_laws_never_fall() -> None:
     ):
         workload = a_workload(weighted, qcomm=QComm("fp16", "fp32"))
         real = exchange_of(workload, HOSTS, kind, kernel)
-        batch = BatchPredictor(workload, HOSTS, device_bound())
+        batch = PlanScorer(workload, HOSTS, device_bound())
         batch.group_index(0, sharded(workload, HOSTS, kind, kernel)[0])
         spy = Spy(batch.costs, batch.groups, [0], real.loads)
         for ask in (spy.permute_ms, spy.ids_ms, spy.recat_ms, spy.gradient_sync_ms):
@@ -355,7 +355,7 @@ def test_sizes_are_linear_in_loads_and_laws_never_fall() -> None:
 def test_exchanges_run_module_by_module() -> None:
     tables = (a_table("a", module="second"), a_table("b", module="first"), a_table("c"))
     workload = a_workload(*tables)
-    batch = BatchPredictor(workload, HOSTS, hardware())
+    batch = PlanScorer(workload, HOSTS, hardware())
     rw, tw = (sharded(workload, HOSTS, k) for k in (T.ROW_WISE, T.TABLE_WISE))
     for index in range(3):
         batch.table(index, rw[index])

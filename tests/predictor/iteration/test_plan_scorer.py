@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from predictor.hardware.schema import HardwareProfile
-from predictor.iteration.batch import BatchPredictor
+from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import Topology
 from predictor.predict import predict
@@ -43,11 +43,11 @@ def random_plans(
     topology: Topology,
     count: int,
     profile: HardwareProfile | None = None,
-) -> tuple[BatchPredictor, list[Candidate]]:
+) -> tuple[PlanScorer, list[Candidate]]:
     workload, pick = random_workload(seed, pipeline), random.Random(seed)
     space = enumerate_space(workload, topology)
     candidates = [random_candidate(space, topology, pick) for _ in range(count)]
-    return BatchPredictor(workload, topology, profile or device_bound()), candidates
+    return PlanScorer(workload, topology, profile or device_bound()), candidates
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
@@ -86,14 +86,14 @@ def test_neighbours_equal_plans_scored_anew(pipeline: str, topology: Topology, s
             changes.append({t: other[t] for t in tables})
         found = batch.score_neighbours(base, changes)
         full = [tuple(c.get(t, p) for t, p in enumerate(base)) for c in changes]
-        fresh = BatchPredictor(batch.workload, topology, device_bound())
+        fresh = PlanScorer(batch.workload, topology, device_bound())
         assert found == pytest.approx(fresh.score(full), rel=1e-9)
 
 
 def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     batch, candidates = random_plans(3, "sparse_dist", a_topology(2), 9)
     whole = batch.score(candidates)
-    monkeypatch.setattr("predictor.iteration.batch.CHUNK_ELEMENTS", 4)
+    monkeypatch.setattr("predictor.iteration.plan_scorer.CHUNK_ELEMENTS", 4)
     assert batch.score(candidates) == pytest.approx(whole, rel=1e-9)
     assert batch.score([]).shape == (0,)
     assert batch.score_neighbours(candidates[0], []).shape == (0,)
@@ -107,9 +107,9 @@ def test_a_graph_of_their_own_does_not_matter(
     for seed in range(3):
         batch, candidates = random_plans(seed, pipeline, a_topology(4, 2), 20)
         changes = [dict(enumerate(candidate)) for candidate in candidates]
-        monkeypatch.setattr("predictor.iteration.batch.OWN_GRAPH", 10**6)
+        monkeypatch.setattr("predictor.iteration.plan_scorer.OWN_GRAPH", 10**6)
         together = batch.score(candidates)
-        monkeypatch.setattr("predictor.iteration.batch.OWN_GRAPH", 1)
+        monkeypatch.setattr("predictor.iteration.plan_scorer.OWN_GRAPH", 1)
         assert batch.score(candidates) == pytest.approx(together, rel=1e-9)
         assert batch.score_neighbours(candidates[0], changes) == pytest.approx(together, rel=1e-9)
 
@@ -121,10 +121,8 @@ def test_data_parallel_lookups_of_several_types_are_all_waited_for() -> None:
     dp = sharded(workload, topology, ShardingType.DATA_PARALLEL, ComputeKernel.DENSE)
     tw = sharded(workload, topology, ShardingType.TABLE_WISE)
     mixes = [(dp[0], tw[1]), (tw[0], dp[1]), dp, tw]
-    batch = BatchPredictor(workload, topology, device_bound())
-    alone = [
-        BatchPredictor(workload, topology, device_bound()).score([mix]).item() for mix in mixes
-    ]
+    batch = PlanScorer(workload, topology, device_bound())
+    alone = [PlanScorer(workload, topology, device_bound()).score([mix]).item() for mix in mixes]
     assert batch.score(mixes) == pytest.approx(alone, rel=1e-9)
 
 
@@ -161,7 +159,7 @@ def test_a_table_that_moves_leaves_its_lookup_to_the_others() -> None:
     workload, topology = a_workload(*(a_table(name, dim=256) for name in "abcd")), a_topology(2)
     space, pick = enumerate_space(workload, topology), random.Random(0)
     candidates = [random_candidate(space, topology, pick) for _ in range(30)]
-    batch = BatchPredictor(workload, topology, device_bound())
+    batch = PlanScorer(workload, topology, device_bound())
     base = sharded(workload, topology, ShardingType.TABLE_WISE)
     for table in range(4):
         changes = [{table: c[table]} for c in candidates]

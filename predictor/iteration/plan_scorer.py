@@ -28,8 +28,6 @@ from predictor.model.workload import Workload
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.intp]
-Candidate = Sequence[TablePlan]
-"""One plan: the sharding of every table, in the workload's order."""
 Change = Mapping[int, TablePlan]
 """What a neighbour of a plan does differently: table index -> its new sharding."""
 
@@ -88,17 +86,27 @@ class _Job:
         return _Job(count, owners, self.tables[some], self.numbers[some], self.base)
 
 
-class BatchPredictor:
+class PlanScorer:
     """Scores plans of one workload on one topology and profile.
 
     Loads of shards and tables are computed once and kept, so that neighbours are cheap to score.
+    A plan is the sharding of every table, in the workload's order.
+
+    Args:
+        costs: of the same workload, topology and profile; None makes them.
     """
 
-    def __init__(self, workload: Workload, topology: Topology, hardware: HardwareProfile) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        topology: Topology,
+        hardware: HardwareProfile,
+        costs: Costs | None = None,
+    ) -> None:
         self.workload = workload
         self.topology = topology
         self.hardware = hardware
-        self.costs = Costs(workload, topology, hardware)
+        self.costs = costs or Costs(workload, topology, hardware)
         self.shards = ShardLoads(workload, topology, hardware)
         self.groups: list[LookupGroup] = []
         self._index: dict[LookupGroup, int] = {}
@@ -134,9 +142,9 @@ class BatchPredictor:
         """
         return self.group_index(index, plan), self._rows.load(self.number(index, plan))
 
-    def totals(self, candidate: Candidate) -> Array:
+    def totals(self, plans: Sequence[TablePlan]) -> Array:
         """Summed loads of one plan, ``[groups, ranks, COLUMNS]``."""
-        numbers = np.array([self.number(i, plan) for i, plan in enumerate(candidate)])
+        numbers = np.array([self.number(i, plan) for i, plan in enumerate(plans)])
         return self._whole(numbers)[..., 0].transpose(1, 2, 0)
 
     def graph(self, totals: Array) -> Graph:
@@ -154,7 +162,7 @@ class BatchPredictor:
         """
         return np.array(sorted(groups, key=lambda i: _order(self.groups[i])), dtype=np.intp)
 
-    def score(self, candidates: Sequence[Candidate]) -> Array:
+    def score(self, candidates: Sequence[Sequence[TablePlan]]) -> Array:
         """Predicted iteration time in ms of every plan, ``[plans]``."""
         numbers = [[self.number(i, plan) for i, plan in enumerate(c)] for c in candidates]
         tables = len(self.workload.tables)
@@ -166,7 +174,7 @@ class BatchPredictor:
         owners = np.repeat(np.arange(count), tables)
         return self._score(_Job(count, owners, np.tile(np.arange(tables), count), plans.ravel()))
 
-    def score_neighbours(self, base: Candidate, changes: Sequence[Change]) -> Array:
+    def score_neighbours(self, base: Sequence[TablePlan], changes: Sequence[Change]) -> Array:
         """Predicted iteration time in ms of ``base`` with each of the changes, ``[changes]``."""
         numbers = np.array([self.number(i, plan) for i, plan in enumerate(base)])
         return self.score_changed(
