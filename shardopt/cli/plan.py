@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from search.in_use.moves import Placed
     from search.problem import Result
     from shardopt.cli.resolve import Setting
+    from shardopt.explain.differences import Moves
 
 MAX_SEED = 2**31 - 1
 MAX_TOP_K = 1000
@@ -75,6 +76,7 @@ def plan(
     # the solvers are imported only once the input is known to be good
     from search.solve import solve
     from search.stop import Stop
+    from shardopt.explain.differences import find_moves
     from shardopt.report.progress import SearchProgress
 
     with SearchProgress(on=not (json or quiet)) as progress:
@@ -88,6 +90,7 @@ def plan(
             progress=progress,
         )
     predictions = predict_all(setting, result)
+    moves = find_moves(problem_of(setting), result)
     if strict:
         from shardopt.cli.strict import refuse_outside
 
@@ -102,9 +105,9 @@ def plan(
 
         note(setting.notes, quiet=quiet)
         made = plan_object(result, predictions, meta, setting.notes)
-        print_json({**made, **from_object(problem_of(setting), result, from_)})
+        print_json({**made, **from_object(result, moves, from_)})
         return
-    _show(model, setting, result, predictions, output, quiet)
+    _show(model, setting, result, predictions, moves, output, quiet)
 
 
 def plan_in_use(path: Path | None, max_moves: int | None) -> ShardingPlan | None:
@@ -206,6 +209,7 @@ def _show(
     setting: Setting,
     result: Result,
     predictions: Sequence[Prediction],
+    moves: Moves | None,
     output: Path | None,
     quiet: bool,
 ) -> None:
@@ -216,5 +220,5 @@ def _show(
     following = (
         f"shardopt explain {model} {written}" if written else "the same command with -o plan.json"
     )
-    report = PlanReport(setting, result, predictions, written, following)
+    report = PlanReport(setting, result, predictions, written, following, moves)
     (show_headline if quiet else show_plan)(make_console(), report)

@@ -89,7 +89,8 @@ def trace(
     from predictor.trace.read import load_traces
     from shardopt.cli.messages import note
     from shardopt.cli.output import check_writable, print_json
-    from shardopt.report.trace import notes_of, show_headline, show_traces, trace_object
+    from shardopt.explain.trace import summarise_trace
+    from shardopt.report.trace import show_headline, show_traces, trace_object
 
     check_writable(timeline, files)
     changed = {"hardware": hardware, "batch_scale": batch_scale, "link_scale": link_scale}
@@ -98,18 +99,19 @@ def trace(
         what_if["plan"] = str(swap_plan[2])
     found = load_traces(files)
     replayed, why_not = _replay(found, what_if, swap_plan)
-    told = [*notes_of(found, replayed), *why_not]
+    summary = summarise_trace(found, replayed, what_if)
+    notes = [*summary.notes, *why_not]
     if timeline is not None:
         _write_timeline(timeline, found, replayed)
-        told.append(f"wrote {timeline}; open it at ui.perfetto.dev")
-    note(told, quiet=quiet)
+        notes.append(f"wrote {timeline}; open it at ui.perfetto.dev")
+    note(notes, quiet=quiet)
     if json:
-        print_json(trace_object(found, replayed, what_if))
+        print_json(trace_object(summary))
         return
     from shardopt.report.console import make_console
 
     show = show_headline if quiet else show_traces
-    show(make_console(), found, replayed, what_if)
+    show(make_console(), summary)
 
 
 def _replay(

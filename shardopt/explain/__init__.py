@@ -1,1 +1,4 @@
-"""What there is to explain about a plan: helpful changes, waits, what-if. Renders nothing."""
+"""What there is to say of plans and traces: helpful changes, waits, what-if, differences.
+
+Finds out and renders nothing: `shardopt.report` shows it. Imports `search` and `predictor`.
+"""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from predictor.model.plan import ShardingPlan
-from predictor.predict import Prediction
+from predictor.predict import Prediction, profile_groups
 from search.problem import Problem
 from shardopt.explain.changes import Changes, best_changes
+from shardopt.explain.table_times import TableTimes, table_times
 from shardopt.explain.waits import Wait, find_waits
 from shardopt.explain.whatif import WhatIf, sensitivity
 
@@ -30,6 +31,8 @@ class Explanation:
         waits: on the critical path, the longest first.
         what_if: the same plan with something else than the plan changed.
         others: further plans to compare with, in the order given.
+        table_times: how long each table's lookups take.
+        critical_groups: groups of the hardware profile that the critical path uses.
     """
 
     given: PredictedPlan
@@ -37,6 +40,8 @@ class Explanation:
     changes: Changes
     what_if: Sequence[WhatIf]
     others: Sequence[PredictedPlan] = ()
+    table_times: TableTimes = field(default_factory=dict)
+    critical_groups: frozenset[str] = frozenset()
 
     @property
     def plans(self) -> list[PredictedPlan]:
@@ -54,4 +59,18 @@ def explain_plan(problem: Problem, plans: Sequence[PredictedPlan]) -> Explanatio
         best_changes(problem, plan, prediction),
         sensitivity(problem, plan, prediction),
         others,
+        table_times(problem, plan),
+        _critical_groups(problem, prediction),
+    )
+
+
+def _critical_groups(problem: Problem, prediction: Prediction) -> frozenset[str]:
+    hardware = problem.hardware
+    used = [
+        group
+        for resource in {segment.resource for segment in prediction.critical_path}
+        for group in profile_groups(resource, hardware, problem.topology)
+    ]
+    return frozenset(
+        name for name, group in hardware.groups.items() if any(group is other for other in used)
     )

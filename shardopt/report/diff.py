@@ -3,48 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 
-from predictor.model.plan import PARAMETER_FIELDS, ShardingPlan, TablePlan
+from predictor.model.plan import ShardingPlan, TablePlan
+from shardopt.explain.differences import TableDiff, header_diffs, table_diffs
 from shardopt.formatting import ms, plural, ranks_text, times, type_mix
 from shardopt.report.console import heading, line, show, table
 
 ABSENT = "-"
-
-
-@dataclass(frozen=True)
-class TableDiff:
-    """One table under plan A and under plan B; None where a plan does not place it."""
-
-    table: str
-    a: TablePlan | None
-    b: TablePlan | None
-
-    @property
-    def what(self) -> tuple[str, ...]:
-        """Which of ``type``, ``kernel``, ``split``, ``ranks``, ``parameters`` differ."""
-        a, b = self.a, self.b
-        if a is None or b is None:
-            return ("tables",)
-        differs = {
-            "type": a.sharding_type != b.sharding_type,
-            "kernel": a.compute_kernel != b.compute_kernel,
-            "split": [(s.offset, s.size) for s in a.shards]
-            != [(s.offset, s.size) for s in b.shards],
-            "ranks": a.ranks != b.ranks,
-            "parameters": any(a.parameters.get(f) != b.parameters.get(f) for f in PARAMETER_FIELDS),
-        }
-        return tuple(name for name, differ in differs.items() if differ)
-
-
-def table_diffs(a: ShardingPlan, b: ShardingPlan) -> list[TableDiff]:
-    """Tables that differ, in the order of A, then those that B alone places."""
-    keys = dict.fromkeys((*a.tables, *b.tables))
-    found = [TableDiff(key, a.tables.get(key), b.tables.get(key)) for key in keys]
-    return [diff for diff in found if diff.what]
 
 
 def diff_object(a: ShardingPlan, b: ShardingPlan) -> dict[str, Any]:
@@ -80,14 +48,6 @@ def _side(plan: TablePlan | None) -> dict[str, Any] | None:
         "ranks": list(plan.ranks),
         "columns": plan.shards[0].size[1],
     }
-
-
-def header_diffs(a: ShardingPlan, b: ShardingPlan) -> dict[str, tuple[Any, Any]]:
-    """What differs outside the tables."""
-    left = {**a.meta, "world_size": a.world_size, "local_world_size": a.local_world_size}
-    right = {**b.meta, "world_size": b.world_size, "local_world_size": b.local_world_size}
-    keys = dict.fromkeys((*left, *right))
-    return {k: (left.get(k), right.get(k)) for k in keys if left.get(k) != right.get(k)}
 
 
 def show_diff(console: Console, names: tuple[str, str], a: ShardingPlan, b: ShardingPlan) -> None:

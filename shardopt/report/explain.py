@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.text import Text
 from predictor.iteration.critical_path import HOST, Segment
 from predictor.predict import Prediction
 from shardopt.explain.changes import Changes
+from shardopt.explain.critical_path import PathSection, path_sections
 from shardopt.explain.explanation import Explanation
 from shardopt.explain.waits import Wait
 from shardopt.explain.whatif import WhatIf
@@ -28,49 +29,9 @@ from shardopt.report.prediction import (
     show_ranks,
 )
 
-MAX_STRETCHES = 24
+MAX_SECTIONS = 24
 MAX_WAITS = 3
 NO_WAITS = "On the critical path no rank waits for another for as much as 0.1 % of the iteration."
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """Consecutive segments of the critical path of one phase on one rank."""
-
-    phase: str
-    rank: int
-    start_ms: float
-    end_ms: float
-    names: tuple[str, ...]
-
-    @property
-    def duration_ms(self) -> float:
-        """Length of the stretch."""
-        return self.end_ms - self.start_ms
-
-    @property
-    def words(self) -> str:
-        """What happens: the operations by name, as many as fit a line."""
-        names = list(dict.fromkeys(self.names))
-        if self.phase == HOST:
-            return "the GPU waits for the host to issue work"
-        shown = ", ".join(names[:2])
-        return shown + (f" and {len(names) - 2} more" if len(names) > 2 else "")
-
-
-def stretches(path: Sequence[Segment]) -> list[Stretch]:
-    """The path with neighbours of one phase and rank joined; times from the path's start."""
-    found: list[Stretch] = []
-    origin = path[0].start_ms if path else 0.0
-    for segment in path:
-        start, end = segment.start_ms - origin, segment.end_ms - origin
-        last = found[-1] if found else None
-        if last is not None and (last.phase, last.rank) == (segment.phase, segment.rank):
-            names = (*last.names, segment.name)
-            found[-1] = Stretch(last.phase, last.rank, last.start_ms, end, names)
-        else:
-            found.append(Stretch(segment.phase, segment.rank, start, end, (segment.name,)))
-    return found
 
 
 def show_explanation(console: Console, explanation: Explanation) -> None:
@@ -125,8 +86,17 @@ def in_words(explanation: Explanation) -> list[str]:
     return sentences
 
 
-def show_stretches(console: Console, found: Iterable[Stretch]) -> None:
-    """A row a stretch, in order of time."""
+def _what_runs(section: PathSection) -> str:
+    """The operations by name, as many as fit a line."""
+    if section.phase == HOST:
+        return "the GPU waits for the host to issue work"
+    names = list(dict.fromkeys(section.names))
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return ", ".join(names[:2]) + more
+
+
+def show_sections(console: Console, found: Iterable[PathSection]) -> None:
+    """A row a section of a critical path, in order of time."""
     made = table(
         [
             ("from ms", "right"),
@@ -136,23 +106,23 @@ def show_stretches(console: Console, found: Iterable[Stretch]) -> None:
             ("what runs", "fold"),
         ]
     )
-    for stretch in found:
+    for section in found:
         made.add_row(
-            number(stretch.start_ms),
-            number(stretch.duration_ms),
-            str(stretch.rank),
-            phase_words(stretch.phase),
-            stretch.words,
+            number(section.start_ms),
+            number(section.duration_ms),
+            str(section.rank),
+            phase_words(section.phase),
+            _what_runs(section),
         )
     show(console, made)
 
 
 def show_path(console: Console, prediction: Prediction) -> None:
     """The chain of work that sets the iteration time, in order of time."""
-    found = stretches(prediction.critical_path)
+    found = path_sections(prediction.critical_path)
     short = _short(found)
     heading(console, "Critical path", "one period of the steady state, in order of time")
-    show_stretches(console, (stretch for stretch in found if stretch not in short))
+    show_sections(console, (section for section in found if section not in short))
     if short:
         total = sum(s.duration_ms for s in short)
         line(
@@ -162,10 +132,10 @@ def show_path(console: Console, prediction: Prediction) -> None:
         )
 
 
-def _short(found: Sequence[Stretch]) -> set[Stretch]:
-    """What to leave out so that at most `MAX_STRETCHES` remain."""
+def _short(found: Sequence[PathSection]) -> set[PathSection]:
+    """What to leave out so that at most `MAX_SECTIONS` remain."""
     by_length = sorted(found, key=lambda s: (-s.duration_ms, s.start_ms))
-    return set(by_length[MAX_STRETCHES:])
+    return set(by_length[MAX_SECTIONS:])
 
 
 def show_changes(console: Console, changes: Changes, before_ms: float) -> None:

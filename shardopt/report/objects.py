@@ -9,8 +9,8 @@ from predictor.iteration.ranges import OutOfRange
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_json import plan_to_dict
 from predictor.predict import Prediction
-from search.in_use.moves import moved_bytes, moved_tables
-from search.problem import Problem, Result
+from search.problem import Result
+from shardopt.explain.differences import Moves
 from shardopt.formatting import gap_of
 
 Object = dict[str, Any]
@@ -122,7 +122,7 @@ def plan_object(
     }
 
 
-def from_object(problem: Problem, result: Result, path: object) -> Object:
+def from_object(result: Result, moves: Moves | None, path: object) -> Object:
     """``from`` of ``shardopt plan --json``; nothing without ``--from``.
 
     Keys:
@@ -134,17 +134,16 @@ def from_object(problem: Problem, result: Result, path: object) -> Object:
         moved_bytes: weights and optimizer state that reach a rank which did not hold them.
     """
     given = result.given
-    if given is None:
+    if given is None or moves is None:
         return {}
-    best = result.best.plan
     return {
         "from": {
             "plan": str(path),
             "iteration_ms": given.iteration_ms,
             "misfits": list(given.misfits),
             "max_moves": given.max_moves,
-            "moved": moved_tables(given.plan, best),
-            "moved_bytes": moved_bytes(problem, given.plan, best),
+            "moved": list(moves.tables),
+            "moved_bytes": moves.bytes,
         }
     }
 

@@ -13,8 +13,8 @@ from rich.text import Text
 from predictor.model.plan import ComputeKernel, TablePlan
 from predictor.predict import Prediction
 from predictor.units import format_bytes
-from search.in_use.moves import moved_bytes, moved_tables
-from search.problem import Problem, Result
+from search.problem import Result
+from shardopt.explain.differences import Moves
 from shardopt.formatting import (
     gap_of,
     gib_number,
@@ -53,6 +53,7 @@ class PlanReport:
         predictions: of ``result.plans``, in their order.
         written: where the best plan was written, if it was.
         next_command: what to type next.
+        moves: what the best plan changes in the plan in use, where there is one.
     """
 
     setting: Setting
@@ -60,12 +61,7 @@ class PlanReport:
     predictions: Sequence[Prediction]
     written: str | None
     next_command: str
-
-    @property
-    def problem(self) -> Problem:
-        """What was planned."""
-        setting = self.setting
-        return Problem(setting.workload, setting.topology, setting.hardware)
+    moves: Moves | None = None
 
 
 def show_plan(console: Console, report: PlanReport) -> None:
@@ -74,7 +70,7 @@ def show_plan(console: Console, report: PlanReport) -> None:
     show_setting(console, report.setting)
     show_ranking(console, report.result, report.predictions)
     show_baselines(console, report.result.baselines, best.iteration_ms)
-    show_moves(console, report.problem, report.result)
+    show_moves(console, report.result, report.moves)
     heading(console, "Where the time goes", "plan 1, along its critical path")
     show_breakdown(console, best)
     show_ranks(console, best)
@@ -251,32 +247,30 @@ SHOWN_MOVES = 12
 """Tables that are named; the others are counted."""
 
 
-def show_moves(console: Console, problem: Problem, result: Result) -> None:
+def show_moves(console: Console, result: Result, moves: Moves | None) -> None:
     """The plan in use beside plan 1: times, what moves, what keeps it from staying."""
     given, best = result.given, result.best
-    if given is None:
+    if given is None or moves is None:
         return
     heading(console, "The plan in use", "and what plan 1 changes in it")
-    moved = moved_tables(given.plan, best.plan)
     gain = best.iteration_ms / given.iteration_ms
     line(console, f"Now {ms(given.iteration_ms)}, after {ms(best.iteration_ms)} ({times(gain)}).")
     for reason in given.misfits:
         line(console, f"It cannot stay as it is: {reason}.", style="yellow")
-    if not moved:
+    if not moves.tables:
         line(console, "No table moves.")
         return
-    size = format_bytes(moved_bytes(problem, given.plan, best.plan))
     line(
         console,
-        f"{plural(len(moved), 'table')} of {len(best.plan.tables)} differ; {size} of weights and "
-        "optimizer state reach a rank that did not hold them:",
+        f"{len(moves.tables)} of {plural(len(best.plan.tables), 'table')} change; "
+        f"{format_bytes(moves.bytes)} of weights and optimizer state move to other ranks:",
     )
     made = table([("table", "fold"), ("now", "fold"), ("after", "fold")])
-    for key in moved[:SHOWN_MOVES]:
+    for key in moves.tables[:SHOWN_MOVES]:
         made.add_row(key, *(_placed_words(p.tables[key]) for p in (given.plan, best.plan)))
     show(console, made)
-    if len(moved) > SHOWN_MOVES:
-        line(console, f"and {len(moved) - SHOWN_MOVES} more; shardopt diff lists all.")
+    if len(moves.tables) > SHOWN_MOVES:
+        line(console, f"and {len(moves.tables) - SHOWN_MOVES} more; shardopt diff lists all.")
 
 
 def _placed_words(plan: TablePlan) -> str:

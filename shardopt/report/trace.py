@@ -2,49 +2,38 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from predictor.iteration.critical_path import Segment
-from predictor.trace.breakdown import (
-    PARTS,
-    StepBreakdown,
-    breakdown,
-    mean_parts,
-    short_name,
-    top_kernels,
-)
+from predictor.trace.breakdown import PARTS, KernelTotal, StepBreakdown, short_name
 from predictor.trace.events import RankTrace
 from predictor.trace.execution import ExecutionTrace
-from predictor.trace.read import TraceSet
 from predictor.units import format_bytes
+from shardopt.explain.critical_path import path_sections
+from shardopt.explain.trace import TraceSummary
 from shardopt.formatting import ms, number, percent, plural, ranks_text
 from shardopt.report.console import heading, line, show, stacked, table
-from shardopt.report.explain import path_object, show_stretches, stretches
-
-if TYPE_CHECKING:
-    from predictor.trace.simulate.step import Replay
+from shardopt.report.explain import path_object, show_sections
 
 MAX_ROWS = 24
-MAX_KERNELS = 8
-MAX_STRETCHES = 12
+MAX_SECTIONS = 12
 SHORT = 0.002
-"""Share of the critical path below which a segment counts to the stretch before it."""
+"""Share of the critical path below which a segment counts to the section before it."""
 
 WHAT_IS_PREDICTED = (
-    "Predicted: what waits for what, with kernels as long as measured and the host's times from "
-    "other steps or ranks."
+    "The prediction simulates what waits for what: kernels take their measured times, host times "
+    "come from other steps or ranks."
 )
 
 WHAT_IS_CHANGED = (
-    "Predicted: the traced steps with that changed; kernels, copies and collectives are scaled, "
-    "the host's times are as traced."
+    "The prediction simulates the traced steps with this change: kernels, copies and collectives "
+    "are scaled, host times stay as traced."
 )
 
 _MARKS = {
@@ -55,27 +44,8 @@ _MARKS = {
     "idle": ("idle", "·", "dim"),
 }
 
-Predicted = Mapping[tuple[int, str], float]
-"""Rank and name of a step -> its predicted time in ms."""
 
-
-def notes_of(found: TraceSet, replayed: Replay | None = None) -> list[str]:
-    """What the user should know, each once, with the ranks it holds for."""
-    known = {note for trace in found.traces for note in trace.notes}
-    predicted = [n for n in (replayed.notes if replayed else ()) if n not in known]
-    sources: list[RankTrace | ExecutionTrace] = [*found.traces, *found.executions]
-    ranks: dict[str, list[int]] = defaultdict(list)
-    for source in sources:
-        for note in source.notes:
-            ranks[note].append(source.rank)
-    alone = len({source.rank for source in sources}) == 1
-    told = [note if alone else f"rank {ranks_text(where)}: {note}" for note, where in ranks.items()]
-    return [*told, *found.notes, *predicted]
-
-
-def trace_object(
-    found: TraceSet, replayed: Replay | None, what_if: Mapping[str, Any]
-) -> dict[str, Any]:
+def trace_object(summary: TraceSummary) -> dict[str, Any]:
     """What ``trace --json`` prints.
 
     Keys:
@@ -93,34 +63,21 @@ def trace_object(
         what_if: what ``predicted_ms`` changes of the traced job: ``hardware``, ``batch_scale``,
             ``link_scale``; empty where it changes nothing.
     """
-    steps = [step for trace in found.traces for step in breakdown(trace)]
-    predicted = _predicted(found, replayed)
+    found = summary.found
     return {
         "device": _device(found.traces),
-        "steps": [_step_object(step, predicted) for step in steps],
-        "breakdown": mean_parts(steps) if steps else {},
+        "steps": [_step_object(step, summary) for step in summary.steps],
+        "breakdown": dict(summary.parts),
         "ranks": [_rank_object(trace) for trace in found.traces],
         "kernels": [
             {"name": k.name, "count": k.count, "total_ms": k.total_ms, "collective": k.collective}
-            for k in top_kernels(found.traces, MAX_KERNELS)
+            for k in summary.kernels
         ],
-        "critical_path": path_object(_path(found, replayed)),
+        "critical_path": path_object(summary.critical_path),
         "executions": [_execution_object(execution) for execution in found.executions],
-        "notes": notes_of(found, replayed),
-        "what_if": dict(what_if),
+        "notes": list(summary.notes),
+        "what_if": dict(summary.what_if),
     }
-
-
-def _predicted(found: TraceSet, replayed: Replay | None) -> Predicted:
-    names = {(t.rank, i): s.name for t in found.traces for i, s in enumerate(t.steps)}
-    steps = replayed.steps if replayed is not None else ()
-    return {(s.rank, names[s.rank, s.step]): s.predicted_ms for s in steps}
-
-
-def _path(found: TraceSet, replayed: Replay | None) -> tuple[Segment, ...]:
-    """The critical path with the job's ranks; a replay counts those that it was given."""
-    path = replayed.critical_path if replayed is not None else ()
-    return tuple(replace(segment, rank=found.traces[segment.rank].rank) for segment in path)
 
 
 def _device(traces: Iterable[RankTrace]) -> str | None:
@@ -128,12 +85,12 @@ def _device(traces: Iterable[RankTrace]) -> str | None:
     return ", ".join(sorted(names)) or None
 
 
-def _step_object(step: StepBreakdown, predicted: Predicted) -> dict[str, Any]:
+def _step_object(step: StepBreakdown, summary: TraceSummary) -> dict[str, Any]:
     return {
         "rank": step.rank,
         "step": step.step,
         "measured_ms": step.measured_ms,
-        "predicted_ms": predicted.get((step.rank, step.step)),
+        "predicted_ms": summary.predicted.get((step.rank, step.step)),
         "breakdown": step.parts(),
         "hidden_communication_ms": step.hidden_communication_ms,
     }
@@ -162,29 +119,25 @@ def _execution_object(execution: ExecutionTrace) -> dict[str, Any]:
     }
 
 
-def show_headline(
-    console: Console, found: TraceSet, replayed: Replay | None, what_if: Mapping[str, Any]
-) -> None:
+def show_headline(console: Console, summary: TraceSummary) -> None:
     """One line for ``--quiet``: a step measured, and predicted."""
-    steps = [step for trace in found.traces for step in breakdown(trace)]
-    if not steps:
-        line(console, "no steps: execution traces hold no times")
+    if not summary.steps:
+        line(console, "no steps: execution traces record no times")
         return
-    console.print(_headline(steps, _predicted(found, replayed), what_if))
+    console.print(_headline(summary))
 
 
-def show_traces(
-    console: Console, found: TraceSet, replayed: Replay | None, what_if: Mapping[str, Any]
-) -> None:
+def show_traces(console: Console, summary: TraceSummary) -> None:
     """The whole report."""
     console.print()
-    if found.traces:
-        line(console, _what_was_read(found.traces))
-        _show_steps(console, found.traces, _predicted(found, replayed), what_if)
-        _show_kernels(console, found.traces)
-        _show_path(console, _path(found, replayed))
+    if summary.found.traces:
+        line(console, _what_was_read(summary.found.traces))
+        _show_means(console, summary)
+        _show_steps(console, summary)
+        _show_kernels(console, summary.kernels)
+        _show_path(console, summary.critical_path)
     else:
-        _show_executions(console, found.executions)
+        _show_executions(console, summary.found.executions)
 
 
 def _what_was_read(traces: Sequence[RankTrace]) -> str:
@@ -195,18 +148,18 @@ def _what_was_read(traces: Sequence[RankTrace]) -> str:
     each = "each" if len(traces) > 1 and len(counts) == 1 else "in all"
     steps = max(counts) if each == "each" else sum(len(trace.steps) for trace in traces)
     return (
-        f"Rank {ranks_text(t.rank for t in traces)}{of}"
+        f"Rank{'s' if len(traces) > 1 else ''} {ranks_text(t.rank for t in traces)}{of}"
         f"{f' on {device}' if device else ''}: {plural(steps, 'step')}"
         f"{f' {each}' if len(traces) > 1 else ''}, "
-        f"{sum(len(t.device) for t in traces):,} events of the device, "
-        f"{sum(len(t.host) for t in traces):,} of the host."
+        f"{sum(len(t.device) for t in traces):,} device events and "
+        f"{sum(len(t.host) for t in traces):,} host events."
     )
 
 
-def _headline(
-    steps: Sequence[StepBreakdown], predicted: Predicted, what_if: Mapping[str, Any]
-) -> Text:
-    text = Text.assemble("Measured ", (ms(fmean(s.measured_ms for s in steps)), "bold"), " a step")
+def _headline(summary: TraceSummary) -> Text:
+    steps, predicted = summary.steps, summary.predicted
+    mean_ms = fmean(step.measured_ms for step in steps)
+    text = Text.assemble("Measured ", (ms(mean_ms), "bold"), " per step")
     pairs = [
         (s.measured_ms, predicted[s.rank, s.step]) for s in steps if (s.rank, s.step) in predicted
     ]
@@ -214,8 +167,8 @@ def _headline(
     if not errors:
         return text.append(".")
     mean = fmean(p for _, p in pairs)
-    if what_if:
-        asked = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in what_if.items())
+    if summary.what_if:
+        asked = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in summary.what_if.items())
         change = 100 * (mean / fmean(m for m, _ in pairs) - 1)
         text.append(f"; with {asked}: ")
         return text.append(ms(mean), "bold green").append(f", {change:+.1f} %.")
@@ -224,15 +177,10 @@ def _headline(
     return text.append(f"; mean absolute error {percent(fmean(errors))} over {over}.")
 
 
-def _show_steps(
-    console: Console,
-    traces: Sequence[RankTrace],
-    predicted: Predicted,
-    what_if: Mapping[str, Any],
-) -> None:
-    steps = [step for trace in traces for step in breakdown(trace)]
-    console.print(_headline(steps, predicted, what_if))
-    parts = mean_parts(steps)
+def _show_means(console: Console, summary: TraceSummary) -> None:
+    """The mean step: measured, predicted, and by part."""
+    console.print(_headline(summary))
+    parts = summary.parts
     total = sum(parts.values())
     if total > 0:
         shares = (
@@ -240,14 +188,20 @@ def _show_steps(
             for part in PARTS
             if parts[part] > 1e-6 * total
         )
-        line(console, f"Of a step: {', '.join(shares)}.")
-    if predicted:
-        line(console, WHAT_IS_CHANGED if what_if else WHAT_IS_PREDICTED, style="dim")
+        line(console, f"Where the time goes: {', '.join(shares)}.")
+    if summary.predicted:
+        explanation = WHAT_IS_CHANGED if summary.what_if else WHAT_IS_PREDICTED
+        line(console, explanation, style="dim")
+
+
+def _show_steps(console: Console, summary: TraceSummary) -> None:
+    steps, predicted = summary.steps, summary.predicted
     shown = sorted(steps, key=lambda s: -s.measured_ms)[:MAX_ROWS]
-    heading(console, "Steps", "from a step's marker to the next")
+    heading(console, "Steps", "from one step marker to the next")
     columns = [("step", "left"), ("rank", "right"), ("measured ms", "right")]
     if predicted:
-        columns += [("predicted ms", "right"), ("change" if what_if else "error", "right")]
+        error = "change" if summary.what_if else "error"
+        columns += [("predicted ms", "right"), (error, "right")]
     made = table([*columns, ("where the time goes", "left")])
     longest = max(step.measured_ms for step in steps)
     width = max(10, min(48, console.width - (62 if predicted else 42)))
@@ -264,12 +218,12 @@ def _show_steps(
     if len(shown) < len(steps):
         line(
             console,
-            f"  the {len(shown)} longest of {len(steps)} steps are shown; --json has all",
+            f"  The {len(shown)} longest of {len(steps)} steps are shown; the JSON output has all.",
             style="dim",
         )
 
 
-def _against(step: StepBreakdown, predicted: Predicted) -> tuple[str, str]:
+def _against(step: StepBreakdown, predicted: Mapping[tuple[int, str], float]) -> tuple[str, str]:
     value = predicted.get((step.rank, step.step))
     if value is None:
         return "-", "-"
@@ -290,22 +244,21 @@ def _show_legend(console: Console) -> None:
     console.print(legend)
 
 
-def _show_kernels(console: Console, traces: Sequence[RankTrace]) -> None:
-    found = top_kernels(traces, MAX_KERNELS)
-    if not found:
+def _show_kernels(console: Console, kernels: Sequence[KernelTotal]) -> None:
+    if not kernels:
         return
-    heading(console, "What runs longest on the device", "all steps and ranks together")
+    heading(console, "Longest kernels", "summed over all steps and ranks")
     made = table([("ms", "right"), ("runs", "right"), ("µs each", "right"), ("kernel", "fold")])
-    for kernel in found:
+    for kernel in kernels:
         each = 1e3 * kernel.total_ms / kernel.count
         made.add_row(number(kernel.total_ms), f"{kernel.count:,}", number(each), kernel.name)
     show(console, made)
 
 
 def _show_path(console: Console, path: Sequence[Segment]) -> None:
-    """The longest stretches of the predicted critical path, in order of time."""
+    """The longest sections of the predicted critical path, in order of time."""
     total = sum(segment.duration_ms for segment in path)
-    found = stretches(
+    found = path_sections(
         [
             replace(segment, name=short_name(segment.name))
             for segment in path
@@ -314,19 +267,19 @@ def _show_path(console: Console, path: Sequence[Segment]) -> None:
     )
     if not found:
         return
-    longest = sorted(found, key=lambda s: (-s.duration_ms, s.start_ms))[:MAX_STRETCHES]
-    shown = sum(stretch.duration_ms for stretch in longest)
-    aside = f"its longest stretches, {percent(shown / total)} of it, in order of time"
+    longest = sorted(found, key=lambda s: (-s.duration_ms, s.start_ms))[:MAX_SECTIONS]
+    shown = sum(section.duration_ms for section in longest)
+    aside = f"its longest sections, {percent(shown / total)} of it, in order of time"
     heading(console, "Predicted critical path", aside)
-    show_stretches(console, (stretch for stretch in found if stretch in longest))
+    show_sections(console, (section for section in found if section in longest))
 
 
 def _show_executions(console: Console, executions: Sequence[ExecutionTrace]) -> None:
     """What execution traces say by themselves."""
     line(
         console,
-        "Execution traces alone: they say what ran and on which tensors, but hold no times, no "
-        "kernels and no streams. Give the Kineto traces of the same run for steps and a breakdown.",
+        "Execution traces record what ran and on which tensors, but no times, kernels or streams. "
+        "Give the Kineto traces of the same run too, to see steps and where their time goes.",
     )
     heading(console, "Execution traces")
     made = table(
@@ -334,9 +287,9 @@ def _show_executions(console: Console, executions: Sequence[ExecutionTrace]) -> 
             ("rank", "right"),
             ("schema", "left"),
             ("ops", "right"),
-            ("inputs of ops", "right"),
+            ("op inputs", "right"),
             ("collectives", "right"),
-            ("sent by them", "right"),
+            ("bytes sent", "right"),
         ]
     )
     for execution in executions:

@@ -48,12 +48,14 @@ class TuneReport:
     Args:
         members: settings that no other beats, best by the first goal first.
         study: its name in the storage; None without one.
+        undone: of each member, `Tuning.undone`: what each of its changes is worth alone.
     """
 
     tuning: Tuning
     tuned: Tuned
     members: Sequence[Member]
     study: str | None
+    undone: Sequence[Mapping[str, float]]
 
     @property
     def best(self) -> Member:
@@ -180,7 +182,7 @@ def _show_best(console: Console, report: TuneReport) -> None:
         made.add_row("-", text)
     show(console, made if lines else Text("The model and the machine as given: nothing to change."))
     if lines:
-        show(console, Text(_undone(report.tuning.undone(report.best))))
+        show(console, Text(_undone(report.undone[0])))
     gain = _gain(report)
     if gain:
         show(console, Text(f"It takes {gain.removeprefix(', ')}."))
@@ -230,7 +232,10 @@ def tune_object(report: TuneReport) -> dict[str, Any]:
         stopped_by: ``trials``, ``exhausted``, ``time`` or ``interrupted``.
         study: its name in the storage, or null.
     """
-    members = [_member_object(report, member) for member in report.members]
+    members = [
+        _member_object(report, member, undone)
+        for member, undone in zip(report.members, report.undone, strict=True)
+    ]
     return {
         "objectives": {goal.name: goal.unit for goal in report.goals},
         "values": {name: list(values) for name, values in report.tuning.grid.values.items()},
@@ -261,7 +266,9 @@ def _trial_object(report: TuneReport, trial: Trial) -> dict[str, Any]:
     }
 
 
-def _member_object(report: TuneReport, member: Member) -> dict[str, Any]:
+def _member_object(
+    report: TuneReport, member: Member, undone: Mapping[str, float]
+) -> dict[str, Any]:
     return {
         "number": member.trial.number,
         "setting": dict(member.trial.setting),
@@ -269,7 +276,7 @@ def _member_object(report: TuneReport, member: Member) -> dict[str, Any]:
         "objectives": _named(report, member.values),
         "iteration_ms": member.result.best.iteration_ms,
         "lower_bound_ms": member.result.lower_bound_ms,
-        "undone": report.tuning.undone(member),
+        "undone": dict(undone),
         "tables": tables_object(member.result.best.plan),
     }
 

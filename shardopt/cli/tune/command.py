@@ -94,7 +94,8 @@ def _finish(model: Path, setting: Setting, tuning: Tuning, study: str | None, sh
     if show.output is not None:
         values = {"tuned": dict(members[0].trial.setting)}
         write_best(show.output, result, predictions[0], {**meta, **values})
-    report = TuneReport(tuning, tuned, members, study)
+    undone = [tuning.undone(member) for member in members]
+    report = TuneReport(tuning, tuned, members, study, undone)
     if show.json:
         from shardopt.cli.output import print_json
         from shardopt.report.objects import plan_object

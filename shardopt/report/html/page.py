@@ -7,8 +7,7 @@ from importlib import resources
 from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
-from predictor.predict import Prediction, profile_groups
-from search.problem import Problem
+from predictor.predict import Prediction
 from shardopt.explain.explanation import Explanation
 from shardopt.formatting import (
     KIND_WORDS,
@@ -59,7 +58,6 @@ def page(setting: Setting, explanation: Explanation, versions: Mapping[str, str]
         node("title", title),
         node("style", _file("page.css")),
     )
-    problem = Problem(setting.workload, setting.topology, setting.hardware)
     body = node(
         "body",
         _header(setting, explanation),
@@ -69,8 +67,8 @@ def page(setting: Setting, explanation: Explanation, versions: Mapping[str, str]
         _changes_section(explanation),
         _what_if_section(explanation),
         comparison_section(explanation.plans) if explanation.others else "",
-        plan_section(problem, explanation.plans),
-        _provenance_section(setting, given.prediction),
+        plan_section(setting.workload, explanation),
+        _provenance_section(setting, explanation.critical_groups),
         _footer(setting, versions),
         node("div", id="tip", role="status"),
         node("script", _file("page.js")),
@@ -228,14 +226,8 @@ def _what_if_section(explanation: Explanation) -> Element:
     return section("Sensitivity", "this plan predicted with one thing changed", grid(columns, rows))
 
 
-def _provenance_section(setting: Setting, prediction: Prediction) -> Element:
+def _provenance_section(setting: Setting, critical: frozenset[str]) -> Element:
     hardware = setting.hardware
-    used_resources = {segment.resource for segment in prediction.critical_path}
-    critical = [
-        group
-        for resource in used_resources
-        for group in profile_groups(resource, hardware, setting.topology)
-    ]
     columns = [
         Column("constants"),
         Column("on the critical path"),
@@ -253,7 +245,7 @@ def _provenance_section(setting: Setting, prediction: Prediction) -> Element:
         rows.append(
             [
                 name,
-                "yes" if any(group is other for other in critical) else "",
+                "yes" if name in critical else "",
                 percent(group.rel_error),
                 "not validated" if origin.error is None else error_words(origin.error),
                 "; ".join(ranges),

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
-from predictor.cost.loads import Load, ShardLoads
 from predictor.model.plan import ShardingPlan, TablePlan
-from predictor.model.workload import Table
+from predictor.model.workload import Table, Workload
 from predictor.predict import PHASES
 from predictor.units import format_bytes
-from search.problem import Problem
-from shardopt.explain.explanation import PredictedPlan
+from shardopt.explain.differences import table_diffs
+from shardopt.explain.explanation import Explanation, PredictedPlan
 from shardopt.formatting import (
     hbm_use,
     interval,
@@ -23,7 +22,6 @@ from shardopt.formatting import (
     times,
     type_mix,
 )
-from shardopt.report.diff import table_diffs
 from shardopt.report.html.nodes import Cell, Column, Row, bar, grid, node, section
 
 PLAN_TABLE = "plan"
@@ -31,13 +29,9 @@ MAX_OTHERS = 4
 """Plans whose sharding stands beside that of the first, table by table."""
 
 
-def plan_section(problem: Problem, plans: Sequence[PredictedPlan]) -> Element:
-    """The plan table, which sorts and filters.
-
-    Args:
-        plans: the first is shown; the others where they differ.
-    """
-    given, others = plans[0], plans[1 : 1 + MAX_OTHERS]
+def plan_section(workload: Workload, explanation: Explanation) -> Element:
+    """The table of the explained plan, which sorts and filters, and what differs in the others."""
+    given, others = explanation.given, explanation.others[:MAX_OTHERS]
     columns = [
         Column("table"),
         Column("rows", True),
@@ -52,16 +46,14 @@ def plan_section(problem: Problem, plans: Sequence[PredictedPlan]) -> Element:
         Column("backward ms", True, "of its shards on the rank where they take longest, alone"),
         *(Column(f"in {other.name}") for other in others),
     ]
-    loads = ShardLoads(problem.workload, problem.topology, problem.hardware)
     differing = [_differing(given.plan, other.plan) for other in others]
     rows: list[Row] = []
-    tables = zip(problem.workload.keys, problem.workload.tables, strict=True)
-    for index, (key, table) in enumerate(tables):
-        row = _row(index, key, table, given.plan.tables[key], loads)
+    for key, table in zip(workload.keys, workload.tables, strict=True):
+        row = _row(key, table, given.plan.tables[key], *explanation.table_times[key])
         rows.append([*row, *(found.get(key, "same") for found in differing)])
     aside = f"{plural(len(rows), 'table')}; a click on a title sorts"
-    if len(plans) > 1 + MAX_OTHERS:
-        aside += f"; beside it the first {MAX_OTHERS} of {len(plans) - 1} other plans"
+    if len(explanation.others) > MAX_OTHERS:
+        aside += f", with the first {MAX_OTHERS} of {len(explanation.others)} other plans"
     return section(
         "Plan",
         aside,
@@ -88,13 +80,8 @@ def _filters(plan: ShardingPlan) -> Element:
 
 
 def _row(
-    index: int, key: str, table: Table, plan: TablePlan, loads: ShardLoads
+    key: str, table: Table, plan: TablePlan, forward: float, backward: float
 ) -> list[Cell | str]:
-    ranks, load = loads.of_table(index, plan)
-    forward, backward = (
-        max(float(load[ranks == rank, column].sum()) for rank in set(ranks.tolist()))
-        for column in (Load.FORWARD_MS, Load.BACKWARD_MS)
-    )
     ids = table.lookups_per_sample
     return [
         key,

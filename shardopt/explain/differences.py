@@ -1,0 +1,71 @@
+"""What differs between two plans, and what a new plan moves of the one in use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from predictor.model.plan import PARAMETER_FIELDS, ShardingPlan, TablePlan
+from search.in_use.moves import moved_bytes, moved_tables
+from search.problem import Problem, Result
+
+
+@dataclass(frozen=True)
+class TableDiff:
+    """One table under plan A and under plan B; None where a plan does not place it."""
+
+    table: str
+    a: TablePlan | None
+    b: TablePlan | None
+
+    @property
+    def what(self) -> tuple[str, ...]:
+        """Which of ``type``, ``kernel``, ``split``, ``ranks``, ``parameters`` differ."""
+        a, b = self.a, self.b
+        if a is None or b is None:
+            return ("tables",)
+        differs = {
+            "type": a.sharding_type != b.sharding_type,
+            "kernel": a.compute_kernel != b.compute_kernel,
+            "split": [(s.offset, s.size) for s in a.shards]
+            != [(s.offset, s.size) for s in b.shards],
+            "ranks": a.ranks != b.ranks,
+            "parameters": any(a.parameters.get(f) != b.parameters.get(f) for f in PARAMETER_FIELDS),
+        }
+        return tuple(name for name, differ in differs.items() if differ)
+
+
+def table_diffs(a: ShardingPlan, b: ShardingPlan) -> list[TableDiff]:
+    """Tables that differ, in the order of A, then those that B alone places."""
+    keys = dict.fromkeys((*a.tables, *b.tables))
+    found = [TableDiff(key, a.tables.get(key), b.tables.get(key)) for key in keys]
+    return [diff for diff in found if diff.what]
+
+
+def header_diffs(a: ShardingPlan, b: ShardingPlan) -> dict[str, tuple[Any, Any]]:
+    """What differs outside the tables."""
+    left = {**a.meta, "world_size": a.world_size, "local_world_size": a.local_world_size}
+    right = {**b.meta, "world_size": b.world_size, "local_world_size": b.local_world_size}
+    keys = dict.fromkeys((*left, *right))
+    return {k: (left.get(k), right.get(k)) for k in keys if left.get(k) != right.get(k)}
+
+
+@dataclass(frozen=True)
+class Moves:
+    """What the best plan of a search changes in the plan in use.
+
+    Args:
+        tables: keys of the tables that differ.
+        bytes: weights and optimizer state that reach a rank which did not hold them.
+    """
+
+    tables: tuple[str, ...]
+    bytes: int
+
+
+def find_moves(problem: Problem, result: Result) -> Moves | None:
+    """From the plan in use to the best plan; None if the search was given no plan."""
+    if result.given is None:
+        return None
+    before, after = result.given.plan, result.best.plan
+    return Moves(tuple(moved_tables(before, after)), moved_bytes(problem, before, after))
