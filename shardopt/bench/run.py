@@ -6,13 +6,12 @@ import os
 import platform
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from predictor.errors import ShardoptError
 from predictor.model.plan_json import plan_to_dict
 from shardopt import __version__
 from shardopt.bench.job import REFERENCE_VERSION, Job, check_job
@@ -24,33 +23,13 @@ from shardopt.bench.rows import (
     without_nulls,
     write_rows,
 )
-from shardopt.bench.worker import Place, Tell, described, run_rank
+from shardopt.bench.worker import run_rank
 from shardopt.measure.timing import machine
-from shardopt.ranks.launch import RankDiedError, died_words, run_ranks
+from shardopt.ranks.launch import run_ranks
+from shardopt.ranks.rank import Rank, RankDiedError, errors_of
 from shardopt.ranks.realtime import permitted
 
 PACKAGES = ("torch", "fbgemm-gpu-cpu", "fbgemm-gpu", "torchrec", "numpy")
-
-
-@dataclass(frozen=True)
-class Joined:
-    """This process is one of the ranks that torchrun has started."""
-
-    place: Place
-    world_size: int
-
-
-def joined(environment: Mapping[str, str] = os.environ) -> Joined | None:
-    """The rank that torchrun's variables say this is; None where they do not."""
-    found = [environment.get(name, "") for name in ("RANK", "WORLD_SIZE")]
-    if not all(value.isdigit() for value in found):
-        return None
-    rank, world_size = map(int, found)
-    local, local_size = (
-        int(environment.get(name, default))
-        for name, default in (("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", world_size))
-    )
-    return Joined(Place(rank, local, local_size), world_size)
 
 
 def run_bench(
@@ -58,7 +37,7 @@ def run_bench(
     path: Path | None = None,
     *,
     given_ranks: int | None = None,
-    join: Joined | None = None,
+    join: Rank | None = None,
     told: Callable[[str], None] = lambda text: None,
     started: Callable[[list[int]], None] = lambda pids: None,
 ) -> BenchRows | None:
@@ -80,8 +59,9 @@ def run_bench(
     """
     ranks = join.world_size if join else given_ranks
     check_job(job, given_ranks=ranks, joined=join is not None)
-    if join and join.place.rank:
-        _be_rank(job, join.place, lambda message: None)
+    if join and join.index:
+        with errors_of(join):
+            run_rank(join, lambda message: None, job)
         return None
     keeper = _Keeper(job, path, told)
     if keeper.done:
@@ -89,22 +69,21 @@ def run_bench(
     job = replace(job, first_round=len(keeper.rows.rounds))
     try:
         if join:
-            _be_rank(job, join.place, keeper)
+            with errors_of(join):
+                run_rank(join, keeper, job)
         elif not keeper.done:
-            run_ranks(job, keeper, started)
+            run_ranks(
+                run_rank,
+                job.world_size,
+                job,
+                local_world_size=job.local_world_size,
+                link=job.link,
+                on_report=lambda _, message: keeper(message),
+                on_start=started,
+            )
     except RankDiedError as error:
         raise RankDiedError(f"{error}\n{keeper.left_words()}", error.exit_code) from None
     return keeper.rows
-
-
-def _be_rank(job: Job, place: Place, tell: Tell) -> None:
-    """A rank whose failures read like those of the ranks that we start."""
-    try:
-        run_rank(job, place, tell)
-    except ShardoptError:
-        raise
-    except Exception as error:
-        raise RankDiedError(died_words(place.rank, described(error))) from error
 
 
 class _Keeper:
@@ -140,9 +119,9 @@ class _Keeper:
             return f"{rounds} are finished and in {self.path}; the same command goes on from there"
         return f"{rounds} were finished; with -o ROWS.json they would have been kept"
 
-    def __call__(self, message: dict[str, Any]) -> None:
-        kind = message.pop("kind")
-        message = rounded(message)
+    def __call__(self, report: Mapping[str, Any]) -> None:
+        kind = report["kind"]
+        message = rounded({key: value for key, value in report.items() if key != "kind"})
         if kind == "ready":
             self.told(f"{len(self.job.plans)} plans are built; warming up")
         elif kind == "warmup":

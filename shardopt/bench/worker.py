@@ -1,124 +1,61 @@
-"""One rank of a bench run: builds every plan in one process group and times them in turns.
-
-Run as ``python -m shardopt.bench.worker FOLDER RANK`` by `shardopt.ranks.launch`, or called by a
-process that torchrun started.
-"""
+"""One rank of a bench run: builds every plan in one process group and times them in turns."""
 
 from __future__ import annotations
 
 import gc
-import json
 import os
-import pickle
 import random
-import sys
 import time
-import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-from predictor.errors import ShardoptError
 from shardopt.bench.job import Job
 from shardopt.measure.load import other_cores, usage
 from shardopt.measure.warmup import MAX_ROUNDS, MIN_BLOCK, warmed_up
-from shardopt.ranks.hosts import Host, enter
-from shardopt.ranks.realtime import hasten_gloo, keep_freed_memory
-
-Tell = Callable[[dict[str, Any]], None]
-
-TEARDOWN_S = 0.3
-"""gloo's threads may abort a process that ends right after its last collective."""
+from shardopt.ranks.rank import Rank, Report, join_group, prepare
+from shardopt.ranks.realtime import hasten_gloo
 
 
-@dataclass(frozen=True)
-class Place:
-    """Which rank this process is.
-
-    Args:
-        local: its number on this machine, which chooses core or GPU.
-        local_size: ranks on this machine.
-        init_method: how the process group is found, as torch takes it.
-        host: to enter first; None stays where the process is.
-    """
-
-    rank: int
-    local: int
-    local_size: int
-    init_method: str = "env://"
-    host: Host | None = None
-
-
-def run_rank(job: Job, place: Place, tell: Tell) -> None:
+def run_rank(rank: Rank, report: Report, job: Job) -> None:
     """Build, warm up and measure; collective over all ranks.
 
     Args:
-        tell: called on rank 0 alone with what a rows file keeps: `kind` is ready, warmup (`ms`,
+        report: called on rank 0 alone with what a rows file keeps: `kind` is ready, warmup (`ms`,
             `rounds`, `settled`) or round.
     """
-    if place.host is not None:
-        enter(place.host)
-    _pin(job, place)
-    if job.backend == "gloo":
-        keep_freed_memory()
-    import torch
+    device = prepare(rank, job.backend)
+    gc.disable()
     import torch.distributed as dist
 
-    torch.set_num_threads(1)
-    device = torch.device("cpu")
-    if job.backend == "nccl":
-        device = torch.device("cuda", place.local)
-        torch.cuda.set_device(device)
-    dist.init_process_group(
-        job.backend,
-        init_method=place.init_method,
-        rank=place.rank,
-        world_size=job.world_size,
-    )
-    gc.disable()
-    _Rank(job, place, device, tell if place.rank == 0 else _nobody).run()
+    join_group(rank, job.backend)
+    _Rank(job, rank, device, report if rank.index == 0 else _nobody).run()
     dist.barrier()
 
 
-def _nobody(_: dict[str, Any]) -> None:
+def _nobody(_: object) -> None:
     pass
-
-
-def _pin(job: Job, place: Place) -> None:
-    """Before torch starts any thread, so that gloo's inherit it.
-
-    A rank on CPU has a core; one with a GPU shares the cores evenly, as NCCL and the autograd
-    thread run beside the main one.
-    """
-    cores = sorted(os.sched_getaffinity(0))
-    own = {cores[place.local % len(cores)]}
-    if job.backend == "nccl" and place.local_size <= len(cores):
-        own = set(cores[place.local :: place.local_size])
-    os.sched_setaffinity(0, own)
 
 
 class _Rank:
     """What a rank holds while it measures."""
 
-    def __init__(self, job: Job, place: Place, device: Any, tell: Tell) -> None:
+    def __init__(self, job: Job, rank: Rank, device: Any, report: Report) -> None:
         from shardopt.measure.reference import Reference
         from shardopt.torchrec.training.batch import batch_ring
         from shardopt.torchrec.training.loop import Training
         from shardopt.torchrec.training.optimizers import set_matmul_precision
 
-        self.job, self.rank, self.device, self.tell = job, place.rank, device, tell
-        self.local_size = place.local_size
+        self.job, self.rank, self.device, self.report = job, rank.index, device, report
+        self.local_size = rank.local_size
         set_matmul_precision(job.workload)
-        ring = batch_ring(job.workload, seed=job.seed, rank=place.rank)
+        ring = batch_ring(job.workload, seed=job.seed, rank=rank.index)
         if device.type == "cuda":
             ring = [batch.pin_memory() for batch in ring]
         self.trainings = {
             name: Training(job.workload, plan, device, ring) for name, plan in job.plans.items()
         }
-        self.reference = Reference(device, place.rank)
+        self.reference = Reference(device, rank.index)
         gc.collect()
         gc.freeze()
 
@@ -126,7 +63,7 @@ class _Rank:
         """Warm-up, then every round that is left."""
         # under torchrun only the first rank has seen the rows file
         first = _agreed(self.job.first_round)
-        self.tell({"kind": "ready"})
+        self.report({"kind": "ready"})
         self._warm_up()
         for index in range(first, self.job.rounds):
             self._round(index)
@@ -144,7 +81,7 @@ class _Rank:
             rounds += 1
             # all ranks must stop together, so one decides
             settled = _agreed(job.warmup is None and warmed_up(blocks))
-        self.tell(
+        self.report(
             {
                 "kind": "warmup",
                 "rounds": rounds,
@@ -167,7 +104,7 @@ class _Rank:
         if self.rank:
             return
         own_s = sum(of[2] for of in ranks[: self.local_size])
-        self.tell(
+        self.report(
             {
                 "kind": "round",
                 "round": index,
@@ -229,50 +166,3 @@ def _agreed(value: Any) -> Any:
     shared = [value]
     dist.broadcast_object_list(shared, src=0)
     return shared[0]
-
-
-def main(folder: Path, rank: int, pipe: int | None) -> int:
-    """A rank that `shardopt.ranks.launch` has started; what goes wrong is left in the folder."""
-    try:
-        # written by the parent process, into a folder that only its user can enter
-        job: Job
-        hosts: list[Host]
-        job, hosts = pickle.loads((folder / "job.pickle").read_bytes())
-        # a core each, also where ranks are hosts of their own
-        host = hosts[rank] if hosts else None
-        place = Place(rank, rank, job.world_size, f"file://{folder}/store", host)
-        if pipe is None:
-            run_rank(job, place, _nobody)
-            return 0
-        with open(pipe, "w", encoding="utf-8") as stream:
-            run_rank(job, place, lambda told: print(json.dumps(told), file=stream, flush=True))
-        return 0
-    except Exception as error:
-        (folder / f"error.{rank}").write_text(json.dumps(described(error)), encoding="utf-8")
-        traceback.print_exc()
-        return 1
-
-
-def described(error: Exception) -> dict[str, Any]:
-    """What another process has to know of an error."""
-    frames = traceback.extract_tb(error.__traceback__)
-    last = frames[-1] if frames else None
-    where = f"{'/'.join(Path(last.filename).parts[-2:])}:{last.lineno}" if last else ""
-    own = isinstance(error, ShardoptError)
-    return {
-        "type": type(error).__name__,
-        "message": str(error),
-        "where": where,
-        "exit_code": error.exit_code if isinstance(error, ShardoptError) else None,
-        "own": own,
-        "at": time.time(),
-    }
-
-
-if __name__ == "__main__":
-    words = sys.argv[1:]
-    code = main(Path(words[0]), int(words[1]), int(words[2]) if words[2:] else None)
-    time.sleep(TEARDOWN_S)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

@@ -6,29 +6,28 @@ others wait, and take part in what needs all ranks.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from predictor.errors import InputError, ShardoptError
-from shardopt.bench.run import Joined
+from predictor.errors import InputError
 from shardopt.calibrate.design.points import Point
-from shardopt.calibrate.ranks import MeasurementError, available_cores, device_of, prepare
 from shardopt.calibrate.rows import RowsFile
 from shardopt.calibrate.run import Asked, Saver, Say, opened, points_of
+from shardopt.calibrate.worker import prepare_quietly
+from shardopt.ranks.rank import Rank, errors_of, join_group
 
 PATIENCE = timedelta(hours=12)
 """That ranks wait for the kernels of the first: a full design takes less than one."""
 
 
-def hosts_of(join: Joined) -> int:
+def hosts_of(join: Rank) -> int:
     """Hosts that torchrun's ranks lie on.
 
     Raises:
         InputError: they do not have equally many.
     """
-    local = join.place.local_size
+    local = join.local_size
     if join.world_size % local:
         raise InputError(
             f"WORLD_SIZE {join.world_size} is no multiple of LOCAL_WORLD_SIZE {local}; give every "
@@ -37,7 +36,7 @@ def hosts_of(join: Joined) -> int:
     return join.world_size // local
 
 
-def measure_joined(asked: Asked, join: Joined, say: Say) -> RowsFile | None:
+def measure_joined(asked: Asked, join: Rank, say: Say) -> RowsFile | None:
     """As `run.measure`, by this process as one of the ranks.
 
     Returns:
@@ -45,26 +44,19 @@ def measure_joined(asked: Asked, join: Joined, say: Say) -> RowsFile | None:
 
     Raises:
         InputError: the rows file is of another machine, or corrupt.
-        MeasurementError: this rank failed; the rows measured before are in the file.
+        RankDiedError: this rank failed; the rows measured before are in the file.
     """
-    file = opened(asked, say) if join.place.rank == 0 else None
-    try:
+    file = opened(asked, say) if join.index == 0 else None
+    with errors_of(join):
         _take_part(asked, join, file, say)
-    except ShardoptError:
-        raise
-    except Exception as error:
-        raise MeasurementError(
-            f"rank {join.place.rank} failed:\n{traceback.format_exc()}"
-        ) from error
     return file
 
 
-def _take_part(asked: Asked, join: Joined, file: RowsFile | None, say: Say) -> None:
-    prepare(asked.backend, available_cores(), join.place.local, join.place.local_size)
+def _take_part(asked: Asked, join: Rank, file: RowsFile | None, say: Say) -> None:
+    device = prepare_quietly(join, asked.backend)
     import torch.distributed as dist
 
-    device = device_of(asked.backend, join.place.local)
-    dist.init_process_group(asked.backend, init_method=join.place.init_method)
+    join_group(join, asked.backend)
     # gloo waits without working, and NCCL would give up after some minutes
     waiting = dist.new_group(backend="gloo", timeout=PATIENCE)
     missing: list[Any] = [None]

@@ -22,16 +22,20 @@ from shardopt.bench.job import available_bytes
 from shardopt.calibrate.design import phases
 from shardopt.calibrate.design.cuda import Device
 from shardopt.calibrate.design.points import Point, Size
-from shardopt.calibrate.ranks import Job, available_cores, run_ranks
 from shardopt.calibrate.rows import Measured, Origin, RowsFile
+from shardopt.calibrate.worker import Job, measure_points
 from shardopt.measure.sampling import BRIEF_FLUSH_BYTES, CUDA_SETTINGS, FLUSH_BYTES, SETTINGS
 from shardopt.measure.timing import machine
 from shardopt.ranks.hosts import HOSTS, Link, check_hosts
+from shardopt.ranks.launch import run_ranks
+from shardopt.ranks.rank import RankDiedError, available_cores
 from shardopt.ranks.realtime import permitted
 
 MAX_RANKS = 1024
 BUSY = 0.5
 """Load average before anything is measured, above which other work disturbs the times."""
+SILENCE_S = 600.0
+"""Without a row for so long, the ranks have hung."""
 Say = Callable[[str], None]
 
 
@@ -189,7 +193,7 @@ def measure(asked: Asked, say: Say) -> RowsFile:
 
     Raises:
         InputError: the rows file is of another machine, or corrupt.
-        MeasurementError: a rank failed; the rows measured before are in the file.
+        RankDiedError: a rank failed; the rows measured before are in the file.
     """
     file = opened(asked, say)
     kernels, exchanges = points_of(asked)
@@ -201,11 +205,35 @@ def measure(asked: Asked, say: Say) -> RowsFile:
             say(f"{len(points)} points are already in {asked.rows}")
             continue
         link = asked.link if points is exchanges else None
-        job = Job(missing, asked.size, ranks, asked.backend, available_cores(), link, asked.model)
-        if ranks > len(job.cores) and asked.backend == "gloo":
-            say(f"{ranks} ranks share {len(job.cores)} cores: their times are no good for fits")
-        run_ranks(job, Saver(file, asked, done, total, say).save)
+        cores = len(available_cores())
+        if ranks > cores and asked.backend == "gloo":
+            say(f"{ranks} ranks share {cores} cores: their times are no good for fits")
+        job = Job(missing, asked.size, ranks, asked.backend, link, asked.model)
+        try:
+            run_job(job, Saver(file, asked, done, total, say).save)
+        except RankDiedError as error:
+            raise RankDiedError(
+                f"{error}\n{asked.rows} keeps what was measured; run the same command again to "
+                "continue from there",
+                error.exit_code,
+            ) from None
     return file
+
+
+def run_job(job: Job, on_row: Callable[[Measured], None]) -> None:
+    """Measure the points of a job in ranks started here; ``on_row`` gets each row at once.
+
+    Raises:
+        RankDiedError: a rank failed.
+    """
+    run_ranks(
+        measure_points,
+        job.ranks,
+        job,
+        link=job.link,
+        on_report=lambda _, row: on_row(row),
+        silence_s=SILENCE_S,
+    )
 
 
 def opened(asked: Asked, say: Say) -> RowsFile:

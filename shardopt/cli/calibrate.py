@@ -12,10 +12,10 @@ from shardopt.cli import options
 from shardopt.cli.bench.run import leave
 
 if TYPE_CHECKING:
-    from shardopt.bench.run import Joined
     from shardopt.calibrate.profile.build import Calibrated
     from shardopt.calibrate.rows import RowsFile
     from shardopt.calibrate.run import Asked, Say
+    from shardopt.ranks.rank import Rank
 
 
 class Backend(StrEnum):
@@ -100,18 +100,18 @@ def calibrate(
     Starts one process a rank on this machine, or joins those that torchrun has started.
     """
     from predictor.errors import InputError
-    from shardopt.bench.run import joined
     from shardopt.calibrate.design import points as design
     from shardopt.cli.output import check_writable
     from shardopt.config.model import load_model
     from shardopt.ranks.hosts import Link
+    from shardopt.ranks.rank import rank_of_torchrun
     from shardopt.torchrec.install import needs_torchrec
 
     kept = rows or output.with_suffix(".rows.csv")
     if kept == output:
         raise InputError(f"--rows {kept} is the profile's own file; choose another")
-    join = joined()
-    if join is None or join.place.rank == 0:
+    join = rank_of_torchrun()
+    if join is None or join.index == 0:
         check_writable(output)
         check_writable(kept)
     workload = None if model is None else load_model(model)
@@ -129,7 +129,7 @@ def calibrate(
     run.check(backend.value, count, between, workload, hosts)
     size = design.QUICK if quick else design.FULL
     asked = run.Asked(backend.value, count, size, kept, between, workload, hosts)
-    quiet = quiet or bool(join and join.place.rank)
+    quiet = quiet or bool(join and join.index)
     say = (lambda text: None) if quiet else run.progress
     measured = run.measure(asked, say) if join is None else measure_joined(asked, join, say)
     if measured is not None:
@@ -137,7 +137,7 @@ def calibrate(
     leave(join)
 
 
-def _ranks(given: int | None, join: Joined | None) -> int:
+def _ranks(given: int | None, join: Rank | None) -> int:
     """World size, which torchrun knows."""
     from predictor.errors import InputError
 

@@ -6,8 +6,6 @@ before the first, see `CudaTimer`.
 
 from __future__ import annotations
 
-import gc
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -36,26 +34,6 @@ L2_MULTIPLE = 4
 UNKNOWN_L2_BYTES = 64 * 2**20
 MOST_WRITES = 64
 """Times the memory is written at most: some milliseconds, which no launch takes."""
-
-
-def settle(rank: int, cores: tuple[int, ...], sharing: int | None = None) -> None:
-    """Pin this process and leave it one thread; before torch starts threads of its own.
-
-    Args:
-        rank: its number on this machine.
-        sharing: ranks with a GPU each that share the cores evenly, as NCCL's threads and autograd's
-            run beside the main one; None: one core for this rank.
-    """
-    gc.disable()
-    os.environ["OMP_NUM_THREADS"] = "1"
-    own = {cores[rank % len(cores)]}
-    if sharing is not None and sharing <= len(cores):
-        own = set(cores[rank::sharing])
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, own)
-    import torch
-
-    torch.set_num_threads(1)
 
 
 class Timer(ABC):

@@ -1,166 +1,283 @@
-"""Starting the ranks of a bench run, listening to them, and telling which one broke and why."""
+"""Starts ranks, one process each, passes on their reports, and says which one broke and why.
+
+`run_ranks` runs a Python function in every rank; `run_commands` runs programs that know nothing of
+shardopt. No rank outlives the process that started it, however that ends.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import pickle
-import select
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from predictor.errors import ShardoptError
-from shardopt.bench.job import Job
-from shardopt.ranks.hosts import hosts_of
+from predictor.errors import InputError
+from shardopt.ranks.hosts import Link, hosts_of
+from shardopt.ranks.rank import RankDiedError, death_line
+from shardopt.ranks.worker import JOB
 
 PACKAGES = Path(__file__).resolve().parents[2]
-"""Where the three packages lie; the ranks are started from there."""
+"""Where the three packages lie; ranks import them from there."""
 GRACE_S = 5.0
-"""How long the others have to notice that a rank died, and to say so."""
+"""How long the other ranks may take to end, or to say what is wrong, once a rank has died."""
 POLL_S = 0.2
 LOG_LINES = 3
+LOST = 3
+"""Exit code by which a generated benchmark says that another rank may be the cause."""
+NOISE = re.compile(r"^(?:\[rank\d+\]:)?\[W|^USDT:|^frame #")
+"""Lines of a log that are no error: torch's warnings and its stack traces."""
 
-Processes = Sequence["subprocess.Popen[bytes]"]
+OnReport = Callable[[int, Any], None]
 
 
-class RankDiedError(ShardoptError):
-    """A rank ended the bench; the text is its own error."""
+@dataclass(frozen=True)
+class Command:
+    """The program of a rank.
 
-    def __init__(self, message: str, exit_code: int = 2) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
+    Args:
+        environment: all of it, see `rank_environment`.
+        reports: append to the words the number of a pipe for `multiprocessing.Connection.send`.
+    """
+
+    words: Sequence[str]
+    environment: Mapping[str, str]
+    reports: bool = False
+
+
+@dataclass(frozen=True)
+class _Started:
+    process: subprocess.Popen[bytes]
+    reader: Connection
+
+
+def _ignore(*_: object) -> None:
+    pass
 
 
 def run_ranks(
-    job: Job,
-    tell: Callable[[dict[str, Any]], None],
-    started: Callable[[list[int]], None] = lambda pids: None,
+    body: Callable[..., None],
+    count: int,
+    *arguments: object,
+    local_world_size: int | None = None,
+    link: Link | None = None,
+    on_report: OnReport = _ignore,
+    on_start: Callable[[list[int]], None] = _ignore,
+    silence_s: float | None = None,
 ) -> None:
-    """One process a rank on this machine, until all are done; none is left behind.
+    """Run a function in `count` processes on this machine until all are done.
 
     Args:
-        tell: called with each message of rank 0 (see `worker.run_rank`).
-        started: told the ranks' process ids.
+        body: called as ``body(rank, report, *arguments)`` in every process, with its
+            `shardopt.ranks.rank.Rank` and a function that sends something to ``on_report``.
+            It and its arguments must be picklable.
+        local_world_size: ranks that count as one host; all of them if None.
+        link: makes every rank a host of its own, joined by such a link.
+        on_report: called with the rank and what it reported, in order.
+        on_start: called with the process ids.
+        silence_s: without any report for so long, the ranks count as hung.
 
     Raises:
-        RankDiedError: a rank failed; what was told before stands.
+        RankDiedError: a rank failed; what was reported before has been passed on.
+        InputError: no folder for temporary files, or the link cannot be made.
     """
-    with (
-        hosts_of(job.link) as hosts,
-        tempfile.TemporaryDirectory(prefix="shardopt-bench-") as name,
-    ):
-        folder = Path(name)
-        (folder / "job.pickle").write_bytes(pickle.dumps((job, hosts)))
-        reader, writer = os.pipe()
-        processes: list[subprocess.Popen[bytes]] = []
-        try:
-            for rank in range(job.world_size):
-                processes.append(_start(job, folder, rank, writer if rank == 0 else None))
-            os.close(writer)
-            started([process.pid for process in processes])
-            _listen(reader, processes, tell)
-            _join(processes)
-            codes = [process.poll() for process in processes]
-            if any(codes):
-                raise _blame(folder, codes)
-        finally:
-            os.close(reader)
-            for process in processes:
-                process.kill()
-                process.wait()
+    with hosts_of(link) as hosts, scratch_folder() as folder:
+        (folder / JOB).write_bytes(pickle.dumps((body, arguments, count, hosts)))
+        path = os.pathsep.join(filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH"))))
+        python = [sys.executable, "-P", "-W", "ignore", "-m", "shardopt.ranks.worker"]
+        commands = [
+            Command(
+                [*python, str(folder), str(index)],
+                {**rank_environment(index, count, local_world_size), "PYTHONPATH": path},
+                reports=True,
+            )
+            for index in range(count)
+        ]
+        run_commands(commands, folder, on_report, on_start, silence_s)
 
 
-def _start(job: Job, folder: Path, rank: int, pipe: int | None) -> subprocess.Popen[bytes]:
-    local = job.local_world_size
-    path = os.pathsep.join(filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH"))))
-    environment = {
+def rank_environment(
+    index: int, world_size: int, local_world_size: int | None = None
+) -> dict[str, str]:
+    """This process's environment with what torchrun would set for a rank."""
+    local = local_world_size or world_size
+    return {
         **os.environ,
-        "PYTHONPATH": path,
-        "RANK": str(rank),
-        "WORLD_SIZE": str(job.world_size),
-        "LOCAL_RANK": str(rank % local),
+        "RANK": str(index),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": str(index % local),
         "LOCAL_WORLD_SIZE": str(local),
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
         "OMP_NUM_THREADS": "1",
     }
-    words = [str(folder), str(rank), *([] if pipe is None else [str(pipe)])]
-    with (folder / f"log.{rank}").open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-W", "ignore", "-m", "shardopt.bench.worker", *words],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=[] if pipe is None else [pipe],
-            # an interrupt is for the parent, which keeps what is finished and ends the ranks
-            start_new_session=True,
-        )
 
 
-def _listen(reader: int, processes: Processes, tell: Callable[[dict[str, Any]], None]) -> None:
-    """Pass on messages until rank 0 closes the pipe or a rank has died."""
-    held = b""
-    ends: float | None = None
-    while ends is None or time.monotonic() < ends:
-        if select.select([reader], [], [], POLL_S)[0]:
-            read = os.read(reader, 1 << 20)
-            if not read:
-                return
-            *lines, held = (held + read).split(b"\n")
-            for line in lines:
-                tell(json.loads(line))
-        elif ends is None and any(process.poll() for process in processes):
-            ends = time.monotonic() + GRACE_S
+def run_commands(
+    commands: Sequence[Command],
+    folder: Path,
+    on_report: OnReport = _ignore,
+    on_start: Callable[[list[int]], None] = _ignore,
+    silence_s: float | None = None,
+) -> None:
+    """Run the programs of all ranks until they are done; see `run_ranks`.
+
+    Args:
+        folder: gets ``log.RANK``, what a rank writes; a rank may leave its error, see
+            `shardopt.ranks.rank.error_facts`, in ``error.RANK``.
+    """
+    ranks: list[_Started] = []
+    try:
+        for index, command in enumerate(commands):
+            ranks.append(_start(command, folder / f"log.{index}"))
+        on_start([rank.process.pid for rank in ranks])
+        failed = _watch(ranks, on_report, silence_s)
+    finally:
+        _end(ranks)
+    if failed:
+        raise _cause(folder, failed)
 
 
-def _join(processes: Processes) -> None:
-    """Wait for the end of all, but not for those who wait for a dead one."""
-    ends = time.monotonic() + GRACE_S
-    for process in processes:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, ends - time.monotonic()))
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder for the files of a launch.
+
+    Raises:
+        InputError: it cannot be made.
+    """
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="shardopt-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise InputError(
+            f"no place for temporary files: {error.strerror or error}; set TMPDIR to a folder that "
+            "can be written"
+        ) from None
+    with folder as name:
+        yield Path(name)
 
 
-def _blame(folder: Path, codes: Sequence[int | None]) -> RankDiedError:
-    """The rank that broke first: the others only lost their connection to it."""
+def _start(command: Command, log: Path) -> _Started:
+    reader, writer = os.pipe()
+    try:
+        with log.open("wb") as stream:
+            process = subprocess.Popen(
+                [*command.words, *([str(writer)] if command.reports else [])],
+                env=dict(command.environment),
+                # a rank ends when its input is closed, thus with this process, however that ends
+                stdin=subprocess.PIPE,
+                stdout=stream,
+                stderr=stream,
+                # a program that does not report closes it by ending
+                pass_fds=[writer],
+                # an interrupt is for this process, which keeps what is finished and ends the ranks
+                start_new_session=True,
+            )
+    except OSError as error:
+        os.close(reader)
+        raise InputError(f"the ranks cannot be started: {error}") from None
+    finally:
+        os.close(writer)
+    return _Started(process, Connection(reader, writable=False))
+
+
+def _watch(
+    ranks: Sequence[_Started], on_report: OnReport, silence_s: float | None
+) -> dict[int, tuple[int, float]]:
+    """Pass on reports until all ranks have ended; ranks that failed -> exit code, and when."""
+    pipes = {rank.reader: index for index, rank in enumerate(ranks)}
+    failed: dict[int, tuple[int, float]] = {}
+    heard = time.monotonic()
+    ends = float("inf")
+    while True:
+        # before the pipes are read: what a rank sent before it ended is in them by then
+        alive = _note_ended(ranks, failed)
+        ready = wait(list(pipes), POLL_S if alive else 0.0)
+        for pipe in ready:
+            assert isinstance(pipe, Connection)
+            heard = time.monotonic()
+            try:
+                report = pipe.recv()
+            except (EOFError, OSError):
+                del pipes[pipe]
+            else:
+                on_report(pipes[pipe], report)
+        now = time.monotonic()
+        if failed or not pipes:
+            ends = min(ends, now + GRACE_S)
+        if (not ready and not alive) or now > ends:
+            return failed
+        if silence_s is not None and now - heard > silence_s:
+            raise RankDiedError(f"no rank reported anything for {silence_s:g} s")
+
+
+def _note_ended(ranks: Sequence[_Started], failed: dict[int, tuple[int, float]]) -> bool:
+    """Add the ranks that have failed since; returns whether any still runs."""
+    codes = [rank.process.poll() for rank in ranks]
+    for index, code in enumerate(codes):
+        if code and index not in failed:
+            failed[index] = code, time.time()
+    return None in codes
+
+
+def _end(ranks: Sequence[_Started]) -> None:
+    for rank in ranks:
+        rank.process.kill()
+        rank.process.wait()
+        if rank.process.stdin is not None:
+            rank.process.stdin.close()
+        rank.reader.close()
+
+
+def _cause(folder: Path, failed: Mapping[int, tuple[int, float]]) -> RankDiedError:
+    """The failure of the rank that broke first: others may only have lost their connection to it.
+
+    Args:
+        failed: rank -> exit code, and when it was seen.
+    """
     errors: dict[int, dict[str, Any]] = {}
-    for rank in range(len(codes)):
+    for rank in failed:
         with suppress(OSError, ValueError):
             errors[rank] = json.loads((folder / f"error.{rank}").read_text(encoding="utf-8"))
-    killed = [r for r, code in enumerate(codes) if code and r not in errors]
-    if killed:
-        return RankDiedError(_killed_words(folder, killed[0], codes[killed[0]] or 0))
-    rank = min(errors, key=lambda r: errors[r]["at"], default=0)
+
+    def order(rank: int) -> tuple[bool, bool, bool, float]:
+        code, seen = failed[rank]
+        return rank in errors, code >= 0, code == LOST, errors.get(rank, {"at": seen})["at"]
+
+    rank = min(failed, key=order)
+    code, log = failed[rank][0], _log_end(folder / f"log.{rank}")
+    number = -code if code < 0 else None
     error = errors.get(rank)
     if error is None:
-        return RankDiedError("a rank ended too early and left no word")
-    if error["own"]:
-        return RankDiedError(error["message"], error["exit_code"])
-    return RankDiedError(died_words(rank, error))
+        return RankDiedError(_silent_death(rank, code, log), rank=rank, signal=number, log=log)
+    if error["exit_code"] is not None:
+        return RankDiedError(error["message"], error["exit_code"], rank=rank, log=log)
+    return RankDiedError(death_line(rank, error), rank=rank, log=log)
 
 
-def died_words(rank: int, error: Mapping[str, Any]) -> str:
-    """An error that `worker.described` has described, in a line."""
-    lines = error["message"].strip().splitlines() or [""]
-    return f"rank {rank} died of {error['type']} at {error['where']}: {lines[0]}"
-
-
-def _killed_words(folder: Path, rank: int, code: int) -> str:
+def _silent_death(rank: int, code: int, log: str) -> str:
     how = f"with exit code {code}"
     if code < 0:
+        how = f"of signal {-code}"
         with suppress(ValueError):
             how = f"of signal {signal.Signals(-code).name}"
     hint = " (the system may have run out of memory)" if code == -signal.SIGKILL else ""
+    end = f"; its log ends with: {log}" if log else ""
+    return f"rank {rank} died {how}{hint}{end}"
+
+
+def _log_end(path: Path) -> str:
     with suppress(OSError):
-        log = (folder / f"log.{rank}").read_text(encoding="utf-8", errors="replace")
-        last = [line.strip() for line in log.splitlines() if line.strip()][-LOG_LINES:]
-        if last:
-            return f"rank {rank} died {how}{hint}; its last words: {' / '.join(last)}"
-    return f"rank {rank} died {how}{hint}"
+        text = path.read_text(encoding="utf-8", errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        lines = [line for line in lines if not NOISE.search(line)]
+        return " / ".join(lines[-LOG_LINES:])
+    return ""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -11,13 +12,15 @@ import pytest
 
 from predictor.hardware.loader import load_hardware
 from predictor.model.workload import DenseArch, Feature, Table, Workload
-from shardopt.calibrate import ranks, run
+from shardopt.calibrate import run
 from shardopt.calibrate.design import phases
 from shardopt.calibrate.design import points as design
 from shardopt.calibrate.design.points import Point
 from shardopt.calibrate.profile.build import build_profile, profile_text
-from shardopt.calibrate.ranks import Job, MeasurementError, run_ranks
 from shardopt.calibrate.rows import PARTS, Measured
+from shardopt.calibrate.worker import Job
+from shardopt.ranks import launch
+from shardopt.ranks.rank import RankDiedError
 
 pytest.importorskip("fbgemm_gpu")
 pytest.importorskip("scipy")
@@ -63,8 +66,7 @@ def test_every_table_of_a_model_is_looked_up_as_the_model_says() -> None:
     model = Workload("mixed", 16, tables, DenseArch(1, (1,), (1,)), sha256="abc")
     points = [p for p in phases.alone(design.TINY, model, 2) if p.family == "model_lookup"]
     seen: list[Measured] = []
-    job = Job(points, design.TINY, 1, "gloo", ranks.available_cores(), model=model)
-    run_ranks(job, seen.append)
+    run.run_job(Job(points, design.TINY, 1, "gloo", model=model), seen.append)
     assert [(row.point.params["table"], row.part) for row in seen] == [
         (key, part) for key in model.keys for part in PARTS["model_lookup"]
     ]
@@ -79,32 +81,35 @@ def test_every_table_of_a_model_is_looked_up_as_the_model_says() -> None:
 
 def test_a_rank_that_fails_says_why() -> None:
     broken = Point("gemm", {"m": 8, "n": 8, "k": 8, "dtype": "fp7", "layout": "nn"})
-    job = Job([broken], design.TINY, 1, "gloo", ranks.available_cores())
-    with pytest.raises(MeasurementError, match=r"(?s)rank 0 failed:.*fp7"):
-        run_ranks(job, lambda row: None)
+    with pytest.raises(RankDiedError, match=r"rank 0 died of \w+ at .*fp7"):
+        run.run_job(Job([broken], design.TINY, 1, "gloo"), lambda row: None)
 
 
-def test_a_rank_that_dies_keeps_what_was_measured() -> None:
-    points = design.gemm_points(2) * 50
-    seen: list[Measured] = []
+def test_a_rank_that_dies_keeps_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = run.Asked("gloo", 2, design.TINY, tmp_path / "rows.csv")
+    pids: list[int] = []
+    started = launch.run_commands
 
-    def kill_on_first_row(row: Measured) -> None:
-        import multiprocessing
+    def run_commands(commands, folder, on_report, _, silence_s) -> None:
+        started(commands, folder, on_report, pids.extend, silence_s)
 
-        seen.append(row)
-        for child in multiprocessing.active_children():
-            if child.pid is not None and child.pid != os.getpid():
-                child.kill()
-                child.join()
+    monkeypatch.setattr(launch, "run_commands", run_commands)
 
-    with pytest.raises(MeasurementError, match=r"rank 0 died with exit code -9"):
-        run_ranks(Job(points, design.TINY, 1, "gloo", ranks.available_cores()), kill_on_first_row)
-    assert seen
+    def say(text: str) -> None:
+        if text.startswith("[2/"):
+            os.kill(pids[0], signal.SIGKILL)
+
+    with pytest.raises(RankDiedError, match=r"rank 0 died of signal SIGKILL") as caught:
+        run.measure(asked, say)
+    assert f"{asked.rows} keeps what was measured" in str(caught.value)
+    assert len(run.opened(asked, say).rows) >= 2
 
 
 CALIBRATE = """
 from dataclasses import replace
-from shardopt.calibrate import design
+from shardopt.calibrate.design import points as design
 from shardopt.cli.app import main
 tiny = replace(design.TINY, gemms=24, elementwise_octaves=(14, 18), collective_octaves=(10, 14))
 design.QUICK = design.FULL = tiny

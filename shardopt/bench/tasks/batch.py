@@ -29,7 +29,7 @@ from shardopt.config import load_model
 from shardopt.config.write import write_model
 from shardopt.files import atomic_write_text, decode, read_bytes
 from shardopt.ranks.hosts import HOSTS, Link
-from shardopt.ranks.launch import RankDiedError
+from shardopt.ranks.rank import RankDiedError
 
 BACKEND = "gloo"
 Say = Callable[[str], None]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import time
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -16,8 +13,8 @@ from shardopt.cli import options
 
 if TYPE_CHECKING:
     from shardopt.bench.job import Job
-    from shardopt.bench.run import Joined
     from shardopt.cli.resolve import Flags
+    from shardopt.ranks.rank import Rank
 
 MEASURE = "Measurement"
 MAX_ROUNDS, MAX_BLOCK, MAX_WARMUP = 10_000, 10_000, 1000
@@ -109,11 +106,12 @@ def run(
     from dataclasses import replace
 
     from shardopt.bench.job import check_job
-    from shardopt.bench.run import joined, run_bench
+    from shardopt.bench.run import run_bench
     from shardopt.cli.messages import note
     from shardopt.cli.output import check_writable
     from shardopt.cli.resolve import Flags, check_flags
     from shardopt.ranks.hosts import Link
+    from shardopt.ranks.rank import rank_of_torchrun
 
     check_number("--rounds", rounds, 1, MAX_ROUNDS)
     check_number("--block", block, 1, MAX_BLOCK)
@@ -124,9 +122,9 @@ def run(
     check_flags(flags, needs_ranks=False)
     job, paths = _job(model, plans, flags, Backend(backend), rounds, block, warm, seed)
     job = replace(job, link=None if link is None else Link(link))
-    join = joined()
+    join = rank_of_torchrun()
     check_job(job, given_ranks=join.world_size if join else gpus, joined=join is not None)
-    quiet = quiet or bool(join and join.place.rank)
+    quiet = quiet or bool(join and join.index)
     profile, predicted = _predicted(model, plans, list(paths), flags, Backend(backend), quiet)
     rows = run_bench(
         job, output, given_ranks=gpus, join=join, told=lambda text: note([text], quiet=quiet)
@@ -223,12 +221,9 @@ def _predicted(
     return setting.hardware_name, predictions
 
 
-def leave(join: Joined | None) -> None:
+def leave(join: Rank | None) -> None:
     """A rank that torchrun started ends before gloo's threads can abort it."""
     if join is not None:
-        from shardopt.bench.worker import TEARDOWN_S
+        from shardopt.ranks.rank import end_process
 
-        sys.stdout.flush()
-        sys.stderr.flush()
-        time.sleep(TEARDOWN_S)
-        os._exit(0)
+        end_process()

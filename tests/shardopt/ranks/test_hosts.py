@@ -12,17 +12,18 @@ from predictor.errors import InputError, PlanError
 from shardopt.bench.job import Job, check_job
 from shardopt.bench.rows import read_rows
 from shardopt.bench.run import run_bench
-from shardopt.calibrate import ranks as calibrate_ranks
 from shardopt.calibrate import run
 from shardopt.calibrate.design import points as design
 from shardopt.calibrate.design.points import Point, collective_points
 from shardopt.calibrate.rows import Measured
+from shardopt.calibrate.worker import Job as CalibrationJob
 from shardopt.config import load_model_with_notes
 from shardopt.plan import load_plan
 from shardopt.ranks import hosts
 from shardopt.ranks.hosts import NETNS, Host, Link, check_hosts, commands, names, shaped_hosts
 
 PACKAGES = Path(__file__).resolve().parents[3]
+TRIES = 2
 TCP = """
 import socket, sys, time
 from shardopt.ranks.hosts import Host, enter
@@ -212,10 +213,13 @@ def measured_gbit_s(link: Link, seconds: float) -> float:
 
 
 @pytest.mark.usefixtures("can_make_hosts")
-@pytest.mark.parametrize("gbit_s", [0.5, 1.0, 4.0])
-def test_the_link_carries_its_rate_and_no_more(gbit_s: float) -> None:
-    # headers of Ethernet, IP and TCP are 4 % of it
-    assert 0.88 < max(measured_gbit_s(Link(gbit_s), 0.3) for _ in range(2)) / gbit_s < 1.0
+def test_a_link_carries_no_more_than_its_rate_and_a_faster_one_carries_more() -> None:
+    # other work on this machine may slow a transfer, nothing hastens it
+    slow, fast = (
+        max(measured_gbit_s(Link(gbit_s), 0.3) for _ in range(TRIES)) for gbit_s in (0.5, 4.0)
+    )
+    assert slow < 0.5
+    assert slow < fast < 4.0
 
 
 @pytest.mark.distributed
@@ -226,10 +230,8 @@ def test_an_all_to_all_takes_the_time_of_its_bytes() -> None:
         Point("collective", {"op": op, "bytes": 2**22, "ranks": 2, "link_gbit_s": 0.5})
         for op in ("all_to_all", "all_reduce")
     ]
-    cores = calibrate_ranks.available_cores()
-    job = calibrate_ranks.Job(points, design.TINY, 2, "gloo", cores, Link(0.5))
     rows: list[Measured] = []
-    calibrate_ranks.run_ranks(job, rows.append)
+    run.run_job(CalibrationJob(points, design.TINY, 2, "gloo", Link(0.5)), rows.append)
     half, whole = (2**21 * 8 / 0.5e9 * 1e6 * buffers for buffers in (1, 2))
     assert rows[0].median_us > 0.95 * half
     assert rows[1].median_us > 0.95 * whole

@@ -18,7 +18,7 @@ from shardopt.cli.app import main
 from shardopt.cli.bench.batch import seeds
 from shardopt.config import load_model
 from shardopt.config.write import with_digest
-from shardopt.ranks.launch import RankDiedError
+from shardopt.ranks.rank import RankDiedError
 from tests.builders import a_table, a_topology, a_workload, plan_of, table_wise
 
 MACHINE = {"processor": "a", "memory_bytes": 2**34, "torch": "2"}

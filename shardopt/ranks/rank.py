@@ -1,0 +1,178 @@
+"""One rank: which one it is, how its process is prepared, what it reports, and how it ends.
+
+Processes are started by `shardopt.ranks.launch`, or by torchrun: see `rank_of_torchrun`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from predictor.errors import ShardoptError
+from shardopt.ranks.realtime import keep_freed_memory
+
+TEARDOWN_S = 0.3
+"""gloo's threads may abort a process that exits right after its last collective."""
+
+Report = Callable[[Any], None]
+"""Sends something that can be pickled to the process that started the ranks."""
+
+
+class RankDiedError(ShardoptError):
+    """A rank failed, and with it the whole run.
+
+    Args:
+        rank: the one that failed first.
+        signal: that ended its process; None if it exited.
+        log: the last lines that it wrote.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        exit_code: int = 2,
+        *,
+        rank: int | None = None,
+        signal: int | None = None,
+        log: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.rank = rank
+        self.signal = signal
+        self.log = log
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Which rank this process is.
+
+    Args:
+        index: among all ranks, from 0.
+        local: among the ranks on this machine; chooses its core or GPU.
+        local_size: ranks on this machine.
+        init_method: how the process group is found, as torch takes it.
+    """
+
+    index: int
+    world_size: int
+    local: int
+    local_size: int
+    init_method: str = "env://"
+
+
+def rank_of_torchrun(environment: Mapping[str, str] = os.environ) -> Rank | None:
+    """The rank that torchrun started this process as; None without torchrun."""
+    found = [environment.get(name, "") for name in ("RANK", "WORLD_SIZE")]
+    if not all(value.isdigit() for value in found):
+        return None
+    index, world_size = map(int, found)
+    local = int(environment.get("LOCAL_RANK", index))
+    local_size = int(environment.get("LOCAL_WORLD_SIZE", world_size))
+    return Rank(index, world_size, local, local_size)
+
+
+def available_cores() -> tuple[int, ...]:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def prepare(rank: Rank, backend: str = "gloo", *, last_cores: bool = False) -> Any:
+    """Make this process one that measures: pinned, with one thread, keeping freed memory.
+
+    Call it before anything imports torch, so that the threads that torch starts inherit the cores.
+
+    Args:
+        last_cores: count cores from the last one, which takes fewer interrupts than the first.
+
+    Returns:
+        The torch device of the rank; a GPU is the current device from now on.
+    """
+    gloo = backend == "gloo"
+    _pin(rank, gpu=not gloo, last_cores=last_cores)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    if gloo:
+        keep_freed_memory()
+    import torch
+
+    torch.set_num_threads(1)
+    if gloo:
+        return torch.device("cpu")
+    device = torch.device("cuda", rank.local)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _pin(rank: Rank, *, gpu: bool, last_cores: bool) -> None:
+    """One core for a rank on CPUs; an even share of the cores for one with a GPU.
+
+    NCCL's threads and the autograd thread run while the main one does.
+    """
+    cores = available_cores()
+    at = rank.local - rank.local_size if last_cores else rank.local
+    own = {cores[at % len(cores)]}
+    if gpu and rank.local_size <= len(cores):
+        own = set(cores[rank.local :: rank.local_size])
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, own)
+
+
+def join_group(rank: Rank, backend: str = "gloo") -> None:
+    """Join the default process group of torch; collective over all ranks."""
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        backend, init_method=rank.init_method, rank=rank.index, world_size=rank.world_size
+    )
+
+
+@contextmanager
+def errors_of(rank: Rank) -> Iterator[None]:
+    """Errors of a rank that torchrun started read like those of ranks that we start.
+
+    Raises:
+        RankDiedError: in place of any error that is not shardopt's.
+    """
+    try:
+        yield
+    except ShardoptError:
+        raise
+    except Exception as error:
+        raise RankDiedError(death_line(rank.index, error_facts(error)), rank=rank.index) from error
+
+
+def error_facts(error: Exception) -> dict[str, Any]:
+    """What the process that started this one needs to know of an error, as JSON."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = frames[-1] if frames else None
+    where = f"{'/'.join(Path(last.filename).parts[-2:])}:{last.lineno}" if last else ""
+    return {
+        "type": type(error).__name__,
+        "message": str(error),
+        "where": where,
+        "exit_code": error.exit_code if isinstance(error, ShardoptError) else None,
+        "at": time.time(),
+    }
+
+
+def death_line(rank: int, error: Mapping[str, Any]) -> str:
+    """`error_facts` in a line."""
+    lines = error["message"].strip().splitlines() or [""]
+    return f"rank {rank} died of {error['type']} at {error['where']}: {lines[0]}"
+
+
+def end_process(code: int = 0) -> NoReturn:
+    """Exit without the orderly end, which gloo's threads may abort."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(TEARDOWN_S)
+    os._exit(code)

@@ -1,0 +1,216 @@
+"""Ranks that report, fail, are killed or hang: who is blamed, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from predictor.errors import InputError, PlanError
+from shardopt.ranks import launch
+from shardopt.ranks.launch import LOST, Command, rank_environment, run_commands, run_ranks
+from shardopt.ranks.rank import RankDiedError, error_facts, errors_of, rank_of_torchrun
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+BODIES = """
+import os, signal, sys, time
+
+from predictor.errors import InfeasibleError
+
+
+def talk(rank, report, text):
+    for at in range(3):
+        report((rank.index, rank.world_size, f"{text} {at}"))
+
+
+def variables(rank, report):
+    report({name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")})
+
+
+def fail(rank, report, which):
+    report("before")
+    if rank.index == which:
+        raise ValueError("no such row\\nmore")
+    time.sleep(60)
+
+
+def refuse(rank, report):
+    raise InfeasibleError("too large by 3 B")
+
+
+def kill(rank, report):
+    if rank.index == 1:
+        print("terminate called\\n\\nwithout an active exception", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def hang(rank, report):
+    time.sleep(60)
+"""
+COMMAND = """
+import bodies
+from shardopt.ranks.launch import run_ranks
+
+run_ranks(bodies.hang, 2, on_start=lambda pids: print(*pids, flush=True))
+"""
+
+
+@pytest.fixture
+def bodies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A module that ranks can import."""
+    (tmp_path / "bodies.py").write_text(BODIES)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{REPOSITORY}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import bodies
+
+    yield bodies
+    del sys.modules["bodies"]
+
+
+def test_reports_arrive_in_order_with_their_rank(bodies) -> None:
+    heard: list[tuple[int, tuple[int, int, str]]] = []
+    run_ranks(bodies.talk, 2, "word", on_report=lambda rank, found: heard.append((rank, found)))
+    for index in range(2):
+        of_rank = [found for rank, found in heard if rank == index]
+        assert of_rank == [(index, 2, f"word {at}") for at in range(3)]
+
+
+def test_ranks_have_the_variables_of_torchrun(bodies) -> None:
+    heard: dict[int, dict[str, str]] = {}
+    run_ranks(bodies.variables, 2, local_world_size=1, on_report=heard.__setitem__)
+    assert heard == {
+        rank: {"RANK": str(rank), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} for rank in range(2)
+    }
+
+
+def test_the_rank_that_fails_is_named_and_the_others_are_ended(
+    bodies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "GRACE_S", 0.2)
+    heard: list[str] = []
+    pids: list[int] = []
+    with pytest.raises(RankDiedError) as caught:
+        run_ranks(
+            bodies.fail, 2, 1, on_report=lambda _, text: heard.append(text), on_start=pids.extend
+        )
+    assert str(caught.value).startswith("rank 1 died of ValueError at ")
+    assert str(caught.value).endswith(": no such row")
+    assert (caught.value.rank, caught.value.signal) == (1, None)
+    assert heard
+    assert set(heard) == {"before"}
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_an_error_of_ours_keeps_its_text_and_exit_code(bodies) -> None:
+    with pytest.raises(RankDiedError, match=r"^too large by 3 B$") as caught:
+        run_ranks(bodies.refuse, 1)
+    assert caught.value.exit_code == 3
+
+
+def test_a_rank_that_is_killed(bodies, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "GRACE_S", 0.2)
+    with pytest.raises(RankDiedError) as caught:
+        run_ranks(bodies.kill, 2)
+    assert str(caught.value) == (
+        "rank 1 died of signal SIGKILL (the system may have run out of memory); its log ends with: "
+        "terminate called / without an active exception"
+    )
+    assert (caught.value.rank, caught.value.signal) == (1, signal.SIGKILL)
+
+
+def test_ranks_that_hang(bodies) -> None:
+    with pytest.raises(RankDiedError, match=r"no rank reported anything for 0\.5 s"):
+        run_ranks(bodies.hang, 1, silence_s=0.5)
+
+
+def alive(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    return status.is_file() and status.read_text().split()[2] != "Z"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+@pytest.mark.usefixtures("bodies")
+def test_ranks_end_with_the_process_that_started_them(number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert process.stdout is not None
+    pids = [int(word) for word in process.stdout.readline().split()]
+    assert len(pids) == 2
+    process.send_signal(number)
+    process.wait(timeout=60)
+    process.stdout.close()
+    ends = time.monotonic() + 60
+    while any(alive(pid) for pid in pids) and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_programs_that_know_nothing_of_shardopt(tmp_path: Path) -> None:
+    def command(index: int, program: str) -> Command:
+        return Command([sys.executable, "-c", program], rank_environment(index, 2))
+
+    write = "import os; open(os.environ['RANK'], 'w').write(os.environ['WORLD_SIZE'])"
+    write = f"import os; os.chdir({str(tmp_path)!r}); {write}"
+    run_commands([command(0, write), command(1, write)], tmp_path)
+    assert [(tmp_path / f"{rank}").read_text() for rank in range(2)] == ["2", "2"]
+    broken = "import sys; print('[W1121 noise'); sys.exit('no such op')"
+    with pytest.raises(RankDiedError, match=r"rank 1 died with exit code 1; its log ends with: no"):
+        run_commands([command(0, write), command(1, broken)], tmp_path)
+    with pytest.raises(InputError, match="the ranks cannot be started"):
+        run_commands([Command(["/no/such/program"], {})], tmp_path)
+
+
+def test_no_place_for_temporary_files(bodies, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/no/such/folder")
+    with pytest.raises(InputError, match=r"no place for temporary files: .* set TMPDIR"):
+        run_ranks(bodies.talk, 1, "word")
+
+
+def leave_error(folder: Path, rank: int, error: Exception, at: float) -> None:
+    """What a rank writes before it ends."""
+    try:
+        raise error
+    except Exception as caught:
+        (folder / f"error.{rank}").write_text(json.dumps({**error_facts(caught), "at": at}))
+
+
+def test_the_first_error_is_the_cause(tmp_path: Path) -> None:
+    leave_error(tmp_path, 0, RuntimeError("Connection closed by peer"), at=2.0)
+    leave_error(tmp_path, 1, ValueError("no such row\nmore"), at=1.0)
+    message = str(launch._cause(tmp_path, {0: (1, 3.0), 1: (1, 3.0)}))
+    assert message.startswith("rank 1 died of ValueError at ranks/test_launch.py:")
+    assert message.endswith(": no such row")
+
+
+def test_ranks_that_lost_another_are_not_to_blame(tmp_path: Path) -> None:
+    leave_error(tmp_path, 0, RuntimeError("Connection closed by peer"), at=1.0)
+    assert launch._cause(tmp_path, {0: (1, 1.0), 1: (-9, 2.0)}).rank == 1
+    assert launch._cause(tmp_path, {1: (LOST, 1.0), 2: (2, 2.0)}).rank == 2
+    assert launch._cause(tmp_path, {1: (LOST, 2.0), 2: (LOST, 1.0)}).rank == 2
+    assert launch._cause(tmp_path, {1: (2, 1.0), 2: (-11, 2.0)}).signal == signal.SIGSEGV
+
+
+def test_torchrun_is_known_by_its_variables() -> None:
+    assert rank_of_torchrun({}) is None
+    assert rank_of_torchrun({"RANK": "0"}) is None
+    found = rank_of_torchrun(
+        {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    )
+    assert found is not None
+    assert (found.index, found.world_size, found.local, found.local_size) == (3, 4, 1, 2)
+    with (
+        pytest.raises(RankDiedError, match=r"^rank 3 died of ValueError at .*: no$"),
+        errors_of(found),
+    ):
+        raise ValueError("no")
+    with pytest.raises(PlanError, match=r"^no$"), errors_of(found):
+        raise PlanError("no")
