@@ -22,10 +22,8 @@ from predictor.fit.gemm import fit_gemm, gemm_errors
 from predictor.fit.public_tables import GEMM_FILE, by_split, read_collectives, read_gemm
 from predictor.fit.scores import gmae, mape
 from predictor.hardware.loader import load_hardware
+from tests.public_data import every_table
 from tools.fit_profiles import gpu_fits, held_out_errors
-
-DATA = Path(__file__).parents[4] / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public tables are not here")
 
 
 def synthetic(ranks: tuple[int, ...] = (8,)) -> Rows:
@@ -82,11 +80,11 @@ def test_every_second_size_is_held_out_per_rank_count() -> None:
     assert set(rows.size_bytes[chosen]).isdisjoint(rows.size_bytes[~chosen])
 
 
-@needs_data
-def test_held_out_sizes_of_the_tables_behind_the_profiles() -> None:
+@every_table
+def test_held_out_sizes_of_the_tables_behind_the_profiles(folder: Path) -> None:
     """The bar: 4 % above 64 KiB, 8 % below, at sizes left out."""
     seen = 0
-    for (platform, _, op), rows in read_collectives(DATA).tables.items():
+    for (platform, _, op), rows in read_collectives(folder).tables.items():
         single_process = "superbenchmark" in platform or "dgxc" in platform
         if single_process and len(rows.time_us) >= 16:
             score = score_every_second(rows, op)
@@ -96,15 +94,15 @@ def test_held_out_sizes_of_the_tables_behind_the_profiles() -> None:
     assert seen >= 5
 
 
-@needs_data
-def test_rank_counts_left_out_of_the_a100_table() -> None:
-    rows = read_collectives(DATA).tables["a100 (vtrain)", "1x2..8", "all_reduce"]
+@every_table
+def test_rank_counts_left_out_of_the_a100_table(folder: Path) -> None:
+    rows = read_collectives(folder).tables["a100 (vtrain)", "1x2..8", "all_reduce"]
     assert score_ranks(rows, "all_reduce", (2, 4, 8)).gmae < 0.04
 
 
-@needs_data
-def test_shipped_curves_are_those_of_the_tables() -> None:
-    for name, fit in gpu_fits(DATA).items():
+@every_table
+def test_shipped_curves_are_those_of_the_tables(folder: Path) -> None:
+    for name, fit in gpu_fits(folder).items():
         link = load_hardware(name).collectives.intra
         for op, curve in fit.curves.items():
             shipped = getattr(link, op)
@@ -114,12 +112,12 @@ def test_shipped_curves_are_those_of_the_tables() -> None:
             assert shipped.rank_cost == pytest.approx(curve.rank_cost, rel=1e-3)
 
 
-@needs_data
-def test_ranges_and_held_out_sizes_are_those_of_the_rows() -> None:
-    fit = gpu_fits(DATA)["a100-40gb"]
+@every_table
+def test_ranges_and_held_out_sizes_are_those_of_the_rows(folder: Path) -> None:
+    fit = gpu_fits(folder)["a100-40gb"]
     assert fit.ranges == {"size_bytes": (4.0, 2.0**33), "ranks": (2.0, 8.0)}
     assert not fit.problems
-    error = held_out_errors(DATA, "a100-40gb")
+    error = held_out_errors(folder, "a100-40gb")
     assert len(error) < len(fit.rows.ranks) / 2
     assert mape(error) < 0.06
 
@@ -129,9 +127,9 @@ def test_missing_tables_are_said(tmp_path: Path) -> None:
         gpu_fits(tmp_path)
 
 
-@needs_data
-def test_gemm_on_test_rows_of_devices_it_was_fitted_on() -> None:
-    tables = by_split(read_gemm(DATA / GEMM_FILE).rows)
+@every_table
+def test_gemm_on_test_rows_of_devices_it_was_fitted_on(folder: Path) -> None:
+    tables = by_split(read_gemm(folder / GEMM_FILE).rows)
     hw = load_hardware("a100-40gb")
     device = "NVIDIA A100-PCIE-40GB"
     fitted = fit_gemm(tables[device, "train"], hw.sms, hw.memory.hbm, hw.gemm)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given, settings
@@ -22,8 +22,10 @@ from predictor.trace.json_stream import read_object, text_of
 from predictor.trace.read import load_traces
 from predictor.trace.simulate.step import replay
 from tests.predictor.trace.synthetic import OLD, OLDEST, RECENT, execution, kineto
+from tests.public_data import OF_FULL_DATA, TRACES
 
-TRACES = Path(__file__).parents[4] / "shared" / "data" / "traces"
+Document: TypeAlias = Callable[[], dict[str, Any]]
+
 LONG = 10**400
 KEPT = 60
 LONG_MEMBERS = ("traceEvents", "nodes")
@@ -55,22 +57,26 @@ def cut_out(name: str, key: str) -> dict[str, Any]:
     return {**rest, key: kept + items[:KEPT]}
 
 
-def documents() -> list[Callable[[], dict[str, Any]]]:
-    found: list[Callable[[], dict[str, Any]]] = [
-        lambda: kineto(schema=RECENT, steps=3),
-        lambda: kineto(schema=OLD, steps=3),
-        lambda: kineto(schema=OLDEST, steps=2),
-        lambda: execution(nested=False),
-        lambda: execution(nested=True),
-    ]
-    if TRACES.is_dir():
-        found += [
-            lambda: cut_out("hta_nccl_parser_rank0of2.json.gz", "traceEvents"),
-            lambda: cut_out("dlrm_kineto.tar.gz", "traceEvents"),
-            lambda: cut_out("dlrm_pytorch_et.tar.gz", "nodes"),
-            lambda: cut_out("param_resnet_et.json.gz", "nodes"),
-        ]
-    return found
+MADE: tuple[Document, ...] = (
+    lambda: kineto(schema=RECENT, steps=3),
+    lambda: kineto(schema=OLD, steps=3),
+    lambda: kineto(schema=OLDEST, steps=2),
+    lambda: execution(nested=False),
+    lambda: execution(nested=True),
+)
+PUBLIC: tuple[Document, ...] = (
+    lambda: cut_out("hta_nccl_parser_rank0of2.json.gz", "traceEvents"),
+    lambda: cut_out("dlrm_kineto.tar.gz", "traceEvents"),
+    lambda: cut_out("dlrm_pytorch_et.tar.gz", "nodes"),
+    lambda: cut_out("param_resnet_et.json.gz", "nodes"),
+)
+DOCUMENTS = pytest.mark.parametrize(
+    "documents",
+    [
+        pytest.param(MADE, id="made"),
+        pytest.param((*MADE, *PUBLIC), id="public", marks=OF_FULL_DATA),
+    ],
+)
 
 
 def garble(data: st.DataObject, value: Any, depth: int = 0) -> Any:
@@ -120,13 +126,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz")
 
 
+@DOCUMENTS
 @settings(max_examples=150)
 @given(data=st.data())
-def test_garbled_documents(folder: Path, data: st.DataObject) -> None:
+def test_garbled_documents(
+    folder: Path, documents: tuple[Document, ...], data: st.DataObject
+) -> None:
     paths = []
-    makers = documents()
     for number in range(data.draw(st.integers(1, 2))):
-        document: Any = data.draw(st.sampled_from(makers))()
+        document: Any = data.draw(st.sampled_from(documents))()
         for _ in range(data.draw(st.integers(0, 8))):
             document = garble(data, document)
         paths.append(folder / f"rank{number}.json")
@@ -134,10 +142,11 @@ def test_garbled_documents(folder: Path, data: st.DataObject) -> None:
     outcome(paths)
 
 
+@DOCUMENTS
 @settings(max_examples=100)
 @given(data=st.data())
-def test_garbled_bytes(folder: Path, data: st.DataObject) -> None:
-    content = json.dumps(data.draw(st.sampled_from(documents()))()).encode()
+def test_garbled_bytes(folder: Path, documents: tuple[Document, ...], data: st.DataObject) -> None:
+    content = json.dumps(data.draw(st.sampled_from(documents))()).encode()
     if data.draw(st.integers(0, 3)) == 3:
         content = gzip.compress(content, mtime=0)
     at = data.draw(st.integers(0, len(content) - 1))

@@ -2,7 +2,6 @@
 
 import csv
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -11,25 +10,21 @@ from predictor.trace.breakdown import breakdown, breakdown_of, short_name
 from predictor.trace.events import RankTrace, TraceStep
 from predictor.trace.intervals import Intervals
 from predictor.trace.read import TraceSet, load_traces, read_traces
+from tests.public_data import FULL, OF_FULL_DATA, TRACES
 
-DATA = Path(__file__).parents[4] / "shared" / "data"
-TRACES = DATA / "traces"
 HTA = {
     "NVIDIA A100-PG509-200 3": "hta_trace_diff_control_rank3of8.json.gz",
     "Tesla V100-SXM2-16GB 1": "hta_trace_diff_test_rank1of2.json.gz",
     "NVIDIA A100-PG509-200 0": "hta_nccl_parser_rank0of2.json.gz",
 }
 
-pytestmark = pytest.mark.skipif(not TRACES.is_dir(), reason="needs the public traces")
+pytestmark = OF_FULL_DATA
 
 Rows = list[dict[str, str]]
 
 
 def rows(name: str) -> Rows:
-    path = DATA / name
-    if not path.is_file():
-        pytest.skip(f"needs {name}")
-    with path.open() as file:
+    with (FULL / name).open() as file:
         return list(csv.DictReader(line for line in file if not line.startswith("#")))
 
 

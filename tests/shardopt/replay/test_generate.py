@@ -14,9 +14,8 @@ from shardopt.replay.generate import generate, is_composite, program_of
 from shardopt.replay.program.annotations import Annotations
 from shardopt.replay.program.program import RankProgram
 from shardopt.replay.program.select import choose
+from tests.public_data import TRACES, needs_public_data
 from tests.shardopt.replay.captured import SECRETS, attribute, edited
-
-DATA = Path(__file__).parents[4] / "shared" / "data" / "traces"
 
 
 def program(path: Path) -> RankProgram:
@@ -120,10 +119,10 @@ def outermost(trace: ExecutionTrace) -> list:
 @pytest.mark.parametrize(
     "name", ["dlrm_pytorch_et.tar.gz", "param_linear_et.json.gz", "param_resnet_et.json.gz"]
 )
-@pytest.mark.skipif(not DATA.is_dir(), reason="needs the public traces")
+@needs_public_data
 def test_public_traces_are_whole(name: str) -> None:
     """Every outermost op is a call, or is opened, left out or run by a backward call, and said."""
-    found = load_traces([DATA / name])
+    found = load_traces([TRACES / name])
     for trace in found.executions:
         made = program_of(trace, found, Annotations())
         chosen = {of.node.id for of in choose(trace, is_composite)}

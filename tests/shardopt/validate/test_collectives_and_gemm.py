@@ -10,9 +10,7 @@ from predictor.errors import InputError
 from predictor.fit.public_tables import GEMM_FILE, NCCL_FILE, VTRAIN_FILE
 from shardopt.validate.collectives import RANKS, SIZES, validate_collectives
 from shardopt.validate.gemm import SEEN, UNSEEN, validate_gemm
-
-DATA = Path(__file__).parents[4] / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public tables are not here")
+from tests.public_data import every_table
 
 NCCL_HEADER = (
     "source,gpu,nodes,n_gpus,network,collective,size_bytes,time_us_out_of_place,algbw_GBps,"
@@ -93,18 +91,18 @@ def test_missing_tables_are_said(tmp_path: Path) -> None:
             suite(tmp_path)
 
 
-@needs_data
-def test_the_bar_for_collectives() -> None:
+@every_table
+def test_the_bar_for_collectives(folder: Path) -> None:
     """4 % above 64 KiB and 8 % below, at sizes left out, over every table; noisy ones included."""
-    parts = validate_collectives(DATA).by_part()
+    parts = validate_collectives(folder).by_part()
     assert parts["above_64kib"].geomean < 0.04
     assert parts["up_to_64kib"].geomean < 0.08
     assert parts[RANKS].geomean < 0.08
 
 
-@needs_data
-def test_the_bar_for_gemm() -> None:
-    report = validate_gemm(DATA)
+@every_table
+def test_the_bar_for_gemm(folder: Path) -> None:
+    report = validate_gemm(folder)
     for (part, family), summary in report.by_family().items():
         assert part == UNSEEN or summary.geomean < 0.08, family
     assert report.by_family()[UNSEEN, "NVIDIA H100 80GB HBM3"].geomean < 0.1

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from predictor.model.workload import DcnV2
 from shardopt.validate.torchrec_p4d import FILE, Run, validate_torchrec_p4d
+from tests.public_data import every_table
 
-DATA = Path(__file__).parents[4] / "shared" / "data"
 HEADER = "source,n_gpus,local_batch,interaction_optimizer,iter_ms_derived\n"
 
 
@@ -31,8 +29,8 @@ def test_a_machine_too_small_is_said(tmp_path: Path) -> None:
     assert len(report.skipped) == 2
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="the public tables are not here")
-def test_public_rows() -> None:
-    report = validate_torchrec_p4d(DATA)
+@every_table
+def test_public_rows(folder: Path) -> None:
+    report = validate_torchrec_p4d(folder)
     assert report.summary.n == 9
     assert report.summary.mape < 0.25

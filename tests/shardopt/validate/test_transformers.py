@@ -27,10 +27,8 @@ from shardopt.validate.transformers import (
     read_single,
     validate_transformers,
 )
+from tests.public_data import FULL, every_table
 from tools.fit_transformer import START, fit, measured, predicted, split_rows
-
-DATA = Path(__file__).parents[4] / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public tables are not here")
 
 HEADER = ",".join((*COLUMNS, TIMES[0]))
 FITTED_ROW = "8,16,4,2048,16,16,1024,2,1,4"
@@ -129,18 +127,19 @@ def test_the_fit_finds_the_constants_behind_rows(tmp_path: Path) -> None:
     assert np.abs(predicted(step, timed) / measured(timed) - 1).max() < 0.02
 
 
-@needs_data
-def test_the_shipped_rows_are_those_of_the_smallest_hashes() -> None:
-    rows, held_out = split_rows(read_single(DATA).rows)
+@every_table
+def test_the_shipped_rows_are_those_of_the_smallest_hashes(folder: Path) -> None:
+    rows, held_out = split_rows(read_single(folder).rows)
     assert {configuration for configuration, _, _ in rows} == fitted().rows
     assert not {configuration for configuration, _, _ in held_out} & fitted().rows
 
 
-@needs_data
-def test_held_out_rows_stay_within_the_bar() -> None:
-    report = validate_transformers(DATA)
+@every_table
+def test_held_out_rows_stay_within_the_bar(folder: Path) -> None:
+    report = validate_transformers(folder)
     assert not report.skipped
-    assert len(report.rows) == 732 + 109
-    assert report.summary.n == 632
+    held_out, of_several_nodes = (632, 109) if folder == FULL else (158, 55)
+    assert len(report.rows) == len(fitted().rows) + held_out + of_several_nodes
+    assert report.summary.n == held_out
     assert report.summary.mape < 0.08
     assert Summary.of(r for r in report.rows if r.part == MULTI).mape < 0.15

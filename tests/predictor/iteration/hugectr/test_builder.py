@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,10 +15,9 @@ from predictor.model.distribution import Zipf
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import DcnV2, DenseArch, Feature, Table, Workload
+from tests.public_data import EXCERPTS
 from tools.fit_runtime import fit_dcnv2, fit_hybrid
 
-DATA = Path(__file__).parents[5] / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public tables are not here")
 RANKS = 4
 
 
@@ -153,13 +151,12 @@ def test_the_hybrid_embedding_balances_the_ranks() -> None:
 
 
 @pytest.mark.slow
-@needs_data
 def test_the_shipped_constants_are_those_of_the_fit() -> None:
-    for fitted, shipped in zip(fit_dcnv2(DATA), (HUGECTR_V30, HUGECTR_V31), strict=True):
+    for fitted, shipped in zip(fit_dcnv2(EXCERPTS), (HUGECTR_V30, HUGECTR_V31), strict=True):
         assert fitted.update_factor == pytest.approx(shipped.update_factor, rel=0.05)
         assert fitted.gemm_factor == pytest.approx(shipped.gemm_factor, rel=0.05)
         assert fitted.lookup_factor == pytest.approx(shipped.lookup_factor, rel=0.1)
         assert fitted.step_us == pytest.approx(shipped.step_us, rel=0.05)
-    hybrid_fit = fit_hybrid(DATA, HUGECTR_V31)
+    hybrid_fit = fit_hybrid(EXCERPTS, HUGECTR_V31)
     assert hybrid_fit.update_factor == pytest.approx(HUGECTR_V20.update_factor, rel=0.05)
     assert hybrid_fit.step_us == pytest.approx(HUGECTR_V20.step_us, abs=20)

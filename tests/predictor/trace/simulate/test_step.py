@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -14,9 +13,7 @@ from predictor.trace.events import CollectiveCall, DeviceEvent, HostEvent, RankT
 from predictor.trace.read import read_traces
 from predictor.trace.simulate.step import Replay, replay
 from tests.predictor.trace.handmade import AUTOGRAD, PAGEABLE, Recorder, joined, longer, moved
-
-TRACES = Path(__file__).parents[5] / "shared" / "data" / "traces"
-needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="needs the public traces")
+from tests.public_data import TRACES, needs_public_data
 
 
 def reads_the_loss(steps: int = 3) -> RankTrace:
@@ -301,7 +298,7 @@ def single(name: str) -> list[RankTrace]:
     return read_traces([TRACES / name])
 
 
-@needs_traces
+@needs_public_data
 @pytest.mark.parametrize(
     ("name", "mean"),
     [("hta_nccl_parser_rank0of2.json.gz", 0.02), ("hta_trace_diff_test_rank1of2.json.gz", 0.03)],
@@ -316,7 +313,7 @@ def test_steps_of_public_traces(name: str, mean: float) -> None:
         assert longest.predicted_ms > 1.5 * shortest.predicted_ms
 
 
-@needs_traces
+@needs_public_data
 def test_kernels_of_a_device_bound_trace_set_its_steps() -> None:
     traces = single("hta_trace_diff_test_rank1of2.json.gz")
     base = replay(traces).steps[2].predicted_ms
@@ -330,7 +327,7 @@ def test_kernels_of_a_device_bound_trace_set_its_steps() -> None:
     assert 0.4 * spent / 1e3 < slower - base < 0.6 * spent / 1e3
 
 
-@needs_traces
+@needs_public_data
 def test_eight_ranks_end_when_they_did() -> None:
     traces = single("dlrm_kineto.tar.gz")
     found = replay(traces, own_host=True)
@@ -341,7 +338,7 @@ def test_eight_ranks_end_when_they_did() -> None:
     assert len(found.collectives) == 64
 
 
-@needs_traces
+@needs_public_data
 def test_the_last_of_eight_ranks_holds_up_the_others() -> None:
     traces = single("dlrm_kineto.tar.gz")
     base = replay(traces, own_host=True)
@@ -351,7 +348,7 @@ def test_the_last_of_eight_ranks_holds_up_the_others() -> None:
     assert moves[7] == pytest.approx(0, abs=0.02)
 
 
-@needs_traces
+@needs_public_data
 def test_a_slower_collective_delays_all_that_follow_it() -> None:
     """1 ms more in the first all-reduce on rank 7, which came last to it."""
     traces = single("dlrm_kineto.tar.gz")
@@ -378,7 +375,7 @@ def _longest(trace: RankTrace, order: int, more_us: float) -> RankTrace:
     return replace(trace, device=device)
 
 
-@needs_traces
+@needs_public_data
 @pytest.mark.parametrize(
     "name", ["hta_nccl_parser_rank0of2.json.gz", "hta_trace_diff_control_rank3of8.json.gz"]
 )

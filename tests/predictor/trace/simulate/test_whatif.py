@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -14,8 +13,8 @@ from predictor.trace.read import read_traces
 from predictor.trace.simulate.kernels import gemm_calls
 from predictor.trace.simulate.whatif import what_if
 from tests.predictor.trace.handmade import PAGEABLE, Recorder
+from tests.public_data import TRACES, needs_public_data
 
-TRACES = Path(__file__).parents[5] / "shared" / "data" / "traces"
 V100 = "Tesla V100-SXM2-32GB"
 
 
@@ -106,7 +105,7 @@ def test_scales_above_nothing(scale: float) -> None:
             step_ms(bound_by_its_device(), **{name: scale})
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason="needs the public traces")
+@needs_public_data
 def test_a_host_bound_job_gains_little_from_a_faster_device() -> None:
     traces = read_traces([TRACES / "dlrm_kineto.tar.gz"])
     found = what_if(traces, hardware=load_hardware("h100-sxm"))

@@ -20,9 +20,8 @@ from shardopt.replay.program.annotations import Annotations
 from shardopt.replay.program.program import RankProgram
 from shardopt.replay.program.select import Tree, choose
 from shardopt.replay.program.tensors import seen
+from tests.public_data import TRACES, needs_public_data
 from tests.shardopt.replay.captured import SECRETS, capture
-
-DATA = Path(__file__).parents[4] / "shared" / "data" / "traces"
 
 
 def alone(folder: Path) -> Path:
@@ -178,7 +177,7 @@ def shares(program: RankProgram) -> tuple[float, float]:
     return compute / (compute + len(program.left_out)), replayed / (replayed + left)
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="needs the public traces")
+@needs_public_data
 @pytest.mark.parametrize(
     ("name", "left", "by_count", "by_time"),
     [
@@ -191,7 +190,7 @@ def test_public_traces_without_values(
 ) -> None:
     """What of two jobs of 2022 can be rebuilt: no strides, no values, no shapes in lists."""
     pytest.importorskip("fbgemm_gpu")
-    (made,) = programs_of(load_traces([DATA / name], keep_args=True), Annotations())
+    (made,) = programs_of(load_traces([TRACES / name], keep_args=True), Annotations())
     assert len(made.left_out) == left
     count, time = shares(made)
     assert count > by_count
@@ -205,9 +204,9 @@ def test_public_traces_without_values(
     assert "no op of this PyTorch" in reasons["fb::offsets_range"]
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="needs the public traces")
+@needs_public_data
 def test_a_public_trace_without_shapes(tmp_path: Path) -> None:
-    path = DATA / "hta_nccl_parser_rank0of2.json.gz"
+    path = TRACES / "hta_nccl_parser_rank0of2.json.gz"
     made = generate([path], tmp_path / "b")
     (program,) = made.programs
     collectives = [c for c in program.calls if c.is_collective]
@@ -221,9 +220,9 @@ def test_a_public_trace_without_shapes(tmp_path: Path) -> None:
         generate([path], tmp_path / "c", strict=True)
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="needs the public traces")
+@needs_public_data
 def test_collectives_of_eight_ranks_are_those_of_their_execution_traces() -> None:
-    kineto, execution = DATA / "dlrm_kineto.tar.gz", DATA / "dlrm_pytorch_et.tar.gz"
+    kineto, execution = TRACES / "dlrm_kineto.tar.gz", TRACES / "dlrm_pytorch_et.tar.gz"
     alone = programs_of(load_traces([kineto], keep_args=True), Annotations())
     truth = programs_of(load_traces([kineto, execution]), Annotations())
     assert [p.rank for p in alone] == [p.rank for p in truth] == list(range(8))

@@ -17,12 +17,12 @@ from shardopt.replay.generate import program_of
 from shardopt.replay.program.annotations import Annotations
 from shardopt.replay.program.program import RankProgram
 from shardopt.replay.scale.one import scaled_alone
+from tests.public_data import TRACES, needs_public_data
 from tests.shardopt.replay.captured import capture
 from tests.shardopt.replay.compare import differences, signatures
 from tests.shardopt.replay.scale.test_doubled import step_of
 from tests.shardopt.replay.test_generate import program
 
-DATA = Path(__file__).parents[4] / "shared" / "data" / "traces"
 Make = Callable[[int], Callable[[], None]]
 """Batch -> a step."""
 
@@ -236,11 +236,10 @@ def test_never_wrong(make: Make, batch: int, tmp_path: Path) -> None:
     check_equal(made, whole)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not DATA.is_dir(), reason="the public traces are not here")
+@needs_public_data
 def test_public_dlrm() -> None:
     """16 samples are the width of its tables, too; its traces have no strides."""
-    found = load_traces([DATA / "dlrm_pytorch_et.tar.gz", DATA / "dlrm_kineto.tar.gz"])
+    found = load_traces([TRACES / "dlrm_pytorch_et.tar.gz", TRACES / "dlrm_kineto.tar.gz"])
     one = program_of(found.executions[0], found, Annotations())
     made = scaled_alone(one, 2)
     assert [call.op for call in made.calls] == [call.op for call in one.calls]

@@ -23,9 +23,7 @@ from shardopt.validate.mlperf.systems import (
     System,
     row_ranges,
 )
-
-DATA = Path(__file__).parents[5] / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public tables are not here")
+from tests.public_data import every_table
 
 ROWS = (100_000, 400_000, 50, 2_000_000)
 HOT = (3, 20, 1, 10)
@@ -199,16 +197,16 @@ def test_a_table_with_every_kind_of_row(tmp_path: Path) -> None:
     assert f"{ROWS_FILE}:5: iter_ms_median is '?', not a number" in text
 
 
-@needs_data
-def test_later_rounds_on_the_fitted_accelerators() -> None:
+@every_table
+def test_later_rounds_on_the_fitted_accelerators(folder: Path) -> None:
     """The bar on H100-SXM at 4 to 128 GPUs from v4.0 on: 5 % mean absolute error."""
-    parts = validate_mlperf_dlrm(DATA).by_part()
+    parts = validate_mlperf_dlrm(folder).by_part()
     assert parts["h100-sxm from v4.0 on"].mape < 0.05
     assert parts["h200-sxm from v4.0 on"].mape < 0.12
 
 
-@needs_data
-def test_cards_without_nvlink_that_were_never_fitted() -> None:
-    rows = validate_mlperf_dlrm(DATA).rows
+@every_table
+def test_cards_without_nvlink_that_were_never_fitted(folder: Path) -> None:
+    rows = validate_mlperf_dlrm(folder).rows
     errors = [abs(r.error) for r in rows if r.name["profile"] in ("l40", "l40s")]
     assert max(errors) < 0.12

@@ -1,0 +1,139 @@
+"""Cuts the excerpts in ``tests/data/public`` out of the full tables.
+
+``python -m tests.data.excerpt --data DIR`` writes them anew; ``README.md`` beside this file says
+where the figures come from. An excerpt keeps the columns that the code reads and the rows that a
+claim needs: those behind the curves, constants and stated errors of the shipped profiles in full,
+of the large tables every few rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from predictor.csv_rows import read_table
+from predictor.fit import public_tables
+from predictor.iteration.megatron.runtime import fitted
+from shardopt.validate import transformers
+from tests.public_data import EXCERPTS, FULL
+
+Row = dict[str, str]
+NCCL_COLUMNS = "source gpu nodes n_gpus collective size_bytes time_us_out_of_place time_us_in_place"
+MLPERF_COLUMNS = (
+    "round org system benchmark nodes accel_per_node accels accelerator accel_interconnect cpu "
+    "global_batch iter_ms_median"
+)
+CONFIG_COLUMNS = (
+    "round org config global_batch nodes gpus_per_node sharding_plan mem_comm_bw_ratio "
+    "dp_sharding_threshold_gb"
+)
+EVERY_TEST_ROW, EVERY_TRAIN_ROW, EVERY_GPT_ROW, EVERY_LARGE_GPT_ROW = 4, 40, 4, 2
+
+
+def all_rows(rows: list[Row]) -> list[Row]:
+    return rows
+
+
+def gpus_of_one_host(rows: list[Row]) -> list[Row]:
+    """Two DGX kinds, within a host."""
+    return [
+        row
+        for row in rows
+        if row["platform"] in ("a100_dgx", "h100_dgx")
+        and row["num_workers"] == row["devices_per_node"]
+    ]
+
+
+def some_shapes(rows: list[Row]) -> list[Row]:
+    """Every few products of each device and split, and the smallest and largest of each side."""
+    kept: list[Row] = []
+    for device, split in dict.fromkeys((row["device"], row["split"]) for row in rows):
+        own = [row for row in rows if (row["device"], row["split"]) == (device, split)]
+        chosen = own[:: EVERY_TEST_ROW if split == "test" else EVERY_TRAIN_ROW]
+        sides: list[Callable[[Row], float]] = [
+            lambda row: float(row["B"]) * float(row["M"]),
+            lambda row: float(row["N"]),
+            lambda row: float(row["K"]),
+        ]
+        chosen += [pick(own, key=side) for side in sides for pick in (min, max)]
+        kept += [row for row in own if any(row is other for other in chosen)]
+    return kept
+
+
+def fitted_and_some(rows: list[Row]) -> list[Row]:
+    """The rows that the constants were fitted on, and every few others."""
+    shipped = {tuple(map(float, configuration)) for configuration in fitted().rows}
+    columns = [column for column in rows[0] if column != transformers.TIMES[0]]
+    fit = [row for row in rows if tuple(float(row[name]) for name in columns) in shipped]
+    rest = [row for row in rows if row not in fit]
+    return fit + rest[::EVERY_GPT_ROW]
+
+
+def some_large(rows: list[Row]) -> list[Row]:
+    return rows[::EVERY_LARGE_GPT_ROW]
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """What is kept of a table: ``columns`` (all if empty) of the rows that ``rows`` picks."""
+
+    columns: str = ""
+    rows: Callable[[list[Row]], list[Row]] = all_rows
+
+
+TABLES = {
+    public_tables.NCCL_FILE: Excerpt(NCCL_COLUMNS),
+    public_tables.VIDUR_FILE: Excerpt(
+        "platform collective num_workers devices_per_node size us_min", gpus_of_one_host
+    ),
+    public_tables.VTRAIN_FILE: Excerpt("gpu n_gpus size_bytes time_us_out_of_place"),
+    public_tables.GEMM_FILE: Excerpt("split device B M N K latency_ms", some_shapes),
+    "simai_alltoall_efficiency.csv": Excerpt("Size|1 Node(NVLinkx)"),
+    "trace_param_dlrm8xV100_collectives.csv": Excerpt("et_collective idx kernel_dur_us in_bytes"),
+    "mlperf_dlrm_measured_iteration_time.csv": Excerpt(MLPERF_COLUMNS),
+    "mlperf_dlrm_dcnv2_configs.csv": Excerpt(CONFIG_COLUMNS),
+    "torchrec_dlrm_p4d_measured.csv": Excerpt(),
+    transformers.SINGLE_FILE: Excerpt(rows=fitted_and_some),
+    transformers.MULTI_FILE: Excerpt(rows=some_large),
+}
+PLANS = "mlperf_dlrm_dcnv2_plans.json"
+
+
+def cut(source: Path, excerpt: Excerpt) -> str:
+    """The text of an excerpt: the comments of the table, its header, the rows kept."""
+    lines = source.read_text(encoding="utf-8").splitlines()
+    comments = [line for line in lines if line.startswith("#")]
+    rows: list[Row] = read_table(source, (), dict).rows
+    given = excerpt.columns
+    columns = given.split("|" if "|" in given else None) or list(rows[0])
+    out = io.StringIO()
+    out.writelines(f"{line}\n" for line in comments)
+    writer = csv.DictWriter(out, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(excerpt.rows(rows))
+    return out.getvalue().replace("\ufeff", "")
+
+
+def excerpts(folder: Path) -> dict[str, str]:
+    """Name of every excerpt -> its text, out of the full tables in ``folder``."""
+    found = {name: cut(folder / name, excerpt) for name, excerpt in TABLES.items()}
+    plans = json.loads((folder / PLANS).read_text(encoding="utf-8"))
+    found[PLANS] = json.dumps(plans, separators=(",", ":")) + "\n"
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.data.excerpt")
+    parser.add_argument("--data", type=Path, default=FULL, help="folder of the full tables")
+    for name, text in excerpts(parser.parse_args(argv).data).items():
+        (EXCERPTS / name).write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
