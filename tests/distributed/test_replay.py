@@ -17,7 +17,7 @@ from shardopt.replay.program.annotations import Annotations
 from shardopt.replay.program.program import RankProgram
 from tests.distributed.two_ranks import run_ranks
 from tests.shardopt.replay.captured import capture, edited, small_step
-from tests.shardopt.replay.compare import differences, signatures
+from tests.shardopt.replay.differences import differences, signatures
 
 pytestmark = pytest.mark.distributed
 

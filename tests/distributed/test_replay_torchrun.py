@@ -16,7 +16,7 @@ from shardopt.replay.launch import replay
 from shardopt.replay.program.annotations import Annotations
 from shardopt.replay.program.program import RankProgram
 from tests.distributed.two_ranks import REPOSITORY, run_ranks
-from tests.shardopt.replay.compare import differences, signatures
+from tests.shardopt.replay.differences import differences, signatures
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 

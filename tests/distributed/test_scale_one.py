@@ -13,7 +13,7 @@ from shardopt.replay.program.annotations import Annotations
 from shardopt.replay.program.program import RankProgram
 from shardopt.replay.scale.one import scaled_alone
 from tests.distributed.two_ranks import run_ranks
-from tests.shardopt.replay.compare import differences, signatures
+from tests.shardopt.replay.differences import differences, signatures
 
 pytestmark = pytest.mark.distributed
 

@@ -14,7 +14,7 @@ from predictor.errors import InputError
 from shardopt.replay.program.program import Number, RankProgram
 from shardopt.replay.scale.doubled import scaled
 from tests.shardopt.replay.captured import Small, capture
-from tests.shardopt.replay.compare import differences, signatures
+from tests.shardopt.replay.differences import differences, signatures
 from tests.shardopt.replay.test_generate import program
 
 

@@ -19,7 +19,7 @@ from shardopt.replay.program.program import RankProgram
 from shardopt.replay.scale.one import scaled_alone
 from tests.public_data import TRACES, needs_public_data
 from tests.shardopt.replay.captured import capture
-from tests.shardopt.replay.compare import differences, signatures
+from tests.shardopt.replay.differences import differences, signatures
 from tests.shardopt.replay.scale.test_doubled import step_of
 from tests.shardopt.replay.test_generate import program
 

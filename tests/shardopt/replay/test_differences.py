@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardopt.replay.program.program import Call, Number, RankProgram, Slot, TensorSpec, Term
-from tests.shardopt.replay.compare import LISTED, differences, signatures
+from tests.shardopt.replay.differences import LISTED, differences, signatures
 
 HALF = TensorSpec((2, 3), (3, 1), "float16", 7)
 FULL = TensorSpec((6,), (1,), "float32", 8, 2, True)
