@@ -52,9 +52,10 @@ def validate_replay(folder: Path) -> Report:
         tuple(rows),
         headline=PARTS[TEST],
         notes=(
-            "measured: the median over rounds, each in processes of its own, of the slowest rank",
-            "laws are fitted on calls inside replays of other models; no model of the headline was "
-            "run for its prediction",
+            "measured: the median over rounds of the slowest rank; each round runs in new "
+            "processes",
+            "kernel models are fitted on calls inside replays of other benchmarks; no model of the "
+            "headline was run for its prediction",
         ),
         scores=(
             _summary_table(rows, _held_out(models)),
@@ -94,7 +95,10 @@ def _summary_table(rows: Sequence[Compared], held: Sequence[Compared]) -> Scores
     models = [row for row in rows if row.part == PARTS[TEST]]
     kinds = (
         ("models", models),
-        ("of these, first seen after the laws", [r for r in models if r.name["model"] in FRESH]),
+        (
+            "of these, first measured after the kernel models were fixed",
+            [r for r in models if r.name["model"] in FRESH],
+        ),
         ("calibration models, each from the others", held),
     )
     return errors_by_ranks("iterations", "benchmarks of", kinds, "errors of iteration times")
@@ -121,8 +125,9 @@ def _model_table(found: Sequence[tuple[ModelCalls, Mapping[str, float]]]) -> Sco
             ("between processes", "share"),
         ),
         tuple(cells),
-        "every model; recorded times: the share of the prediction that stands for ops without a "
-        "law; between processes: the median distance of a round from the median of all rounds",
+        "every model; recorded times: the share of the prediction that is recorded time, of ops "
+        "without a kernel model; between processes: the median distance of a round from the median "
+        "of all rounds",
     )
 
 
@@ -139,6 +144,6 @@ def _group_table(models: Sequence[ModelCalls], count: int, laws: OpLaws) -> Scor
         f"ops_{count}",
         (("op", "text"), ("share of replays", "share"), ("law against time", "signed")),
         tuple((group, share, error) for group, (share, error) in found[:LARGEST_GROUPS]),
-        f"ops of the models' replays, {count} rank(s); {1e3 * laws.op_ms:.1f} us a call and "
-        f"{laws.stretch - 1:+.1%} beside them",
+        f"ops of the models' replays, {count} rank(s); on top of them a replay takes "
+        f"{1e3 * laws.op_ms:.1f} us a call and {laws.stretch - 1:+.1%}",
     )

@@ -81,7 +81,7 @@ def validate_transformers_cpu(folder: Path) -> Report:
         headline="targets",
         notes=(
             "measured: the median over all rounds, of the slowest rank",
-            "laws of ops are fitted on steps of other shapes; no target was run for its "
+            "kernel models are fitted on steps of other shapes; no target was run for its "
             "prediction, its ops come from fake tensors",
             *map(_noise_note, predictors),
             *_trace_notes(folder),
@@ -254,7 +254,7 @@ def _target_table(rows: Sequence[Compared], naive: Sequence[Compared]) -> Scores
             for row in rows
             if row.part == "targets"
         ),
-        "every target; by FLOP: in proportion, from its family's captured shape closest in FLOP",
+        "every target; by FLOP: scaled by FLOP from the closest captured shape of its family",
     )
 
 
@@ -284,7 +284,8 @@ def _fewer_table(predictors: Sequence[_Predictor]) -> Scores:
             ("worst", "share"),
         ),
         tuple(cells),
-        "errors of the targets where only the first shapes are captured, as many of each family",
+        "errors of the targets if only the first shapes are captured, the same number of each "
+        "family",
     )
 
 
@@ -297,7 +298,7 @@ def _group_table(predictor: _Predictor) -> Scores:
         f"ops_{predictor.ranks}",
         (("op", "text"), ("share of step", "share"), ("law against time", "signed")),
         tuple((group, share, error) for group, (share, error) in found[:LARGEST_GROUPS]),
-        f"ops of captured steps, {predictor.ranks} rank(s); "
+        f"ops of captured steps, {predictor.ranks} rank(s); on top of them a step takes "
         f"{1e3 * predictor.laws.op_ms:.1f} us a call and "
-        f"{predictor.laws.stretch - 1:+.1%} beside them",
+        f"{predictor.laws.stretch - 1:+.1%}",
     )

@@ -109,10 +109,10 @@ def validate_against_torchrec(folder: Path) -> Report:
         notes=(
             "both planners had the same model, pooling factors and memory; TorchRec's ran with its "
             "defaults, on its default bandwidths",
-            "measured: both plans in turns in one process group; a gain is the median over rounds, "
-            "its interval (at least 95 %) follows from the order of the rounds alone",
+            "measured: both plans interleaved in one process group; a gain is the median over "
+            "rounds, with a sign-test interval of at least 95 %",
             f"rounds in which something else kept more than {QUIET:g} of a core busy are in the "
-            "files and count for no plan",
+            "files but are not counted",
             "predicted from the calibration of the batch; no iteration of a task was looked at",
         ),
         scores=(_summary(gains), _by_task(gains), _calibrated(batches)),
@@ -162,7 +162,7 @@ def _summary(gains: dict[str, list[Gain]]) -> Scores:
         columns,
         rows,
         "Gain: share of the time of TorchRec's plan that is saved. Equal: its interval holds 0. "
-        "Distance: between predicted and measured gain. Same sign: or equal by the clock.",
+        "Distance: between predicted and measured gain. Same sign: or measured as equal.",
     )
 
 

@@ -42,7 +42,7 @@ def validate_torchrec_cpu(folder: Path) -> Report:
             "predicted from the calibration of the batch, corrected for drift by the reference "
             "kernels of the task; no iteration of a task was looked at",
             f"versions of the predictor tried before this one, most of them on {DEVELOPED_ON[0]}: "
-            f"{VARIANTS_TRIED}; fresh batches were scored with this one alone",
+            f"{VARIANTS_TRIED}; fresh batches were scored with this one only",
         ),
         scores=all_scores(tasks, batches),
     )
