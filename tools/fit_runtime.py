@@ -4,8 +4,8 @@ Rows: A100-SXM and H100-SXM systems of MLPerf rounds up to v3.1. Three factors o
 shared by all rounds of DLRM-DCNv2, and each of v3.0 and v3.1 has the fixed time of a step; rounds
 v2.x, whose embedding is another implementation, have their own update factor and step. The loss is
 the mean absolute log error, weighted by the square root of how many systems share a configuration,
-with a weak pull of the factors towards one. It prints what `predictor.iteration.hugectr.runtime`
-holds.
+with a weak pull of the factors towards one. It prints what
+`predictor/hardware/runtimes/hugectr.yaml` holds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.iteration.hugectr.runtime import HUGECTR_V20, HUGECTR_V30, HUGECTR_V31, Runtime
+from predictor.iteration.hugectr.runtime import Runtime, runtime_of_round
 from shardopt.validate.mlperf.cases import Case, case_of
 from shardopt.validate.mlperf.suite import is_fitted
 from shardopt.validate.mlperf.systems import Planner, read_systems
@@ -71,8 +71,8 @@ def fit_dcnv2(folder: Path) -> tuple[Runtime, Runtime]:
         lookup, update, gemm, step30, step31 = np.abs(x).tolist()
         shared = {"lookup_factor": lookup, "update_factor": update, "gemm_factor": gemm}
         return (
-            replace(HUGECTR_V30, step_us=step30, **shared),
-            replace(HUGECTR_V31, step_us=step31, **shared),
+            replace(runtime_of_round((3, 0)), step_us=step30, **shared),
+            replace(runtime_of_round((3, 1)), step_us=step31, **shared),
         )
 
     def loss(x: Array) -> float:
@@ -86,7 +86,9 @@ def fit_dcnv2(folder: Path) -> tuple[Runtime, Runtime]:
 def fit_hybrid(folder: Path, like: Runtime) -> Runtime:
     """The runtime of rounds v2.x; lookups and multiplications as in the later ones."""
     rows = Rows(folder, lambda version: version < (3, 0))
-    base = replace(HUGECTR_V20, lookup_factor=like.lookup_factor, gemm_factor=like.gemm_factor)
+    base = replace(
+        runtime_of_round((2, 0)), lookup_factor=like.lookup_factor, gemm_factor=like.gemm_factor
+    )
 
     def runtime(x: Array) -> Runtime:
         update, step = np.abs(x).tolist()

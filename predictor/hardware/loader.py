@@ -9,7 +9,9 @@ from __future__ import annotations
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
+import yaml
 from pydantic import ValidationError
 
 from predictor.errors import ProfileError, did_you_mean
@@ -51,6 +53,7 @@ __all__ = [
     "ProvenanceKind",
     "list_hardware",
     "load_hardware",
+    "load_runtime",
     "weakest",
 ]
 
@@ -77,6 +80,13 @@ def load_hardware(name_or_path: str) -> HardwareProfile:
 def _load_shipped(name: str) -> HardwareProfile:
     file = resources.files("predictor.hardware") / "profiles" / f"{name}.yaml"
     return parse_hardware(file.read_text(encoding="utf-8"), f"{name}.yaml")
+
+
+def load_runtime(name: str) -> dict[str, Any]:
+    """The constants of a framework's software, as `predictor/hardware/runtimes` holds them."""
+    file = resources.files("predictor.hardware") / "runtimes" / f"{name}.yaml"
+    found: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return found
 
 
 def parse_hardware(text: str, origin: str) -> HardwareProfile:

@@ -13,7 +13,7 @@ from predictor.csv_rows import MOST_RANKS, ParsedRows, Row, count, number, read_
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from predictor.iteration.megatron.kernels import GptTraining
-from predictor.iteration.megatron.runtime import Configuration, fitted
+from predictor.iteration.megatron.runtime import Configuration, load_megatron
 from predictor.iteration.megatron.step import MegatronStep
 from shardopt.validate.report import Compared, Report, data_folder
 
@@ -64,7 +64,7 @@ def validate_transformers(folder: Path) -> Report:
         InputError: the folder is not there, or holds neither table.
     """
     data_folder(folder, [SINGLE_FILE, MULTI_FILE])
-    known = fitted()
+    known = load_megatron()
     rows: list[Compared] = []
     skipped: list[str] = []
     for name, reader, hardware in (

@@ -66,7 +66,7 @@ class HugeCtrBuilder:
         runtime: Runtime,
         switches: tuple[int, ...] = (),
     ) -> None:
-        self.dtype = runtime.dense_type or workload.dense.data_type
+        self.dtype = runtime.dense_type
         self.workload = replace(
             workload,
             dense=replace(workload.dense, data_type=self.dtype),

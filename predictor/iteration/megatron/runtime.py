@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cache
-from importlib import resources
 from typing import Any
 
-import yaml
+from predictor.hardware.loader import load_runtime
 
 Configuration = tuple[int, ...]
 """Of a measured row: the integers of its columns before the time, in the file's order."""
@@ -42,7 +41,7 @@ CONSTANTS = tuple(field.name for field in fields(MegatronRuntime))
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedRuntime:
     """The shipped runtime, its hardware profile, and the rows that it was fitted on."""
 
     runtime: MegatronRuntime
@@ -51,10 +50,9 @@ class Fitted:
 
 
 @cache
-def fitted() -> Fitted:
+def load_megatron() -> FittedRuntime:
     """What `predictor/hardware/runtimes/megatron.yaml` holds."""
-    file = resources.files("predictor.hardware") / "runtimes" / "megatron.yaml"
-    found: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    found: dict[str, Any] = load_runtime("megatron")
     runtime = MegatronRuntime(**{name: float(found["constants"][name]) for name in CONSTANTS})
     rows = frozenset(tuple(int(v) for v in row) for row in found["fit_rows"])
-    return Fitted(runtime, str(found["hardware"]), rows)
+    return FittedRuntime(runtime, str(found["hardware"]), rows)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from predictor.hardware.loader import HardwareProfile, list_hardware, load_hardware
 from predictor.iteration.hugectr.builder import HugeCtrBuilder
-from predictor.iteration.hugectr.runtime import Runtime, hugectr_of
+from predictor.iteration.hugectr.runtime import Runtime, runtime_of_round
 from predictor.model.distribution import Zipf
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
@@ -96,7 +96,7 @@ def case_of(system: System, planner: Planner, matrix: Matrix | None = None) -> C
         plan = matrix.plan(names, planner.rows, DIM)
     else:
         plan = _hybrid(system, names, planner.rows)
-    runtime = hugectr_of(system.software, preview="preview" in system.system)
+    runtime = runtime_of_round(system.software, preview="preview" in system.system)
     return Case(system, workload, _topology(system, hardware), hardware, plan, runtime)
 
 

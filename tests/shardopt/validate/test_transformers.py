@@ -11,7 +11,7 @@ import pytest
 
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
-from predictor.iteration.megatron.runtime import fitted
+from predictor.iteration.megatron.runtime import load_megatron
 from predictor.iteration.megatron.step import MegatronStep
 from shardopt.cli.app import main
 from shardopt.validate.report import Summary
@@ -130,8 +130,8 @@ def test_the_fit_finds_the_constants_behind_rows(tmp_path: Path) -> None:
 @every_table
 def test_the_shipped_rows_are_those_of_the_smallest_hashes(folder: Path) -> None:
     rows, held_out = split_rows(read_single(folder).rows)
-    assert {configuration for configuration, _, _ in rows} == fitted().rows
-    assert not {configuration for configuration, _, _ in held_out} & fitted().rows
+    assert {configuration for configuration, _, _ in rows} == load_megatron().rows
+    assert not {configuration for configuration, _, _ in held_out} & load_megatron().rows
 
 
 @every_table
@@ -139,7 +139,7 @@ def test_held_out_rows_stay_within_the_bar(folder: Path) -> None:
     report = validate_transformers(folder)
     assert not report.skipped
     held_out, of_several_nodes = (632, 109) if folder == FULL else (158, 55)
-    assert len(report.rows) == len(fitted().rows) + held_out + of_several_nodes
+    assert len(report.rows) == len(load_megatron().rows) + held_out + of_several_nodes
     assert report.summary.n == held_out
     assert report.summary.mape < 0.08
     assert Summary.of(r for r in report.rows if r.part == MULTI).mape < 0.15

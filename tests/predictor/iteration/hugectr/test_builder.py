@@ -10,7 +10,7 @@ from predictor.cost.loads import Load
 from predictor.hardware.loader import load_hardware
 from predictor.iteration.hugectr.builder import HugeCtrBuilder
 from predictor.iteration.hugectr.hybrid_embedding import HybridRule
-from predictor.iteration.hugectr.runtime import HUGECTR_V20, HUGECTR_V30, HUGECTR_V31
+from predictor.iteration.hugectr.runtime import runtime_of_round
 from predictor.model.distribution import Zipf
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
@@ -19,6 +19,9 @@ from tests.public_data import EXCERPTS
 from tools.fit_runtime import fit_dcnv2, fit_hybrid
 
 RANKS = 4
+HUGECTR_V20, HUGECTR_V30, HUGECTR_V31 = (
+    runtime_of_round(version) for version in ((2, 0), (3, 0), (3, 1))
+)
 
 
 def workload(batch: int = 4096) -> Workload:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from predictor.hardware.loader import load_hardware
 from predictor.iteration.megatron.kernels import GptTraining, segment_kernels
-from predictor.iteration.megatron.runtime import CONSTANTS, MegatronRuntime, fitted
+from predictor.iteration.megatron.runtime import CONSTANTS, MegatronRuntime, load_megatron
 from predictor.iteration.megatron.step import MegatronStep, misalignment
 
 A100 = load_hardware("a100-80gb")
@@ -108,7 +108,7 @@ def test_misalignment_halves_the_load_step_by_step() -> None:
 
 
 def test_the_shipped_runtime_names_a_profile_and_its_rows() -> None:
-    found = fitted()
+    found = load_megatron()
     assert load_hardware(found.hardware).name == found.hardware
     assert all(getattr(found.runtime, name) > 0 for name in CONSTANTS)
     assert len(found.rows) == 100

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from predictor.iteration.hugectr.runtime import HUGECTR_V20, HUGECTR_V30, HUGECTR_V31, hugectr_of
+from predictor.iteration.hugectr.runtime import runtime_of_round
 from predictor.model.plan import ShardingType
 from predictor.model.plan_check import table_problem
 from shardopt.validate.mlperf.cases import Case, case_of, profile_of
@@ -83,12 +83,12 @@ def test_accelerators_find_their_profile(accelerator: str, profile: str | None) 
 
 
 def test_runtimes_by_round() -> None:
-    assert hugectr_of((2, 1)) is HUGECTR_V20
-    preview = hugectr_of((2, 1), preview=True)
-    assert preview.hybrid != HUGECTR_V20.hybrid
-    assert preview.update_factor == HUGECTR_V20.update_factor
-    assert hugectr_of((3, 0)) is HUGECTR_V30
-    assert hugectr_of((3, 1)) is hugectr_of((5, 0)) is HUGECTR_V31
+    usual, preview = runtime_of_round((2, 1)), runtime_of_round((2, 1), preview=True)
+    assert usual.name == "hugectr v2.0"
+    assert preview.hybrid != usual.hybrid
+    assert preview.update_factor == usual.update_factor
+    assert runtime_of_round((3, 0)).name == "hugectr v3.0"
+    assert runtime_of_round((3, 1)).name == runtime_of_round((5, 0)).name == "hugectr v3.1+"
 
 
 def test_a_plan_in_a_log_goes_before_one_of_the_planner() -> None:
