@@ -18,7 +18,7 @@ from pathlib import Path
 
 from predictor.csv_rows import read_table
 from predictor.fit import public_tables
-from predictor.iteration.megatron.runtime import fitted
+from predictor.iteration.megatron.runtime import load_megatron
 from shardopt.validate import transformers
 from tests.public_data import EXCERPTS, FULL
 
@@ -67,7 +67,7 @@ def some_shapes(rows: list[Row]) -> list[Row]:
 
 def fitted_and_some(rows: list[Row]) -> list[Row]:
     """The rows that the constants were fitted on, and every few others."""
-    shipped = {tuple(map(float, configuration)) for configuration in fitted().rows}
+    shipped = {tuple(map(float, configuration)) for configuration in load_megatron().rows}
     columns = [column for column in rows[0] if column != transformers.TIMES[0]]
     fit = [row for row in rows if tuple(float(row[name]) for name in columns) in shipped]
     rest = [row for row in rows if row not in fit]
