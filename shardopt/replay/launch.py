@@ -4,48 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from predictor.errors import InputError, ShardoptError
+from shardopt.ranks.launch import Command, rank_environment, run_commands, scratch_folder
+from shardopt.ranks.rank import RankDiedError
 from shardopt.replay.write import MAIN, SCHEMA
 
-GRACE_S = 5.0
-"""How long the others have once a rank has died."""
-POLL_S = 0.1
 MAX_TRIES = 8
 """Starts of a benchmark, each without one more op that ends the process."""
-LOG_LINES = 3
 DEADLY = (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGBUS)
 """Signals by which an op ends its process."""
-LOST = 3
-"""Exit code of a rank that may have failed because another did (`runtime/checks.py`)."""
-NOISE = re.compile(r"^(?:\[rank\d+\]:)?\[W|^USDT:|^frame #")
-"""Lines of a log that are no error: torch's warnings, and its stack traces."""
-
-Process = subprocess.Popen[bytes]
-
-
-@dataclass(frozen=True)
-class Died:
-    """Why a benchmark ended.
-
-    Args:
-        op: the one that ended its process; empty: none did, or it is not known.
-        message: what to say.
-    """
-
-    op: str
-    message: str
 
 
 class ReplayError(ShardoptError):
@@ -94,16 +68,25 @@ def replay(folder: Path, words: Sequence[str] = (), ranks: int | None = None) ->
     count = int(data["world_size"]) if ranks is None else ranks
     without: list[str] = []
     while True:
-        asked = [*words, *(word for name in without for word in ("--without", name))]
-        with _place() as place:
-            died = _run(folder, place, asked, count)
-            if died is None:
-                return _result(place)
-        if not died.op or died.op.startswith("c10d::") or died.op in without:
-            raise ReplayError(died.message)
-        if len(without) >= MAX_TRIES:
-            raise ReplayError(f"{died.message}; {MAX_TRIES} ops before it did so too")
-        without.append(died.op)
+        options = [*words, *(word for name in without for word in ("--without", name))]
+        with scratch_folder() as scratch:
+            store = {"BENCHMARK_STORE": str(scratch / "store")}
+            commands = [
+                _command(folder, scratch, options, rank, {**rank_environment(rank, count), **store})
+                for rank in range(count)
+            ]
+            try:
+                run_commands(commands, scratch)
+                return _result(scratch)
+            except RankDiedError as error:
+                op = _deadly_op(scratch, error)
+                if not op or op.startswith("c10d::") or op in without:
+                    raise ReplayError(_message(error, op)) from None
+                if len(without) >= MAX_TRIES:
+                    raise ReplayError(
+                        f"{_message(error, op)}; {MAX_TRIES} ops before it did so too"
+                    ) from None
+                without.append(op)
 
 
 def replay_rank(folder: Path, words: Sequence[str]) -> dict[str, Any]:
@@ -113,12 +96,12 @@ def replay_rank(folder: Path, words: Sequence[str]) -> dict[str, Any]:
         InputError: no place for temporary files.
         ReplayError: it died.
     """
-    with _place() as place:
-        process = _start(folder, place, words, 0, dict(os.environ))
-        died = _wait_for(place, [process])
-        if died is not None:
-            raise ReplayError(died.message)
-        return _result(place)
+    with scratch_folder() as scratch:
+        try:
+            run_commands([_command(folder, scratch, words, 0, os.environ)], scratch)
+        except RankDiedError as error:
+            raise ReplayError(_message(error, _deadly_op(scratch, error))) from None
+        return _result(scratch)
 
 
 def become_rank(folder: Path, words: Sequence[str]) -> NoReturn:
@@ -127,133 +110,33 @@ def become_rank(folder: Path, words: Sequence[str]) -> NoReturn:
     os.execv(sys.executable, [sys.executable, program, *words])
 
 
-@contextmanager
-def _place() -> Iterator[Path]:
-    try:
-        folder = tempfile.TemporaryDirectory(prefix="shardopt-replay-", ignore_cleanup_errors=True)
-    except OSError as error:
-        raise InputError(
-            f"no place for temporary files: {error.strerror or error}; set TMPDIR to a folder that "
-            "can be written"
-        ) from None
-    with folder as name:
-        yield Path(name)
+def _command(
+    folder: Path, scratch: Path, words: Sequence[str], rank: int, environment: Mapping[str, str]
+) -> Command:
+    command = [sys.executable, str(folder / MAIN), *words, "--last-op", str(scratch / f"op.{rank}")]
+    if rank == 0:
+        command += ["--result", str(scratch / "result.json")]
+    return Command(command, environment)
 
 
-def _result(place: Path) -> dict[str, Any]:
+def _result(scratch: Path) -> dict[str, Any]:
     try:
-        result: dict[str, Any] = json.loads((place / "result.json").read_text(encoding="utf-8"))
+        result: dict[str, Any] = json.loads((scratch / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ReplayError(f"rank 0 left no result in {place.parent}: {error}") from None
+        raise ReplayError(f"rank 0 left no result in {scratch.parent}: {error}") from None
     return result
 
 
-def _run(folder: Path, place: Path, words: Sequence[str], ranks: int) -> Died | None:
-    """None once all ranks are done."""
-    processes: list[Process] = []
-    try:
-        for rank in range(ranks):
-            environment = {
-                **os.environ,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(ranks),
-                "LOCAL_WORLD_SIZE": str(ranks),
-                "BENCHMARK_STORE": str(place / "store"),
-                "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-                "OMP_NUM_THREADS": "1",
-            }
-            processes.append(_start(folder, place, words, rank, environment))
-        return _wait_for(place, processes)
-    except OSError as error:
-        raise InputError(f"the ranks cannot be started: {error}") from None
-    finally:
-        _end(processes)
-
-
-def _wait_for(place: Path, processes: Sequence[Process]) -> Died | None:
-    """Until all are done, or one has died and the others had time to say so."""
-    try:
-        ends: float | None = None
-        first: list[int] = []
-        while any(process.poll() is None for process in processes):
-            if ends is None and any(process.poll() for process in processes):
-                first = [rank for rank, process in enumerate(processes) if process.poll()]
-                ends = time.monotonic() + GRACE_S
-            if ends is not None and time.monotonic() > ends:
-                break
-            time.sleep(POLL_S)
-        codes = [process.poll() for process in processes]
-    finally:
-        _end(processes)
-    if not any(codes) and None not in codes:
-        return None
-    return _blame(place, codes, first)
-
-
-def _end(processes: Sequence[Process]) -> None:
-    for process in processes:
-        process.kill()
-        process.wait()
-        if process.stdin is not None:
-            process.stdin.close()
-
-
-def _start(
-    folder: Path, place: Path, words: Sequence[str], rank: int, environment: dict[str, str]
-) -> Process:
-    command = [sys.executable, str(folder / MAIN), *words, "--last-op", str(place / f"op.{rank}")]
-    if rank == 0:
-        command += ["--result", str(place / "result.json")]
-    with (place / f"log.{rank}").open("wb") as log:
-        # a rank ends when its input is closed, thus with this process, however that ends; an
-        # interrupt is for this process, which ends the ranks
-        return subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-
-
-def _blame(place: Path, codes: Sequence[int | None], first: Sequence[int]) -> Died:
-    """The rank that broke first: a signal or its own error tells more than a lost connection.
-
-    Args:
-        first: the ranks that were seen dead before all others.
-    """
-    failed = [rank for rank, code in enumerate(codes) if code]
-
-    def order(rank: int) -> tuple[bool, bool, bool]:
-        code = codes[rank] or 0
-        return code >= 0, code == LOST, rank not in first
-
-    if not failed:
-        return Died("", "a rank of the benchmark did not end")
-    rank = min(failed, key=order)
-    code = codes[rank] or 0
-    words = _last_words(place / f"log.{rank}")
-    if code >= 0:
-        return Died("", words or f"rank {rank} of the benchmark ended with exit code {code}")
-    op = ""
-    if -code in DEADLY:
+def _deadly_op(scratch: Path, error: RankDiedError) -> str:
+    """The op that ended its process; empty if none did, or it is not known."""
+    if error.signal in DEADLY:
         with suppress(OSError):
-            op = (place / f"op.{rank}").read_text(encoding="utf-8")
-    name = f"{-code}"
-    with suppress(ValueError):
-        name = signal.Signals(-code).name
-    hint = " (the system may have run out of memory)" if -code == signal.SIGKILL else ""
-    where = f" in {op}" if op else ""
-    said = f": {words}" if words else ""
-    return Died(op, f"rank {rank} of the benchmark died of signal {name}{where}{hint}{said}")
-
-
-def _last_words(path: Path) -> str:
-    with suppress(OSError):
-        text = path.read_text(encoding="utf-8", errors="replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        lines = [line for line in lines if not NOISE.search(line)]
-        return " / ".join(lines[-LOG_LINES:])
+            return (scratch / f"op.{error.rank}").read_text(encoding="utf-8")
     return ""
+
+
+def _message(error: RankDiedError, op: str) -> str:
+    """What to say of a rank that died: what it said itself, if it could."""
+    if error.signal is None and error.log:
+        return error.log
+    return f"{op} ends the process: {error}" if op else str(error)

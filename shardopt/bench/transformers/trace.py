@@ -1,15 +1,10 @@
-"""Execution trace and Kineto trace of a step of each family, and its op list looked up in them.
-
-Run as ``python -m shardopt.bench.transformers.trace FOLDER`` by `shardopt.bench.transformers.run`.
-"""
+"""Execution trace and Kineto trace of a step of each family, and its op list looked up in them."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import os
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +13,7 @@ from predictor.model.transformer import FAMILIES
 from shardopt.bench.transformers.design import calibrations
 from shardopt.bench.transformers.files import TRACE_COLUMNS, TRACES
 from shardopt.files import atomic_write_text
+from shardopt.ranks.rank import Rank, Report, prepare
 
 if TYPE_CHECKING:
     from shardopt.bench.transformers.ops import Recording
@@ -59,9 +55,9 @@ def _number(node: dict[str, Any]) -> int:
     return int(node["id"])
 
 
-def main(folder: Path) -> None:
-    """Trace one shape a family and write what was found."""
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+def trace_families(rank: Rank, report: Report, folder: Path) -> None:
+    """Trace one shape a family and write what was found; for a single rank."""
+    prepare(rank, last_cores=True)
     rows = []
     traces = folder / "traces"
     traces.mkdir(exist_ok=True)
@@ -76,13 +72,11 @@ def main(folder: Path) -> None:
 
 
 def _traced(folder: Path, shape: Any) -> tuple[str, int, int, int]:
-    import torch
     from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 
     from shardopt.bench.transformers.models import Training
     from shardopt.bench.transformers.ops import recorded
 
-    torch.set_num_threads(1)
     names = op_names(recorded(shape))
     training = Training(shape)
     for _ in range(WARM_UP):
@@ -94,7 +88,3 @@ def _traced(folder: Path, shape: Any) -> tuple[str, int, int, int]:
     profiler.export_chrome_trace(str(kineto))
     in_execution = found_in_order(names, execution_ops(execution))
     return shape.name, len(names), in_execution, found_in_order(names, kineto_ops(kineto))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -1,16 +1,13 @@
 """One rank that times training steps of transformers, round by round, and ops inside some steps.
 
-Run as ``python -m shardopt.bench.transformers.worker FOLDER STORE RANK RANKS ROUNDS`` by
-`shardopt.bench.transformers.run`; rank 0 appends a line of JSON a round to the folder.
+Rank 0 appends a line of JSON a round to the folder.
 """
 
 from __future__ import annotations
 
 import gc
 import json
-import os
 import random
-import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
@@ -20,14 +17,13 @@ from typing import Any
 from shardopt.bench.transformers.design import calibrations, targets
 from shardopt.bench.transformers.files import disturbed, rounds_done, rounds_file
 from shardopt.measure.load import other_cores, usage
-from shardopt.ranks.realtime import hasten_gloo, hasten_main, keep_freed_memory
+from shardopt.ranks.rank import Rank, Report, available_cores, join_group, prepare
+from shardopt.ranks.realtime import hasten_gloo, hasten_main
 
 STEPS = 2
 """Of a block that count; the one before them finds caches full of another model."""
 DIGITS = {"steps": 4, "alone": 4, "captured": 3}
 """Significant digits that are kept."""
-TEARDOWN_S = 0.3
-"""gloo's threads may abort a process that ends right after its last collective."""
 
 
 class _Rank:
@@ -100,20 +96,18 @@ class _Rank:
             hasten_gloo()
 
 
-def run(folder: Path, store: Path, rank: int, ranks: int, rounds: int) -> None:
+def time_rounds(rank: Rank, report: Report, folder: Path, rounds: int) -> None:
     """Build everything and measure the rounds that are left; collective over all ranks."""
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[(rank - ranks) % len(cores)]})
-    keep_freed_memory()
-    import torch
+    cores = len(available_cores())
+    prepare(rank, last_cores=True)
+    gc.disable()
     import torch.distributed as dist
 
-    torch.set_num_threads(1)
-    gc.disable()
+    index, ranks = rank.index, rank.world_size
     hasten_main(ranks)
     if ranks > 1:
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-    mine = _Rank(rank, ranks)
+        join_group(rank)
+    mine = _Rank(index, ranks)
     for at in range(rounds_done(folder, ranks), rounds):
         before = usage()
         found = mine.round(at)
@@ -121,12 +115,12 @@ def run(folder: Path, store: Path, rank: int, ranks: int, rounds: int) -> None:
         every: list[Any] = [found]
         if ranks > 1:
             every = [None] * ranks
-            dist.gather_object(found, every if rank == 0 else None, dst=0)
-        if rank == 0:
+            dist.gather_object(found, every if index == 0 else None, dst=0)
+        if index == 0:
             own_s = sum(of["own_s"] for of in every)
             others = other_cores(before, usage(), own_s)
             line: dict[str, Any] = {"round": at, "other_cores": others}
-            if not disturbed(others, len(cores) - ranks):
+            if not disturbed(others, cores - ranks):
                 line |= {key: _by_name(every, key) for key in DIGITS}
             with rounds_file(folder, ranks).open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(line, separators=(",", ":")) + "\n")
@@ -140,12 +134,3 @@ def _by_name(every: list[dict[str, Any]], key: str) -> dict[str, list[list[float
         name: [[float(f"{ms:.{DIGITS[key]}g}") for ms in of[key][name]] for of in every]
         for name in every[0][key]
     }
-
-
-if __name__ == "__main__":
-    where, store, *numbers = sys.argv[1:]
-    run(Path(where), Path(store), *map(int, numbers))
-    sys.stdout.flush()
-    time.sleep(TEARDOWN_S)
-    # gloo's threads may abort an orderly end
-    os._exit(0)

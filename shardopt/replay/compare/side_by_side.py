@@ -1,18 +1,11 @@
-"""Steps of a model and of its generated benchmark, in turns in the same processes.
-
-Run as ``python -m shardopt.replay.compare.side_by_side WHAT NAME RANK FOLDER`` by `capture` and
-`measure`, one process a rank.
-"""
+"""Steps of a model and of its generated benchmark, in turns in the same processes."""
 
 from __future__ import annotations
 
 import gc
 import importlib
-import json
-import os
 import re
 import statistics
-import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -21,9 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from predictor.errors import ShardoptError
 from shardopt.measure.load import usage
-from shardopt.ranks.realtime import hasten_gloo, hasten_main, keep_freed_memory
+from shardopt.ranks.launch import run_ranks
+from shardopt.ranks.rank import Rank, Report, join_group, prepare
+from shardopt.ranks.realtime import hasten_gloo, hasten_main
 from shardopt.replay.compare.timers import CallTimers
 
 WARM_UP = 6
@@ -31,8 +25,6 @@ TURNS = 4
 BLOCK = 4
 """Steps that count, after one that finds the caches full of the other's tensors."""
 CAPTURES = 3
-TEARDOWN_S = 0.3
-LAST_WORDS = 300
 CLASSES = (
     ("collectives", ("c10d::",)),
     ("lookups", ("fbgemm::", "aten::embedding", "aten::_embedding")),
@@ -47,9 +39,12 @@ def capture(name: str, folder: Path) -> None:
     """Generate a model's benchmark into ``folder/benchmark``.
 
     Raises:
-        ShardoptError: a rank failed; the text is its last words.
+        RankDiedError: a rank failed.
     """
-    _ranks("capture", name, folder)
+    from shardopt.replay.compare.originals import ranks_of
+
+    folder.mkdir(parents=True, exist_ok=True)
+    run_ranks(_capture, ranks_of(name), name, folder)
 
 
 def measure(name: str, folder: Path) -> list[dict[str, Any]]:
@@ -64,60 +59,23 @@ def measure(name: str, folder: Path) -> list[dict[str, Any]]:
         and the ``usage`` of the machine before and after.
 
     Raises:
-        ShardoptError: a rank failed; the text is its last words.
+        RankDiedError: a rank failed.
     """
-    return _ranks("measure", name, folder)
-
-
-def _ranks(what: str, name: str, folder: Path) -> list[dict[str, Any]]:
     from shardopt.replay.compare.originals import ranks_of
 
-    ranks = ranks_of(name)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "store").unlink(missing_ok=True)
-    processes = []
-    for rank in range(ranks):
-        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks)}
-        environment |= {"LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
-        environment |= {"GLOO_SOCKET_IFNAME": "lo"}
-        command = [sys.executable, "-W", "ignore", "-m", __name__]
-        with (folder / f"log.{rank}").open("wb") as log:
-            words = [*command, what, name, str(rank), str(folder)]
-            processes.append(subprocess.Popen(words, env=environment, stdout=log, stderr=log))
-    try:
-        codes = [process.wait() for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    if any(codes):
-        rank = next(rank for rank, code in enumerate(codes) if code)
-        text = (folder / f"log.{rank}").read_text(errors="replace").strip()
-        raise ShardoptError(f"{name}: rank {rank} failed: {text[-LAST_WORDS:]}")
-    return [json.loads((folder / f"result.{rank}.json").read_text()) for rank in range(ranks)]
+    found: dict[int, dict[str, Any]] = {}
+    run_ranks(_measure, ranks_of(name), name, folder / "benchmark", on_report=found.__setitem__)
+    return [found[rank] for rank in sorted(found)]
 
 
-def run(what: str, name: str, rank: int, folder: Path) -> None:
-    """One rank; collective over all."""
-    cores = sorted(os.sched_getaffinity(0))
-    ranks = int(os.environ["WORLD_SIZE"])
-    os.sched_setaffinity(0, {cores[(rank - ranks) % len(cores)]})
-    keep_freed_memory()
-    import torch
-    import torch.distributed as dist
+def _prepare(rank: Rank, name: str) -> None:
+    """Pin the rank and join its group, if the model needs one."""
+    from shardopt.replay.compare.originals import needs_group
 
-    from shardopt.replay.compare.originals import NAMES, needs_group, original
-
-    torch.set_num_threads(1)
-    hasten_main(ranks)
+    prepare(rank, last_cores=True)
+    hasten_main(rank.world_size)
     if needs_group(name):
-        store = f"file://{folder}/store"
-        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
-    if what == "capture":
-        result = _capture(original(name, rank), rank, folder)
-    else:
-        step = original(name, rank) if name in NAMES else None
-        result = _measure(step, folder / "benchmark")
-    (folder / f"result.{rank}.json").write_text(json.dumps(result))
+        join_group(rank)
 
 
 def _barrier() -> None:
@@ -127,22 +85,33 @@ def _barrier() -> None:
         dist.barrier()
 
 
-def _capture(step: Callable[[], None], rank: int, folder: Path) -> dict[str, Any]:
+def _capture(rank: Rank, report: Report, name: str, folder: Path) -> None:
+    """Trace a step of the model on every rank, and generate its benchmark."""
+    _prepare(rank, name)
+    from shardopt.replay.compare.originals import original
     from shardopt.replay.generate import generate
     from shardopt.replay.runtime.capture import capture as capture_step
 
+    step = original(name, rank.index)
     traces = folder / "traces"
     for _ in range(WARM_UP):
         step()
-    capture_step(step, traces, rank)
+    capture_step(step, traces, rank.index)
     _barrier()
-    if rank == 0:
+    if rank.index == 0:
         generate([traces], folder / "benchmark")
     _barrier()
-    return {}
 
 
-def _measure(step: Callable[[], None] | None, benchmark: Path) -> dict[str, Any]:
+def _measure(rank: Rank, report: Report, name: str, benchmark: Path) -> None:
+    """Report the times of the model and of its benchmark."""
+    _prepare(rank, name)
+    from shardopt.replay.compare.originals import NAMES, original
+
+    report(_times(original(name, rank.index) if name in NAMES else None, benchmark))
+
+
+def _times(step: Callable[[], None] | None, benchmark: Path) -> dict[str, Any]:
     import torch
 
     replay = _replay(benchmark)
@@ -247,11 +216,3 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "worst": max(errors),
         "least_coverage": min(row["coverage"] for row in rows),
     }
-
-
-if __name__ == "__main__":
-    mode, model, which_rank, where = sys.argv[1:]
-    run(mode, model, int(which_rank), Path(where))
-    time.sleep(TEARDOWN_S)
-    # gloo's threads may abort an orderly end
-    os._exit(0)

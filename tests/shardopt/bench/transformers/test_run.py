@@ -23,6 +23,7 @@ from shardopt.bench.transformers.files import (
     write_ops,
 )
 from shardopt.bench.transformers.trace import found_in_order
+from shardopt.ranks import launch
 
 TINY = (2, 32, 2, 64, 50, 8, 2)
 
@@ -161,6 +162,6 @@ def test_ops_are_found_in_the_order_of_the_list() -> None:
 
 def test_a_rank_that_dies_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ops.csv").write_text("")
-    monkeypatch.setattr(transformers.sys, "executable", "/bin/false")
+    monkeypatch.setattr(launch.sys, "executable", "/bin/false")
     with pytest.raises(ShardoptError, match="rank 0 died with exit code 1"):
         transformers.run_transformers(tmp_path, 1, (1,))
