@@ -10,7 +10,7 @@ import typer
 from shardopt.cli import options
 
 if TYPE_CHECKING:
-    from shardopt.cli.resolve import Setting
+    from shardopt.api.setting import Setting
     from shardopt.explain.explanation import Explanation
 
 Trace = Annotated[
@@ -67,18 +67,15 @@ def explain(
     Ranks and hardware are the plan's unless flags say otherwise. Further plans are compared with
     the first.
     """
-    from shardopt.cli.given_plans import predict_plans
-    from shardopt.cli.messages import note
-    from shardopt.cli.plan import problem_of
-    from shardopt.cli.resolve import Flags
+    from shardopt.api.setting import Machine
+    from shardopt.cli.output import note
+    from shardopt.cli.setting import predict_plans
     from shardopt.explain.explanation import explain_plan
 
     _check_outputs(html, trace, [model, *plans])
-    flags = Flags(
-        gpus, gpus_per_node, cluster, hardware, hbm_gib, ddr_gib, reserve, batch_size, strict
-    )
-    setting, predicted = predict_plans(model, plans, flags)
-    explanation = explain_plan(problem_of(setting), predicted)
+    machine = Machine(gpus, gpus_per_node, cluster, hardware, hbm_gib, ddr_gib, reserve, batch_size)
+    setting, predicted = predict_plans(model, plans, machine, strict=strict)
+    explanation = explain_plan(setting.problem(), predicted)
     told = [*setting.notes, *_written(html, trace, setting, explanation)]
     note(told, quiet=quiet)
     if json:
@@ -102,7 +99,8 @@ def _written(
     html: Path | None, trace: Path | None, setting: Setting, explanation: Explanation
 ) -> list[str]:
     """Write what is asked for; returns what to tell."""
-    from shardopt.cli.output import versions, write_json
+    from shardopt.api.plan_file import versions
+    from shardopt.cli.output import write_json
 
     told = []
     given = explanation.given
@@ -123,11 +121,10 @@ def _written(
 
 def _print_json(setting: Setting, explanation: Explanation) -> None:
     from shardopt.cli.output import print_json
-    from shardopt.cli.plan import setting_object
     from shardopt.report.explain import explain_object
     from shardopt.report.objects import prediction_object
 
-    head = {**setting_object(setting), "plan": explanation.given.name}
+    head = {**setting.facts(), "plan": explanation.given.name}
     parts = prediction_object(explanation.given.prediction)
     print_json({**head, **parts, **explain_object(explanation)})
 

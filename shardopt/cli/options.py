@@ -1,6 +1,7 @@
 """The flags that commands share, each typed and described once.
 
-Ranges are checked in `shardopt.cli.resolve`, whose messages say what is allowed and what to try.
+Ranges are checked in `shardopt.api.setting` and `shardopt.cli.checks`, whose messages say what is
+allowed and what to try.
 """
 
 from __future__ import annotations

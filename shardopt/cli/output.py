@@ -1,4 +1,4 @@
-"""Writing results: JSON on stdout, files that appear whole or not at all."""
+"""Output: results on stdout, messages on stderr, files that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -6,14 +6,23 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from predictor.errors import InputError
-from shardopt import __version__
 from shardopt.files import atomic_write_text
+
+
+def warn(text: str) -> None:
+    """Say what may make the result wrong; shown even under ``--quiet``."""
+    print(f"shardopt: warning: {text}", file=sys.stderr)
+
+
+def note(texts: Iterable[str], *, quiet: bool) -> None:
+    """Say what is good to know; nothing under ``--quiet``."""
+    if not quiet:
+        for text in texts:
+            print(f"shardopt: {text}", file=sys.stderr)
 
 
 def check_writable(path: Path | None, inputs: Iterable[Path] = ()) -> None:
@@ -51,17 +60,6 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
     atomic_write_text(path, to_json(data))
 
 
-def write_plan(path: Path, data: Mapping[str, Any]) -> None:
-    """Write plan.json with a line a table, so that plans can be read and compared by eye."""
-    head = {key: value for key, value in data.items() if key != "tables"}
-    lines = [f"  {json.dumps(key)}: {_compact(value)}" for key, value in head.items()]
-    tables = ",\n".join(
-        f"    {json.dumps(key)}: {_compact(value)}" for key, value in data["tables"].items()
-    )
-    lines.append(f'  "tables": {{\n{tables}\n  }}')
-    atomic_write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
-
-
 def print_json(data: Mapping[str, Any]) -> None:
     """One JSON object on stdout."""
     sys.stdout.write(to_json(data))
@@ -71,15 +69,3 @@ def print_json(data: Mapping[str, Any]) -> None:
 def to_json(data: Mapping[str, Any]) -> str:
     """Indented JSON that other languages read too: no NaN, no infinity."""
     return json.dumps(data, indent=1, allow_nan=False) + "\n"
-
-
-def _compact(value: object) -> str:
-    return json.dumps(value, allow_nan=False)
-
-
-def versions() -> dict[str, str]:
-    """Versions that a plan depends on; TorchRec's is read without importing it."""
-    found = {"shardopt": __version__}
-    with suppress(metadata.PackageNotFoundError):
-        found["torchrec"] = metadata.version("torchrec")
-    return found

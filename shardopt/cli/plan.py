@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardopt.cli import options
 from shardopt.cli.tune import options as tune_options
@@ -16,11 +15,8 @@ if TYPE_CHECKING:
     from predictor.predict import Prediction
     from search.in_use.moves import Placed
     from search.problem import Result
-    from shardopt.cli.resolve import Setting
+    from shardopt.api.setting import Setting
     from shardopt.explain.differences import Moves
-
-MAX_SEED = 2**31 - 1
-MAX_TOP_K = 1000
 
 
 def plan(
@@ -51,19 +47,19 @@ def plan(
     quiet: options.Quiet = False,
 ) -> None:
     """Search for the plan with the shortest predicted iteration time."""
+    from shardopt.api.setting import Machine
+    from shardopt.cli.checks import check_search
     from shardopt.cli.output import check_writable
-    from shardopt.cli.resolve import Flags, resolve
+    from shardopt.cli.setting import refuse_outside, resolve
     from shardopt.cli.tune.flags import TuneFlags
 
-    flags = Flags(
-        gpus, gpus_per_node, cluster, hardware, hbm_gib, ddr_gib, reserve, batch_size, strict
-    )
+    machine = Machine(gpus, gpus_per_node, cluster, hardware, hbm_gib, ddr_gib, reserve, batch_size)
     check_search(seed, effort, time_limit, top_k)
     check_writable(output, [path for path in (model, cluster, from_) if path is not None])
     in_use = plan_in_use(from_, max_moves)
     tuning = TuneFlags(tune, objectives, trials, storage, study, from_)
     tuning.check()
-    setting = resolve(model, flags, in_use)
+    setting = resolve(model, machine, in_use, strict=strict)
 
     if tune is not None:
         from shardopt.cli.tune.command import Show, run_tuning
@@ -81,7 +77,7 @@ def plan(
 
     with SearchProgress(on=not (json or quiet)) as progress:
         result = solve(
-            problem_of(setting),
+            setting.problem(),
             Stop(effort=effort, time_limit_s=time_limit),
             seed,
             top_k=top_k,
@@ -89,18 +85,17 @@ def plan(
             placed=placed_tables(setting, from_, in_use, max_moves),
             progress=progress,
         )
-    predictions = predict_all(setting, result)
-    moves = find_moves(problem_of(setting), result)
+    predictions = [setting.predict(ranked.plan) for ranked in result.plans]
+    moves = find_moves(setting.problem(), result)
     if strict:
-        from shardopt.cli.strict import refuse_outside
-
         refuse_outside(predictions[0].out_of_range)
+    from shardopt.api.plan_file import plan_meta, write_best
+
     meta = plan_meta(setting, seed)
     if output is not None:
         write_best(output, result, predictions[0], meta)
     if json:
-        from shardopt.cli.messages import note
-        from shardopt.cli.output import print_json
+        from shardopt.cli.output import note, print_json
         from shardopt.report.objects import from_object, plan_object
 
         note(setting.notes, quiet=quiet)
@@ -132,7 +127,7 @@ def placed_tables(
     """The plan in use as the search takes it, if it is one of this model."""
     from predictor.model.plan_check import check_plan, model_mismatch
     from search.in_use.moves import Placed
-    from shardopt.cli.messages import warn
+    from shardopt.cli.output import warn
 
     if plan is None:
         return None
@@ -141,67 +136,6 @@ def placed_tables(
     if doubt:
         warn(f"{path}: {doubt}")
     return Placed(fitting, max_moves)
-
-
-def check_search(seed: int, effort: float, time_limit: float | None, top_k: int) -> None:
-    """Refuse values of the search flags outside their range."""
-    from predictor.errors import InputError
-
-    if not 0 <= seed <= MAX_SEED:
-        raise InputError(f"--seed is {seed}; it must be at least 0 and at most {MAX_SEED}")
-    if not (math.isfinite(effort) and effort > 0):
-        raise InputError(f"--effort is {effort:g}; it must be above 0 (1 is the default)")
-    if time_limit is not None and not time_limit > 0:
-        raise InputError(f"--time-limit is {time_limit:g}; give seconds above 0")
-    if not 1 <= top_k <= MAX_TOP_K:
-        raise InputError(f"--top-k is {top_k}; it must be at least 1 and at most {MAX_TOP_K}")
-
-
-def problem_of(setting: Setting) -> Any:
-    """What the search takes."""
-    from search.problem import Problem
-
-    return Problem(setting.workload, setting.topology, setting.hardware)
-
-
-def predict_all(setting: Setting, result: Result) -> list[Prediction]:
-    """The full prediction of every ranked plan."""
-    from predictor.predict import predict
-
-    return [
-        predict(setting.workload, setting.topology, setting.hardware, ranked.plan)
-        for ranked in result.plans
-    ]
-
-
-def plan_meta(setting: Setting, seed: int) -> dict[str, Any]:
-    """The head of a plan file, before the times."""
-    from shardopt.cli.output import versions
-
-    return {**setting_object(setting), "seed": seed, "versions": versions()}
-
-
-def setting_object(setting: Setting) -> dict[str, Any]:
-    """Model, hardware and ranks as plan files and ``--json`` name them."""
-    return {
-        "model": {"name": setting.workload.name, "sha256": setting.workload.sha256},
-        "hardware": setting.hardware_name,
-        "world_size": setting.topology.world_size,
-        "local_world_size": setting.topology.local_world_size,
-        "batch_size": setting.workload.batch_size,
-    }
-
-
-def write_best(output: Path, result: Result, best: Prediction, meta: dict[str, Any]) -> None:
-    """The best plan as plan.json."""
-    from dataclasses import replace
-
-    from predictor.model.plan_json import plan_to_dict
-    from shardopt.cli.output import write_plan
-
-    times = {"iteration_ms": best.iteration_ms, "lower_bound_ms": result.lower_bound_ms}
-    head = {key: value for key, value in meta.items() if not key.endswith("world_size")}
-    write_plan(output, plan_to_dict(replace(result.best.plan, meta={**head, **times})))
 
 
 def _show(

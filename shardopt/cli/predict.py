@@ -46,7 +46,7 @@ def predict(
     from predictor.errors import InputError
 
     if model.is_dir():
-        from shardopt.cli.bench.predict import CPU_RANKS, predict_benchmark
+        from shardopt.cli.bench.benchmark import CPU_RANKS, predict_benchmark
 
         sizes = (gpus, gpus_per_node, cluster, hbm_gib, ddr_gib, batch_size)
         if plans or strict or any(of is not None for of in sizes):
@@ -61,22 +61,19 @@ def predict(
             "no plan is given: shardopt predict MODEL PLAN..., or the folder of a benchmark as "
             "MODEL; see shardopt predict --help"
         )
-    from shardopt.cli.given_plans import predict_plans
-    from shardopt.cli.messages import note
-    from shardopt.cli.resolve import Flags
+    from shardopt.api.setting import Machine
+    from shardopt.cli.output import note
+    from shardopt.cli.setting import predict_plans
 
-    flags = Flags(
-        gpus, gpus_per_node, cluster, hardware, hbm_gib, ddr_gib, reserve, batch_size, strict
-    )
-    setting, predicted = predict_plans(model, plans, flags)
+    machine = Machine(gpus, gpus_per_node, cluster, hardware, hbm_gib, ddr_gib, reserve, batch_size)
+    setting, predicted = predict_plans(model, plans, machine, strict=strict)
     note(setting.notes, quiet=quiet)
     if json:
         from shardopt.cli.output import print_json
-        from shardopt.cli.plan import setting_object
         from shardopt.report.objects import predict_object
 
         pairs = [(item.name, item.prediction) for item in predicted]
-        print_json(predict_object(pairs, setting_object(setting)))
+        print_json(predict_object(pairs, setting.facts()))
         return
     from shardopt.report.console import make_console
     from shardopt.report.plan import show_setting

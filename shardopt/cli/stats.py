@@ -129,8 +129,7 @@ def stats(
     quiet: options.Quiet = False,
 ) -> None:
     """Count a data sample: pooling factors, distinct rows, skew and hot rows of every feature."""
-    from shardopt.cli.messages import note
-    from shardopt.cli.output import check_writable, print_json
+    from shardopt.cli.output import check_writable, note, print_json
     from shardopt.report.stats import ReadingProgress, show_short, show_stats, stats_object
     from shardopt.stats.collect import Reading, collect
     from shardopt.stats.result import summarise, write_stats

@@ -87,8 +87,7 @@ def trace(
 ) -> None:
     """Read PyTorch traces: where each step's time goes, predicted against measured."""
     from predictor.trace.read import load_traces
-    from shardopt.cli.messages import note
-    from shardopt.cli.output import check_writable, print_json
+    from shardopt.cli.output import check_writable, note, print_json
     from shardopt.explain.trace import summarise_trace
     from shardopt.report.trace import show_headline, show_traces, trace_object
 
@@ -160,14 +159,14 @@ def _swapped(found: TraceSet, model: Path, old: Path, new: Path) -> PlanSwap:
     from predictor.model.plan_json import check_plan, load_plan
     from predictor.trace.simulate.plan_swap import plan_swap
     from predictor.trace.simulate.whatif import traced_profile
-    from shardopt.cli.resolve import Flags, resolve
+    from shardopt.api.setting import Machine, resolve
 
     hardware = traced_profile(found.traces[0])
     if hardware is None:
         raise InputError(
             f"--swap-plan: no profile describes the device {found.traces[0].device_name!r}"
         )
-    setting = resolve(model, Flags(hardware=hardware.name), load_plan(old))
+    setting = resolve(model, Machine(hardware=hardware.name), load_plan(old))
     plans = [check_plan(load_plan(path), setting.workload, where=str(path)) for path in (old, new)]
     return plan_swap(found.traces, setting.workload, setting.topology, hardware, *plans)
 
@@ -175,7 +174,8 @@ def _swapped(found: TraceSet, model: Path, old: Path, new: Path) -> PlanSwap:
 def _write_timeline(path: Path, found: TraceSet, replayed: Replay | None) -> None:
     from predictor.errors import InputError
     from predictor.trace.beside import beside
-    from shardopt.cli.output import versions, write_json
+    from shardopt.api.plan_file import versions
+    from shardopt.cli.output import write_json
 
     if not found.traces:
         raise InputError(

@@ -5,22 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from predictor.model.plan import ShardingPlan
 from predictor.predict import Prediction, profile_groups
 from search.problem import Problem
+from shardopt.api.given_plans import PredictedPlan
 from shardopt.explain.changes import Changes, best_changes
 from shardopt.explain.table_times import TableTimes, table_times
 from shardopt.explain.waits import Wait, find_waits
 from shardopt.explain.whatif import WhatIf, sensitivity
-
-
-@dataclass(frozen=True)
-class PredictedPlan:
-    """One plan with its prediction; ``name`` is the path as given."""
-
-    name: str
-    plan: ShardingPlan
-    prediction: Prediction
 
 
 @dataclass(frozen=True)

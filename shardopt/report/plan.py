@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -14,6 +13,7 @@ from predictor.model.plan import ComputeKernel, TablePlan
 from predictor.predict import Prediction
 from predictor.units import format_bytes
 from search.problem import Result
+from shardopt.api.setting import Setting
 from shardopt.explain.differences import Moves
 from shardopt.formatting import (
     gap_of,
@@ -36,10 +36,6 @@ from shardopt.report.prediction import (
     show_ranges,
     show_ranks,
 )
-
-if TYPE_CHECKING:
-    from shardopt.cli.resolve import Setting
-
 
 MAX_BAR = 3.0
 """Bars of baselines end at this multiple of the best plan's time."""

@@ -12,7 +12,7 @@ from predictor.iteration.ranges import OutOfRange
 from predictor.model.memory import RankMemory, missing
 from predictor.predict import PHASES, Prediction, RankLoad
 from predictor.units import GIB, MIB
-from shardopt.explain.explanation import PredictedPlan
+from shardopt.api.given_plans import PredictedPlan
 from shardopt.formatting import (
     KIND_WORDS,
     gib_number,

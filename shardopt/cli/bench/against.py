@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from shardopt.cli import options
-from shardopt.cli.bench.batch import Folder, RanksOption, Tasks, seeds
-from shardopt.cli.bench.run import MAX_BLOCK, MAX_ROUNDS, Block, LinkRate, Rounds
+from shardopt.cli.bench import options as bench
 
 
 def against(
-    folder: Folder,
-    tasks: Tasks,
-    rounds: Rounds = 16,
-    block: Block = 6,
-    link: LinkRate = None,
-    ranks: RanksOption = 2,
+    folder: bench.Folder,
+    tasks: bench.Tasks,
+    rounds: bench.Rounds = 16,
+    block: bench.Block = 6,
+    link: bench.LinkRate = None,
+    ranks: bench.Ranks = 2,
     quiet: options.Quiet = False,
 ) -> None:
     """Draw models, calibrate, and run TorchRec's own plan and ours of each for real.
@@ -23,12 +22,12 @@ def against(
     """
     from shardopt.bench.tasks.against import planners_plans
     from shardopt.bench.tasks.batch import Asked, run_batch
-    from shardopt.cli.bench.run import check_number
-    from shardopt.cli.messages import note
+    from shardopt.cli.checks import check_number
+    from shardopt.cli.output import note
 
-    check_number("--rounds", rounds, 1, MAX_ROUNDS)
-    check_number("--block", block, 1, MAX_BLOCK)
-    tasks_drawn = seeds("--tasks", tasks)
+    check_number("--rounds", rounds, 1, bench.MAX_ROUNDS)
+    check_number("--block", block, 1, bench.MAX_BLOCK)
+    tasks_drawn = bench.seeds("--tasks", tasks)
     # a missing torchrec is told now, not after the minutes of the calibration
     from shardopt.torchrec.planning import planner  # noqa: F401
 

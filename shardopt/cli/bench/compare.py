@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from shardopt.cli import options
-from shardopt.cli.bench.run import MEASURE
+from shardopt.cli.bench.options import MEASURE
 
 Output = Annotated[
     Path,
@@ -62,7 +62,7 @@ def mystique(
     import tempfile
 
     from predictor.errors import InputError, did_you_mean
-    from shardopt.cli.bench.run import check_number
+    from shardopt.cli.checks import check_number
     from shardopt.replay.compare.originals import MODELS
 
     check_number("--rounds", rounds, 1, MAX_ROUNDS)
@@ -92,8 +92,8 @@ def _check_folder(place: Path) -> None:
 
 
 def _run(names: list[str], output: Path, rounds: int, work: Path, quiet: bool) -> None:
-    from shardopt.cli.messages import note
-    from shardopt.cli.output import versions, write_json
+    from shardopt.api.plan_file import versions
+    from shardopt.cli.output import note, write_json
     from shardopt.replay.compare.calibrate import prepare, replays, side_by_side, time_rounds
     from shardopt.replay.compare.side_by_side import summary
     from shardopt.replay.predict.fit import FILE

@@ -124,8 +124,7 @@ def generate(
     It holds no parameter values, ids, paths or names of hosts and users, and runs with
     `shardopt bench replay DIR` or `torchrun DIR/benchmark.py`.
     """
-    from shardopt.cli.messages import note
-    from shardopt.cli.output import print_json
+    from shardopt.cli.output import note, print_json
     from shardopt.formatting import plural
     from shardopt.replay.check import check_folder, check_indices, check_scale, check_tables
     from shardopt.replay.generate import generate as write

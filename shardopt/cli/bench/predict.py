@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from shardopt.cli import options
-from shardopt.cli.bench.replay import Folder
+from shardopt.cli.bench.benchmark import CPU_RANKS, Folder, predict_benchmark
 
-CPU_RANKS = "cpu-gloo"
 Hardware = Annotated[
     str,
     typer.Option(
@@ -45,21 +44,3 @@ def predict(
     and they are listed.
     """
     predict_benchmark(folder, hardware, data, as_json=json, quiet=quiet)
-
-
-def predict_benchmark(
-    folder: Path, hardware: str, data: Path | None, *, as_json: bool, quiet: bool
-) -> None:
-    """Predict and print; arguments as of `predict`."""
-    from shardopt.cli.output import print_json
-    from shardopt.replay.predict.fit import DEFAULT_FOLDER
-    from shardopt.replay.predict.iteration import predict as predicted
-
-    result = predicted(folder, hardware, DEFAULT_FOLDER if data is None else data)
-    if as_json:
-        print_json(result)
-        return
-    from shardopt.report.bench.replay import show_prediction
-    from shardopt.report.console import make_console
-
-    show_prediction(make_console(), result, brief=quiet)

@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from shardopt.cli import options
-from shardopt.cli.bench.run import MEASURE
+from shardopt.cli.bench.benchmark import Folder
+from shardopt.cli.bench.options import MEASURE
 
 WHICH = "What is replayed"
 MAX_ITERATIONS = 1_000_000
@@ -32,9 +33,6 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
-Folder = Annotated[
-    Path, typer.Argument(metavar="DIR", help="What `bench generate` wrote.", show_default=False)
-]
 Which = Annotated[Subset, typer.Option("--subset", rich_help_panel=WHICH)]
 Names = Annotated[
     list[str] | None,
@@ -125,7 +123,7 @@ def replay(
     Started by torchrun, this process is one of its ranks.
     """
     from predictor.errors import InputError
-    from shardopt.cli.bench.run import check_number
+    from shardopt.cli.checks import check_number
     from shardopt.cli.output import print_json
     from shardopt.replay.check import check_indices
     from shardopt.replay.launch import become_rank, check_benchmark, replay_rank

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardopt.cli import options
+from shardopt.cli.bench import options as bench
 
 if TYPE_CHECKING:
+    from shardopt.api.setting import Machine
     from shardopt.bench.job import Job
-    from shardopt.cli.resolve import Flags
     from shardopt.ranks.rank import Rank
 
-MEASURE = "Measurement"
-MAX_ROUNDS, MAX_BLOCK, MAX_WARMUP = 10_000, 10_000, 1000
+MAX_WARMUP = 1000
 
 
 class Backend(StrEnum):
@@ -29,17 +29,7 @@ class Backend(StrEnum):
 
 BackendOption = Annotated[
     Backend,
-    typer.Option("--backend", help="gloo: CPU cores; nccl: GPUs.", rich_help_panel=MEASURE),
-]
-Rounds = Annotated[
-    int,
-    typer.Option("--rounds", metavar="N", help="Each runs every plan.", rich_help_panel=MEASURE),
-]
-Block = Annotated[
-    int,
-    typer.Option(
-        "--block", metavar="N", help="Iterations of a plan in a round.", rich_help_panel=MEASURE
-    ),
+    typer.Option("--backend", help="gloo: CPU cores; nccl: GPUs.", rich_help_panel=bench.MEASURE),
 ]
 Warmup = Annotated[
     str,
@@ -47,7 +37,7 @@ Warmup = Annotated[
         "--warmup",
         metavar="auto|N",
         help="Rounds before measuring; auto: until no plan becomes faster.",
-        rich_help_panel=MEASURE,
+        rich_help_panel=bench.MEASURE,
     ),
 ]
 OrderSeed = Annotated[
@@ -56,18 +46,7 @@ OrderSeed = Annotated[
         "--seed",
         metavar="N",
         help="Of the batches and of the order of plans.",
-        rich_help_panel=MEASURE,
-    ),
-]
-LinkRate = Annotated[
-    float | None,
-    typer.Option(
-        "--link",
-        metavar="GBIT_S",
-        help="Two ranks as two hosts, over a link of so many Gbit/s each way; needs root and "
-        "iproute2.",
-        rich_help_panel=MEASURE,
-        show_default=False,
+        rich_help_panel=bench.MEASURE,
     ),
 ]
 RowsFile = Annotated[
@@ -87,11 +66,11 @@ def run(
     model: options.Model,
     plans: options.Plans,
     backend: BackendOption = Backend.GLOO,
-    rounds: Rounds = 10,
-    block: Block = 6,
+    rounds: bench.Rounds = 10,
+    block: bench.Block = 6,
     warmup: Warmup = "auto",
     seed: OrderSeed = 0,
-    link: LinkRate = None,
+    link: bench.LinkRate = None,
     gpus: options.Gpus = None,
     hardware: options.Hardware = None,
     batch_size: options.BatchSize = None,
@@ -105,27 +84,27 @@ def run(
     """
     from dataclasses import replace
 
+    from shardopt.api.setting import Machine, check_machine
     from shardopt.bench.job import check_job
     from shardopt.bench.run import run_bench
-    from shardopt.cli.messages import note
-    from shardopt.cli.output import check_writable
-    from shardopt.cli.resolve import Flags, check_flags
+    from shardopt.cli.checks import check_number
+    from shardopt.cli.output import check_writable, note
     from shardopt.ranks.hosts import Link
     from shardopt.ranks.rank import rank_of_torchrun
 
-    check_number("--rounds", rounds, 1, MAX_ROUNDS)
-    check_number("--block", block, 1, MAX_BLOCK)
+    check_number("--rounds", rounds, 1, bench.MAX_ROUNDS)
+    check_number("--block", block, 1, bench.MAX_BLOCK)
     check_number("--seed", seed, 0, 2**31 - 1)
     warm = _warmup(warmup)
     check_writable(output, [model, *plans])
-    flags = Flags(gpus=gpus, hardware=hardware, batch_size=batch_size)
-    check_flags(flags, needs_ranks=False)
-    job, paths = _job(model, plans, flags, Backend(backend), rounds, block, warm, seed)
+    machine = Machine(gpus=gpus, hardware=hardware, batch_size=batch_size)
+    check_machine(machine, needs_ranks=False)
+    job, paths = _job(model, plans, machine, Backend(backend), rounds, block, warm, seed)
     job = replace(job, link=None if link is None else Link(link))
     join = rank_of_torchrun()
     check_job(job, given_ranks=join.world_size if join else gpus, joined=join is not None)
     quiet = quiet or bool(join and join.index)
-    profile, predicted = _predicted(model, plans, list(paths), flags, Backend(backend), quiet)
+    profile, predicted = _predicted(model, plans, list(paths), machine, Backend(backend), quiet)
     rows = run_bench(
         job, output, given_ranks=gpus, join=join, told=lambda text: note([text], quiet=quiet)
     )
@@ -146,7 +125,7 @@ def run(
 def _job(
     model: Path,
     plans: Sequence[Path],
-    flags: Flags,
+    machine: Machine,
     backend: Backend,
     rounds: int,
     block: int,
@@ -159,7 +138,7 @@ def _job(
     from shardopt.config import load_model_with_notes
     from shardopt.plan import load_plan
 
-    workload, _ = load_model_with_notes(model, batch_size=flags.batch_size)
+    workload, _ = load_model_with_notes(model, batch_size=machine.batch_size)
     names = plan_names(plans)
     loaded = {
         name: check_plan(load_plan(path), workload, where=str(path))
@@ -190,18 +169,11 @@ def _warmup(given: str) -> int | None:
     return int(given)
 
 
-def check_number(flag: str, value: int, low: int, high: int) -> None:
-    from predictor.errors import InputError
-
-    if not low <= value <= high:
-        raise InputError(f"{flag} is {value}; it must be at least {low} and at most {high}")
-
-
 def _predicted(
     model: Path,
     plans: Sequence[Path],
     names: Sequence[str],
-    flags: Flags,
+    machine: Machine,
     backend: Backend,
     quiet: bool,
 ):
@@ -210,11 +182,11 @@ def _predicted(
 
     from shardopt.calibrate.profile.machine import elsewhere
     from shardopt.calibrate.run import origin
-    from shardopt.cli.given_plans import predict_plans
-    from shardopt.cli.messages import note
+    from shardopt.cli.output import note
+    from shardopt.cli.setting import predict_plans
 
-    hardware = flags.hardware or ("cpu-gloo" if backend is Backend.GLOO else None)
-    setting, found = predict_plans(model, plans, replace(flags, hardware=hardware))
+    hardware = machine.hardware or ("cpu-gloo" if backend is Backend.GLOO else None)
+    setting, found = predict_plans(model, plans, replace(machine, hardware=hardware))
     told = elsewhere(setting.hardware, origin(backend.value).machine)
     note([*setting.notes, *([told] if told else [])], quiet=quiet)
     predictions = {name: item.prediction for name, item in zip(names, found, strict=True)}

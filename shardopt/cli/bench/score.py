@@ -42,30 +42,31 @@ def score(
     quiet: options.Quiet = False,
 ) -> None:
     """Time the objective of the search: plans scored a second, whole ones and neighbours."""
-    from shardopt.cli.bench.run import check_number
-    from shardopt.cli.messages import note
-    from shardopt.cli.plan import problem_of, setting_object
-    from shardopt.cli.resolve import Flags, resolve
+    from shardopt.api.setting import Machine
+    from shardopt.cli.checks import check_number
+    from shardopt.cli.output import note
+    from shardopt.cli.setting import resolve
 
-    flags = Flags(gpus, gpus_per_node, cluster, hardware, hbm_gib, ddr_gib, reserve, batch_size)
+    machine = Machine(gpus, gpus_per_node, cluster, hardware, hbm_gib, ddr_gib, reserve, batch_size)
     check_number("--count", count, 1, MAX_COUNT)
     check_number("--repeat", repeat, 1, MAX_REPEAT)
-    setting = resolve(model, flags)
+    setting = resolve(model, machine)
 
     from shardopt.bench.planners.score import measure
 
     note(setting.notes, quiet=quiet)
-    found = measure(problem_of(setting), count, repeat, seed)
+    found = measure(setting.problem(), count, repeat, seed)
     if json:
-        from shardopt.cli.output import print_json, versions
-        from shardopt.measure.timing import machine
+        from shardopt.api.plan_file import versions
+        from shardopt.cli.output import print_json
+        from shardopt.measure.timing import machine as this_machine
 
         kinds = {
             name: {"per_second": found.per_second(name), "samples_s": [*samples.seconds]}
             for name, samples in found.times.items()
         }
-        head = {**setting_object(setting), "seed": seed, "count": count, "repeat": repeat}
-        print_json({**head, "kinds": kinds, "machine": machine(), "versions": versions()})
+        head = {**setting.facts(), "seed": seed, "count": count, "repeat": repeat}
+        print_json({**head, "kinds": kinds, "machine": this_machine(), "versions": versions()})
         return
     for name in found.times:
         typer.echo(f"{found.per_second(name):12,.0f} a second: {name}")

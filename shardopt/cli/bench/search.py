@@ -11,8 +11,8 @@ import typer
 from shardopt.cli import options
 
 if TYPE_CHECKING:
+    from shardopt.api.setting import Machine
     from shardopt.bench.planners.suite import Wanted
-    from shardopt.cli.resolve import Flags
 
 MAX_REPEAT = 1000
 SUITE = "A suite of instances"
@@ -107,15 +107,15 @@ def search(
     With --suite: every planner on every instance. Interrupted, the same command goes on.
     """
     from predictor.errors import InputError
-    from shardopt.cli.plan import check_search
-    from shardopt.cli.resolve import Flags
+    from shardopt.api.setting import Machine
+    from shardopt.cli.checks import check_search
 
-    flags = Flags(gpus, gpus_per_node, cluster, hardware, hbm_gib, ddr_gib, reserve, batch_size)
+    machine = Machine(gpus, gpus_per_node, cluster, hardware, hbm_gib, ddr_gib, reserve, batch_size)
     check_search(seed, effort, time_limit, top_k=1)
     if (model is None) == (suite is None):
         raise InputError("give a model file, or --suite FILE; one of the two")
     if suite is not None:
-        _refuse(flags, time_limit)
+        _refuse(machine, time_limit)
         from shardopt.bench.planners.suite import Wanted, check_planners
 
         names = [name.strip() for name in (planners or "").split(",") if name.strip()]
@@ -127,14 +127,14 @@ def search(
     if not 1 <= repeat <= MAX_REPEAT:
         raise InputError(f"--repeat is {repeat}; it must be at least 1 and at most {MAX_REPEAT}")
     assert model is not None
-    _one_model(model, flags, seed, effort, time_limit, repeat, json=json, quiet=quiet)
+    _one_model(model, machine, seed, effort, time_limit, repeat, json=json, quiet=quiet)
 
 
-def _refuse(flags: Flags, time_limit: float | None) -> None:
+def _refuse(machine: Machine, time_limit: float | None) -> None:
     """Flags of one model that a suite sets itself."""
     from predictor.errors import InputError
 
-    given = [*_words(flags)[::2], *(["--time-limit"] if time_limit is not None else [])]
+    given = [*_words(machine)[::2], *(["--time-limit"] if time_limit is not None else [])]
     named = [word for word in given if word != "--reserve"]
     if named:
         raise InputError(f"{named[0]} is for one model; a suite's instances say theirs")
@@ -145,8 +145,7 @@ def _suite(
 ) -> None:
     from predictor.errors import InputError
     from shardopt.bench.planners.suite import load_suite, run_suite
-    from shardopt.cli.messages import note
-    from shardopt.cli.output import check_writable
+    from shardopt.cli.output import check_writable, note
 
     if rows is None:
         raise InputError("--suite needs -o CSV: where the rows go, and where they are taken up")
@@ -166,7 +165,7 @@ def _suite(
 
 def _one_model(
     model: Path,
-    flags: Flags,
+    machine: Machine,
     seed: int,
     effort: float,
     time_limit: float | None,
@@ -175,28 +174,28 @@ def _one_model(
     json: bool,
     quiet: bool,
 ) -> None:
-    from shardopt.cli.messages import note
-    from shardopt.cli.plan import problem_of, setting_object
-    from shardopt.cli.resolve import resolve
+    from shardopt.cli.output import note
+    from shardopt.cli.setting import resolve
 
-    setting = resolve(model, flags)
+    setting = resolve(model, machine)
 
     # torch, torchrec and the solvers, once the input is known to be good
     from shardopt.bench.planners.timing import Asked, compare
 
-    words = [str(model), *_words(flags), "--seed", str(seed), "--effort", repr(effort)]
+    words = [str(model), *_words(machine), "--seed", str(seed), "--effort", repr(effort)]
     if time_limit is not None:
         words += ["--time-limit", repr(time_limit)]
-    asked = Asked(problem_of(setting), words, seed, effort, time_limit, repeat)
+    asked = Asked(setting.problem(), words, seed, effort, time_limit, repeat)
     note(setting.notes, quiet=quiet)
     found = compare(
         asked, lambda name, at: note([f"round {at + 1} of {repeat}: {name}"], quiet=quiet)
     )
     if json:
-        from shardopt.cli.output import print_json, versions
+        from shardopt.api.plan_file import versions
+        from shardopt.cli.output import print_json
         from shardopt.report.bench.planners import bench_object
 
-        head = {**setting_object(setting), "seed": seed, "effort": effort, "repeat": repeat}
+        head = {**setting.facts(), "seed": seed, "effort": effort, "repeat": repeat}
         print_json({**head, **bench_object(found), "versions": versions()})
         return
     from shardopt.report.bench.planners import show_bench, show_headline
@@ -211,17 +210,17 @@ def _one_model(
     show_bench(console, found)
 
 
-def _words(flags: Flags) -> Sequence[str]:
+def _words(machine: Machine) -> Sequence[str]:
     """The machine flags as they would be typed."""
     given: dict[str, int | float | str | Path | None] = {
-        "--gpus": flags.gpus,
-        "--gpus-per-node": flags.gpus_per_node,
-        "--cluster": flags.cluster,
-        "--hardware": flags.hardware,
-        "--hbm-gib": flags.hbm_gib,
-        "--ddr-gib": flags.ddr_gib,
-        "--reserve": flags.reserve,
-        "--batch-size": flags.batch_size,
+        "--gpus": machine.gpus,
+        "--gpus-per-node": machine.gpus_per_node,
+        "--cluster": machine.cluster,
+        "--hardware": machine.hardware,
+        "--hbm-gib": machine.hbm_gib,
+        "--ddr-gib": machine.ddr_gib,
+        "--reserve": machine.reserve,
+        "--batch-size": machine.batch_size,
     }
     return [
         word for flag, value in given.items() if value is not None for word in (flag, f"{value}")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from shardopt.cli import options
-from shardopt.cli.bench.run import MAX_ROUNDS, MEASURE
+from shardopt.cli.bench.options import MAX_ROUNDS, MEASURE
 
 Output = Annotated[
     Path,
@@ -45,8 +45,8 @@ def transformers(
     """
     from predictor.errors import InputError
     from shardopt.bench.transformers.run import RANKS, run_transformers
-    from shardopt.cli.bench.run import check_number
-    from shardopt.cli.messages import note
+    from shardopt.cli.checks import check_number
+    from shardopt.cli.output import note
 
     check_number("--rounds", rounds, 1, MAX_ROUNDS)
     asked = tuple(dict.fromkeys(ranks.split(",")))

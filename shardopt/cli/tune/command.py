@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from shardopt.cli.messages import note
-from shardopt.cli.resolve import Setting
-from shardopt.cli.strict import refuse_outside
+from shardopt.api.plan_file import plan_meta, write_best
+from shardopt.api.setting import Setting
+from shardopt.cli.output import note
+from shardopt.cli.setting import refuse_outside
 from shardopt.cli.tune.flags import TRIALS, TuneFlags, read_goals, read_knobs
 
 if TYPE_CHECKING:
@@ -82,12 +83,11 @@ def run_tuning(
 
 def _finish(model: Path, setting: Setting, tuning: Tuning, study: str | None, show: Show) -> None:
     """Run the trials and the last searches, write and report."""
-    from shardopt.cli.plan import plan_meta, predict_all, write_best
     from shardopt.report.tune import TuneReport, tune_object
 
     tuned, members, interrupted = _search(tuning, on=not (show.json or show.quiet))
     best, result = tuned_setting(setting, tuning, members[0]), members[0].result
-    predictions = predict_all(best, result)
+    predictions = [best.predict(ranked.plan) for ranked in result.plans]
     if show.strict:
         refuse_outside(predictions[0].out_of_range)
     meta = plan_meta(best, tuning.budget.seed)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import resources
-from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
 from predictor.predict import Prediction
+from shardopt.api.setting import Setting
 from shardopt.explain.explanation import Explanation
 from shardopt.formatting import (
     KIND_WORDS,
@@ -32,9 +32,6 @@ from shardopt.report.prediction import (
     range_lines,
     selected,
 )
-
-if TYPE_CHECKING:
-    from shardopt.cli.resolve import Setting
 
 MAX_BARS = 128
 """Ranks whose bars are drawn; of more, the busiest and the idlest."""

@@ -1,4 +1,4 @@
-"""A small model, the command run in this process, and comparison with committed output."""
+"""The command run in this process, and comparison with committed output."""
 
 import os
 from collections.abc import Callable
@@ -11,33 +11,6 @@ from shardopt.cli.app import main
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 UPDATE = "SHARDOPT_UPDATE_GOLDEN"
-
-MODEL = """\
-schema: 1
-name: small
-batch_size: 32768
-tables:
-  - name: users
-    num_embeddings: 200000
-    embedding_dim: 64
-    features:
-      - {name: user, pooling_factor: 4, index_distribution: {zipf: {alpha: 1.05}}}
-  - name: items
-    num_embeddings: 50000
-    embedding_dim: 64
-    features:
-      - {name: item, pooling_factor: 20, index_distribution: {zipf: {alpha: 1.05}}}
-  - name: days
-    num_embeddings: 7
-    embedding_dim: 64
-    features:
-      - {name: day, pooling_factor: 1, index_distribution: uniform}
-dense:
-  in_features: 13
-  bottom_mlp: [1024, 1024, 64]
-  interaction: dot
-  top_mlp: [2048, 2048, 1]
-"""
 
 
 class Done(NamedTuple):
@@ -62,14 +35,6 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
         return Done(code, *capsys.readouterr())
 
     return call
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """A model of three tables, with enough work that the GPU and not the host sets the time."""
-    path = tmp_path / "model.yaml"
-    path.write_text(MODEL)
-    return path
 
 
 @pytest.fixture

@@ -17,9 +17,10 @@ from predictor.model.workload import DenseArch, Feature, Table, Workload
 from predictor.predict import Prediction, RankLoad
 from predictor.units import GIB
 from search.problem import RankedPlan, Result
-from shardopt.cli.resolve import Setting
+from shardopt.api.given_plans import PredictedPlan
+from shardopt.api.setting import Setting
 from shardopt.explain.changes import Changes, PlanChange
-from shardopt.explain.explanation import Explanation, PredictedPlan
+from shardopt.explain.explanation import Explanation
 from shardopt.explain.waits import Cause, Wait
 from shardopt.explain.whatif import WhatIf
 from shardopt.report.console import make_console

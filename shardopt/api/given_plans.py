@@ -1,49 +1,58 @@
-"""Reading the plans that `predict` and `explain` are given, and predicting them."""
+"""Predictions of plan files on one machine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from predictor.errors import InputError
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_json import check_plan, load_plan, model_mismatch
-from predictor.predict import predict
-from shardopt.cli.messages import warn
-from shardopt.cli.resolve import Flags, Setting, check_flags, resolve
-from shardopt.cli.strict import refuse_outside
-from shardopt.explain.explanation import PredictedPlan
+from predictor.predict import Prediction
+from shardopt.api.setting import Machine, Setting, check_machine, resolve
+
+
+@dataclass(frozen=True)
+class PredictedPlan:
+    """One plan with its prediction.
+
+    Args:
+        name: the path as given.
+        doubts: why the prediction may differ from what the plan file says.
+    """
+
+    name: str
+    plan: ShardingPlan
+    prediction: Prediction
+    doubts: tuple[str, ...] = ()
 
 
 def predict_plans(
-    model: Path, paths: Sequence[Path], flags: Flags
+    model: Path, paths: Sequence[Path], machine: Machine
 ) -> tuple[Setting, list[PredictedPlan]]:
     """Predictions of plan files in one setting, in the order given.
 
     Raises:
         InputError: a plan cannot be read, does not fit the model, or is for other ranks or other
-            hardware than the first while no flag decides.
+            hardware than the first while the machine does not say which.
     """
-    check_flags(flags, needs_ranks=False)
+    check_machine(machine, needs_ranks=False)
     plans = [load_plan(path) for path in paths]
-    _check_alike(paths, plans, flags)
-    setting = resolve(model, flags, plans[0])
+    _check_alike(paths, plans, machine)
+    setting = resolve(model, machine, plans[0])
     found = []
     for path, plan in zip(paths, plans, strict=True):
         fitting = check_plan(plan, setting.workload, where=str(path))
-        for text in _doubts(plan, setting):
-            warn(f"{path}: {text}")
-        prediction = predict(setting.workload, setting.topology, setting.hardware, fitting)
-        if flags.strict:
-            refuse_outside(prediction.out_of_range, str(path))
-        found.append(PredictedPlan(str(path), fitting, prediction))
+        doubts = _doubts(plan, setting)
+        found.append(PredictedPlan(str(path), fitting, setting.predict(fitting), doubts))
     return setting, found
 
 
-def _check_alike(paths: Sequence[Path], plans: Sequence[ShardingPlan], flags: Flags) -> None:
+def _check_alike(paths: Sequence[Path], plans: Sequence[ShardingPlan], machine: Machine) -> None:
     """Times of different machines side by side would rank machines, not plans."""
     first = plans[0]
-    decided = flags.hardware is not None
+    decided = machine.hardware is not None or machine.cluster is not None
     for path, plan in zip(paths[1:], plans[1:], strict=True):
         if plan.world_size != first.world_size:
             raise InputError(
@@ -51,15 +60,15 @@ def _check_alike(paths: Sequence[Path], plans: Sequence[ShardingPlan], flags: Fl
                 "compare plans for the same number of ranks"
             )
         given = (first.meta.get("hardware"), plan.meta.get("hardware"))
-        if not decided and flags.cluster is None and given[0] != given[1]:
+        if not decided and given[0] != given[1]:
             raise InputError(
                 f"{path} was made for hardware {given[1] or '(not said)'}, {paths[0]} for "
-                f"{given[0] or '(not said)'}; give --hardware to predict both on the same"
+                f"{given[0] or '(not said)'}; choose the hardware to predict both on the same",
+                inputs=("hardware",),
             )
 
 
-def _doubts(plan: ShardingPlan, setting: Setting) -> list[str]:
-    """What may make the prediction of a plan differ from what its file says."""
+def _doubts(plan: ShardingPlan, setting: Setting) -> tuple[str, ...]:
     doubts = []
     mismatch = model_mismatch(plan, setting.workload)
     if mismatch:
@@ -67,7 +76,7 @@ def _doubts(plan: ShardingPlan, setting: Setting) -> list[str]:
     batch = plan.meta.get("batch_size")
     if isinstance(batch, int) and batch != setting.workload.batch_size:
         doubts.append(
-            f"the plan was made for batches of {batch} per rank, this predicts "
-            f"{setting.workload.batch_size}; --batch-size {batch} predicts what it was made for"
+            f"the plan was made for {batch} samples per rank, this predicts "
+            f"{setting.workload.batch_size}; a batch size of {batch} predicts what it was made for"
         )
-    return doubts
+    return tuple(doubts)

@@ -1,0 +1,56 @@
+"""Writing the best plan of a search as plan.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from predictor.model.plan_json import plan_to_dict
+from predictor.predict import Prediction
+from search.problem import Result
+from shardopt import __version__
+from shardopt.api.setting import Setting
+from shardopt.files import atomic_write_text
+
+
+def versions() -> dict[str, str]:
+    """Versions that a plan depends on; TorchRec's is read without importing it."""
+    found = {"shardopt": __version__}
+    with suppress(metadata.PackageNotFoundError):
+        found["torchrec"] = metadata.version("torchrec")
+    return found
+
+
+def plan_meta(setting: Setting, seed: int) -> dict[str, Any]:
+    """The head of a plan file, before the times."""
+    return {**setting.facts(), "seed": seed, "versions": versions()}
+
+
+def write_best(output: Path, result: Result, best: Prediction, meta: Mapping[str, Any]) -> None:
+    """Write the best plan of a search.
+
+    Args:
+        best: its prediction.
+        meta: the head of the file: `plan_meta`, and what else should stand there.
+    """
+    times = {"iteration_ms": best.iteration_ms, "lower_bound_ms": result.lower_bound_ms}
+    head = {key: value for key, value in meta.items() if not key.endswith("world_size")}
+    data = plan_to_dict(replace(result.best.plan, meta={**head, **times}))
+    atomic_write_text(output, _plan_text(data))
+
+
+def _plan_text(data: Mapping[str, Any]) -> str:
+    """A line a table, so that plans can be read and compared by eye."""
+    head = [f"  {_compact(key)}: {_compact(data[key])}" for key in data if key != "tables"]
+    tables = [f"    {_compact(key)}: {_compact(value)}" for key, value in data["tables"].items()]
+    lines = [*head, '  "tables": {\n' + ",\n".join(tables) + "\n  }"]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, allow_nan=False)

@@ -1,0 +1,222 @@
+"""From a model file, a machine and a plan to what is predicted and searched."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from predictor.errors import InputError
+from predictor.hardware.loader import DEFAULT_HARDWARE, HardwareProfile, load_hardware
+from predictor.model.plan import ShardingPlan
+from predictor.model.reservation import reserve_topology
+from predictor.model.topology import Topology
+from predictor.model.workload import Workload
+from predictor.predict import Prediction, predict
+from predictor.units import gib
+from search.problem import Problem
+from shardopt.config import ClusterConfig, load_cluster, load_model_with_notes
+from shardopt.config.cluster import MAX_GIB, MAX_RANKS
+from shardopt.config.nvlink import nvlink_domain
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What to plan for. None leaves a choice to the cluster file, the plan, the model file or the
+    hardware profile, in this order.
+
+    Args:
+        gpus: number of ranks.
+        gpus_per_node: ranks of one host; ``min(8, gpus)`` if no file says.
+        cluster: cluster file, instead of ``gpus`` and ``gpus_per_node``.
+        hardware: name or path of a hardware profile.
+        hbm_gib, ddr_gib: device and host memory per rank.
+        reserve: share of device memory kept free of tables, in [0, 1).
+        batch_size: samples per rank and iteration.
+    """
+
+    gpus: int | None = None
+    gpus_per_node: int | None = None
+    cluster: Path | None = None
+    hardware: str | None = None
+    hbm_gib: float | None = None
+    ddr_gib: float | None = None
+    reserve: float = 0.15
+    batch_size: int | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model on a machine.
+
+    Args:
+        topology: ranks with the memory left for tables.
+        installed: the same ranks with all of their memory.
+        hardware_name: name or path of the profile, as it goes into a plan file.
+        hardware_from: who chose it: ``given``, ``cluster``, ``plan`` or ``default``.
+        notes: what the user should be told once.
+    """
+
+    workload: Workload
+    topology: Topology
+    installed: Topology
+    hardware: HardwareProfile
+    hardware_name: str
+    hardware_from: str
+    notes: tuple[str, ...] = ()
+
+    def problem(self) -> Problem:
+        """What `search.solve.solve` takes."""
+        return Problem(self.workload, self.topology, self.hardware)
+
+    def predict(self, plan: ShardingPlan) -> Prediction:
+        """The iteration time and memory of one plan."""
+        return predict(self.workload, self.topology, self.hardware, plan)
+
+    def facts(self) -> dict[str, Any]:
+        """Model, hardware and ranks as plan files and JSON output name them."""
+        return {
+            "model": {"name": self.workload.name, "sha256": self.workload.sha256},
+            "hardware": self.hardware_name,
+            "world_size": self.topology.world_size,
+            "local_world_size": self.topology.local_world_size,
+            "batch_size": self.workload.batch_size,
+        }
+
+
+def resolve(
+    model: str | PathLike[str], machine: Machine, plan: ShardingPlan | None = None
+) -> Setting:
+    """Read the model and settle the machine.
+
+    Args:
+        model: the model file.
+        plan: gives ranks and hardware where neither the machine nor its cluster file does.
+
+    Raises:
+        InputError: a number is out of range, or the machine contradicts itself or the plan.
+        ProfileError: there is no such hardware profile.
+        InfeasibleError: nothing is left for tables once the reserve is taken.
+    """
+    check_machine(machine, needs_ranks=plan is None)
+    workload, notes = load_model_with_notes(Path(model), batch_size=machine.batch_size)
+    cluster = load_cluster(machine.cluster) if machine.cluster is not None else None
+    name, origin = _hardware_name(machine, cluster, plan)
+    hardware = load_hardware(name)
+    installed = _topology(machine, cluster, plan, hardware)
+    if plan is not None and installed.world_size != plan.world_size:
+        which = f"cluster file {machine.cluster} has" if cluster else "machine has"
+        raise InputError(
+            f"the {which} {installed.world_size} ranks, but the plan places its shards on "
+            f"{plan.world_size}; leave the ranks to the plan, or plan again for "
+            f"{installed.world_size}",
+            inputs=("cluster",) if cluster else ("gpus",),
+        )
+    topology = reserve_topology(workload, installed, machine.reserve, hardware.device)
+    return Setting(workload, topology, installed, hardware, name, origin, tuple(notes))
+
+
+def check_machine(machine: Machine, *, needs_ranks: bool) -> None:
+    """Refuse numbers outside their range and choices that exclude each other."""
+    _check_count("gpus", machine.gpus, "the number of GPUs", MAX_RANKS)
+    _check_count("gpus_per_node", machine.gpus_per_node, "the GPUs of one host", MAX_RANKS)
+    _check_count("batch_size", machine.batch_size, "samples per rank", 2**40)
+    _check_gib("hbm_gib", machine.hbm_gib)
+    _check_gib("ddr_gib", machine.ddr_gib)
+    if not 0 <= machine.reserve < 1:
+        raise InputError(
+            f"reserve is {machine.reserve:g}; it must be a share of device memory, "
+            "at least 0 and below 1 (0.15 is the default)",
+            inputs=("reserve",),
+        )
+    if machine.cluster is not None:
+        for name, value in (("gpus", machine.gpus), ("gpus_per_node", machine.gpus_per_node)):
+            if value is not None:
+                raise InputError(
+                    f"a cluster file says how many ranks there are, so {name} cannot be given too",
+                    inputs=(name, "cluster"),
+                )
+    elif machine.gpus is None and needs_ranks:
+        raise InputError(
+            "how many GPUs? Give their number, such as 8, or a cluster file",
+            inputs=("gpus", "cluster"),
+        )
+
+
+def _check_count(name: str, value: int | None, what: str, limit: int) -> None:
+    if value is not None and not 1 <= value <= limit:
+        raise InputError(
+            f"{name} is {value}; give {what}, at least 1 and at most {limit}", inputs=(name,)
+        )
+
+
+def _check_gib(name: str, value: float | None) -> None:
+    if value is not None and not (math.isfinite(value) and 0 <= value <= MAX_GIB):
+        raise InputError(
+            f"{name} is {value:g}; give GiB per GPU, at least 0 and at most {MAX_GIB:g}",
+            inputs=(name,),
+        )
+
+
+def _hardware_name(
+    machine: Machine, cluster: ClusterConfig | None, plan: ShardingPlan | None
+) -> tuple[str, str]:
+    """Name or path of the profile, and who chose it."""
+    if machine.hardware is not None:
+        return machine.hardware, "given"
+    if cluster is not None and cluster.hardware:
+        return cluster.hardware, "cluster"
+    planned = plan.meta.get("hardware") if plan is not None else None
+    if isinstance(planned, str) and planned:
+        return planned, "plan"
+    return DEFAULT_HARDWARE, "default"
+
+
+def _topology(
+    machine: Machine,
+    cluster: ClusterConfig | None,
+    plan: ShardingPlan | None,
+    hardware: HardwareProfile,
+) -> Topology:
+    """Ranks with all of their memory: machine, then cluster file, then plan, then profile."""
+    if cluster is not None:
+        ranks, local, domain = cluster.world_size, cluster.ranks_per_host, cluster.nvlink_domain
+    else:
+        ranks, local = _ranks(machine, plan)
+        domain = nvlink_domain(hardware, ranks, local)
+    topology = Topology.uniform(
+        ranks,
+        local,
+        hbm_bytes=hardware.hbm_bytes if machine.hbm_gib is None else gib(machine.hbm_gib),
+        ddr_bytes=hardware.ddr_bytes if machine.ddr_gib is None else gib(machine.ddr_gib),
+        nvlink_domain=domain,
+    )
+    if cluster is not None and cluster.hbm_bytes and machine.hbm_gib is None:
+        topology = replace(topology, hbm_cap_bytes=cluster.hbm_bytes)
+    if cluster is not None and cluster.ddr_bytes and machine.ddr_gib is None:
+        topology = replace(topology, ddr_cap_bytes=cluster.ddr_bytes)
+    return topology
+
+
+def _ranks(machine: Machine, plan: ShardingPlan | None) -> tuple[int, int]:
+    """World size and ranks per host."""
+    planned = (plan.world_size, plan.local_world_size) if plan is not None else (1, 1)
+    ranks = machine.gpus if machine.gpus is not None else planned[0]
+    if machine.gpus_per_node is not None:
+        local = machine.gpus_per_node
+    elif plan is not None and ranks == plan.world_size:
+        local = planned[1]
+    else:
+        local = min(8, ranks)
+    if ranks % local:
+        below, above = ranks // local * local, -(-ranks // local) * local
+        choices = " or ".join(str(n) for n in (below, above) if n)
+        default = "" if machine.gpus_per_node is not None else ", the default"
+        raise InputError(
+            f"{ranks} GPUs do not fill hosts of {local}{default}; use {choices} GPUs, or hosts "
+            f"whose number of GPUs divides {ranks}",
+            inputs=("gpus", "gpus_per_node"),
+        )
+    return ranks, local

@@ -1,0 +1,31 @@
+"""The benchmark that `bench generate` wrote: its folder as an argument, and its prediction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+CPU_RANKS = "cpu-gloo"
+Folder = Annotated[
+    Path, typer.Argument(metavar="DIR", help="What `bench generate` wrote.", show_default=False)
+]
+
+
+def predict_benchmark(
+    folder: Path, hardware: str, data: Path | None, *, as_json: bool, quiet: bool
+) -> None:
+    """Predict and print; arguments as of `bench predict`."""
+    from shardopt.cli.output import print_json
+    from shardopt.replay.predict.fit import DEFAULT_FOLDER
+    from shardopt.replay.predict.iteration import predict as predicted
+
+    result = predicted(folder, hardware, DEFAULT_FOLDER if data is None else data)
+    if as_json:
+        print_json(result)
+        return
+    from shardopt.report.bench.replay import show_prediction
+    from shardopt.report.console import make_console
+
+    show_prediction(make_console(), result, brief=quiet)

@@ -1,0 +1,71 @@
+"""Flags that several commands of `shardopt bench` share."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+MEASURE = "Measurement"
+MAX_ROUNDS, MAX_BLOCK = 10_000, 10_000
+MAX_TASK = 999_999
+_RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?\Z")
+
+Folder = Annotated[
+    Path,
+    typer.Argument(metavar="FOLDER", help="Made if it is not there; taken up again if it is."),
+]
+Tasks = Annotated[
+    str,
+    typer.Option(
+        "--tasks", metavar="SEEDS", help="Such as 0-19 or 3,7,10-12.", rich_help_panel=MEASURE
+    ),
+]
+Rounds = Annotated[
+    int,
+    typer.Option("--rounds", metavar="N", help="Each runs every plan.", rich_help_panel=MEASURE),
+]
+Block = Annotated[
+    int,
+    typer.Option(
+        "--block", metavar="N", help="Iterations of a plan in a round.", rich_help_panel=MEASURE
+    ),
+]
+LinkRate = Annotated[
+    float | None,
+    typer.Option(
+        "--link",
+        metavar="GBIT_S",
+        help="Two ranks as two hosts, over a link of so many Gbit/s each way; needs root and "
+        "iproute2.",
+        rich_help_panel=MEASURE,
+        show_default=False,
+    ),
+]
+Ranks = Annotated[
+    int,
+    typer.Option("--ranks", metavar="N", help="Processes, a core each.", rich_help_panel=MEASURE),
+]
+
+
+def seeds(flag: str, given: str) -> list[int]:
+    """The numbers that a text such as ``3,7,10-12`` names, in its order, each once.
+
+    Raises:
+        InputError: it is no such text.
+    """
+    from predictor.errors import InputError
+
+    found: list[int] = []
+    for part in given.split(","):
+        match = _RANGE.match(part.strip())
+        first, last = (int(n or match[1]) for n in match.groups()) if match else (1, 0)
+        if last < first:
+            raise InputError(
+                f"{flag} is {given!r}; give numbers and ranges of 0 to {MAX_TASK}, the lower "
+                "number first, such as 0-19 or 3,7,10-12"
+            )
+        found += range(first, last + 1)
+    return list(dict.fromkeys(found))
