@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardopt.cli import options
-from shardopt.cli.bench.run import leave
 
 if TYPE_CHECKING:
     from shardopt.calibrate.profile.build import Calibrated
@@ -104,7 +103,7 @@ def calibrate(
     from shardopt.cli.output import check_writable
     from shardopt.config.model import load_model
     from shardopt.ranks.hosts import Link
-    from shardopt.ranks.rank import rank_of_torchrun
+    from shardopt.ranks.rank import end_process, rank_of_torchrun
     from shardopt.torchrec.install import needs_torchrec
 
     kept = rows or output.with_suffix(".rows.csv")
@@ -134,7 +133,8 @@ def calibrate(
     measured = run.measure(asked, say) if join is None else measure_joined(asked, join, say)
     if measured is not None:
         _write(asked, measured, output, json=json, say=say)
-    leave(join)
+    if join is not None:
+        end_process()
 
 
 def _ranks(given: int | None, join: Rank | None) -> int:

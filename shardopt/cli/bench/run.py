@@ -15,7 +15,6 @@ from shardopt.cli.bench import options as bench
 if TYPE_CHECKING:
     from shardopt.api.setting import Machine
     from shardopt.bench.job import Job
-    from shardopt.ranks.rank import Rank
 
 MAX_WARMUP = 1000
 
@@ -90,7 +89,7 @@ def run(
     from shardopt.cli.checks import check_number
     from shardopt.cli.output import check_writable, note
     from shardopt.ranks.hosts import Link
-    from shardopt.ranks.rank import rank_of_torchrun
+    from shardopt.ranks.rank import end_process, rank_of_torchrun
 
     check_number("--rounds", rounds, 1, bench.MAX_ROUNDS)
     check_number("--block", block, 1, bench.MAX_BLOCK)
@@ -119,7 +118,8 @@ def run(
             from shardopt.report.console import make_console
 
             show_run(make_console(), rows, predicted, profile)
-    leave(join)
+    if join is not None:
+        end_process()
 
 
 def _job(
@@ -191,11 +191,3 @@ def _predicted(
     note([*setting.notes, *([told] if told else [])], quiet=quiet)
     predictions = {name: item.prediction for name, item in zip(names, found, strict=True)}
     return setting.hardware_name, predictions
-
-
-def leave(join: Rank | None) -> None:
-    """A rank that torchrun started ends before gloo's threads can abort it."""
-    if join is not None:
-        from shardopt.ranks.rank import end_process
-
-        end_process()
