@@ -40,42 +40,43 @@ HEAD = """# Benchmarks of the search
 
 Written by `shardopt bench search --suite configs/bench/search/instances.yaml -o
 configs/bench/search/rows.csv --write-docs docs/benchmarks.md` from the rows in that file. Run the
-command, do not edit this page.
+command, do not edit this page. Nothing here was measured on GPUs: times are predictions or ratings.
 
 Every planner plans every instance, in a process of its own that has imported all it needs. Each
-plan is judged twice:
+plan is scored by two objectives:
 
 - **(a)** the iteration time that shardopt predicts, for plans that fit by shardopt's count of
-  memory. `shardopt` minimises this. It knows the judge, the others do not, so this is what model
-  and search are worth together, if the predictor is right; docs/accuracy.md says how far it is.
-- **(b)** the rating of TorchRec's own planner, the largest sum of shard costs on a rank, for plans
-  that fit by TorchRec's count. TorchRec minimises this, and so do the two planners "shardopt on
-  torchrec's cost": the same kind of search (search/baselines/additive.py) with TorchRec's numbers
-  in the place of the predictor. What they gain is due to search alone.
+  memory. `shardopt` minimises this objective and the other planners do not, so this shows what
+  model and search are worth together if the predictor is right (docs/accuracy.md).
+- **(b)** the rating of TorchRec's planner, the largest sum of shard costs on a rank, for plans that
+  fit by TorchRec's count of memory. TorchRec minimises this objective, and so do the two planners
+  "shardopt on torchrec's cost": the same kind of search (search/baselines/additive.py) with
+  TorchRec's numbers instead of the predictor. Their gain is due to search alone.
 """
 
 PLANNERS = """## The planners
 
-- `torchrec`: TorchRec's `EmbeddingShardingPlanner` itself, with its defaults. `torchrec dynamic`
-  has its `DynamicProgrammingProposer`, `torchrec balanced` that and its
-  `MemoryBalancedPartitioner`. Each has a limit of time (the planner's `timeout_seconds`, which it
-  looks at between proposals); a call that still runs 20 s later is killed.
+- `torchrec`: TorchRec's `EmbeddingShardingPlanner` with its defaults. `torchrec dynamic` uses its
+  `DynamicProgrammingProposer`, `torchrec balanced` also its `MemoryBalancedPartitioner`. Each has a
+  time limit (the planner's `timeout_seconds`, which it checks between proposals); a call that still
+  runs 20 s later is killed.
 - `neuroshard`: beam search over column splits around a greedy grid, after Zha et al. 2023.
-  `dreamshard-greedy`: whole tables placed greedily by 35 mixtures of the costs that AutoShard and
-  DreamShard (Zha et al. 2022) compare with; their learned policies are not built. `hugectr`: small
-  tables data-parallel, hot ones split again and again. All are written anew after papers and
-  sources (search/baselines says what differs). Each plans twice, with the count of memory of the
-  one judge and of the other, and of all the plans that it proposes the best by that judge counts;
-  seconds are those under (a).
-- `random`: random plans, half of them placed greedily, for the time that `shardopt` took; under (b)
-  for that of `shardopt on torchrec's cost`.
+- `dreamshard-greedy`: whole tables placed greedily by 35 mixtures of the costs that AutoShard and
+  DreamShard (Zha et al. 2022) compare with; their learned policies are not implemented.
+- `hugectr`: small tables data-parallel, hot ones split again and again.
+- `random`: random plans, half of them placed greedily, for as long as `shardopt` took; under (b) as
+  long as `shardopt on torchrec's cost` took.
 - `shardopt`: `search.solve`, as `shardopt plan` runs it. `shardopt on torchrec's cost and options`
   and `shardopt on torchrec's cost`: see (b); the first has only the options that TorchRec lists.
 
+NeuroShard, DreamShard and HugeCTR are reimplemented from papers and sources (search/baselines lists
+the differences). Each of them plans twice, with the memory count of (a) and of (b), and its best
+proposal under the objective counts; seconds are those under (a).
+
 Instances are drawn from seeds (shardopt/bench/planners/instances.py): `100x8-fill40-1` has 100
-tables on 8 GPUs, whose memory whole tables fill to 40 % (from 80 %: tight). `packed` ones are built
-around a known packing and have no host memory; `-tw` allows whole tables only. In the tables of
-results, "only us" counts instances on which ours has a plan that fits and the other has none.
+tables on 8 GPUs, and whole tables fill 40 % of their memory (80 % and more: tight). `packed`
+instances are built around a known packing and have no host memory; `-tw` allows whole tables only.
+"Only us" counts instances where shardopt has a plan that fits and the other planner has none.
 """
 
 
@@ -150,12 +151,13 @@ def _apart(fields: Mapping[str, Field]) -> Iterator[str]:
         yield "Not enough rows.\n"
         return
     yield (
-        "Plans that are found on TorchRec's rating among TorchRec's options are predicted to gain "
-        f"{percent(by_rating.median_gain)} over TorchRec's in the median "
-        f"({by_rating.answered} instances), those that shardopt finds on its own prediction "
-        f"{percent(by_time.median_gain)} ({by_time.answered} instances): the first is what search "
-        "alone brings to the iteration time, the rest is due to the model of it. Less than zero "
-        "means that a plan which TorchRec rates better is predicted to be slower.\n"
+        "Both figures here are gains in predicted iteration time over TorchRec's plan, in the "
+        "median. Plans found on TorchRec's rating, among TorchRec's options: "
+        f"{percent(by_rating.median_gain)} ({by_rating.answered} instances). That is what better "
+        "search alone brings. Plans that shardopt finds on its prediction: "
+        f"{percent(by_time.median_gain)} ({by_time.answered} instances). The difference is due to "
+        "the cost model. A negative gain means that a plan which TorchRec rates better is "
+        "predicted to be slower.\n"
     )
 
 
@@ -175,11 +177,12 @@ def _speed_words(fields: Mapping[str, Field]) -> Iterator[str]:
         yield f"No instance of {MANY_TABLES} tables or more has been run by both.\n"
         return
     yield (
-        f"From {MANY_TABLES} tables, shardopt has a plan that is predicted to be at least as fast "
-        f"as TorchRec's after {_middle_and_most(as_good)}; start-up of the search included, "
-        "imports left out for both. Often that is TorchRec's own plan, whose search is re-derived "
-        "here (search/baselines/torchrec_greedy.py) and starts ours. One that is faster by "
-        f"{percent(MUCH)} or more is there after {_middle_and_most(better)}.\n"
+        f"On instances of {MANY_TABLES} tables or more, shardopt has a plan predicted to be "
+        f"at least as fast as TorchRec's after {_middle_and_most(as_good)}. This includes the "
+        "start of the search, and excludes imports for both. Often it is TorchRec's plan itself: "
+        "our search starts with a reimplementation of TorchRec's "
+        "(search/baselines/torchrec_greedy.py). A plan that is faster by "
+        f"{percent(MUCH)} or more is found after {_middle_and_most(better)}.\n"
     )
     yield "| instance | torchrec s | as good after s | share | better after s | share |"
     yield "|---|---|---|---|---|---|"
@@ -196,7 +199,7 @@ def _speed_words(fields: Mapping[str, Field]) -> Iterator[str]:
 
 def _middle_and_most(found: Sequence[float]) -> str:
     if not found:
-        return "no time: there is none"
+        return "no time, since there is none"
     middle, most = percent(statistics.median(found)), percent(max(found))
     return f"{middle} of TorchRec's time in the median, {most} at worst"
 
@@ -219,7 +222,7 @@ def _by_instance(fields: Mapping[str, Field]) -> Iterator[str]:
     ):
         columns = [n for n in names if n in ours or n not in OURS]
         yield f"## Every instance: {title}\n"
-        yield "A dash: no plan that fits; an empty cell: not run.\n"
+        yield "A dash means that no plan fits, an empty cell that the planner was not run.\n"
         yield f"| instance | bound | {' | '.join(columns)} |"
         yield "|---|" + "---|" * (len(columns) + 1)
         for name, field in fields.items():
