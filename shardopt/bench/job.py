@@ -14,8 +14,8 @@ from predictor.model.plan import ShardingPlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
 from predictor.units import GIB, format_bytes
+from shardopt.extras import TORCHREC_COMMANDS, MissingPackageError
 from shardopt.ranks.hosts import HOSTS, Link, check_hosts
-from shardopt.torchrec.install import COMMANDS, MissingTorchrecError
 
 REFERENCE_VERSION = 1
 """Of the fixed kernels in `shardopt.measure.reference`; here, as reading this needs no torch."""
@@ -68,7 +68,7 @@ def check_job(job: Job, *, given_ranks: int | None = None, joined: bool = False)
         PlanError: plans for different ranks, or for others than given or than a link joins.
         InputError: fewer cores or GPUs than ranks, no CUDA for nccl, or no link can be made here.
         InfeasibleError: the tables need more memory than there is.
-        MissingTorchrecError: TorchRec is not installed.
+        MissingPackageError: TorchRec is not installed.
     """
     _check_ranks(job, given_ranks)
     if job.link is not None:
@@ -133,9 +133,9 @@ def _check_link(job: Job, link: Link, joined: bool) -> None:
 def _check_installed() -> None:
     for name in ("torch", "fbgemm_gpu", "torchrec"):
         if importlib.util.find_spec(name) is None:
-            raise MissingTorchrecError(
+            raise MissingPackageError(
                 f"running plans needs TorchRec, but there is no {name} here. Install it:\n"
-                f"{COMMANDS}"
+                f"{TORCHREC_COMMANDS}"
             )
 
 

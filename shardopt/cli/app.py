@@ -21,6 +21,7 @@ from predictor.errors import ShardoptError
 from shardopt import __version__
 from shardopt.cli import calibrate, diff, explain, hardware, plan, predict, stats, trace, validate
 from shardopt.cli.bench import group as bench
+from shardopt.extras import missing_package
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -85,6 +86,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = typer.main.get_command(app).main(words, prog_name="shardopt", standalone_mode=False)
     except ShardoptError as error:
         return _fail(_with_flags(error), error.exit_code)
+    except ModuleNotFoundError as error:
+        missing = missing_package(error)
+        if missing is None:
+            raise
+        return _fail(str(missing), missing.exit_code)
     except UsageError as error:
         return _fail(_usage_message(error), EXIT_USAGE)
     except (KeyboardInterrupt, typer.Abort):

@@ -102,9 +102,9 @@ def calibrate(
     from shardopt.calibrate.design import points as design
     from shardopt.cli.output import check_writable
     from shardopt.config.model import load_model
+    from shardopt.extras import needs_torchrec
     from shardopt.ranks.hosts import Link
     from shardopt.ranks.rank import end_process, rank_of_torchrun
-    from shardopt.torchrec.install import needs_torchrec
 
     kept = rows or output.with_suffix(".rows.csv")
     if kept == output:
@@ -120,7 +120,8 @@ def calibrate(
 
         from shardopt.calibrate import run
         from shardopt.calibrate.joined import hosts_of, measure_joined
-    _check_scipy()
+    import scipy  # noqa: F401  # a missing one is told before the measurements
+
     count, hosts = _ranks(ranks, join), 1 if join is None else hosts_of(join)
     between = None if link is None else Link(link)
     if join is not None and between is not None:
@@ -176,17 +177,6 @@ def _write(asked: Asked, measured: RowsFile, output: Path, *, json: bool, say: S
         print_json(_object(found, output, asked.rows))
         return
     _show(found, output, asked.rows)
-
-
-def _check_scipy() -> None:
-    from predictor.errors import InputError
-
-    try:
-        import scipy  # noqa: F401
-    except ImportError:
-        raise InputError(
-            "calibrate fits with scipy, which is not installed: pip install 'shardopt[calibrate]'"
-        ) from None
 
 
 def _object(found: Calibrated, output: Path, rows: Path) -> dict[str, object]:

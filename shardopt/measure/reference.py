@@ -13,7 +13,7 @@ import numpy as np
 
 from predictor.model.distribution import Zipf
 from shardopt.bench.job import REFERENCE_VERSION
-from shardopt.torchrec.install import needs_torchrec
+from shardopt.extras import needs_torchrec
 from shardopt.torchrec.training.batch import popularity_ranks
 
 with needs_torchrec():

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from predictor.errors import InputError, ShardoptError
+from predictor.errors import InputError
 from shardopt.files import read_problem
 from shardopt.stats.counts import Bags
 from shardopt.stats.source import Chunk, whole_numbers
@@ -73,12 +73,7 @@ def _is_list(kinds: Any, kind: Any) -> bool:
 
 
 def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise ShardoptError(
-            f"Parquet files need pyarrow, which cannot be imported here ({error}). Install it:\n"
-            "  pip install 'shardopt[stats]'"
-        ) from error
+    import pyarrow
+    from pyarrow import parquet
+
     return pyarrow, parquet

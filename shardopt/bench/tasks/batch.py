@@ -222,7 +222,7 @@ def _machine(about: dict[str, Any]) -> dict[str, Any]:
 
 def _calibrate(asked: Asked, say: Say) -> None:
     """Measure what the calibration's rows lack."""
-    from shardopt.torchrec.install import needs_torchrec
+    from shardopt.extras import needs_torchrec
 
     with needs_torchrec():
         import fbgemm_gpu  # noqa: F401

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 
 from predictor.model.transformer import TransformerShape
-from shardopt.torchrec.install import needs_torchrec
+from shardopt.extras import needs_torchrec
 
 with needs_torchrec():
     import torch

@@ -14,7 +14,7 @@ from typing import Any
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.transformer import TransformerShape
 from predictor.model.workload import DenseArch, Feature, Table, Workload
-from shardopt.torchrec.install import needs_torchrec
+from shardopt.extras import needs_torchrec
 
 with needs_torchrec():
     import torch

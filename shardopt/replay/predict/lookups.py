@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 from predictor.model.distribution import Distribution, Empirical, Uniform, Zipf
+from shardopt.extras import needs_torchrec
 from shardopt.replay.runtime.tensors import shared_out
-from shardopt.torchrec.install import needs_torchrec
 
 with needs_torchrec():
     import torch

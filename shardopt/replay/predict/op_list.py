@@ -19,7 +19,7 @@ from typing import Any
 from predictor.cost.cpu_ops import VIEW, kind_and_sizes
 from predictor.cost.op_calls import OpCall, Operand
 from predictor.cost.reuse import BINS, reuse_bytes
-from shardopt.torchrec.install import needs_torchrec
+from shardopt.extras import needs_torchrec
 
 with needs_torchrec():
     import torch

@@ -10,7 +10,7 @@ from pathlib import Path
 from predictor.model.plan import ShardingType
 from predictor.model.workload import Table, Workload
 from shardopt.config.write import with_digest, write_model
-from shardopt.torchrec.install import needs_torchrec
+from shardopt.extras import needs_torchrec
 from shardopt.torchrec.module.read_module import read_workload
 from shardopt.torchrec.module.read_table import Facts
 from shardopt.torchrec.planning.planner import quiet

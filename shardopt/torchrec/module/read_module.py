@@ -12,7 +12,7 @@ from typing import Any
 
 from predictor.errors import InputError, did_you_mean
 from predictor.model.workload import DenseArch, QComm, Workload
-from shardopt.torchrec.install import needs_torchrec
+from shardopt.extras import needs_torchrec
 from shardopt.torchrec.module.homes import homes
 from shardopt.torchrec.module.read_table import DATA_TYPES, Facts, read_table
 from shardopt.torchrec.plan.options import by_table

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from predictor.errors import InputError
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.workload import Constraints, Feature, Optimizer, Table, Workload
-from shardopt.torchrec.install import needs_torchrec
+from shardopt.extras import needs_torchrec
 from shardopt.torchrec.module.homes import Home, homes
 from shardopt.torchrec.training.optimizers import SPARSE_OPTIMIZERS
 

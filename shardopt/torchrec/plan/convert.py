@@ -10,7 +10,7 @@ from typing import Any
 from predictor.errors import PlanError, did_you_mean
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.plan_check import assign_tables
-from shardopt.torchrec.install import needs_torchrec
+from shardopt.extras import needs_torchrec
 from shardopt.torchrec.module.homes import Home, homes
 from shardopt.torchrec.plan.fields import read_fields, write_fields
 from shardopt.torchrec.plan.rules import Setting, in_torchrec_order, mean_problem, runtime_problem

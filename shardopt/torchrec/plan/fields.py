@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from predictor.errors import PlanError, did_you_mean
 from predictor.model.plan import PARAMETER_FIELDS
-from shardopt.torchrec.install import needs_torchrec
+from shardopt.extras import needs_torchrec
 
 with needs_torchrec():
     import torch

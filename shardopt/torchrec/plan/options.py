@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.workload import Workload
-from shardopt.torchrec.install import needs_torchrec
+from shardopt.extras import needs_torchrec
 from shardopt.torchrec.plan.rules import in_torchrec_order
 
 with needs_torchrec():

@@ -6,7 +6,7 @@ import logging
 
 from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import DEFAULT_HARDWARE, HardwareProfile, load_hardware
-from shardopt.torchrec.install import needs_torchrec
+from shardopt.extras import needs_torchrec
 
 with needs_torchrec():
     import torch

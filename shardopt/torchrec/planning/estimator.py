@@ -17,7 +17,7 @@ from predictor.iteration.torchrec.sparse import Exchange
 from predictor.model.plan import ComputeKernel, ShardingType, TablePlan
 from predictor.model.workload import DenseArch, QComm, Table, Workload
 from shardopt.config import load_model
-from shardopt.torchrec.install import needs_torchrec
+from shardopt.extras import needs_torchrec
 from shardopt.torchrec.module.read_table import Facts, read_table
 from shardopt.torchrec.plan.options import as_table, by_table
 from shardopt.torchrec.planning.detect import detect_hardware

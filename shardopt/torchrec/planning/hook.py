@@ -21,7 +21,7 @@ from search.problem import Problem, Result
 from search.solve import solve
 from search.stop import Stop
 from shardopt.config import load_model
-from shardopt.torchrec.install import needs_torchrec
+from shardopt.extras import needs_torchrec
 from shardopt.torchrec.module.read_module import check_device_groups, read_workload
 from shardopt.torchrec.module.read_table import Facts
 from shardopt.torchrec.plan.options import as_options, by_table

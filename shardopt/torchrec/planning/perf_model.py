@@ -8,7 +8,7 @@ from predictor.hardware.loader import HardwareProfile
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.plan_check import match_plan
 from predictor.model.workload import Workload
-from shardopt.torchrec.install import needs_torchrec
+from shardopt.extras import needs_torchrec
 from shardopt.torchrec.module.read_module import check_device_groups, read_workload
 from shardopt.torchrec.module.read_table import Facts
 from shardopt.torchrec.plan.options import as_plan

@@ -16,7 +16,7 @@ from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import check_plan
 from predictor.model.topology import Topology
 from predictor.model.workload import Table, Workload
-from shardopt.torchrec.install import needs_torchrec
+from shardopt.extras import needs_torchrec
 from shardopt.torchrec.plan.convert import from_torchrec
 from shardopt.torchrec.training.module import DLRM, build_model
 from shardopt.torchrec.training.optimizers import apply_sparse_optimizers

@@ -15,7 +15,7 @@ from predictor.hardware.loader import HardwareProfile, load_hardware
 from predictor.model.workload import Workload
 from predictor.units import GIB
 from shardopt.config import load_model
-from shardopt.torchrec.install import needs_torchrec
+from shardopt.extras import needs_torchrec
 from shardopt.torchrec.planning.estimator import ShardoptPerfEstimator
 from shardopt.torchrec.planning.hook import ShardoptPlanner, constraints_of
 

@@ -7,7 +7,7 @@ from predictor.errors import InputError
 from predictor.hardware.loader import HardwareProfile
 from predictor.model.topology import Topology
 from shardopt.config.nvlink import nvlink_domain
-from shardopt.torchrec.install import needs_torchrec
+from shardopt.extras import needs_torchrec
 
 with needs_torchrec():
     from torchrec.distributed.planner import Topology as TorchRecTopology

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from predictor.errors import InputError
-from shardopt.torchrec.install import needs_torchrec
+from shardopt.extras import needs_torchrec
 
 with needs_torchrec():
     import torch

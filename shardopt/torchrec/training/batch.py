@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from predictor.errors import InputError
 from predictor.model.distribution import Distribution, Zipf
 from predictor.model.workload import Feature, Table, Workload
-from shardopt.torchrec.install import needs_torchrec
+from shardopt.extras import needs_torchrec
 
 with needs_torchrec():
     import torch

@@ -9,7 +9,7 @@ from typing import Any
 from predictor.errors import InputError
 from predictor.model.plan import ComputeKernel, ShardingPlan
 from predictor.model.workload import Workload
-from shardopt.torchrec.install import needs_torchrec
+from shardopt.extras import needs_torchrec
 from shardopt.torchrec.plan.convert import to_torchrec
 from shardopt.torchrec.training.batch import Batch
 from shardopt.torchrec.training.module import DLRM, build_model

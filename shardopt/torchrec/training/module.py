@@ -12,7 +12,7 @@ from typing import Any
 
 from predictor.errors import InputError
 from predictor.model.workload import DcnV2, DenseArch, Table, Workload
-from shardopt.torchrec.install import needs_torchrec
+from shardopt.extras import needs_torchrec
 
 with needs_torchrec():
     import torch

@@ -7,7 +7,7 @@ from typing import Any
 
 from predictor.errors import InputError, did_you_mean
 from predictor.model.workload import Optimizer, Table, Workload
-from shardopt.torchrec.install import needs_torchrec
+from shardopt.extras import needs_torchrec
 from shardopt.torchrec.training.module import DLRM
 
 with needs_torchrec():

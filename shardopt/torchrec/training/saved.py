@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor.errors import InputError
+from shardopt.extras import needs_torchrec
 from shardopt.files import read_problem
-from shardopt.torchrec.install import needs_torchrec
 
 ALLOWED = (
     "allowed: a KeyedJaggedTensor, a list of them, or a tuple (indices, offsets, lengths) with "
@@ -45,7 +45,7 @@ def load_batches(path: Path) -> list[SavedBatch]:
 
     Raises:
         InputError: it cannot be read or holds something else.
-        MissingTorchrecError: torch or TorchRec is not installed.
+        MissingPackageError: torch or TorchRec is not installed.
     """
     with needs_torchrec():
         import torch

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,29 @@ def test_an_error_that_names_inputs_is_shown_with_their_flags(run, monkeypatch) 
     assert done.err == (
         "shardopt: error: 12 GPUs do not fill hosts of 8\n  flags: --gpus, --gpus-per-node\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        ("scipy.optimize", "pip install 'shardopt[calibrate]'"),
+        ("pyarrow", "pip install 'shardopt[stats]'"),
+        ("psycopg2", "pip install 'shardopt[tune]'"),
+        ("torch", "pip install 'shardopt[cpu]'"),
+        ("fbgemm_gpu.split_embedding_configs", "pip install 'shardopt[cuda]'"),
+    ],
+)
+def test_a_missing_package_names_its_extra(run, monkeypatch, module: str, command: str) -> None:
+    def fail(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named '{module}'", name=module)
+
+    monkeypatch.setattr("predictor.hardware.loader.load_hardware", fail)
+    done = run("hardware", "h100-sxm")
+    assert (done.code, done.out) == (2, "")
+    assert command in done.err
+    monkeypatch.setattr("predictor.hardware.loader.load_hardware", lambda name: import_module("no"))
+    with pytest.raises(ModuleNotFoundError, match="'no'"):
+        run("hardware", "h100-sxm")
 
 
 def named_inputs() -> dict[str, str]:

@@ -31,8 +31,8 @@ from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from predictor.errors import PlanError, ShardoptError
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.plan_json import plan_from_dict, plan_to_dict
+from shardopt.extras import needs_torchrec
 from shardopt.plan import load_plan
-from shardopt.torchrec.install import needs_torchrec
 from shardopt.torchrec.plan.convert import from_torchrec, to_torchrec
 
 T = ShardingType
