@@ -1,5 +1,5 @@
 """One rank that saves a checkpoint under each plan and resumes it under every one:
-`checkpoint_worker.py JOB`, with the plans in `JOB/plans/*.json`.
+`checkpoint_worker JOB`, with the plans in `JOB/plans/*.json`.
 
 `JOB/resumed.RANK.json` has, by `BEFORE/AFTER`, whether shardopt allows the change, and the losses
 of the steps after it, or the errors that loading gave.
@@ -7,9 +7,7 @@ of the steps after it, or the errors that loading gave.
 
 import json
 import logging
-import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +25,16 @@ from shardopt.torchrec import check_resume, load_training_state, training_state
 from shardopt.torchrec.training.batch import synthetic_batch
 from shardopt.torchrec.training.module import build_model
 from shardopt.torchrec.training.optimizers import apply_sparse_optimizers, dense_optimizer
-
-sys.path.insert(0, str(Path(__file__).parent))
-from training_case import EPS, LEARNING_RATE, workload
+from tests.distributed.ranks import join_group, leave_group
+from tests.distributed.training_case import EPS, LEARNING_RATE, workload
 
 STEPS = 2
 
 
 def main(job: Path) -> None:
     """Every plan saves; every plan resumes what every plan saved."""
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{job}/store", rank=rank, world_size=world_size
-    )
+    rank = join_group(job)
     plans = {path.stem: load_plan(path) for path in sorted(job.glob("plans/*.json"))}
     found = {}
     for before, plan in plans.items():
@@ -52,7 +45,7 @@ def main(job: Path) -> None:
         for after, other in plans.items():
             found[before][after] = resumed(job / before, plan, other, rank)
     (job / f"resumed.{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
+    leave_group()
 
 
 def sharded(plan: LoadedPlan) -> DistributedModelParallel:
@@ -109,6 +102,3 @@ def resumed(checkpoint: Path, before: LoadedPlan, after: LoadedPlan, rank: int) 
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
-    # gloo's threads may abort the process while Python tears down; the results are on disk
-    time.sleep(0.3)
-    os._exit(0)

@@ -1,8 +1,7 @@
-"""One rank whose collectives are captured: `collectives_worker.py FOLDER`, of a job of two."""
+"""One rank whose collectives are captured: `collectives_worker FOLDER`, of a job of two."""
 
 import os
 import sys
-import time
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed.tensor import DeviceMesh, Shard, distribute_tensor
 
+from tests.distributed.ranks import join_group, leave_group
 from tests.shardopt.replay.captured import capture
 
 RANK, RANKS = int(os.environ.get("RANK", "0")), 2
@@ -85,15 +85,11 @@ def in_wrappers() -> None:
 
 def main(job: Path) -> None:
     """Capture each of the three."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{job}/store", rank=RANK, world_size=RANKS)
+    join_group(job)
     for step in (all_ranks, one_to_one, in_wrappers):
         capture(step, job / step.__name__, warm_up=1, rank=RANK)
-    dist.barrier()
+    leave_group()
 
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
-    time.sleep(0.3)
-    sys.stdout.flush()
-    os._exit(0)

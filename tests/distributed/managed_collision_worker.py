@@ -1,13 +1,11 @@
-"""One rank that plans a managed-collision module and trains it: `managed_collision_worker.py JOB`.
+"""One rank that plans a managed-collision module and trains it: `managed_collision_worker JOB`.
 
 TorchRec's sharder offers such a module no sharding on CPU: it is planned for GPUs, and the plan,
 whose sharding gloo runs as well, is moved to the CPU.
 """
 
 import json
-import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +29,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from shardopt import from_torchrec
 from shardopt.torchrec import ShardoptPlanner
 from shardopt.torchrec.plan.convert import to_torchrec
+from tests.distributed.ranks import join_group, leave_group
 
 ROWS, RAW_IDS, BATCH, POOLING = 16, 1000, 4, 2
 META = torch.device("meta")
@@ -70,11 +69,8 @@ class Model(nn.Module):
 
 def main(job: Path) -> None:
     """Plan together, train on one batch again and again, say what was planned and lost."""
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{job}/store", rank=rank, world_size=world_size
-    )
+    rank = join_group(job)
+    world_size = dist.get_world_size()
     torch.manual_seed(rank)
     model = Model(buckets=world_size)
     apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.05})
@@ -104,11 +100,8 @@ def main(job: Path) -> None:
         losses.append(float(loss.detach()))
     types = {name: table.sharding_type.value for name, table in ours.tables.items()}
     (job / f"found.{rank}.json").write_text(json.dumps({"types": types, "losses": losses}))
-    dist.barrier()
+    leave_group()
 
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
-    # gloo's threads may abort the process while Python tears down; the results are on disk
-    time.sleep(0.3)
-    os._exit(0)

@@ -1,9 +1,7 @@
-"""One rank whose training step of a sharded DLRM is captured: `scale_worker.py FOLDER BATCH`."""
+"""One rank whose training step of a sharded DLRM is captured: `scale_worker FOLDER BATCH`."""
 
 import itertools
-import os
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -13,6 +11,7 @@ from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingTyp
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 from shardopt.torchrec.training.batch import batch_ring
 from shardopt.torchrec.training.loop import Training
+from tests.distributed.ranks import join_group, leave_group
 from tests.shardopt.replay.captured import capture
 
 TABLES, WIDTH, ROWS, POOLING = 6, 16, 500, 4.0
@@ -20,11 +19,8 @@ TABLES, WIDTH, ROWS, POOLING = 6, 16, 500, 4.0
 
 def main(job: Path, batch: int) -> None:
     """Train tables that lie whole on ranks in turns, and capture a step."""
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{job}/store", rank=rank, world_size=world_size
-    )
+    rank = join_group(job)
+    world_size = dist.get_world_size()
     tables = tuple(Table(f"t{i}", ROWS, WIDTH, (Feature(f"f{i}", POOLING),)) for i in range(TABLES))
     load = Workload("dlrm", batch, tables, DenseArch(13, (64, 32, WIDTH), (64, 32, 1)))
     placed = {
@@ -40,11 +36,8 @@ def main(job: Path, batch: int) -> None:
     ring = list(itertools.islice(batch_ring(load, seed=0, rank=rank), 1))
     training = Training(load, plan, torch.device("cpu"), ring)
     capture(training.step, job / "traces", rank=rank)
-    dist.barrier()
+    leave_group()
 
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), int(sys.argv[2]))
-    time.sleep(0.3)
-    sys.stdout.flush()
-    os._exit(0)

@@ -66,6 +66,7 @@ def make_job(folder: Path, pipeline: str = "base", **settings: object) -> Job:
     return Job(workload, plans, **settings)
 
 
+@pytest.mark.slow
 def test_a_death_keeps_what_is_finished_and_the_same_command_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     pids: list[int] = []

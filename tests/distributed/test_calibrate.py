@@ -27,6 +27,7 @@ pytest.importorskip("scipy")
 pytestmark = pytest.mark.distributed
 
 
+@pytest.mark.slow
 def test_a_tiny_calibration_measures_resumes_and_loads(tmp_path: Path) -> None:
     asked = run.Asked("gloo", 2, design.TINY, tmp_path / "rows.csv")
     said: list[str] = []

@@ -1,28 +1,24 @@
 """Checkpoints saved under one plan and resumed under another, for real, on 2 gloo ranks."""
 
 import json
-import sys
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 pytest.importorskip("torchrec")
-sys.path.insert(0, str(Path(__file__).parent))
-import training_case as case
-from test_training import launch
 
 from predictor.errors import PlanError
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.plan_json import plan_to_dict
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 from shardopt.torchrec import check_resume
+from tests.distributed import training_case as case
+from tests.distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.distributed
-WORKER = Path(__file__).parent / "checkpoint_worker.py"
 T = ShardingType
 
 
@@ -53,10 +49,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     (job / "plans").mkdir()
     for name, plan in PLANS.items():
         (job / "plans" / f"{name}.json").write_text(json.dumps(plan_to_dict(plan)))
-    launch(WORKER, job, 2, 2)
+    run_ranks("checkpoint_worker", job)
     return [json.loads((job / f"resumed.{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [*product(PLANS, PLANS)])
 def test_what_is_allowed_goes_on_as_if_nothing_had_happened(
     found: list[dict[str, Any]], before: str, after: str

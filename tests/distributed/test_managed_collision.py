@@ -1,21 +1,20 @@
 """A managed-collision module trains under the plan that shardopt finds for it."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torchrec")
-sys.path.insert(0, str(Path(__file__).parent))
-from test_training import launch
+
+from tests.distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.distributed
-WORKER = Path(__file__).parent / "managed_collision_worker.py"
 
 
+@pytest.mark.slow
 def test_ids_are_remapped_and_rows_trained(tmp_path: Path) -> None:
-    launch(WORKER, tmp_path, 2, 2)
+    run_ranks("managed_collision_worker", tmp_path)
     for rank in range(2):
         found = json.loads((tmp_path / f"found.{rank}.json").read_text())
         assert found["types"] == {"a": "row_wise", "b": "row_wise"}  # nothing else remaps

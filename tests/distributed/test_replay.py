@@ -15,7 +15,7 @@ from shardopt.replay.generate import generate, program_of
 from shardopt.replay.launch import ReplayError, replay
 from shardopt.replay.program.annotations import Annotations
 from shardopt.replay.program.program import RankProgram
-from tests.distributed.two_ranks import run_ranks
+from tests.distributed.ranks import run_ranks
 from tests.shardopt.replay.captured import capture, edited, small_step
 from tests.shardopt.replay.differences import differences, signatures
 
@@ -61,10 +61,11 @@ def test_transformer(tmp_path: Path) -> None:
 def dlrm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Traces of two gloo ranks that train a DLRM under TorchRec, sharded in five ways."""
     job = tmp_path_factory.mktemp("dlrm")
-    run_ranks("replay_worker.py", job)
+    run_ranks("replay_worker", job)
     return job / "traces"
 
 
+@pytest.mark.slow
 def test_dlrm_under_torchrec(dlrm: Path, tmp_path: Path) -> None:
     result = check_fixpoint(dlrm, tmp_path)
     assert result["ranks"] == 2

@@ -11,7 +11,7 @@ from shardopt.replay.generate import generate, program_of
 from shardopt.replay.launch import replay
 from shardopt.replay.program.annotations import Annotations
 from shardopt.replay.program.program import RankProgram
-from tests.distributed.two_ranks import run_ranks
+from tests.distributed.ranks import run_ranks
 from tests.shardopt.replay.differences import differences, signatures
 
 pytestmark = pytest.mark.distributed
@@ -29,7 +29,7 @@ ALL_RANKS = [
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Traces of two gloo ranks, a folder a kind of collective."""
     place = tmp_path_factory.mktemp("collectives")
-    run_ranks("collectives_worker.py", place)
+    run_ranks("collectives_worker", place)
     return place
 
 
@@ -71,6 +71,7 @@ def test_sends_and_receives(job: Path, tmp_path: Path) -> None:
     assert sent == [[16, 16, 0, 8, 0, 28], [0, 16, 0, 8, 0, 0]]
 
 
+@pytest.mark.slow
 def test_functional_collectives_and_dtensors(job: Path, tmp_path: Path) -> None:
     for program in check_fixpoint(job / "in_wrappers", tmp_path):
         gathers = ["allgather_into_tensor_coalesced_"] * 2

@@ -1,6 +1,5 @@
 """Scaled tables are those of a model with more modules; lookups read the tables of their plan."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,19 +14,17 @@ from shardopt.replay.program.annotations import Annotations
 from shardopt.replay.program.program import RankProgram
 from shardopt.replay.program.tables import TableSummary
 from shardopt.replay.scale.tables import with_more_tables
-from tests.distributed.two_ranks import run_ranks
+from tests.distributed.ranks import run_ranks
+from tests.distributed.replay_tables_case import ROWS, model_and_plan
 
-sys.path.insert(0, str(Path(__file__).parent))
-from replay_tables_case import ROWS, model_and_plan
-
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 QUICK = ["--device", "cpu", "--warm-up", "1", "--iterations", "2"]
 
 
 def captured(job: Path, modules: int, pipeline: str) -> Path:
     """Traces of two gloo ranks."""
-    run_ranks("replay_tables_worker.py", job, modules, pipeline)
+    run_ranks("replay_tables_worker", job, modules, pipeline)
     return job / "traces"
 
 
@@ -65,7 +62,6 @@ def test_lookups_read_the_tables_of_their_plan(one: Path, tmp_path: Path) -> Non
     assert result["ops_replayed"] == result["ops_total"] == made.ops_total
 
 
-@pytest.mark.slow
 def test_scaled_tables_exchange_what_two_modules_do(
     one: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -75,7 +71,6 @@ def test_scaled_tables_exchange_what_two_modules_do(
         assert exchanged(scaled) == exchanged(real)
 
 
-@pytest.mark.slow
 def test_a_pipeline_announces_both_modules_at_once(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

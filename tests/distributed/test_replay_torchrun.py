@@ -15,7 +15,7 @@ from shardopt.replay.generate import generate, program_of
 from shardopt.replay.launch import replay
 from shardopt.replay.program.annotations import Annotations
 from shardopt.replay.program.program import RankProgram
-from tests.distributed.two_ranks import REPOSITORY, run_ranks
+from tests.distributed.ranks import REPOSITORY, run_ranks
 from tests.shardopt.replay.differences import differences, signatures
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
@@ -31,12 +31,12 @@ def captured(worker: str, place: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def dlrm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return captured("replay_worker.py", tmp_path_factory.mktemp("dlrm")) / "traces"
+    return captured("replay_worker", tmp_path_factory.mktemp("dlrm")) / "traces"
 
 
 @pytest.fixture(scope="module")
 def collectives(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return captured("collectives_worker.py", tmp_path_factory.mktemp("collectives"))
+    return captured("collectives_worker", tmp_path_factory.mktemp("collectives"))
 
 
 def environment() -> dict[str, str]:
@@ -80,7 +80,7 @@ def test_under_torchrun(dlrm: Path, tmp_path: Path) -> None:
     assert "--ranks is for a run without torchrun" in refused.stderr
 
 
-def test_two_jobs_of_two_ranks_joined(dlrm: Path, collectives: Path, tmp_path: Path) -> None:
+def test_two_jobs_of_ranks_joined(dlrm: Path, collectives: Path, tmp_path: Path) -> None:
     parts = [dlrm, collectives / "all_ranks", collectives / "one_to_one"]
     made = generate(parts, tmp_path / "b", join=True)
     result = replay(tmp_path / "b", QUICK)

@@ -1,25 +1,22 @@
 """Planning together when a rank fails or stays away."""
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torchrec")
-sys.path.insert(0, str(Path(__file__).parent))
-from test_training import launch
+
+from tests.distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.distributed
-WORKER = Path(__file__).parent / "together_worker.py"
 
 
 @pytest.fixture(scope="module")
 def met(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What both ranks met."""
     job = tmp_path_factory.mktemp("together")
-    launch(WORKER, job, 2, 2)
+    run_ranks("together_worker", job)
     return [json.loads((job / f"met.{rank}.json").read_text()) for rank in range(2)]
 
 

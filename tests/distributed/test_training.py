@@ -1,10 +1,6 @@
 """TorchRec trains under our plans, over real processes, and learns what one process learns."""
 
-import functools
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,23 +10,14 @@ from predictor.model.plan import ShardingPlan, ShardingType
 from predictor.model.plan_json import plan_to_dict
 
 pytest.importorskip("torchrec")
-sys.path.insert(0, str(Path(__file__).parent))
-import training_case as case
+from tests.distributed import training_case as case
+from tests.distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.distributed
 
-WORKER = Path(__file__).parent / "worker.py"
-HOOK_WORKER = Path(__file__).parent / "hook_worker.py"
-REPOSITORY = Path(__file__).parents[2]
-SECONDS = 240
-
-
-@functools.cache
-def two_rank_plans() -> dict[str, ShardingPlan]:
-    """Made when a test needs them, not at collection: some are searched."""
-    return dict(case.plans_under_test(2, 2))
-
-
+QUICK = ("mixed", "searched free")
+"""Together they shard in all ways that one host has."""
+SLOW = tuple(name for name in case.PLAN_NAMES if name not in QUICK)
 TWO_HOSTS = {
     "table_row_wise": case.uniform_plan(ShardingType.TABLE_ROW_WISE, 4, 2),
     "table_column_wise": case.uniform_plan(ShardingType.TABLE_COLUMN_WISE, 4, 2),
@@ -40,44 +27,34 @@ TWO_HOSTS = {
 
 
 def train(job: Path, plans: dict[str, ShardingPlan]) -> Path:
-    """Train under all plans with one process per rank."""
+    """Train under all plans with one process per rank: starting them takes longest."""
     (job / "plans").mkdir(parents=True)
     for name, plan in plans.items():
         (job / "plans" / f"{name}.json").write_text(json.dumps(plan_to_dict(plan)))
     plan = next(iter(plans.values()))
-    launch(WORKER, job, plan.world_size, plan.local_world_size)
+    run_ranks(
+        "training_worker",
+        job,
+        world_size=plan.world_size,
+        local_world_size=plan.local_world_size,
+    )
     return job
 
 
-def launch(worker: Path, job: Path, world_size: int, local_world_size: int) -> None:
-    """Run one process per rank; fails with the ranks' own words."""
-    ranks = []
-    for rank in range(world_size):
-        environment = {
-            **os.environ,
-            "RANK": str(rank),
-            "WORLD_SIZE": str(world_size),
-            "LOCAL_WORLD_SIZE": str(local_world_size),
-            "LOCAL_RANK": str(rank % local_world_size),
-            "GLOO_SOCKET_IFNAME": "lo",
-            "PYTHONPATH": str(REPOSITORY),
-        }
-        with (job / f"log.{rank}").open("w") as log:
-            command = [sys.executable, "-W", "ignore", str(worker), str(job)]
-            ranks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
-    try:
-        codes = [process.wait(timeout=SECONDS) for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    logs = "".join((job / f"log.{r}").read_text()[-3000:] for r in range(world_size))
-    assert codes == [0] * world_size, logs
+def plans_of(names: tuple[str, ...]) -> dict[str, ShardingPlan]:
+    return {name: case.plan_under_test(name, 2, 2) for name in names}
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results of all plans for one host of two ranks."""
-    return train(tmp_path_factory.mktemp("two") / "job", two_rank_plans())
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of a few plans for one host of two ranks."""
+    return train(tmp_path_factory.mktemp("quick") / "job", plans_of(QUICK))
+
+
+@pytest.fixture(scope="module")
+def rest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of the other plans for one host of two ranks."""
+    return train(tmp_path_factory.mktemp("rest") / "job", plans_of(SLOW))
 
 
 @pytest.fixture(scope="module")
@@ -86,31 +63,40 @@ def two_hosts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(tmp_path_factory.mktemp("four") / "job", TWO_HOSTS)
 
 
-@pytest.mark.parametrize("name", case.PLAN_NAMES)
-def test_two_ranks_learn_what_one_process_learns(two_ranks: Path, name: str) -> None:
-    check(two_ranks, name, two_rank_plans()[name])
+@pytest.mark.parametrize("name", QUICK)
+def test_two_ranks_learn_what_one_process_learns(quick: Path, name: str) -> None:
+    check(quick, name, case.plan_under_test(name, 2, 2))
 
 
-@pytest.mark.parametrize("name", case.SEARCHED)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_two_ranks_learn_under_every_plan(rest: Path, name: str) -> None:
+    check(rest, name, case.plan_under_test(name, 2, 2))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if f"searched {name}" in QUICK else pytest.mark.slow)
+        for name in case.SEARCHED
+    ],
+)
 def test_the_search_obeys_and_splits(name: str) -> None:
     """Otherwise the plans above would not be of the types that their names promise."""
-    plan = two_rank_plans()[f"searched {name}"]
+    plan = case.plan_under_test(f"searched {name}", 2, 2)
     for table, allowed in zip(plan.tables.values(), case.SEARCHED[name], strict=True):
         assert table.sharding_type in allowed
     assert {shard.rank for table in plan.tables.values() for shard in table.shards} == {0, 1}
 
 
-def test_the_names_are_those_of_the_plans() -> None:
-    assert tuple(two_rank_plans()) == case.PLAN_NAMES
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TWO_HOSTS)
 def test_two_hosts_learn_what_one_process_learns(two_hosts: Path, name: str) -> None:
     check(two_hosts, name, TWO_HOSTS[name])
 
 
 def test_ranks_plan_together_and_train_under_the_plan(tmp_path: Path) -> None:
-    launch(HOOK_WORKER, tmp_path, 2, 2)
+    run_ranks("hook_worker", tmp_path)
     found = [json.loads((tmp_path / f"found.{rank}.json").read_text()) for rank in range(2)]
     assert found[0]["plan"] == found[1]["plan"]
     assert [rank["searched"] for rank in found] == [True, False]

@@ -1,4 +1,4 @@
-"""One rank that plans with others when something is wrong: `together_worker.py JOB`.
+"""One rank that plans with others when something is wrong: `together_worker JOB`.
 
 First the planning rank fails, then rank 1 stays away. What each rank met goes to
 `JOB/met.RANK.json`.
@@ -6,9 +6,7 @@ First the planning rank fails, then rank 1 stays away. What each rank met goes t
 
 import json
 import logging
-import os
 import sys
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import ParameterConstraints
 
 from shardopt.torchrec import ShardoptPlanner
+from tests.distributed.ranks import join_group, leave_group
 
 EFFORT = 0.05
 
@@ -40,8 +39,6 @@ def met(what: Any) -> str:
 
 def main(job: Path) -> None:
     """One scenario after the other."""
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
     config = torchrec.EmbeddingBagConfig(
         name="t", num_embeddings=100, embedding_dim=8, feature_names=["f"]
@@ -49,9 +46,7 @@ def main(job: Path) -> None:
     model = torchrec.EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
     by = [EmbeddingBagCollectionSharder()]
     found = {"no group": met(lambda: planner(pooling_factors=[2.0]).collective_plan(model, by))}
-    dist.init_process_group(
-        "gloo", init_method=f"file://{job}/store", rank=rank, world_size=world_size
-    )
+    rank = join_group(job)
     found["failed"] = met(lambda: planner(pooling_factors=[2.0, 3.0]).collective_plan(model, by))
     alone = dist.new_group(backend="gloo", timeout=timedelta(seconds=2))
     if rank == 0:
@@ -59,11 +54,8 @@ def main(job: Path) -> None:
         found["missing"] = met(lambda: wanted.collective_plan(model, by, alone))
     dist.barrier()
     (job / f"met.{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
+    leave_group()
 
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
-    # gloo's threads may abort the process while Python tears down; the results are on disk
-    time.sleep(0.3)
-    os._exit(0)

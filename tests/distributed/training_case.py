@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 
 import torch
 
@@ -102,14 +103,16 @@ def _step(optimizer: str, weight: torch.nn.Parameter, state: torch.Tensor, plan:
     weight -= LEARNING_RATE * gradient / (state.sqrt() + EPS)
 
 
-def plans_under_test(world_size: int, local_world_size: int) -> Iterator[tuple[str, ShardingPlan]]:
-    """Name and plan of everything that is trained: one plan per sharding type, a mixed one, and
-    those that a search finds, freely and where each table may be sharded in one way only."""
-    for kind in ShardingType:
-        yield kind.value, uniform_plan(kind, world_size, local_world_size)
-    yield "mixed", make_plan(MIXED, world_size, local_world_size)
-    for name, kinds in SEARCHED.items():
-        yield f"searched {name}", searched_plan(kinds, world_size, local_world_size)
+@cache
+def plan_under_test(name: str, world_size: int, local_world_size: int) -> ShardingPlan:
+    """One of `PLAN_NAMES`: a plan per sharding type, a mixed one, and those that a search finds,
+    freely and where each table may be sharded in one way only."""
+    if name == "mixed":
+        return make_plan(MIXED, world_size, local_world_size)
+    if name.startswith("searched "):
+        kinds = SEARCHED[name.removeprefix("searched ")]
+        return searched_plan(kinds, world_size, local_world_size)
+    return uniform_plan(ShardingType(name), world_size, local_world_size)
 
 
 def searched_plan(
@@ -232,4 +235,4 @@ SEARCHED = {
 """Name of a search -> the sharding types that it may give each table."""
 
 PLAN_NAMES = (*(kind.value for kind in ShardingType), "mixed", *(f"searched {n}" for n in SEARCHED))
-"""What `plans_under_test` names, known without searching."""
+"""Names of everything that is trained."""

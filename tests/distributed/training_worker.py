@@ -1,19 +1,15 @@
 """One rank of a real training run: trains a DLRM under each plan and saves what came out.
 
-Run as a script, once per rank: `worker.py JOB`, with RANK, WORLD_SIZE and LOCAL_WORLD_SIZE set.
-JOB is a directory with `plans/*.json` and `store` (made by the process group); the results go to
-`PLAN.RANK.npz` beside them.
-"""
+`training_worker JOB`: JOB is a directory with `plans/*.json`; the results go to `PLAN.RANK.npz` in
+it.
 
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -24,24 +20,19 @@ from shardopt.plan import LoadedPlan, load_plan
 from shardopt.torchrec.training.batch import synthetic_batch
 from shardopt.torchrec.training.module import build_model
 from shardopt.torchrec.training.optimizers import apply_sparse_optimizers, dense_optimizer
-
-sys.path.insert(0, str(Path(__file__).parent))
-from training_case import EPS, LEARNING_RATE, STEPS, initial_weights, workload
+from tests.distributed.ranks import join_group, leave_group
+from tests.distributed.training_case import EPS, LEARNING_RATE, STEPS, initial_weights, workload
 
 
 def main(job: Path) -> None:
     """Train under every plan of the job in one process group: starting one is slow."""
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     cores = sorted(os.sched_getaffinity(0))
-    # before the process group, so that gloo's threads inherit both
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{job}/store", rank=rank, world_size=world_size
-    )
+    # before the process group, so that gloo's threads inherit it
+    os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) % len(cores)]})
+    rank = join_group(job)
     for path in sorted(job.glob("plans/*.json")):
         np.savez(job / f"{path.stem}.{rank}.npz", **train(load_plan(path), rank))
-    dist.barrier()
+    leave_group()
 
 
 def train(plan: LoadedPlan, rank: int) -> dict[str, np.ndarray]:
@@ -99,8 +90,3 @@ def parts(value: Any) -> list[tuple[tuple[int, ...], torch.Tensor]]:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
-    # gloo's threads may abort the process while Python tears down ("terminate called without an
-    # active exception"); the results are on disk and the others are past the barrier
-    time.sleep(0.3)
-    sys.stdout.flush()
-    os._exit(0)
