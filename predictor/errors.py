@@ -49,7 +49,7 @@ class ProfileError(ShardoptError):
 
 
 class RangeError(ProfileError):
-    """A cost asked outside the range the profile was measured in (refused under ``--strict``)."""
+    """A cost asked outside the range that the profile was measured in (refused if strict)."""
 
 
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:

@@ -28,8 +28,6 @@ OTHER_PROGRAMS = (
 DOCUMENTS = ("shardopt/report/accuracy/page.py", "shardopt/report/bench/search_docs.py")
 # Folders whose errors and lines still name flags; each goes once its texts state facts.
 STILL_NAMING_FLAGS: tuple[str, ...] = (
-    "predictor/fit/",
-    "predictor/model/",
     "search/infeasible/",
     "search/propose/",
     "search/space/",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.load_rows import Selection
+from predictor.cost.load_sums import Selection
 from predictor.cost.loads import ShardLoads
 from predictor.cost.lookup import shared_cache
 from predictor.model.plan import TablePlan

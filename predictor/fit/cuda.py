@@ -134,7 +134,7 @@ def _hit_rate(bins: Bins, cache_rows: float) -> float:
 
 
 def launch_ms(model: CudaLookups, shards: Sequence[LookupShard], part: str) -> float:
-    """One pass of one launch, as `predictor.cost.lookup.launch` puts tables together.
+    """One pass of one launch, as `predictor.cost.loads` puts tables together.
 
     After a prefetch every row of a cached table is on the device, so its forward is that of
     ``fused``; its optimizer state is where it was.

@@ -102,7 +102,7 @@ class HardwareProfile(Model):
     """A device and its wiring.
 
     Args:
-        name: as given to ``--hardware``; of a user's file, whatever it says.
+        name: of a shipped profile, that of its file; of a user's file, whatever it says.
         execution: ``async``: kernels queue behind the host on streams; ``inline``: the host thread
             does the work itself (CPU).
         gpus_per_host: ranks per host as the platform is sold.

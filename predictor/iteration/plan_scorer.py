@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor.cost.cache_sums import CacheSums, Filled
-from predictor.cost.load_rows import LoadRows, Selection
+from predictor.cost.fixed_costs import FixedCosts
+from predictor.cost.load_sums import LoadSums, Selection
 from predictor.cost.loads import LONGEST, Load, LookupGroup, ShardLoads, filling_column, group_of
-from predictor.cost.shared import Costs
 from predictor.hardware.loader import HardwareProfile
 from predictor.iteration.graph import Graph
 from predictor.iteration.steady_state import Program
@@ -101,16 +101,16 @@ class PlanScorer:
         workload: Workload,
         topology: Topology,
         hardware: HardwareProfile,
-        costs: Costs | None = None,
+        costs: FixedCosts | None = None,
     ) -> None:
         self.workload = workload
         self.topology = topology
         self.hardware = hardware
-        self.costs = costs or Costs(workload, topology, hardware)
+        self.costs = costs or FixedCosts(workload, topology, hardware)
         self.shards = ShardLoads(workload, topology, hardware)
         self.groups: list[LookupGroup] = []
         self._index: dict[LookupGroup, int] = {}
-        self._rows = LoadRows(self.shards)
+        self._rows = LoadSums(self.shards)
         self._caches = CacheSums(self.shards)
         self._numbers: dict[tuple[int, TablePlan], int] = {}
         self._programs: dict[tuple[bool, *tuple[int, ...]], Program] = {}

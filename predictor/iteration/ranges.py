@@ -25,8 +25,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from predictor.cost.collectives import Collectives, Op, Scope
 from predictor.cost.dense import DenseLayers
+from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.loads import Load
-from predictor.cost.shared import Costs
 from predictor.hardware.loader import HardwareProfile
 from predictor.model.plan import TablePlan
 from predictor.model.topology import Topology
@@ -60,10 +60,10 @@ class OutOfRange:
     high: float
 
 
-class RecordingCosts(Costs):
+class RecordingCosts(FixedCosts):
     """Costs that remember every message size and multiplication that they are asked for.
 
-    A search uses plain `Costs`, so recording costs it nothing.
+    A search uses plain `FixedCosts`, so recording costs it nothing.
     """
 
     def __init__(self, workload: Workload, topology: Topology, hardware: HardwareProfile) -> None:
@@ -75,12 +75,12 @@ class RecordingCosts(Costs):
 
     @cached_property
     def collectives(self) -> Collectives:
-        """As `Costs.collectives`."""
+        """As `FixedCosts.collectives`."""
         return _RecordingCollectives(self.hardware, self.topology, self.messages)
 
     @cached_property
     def dense(self) -> DenseLayers:
-        """As `Costs.dense`."""
+        """As `FixedCosts.dense`."""
         return _RecordingLayers(self.workload, self.hardware, self.shapes)
 
 

@@ -63,7 +63,11 @@ def _dense_and_kjt_bytes(workload: Workload) -> int:
 def reserve_topology(
     workload: Workload, topology: Topology, reserve: float = 0.15, device: str = "cuda"
 ) -> Topology:
-    """The topology whose caps are what is left for shards; raises when nothing is."""
+    """The topology whose caps are what is left for shards.
+
+    Raises:
+        InfeasibleError: nothing is left on some rank.
+    """
     if device == "cpu":
         taken = _dense_and_kjt_bytes(workload)
         return replace(topology, ddr_cap_bytes=tuple(c - taken for c in topology.ddr_cap_bytes))
@@ -74,6 +78,7 @@ def reserve_topology(
             f"rank {rank} has {format_bytes(topology.hbm_cap_bytes[rank])} of HBM, "
             f"{-left[rank]} bytes ({format_bytes(-left[rank])}) less than the dense part, the "
             f"input batch and the reserve of {reserve:.0%} take before any table is placed; "
-            "try a smaller --batch-size, a smaller --reserve or more --hbm-gib"
+            "try a smaller batch, a smaller reserve or more HBM",
+            inputs=("batch_size", "reserve", "hbm_gib"),
         )
     return replace(topology, hbm_cap_bytes=left)

@@ -28,13 +28,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.loads import COLUMNS, Load, LookupGroup
-from predictor.cost.shared import Costs
 from predictor.iteration.critical_path import critical_cycle
 from predictor.iteration.graph import Graph, Op, Scope
 from predictor.iteration.timeline import simulate
 from predictor.iteration.torchrec.dlrm import DlrmBuilder
-from predictor.iteration.torchrec.sparse import HIERARCHICAL, Exchange, Law, Size
+from predictor.iteration.torchrec.sparse import HIERARCHICAL, CostModel, Exchange, Size
 from predictor.model.plan import ShardingType
 
 Array = NDArray[np.float64]
@@ -52,7 +52,7 @@ class Hull:
     Below ``least``, where no plan is, it stays at the law there.
     """
 
-    def __init__(self, law: Law, top: float, least: float = 0.0) -> None:
+    def __init__(self, law: CostModel, top: float, least: float = 0.0) -> None:
         # sizes are bytes: below one there is nothing to tell apart
         start = max(least, min(SMALLEST_BYTES, top))
         samples = np.geomspace(start, top, SAMPLES) if top > max(1.0, start) else np.zeros(0)
@@ -103,7 +103,7 @@ class Hulls:
         """As of two ranks: a mean or a maximum over them is what every plan has at least."""
         self.known: list[Hull] = []
 
-    def get(self, position: int, law: Law, size: Size) -> Hull:
+    def get(self, position: int, law: CostModel, size: Size) -> Hull:
         """The hull of the ``position``-th law."""
         if position == len(self.known):
             least = size(self.least)
@@ -141,7 +141,7 @@ class Relaxation:
 
     def __init__(
         self,
-        costs: Costs,
+        costs: FixedCosts,
         groups: Sequence[LookupGroup],
         ceiling: Array,
         certain: Sequence[bool],
@@ -232,7 +232,7 @@ class Relaxation:
 
             asked = 0
 
-            def cost(self, law: Law, size: Size) -> Array:
+            def cost(self, law: CostModel, size: Size) -> Array:
                 if self.name not in known:
                     mine = list(self.members)
                     known[self.name] = Hulls(ceiling[mine].sum(axis=0), least[mine].min(axis=0))

@@ -205,7 +205,7 @@ class CudaLookups:
         """Linearise, radix-sort (id, bag) pairs digit by digit, find the runs.
 
         With the passes that the shard's own rows need; a launch sorts the numbers of all its rows,
-        see `predictor.cost.lookup.launch`.
+        see `predictor.cost.loads`.
         """
         one = self.sort_pass_ms(weighted=shard.weighted, pooled=shard.pooled)
         prepare = self.law.prepare_bytes / self._sort_bandwidth

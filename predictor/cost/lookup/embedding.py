@@ -3,7 +3,7 @@
 The laws are in `embedding_cuda` (FBGEMM on a GPU) and `embedding_cpu` (FBGEMM on a CPU thread);
 a profile says which one its constants belong to. Times of shards are marginal inside one fused
 launch and add up; the floors count once per launch, and so does the longest of the latencies.
-`predictor.cost.lookup.launch` puts them together.
+`predictor.cost.loads` puts them together.
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from predictor.cost.collectives import switches_of, uplink_size
 from predictor.cost.elementwise import memory_ms
 from predictor.cost.gemm import gemm_ms
 from predictor.cost.loads import Load
-from predictor.cost.uplinks import switches_of, uplink_size
 from predictor.hardware.loader import HardwareProfile
 from predictor.iteration.graph import Dep, Graph
 from predictor.iteration.hugectr.hybrid_embedding import HybridSplit
@@ -208,8 +208,8 @@ class HugeCtrBuilder:
 
     def _exchanged(self, exchange: Exchange, scope: str, width: float) -> Transfer:
         comms = self.costs.collectives
-        law = comms.direct if scope == "intra" else partial(comms.all_to_all, scope=scope)
-        cost = exchange.cost(law, self._busiest(width))
+        model = comms.direct if scope == "intra" else partial(comms.all_to_all, scope=scope)
+        cost = exchange.cost(model, self._busiest(width))
         return Transfer(f"{exchange.name}.{scope}", scope, cost)
 
     def _busiest(self, width: float) -> Callable[[Array], Array]:
@@ -271,14 +271,15 @@ class HugeCtrBuilder:
         size = np.float64(DATA_TYPE_BYTES[self.dtype] * (self.parameters + replicated))
         if self.topology.world_size == 1:
             return [after]
-        law = self._one_shot_ms if self.split is not None else self.costs.collectives.all_reduce
+        hybrid = self.split is not None
+        model = self._one_shot_ms if hybrid else self.costs.collectives.all_reduce
         return [
             self.graph.add(
                 "all-reduce gradients",
                 phase="all_reduce",
                 resource="collectives",
                 stream="comm",
-                cost_ms=np.asarray(law(size)),
+                cost_ms=np.asarray(model(size)),
                 deps=[Dep(after)],
                 scope="world",
             )

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from predictor.cost.dense import Layer
 from predictor.cost.elementwise import columns_ms
+from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.loads import LookupGroup
-from predictor.cost.shared import Costs
 from predictor.iteration.graph import Dep, Graph
 from predictor.iteration.torchrec.gradient_sync import GradientSync
 from predictor.iteration.torchrec.input_dist import InputDist
@@ -52,7 +52,7 @@ class DlrmBuilder:
 
     def __init__(
         self,
-        costs: Costs,
+        costs: FixedCosts,
         groups: Sequence[LookupGroup],
         loads: Array,
         make_exchange: type[Exchange] = Exchange,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.shared import Costs
+from predictor.cost.fixed_costs import FixedCosts
 from predictor.iteration.graph import Graph, Mask
 from predictor.iteration.torchrec.sparse import Exchange
 from predictor.units import mib
@@ -24,7 +24,7 @@ class GradientSync:
     ``ops`` are the all-reduces sent so far; the optimizer waits for them.
     """
 
-    def __init__(self, graph: Graph, costs: Costs) -> None:
+    def __init__(self, graph: Graph, costs: FixedCosts) -> None:
         self.graph = graph
         self.costs = costs
         self.bytes = 0.0

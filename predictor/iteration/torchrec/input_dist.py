@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from predictor.cost.elementwise import copy_h2d_ms
-from predictor.cost.shared import Costs
+from predictor.cost.fixed_costs import FixedCosts
 from predictor.iteration.graph import Dep, Graph, Mask
 from predictor.iteration.torchrec.sparse import INDEX_BYTES, LENGTH_BYTES, Exchange
 from predictor.units import us
@@ -30,7 +30,7 @@ class InputDist:
     alone has none (`KJTAllToAll` returns early).
     """
 
-    def __init__(self, graph: Graph, costs: Costs) -> None:
+    def __init__(self, graph: Graph, costs: FixedCosts) -> None:
         self.graph = graph
         self.costs = costs
 

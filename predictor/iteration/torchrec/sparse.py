@@ -17,18 +17,19 @@ from numpy.typing import ArrayLike, NDArray
 
 from predictor import units
 from predictor.cost.elementwise import memory_ms
-from predictor.cost.loads import Load, LookupGroup
-from predictor.cost.lookup import launch as lookup_launch
+from predictor.cost.fixed_costs import FixedCosts
+from predictor.cost.loads import Load, LookupGroup, fused_backward_ms, fused_forward_ms
 from predictor.cost.lookup.embedding import backward_floor_ms, forward_floor_ms, prefetch_floor_ms
-from predictor.cost.shared import Costs
 from predictor.iteration.graph import Mask
 from predictor.model.plan import ShardingType
 from predictor.model.reservation import INDEX_BYTES as INDEX_BYTES
 from predictor.model.workload import DATA_TYPE_BYTES
 
 Array = NDArray[np.float64]
-Law = Callable[[Array], Array]
+CostModel = Callable[[Array], Array]
+"""Bytes -> ms, in the same shape; never falling."""
 Size = Callable[[Array], Array]
+"""Loads ``[plans, ranks, columns]`` -> bytes ``[plans, ranks or 1]``."""
 Collective = Callable[..., Array]
 
 LENGTH_BYTES = 4
@@ -79,7 +80,7 @@ class Exchange:
 
     def __init__(
         self,
-        costs: Costs,
+        costs: FixedCosts,
         groups: Sequence[LookupGroup],
         members: Sequence[int],
         loads: Array,
@@ -118,21 +119,20 @@ class Exchange:
         """Nothing is exchanged forward: tables are replicated, or the rank is alone."""
         return self.is_replicated or self.topology.world_size == 1
 
-    def cost(self, law: Law, size: Size) -> Array:
+    def cost(self, model: CostModel, size: Size) -> Array:
         """Time of something whose size in bytes follows linearly from the loads.
 
         Args:
-            law: bytes -> ms, non-decreasing.
-            size: loads ``[plans, ranks, columns]`` -> bytes ``[plans, ranks or 1]``, linear but
-                for a maximum over ranks. Lower bounds put a linear law in the place of ``law``.
+            model: the time of so many bytes. Lower bounds put a linear one in its place.
+            size: linear but for a maximum over ranks.
         """
-        return np.asarray(law(size(self.total)))
+        return np.asarray(model(size(self.total)))
 
     def permute_ms(self) -> Array:
         """Reordering the local ids before the exchange; row splits also bucketize them."""
-        law = self._bucketize_ms if self.sharding_type in ROW_SPLIT else self._reorder_ms
+        model = self._bucketize_ms if self.sharding_type in ROW_SPLIT else self._reorder_ms
         return self.cost(
-            law, lambda load: INDEX_BYTES * load[..., Load.IDS].mean(axis=-1, keepdims=True)
+            model, lambda load: INDEX_BYTES * load[..., Load.IDS].mean(axis=-1, keepdims=True)
         )
 
     def _reorder_ms(self, size: Array) -> Array:
@@ -156,10 +156,10 @@ class Exchange:
     def ids_ms(self) -> Array:
         """Lengths, ids and (where there are any) weights: one all-to-all each."""
         sent = {Load.BAGS: LENGTH_BYTES, Load.IDS: INDEX_BYTES, Load.WEIGHTED_IDS: OUTPUT_BYTES}
-        law = partial(self.collectives.all_to_all, scope="world")
+        model = partial(self.collectives.all_to_all, scope="world")
         return np.asarray(
             sum(
-                self.cost(law, busiest(column, width))
+                self.cost(model, busiest(column, width))
                 for column, width in sent.items()
                 if column is not Load.WEIGHTED_IDS or self.weighted
             )
@@ -189,9 +189,9 @@ class Exchange:
     def _lookup(self, group: int, column: Load, floor_ms: float) -> Array:
         load = self.loads[:, group]
         if column is Load.FORWARD_MS:
-            time = lookup_launch.forward_ms(load)
+            time = fused_forward_ms(load)
         elif column is Load.BACKWARD_MS:
-            time = lookup_launch.backward_ms(load, self.groups[group], self.hardware)
+            time = fused_backward_ms(load, self.groups[group], self.hardware)
         else:
             time = load[..., column]
         return np.where(load[..., Load.SHARDS] > 0, floor_ms + time, 0.0)
@@ -223,8 +223,8 @@ class Exchange:
             found.append(self._transfer("all_to_all", "cross", comms.all_to_all, across))
         return found[::-1] if backward else found
 
-    def _transfer(self, name: str, scope: str, law: Collective, width: float) -> Transfer:
-        cost = self.cost(partial(law, scope=scope), busiest(Load.OUTPUTS, width))
+    def _transfer(self, name: str, scope: str, collective: Collective, width: float) -> Transfer:
+        cost = self.cost(partial(collective, scope=scope), busiest(Load.OUTPUTS, width))
         return Transfer(f"{self.name}.{name}", scope, cost)
 
     def pack_ms(self, group: int, *, backward: bool) -> Array:
@@ -282,15 +282,16 @@ class Exchange:
         A fused lookup holds its tables in one parameter (FBGEMM's dense TBE), and DDP never
         splits a parameter over buckets: all of it leaves at once.
         """
-        law = partial(self.collectives.all_reduce, scope="world")
-        return self.cost(law, busiest(Load.GRADIENTS, OUTPUT_BYTES))
+        model = partial(self.collectives.all_reduce, scope="world")
+        return self.cost(model, busiest(Load.GRADIENTS, OUTPUT_BYTES))
 
-    def optimizer_ms(self, law: Law) -> Array:
+    def optimizer_ms(self, model: CostModel) -> Array:
         """What the dense optimizer adds for data-parallel tables, ``[plans, ranks]``.
 
-        ``law`` takes elements, not bytes.
+        Args:
+            model: takes elements, not bytes.
         """
-        return self.cost(law, lambda load: load[..., Load.GRADIENTS])
+        return self.cost(model, lambda load: load[..., Load.GRADIENTS])
 
 
 def busiest(column: Load, width: float) -> Size:
@@ -303,7 +304,7 @@ def busiest(column: Load, width: float) -> Size:
 
 
 def exchanges(
-    costs: Costs,
+    costs: FixedCosts,
     groups: Sequence[LookupGroup],
     loads: Array,
     make: type[Exchange] = Exchange,

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.loads import COLUMNS, Load, LookupGroup, ShardLoads, group_of
-from predictor.cost.shared import Costs
 from predictor.hardware.loader import HardwareProfile
 from predictor.iteration.torchrec.sparse import Exchange
 from predictor.model.plan import ComputeKernel, ShardingType, TablePlan
@@ -101,7 +101,7 @@ class ShardoptPerfEstimator(ShardEstimator):
             return
         offered = by_table(ours)
         workload = self._workload(offered.values(), sharder_data_map)
-        costs = ShardCosts(workload, Costs(workload, self._topology, self._hardware))
+        costs = ShardCosts(workload, FixedCosts(workload, self._topology, self._hardware))
         for index, options in enumerate(offered.values()):
             for option in options:
                 option.is_weighted = workload.tables[index].weighted
@@ -143,7 +143,7 @@ class ShardCosts:
         costs: of the workload, on some topology and profile.
     """
 
-    def __init__(self, workload: Workload, costs: Costs) -> None:
+    def __init__(self, workload: Workload, costs: FixedCosts) -> None:
         self.workload = workload
         self.costs = costs
         self.world = costs.topology.world_size

@@ -155,5 +155,5 @@ def test_reserve() -> None:
     assert left.hbm_cap_bytes == (GIB * 3 // 4 - rest,) * 2
     assert left.ddr_cap_bytes == TOPOLOGY.ddr_cap_bytes
     assert reserve_topology(workload, TOPOLOGY, device="cpu").ddr_cap_bytes == (GIB - rest,) * 2
-    with pytest.raises(InfeasibleError, match=r"rank 0 has .*--batch-size"):
+    with pytest.raises(InfeasibleError, match=r"rank 0 has .*a smaller batch"):
         reserve_topology(workload, replace(TOPOLOGY, hbm_cap_bytes=(1000, 1000)))

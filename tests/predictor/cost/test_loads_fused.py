@@ -9,9 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predictor.cost.loads import COLUMNS, LAUNCH, LONGEST, SHARED, Load
+from predictor.cost.loads import (
+    COLUMNS,
+    LAUNCH,
+    LONGEST,
+    SHARED,
+    Load,
+    fused_backward_ms,
+    fused_forward_ms,
+)
 from predictor.cost.lookup.embedding import SHARERS, sort_pass_ms
-from predictor.cost.lookup.launch import backward_ms, forward_ms
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.distribution import Zipf
 from predictor.model.plan import ShardingType, TablePlan
@@ -64,15 +71,15 @@ def test_a_launch_is_never_faster_than_its_shards(
     batch = PlanScorer(a_workload(), a_topology(2), hardware())
     batch.group_index(0, table_wise(batch.workload.tables[0]))
     group, hw = batch.groups[0], hardware()
-    times = forward_ms(load), backward_ms(load, group, hw)
+    times = fused_forward_ms(load), fused_backward_ms(load, group, hw)
     assert times[0] >= load[Load.FORWARD_MS]
     assert times[1] >= load[Load.BACKWARD_MS]
     if column == Load.SORTED:
         return  # what the shards have paid for already
     grown = load.copy()
     grown[column] += more
-    assert forward_ms(grown) >= times[0] * (1 - 1e-12)
-    assert backward_ms(grown, group, hw) >= times[1] * (1 - 1e-12)
+    assert fused_forward_ms(grown) >= times[0] * (1 - 1e-12)
+    assert fused_backward_ms(grown, group, hw) >= times[1] * (1 - 1e-12)
 
 
 def test_shares_of_the_cache_are_linear_between_those_tabulated() -> None:
@@ -81,7 +88,7 @@ def test_shares_of_the_cache_are_linear_between_those_tabulated() -> None:
     found = []
     for tables in (0, 1, 1.5, 2, 3, 4, 6, 8, 16, 100):
         load[Load.SHARDS] = tables
-        found.append(float(forward_ms(load)))
+        found.append(float(fused_forward_ms(load)))
     assert found == [0, 0, 0.5, 1, 2, 3, 5, 7, 15, 15]
 
 
@@ -94,8 +101,8 @@ def test_the_cost_at_a_share_is_that_of_the_table_with_so_much_cache() -> None:
     assert alone[SHARED].any()
     four[LONGEST] = alone[LONGEST] = 0.0
     shared = alone[Load.FORWARD_MS] + alone[Load.SHARED_2_MS] + alone[Load.SHARED_4_MS]
-    assert float(forward_ms(four)) == pytest.approx(4 * shared)
-    assert float(forward_ms(alone)) == pytest.approx(alone[Load.FORWARD_MS])
+    assert float(fused_forward_ms(four)) == pytest.approx(4 * shared)
+    assert float(fused_forward_ms(alone)) == pytest.approx(alone[Load.FORWARD_MS])
 
 
 def test_a_large_batch_shares_no_cache() -> None:
@@ -112,7 +119,7 @@ def test_a_small_table_is_sorted_by_the_bits_of_its_neighbours() -> None:
     def backward(ranks: tuple[int, int]) -> float:
         plans = [table_wise(t, r) for t, r in zip(workload.tables, ranks, strict=True)]
         total = batch.totals(plans)[0]
-        return float(backward_ms(total, batch.groups[0], hw).sum())
+        return float(fused_backward_ms(total, batch.groups[0], hw).sum())
 
     passes = 4 - 1
     ids = batch.totals([table_wise(t) for t in workload.tables])[0, 0, Load.IDS] / 2
@@ -129,7 +136,7 @@ def test_the_longest_latency_counts_once() -> None:
     batch = PlanScorer(workload, a_topology(1), hw)
     total = batch.totals([table_wise(t) for t in workload.tables])[0, 0]
     alone = batch.shards.of_table(3, table_wise(workload.tables[3]))[1][0]
-    assert float(forward_ms(total)) == alone[Load.FORWARD_LONGEST_MS] > total[Load.FORWARD_MS]
+    assert float(fused_forward_ms(total)) == alone[Load.FORWARD_LONGEST_MS] > total[Load.FORWARD_MS]
 
 
 @pytest.mark.parametrize("batch_size", [8, 300, 5000])

@@ -12,7 +12,7 @@ from predictor.model.workload import Workload
 from predictor.units import us
 
 
-class Costs:
+class FixedCosts:
     """Workload, topology and hardware with the costs that do not depend on the plan."""
 
     def __init__(self, workload: Workload, topology: Topology, hardware: HardwareProfile) -> None:

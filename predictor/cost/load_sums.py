@@ -22,7 +22,7 @@ Ints = NDArray[np.intp]
 LATENCIES = LONGEST.stop - LONGEST.start
 
 
-class Stack:
+class GrowingArray:
     """An array that grows along its last axis."""
 
     def __init__(self, *shape: int, dtype: type = float) -> None:
@@ -45,12 +45,12 @@ class Stack:
         self.size = end
 
 
-class Rows:
+class RankRows:
     """Values of numbered things on some ranks each, ``[columns]`` a rank."""
 
     def __init__(self, columns: int) -> None:
-        self._first, self._count = Stack(dtype=int), Stack(dtype=int)
-        self._ranks, self._values = Stack(dtype=int), Stack(columns)
+        self._first, self._count = GrowingArray(dtype=int), GrowingArray(dtype=int)
+        self._ranks, self._values = GrowingArray(dtype=int), GrowingArray(columns)
         self._new: list[tuple[Ints, Array]] = []
         self._used = np.zeros(columns, dtype=bool)
 
@@ -89,16 +89,16 @@ class Rows:
         return np.asarray(self._values.array[column])
 
 
-class LoadRows:
+class LoadSums:
     """Numbers the shardings of all tables and holds their loads; see the module's text."""
 
     def __init__(self, shards: ShardLoads) -> None:
         self.shards = shards
         self.world_size = shards.topology.world_size
-        self._group = Stack(dtype=int)
-        self.alone, self.everywhere = Rows(COLUMNS), Rows(COLUMNS)
-        self._longest = Rows(LATENCIES)
-        self._longest_everywhere = Rows(LATENCIES)
+        self._group = GrowingArray(dtype=int)
+        self.alone, self.everywhere = RankRows(COLUMNS), RankRows(COLUMNS)
+        self._longest = RankRows(LATENCIES)
+        self._longest_everywhere = RankRows(LATENCIES)
         self._most: dict[int, Array] = {}
 
     def append(self, index: int, plan: TablePlan, group: int) -> None:
@@ -152,7 +152,7 @@ class LoadRows:
         self._add(total, self.everywhere, chosen, at, 1)
         return total
 
-    def _add(self, total: Array, rows: Rows, chosen: Selection, at: Ints, width: int) -> None:
+    def _add(self, total: Array, rows: RankRows, chosen: Selection, at: Ints, width: int) -> None:
         _, groups, _, plans = total.shape
         owner, ranks, found = rows.of(chosen.numbers)
         if not len(owner):

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from predictor.cost.load_rows import LoadRows, Selection, Stack
+from predictor.cost.load_sums import GrowingArray, LoadSums, Selection
 from predictor.cost.loads import COLUMNS, LONGEST, ShardLoads, add
 from search.space.enumerate import enumerate_space, place
 from tests.builders import a_topology, device_bound, random_candidate, random_workload
@@ -16,7 +16,7 @@ TOPOLOGY = a_topology(8, 4)
 
 
 def test_a_stack_keeps_what_is_put_on_it() -> None:
-    stack, expected = Stack(2), np.zeros((2, 0))
+    stack, expected = GrowingArray(2), np.zeros((2, 0))
     for count in (0, 1, 100, 3):
         more = np.random.default_rng(count).random((2, count))
         stack.extend(more)
@@ -30,7 +30,7 @@ def test_totals_are_those_of_the_shards(seed: int) -> None:
     workload, pick = random_workload(seed, "base"), random.Random(seed)
     space = enumerate_space(workload, TOPOLOGY)
     shards = ShardLoads(workload, TOPOLOGY, device_bound())
-    rows, plans = LoadRows(shards), 6
+    rows, plans = LoadSums(shards), 6
     owners, wanted = [], np.zeros((plans, TOPOLOGY.world_size, COLUMNS))
     for plan in range(plans - 1):
         for index, table in enumerate(random_candidate(space, TOPOLOGY, pick)):
@@ -60,7 +60,7 @@ def test_what_all_ranks_have_alike_is_one_row() -> None:
     space = enumerate_space(workload, TOPOLOGY)
     everywhere = next(o for o in space.options[0] if o.sharding_type == "data_parallel")
     plan = place(everywhere, tuple(range(TOPOLOGY.world_size)))
-    rows = LoadRows(ShardLoads(workload, TOPOLOGY, device_bound()))
+    rows = LoadSums(ShardLoads(workload, TOPOLOGY, device_bound()))
     rows.append(0, plan, 0)
     assert rows.load(0) == pytest.approx(rows.load(0)[[0] * TOPOLOGY.world_size])
     assert len(rows.everywhere.of(np.array([0]))[0]) == 1
