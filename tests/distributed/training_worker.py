@@ -2,6 +2,7 @@
 
 `training_worker JOB`: JOB is a directory with `plans/*.json`; the results go to `PLAN.RANK.npz` in
 it.
+"""
 
 import os
 import sys
