@@ -1,0 +1,109 @@
+"""What the docs name exists: files, modules, links with their anchors, commands and flags."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from shardopt.cli.app import app
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")],
+    key=lambda page: page.relative_to(ROOT).as_posix(),
+)
+FOLDERS = "predictor|search|shardopt|tools|tests|configs|docs|examples"
+FILE = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/[\w./*-]*[\w*]")
+OF_OTHERS = ("tests/data/nccl_", "tests/inputs")
+"""Paths in other projects' repositories."""
+MODULE = re.compile(r"(?<![\w./-])(?:predictor|search|shardopt|tools)(?:\.\w+)+(?![\w/-])")
+LINK = re.compile(r"\]\((?!\w+://)([^)#\s]*)(?:#([^)\s]*))?\)")
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"(?<!`)`(shardopt [^`]+)`")
+LINE = re.compile(r"^(?:\$ |    |.*--no-python )?(?:\.venv/bin/)?(shardopt .*)$", re.MULTILINE)
+NO_COMMANDS = ("on",)
+"""Second words of what begins like a command: the planner `shardopt on torchrec's cost`."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_files_and_modules_exist(page: Path) -> None:
+    text = page.read_text()
+    files = {f for f in FILE.findall(text) if not f.startswith(OF_OTHERS)}
+    assert not sorted(f for f in files if not any(ROOT.glob(f)))
+    assert not sorted(m for m in set(MODULE.findall(text)) if not is_module(m))
+
+
+def is_module(name: str) -> bool:
+    """Whether the name is a module, or a name that a module's text has."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        stem = ROOT.joinpath(*parts[:count])
+        found = next(
+            (p for p in (stem.with_suffix(".py"), stem / "__init__.py") if p.is_file()), None
+        )
+        if found is not None:
+            return all(re.search(rf"\b{word}\b", found.read_text()) for word in parts[count:])
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    missing = []
+    for target, anchor in LINK.findall(FENCE.sub("", page.read_text())):
+        file = page.parent / target if target else page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            missing.append(f"{target}#{anchor}")
+    assert not missing
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_commands_and_flags_exist(page: Path) -> None:
+    wrong = [line for line in command_lines(page.read_text()) if not is_command(line)]
+    assert not wrong
+
+
+def command_lines(text: str) -> Iterator[str]:
+    """Every line of a code block, and every span of code, that begins with the command's name."""
+    text = text.replace("\\\n", " ")
+    yield from (" ".join(span.split()) for span in SPAN.findall(FENCE.sub("", text)))
+    for block in [*FENCE.findall(text), *re.findall(r"^    .*$", text, flags=re.MULTILINE)]:
+        yield from LINE.findall(block)
+
+
+def is_command(line: str) -> bool:
+    """Whether each word is a command, in its place, and each flag one of that command's."""
+    command = get_command(app)
+    words = shlex.split(line.partition(" #")[0].replace("'", ""))[1:]
+    if words[0] in NO_COMMANDS:
+        return True
+    while words and words[0][0] != "-" and getattr(command, "commands", None):
+        found = [command.commands.get(name) for name in words.pop(0).split("|")]
+        if None in found:
+            return False
+        command = found[0]
+    flags = {"--help", *(flag for param in command.params for flag in param.opts)}
+    given = {word.partition("=")[0] for word in words if word.startswith("-")}
+    return given <= flags
+
+
+def test_the_check_sees_what_is_wrong() -> None:
+    text = (
+        "`shardopt plan M --gpu 8`\n```console\n$ shardopt plam M\n$ shardopt diff A B  # a\n```\n"
+    )
+    assert [line for line in command_lines(text) if not is_command(line)] == [
+        "shardopt plan M --gpu 8",
+        "shardopt plam M",
+    ]
+    assert is_module("search.solve")
+    assert not is_module("search.judge")
