@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -28,6 +29,7 @@ SPAN = re.compile(r"(?<!`)`(shardopt [^`]+)`")
 LINE = re.compile(r"^(?:\$ |    |.*--no-python )?(?:\.venv/bin/)?(shardopt .*)$", re.MULTILINE)
 NO_COMMANDS = ("on",)
 """Second words of what begins like a command: the planner `shardopt on torchrec's cost`."""
+COMMANDS: Any = get_command(app)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -83,7 +85,7 @@ def command_lines(text: str) -> Iterator[str]:
 
 def is_command(line: str) -> bool:
     """Whether each word is a command, in its place, and each flag one of that command's."""
-    command = get_command(app)
+    command = COMMANDS
     words = shlex.split(line.partition(" #")[0].replace("'", ""))[1:]
     if words[0] in NO_COMMANDS:
         return True
