@@ -20,6 +20,7 @@ from shardopt.bench.tasks.against import OURS, THEIRS
 from shardopt.files import atomic_write_text
 from shardopt.report.html.nodes import node
 from shardopt.validate.report import Compared, Report
+from shardopt.validate.suites import run_suites
 
 WIDTH, HEIGHT = 960, 380
 TOP, BOTTOM = 64, 330
@@ -166,16 +167,13 @@ def _line(x1: float, y1: float, x2: float, y2: float, stroke: str, width: float 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw the committed rows."""
-    from shardopt.validate.measured import against_torchrec, torchrec_cpu
-
     parser = argparse.ArgumentParser(prog="python -m tools.figure")
     parser.add_argument("file", type=Path, help="where the SVG goes")
     given = parser.parse_args(argv)
     if not given.file.parent.is_dir():
         parser.error(f"{given.file}: its folder is not there; give one that is")
     try:
-        plans = torchrec_cpu.validate_torchrec_cpu(torchrec_cpu.DEFAULT_FOLDER)
-        tasks = against_torchrec.validate_against_torchrec(against_torchrec.DEFAULT_FOLDER)
+        (plans,), (tasks,) = (run_suites(n, None) for n in ("torchrec-cpu", "against-torchrec"))
         atomic_write_text(given.file, figure(plans, tasks))
     except (ShardoptError, OSError) as error:
         parser.error(str(error))

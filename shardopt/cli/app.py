@@ -46,7 +46,7 @@ app.command("diff")(diff.diff)
 app.command("trace")(trace.trace)
 app.command("stats")(stats.stats)
 app.command("hardware")(hardware.hardware)
-app.command("validate")(validate.validate)
+app.command("validate", epilog=validate.EPILOG)(validate.validate)
 app.command("calibrate")(calibrate.calibrate)
 app.add_typer(bench.app, name="bench")
 

@@ -17,8 +17,7 @@ from predictor.hardware.loader import load_hardware
 from shardopt.replay.predict.fit import DEFAULT_FOLDER, FILE, captured, read_replays, replay_laws
 from shardopt.replay.predict.iteration import predicted
 from shardopt.replay.predict.rows import FIT, TEST, ModelCalls
-from shardopt.validate.by_ranks import errors_by_ranks
-from shardopt.validate.report import Compared, Report, Scores
+from shardopt.validate.report import Compared, Report, Scores, errors_by_ranks
 
 NAME = "replay"
 HARDWARE = "cpu-gloo"

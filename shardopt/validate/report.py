@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -129,6 +129,31 @@ class Report:
         return {key: Summary.of(r for r in self.rows if (r.part, r.family) == key) for key in keys}
 
 
+def errors_by_ranks(
+    name: str, first: str, kinds: Iterable[tuple[str, Sequence[Compared]]], title: str
+) -> Scores:
+    """A table of errors.
+
+    Args:
+        first: heads the column of the kinds.
+        kinds: name and rows of each; rows are named by their `ranks`.
+    """
+    cells = []
+    for kind, rows in kinds:
+        for ranks in sorted({int(row.name["ranks"]) for row in rows}):
+            found = Summary.of(row for row in rows if row.name["ranks"] == ranks)
+            cells.append((kind, ranks, found.n, found.mape, found.geomean, found.worst))
+    columns = (
+        (first, "text"),
+        ("ranks", "count"),
+        ("n", "count"),
+        ("MAPE", "share"),
+        ("geomean", "share"),
+        ("worst", "share"),
+    )
+    return Scores(name, columns, tuple(cells), title)
+
+
 def data_folder(folder: Path, needed: Sequence[str], *, every: bool = False) -> Path:
     """The folder, if it holds the files that a suite reads.
 
@@ -151,6 +176,3 @@ def data_folder(folder: Path, needed: Sequence[str], *, every: bool = False) -> 
             "get it"
         )
     return folder
-
-
-Suite = Callable[[Path], Report]

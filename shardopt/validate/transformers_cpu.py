@@ -26,12 +26,9 @@ from shardopt.bench.transformers.files import (
     read_traces,
     rounds_file,
 )
-from shardopt.validate.by_ranks import errors_by_ranks
-from shardopt.validate.report import Compared, Report, Scores, Summary
+from shardopt.validate.report import Compared, Report, Scores, Summary, errors_by_ranks
 
 NAME = "transformers-cpu"
-DEFAULT_FOLDER = Path(__file__).resolve().parents[2] / "configs" / "bench" / NAME
-"""Of a source checkout; an installed package has none."""
 RANKS = (1, 2)
 LARGEST_GROUPS = 12
 FEWER = (3, 6, 9, 12, 15, 18, 24)

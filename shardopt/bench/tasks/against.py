@@ -30,10 +30,10 @@ def planners_plans(asked: Asked, seed: int) -> Task:
     Raises:
         InputError: TorchRec's planner finds no plan.
     """
+    from shardopt.bench.tasks.task_set import load_task_set
     from shardopt.torchrec.planning.planner import torchrec_plan
-    from shardopt.validate.measured.batch import load_batch
 
-    batch = load_batch(asked.folder)
+    batch = load_task_set(asked.folder)
     workload = make_task(
         seed, world_size=asked.world_size, local_world_size=asked.local_world_size
     ).workload

@@ -10,7 +10,6 @@ pytest.importorskip("scipy")
 
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
-from shardopt.cli.validate import Suites, _runs
 from shardopt.replay.predict.fit import FILE, read_replays, replay_laws
 from shardopt.replay.predict.iteration import predicted
 from shardopt.replay.predict.rows import FIT, write_models
@@ -55,8 +54,3 @@ def test_folders_without_rows(tmp_path: Path) -> None:
     assert not has_replays(tmp_path)
     with pytest.raises(InputError, match="bench mystique"):
         validate_replay(tmp_path)
-
-
-def test_all_suites_run_it(tmp_path: Path) -> None:
-    assert validate_replay in [runner for runner, _ in _runs(Suites.ALL, tmp_path)]
-    assert _runs(Suites.REPLAY, None) == [(validate_replay, DEFAULT_FOLDER)]

@@ -17,16 +17,16 @@ from search.stop import Stop
 from shardopt.bench.tasks import against
 from shardopt.bench.tasks.against import OURS, SHIPPED, THEIRS, planners_plans
 from shardopt.bench.tasks.batch import Asked
+from shardopt.bench.tasks.task_set import load_task_set, task_set_folders
 from shardopt.bench.tasks.tasks import PROFILE, Task
 from shardopt.cli.app import main
-from shardopt.validate.measured.against_torchrec import DEFAULT_FOLDER
-from shardopt.validate.measured.batch import batch_folders, load_batch
+from shardopt.validate.suites import COMMITTED
 from tests.builders import a_table, a_workload
 
 pytest.importorskip("torchrec")
 pytest.importorskip("scipy")
 
-FOLDER = batch_folders(DEFAULT_FOLDER)[0]
+FOLDER = task_set_folders(COMMITTED / "against-torchrec")[0]
 """Of which only the calibration counts here."""
 
 
@@ -51,7 +51,7 @@ def test_both_planners_plans_theirs_first(asked: Asked) -> None:
     task = planners_plans(asked, 3)
     assert list(task.plans)[:2] == [THEIRS, OURS]
     assert task.workload == a_model()
-    batch = load_batch(FOLDER)
+    batch = load_task_set(FOLDER)
     times = {
         name: predict(task.workload, batch.ranks, batch.made.profile, plan).iteration_ms
         for name, plan in task.plans.items()
@@ -73,7 +73,7 @@ def test_the_shipped_profiles_plan_stands_once(
 
     monkeypatch.setattr(against, "_searched", searched)
     assert SHIPPED not in planners_plans(asked, 3).plans
-    assert used == [load_batch(FOLDER).made.profile.name, load_hardware(PROFILE).name]
+    assert used == [load_task_set(FOLDER).made.profile.name, load_hardware(PROFILE).name]
 
 
 def test_a_model_that_torchrec_cannot_place_is_refused(

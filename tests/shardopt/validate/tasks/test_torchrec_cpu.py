@@ -14,13 +14,10 @@ from predictor.errors import InputError
 from predictor.fit.scores import wilson
 from shardopt.calibrate.rows import Origin
 from shardopt.cli import app
-from shardopt.cli.validate import Suites, _runs
 from shardopt.report.validate import scores_object
-from shardopt.validate.measured import order as lab_order
-from shardopt.validate.measured import predicted as lab_predicted
-from shardopt.validate.measured import torchrec_cpu
-from shardopt.validate.measured.torchrec_cpu import validate_torchrec_cpu
 from shardopt.validate.report import Report
+from shardopt.validate.tasks import ranking, task_prediction
+from shardopt.validate.tasks.torchrec_cpu import validate_torchrec_cpu
 
 pytest.importorskip("scipy")
 
@@ -229,23 +226,11 @@ def test_a_calibration_without_reference_kernels_is_refused(lab) -> None:
         validate_torchrec_cpu(lab.root)
 
 
-def test_an_empty_folder_asks_for_data(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_folder_asks_for_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main(["validate", "torchrec-cpu", "--data", str(tmp_path)]) == 2
-    assert "holds no batch; give --data DIR" in capsys.readouterr().err
-    monkeypatch.setattr(torchrec_cpu, "DEFAULT_FOLDER", tmp_path / "none")
-    assert app.main(["validate", "torchrec-cpu"]) == 2
-    assert "no such directory; give --data DIR" in capsys.readouterr().err
-
-
-def test_all_includes_the_suite_where_its_rows_are(
-    lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(torchrec_cpu, "DEFAULT_FOLDER", tmp_path / "none")
-    assert (validate_torchrec_cpu, tmp_path / "none") not in _runs(Suites.ALL, tmp_path)
-    monkeypatch.setattr(torchrec_cpu, "DEFAULT_FOLDER", lab.root)
-    assert (validate_torchrec_cpu, lab.root) in _runs(Suites.ALL, tmp_path)
+    assert "holds no batch" in capsys.readouterr().err
+    assert app.main(["validate", "torchrec-cpu", "--data", str(tmp_path / "none")]) == 2
+    assert "no such directory" in capsys.readouterr().err
 
 
 def test_command_json_and_page(lab, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -268,10 +253,12 @@ def test_command_json_and_page(lab, capsys: pytest.CaptureFixture[str], tmp_path
 
 
 def test_fresh_tasks_are_told_apart(lab, report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [r["what"] for r in table(report, "ranking")][:2] != ["predicted", lab_order.FRESH]
-    monkeypatch.setattr(lab_predicted.Scored, "fresh", property(lambda self: self.task.number == 2))
+    assert [r["what"] for r in table(report, "ranking")][:2] != ["predicted", ranking.FRESH]
+    monkeypatch.setattr(
+        task_prediction.TaskPrediction, "fresh", property(lambda self: self.task.number == 2)
+    )
     found = validate_torchrec_cpu(lab.root)
-    fresh = [r for r in table(found, "ranking") if r["what"] == lab_order.FRESH]
+    fresh = [r for r in table(found, "ranking") if r["what"] == ranking.FRESH]
     assert [(r["tasks"], r["error"]) for r in fresh] == [(1, pytest.approx(1 - 1 / FACTOR))]
     groups = {r["plans"]: r["n"] for r in table(found, "absolute error")}
     assert groups["batches fresh"] == groups["batches developed on"] == 4

@@ -18,8 +18,8 @@ from predictor.fit.scores import (
     spearman,
     wilson,
 )
-from shardopt.validate.measured.predicted import Scored
 from shardopt.validate.report import Cell, Scores
+from shardopt.validate.tasks.task_prediction import TaskPrediction
 
 Array = NDArray[np.float64]
 Pair = tuple[Array, Array]
@@ -42,13 +42,13 @@ ORDER_COLUMNS = (
 FRESH = "predicted, fresh batches"
 
 
-def _fresh(tasks: Sequence[Scored]) -> list[list[Scored]]:
+def _fresh(tasks: Sequence[TaskPrediction]) -> list[list[TaskPrediction]]:
     """The tasks on which no version of the predictor was chosen, where they are not all."""
     found = [t for t in tasks if t.fresh]
     return [found] if 0 < len(found) < len(tasks) else []
 
 
-def ranking(tasks: Sequence[Scored]) -> Scores:
+def ranking(tasks: Sequence[TaskPrediction]) -> Scores:
     """Shape error and rank correlation within tasks."""
     fresh = _fresh(tasks)
     rated = order_row("TorchRec's estimator", [(t.measured_ms, t.ratings) for t in tasks])
@@ -75,8 +75,8 @@ def order_row(name: str, pairs: Sequence[Pair]) -> tuple[Cell, ...]:
         name,
         len(pairs),
         sum(len(m) for m, _ in pairs),
-        mape(joined([relative_errors(m, p) for m, p in pairs])),
-        mape(joined([shape_errors(m, p) for m, p in pairs])),
+        mape(join_arrays([relative_errors(m, p) for m, p in pairs])),
+        mape(join_arrays([shape_errors(m, p) for m, p in pairs])),
         *_median_and_min([spearman(m, p) for m, p in pairs]),
         *_median_and_min([spearman(m, p) for m, p in halves]),
     )
@@ -94,7 +94,7 @@ PICK_COLUMNS = (
 )
 
 
-def picking(tasks: Sequence[Scored]) -> Scores:
+def picking(tasks: Sequence[TaskPrediction]) -> Scores:
     """How good the plan is that each picker takes."""
     by_lookups = [t for t in tasks if _lookups_plan(t) is not None]
     rows = [
@@ -138,20 +138,22 @@ def within(pairs: Sequence[Pair], most: float = PICKED) -> float:
     return _share([(regrets(m), picks(p)) for m, p in pairs], most) if pairs else math.nan
 
 
-def _by_score(tasks: Sequence[Scored], score: Callable[[Scored], Array]) -> list[Pair]:
+def _by_score(
+    tasks: Sequence[TaskPrediction], score: Callable[[TaskPrediction], Array]
+) -> list[Pair]:
     return [(t.measured_ms, picks(score(t))) for t in tasks]
 
 
-def _lookups_plan(task: Scored) -> int | None:
+def _lookups_plan(task: TaskPrediction) -> int | None:
     return next((i for i, name in enumerate(task.plans) if name.startswith(LOOKUPS_PLAN)), None)
 
 
-def _only_lookups(task: Scored) -> Array:
+def _only_lookups(task: TaskPrediction) -> Array:
     chances = np.zeros(len(task.plans))
     chances[_lookups_plan(task)] = 1.0
     return chances
 
 
-def joined(arrays: Sequence[Array]) -> Array:
+def join_arrays(arrays: Sequence[Array]) -> Array:
     """One array of all; empty of none."""
     return np.concatenate(arrays) if arrays else np.zeros(0)

@@ -13,11 +13,10 @@ from predictor.errors import InputError
 from shardopt.bench.rows import read_rows, write_rows
 from shardopt.bench.tasks.against import OURS, SHIPPED, THEIRS
 from shardopt.cli import app
-from shardopt.cli.validate import Suites, _runs
 from shardopt.report.validate import scores_object
-from shardopt.validate.measured import against_torchrec
-from shardopt.validate.measured.against_torchrec import NEAR, QUIET, validate_against_torchrec
 from shardopt.validate.report import Report
+from shardopt.validate.suites import run_suites
+from shardopt.validate.tasks.against_torchrec import NEAR, QUIET, validate_against_torchrec
 
 pytest.importorskip("scipy")
 
@@ -154,17 +153,9 @@ def test_the_command_prints_it(
     assert found["scores"]["tasks"]["rows"] == table(report, "tasks")
 
 
-def test_all_reads_the_batches_of_a_checkout(
-    lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for folder, runs in ((tmp_path / "none", False), (lab.root, True)):
-        monkeypatch.setattr(against_torchrec, "DEFAULT_FOLDER", folder)
-        assert ((validate_against_torchrec, folder) in _runs(Suites.ALL, tmp_path)) == runs
-
-
 def test_the_committed_batch_keeps_its_promise() -> None:
     """Faster or equal in every task, and foretold."""
-    report = validate_against_torchrec(against_torchrec.DEFAULT_FOLDER)
+    (report,) = run_suites("against-torchrec", None)
     (ours, *_) = table(report, "against TorchRec's planner")
     assert ours["tasks"] >= 10
     assert ours["slower"] == 0

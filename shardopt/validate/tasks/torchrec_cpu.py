@@ -1,6 +1,6 @@
 """Plans run for real by TorchRec on CPU ranks, against predictions from calibration alone.
 
-Every batch (`shardopt.validate.measured.batch`) brings the calibration made before its tasks;
+Every batch (`shardopt.bench.tasks.task_set`) brings the calibration made before its tasks;
 nothing is fitted on an iteration. Reference kernels, which run beside the plans, correct for drift;
 figures without that correction stand beside.
 """
@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shardopt.validate.measured.batch import load_batches
-from shardopt.validate.measured.predicted import DEVELOPED_ON, scored
-from shardopt.validate.measured.scores import all_scores
+from shardopt.bench.tasks.task_set import load_task_sets
 from shardopt.validate.report import Report
+from shardopt.validate.tasks.tables import all_scores
+from shardopt.validate.tasks.task_prediction import DEVELOPED_ON, predict_task
 
 NAME = "torchrec-cpu"
-DEFAULT_FOLDER = Path(__file__).resolve().parents[3] / "configs" / "bench" / NAME
-"""Of a source checkout; an installed package has none."""
 VARIANTS_TRIED = 21
 """Versions of the predictor that were scored on `DEVELOPED_ON` before the one reported."""
 
@@ -27,14 +25,14 @@ def validate_torchrec_cpu(folder: Path) -> Report:
     Raises:
         InputError: there is no batch, or a file of one is broken or of another machine.
     """
-    batches = load_batches(
+    batches = load_task_sets(
         folder,
         "a folder whose sub-folders hold batch.json, calibration.rows.csv and the tasks' rows",
     )
-    tasks = [scored(batch, task) for batch in batches for task in batch.tasks]
+    tasks = [predict_task(batch, task) for batch in batches for task in batch.tasks]
     return Report(
         NAME,
-        tuple(row for task in tasks for row in task.compared()),
+        tuple(row for task in tasks for row in task.rows()),
         headline="plans",
         skipped=tuple(text for batch in batches for text in batch.skipped),
         notes=(

@@ -6,15 +6,12 @@ bench run. No iteration of the model enters the ratios.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from predictor.errors import InputError
 from predictor.hardware.groups import CpuEmbedding, Group, Model
 from predictor.hardware.schema import CollectiveGroups, Curve, HardwareProfile
-from shardopt.bench.rows import BenchRows
 from shardopt.calibrate.design.phases import REFERENCE_KERNELS as KERNELS
-from shardopt.calibrate.rows import Measured
 
 FACTORS = ("backward_stateless", "backward_weighted")
 """Fields of the embedding law that are no times."""
@@ -23,60 +20,12 @@ Ratios = Mapping[str, float]
 """Reference kernel -> its time in the task over its time in the calibration."""
 
 
-def calibration_reference(
-    rows: Sequence[Measured], link_gbit_s: float | None = None
-) -> dict[str, float]:
-    """Median over start, middle and end of the calibration, ms, by kernel.
-
-    Args:
-        link_gbit_s: of the link whose rows count; None: those within the machine.
-
-    Raises:
-        InputError: a kernel is not there.
-    """
-    found = [
-        (row.point.params.get("kernel"), row.median_us * 1e-3)
-        for row in rows
-        if row.point.family == "reference" and row.point.params.get("link_gbit_s") == link_gbit_s
-    ]
-    by_kernel = {kernel: [ms for name, ms in found if name == kernel] for kernel in KERNELS}
-    return _medians(by_kernel, "the calibration")
-
-
-def task_reference(rows: BenchRows) -> dict[str, float]:
-    """Median over all rounds, ranks and repeats of a task, ms, by kernel.
-
-    Raises:
-        InputError: a kernel is not there.
-    """
-    by_kernel = {
-        kernel: [
-            sample
-            for measured in rows.rounds
-            for rank in measured["reference_ms"].get(kernel, [])
-            for sample in rank
-        ]
-        for kernel in KERNELS
-    }
-    return _medians(by_kernel, "the task")
-
-
-def _medians(samples: Mapping[str, Sequence[float]], where: str) -> dict[str, float]:
-    lacks = [kernel for kernel, times in samples.items() if not times]
-    if lacks:
-        raise InputError(
-            f"{where} has no times of the reference kernel '{lacks[0]}', which tell how the "
-            "machine's speed changed; measure again with this version"
-        )
-    return {kernel: statistics.median(times) for kernel, times in samples.items()}
-
-
 def drift_ratios(task: Mapping[str, float], calibration: Mapping[str, float]) -> dict[str, float]:
     """`Ratios` of two sets of reference times."""
     return {kernel: task[kernel] / calibration[kernel] for kernel in KERNELS}
 
 
-def corrected(profile: HardwareProfile, ratios: Ratios) -> HardwareProfile:
+def correct_drift(profile: HardwareProfile, ratios: Ratios) -> HardwareProfile:
     """The profile of the machine while the task ran.
 
     Embedding constants follow their lookups, collectives the all-to-all, all else the GEMM: it

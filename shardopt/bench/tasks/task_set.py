@@ -9,7 +9,8 @@ A batch is a folder, schema ``shardopt.lab-batch/1``: ``batch.json`` (topology, 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,12 +26,12 @@ from predictor.units import GIB
 from shardopt.bench.rows import BenchRows
 from shardopt.bench.rows import read_rows as read_bench
 from shardopt.bench.tasks.batch_files import BATCH_FILE, CALIBRATION_FILE, SCHEMA, task_name
+from shardopt.calibrate.design.phases import REFERENCE_KERNELS as KERNELS
 from shardopt.calibrate.profile.build import Calibrated, build_profile
 from shardopt.calibrate.rows import Measured, Origin
 from shardopt.calibrate.rows import read_rows as read_calibration
 from shardopt.config import load_model
 from shardopt.files import decode, read_bytes
-from shardopt.validate.measured.drift import calibration_reference
 
 BASE = "cpu-gloo"
 FBGEMM = ("fbgemm_gpu", "fbgemm_gpu-cpu", "fbgemm-gpu-cpu", "fbgemm-gpu")
@@ -39,7 +40,7 @@ MACHINE = ("system", "processor", "machine", "torch", "torchrec", *FBGEMM)
 
 
 @dataclass(frozen=True)
-class Task:
+class MeasuredTask:
     """One model with its plans, measured side by side.
 
     Args:
@@ -65,7 +66,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Batch:
+class TaskSet:
     """Tasks of one machine, one topology and one calibration.
 
     Args:
@@ -82,16 +83,16 @@ class Batch:
     made: Calibrated
     reference_ms: dict[str, float]
     calibrated: datetime
-    tasks: tuple[Task, ...]
+    tasks: tuple[MeasuredTask, ...]
     skipped: tuple[str, ...]
 
 
-def batch_folders(folder: Path) -> list[Path]:
+def task_set_folders(folder: Path) -> list[Path]:
     """Sub-folders that hold a batch, sorted by name."""
     return sorted(path.parent for path in folder.glob(f"*/{BATCH_FILE}"))
 
 
-def load_batches(folder: Path, hint: str) -> list[Batch]:
+def load_task_sets(folder: Path, hint: str) -> list[TaskSet]:
     """Every batch in a folder, in the order of their names.
 
     Args:
@@ -100,14 +101,14 @@ def load_batches(folder: Path, hint: str) -> list[Batch]:
     Raises:
         InputError: there is no batch, or a file of one is broken, or of another machine.
     """
-    folders = batch_folders(folder)
+    folders = task_set_folders(folder)
     if not folders:
         found = "holds no batch" if folder.is_dir() else "no such directory"
         raise InputError(f"{folder}: {found}; give --data DIR, {hint}")
-    return [load_batch(path) for path in folders]
+    return [load_task_set(path) for path in folders]
 
 
-def load_batch(folder: Path) -> Batch:
+def load_task_set(folder: Path) -> TaskSet:
     """Read and check a batch, and fit its profile.
 
     Raises:
@@ -131,7 +132,7 @@ def load_batch(folder: Path) -> Batch:
         ddr_bytes=made.profile.ddr_bytes,
     )
     tasks, skipped = _tasks(folder, about)
-    return Batch(
+    return TaskSet(
         folder.name,
         about["topology"],
         topology,
@@ -194,8 +195,8 @@ def _refuse_mixed(path: Path, origin: Origin, environment: Mapping[str, Any]) ->
         )
 
 
-def _tasks(folder: Path, about: Mapping[str, Any]) -> tuple[list[Task], list[str]]:
-    tasks: list[Task] = []
+def _tasks(folder: Path, about: Mapping[str, Any]) -> tuple[list[MeasuredTask], list[str]]:
+    tasks: list[MeasuredTask] = []
     skipped = []
     for number in about["tasks"]:
         path = folder / f"{task_name(number)}.rows.json"
@@ -210,7 +211,7 @@ def _tasks(folder: Path, about: Mapping[str, Any]) -> tuple[list[Task], list[str
     return tasks, skipped
 
 
-def _task(folder: Path, number: int, rows: BenchRows, about: Mapping[str, Any]) -> Task:
+def _task(folder: Path, number: int, rows: BenchRows, about: Mapping[str, Any]) -> MeasuredTask:
     path = folder / f"{task_name(number)}.rows.json"
     model = folder / f"{task_name(number)}.yaml"
     workload = load_model(model)
@@ -224,7 +225,7 @@ def _task(folder: Path, number: int, rows: BenchRows, about: Mapping[str, Any]) 
         plans[entry["name"]] = plan
     again = folder / f"{task_name(number)}.again.rows.json"
     second = _read_rows(again, about) if again.is_file() else None
-    return Task(number, workload, plans, rows, second if second and second.rounds else None)
+    return MeasuredTask(number, workload, plans, rows, second if second and second.rounds else None)
 
 
 def _read_rows(path: Path, about: Mapping[str, Any]) -> BenchRows:
@@ -257,3 +258,51 @@ def _time(text: str, where: str) -> datetime:
     except (TypeError, ValueError):
         raise InputError(f"{where}: {text!r} is no time as 2026-01-31T12:00:00Z") from None
     return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def calibration_reference(
+    rows: Sequence[Measured], link_gbit_s: float | None = None
+) -> dict[str, float]:
+    """Median over start, middle and end of the calibration, ms, by kernel.
+
+    Args:
+        link_gbit_s: of the link whose rows count; None: those within the machine.
+
+    Raises:
+        InputError: a kernel is not there.
+    """
+    found = [
+        (row.point.params.get("kernel"), row.median_us * 1e-3)
+        for row in rows
+        if row.point.family == "reference" and row.point.params.get("link_gbit_s") == link_gbit_s
+    ]
+    by_kernel = {kernel: [ms for name, ms in found if name == kernel] for kernel in KERNELS}
+    return _medians(by_kernel, "the calibration")
+
+
+def task_reference(rows: BenchRows) -> dict[str, float]:
+    """Median over all rounds, ranks and repeats of a task, ms, by kernel.
+
+    Raises:
+        InputError: a kernel is not there.
+    """
+    by_kernel = {
+        kernel: [
+            sample
+            for measured in rows.rounds
+            for rank in measured["reference_ms"].get(kernel, [])
+            for sample in rank
+        ]
+        for kernel in KERNELS
+    }
+    return _medians(by_kernel, "the task")
+
+
+def _medians(samples: Mapping[str, Sequence[float]], where: str) -> dict[str, float]:
+    lacks = [kernel for kernel, times in samples.items() if not times]
+    if lacks:
+        raise InputError(
+            f"{where} has no times of the reference kernel '{lacks[0]}', which tell how the "
+            "machine's speed changed; measure again with this version"
+        )
+    return {kernel: statistics.median(times) for kernel, times in samples.items()}

@@ -17,22 +17,22 @@ from predictor.fit.scores import (
     shape_errors,
     spearman,
 )
-from shardopt.validate.measured.batch import Batch
-from shardopt.validate.measured.order import (
+from shardopt.bench.tasks.task_set import TaskSet
+from shardopt.validate.report import Cell, Scores
+from shardopt.validate.tasks.ranking import (
     ORDER_COLUMNS,
     PICK_COLUMNS,
     PICKED,
     Array,
     Pair,
-    joined,
+    join_arrays,
     order_row,
     pick_row,
     picking,
     ranking,
     within,
 )
-from shardopt.validate.measured.predicted import Scored, medians_ms
-from shardopt.validate.report import Cell, Scores
+from shardopt.validate.tasks.task_prediction import TaskPrediction, medians_ms
 
 MINUTES = (30.0, 60.0, 120.0, 240.0)
 """Edges of the classes of time since the calibration."""
@@ -40,7 +40,7 @@ FEWEST_ROUNDS = 2
 """Of a task that is halved into odd and even ones."""
 
 
-def all_scores(tasks: Sequence[Scored], batches: Sequence[Batch]) -> tuple[Scores, ...]:
+def all_scores(tasks: Sequence[TaskPrediction], batches: Sequence[TaskSet]) -> tuple[Scores, ...]:
     """Every table, in the order shown."""
     return (
         absolute(tasks),
@@ -54,13 +54,13 @@ def all_scores(tasks: Sequence[Scored], batches: Sequence[Batch]) -> tuple[Score
     )
 
 
-def absolute(tasks: Sequence[Scored]) -> Scores:
+def absolute(tasks: Sequence[TaskPrediction]) -> Scores:
     """Errors of plans, all and by what they are."""
     errors = [relative_errors(t.measured_ms, t.predicted_ms) for t in tasks]
     raw = [relative_errors(t.measured_ms, t.uncorrected_ms) for t in tasks]
     names = [[f"{t.name} {plan}" for plan in t.plans] for t in tasks]
     labels = [[labels_of(t, plan) for plan in t.plans] for t in tasks]
-    flat_errors, flat_raw = joined(errors), joined(raw)
+    flat_errors, flat_raw = join_arrays(errors), join_arrays(raw)
     flat_names = [name for of in names for name in of]
     flat_labels = [label for of in labels for label in of]
     rows = [
@@ -88,7 +88,7 @@ def absolute(tasks: Sequence[Scored]) -> Scores:
 _LABELS = ("batches", "batch", "types", "topology", "pipeline", "minutes after calibration")
 
 
-def labels_of(task: Scored, plan: str) -> dict[str, str]:
+def labels_of(task: TaskPrediction, plan: str) -> dict[str, str]:
     """The classes that a plan counts in."""
     edges = (0.0, *MINUTES, math.inf)
     place = sum(edge <= task.minutes for edge in MINUTES)
@@ -115,10 +115,10 @@ def _error_row(
     return (name, len(errors), *figures, names[worst], None if raw is None else mape(raw))
 
 
-def intervals(tasks: Sequence[Scored]) -> Scores:
+def intervals(tasks: Sequence[TaskPrediction]) -> Scores:
     """What the 90 % intervals hold."""
     measured, low, high, middle = (
-        joined([of(t) for t in tasks])
+        join_arrays([of(t) for t in tasks])
         for of in (
             lambda t: t.measured_ms,
             lambda t: t.low_ms,
@@ -132,7 +132,7 @@ def intervals(tasks: Sequence[Scored]) -> Scores:
     return Scores("90 % intervals", columns, (row,), "Width: (high - low) / predicted.")
 
 
-def truth(tasks: Sequence[Scored]) -> Scores:
+def truth(tasks: Sequence[TaskPrediction]) -> Scores:
     """Measurement against measurement: what no prediction can beat."""
     halved = [t for t in tasks if len(t.task.rows.rounds) >= FEWEST_ROUNDS]
     halves = [(_half_ms(t, 1), _half_ms(t, 0)) for t in halved]
@@ -147,7 +147,7 @@ def truth(tasks: Sequence[Scored]) -> Scores:
     return Scores("truth against truth", columns, tuple(rows), about)
 
 
-def _half_ms(task: Scored, start: int) -> Array:
+def _half_ms(task: TaskPrediction, start: int) -> Array:
     """Medians of every second round."""
     return medians_ms(task.task.rows, task.plans, slice(start, None, 2))
 
@@ -156,7 +156,7 @@ def _pick_cells(pairs: Sequence[Pair]) -> tuple[Cell, ...]:
     return pick_row("", [(m, picks(p)) for m, p in pairs])[2:]
 
 
-def _again(task: Scored) -> Pair | None:
+def _again(task: TaskPrediction) -> Pair | None:
     """The first and the second measurement of the plans that both have."""
     second = task.task.again
     if second is None:
@@ -165,7 +165,7 @@ def _again(task: Scored) -> Pair | None:
     return medians_ms(task.task.rows, both), medians_ms(second, both)
 
 
-def ablations(tasks: Sequence[Scored]) -> Scores:
+def ablations(tasks: Sequence[TaskPrediction]) -> Scores:
     """What each idea of the predictor is worth."""
     named: dict[str, list[Pair]] = {"everything": [(t.measured_ms, t.predicted_ms) for t in tasks]}
     for name in tasks[0].ablated_ms if tasks else ():
@@ -181,13 +181,13 @@ def ablations(tasks: Sequence[Scored]) -> Scores:
     return Scores("ablations", columns, tuple(rows), "One idea taken out at a time.")
 
 
-def held_out(batches: Sequence[Batch]) -> Scores:
+def held_out(batches: Sequence[TaskSet]) -> Scores:
     """Rows of the calibrations that no fit has seen, pooled."""
     pooled: dict[str, list[Array]] = {}
     for batch in batches:
         for family, errors in batch.made.errors.items():
             pooled.setdefault(family, []).append(errors.errors)
-    rows = [_kernel_row(family, joined(errors)) for family, errors in pooled.items()]
+    rows = [_kernel_row(family, join_arrays(errors)) for family, errors in pooled.items()]
     columns = (
         *(("family", "text"), ("n", "count"), ("mean", "share")),
         *(("geomean", "share"), ("bias", "signed")),
@@ -202,7 +202,7 @@ def _kernel_row(family: str, errors: Array) -> tuple[Cell, ...]:
     return (family, len(errors), mape(errors), geomean(errors), bias)
 
 
-def by_task(tasks: Sequence[Scored]) -> Scores:
+def by_task(tasks: Sequence[TaskPrediction]) -> Scores:
     """A line a task."""
     columns = (
         *(("task", "text"), ("topology", "text"), ("pipeline", "text"), ("minutes", "count")),
@@ -212,7 +212,7 @@ def by_task(tasks: Sequence[Scored]) -> Scores:
     return Scores("tasks", columns, tuple(map(_task_row, tasks)), "")
 
 
-def _task_row(task: Scored) -> tuple[Cell, ...]:
+def _task_row(task: TaskPrediction) -> tuple[Cell, ...]:
     measured, predicted = task.measured_ms, task.predicted_ms
     return (
         *(task.name, task.batch.topology, task.pipeline, round(task.minutes), len(task.plans)),

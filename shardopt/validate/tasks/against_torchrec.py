@@ -15,13 +15,11 @@ from pathlib import Path
 from predictor.errors import InputError
 from shardopt.bench.summary import PlanSummary, summaries
 from shardopt.bench.tasks.against import OURS, SHIPPED, THEIRS
-from shardopt.validate.measured.batch import Batch, Task, load_batches
-from shardopt.validate.measured.predicted import Scored, scored
+from shardopt.bench.tasks.task_set import MeasuredTask, TaskSet, load_task_sets
 from shardopt.validate.report import Cell, Report, Scores
+from shardopt.validate.tasks.task_prediction import TaskPrediction, predict_task
 
 NAME = "against-torchrec"
-DEFAULT_FOLDER = Path(__file__).resolve().parents[3] / "configs" / "bench" / NAME
-"""Of a source checkout; an installed package has none."""
 NEAR = 0.05
 """Predicted and measured gain agree when they are at most so far apart."""
 QUIET = 0.25
@@ -43,7 +41,7 @@ class Gain:
         predicted: from the calibration of the batch.
     """
 
-    task: Scored
+    task: TaskPrediction
     theirs: PlanSummary
     ours: PlanSummary
     predicted: float
@@ -86,16 +84,16 @@ def validate_against_torchrec(folder: Path) -> Report:
         InputError: there is no batch, or a file of one is broken, of another machine, or without
             the two plans.
     """
-    batches = load_batches(
+    batches = load_task_sets(
         folder,
         "a folder of batches that `shardopt bench against DIR/BATCH --tasks SEEDS` has measured",
     )
-    quiet = [(batch, _quiet(_checked(task))) for batch in batches for task in batch.tasks]
-    tasks = [scored(batch, task) for batch, task in quiet if _enough(task)]
+    quiet = [(batch, _quiet(_check_plans(task))) for batch in batches for task in batch.tasks]
+    tasks = [predict_task(batch, task) for batch, task in quiet if _enough(task)]
     gains = {name: [g for task in tasks for g in _gain(task, name)] for name in (OURS, SHIPPED)}
     return Report(
         NAME,
-        tuple(row for task in tasks for row in task.compared()),
+        tuple(row for task in tasks for row in task.rows()),
         headline="plans",
         skipped=(
             *(text for batch in batches for text in batch.skipped),
@@ -119,17 +117,17 @@ def validate_against_torchrec(folder: Path) -> Report:
     )
 
 
-def _quiet(task: Task) -> Task:
+def _quiet(task: MeasuredTask) -> MeasuredTask:
     """The task without the rounds that other work disturbed, by the load alone."""
     rounds = [r for r in task.rows.rounds if (r["other_cores"] or 0.0) <= QUIET]
     return replace(task, rows=replace(task.rows, rounds=rounds))
 
 
-def _enough(task: Task) -> bool:
+def _enough(task: MeasuredTask) -> bool:
     return len(task.rows.rounds) >= FEWEST_ROUNDS
 
 
-def _checked(task: Task) -> Task:
+def _check_plans(task: MeasuredTask) -> MeasuredTask:
     names = task.rows.names
     if names[:2] != [THEIRS, OURS]:
         raise InputError(
@@ -139,7 +137,7 @@ def _checked(task: Task) -> Task:
     return task
 
 
-def _gain(task: Scored, name: str) -> list[Gain]:
+def _gain(task: TaskPrediction, name: str) -> list[Gain]:
     """Of one plan, if the task has it."""
     if name not in task.plans:
         return []
@@ -202,7 +200,7 @@ def _task_row(gain: Gain) -> tuple[Cell, ...]:
     )
 
 
-def _calibrated(batches: Sequence[Batch]) -> Scores:
+def _calibrated(batches: Sequence[TaskSet]) -> Scores:
     columns = (("batch", "text"), ("calibrated", "text"), ("topology", "text"), ("tasks", "count"))
     rows = tuple(
         (b.name, f"{b.calibrated:%Y-%m-%d %H:%M} UTC", b.topology, len(b.tasks)) for b in batches

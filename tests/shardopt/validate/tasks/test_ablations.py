@@ -13,8 +13,8 @@ from predictor.model.topology import Topology
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 from predictor.predict import predict
 from shardopt.calibrate.design.phases import REFERENCE_KERNELS as KERNELS
-from shardopt.validate.measured.ablations import ABLATIONS, FULL, WithoutRepeats, constant_bandwidth
-from shardopt.validate.measured.drift import corrected, drift_ratios
+from shardopt.validate.tasks.ablations import ABLATIONS, FULL, WithoutRepeats, constant_bandwidth
+from shardopt.validate.tasks.drift import correct_drift, drift_ratios
 
 CPU = load_hardware("cpu-gloo")
 RANKS = Topology.uniform(2, 2, hbm_bytes=2**33, ddr_bytes=2**33)
@@ -69,7 +69,7 @@ def test_constant_bandwidth_has_the_rate_of_the_largest_size() -> None:
 
 
 def test_one_ratio_for_all_kernels_scales_the_iteration() -> None:
-    slower = corrected(CPU, dict.fromkeys(KERNELS, 2.0))
+    slower = correct_drift(CPU, dict.fromkeys(KERNELS, 2.0))
     before, after = (predict(WORKLOAD, RANKS, hw, APART).iteration_ms for hw in (CPU, slower))
     assert after == pytest.approx(2 * before)
 
@@ -85,7 +85,7 @@ def test_one_ratio_for_all_kernels_scales_the_iteration() -> None:
 def test_a_reference_kernel_scales_its_own_costs(kernel: str, phases: set[str]) -> None:
     ratios = {**dict.fromkeys(KERNELS, 1.0), kernel: 2.0}
     costs = []
-    for hardware in (CPU, corrected(CPU, ratios)):
+    for hardware in (CPU, correct_drift(CPU, ratios)):
         graph = predict(WORKLOAD, RANKS, hardware, APART).graph
         costs.append({op.name: (op.phase, np.sum(op.cost_ms)) for op in graph.ops})
     changed = {costs[1][name][0] for name in costs[0] if costs[0][name] != costs[1][name]}
@@ -96,4 +96,4 @@ def test_ratios_and_profiles_of_gpus() -> None:
     task = dict.fromkeys(KERNELS, 3.0)
     assert drift_ratios(task, dict.fromkeys(KERNELS, 2.0)) == dict.fromkeys(KERNELS, 1.5)
     with pytest.raises(InputError, match="CPU ranks only"):
-        corrected(load_hardware("h100-sxm"), dict.fromkeys(KERNELS, 1.0))
+        correct_drift(load_hardware("h100-sxm"), dict.fromkeys(KERNELS, 1.0))

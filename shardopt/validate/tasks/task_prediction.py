@@ -19,10 +19,10 @@ from search.baselines.torchrec_cost import CostModel
 from search.space.option import Option
 from shardopt.bench.rows import BenchRows
 from shardopt.bench.summary import flat
-from shardopt.validate.measured.ablations import ABLATIONS, FULL
-from shardopt.validate.measured.batch import Batch, Task
-from shardopt.validate.measured.drift import corrected, drift_ratios, task_reference
+from shardopt.bench.tasks.task_set import MeasuredTask, TaskSet, task_reference
 from shardopt.validate.report import Compared
+from shardopt.validate.tasks.ablations import ABLATIONS, FULL
+from shardopt.validate.tasks.drift import correct_drift, drift_ratios
 
 Array = NDArray[np.float64]
 
@@ -32,7 +32,7 @@ DEVELOPED_ON = tuple(f"2026-11-21-{name}" for name in ("a", "b", "c-link-1", "d-
 
 
 @dataclass(frozen=True)
-class Scored:
+class TaskPrediction:
     """All that is known of one task's plans; arrays are ``[plans]``, in the order of the rows.
 
     Args:
@@ -44,8 +44,8 @@ class Scored:
         minutes: from the end of the calibration to the task.
     """
 
-    batch: Batch
-    task: Task
+    batch: TaskSet
+    task: MeasuredTask
     predicted_ms: Array
     uncorrected_ms: Array
     low_ms: Array
@@ -84,7 +84,7 @@ class Scored:
         used = {table.sharding_type for table in self.task.plans[plan].tables.values()}
         return "+".join(kind.short for kind in _ORDER if kind in used)
 
-    def compared(self) -> list[Compared]:
+    def rows(self) -> list[Compared]:
         """A row a plan."""
         return [
             Compared(
@@ -124,26 +124,26 @@ def medians_ms(rows: BenchRows, plans: Iterable[str], part: slice = slice(None))
     return np.array([statistics.median(flat(rows.samples_ms(plan)[part])) for plan in plans])
 
 
-def scored(batch: Batch, task: Task) -> Scored:
+def predict_task(batch: TaskSet, task: MeasuredTask) -> TaskPrediction:
     """Predict and rate every plan of a task; no sample of its iterations is looked at.
 
     Raises:
         ShardoptError: a plan cannot be predicted; names batch and task.
     """
     try:
-        return _scored(batch, task)
+        return _predict(batch, task)
     except ShardoptError as error:
         raise type(error)(f"{batch.name} {task.name}: {error}") from None
 
 
-def _scored(batch: Batch, task: Task) -> Scored:
+def _predict(batch: TaskSet, task: MeasuredTask) -> TaskPrediction:
     ratios = drift_ratios(task_reference(task.rows), batch.reference_ms)
-    hardware = corrected(batch.made.profile, ratios)
+    hardware = correct_drift(batch.made.profile, ratios)
     workload, ranks = task.workload, batch.ranks
     plans = [task.plans[name] for name in task.rows.names]
     found = [predict(workload, ranks, hardware, plan) for plan in plans]
     low, high = np.array([p.interval_ms for p in found]).T
-    return Scored(
+    return TaskPrediction(
         batch,
         task,
         np.array([p.iteration_ms for p in found]),
