@@ -23,6 +23,7 @@ OTHER_PROGRAMS = (
     "shardopt/replay/program/emit.py",
     "shardopt/replay/predict/op_list.py",
     "shardopt/bench/planners/timing.py",
+    "shardopt/extras.py",  # pip
 )
 # Texts of generated documents, which name the command that wrote them.
 DOCUMENTS = ("shardopt/report/accuracy/page.py", "shardopt/report/bench/search_docs.py")
