@@ -11,13 +11,13 @@ from predictor.units import GIB
 
 PHASE_WORDS = {
     "input_copy": "input copy",
-    "input_dist": "ids to their tables",
+    "input_dist": "input dist",
     "prefetch": "cache prefetch",
     "embedding_forward": "embedding forward",
-    "output_dist_forward": "embeddings exchanged",
+    "output_dist_forward": "output dist",
     "dense_forward": "dense forward",
     "dense_backward": "dense backward",
-    "output_dist_backward": "gradients exchanged",
+    "output_dist_backward": "output dist backward",
     "embedding_backward": "embedding backward",
     "all_reduce": "gradient all-reduce",
     "optimizer": "dense optimizer",

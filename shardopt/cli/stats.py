@@ -130,7 +130,13 @@ def stats(
 ) -> None:
     """Count a data sample: pooling factors, distinct rows, skew and hot rows of every feature."""
     from shardopt.cli.output import check_writable, note, print_json
-    from shardopt.report.stats import ReadingProgress, show_short, show_stats, stats_object
+    from shardopt.report.stats import (
+        Hints,
+        ReadingProgress,
+        show_short,
+        show_stats,
+        stats_object,
+    )
     from shardopt.stats.collect import Reading, collect
     from shardopt.stats.result import summarise, write_stats
 
@@ -169,7 +175,10 @@ def stats(
     if quiet:
         show_short(make_console(), found)
     else:
-        show_stats(make_console(), found, output)
+        hints = Hints(
+            rows="--table-rows or --model sets them", distinct="--max-ids counts more exactly"
+        )
+        show_stats(make_console(), found, output, hints)
 
 
 def _at_least(low: int, flags: Mapping[str, int]) -> None:

@@ -70,10 +70,9 @@ class Changes:
         if self.reason:
             return f"no change was tried: {self.reason}"
         if not self.tried:
-            return "no change of the plan fits in memory"
-        return (
-            f"none of {plural(self.tried, 'change')} tried saves more than {100 * MIN_SAVING:g} %"
-        )
+            return "no change to the plan fits in memory"
+        tried = plural(self.tried, "change")
+        return f"none of the {tried} tried saves more than {100 * MIN_SAVING:g} %"
 
 
 def best_changes(problem: Problem, plan: ShardingPlan, prediction: Prediction) -> Changes:
@@ -86,7 +85,7 @@ def best_changes(problem: Problem, plan: ShardingPlan, prediction: Prediction) -
     try:
         space, base = _around(problem, plan)
     except InfeasibleError:
-        return Changes(0, (), "a table has no sharding that fits in memory")
+        return Changes(0, (), "some table has no sharding that fits in memory")
     objective = Objective(problem, space)
     search = LocalSearch(objective, Surrogate(objective), seed=0)
     most = max(FEWEST, min(MOST, RANKS_TRIED // problem.topology.world_size))
@@ -202,7 +201,7 @@ def _one(old: Choice, new: Choice) -> str:
         kernel = before.compute_kernel is not after.compute_kernel
         names = [o.label if kernel else o.label.partition("/")[0] for o in (after, before)]
         if names[0] == names[1]:
-            names[1] = "as it is"
+            names[1] = "its present form"
         return f"{names[0]} on {_on(there)} instead of {names[1]} on {_on(here)}"
     gone, come = Counter(here) - Counter(there), Counter(there) - Counter(here)
     what = "" if len(here) == 1 else f"{plural(gone.total(), 'shard')} "

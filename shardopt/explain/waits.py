@@ -81,7 +81,7 @@ class Wait:
             what += "'s " + " and ".join(_cause_words(cause) for cause in self.causes)
         median = f"; the median rank waits {ms(self.median_ms)}" if self.waiting > 1 else ""
         return (
-            f"Rank {self.rank} waits {ms(self.wait_ms)} for {what}, "
+            f"Rank {self.rank} waits {ms(self.wait_ms)} for {what} "
             f"before {self.collective} ({phase_words(self.phase)}) can start{median}."
         )
 

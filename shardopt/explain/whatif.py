@@ -27,7 +27,7 @@ from shardopt.formatting import percent
 STEP = 0.1
 """Bandwidths, rates and batches change by this fraction."""
 ALPHA_STEP = 0.1
-"""The exponent of zipf laws changes by so much."""
+"""By how much the exponent of Zipf distributions changes."""
 _CURVES = ("all_to_all", "all_reduce", "reduce_scatter", "all_gather")
 
 
@@ -50,7 +50,7 @@ class WhatIf:
 def sensitivity(problem: Problem, plan: ShardingPlan, prediction: Prediction) -> list[WhatIf]:
     """What bandwidth, rates, host, batch, skew and settings would change, in this order.
 
-    What a model or machine does not have (a NIC on one host, a zipf law) is left out.
+    What a model or machine does not have (a NIC on one host, Zipf ids) is left out.
     """
     before = prediction.iteration_ms
     found = []
@@ -98,7 +98,9 @@ def _machines(problem: Problem) -> Changed:
         between = "bandwidth between hosts (NIC)"
         changes.append(("bandwidth", f"{between} {more}", _link(hw, "inter", faster)))
     tflops = {name: rate * faster for name, rate in hw.gemm.tflops.items()}
-    changes.append(("rate", f"matrix rate {more}", _group(hw, "gemm", {"tflops": tflops})))
+    changes.append(
+        ("rate", f"matrix multiplication rate {more}", _group(hw, "gemm", {"tflops": tflops}))
+    )
     host = {
         name: value * (1 - STEP)
         for name, value in hw.overheads.model_dump().items()
@@ -135,31 +137,31 @@ def _workloads(problem: Problem) -> Changed:
             ratio = batch / workload.batch_size - 1
             change = f"batch {'+' if ratio > 0 else '-'}{percent(abs(ratio))}"
             yield "batch", change, replace(problem, workload=workload.with_batch_size(batch))
-    for change, changed in (*_skews(workload), *_settings(workload)):
-        kind = "skew" if "ids" in change else "setting"
-        yield kind, change, replace(problem, workload=changed)
+    for kind, found in (("skew", _skews(workload)), ("setting", _settings(workload))):
+        for change, changed in found:
+            yield kind, change, replace(problem, workload=changed)
 
 
 def _skews(workload: Workload) -> Iterator[tuple[str, Workload]]:
-    laws = [f.distribution for table in workload.tables for f in table.features]
-    zipf = sum(isinstance(law, Zipf) for law in laws)
+    given = [f.distribution for table in workload.tables for f in table.features]
+    zipf = sum(isinstance(distribution, Zipf) for distribution in given)
     for step in (ALPHA_STEP, -ALPHA_STEP) if zipf else ():
-        change = f"ids with zipf alpha {step:+g} ({zipf} of {len(laws)} features)"
-        yield change, _drawn(workload, partial(_skewed, step=step))
-    if any(not isinstance(law, Uniform) for law in laws):
-        yield "all ids equally likely", _drawn(workload, lambda _: Uniform())
+        change = f"Zipf alpha of the ids {step:+g} ({zipf} of {len(given)} features)"
+        yield change, _redistribute(workload, partial(_change_alpha, step=step))
+    if any(not isinstance(distribution, Uniform) for distribution in given):
+        yield "all ids equally likely", _redistribute(workload, lambda _: Uniform())
 
 
-def _skewed(law: Distribution, step: float) -> Distribution:
-    return replace(law, alpha=max(0.0, law.alpha + step)) if isinstance(law, Zipf) else law
+def _change_alpha(given: Distribution, step: float) -> Distribution:
+    return replace(given, alpha=max(0.0, given.alpha + step)) if isinstance(given, Zipf) else given
 
 
-def _drawn(workload: Workload, law: Callable[[Distribution], Distribution]) -> Workload:
-    def drawn(table: Table) -> Table:
-        features = (replace(f, distribution=law(f.distribution)) for f in table.features)
+def _redistribute(workload: Workload, change: Callable[[Distribution], Distribution]) -> Workload:
+    def changed(table: Table) -> Table:
+        features = (replace(f, distribution=change(f.distribution)) for f in table.features)
         return replace(table, features=tuple(features))
 
-    return replace(workload, tables=tuple(drawn(table) for table in workload.tables))
+    return replace(workload, tables=tuple(changed(table) for table in workload.tables))
 
 
 def _settings(workload: Workload) -> Iterator[tuple[str, Workload]]:
@@ -174,19 +176,19 @@ def _settings(workload: Workload) -> Iterator[tuple[str, Workload]]:
 
 def _limits(graph: Graph) -> Iterator[tuple[str, Graph]]:
     if graph.world_size > 1:
-        yield "the same work spread evenly over the ranks", _changed(graph, _even)
-    free = replace(_changed(graph, _no_host), launch_latency_ms=0.0)
-    yield "no host overhead (such as CUDA graphs)", free
+        yield "the same work, spread evenly over the ranks", _change_ops(graph, _spread_evenly)
+    free = replace(_change_ops(graph, _without_host), launch_latency_ms=0.0)
+    yield "no host overhead (as with CUDA graphs)", free
 
 
-def _changed(graph: Graph, change: Callable[[Op], Op]) -> Graph:
+def _change_ops(graph: Graph, change: Callable[[Op], Op]) -> Graph:
     return replace(graph, ops=[change(op) for op in graph.ops])
 
 
-def _even(op: Op) -> Op:
+def _spread_evenly(op: Op) -> Op:
     mean = op.cost_ms.mean(axis=-1, keepdims=True)
     return replace(op, cost_ms=np.broadcast_to(mean, op.cost_ms.shape))
 
 
-def _no_host(op: Op) -> Op:
+def _without_host(op: Op) -> Op:
     return replace(op, host_ms=0.0)

@@ -31,7 +31,7 @@ from shardopt.report.prediction import (
 
 MAX_SECTIONS = 24
 MAX_WAITS = 3
-NO_WAITS = "On the critical path no rank waits for another for as much as 0.1 % of the iteration."
+NO_WAITS = "On the critical path no rank waits for another for more than 0.1 % of the iteration."
 
 
 def show_explanation(console: Console, explanation: Explanation) -> None:
@@ -42,8 +42,8 @@ def show_explanation(console: Console, explanation: Explanation) -> None:
         Text.assemble(
             "Predicted ",
             (ms(prediction.iteration_ms), "bold green"),
-            f" per iteration under {name}, 90 % interval "
-            f"{interval(prediction.interval_ms)} ms; {provenance_text(prediction)}.",
+            f" per iteration with {name} (90 % interval "
+            f"{interval(prediction.interval_ms)} ms). {provenance_text(prediction)}",
         )
     )
     problem = misfit_text(prediction)
@@ -77,8 +77,8 @@ def in_words(explanation: Explanation) -> list[str]:
         busiest = min(loads, key=lambda load: (load.idle_ms, load.rank))
         others = [load.idle_ms for load in loads if load is not busiest]
         sentences.append(
-            f"Rank {busiest.rank} computes longest and is idle for {ms(busiest.idle_ms)}; "
-            f"the others are idle for {ms(sum(others) / len(others))} on average."
+            f"Rank {busiest.rank} is the busiest (idle for {ms(busiest.idle_ms)}); "
+            f"the other ranks are idle for {ms(sum(others) / len(others))} on average."
         )
         sentences += [wait.words for wait in explanation.waits[:MAX_WAITS]]
         if not explanation.waits:
@@ -121,13 +121,14 @@ def show_path(console: Console, prediction: Prediction) -> None:
     """The chain of work that sets the iteration time, in order of time."""
     found = path_sections(prediction.critical_path)
     short = _short(found)
-    heading(console, "Critical path", "one period of the steady state, in order of time")
+    heading(console, "Critical path", "one iteration of the steady state, in order of time")
     show_sections(console, (section for section in found if section not in short))
     if short:
         total = sum(s.duration_ms for s in short)
         line(
             console,
-            f"  {len(short)} shorter links, together {ms(total)}, are left out; --json has all",
+            f"  {len(short)} shorter steps ({ms(total)} in total) are not shown; the JSON output "
+            "has all.",
             style="dim",
         )
 
@@ -140,10 +141,10 @@ def _short(found: Sequence[PathSection]) -> set[PathSection]:
 
 def show_changes(console: Console, changes: Changes, before_ms: float) -> None:
     """The changes of the plan that would help most."""
-    aside = f"of {plural(changes.tried, 'change')} tried, each predicted alone"
+    aside = f"best of {plural(changes.tried, 'change')} tried, each predicted on its own"
     heading(console, "What would help most", aside if changes.found else "")
     if not changes.found:
-        line(console, f"  {changes.none_words}")
+        line(console, f"  {changes.none_words.capitalize()}.")
         return
     made = table(
         [("change", "fold"), ("saves ms", "right"), ("share", "right"), ("then ms", "right")]
@@ -156,7 +157,7 @@ def show_changes(console: Console, changes: Changes, before_ms: float) -> None:
 
 def show_what_if(console: Console, what_if: Sequence[WhatIf], before_ms: float) -> None:
     """How the iteration answers to hardware, batch, skew and settings."""
-    heading(console, "Sensitivity", "this plan predicted with one thing changed")
+    heading(console, "Sensitivity", "the same plan, predicted with one thing changed")
     made = table([("change", "fold"), ("ms", "right"), ("change ms", "right"), ("", "right")])
     for item in what_if:
         made.add_row(

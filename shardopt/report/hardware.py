@@ -29,7 +29,7 @@ def hardware_object(profile: HardwareProfile) -> dict[str, Any]:
 
 def show_list(console: Console, profiles: Sequence[HardwareProfile]) -> None:
     """A row a profile, with the groups of each provenance."""
-    heading(console, "Hardware profiles", "shipped with shardopt; a file path is one too")
+    heading(console, "Hardware profiles", "shipped with shardopt; a path to a profile works too")
     made = table(
         [
             ("name", "left"),
@@ -53,7 +53,7 @@ def show_list(console: Console, profiles: Sequence[HardwareProfile]) -> None:
     show(console, made)
     line(
         console,
-        f"  * the default; 'shardopt hardware {DEFAULT_HARDWARE}' shows one with its sources",
+        f"  * the default. `shardopt hardware {DEFAULT_HARDWARE}` shows it with its sources.",
     )
     _show_errors(console, profiles)
 
@@ -71,9 +71,9 @@ def _kinds(profile: HardwareProfile) -> str:
 
 
 def _show_errors(console: Console, profiles: Sequence[HardwareProfile]) -> None:
-    aside = "mean of whole iterations and of groups, and on how many rows; none else is validated"
+    aside = "mean absolute error and number of rows; whatever is not listed is not validated"
     heading(console, "Known errors", aside)
-    made = table([("name", "left"), ("rows that nothing was fitted on", "fold")])
+    made = table([("name", "left"), ("on rows not used for fitting", "fold")])
     for profile in profiles:
         made.add_row(profile.name, _errors(profile))
     show(console, made)
@@ -93,20 +93,20 @@ def error_words(error: KnownError) -> str:
     """Mean and geometric mean of a known error, and on which rows."""
     rows = plural(error.n, "row")
     return (
-        f"mean error {percent(error.mean)}, geometric mean {percent(error.geomean)} of {rows} "
-        f"({error.suite}: {error.rows})"
+        f"mean error {percent(error.mean)} (geometric mean {percent(error.geomean)}) on {rows} "
+        f"of {error.suite}: {error.rows}"
     )
 
 
 def show_profile(console: Console, profile: HardwareProfile) -> None:
-    """Every constant with the unit in its name, group by group, and where it comes from."""
+    """Every constant, with its unit in its name, group by group, and where it comes from."""
     console.print()
     console.print(Text.assemble((profile.name, "bold"), f"  {profile.title}"))
     line(
         console,
         f"{profile.hbm_gib:g} GiB HBM and {profile.ddr_gib:g} GiB host memory per rank, "
-        f"{profile.gpus_per_host} per host, NVLink domain of {profile.nvlink_domain}, "
-        f"{profile.sms} SMs",
+        f"{plural(profile.gpus_per_host, 'GPU')} per host, NVLink domain of "
+        f"{profile.nvlink_domain}, {plural(profile.sms, 'SM')} per GPU",
     )
     for text in [error_words(error) for error in profile.known_error] or [_NOT_VALIDATED]:
         line(console, f"Whole iterations: {text}")
@@ -117,7 +117,7 @@ def show_profile(console: Console, profile: HardwareProfile) -> None:
 
 def _show_group(console: Console, name: str, group: Group, place: str) -> None:
     origin = group.provenance
-    within = f"times within about {percent(group.rel_error)} (1 sigma)"
+    within = f"times are right within about {percent(group.rel_error)} (1 sigma)"
     heading(console, name, f"{place}{KIND_WORDS[origin.kind]}; {within}")
     details = [origin.source.strip()]
     if origin.versions:

@@ -38,7 +38,7 @@ from shardopt.report.prediction import (
 )
 
 MAX_BAR = 3.0
-"""Bars of baselines end at this multiple of the best plan's time."""
+"""Bars of baselines are cut off at this multiple of the best plan's time."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ def show_headline(console: Console, report: PlanReport) -> None:
     gap = gap_of(best.iteration_ms, result.lower_bound_ms)
     proved = "" if gap is None else f", at most {percent(gap)} from optimal"
     text = (
-        f"{ms(best.iteration_ms)} per iteration{proved}; "
-        f"{type_mix(result.best.plan)}; {provenance_text(best)}"
+        f"{ms(best.iteration_ms)} per iteration{proved}; {type_mix(result.best.plan)}. "
+        f"{provenance_text(best)}"
     )
     console.print(Text(text), soft_wrap=True)
 
@@ -102,12 +102,12 @@ def show_setting(console: Console, setting: Setting) -> None:
         (
             f"{setting.hardware.name}{default}",
             f"{plural(ranks, 'GPU')} ({plural(topology.hosts, 'host')} of "
-            f"{topology.local_world_size}, NVLink joins {topology.nvlink_domain}), "
+            f"{topology.local_world_size}, NVLink domain of {topology.nvlink_domain}), "
             f"{_memory_words(setting)}",
         ),
         (
             "batch",
-            f"{batch:,} per GPU, {batch * ranks:,} in all; {workload.train_pipeline} pipeline",
+            f"{batch:,} per GPU, {batch * ranks:,} in total; {workload.train_pipeline} pipeline",
         ),
     )
     grid = Table.grid(padding=(0, 2))
@@ -163,7 +163,7 @@ def show_baselines(console: Console, baselines: Mapping[str, float], best_ms: fl
     """Plans of other methods under the same predictor, fastest first."""
     if not baselines:
         return
-    heading(console, "Baselines", "other methods' plans under the same predictor")
+    heading(console, "Baselines", "plans of other methods, predicted the same way")
     made = table([("method", "left"), ("ms", "right"), ("vs plan 1", "left"), ("", "left")])
     # one method that is far off must not flatten the bars of all others
     longest = min(max(baselines.values()), MAX_BAR * best_ms)
@@ -179,14 +179,14 @@ def show_baselines(console: Console, baselines: Mapping[str, float], best_ms: fl
 
 
 def show_verdict(console: Console, result: Result, best: Prediction) -> None:
-    """The headline number, what stands behind it and what is proved."""
+    """The headline number, what it is based on and what is proved."""
     console.print()
     console.print(
         Text.assemble(
             ("Predicted ", ""),
             (ms(best.iteration_ms), "bold green"),
-            f" per iteration, 90 % interval {interval(best.interval_ms)} ms; "
-            f"{provenance_text(best)}.",
+            f" per iteration (90 % interval {interval(best.interval_ms)} ms). "
+            f"{provenance_text(best)}",
         )
     )
     line(console, _claim(best.iteration_ms, result))
@@ -203,9 +203,9 @@ def _claim(best_ms: float, result: Result) -> str:
     limited = given is not None and given.max_moves and given.max_moves < len(given.plan.tables)
     which = "no plan"
     if given is not None and limited:
-        which = f"no plan that moves at most {plural(given.max_moves or 0, 'table')}"
+        which = f"no plan that moves {plural(given.max_moves or 0, 'table')} or fewer"
     if gap is None:
-        return "Nothing is proved: the lower bound is 0 ms."
+        return "Nothing is proved about optimality: the lower bound is 0 ms."
     if gap <= 1e-9:
         return f"Proved: {which} is predicted to be faster; plan 1 is optimal."
     return (
@@ -215,9 +215,9 @@ def _claim(best_ms: float, result: Result) -> str:
 
 
 _STOPPED = {
-    "work": "its work budget was spent (--effort raises it)",
-    "gap": "the gap was closed",
-    "time": "the time limit was reached; another run may find another plan",
+    "work": "stopped at its work budget (a larger effort searches further)",
+    "gap": "stopped because plan 1 meets the lower bound",
+    "time": "stopped at the time limit, so another run may find another plan",
 }
 
 
@@ -227,14 +227,15 @@ def show_end(console: Console, report: PlanReport) -> None:
     reason = _STOPPED.get(result.stopped_by, result.stopped_by)
     line(
         console,
-        f"Searched {result.search_seconds:.1f} s over {result.evaluations:,} plans; {reason}.",
+        f"Searched for {result.search_seconds:.1f} s and scored {result.evaluations:,} plans; "
+        f"{reason}.",
     )
     for note in report.setting.notes:
         line(console, f"Note: {note}.", style="yellow")
     if report.written:
-        line(console, f"Plan 1 is in {report.written}; next:")
+        line(console, f"Plan 1 is written to {report.written}. Next:")
     else:
-        line(console, "Nothing was written; next:")
+        line(console, "No plan was written. Next:")
     line(console, f"  {report.next_command}", style="bold")
 
 
@@ -248,7 +249,7 @@ def show_moves(console: Console, result: Result, moves: Moves | None) -> None:
     given, best = result.given, result.best
     if given is None or moves is None:
         return
-    heading(console, "The plan in use", "and what plan 1 changes in it")
+    heading(console, "The plan in use", "and what plan 1 would change")
     gain = best.iteration_ms / given.iteration_ms
     line(console, f"Now {ms(given.iteration_ms)}, after {ms(best.iteration_ms)} ({times(gain)}).")
     for reason in given.misfits:
@@ -266,7 +267,10 @@ def show_moves(console: Console, result: Result, moves: Moves | None) -> None:
         made.add_row(key, *(_placed_words(p.tables[key]) for p in (given.plan, best.plan)))
     show(console, made)
     if len(moves.tables) > SHOWN_MOVES:
-        line(console, f"and {len(moves.tables) - SHOWN_MOVES} more; shardopt diff lists all.")
+        line(
+            console,
+            f"and {len(moves.tables) - SHOWN_MOVES} more; `shardopt diff` lists all of them.",
+        )
 
 
 def _placed_words(plan: TablePlan) -> str:

@@ -14,7 +14,6 @@ from predictor.predict import PHASES, Prediction, RankLoad
 from predictor.units import GIB, MIB
 from shardopt.api.given_plans import PredictedPlan
 from shardopt.formatting import (
-    KIND_WORDS,
     gib_number,
     hbm_use,
     interval,
@@ -22,6 +21,7 @@ from shardopt.formatting import (
     number,
     percent,
     phase_words,
+    plural,
     times,
     type_mix,
 )
@@ -86,7 +86,9 @@ def show_ranks(console: Console, prediction: Prediction) -> None:
     """A bar per rank: what its compute stream does in an iteration."""
     times = [RankTimes.of(load, prediction.iteration_ms) for load in prediction.per_rank]
     shown = selected(times, MAX_RANKS)
-    heading(console, "Ranks", f"compute of one iteration of {ms(prediction.iteration_ms)}")
+    heading(
+        console, "Ranks", f"what each computes in an iteration of {ms(prediction.iteration_ms)}"
+    )
     made = table(
         [
             ("rank", "right"),
@@ -120,8 +122,8 @@ def show_ranks(console: Console, prediction: Prediction) -> None:
     if len(shown) < len(times):
         line(
             console,
-            f"  {len(times) - len(shown)} of {len(times)} ranks lie between the "
-            f"{MAX_RANKS // 2} busiest and the {MAX_RANKS // 2} idlest above; --json has all",
+            f"  The {MAX_RANKS // 2} busiest and the {MAX_RANKS // 2} idlest of {len(times)} ranks "
+            "are shown; the JSON output has all.",
             style="dim",
         )
 
@@ -145,10 +147,18 @@ def _memory(rank: RankMemory) -> str:
     return f"{gib_number(rank.ddr_bytes)} / {gib_number(rank.ddr_cap_bytes)}"
 
 
+PROVENANCE_SENTENCES = {
+    "measured": "Based on measurements.",
+    "published": "Based on published figures, not measured on your GPUs; run `shardopt calibrate`.",
+    "derived": "Based on published figures, not measured on your GPUs; run `shardopt calibrate`.",
+    "not validated": "Based on a model that nothing has validated; run `shardopt calibrate`.",
+}
+"""Weakest provenance kind on the critical path -> what stands beside the headline number."""
+
+
 def provenance_text(prediction: Prediction) -> str:
-    """The weakest provenance behind the headline number."""
-    words = KIND_WORDS[prediction.provenance]
-    return f"weakest constants on its critical path: {words}"
+    """A sentence on the weakest provenance behind the headline number."""
+    return PROVENANCE_SENTENCES[prediction.provenance]
 
 
 def misfit_text(prediction: Prediction) -> str:
@@ -156,7 +166,7 @@ def misfit_text(prediction: Prediction) -> str:
     lacking = [rank for rank in prediction.memory if not rank.fits]
     if not lacking:
         return ""
-    more = f"; and {len(lacking) - 1} more ranks" if len(lacking) > 1 else ""
+    more = f"; {plural(len(lacking) - 1, 'more rank')} too" if len(lacking) > 1 else ""
     worst = max(lacking, key=lambda r: r.missing_hbm_bytes + r.missing_ddr_bytes)
     return f"does not fit: {missing([worst])}{more}"
 
@@ -173,7 +183,7 @@ def range_lines(found: Iterable[OutOfRange]) -> list[str]:
 
 
 def show_ranges(console: Console, found: Iterable[OutOfRange], name: str = "") -> None:
-    """A line for every group that was asked beyond its rows.
+    """A line for every group of the profile that was used beyond what it was fitted on.
 
     Args:
         name: of the plan, where there are several.
@@ -185,9 +195,9 @@ def show_ranges(console: Console, found: Iterable[OutOfRange], name: str = "") -
 
 def _words(item: OutOfRange) -> str:
     if item.quantity == "ranks":
-        return f"{item.asked:g} ranks, fitted for {item.low:g} to {item.high:g}"
+        return f"{item.asked:g} ranks (fitted for {item.low:g} to {item.high:g})"
     what, shown = _QUANTITIES.get(item.quantity, (f"{item.quantity} of", _count))
-    return f"{what} {shown(item.asked)}, fitted up to {shown(item.high)}"
+    return f"{what} {shown(item.asked)} (fitted up to {shown(item.high)})"
 
 
 def covered(quantity: str, low: float, high: float) -> str:
@@ -213,9 +223,9 @@ def _flop(value: float) -> str:
 
 _QUANTITIES: dict[str, tuple[str, Callable[[float], str]]] = {
     "size_bytes": ("messages of", _bytes),
-    "flop": ("multiplications of", _flop),
+    "flop": ("matrix multiplications of", _flop),
     "dim": ("shards of dimension", _count),
-    "rows": ("shards with rows:", _count),
+    "rows": ("rows of a shard:", _count),
     "tables": ("tables in one lookup:", _count),
     "ids": ("ids in one lookup:", _count),
 }
@@ -242,8 +252,8 @@ def show_predictions(console: Console, given: Sequence[PredictedPlan]) -> None:
         Text.assemble(
             "Predicted ",
             (ms(best.iteration_ms), "bold green"),
-            f" per iteration under {ranked[0].name}, "
-            f"90 % interval {interval(best.interval_ms)} ms; {provenance_text(best)}.",
+            f" per iteration with {ranked[0].name} (90 % interval "
+            f"{interval(best.interval_ms)} ms). {provenance_text(best)}",
         )
     )
     for item in ranked:
@@ -293,7 +303,7 @@ def show_comparison(console: Console, ranked: Sequence[PredictedPlan]) -> None:
 def show_breakdowns(console: Console, ranked: Sequence[PredictedPlan]) -> None:
     """A row a phase, a column a plan; empty where a phase is not on the critical path."""
     shown = ranked[:MAX_COLUMNS]
-    aside = "ms on the critical path, plans by their place above"
+    aside = "ms on the critical path; plans are numbered as above"
     heading(console, "Where the time goes", aside)
     places = [(f"#{i}", "right") for i in range(1, len(shown) + 1)]
     made = table([("phase", "left"), *places])
@@ -304,4 +314,8 @@ def show_breakdowns(console: Console, ranked: Sequence[PredictedPlan]) -> None:
     made.add_row("iteration", *(number(item.prediction.iteration_ms) for item in shown))
     show(console, made)
     if len(shown) < len(ranked):
-        line(console, f"  the {MAX_COLUMNS} fastest are shown; --json has all", style="dim")
+        line(
+            console,
+            f"  The {MAX_COLUMNS} fastest plans are shown; the JSON output has all.",
+            style="dim",
+        )

@@ -1,9 +1,9 @@
-"""What a data sample says of its features, on the console and as plain dicts."""
+"""The report of ``shardopt stats``: features of a data sample, and the lines for model.yaml."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,7 +16,7 @@ from shardopt.report.console import heading, line, show, table
 from shardopt.stats.result import FeatureStats, Seen, yaml_line
 
 POOR_FIT = 0.05
-"""Error of the distinct rows from which a Zipf law is no stand-in for the file."""
+"""Error of the distinct rows above which a Zipf distribution cannot replace the file."""
 HOT_SHOWN = 3
 
 
@@ -47,7 +47,22 @@ class ReadingProgress:
             self._status.update(f"reading {path.name}: {samples:,} samples")
 
 
-def show_stats(console: Console, found: Sequence[FeatureStats], file: Path | None) -> None:
+@dataclass(frozen=True)
+class Hints:
+    """What the user can do about figures that are not exact.
+
+    Args:
+        rows: how to give the rows of the tables.
+        distinct: how to count more distinct ids.
+    """
+
+    rows: str
+    distinct: str
+
+
+def show_stats(
+    console: Console, found: Sequence[FeatureStats], file: Path | None, hints: Hints
+) -> None:
     """A table of features, the hottest rows, and the lines for model.yaml."""
     heading(console, "Features", f"{found[0].samples:,} samples")
     columns = [("feature", "fold"), ("rows", "right"), ("ids/sample", "right"), ("empty", "right")]
@@ -57,7 +72,7 @@ def show_stats(console: Console, found: Sequence[FeatureStats], file: Path | Non
     for feature in found:
         made.add_row(*_cells(feature))
     show(console, made)
-    _explain(console, found)
+    _explain(console, found, hints)
     if file is not None:
         heading(console, "For model.yaml")
         for feature in found:
@@ -132,15 +147,19 @@ def _distinct(feature: FeatureStats) -> str:
     return f"{'' if feature.seen.exact else '~'}{feature.seen.distinct[-1]:,.0f}"
 
 
-def _explain(console: Console, found: Sequence[FeatureStats]) -> None:
+def _explain(console: Console, found: Sequence[FeatureStats], hints: Hints) -> None:
     seen = {feature.name: feature.seen for feature in found if feature.seen is not None}
     poor = [name for name, s in seen.items() if s.fit and s.fit.distinct_error > POOR_FIT]
     if poor:
-        line(console, f"No Zipf law fits {', '.join(poor)}: use the file.", style="yellow")
+        line(
+            console,
+            f"No Zipf distribution fits {', '.join(poor)} well: use the file.",
+            style="yellow",
+        )
     if any(not feature.rows_given for feature in found):
-        line(console, "Rows are the largest id plus one; --table-rows or --model gives them.")
+        line(console, f"Rows are the largest id plus one; {hints.rows}.")
     if any(not s.exact for s in seen.values()):
-        line(console, "~ estimated from a sample of the rows; --max-ids counts more of them.")
+        line(console, f"~ marks estimates from a sample of the ids; {hints.distinct}.")
     for name, s in seen.items():
         if s.hottest:
             rows = ", ".join(f"{row.id} ({row.share:.2%})" for row in s.hottest[:HOT_SHOWN])

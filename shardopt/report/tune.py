@@ -34,8 +34,8 @@ WORDS = {
     "gpu_hours": "GPU-hours per sample",
 }
 ENDED = {
-    "trials": "as many as wanted",
-    "exhausted": "every setting",
+    "trials": "the number of trials asked for",
+    "exhausted": "all of them",
     "time": "stopped by the time limit",
     "interrupted": "interrupted",
 }
@@ -130,7 +130,7 @@ def _counted(report: TuneReport) -> str:
     if states["infeasible"]:
         parts.append(f"{states['infeasible']} without a plan that fits")
     if states["failed"]:
-        parts.append(f"{plural(states['failed'], 'trial')} broken off and tried again")
+        parts.append(f"{plural(states['failed'], 'trial')} interrupted and tried again")
     return (
         f"{done} of {plural(report.tuning.grid.size, 'setting')} tried "
         f"({ENDED[report.tuned.stopped_by]}): {', '.join(parts)}."
@@ -163,7 +163,7 @@ def _shown(goal: Goal, value: float) -> str:
 def _show_front(console: Console, report: TuneReport) -> None:
     """Settings that no other beats, after the last search."""
     names = ", ".join(WORDS[goal.name] for goal in report.goals)
-    heading(console, "Pareto front", f"no setting found beats one of these in {names}")
+    heading(console, "Pareto front", f"no setting found is better than these in {names}")
     made = _table(report, ["", "trial"])
     for place, member in enumerate(report.members, start=1):
         ms = number(member.result.best.iteration_ms)
@@ -180,16 +180,19 @@ def _show_best(console: Console, report: TuneReport) -> None:
     made = Table.grid(padding=(0, 1))
     for text in lines:
         made.add_row("-", text)
-    show(console, made if lines else Text("The model and the machine as given: nothing to change."))
+    show(
+        console,
+        made if lines else Text("Nothing to change: the model and the machine as given are best."),
+    )
     if lines:
         show(console, Text(_undone(report.undone[0])))
     gain = _gain(report)
     if gain:
-        show(console, Text(f"It takes {gain.removeprefix(', ')}."))
+        show(console, Text(f"This takes {gain.removeprefix(', ')}."))
 
 
 def _undone(undone: Mapping[str, float]) -> str:
-    """What each change is worth: a change that gains nothing is not worth making."""
+    """What each change is worth by itself: one that gains nothing is not worth making."""
     if not undone:
         return ""
     parts = [
@@ -198,7 +201,7 @@ def _undone(undone: Mapping[str, float]) -> str:
         else f"{name.replace('_', ' ')} nothing"
         for name, more in undone.items()
     ]
-    return f"Undoing one of them alone, the plan kept, costs: {', '.join(parts)}."
+    return f"Undoing just one of them, with the same plan, costs: {', '.join(parts)}."
 
 
 def _gain(report: TuneReport) -> str:
@@ -207,7 +210,9 @@ def _gain(report: TuneReport) -> str:
     if given is None or given.values is None or given.number == report.best.trial.number:
         return ""
     less = 1 - report.best.values[0] / given.values[0]
-    return f", {percent(less)} less {WORDS[goal.name]} than as given" if less > 0 else ""
+    return (
+        f", {percent(less)} less {WORDS[goal.name]} than the setting as given" if less > 0 else ""
+    )
 
 
 def _words(setting: Mapping[str, Value]) -> str:
@@ -311,18 +316,18 @@ def change_lines(before: Case, after: Case, changes: Mapping[str, Value]) -> lis
         )
     if "cw_min" in changes:
         lines.append(
-            f"constraints: {{min_partition: {changes['cw_min']}}} of the tables without one; "
+            f"constraints: {{min_partition: {changes['cw_min']}}} for the tables without one; "
             f"ParameterConstraints(min_partition={changes['cw_min']})"
         )
     if "cache_ratio" in changes:
         lines.append(
-            f"constraints: {{cache_load_factor: {changes['cache_ratio']}}} of the tables without "
+            f"constraints: {{cache_load_factor: {changes['cache_ratio']}}} for the tables without "
             "one; ParameterConstraints(cache_params=CacheParams(load_factor="
             f"{changes['cache_ratio']}))"
         )
     if "hbm" in changes:
         least = min(after.installed.hbm_cap_bytes) / GIB
-        lines.append(f"--hbm-gib {least:.6g}: plans that leave the rest of the memory free")
+        lines.append(f"limit HBM to {least:.6g} GiB per rank, so that plans leave the rest free")
     return [line for line in lines if line]
 
 
@@ -331,14 +336,14 @@ def _batch(before: Case, after: Case) -> str:
     ranks, local = after.installed.world_size, after.installed.local_world_size
     size, words = after.workload.batch_size, []
     if size != before.workload.batch_size:
-        words.append(f"batch_size: {size} in the model file, and of the data loader of each rank")
+        words.append(f"batch_size: {size} in the model file and in each rank's data loader")
     if ranks != before.installed.world_size:
-        words.append(f"--gpus {ranks} --gpus-per-node {local}; torchrun --nnodes {ranks // local}")
+        words.append(f"{ranks} GPUs, {local} per host: start torchrun on {ranks // local} hosts")
     total, was = size * ranks, before.workload.batch_size * before.installed.world_size
     if total != was:
         words.append(
             f"{total:,} samples per iteration instead of {was:,}: check that training converges "
-            "alike (learning rate)"
+            "equally well (learning rate)"
         )
     return "; ".join(words)
 
@@ -349,5 +354,6 @@ def _qcomm(after: Case) -> str:
         f"qcomm: {{forward: {forward}, backward: {backward}}} in the model file; sharders with "
         "qcomm_codecs_registry=get_qcomm_codecs_registry(QCommsConfig("
         f"forward_precision=CommType.{forward.upper()}, "
-        f"backward_precision=CommType.{backward.upper()})); check that training converges alike"
+        f"backward_precision=CommType.{backward.upper()})); check that training converges "
+        "equally well"
     )

@@ -13,9 +13,9 @@ from shardopt.report.console import heading, line, show, table
 from shardopt.validate.report import Cell, Compared, Report, Scores, Summary
 
 MOST_SKIPPED = 12
-"""Rows left out that the console names before it only counts them; JSON has them all."""
+"""Left-out rows that the console lists; the JSON output has all."""
 FEW_ROWS = 100
-"""Up to so many rows are shown one by one."""
+"""At most so many rows are shown one by one."""
 
 
 def report_object(report: Report) -> dict[str, Any]:
@@ -99,7 +99,10 @@ def show_report(console: Console, report: Report, *, quiet: bool = False) -> Non
         for text in report.skipped[:MOST_SKIPPED]:
             line(console, f"    {text}")
         if len(report.skipped) > MOST_SKIPPED:
-            line(console, f"    ... and {len(report.skipped) - MOST_SKIPPED} more (--json)")
+            line(
+                console,
+                f"    ... and {len(report.skipped) - MOST_SKIPPED} more; the JSON output has all",
+            )
 
 
 _ERRORS = [("n", "right"), ("MAPE", "right"), ("geomean", "right"), ("worst", "right")]
@@ -117,7 +120,7 @@ def _show_parts(console: Console, report: Report) -> None:
         mark = " *" if name == report.headline else ""
         made.add_row(name + mark, *_errors(summary))
     show(console, made)
-    line(console, "  * the headline: rows that nothing was fitted on")
+    line(console, "  * the headline: rows not used for fitting")
 
 
 def _show_families(console: Console, report: Report) -> None:
@@ -158,7 +161,7 @@ def _plain(cell: Cell) -> Any:
 
 
 def show_scores(console: Console, scores: Scores) -> None:
-    """One table with its title; wide ones are turned on their side."""
+    """One table with its title; wide ones are transposed."""
     heading(console, scores.name)
     if scores.about:
         line(console, f"  {scores.about}", style="dim")
@@ -174,7 +177,7 @@ def show_scores(console: Console, scores: Scores) -> None:
 
 
 MOST_COLUMNS = 9
-"""What a console holds side by side."""
+"""More do not fit side by side on a console."""
 
 
 def scores_markdown(scores: Scores) -> Iterator[str]:

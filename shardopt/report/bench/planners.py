@@ -32,7 +32,7 @@ from shardopt.report.prediction import misfit_text
 _WHAT = {
     SEARCH: "the search alone",
     COMMAND: "the whole command: start-up, reading the model, search, output",
-    TORCHREC: "EmbeddingShardingPlanner alone, imports and model apart",
+    TORCHREC: "EmbeddingShardingPlanner alone, without imports and building the model",
 }
 _KEYS = {SEARCH: "shardopt_search", COMMAND: "shardopt_plan", TORCHREC: "torchrec_planner"}
 
@@ -128,7 +128,11 @@ def show_headline(console: Console, found: Comparison) -> None:
 def show_times(console: Console, found: Comparison) -> None:
     """Seconds of each, and their ratio in words."""
     rounds = len(found.times[SEARCH].seconds)
-    aside = f"median of {rounds} interleaved" if rounds > 1 else "one sample: no spread is known"
+    aside = (
+        f"median of {rounds} interleaved runs"
+        if rounds > 1
+        else "one sample, so the spread is unknown"
+    )
     heading(console, "Plan time", aside)
     made = table([("", "left"), ("s", "right"), ("min – max", "left"), ("what is timed", "fold")])
     for name, samples in found.times.items():
@@ -142,24 +146,26 @@ def show_times(console: Console, found: Comparison) -> None:
 def time_words(found: Comparison) -> list[str]:
     """What the times say, and how far to trust them."""
     ratio = found.times[SEARCH].median_s / found.times[TORCHREC].median_s
+    faster = "as fast as" if times(ratio) == "same" else f"{times(ratio)} than"
+    faster = "as fast as" if times(ratio) == "same" else f"{times(ratio)} than"
     rounds = len(found.times[SEARCH].seconds)
     doubt = {None: "", True: "", False: " (their samples overlap: not significant)"}
     lost = rounds > 1 and found.times[COMMAND].overlaps(found.times[SEARCH])
     start_up = "less than the spread" if lost else f"{_start_up(found):.2f} s"
-    told = [
-        f"Beside TorchRec's planner the search is {times(ratio)}{doubt[_significant(found)]}; "
-        f"starting the command and writing its result add {start_up}."
+    sentences = [
+        f"The search is {faster} TorchRec's planner{doubt[_significant(found)]}; "
+        f"starting the command and writing its result adds {start_up}."
     ]
     unstable = [name for name, samples in found.times.items() if samples.stable is False]
     if unstable:
-        told.append(
-            f"Unstable: the samples of {_listed(unstable)} spread widely; "
-            "measure on an idle machine, or with a larger --repeat."
+        sentences.append(
+            f"Unstable: the samples of {_listed(unstable)} vary widely; "
+            "measure on an idle machine, or repeat more often."
         )
     load = found.machine["load_average"]
     if isinstance(load, list):
-        told.append(f"Load average before: {load[0]:.2f} on {found.machine['cores']} cores.")
-    return told
+        sentences.append(f"Load average before: {load[0]:.2f} on {found.machine['cores']} cores.")
+    return sentences
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -168,7 +174,7 @@ def _listed(names: Sequence[str]) -> str:
 
 def show_plans(console: Console, found: Comparison) -> None:
     """Both plans under shardopt's predictor."""
-    heading(console, "Plans", "both under shardopt's predictor")
+    heading(console, "Plans", "both predicted by shardopt")
     made = table(
         [
             ("planner", "left"),
@@ -203,30 +209,30 @@ def plan_words(found: Comparison) -> list[str]:
     """What the table of the plans leaves out."""
     result = found.result
     gap = gap_of(result.best.iteration_ms, result.lower_bound_ms)
-    told = []
+    sentences = []
     if gap is not None:
-        told.append(f"shardopt's plan is at most {percent(gap)} from optimal.")
+        sentences.append(f"shardopt's plan is at most {percent(gap)} from optimal.")
     if found.rating_ms is not None:
-        told.append(
-            f"TorchRec rates its own plan {number(found.rating_ms)} ms: the largest sum of shard "
-            "costs on a rank, no iteration time."
+        sentences.append(
+            f"TorchRec rates its own plan at {number(found.rating_ms)} ms: the largest sum of "
+            "shard costs on a rank, which is not an iteration time."
         )
     if found.theirs.prediction is not None and not found.theirs.fits:
-        told.append(f"TorchRec's plan {misfit_text(found.theirs.prediction)}.")
-    return told
+        sentences.append(f"TorchRec's plan {misfit_text(found.theirs.prediction)}.")
+    return sentences
 
 
-JUDGES = (
+OBJECTIVES = (
     ("By shardopt's prediction", ours_predicted, time_ms, SHARDOPT),
     ("By TorchRec's rating", ours_rated, rated_ms, RATED),
 )
 
 
 def show_summary(console: Console, rows: Sequence[SearchRow]) -> None:
-    """A table a judge, and the time to a plan as good as TorchRec's."""
+    """One table per objective, and the time to a plan as good as TorchRec's."""
     fields = fields_of(rows)
-    for title, ours, value, needs in JUDGES:
-        heading(console, title, "plans that fit by the judge's count")
+    for title, ours, value, needs in OBJECTIVES:
+        heading(console, title, "plans that fit by the same planner's memory count")
         made = table(
             [
                 ("against", "left"),
@@ -248,7 +254,7 @@ def show_summary(console: Console, rows: Sequence[SearchRow]) -> None:
     if as_good := shares(found):
         line(
             console,
-            f"From {MANY_TABLES} tables: a plan as good as TorchRec's after "
+            f"With {MANY_TABLES} tables or more, a plan as good as TorchRec's is found after "
             f"{percent(statistics.median(as_good))} of its time in the median, "
             f"{percent(max(as_good))} at worst.",
         )

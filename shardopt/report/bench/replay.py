@@ -22,8 +22,8 @@ def show_replay(console: Console, result: Mapping[str, Any], *, brief: bool) -> 
     """
     by = "of their recorded time" if result["coverage_by"] == "time" else "by count"
     console.print(
-        f"{result['median_ms']:.3f} ms an iteration on {_ranks(result, result['device'])}; "
-        f"{result['ops_replayed']:,} of {result['ops_total']:,} ops, "
+        f"{result['median_ms']:.3f} ms per iteration on {_ranks(result, result['device'])}; "
+        f"{result['ops_replayed']:,} of {result['ops_total']:,} ops replayed, "
         f"{result['coverage']:.1%} {by}",
         highlight=False,
     )
@@ -33,11 +33,11 @@ def show_replay(console: Console, result: Mapping[str, Any], *, brief: bool) -> 
         console.print(f"  {note}", highlight=False, markup=False)
     missing = sorted(result["not_replayed"].items(), key=lambda item: -item[1])
     if missing:
-        console.print("Not replayed; tensors as in the trace stand for what they would give:")
+        console.print("Not replayed (their outputs are made with the shapes of the trace):")
     for why, count in missing[:LISTED]:
         console.print(f"  {count:,} x {why}", highlight=False, markup=False)
     if len(missing) > LISTED:
-        console.print(f"  and {len(missing) - LISTED} more kinds; --json lists all")
+        console.print(f"  and {len(missing) - LISTED} more kinds; the JSON output lists all")
 
 
 def _ranks(result: Mapping[str, Any], device: str) -> str:
@@ -45,27 +45,27 @@ def _ranks(result: Mapping[str, Any], device: str) -> str:
 
 
 def show_prediction(console: Console, result: Mapping[str, Any], *, brief: bool) -> None:
-    """Predicted time; then the ops without a law, by their share of the recorded time.
+    """Predicted time; then the ops without a kernel model, by their share of the recorded time.
 
     Args:
         result: as `shardopt.replay.predict.iteration.predict` makes it.
         brief: the headline alone.
     """
     console.print(
-        f"{result['predicted_ms']:.3f} ms an iteration predicted on {_ranks(result, 'cpu')}; "
-        f"{result['recorded_share']:.1%} of the ops' time are recorded times of ops without a law",
+        f"{result['predicted_ms']:.3f} ms per iteration predicted on {_ranks(result, 'cpu')}; "
+        f"{result['recorded_share']:.1%} of the ops' time is as recorded, without a kernel model",
         highlight=False,
     )
     if brief:
         return
     if result["untimed"]:
-        console.print(f"  {result['untimed']:,} of these have no recorded time and count nothing")
+        console.print(f"  {result['untimed']:,} of these ops have no recorded time and count as 0")
     if result["without_law"]:
-        console.print("Without a law, and their share of the recorded time:")
+        console.print("Ops without a kernel model, with their share of the recorded time:")
     listed = list(result["without_law"].items())
     for name, of in listed[:LISTED]:
         share = "" if of["share"] is None else f"{of['share']:6.1%}  "
         text = f"  {share}{of['count']:,} x {name}"
         console.print(text, highlight=False, markup=False)
     if len(listed) > LISTED:
-        console.print(f"  and {len(listed) - LISTED} more; --json lists all")
+        console.print(f"  and {len(listed) - LISTED} more; the JSON output lists all")

@@ -18,7 +18,7 @@ from shardopt.report.console import heading, line, show, table
 Predicted = Mapping[str, Prediction]
 
 BUSY_CORES = 0.15
-"""Other work that is worth a word."""
+"""Cores busy with other work that are worth a warning."""
 
 
 def run_object(rows: BenchRows, paths: Mapping[str, str], predicted: Predicted) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def show_run(console: Console, rows: BenchRows, predicted: Predicted, hardware: 
     if predicted:
         line(
             console,
-            f"Predicted from profile {hardware}, which has seen none of these samples; absolute "
+            f"Predictions use profile {hardware}, which was not fitted on these samples. Absolute "
             "times drift with the machine, so ratios are the fairer test.",
         )
 
@@ -111,7 +111,7 @@ def _cells(item: PlanSummary, several: bool, predicted: Predicted) -> Sequence[s
 
 
 def ratio_words(ratio: Ratio | None) -> str:
-    """How a plan compares with the first, if it can be told from it at all."""
+    """How a plan compares with the first, if the difference is significant."""
     if ratio is None:
         return ""
     if ratio.significant:
@@ -121,25 +121,25 @@ def ratio_words(ratio: Ratio | None) -> str:
 
 def run_words(rows: BenchRows, found: Sequence[PlanSummary]) -> list[str]:
     """What the table leaves out: whether to trust it."""
-    told = []
+    sentences = []
     unstable = [item.name for item in found if item.stable is False]
     if unstable:
-        told.append(
-            f"Unstable by pyperf's rules (deviation above 10 % or a sample 50 % off): "
-            f"{', '.join(unstable)}. Medians are shown; an idle machine or more --rounds help."
+        sentences.append(
+            f"Unstable by pyperf's rules (deviation above 10 %, or a sample 50 % off): "
+            f"{', '.join(unstable)}. Medians are shown; an idle machine or more rounds would help."
         )
     else:
-        told.append("All samples are stable by pyperf's rules.")
+        sentences.append("All samples are stable by pyperf's rules.")
     for i, session in enumerate(rows.sessions, start=1):
         load = f"load average before: {session['load']:.2f}"
-        told.append(f"Session {i}: {warmup_words(session['warmup'])}; {load}.")
-    told += busy_words(rows)
+        sentences.append(f"Session {i}: {warmup_words(session['warmup'])}; {load}.")
+    sentences += busy_words(rows)
     moved = {k: max(v) / min(v) - 1 for k, v in reference_rounds(rows).items()}
     parts = ", ".join(f"{k.replace('_', ' ')} {percent(v)}" for k, v in moved.items())
-    told.append(f"Reference kernels, slowest round over fastest: {parts}.")
+    sentences.append(f"Reference kernels, slowest round against fastest: {parts}.")
     if len(rows.rounds) < 6:
-        told.append("With fewer than 6 rounds no difference can be significant.")
-    return told
+        sentences.append("With fewer than 6 rounds, no difference can be significant.")
+    return sentences
 
 
 def busy_words(rows: BenchRows) -> list[str]:
@@ -149,5 +149,5 @@ def busy_words(rows: BenchRows) -> list[str]:
         return []
     return [
         f"The machine was not idle: other work kept {statistics.median(busy):.2f} cores busy in "
-        f"the median round, {max(busy):.2f} in the worst."
+        f"the median round and {max(busy):.2f} in the worst."
     ]

@@ -45,7 +45,7 @@ _RANK_PARTS = (
 
 
 def page(setting: Setting, explanation: Explanation, versions: Mapping[str, str]) -> str:
-    """The page: no network, no other file, readable without scripts; every name is escaped."""
+    """The page: needs no network and no other file, readable without scripts; names are escaped."""
     given = explanation.given
     title = f"{setting.workload.name}: {given.name}"
     head = node(
@@ -93,7 +93,7 @@ def _header(setting: Setting, explanation: Explanation) -> Element:
         node(
             "p",
             node("strong", ms(prediction.iteration_ms), class_="headline"),
-            f" predicted per iteration, 90 % interval {interval(prediction.interval_ms)} ms; "
+            f" predicted per iteration (90 % interval {interval(prediction.interval_ms)} ms). "
             f"{provenance_text(prediction)}",
         ),
         node("p", " · ".join(facts), class_="dim"),
@@ -130,7 +130,7 @@ def _words_section(explanation: Explanation) -> Element:
 
 
 def _timeline_section(prediction: Prediction) -> Element:
-    aside = "one period of the steady state; outlined: the critical path"
+    aside = "one iteration of the steady state; the critical path is outlined"
     return section("Timeline", aside, timeline(prediction))
 
 
@@ -140,7 +140,7 @@ def _ranks_section(prediction: Prediction) -> Element:
     uses_hbm = any(rank.hbm_cap_bytes for rank in prediction.memory)
     columns = [
         Column("rank", True),
-        Column("compute of one iteration"),
+        Column("compute in one iteration"),
         Column("emb fwd", True),
         Column("emb bwd", True),
         Column("comm", True),
@@ -181,7 +181,7 @@ def _ranks_section(prediction: Prediction) -> Element:
     legend = [
         node("span", node("i", class_=kind), f" {name}", class_="key") for name, kind in _RANK_PARTS
     ]
-    some = f"; {len(shown)} of {len(times)} shown" if len(shown) < len(times) else ""
+    some = f"; {len(shown)} of {len(times)} are shown" if len(shown) < len(times) else ""
     return section(
         "Ranks",
         f"load and memory{some}",
@@ -193,7 +193,7 @@ def _ranks_section(prediction: Prediction) -> Element:
 def _changes_section(explanation: Explanation) -> Element:
     changes, before = explanation.changes, explanation.given.prediction.iteration_ms
     if not changes.found:
-        return section("What would help most", "", node("p", f"Here {changes.none_words}."))
+        return section("What would help most", "", node("p", f"{changes.none_words.capitalize()}."))
     columns = [
         Column("change"),
         Column("saves ms", True),
@@ -204,7 +204,7 @@ def _changes_section(explanation: Explanation) -> Element:
         [c.words, number(c.saving_ms), percent(c.saving_ms / before), number(c.iteration_ms)]
         for c in changes.found
     ]
-    aside = f"of {plural(changes.tried, 'change')} tried, each predicted alone"
+    aside = f"best of {plural(changes.tried, 'change')} tried, each predicted on its own"
     return section("What would help most", aside, grid(columns, rows))
 
 
@@ -220,7 +220,9 @@ def _what_if_section(explanation: Explanation) -> Element:
         ]
         for item in explanation.what_if
     ]
-    return section("Sensitivity", "this plan predicted with one thing changed", grid(columns, rows))
+    return section(
+        "Sensitivity", "the same plan, predicted with one thing changed", grid(columns, rows)
+    )
 
 
 def _provenance_section(setting: Setting, critical: frozenset[str]) -> Element:
@@ -228,8 +230,8 @@ def _provenance_section(setting: Setting, critical: frozenset[str]) -> Element:
     columns = [
         Column("constants"),
         Column("on the critical path"),
-        Column("1 sigma", True, "assumed error of times from this group"),
-        Column("known error, on rows that nothing was fitted on"),
+        Column("1 sigma", True, "assumed error of times that use this group"),
+        Column("known error (on rows not used for fitting)"),
         Column("fitted for"),
         Column("provenance"),
     ]
@@ -238,7 +240,7 @@ def _provenance_section(setting: Setting, critical: frozenset[str]) -> Element:
         origin = group.provenance
         ranges = [covered(quantity, *bounds) for quantity, bounds in origin.range.items()]
         source = node("details", node("summary", "source"), " ".join(origin.source.split()))
-        kind = f"{KIND_WORDS[origin.kind]}, from {hardware.origins[name]}"
+        kind = f"{KIND_WORDS[origin.kind]}; from {hardware.origins[name]}"
         rows.append(
             [
                 name,
@@ -252,8 +254,8 @@ def _provenance_section(setting: Setting, critical: frozenset[str]) -> Element:
     whole = [error_words(error) for error in hardware.known_error] or ["not validated"]
     return section(
         "Provenance",
-        "where every constant comes from",
-        *(node("p", f"Whole iterations under {hardware.name}: {text}.") for text in whole),
+        "where the constants come from",
+        *(node("p", f"Whole iterations on {hardware.name}: {text}.") for text in whole),
         grid(columns, rows),
     )
 

@@ -1,4 +1,4 @@
-"""The tables of a page: the plan, a row a table, and plans beside each other."""
+"""The tables of the page: the plan, one row per table, and plans side by side."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from shardopt.report.html.nodes import Cell, Column, Row, bar, grid, node, secti
 
 PLAN_TABLE = "plan"
 MAX_OTHERS = 4
-"""Plans whose sharding stands beside that of the first, table by table."""
+"""Other plans whose sharding is shown in the plan table where it differs."""
 
 
 def plan_section(workload: Workload, explanation: Explanation) -> Element:
@@ -37,14 +37,22 @@ def plan_section(workload: Workload, explanation: Explanation) -> Element:
         Column("table"),
         Column("rows", True),
         Column("dim", True),
-        Column("ids/sample", True, "mean ids per sample, over its features"),
+        Column("ids/sample", True, "mean ids per sample, summed over its features"),
         Column("type"),
         Column("kernel"),
         Column("shards", True),
         Column("ranks"),
         Column("weights", True, "of the whole table, without optimizer state"),
-        Column("forward ms", True, "of its shards on the rank where they take longest, alone"),
-        Column("backward ms", True, "of its shards on the rank where they take longest, alone"),
+        Column(
+            "forward ms",
+            True,
+            "of its shards alone, on the rank where they take longest",
+        ),
+        Column(
+            "backward ms",
+            True,
+            "of its shards alone, on the rank where they take longest",
+        ),
         *(Column(f"in {other.name}") for other in others),
     ]
     differing = [_differing(given.plan, other.plan) for other in others]
@@ -52,7 +60,7 @@ def plan_section(workload: Workload, explanation: Explanation) -> Element:
     for key, table in zip(workload.keys, workload.tables, strict=True):
         row = _row(key, table, given.plan.tables[key], *explanation.table_times[key])
         rows.append([*row, *(found.get(key, "same") for found in differing)])
-    aside = f"{plural(len(rows), 'table')}; a click on a title sorts"
+    aside = f"{plural(len(rows), 'table')}; click a column title to sort"
     if len(explanation.others) > MAX_OTHERS:
         aside += f", with the first {MAX_OTHERS} of {len(explanation.others)} other plans"
     return section(
@@ -145,7 +153,7 @@ def comparison_section(plans: Sequence[PredictedPlan]) -> Element:
         )
     return section(
         "Plans",
-        "predicted iteration time under the same model and hardware",
+        "predicted iteration time for the same model and hardware",
         grid(columns, rows, sortable="plans"),
         _phases(plans),
     )

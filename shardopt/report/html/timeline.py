@@ -16,7 +16,7 @@ from shardopt.report.prediction import RankTimes, selected
 
 MAX_RANKS = 16
 MAX_SPANS = 8000
-"""What a browser lays out without a pause; the longest are drawn."""
+"""More would make a browser pause; the longest are drawn."""
 LANE_PX = 18
 LABELLED = 0.004
 """Bars of at least this share of the iteration carry their name, where it fits."""
@@ -99,7 +99,9 @@ def timeline(prediction: Prediction) -> Element:
         for place, (lane, found) in enumerate(lanes):
             rows.append(_row(rank, names[lane], found, period, first=place == 0))
     left_out = len(all_spans) - len(drawn)
-    notes = [f"{plural(left_out, 'shortest bar')} not drawn; --trace has all"] if left_out else []
+    notes = (
+        [f"{plural(left_out, 'short bar')} not drawn; a Perfetto trace has all"] if left_out else []
+    )
     if len(ranks) < prediction.graph.world_size:
         notes.append(f"{len(ranks)} of {plural(prediction.graph.world_size, 'rank')} drawn")
     zoom = node("input", type="range", id="zoom", min=0, max=6, step=0.25, value=0)

@@ -31,7 +31,7 @@ def test_hardware_says_how_far_it_can_be_trusted(run) -> None:
     assert "b200 not validated" in listed
     shown = " ".join(run("hardware", "h100-sxm").out.split())
     assert "Whole iterations: mean error" in shown
-    assert "of 541 rows (gemm: fp32 test rows of NVIDIA H100" in shown
+    assert "on 541 rows of gemm: fp32 test rows of NVIDIA H100" in shown
     assert "Known error: not validated" in shown
     data = json.loads(run("hardware", "h100-sxm", "--json").out)
     assert data["gemm"]["provenance"]["error"]["n"] == 541

@@ -47,8 +47,8 @@ def test_changes_are_those_of_a_prediction() -> None:
 
 def test_skew_moves_the_time_with_the_distinct_rows() -> None:
     by_change = {item.change: item.change_ms for item in found_for(skewed())}
-    more = by_change["ids with zipf alpha +0.1 (1 of 4 features)"]
-    less = by_change["ids with zipf alpha -0.1 (1 of 4 features)"]
+    more = by_change["Zipf alpha of the ids +0.1 (1 of 4 features)"]
+    less = by_change["Zipf alpha of the ids -0.1 (1 of 4 features)"]
     assert more < 0 < less < by_change["all ids equally likely"]
 
 

@@ -71,7 +71,7 @@ def test_the_report_says_what_to_change(run, model: Path) -> None:
     text = " ".join(done.out.split())
     for words in (
         "Trials",
-        "of 6 settings tried (as many as wanted)",
+        "of 6 settings tried (the number of trials asked for)",
         "Best setting",
         "batch_size: 65536 in the model file",
         "131,072 samples per iteration instead of 65,536",

@@ -24,13 +24,13 @@ def shown(ops: int, *, untimed: int = 0, brief: bool = False) -> str:
 
 def test_a_prediction_says_what_it_rests_on() -> None:
     text = shown(LISTED + 3, untimed=7)
-    assert text.startswith("12.346 ms an iteration predicted on 2 CPU ranks; 25.0% of the ops'")
-    assert "7 of these have no recorded time" in text
+    assert text.startswith("12.346 ms per iteration predicted on 2 CPU ranks; 25.0% of the ops'")
+    assert "7 of these ops have no recorded time" in text
     assert "1.0%  2 x corp::op1" in text
     assert "and 3 more" in text
     assert f"corp::op{LISTED}" not in text
 
 
 def test_a_whole_prediction_lists_nothing() -> None:
-    assert "Without a law" not in shown(0)
+    assert "Ops without a kernel model" not in shown(0)
     assert len(shown(5, untimed=7, brief=True).splitlines()) == 1
