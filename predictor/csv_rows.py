@@ -47,7 +47,22 @@ def read_table(path: Path, columns: Sequence[str], parse: Callable[[Row], T]) ->
     Raises:
         InputError: the file cannot be read at all, is empty, or lacks a column.
     """
-    lines = _numbered_lines(path)
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from error
+    return parse_table(path, text, columns, parse)
+
+
+def parse_table(
+    path: Path, text: str, columns: Sequence[str], parse: Callable[[Row], T]
+) -> ParsedRows[T]:
+    """As `read_table`, of the text of a file that has been read.
+
+    Raises:
+        InputError: the text is empty, or lacks a column.
+    """
+    lines = _numbered_lines(text)
     header = _header(path, next(lines, (1, "")), columns)
     found: ParsedRows[T] = ParsedRows()
     for line, text in lines:
@@ -67,12 +82,8 @@ def skipped_lines(problems: Sequence[str]) -> list[str]:
     return head + [f"    {text}" for text in problems]
 
 
-def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+def _numbered_lines(text: str) -> Iterator[tuple[int, str]]:
     """(line number, text) of the lines that are neither empty nor comments."""
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from error
     for number, line in enumerate(text.split("\n"), start=1):
         kept = line.removesuffix("\r")
         if kept and not kept.startswith("#"):

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from predictor.errors import InputError
-from shardopt.files import atomic_write_text, decode, read_bytes
+from shardopt.files import atomic_write_text
+from shardopt.measure.store import read_json
 
 SCHEMA = "shardopt.bench-rows/1"
 _TIMES = ("lead_ms", "ranks_ms", "reference_ms")
@@ -27,10 +28,6 @@ _ROUNDED = (*_TIMES, "ms")
 _ROUND_KEYS = ("round", "session", "at", "load", "other_cores", "order", *_TIMES)
 _HEAD = ("schema", "model", "settings")
 _LISTS = ("plans", "sessions", "rounds")
-
-
-class RowsError(InputError):
-    """A rows file that is broken, or holds the rows of something else."""
 
 
 @dataclass
@@ -101,48 +98,21 @@ def read_rows(path: Path) -> BenchRows:
     """Read and check a rows file.
 
     Raises:
-        RowsError: it is not JSON, of another schema, or a part is missing; names the line.
+        InputError: it is not JSON, of another schema, or a part is missing; names the line.
     """
-    text = decode(read_bytes(path, "rows file"), path)
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise RowsError(
-            f"{path}:{error.lineno}: not JSON ({error.msg}, column {error.colno}); restore the "
-            "file, or measure into another"
-        ) from None
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        found = data.get("schema") if isinstance(data, dict) else None
-        raise RowsError(
-            f"{path}: schema is {found!r}, but this version reads '{SCHEMA}'; measure again with "
-            "`shardopt bench run`"
-        )
-    lines = text.splitlines()
-    for key in (*_HEAD, *_LISTS):
-        kind = list if key in _LISTS else str if key == "schema" else dict
-        if not isinstance(data.get(key), kind):
-            raise RowsError(f"{path}:{_line_of(lines, key)}: '{key}' is missing or malformed")
-    rows = BenchRows(**{key: data[key] for key in (*_HEAD[1:], *_LISTS)})
-    for key, problem_of in (("plans", _plan_problem), ("sessions", _session_problem)):
-        for index, entry in enumerate(getattr(rows, key)):
-            _refuse(problem_of(entry), path, lines, key, index)
-    for index, entry in enumerate(rows.rounds):
-        _refuse(_round_problem(entry, rows, index), path, lines, "rounds", index)
+    kinds = {**dict.fromkeys(_HEAD[1:], dict), **dict.fromkeys(_LISTS, list)}
+    file = read_json(path, "rows file", SCHEMA, kinds, "restore the file, or measure into another")
+    rows = BenchRows(**{key: file.data[key] for key in kinds})
+    problems = {
+        "plans": [_plan_problem(entry) for entry in rows.plans],
+        "sessions": [_session_problem(entry) for entry in rows.sessions],
+        "rounds": [_round_problem(entry, rows, index) for index, entry in enumerate(rows.rounds)],
+    }
+    for key, of_entries in problems.items():
+        for index, problem in enumerate(of_entries):
+            if problem:
+                file.refuse(problem, key, index)
     return rows
-
-
-def _refuse(problem: str | None, path: Path, lines: list[str], key: str, index: int) -> None:
-    if problem:
-        where = f"{path}:{_line_of(lines, key, index)}"
-        raise RowsError(
-            f"{where}: {key}[{index}]: {problem}; restore the file, or measure into another"
-        )
-
-
-def _line_of(lines: Sequence[str], key: str, index: int | None = None) -> int:
-    """Line of a key of the file, or of one of its entries: each has a line of its own."""
-    starts = (i for i, line in enumerate(lines, start=1) if line.startswith(f' "{key}":'))
-    return next(starts, 1) + (0 if index is None else index + 1)
 
 
 def _plan_problem(entry: object) -> str | None:
@@ -200,7 +170,7 @@ def check_continues(path: Path, old: BenchRows, new: BenchRows) -> None:
         new: what is asked for now, with the session about to start.
 
     Raises:
-        RowsError: says what differs.
+        InputError: says what differs.
     """
     environment = [s["environment"] for s in (*old.sessions[-1:], *new.sessions[-1:])]
     pairs: dict[str, tuple[object, object]] = {
@@ -211,7 +181,7 @@ def check_continues(path: Path, old: BenchRows, new: BenchRows) -> None:
     }
     for what, (was, now) in pairs.items():
         if was != now:
-            raise RowsError(
+            raise InputError(
                 f"{path}: holds rows of another bench: {what} {_differ(was, now)}; "
                 "choose another file, or remove it"
             )

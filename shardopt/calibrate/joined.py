@@ -12,7 +12,7 @@ from typing import Any
 
 from predictor.errors import InputError
 from shardopt.calibrate.design.points import Point
-from shardopt.calibrate.rows import RowsFile
+from shardopt.calibrate.rows import CalibrationRows
 from shardopt.calibrate.run import Asked, Saver, Say, opened, points_of
 from shardopt.calibrate.worker import prepare_quietly
 from shardopt.ranks.rank import Rank, errors_of, join_group
@@ -36,7 +36,7 @@ def hosts_of(join: Rank) -> int:
     return join.world_size // local
 
 
-def measure_joined(asked: Asked, join: Rank, say: Say) -> RowsFile | None:
+def measure_joined(asked: Asked, join: Rank, say: Say) -> CalibrationRows | None:
     """As `run.measure`, by this process as one of the ranks.
 
     Returns:
@@ -52,7 +52,7 @@ def measure_joined(asked: Asked, join: Rank, say: Say) -> RowsFile | None:
     return file
 
 
-def _take_part(asked: Asked, join: Rank, file: RowsFile | None, say: Say) -> None:
+def _take_part(asked: Asked, join: Rank, file: CalibrationRows | None, say: Say) -> None:
     device = prepare_quietly(join, asked.backend)
     import torch.distributed as dist
 
@@ -67,7 +67,7 @@ def _take_part(asked: Asked, join: Rank, file: RowsFile | None, say: Say) -> Non
     dist.barrier()
 
 
-def _measure_alone(asked: Asked, file: RowsFile, device: Any, say: Say) -> list[Point]:
+def _measure_alone(asked: Asked, file: CalibrationRows, device: Any, say: Say) -> list[Point]:
     """Measure the kernels; returns the points that need all ranks and have no rows yet."""
     from shardopt.calibrate.kernels.registry import measure_alone
 
@@ -82,7 +82,7 @@ def _measure_alone(asked: Asked, file: RowsFile, device: Any, say: Say) -> list[
 
 
 def _measure_together(
-    asked: Asked, file: RowsFile | None, missing: Sequence[Point], device: Any, say: Say
+    asked: Asked, file: CalibrationRows | None, missing: Sequence[Point], device: Any, say: Say
 ) -> None:
     from shardopt.calibrate.kernels.registry import measure_together
 

@@ -10,14 +10,16 @@ import csv
 import io
 import json
 import math
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from predictor.errors import InputError
 from shardopt.calibrate.design.points import Point
+from shardopt.files import decode, read_bytes
+from shardopt.measure import store
+from shardopt.measure.store import Fields, RowKind, RowsFile
 from shardopt.measure.timing import Samples
 
 SCHEMA = "shardopt.calibration/2"
@@ -109,41 +111,17 @@ def _percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (at - low) * (ordered[high] - ordered[low])
 
 
-@dataclass
-class RowsFile:
-    """Rows on disk; ``path`` need not exist yet."""
+class CalibrationRows(RowsFile[Measured]):
+    """The rows of a calibration on disk; the file need not exist yet.
 
-    path: Path
-    origin: Origin
-    rows: list[Measured] = field(default_factory=list)
+    Raises:
+        InputError: a line that is no row of this schema, machine and versions; says which and what
+            to do.
+    """
 
-    @classmethod
-    def open(cls, path: Path, origin: Origin) -> RowsFile:
-        """The file with the rows it already holds.
-
-        A last line that was cut off while it was written is dropped, to be measured again.
-
-        Raises:
-            InputError: a line that is no row of this schema, machine and versions; says which and
-                what to do.
-        """
-        made = cls(path, origin)
-        if path.exists():
-            made.rows = _read(path, origin)
-        return made
-
-    def append(self, row: Measured) -> None:
-        """Write one row and flush it to the disk."""
-        new = not self.path.exists() or self.path.stat().st_size == 0
-        line = _line(_cells(row, self.origin))
-        try:
-            with self.path.open("a", encoding="utf-8", newline="") as file:
-                file.write((_line(COLUMNS) if new else "") + line)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise InputError(f"{self.path}: cannot write: {error.strerror or error}") from error
-        self.rows.append(row)
+    def __init__(self, path: Path, origin: Origin) -> None:
+        super().__init__(path, _kind(origin))
+        self.origin = origin
 
     def has(self, point: Point) -> bool:
         """Whether every part of the point is there."""
@@ -152,84 +130,64 @@ class RowsFile:
 
 
 def read_rows(path: Path) -> tuple[Origin, list[Measured]]:
-    """Rows of whatever machine the first of them names, for fitting alone."""
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            first = next(csv.DictReader(file), None)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from error
-    if first is None:
+    """Rows of whatever machine the first of them names, for fitting alone.
+
+    Raises:
+        InputError: the file cannot be read, holds no rows, or a line is no row of that machine.
+    """
+    origin = _first_origin(path)
+    rows = store.read_rows(path, _kind(origin))
+    if not rows:
         raise InputError(f"{path}: holds no rows")
-    origin = Origin(first.get("machine") or "", first.get("versions") or "")
-    return origin, _read(path, origin)
+    return origin, rows
 
 
-def _cells(row: Measured, origin: Origin) -> list[object]:
-    head = [SCHEMA, origin.machine, origin.versions, row.settings, row.date, f"{row.load:.2f}"]
-    split = "test" if row.point.test else "fit"
+def _first_origin(path: Path) -> Origin:
+    text = decode(read_bytes(path, "file of calibration rows"), path)
+    first: dict[str, str] = next(csv.DictReader(io.StringIO(text)), {})
+    return Origin(first.get("machine") or "", first.get("versions") or "")
+
+
+def _kind(origin: Origin) -> RowKind[Measured]:
+    """Rows of one machine and its versions."""
+
+    def parse(fields: Fields) -> Measured:
+        for column, wanted in vars(origin).items():
+            if fields[column] != wanted:
+                raise ValueError(
+                    f"{column} is '{fields[column]}', here it is '{wanted}'; rows of different "
+                    "machines or versions are never mixed"
+                )
+        return _row_of(fields)
+
+    return RowKind(
+        what="calibration row",
+        keys=COLUMNS,
+        parse=parse,
+        fields=lambda row: {"schema": SCHEMA, **vars(origin), **_fields(row)},
+        schema=SCHEMA,
+        remedy="delete this line to measure its point again, or choose another file of rows",
+    )
+
+
+def _fields(row: Measured) -> dict[str, object]:
     point = {**row.point.params, **({"part": row.part} if row.part else {})}
-    times = (getattr(row, column) for column in TIMES)
-    return [
-        *head,
-        *(row.point.family, split, _compact(point), _compact(row.facts)),
-        *(f"{time:.3f}" for time in times),
-        row.n,
-        "yes" if row.stable else "no",
-    ]
-
-
-def _line(cells: Sequence[object]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(cells)
-    return text.getvalue()
+    return {
+        "settings": row.settings,
+        "date": row.date,
+        "load": f"{row.load:.2f}",
+        "family": row.point.family,
+        "split": "test" if row.point.test else "fit",
+        "point": _compact(point),
+        "facts": _compact(row.facts),
+        **{column: f"{getattr(row, column):.3f}" for column in TIMES},
+        "n": row.n,
+        "stable": "yes" if row.stable else "no",
+    }
 
 
 def _compact(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
-
-
-def _read(path: Path, origin: Origin) -> list[Measured]:
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read: {error}; choose another --rows file") from error
-    lines = text.splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
-        lines.pop()
-        _write_whole(path, lines)
-    if not lines:
-        return []
-    if next(csv.reader([lines[0]])) != list(COLUMNS):
-        raise InputError(
-            f"{path}:1: is no header of {SCHEMA}; delete the file or choose another --rows file"
-        )
-    return [_parse(path, number, line, origin) for number, line in enumerate(lines[1:], start=2)]
-
-
-def _write_whole(path: Path, lines: Sequence[str]) -> None:
-    from shardopt.files import atomic_write_text
-
-    atomic_write_text(path, "".join(lines))
-
-
-def _parse(path: Path, number: int, line: str, origin: Origin) -> Measured:
-    where = f"{path}:{number}"
-    try:
-        cells = next(csv.reader([line], strict=True))
-        row = dict(zip(COLUMNS, cells, strict=True))
-        result = _row_of(row)
-    except (ValueError, KeyError, TypeError, AttributeError, StopIteration, csv.Error) as error:
-        raise InputError(
-            f"{where}: not a row of measurements ({error}); delete this line to measure its "
-            "point again, or choose another --rows file"
-        ) from error
-    for column, wanted in (("schema", SCHEMA), *vars(origin).items()):
-        if row[column] != wanted:
-            raise InputError(
-                f"{where}: {column} is '{row[column]}', here it is '{wanted}'; rows of different "
-                "machines or versions are never mixed: choose another --rows file, or delete this"
-            )
-    return result
 
 
 def _no_number(name: str) -> float:
@@ -243,7 +201,7 @@ def _check_tables(tables: list[list[float]]) -> None:
             raise ValueError(f"facts hold a table {table}: rows, dim and bags must be above 0")
 
 
-def _row_of(row: dict[str, str]) -> Measured:
+def _row_of(row: Fields) -> Measured:
     params = json.loads(row["point"])
     facts = json.loads(row["facts"], parse_constant=_no_number)
     _check_tables(facts.get("tables", []))

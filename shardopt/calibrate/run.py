@@ -22,7 +22,7 @@ from shardopt.bench.job import available_bytes
 from shardopt.calibrate.design import phases
 from shardopt.calibrate.design.cuda import Device
 from shardopt.calibrate.design.points import Point, Size
-from shardopt.calibrate.rows import Measured, Origin, RowsFile
+from shardopt.calibrate.rows import CalibrationRows, Measured, Origin
 from shardopt.calibrate.worker import Job, measure_points
 from shardopt.measure.sampling import BRIEF_FLUSH_BYTES, CUDA_SETTINGS, FLUSH_BYTES, SETTINGS
 from shardopt.measure.timing import machine
@@ -188,7 +188,7 @@ def points_of(asked: Asked) -> tuple[list[Point], list[Point]]:
     return kernels, phases.together(asked.size, asked.ranks, asked.link_gbit_s, asked.hosts)
 
 
-def measure(asked: Asked, say: Say) -> RowsFile:
+def measure(asked: Asked, say: Say) -> CalibrationRows:
     """Measure every point that the rows file lacks, in processes of their own.
 
     Raises:
@@ -236,9 +236,9 @@ def run_job(job: Job, on_row: Callable[[Measured], None]) -> None:
     )
 
 
-def opened(asked: Asked, say: Say) -> RowsFile:
+def opened(asked: Asked, say: Say) -> CalibrationRows:
     """The rows that there are; says where the machine is too busy for more."""
-    file = RowsFile.open(asked.rows, origin(asked.backend))
+    file = CalibrationRows(asked.rows, origin(asked.backend))
     load = os.getloadavg()[0]
     if load > BUSY:
         say(f"something else runs here (load average {load:.1f}): times will be too long")
@@ -248,7 +248,9 @@ def opened(asked: Asked, say: Say) -> RowsFile:
 class Saver:
     """Appends rows as they come, and says how far the measurement is."""
 
-    def __init__(self, file: RowsFile, asked: Asked, done: int, total: int, say: Say) -> None:
+    def __init__(
+        self, file: CalibrationRows, asked: Asked, done: int, total: int, say: Say
+    ) -> None:
         self.file, self.asked, self.total, self.say = file, asked, total, say
         self.done = done
         self.realtime = asked.backend == "gloo" and permitted()

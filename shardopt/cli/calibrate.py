@@ -12,7 +12,7 @@ from shardopt.cli import options
 
 if TYPE_CHECKING:
     from shardopt.calibrate.profile.build import Calibrated
-    from shardopt.calibrate.rows import RowsFile
+    from shardopt.calibrate.rows import CalibrationRows
     from shardopt.calibrate.run import Asked, Say
     from shardopt.ranks.rank import Rank
 
@@ -151,7 +151,7 @@ def _ranks(given: int | None, join: Rank | None) -> int:
     return join.world_size
 
 
-def _write(asked: Asked, measured: RowsFile, output: Path, *, json: bool, say: Say) -> None:
+def _write(asked: Asked, measured: CalibrationRows, output: Path, *, json: bool, say: Say) -> None:
     """Fit the rows, write the profile, and show how good it is."""
     from predictor.hardware.loader import load_hardware
     from shardopt.calibrate import run

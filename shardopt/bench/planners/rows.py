@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 from predictor.csv_rows import Row as Cells
-from predictor.csv_rows import count, number, read_table
-from predictor.errors import InputError
-from shardopt.files import atomic_write_text
+from predictor.csv_rows import count, number
+from shardopt.measure.store import RowKind
 
 TORCHREC, SHARDOPT, RANDOM = "torchrec", "shardopt", "random"
 RATED, RATED_SAME = "shardopt on torchrec's cost", "shardopt on torchrec's cost and options"
@@ -74,18 +70,7 @@ class SearchRow:
 SAME = 1e-9
 """Relative difference of times that differ by rounding alone."""
 COLUMNS = tuple(field.name for field in fields(SearchRow))
-_FIRST = "# rows of `shardopt bench search --suite`; see docs/benchmarks.md\n"
-
-
-def write_search_rows(path: Path, rows: Sequence[SearchRow]) -> None:
-    """Replace the file by one with all rows."""
-    out = io.StringIO()
-    out.write(_FIRST)
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for row in rows:
-        writer.writerow([_text(value) for value in astuple(row)])
-    atomic_write_text(path, out.getvalue())
+_COMMENT = "# rows of `shardopt bench search --suite`; see docs/benchmarks.md\n"
 
 
 def _text(value: Any) -> str:
@@ -96,18 +81,6 @@ def _text(value: Any) -> str:
     if isinstance(value, tuple):
         return " ".join(f"{at:.4f}:{ms!r}" for at, ms in value)
     return repr(value) if isinstance(value, float) else str(value)
-
-
-def read_search_rows(path: Path) -> list[SearchRow]:
-    """All rows of a file.
-
-    Raises:
-        InputError: it cannot be read, lacks a column, or holds a row that is no such row.
-    """
-    found = read_table(path, COLUMNS, _row)
-    if found.problems:
-        raise InputError("\n  ".join([f"{path}: rows that cannot be read", *found.problems]))
-    return found.rows
 
 
 def _row(cells: Cells) -> SearchRow:
@@ -145,3 +118,14 @@ def _incumbents(text: str) -> tuple[tuple[float, float], ...]:
         return tuple((float(at), float(ms)) for at, ms in (p.split(":") for p in text.split()))
     except ValueError:
         raise ValueError(f"incumbents is '{text}'; it has pairs such as 0.25:13.7") from None
+
+
+SEARCH_ROWS = RowKind(
+    what="row of the search benchmark",
+    keys=COLUMNS,
+    parse=_row,
+    fields=lambda row: {column: _text(getattr(row, column)) for column in COLUMNS},
+    comment=_COMMENT,
+    remedy="delete this line to run its planner again",
+)
+"""For `shardopt.measure.store`: one planner on one instance."""

@@ -20,17 +20,17 @@ from shardopt.bench.planners.rows import (
     OURS,
     RANDOM,
     RATED,
+    SEARCH_ROWS,
     SHARDOPT,
     TORCHREC,
     SearchRow,
-    read_search_rows,
-    write_search_rows,
 )
 from shardopt.config.document import parse_yaml
 from shardopt.config.problems import Problems, shown
 from shardopt.config.schema import PIPELINES, Name, SchemaVersion, Section, check
 from shardopt.config.values import choice, flag, real, whole
 from shardopt.files import decode, read_bytes
+from shardopt.measure.store import read_rows, write_rows
 from shardopt.measure.timing import machine
 from shardopt.ranks.limited import CallError, Limited, OutOfTime
 
@@ -175,7 +175,9 @@ def run_suite(
     if not instances:
         names = ", ".join(i.name for i in suite.instances)
         raise InputError(f"--only {wanted.only!r} matches none of the instances {names}")
-    found = {(r.instance, r.planner): r for r in read_search_rows(rows)} if rows.exists() else {}
+    found = (
+        {(r.instance, r.planner): r for r in read_rows(rows, SEARCH_ROWS)} if rows.exists() else {}
+    )
     limited = Limited(["shardopt.bench.planners.planners"])
     todo = [
         (instance, planner)
@@ -195,7 +197,7 @@ def run_suite(
         told(f"{at} of {len(todo)}: {instance.name}, {planner}")
         row = _row(instance, planner, _outcome(limited, planner, instance, asked))
         found[instance.name, planner] = row
-        write_search_rows(rows, list(_ordered(suite, found)))
+        write_rows(rows, SEARCH_ROWS, list(_ordered(suite, found)))
         told(f"    {_said(row)}")
     return list(_ordered(suite, found))
 

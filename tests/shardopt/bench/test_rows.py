@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shardopt.bench.rows import BenchRows, RowsError, check_continues, read_rows, write_rows
+from predictor.errors import InputError
+from shardopt.bench.rows import BenchRows, check_continues, read_rows, write_rows
 
 
 def rows(rounds: int = 2) -> BenchRows:
@@ -66,7 +67,7 @@ def test_a_corrupted_round_is_named_with_its_line(
     assert old in lines[at]
     lines[at] = lines[at].replace(old, new, 1)
     path.write_text("\n".join(lines))
-    with pytest.raises(RowsError, match=r"rows\.json") as caught:
+    with pytest.raises(InputError, match=r"rows\.json") as caught:
         read_rows(path)
     assert f"{path}:{at + 1}:" in str(caught.value)
     assert told in str(caught.value)
@@ -77,17 +78,17 @@ def test_a_cut_off_file_is_named_with_its_line(tmp_path: Path) -> None:
     write_rows(path, rows())
     text = path.read_text()
     path.write_text(text[: len(text) // 2])
-    with pytest.raises(RowsError, match=r"rows\.json:\d+: not JSON"):
+    with pytest.raises(InputError, match=r"rows\.json:\d+: not JSON"):
         read_rows(path)
 
 
 def test_another_schema_and_a_missing_part_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_text('{"schema": "shardopt.bench-rows/9"}')
-    with pytest.raises(RowsError, match="bench-rows/9"):
+    with pytest.raises(InputError, match="bench-rows/9"):
         read_rows(path)
     path.write_text('{"schema": "shardopt.bench-rows/1"}')
-    with pytest.raises(RowsError, match="'model' is missing"):
+    with pytest.raises(InputError, match="'model' is missing"):
         read_rows(path)
 
 
@@ -97,9 +98,9 @@ def test_only_the_same_bench_is_continued() -> None:
         other = rows(0)
         change = other.sessions[0][part] if part == "environment" else getattr(other, part)
         change["extra"] = 1
-        with pytest.raises(RowsError, match=r"another bench.*had extra None, now 1"):
+        with pytest.raises(InputError, match=r"another bench.*had extra None, now 1"):
             check_continues(Path("r"), rows(), other)
     other = rows(0)
     other.plans.pop()
-    with pytest.raises(RowsError, match="the plans were a, b, now a"):
+    with pytest.raises(InputError, match="the plans were a, b, now a"):
         check_continues(Path("r"), rows(), other)

@@ -9,7 +9,7 @@ import pytest
 from shardopt.calibrate import run
 from shardopt.calibrate.design import points as design
 from shardopt.calibrate.design.points import Point
-from shardopt.calibrate.rows import Origin, RowsFile, measured
+from shardopt.calibrate.rows import CalibrationRows, Origin, measured
 from shardopt.measure.timing import Samples
 
 TABLES = [[1000, 8, 64, 288.0, 240.0]]
@@ -34,7 +34,7 @@ def test_a_row_is_named_kept_and_counted(
     tmp_path: Path, point: Point, facts: dict[str, object], said: str
 ) -> None:
     asked = run.Asked("gloo", 2, design.TINY, tmp_path / "rows.csv")
-    file, lines = RowsFile(asked.rows, Origin("machine", "versions")), list[str]()
+    file, lines = CalibrationRows(asked.rows, Origin("machine", "versions")), list[str]()
     saver = run.Saver(file, asked, 3, 9, lines.append)
     saver.save(measured(point, Samples((1e-3, 1e-3, 1e-3)), "forward", **facts))
     assert [line.removesuffix("  unstable") for line in lines] == [f"[4/9] {said}: 1.000 ms"]

@@ -16,7 +16,7 @@ from predictor.model.plan_json import plan_to_dict
 from shardopt.bench.rows import BenchRows, write_rows
 from shardopt.calibrate.design.phases import REFERENCE_KERNELS as KERNELS
 from shardopt.calibrate.design.points import COLLECTIVE_OPS, Point
-from shardopt.calibrate.rows import Origin, RowsFile, measured
+from shardopt.calibrate.rows import CalibrationRows, Origin, measured
 from shardopt.measure.timing import Samples
 
 ENVIRONMENT: dict[str, Any] = {
@@ -125,7 +125,7 @@ def bench_rows(
 
 def write_calibration(path: Path, origin: Origin = ORIGIN, **link: float) -> None:
     """Collectives at 1 ms a MiB, and the reference kernels."""
-    file = RowsFile.open(path, origin)
+    file = CalibrationRows(path, origin)
     among = {"ranks": 2, **link}
 
     def add(point: Point, ms: float) -> None:

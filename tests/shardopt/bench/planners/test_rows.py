@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from predictor.errors import InputError
-from shardopt.bench.planners.rows import COLUMNS, SearchRow, read_search_rows, write_search_rows
+from shardopt.bench.planners.rows import COLUMNS, SEARCH_ROWS, SearchRow
+from shardopt.measure.store import read_rows, write_rows
 
 ROW = SearchRow(
     "30x8-fill40-1",
@@ -42,8 +43,8 @@ EMPTY = replace(
 
 def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
-    write_search_rows(path, [ROW, EMPTY])
-    assert read_search_rows(path) == [ROW, EMPTY]
+    write_rows(path, SEARCH_ROWS, [ROW, EMPTY])
+    assert read_rows(path, SEARCH_ROWS) == [ROW, EMPTY]
 
 
 def test_only_plans_that_fit_have_a_value() -> None:
@@ -69,12 +70,12 @@ def test_when_it_first_was_as_good() -> None:
 )
 def test_a_broken_row_is_named(tmp_path: Path, old: str, new: str, words: str) -> None:
     path = tmp_path / "rows.csv"
-    write_search_rows(path, [ROW])
+    write_rows(path, SEARCH_ROWS, [ROW])
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new, 1))
     with pytest.raises(InputError, match=r"rows\.csv:3: ") as caught:
-        read_search_rows(path)
+        read_rows(path, SEARCH_ROWS)
     assert words in str(caught.value)
 
 
@@ -82,4 +83,4 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text(",".join(c for c in COLUMNS if c != "planner") + "\n")
     with pytest.raises(InputError, match="no column 'planner'"):
-        read_search_rows(path)
+        read_rows(path, SEARCH_ROWS)

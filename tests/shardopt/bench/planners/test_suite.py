@@ -12,8 +12,9 @@ pytest.importorskip("torchrec")
 from predictor.errors import InputError
 from shardopt.bench.planners.instances import Instance
 from shardopt.bench.planners.planners import Asked, Outcome, run_planner
-from shardopt.bench.planners.rows import KILLED, NO_PLAN, RATED, SHARDOPT, read_search_rows
+from shardopt.bench.planners.rows import KILLED, NO_PLAN, RATED, SEARCH_ROWS, SHARDOPT
 from shardopt.bench.planners.suite import Wanted, check_planners, load_suite, run_suite
+from shardopt.measure.store import read_rows
 from shardopt.ranks.limited import CallError, Limited, OutOfTime
 
 ROOT = Path(__file__).parents[4]
@@ -75,7 +76,7 @@ def test_rows_are_taken_up_again(suite: Path, calls: Calls, tmp_path: Path) -> N
     again = run_suite(load_suite(suite), rows, Wanted(only="*-2"), told.append)
     assert len(calls) == 2 + 9
     assert ("4x2-fill40-2", "torchrec") not in [call[:2] for call in calls[2:]]
-    assert again == read_search_rows(rows)
+    assert again == read_rows(rows, SEARCH_ROWS)
     assert len(again) == 11
 
 

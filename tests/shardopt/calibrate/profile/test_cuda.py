@@ -35,7 +35,7 @@ from shardopt.calibrate.design.points import Point
 from shardopt.calibrate.profile.build import build_profile, profile_text
 from shardopt.calibrate.profile.builder import Calibrated
 from shardopt.calibrate.profile.tables import launch_rows
-from shardopt.calibrate.rows import PARTS, Measured, Origin, RowsFile, measured, read_rows
+from shardopt.calibrate.rows import PARTS, CalibrationRows, Measured, Origin, measured, read_rows
 from shardopt.cli.app import main
 from shardopt.measure.timing import Samples
 
@@ -256,9 +256,11 @@ def test_the_command_writes_a_file_over_the_base_of_its_device(
     pytest.importorskip("fbgemm_gpu")
     few = [r for r in rows if r.point.family in ("streaming", "elementwise", "gemm")]
 
-    def measure(asked: run.Asked, say: run.Say) -> RowsFile:
+    def measure(asked: run.Asked, say: run.Say) -> CalibrationRows:
         assert (asked.backend, asked.ranks, asked.hosts) == ("nccl", 2, 1)
-        return RowsFile(asked.rows, ORIGIN, few)
+        file = CalibrationRows(asked.rows, ORIGIN)
+        file.rows = few
+        return file
 
     monkeypatch.setattr(run, "check", lambda *_: None)
     monkeypatch.setattr(run, "measure", measure)
@@ -313,7 +315,7 @@ def test_hosts_of_several_ranks_tell_both_links() -> None:
 def test_a_wrong_time_is_refused_with_its_line(
     rows: list[Measured], tmp_path: Path, wrong: str
 ) -> None:
-    file = RowsFile(tmp_path / "gpu.rows.csv", ORIGIN)
+    file = CalibrationRows(tmp_path / "gpu.rows.csv", ORIGIN)
     for row in rows[:4]:
         file.append(row)
     lines = file.path.read_text().splitlines()
@@ -328,7 +330,7 @@ def test_a_wrong_fact_is_refused_with_its_line(
     rows: list[Measured], tmp_path: Path, wrong: str
 ) -> None:
     row = next(r for r in rows if r.point.family == "lookup")
-    file = RowsFile(tmp_path / "gpu.rows.csv", ORIGIN)
+    file = CalibrationRows(tmp_path / "gpu.rows.csv", ORIGIN)
     file.append(row)
     size = str(row.facts["tables"][0][0])
     text = file.path.read_text().replace(f"[[{size},", f"[[{wrong},")

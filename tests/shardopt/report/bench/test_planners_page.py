@@ -12,10 +12,10 @@ from shardopt.bench.planners.rows import (
     NO_PLAN,
     RATED,
     RATED_SAME,
+    SEARCH_ROWS,
     SHARDOPT,
     TORCHREC,
     SearchRow,
-    read_search_rows,
 )
 from shardopt.bench.planners.summary import (
     against,
@@ -29,6 +29,7 @@ from shardopt.bench.planners.summary import (
     time_ms,
     without_plan,
 )
+from shardopt.measure.store import read_rows
 from shardopt.report.bench.planners_page import benchmarks_text
 
 ROOT = Path(__file__).parents[4]
@@ -142,4 +143,4 @@ def test_the_page_of_no_rows_says_so() -> None:
 
 @pytest.mark.skipif(not ROWS.exists(), reason="no rows are committed")
 def test_the_page_is_that_of_the_rows() -> None:
-    assert PAGE.read_text() == benchmarks_text(read_search_rows(ROWS))
+    assert PAGE.read_text() == benchmarks_text(read_rows(ROWS, SEARCH_ROWS))

@@ -1,0 +1,253 @@
+"""The store of measured rows: read, append, resume, versions, and what is wrong with a file.
+
+Rows are lines of CSV under a header, or a JSON object a line; a `RowKind` says what a line holds.
+`RowsFile` adds rows one at a time and has each on the disk before it goes on, so that a run that is
+killed continues from its file: the line that it was writing is cut off, and is measured again.
+Files that are not lists of rows but one JSON document are read by `read_json`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, NoReturn, TypeVar
+
+from predictor.csv_rows import parse_table
+from predictor.errors import InputError
+from shardopt.files import atomic_write_text, decode, read_bytes
+
+T = TypeVar("T")
+Fields = Mapping[str, Any]
+"""A line by its columns or keys: strings in CSV, whatever JSON has in a JSON object."""
+
+
+@dataclass(frozen=True)
+class RowKind(Generic[T]):
+    """What a line of a file holds.
+
+    Args:
+        what: a row in words, for messages, such as "calibration row".
+        keys: columns of a CSV file, in their order, or keys that every JSON object has.
+        parse: a line's fields -> the row. Raises ValueError, KeyError, TypeError or AttributeError
+            for fields that are no such row.
+        fields: a row -> its fields; those of CSV are written as `str` makes them.
+        json_lines: a line is a JSON object; False: CSV.
+        schema: version that the field `schema` of every line must have; empty: lines have none.
+        comment: first line of the file, which starts with ``#``; CSV alone.
+        remedy: what to do about a line that cannot be read.
+    """
+
+    what: str
+    keys: Sequence[str]
+    parse: Callable[[Fields], T]
+    fields: Callable[[T], Fields]
+    json_lines: bool = False
+    schema: str = ""
+    comment: str = ""
+    remedy: str = "restore the file"
+
+    @property
+    def head(self) -> str:
+        """What a file starts with before its rows."""
+        return "" if self.json_lines else self.comment + _csv_line(self.keys)
+
+    def line(self, row: T) -> str:
+        """A row as its line."""
+        fields = self.fields(row)
+        if self.json_lines:
+            return json.dumps(fields, separators=(",", ":"), allow_nan=False) + "\n"
+        return _csv_line([fields[key] for key in self.keys])
+
+    def row(self, fields: Fields) -> T:
+        """The row of a line's fields.
+
+        Raises:
+            ValueError: says what is wrong with them.
+        """
+        for key in self.keys:
+            if key not in fields:
+                raise ValueError(f"'{key}' is missing")
+        if self.schema and fields["schema"] != self.schema:
+            raise ValueError(
+                f"schema is '{fields['schema']}', but this version reads '{self.schema}'"
+            )
+        try:
+            return self.parse(fields)
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _csv_line(cells: Sequence[object]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue()
+
+
+def read_rows(path: Path, kind: RowKind[T]) -> list[T]:
+    """All rows of a file; a last line that was cut off while it was written is none.
+
+    Raises:
+        InputError: the file cannot be read, is of another kind, or a line is no such row; names
+            the line.
+    """
+    return _read(path, kind)[0]
+
+
+def write_rows(path: Path, kind: RowKind[T], rows: Sequence[T]) -> None:
+    """Replace a file by one with these rows; it never holds some of them only.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    atomic_write_text(path, kind.head + "".join(map(kind.line, rows)))
+
+
+class RowsFile(Generic[T]):
+    """A file of rows that grows; it need not exist yet.
+
+    Args:
+        rows: those it holds.
+    """
+
+    def __init__(self, path: Path, kind: RowKind[T]) -> None:
+        """Read what there is.
+
+        Raises:
+            InputError: as `read_rows`; or a line that was cut off cannot be removed.
+        """
+        self.path, self.kind = path, kind
+        self.rows: list[T] = []
+        if path.exists() and path.stat().st_size:
+            self.rows, whole = _read(path, kind)
+            if whole is not None:
+                atomic_write_text(path, whole)
+
+    def append(self, row: T) -> None:
+        """Write one row to the disk.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        try:
+            with self.path.open("a", encoding="utf-8", newline="") as file:
+                file.write((self.kind.head if file.tell() == 0 else "") + self.kind.line(row))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot write: {error.strerror or error}") from error
+        self.rows.append(row)
+
+
+def _read(path: Path, kind: RowKind[T]) -> tuple[list[T], str | None]:
+    """Rows, and the text without what was cut off; None where all lines are whole."""
+    text = decode(read_bytes(path, f"file of {kind.what}s"), path)
+    whole = _whole_lines(text, kind)
+    rows, problems = (_json_rows if kind.json_lines else _csv_rows)(path, whole, kind)
+    if problems:
+        where, _, why = problems[0].partition(": ")
+        more = f" (and {len(problems) - 1} more lines)" if problems[1:] else ""
+        raise InputError(f"{path.parent / where}: not a {kind.what}: {why}{more}; {kind.remedy}")
+    return rows, None if whole == text else whole
+
+
+def _whole_lines(text: str, kind: RowKind[Any]) -> str:
+    """The text without a last line that was cut off.
+
+    An object of JSON cannot be read without its end; but the last number of a line of CSV can.
+    """
+    start = text.rfind("\n") + 1
+    if kind.json_lines and start < len(text):
+        with suppress(ValueError):
+            _json_object(text[start:])
+            return text + "\n"
+    kept = text[:start]
+    return "" if kind.head.startswith(kept) and kept != kind.head else kept
+
+
+def _csv_rows(path: Path, text: str, kind: RowKind[T]) -> tuple[list[T], list[str]]:
+    if not text.strip():
+        return [], []
+    found = parse_table(path, text, kind.keys, kind.row)
+    return found.rows, found.problems
+
+
+def _json_rows(path: Path, text: str, kind: RowKind[T]) -> tuple[list[T], list[str]]:
+    rows: list[T] = []
+    problems: list[str] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            rows.append(kind.row(_json_object(line)))
+        except ValueError as error:
+            problems.append(f"{path.name}:{number}: {error}")
+    return rows, problems
+
+
+def _json_object(line: str) -> Fields:
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error.msg}, column {error.colno})") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"not a JSON object, but {type(found).__name__}")
+    return found
+
+
+@dataclass(frozen=True)
+class Document:
+    """A JSON document on disk, each of whose keys and list entries starts a line.
+
+    Args:
+        remedy: what to do about a broken file.
+    """
+
+    path: Path
+    data: Mapping[str, Any]
+    lines: Sequence[str]
+    remedy: str
+
+    def refuse(self, problem: str, key: str, index: int | None = None) -> NoReturn:
+        """Raise the InputError of a key, or of an entry of the list that it names."""
+        starts = (i for i, line in enumerate(self.lines, start=1) if line.startswith(f' "{key}":'))
+        line = next(starts, 1) + (0 if index is None else index + 1)
+        where = "" if index is None else f"{key}[{index}]: "
+        raise InputError(f"{self.path}:{line}: {where}{problem}; {self.remedy}")
+
+
+def read_json(
+    path: Path, what: str, schema: str, kinds: Mapping[str, type], remedy: str
+) -> Document:
+    """Read a JSON document.
+
+    Args:
+        what: the file in words, such as "rows file".
+        schema: that its key `schema` must have.
+        kinds: keys that it must have, with the types of their values.
+        remedy: what to do about a broken file.
+
+    Raises:
+        InputError: it cannot be read, is not JSON, has another schema, or lacks a key; names the
+            line.
+    """
+    text = decode(read_bytes(path, what), path)
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{path}:{error.lineno}: not JSON ({error.msg}, column {error.colno}); {remedy}"
+        ) from None
+    found = data.get("schema") if isinstance(data, dict) else None
+    if found != schema:
+        raise InputError(
+            f"{path}: schema is {found!r}, but this version reads '{schema}'; {remedy}"
+        )
+    document = Document(path, data, text.splitlines(), remedy)
+    for key, kind in kinds.items():
+        if not isinstance(data.get(key), kind):
+            document.refuse(f"'{key}' is missing or malformed", key)
+    return document
