@@ -1,8 +1,8 @@
-"""Fitting some constants of a profile to measured times, whatever the law.
+"""Fits some constants of a profile to measured times, for any cost model.
 
-A law is called with a profile, the free constants are data, and least squares on the log of the
-times find them, within bounds. Constants that the rows do not tell keep the value of the profile
-that the fit starts from, and are named.
+The model is called with a changed profile; least squares on the logs of the times find the free
+constants within their bounds. A constant that the rows do not determine keeps its value in the
+profile that the fit starts from, and is listed as kept.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Array = NDArray[np.float64]
 Predict = Callable[[HardwareProfile], Array]
 
 UNSURE = 0.3
-"""Standard error of a constant's log above which the rows do not tell it."""
+"""Standard error of a constant's log above which the rows do not determine it."""
 USUAL_ERROR = 0.1
-"""Log error beyond which a row counts linearly: some rows run a kernel that the law has not."""
+"""Log error beyond which a row counts linearly: some rows run a kernel that the model lacks."""
 STEP = 2e-3
 """Of finite differences, in logs: hits and tiles change in small jumps."""
 TOLERANCE = 1e-4

@@ -1,6 +1,6 @@
 """Fitting the constants of CPU ranks to rows of `shardopt calibrate`, with errors held out.
 
-Pure functions from rows to constants; scipy only here. The embedding law is linear in its
+Pure functions from rows to constants; scipy only here. The embedding model is linear in its
 coefficients (`predictor.cost.lookup.cpu`), so non-negative least squares on relative errors
 finds them; the few constants inside logarithms are tried on a grid, on the fitted rows alone.
 """
@@ -127,20 +127,20 @@ BACKWARD = (
     *("backward_ns_per_row", "backward_ns_per_row_dim", "backward_ns_per_row_tlb"),
     *("backward_ns_per_output", "backward_ns_per_lookup_pass"),
 )
-"""Coefficients of the law in the order of the columns; the backward's last is the sort's."""
+"""Coefficients in the order of the columns; the backward's last is the sort's."""
 
 
-def lookup_columns(law: CpuEmbedding, rows: TbeRows, names: Sequence[str]) -> Array:
+def lookup_columns(constants: CpuEmbedding, rows: TbeRows, names: Sequence[str]) -> Array:
     """``[rows, names]``: time in ms that one unit of each coefficient adds."""
     return np.array(
-        [np.sum([_terms(law, t, names) for t in tables], axis=0) for tables in rows.tables]
+        [np.sum([_terms(constants, t, names) for t in tables], axis=0) for tables in rows.tables]
     ) * _once(rows, names)
 
 
-def _terms(law: CpuEmbedding, t: TableCounts, names: Sequence[str]) -> list[float]:
-    touched = t.distinct * 1024 * law.page_kib
-    tlb = math.log1p(min(t.rows * t.dim * 4, touched) / units.mib(law.tlb_mib))
-    digits = math.ceil(math.log2(max(t.rows, 2)) / law.sort_digit_bits)
+def _terms(constants: CpuEmbedding, t: TableCounts, names: Sequence[str]) -> list[float]:
+    touched = t.distinct * 1024 * constants.page_kib
+    tlb = math.log1p(min(t.rows * t.dim * 4, touched) / units.mib(constants.tlb_mib))
+    digits = math.ceil(math.log2(max(t.rows, 2)) / constants.sort_digit_bits)
     terms = {
         "us": units.us(1.0),
         "table_us": units.us(1.0),
@@ -162,35 +162,36 @@ def _once(rows: TbeRows, names: Sequence[str]) -> Array:
     return np.where(launch, 1.0 / counts, 1.0)
 
 
-def predict_lookups(law: CpuEmbedding, rows: TbeRows, names: Sequence[str]) -> Array:
-    """Times ``[rows]`` in ms, as the law gives them."""
-    constants = np.array([getattr(law, name) for name in names])
-    return np.asarray(lookup_columns(law, rows, names) @ constants)
+def predict_lookups(constants: CpuEmbedding, rows: TbeRows, names: Sequence[str]) -> Array:
+    """Times ``[rows]`` in ms, as the kernel model gives them."""
+    coefficients = np.array([getattr(constants, name) for name in names])
+    return np.asarray(lookup_columns(constants, rows, names) @ coefficients)
 
 
-def lookup_errors(law: CpuEmbedding, rows: TbeRows, names: Sequence[str]) -> Array:
+def lookup_errors(constants: CpuEmbedding, rows: TbeRows, names: Sequence[str]) -> Array:
     """Relative errors ``[rows]``."""
-    return predict_lookups(law, rows, names) / rows.time_ms - 1.0
+    return predict_lookups(constants, rows, names) / rows.time_ms - 1.0
 
 
 def fit_lookups(forward: TbeRows, backward: TbeRows, base: CpuEmbedding) -> CpuEmbedding:
     """``base`` with every coefficient fitted; the grid's choice is that of the smallest loss."""
     best, least = base, math.inf
     for page, tlb in itertools.product(PAGE_KIB, TLB_MIB):
-        law = base.model_copy(update={"page_kib": page, "tlb_mib": tlb})
-        law = law.model_copy(
-            update=_coefficients(law, forward, FORWARD) | _coefficients(law, backward, BACKWARD)
+        constants = base.model_copy(update={"page_kib": page, "tlb_mib": tlb})
+        constants = constants.model_copy(
+            update=_coefficients(constants, forward, FORWARD)
+            | _coefficients(constants, backward, BACKWARD)
         )
-        loss = mape(lookup_errors(law, forward, FORWARD)) + mape(
-            lookup_errors(law, backward, BACKWARD)
+        loss = mape(lookup_errors(constants, forward, FORWARD)) + mape(
+            lookup_errors(constants, backward, BACKWARD)
         )
         if loss < least - 1e-12:
-            best, least = law, loss
+            best, least = constants, loss
     return best
 
 
-def _coefficients(law: CpuEmbedding, rows: TbeRows, names: Sequence[str]) -> dict[str, float]:
-    solution = non_negative(lookup_columns(law, rows, names), rows.time_ms)
+def _coefficients(constants: CpuEmbedding, rows: TbeRows, names: Sequence[str]) -> dict[str, float]:
+    solution = non_negative(lookup_columns(constants, rows, names), rows.time_ms)
     return dict(zip(names, solution.tolist(), strict=True))
 
 

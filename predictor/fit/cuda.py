@@ -1,8 +1,8 @@
 """Fitting the constants of a GPU's profile to rows of `shardopt calibrate`.
 
-The laws are those that predict (`predictor.cost.lookup`), called with a changed profile; which of
-their constants are free, and where they can lie, are the tuples below. `predictor.fit.constants`
-finds them.
+The kernel models are those that predict (`predictor.cost.lookup`), called with a changed profile.
+The tuples below say which of their constants are free, and within which bounds;
+`predictor.fit.constants` finds them.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def remembered(bins: Bins) -> Bins:
 
 
 def counted_bins(rows: float, ids: float, distinct: float) -> Bins:
-    """The Zipf law under which a batch of so many ids has so many distinct rows, expected.
+    """The Zipf distribution under which a batch of so many ids has so many distinct rows, expected.
 
     For ids of a model's own features, of which rows hold no distribution. Skew falls with distinct
     rows, so bisection finds it.
@@ -171,7 +171,7 @@ def _on_device(shard: LookupShard) -> LookupShard:
 
 
 def predict_launches(hw: HardwareProfile, rows: LaunchRows) -> Array:
-    """Times ``[rows]`` in ms; of a profile with the law of GPUs."""
+    """Times ``[rows]`` in ms; of a profile whose embedding model is that of GPUs."""
     if not isinstance(hw.embedding, CudaEmbedding):
         raise ProfileError(f"hardware {hw.name}: embedding.law is {hw.embedding.law}, not a GPU's")
     model = CudaLookups(hw, hw.embedding)

@@ -1,6 +1,6 @@
 """Predicting collectives at rank counts that were not measured.
 
-Costs per byte change with the ranks where the wiring does. Two laws are known:
+Costs per byte change with the ranks where the wiring does. Two cases are modelled:
 
 - *A switch* (NVSwitch): every rank keeps its links whatever the others do, so the bus cost stays
   and the latency grows with the doublings. Every measured rank count has a factor on the costs;

@@ -28,7 +28,7 @@ from predictor.hardware.groups import (
     ProvenanceKind,
     weakest,
 )
-from predictor.hardware.overlay import base_name, check_law, laid_over, origins
+from predictor.hardware.overlay import base_name, check_kernel_model, group_origins, merge_onto
 from predictor.hardware.problems import GROUP_NEEDED_FOR, complaints
 from predictor.hardware.schema import CollectiveGroups, Curve, HardwareProfile, Inter, Link
 from predictor.hardware.yaml_text import Document, read_document
@@ -140,12 +140,12 @@ def _profile(document: Document, folder: Path, chain: tuple[Path, ...]) -> Hardw
             base = _load(name, folder, chain)
         except ProfileError as error:
             raise ProfileError(f"{document.place(['base'])}: base: {error}") from error
-    data = document.data if base is None else laid_over(document, base)
+    data = document.data if base is None else merge_onto(document, base)
     try:
         profile = HardwareProfile.model_validate(data)
     except ValidationError as error:
         hint = f"{document.origin}: a line 'base: {DEFAULT_HARDWARE}' takes what is missing from it"
         lines = complaints(document, error, hint if base is None else None)
         raise ProfileError("\n".join(lines)) from error
-    check_law(document, profile)
-    return profile if base is None else profile.with_origins(origins(document, base))
+    check_kernel_model(document, profile)
+    return profile if base is None else profile.with_origins(group_origins(document, base))

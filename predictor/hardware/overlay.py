@@ -9,8 +9,8 @@ from predictor.errors import ProfileError
 from predictor.hardware.schema import GROUP_NAMES, HardwareProfile
 from predictor.hardware.yaml_text import Document
 
-_LAW = {"inline": "distinct_rows", "async": "fbgemm_cuda"}
-"""How a device runs -> the law of its embedding group."""
+_KERNEL_MODEL = {"inline": "distinct_rows", "async": "fbgemm_cuda"}
+"""How a device runs -> the kernel model (key ``law``) of its embedding group."""
 _BASE = {"distinct_rows": "cpu-gloo", "fbgemm_cuda": "h100-sxm"}
 
 
@@ -31,7 +31,7 @@ def base_name(document: Document) -> str | None:
     return name
 
 
-def laid_over(document: Document, base: HardwareProfile) -> dict[str, Any]:
+def merge_onto(document: Document, base: HardwareProfile) -> dict[str, Any]:
     """What the file holds, and what of the base it does not.
 
     A group is replaced whole, never key by key: constants of one fit belong together, and its
@@ -49,7 +49,7 @@ def laid_over(document: Document, base: HardwareProfile) -> dict[str, Any]:
     return kept | own | given
 
 
-def origins(document: Document, base: HardwareProfile) -> dict[str, str]:
+def group_origins(document: Document, base: HardwareProfile) -> dict[str, str]:
     """Group -> the file or profile that gives it."""
     return {
         name: document.origin if _has(document.data, name) else base.origins[name]
@@ -65,20 +65,20 @@ def _has(data: Any, group: str) -> bool:
     return True
 
 
-def check_law(document: Document, profile: HardwareProfile) -> None:
-    """Refuse lookups of another kind of device.
+def check_kernel_model(document: Document, profile: HardwareProfile) -> None:
+    """Refuse the kernel model of another kind of device.
 
     Raises:
-        ProfileError: ``embedding`` has not the law of the device's ``execution``.
+        ProfileError: ``embedding.law`` does not suit the device's ``execution``.
     """
-    law, wanted = profile.embedding.law, _LAW[profile.execution]
-    if law == wanted:
+    given, wanted = profile.embedding.law, _KERNEL_MODEL[profile.execution]
+    if given == wanted:
         return
-    told = {k: "" if k in document.data else " (of the base)" for k in ("embedding", "execution")}
-    meant = law if "embedding" in document.data else wanted
+    origin = {k: "" if k in document.data else " (of the base)" for k in ("embedding", "execution")}
+    meant = given if "embedding" in document.data else wanted
     raise ProfileError(
-        f"{document.place(['embedding' if meant == law else 'execution'])}: embedding.law is "
-        f"{law}{told['embedding']}, but execution is {profile.execution}{told['execution']}, which "
-        f"takes {wanted}: the lookups of a CPU and of a GPU follow laws of their own; choose a "
-        f"base of the same kind of device, such as {_BASE[meant]}"
+        f"{document.place(['embedding' if meant == given else 'execution'])}: embedding.law is "
+        f"{given}{origin['embedding']}, but execution is {profile.execution}{origin['execution']}, "
+        f"which takes {wanted}: lookups on a CPU and on a GPU have different kernel models; choose "
+        f"a base of the same kind of device, such as {_BASE[meant]}"
     )

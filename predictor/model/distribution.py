@@ -20,7 +20,7 @@ from predictor.errors import InputError
 Array = NDArray[np.float64]
 
 EXACT_RANKS = 256
-"""The hottest rows, where a skewed law bends most, get a bin each."""
+"""The hottest rows, where a skewed distribution bends most, get a bin each."""
 BINS_PER_DECADE = 12
 RANGE_TOLERANCE = 0.05
 """By how much rows counted by id range may miss those of the table; they are estimates."""

@@ -12,7 +12,7 @@ from shardopt.cli import options
 if TYPE_CHECKING:
     from predictor.trace.read import TraceSet
     from predictor.trace.simulate.plan_swap import PlanSwap
-    from predictor.trace.simulate.step import Replay
+    from predictor.trace.simulate.step import SimulatedTrace
 
 Files = Annotated[
     list[Path],
@@ -97,11 +97,11 @@ def trace(
     if swap_plan is not None:
         what_if["plan"] = str(swap_plan[2])
     found = load_traces(files)
-    replayed, why_not = _replay(found, what_if, swap_plan)
-    summary = summarise_trace(found, replayed, what_if)
+    simulated, why_not = _replay(found, what_if, swap_plan)
+    summary = summarise_trace(found, simulated, what_if)
     notes = [*summary.notes, *why_not]
     if timeline is not None:
-        _write_timeline(timeline, found, replayed)
+        _write_timeline(timeline, found, simulated)
         notes.append(f"wrote {timeline}; open it at ui.perfetto.dev")
     note(notes, quiet=quiet)
     if json:
@@ -115,28 +115,28 @@ def trace(
 
 def _replay(
     found: TraceSet, what_if: dict[str, Any], swap: tuple[Path, Path, Path] | None
-) -> tuple[Replay | None, list[str]]:
+) -> tuple[SimulatedTrace | None, list[str]]:
     """The prediction, or why there is none: a breakdown needs less than that.
 
     Raises:
         InputError: something was to be changed and nothing can be predicted.
     """
     from predictor.errors import InputError
-    from predictor.trace.simulate.step import replay
+    from predictor.trace.simulate.step import simulate_trace
 
     if what_if:
         return _changed(found, what_if, swap), []
     if not any(trace.device for trace in found.traces):
         return None, []
     try:
-        return replay(found.traces), []
+        return simulate_trace(found.traces), []
     except InputError as error:
         return None, [f"no prediction: {error}"]
 
 
 def _changed(
     found: TraceSet, asked: dict[str, Any], swap: tuple[Path, Path, Path] | None
-) -> Replay:
+) -> SimulatedTrace:
     from predictor.errors import InputError
     from predictor.hardware.loader import load_hardware
     from predictor.trace.simulate.whatif import what_if
@@ -171,9 +171,9 @@ def _swapped(found: TraceSet, model: Path, old: Path, new: Path) -> PlanSwap:
     return plan_swap(found.traces, setting.workload, setting.topology, hardware, *plans)
 
 
-def _write_timeline(path: Path, found: TraceSet, replayed: Replay | None) -> None:
+def _write_timeline(path: Path, found: TraceSet, simulated: SimulatedTrace | None) -> None:
     from predictor.errors import InputError
-    from predictor.trace.beside import beside
+    from predictor.trace.comparison import comparison_trace
     from shardopt.api.plan_file import versions
     from shardopt.cli.output import write_json
 
@@ -181,4 +181,4 @@ def _write_timeline(path: Path, found: TraceSet, replayed: Replay | None) -> Non
         raise InputError(
             "--trace: execution traces hold no times to draw; give the Kineto traces too"
         )
-    write_json(path, beside(found.traces, replayed, meta={"versions": versions()}))
+    write_json(path, comparison_trace(found.traces, simulated, meta={"versions": versions()}))

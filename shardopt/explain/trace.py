@@ -18,7 +18,7 @@ from predictor.trace.breakdown import (
 from predictor.trace.events import RankTrace
 from predictor.trace.execution import ExecutionTrace
 from predictor.trace.read import TraceSet
-from predictor.trace.simulate.step import Replay
+from predictor.trace.simulate.step import SimulatedTrace
 from shardopt.formatting import ranks_text
 
 MAX_KERNELS = 8
@@ -49,7 +49,7 @@ class TraceSummary:
 
 
 def summarise_trace(
-    found: TraceSet, simulated: Replay | None, what_if: Mapping[str, Any]
+    found: TraceSet, simulated: SimulatedTrace | None, what_if: Mapping[str, Any]
 ) -> TraceSummary:
     """The summary of what was read.
 
@@ -69,19 +69,21 @@ def summarise_trace(
     )
 
 
-def _predicted_ms(found: TraceSet, simulated: Replay | None) -> dict[tuple[int, str], float]:
+def _predicted_ms(
+    found: TraceSet, simulated: SimulatedTrace | None
+) -> dict[tuple[int, str], float]:
     names = {(t.rank, i): s.name for t in found.traces for i, s in enumerate(t.steps)}
     steps = simulated.steps if simulated is not None else ()
     return {(s.rank, names[s.rank, s.step]): s.predicted_ms for s in steps}
 
 
-def _path(found: TraceSet, simulated: Replay | None) -> tuple[Segment, ...]:
+def _path(found: TraceSet, simulated: SimulatedTrace | None) -> tuple[Segment, ...]:
     """The simulation counts the ranks that it was given; the job has numbers of its own."""
     path = simulated.critical_path if simulated is not None else ()
     return tuple(replace(segment, rank=found.traces[segment.rank].rank) for segment in path)
 
 
-def _notes(found: TraceSet, simulated: Replay | None) -> list[str]:
+def _notes(found: TraceSet, simulated: SimulatedTrace | None) -> list[str]:
     known = {note for trace in found.traces for note in trace.notes}
     predicted = [n for n in (simulated.notes if simulated else ()) if n not in known]
     sources: list[RankTrace | ExecutionTrace] = [*found.traces, *found.executions]

@@ -1,4 +1,4 @@
-"""Real traces replayed: step by step, rank by rank, and kernels whose shapes they carry.
+"""Real traces simulated: step by step, rank by rank, and kernels whose shapes they carry.
 
 No measured start or end of what a step launched enters its prediction; the text of
 `predictor.trace.simulate.step` says what does. Nothing is fitted on these files.
@@ -14,7 +14,7 @@ from predictor.trace.events import RankTrace
 from predictor.trace.read import read_traces
 from predictor.trace.simulate.kernels import GemmCall, gemm_calls
 from predictor.trace.simulate.overheads import Samples
-from predictor.trace.simulate.step import Replay, ReplayedStep, TracedHosts, replay
+from predictor.trace.simulate.step import SimulatedStep, SimulatedTrace, TracedHosts, simulate_trace
 from predictor.trace.simulate.whatif import traced_profile
 from shardopt.validate.report import Compared, Report, Scores, data_folder
 
@@ -39,7 +39,7 @@ GEMM = "GEMM kernels by shape"
 
 
 def validate_traces(folder: Path) -> Report:
-    """Replay every trace in ``folder``.
+    """Simulate every trace in ``folder``.
 
     Raises:
         InputError: the folder or the files are not there, or one is no trace.
@@ -49,14 +49,14 @@ def validate_traces(folder: Path) -> Report:
     found = {name: read_traces([folder / name]) for name in names if (folder / name).is_file()}
     missing = tuple(f"{name}: not there" for name in names if name not in found)
     rows: list[Compared] = []
-    ends: list[tuple[str, Replay]] = []
+    ends: list[tuple[str, SimulatedTrace]] = []
     single = {name: traces for name, traces in found.items() if name != RANKS}
     rows += _single(single)
     if RANKS in found:
         for part, own in ((OWN_HOST, True), (OTHER_RANKS, False)):
-            replayed = replay(found[RANKS], own_host=own)
-            rows += [_row(RANKS, step, step.predicted_ms, part) for step in replayed.steps]
-            ends.append((part, replayed))
+            simulated = simulate_trace(found[RANKS], own_host=own)
+            rows += [_row(RANKS, step, step.predicted_ms, part) for step in simulated.steps]
+            ends.append((part, simulated))
     for name, traces in found.items():
         rows += _gemms(name, traces)
     following = [r for r in rows if r.part == OTHER_STEPS and r.name["step"] != 0]
@@ -86,17 +86,17 @@ NOTES = (
 def _single(found: dict[str, list[RankTrace]]) -> Iterator[Compared]:
     hosts = {name: TracedHosts.of(traces) for name, traces in found.items()}
     for name, traces in found.items():
-        for step in replay(traces).steps:
+        for step in simulate_trace(traces).steps:
             yield _row(name, step, step.predicted_ms, OTHER_STEPS)
             if step.naive_ms is not None:
                 yield _row(name, step, step.naive_ms, NAIVE)
         others = [host.pooled() for other, host in hosts.items() if other != name]
         if others:
-            for step in replay(traces, overheads=Samples.merged(others).table()).steps:
+            for step in simulate_trace(traces, overheads=Samples.merged(others).table()).steps:
                 yield _row(name, step, step.predicted_ms, OTHER_TRACES)
 
 
-def _row(name: str, step: ReplayedStep, predicted_ms: float, part: str) -> Compared:
+def _row(name: str, step: SimulatedStep, predicted_ms: float, part: str) -> Compared:
     trace = name.removeprefix("traces/").split(".")[0]
     where: dict[str, str | int | float] = {"trace": trace, "rank": step.rank, "step": step.step}
     return Compared(where, step.measured_ms, predicted_ms, trace, part, SOURCES[name])
@@ -125,15 +125,15 @@ def _gemms(name: str, traces: Sequence[RankTrace]) -> Iterator[Compared]:
         )
 
 
-def _ends(found: Sequence[tuple[str, Replay]]) -> Scores:
+def _ends(found: Sequence[tuple[str, SimulatedTrace]]) -> Scores:
     """How far the ends of collectives are from the traced ones."""
     rows = []
-    for part, replayed in found:
-        names = dict.fromkeys(c.name for c in replayed.collectives)
+    for part, simulated in found:
+        names = dict.fromkeys(c.name for c in simulated.collectives)
         for name in names:
             off = [
                 1e3 * (c.predicted_end_ms - c.measured_end_ms)
-                for c in replayed.collectives
+                for c in simulated.collectives
                 if c.name == name
             ]
             rows.append((part, name, len(off), sum(map(abs, off)) / len(off), max(map(abs, off))))

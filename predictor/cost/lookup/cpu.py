@@ -1,6 +1,6 @@
 """FBGEMM's TBE on one CPU thread: cost per distinct row first, per lookup second.
 
-A law fitted on microbenchmarks: a distinct row costs a cache miss and, where the rows spread over
+Fitted on microbenchmarks: a distinct row costs a cache miss and, where the rows spread over
 more memory than the TLB reaches, an address translation, which grows with the logarithm of the
 working set. The backward adds one pass of the radix sort per digit of the row number. `calibrate`
 refits the constants on the machine at hand.
@@ -23,17 +23,17 @@ STATELESS = (Optimizer.SGD, Optimizer.EXACT_SGD)
 class CpuLookups:
     """Costs of TBE shards on one CPU thread; see the module's text."""
 
-    def __init__(self, hw: HardwareProfile, law: CpuEmbedding) -> None:
+    def __init__(self, hw: HardwareProfile, constants: CpuEmbedding) -> None:
         self.hw = hw
-        self.law = law
+        self.constants = constants
 
     def forward_floor_ms(self) -> float:
         """Cost of a forward without tables."""
-        return units.us(self.law.forward_us)
+        return units.us(self.constants.forward_us)
 
     def backward_floor_ms(self) -> float:
         """Cost of a backward without tables."""
-        return units.us(self.law.backward_us)
+        return units.us(self.constants.backward_us)
 
     def prefetch_floor_ms(self) -> float:
         """Nothing is prefetched: the tables lie in host memory already."""
@@ -41,31 +41,31 @@ class CpuLookups:
 
     def forward_ms(self, shard: LookupShard) -> float:
         """Gather and pool."""
-        law, ids, rows = self.law, shard.ids, shard.distinct_rows
+        cost, ids, rows = self.constants, shard.ids, shard.distinct_rows
         nanoseconds = (
-            ids * (law.forward_ns_per_lookup + law.forward_ns_per_lookup_dim * shard.dim)
-            + rows * (law.forward_ns_per_row + law.forward_ns_per_row_dim * shard.dim)
-            + rows * law.forward_ns_per_row_tlb * self._tlb(shard, rows)
-            + shard.bags * shard.dim * law.forward_ns_per_output
+            ids * (cost.forward_ns_per_lookup + cost.forward_ns_per_lookup_dim * shard.dim)
+            + rows * (cost.forward_ns_per_row + cost.forward_ns_per_row_dim * shard.dim)
+            + rows * cost.forward_ns_per_row_tlb * self._tlb(shard, rows)
+            + shard.bags * shard.dim * cost.forward_ns_per_output
         )
-        return units.us(law.forward_table_us + nanoseconds * 1e-3)
+        return units.us(cost.forward_table_us + nanoseconds * 1e-3)
 
     def backward_ms(self, shard: LookupShard) -> float:
         """Sort, accumulate, update each distinct row once."""
-        law, ids, rows = self.law, shard.ids, shard.distinct_rows
-        digits = math.ceil(math.log2(max(shard.rows, 2)) / law.sort_digit_bits)
+        cost, ids, rows = self.constants, shard.ids, shard.distinct_rows
+        digits = math.ceil(math.log2(max(shard.rows, 2)) / cost.sort_digit_bits)
         nanoseconds = (
-            ids * (law.backward_ns_per_lookup + law.backward_ns_per_lookup_dim * shard.dim)
-            + ids * law.backward_ns_per_lookup_pass * digits
-            + rows * (law.backward_ns_per_row + law.backward_ns_per_row_dim * shard.dim)
-            + rows * law.backward_ns_per_row_tlb * self._tlb(shard, rows)
-            + shard.bags * shard.dim * law.backward_ns_per_output
+            ids * (cost.backward_ns_per_lookup + cost.backward_ns_per_lookup_dim * shard.dim)
+            + ids * cost.backward_ns_per_lookup_pass * digits
+            + rows * (cost.backward_ns_per_row + cost.backward_ns_per_row_dim * shard.dim)
+            + rows * cost.backward_ns_per_row_tlb * self._tlb(shard, rows)
+            + shard.bags * shard.dim * cost.backward_ns_per_output
         )
-        time = units.us(law.backward_table_us + nanoseconds * 1e-3)
+        time = units.us(cost.backward_table_us + nanoseconds * 1e-3)
         if shard.kernel is ComputeKernel.DENSE or shard.optimizer in STATELESS:
-            time *= law.backward_stateless
+            time *= cost.backward_stateless
         if shard.weighted:
-            time *= law.backward_weighted
+            time *= cost.backward_weighted
         if shard.kernel is ComputeKernel.DENSE:
             time += float(shard.rows) * shard.dim * GRADIENT_ELEMENT_BYTES / self.hw.memory.hbm
         return time
@@ -78,5 +78,5 @@ class CpuLookups:
     def _tlb(self, shard: LookupShard, distinct: float) -> float:
         """``ln(1 + working set / TLB reach)``; a distinct row drags a stretch of pages along."""
         table = float(shard.rows) * shard.dim * shard.element_bytes
-        touched = distinct * 1024 * self.law.page_kib
-        return math.log1p(min(table, touched) / units.mib(self.law.tlb_mib))
+        touched = distinct * 1024 * self.constants.page_kib
+        return math.log1p(min(table, touched) / units.mib(self.constants.tlb_mib))

@@ -39,21 +39,21 @@ UNPOOLED_INFO_BYTES = 4
 class CudaLookups:
     """Costs of TBE shards on a GPU; see the module's text."""
 
-    def __init__(self, hw: HardwareProfile, law: CudaEmbedding) -> None:
+    def __init__(self, hw: HardwareProfile, constants: CudaEmbedding) -> None:
         self.hw = hw
-        self.law = law
+        self.constants = constants
 
     def forward_floor_ms(self) -> float:
         """Shortest forward of a fused launch."""
-        return units.us(self.law.kernel_us * self.law.forward_kernels)
+        return units.us(self.constants.kernel_us * self.constants.forward_kernels)
 
     def backward_floor_ms(self) -> float:
         """Shortest backward of a fused launch: the passes of the sort, then the update."""
-        return units.us(self.law.kernel_us * self.law.backward_kernels)
+        return units.us(self.constants.kernel_us * self.constants.backward_kernels)
 
     def prefetch_floor_ms(self) -> float:
         """Shortest prefetch of a fused launch."""
-        return units.us(self.law.kernel_us * self.law.prefetch_kernels)
+        return units.us(self.constants.kernel_us * self.constants.prefetch_kernels)
 
     def forward_ms(self, shard: LookupShard, tables: float = 1.0) -> float:
         """Gather and pool, and what an UVM cache has to fetch before.
@@ -73,12 +73,12 @@ class CudaLookups:
         """
         if shard.ids <= 0:
             return 0.0
-        first = other = self.law.row_latency_us
+        first = other = self.constants.row_latency_us
         if shard.kernel is ComputeKernel.FUSED_UVM:
             first = other = first + self.hw.memory.host_link_latency_us
         else:
             hits = self._l2_hits(shard, 1.0) / shard.ids
-            other *= 1.0 - hits * (1.0 - self.law.l2_latency)
+            other *= 1.0 - hits * (1.0 - self.constants.l2_latency)
         return units.us(first + (shard.ids_per_walk - 1.0) * other)
 
     def tables_in_flight(self, shard: LookupShard) -> float:
@@ -87,13 +87,13 @@ class CudaLookups:
         Bags are mapped to groups of lanes table by table (``t = b_t / B``), so a large batch fills
         the device with bags of one table. Lin et al. 2022, embedding model: ``n = ceil(W / B)``.
         """
-        resident = self.hw.sms * self.law.warps_per_sm * WARP / _lanes(shard.dim)
+        resident = self.hw.sms * self.constants.warps_per_sm * WARP / _lanes(shard.dim)
         return max(1.0, math.ceil(resident / shard.walks)) if shard.walks > 0 else 1.0
 
     def backward_ms(self, shard: LookupShard) -> float:
         """Sort the ids, then gather gradients row by row and update each distinct row once."""
         gradients, updates = self._gradient_bytes(shard), self._update_bytes(shard)
-        bandwidth = self.law.backward_efficiency * self.hw.memory.hbm
+        bandwidth = self.constants.backward_efficiency * self.hw.memory.hbm
         gathered = shard.ids * self._row_cost(shard.dim * GRADIENT_ELEMENT_BYTES)
         update = max((gradients + updates) / bandwidth, gathered / self.hw.memory.l2)
         # what lies in host memory crosses the full-duplex link once each way
@@ -115,13 +115,13 @@ class CudaLookups:
         """
         if shard.ids <= 0:
             return 0.0
-        law = self.law
-        longest = min(shard.hottest_row_ids, law.segment_rows)
+        constants = self.constants
+        longest = min(shard.hottest_row_ids, constants.segment_rows)
         row = self._sectors(shard.dim * GRADIENT_ELEMENT_BYTES)
-        waiting = units.us(law.row_latency_us) * longest / BLOCK_WARPS
+        waiting = units.us(constants.row_latency_us) * longest / BLOCK_WARPS
         moving = longest * row * self.hw.sms / self.hw.memory.l2
-        numbering = law.linearize_us * math.ceil(shard.ids_per_walk / WARP)
-        return units.us(numbering + law.segment_us) + max(waiting, moving)
+        numbering = constants.linearize_us * math.ceil(shard.ids_per_walk / WARP)
+        return units.us(numbering + constants.segment_us) + max(waiting, moving)
 
     def prefetch_ms(self, shard: LookupShard, fetched_rows: float | None = None) -> float:
         """Probing the UVM cache, then fetching misses while evicted rows go back.
@@ -132,7 +132,7 @@ class CudaLookups:
         if shard.kernel is not ComputeKernel.FUSED_UVM_CACHING:
             return 0.0
         rows = own_fetched_rows(shard) if fetched_rows is None else fetched_rows
-        probe = units.us(self.law.prefetch_ns_per_lookup * 1e-3) * shard.ids
+        probe = units.us(self.constants.prefetch_ns_per_lookup * 1e-3) * shard.ids
         return probe + rows * self.fetch_ms(shard)
 
     def fetch_ms(self, shard: LookupShard) -> float:
@@ -146,17 +146,17 @@ class CudaLookups:
         (`total_hash_size_bits` of split_table_batched_embeddings_ops_training.py).
         """
         bits = np.floor(np.log2(np.maximum(rows, 1.0))) + 1
-        return np.asarray(np.ceil(bits / self.law.sort_digit_bits))
+        return np.asarray(np.ceil(bits / self.constants.sort_digit_bits))
 
     def sort_pass_ms(self, *, weighted: bool, pooled: bool) -> float:
         """One pass over one id: keys and values are read and written, weights in a second sort."""
-        item = self.law.sort_item_bytes * (2 if weighted else 1)
+        item = self.constants.sort_item_bytes * (2 if weighted else 1)
         item += 0 if pooled else UNPOOLED_INFO_BYTES
         return 2 * item / self._sort_bandwidth
 
     @property
     def _sort_bandwidth(self) -> float:
-        return self.law.sort_efficiency * self.hw.memory.hbm
+        return self.constants.sort_efficiency * self.hw.memory.hbm
 
     def _gather_ms(self, shard: LookupShard, tables: float) -> float:
         """Ids and offsets stream in, rows are gathered, pooled outputs stream out.
@@ -167,15 +167,17 @@ class CudaLookups:
         GPU), so that its rows cross the link whenever they are read.
         """
         ids = shard.ids
-        id_bytes = self.law.index_bytes + ID_WEIGHT_BYTES * shard.weighted
+        id_bytes = self.constants.index_bytes + ID_WEIGHT_BYTES * shard.weighted
         streamed = ids * id_bytes + shard.bags * (
-            self.law.bag_bytes + self._sectors(shard.dim * shard.output_bytes)
+            self.constants.bag_bytes + self._sectors(shard.dim * shard.output_bytes)
         )
         row = self._row_cost(shard.dim * shard.element_bytes)
         managed = shard.kernel is ComputeKernel.FUSED_UVM
         over_link = self._link_ms(ids * self._row_bytes(shard)) if managed else 0.0
         misses = 0.0 if managed else ids - self._l2_hits(shard, tables)
-        from_hbm = (streamed + misses * row) / (self.law.forward_efficiency * self.hw.memory.hbm)
+        from_hbm = (streamed + misses * row) / (
+            self.constants.forward_efficiency * self.hw.memory.hbm
+        )
         return max(from_hbm, ids * row / self.hw.memory.l2, over_link)
 
     def _sectors(self, size: float) -> float:
@@ -188,10 +190,10 @@ class CudaLookups:
         ``sqrt(row^2 + overhead^2)`` smooths the factors 1, 1.1, 1.55 that Lin et al. give for
         D > 64, 33-64, <= 32 into a curve that never falls with D.
         """
-        return math.hypot(self._sectors(size), self.law.row_overhead_bytes)
+        return math.hypot(self._sectors(size), self.constants.row_overhead_bytes)
 
     def _cache_rows(self, row_bytes: float) -> float:
-        return self.law.l2_share * self.hw.memory.l2_bytes / row_bytes
+        return self.constants.l2_share * self.hw.memory.l2_bytes / row_bytes
 
     def _l2_hits(self, shard: LookupShard, tables: float) -> float:
         """Expected L2 hits of a gather that starts with a cold cache."""
@@ -208,13 +210,13 @@ class CudaLookups:
         see `predictor.cost.loads`.
         """
         one = self.sort_pass_ms(weighted=shard.weighted, pooled=shard.pooled)
-        prepare = self.law.prepare_bytes / self._sort_bandwidth
+        prepare = self.constants.prepare_bytes / self._sort_bandwidth
         return shard.ids * (prepare + float(self.sort_passes(shard.rows)) * one)
 
     def _mean_gradient_ms(self, shard: LookupShard) -> float:
         """Gradients of means are divided by the lengths in a pass of their own (`grad_mean`)."""
         moved = 2 * shard.bags * self._sectors(shard.dim * GRADIENT_ELEMENT_BYTES)
-        return moved / (self.law.forward_efficiency * self.hw.memory.hbm)
+        return moved / (self.constants.forward_efficiency * self.hw.memory.hbm)
 
     def _gradient_bytes(self, shard: LookupShard) -> float:
         """Gradient rows from HBM; sorted ids visit the bags in random order."""
@@ -260,7 +262,7 @@ class CudaLookups:
 
     def _link_ms(self, size: float) -> float:
         """Bytes through unified memory over the host link, one direction."""
-        return size / (self.law.uvm_efficiency * self.hw.memory.host_link)
+        return size / (self.constants.uvm_efficiency * self.hw.memory.host_link)
 
 
 def _lanes(dim: int) -> int:

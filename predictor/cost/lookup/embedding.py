@@ -1,9 +1,9 @@
 """Embedding lookups: one entry for every kind of hardware.
 
-The laws are in `embedding_cuda` (FBGEMM on a GPU) and `embedding_cpu` (FBGEMM on a CPU thread);
-a profile says which one its constants belong to. Times of shards are marginal inside one fused
-launch and add up; the floors count once per launch, and so does the longest of the latencies.
-`predictor.cost.loads` puts them together.
+The kernel models are in `predictor.cost.lookup.cuda` (FBGEMM on a GPU) and
+`predictor.cost.lookup.cpu` (FBGEMM on a CPU thread); a profile says which one its constants belong
+to. Times of shards are marginal inside one fused launch and add up; the floors count once per
+launch, and so does the longest of the latencies. `predictor.cost.loads` puts them together.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ SHARERS = (2, 4, 8, 16)
 
 
 def lookup_model(hw: HardwareProfile) -> LookupModel:
-    """The law that a profile's embedding constants belong to."""
-    law = hw.embedding
-    return CpuLookups(hw, law) if isinstance(law, CpuEmbedding) else CudaLookups(hw, law)
+    """The kernel model that a profile's embedding constants belong to."""
+    if isinstance(hw.embedding, CpuEmbedding):
+        return CpuLookups(hw, hw.embedding)
+    return CudaLookups(hw, hw.embedding)
 
 
 def forward_ms(shard: LookupShard, hw: HardwareProfile) -> float:
@@ -143,11 +144,11 @@ def prefetch_floor_ms(hw: HardwareProfile) -> float:
 
 def forward_kernels(hw: HardwareProfile) -> int:
     """Launches of one fused forward."""
-    law = hw.embedding
-    return law.kernels if isinstance(law, CpuEmbedding) else law.forward_kernels
+    constants = hw.embedding
+    return constants.kernels if isinstance(constants, CpuEmbedding) else constants.forward_kernels
 
 
 def backward_kernels(hw: HardwareProfile) -> int:
     """Launches of one fused backward."""
-    law = hw.embedding
-    return law.kernels if isinstance(law, CpuEmbedding) else law.backward_kernels
+    constants = hw.embedding
+    return constants.kernels if isinstance(constants, CpuEmbedding) else constants.backward_kernels

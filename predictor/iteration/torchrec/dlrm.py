@@ -47,7 +47,7 @@ class DlrmBuilder:
     Args:
         loads: ``[plans, groups, ranks, columns]`` of `predictor.cost.loads`.
         groups: what the second axis of the loads stands for.
-        make_exchange: `Exchange`, or one with other laws of cost.
+        make_exchange: `Exchange`, or a subclass with other cost models.
     """
 
     def __init__(

@@ -161,7 +161,7 @@ def main_thread(trace: RankTrace) -> int:
     return min(total, key=lambda t: (autograd[t] / total[t] > 0.05, -total[t]), default=0)
 
 
-def program(trace: RankTrace, step: TraceStep, launches: Launches) -> list[Item]:
+def walk_host(trace: RankTrace, step: TraceStep, launches: Launches) -> list[Item]:
     """What the threads of a rank issued in a step, in order of time.
 
     Threads that neither launch anything nor are the main one are left out.

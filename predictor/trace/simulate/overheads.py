@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from predictor.errors import InputError
 from predictor.trace.events import DeviceEvent, RankTrace, TraceStep
 from predictor.trace.simulate.host import (
     JOINING,
@@ -23,7 +21,6 @@ from predictor.trace.simulate.host import (
     Role,
     blocks,
     plain,
-    program,
 )
 
 PROFILER_US = 2.0
@@ -88,47 +85,6 @@ class OverheadTable:
         found = self.find(piece.kind, piece.names)
         return found.us if piece.kind in HOST_KINDS else found.typical_us
 
-    def as_json(self) -> list[dict[str, Any]]:
-        """Rows that JSON and YAML can carry; `from_json` reads them back."""
-        return [
-            {
-                "kind": key[0],
-                "names": list(key[1:]),
-                "us": entry.us,
-                "typical_us": entry.typical_us,
-                "count": entry.count,
-                "events": entry.events,
-                "launches": entry.launches,
-            }
-            for key, entry in self.entries.items()
-        ]
-
-    @classmethod
-    def from_json(cls, rows: Iterable[Mapping[str, Any]]) -> OverheadTable:
-        """The table of `as_json`'s rows.
-
-        Raises:
-            InputError: a row lacks a field or holds something else.
-        """
-        entries = {}
-        for number, row in enumerate(rows):
-            try:
-                key = (Kind(row["kind"]).value, *map(str, row["names"]))
-                entries[key] = Overhead(
-                    float(row["us"]),
-                    float(row["typical_us"]),
-                    int(row["count"]),
-                    float(row["events"]),
-                    float(row["launches"]),
-                )
-            except (KeyError, TypeError, ValueError) as error:
-                raise InputError(
-                    f"overheads, row {number}: {error!r}; a row has kind "
-                    f"({', '.join(Kind)}), names, us, typical_us, count, events "
-                    "and launches"
-                ) from error
-        return cls(entries)
-
 
 @dataclass
 class Samples:
@@ -181,16 +137,10 @@ def _quantile(ordered: list[float], share: float) -> float:
     return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
-def extract(trace: RankTrace, step: TraceStep) -> Samples:
-    """The overheads of one step of a rank."""
-    launches = Launches(trace)
-    return of_items(program(trace, step, launches), trace, step, launches)
-
-
-def of_items(
+def collect_samples(
     items: Iterable[Item], trace: RankTrace, step: TraceStep, launches: Launches
 ) -> Samples:
-    """The same, of a step whose host side has been walked."""
+    """The overheads of one step of a rank, from its host items and the device's side of them."""
     samples = Samples()
     latest: dict[int, DeviceEvent] = {}
     for item in items:

@@ -17,9 +17,9 @@ from predictor.iteration.graph import Graph
 from predictor.iteration.timeline import Timeline, simulate_once
 from predictor.trace.events import RankTrace
 from predictor.trace.simulate.graph import Factor, HostTimes, RankBuilder, RankProgram, latency_us
-from predictor.trace.simulate.host import Item, Launches, program
-from predictor.trace.simulate.join import Joined, join
-from predictor.trace.simulate.overheads import OverheadTable, Samples, of_items
+from predictor.trace.simulate.host import Item, Launches, walk_host
+from predictor.trace.simulate.job_graph import JobGraph, join_ranks
+from predictor.trace.simulate.overheads import OverheadTable, Samples, collect_samples
 from predictor.units import us
 
 FIRST_STEP = (
@@ -29,7 +29,7 @@ FIRST_STEP = (
 
 
 @dataclass(frozen=True)
-class ReplayedStep:
+class SimulatedStep:
     """One step of one rank.
 
     Args:
@@ -46,7 +46,7 @@ class ReplayedStep:
 
 
 @dataclass(frozen=True)
-class ReplayedCollective:
+class SimulatedCollective:
     """When a collective's kernel ended on a rank, in ms after the first rank's step began."""
 
     name: str
@@ -57,7 +57,7 @@ class ReplayedCollective:
 
 
 @dataclass(frozen=True, eq=False)
-class Replay:
+class SimulatedTrace:
     """Traced steps and their prediction; path, graph and timeline are those of the last step.
 
     Args:
@@ -65,8 +65,8 @@ class Replay:
         notes: what the reader of the figures must know.
     """
 
-    steps: tuple[ReplayedStep, ...]
-    collectives: tuple[ReplayedCollective, ...]
+    steps: tuple[SimulatedStep, ...]
+    collectives: tuple[SimulatedCollective, ...]
     critical_path: tuple[Segment, ...]
     graph: Graph
     timeline: Timeline
@@ -91,7 +91,7 @@ class TracedHosts:
             InputError: no trace, or ranks with different numbers of steps.
         """
         if not traces:
-            raise InputError("no trace to replay")
+            raise InputError("no trace to simulate")
         counts = {len(trace.steps) for trace in traces}
         if len(counts) > 1:
             shown = ", ".join(f"{trace.source}: {len(trace.steps)}" for trace in traces)
@@ -99,11 +99,11 @@ class TracedHosts:
         items, samples = [], []
         by_rank = tuple(Launches(trace) for trace in traces)
         for trace, launches in zip(traces, by_rank, strict=True):
-            walked = tuple(program(trace, step, launches) for step in trace.steps)
+            walked = tuple(walk_host(trace, step, launches) for step in trace.steps)
             items.append(walked)
             samples.append(
                 tuple(
-                    of_items(found, trace, step, launches)
+                    collect_samples(found, trace, step, launches)
                     for found, step in zip(walked, trace.steps, strict=True)
                 )
             )
@@ -121,13 +121,13 @@ class TracedHosts:
         )
 
 
-def replay(
+def simulate_trace(
     traces: Sequence[RankTrace],
     *,
     overheads: OverheadTable | None = None,
     own_host: bool = False,
     factor: Factor | None = None,
-) -> Replay:
+) -> SimulatedTrace:
     """Predict each step of each rank.
 
     Args:
@@ -149,19 +149,19 @@ def replay(
             f"{traces[0].source}: a single step of a single rank has no other step to take host "
             "times from; trace several steps, or give overheads of another trace"
         )
-    steps: list[ReplayedStep] = []
-    collectives: list[ReplayedCollective] = []
+    steps: list[SimulatedStep] = []
+    collectives: list[SimulatedCollective] = []
     for step in range(len(traces[0].steps)):
         tables = _tables(hosts, step, overheads, own_host=own_host, one_step=one_step)
-        joined, programs = build(hosts, step, tables, own_host=own_host, factor=factor)
-        timeline = simulate_once(joined.graph)
-        steps += _steps(traces, step, joined, programs, timeline)
-        collectives += _collectives(traces, step, joined, programs, timeline)
-    return Replay(
+        job, programs = build_graph(hosts, step, tables, own_host=own_host, factor=factor)
+        timeline = simulate_once(job.graph)
+        steps += _steps(traces, step, job, programs, timeline)
+        collectives += _collectives(traces, step, job, programs, timeline)
+    return SimulatedTrace(
         tuple(steps),
         tuple(collectives),
-        tuple(critical_path(joined.graph, timeline)),
-        joined.graph,
+        tuple(critical_path(job.graph, timeline)),
+        job.graph,
         timeline,
         overheads or hosts.pooled().table(),
         (*dict.fromkeys(note for trace in traces for note in trace.notes), FIRST_STEP),
@@ -187,14 +187,14 @@ def _tables(
     return [hosts.pooled(without_rank=rank).table() for rank in ranks]
 
 
-def build(
+def build_graph(
     hosts: TracedHosts,
     step: int,
     tables: Sequence[OverheadTable],
     *,
     own_host: bool = False,
     factor: Factor | None = None,
-) -> tuple[Joined, list[RankProgram]]:
+) -> tuple[JobGraph, list[RankProgram]]:
     """The graph of a step, with what steps before it left on the device."""
     begin = min(trace.steps[step].start_us for trace in hosts.traces)
     programs = []
@@ -207,25 +207,25 @@ def build(
         if factor is not None:
             builder.scale(factor)
         programs.append(builder.program)
-    return join(programs, latency_us(tables[0])), programs
+    return join_ranks(programs, latency_us(tables[0])), programs
 
 
 def _steps(
     traces: Sequence[RankTrace],
     step: int,
-    joined: Joined,
+    job: JobGraph,
     programs: Sequence[RankProgram],
     timeline: Timeline,
-) -> list[ReplayedStep]:
+) -> list[SimulatedStep]:
     found = []
     for rank, (trace, of_rank) in enumerate(zip(traces, programs, strict=True)):
-        first, last = (joined.place[rank][node] for node in (of_rank.begin, of_rank.end))
+        first, last = (job.place[rank][node] for node in (of_rank.begin, of_rank.end))
         ends = timeline.steps[0].end[:, 0, rank]
         others = [
             us(s.end_us - s.start_us) for number, s in enumerate(trace.steps) if number != step
         ]
         found.append(
-            ReplayedStep(
+            SimulatedStep(
                 trace.rank,
                 step,
                 us(trace.steps[step].end_us - trace.steps[step].start_us),
@@ -239,10 +239,10 @@ def _steps(
 def _collectives(
     traces: Sequence[RankTrace],
     step: int,
-    joined: Joined,
+    job: JobGraph,
     programs: Sequence[RankProgram],
     timeline: Timeline,
-) -> list[ReplayedCollective]:
+) -> list[SimulatedCollective]:
     """Ends of the step's collectives; times count from the earliest begin of the step."""
     measured_begin = min(trace.steps[step].start_us for trace in traces)
     found = []
@@ -250,9 +250,9 @@ def _collectives(
         for index, node in enumerate(of_rank.nodes):
             if index < of_rank.begin or node.collective is None or node.event is None:
                 continue
-            end = timeline.steps[0].end[joined.place[rank][index], 0, rank]
+            end = timeline.steps[0].end[job.place[rank][index], 0, rank]
             found.append(
-                ReplayedCollective(
+                SimulatedCollective(
                     f"{node.collective.op} #{node.collective.order}",
                     trace.rank,
                     step,

@@ -20,7 +20,7 @@ from predictor.model.topology import Topology
 from predictor.trace.events import CollectiveCall, DeviceEvent, RankTrace
 from predictor.trace.simulate.kernels import GEMM_KERNEL, GemmCall, gemm_calls
 from predictor.trace.simulate.plan_swap import PlanSwap
-from predictor.trace.simulate.step import Replay, replay
+from predictor.trace.simulate.step import SimulatedTrace, simulate_trace
 from predictor.units import us
 
 ARITHMETIC = re.compile(r"conv|winograd|cudnn|wgrad|dgrad", re.IGNORECASE)
@@ -41,8 +41,8 @@ def what_if(
     batch_scale: float | None = None,
     link_scale: float | None = None,
     plans: PlanSwap | None = None,
-) -> Replay:
-    """Replay traced steps with something changed; ``measured_ms`` stays what was traced.
+) -> SimulatedTrace:
+    """Simulate traced steps with something changed; ``measured_ms`` stays what was traced.
 
     Host times are the steps' own. A collective's wait for ranks that were not traced is part of its
     time and cannot be told from it.
@@ -63,7 +63,7 @@ def what_if(
         if scale is not None and not 0 < scale < float("inf"):
             raise InputError(f"{name} is {scale:g}; give a factor above 0, such as 0.5 or 2")
     scaling = Scaling(traces, hardware, batch_scale or 1.0, link_scale or 1.0, plans)
-    found = replay(traces, own_host=True, factor=scaling.factor)
+    found = simulate_trace(traces, own_host=True, factor=scaling.factor)
     said = () if plans is None else plans.notes
     return replace(found, notes=(*found.notes, *scaling.notes(), *said))
 

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predictor.errors import InputError
-from predictor.trace.beside import beside
 from predictor.trace.breakdown import breakdown, mean_parts, top_kernels
+from predictor.trace.comparison import comparison_trace
 from predictor.trace.files import open_traces
 from predictor.trace.json_stream import read_object, text_of
 from predictor.trace.read import load_traces
-from predictor.trace.simulate.step import replay
+from predictor.trace.simulate.step import simulate_trace
 from tests.predictor.trace.synthetic import OLD, OLDEST, RECENT, execution, kineto
 from tests.public_data import OF_FULL_DATA, TRACES
 
@@ -105,10 +105,10 @@ def use(paths: list[Path]) -> None:
     for run in found.executions:
         run.input_bytes()
     try:
-        replayed = replay(found.traces)
+        simulated = simulate_trace(found.traces)
     except InputError:
-        replayed = None
-    json.dumps(beside(found.traces, replayed), allow_nan=False)
+        simulated = None
+    json.dumps(comparison_trace(found.traces, simulated), allow_nan=False)
 
 
 def outcome(paths: list[Path]) -> None:

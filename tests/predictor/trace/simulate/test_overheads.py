@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictor.errors import InputError
 from predictor.hardware.groups import Overheads
 from predictor.trace.events import RankTrace
 from predictor.trace.simulate.host import Kind, Piece
-from predictor.trace.simulate.overheads import Overhead, OverheadTable, Samples, extract, host_costs
+from predictor.trace.simulate.overheads import Overhead, OverheadTable, Samples, host_costs
+from predictor.trace.simulate.step import TracedHosts
 from tests.predictor.trace.handmade import PAGEABLE, Recorder
 
 
@@ -30,7 +28,7 @@ def one_step() -> RankTrace:
 
 
 def table(trace: RankTrace) -> OverheadTable:
-    return extract(trace, trace.steps[0]).table()
+    return TracedHosts.of([trace]).pooled().table()
 
 
 def test_the_five_kinds() -> None:
@@ -84,15 +82,6 @@ pieces = st.builds(
 )
 
 
-@given(st.lists(pieces, max_size=20))
-def test_a_table_survives_json(given: list[Piece]) -> None:
-    samples = Samples()
-    for piece in given:
-        samples.add(piece)
-    found = samples.table()
-    assert OverheadTable.from_json(json.loads(json.dumps(found.as_json()))) == found
-
-
 @given(st.lists(pieces, max_size=12), st.lists(pieces, max_size=12))
 def test_merging_is_collecting_together(first: list[Piece], second: list[Piece]) -> None:
     parts = [Samples(), Samples(), Samples()]
@@ -103,12 +92,6 @@ def test_merging_is_collecting_together(first: list[Piece], second: list[Piece])
         parts[1].add(piece)
         parts[2].add(piece)
     assert Samples.merged(parts[:2]).table() == parts[2].table()
-
-
-def test_rows_that_are_no_overheads_are_refused() -> None:
-    for row in ({}, {"kind": "T9", "names": []}, {"kind": "T1", "names": None}):
-        with pytest.raises(InputError, match="overheads, row 0"):
-            OverheadTable.from_json([row])
 
 
 def test_a_profile_takes_its_host_costs_from_a_trace() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from predictor.errors import InputError
 from predictor.trace.events import CollectiveCall, DeviceEvent, HostEvent, RankTrace, TraceStep
 from predictor.trace.read import read_traces
-from predictor.trace.simulate.step import Replay, replay
+from predictor.trace.simulate.step import SimulatedTrace, simulate_trace
 from tests.predictor.trace.handmade import AUTOGRAD, PAGEABLE, Recorder, joined, longer, moved
 from tests.public_data import TRACES, needs_public_data
 
@@ -37,12 +37,12 @@ def reads_the_loss(steps: int = 3) -> RankTrace:
     return record.trace()
 
 
-def last(found: Replay) -> float:
+def last(found: SimulatedTrace) -> float:
     return 1e3 * found.steps[-1].predicted_ms
 
 
 def test_alike_steps_take_what_they_took() -> None:
-    found = replay([reads_the_loss()])
+    found = simulate_trace([reads_the_loss()])
     assert [s.measured_ms for s in found.steps] == pytest.approx([0.4] * 3)
     assert [s.predicted_ms for s in found.steps] == pytest.approx([0.4] * 3, rel=0.01)
     assert found.steps[0].naive_ms == pytest.approx(0.4)
@@ -50,21 +50,21 @@ def test_alike_steps_take_what_they_took() -> None:
 
 def test_a_longer_kernel_moves_the_step_by_as_much() -> None:
     trace = reads_the_loss()
-    base = last(replay([trace]))
+    base = last(simulate_trace([trace]))
     for factor, moves in ((2.0, 200), (0.5, -100)):
         changed = longer(trace, "large", factor, since_us=800)
-        assert last(replay([changed])) == pytest.approx(base + moves, abs=1e-6)
+        assert last(simulate_trace([changed])) == pytest.approx(base + moves, abs=1e-6)
 
 
 def test_a_shorter_kernel_ends_at_the_host_at_last() -> None:
     """With no work at all, the copy starts when it is called, and the host sets the pace."""
     trace = longer(reads_the_loss(), "large", 0.01, since_us=800)
-    found = last(replay([longer(trace, "small", 0.01, since_us=800)]))
+    found = last(simulate_trace([longer(trace, "small", 0.01, since_us=800)]))
     assert 80 + 144 < found < 80 + 144 + 40  # 144 us follow the copy's end
 
 
 def test_the_path_names_what_the_host_waited_for() -> None:
-    found = replay([reads_the_loss()])
+    found = simulate_trace([reads_the_loss()])
     spent: dict[str, float] = {}
     for segment in found.critical_path:
         spent[segment.name] = spent.get(segment.name, 0) + 1e3 * segment.duration_ms
@@ -84,7 +84,7 @@ def test_when_things_happened_in_a_step_does_not_enter() -> None:
         for e in trace.host
     )
     late = replace(trace, device=device, host=host)
-    assert last(replay([late])) == pytest.approx(last(replay([trace])))
+    assert last(simulate_trace([late])) == pytest.approx(last(simulate_trace([trace])))
 
 
 @pytest.mark.parametrize(("size", "waits"), [(65_536, False), (65_537, True)])
@@ -103,9 +103,9 @@ def test_large_copies_from_pageable_memory_hold_the_host(size: int, waits: bool)
         )
     trace = record.trace()
     trace = replace(trace, device=tuple(replace(e, size_bytes=size) for e in trace.device))
-    base = last(replay([trace]))
+    base = last(simulate_trace([trace]))
     assert base == pytest.approx(300, rel=0.01)
-    moves = last(replay([longer(trace, "HtoD", 1.5, since_us=300)])) - base
+    moves = last(simulate_trace([longer(trace, "HtoD", 1.5, since_us=300)])) - base
     assert moves == pytest.approx(50 if waits else 0, abs=1e-6)
 
 
@@ -125,13 +125,13 @@ def trains(steps: int = 3, launch_us: float = 10.0) -> RankTrace:
 
 
 def test_threads_that_wake_each_other_follow_each_other() -> None:
-    assert last(replay([trains()])) == pytest.approx(300, rel=0.01)
+    assert last(simulate_trace([trains()])) == pytest.approx(300, rel=0.01)
     trace = trains()
     slow = tuple(
         replace(e, end_us=e.end_us + 25) if e.name.startswith("autograd") else e for e in trace.host
     )
     # the operator's end is 25 us later, and what the main thread took to wake 25 us less
-    assert last(replay([replace(trace, host=slow)])) == pytest.approx(300, rel=0.01)
+    assert last(simulate_trace([replace(trace, host=slow)])) == pytest.approx(300, rel=0.01)
 
 
 def exchanges(start: float, kernel: float, meet: float, end: float) -> Recorder:
@@ -174,7 +174,7 @@ def two_ranks(late_us: float = 0.0, work_us: float = 300.0) -> list[RankTrace]:
 
 
 def test_a_collective_takes_what_it_took_on_the_last_rank() -> None:
-    found = replay(two_ranks(late_us=500), own_host=True)
+    found = simulate_trace(two_ranks(late_us=500), own_host=True)
     ends = [c.predicted_end_ms for c in found.collectives]
     assert ends == pytest.approx([0.922, 0.922], abs=0.005)
     for step in found.steps:
@@ -183,30 +183,30 @@ def test_a_collective_takes_what_it_took_on_the_last_rank() -> None:
 
 def test_the_rank_that_comes_last_sets_the_step_of_all() -> None:
     traces = two_ranks(late_us=500)
-    later = replay([traces[0], moved(traces[1], 200)], own_host=True)
-    base = replay(traces, own_host=True)
+    later = simulate_trace([traces[0], moved(traces[1], 200)], own_host=True)
+    base = simulate_trace(traces, own_host=True)
     moves = [b.predicted_ms - a.predicted_ms for a, b in zip(base.steps, later.steps, strict=True)]
     assert moves == pytest.approx([0.2, 0.0], abs=1e-6)
     longer_there = [traces[0], longer(traces[1], "work", 2.0)]
-    after = replay(longer_there, own_host=True)
+    after = simulate_trace(longer_there, own_host=True)
     moves = [b.predicted_ms - a.predicted_ms for a, b in zip(base.steps, after.steps, strict=True)]
     assert moves == pytest.approx([0.3, 0.3], abs=1e-6)
-    hidden = replay([longer(traces[0], "work", 2.0), traces[1]], own_host=True)
+    hidden = simulate_trace([longer(traces[0], "work", 2.0), traces[1]], own_host=True)
     assert hidden.steps == base.steps, "rank 0 had time to spare"
 
 
 def test_a_slower_collective_costs_every_rank_as_much() -> None:
     traces = two_ranks(late_us=500)
-    base = replay(traces, own_host=True)
+    base = simulate_trace(traces, own_host=True)
     # on rank 1, which came last, it took 100 us
     slow = [traces[0], longer(traces[1], "nccl", 3.0)]
-    after = replay(slow, own_host=True)
+    after = simulate_trace(slow, own_host=True)
     moves = [b.predicted_ms - a.predicted_ms for a, b in zip(base.steps, after.steps, strict=True)]
     assert moves == pytest.approx([0.2, 0.2], abs=1e-6)
 
 
 def test_host_times_of_other_ranks_serve_a_single_step() -> None:
-    found = replay(two_ranks(late_us=500))
+    found = simulate_trace(two_ranks(late_us=500))
     for step in found.steps:
         assert step.predicted_ms == pytest.approx(step.measured_ms, rel=0.05)
         assert step.naive_ms is None
@@ -214,11 +214,11 @@ def test_host_times_of_other_ranks_serve_a_single_step() -> None:
 
 def test_what_is_missing_is_said() -> None:
     with pytest.raises(InputError, match="no trace"):
-        replay([])
+        simulate_trace([])
     with pytest.raises(InputError, match="single step of a single rank"):
-        replay([reads_the_loss(1)])
+        simulate_trace([reads_the_loss(1)])
     with pytest.raises(InputError, match="the same steps"):
-        replay([reads_the_loss(2), reads_the_loss(3)])
+        simulate_trace([reads_the_loss(2), reads_the_loss(3)])
 
 
 def test_collectives_in_different_orders_are_refused() -> None:
@@ -227,7 +227,7 @@ def test_collectives_in_different_orders_are_refused() -> None:
         replace(e, collective=replace(e.collective, order=7)) if e.collective else e
         for e in other.device
     )
-    alone = replay([one, replace(other, device=device)], own_host=True)
+    alone = simulate_trace([one, replace(other, device=device)], own_host=True)
     assert len({c.name for c in alone.collectives}) == 2, "nothing to meet"
 
 
@@ -285,7 +285,7 @@ def test_odd_traces_are_replayed_or_refused(
     ]
     for own_host in (False, True):
         try:
-            found = replay(traces, own_host=own_host)
+            found = simulate_trace(traces, own_host=own_host)
         except InputError:
             continue
         assert all(0 <= s.predicted_ms < 1e6 for s in found.steps)
@@ -305,7 +305,7 @@ def single(name: str) -> list[RankTrace]:
 )
 def test_steps_of_public_traces(name: str, mean: float) -> None:
     """From the second step on: what the device does at the start of a trace is not known."""
-    steps = replay(single(name)).steps[1:]
+    steps = simulate_trace(single(name)).steps[1:]
     errors = [abs(s.predicted_ms / s.measured_ms - 1) for s in steps]
     assert sum(errors) / len(errors) < mean
     longest, shortest = (pick(steps, key=lambda s: s.measured_ms) for pick in (max, min))
@@ -316,8 +316,8 @@ def test_steps_of_public_traces(name: str, mean: float) -> None:
 @needs_public_data
 def test_kernels_of_a_device_bound_trace_set_its_steps() -> None:
     traces = single("hta_trace_diff_test_rank1of2.json.gz")
-    base = replay(traces).steps[2].predicted_ms
-    slower = replay([longer(traces[0], "split_embedding", 1.5)]).steps[2].predicted_ms
+    base = simulate_trace(traces).steps[2].predicted_ms
+    slower = simulate_trace([longer(traces[0], "split_embedding", 1.5)]).steps[2].predicted_ms
     spent = sum(
         e.end_us - e.start_us
         for e in traces[0].device
@@ -330,7 +330,7 @@ def test_kernels_of_a_device_bound_trace_set_its_steps() -> None:
 @needs_public_data
 def test_eight_ranks_end_when_they_did() -> None:
     traces = single("dlrm_kineto.tar.gz")
-    found = replay(traces, own_host=True)
+    found = simulate_trace(traces, own_host=True)
     for step in found.steps:
         assert step.predicted_ms == pytest.approx(step.measured_ms, rel=0.02)
     for collective in found.collectives:
@@ -341,8 +341,8 @@ def test_eight_ranks_end_when_they_did() -> None:
 @needs_public_data
 def test_the_last_of_eight_ranks_holds_up_the_others() -> None:
     traces = single("dlrm_kineto.tar.gz")
-    base = replay(traces, own_host=True)
-    later = replay([*traces[:7], moved(traces[7], 1000)], own_host=True)
+    base = simulate_trace(traces, own_host=True)
+    later = simulate_trace([*traces[:7], moved(traces[7], 1000)], own_host=True)
     moves = [b.predicted_ms - a.predicted_ms for a, b in zip(base.steps, later.steps, strict=True)]
     assert moves[:7] == pytest.approx([1.0] * 7, abs=0.02)
     assert moves[7] == pytest.approx(0, abs=0.02)
@@ -356,8 +356,8 @@ def test_a_slower_collective_delays_all_that_follow_it() -> None:
     slow = replace(kernel, end_us=kernel.end_us + 1000)
     device = tuple(slow if e is kernel else e for e in traces[7].device)
     others = [_longest(t, 4, 2000.0) if t.rank != 7 else replace(t, device=device) for t in traces]
-    base = replay(traces, own_host=True)
-    after = replay(others, own_host=True, overheads=base.overheads)
+    base = simulate_trace(traces, own_host=True)
+    after = simulate_trace(others, own_host=True, overheads=base.overheads)
     for before, moved_to in zip(base.collectives, after.collectives, strict=True):
         moves = moved_to.predicted_end_ms - before.predicted_end_ms
         order = int(before.name.split("#")[1])
@@ -386,5 +386,5 @@ def test_the_last_step_does_not_know_when_its_kernels_ran(name: str) -> None:
         replace(e, start_us=e.start_us + 40, end_us=e.end_us + 40) if e.start_us > begin else e
         for e in trace.device
     )
-    found = replay([replace(trace, device=device)]).steps[-1].predicted_ms
-    assert found == pytest.approx(replay([trace]).steps[-1].predicted_ms, rel=1e-9)
+    found = simulate_trace([replace(trace, device=device)]).steps[-1].predicted_ms
+    assert found == pytest.approx(simulate_trace([trace]).steps[-1].predicted_ms, rel=1e-9)

@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from predictor.trace.beside import beside
+from predictor.trace.comparison import comparison_trace
 from predictor.trace.read import read_traces
-from predictor.trace.simulate.step import replay
+from predictor.trace.simulate.step import simulate_trace
 from tests.predictor.trace.synthetic import kineto, write
 
 
 def test_both_begin_the_last_step_at_zero(tmp_path: Path) -> None:
     paths = [write(tmp_path, f"rank{r}.json", kineto(r, steps=3)) for r in (0, 1)]
     traces = read_traces(paths)
-    drawn = beside(traces, replay(traces), meta={"plan": "x"})
+    drawn = comparison_trace(traces, simulate_trace(traces), meta={"plan": "x"})
     assert drawn["otherData"] == {"plan": "x"}
     events = drawn["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
@@ -33,6 +33,6 @@ def test_both_begin_the_last_step_at_zero(tmp_path: Path) -> None:
 
 def test_measured_alone(tmp_path: Path) -> None:
     traces = read_traces([write(tmp_path, "rank0.json", kineto())])
-    events = beside(traces, None)["traceEvents"]
+    events = comparison_trace(traces, None)["traceEvents"]
     assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {"rank 0 measured"}
     assert sum(e["ph"] == "X" for e in events) == len(traces[0].host) + len(traces[0].device)

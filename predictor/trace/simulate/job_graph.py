@@ -17,14 +17,14 @@ RESOURCES = {HOST: "overheads", COMPUTE: "kernels", COLLECTIVE: "collectives", C
 
 
 @dataclass(frozen=True)
-class Joined:
+class JobGraph:
     """The graph of all ranks; ``place[rank][node]`` is the operation that a node became."""
 
     graph: Graph
     place: list[list[int]]
 
 
-def join(programs: Sequence[RankProgram], latency_us: float) -> Joined:
+def join_ranks(programs: Sequence[RankProgram], latency_us: float) -> JobGraph:
     """One graph of several ranks, collectives joined.
 
     A collective takes as long as on the rank that came last: the shortest of its kernels, for the
@@ -35,22 +35,22 @@ def join(programs: Sequence[RankProgram], latency_us: float) -> Joined:
     """
     inline = frozenset(n.stream for p in programs for n in p.nodes if n.stream.startswith(HOST))
     world = len(programs)
-    joined = Joined(Graph(world, world, inline, us(latency_us)), [[] for _ in programs])
+    job = JobGraph(Graph(world, world, inline, us(latency_us)), [[] for _ in programs])
     members = _members(programs)
     waiting: dict[tuple[object, ...], set[int]] = {}
-    while any(len(place) < len(p.nodes) for place, p in zip(joined.place, programs, strict=True)):
+    while any(len(place) < len(p.nodes) for place, p in zip(job.place, programs, strict=True)):
         moved = False
         for rank, program in enumerate(programs):
-            for node in _ready(joined.place[rank], program, members, waiting, rank):
-                joined.place[rank].append(_emit(joined, rank, node))
+            for node in _ready(job.place[rank], program, members, waiting, rank):
+                job.place[rank].append(_emit(job, rank, node))
                 moved = True
         for key, ranks in list(waiting.items()):
             if ranks == members[key]:
-                _meet(joined, programs, waiting.pop(key))
+                _meet(job, programs, waiting.pop(key))
                 moved = True
         if not moved:
-            raise InputError(_mismatch(programs, joined.place))
-    return joined
+            raise InputError(_mismatch(programs, job.place))
+    return job
 
 
 def _key(node: Node) -> tuple[object, ...] | None:
@@ -86,15 +86,15 @@ def _ready(
         yield node
 
 
-def _emit(joined: Joined, rank: int, node: Node) -> int:
-    return joined.graph.add(
+def _emit(job: JobGraph, rank: int, node: Node) -> int:
+    return job.graph.add(
         node.name,
         phase=node.phase,
         resource=RESOURCES[node.phase],
         stream=node.stream,
         cost_ms=us(node.gap_us + node.cost_us),
         host_ms=us(node.host_us),
-        deps=[Dep(joined.place[rank][d]) for d in node.deps],
+        deps=[Dep(job.place[rank][d]) for d in node.deps],
         blocks_host=node.blocks_host,
         thread=node.thread,
         ranks=(rank,),
@@ -109,11 +109,11 @@ def _fills(event: DeviceEvent | None) -> bool | None:
     return event.waves is not None and event.waves >= FILLING_WAVES
 
 
-def _meet(joined: Joined, programs: Sequence[RankProgram], ranks: set[int]) -> None:
-    nodes = {rank: programs[rank].nodes[len(joined.place[rank])] for rank in sorted(ranks)}
+def _meet(job: JobGraph, programs: Sequence[RankProgram], ranks: set[int]) -> None:
+    nodes = {rank: programs[rank].nodes[len(job.place[rank])] for rank in sorted(ranks)}
     first = next(iter(nodes.values()))
-    deps = [joined.place[rank][d] for rank, node in nodes.items() for d in node.deps]
-    index = joined.graph.add(
+    deps = [job.place[rank][d] for rank, node in nodes.items() for d in node.deps]
+    index = job.graph.add(
         first.name,
         phase=first.phase,
         resource=RESOURCES[first.phase],
@@ -126,7 +126,7 @@ def _meet(joined: Joined, programs: Sequence[RankProgram], ranks: set[int]) -> N
         fills=_fills(first.event),
     )
     for rank in nodes:
-        joined.place[rank].append(index)
+        job.place[rank].append(index)
 
 
 def _mismatch(programs: Sequence[RankProgram], places: list[list[int]]) -> str:

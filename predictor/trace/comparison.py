@@ -1,25 +1,26 @@
-"""A measured trace and its prediction in one Chrome trace, one above the other for each rank."""
+"""A Chrome trace that shows each rank as measured and, below it, as predicted."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from predictor.trace.chrome import Event, named_process, process_names, step_events
 from predictor.trace.events import DeviceEvent, HostEvent, RankTrace
-
-if TYPE_CHECKING:
-    from predictor.trace.simulate.step import Replay
+from predictor.trace.simulate.step import SimulatedTrace
 
 
-def beside(
-    traces: Sequence[RankTrace], replayed: Replay | None, *, meta: Mapping[str, Any] | None = None
+def comparison_trace(
+    traces: Sequence[RankTrace],
+    simulated: SimulatedTrace | None,
+    *,
+    meta: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The Chrome trace.
 
     Args:
-        traces: as they were replayed, in that order.
-        replayed: None: only what was measured is drawn.
+        traces: those that were simulated, in that order.
+        simulated: None: only what was measured is drawn.
         meta: goes into ``otherData``, which Perfetto shows under "Info".
 
     Returns:
@@ -31,13 +32,13 @@ def beside(
     events: list[Event] = []
     for position, trace in enumerate(traces):
         events += _measured(trace, 2 * position, origin)
-    if replayed is not None:
+    if simulated is not None:
         processes = [2 * position + 1 for position in range(len(traces))]
         names = [f"rank {trace.rank} predicted" for trace in traces]
-        events += process_names(replayed.graph, processes, names)
-        path = replayed.critical_path
+        events += process_names(simulated.graph, processes, names)
+        path = simulated.critical_path
         begin = path[0].start_ms if path else 0.0
-        events += step_events(replayed.graph, replayed.timeline.steps[0], path, begin, processes)
+        events += step_events(simulated.graph, simulated.timeline.steps[0], path, begin, processes)
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": dict(meta or {})}
 
 
