@@ -26,7 +26,7 @@ OTHER_PROGRAMS = (
     "shardopt/extras.py",  # pip
 )
 # Texts of generated documents, which name the command that wrote them.
-DOCUMENTS = ("shardopt/report/accuracy/page.py", "shardopt/report/bench/search_docs.py")
+DOCUMENTS = ("shardopt/report/accuracy_page.py", "shardopt/report/bench/planners_page.py")
 # Folders whose errors and lines still name flags; each goes once its texts state facts.
 STILL_NAMING_FLAGS: tuple[str, ...] = (
     "search/infeasible/",
@@ -38,7 +38,6 @@ STILL_NAMING_FLAGS: tuple[str, ...] = (
     "shardopt/config/",
     "shardopt/ranks/",
     "shardopt/replay/",
-    "shardopt/report/",
     "shardopt/stats/",
     "shardopt/torchrec/",
     "shardopt/validate/",

@@ -88,5 +88,5 @@ def test_words_without_a_cause_name_the_rank_alone() -> None:
     assert wait.words.startswith("Rank 1 waits 2.000 ms for rank 0 before")
     other = Cause("bottom.0", "dense_forward", 1.0, 0.5, ())
     wait = Wait("x.all_to_all", "output_dist_forward", 1, 0, 2.0, 1.0, 2, (other,))
-    assert "for rank 0's bottom.0, before" in wait.words
+    assert "for rank 0's bottom.0 before" in wait.words
     assert "the median rank waits 1.000 ms" in wait.words
