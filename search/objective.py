@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.plan import ShardingPlan, TablePlan
 from search.problem import Problem
-from search.space.enumerate import Legal, Option, Space, place
-from search.space.option import Choice as Choice
+from search.space.option import Choice, Legal, Option, Space, place
 
 Array = NDArray[np.float64]
 Ranks = tuple[int, ...]
@@ -99,23 +98,5 @@ class Objective:
     def fits(self, assignment: Assignment) -> bool:
         """Within every cap, co-located tables together, no more tables moved than may."""
         together = self.space.co_located([ranks for _, ranks in assignment])
-        near = self.space.given is None or self.space.given.allows(assignment)
+        near = self.space.in_use is None or self.space.in_use.allows(assignment)
         return near and together and bool((self.memory(assignment) <= self.caps).all())
-
-
-def signature(assignment: Assignment) -> frozenset[object]:
-    """Equal for plans that differ only by a renaming of ranks or of like shards of a table."""
-    on_rank: dict[int, list[object]] = {}
-    for option, ranks in assignment:
-        for rank, size in zip(ranks, option.sizes, strict=True):
-            held = (*option.way[:2], option.cache_load_factor, option.table, size)
-            on_rank.setdefault(rank, []).append(held)
-    counted = [frozenset(_count(held).items()) for held in on_rank.values()]
-    return frozenset(_count(counted).items())
-
-
-def _count(items: Sequence[object]) -> dict[object, int]:
-    found: dict[object, int] = {}
-    for item in items:
-        found[item] = found.get(item, 0) + 1
-    return found

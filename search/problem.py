@@ -31,7 +31,7 @@ class RankedPlan:
 
 
 @dataclass(frozen=True)
-class GivenPlan:
+class RatedPlanInUse:
     """The plan in use that a search started from.
 
     Args:
@@ -59,7 +59,7 @@ class Result:
         baselines: name -> predicted iteration time of the plan that other methods give.
         baseline_plans: the plans themselves.
         evaluations: plans scored on the full timeline.
-        given: the plan in use, if the search was given one.
+        in_use: the plan in use, if the search started from one.
     """
 
     plans: tuple[RankedPlan, ...]
@@ -71,7 +71,7 @@ class Result:
     search_seconds: float
     evaluations: int
     seed: int
-    given: GivenPlan | None = None
+    in_use: RatedPlanInUse | None = None
 
     @property
     def best(self) -> RankedPlan:

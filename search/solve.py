@@ -3,7 +3,7 @@
 space         options per table, with what was left out and why   (search.space)
 baselines     what others would choose: the first incumbents      (search.baselines)
               a plan in use, and how far to stay near it          (search.in_use)
-candidates    the bound's programs, packed, CP-SAT and Optuna     (search.propose.candidates)
+candidates    the bound's programs, packed, CP-SAT and Optuna     (search.propose.searchers)
 improvement   all are improved on the full timeline               (search.improve.local_search)
 bound         no plan of the space is predicted to be faster      (search.bound.lower_bound)
 none          which demands exclude each other, and what helps    (search.infeasible.remedy)
@@ -15,18 +15,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from predictor.errors import InfeasibleError
-from search.baselines.baselines import baselines
+from search.baselines.starting_plans import baselines
 from search.bound.lower_bound import LowerBound
+from search.candidate import Candidate, distinct
 from search.improve.local_search import LocalSearch
-from search.in_use.given import anywhere, bounded, in_use, nearby, rated, renamed
-from search.in_use.moves import Placed, checked, final_plan, near
+from search.in_use.align import rename_ranks
+from search.in_use.plan import (
+    PlanInUse,
+    candidates_in_use,
+    check_plan_in_use,
+    finish_plan,
+    lift_move_limit,
+    pick_searchers,
+    rate_plan_in_use,
+    space_near,
+    space_of_bound,
+)
 from search.infeasible.remedy import explained, nothing_fits
 from search.objective import Objective
 from search.problem import Problem, Progress, RankedPlan, Result, silent
-from search.propose.candidates import BOUND_STEPS, SEARCHERS, Candidate, distinct, propose, rescue
-from search.space.dominance import drop_uvm
-from search.space.enumerate import Space, deduplicate, enumerate_space, prune
-from search.space.soundness import drop_unsound, is_sound
+from search.propose.searchers import BOUND_STEPS, SEARCHERS, propose, rescue
+from search.space.build import whole_space
+from search.space.filters import drop_uvm, is_sound
 from search.stop import Stop
 from search.surrogate import Surrogate
 
@@ -46,7 +56,7 @@ def solve(
     *,
     top_k: int = 3,
     searchers: Sequence[str] = SEARCHERS,
-    placed: Placed | None = None,
+    in_use: PlanInUse | None = None,
     progress: Progress = silent,
 ) -> Result:
     """Search the sharding plans of a problem.
@@ -57,7 +67,7 @@ def solve(
         seed: of every random choice, >= 0.
         top_k: plans to return, >= 1.
         searchers: which of `SEARCHERS` propose candidates.
-        placed: a plan in use to start from, near which the search stays if it limits the moves. If
+        in_use: a plan in use to start from, near which the search stays if it limits the moves. If
             it allows none, that plan is rated against the bound of all plans.
         progress: told what is going on.
 
@@ -65,12 +75,12 @@ def solve(
         InfeasibleError: no plan fits, or a table has no option left.
         InputError: the plan in use is of another model or world size.
     """
-    placed = placed and checked(placed, problem)
-    start = _start(problem, stop, seed, searchers, placed, progress)
+    in_use = in_use and check_plan_in_use(in_use, problem)
+    start = _start(problem, stop, seed, searchers, in_use, progress)
     objective = start.objective
     improved = _improve(start, stop, seed, progress)
-    ranked = distinct([*improved, *start.candidates], objective.space.given)[:top_k]
-    ranked = [renamed(objective, candidate) for candidate in ranked]
+    ranked = distinct([*improved, *start.candidates], objective.space.in_use)[:top_k]
+    ranked = [rename_ranks(objective, candidate) for candidate in ranked]
     best_ms = ranked[0].iteration_ms
     progress("lower bound", 0.8, best_ms, None)
     bound = start.bound.solve(
@@ -80,7 +90,7 @@ def solve(
     progress("done", 1.0, best_ms, bound)
     return Result(
         plans=tuple(
-            RankedPlan(final_plan(objective, placed, c.assignment), c.iteration_ms, c.found_by)
+            RankedPlan(finish_plan(objective, in_use, c.assignment), c.iteration_ms, c.found_by)
             for c in ranked
         ),
         lower_bound_ms=bound,
@@ -91,7 +101,7 @@ def solve(
         search_seconds=stop.elapsed_s,
         evaluations=objective.evaluations,
         seed=seed,
-        given=None if placed is None else rated(objective, placed),
+        in_use=None if in_use is None else rate_plan_in_use(objective, in_use),
     )
 
 
@@ -107,24 +117,12 @@ class _Start:
     surrogate_gap: float | None
 
 
-def reduced_space(problem: Problem) -> Space:
-    """The options worth trying; what was left out keeps its reason."""
-    return drop_uvm(whole_space(problem), problem.topology)
-
-
-def whole_space(problem: Problem) -> Space:
-    """Every option that is legal and fits."""
-    space = enumerate_space(problem.workload, problem.topology, problem.hardware.device)
-    space = drop_unsound(space, problem.workload, problem.hardware.device)
-    return prune(deduplicate(space, problem.topology), problem.topology)
-
-
 def _start(
     problem: Problem,
     stop: Stop,
     seed: int,
     searchers: Sequence[str],
-    placed: Placed | None,
+    in_use: PlanInUse | None,
     progress: Progress,
 ) -> _Start:
     """Baselines and candidates; in the whole space if nothing fits in the reduced one."""
@@ -134,24 +132,24 @@ def _start(
         raise explained(problem, error, stop) from None
     reduced = drop_uvm(whole, problem.topology)
     spaces = [reduced] if reduced.size == whole.size else [reduced, whole]
-    for space in spaces if placed is None else [near(s, problem, placed) for s in spaces]:
+    for space in spaces if in_use is None else [space_near(s, problem, in_use) for s in spaces]:
         objective = Objective(problem, space)
         surrogate = Surrogate(objective)
-        bound = LowerBound(problem, bounded(space), objective.batch)
-        able = nearby(space, searchers)
+        bound = LowerBound(problem, space_of_bound(space), objective.batch)
+        able = pick_searchers(space, searchers)
         progress("baselines", 0.0, None, None)
-        others = baselines(objective.over(anywhere(space)), surrogate, seed)
+        others = baselines(objective.over(lift_move_limit(space)), surrogate, seed)
         times = objective.score(list(others.values())).tolist()
         shown = [Candidate(others[n], ms, n) for n, ms in zip(others, times, strict=True)]
         # what TorchRec would run with wrong results is shown, but never chosen
-        known = [c for c in [*shown, *in_use(objective)] if _may(objective, c)]
+        known = [c for c in [*shown, *candidates_in_use(objective)] if _may(objective, c)]
         found, gap = propose(objective, surrogate, stop, seed, able, known, bound, progress)
         if known + found:
             return _Start(objective, surrogate, bound, shown, known + found, gap)
         found, nearest = rescue(objective, surrogate, stop, seed)
         if found:
             return _Start(objective, surrogate, bound, shown, found, gap)
-    raise nothing_fits(objective, surrogate, nearest, placed, stop, seed)
+    raise nothing_fits(objective, surrogate, nearest, in_use, stop, seed)
 
 
 def _may(objective: Objective, candidate: Candidate) -> bool:
@@ -162,8 +160,8 @@ def _may(objective: Objective, candidate: Candidate) -> bool:
 
 def _improve(start: _Start, stop: Stop, seed: int, progress: Progress) -> list[Candidate]:
     """Local search: half of the budget over the best few candidates, half on the best of those."""
-    given = start.objective.space.given
-    if given is not None and not given.max_moves:
+    limit = start.objective.space.in_use
+    if limit is not None and not limit.max_moves:
         return []
     search = LocalSearch(start.objective, start.surrogate, seed)
     starts = distinct(start.candidates)[:IMPROVED]

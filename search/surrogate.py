@@ -20,7 +20,7 @@ from predictor.iteration.torchrec.sparse import INDEX_BYTES, OUTPUT_BYTES, Excha
 from predictor.model.plan import ShardingType
 from predictor.units import us
 from search.objective import Assignment, Objective
-from search.space.enumerate import Option, place
+from search.space.option import Option, place
 
 Array = NDArray[np.float64]
 

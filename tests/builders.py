@@ -12,7 +12,8 @@ from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingTyp
 from predictor.model.topology import Topology
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 from predictor.units import GIB
-from search.space.enumerate import Option, Space, enumerate_space, place
+from search.space.enumerate import enumerate_space
+from search.space.option import Option, Space, place
 
 DENSE = DenseArch(13, (64, 32), (64, 1), "concat")
 Candidate = tuple[TablePlan, ...]

@@ -22,18 +22,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from predictor.model.plan import ShardingPlan
-from search.baselines.torchrec_greedy import torchrec_plan
-from search.baselines.torchrec_rating import TorchRecJudge
+from search.baselines.torchrec_objective import TorchRecObjective
+from search.baselines.torchrec_planner import torchrec_plan
 from search.bound.additive import Bound, items
 from search.improve.additive_moves import Array, Mover
 from search.improve.balance import Balancer
+from search.infeasible.remedy import missing_memory
 from search.objective import Assignment, Objective
-from search.place.placement import Placer
+from search.partitioner import GreedyPartitioner
 from search.problem import Problem
-from search.propose.candidates import infeasible
 from search.propose.cpsat import CpSat
 from search.propose.feasibility import find_feasible
-from search.space.enumerate import enumerate_space, prune
+from search.space.enumerate import enumerate_space
+from search.space.filters import prune
 from search.space.option import Option, Space
 from search.stop import Stop
 from search.surrogate import FORWARD, PHASES, Surrogate
@@ -102,7 +103,7 @@ def solve_additive(
 class _Rated(Surrogate):
     """A surrogate with one phase, TorchRec's cost, so that placer and balancer minimise that."""
 
-    def __init__(self, objective: Objective, judge: TorchRecJudge) -> None:
+    def __init__(self, objective: Objective, judge: TorchRecObjective) -> None:
         super().__init__(objective)
         self.judge = judge
 
@@ -128,7 +129,7 @@ class _Search:
         self.stop, self.seed = stop, seed
         workload, topology = problem.workload, problem.topology
         device = problem.hardware.device
-        judge = TorchRecJudge(workload, topology, device)
+        judge = TorchRecObjective(workload, topology, device)
         space = judge.counted(enumerate_space(workload, topology, device, extended=extended))
         self.space: Space = prune(space, topology)
         self.objective = Objective(problem, self.space)
@@ -141,7 +142,7 @@ class _Search:
         ]
         self.flat = [option for options in self.space.options for option in options]
         self.bound = Bound(items(costs, memory, self.objective.caps), topology.world_size)
-        self.placer = Placer(self.objective, self.rated)
+        self.placer = GreedyPartitioner(self.objective, self.rated)
         self.balancer = Balancer(self.objective, self.rated)
         self.mover = Mover(self.objective, costs)
 
@@ -177,7 +178,7 @@ class _Search:
             left = max(1.0, self.stop.remaining_s)
             found = find_feasible(self.objective, self.rated, work, self.seed, left)
             if found.assignment is None:
-                raise infeasible(self.objective, found)
+                raise missing_memory(self.objective, found)
             yield "feasibility", found.assignment
 
     def _picked(self, lower: float) -> Iterator[tuple[str, Assignment | None]]:

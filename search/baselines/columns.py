@@ -8,7 +8,7 @@ import numpy as np
 
 from predictor.model.plan import ComputeKernel, ShardingType
 from search.baselines.greedy import Array, Ints, Shards
-from search.baselines.rival import Field
+from search.baselines.planner import Field
 from search.objective import Assignment
 from search.space.option import Option
 

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from predictor.model.plan import ShardingType
-from search.baselines.baselines import GREEDY
 from search.baselines.columns import of_type, ranks_of, shards_of
 from search.baselines.greedy import place_greedily
-from search.baselines.rival import Field
+from search.baselines.planner import Field
+from search.baselines.starting_plans import GREEDY
 from search.objective import Assignment
 from search.stop import Stop
 

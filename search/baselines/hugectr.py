@@ -21,9 +21,9 @@ from predictor.model.plan import ShardingType
 from predictor.model.workload import Table
 from search.baselines.columns import assigned, halvings, of_type, ranks_of, shards_of
 from search.baselines.greedy import Array, place_greedily
-from search.baselines.rival import Field
-from search.objective import Assignment, Choice
-from search.space.option import Option
+from search.baselines.planner import Field
+from search.objective import Assignment
+from search.space.option import Choice, Option
 from search.stop import Stop
 
 SPLITS = 20

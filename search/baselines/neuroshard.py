@@ -20,7 +20,7 @@ import numpy as np
 
 from search.baselines.columns import halvings, ranks_of, shards_of
 from search.baselines.greedy import place_greedily
-from search.baselines.rival import Field
+from search.baselines.planner import Field
 from search.objective import Assignment
 from search.space.option import Option
 from search.stop import Stop

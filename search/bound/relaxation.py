@@ -118,13 +118,13 @@ class Cut:
     """``time >= constant + slope . load``, of the mean load of a rank ``[groups, columns]``.
 
     Args:
-        stretches: parts of the slope that one rank passes between two collectives of all ranks,
-            whichever rank it is, ``[stretches, groups, columns]``.
+        sections: parts of the slope that one rank passes between two collectives of all ranks,
+            whichever rank it is, ``[sections, groups, columns]``.
     """
 
     constant: float
     slope: Array
-    stretches: Array
+    sections: Array
 
 
 class Relaxation:
@@ -169,8 +169,8 @@ class Relaxation:
         constant = length / iterations - float((slope * load).sum())
         runs = _runs(ops, scopes)
         parts = [self._slope(slopes[:, run].sum(axis=1) / iterations) for run in runs]
-        stretches = np.array(parts).reshape(-1, *slope.shape)
-        return length / iterations, Cut(constant, slope, stretches)
+        sections = np.array(parts).reshape(-1, *slope.shape)
+        return length / iterations, Cut(constant, slope, sections)
 
     def busy(self, load: Array) -> list[Cut]:
         """Cuts that hold for plans with any of the exchanges: the work of one stream, or of the

@@ -15,8 +15,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from search.objective import Assignment, Choice, Objective, Ranks
-from search.space.option import Option
+from search.objective import Assignment, Objective, Ranks
+from search.space.option import Choice, Option
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -16,10 +16,10 @@ import numpy as np
 
 from predictor.model.plan import ShardingType
 from search.improve.transfers import Change, Transfers
-from search.in_use.moves import repaired
-from search.objective import Assignment, Choice, Objective, Ranks
-from search.place.placement import Placer
-from search.space.enumerate import Option
+from search.in_use.moves import limit_moves
+from search.objective import Assignment, Objective, Ranks
+from search.partitioner import GreedyPartitioner
+from search.space.option import Choice, Option
 from search.surrogate import Surrogate
 
 NEIGHBOURS = 512
@@ -39,10 +39,10 @@ class LocalSearch:
         self.objective = objective
         self.surrogate = surrogate
         self.topology = objective.problem.topology
-        self.given = objective.space.given
+        self.in_use = objective.space.in_use
         self.refused = 0
         self.summed: tuple[Assignment, np.ndarray, np.ndarray] = (), np.empty(0), np.empty(0)
-        self.placer = Placer(objective, surrogate)
+        self.placer = GreedyPartitioner(objective, surrogate)
         self.random = random.Random(seed)
         self.transfers = Transfers(objective, surrogate, self.random)
 
@@ -93,7 +93,7 @@ class LocalSearch:
 
     @property
     def spent(self) -> int:
-        """Plans scored, and those that were too far from a given plan to be."""
+        """Plans scored, and those that were too far from the plan in use to be."""
         return self.objective.evaluations + self.refused
 
     def _join(self, base: Assignment, better: Sequence[Change]) -> list[Change]:
@@ -116,7 +116,7 @@ class LocalSearch:
                 choices = list(self._moves(changed, table)) + list(self._options(changed, table))
                 if choices:
                     shaken = {table: self.random.choice(choices)}
-                    changed = apply(changed, repaired(self.given, changed, shaken, self.random))
+                    changed = apply(changed, limit_moves(self.in_use, changed, shaken, self.random))
             if self.objective.fits(changed):
                 return changed
         return base
@@ -131,17 +131,17 @@ class LocalSearch:
             chain.from_iterable(self._of_table(base, t, order) for t in order),
         )
         for proposed in changes:
-            change = repaired(self.given, base, proposed, self.random)
+            change = limit_moves(self.in_use, base, proposed, self.random)
             if self._fits(base, used, change):
                 yield change
-            elif self.given is not None and self.given.is_limited:
+            elif self.in_use is not None and self.in_use.is_limited:
                 self.refused += 1
 
     def _returns(self, base: Assignment) -> Iterator[Change]:
-        """Each moved table back where a given plan has it."""
-        if self.given is not None:
-            for table in self.given.moved(base):
-                before = self.given.choices[table]
+        """Each moved table back where the plan in use has it."""
+        if self.in_use is not None:
+            for table in self.in_use.moved(base):
+                before = self.in_use.choices[table]
                 if before is not None:
                     yield {table: before}
 
@@ -169,10 +169,10 @@ class LocalSearch:
         if (after > self.objective.caps).any():
             return False
         groups = self.objective.space.co_locate
-        if not groups and self.given is None:
+        if not groups and self.in_use is None:
             return True
         joint = apply(base, change)
-        near = self.given is None or self.given.allows(joint)
+        near = self.in_use is None or self.in_use.allows(joint)
         return near and self.objective.space.co_located([ranks for _, ranks in joint])
 
     def _moves(self, base: Assignment, table: int) -> Iterator[Choice]:

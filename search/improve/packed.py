@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.improve.cycle_cuts import CycleCut
-from search.objective import Assignment, Choice, Objective
-from search.space.enumerate import Option
+from search.objective import Assignment, Objective
+from search.space.option import Choice, Option
 from search.surrogate import Surrogate
 
 Array = NDArray[np.float64]
@@ -59,7 +59,7 @@ class Ways:
 
 
 class Packed:
-    """A plan and its loads; columns are the stretches of all cuts, in units of their mean.
+    """A plan and its loads; columns are the sections of all cuts, in units of their mean.
 
     Args:
         bound: tables that stay as they are.
@@ -92,12 +92,12 @@ class Packed:
     def _columns(self, cuts: Sequence[CycleCut]) -> None:
         """Stretches that several cuts share are one column."""
         slopes: list[Array] = []
-        self.member = np.zeros((len(cuts), sum(len(c.stretches) for c in cuts)))
+        self.member = np.zeros((len(cuts), sum(len(c.sections) for c in cuts)))
         for row, cut in enumerate(cuts):
-            for stretch in cut.stretches:
-                same = [i for i, s in enumerate(slopes) if np.allclose(s, stretch, 1e-2, 0.0)]
+            for section in cut.sections:
+                same = [i for i, s in enumerate(slopes) if np.allclose(s, section, 1e-2, 0.0)]
                 if not same:
-                    slopes.append(stretch)
+                    slopes.append(section)
                 self.member[row, same[0] if same else len(slopes) - 1] += 1.0
         self.slopes = np.array(slopes)
         self.member = self.member[:, : len(slopes)]

@@ -2,7 +2,7 @@
 
 Plans near a given one are compared by the cuts of `search.improve.cycle_cuts`: each is a sum of
 maxima over ranks. A maximum is flat almost everywhere, so it gets a target instead, nearer to the
-mean, and what ranks exceed their targets by, squared, is driven out; maxima of other stretches keep
+mean, and what ranks exceed their targets by, squared, is driven out; maxima of other sections keep
 theirs. After every round the full timeline judges the plan, and its own critical cycle joins the
 cuts, until that no longer helps.
 """
@@ -48,7 +48,7 @@ class Packer:
             for option in options:
                 surrogate.shard_loads(option)
         tied = {table for group in objective.space.co_locate for table in group}
-        limited = objective.space.given is not None and objective.space.given.is_limited
+        limited = objective.space.in_use is not None and objective.space.in_use.is_limited
         self.bound = set(range(len(objective.space.options))) if limited else tied
 
     def pack(
@@ -70,7 +70,7 @@ class Packer:
         current, failed = start, 0
         while steps > 0 and failed < PATIENCE and not stop(best_ms):
             cut = critical_cut(self.objective, current)
-            if cut is None or not len(cut.stretches):
+            if cut is None or not len(cut.sections):
                 break
             cuts = [*(c for c in cuts if c.groups == cut.groups), cut]
             state = _Descent(self.objective, self.surrogate, self.bound, cuts, best)

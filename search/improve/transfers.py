@@ -13,8 +13,9 @@ from math import ceil
 
 import numpy as np
 
-from search.objective import Assignment, Choice, Objective
-from search.place.placement import Placer
+from search.objective import Assignment, Objective
+from search.partitioner import GreedyPartitioner
+from search.space.option import Choice
 from search.surrogate import Surrogate
 
 Change = dict[int, Choice]
@@ -34,7 +35,7 @@ class Transfers:
     def __init__(self, objective: Objective, surrogate: Surrogate, rng: random.Random) -> None:
         self.objective = objective
         self.surrogate = surrogate
-        self.placer = Placer(objective, surrogate)
+        self.placer = GreedyPartitioner(objective, surrogate)
         self.random = rng
         options = objective.space.options
         self.known = sorted({surrogate.exchange(o) for table in options for o in table})

@@ -1,4 +1,4 @@
-"""Renames the ranks of a plan such that more of a given plan stays where it is.
+"""Renames the ranks of a plan such that more of the plan in use stays where it is.
 
 A plan is as fast as the same plan with its ranks renamed, if hosts and NVLink domains are kept
 together. Of all such renamings, the one that keeps most bytes is a matching at every level: ranks
@@ -9,6 +9,7 @@ frequency order, memory caps, constraints on ranks) is checked afterwards.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -16,33 +17,34 @@ from numpy.typing import NDArray
 from ortools.graph.python import linear_sum_assignment
 
 from predictor.model.topology import Topology
-from search.in_use.moves import settled
-from search.objective import Assignment, Choice, Objective
+from search.candidate import Candidate
+from search.in_use.moves import keep_shards_in_place
+from search.objective import Assignment, Objective
+from search.space.option import Choice
 
 SAME = 1e-9
 """Relative difference of times that is none."""
 
 
-def closest(
-    objective: Objective, assignment: Assignment, iteration_ms: float
-) -> tuple[Assignment, float]:
-    """The plan under the names that move fewest tables, and its time; never slower.
-
-    Args:
-        iteration_ms: of ``assignment``.
-    """
-    given, topology = objective.space.given, objective.problem.topology
-    if given is None:
-        return assignment, iteration_ms
-    assignment = settled(given, assignment)
+def rename_ranks(objective: Objective, candidate: Candidate) -> Candidate:
+    """The plan under the names of its ranks that move the fewest tables; never slower."""
+    in_use, topology = objective.space.in_use, objective.problem.topology
+    if in_use is None:
+        return candidate
+    assignment = keep_shards_in_place(in_use, candidate.assignment)
+    candidate = replace(candidate, assignment=assignment)
     names = _best_names(_overlaps(objective, assignment), topology)
-    renamed = settled(given, tuple(_renamed(objective, choice, names) for choice in assignment))
+    renamed = keep_shards_in_place(
+        in_use, tuple(_renamed(objective, choice, names) for choice in assignment)
+    )
     legal = all(option.is_legal(ranks, topology) for option, ranks in renamed)
-    fewer = len(given.moved(renamed)) < len(given.moved(assignment))
+    fewer = len(in_use.moved(renamed)) < len(in_use.moved(assignment))
     if not (fewer and legal and objective.fits(renamed)):
-        return assignment, iteration_ms
+        return candidate
     ms = float(objective.score([renamed])[0])
-    return (renamed, ms) if ms <= iteration_ms * (1 + SAME) else (assignment, iteration_ms)
+    if ms > candidate.iteration_ms * (1 + SAME):
+        return candidate
+    return replace(candidate, assignment=renamed, iteration_ms=ms)
 
 
 def _renamed(objective: Objective, choice: Choice, names: Sequence[int]) -> Choice:
@@ -59,12 +61,12 @@ def _renamed(objective: Objective, choice: Choice, names: Sequence[int]) -> Choi
 
 
 def _overlaps(objective: Objective, assignment: Assignment) -> NDArray[np.int64]:
-    """Tables that both plans have alike on a rank, by rank of the new and of the given plan; those
+    """Tables that both plans have alike on a rank, by rank of the new and of the plan in use; those
     counted by their share of the table."""
-    world, given = objective.problem.topology.world_size, objective.space.given
+    world, in_use = objective.problem.topology.world_size, objective.space.in_use
     found = np.zeros((world, world))
-    assert given is not None
-    for (option, ranks), before in zip(assignment, given.choices, strict=True):
+    assert in_use is not None
+    for (option, ranks), before in zip(assignment, in_use.choices, strict=True):
         if before is None or before[0] is not option or len(objective.legal(option).units[0]) == 1:
             continue
         share = 1 / option.num_shards
@@ -90,7 +92,8 @@ def _best_names(overlaps: NDArray[np.int64], topology: Topology) -> Sequence[int
 def _joined(
     values: NDArray[np.int64], names: list[list[list[int]]], parts: int
 ) -> tuple[NDArray[np.int64], list[list[list[int]]]]:
-    """Best names of blocks of ``parts`` smaller blocks, for every pair of a new and a given one."""
+    """Best names of blocks of ``parts`` smaller blocks, for every pair of a new block and one of
+    the plan in use."""
     count = len(values) // parts
     joined = np.zeros((count, count), dtype=np.int64)
     found: list[list[list[int]]] = []

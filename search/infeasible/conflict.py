@@ -16,8 +16,9 @@ from predictor.model.workload import Constraints, Table
 from predictor.units import format_bytes
 from search.problem import Problem
 from search.propose.feasibility import can_fit
-from search.space.enumerate import Space, enumerate_space
-from search.space.reduce import deduplicate, prune
+from search.space.enumerate import enumerate_space
+from search.space.filters import deduplicate, prune
+from search.space.option import Space
 
 HBM, DDR = "HBM", "host memory"
 FIELDS = (

@@ -8,12 +8,12 @@ from dataclasses import replace
 from predictor.errors import InfeasibleError, InputError
 from predictor.model.topology import Topology
 from predictor.units import format_bytes
-from search.in_use.moves import Placed, misfits
+from search.in_use.plan import PlanInUse, find_misfits
 from search.infeasible.conflict import DDR, HBM, Demand, Oracle, irreducible, memory_demands
 from search.objective import Objective
 from search.problem import Problem
-from search.propose.candidates import FEASIBILITY_WORK, infeasible
 from search.propose.feasibility import Feasibility, least_extra_bytes, least_moves
+from search.propose.searchers import FEASIBILITY_WORK
 from search.stop import Stop
 from search.surrogate import Surrogate
 
@@ -58,19 +58,19 @@ def nothing_fits(
     objective: Objective,
     surrogate: Surrogate,
     nearest: Feasibility,
-    placed: Placed | None,
+    in_use: PlanInUse | None,
     stop: Stop,
     seed: int,
 ) -> InfeasibleError:
     """The error of a search that has no plan; too few moves are told from too little memory."""
-    given = objective.space.given
-    if placed is not None and given is not None and given.is_limited:
+    limit = objective.space.in_use
+    if in_use is not None and limit is not None and limit.is_limited:
         work = FEASIBILITY_WORK * max(1.0, stop.effort)
         least, found = least_moves(objective, surrogate, work, seed, max(1.0, stop.remaining_s))
         if found is not None:
-            why = misfits(objective.space, objective.problem, placed)
-            return InfeasibleError(_too_few(given.max_moves, least, found, why))
-    return explained(objective.problem, infeasible(objective, nearest), stop)
+            why = find_misfits(objective.space, objective.problem, in_use)
+            return InfeasibleError(_too_few(limit.max_moves, least, found, why))
+    return explained(objective.problem, missing_memory(objective, nearest), stop)
 
 
 def _too_few(moves: int, least: int, found: int, why: Sequence[str]) -> str:
@@ -166,3 +166,26 @@ def _larger(topology: Topology) -> Iterator[Topology]:
             except InputError:
                 continue
             break
+
+
+def missing_memory(objective: Objective, known: Feasibility) -> InfeasibleError:
+    """The error that says what is missing."""
+    topology, options = objective.problem.topology, objective.space.options
+    need = sum(min(sum(m.hbm_bytes + m.ddr_bytes for m in o.memory) for o in t) for t in options)
+    hbm, ddr = sum(topology.hbm_cap_bytes), sum(topology.ddr_cap_bytes)
+    lines = [
+        f"  rank {rank} is short of {size} bytes ({format_bytes(size)}) of {kind}"
+        for rank, sizes in enumerate(known.missing)
+        for kind, size in zip(("HBM", "host memory"), sizes, strict=True)
+        if size
+    ]
+    head = "no plan fits" if known.proven else "no plan was found that fits"
+    best = ["; in the plan that comes nearest", *lines] if lines else [""]
+    together = " and co_locate" if objective.space.co_locate else ""
+    return InfeasibleError(
+        head + "\n".join(best) + f"\nThe tables need at least {format_bytes(need)} in all; the "
+        f"{topology.world_size} ranks have {format_bytes(hbm)} of HBM and {format_bytes(ddr)} of "
+        "host memory for them.\n"
+        "To try: more --gpus, more --hbm-gib, a smaller --reserve, fused_uvm_caching, or looser "
+        f"constraints on ranks{together}"
+    )

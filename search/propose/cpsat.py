@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
-from search.in_use.moves import settled
-from search.objective import Assignment, Choice, Objective, Ranks
-from search.space.enumerate import Option
+from search.in_use.moves import keep_shards_in_place
+from search.objective import Assignment, Objective, Ranks
+from search.space.option import Choice, Option
 from search.surrogate import IDS, OUTPUTS, Surrogate, Weights
 
 Array = NDArray[np.float64]
@@ -264,16 +264,16 @@ class Model:
                     self.model.add(sum(counts) <= most * used)
 
     def _limit_moves(self) -> None:
-        """No more tables differ from the given plan than may."""
-        given = self.objective.space.given
-        if given is not None and given.is_limited:
-            self.model.add(sum(self.stays()) >= len(self.placed) - given.max_moves)
+        """No more tables differ from the plan in use than may."""
+        in_use = self.objective.space.in_use
+        if in_use is not None and in_use.is_limited:
+            self.model.add(sum(self.stays()) >= len(self.placed) - in_use.max_moves)
 
     def stays(self) -> list[cp_model.IntVar]:
-        """A variable per table that may stay as given: if true, it does."""
-        given = self.objective.space.given
+        """A variable per table that may stay: if true, it does."""
+        in_use = self.objective.space.in_use
         found = []
-        for table, before in enumerate(given.choices if given else ()):
+        for table, before in enumerate(in_use.choices if in_use else ()):
             same = [p for p in self.placed[table] if before and p.option is before[0]]
             if before is None or not same:
                 continue
@@ -335,4 +335,4 @@ class Model:
                 times = placed.units if count is placed.chosen else solver.value(count)
                 ranks += list(alternative) * times
             found.append((placed.option, tuple(ranks)))
-        return settled(self.objective.space.given, tuple(found))
+        return keep_shards_in_place(self.objective.space.in_use, tuple(found))

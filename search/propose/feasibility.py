@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
-from search.objective import Assignment, Choice, Objective
+from search.objective import Assignment, Objective
 from search.problem import Problem
 from search.propose.cpsat import Model, reproducible_solver, run
-from search.space.option import Option, Space
+from search.space.option import Choice, Option, Space
 from search.surrogate import PHASES, Surrogate, Weights
 
 MAX_VARIABLES = 200_000
@@ -80,16 +80,16 @@ def least_moves(
     seed: int,
     time_limit_s: float = float("inf"),
 ) -> tuple[int, int | None]:
-    """How many tables of the given plan must move until a plan fits.
+    """How many tables of the plan in use must move until a plan fits.
 
     Returns:
         The least number that is not excluded, and the number of a plan found, None of none. They
         are equal where the number is proven.
     """
-    space, given = objective.space, objective.space.given
-    assert given is not None
-    forced = sum(choice is None for choice in given.choices)
-    free = replace(space, given=replace(given, max_moves=len(space.options)))
+    space, in_use = objective.space, objective.space.in_use
+    assert in_use is not None
+    forced = sum(choice is None for choice in in_use.choices)
+    free = replace(space, in_use=replace(in_use, max_moves=len(space.options)))
     model = _memory_model(objective.over(free), surrogate)
     if model is None:
         return forced, None
@@ -176,7 +176,9 @@ def _total(option: Option) -> int:
 def _memory_model(objective: Objective, surrogate: Surrogate) -> Model | None:
     """A model in bytes; None if it is too large."""
     options = [
-        _frugal(table, None if objective.space.given is None else objective.space.given.choices[i])
+        _frugal(
+            table, None if objective.space.in_use is None else objective.space.in_use.choices[i]
+        )
         for i, table in enumerate(objective.space.options)
     ]
     model = Model(objective, surrogate, options, Weights(), memory_unit=1)
@@ -185,7 +187,7 @@ def _memory_model(objective: Objective, surrogate: Surrogate) -> Model | None:
 
 def _frugal(options: Sequence[Option], stays: Choice | None) -> list[Option]:
     """Without options that another of the same placements beats in the memory of every shard; the
-    one that a given plan has remains."""
+    one that the plan in use has remains."""
     kept: list[Option] = []
     for option in options:
         beaten = any(_beats(other, option) for other in options if other is not option)

@@ -16,7 +16,7 @@ from search.bound.exchange_set import ExchangeSet
 from search.bound.lower_bound import LowerBound
 from search.improve.balance import Balancer
 from search.objective import Assignment, Objective
-from search.place.placement import Placer
+from search.partitioner import GreedyPartitioner
 from search.surrogate import Surrogate
 
 SETS = 4
@@ -33,7 +33,7 @@ class Rounding:
 
     def __init__(self, objective: Objective, surrogate: Surrogate, seed: int) -> None:
         self.surrogate = surrogate
-        self.placer = Placer(objective, surrogate)
+        self.placer = GreedyPartitioner(objective, surrogate)
         self.balancer = Balancer(objective, surrogate)
         self.world_size = objective.problem.topology.world_size
         self.seed = seed

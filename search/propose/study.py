@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from predictor.model.plan import ShardingType
 from search.improve.balance import Balancer
 from search.objective import Assignment, Objective
-from search.place.placement import Placer
-from search.space.enumerate import Option
+from search.partitioner import GreedyPartitioner
+from search.space.option import Option
 from search.surrogate import Surrogate, Weights
 
 RESTARTS = 2
@@ -110,7 +110,7 @@ class Study:
 
     def _plan(self, shape: Shape) -> Assignment | None:
         options = [self._choose(o, shape) for o in self.objective.space.options]
-        hint = Placer(self.objective, self.surrogate, shape.weights).place_all(options)
+        hint = GreedyPartitioner(self.objective, self.surrogate, shape.weights).place_all(options)
         if hint is None:
             return None
         return self.balancer.balance(hint, self.seed, RESTARTS).assignment

@@ -26,16 +26,8 @@ from predictor.model.memory import DEFAULT_CACHE_LOAD_FACTOR, shard_memory
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Table, Workload
-from search.space.option import Legal as Legal
-from search.space.option import Option as Option
-from search.space.option import Partition as Partition
-from search.space.option import Pruned as Pruned
-from search.space.option import Size
-from search.space.option import Space as Space
-from search.space.option import place as place
-from search.space.reduce import deduplicate as deduplicate
-from search.space.reduce import prune as prune
-from search.space.reduce import raise_nothing_left
+from search.space.filters import raise_nothing_left
+from search.space.option import Option, Pruned, Size, Space
 
 TORCHREC_MIN_WIDTH = 128
 """TorchRec's `MIN_CW_DIM`."""

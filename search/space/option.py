@@ -67,7 +67,7 @@ class Option:
         offsets: first row and column of every shard.
         cache_load_factor: set where the table's constraint sets it; the runtime's default if None.
         ranks: ranks that the table's constraint allows; all if None.
-        pinned: the one placement of a table that a given plan splits as no other option does.
+        pinned: the one placement of a table that the plan in use splits as no other option does.
         memory: what every shard needs on its rank.
         added_by_shardopt: TorchRec's enumerator does not offer it; ``reason`` says why we do.
     """
@@ -214,8 +214,8 @@ Choice = tuple[Option, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Given:
-    """A plan that is already in use, and how many of its tables may change.
+class ChoicesInUse:
+    """How a plan in use places every table, and how many of them may change.
 
     Args:
         choices: per table; None where constraints forbid what the plan does, so that it must move.
@@ -231,7 +231,7 @@ class Given:
         return self.max_moves < len(self.choices)
 
     def moved(self, assignment: Sequence[Choice]) -> list[int]:
-        """Tables with another option or other ranks than given."""
+        """Tables that have another option or other ranks than in use."""
         pairs = zip(assignment, self.choices, strict=True)
         return [table for table, (now, before) in enumerate(pairs) if now != before]
 
@@ -249,14 +249,14 @@ class Space:
         options: options per table, in the workload's order.
         pruned: what was taken out, with reasons.
         co_locate: tables (by index) that must share their set of ranks, group by group.
-        given: a plan in use, near which plans must stay; None if there is none.
+        in_use: choices of a plan in use, near which plans must stay; None if there is none.
     """
 
     keys: tuple[str, ...]
     options: tuple[tuple[Option, ...], ...]
     pruned: tuple[Pruned, ...] = ()
     co_locate: tuple[tuple[int, ...], ...] = ()
-    given: Given | None = None
+    in_use: ChoicesInUse | None = None
 
     @property
     def size(self) -> int:

@@ -9,7 +9,7 @@ from predictor.model.memory import plan_memory
 from predictor.model.plan import ShardingPlan
 from predictor.model.reservation import reserved_bytes
 from search.problem import Problem
-from search.space.enumerate import Space
+from search.space.option import Space
 
 MS_PER_HOUR = 3.6e6
 

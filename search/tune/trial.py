@@ -12,10 +12,11 @@ from predictor.model.plan import ShardingPlan, TablePlan
 from predictor.units import format_bytes
 from search.bound.lower_bound import LowerBound
 from search.improve.local_search import LocalSearch
-from search.objective import Assignment, Choice, Objective
+from search.objective import Assignment, Objective
 from search.problem import Problem, Progress, RankedPlan, Result, silent
-from search.solve import reduced_space, solve, whole_space
-from search.space.enumerate import Option
+from search.solve import solve
+from search.space.build import reduced_space, whole_space
+from search.space.option import Choice, Option
 from search.stop import Stop
 from search.surrogate import Surrogate
 from search.tune.goals import Goal, Values, covers, least_bytes, shard_bytes, values_of

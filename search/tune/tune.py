@@ -25,7 +25,7 @@ from predictor.errors import InfeasibleError, InputError
 from predictor.model.plan import ShardingPlan
 from predictor.predict import predict
 from search.problem import Progress, RankedPlan, Result, silent
-from search.propose.candidates import SEARCHERS
+from search.propose.searchers import SEARCHERS
 from search.stop import Stop
 from search.tune.case import Case
 from search.tune.goals import Goal, Values, covers, front, shard_bytes, values_of

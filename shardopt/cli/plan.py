@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from predictor.model.plan import ShardingPlan
     from predictor.predict import Prediction
-    from search.in_use.moves import Placed
+    from search.in_use.plan import PlanInUse
     from search.problem import Result
     from shardopt.api.setting import Setting
     from shardopt.explain.differences import Moves
@@ -82,7 +82,7 @@ def plan(
             seed,
             top_k=top_k,
             searchers=search.names,
-            placed=placed_tables(setting, from_, in_use, max_moves),
+            in_use=placed_tables(setting, from_, in_use, max_moves),
             progress=progress,
         )
     predictions = [setting.predict(ranked.plan) for ranked in result.plans]
@@ -123,10 +123,10 @@ def plan_in_use(path: Path | None, max_moves: int | None) -> ShardingPlan | None
 
 def placed_tables(
     setting: Setting, path: Path | None, plan: ShardingPlan | None, max_moves: int | None
-) -> Placed | None:
+) -> PlanInUse | None:
     """The plan in use as the search takes it, if it is one of this model."""
     from predictor.model.plan_check import check_plan, model_mismatch
-    from search.in_use.moves import Placed
+    from search.in_use.plan import PlanInUse
     from shardopt.cli.output import warn
 
     if plan is None:
@@ -135,7 +135,7 @@ def placed_tables(
     doubt = model_mismatch(plan, setting.workload)
     if doubt:
         warn(f"{path}: {doubt}")
-    return Placed(fitting, max_moves)
+    return PlanInUse(fitting, max_moves)
 
 
 def _show(

@@ -17,10 +17,10 @@ from predictor.model.topology import Topology
 from predictor.predict import Prediction, predict
 from search.improve.local_search import LocalSearch, apply
 from search.improve.transfers import Change
-from search.objective import Assignment, Choice, Objective
+from search.objective import Assignment, Objective
 from search.problem import Problem
-from search.solve import reduced_space
-from search.space.option import Legal, Option, Space
+from search.space.build import reduced_space
+from search.space.option import Choice, Legal, Option, Space
 from search.surrogate import Surrogate
 from shardopt.formatting import plural, ranks_text
 

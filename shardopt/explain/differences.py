@@ -65,7 +65,7 @@ class Moves:
 
 def find_moves(problem: Problem, result: Result) -> Moves | None:
     """From the plan in use to the best plan; None if the search was given no plan."""
-    if result.given is None:
+    if result.in_use is None:
         return None
-    before, after = result.given.plan, result.best.plan
+    before, after = result.in_use.plan, result.best.plan
     return Moves(tuple(moved_tables(before, after)), moved_bytes(problem, before, after))

@@ -133,7 +133,7 @@ def from_object(result: Result, moves: Moves | None, path: object) -> Object:
         moved: keys of the tables that differ in the best plan.
         moved_bytes: weights and optimizer state that reach a rank which did not hold them.
     """
-    given = result.given
+    given = result.in_use
     if given is None or moves is None:
         return {}
     return {

@@ -199,7 +199,7 @@ def show_verdict(console: Console, result: Result, best: Prediction) -> None:
 def _claim(best_ms: float, result: Result) -> str:
     """What the bound proves, and of which plans."""
     gap = gap_of(best_ms, result.lower_bound_ms)
-    given = result.given
+    given = result.in_use
     limited = given is not None and given.max_moves and given.max_moves < len(given.plan.tables)
     which = "no plan"
     if given is not None and limited:
@@ -246,7 +246,7 @@ SHOWN_MOVES = 12
 
 def show_moves(console: Console, result: Result, moves: Moves | None) -> None:
     """The plan in use beside plan 1: times, what moves, what keeps it from staying."""
-    given, best = result.given, result.best
+    given, best = result.in_use, result.best
     if given is None or moves is None:
         return
     heading(console, "The plan in use", "and what plan 1 would change")

@@ -1,7 +1,7 @@
 """TorchRec's own published throughput on p4d hosts (A100-40GB): whole iterations under TorchRec.
 
 The rows say which interaction, optimizer and batch; the plan is what TorchRec's default planner
-makes (`search.baselines.torchrec_greedy`). Rows of mlcommons/training are DLRM with one id a
+makes (`search.baselines.torchrec_planner`). Rows of mlcommons/training are DLRM with one id a
 feature. Rows of facebookresearch/dlrm use tables capped at 40 million rows; those with Adagrad are
 taken to have trained on the multi-hot data set of DLRM-DCNv2, which that README names beside them.
 """
@@ -21,7 +21,7 @@ from predictor.model.reservation import reserve_topology
 from predictor.model.topology import Topology
 from predictor.model.workload import DcnV2, DenseArch, Feature, Table, Workload
 from predictor.predict import predict
-from search.baselines.torchrec_greedy import torchrec_plan
+from search.baselines.torchrec_planner import torchrec_plan
 from shardopt.validate.report import Compared, Report, data_folder
 
 FILE = "torchrec_dlrm_p4d_measured.csv"

@@ -11,18 +11,18 @@ from predictor.model.plan import ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints
 from predictor.units import GIB, MIB
-from search.baselines.baselines import baselines
+from search.baselines.starting_plans import baselines
 from search.bound.lower_bound import LowerBound
 from search.improve.balance import Balancer
 from search.improve.local_search import LocalSearch
 from search.improve.packing import Packer
 from search.objective import Assignment, Objective
-from search.place.placement import Placer
+from search.partitioner import GreedyPartitioner
 from search.problem import Problem
-from search.propose.candidates import rescue
 from search.propose.cpsat import CpSat
 from search.propose.feasibility import find_feasible
 from search.propose.rounding import Rounding
+from search.propose.searchers import rescue
 from search.propose.study import Study
 from search.stop import Stop
 from search.surrogate import Surrogate
@@ -66,7 +66,7 @@ def by_packer(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
 
 
 def by_placer(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
-    placer = Placer(objective, surrogate)
+    placer = GreedyPartitioner(objective, surrogate)
     most = max(map(len, objective.space.options))
     tried = [[o[min(i, len(o) - 1)] for o in objective.space.options] for i in range(most)]
     return [plan for options in tried if (plan := placer.place_all(options)) is not None]

@@ -14,11 +14,10 @@ from predictor.model.distribution import Uniform, Zipf
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints, DenseArch, Feature, QComm, Table, Workload
 from predictor.units import GIB, MIB
-from search.objective import Assignment, Choice, Objective
+from search.objective import Assignment, Objective
 from search.problem import Problem
-from search.solve import reduced_space
-from search.space.enumerate import Space
-from search.space.option import Option
+from search.space.build import reduced_space
+from search.space.option import Choice, Option, Space
 from search.surrogate import Surrogate
 
 DENSE = DenseArch(13, (64, 32), (64, 1), "concat")

@@ -10,7 +10,7 @@ import pytest
 from predictor.model.memory import plan_memory
 from predictor.model.workload import Constraints
 from predictor.predict import predict
-from search.objective import signature
+from search.candidate import signature
 from tests.search.problems import (
     a_problem,
     a_table,

@@ -21,7 +21,7 @@ from predictor.predict import predict
 from predictor.units import GIB, MIB
 from search.objective import Objective
 from search.problem import Problem, Result
-from search.propose.candidates import rescue
+from search.propose.searchers import rescue
 from search.solve import solve
 from search.space.option import Space
 from search.stop import Stop

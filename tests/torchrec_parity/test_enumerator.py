@@ -22,7 +22,8 @@ from predictor.model.memory import MemoryRules, shard_memory
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Optimizer, Workload
-from search.space.enumerate import Option, enumerate_space
+from search.space.enumerate import enumerate_space
+from search.space.option import Option
 
 PIPELINES = {
     "base": PipelineType.NONE,

@@ -30,7 +30,7 @@ from predictor.model.memory import reserve_topology
 from predictor.model.topology import Topology
 from predictor.model.workload import DcnV2, Workload
 from predictor.units import GIB
-from search.baselines.torchrec_greedy import torchrec_plan
+from search.baselines.torchrec_planner import torchrec_plan
 
 # HBM in GiB that makes the planner move: all fits, or some tables have to go elsewhere
 CASES = [

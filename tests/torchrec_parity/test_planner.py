@@ -18,8 +18,8 @@ from predictor.errors import InputError
 from predictor.model.plan import ShardingType
 from predictor.model.workload import Constraints, Workload
 from predictor.units import GIB
-from search.baselines.torchrec_greedy import torchrec_plan as rederived
-from search.baselines.torchrec_rating import TorchRecJudge
+from search.baselines.torchrec_objective import TorchRecObjective
+from search.baselines.torchrec_planner import torchrec_plan as rederived
 from shardopt.torchrec.planning.planner import (
     Variant,
     parameter_constraints,
@@ -121,7 +121,7 @@ def test_plans_are_rated_as_torchrec_rates_them(
     workload, topology = one_dim(model()), modules.topology(8, hbm=GIB)
     answer = torchrec_plan(workload, topology, variant=variant)
     assert answer.plan is not None
-    judge = TorchRecJudge(workload, topology)
+    judge = TorchRecObjective(workload, topology)
     tables = [answer.plan.tables[key] for key in workload.keys]
     assert judge.rating_ms(tables) == pytest.approx(answer.rating_ms, rel=1e-9)
     assert judge.fits(tables)

@@ -15,12 +15,12 @@ from predictor.model.memory import fits, plan_memory
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import match_plan
 from search.baselines.additive import solve_additive
-from search.baselines.drawn import Drawn
 from search.baselines.dreamshard import DreamShardGreedy
 from search.baselines.hugectr import HugeCtr
 from search.baselines.neuroshard import NeuroShard
-from search.baselines.rival import Field, Rival, compete
-from search.baselines.torchrec_rating import TorchRecJudge
+from search.baselines.planner import Field, Rival, compete
+from search.baselines.random_plans import Drawn
+from search.baselines.torchrec_objective import TorchRecObjective
 from search.objective import Assignment
 from search.problem import Problem
 from search.solve import solve
@@ -75,7 +75,7 @@ def _judged(problem: Problem, plan: ShardingPlan, outcome: Outcome) -> Outcome:
     """The outcome with a plan's worth under both judges."""
     workload, topology, hardware = problem.workload, problem.topology, problem.hardware
     tables = match_plan(workload, topology, plan)
-    judge = TorchRecJudge(workload, topology, hardware.device)
+    judge = TorchRecObjective(workload, topology, hardware.device)
     return replace(
         outcome,
         iteration_ms=float(PlanScorer(workload, topology, hardware).score([tables])[0]),
@@ -101,7 +101,7 @@ def _rival(rival: Rival, problem: Problem, asked: Asked) -> Outcome:
     stop = Stop(time_limit_s=asked.limit_s)
     iteration_ms = _best(rival, problem, None, asked.seed, stop)
     seconds = time.perf_counter() - start
-    judge = TorchRecJudge(problem.workload, problem.topology, problem.hardware.device)
+    judge = TorchRecObjective(problem.workload, problem.topology, problem.hardware.device)
     other = Stop(time_limit_s=asked.rating_limit_s)
     rating_ms = _best(rival, problem, judge, asked.seed, other)
     ended = "limit" if stop.reason == "time" else "done"
@@ -116,7 +116,7 @@ def _rival(rival: Rival, problem: Problem, asked: Asked) -> Outcome:
 
 
 def _best(
-    rival: Rival, problem: Problem, judge: TorchRecJudge | None, seed: int, stop: Stop
+    rival: Rival, problem: Problem, judge: TorchRecObjective | None, seed: int, stop: Stop
 ) -> float | None:
     try:
         field = Field(problem, judge)

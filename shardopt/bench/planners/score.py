@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 from predictor.errors import InfeasibleError
-from search.baselines.baselines import baselines
+from search.baselines.starting_plans import baselines
 from search.improve.local_search import LocalSearch
-from search.objective import Assignment, Choice, Objective
+from search.objective import Assignment, Objective
 from search.problem import Problem
-from search.solve import reduced_space
-from search.space.enumerate import Option
+from search.space.build import reduced_space
+from search.space.option import Choice, Option
 from search.surrogate import Surrogate
 from shardopt.measure.timing import Samples, interleaved
 

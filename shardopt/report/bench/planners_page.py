@@ -181,7 +181,7 @@ def _speed_words(fields: Mapping[str, Field]) -> Iterator[str]:
         f"at least as fast as TorchRec's after {_middle_and_most(as_good)}. This includes the "
         "start of the search, and excludes imports for both. Often it is TorchRec's plan itself: "
         "our search starts with a reimplementation of TorchRec's "
-        "(search/baselines/torchrec_greedy.py). A plan that is faster by "
+        "(search/baselines/torchrec_planner.py). A plan that is faster by "
         f"{percent(MUCH)} or more is found after {_middle_and_most(better)}.\n"
     )
     yield "| instance | torchrec s | as good after s | share | better after s | share |"

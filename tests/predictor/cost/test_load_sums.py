@@ -9,7 +9,8 @@ import pytest
 
 from predictor.cost.load_sums import GrowingArray, LoadSums, Selection
 from predictor.cost.loads import COLUMNS, LONGEST, ShardLoads, add
-from search.space.enumerate import enumerate_space, place
+from search.space.enumerate import enumerate_space
+from search.space.option import place
 from tests.builders import a_topology, device_bound, random_candidate, random_workload
 
 TOPOLOGY = a_topology(8, 4)

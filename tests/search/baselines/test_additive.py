@@ -15,13 +15,14 @@ from predictor.model.plan import ShardingType
 from predictor.model.workload import Constraints
 from predictor.units import MIB
 from search.baselines.additive import AdditivePlan, solve_additive
-from search.baselines.torchrec_greedy import torchrec_plan
-from search.baselines.torchrec_rating import TorchRecJudge
+from search.baselines.torchrec_objective import TorchRecObjective
+from search.baselines.torchrec_planner import torchrec_plan
 from search.bound.additive import Bound, items
 from search.improve.additive_moves import Mover
 from search.objective import Objective
 from search.problem import Problem
-from search.space.enumerate import enumerate_space, prune
+from search.space.enumerate import enumerate_space
+from search.space.filters import prune
 from search.stop import Stop
 from tests.search.problems import (
     H100,
@@ -37,8 +38,8 @@ from tests.search.problems import (
 LITTLE = 0.05
 
 
-def judge_of(problem: Problem) -> TorchRecJudge:
-    return TorchRecJudge(problem.workload, problem.topology, problem.hardware.device)
+def judge_of(problem: Problem) -> TorchRecObjective:
+    return TorchRecObjective(problem.workload, problem.topology, problem.hardware.device)
 
 
 def counted(problem: Problem, *, extended: bool = False) -> Objective:

@@ -11,7 +11,9 @@ import pytest
 from predictor.cost.loads import LONGEST, SHARED
 from predictor.model.workload import Workload
 from predictor.units import GIB, MIB
+from search.bound import choices as bound_choices
 from search.bound import lower_bound as bounds
+from search.bound.choices import BoundChoices
 from search.bound.lower_bound import LowerBound
 from search.objective import Objective
 from search.solve import solve
@@ -154,12 +156,14 @@ def test_options_left_out_of_the_program_do_not_matter(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objective = unlimited(seed)
-    monkeypatch.setattr(bounds, "MAX_CHOICES", 0)
+    monkeypatch.setattr(bound_choices, "MAX_CHOICES", 0)
     bound = LowerBound(objective.problem, objective.space, objective.batch)
-    needed = bound.undominated(np.arange(len(bound.choices)))
+    needed = bound.choices.undominated(np.arange(len(bound.choices.all)))
     assert not needed.all()
     few = bound.solve(3000)
-    monkeypatch.setattr(LowerBound, "undominated", lambda _, index: np.ones(len(index), dtype=bool))
+    monkeypatch.setattr(
+        BoundChoices, "undominated", lambda _, index: np.ones(len(index), dtype=bool)
+    )
     assert bound_of(objective) == pytest.approx(few, rel=1e-3)
 
 
@@ -167,9 +171,11 @@ def test_options_with_shorter_shards_are_not_left_out(monkeypatch: pytest.Monkey
     problem = a_problem(mid_size(6, 1), hosts(8))
     objective, _ = objective_of(problem)
     bound = LowerBound(problem, objective.space, objective.batch)
-    needed = bound.undominated(np.arange(len(bound.choices)))
+    needed = bound.choices.undominated(np.arange(len(bound.choices.all)))
     few = bound.solve(3000)
-    bound.longest = np.zeros_like(bound.longest)
-    assert bound.undominated(np.arange(len(bound.choices))).sum() < needed.sum()
-    monkeypatch.setattr(LowerBound, "undominated", lambda _, index: np.ones(len(index), dtype=bool))
+    bound.choices.longest = np.zeros_like(bound.choices.longest)
+    assert bound.choices.undominated(np.arange(len(bound.choices.all))).sum() < needed.sum()
+    monkeypatch.setattr(
+        BoundChoices, "undominated", lambda _, index: np.ones(len(index), dtype=bool)
+    )
     assert bound_of(objective) == pytest.approx(few, rel=1e-3)

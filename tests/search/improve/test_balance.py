@@ -13,7 +13,7 @@ from predictor.model.workload import Constraints
 from predictor.units import MIB
 from search.improve.balance import Balancer
 from search.objective import Assignment, Objective
-from search.place.placement import Placer
+from search.partitioner import GreedyPartitioner
 from search.surrogate import Surrogate
 from tests.search.problems import a_problem, a_table, a_workload, assert_valid, hosts, objective_of
 
@@ -64,7 +64,7 @@ def test_it_comes_near_the_best_of_all_placements() -> None:
 
 def test_it_beats_greedy_placement_of_many_tables() -> None:
     objective, surrogate = a_case(60, 8)
-    greedy = Placer(objective, surrogate).place_all(table_wise(objective))
+    greedy = GreedyPartitioner(objective, surrogate).place_all(table_wise(objective))
     assert greedy is not None
     found = Balancer(objective, surrogate).balance(greedy, 0, 5)
     mean = surrogate.standing(greedy, ())[0].mean(axis=0).sum()
@@ -73,7 +73,7 @@ def test_it_beats_greedy_placement_of_many_tables() -> None:
 
 def test_caps_hold_while_shards_move() -> None:
     objective, surrogate = a_case(9, 3, hbm=330 * MIB)
-    start = Placer(objective, surrogate).place_all(table_wise(objective))
+    start = GreedyPartitioner(objective, surrogate).place_all(table_wise(objective))
     assert start is not None
     found = Balancer(objective, surrogate).balance(start, 0, 10).assignment
     assert objective.fits(found)

@@ -27,8 +27,8 @@ from tests.search.problems import (
 
 def value_of(cut: CycleCut, objective: Objective, plan: Assignment) -> float:
     totals = objective.batch.totals(objective.table_plans(plan))
-    stretches = np.einsum("sgc,grc->sr", cut.stretches, totals).max(axis=1).sum()
-    return float(cut.constant + stretches + (cut.even * totals.mean(axis=1)).sum())
+    sections = np.einsum("sgc,grc->sr", cut.sections, totals).max(axis=1).sum()
+    return float(cut.constant + sections + (cut.even * totals.mean(axis=1)).sum())
 
 
 @pytest.mark.parametrize("profile", [copying(H100), H100, CPU], ids=["no host", "h100", "cpu"])

@@ -10,7 +10,7 @@ from predictor.model.workload import Constraints
 from search.improve.balance import Balancer
 from search.improve.packing import Packer
 from search.objective import Assignment, Objective
-from search.place.placement import Placer
+from search.partitioner import GreedyPartitioner
 from tests.search.problems import (
     H100,
     a_problem,
@@ -39,7 +39,7 @@ def test_random_plans_of_random_problems(seed: int) -> None:
     start = next((p for _ in range(200) if objective.fits(p := random_plan(objective, rng))), None)
     if start is None:
         options = [rng.choice(opts) for opts in objective.space.options]
-        start = Placer(objective, surrogate).place_all(options)
+        start = GreedyPartitioner(objective, surrogate).place_all(options)
     if start is None:
         pytest.skip("no plan at hand fits")
     plan, ms = Packer(objective, surrogate).pack(start, 60)
@@ -57,7 +57,7 @@ def a_case(ranks: int, **more: object) -> tuple[Objective, object, Assignment]:
     topology = hosts(ranks, **more)  # type: ignore[arg-type]
     problem = a_problem(a_workload(*tables, batch_size=32768), topology, FREE)
     objective, surrogate = objective_of(problem)
-    start = Placer(objective, surrogate).place_all(table_wise(objective))
+    start = GreedyPartitioner(objective, surrogate).place_all(table_wise(objective))
     assert start is not None
     return objective, surrogate, start
 

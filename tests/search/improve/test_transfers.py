@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 from predictor.model.plan import ShardingType
-from search.baselines.baselines import pick
+from search.baselines.starting_plans import pick
 from search.improve.local_search import LocalSearch, apply
 from search.improve.transfers import Transfers
 from search.objective import Assignment, Objective
-from search.place.placement import Placer
+from search.partitioner import GreedyPartitioner
 from search.surrogate import Surrogate
 from tests.search.problems import a_problem, a_table, a_workload, assert_valid, hosts, objective_of
 
@@ -18,7 +18,7 @@ def table_wise() -> tuple[Objective, Surrogate, Assignment]:
     tables = [a_table(f"t{i}", 10**6, 128, 20.0) for i in range(8)]
     objective, surrogate = objective_of(a_problem(a_workload(*tables), hosts(4)))
     options = [pick(o, ShardingType.TABLE_WISE) for o in objective.space.options]
-    base = Placer(objective, surrogate).place_all(options)
+    base = GreedyPartitioner(objective, surrogate).place_all(options)
     assert base is not None
     return objective, surrogate, base
 

@@ -14,13 +14,16 @@ from predictor.model.workload import Constraints
 from predictor.predict import predict
 from predictor.units import GIB, MIB
 from search.bound.lower_bound import LowerBound
+from search.candidate import Candidate
 from search.improve.local_search import LocalSearch
-from search.in_use.align import closest
-from search.in_use.moves import Placed, moved_bytes, moved_tables, near, repaired
+from search.in_use.align import rename_ranks
+from search.in_use.moves import limit_moves, moved_bytes, moved_tables
+from search.in_use.plan import PlanInUse, space_near
 from search.objective import Objective
 from search.problem import Problem
-from search.solve import reduced_space, solve
-from search.space.option import Given
+from search.solve import solve
+from search.space.build import reduced_space
+from search.space.option import ChoicesInUse
 from search.stop import Stop
 from search.surrogate import Surrogate
 from tests.search.problems import (
@@ -64,11 +67,11 @@ def small(seed: int = 0, tables: int = 3, world: tuple[int, int | None] = (2, No
 def test_the_search_holds_the_limit_and_finds_the_best(seed: int, moves: int) -> None:
     """Against every plan that differs from the given one in so many tables."""
     problem = small(seed)
-    placed = Placed(some_plan(problem, seed), moves)
-    result = solve(problem, Stop(effort=0.2), 0, placed=placed, top_k=5)
+    placed = PlanInUse(some_plan(problem, seed), moves)
+    result = solve(problem, Stop(effort=0.2), 0, in_use=placed, top_k=5)
     for ranked in result.plans:
         assert len(moved_tables(placed.plan, ranked.plan)) <= moves
-    objective = Objective(problem, near(reduced_space(problem), problem, placed))
+    objective = Objective(problem, space_near(reduced_space(problem), problem, placed))
     times = objective.score(list(every_plan(objective)))
     assert result.lower_bound_ms <= times.min() * (1 + 1e-9)
     assert result.best.iteration_ms == pytest.approx(times.min(), rel=1e-9)
@@ -82,13 +85,15 @@ def test_random_problems_with_constraints(seed: int) -> None:
     except (InfeasibleError, StopIteration):
         pytest.skip("no random plan fits")
     moves = 1 + seed % 3
-    result = solve(problem, Stop(effort=QUICK), 0, placed=Placed(plan, moves), top_k=5)
-    given = result.given
+    result = solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, moves), top_k=5)
+    given = result.in_use
     assert given is not None
     assert not given.misfits
     assert given.iteration_ms >= result.best.iteration_ms * (1 - 1e-9)
     assert result.lower_bound_ms <= result.best.iteration_ms * (1 + 1e-9)
-    objective = Objective(problem, near(reduced_space(problem), problem, Placed(plan, moves)))
+    objective = Objective(
+        problem, space_near(reduced_space(problem), problem, PlanInUse(plan, moves))
+    )
     for ranked in result.plans:
         assert len(moved_tables(plan, ranked.plan)) <= moves
         options = [
@@ -107,16 +112,18 @@ def test_fewer_moves_never_lower_the_bound(seed: int) -> None:
     plan = some_plan(problem, seed)
     bounds = []
     for moves in (1, 3):
-        objective = Objective(problem, near(reduced_space(problem), problem, Placed(plan, moves)))
+        objective = Objective(
+            problem, space_near(reduced_space(problem), problem, PlanInUse(plan, moves))
+        )
         bounds.append(LowerBound(problem, objective.space, objective.batch).solve(500))
     assert bounds[0] > bounds[1] * (1 + 1e-3)
 
 
 def test_every_step_of_local_search_is_near() -> None:
     problem = small(3, 6, (4, 2))
-    placed = Placed(some_plan(problem, 3), 2)
-    objective = Objective(problem, near(reduced_space(problem), problem, placed))
-    given = objective.space.given
+    placed = PlanInUse(some_plan(problem, 3), 2)
+    objective = Objective(problem, space_near(reduced_space(problem), problem, placed))
+    given = objective.space.in_use
     assert given is not None
     start = tuple(choice for choice in given.choices if choice)
     search = LocalSearch(objective, Surrogate(objective), 0)
@@ -132,7 +139,7 @@ def test_every_step_of_local_search_is_near() -> None:
 def test_no_move_only_rates() -> None:
     problem = small(1, 4, (4, None))
     plan = some_plan(problem, 1)
-    result = solve(problem, Stop(effort=QUICK), 0, placed=Placed(plan, 0))
+    result = solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, 0))
     assert [p.plan.tables for p in result.plans] == [plan.tables]
     time = predict(problem.workload, problem.topology, problem.hardware, plan).iteration_ms
     assert result.best.iteration_ms == pytest.approx(time, rel=1e-9)
@@ -144,7 +151,7 @@ def test_no_move_only_rates() -> None:
 def test_a_warm_start_is_never_worse_than_what_is_given() -> None:
     problem = small(2, 6, (4, 2))
     best = solve(problem, Stop(effort=0.2), 0).best
-    again = solve(problem, Stop(effort=1e-3), 0, placed=Placed(best.plan), searchers=["optuna"])
+    again = solve(problem, Stop(effort=1e-3), 0, in_use=PlanInUse(best.plan), searchers=["optuna"])
     assert again.best.iteration_ms <= best.iteration_ms * (1 + 1e-9)
 
 
@@ -155,7 +162,7 @@ def test_what_stays_keeps_every_field() -> None:
     marked = replace(
         plan, tables={k: replace(t, parameters=fields) for k, t in plan.tables.items()}
     )
-    result = solve(problem, Stop(effort=QUICK), 0, placed=Placed(marked, 1))
+    result = solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(marked, 1))
     moved = moved_tables(marked, result.best.plan)
     assert len(moved) <= 1
     for key in set(plan.tables) - set(moved):
@@ -180,16 +187,16 @@ def test_too_few_moves_say_how_many_would_do() -> None:
     problem, plan = tight(4)
     for moves in (0, 1):
         with pytest.raises(InfeasibleError) as raised:
-            solve(problem, Stop(effort=QUICK), 0, placed=Placed(plan, moves))
+            solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, moves))
         text = str(raised.value)
         assert "rank 0 misses" in text
         assert "at least 2 must" in text
         assert "--max-moves 2" in text
         assert raised.value.exit_code == 3
-    result = solve(problem, Stop(effort=QUICK), 0, placed=Placed(plan, 2))
+    result = solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, 2))
     assert len(moved_tables(plan, result.best.plan)) == 2
-    assert result.given is not None
-    assert "rank 0 misses" in result.given.misfits[0]
+    assert result.in_use is not None
+    assert "rank 0 misses" in result.in_use.misfits[0]
 
 
 def test_what_constraints_forbid_must_move() -> None:
@@ -199,8 +206,8 @@ def test_what_constraints_forbid_must_move() -> None:
     pinned = replace(first, constraints=replace(first.constraints, ranks=(1,)))
     problem = replace(roomy, workload=replace(roomy.workload, tables=(pinned, second)))
     with pytest.raises(InfeasibleError, match=r"'t0' cannot stay: constraints.ranks allows 1"):
-        solve(problem, Stop(effort=QUICK), 0, placed=Placed(plan, 0))
-    result = solve(problem, Stop(effort=QUICK), 0, placed=Placed(plan, 1))
+        solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, 0))
+    result = solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, 1))
     assert moved_tables(plan, result.best.plan) == ["t0"]
     assert result.best.plan.tables["t0"].ranks == (1,)
 
@@ -214,11 +221,11 @@ def test_a_split_that_no_option_has_may_stay() -> None:
     uneven = TablePlan(ShardingType.COLUMN_WISE, ComputeKernel.FUSED, shards)
     plan = replace(plan, tables={**plan.tables, "t0": uneven})
     time = predict(problem.workload, problem.topology, problem.hardware, plan).iteration_ms
-    rated = solve(problem, Stop(effort=QUICK), 0, placed=Placed(plan, 0))
+    rated = solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, 0))
     assert rated.best.iteration_ms == pytest.approx(time, rel=1e-9)
     assert rated.best.plan.tables["t0"] == uneven
     for moves in (1, 2, None):
-        result = solve(problem, Stop(effort=QUICK), 0, placed=Placed(plan, moves), top_k=4)
+        result = solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, moves), top_k=4)
         assert result.best.iteration_ms <= time * (1 + 1e-9)
         for ranked in result.plans:
             again = predict(problem.workload, problem.topology, problem.hardware, ranked.plan)
@@ -230,13 +237,13 @@ def test_plans_that_are_not_of_this_problem() -> None:
     plan = some_plan(problem, 0)
     other = replace(plan, tables={**plan.tables, "elsewhere": plan.tables["t0"]})
     with pytest.raises(PlanError, match="elsewhere"):
-        solve(problem, Stop(effort=QUICK), 0, placed=Placed(other))
+        solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(other))
     with pytest.raises(PlanError, match="no shards for"):
-        solve(problem, Stop(effort=QUICK), 0, placed=Placed(replace(plan, tables={})))
+        solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(replace(plan, tables={})))
     with pytest.raises(InputError, match="on 2 ranks, the new one is for 4"):
-        solve(small(0, 3, (4, None)), Stop(effort=QUICK), 0, placed=Placed(plan))
+        solve(small(0, 3, (4, None)), Stop(effort=QUICK), 0, in_use=PlanInUse(plan))
     with pytest.raises(InputError, match="max_moves is -1"):
-        solve(problem, Stop(effort=QUICK), 0, placed=Placed(plan, -1))
+        solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, -1))
 
 
 # --- names of ranks, bytes ------------------------------------------------------------------------
@@ -251,8 +258,8 @@ def test_renamed_ranks_are_named_back(seed: int, world: tuple[int, int]) -> None
     tables = [a_table(f"t{i}", 1000 * (i + 1), 64, constraints=only) for i in range(24)]
     problem = a_problem(a_workload(*tables), hosts(*world))
     plan = some_plan(problem, seed)
-    objective = Objective(problem, near(reduced_space(problem), problem, Placed(plan)))
-    given = objective.space.given
+    objective = Objective(problem, space_near(reduced_space(problem), problem, PlanInUse(plan)))
+    given = objective.space.in_use
     assert given is not None
     ranks, local = world
     order = rng.sample(range(ranks // local), ranks // local)
@@ -261,9 +268,9 @@ def test_renamed_ranks_are_named_back(seed: int, world: tuple[int, int]) -> None
         (option, tuple(names[r] for r in where)) for option, where in filter(None, given.choices)
     )
     ms = float(objective.score([shuffled])[0])
-    found, found_ms = closest(objective, shuffled, ms)
-    assert given.moved(found) == []
-    assert found_ms <= ms * (1 + 1e-9)
+    found = rename_ranks(objective, Candidate(shuffled, ms, "shuffled"))
+    assert given.moved(found.assignment) == []
+    assert found.iteration_ms <= ms * (1 + 1e-9)
 
 
 def test_names_that_constraints_fix_stay() -> None:
@@ -272,10 +279,10 @@ def test_names_that_constraints_fix_stay() -> None:
     ]
     problem = a_problem(a_workload(*tables), hosts(2))
     plan = some_plan(problem, 0)
-    objective = Objective(problem, near(reduced_space(problem), problem, Placed(plan)))
+    objective = Objective(problem, space_near(reduced_space(problem), problem, PlanInUse(plan)))
     for assignment in every_plan(objective):
         ms = float(objective.score([assignment])[0])
-        assert_valid(objective, closest(objective, assignment, ms)[0])
+        assert_valid(objective, rename_ranks(objective, Candidate(assignment, ms, "")).assignment)
 
 
 def test_putting_back_keeps_the_change_and_the_limit() -> None:
@@ -284,12 +291,12 @@ def test_putting_back_keeps_the_change_and_the_limit() -> None:
     rng = random.Random(0)
     for _ in range(50):
         before, base, new = (random_plan(objective, rng) for _ in range(3))
-        given = Given(before, rng.randint(1, 5))
+        given = ChoicesInUse(before, rng.randint(1, 5))
         change = {t: new[t] for t in rng.sample(range(5), rng.randint(1, given.max_moves))}
-        after = repaired(given, base, change, rng)
+        after = limit_moves(given, base, change, rng)
         assert change.items() <= after.items()
         assert given.allows([after.get(t, choice) for t, choice in enumerate(base)])
-        assert repaired(None, base, change, rng) == change
+        assert limit_moves(None, base, change, rng) == change
 
 
 def test_bytes_that_reach_another_rank() -> None:
@@ -327,7 +334,7 @@ def test_a_large_problem_moves_few_tables_in_little_time() -> None:
         4,
     )
     problem = a_problem(a_workload(*tables), hosts(4, hbm=5 * GIB), copying(H100))
-    result = solve(problem, Stop(effort=QUICK), 0, placed=Placed(plan, 3))
+    result = solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, 3))
     assert len(moved_tables(plan, result.best.plan)) <= 3
-    assert result.given is not None
-    assert result.best.iteration_ms < result.given.iteration_ms
+    assert result.in_use is not None
+    assert result.best.iteration_ms < result.in_use.iteration_ms

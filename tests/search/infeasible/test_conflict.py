@@ -21,7 +21,7 @@ from search.objective import Objective
 from search.problem import Problem
 from search.solve import solve
 from search.space.enumerate import enumerate_space
-from search.space.reduce import deduplicate, prune
+from search.space.filters import deduplicate, prune
 from search.stop import Stop
 from tests.search.problems import a_problem, a_table, a_workload, hosts, placements
 
@@ -190,7 +190,7 @@ def test_nothing_is_claimed_without_proof(monkeypatch: pytest.MonkeyPatch) -> No
     problem = a_problem(
         a_workload(*tables, batch_size=16), Topology(5, 5, (int(1.003 * need),) * 5, (0,) * 5)
     )
-    monkeypatch.setattr("search.propose.candidates.FEASIBILITY_WORK", 1e-6)
+    monkeypatch.setattr("search.propose.searchers.FEASIBILITY_WORK", 1e-6)
     monkeypatch.setattr("search.infeasible.remedy.WORK", 1e-6)
     text = message(problem)
     assert text.startswith("no plan was found that fits")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from predictor.model.memory import UVM_KERNELS
 from predictor.model.workload import Constraints
 from predictor.units import GIB, MIB
 from search.problem import Problem
-from search.solve import reduced_space
-from search.space.dominance import UVM
+from search.space.build import reduced_space
 from tests.search.problems import a_problem, a_table, a_workload, hosts
 
 
@@ -16,7 +16,7 @@ def kernels(problem: Problem) -> set[str]:
 
 def test_ample_memory_needs_no_uvm() -> None:
     problem = a_problem(a_workload(a_table()), hosts(2, hbm=GIB))
-    assert not kernels(problem) & set(UVM)
+    assert not kernels(problem) & set(UVM_KERNELS)
     reasons = {p.reason for p in reduced_space(problem).pruned if "uvm" in p.what}
     assert any("device memory is ample" in r for r in reasons)
 
@@ -31,4 +31,4 @@ def test_what_a_constraint_demands_stays() -> None:
     problem = a_problem(a_workload(a_table(constraints=only), a_table("free")), hosts(2))
     space = reduced_space(problem)
     assert {str(o.compute_kernel) for o in space.options[0]} == {"fused_uvm_caching"}
-    assert not {o.compute_kernel for o in space.options[1]} & set(UVM)
+    assert not {o.compute_kernel for o in space.options[1]} & set(UVM_KERNELS)

@@ -16,16 +16,9 @@ from predictor.model.plan_check import check_plan
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints, DenseArch, Feature, Table, Workload
 from predictor.units import GIB
-from search.space.enumerate import (
-    Option,
-    Partition,
-    Space,
-    column_width,
-    deduplicate,
-    enumerate_space,
-    place,
-    prune,
-)
+from search.space.enumerate import column_width, enumerate_space
+from search.space.filters import deduplicate, prune
+from search.space.option import Option, Partition, Space, place
 
 DENSE = DenseArch(13, (16,), (8, 1), "concat")
 T = ShardingType

@@ -13,7 +13,7 @@ import pytest
 from predictor.errors import InfeasibleError, InputError
 from predictor.model.workload import Constraints
 from predictor.units import GIB, MIB
-from search.solve import whole_space
+from search.space.build import whole_space
 from search.stop import Stop
 from search.tune import tune
 from search.tune.case import Case

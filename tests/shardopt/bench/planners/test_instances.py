@@ -10,7 +10,7 @@ from predictor.model.memory import plan_memory
 from predictor.model.plan import ShardingType
 from predictor.units import gib
 from search.baselines.additive import solve_additive
-from search.baselines.torchrec_rating import TorchRecJudge
+from search.baselines.torchrec_objective import TorchRecObjective
 from search.stop import Stop
 from shardopt.bench.planners.instances import HOST_GIB, Instance, _whole_bytes, problem_of
 
@@ -38,11 +38,11 @@ def test_a_packing_is_known_and_tight(instance: Instance) -> None:
     # a plan that fits by both counts exists, and without the slack none does
     found = solve_additive(problem, Stop(effort=0.05), 0)
     tables = [found.plan.tables[key] for key in problem.workload.keys]
-    assert TorchRecJudge(problem.workload, problem.topology).fits(tables)
+    assert TorchRecObjective(problem.workload, problem.topology).fits(tables)
     assert all(r.fits for r in plan_memory(problem.workload, problem.topology, found.plan))
     less = tuple(int(cap * 0.99) for cap in problem.topology.hbm_cap_bytes)
     smaller = replace(problem.topology, hbm_cap_bytes=less)
-    assert not TorchRecJudge(problem.workload, smaller).fits(tables)
+    assert not TorchRecObjective(problem.workload, smaller).fits(tables)
 
 
 def test_more_gpus_have_hosts_of_eight_and_smaller_batches() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from predictor.model.plan import ShardingType
 from predictor.units import MIB
-from search.baselines.baselines import GREEDY, baselines
+from search.baselines.starting_plans import GREEDY, baselines
 from tests.search.problems import a_problem, a_table, a_workload, hosts, objective_of
 
 TABLES = [

@@ -6,9 +6,9 @@ import random
 from collections.abc import Iterator
 
 from predictor.model.plan import ShardingType
-from search.baselines.rival import Field
+from search.baselines.planner import Field
 from search.objective import Assignment
-from search.place.placement import Placer
+from search.partitioner import GreedyPartitioner
 from search.space.option import Option
 from search.stop import Stop
 
@@ -24,7 +24,7 @@ class Drawn:
     def propose(self, field: Field, seed: int, stop: Stop) -> Iterator[Assignment]:
         """Plans until ``stop`` is reached; it must have a time limit."""
         rng = random.Random(seed)
-        placer = Placer(field.objective, field.surrogate)
+        placer = GreedyPartitioner(field.objective, field.surrogate)
         while not stop.reached():
             options = _options(field, rng)
             if rng.random() < GREEDY_SHARE:

@@ -14,9 +14,9 @@ from predictor.model.plan import ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints, Workload
 from predictor.units import GIB
-from search.bound import lower_bound as bounds
-from search.bound.busiest import longest_shard
+from search.bound import choices as bound_choices
 from search.bound.lower_bound import LowerBound
+from search.bound.rank_excess import longest_shard
 from search.bound.relaxation import _runs
 from search.objective import Objective
 from tests.search.problems import (
@@ -42,7 +42,7 @@ def bound_of(objective: Objective) -> float:
 
 def bound_of_means(objective: Objective, monkeypatch: pytest.MonkeyPatch) -> float:
     with monkeypatch.context() as patch:
-        patch.setattr(bounds, "MAX_CHOICES", 0)
+        patch.setattr(bound_choices, "MAX_CHOICES", 0)
         return bound_of(objective)
 
 

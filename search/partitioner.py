@@ -8,14 +8,14 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from search.objective import Assignment, Choice, Objective, Ranks
-from search.space.enumerate import Option
+from search.objective import Assignment, Objective, Ranks
+from search.space.option import Choice, Option
 from search.surrogate import PHASES, Surrogate, Weights
 
 Array = NDArray[np.float64]
 
 
-class Placer:
+class GreedyPartitioner:
     """Places tables one by one; a placement never exceeds a memory cap.
 
     Args:

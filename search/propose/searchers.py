@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from predictor.errors import InfeasibleError
-from predictor.units import format_bytes
 from search.bound.lower_bound import LowerBound
+from search.candidate import Candidate
 from search.improve.packing import Packer
-from search.objective import Assignment, Objective, signature
+from search.objective import Objective
 from search.problem import Progress
 from search.propose.cpsat import CpSat
 from search.propose.feasibility import Feasibility, find_feasible
 from search.propose.rounding import Rounding
 from search.propose.study import Study
-from search.space.enumerate import LOAD_FACTORS, Space
-from search.space.option import Given, Option
+from search.space.enumerate import LOAD_FACTORS
+from search.space.option import Option, Space
 from search.stop import Stop
 from search.surrogate import Surrogate
 
@@ -31,15 +29,6 @@ TRIAL_SIZE = 20_000
 BOUND_STEPS = 1000
 PACKING_STEPS = 600
 FEASIBILITY_WORK = 10.0
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A plan with its predicted iteration time and who found it."""
-
-    assignment: Assignment
-    iteration_ms: float
-    found_by: str
 
 
 def propose(
@@ -144,48 +133,3 @@ def rescue(
         return [], found
     ms = float(objective.score([found.assignment])[0])
     return [Candidate(found.assignment, ms, "feasibility")], found
-
-
-def distinct(candidates: Sequence[Candidate], given: Given | None = None) -> list[Candidate]:
-    """Best first, without plans that differ only by a renaming of ranks.
-
-    Of plans that are equally fast to six digits, the one that moves fewer tables of a given plan
-    comes first, then the one with fewer shards.
-    """
-    seen: set[frozenset[object]] = set()
-    found = []
-    for candidate in sorted(candidates, key=lambda c: _rank(c, given)):
-        name = signature(candidate.assignment)
-        if name not in seen:
-            seen.add(name)
-            found.append(candidate)
-    return found
-
-
-def _rank(candidate: Candidate, given: Given | None) -> tuple[float, int, int, float]:
-    moves = 0 if given is None else len(given.moved(candidate.assignment))
-    shards = sum(option.num_shards for option, _ in candidate.assignment)
-    return float(f"{candidate.iteration_ms:.6g}"), moves, shards, candidate.iteration_ms
-
-
-def infeasible(objective: Objective, known: Feasibility) -> InfeasibleError:
-    """The error that says what is missing."""
-    topology, options = objective.problem.topology, objective.space.options
-    need = sum(min(sum(m.hbm_bytes + m.ddr_bytes for m in o.memory) for o in t) for t in options)
-    hbm, ddr = sum(topology.hbm_cap_bytes), sum(topology.ddr_cap_bytes)
-    lines = [
-        f"  rank {rank} is short of {size} bytes ({format_bytes(size)}) of {kind}"
-        for rank, sizes in enumerate(known.missing)
-        for kind, size in zip(("HBM", "host memory"), sizes, strict=True)
-        if size
-    ]
-    head = "no plan fits" if known.proven else "no plan was found that fits"
-    best = ["; in the plan that comes nearest", *lines] if lines else [""]
-    together = " and co_locate" if objective.space.co_locate else ""
-    return InfeasibleError(
-        head + "\n".join(best) + f"\nThe tables need at least {format_bytes(need)} in all; the "
-        f"{topology.world_size} ranks have {format_bytes(hbm)} of HBM and {format_bytes(ddr)} of "
-        "host memory for them.\n"
-        "To try: more --gpus, more --hbm-gib, a smaller --reserve, fused_uvm_caching, or looser "
-        f"constraints on ranks{together}"
-    )

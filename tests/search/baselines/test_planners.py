@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from predictor.model.plan import ShardingType
 from predictor.model.workload import Constraints
 from search.baselines.columns import halvings
-from search.baselines.drawn import Drawn
 from search.baselines.dreamshard import DreamShardGreedy
 from search.baselines.greedy import Shards, place_greedily
 from search.baselines.hugectr import HugeCtr
 from search.baselines.neuroshard import NeuroShard
-from search.baselines.rival import Field, Rival, compete
-from search.baselines.torchrec_rating import TorchRecJudge
+from search.baselines.planner import Field, Rival, compete
+from search.baselines.random_plans import Drawn
+from search.baselines.torchrec_objective import TorchRecObjective
 from search.objective import Assignment
 from search.stop import Stop
 from tests.search.problems import a_problem, a_table, a_workload, hosts, random_problem
@@ -154,7 +154,7 @@ def test_random_plans_end_with_the_time_and_differ() -> None:
     assert proposed(Drawn(), field, 10, limit_s=1e-9) == []
 
 
-class Given:
+class ChoicesInUse:
     """Proposes what it was given."""
 
     name = "given"
@@ -181,16 +181,16 @@ def test_the_best_plan_that_fits_counts() -> None:
     def judged(plans: Sequence[Assignment]) -> list[float]:
         return [worth[plan] for plan in plans]
 
-    assert compete(Given([three, apart, all_on_one]), field, judged, 0, Stop()) == 2.0
-    assert compete(Given([three]), field, judged, 0, Stop()) == 3.0
-    assert compete(Given([all_on_one]), field, judged, 0, Stop()) is None
+    assert compete(ChoicesInUse([three, apart, all_on_one]), field, judged, 0, Stop()) == 2.0
+    assert compete(ChoicesInUse([three]), field, judged, 0, Stop()) == 3.0
+    assert compete(ChoicesInUse([all_on_one]), field, judged, 0, Stop()) is None
 
 
 def test_torchrecs_count_of_memory_decides_where_it_is_asked() -> None:
     """fp16 Adam: FBGEMM keeps fp32 states, TorchRec counts half of that."""
     table = a_table("t", 1_000_000, 64, optimizer="adam", data_type="fp16")
     problem = a_problem(a_workload(table, batch_size=64), hosts(2))
-    judge = TorchRecJudge(problem.workload, problem.topology)
+    judge = TorchRecObjective(problem.workload, problem.topology)
     plans = proposed(DreamShardGreedy(), Field(problem))
     whole = plans[0][0][0].memory[0].hbm_bytes
     tight = a_problem(problem.workload, hosts(2, hbm=whole - 1, ddr=0))

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Protocol
 
-from search.baselines.torchrec_rating import TorchRecJudge
+from search.baselines.torchrec_objective import TorchRecObjective
 from search.objective import Assignment, Objective
 from search.problem import Problem
-from search.solve import reduced_space
-from search.space.dominance import drop_uvm
-from search.space.enumerate import deduplicate, enumerate_space, prune
+from search.space.build import reduced_space
+from search.space.enumerate import enumerate_space
+from search.space.filters import deduplicate, drop_uvm, prune
 from search.space.option import Option, Space
 from search.stop import Stop
 from search.surrogate import Surrogate
@@ -31,7 +31,7 @@ class Field:
         judge: whose count of memory holds; shardopt's if None.
     """
 
-    def __init__(self, problem: Problem, judge: TorchRecJudge | None = None) -> None:
+    def __init__(self, problem: Problem, judge: TorchRecObjective | None = None) -> None:
         self.problem = problem
         space = reduced_space(problem) if judge is None else _counted(problem, judge)
         self.objective = Objective(problem, space)
@@ -43,7 +43,7 @@ class Field:
         return self.objective.space.options
 
 
-def _counted(problem: Problem, judge: TorchRecJudge) -> Space:
+def _counted(problem: Problem, judge: TorchRecObjective) -> Space:
     workload, topology = problem.workload, problem.topology
     space = judge.counted(enumerate_space(workload, topology, problem.hardware.device))
     return drop_uvm(prune(deduplicate(space, topology), topology), topology)

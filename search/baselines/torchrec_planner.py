@@ -24,7 +24,7 @@ from predictor.model.plan import TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
 from search.baselines.torchrec_cost import Bandwidths, CostModel
-from search.place.torchrec_partition import Choice, NoRoom, partition
+from search.baselines.torchrec_partition import Choice, NoRoom, partition
 from search.space.enumerate import enumerate_space
 from search.space.option import Option, place
 

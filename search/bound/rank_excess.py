@@ -1,6 +1,6 @@
 """What the busiest rank adds to the mean rank, in the bound's programs.
 
-A cut of `search.bound.relaxation` has every rank carry the mean load. But a stretch of its cycle
+A cut of `search.bound.relaxation` has every rank carry the mean load. But a section of its cycle
 that ends where all ranks meet takes as long as the rank that takes longest, and some rank holds the
 longest shard of each table. So it exceeds its mean by at least what that shard takes, less the
 mean.
@@ -9,28 +9,25 @@ mean.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from ortools.linear_solver import pywraplp
 
 from predictor.cost.loads import Load
-
-if TYPE_CHECKING:
-    from ortools.linear_solver import pywraplp
-
-    from search.bound.exchange_set import ExchangeSet
-    from search.bound.relaxation import Cut
+from search.bound.program import Program
+from search.bound.relaxation import Cut
 
 Array = NDArray[np.float64]
+Ints = NDArray[np.intp]
 
 MAX_CHOICES = 1000
 """Where tables have more choices in all, nothing is known of shards: programs stay small, and one
 shard of many is little of what a rank has."""
 WORTH = 1e-4
-"""Rows that raise a stretch by less than this share of the time are left out."""
+"""Rows that raise a section by less than this share of the time are left out."""
 ROWS = 4
-"""Rows that a stretch gets at a time."""
+"""Rows that a section gets at a time."""
 TIMES = [Load.FORWARD_MS, Load.BACKWARD_MS, Load.PREFETCH_MS]
 
 
@@ -48,8 +45,8 @@ def longest_shard(shards: Array, *, cached: bool) -> Array:
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """A stretch of a cut's cycle, in ms.
+class CycleSection:
+    """A section of a cut's cycle, in ms.
 
     Args:
         peak: what the rank with the longest shard of a choice takes at least, ``[choices]``.
@@ -59,7 +56,7 @@ class Stretch:
     peak: Array
     mean: Array
 
-    def excess(self, program: ExchangeSet) -> Array:
+    def excess(self, program: Program) -> Array:
         """How far each table's longest shard exceeds the mean at a program's optimum, ``[tables]``;
         of a table that mixes options, the mix of their shards."""
         peaks = np.add.reduceat(self.peak * program.shares, program.first)
@@ -67,62 +64,67 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class _Beyond:
-    """The variable of a stretch, its rows by table and what they take of every choice's share."""
+class _SectionRows:
+    """The variable of a section, its rows by table and what they take of every choice's share."""
 
     cut: int
-    stretch: Stretch
+    section: CycleSection
     variable: pywraplp.Variable
     rows: dict[int, tuple[pywraplp.Constraint, Array]]
 
 
-class Busiest:
-    """Variables and rows of a set's program: the excess of each stretch of each cut."""
+class RankExcess:
+    """Variables and rows of a set's program: the excess of each section of each cut.
 
-    def __init__(self, program: ExchangeSet) -> None:
+    Args:
+        group: position of every choice's lookup group in the slopes of cuts, ``[choices]``.
+        longest: what the lookups of its longest shard take at least, ``[choices, TIMES]`` in ms.
+    """
+
+    def __init__(self, program: Program, group: Ints, longest: Array) -> None:
         self.program = program
-        self.found: list[_Beyond] = []
+        self.group = group
+        self.longest = longest
+        self.found: list[_SectionRows] = []
 
-    def stretches(self, cut: Cut, loads: Array) -> list[Stretch]:
-        """The stretches of a cut of which some shard is sure to have something.
+    def sections(self, cut: Cut, loads: Array) -> list[CycleSection]:
+        """The sections of a cut of which some shard is sure to have something.
 
         Args:
             loads: mean of every choice over the ranks, ``[choices, COLUMNS]``.
         """
-        program = self.program
-        longest = program.bound.longest[program.index]
         found = []
-        for each in cut.stretches:
-            slope = each[program.group]
-            peak = np.einsum("nc,nc->n", longest, slope[:, TIMES])
+        for each in cut.sections:
+            slope = each[self.group]
+            peak = np.einsum("nc,nc->n", self.longest, slope[:, TIMES])
             if peak.any():
                 # caches that tables lend each other can make a mean less than nothing
                 mean = np.maximum(0.0, np.einsum("nc,nc->n", loads, slope))
-                found.append(Stretch(peak, mean))
+                found.append(CycleSection(peak, mean))
         return found
 
-    def excess(self, stretches: list[Stretch]) -> float:
-        """What stretches exceed the mean by at the program's last optimum in ms."""
-        return sum(max(0.0, float(one.excess(self.program).max())) for one in stretches)
+    def excess_ms(self, sections: list[CycleSection]) -> float:
+        """What sections exceed the mean by at the program's last optimum in ms."""
+        return sum(max(0.0, float(one.excess(self.program).max())) for one in sections)
 
-    def enter(self, row: pywraplp.Constraint, stretches: list[Stretch]) -> None:
-        """Put the excess of a new cut's stretches into its row."""
-        solver, cut = self.program.solver, len(self.program.cuts)
-        for stretch in stretches:
-            variable = solver.NumVar(0.0, float(stretch.peak.max()), "")
+    def add_cut(self, row: pywraplp.Constraint, sections: list[CycleSection]) -> None:
+        """Put the excess of a new cut's sections into its row."""
+        solver, cut = self.program.solver, len(self.program.cuts) - 1
+        for section in sections:
+            variable = solver.NumVar(0.0, float(section.peak.max()), "")
             row.SetCoefficient(variable, -1.0)
-            self.found.append(_Beyond(cut, stretch, variable, {}))
+            self.found.append(_SectionRows(cut, section, variable, {}))
 
-    def grow(self) -> bool:
+    def add_rows(self) -> bool:
         """Add rows of the tables whose longest shards exceed what the last optimum has the most;
         whether there are any."""
         # a program forgets its optimum when it changes
         now = [one.variable.solution_value() for one in self.found]
-        return any([self._grow(one, ms) for one, ms in zip(self.found, now, strict=True)])
+        return any([self._add_rows(one, ms) for one, ms in zip(self.found, now, strict=True)])
 
-    def _grow(self, one: _Beyond, now: float) -> bool:
+    def _add_rows(self, one: _SectionRows, now: float) -> bool:
         program = self.program
-        excess = one.stretch.excess(program)
+        excess = one.section.excess(program)
         enough = now + WORTH * program.optimum
         tables = [
             table
@@ -131,14 +133,14 @@ class Busiest:
         ]
         for table in tables:
             mine = slice(program.first[table], program.first[table] + program.sizes[table])
-            least = -one.stretch.mean
-            least[mine] += one.stretch.peak[mine]
+            least = -one.section.mean
+            least[mine] += one.section.peak[mine]
             row = program.row(0.0, program.solver.infinity(), -least)
             row.SetCoefficient(one.variable, 1.0)
             one.rows[table] = row, least
         return bool(tables)
 
-    def priced(self, prices: Array, scale: float) -> tuple[Array, float]:
+    def price(self, prices: Array, scale: float) -> tuple[Array, float]:
         """What the prices of the rows charge every choice ``[choices]``, and what the variables
         cost at least.
 
@@ -146,12 +148,12 @@ class Busiest:
             prices: of the cuts, which sum to one.
             scale: what the program's prices of the cuts sum to.
         """
-        cost, least = np.zeros(len(self.program.index)), 0.0
+        cost, least = np.zeros(len(self.program.shares)), 0.0
         for one in self.found:
             left = float(prices[one.cut])
             for row, taken in one.rows.values():
                 price = max(0.0, row.dual_value()) / scale
                 cost += price * taken
                 left -= price
-            least += min(0.0, left) * float(one.stretch.peak.max())
+            least += min(0.0, left) * float(one.section.peak.max())
         return cost, least

@@ -9,7 +9,7 @@ from predictor.model.topology import Topology
 from predictor.model.workload import Constraints
 from predictor.units import MIB
 from search.objective import Objective
-from search.place.placement import Placer
+from search.partitioner import GreedyPartitioner
 from search.surrogate import PHASES, Weights
 from tests.search.problems import a_problem, a_table, a_workload, hosts, objective_of
 
@@ -22,7 +22,7 @@ def test_like_tables_are_spread_evenly() -> None:
     objective, surrogate = objective_of(
         a_problem(a_workload(*(a_table(f"t{i}") for i in range(8))), hosts(4))
     )
-    plan = Placer(objective, surrogate).place_all(choose(objective, "TW/fused"))
+    plan = GreedyPartitioner(objective, surrogate).place_all(choose(objective, "TW/fused"))
     assert plan is not None
     assert sorted(ranks[0] for _, ranks in plan) == [0, 0, 1, 1, 2, 2, 3, 3]
 
@@ -32,7 +32,7 @@ def test_what_does_not_fit_by_work_is_placed_by_memory() -> None:
     tables = [a_table(f"busy{i}", 300_000, 64, 50.0) for i in range(4)]
     tables += [a_table(f"large{i}", 800_000, 64, 1.0) for i in range(2)]
     objective, surrogate = objective_of(a_problem(a_workload(*tables), hosts(2, hbm=420 * MIB)))
-    plan = Placer(objective, surrogate).place_all(choose(objective, "TW/fused"))
+    plan = GreedyPartitioner(objective, surrogate).place_all(choose(objective, "TW/fused"))
     assert plan is not None
     assert objective.fits(plan)
 
@@ -40,14 +40,14 @@ def test_what_does_not_fit_by_work_is_placed_by_memory() -> None:
 def test_none_when_nothing_fits() -> None:
     tables = [a_table(n, 1_000_000, 64) for n in "abc"]
     objective, surrogate = objective_of(a_problem(a_workload(*tables), hosts(2, hbm=300 * MIB)))
-    assert Placer(objective, surrogate).place_all(choose(objective, "TW/fused")) is None
+    assert GreedyPartitioner(objective, surrogate).place_all(choose(objective, "TW/fused")) is None
 
 
 def test_host_wise_columns_stay_in_one_group_even_when_tied() -> None:
     tables = [a_table("a", dim=128), a_table("b", dim=128)]
     objective, surrogate = objective_of(a_problem(a_workload(*tables), hosts(4, 2)))
     option = choose(objective, "TWCW64/fused")[0]
-    placer = Placer(objective, surrogate)
+    placer = GreedyPartitioner(objective, surrogate)
     loads, used = np.zeros((4, PHASES)), np.zeros_like(objective.caps)
     found = placer.best_ranks(option, loads, used)
     assert found is not None
@@ -60,7 +60,7 @@ def test_tied_tables_share_their_ranks() -> None:
     pair = Constraints(co_locate="pair")
     tables = [a_table("a", constraints=pair), a_table("b"), a_table("c", constraints=pair)]
     objective, surrogate = objective_of(a_problem(a_workload(*tables), hosts(3)))
-    plan = Placer(objective, surrogate).place_all(choose(objective, "TW/fused"))
+    plan = GreedyPartitioner(objective, surrogate).place_all(choose(objective, "TW/fused"))
     assert plan is not None
     assert plan[0][1] == plan[2][1] != plan[1][1]
 
@@ -70,6 +70,6 @@ def test_small_ranks_are_left_alone(weights: Weights) -> None:
     tables = [a_table(f"t{i}", 500_000, 64) for i in range(3)]
     topology = Topology(3, 3, (10 * MIB, 300 * MIB, 300 * MIB), (0,) * 3)
     objective, surrogate = objective_of(a_problem(a_workload(*tables), topology))
-    plan = Placer(objective, surrogate, weights).place_all(choose(objective, "TW/fused"))
+    plan = GreedyPartitioner(objective, surrogate, weights).place_all(choose(objective, "TW/fused"))
     assert plan is not None
     assert all(0 not in ranks for _, ranks in plan)

@@ -15,10 +15,10 @@ import numpy as np
 
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.workload import Table
-from search.baselines.torchrec_greedy import torchrec_plan
+from search.baselines.torchrec_planner import torchrec_plan
 from search.objective import Assignment, Objective
-from search.place.placement import Placer
-from search.space.enumerate import Option
+from search.partitioner import GreedyPartitioner
+from search.space.option import Option
 from search.surrogate import Surrogate
 
 TRIES = 20
@@ -100,7 +100,7 @@ def _uniform(
     objective: Objective, surrogate: Surrogate, sharding_type: ShardingType
 ) -> Assignment | None:
     options = [pick(o, sharding_type) for o in objective.space.options]
-    return Placer(objective, surrogate).place_all(options)
+    return GreedyPartitioner(objective, surrogate).place_all(options)
 
 
 def _random(objective: Objective, surrogate: Surrogate, seed: int) -> Assignment | None:
@@ -118,4 +118,4 @@ def _random(objective: Objective, surrogate: Surrogate, seed: int) -> Assignment
         else:
             if objective.fits(tuple(plan)):
                 return tuple(plan)
-    return Placer(objective, surrogate).place_all(options)
+    return GreedyPartitioner(objective, surrogate).place_all(options)

@@ -22,7 +22,7 @@ from search.baselines.torchrec_cost import Bandwidths, CostModel
 from search.space.option import Option, Space
 
 
-class TorchRecJudge:
+class TorchRecObjective:
     """Rates plans of one workload.
 
     Args:

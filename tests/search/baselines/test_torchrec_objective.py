@@ -10,8 +10,8 @@ import pytest
 from predictor.model.memory import MemoryRules, shard_memory
 from predictor.model.plan import ComputeKernel, ShardingType
 from search.baselines.torchrec_cost import CostModel
-from search.baselines.torchrec_greedy import torchrec_plan
-from search.baselines.torchrec_rating import TorchRecJudge
+from search.baselines.torchrec_objective import TorchRecObjective
+from search.baselines.torchrec_planner import torchrec_plan
 from search.space.enumerate import enumerate_space
 from search.space.option import place
 from tests.search.problems import H100, a_problem, a_table, a_workload, hosts, random_problem
@@ -23,7 +23,7 @@ def test_it_rates_torchrecs_plan_as_torchrec_does(seed: int) -> None:
     theirs = torchrec_plan(problem.workload, problem.topology)
     if theirs is None:
         pytest.skip("TorchRec finds no plan")
-    judge = TorchRecJudge(problem.workload, problem.topology)
+    judge = TorchRecObjective(problem.workload, problem.topology)
     assert judge.rating_ms(theirs.tables) == pytest.approx(theirs.rating_ms, rel=1e-12)
     assert judge.fits(theirs.tables)
 
@@ -31,7 +31,7 @@ def test_it_rates_torchrecs_plan_as_torchrec_does(seed: int) -> None:
 def test_the_costliest_rank_counts() -> None:
     workload = a_workload(a_table("a", 1000, 64, 2.0), a_table("b", 1000, 64, 6.0))
     topology = hosts(2)
-    judge = TorchRecJudge(workload, topology)
+    judge = TorchRecObjective(workload, topology)
     options = [
         next(o for o in table if o.label == "TW/fused")
         for table in enumerate_space(workload, topology).options
@@ -59,12 +59,12 @@ def test_a_rank_without_room_does_not_fit() -> None:
     plan = [place(o, (0,)) for o in options]
     for missing, fits in ((0, True), (1, False)):
         topology = hosts(2, hbm=2 * need[0].hbm_bytes - missing)
-        assert TorchRecJudge(workload, topology).fits(plan) is fits
+        assert TorchRecObjective(workload, topology).fits(plan) is fits
 
 
 def test_a_counted_space_has_the_options_of_the_other() -> None:
     problem = a_problem(a_workload(a_table("a", data_type="fp16", optimizer="adam")), hosts(2))
-    judge = TorchRecJudge(problem.workload, problem.topology)
+    judge = TorchRecObjective(problem.workload, problem.topology)
     space = enumerate_space(problem.workload, problem.topology, H100.device)
     counted = judge.counted(space)
     for before, after in zip(space.options[0], counted.options[0], strict=True):

@@ -1,4 +1,5 @@
-"""Takes out of a space what is the same as something else and what fits nowhere."""
+"""What is left out of a space, with the reason: repeats, what fits nowhere, what TorchRec would
+compute wrong, and host memory where device memory is ample."""
 
 from __future__ import annotations
 
@@ -7,10 +8,16 @@ from dataclasses import replace
 from typing import NoReturn
 
 from predictor.errors import InfeasibleError
-from predictor.model.plan import ShardingType
+from predictor.model.memory import UVM_KERNELS
+from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import Topology
+from predictor.model.workload import Workload
 from predictor.units import format_bytes
 from search.space.option import Option, Pruned, Space
+
+AMPLE = 0.7
+"""Share of all device memory below which everything fits without host memory."""
+ROW_SPLIT = (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE)
 
 
 def deduplicate(space: Space, topology: Topology) -> Space:
@@ -158,3 +165,72 @@ def raise_nothing_left(key: str, out: Sequence[Pruned]) -> NoReturn:
         else "widen its constraints: sharding_types, compute_kernels or ranks"
     )
     raise InfeasibleError(f"table '{key}': no sharding option is left{lines}\nTo try: {advice}")
+
+
+def drop_unsound(space: Space, workload: Workload, device: str) -> Space:
+    """Without what miscomputes: means under row splits, sequences of dense tables on the CPU.
+
+    Row splits sum first and divide afterwards. TorchRec (1.7 to 1.9) applies the divisor to every
+    output of the module unless all its tables are row-split, and not at all under GRID
+    (`_create_mean_pooling_divisor` in embeddingbag.py).
+    FBGEMM's dense CPU kernel pools what an EmbeddingCollection keeps apart.
+    """
+    pruned = list(space.pruned)
+    kept = []
+    for index, options in enumerate(space.options):
+        reasons = {id(o): _unsound(o, index, workload, device) for o in options}
+        stay = tuple(o for o in options if not reasons[id(o)])
+        kept.append(stay or options)
+        if stay:
+            key = space.keys[index]
+            pruned += [Pruned(key, o.label, r) for o in options if (r := reasons[id(o)])]
+    return replace(space, options=tuple(kept), pruned=tuple(pruned))
+
+
+def _unsound(option: Option, index: int, workload: Workload, device: str) -> str:
+    table = workload.tables[index]
+    dense = option.compute_kernel is ComputeKernel.DENSE
+    if dense and not table.is_pooled and device == "cpu":
+        return "FBGEMM's dense CPU kernel pools what an EmbeddingCollection keeps apart"
+    if table.pooling != "mean":
+        return ""
+    if option.sharding_type is ShardingType.GRID_SHARD:
+        return "TorchRec adds up means of row blocks under grid_shard"
+    shared = sum(t.module == table.module for t in workload.tables) > 1
+    if option.sharding_type in ROW_SPLIT and shared:
+        return "TorchRec would divide other tables of the module by this table's bag lengths"
+    return ""
+
+
+def is_sound(option: Option, workload: Workload, device: str) -> bool:
+    """TorchRec computes it right, or the table has nothing better."""
+    table = workload.tables[option.table]
+    return bool(table.constraints.sharding_types) or not _unsound(
+        option, option.table, workload, device
+    )
+
+
+def drop_uvm(space: Space, topology: Topology) -> Space:
+    """Without UVM kernels if device memory is ample: they cost time and save only memory.
+
+    Tables for which nothing else is left keep them.
+    """
+    need = sum(min(_hbm(o) for o in options) for options in map(_on_device, space.options))
+    if need > AMPLE * sum(topology.hbm_cap_bytes):
+        return space
+    pruned = list(space.pruned)
+    kept = []
+    for key, options in zip(space.keys, space.options, strict=True):
+        stay = _on_device(options)
+        kept.append(stay)
+        reason = f"device memory is ample: the tables take {need} bytes of HBM without it"
+        pruned += [Pruned(key, o.label, reason) for o in options if o not in stay]
+    return replace(space, options=tuple(kept), pruned=tuple(pruned))
+
+
+def _on_device(options: tuple[Option, ...]) -> tuple[Option, ...]:
+    return tuple(o for o in options if o.compute_kernel not in UVM_KERNELS) or options
+
+
+def _hbm(option: Option) -> int:
+    return sum(m.hbm_bytes for m in option.memory)

@@ -1,0 +1,174 @@
+"""The choices of every table, as the programs of the lower bound see them: loads and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor.cost.loads import LAUNCH, LookupGroup
+from predictor.iteration.plan_scorer import PlanScorer
+from predictor.model.plan import ComputeKernel, TablePlan
+from search.bound.cache import PRICES, least_sharing_ms
+from search.bound.rank_excess import MAX_CHOICES, longest_shard
+from search.bound.relaxation import Hulls
+from search.problem import Problem
+from search.space.option import Option, Space, place
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.intp]
+
+CACHED = ComputeKernel.FUSED_UVM_CACHING
+GIB = float(1 << 30)
+
+
+def exchange_of(group: LookupGroup) -> tuple[str, str]:
+    """Module and sharding type."""
+    return group.module, group.sharding_type
+
+
+@dataclass(frozen=True)
+class BoundChoice:
+    """One option of one table with its load averaged over the ranks, and its memory.
+
+    ``peak`` is the most that a shard has, column by column; ``longest`` is what the lookups of the
+    longest shard take at least.
+    ``sharing`` is what it fetches at least beyond its load, since tables share UVM caches, at
+    several prices of their room.
+    """
+
+    table: int
+    option: Option
+    group: int
+    load: Array
+    peak: Array
+    longest: Array
+    hbm_bytes: int
+    ddr_bytes: int
+    sharing: Array
+    moves: bool
+
+
+class BoundChoices:
+    """All choices of a space, table by table.
+
+    Args:
+        batch: shares its shard loads with the search.
+
+    Attributes:
+        loads: mean over the ranks, ``[choices, COLUMNS]``.
+        peaks: the most that a shard has, ``[choices, COLUMNS]``.
+        longest: what the lookups of the longest shard take at least, ``[choices, times]`` in ms.
+        sharing: what is fetched at least beyond the loads, ``[choices, 1 + PRICES]`` in ms.
+        groups: lookup group, ``[choices]``.
+        needs: GiB of HBM, GiB of host memory, moves if they are limited, ``[choices, 2 or 3]``.
+        caps: what all ranks together have of these, ``[2 or 3]``.
+        hulls: of every exchange, the same for all sets of exchanges.
+    """
+
+    def __init__(self, problem: Problem, space: Space, batch: PlanScorer) -> None:
+        self.problem = problem
+        self.batch = batch
+        self.all = list(self._of_space(space))
+        self._share_caches()
+        self.tables = len(space.options)
+        self.loads = np.array([c.load for c in self.all])
+        self.loads[:, LAUNCH] = 0.0
+        self.peaks = np.array([c.peak for c in self.all])
+        self.longest = np.array([c.longest for c in self.all])
+        if len(self.all) > MAX_CHOICES:
+            self.longest[:] = 0.0
+        self.sharing = np.array([c.sharing for c in self.all])
+        self.groups = np.array([c.group for c in self.all])
+        self.needs = np.array([[c.hbm_bytes / GIB, c.ddr_bytes / GIB] for c in self.all])
+        topology = problem.topology
+        caps = [sum(topology.hbm_cap_bytes) / GIB, sum(topology.ddr_cap_bytes) / GIB]
+        if space.in_use is not None and space.in_use.is_limited:
+            # moves are a resource like memory, of which the plan in use leaves so many
+            moves = np.array([[float(c.moves)] for c in self.all])
+            self.needs = np.hstack([self.needs, moves])
+            caps.append(float(space.in_use.max_moves))
+        self.caps = np.array(caps)
+        self.hulls: dict[str, Hulls] = {}
+
+    def _of_space(self, space: Space) -> Iterator[BoundChoice]:
+        world = self.problem.topology.world_size
+        for table, options in enumerate(space.options):
+            for option in options:
+                plan = self._placed(option)
+                if plan is None:
+                    continue
+                group, load = self.batch.table(table, plan)
+                shards = self._shards(table, plan, load)
+                yield BoundChoice(
+                    table,
+                    option,
+                    group,
+                    load.sum(axis=0) / world,
+                    shards.max(axis=0),
+                    longest_shard(shards, cached=plan.compute_kernel is CACHED),
+                    sum(m.hbm_bytes for m in option.memory),
+                    sum(m.ddr_bytes for m in option.memory),
+                    np.zeros(1 + PRICES),
+                    self._moves(space, option),
+                )
+
+    def _shards(self, table: int, plan: TablePlan, load: Array) -> Array:
+        """Loads of a table's shards, ``[shards, COLUMNS]``, given those of the ranks."""
+        ranks = np.array(plan.ranks)
+        if len(np.unique(ranks)) == len(ranks):
+            return np.asarray(load[ranks])
+        return self.batch.shards.of_table(table, plan)[1]
+
+    def _moves(self, space: Space, option: Option) -> bool:
+        """The option is another than the plan in use has, so its table moves."""
+        before = space.in_use.choices[option.table] if space.in_use else None
+        return before is None or before[0] is not option
+
+    def _share_caches(self) -> None:
+        """Enter into the choices what they fetch at least, whatever tables share their caches."""
+        world = self.problem.topology.world_size
+        for group in {choice.group for choice in self.all}:
+            caches = {i: self._caches(c.option) for i, c in enumerate(self.all) if c.group == group}
+            cached = [i for i, found in caches.items() if found]
+            if cached:
+                least = least_sharing_ms([caches[i] for i in cached]) / world
+                for i, sharing in zip(cached, least, strict=True):
+                    self.all[i] = replace(self.all[i], sharing=sharing)
+
+    def _caches(self, option: Option) -> list[Array]:
+        """What each shard of an option adds to a UVM cache."""
+        plan, shards = self._placed(option), self.batch.shards
+        assert plan is not None
+        found = (shards.cache_of_shard(option.table, plan, shard) for shard in plan.shards)
+        return [cache for cache in found if cache is not None]
+
+    def _placed(self, option: Option) -> TablePlan | None:
+        """A plan of the option, None if there is none; where shards lie does not matter here."""
+        legal = option.legal_ranks(self.problem.topology)
+        return (
+            None if legal.is_empty else place(option, [r for unit in legal.units for r in unit[0]])
+        )
+
+    def undominated(self, index: Ints) -> NDArray[np.bool_]:
+        """Of some choices, which ones a fractional plan needs: no other of the same table and
+        lookup group has no more of any load, memory and moves, and no longer shard."""
+        needed = np.ones(len(index), dtype=bool)
+        cost = np.hstack([self.loads, self.needs, self.sharing, self.longest])[index]
+        blocks: dict[tuple[int, int], list[int]] = {}
+        for i, choice in enumerate(index.tolist()):
+            key = self.all[choice].table, self.all[choice].group
+            blocks.setdefault(key, []).append(i)
+        for block in blocks.values():
+            mine = cost[block]
+            beats = (mine[:, None] <= mine[None]).all(axis=-1)
+            # of choices alike the first stays
+            beats &= ~beats.T | np.triu(np.ones_like(beats), 1)
+            needed[block] = ~beats.any(axis=0)
+        return needed
+
+    def exchange(self, choice: BoundChoice) -> tuple[str, str]:
+        """Module and sharding type of a choice."""
+        return exchange_of(self.batch.groups[choice.group])

@@ -1,0 +1,74 @@
+"""A linear program over fractional plans: every table mixes its options, memory is pooled."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from ortools.linear_solver import pywraplp
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.intp]
+
+
+class Program:
+    """Minimises the time over the shares of the choices, under cuts that are added to it.
+
+    Args:
+        first: position of every table's first choice; choices lie table by table.
+        needed: choices that are variables of the program; the shares of others are 0.
+        memory: of every choice, ``[kinds, choices]``.
+        caps: of all ranks together, ``[kinds]``.
+
+    Attributes:
+        shares: what the last optimum gives every choice, ``[choices]``; the even mix first.
+        optimum: the last one in ms, -1 before any.
+        cuts: rows of the cuts, in the order in which they came.
+    """
+
+    def __init__(self, first: Ints, needed: NDArray[np.bool_], memory: Array, caps: Array) -> None:
+        self.first = first
+        self.sizes = np.diff([*first, len(needed)])
+        counts = np.add.reduceat(needed, first)
+        self.shares: Array = needed / np.repeat(counts, self.sizes)
+        self.optimum = -1.0
+        self.solver = solver = pywraplp.Solver.CreateSolver("GLOP")
+        self.free = np.flatnonzero(needed)
+        self.share = [solver.NumVar(0.0, 1.0, "") for _ in self.free]
+        self.time = solver.NumVar(0.0, solver.infinity(), "")
+        solver.Minimize(self.time)
+        table = np.repeat(np.arange(len(self.first)), self.sizes)[self.free]
+        one = [solver.Constraint(1.0, 1.0) for _ in self.first]
+        for share, row in zip(self.share, table.tolist(), strict=True):
+            one[row].SetCoefficient(share, 1.0)
+        self.room = [
+            self.row(-solver.infinity(), cap, used)
+            for cap, used in zip(caps.tolist(), memory, strict=True)
+        ]
+        self.cuts: list[pywraplp.Constraint] = []
+
+    def row(self, low: float, high: float, coefficients: Array) -> pywraplp.Constraint:
+        """A new row of the program with these coefficients ``[choices]`` of the shares."""
+        row = self.solver.Constraint(low, high)
+        for share, value in zip(self.share, coefficients[self.free].tolist(), strict=True):
+            row.SetCoefficient(share, value)
+        return row
+
+    def cut(self, constant: float, weights: Array) -> pywraplp.Constraint:
+        """A new cut: ``time >= constant + weights . shares``."""
+        row = self.row(constant, self.solver.infinity(), -weights)
+        row.SetCoefficient(self.time, 1.0)
+        self.cuts.append(row)
+        return row
+
+    def solve(self) -> int:
+        """The solver's status; if it is optimal, the shares and the optimum are the new ones."""
+        status = self.solver.Solve()
+        if status == pywraplp.Solver.ABNORMAL:  # presolving ended in numerical trouble
+            plain = pywraplp.MPSolverParameters()
+            plain.SetIntegerParam(plain.INCREMENTALITY, plain.INCREMENTALITY_OFF)
+            plain.SetIntegerParam(plain.PRESOLVE, plain.PRESOLVE_OFF)
+            status = self.solver.Solve(plain)
+        if status == pywraplp.Solver.OPTIMAL:
+            self.shares[self.free] = [share.solution_value() for share in self.share]
+            self.optimum = self.solver.Objective().Value()
+        return int(status)

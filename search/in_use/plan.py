@@ -1,0 +1,194 @@
+"""A plan in use: does it fit this model, which plans are near it, and why can it not stay?
+
+Ranks are not interchangeable once tables lie on them. A table stays when its sharding, kernel,
+sizes and ranks all stay; every other table counts as one move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from predictor.errors import InputError
+from predictor.model.memory import UVM_KERNELS, missing, plan_memory
+from predictor.model.plan import ShardingPlan, TablePlan
+from predictor.model.plan_check import check_plan
+from predictor.model.workload import Table
+from search.candidate import Candidate
+from search.in_use.moves import table_memory
+from search.objective import Assignment, Objective
+from search.problem import Problem, RatedPlanInUse
+from search.space.filters import is_sound
+from search.space.option import Choice, ChoicesInUse, Option, Space
+
+NAME = "given plan"
+NEARBY = ("cpsat",)
+"""Searchers that can be told how many tables may move; the others place all tables afresh."""
+
+
+@dataclass(frozen=True)
+class PlanInUse:
+    """A plan in use that the search starts from.
+
+    Args:
+        plan: fits the problem's model and world size.
+        max_moves: tables that may change, >= 0; None for all of them.
+    """
+
+    plan: ShardingPlan
+    max_moves: int | None = None
+
+
+def check_plan_in_use(in_use: PlanInUse, problem: Problem) -> PlanInUse:
+    """The plan under the workload's own table keys.
+
+    Raises:
+        PlanError: it names other tables, or does not tile them.
+        InputError: it is for another world size, or ``max_moves`` is negative.
+    """
+    plan, world = in_use.plan, problem.topology.world_size
+    if plan.world_size != world:
+        raise InputError(
+            f"the given plan places its shards on {plan.world_size} ranks, the new one is for "
+            f"{world}; tables can stay only where the ranks stay: plan without it"
+        )
+    if in_use.max_moves is not None and in_use.max_moves < 0:
+        raise InputError(f"max_moves is {in_use.max_moves}; it must be at least 0")
+    return replace(in_use, plan=check_plan(plan, problem.workload, where="given plan"))
+
+
+def space_near(space: Space, problem: Problem, in_use: PlanInUse) -> Space:
+    """The space with the plan in use in it, and plans near it only if moves are limited.
+
+    Args:
+        in_use: as `check_plan_in_use` returns it.
+    """
+    options = [list(table) for table in space.options]
+    choices: list[Choice | None] = []
+    for index, (key, table) in enumerate(zip(space.keys, problem.workload.tables, strict=True)):
+        plan = in_use.plan.tables[key]
+        option = space.option_of(index, plan) or _option_in_use(index, plan, problem)
+        if not option.is_legal(plan.ranks, problem.topology):
+            option = replace(option, pinned=plan.ranks)
+        if find_broken_constraint(table, plan) or not is_sound(
+            option, problem.workload, problem.hardware.device
+        ):
+            choices.append(None)
+            continue
+        choices.append((option, plan.ranks))
+        if option not in options[index]:
+            options[index].append(option)
+    moves = len(choices) if in_use.max_moves is None else in_use.max_moves
+    found = ChoicesInUse(tuple(choices), min(moves, len(choices)))
+    return replace(space, options=tuple(map(tuple, options)), in_use=found)
+
+
+def _option_in_use(index: int, plan: TablePlan, problem: Problem) -> Option:
+    """The option of a table that is split as no option of the space is."""
+    table = problem.workload.tables[index]
+    return Option(
+        index,
+        plan.sharding_type,
+        plan.compute_kernel,
+        tuple(s.size for s in plan.shards),
+        tuple(s.offset for s in plan.shards),
+        module=table.module,
+        cache_load_factor=plan.cache_load_factor,
+        enforce_hbm=plan.parameters.get("enforce_hbm"),
+        pinned=plan.ranks,
+        memory=tuple(table_memory(table, problem, plan)),
+        added_by_shardopt=True,
+        reason="the given plan has it",
+    )
+
+
+def find_broken_constraint(table: Table, plan: TablePlan) -> str:
+    """Which constraint of a table its sharding breaks, or an empty string."""
+    wants = table.constraints
+    if wants.sharding_types and plan.sharding_type not in wants.sharding_types:
+        return f"constraints.sharding_types allows {', '.join(wants.sharding_types)}"
+    if wants.compute_kernels and plan.compute_kernel not in wants.compute_kernels:
+        return f"constraints.compute_kernels allows {', '.join(wants.compute_kernels)}"
+    if wants.ranks is not None and not set(plan.ranks) <= set(wants.ranks):
+        return f"constraints.ranks allows {', '.join(map(str, wants.ranks))}"
+    narrow = min(s.size[1] for s in plan.shards)
+    if wants.min_partition and narrow < min(wants.min_partition, table.embedding_dim):
+        return f"constraints.min_partition is {wants.min_partition}, a shard has {narrow} columns"
+    in_host, enforced = plan.compute_kernel in UVM_KERNELS, bool(plan.parameters.get("enforce_hbm"))
+    if in_host and wants.enforce_hbm not in (None, enforced):
+        return f"constraints.enforce_hbm is {str(wants.enforce_hbm).lower()}"
+    return ""
+
+
+def find_misfits(space: Space, problem: Problem, in_use: PlanInUse) -> tuple[str, ...]:
+    """Why the plan in use cannot stay as it is: constraints it breaks, memory it lacks."""
+    found = []
+    tables, workload = in_use.plan.tables, problem.workload
+    assert space.in_use is not None
+    for key, table, choice in zip(space.keys, workload.tables, space.in_use.choices, strict=True):
+        if choice is None:
+            why = (
+                find_broken_constraint(table, tables[key])
+                or "TorchRec would compute wrong results with it"
+            )
+            found.append(f"table '{key}' cannot stay: {why}")
+    if not space.co_located([tables[key].ranks for key in space.keys]):
+        found.append("tables that constraints.co_locate ties lie on different ranks")
+    short = missing(plan_memory(workload, problem.topology, in_use.plan, problem.hardware.device))
+    return (*found, short) if short else tuple(found)
+
+
+def lift_move_limit(space: Space) -> Space:
+    """The space with every table free to move."""
+    if space.in_use is None:
+        return space
+    return replace(space, in_use=replace(space.in_use, max_moves=len(space.options)))
+
+
+def space_of_bound(space: Space) -> Space:
+    """The space that the bound is of: where no table may move at all, that of all plans, because
+    a plan that is only rated is best held against what moving could bring."""
+    fixed = space.in_use is not None and not space.in_use.max_moves
+    return lift_move_limit(space) if fixed else space
+
+
+def pick_searchers(space: Space, searchers: Sequence[str]) -> Sequence[str]:
+    """Those of the searchers that can keep to the limit on moves."""
+    if space.in_use is None or not space.in_use.is_limited:
+        return searchers
+    return [name for name in searchers if name in NEARBY and space.in_use.max_moves]
+
+
+def candidates_in_use(objective: Objective) -> list[Candidate]:
+    """The plan in use as a candidate, if constraints allow it."""
+    in_use = objective.space.in_use
+    choices = tuple(choice for choice in in_use.choices if choice) if in_use else ()
+    if len(choices) < len(objective.space.options):
+        return []
+    return [Candidate(choices, float(objective.score([choices])[0]), NAME)]
+
+
+def rate_plan_in_use(objective: Objective, in_use: PlanInUse) -> RatedPlanInUse:
+    """The plan in use as it is: its time, and why it cannot stay."""
+    plan, space = in_use.plan, objective.space
+    tables = tuple(plan.tables[key] for key in space.keys)
+    ms = float(objective.batch.score([tables])[0])
+    return RatedPlanInUse(
+        plan, ms, find_misfits(space, objective.problem, in_use), in_use.max_moves
+    )
+
+
+def finish_plan(
+    objective: Objective, in_use: PlanInUse | None, assignment: Assignment
+) -> ShardingPlan:
+    """The assignment as a plan; tables that stay keep every field they had."""
+    plan, choices = objective.sharding_plan(assignment), objective.space.in_use
+    if in_use is None or choices is None:
+        return plan
+    moved = set(choices.moved(assignment))
+    stay = {
+        key: in_use.plan.tables[key]
+        for table, key in enumerate(objective.space.keys)
+        if table not in moved
+    }
+    return replace(plan, tables={**plan.tables, **stay})

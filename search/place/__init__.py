@@ -1,1 +1,0 @@
-"""Greedy partitioners: chosen options onto ranks."""
