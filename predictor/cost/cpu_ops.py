@@ -1,6 +1,6 @@
 """Ops of a framework on one CPU core: matrix products, and what goes through memory.
 
-Calls of one group follow one law, linear in what they do:
+The calls of one group share a kernel model, which is linear in the work of a call:
 
     t = sum_i c_i x_i + e_near sum_j h_near(j) B_j + e_far sum_j h_far(j) B_j
 
@@ -9,9 +9,10 @@ bytes ``B_j`` that were last touched a distance of bin j ago (`predictor.cost.re
 a cache of ``size`` bytes with the probability ``h(d) = 1 / (1 + (size / d)^2)``: the near one is
 the core's own, the far one the part of the shared last-level cache that this core gets to keep.
 
-Products share one law, since a library packs their operands whatever their layout; it pads them to
-its kernel's tile (Goto and van de Geijn 2008). Convolutions have a law a direction; oneDNN keeps
-channels in blocks as wide as a vector and fills the last one up. Every other op has a law a layout.
+Products share one model, since a library packs their operands whatever their layout; it pads them
+to its kernel's tile (Goto and van de Geijn 2008). Convolutions have one model per direction; oneDNN
+keeps channels in blocks as wide as a vector and pads the last block. Every other op has one model
+per layout of its tensors.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from predictor import units
 from predictor.cost.op_calls import OpCall, Operand
 from predictor.cost.reuse import EDGES
 from predictor.errors import InputError
+from predictor.hardware.op_models import CpuOps
 
 Array = NDArray[np.float64]
 
@@ -129,12 +132,12 @@ def _aliased(operand: Operand) -> int:
 
 
 def group_of(kind: str) -> str:
-    """The kinds that share a law."""
+    """The group of a kind: the kinds that share a kernel model."""
     return GEMMS.get(kind.split()[0], kind)
 
 
 def name_of(kind: str) -> str:
-    """The kinds of one op, whose common law stands in where a layout was never measured."""
+    """The op of a kind, whose model over all layouts is used where a layout was never measured."""
     return group_of(kind).split()[0]
 
 
@@ -185,19 +188,37 @@ def _convolution_work(
 
 
 @dataclass(frozen=True)
-class OpLaws:
-    """Fitted coefficients.
+class OpModels:
+    """Fitted kernel models of CPU ops.
 
     Args:
-        laws: group, or name of an op -> coefficients in the order of `work`, in ms.
-        op_ms: what a step takes beside its ops, per call of any op, views included.
+        coefficients: group, or name of an op -> coefficients in the order of `work`, in ms.
+        op_ms: what a step takes beyond its ops, per call of any op, views included.
         stretch: of all ops together, what a step takes for each ms that its ops take alone.
     """
 
-    laws: Mapping[str, Array]
+    coefficients: Mapping[str, Array]
     caches: Caches
     op_ms: float = 0.0
     stretch: float = 1.0
+
+    @classmethod
+    def of_group(cls, group: CpuOps, ranks: int) -> OpModels:
+        """The models stored with a profile, for a number of ranks that share a memory."""
+        coefficients = group.coefficients(ranks)
+        return cls(
+            {name: np.array(of) for name, of in coefficients.items()},
+            Caches(units.mib(group.near_cache_mib), units.mib(group.far_cache_mib)),
+            group.op_ms,
+            group.stretch,
+        )
+
+    def has(self, kind: str) -> bool:
+        """Whether ops of a kind can be priced."""
+        return kind == VIEW or self._of(kind) is not None
+
+    def _of(self, kind: str) -> Array | None:
+        return self.coefficients.get(group_of(kind), self.coefficients.get(name_of(kind)))
 
     def row_ms(self, row: OpRow) -> float:
         """Time of all calls of a row.
@@ -207,15 +228,32 @@ class OpLaws:
         """
         if row.kind == VIEW:
             return 0.0
-        law = self.laws.get(group_of(row.kind), self.laws.get(name_of(row.kind)))
-        if law is None:
+        model = self._of(row.kind)
+        if model is None:
             raise InputError(
-                f"no law for the op '{row.kind}': no calibration step ran it; measure again with "
-                "shapes of its family"
+                f"no kernel model for the op '{row.kind}': no calibration step ran it; measure "
+                "again with shapes of its family"
             )
-        return row.count * float(work(row, self.caches) @ law)
+        return row.count * float(work(row, self.caches) @ model)
 
     def rows_ms(self, rows: Sequence[OpRow]) -> float:
-        """Time of many rows in a step, with what it takes beside its ops."""
+        """Time of many rows in a step, with what it takes beyond its ops."""
         calls = sum(row.count for row in rows)
         return self.stretch * sum(map(self.row_ms, rows)) + self.op_ms * calls
+
+
+@dataclass(frozen=True)
+class GradientSync:
+    """Time to sum a bucket of gradients over the ranks, in ms: ``bucket + gradients g + bytes b``.
+
+    DistributedDataParallel copies each gradient into its bucket and back, and gloo moves and adds
+    bytes.
+    """
+
+    bucket_ms: float
+    gradient_ms: float
+    byte_ms: float
+
+    def ms(self, gradients: int, size_bytes: int) -> float:
+        """Of one bucket."""
+        return self.bucket_ms + gradients * self.gradient_ms + size_bytes * self.byte_ms

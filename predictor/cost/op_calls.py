@@ -77,7 +77,7 @@ class OpCall:
 
     @property
     def kind(self) -> str:
-        """Calls of one kind follow one law; what they cost differs in sizes alone."""
+        """Calls of one kind share a kernel model; only their sizes differ."""
         return f"{self.name} {self.layout}"
 
 

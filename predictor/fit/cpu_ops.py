@@ -1,4 +1,4 @@
-"""Laws of CPU ops fitted on ops that were timed inside training steps."""
+"""Kernel models of CPU ops, fitted on ops that were timed inside steps of calibration models."""
 
 from __future__ import annotations
 
@@ -8,17 +8,26 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from predictor import units
-from predictor.cost.cpu_ops import GEMMS, VIEW, Caches, OpLaws, OpRow, group_of, name_of, plain_work
-from predictor.iteration.op_graph import Bucket, SyncLaw
+from predictor.cost.cpu_ops import (
+    GEMMS,
+    VIEW,
+    Caches,
+    GradientSync,
+    OpModels,
+    OpRow,
+    group_of,
+    name_of,
+    plain_work,
+)
+from predictor.iteration.op_graph import CollectiveStart
 
 Array = NDArray[np.float64]
 
 NEAR_BYTES = (1.0 * units.MIB, 2.0 * units.MIB)
 FAR_BYTES = tuple(size * units.MIB for size in (24.0, 64.0, 160.0))
-"""Sizes of the caches that are tried; the core's own has 2 MiB, the shared one is anyone's."""
+"""Cache sizes that are tried: the core's own is 2 MiB, its part of the shared one may vary."""
 ROUNDS = 6
 LEAST_SHARE = 1e-3
 OUTLIER = 0.1
@@ -26,7 +35,7 @@ OUTLIER = 0.1
 
 
 @dataclass(frozen=True, eq=False)
-class Captured:
+class CapturedStep:
     """A calibration step.
 
     Args:
@@ -40,27 +49,28 @@ class Captured:
     step_ms: float
 
 
-def fit_laws(
-    steps: Sequence[Captured],
-    alone: Sequence[Captured] | None = None,
+def fit_models(
+    steps: Sequence[CapturedStep],
+    alone: Sequence[CapturedStep] | None = None,
     caches: Caches | None = None,
-) -> OpLaws:
-    """All laws, and what a step takes beside its ops.
+) -> OpModels:
+    """All kernel models, and what a step takes beyond its ops.
 
     Non-negative least squares on relative errors, each row weighted by its share of its step; the
     caches are those that leave the least.
 
     Args:
-        alone: those steps that hold nothing but their ops; all unless given, none for laws alone.
+        alone: the steps that hold nothing but their ops, from which `OpModels.stretch` and
+            `OpModels.op_ms` follow; all steps unless given. Empty: these two are not fitted.
         caches: where they are known.
     """
     groups = _grouped(steps)
     tried = [Caches(near, far) for near in NEAR_BYTES for far in FAR_BYTES]
     tried = tried if caches is None else [caches]
     fits = [_fit(groups, caches) for caches in tried]
-    laws, _ = min(fits, key=lambda fit: fit[1])
+    models, _ = min(fits, key=lambda fit: fit[1])
     alone = steps if alone is None else alone
-    return _with_host(laws, alone) if alone else laws
+    return _with_host(models, alone) if alone else models
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +83,7 @@ class _Points:
     shares: Array
 
 
-def _grouped(steps: Sequence[Captured]) -> dict[str, _Points]:
+def _grouped(steps: Sequence[CapturedStep]) -> dict[str, _Points]:
     """The rows of each group, and of each op over all its layouts."""
     found: dict[str, list[tuple[OpRow, float, float]]] = defaultdict(list)
     for step in steps:
@@ -92,18 +102,20 @@ def _grouped(steps: Sequence[Captured]) -> dict[str, _Points]:
     }
 
 
-def _fit(groups: Mapping[str, _Points], caches: Caches) -> tuple[OpLaws, float]:
-    laws: dict[str, Array] = {}
+def _fit(groups: Mapping[str, _Points], caches: Caches) -> tuple[OpModels, float]:
+    coefficients: dict[str, Array] = {}
     left = 0.0
     for group, points in groups.items():
-        laws[group], residual = _law(points, caches)
-        # an op over all its layouts only stands in
+        coefficients[group], residual = _fit_group(points, caches)
+        # the model of an op over all its layouts is a fallback: its error does not count
         left += residual if " " in group or group in GEMMS.values() else 0.0
-    return OpLaws(laws, caches), left
+    return OpModels(coefficients, caches), left
 
 
-def _law(points: _Points, caches: Caches) -> tuple[Array, float]:
+def _fit_group(points: _Points, caches: Caches) -> tuple[Array, float]:
     """Coefficients, and the squared errors as shares of the steps."""
+    from scipy.optimize import nnls
+
     works = np.concatenate([points.plain, caches.misses(points.reuse)], axis=1)
     rows = works / points.ms[:, None]
     scale = rows.max(axis=0)
@@ -118,32 +130,40 @@ def _law(points: _Points, caches: Caches) -> tuple[Array, float]:
     return solution / scale, float(np.square(errors * points.shares).sum())
 
 
-def _with_host(laws: OpLaws, steps: Sequence[Captured]) -> OpLaws:
-    """What steps take beside the laws of their ops: in proportion, and per call."""
-    ops = np.array([sum(map(laws.row_ms, step.rows)) for step in steps])
+def _with_host(models: OpModels, steps: Sequence[CapturedStep]) -> OpModels:
+    """Add what steps take beyond their ops: in proportion, and per call."""
+    from scipy.optimize import nnls
+
+    ops = np.array([sum(map(models.row_ms, step.rows)) for step in steps])
     calls = np.array([float(sum(row.count for row in step.rows)) for step in steps])
     whole = np.array([step.step_ms for step in steps])
     found, _ = nnls(np.stack([ops, calls], axis=1) / whole[:, None], np.ones(len(steps)))
-    return replace(laws, stretch=float(found[0]), op_ms=float(found[1]))
+    return replace(models, stretch=float(found[0]), op_ms=float(found[1]))
 
 
-def fit_sync(buckets: Sequence[Sequence[Bucket]], extra_ms: Sequence[float]) -> SyncLaw:
+def fit_sync(
+    buckets: Sequence[Sequence[CollectiveStart]], extra_ms: Sequence[float]
+) -> GradientSync:
     """What summing gradients takes, from steps with and without.
 
     Args:
-        buckets: of each step.
+        buckets: the all-reduces of each step.
         extra_ms: of each step, what it takes longer with it.
     """
+    from scipy.optimize import nnls
+
     sizes = [(len(of), sum(b.gradients for b in of), sum(b.bytes for b in of)) for of in buckets]
     rows, extra = np.array(sizes, dtype=np.float64), np.array(extra_ms)
     scale = rows.max(axis=0)
     # large steps have large noise: in between relative and absolute errors
     weights = 1 / np.sqrt(np.maximum(extra, extra.max() * LEAST_SHARE))
     found, _ = nnls(rows / scale * weights[:, None], extra * weights)
-    return SyncLaw(*(found / scale))
+    return GradientSync(*(found / scale))
 
 
-def by_group(steps: Sequence[Captured], laws: OpLaws) -> Mapping[str, tuple[float, float]]:
+def errors_by_group(
+    steps: Sequence[CapturedStep], models: OpModels
+) -> Mapping[str, tuple[float, float]]:
     """Group -> share of the steps that its ops take, and its error as a share of its time."""
     spent: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for step in steps:
@@ -151,6 +171,6 @@ def by_group(steps: Sequence[Captured], laws: OpLaws) -> Mapping[str, tuple[floa
             if row.kind != VIEW:
                 both = spent[group_of(row.kind)]
                 both[0] += ms
-                both[1] += laws.row_ms(row)
+                both[1] += models.row_ms(row)
     whole = sum(step.step_ms for step in steps)
-    return {group: (ms / whole, law / ms - 1) for group, (ms, law) in spent.items()}
+    return {group: (ms / whole, model / ms - 1) for group, (ms, model) in spent.items()}

@@ -1,96 +1,254 @@
-"""A training step on CPU ranks, from the rows of its ops to an iteration graph.
+"""Captured ops of CPU ranks, priced by kernel models, as an iteration graph.
 
-Forward, backward and optimizer run one after the other on the core that also moves the bytes of
-collectives, so a step is a sum on each rank; with data parallelism the ranks meet in an all-reduce
-a bucket of gradients.
+The one way from a module's ops to a predicted time. What is captured may be a training step or the
+program of a generated benchmark; both are `RankCalls`. Each rank runs its ops one after the other
+on the core that also moves the bytes of its collectives, and meets the other ranks in these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from predictor.cost.cpu_ops import OpLaws, OpRow
+from predictor.cost.cpu_ops import VIEW, OpModels, OpRow
+from predictor.errors import InputError
 from predictor.iteration.graph import COMPUTE, Graph
-from predictor.iteration.timeline import simulate
 
 COMM = "comm"
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 
 
 @dataclass(frozen=True)
-class Bucket:
-    """Gradients that are summed over the ranks together."""
+class CallGroup:
+    """Equal calls between two events.
 
-    gradients: int
+    Args:
+        segment: how many events of the rank come before.
+        op: as the captured program calls it; of a training step one of its parts.
+        rows: the ops that one such call runs, reuse and counts of all calls together; none for a
+            call that cannot run on fake tensors.
+        count: of calls.
+        us: their recorded time in all; None where nothing was recorded.
+        ms: their time in all in a replay on this machine, timed inside its iterations; None where
+            none was made.
+    """
+
+    segment: int
+    op: str
+    rows: tuple[OpRow, ...]
+    count: int
+    us: float | None = None
+    ms: float | None = None
+
+
+@dataclass(frozen=True)
+class CollectiveStart:
+    """A rank starts a collective.
+
+    Args:
+        kind: c10d's name of it.
+        bytes: that this rank sends.
+        group: its ranks; none for all.
+        gradients: summed in it by DistributedDataParallel; 0 for any other collective.
+    """
+
+    kind: str
     bytes: int
+    group: tuple[int, ...] = ()
+    gradients: int = 0
 
 
 @dataclass(frozen=True)
-class SyncLaw:
-    """What summing a bucket takes, in ms: ``bucket + gradients g + bytes b``.
+class CollectiveWait:
+    """A rank waits for the end of a collective, which is the rank's `start`-th, from 0."""
 
-    A gradient is copied into its bucket and back (DDP's reducer), and gloo moves and adds bytes.
-    """
+    start: int
 
-    bucket_ms: float
-    gradient_ms: float
-    byte_ms: float
 
-    def ms(self, bucket: Bucket) -> float:
-        """Of one bucket."""
-        return self.bucket_ms + bucket.gradients * self.gradient_ms + bucket.bytes * self.byte_ms
+Event = CollectiveStart | CollectiveWait
 
 
 @dataclass(frozen=True)
-class OpStep:
-    """One step of one rank.
+class RankCalls:
+    """The calls of one rank in an iteration.
 
     Args:
-        parts: forward, backward.0, backward.1, ..., optimizer -> rows of its ops; a part of the
-            backward completes a bucket.
-        buckets: of each part of the backward.
+        events: in order.
+        left_out: op and recorded us of what the captured program lacks.
     """
 
-    parts: Mapping[str, Sequence[OpRow]]
-    buckets: Sequence[Bucket]
+    calls: tuple[CallGroup, ...]
+    events: tuple[Event, ...] = ()
+    left_out: tuple[tuple[str, float | None], ...] = ()
+
+    @property
+    def collectives(self) -> tuple[CollectiveStart, ...]:
+        """Those that it starts, in order."""
+        return tuple(event for event in self.events if isinstance(event, CollectiveStart))
 
 
-def step_graph(step: OpStep, laws: OpLaws, sync: SyncLaw | None = None, ranks: int = 1) -> Graph:
-    """The iteration graph of ranks that all run this step.
+def gradient_sum(gradients: int, size_bytes: int) -> CollectiveStart:
+    """The all-reduce of a bucket of gradients."""
+    return CollectiveStart("allreduce_", size_bytes, gradients=gradients)
+
+
+def training_step(
+    parts: Mapping[str, tuple[OpRow, ...]], buckets: Sequence[CollectiveStart]
+) -> RankCalls:
+    """A training step under data parallelism.
 
     Args:
-        sync: None for ranks that do not sum their gradients.
+        parts: forward, backward.0, backward.1, ..., optimizer -> rows of its ops. Each part of the
+            backward ends with the sum of a bucket; the optimizer waits for all sums.
+        buckets: one for each part of the backward.
     """
-    graph = Graph(ranks, ranks, inline_streams=frozenset({COMPUTE}))
+    segments = {FORWARD: 0, OPTIMIZER: 2 * len(buckets)}
+    segments |= {f"{BACKWARD}.{at}": at for at in range(len(buckets))}
+    calls = tuple(CallGroup(segments[part], part, rows, 1) for part, rows in parts.items())
+    return RankCalls(calls, (*buckets, *map(CollectiveWait, range(len(buckets)))))
 
-    def compute(part: str, deps: Sequence[int] = ()) -> int:
-        cost = np.full(ranks, laws.rows_ms(step.parts[part]))
-        phase = part.split(".")[0]
-        return graph.add(part, phase=phase, resource="ops", stream=COMPUTE, cost_ms=cost, deps=deps)
 
-    compute(FORWARD)
-    sums: list[int] = []
-    for at, bucket in enumerate(step.buckets):
-        ends = compute(f"{BACKWARD}.{at}")
-        if sync is not None:
-            sums.append(
-                graph.add(
-                    f"all-reduce bucket {at}",
-                    phase="all_reduce",
-                    resource="collectives",
-                    stream=COMM,
-                    cost_ms=np.full(ranks, sync.ms(bucket)),
-                    deps=[ends],
-                    scope="world",
-                )
+@dataclass(frozen=True)
+class RankTimes:
+    """What one rank computes.
+
+    Args:
+        segments_ms: computation before each event and after the last, calls without a kernel model
+            included.
+        recorded_ms: of `segments_ms`, recorded times of calls without a kernel model.
+        without_model: op, count and recorded us of calls without a kernel model; None: not
+            recorded, and counts nothing.
+    """
+
+    segments_ms: tuple[float, ...]
+    recorded_ms: float
+    without_model: tuple[tuple[str, int, float | None], ...]
+
+
+CollectiveCost = Callable[[Sequence[CollectiveStart]], float | None]
+"""A collective as each rank starts it -> its time in ms; None where nothing prices it."""
+
+
+def rank_times(rank: RankCalls, models: OpModels) -> RankTimes:
+    """Price the calls of a rank.
+
+    A call is priced by the ops that it runs; where one of them has no kernel model, its recorded
+    time stands for the call.
+    """
+    segments = [0.0] * (len(rank.events) + 1)
+    without = [(op, 1, us) for op, us in rank.left_out]
+    recorded = 0.0
+    for call in rank.calls:
+        missing = _op_without_model(call, models)
+        if missing is None:
+            segments[call.segment] += models.rows_ms(call.rows)
+            continue
+        ms = (call.us or 0.0) / 1e3
+        segments[call.segment] += ms
+        recorded += ms
+        without.append((missing, call.count, call.us))
+    return RankTimes(tuple(segments), recorded, tuple(without))
+
+
+def _op_without_model(call: CallGroup, models: OpModels) -> str | None:
+    """The first op of a call that no kernel model prices, if there is one."""
+    if not call.rows:
+        return call.op
+    for row in call.rows:
+        if not models.has(row.kind):
+            words = row.kind.split()
+            # a view's kind does not name its op
+            name = call.op if words[0] == VIEW else words[0]
+            return name if "::" in name else f"aten::{name}"
+    return None
+
+
+def op_graph(
+    times: Sequence[RankTimes],
+    ranks: Sequence[RankCalls],
+    collective_ms: CollectiveCost,
+    intra_group_size: int,
+) -> tuple[Graph, Counter[str]]:
+    """The ranks' iteration, and the collectives that nothing prices by their kind.
+
+    All ranks start the same collectives in the same order; when they wait may differ.
+
+    Raises:
+        InputError: they do not, or a collective does not join all ranks.
+    """
+    graph = Graph(len(times), intra_group_size, frozenset({COMPUTE}))
+    missing: Counter[str] = Counter()
+    started: list[int] = []
+    passed = [0] * len(times)
+    for starts in [*_meetings(ranks), None]:
+        for rank, of in enumerate(ranks):
+            segments = times[rank].segments_ms
+            passed[rank] = _add_computation(graph, rank, of, segments, passed[rank], started)
+        if starts is None:
+            break
+        kind = starts[0].kind
+        ms = collective_ms(starts)
+        missing[kind] += ms is None
+        started.append(
+            graph.add(
+                kind,
+                phase="collectives",
+                resource="collectives",
+                stream=COMM,
+                cost_ms=np.full(len(times), ms or 0.0),
+                scope="world",
             )
-    compute(OPTIMIZER, sums)
-    return graph
+        )
+    return graph, +missing
 
 
-def step_ms(step: OpStep, laws: OpLaws, sync: SyncLaw | None = None, ranks: int = 1) -> float:
-    """Time of a step in the steady state; arguments as of `step_graph`."""
-    return float(simulate(step_graph(step, laws, sync, ranks)).iteration_ms[0])
+def _add_computation(
+    graph: Graph,
+    rank: int,
+    of: RankCalls,
+    segments_ms: Sequence[float],
+    at: int,
+    started: Sequence[int],
+) -> int:
+    """Add a rank's computation and waits up to its next collective; the event after that one."""
+    deps: list[int] = []
+    while True:
+        cost = np.zeros(graph.world_size)
+        cost[rank] = segments_ms[at]
+        graph.add(
+            f"ops {at}",
+            phase="ops",
+            resource="ops",
+            stream=COMPUTE,
+            cost_ms=cost,
+            deps=deps,
+            ranks=(rank,),
+        )
+        if at == len(of.events):
+            return at
+        event = of.events[at]
+        at += 1
+        if isinstance(event, CollectiveStart):
+            return at
+        deps = [started[event.start]]
+
+
+def _meetings(ranks: Sequence[RankCalls]) -> list[tuple[CollectiveStart, ...]]:
+    """Each collective in order, as every rank starts it."""
+    every = [of.collectives for of in ranks]
+    kinds = [[start.kind for start in starts] for starts in every]
+    if any(of != kinds[0] for of in kinds):
+        raise InputError(
+            "the ranks of the benchmark do not run the same collectives in the same order; only "
+            "`shardopt bench replay` can time such a benchmark"
+        )
+    for start in (start for starts in every for start in starts):
+        if start.group and len(start.group) < len(ranks):
+            raise InputError(
+                f"a collective joins only ranks {list(start.group)}; only collectives of all ranks "
+                "are predicted"
+            )
+    return list(zip(*every, strict=True))

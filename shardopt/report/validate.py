@@ -148,9 +148,9 @@ _SHOWN = ("system", "profile", "accels", "round", "interaction", "gpus", "local_
 
 
 def scores_object(scores: Scores) -> dict[str, Any]:
-    """Column title -> value for each row, fractions as they are; null where there is none."""
-    titles = [title for title, _ in scores.columns]
-    rows = [dict(zip(titles, map(_plain, row), strict=True)) for row in scores.rows]
+    """Column key -> value for each row, fractions as they are; null where there is none."""
+    keys = scores.keys or [title for title, _ in scores.columns]
+    rows = [dict(zip(keys, map(_plain, row), strict=True)) for row in scores.rows]
     return {"about": scores.about, "rows": rows}
 
 

@@ -1,8 +1,9 @@
 """Predictions of generated benchmarks against their replays.
 
-Laws of ops are fitted on calls timed inside replays of calibration models
-(`shardopt.replay.compare.originals.CALIBRATIONS`), collectives are those of a profile; no other
-model was run for its prediction.
+Kernel models are fitted on calls that were timed inside replays of calibration models
+(`shardopt.replay.compare.originals.CALIBRATIONS`); collectives are those of a profile. No other
+model was run for its prediction. The fit is made anew, so that a calibration model can be held out;
+of the committed rows it is the one that `shardopt bench predict` loads from the package.
 """
 
 from __future__ import annotations
@@ -11,24 +12,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from predictor.cost.cpu_ops import OpLaws
-from predictor.fit.cpu_ops import by_group
+from predictor.cost.cpu_ops import OpModels
+from predictor.fit.cpu_ops import errors_by_group
 from predictor.hardware.loader import load_hardware
-from shardopt.replay.predict.fit import DEFAULT_FOLDER, FILE, captured, read_replays, replay_laws
-from shardopt.replay.predict.iteration import predicted
-from shardopt.replay.predict.rows import FIT, TEST, ModelCalls
+from shardopt.replay.predict.fit import captured_step, fit_replays, read_replays
+from shardopt.replay.predict.iteration import OP_MODELS, predict_ranks
+from shardopt.replay.predict.rows import FILE, FIT, TEST, ModelCalls
 from shardopt.validate.report import Compared, Report, Scores, errors_by_ranks
 
 NAME = "replay"
-HARDWARE = "cpu-gloo"
+DEFAULT_FOLDER = Path(__file__).resolve().parents[2] / "configs" / "bench" / "replay"
+"""Of a source checkout; an installed package has none."""
 LARGEST_GROUPS = 14
 PARTS = {TEST: "models", FIT: "calibration"}
 FRESH = frozenset(
     {"bert medium", "gpt2 medium", "convnet medium", "dlrm 1 rank", "dlrm 2 ranks middle"}
     | {"mlp narrow"}
 )
-"""Models that were added after the laws had their form, and first measured then."""
-__all__ = ["DEFAULT_FOLDER", "NAME", "has_replays", "validate_replay"]
+"""Models that were added, and first measured, after the form of the kernel models was fixed."""
 
 
 def has_replays(folder: Path) -> bool:
@@ -40,12 +41,13 @@ def validate_replay(folder: Path) -> Report:
     """Fit on the calibration models of a folder and predict all others.
 
     Raises:
-        InputError: the folder is not what `shardopt bench mystique` writes.
+        InputError: the folder is not what `shardopt bench compare` writes.
     """
     models = read_replays(folder)
-    laws = {ranks: replay_laws(models, ranks) for ranks in sorted({len(m.ranks) for m in models})}
-    found = [(model, _found(model, laws)) for model in models]
-    rows = [_compared(model, of["predicted_ms"], PARTS[model.part]) for model, of in found]
+    counts = sorted({len(model.ranks) for model in models})
+    fits = {ranks: fit_replays(models, ranks) for ranks in counts}
+    found = [(model, _predict(model, fits[len(model.ranks)])) for model in models]
+    rows = [_compare(model, of["predicted_ms"], PARTS[model.part]) for model, of in found]
     return Report(
         NAME,
         tuple(rows),
@@ -57,18 +59,18 @@ def validate_replay(folder: Path) -> Report:
             "headline was run for its prediction",
         ),
         scores=(
-            _summary_table(rows, _held_out(models)),
+            _summary_table(rows, predict_held_out(models)),
             _model_table(found),
-            *(_group_table(models, ranks, of) for ranks, of in laws.items()),
+            *(_group_table(models, ranks, of) for ranks, of in fits.items()),
         ),
     )
 
 
-def _found(model: ModelCalls, laws: Mapping[int, OpLaws]) -> dict[str, float]:
-    return predicted(model.ranks, laws[len(model.ranks)], load_hardware(HARDWARE))
+def _predict(model: ModelCalls, models: OpModels) -> dict[str, float]:
+    return predict_ranks(model.ranks, models, load_hardware(OP_MODELS))
 
 
-def _compared(model: ModelCalls, predicted_ms: float, part: str) -> Compared:
+def _compare(model: ModelCalls, predicted_ms: float, part: str) -> Compared:
     count = len(model.ranks)
     return Compared(
         {"model": model.name, "ranks": count},
@@ -79,14 +81,14 @@ def _compared(model: ModelCalls, predicted_ms: float, part: str) -> Compared:
     )
 
 
-def _held_out(models: Sequence[ModelCalls]) -> list[Compared]:
+def predict_held_out(models: Sequence[ModelCalls]) -> list[Compared]:
     """Every calibration model, predicted from the others."""
     found = []
     for model in models:
         if model.part == FIT:
             count = len(model.ranks)
-            laws = replay_laws([other for other in models if other is not model], count)
-            found.append(_compared(model, _found(model, {count: laws})["predicted_ms"], "held out"))
+            fit = fit_replays([other for other in models if other is not model], count)
+            found.append(_compare(model, _predict(model, fit)["predicted_ms"], "held out"))
     return found
 
 
@@ -130,19 +132,20 @@ def _model_table(found: Sequence[tuple[ModelCalls, Mapping[str, float]]]) -> Sco
     )
 
 
-def _group_table(models: Sequence[ModelCalls], count: int, laws: OpLaws) -> Scores:
-    """The ops that take most of the models' replays, and how well their law fits there."""
+def _group_table(models: Sequence[ModelCalls], count: int, fit: OpModels) -> Scores:
+    """The ops that take most of the models' replays, and how well their kernel model fits there."""
     steps = [
-        captured(rank, median(model.replay_ms))
+        captured_step(rank, median(model.replay_ms))
         for model in models
         if model.part == TEST and len(model.ranks) == count
         for rank in model.ranks
     ]
-    found = sorted(by_group(steps, laws).items(), key=lambda item: -item[1][0])
+    found = sorted(errors_by_group(steps, fit).items(), key=lambda item: -item[1][0])
     return Scores(
         f"ops_{count}",
-        (("op", "text"), ("share of replays", "share"), ("law against time", "signed")),
+        (("op", "text"), ("share of replays", "share"), ("model against time", "signed")),
         tuple((group, share, error) for group, (share, error) in found[:LARGEST_GROUPS]),
         f"ops of the models' replays, {count} rank(s); on top of them a replay takes "
-        f"{1e3 * laws.op_ms:.1f} us a call and {laws.stretch - 1:+.1%}",
+        f"{1e3 * fit.op_ms:.1f} us a call and {fit.stretch - 1:+.1%}",
+        ("op", "share of replays", "law against time"),
     )

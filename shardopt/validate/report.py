@@ -71,12 +71,14 @@ class Scores:
             ``interval`` (three fractions).
         rows: a cell a column; None or NaN where there is no figure.
         about: what the figures are, one line.
+        keys: of the columns in JSON; their titles unless given.
     """
 
     name: str
     columns: tuple[tuple[str, str], ...]
     rows: tuple[tuple[Cell, ...], ...]
     about: str = ""
+    keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Training steps of transformers on CPU ranks, against predictions from other shapes' steps.
 
-Laws of ops are fitted on ops timed inside the steps of calibration shapes
-(`shardopt.bench.transformers.design`); a target's ops come from fake tensors, its time from the
-laws and an iteration graph. No target is run for its prediction.
+Kernel models of ops are fitted on ops that were timed inside the steps of calibration shapes
+(`shardopt.bench.transformers.design`). A target's ops come from fake tensors, its time from the
+kernel models and an iteration graph, as of a generated benchmark. No target is run for its
+prediction. The fit is made anew here, so that shapes can be held out.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from predictor.cost.cpu_ops import OpLaws
+from predictor.cost.cpu_ops import GradientSync, OpModels
 from predictor.errors import InputError
-from predictor.fit.cpu_ops import Captured, by_group, fit_laws, fit_sync
-from predictor.iteration.op_graph import OpStep, SyncLaw, step_ms
+from predictor.fit.cpu_ops import CapturedStep, errors_by_group, fit_models, fit_sync
+from predictor.iteration.op_graph import CollectiveStart, RankCalls, op_graph, rank_times
+from predictor.iteration.timeline import simulate
 from predictor.model.transformer import FAMILIES, TransformerShape, parse_shape
 from shardopt.bench.transformers.files import (
     OPS,
@@ -32,7 +34,7 @@ NAME = "transformers-cpu"
 RANKS = (1, 2)
 LARGEST_GROUPS = 12
 FEWER = (3, 6, 9, 12, 15, 18, 24)
-"""Numbers of captured shapes that laws are also fitted on; three families take turns."""
+"""Numbers of captured shapes that a fit is also made on; a third of them of each family."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,28 @@ class _Predictor:
 
     ranks: int
     rounds: Rounds
-    steps: Mapping[str, OpStep]
-    laws: OpLaws
-    sync: SyncLaw | None
+    steps: Mapping[str, RankCalls]
+    models: OpModels
+    sync: GradientSync | None
 
-    def ms(self, name: str, *, sync: bool = True) -> float:
+    def ms(self, name: str) -> float:
         """Predicted time of a shape's step."""
-        return step_ms(self.steps[name], self.laws, self.sync if sync else None, self.ranks)
+        return step_ms(self.steps[name], self.models, self.sync, self.ranks)
+
+
+def step_ms(step: RankCalls, models: OpModels, sync: GradientSync | None, ranks: int) -> float:
+    """Predicted time of a step that all ranks run.
+
+    Args:
+        sync: None: the ranks do not sum their gradients.
+    """
+
+    def cost_ms(starts: Sequence[CollectiveStart]) -> float:
+        return 0.0 if sync is None else sync.ms(starts[0].gradients, starts[0].bytes)
+
+    times = rank_times(step, models)
+    graph, _ = op_graph([times] * ranks, [step] * ranks, cost_ms, ranks)
+    return float(simulate(graph).iteration_ms[0])
 
 
 def has_transformers(folder: Path) -> bool:
@@ -65,12 +82,12 @@ def validate_transformers_cpu(folder: Path) -> Report:
         raise _no_data(folder)
     steps = read_ops(folder)
     predictors = [
-        _fitted(_checked(folder, ranks, steps), steps, ranks)
+        _fit(_read_checked(folder, ranks, steps), steps, ranks)
         for ranks in RANKS
         if rounds_file(folder, ranks).exists()
     ]
-    rows = [row for predictor in predictors for row in _compared(predictor)]
-    naive = [row for predictor in predictors for row in _naive(predictor)]
+    rows = [row for predictor in predictors for row in _compare(predictor)]
+    naive = [row for predictor in predictors for row in _scale_by_flop(predictor)]
     held = [row for predictor in predictors for row in _held_out(predictor)]
     return Report(
         NAME,
@@ -94,12 +111,11 @@ def validate_transformers_cpu(folder: Path) -> Report:
 
 def _no_data(folder: Path) -> InputError:
     return InputError(
-        f"{folder}: has no {OPS}; give --data DIR, a folder that shardopt bench transformers "
-        "has written"
+        f"{folder}: has no {OPS}; give a folder that shardopt bench transformers has written"
     )
 
 
-def _checked(folder: Path, ranks: int, steps: Mapping[str, OpStep]) -> Rounds:
+def _read_checked(folder: Path, ranks: int, steps: Mapping[str, RankCalls]) -> Rounds:
     """Rounds whose shapes and rows are those of the folder's ops."""
     rounds, where = read_rounds(folder, ranks), rounds_file(folder, ranks)
     for name in rounds.steps:
@@ -110,7 +126,7 @@ def _checked(folder: Path, ranks: int, steps: Mapping[str, OpStep]) -> Rounds:
         except ValueError as error:
             raise InputError(f"{where}: {error}") from error
     for name, spent in rounds.captured.items():
-        count = sum(map(len, steps[name].parts.values()))
+        count = sum(len(part.rows) for part in steps[name].calls)
         if len(spent) != count:
             raise InputError(
                 f"{where}: has {len(spent)} times of '{name}', {folder / OPS} {count} rows; both "
@@ -119,30 +135,30 @@ def _checked(folder: Path, ranks: int, steps: Mapping[str, OpStep]) -> Rounds:
     return rounds
 
 
-def _fitted(rounds: Rounds, steps: Mapping[str, OpStep], ranks: int) -> _Predictor:
-    return _Predictor(ranks, rounds, steps, *_laws(rounds, steps, ranks, list(rounds.captured)))
+def _fit(rounds: Rounds, steps: Mapping[str, RankCalls], ranks: int) -> _Predictor:
+    return _Predictor(ranks, rounds, steps, *_fit_on(rounds, steps, ranks, list(rounds.captured)))
 
 
-def _laws(
-    rounds: Rounds, steps: Mapping[str, OpStep], ranks: int, names: Sequence[str]
-) -> tuple[OpLaws, SyncLaw | None]:
-    laws = fit_laws([_captured(rounds, steps, name) for name in names])
+def _fit_on(
+    rounds: Rounds, steps: Mapping[str, RankCalls], ranks: int, names: Sequence[str]
+) -> tuple[OpModels, GradientSync | None]:
+    models = fit_models([_captured(rounds, steps, name) for name in names])
     if ranks == 1:
-        return laws, None
+        return models, None
     extra = [rounds.steps[name] - rounds.alone[name] for name in names]
-    return laws, fit_sync([steps[name].buckets for name in names], extra)
+    return models, fit_sync([steps[name].collectives for name in names], extra)
 
 
-def _captured(rounds: Rounds, steps: Mapping[str, OpStep], name: str) -> Captured:
-    rows = tuple(row for of_part in steps[name].parts.values() for row in of_part)
-    return Captured(rows, rounds.captured[name], rounds.alone[name])
+def _captured(rounds: Rounds, steps: Mapping[str, RankCalls], name: str) -> CapturedStep:
+    rows = tuple(row for part in steps[name].calls for row in part.rows)
+    return CapturedStep(rows, rounds.captured[name], rounds.alone[name])
 
 
 def _targets(predictor: _Predictor) -> list[str]:
     return [name for name in predictor.rounds.steps if name not in predictor.rounds.captured]
 
 
-def _compared(predictor: _Predictor) -> list[Compared]:
+def _compare(predictor: _Predictor) -> list[Compared]:
     """Every shape; those that were captured are no part of the headline."""
     names = sorted(predictor.rounds.steps, key=lambda name: _order(name, predictor))
     return [
@@ -167,16 +183,16 @@ def _row(predictor: _Predictor, name: str, predicted_ms: float, part: str) -> Co
     )
 
 
-def _naive(predictor: _Predictor) -> list[Compared]:
+def _scale_by_flop(predictor: _Predictor) -> list[Compared]:
     """FLOP over the rate of the family's captured shape whose FLOP are closest."""
     shapes = {name: parse_shape(name) for name in predictor.rounds.steps}
     return [
-        _row(predictor, name, _scaled(shapes[name], shapes, predictor.rounds), "targets")
+        _row(predictor, name, _scale(shapes[name], shapes, predictor.rounds), "targets")
         for name in _targets(predictor)
     ]
 
 
-def _scaled(
+def _scale(
     target: TransformerShape, shapes: Mapping[str, TransformerShape], rounds: Rounds
 ) -> float:
     known = [name for name in rounds.captured if shapes[name].family == target.family]
@@ -190,9 +206,8 @@ def _held_out(predictor: _Predictor) -> list[Compared]:
     found = []
     for name in rounds.captured:
         others = [other for other in rounds.captured if other != name]
-        laws, sync = _laws(rounds, steps, ranks, others)
-        predicted = step_ms(steps[name], laws, sync, ranks)
-        found.append(_row(predictor, name, predicted, "held out"))
+        predicted_ms = step_ms(steps[name], *_fit_on(rounds, steps, ranks, others), ranks)
+        found.append(_row(predictor, name, predicted_ms, "held out"))
     return found
 
 
@@ -259,14 +274,14 @@ def _fewer_table(predictors: Sequence[_Predictor]) -> Scores:
     """What the targets are predicted to within from the first captured shapes alone."""
     cells = []
     for predictor in predictors:
-        # in the order of the design, which takes the families in turns
+        # in the order of the design: one shape of each family, then the next of each
         names = [name for name in predictor.steps if name in predictor.rounds.captured]
         for count in (n for n in FEWER if n <= len(names)):
             some = _Predictor(
                 predictor.ranks,
                 predictor.rounds,
                 predictor.steps,
-                *_laws(predictor.rounds, predictor.steps, predictor.ranks, names[:count]),
+                *_fit_on(predictor.rounds, predictor.steps, predictor.ranks, names[:count]),
             )
             targets = _targets(predictor)
             found = Summary.of(_row(some, name, some.ms(name), "targets") for name in targets)
@@ -287,15 +302,16 @@ def _fewer_table(predictors: Sequence[_Predictor]) -> Scores:
 
 
 def _group_table(predictor: _Predictor) -> Scores:
-    """The ops that take most of the captured steps, and how well their law fits them."""
+    """The ops that take most of the captured steps, and how well their kernel model fits."""
     names = predictor.rounds.captured
     steps = [_captured(predictor.rounds, predictor.steps, name) for name in names]
-    found = sorted(by_group(steps, predictor.laws).items(), key=lambda item: -item[1][0])
+    found = sorted(errors_by_group(steps, predictor.models).items(), key=lambda item: -item[1][0])
     return Scores(
         f"ops_{predictor.ranks}",
-        (("op", "text"), ("share of step", "share"), ("law against time", "signed")),
+        (("op", "text"), ("share of step", "share"), ("model against time", "signed")),
         tuple((group, share, error) for group, (share, error) in found[:LARGEST_GROUPS]),
         f"ops of captured steps, {predictor.ranks} rank(s); on top of them a step takes "
-        f"{1e3 * predictor.laws.op_ms:.1f} us a call and "
-        f"{predictor.laws.stretch - 1:+.1%}",
+        f"{1e3 * predictor.models.op_ms:.1f} us a call and "
+        f"{predictor.models.stretch - 1:+.1%}",
+        ("op", "share of step", "law against time"),
     )

@@ -51,7 +51,7 @@ def test_convnet_with_embedding_bag(tmp_path: Path) -> None:
 
 
 def test_transformer(tmp_path: Path) -> None:
-    from shardopt.bench.transformers.models import Training
+    from shardopt.replay.compare.transformers import Training
 
     training = Training(TransformerShape("bert", 1, 32, 2, 64, 50, 8, 2))
     check_fixpoint(capture(training.step, tmp_path / "traces"), tmp_path)

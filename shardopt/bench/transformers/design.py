@@ -1,4 +1,4 @@
-"""Which transformers are run: those that laws are fitted on, and those that are predicted.
+"""Which transformers are run: those that kernel models are fitted on, and those that are predicted.
 
 Calibration shapes are drawn; targets were chosen before any of them was run, as layers, width,
 heads, inner width, vocabulary, tokens of a sample and samples of a rank.

@@ -16,7 +16,7 @@ from predictor.cost.cpu_ops import OpRow
 from predictor.cost.reuse import BINS
 from predictor.csv_rows import read_table
 from predictor.errors import InputError
-from predictor.iteration.op_graph import Bucket, OpStep
+from predictor.iteration.op_graph import CollectiveStart, RankCalls, gradient_sum, training_step
 from shardopt.files import atomic_write_text, read_bytes
 
 OPS = "ops.csv"
@@ -146,26 +146,26 @@ def _captured(rounds: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, ...
     }
 
 
-def write_ops(folder: Path, steps: Mapping[str, OpStep]) -> None:
+def write_ops(folder: Path, steps: Mapping[str, RankCalls]) -> None:
     """Rows of ops and buckets of every shape; a shape and a part stand in their first row only."""
     rows = [
         (
             "" if at or part_at else name,
-            "" if at else part,
+            "" if at else part.op,
             row.kind,
             _numbers(row.sizes),
             row.count,
             _reuse_text(row.reuse),
         )
         for name, step in steps.items()
-        for part_at, (part, of_part) in enumerate(step.parts.items())
-        for at, row in enumerate(of_part)
+        for part_at, part in enumerate(step.calls)
+        for at, row in enumerate(part.rows)
     ]
     _write(folder / OPS, OPS_COLUMNS, rows)
     buckets = [
         (name, at, bucket.gradients, bucket.bytes)
         for name, step in steps.items()
-        for at, bucket in enumerate(step.buckets)
+        for at, bucket in enumerate(step.collectives)
     ]
     _write(folder / BUCKETS, BUCKET_COLUMNS, buckets)
 
@@ -178,7 +178,7 @@ def _write(path: Path, columns: Sequence[str], rows: Sequence[Sequence[object]])
     atomic_write_text(path, text.getvalue())
 
 
-def read_ops(folder: Path) -> dict[str, OpStep]:
+def read_ops(folder: Path) -> dict[str, RankCalls]:
     """What `write_ops` wrote, by the name of the shape.
 
     Raises:
@@ -189,11 +189,11 @@ def read_ops(folder: Path) -> dict[str, OpStep]:
     for next_name, next_part, row in _rows(folder / OPS, OPS_COLUMNS, _op_row):
         name, part = next_name or name, next_part or part
         parts[name][part].append(row)
-    buckets: dict[str, list[Bucket]] = defaultdict(list)
+    buckets: dict[str, list[CollectiveStart]] = defaultdict(list)
     for name, bucket in _rows(folder / BUCKETS, BUCKET_COLUMNS, _bucket):
         buckets[name].append(bucket)
     return {
-        name: OpStep({part: tuple(rows) for part, rows in of.items()}, tuple(buckets[name]))
+        name: training_step({part: tuple(rows) for part, rows in of.items()}, buckets[name])
         for name, of in parts.items()
     }
 
@@ -228,8 +228,8 @@ def _op_row(row: Mapping[str, str]) -> tuple[str, str, OpRow]:
     return row["shape"], row["part"], OpRow(row["kind"], sizes, tuple(reuse), int(row["count"]))
 
 
-def _bucket(row: Mapping[str, str]) -> tuple[str, Bucket]:
-    return row["shape"], Bucket(int(row["gradients"]), int(row["bytes"]))
+def _bucket(row: Mapping[str, str]) -> tuple[str, CollectiveStart]:
+    return row["shape"], gradient_sum(int(row["gradients"]), int(row["bytes"]))
 
 
 def _numbers(numbers: Sequence[int]) -> str:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from predictor.iteration.op_graph import OpStep
+from predictor.iteration.op_graph import RankCalls
 from shardopt.bench.run import environment
 from shardopt.bench.transformers.design import calibrations, targets
 from shardopt.bench.transformers.files import MACHINE, OPS, TRACES, rounds_done, write_ops
@@ -38,7 +38,7 @@ def run_transformers(
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / OPS).exists():
         told("ops of every shape, without running them")
-        write_ops(folder, step_rows())
+        write_ops(folder, list_steps())
         about = {"realtime": permitted(), **environment("gloo")}
         atomic_write_text(folder / MACHINE, json.dumps(about, indent=1) + "\n")
     for count in ranks:
@@ -51,9 +51,9 @@ def run_transformers(
         run_ranks(trace_families, 1, folder)
 
 
-def step_rows() -> dict[str, OpStep]:
+def list_steps() -> dict[str, RankCalls]:
     """The ops of every shape that is captured or predicted, none of them run."""
-    from shardopt.bench.transformers.ops import op_step, recorded
+    from shardopt.bench.transformers.ops import record_step, step_calls
 
     shapes = {shape.name: shape for n in RANKS for shape in (*calibrations(n), *targets(n))}
-    return {name: op_step(recorded(shape)) for name, shape in shapes.items()}
+    return {name: step_calls(record_step(shape)) for name, shape in shapes.items()}

@@ -16,7 +16,7 @@ from shardopt.files import atomic_write_text
 from shardopt.ranks.rank import Rank, Report, prepare
 
 if TYPE_CHECKING:
-    from shardopt.bench.transformers.ops import Recording
+    from shardopt.replay.predict.recorder import Recording
 
 WARM_UP = 3
 PREFIX = "aten::"
@@ -27,7 +27,7 @@ def op_names(recording: Recording) -> list[str]:
     return [recorded.op for recorded in recording.calls if recorded.call.moves]
 
 
-def found_in_order(names: Sequence[str], trace: Iterable[str]) -> int:
+def count_in_order(names: Sequence[str], trace: Iterable[str]) -> int:
     """How many ops of a list a trace holds in the list's order.
 
     The trace has more: composite ops, which issue those of the list, and what those run inside.
@@ -59,11 +59,9 @@ def trace_families(rank: Rank, report: Report, folder: Path) -> None:
     """Trace one shape a family and write what was found; for a single rank."""
     prepare(rank, last_cores=True)
     rows = []
-    traces = folder / "traces"
-    traces.mkdir(exist_ok=True)
     for family in FAMILIES:
         shape = next(shape for shape in calibrations(1) if shape.family == family)
-        rows.append(_traced(traces, shape))
+        rows.append(_look_up(folder / "traces" / shape.name, shape))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(TRACE_COLUMNS)
@@ -71,20 +69,16 @@ def trace_families(rank: Rank, report: Report, folder: Path) -> None:
     atomic_write_text(folder / TRACES, text.getvalue())
 
 
-def _traced(folder: Path, shape: Any) -> tuple[str, int, int, int]:
-    from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
+def _look_up(folder: Path, shape: Any) -> tuple[str, int, int, int]:
 
-    from shardopt.bench.transformers.models import Training
-    from shardopt.bench.transformers.ops import recorded
+    from shardopt.bench.transformers.ops import record_step
+    from shardopt.replay.compare.transformers import Training
+    from shardopt.replay.runtime.capture import capture
 
-    names = op_names(recorded(shape))
+    names = op_names(record_step(shape))
     training = Training(shape)
     for _ in range(WARM_UP):
         training.step()
-    execution, kineto = (folder / f"{shape.name}.{kind}.json" for kind in ("et", "kineto"))
-    observer = ExecutionTraceObserver().register_callback(str(execution))
-    with profile(activities=[ProfilerActivity.CPU], execution_trace_observer=observer) as profiler:
-        training.step()
-    profiler.export_chrome_trace(str(kineto))
-    in_execution = found_in_order(names, execution_ops(execution))
-    return shape.name, len(names), in_execution, found_in_order(names, kineto_ops(kineto))
+    execution, kineto = capture(training.step, folder, 0)
+    in_execution = count_in_order(names, execution_ops(execution))
+    return shape.name, len(names), in_execution, count_in_order(names, kineto_ops(kineto))

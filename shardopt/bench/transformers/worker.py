@@ -32,15 +32,15 @@ class _Rank:
     def __init__(self, rank: int, ranks: int) -> None:
         from torch.nn.parallel import DistributedDataParallel
 
-        from shardopt.bench.transformers.models import Training
-        from shardopt.bench.transformers.ops import recorded, row_index
+        from shardopt.bench.transformers.ops import record_step, row_index
+        from shardopt.replay.compare.transformers import Training
 
         self.rank, self.ranks = rank, ranks
         self.captured = calibrations(ranks)
         shapes = [*self.captured, *targets(ranks)]
         wrap: dict[str, Any] = {} if ranks == 1 else {"wrap": DistributedDataParallel}
         # fake tensors first: their memory is none
-        self.rows = {shape.name: row_index(recorded(shape)) for shape in self.captured}
+        self.rows = {shape.name: row_index(record_step(shape)) for shape in self.captured}
         self.trainings = {shape.name: Training(shape, rank, **wrap) for shape in shapes}
         for name in self.trainings:
             self.block(name)
@@ -74,7 +74,7 @@ class _Rank:
 
     def capture(self, name: str) -> list[float]:
         """Milliseconds of each row of ops inside one step that exchanges nothing."""
-        from shardopt.bench.transformers.ops import OpClock
+        from shardopt.replay.predict.recorder import OpClock
 
         training, rows = self.trainings[name], self.rows[name]
         self._meet()

@@ -18,10 +18,9 @@ def predict_benchmark(
 ) -> None:
     """Predict and print; arguments as of `bench predict`."""
     from shardopt.cli.output import print_json
-    from shardopt.replay.predict.fit import DEFAULT_FOLDER
-    from shardopt.replay.predict.iteration import predict as predicted
+    from shardopt.replay.predict.iteration import predict
 
-    result = predicted(folder, hardware, DEFAULT_FOLDER if data is None else data)
+    result = predict(folder, hardware, data)
     if as_json:
         print_json(result)
         return

@@ -1,4 +1,4 @@
-"""``shardopt bench mystique``: steps of real models and of their generated benchmarks, in turns."""
+"""``shardopt bench compare``: real models against their generated benchmarks, alternating."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ Output = Annotated[
         "-o",
         "--output",
         metavar="DIR",
-        help="Folder for cpu.json, models beside their replays, and calls.jsonl, for laws of ops.",
+        help="Folder for cpu.json (models and their replays) and calls.jsonl (timed calls, from "
+        "which kernel models of ops are fitted).",
     ),
 ]
 Models = Annotated[
@@ -30,7 +31,7 @@ Rounds = Annotated[
     typer.Option(
         "--rounds",
         metavar="N",
-        help="In each, every model and its replay run in turns in processes of their own.",
+        help="In each round, every model and its replay alternate in new processes.",
         rich_help_panel=MEASURE,
     ),
 ]
@@ -39,7 +40,7 @@ Work = Annotated[
     typer.Option(
         "--work",
         metavar="DIR",
-        help="Keep benchmarks and times of rounds here, and go on with what is there.",
+        help="Keep benchmarks and finished rounds here, and continue from what is there.",
         rich_help_panel=MEASURE,
         show_default=False,
     ),
@@ -47,17 +48,17 @@ Work = Annotated[
 MAX_ROUNDS = 10_000
 
 
-def mystique(
+def compare(
     output: Output,
     models: Models = None,
     rounds: Rounds = 5,
     work: Work = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Capture CPU models, generate benchmarks, and time replays beside their models.
+    """Capture CPU models, generate their benchmarks, and time models against replays.
 
-    Further models give the laws by which `bench predict` prices benchmarks; their calls are timed
-    inside their replays.
+    Calibration models are measured as well: their calls are timed inside their replays, and the
+    kernel models that `bench predict --data DIR` uses are fitted on them.
     """
     import tempfile
 
@@ -78,7 +79,7 @@ def mystique(
     if work is not None:
         _run(names, output, rounds, work, quiet)
         return
-    with tempfile.TemporaryDirectory(prefix="shardopt-mystique-") as here:
+    with tempfile.TemporaryDirectory(prefix="shardopt-compare-") as here:
         _run(names, output, rounds, Path(here), quiet)
 
 
@@ -96,8 +97,7 @@ def _run(names: list[str], output: Path, rounds: int, work: Path, quiet: bool) -
     from shardopt.cli.output import note, write_json
     from shardopt.replay.compare.calibrate import prepare, replays, side_by_side, time_rounds
     from shardopt.replay.compare.side_by_side import summary
-    from shardopt.replay.predict.fit import FILE
-    from shardopt.replay.predict.rows import write_models
+    from shardopt.replay.predict.rows import FILE, write_models
 
     for name in prepare(names, work):
         note([f"{name}: benchmark made"], quiet=quiet)

@@ -1,6 +1,6 @@
 """``shardopt bench``: ``search`` times the planners, ``run`` runs plans, ``batch`` many tasks,
 ``transformers`` training steps of transformers; ``generate`` makes a benchmark of a trace, which
-``replay`` runs, ``predict`` predicts, and ``mystique`` holds against the models it came from."""
+``replay`` runs, ``predict`` predicts, and ``compare`` times against the model that it came from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 from shardopt.cli.bench import against as bench_against
 from shardopt.cli.bench import batch as bench_batch
-from shardopt.cli.bench import compare as bench_mystique
+from shardopt.cli.bench import compare as bench_compare
 from shardopt.cli.bench import generate as bench_generate
 from shardopt.cli.bench import predict as bench_predict
 from shardopt.cli.bench import replay as bench_replay
@@ -34,4 +34,6 @@ app.command("transformers")(bench_transformers.transformers)
 app.command("generate")(bench_generate.generate)
 app.command("replay")(bench_replay.replay)
 app.command("predict")(bench_predict.predict)
-app.command("mystique")(bench_mystique.mystique)
+app.command("compare")(bench_compare.compare)
+# the name that the command had at first
+app.command("mystique", hidden=True)(bench_compare.compare)

@@ -24,7 +24,8 @@ Data = Annotated[
     typer.Option(
         "--data",
         metavar="DIR",
-        help="What `bench mystique` wrote, for laws of ops; the source tree's unless given.",
+        help="Fit kernel models on this folder, which `bench compare` wrote. Without it, those "
+        "that come with shardopt are used.",
         rich_help_panel=options.MACHINE,
         show_default=False,
     ),
@@ -40,7 +41,7 @@ def predict(
 ) -> None:
     """Predict an iteration of a generated benchmark without running it.
 
-    Ops that no calibration model ran have no law: the recorded times of their calls stand for them,
+    Ops that no calibration model ran have no kernel model: their recorded times are used instead,
     and they are listed.
     """
     predict_benchmark(folder, hardware, data, as_json=json, quiet=quiet)

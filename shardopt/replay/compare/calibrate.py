@@ -18,7 +18,7 @@ from shardopt.files import atomic_write_text
 from shardopt.measure.load import Usage, other_cores
 from shardopt.replay.compare.side_by_side import capture, measure
 from shardopt.replay.predict.iteration import list_rank
-from shardopt.replay.predict.rows import FIT, TEST, ModelCalls, rank_calls
+from shardopt.replay.predict.rows import FIT, TEST, ModelCalls, group_calls
 
 LISTED = "listed.json"
 TRIES = 3
@@ -90,7 +90,7 @@ def replays(names: Sequence[str], work: Path) -> list[ModelCalls]:
         rounds, lists = _rounds(name, work), _read(folder_of(work, name) / LISTED)
         if rounds:
             ranks = [
-                rank_calls(of, _medians(each[rank]["calls_us"] for each in rounds))
+                group_calls(of, _medians(each[rank]["calls_us"] for each in rounds))
                 for rank, of in enumerate(lists)
             ]
             ms = tuple(_slowest(each, "replay_ms") for each in rounds)

@@ -140,7 +140,7 @@ def original(name: str, rank: int) -> Step:
     """One training step at a call."""
     model = MODELS[name]
     if isinstance(model, TransformerShape):
-        from shardopt.bench.transformers.models import Training
+        from shardopt.replay.compare.transformers import Training
 
         return Training(model).step
     if isinstance(model, Recommender):

@@ -1,7 +1,8 @@
-"""Laws of the calls of benchmarks, fitted on replays of calibration models.
+"""Kernel models of the calls of benchmarks, fitted on replays of calibration models.
 
-A replay has no modules and no autograd between its ops, so laws measured in training steps are not
-its laws.
+A replay runs no modules and no autograd between its ops, so models that were fitted on training
+steps do not fit it. `shardopt bench predict` uses the fit that is stored with a profile
+(`predictor.hardware.op_models`); this module fits anew, on a user's folder or for held-out errors.
 """
 
 from __future__ import annotations
@@ -11,14 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from predictor.cost.cpu_ops import OpLaws, OpRow
+from predictor.cost.cpu_ops import OpModels, OpRow
 from predictor.errors import InputError
-from predictor.fit.cpu_ops import Captured, fit_laws
-from shardopt.replay.predict.rows import FIT, ModelCalls, RankCalls, read_models
+from predictor.fit.cpu_ops import CapturedStep, fit_models
+from predictor.iteration.op_graph import RankCalls
+from shardopt.replay.predict.rows import FILE, FIT, ModelCalls, read_models
 
-FILE = "calls.jsonl"
-DEFAULT_FOLDER = Path(__file__).resolve().parents[3] / "configs" / "bench" / "replay"
-"""Of a source checkout; an installed package has none."""
 CALL_BYTES = 4096.0
 """What a core moves in the time that it takes to start an op, roughly."""
 
@@ -27,50 +26,49 @@ def read_replays(folder: Path) -> list[ModelCalls]:
     """The models of a folder.
 
     Raises:
-        InputError: the folder is not what `shardopt bench mystique` writes.
+        InputError: the folder is not what `shardopt bench compare` writes.
     """
     path = folder / FILE
     if not path.is_file():
         raise InputError(
-            f"{folder}: has no {FILE}; give --data DIR, a folder that shardopt bench mystique has "
-            "written"
+            f"{folder}: has no {FILE}; give a folder that shardopt bench compare has written"
         )
     return read_models(path)
 
 
-def replay_laws(models: Sequence[ModelCalls], ranks: int) -> OpLaws:
-    """Laws fitted on the calibration models among these.
+def fit_replays(models: Sequence[ModelCalls], ranks: int) -> OpModels:
+    """Kernel models fitted on the calibration models among these.
 
     Args:
-        ranks: of the benchmark that is to be predicted; laws of ops that no model of as many was
-            found to run are those of one rank.
+        ranks: of the benchmark that is to be predicted. Ops that no calibration model of several
+            ranks runs are priced as on one rank.
 
     Raises:
         InputError: none of them is a calibration model that was timed.
     """
     fits = [model for model in models if model.part == FIT]
-    pure = [step for model in fits if not _meets(model) for step in _steps(model)]
+    pure = [step for model in fits if not _has_collectives(model) for step in _steps(model)]
     if not pure:
         raise InputError(
-            "no calibration model of one rank was timed; measure with shardopt bench mystique"
+            "no calibration model of one rank was timed; measure with shardopt bench compare"
         )
-    laws = fit_laws([step for model in fits for step in _steps(model)], pure)
+    alone = fit_models([step for model in fits for step in _steps(model)], pure)
     together = [step for model in fits if len(model.ranks) > 1 for step in _steps(model)]
     if ranks == 1 or not together:
-        return laws
-    shared = fit_laws(together, (), laws.caches)
-    return replace(laws, laws={**laws.laws, **shared.laws})
+        return alone
+    shared = fit_models(together, (), alone.caches)
+    return replace(alone, coefficients={**alone.coefficients, **shared.coefficients})
 
 
-def _meets(model: ModelCalls) -> bool:
+def _has_collectives(model: ModelCalls) -> bool:
     return any(rank.collectives for rank in model.ranks)
 
 
-def _steps(model: ModelCalls) -> list[Captured]:
-    return [step for step in (captured(rank, median(model.replay_ms)) for rank in model.ranks)]
+def _steps(model: ModelCalls) -> list[CapturedStep]:
+    return [captured_step(rank, median(model.replay_ms)) for rank in model.ranks]
 
 
-def captured(rank: RankCalls, step_ms: float) -> Captured:
+def captured_step(rank: RankCalls, step_ms: float) -> CapturedStep:
     """A rank's timed ops; the few calls of several ops are split by the bytes that these touch."""
     rows: list[OpRow] = []
     times: list[float] = []
@@ -79,4 +77,4 @@ def captured(rank: RankCalls, step_ms: float) -> Captured:
             parts = [CALL_BYTES * row.count + sum(row.reuse) for row in call.rows]
             rows += call.rows
             times += [call.ms * part / sum(parts) for part in parts]
-    return Captured(tuple(rows), tuple(times), step_ms)
+    return CapturedStep(tuple(rows), tuple(times), step_ms)

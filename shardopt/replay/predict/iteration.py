@@ -1,4 +1,4 @@
-"""Predicts an iteration of a generated benchmark on CPU cores from the laws of its ops."""
+"""Predicts an iteration of a generated benchmark on CPU cores from kernel models of its ops."""
 
 from __future__ import annotations
 
@@ -8,28 +8,34 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from predictor.cost.collectives import Collectives
-from predictor.cost.cpu_ops import VIEW, OpLaws, group_of, name_of
+from predictor.cost.cpu_ops import OpModels
 from predictor.errors import InputError, ShardoptError
 from predictor.hardware.loader import load_hardware
+from predictor.hardware.op_models import load_op_models
 from predictor.hardware.schema import HardwareProfile
-from predictor.iteration.graph import COMPUTE, Graph
-from predictor.iteration.op_graph import COMM
+from predictor.iteration.op_graph import (
+    CollectiveStart,
+    RankCalls,
+    RankTimes,
+    op_graph,
+    rank_times,
+)
 from predictor.iteration.timeline import simulate
 from predictor.model.topology import Topology
 from predictor.units import GIB
 from shardopt.replay.launch import check_benchmark
-from shardopt.replay.predict.fit import read_replays, replay_laws
-from shardopt.replay.predict.rows import Calls, RankCalls, rank_calls
+from shardopt.replay.predict.rows import group_calls
 
-LAW_OF = {
+OP_MODELS = "cpu-gloo"
+"""The profile whose kernel models price ops, unless a folder of measurements is given."""
+COLLECTIVES = {
     "alltoall_base_": "all_to_all",
     "alltoall_": "all_to_all",
     "allreduce_": "all_reduce",
@@ -39,49 +45,47 @@ LAW_OF = {
     "reduce_scatter_": "reduce_scatter",
     "_reduce_scatter_base_": "reduce_scatter",
 }
-"""Collective by c10d's name -> its law (`predictor.cost.collectives.Collectives`)."""
+"""Collective by c10d's name -> method of `predictor.cost.collectives.Collectives`."""
 
 
-@dataclass(frozen=True)
-class RankTimes:
-    """What one rank computes.
-
-    Args:
-        segments_ms: computation before each event and after the last, those without a law included.
-        recorded_ms: of `segments_ms`, recorded times of calls without a law.
-        without_law: op, count and recorded us of calls without a law; None: not recorded, and
-            counts nothing.
-    """
-
-    segments_ms: tuple[float, ...]
-    recorded_ms: float
-    without_law: tuple[tuple[str, int, float | None], ...]
-
-
-def predict(folder: Path, hardware: str, data: Path) -> dict[str, Any]:
+def predict(folder: Path, hardware: str, data: Path | None = None) -> dict[str, Any]:
     """Predicted time of an iteration, and what of it rests on recorded times.
 
     Args:
         hardware: profile of CPU ranks, for its collectives.
-        data: what `shardopt bench mystique` wrote, for the laws of ops.
+        data: a folder that `shardopt bench compare` wrote: kernel models of ops are fitted on it.
+            None: those stored with the profile `OP_MODELS`.
 
     Raises:
         InputError: no benchmark, a profile of GPUs, or ranks that do not run the same collectives.
-        ShardoptError: the program does not go through the dispatcher here.
+        ShardoptError: fake tensors cannot run the program, or a library is missing.
     """
     common = check_benchmark(folder)
     count = int(common["world_size"])
-    profile = cpu_profile(hardware)
-    laws = replay_laws(read_replays(data), count)
+    profile = load_cpu_profile(hardware)
+    models = load_models(data, count)
     lists = [list_rank(folder, rank, count) for rank in range(count)]
-    ranks = [rank_calls(of) for of in lists]
+    ranks = [group_calls(of) for of in lists]
     return {
-        **predicted(ranks, laws, profile),
+        **predict_ranks(ranks, models, profile),
         "ops_total": sum(len(of["calls"]) + len(of["left_out"]) for of in lists),
     }
 
 
-def cpu_profile(hardware: str) -> HardwareProfile:
+def load_models(data: Path | None, ranks: int) -> OpModels:
+    """Kernel models of ops: stored ones, or fitted on a folder, which needs scipy; see `predict`.
+
+    Raises:
+        InputError: the folder holds no replays.
+    """
+    if data is None:
+        return OpModels.of_group(load_op_models(OP_MODELS), ranks)
+    from shardopt.replay.predict.fit import fit_replays, read_replays
+
+    return fit_replays(read_replays(data), ranks)
+
+
+def load_cpu_profile(hardware: str) -> HardwareProfile:
     """A profile of CPU ranks.
 
     Raises:
@@ -89,19 +93,30 @@ def cpu_profile(hardware: str) -> HardwareProfile:
     """
     profile = load_hardware(hardware)
     if not profile.inline:
-        raise InputError(f"--hardware {hardware}: laws of ops are of CPU cores; give cpu-gloo")
+        raise InputError(
+            f"hardware '{hardware}' is of GPUs, and benchmarks are predicted on CPU cores; give "
+            "cpu-gloo"
+        )
     return profile
 
 
-def predicted(ranks: Sequence[RankCalls], laws: OpLaws, profile: HardwareProfile) -> dict[str, Any]:
+def predict_ranks(
+    ranks: Sequence[RankCalls], models: OpModels, profile: HardwareProfile
+) -> dict[str, Any]:
     """Predicted time of an iteration of all ranks; see `predict`."""
-    times = [rank_times(of, laws) for of in ranks]
+    times = [rank_times(of, models) for of in ranks]
     size = round(profile.hbm_gib * GIB)
     count = len(ranks)
     topology = Topology.uniform(
         count, min(count, profile.gpus_per_host), hbm_bytes=size, ddr_bytes=size
     )
-    graph, missing = benchmark_graph(times, ranks, Collectives(profile, topology))
+    collectives = Collectives(profile, topology)
+    graph, missing = op_graph(
+        times,
+        ranks,
+        lambda starts: collective_ms(starts, collectives),
+        topology.local_world_size,
+    )
     return {
         "predicted_ms": float(simulate(graph).iteration_ms[0]),
         "ranks": count,
@@ -113,7 +128,7 @@ def list_rank(folder: Path, rank: int, ranks: int) -> dict[str, Any]:
     """What `shardopt.replay.predict.op_list` finds of one rank.
 
     Raises:
-        ShardoptError: the program does not go through the dispatcher here.
+        ShardoptError: fake tensors cannot run the program, or torch is missing.
     """
     environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks)}
     with tempfile.TemporaryDirectory(prefix="shardopt-predict-") as place:
@@ -127,140 +142,32 @@ def list_rank(folder: Path, rank: int, ranks: int) -> dict[str, Any]:
         return found
 
 
-def rank_times(of: RankCalls, laws: OpLaws) -> RankTimes:
-    """Prices the calls of a rank.
+def collective_ms(starts: Sequence[CollectiveStart], collectives: Collectives) -> float | None:
+    """Time of a collective by the profile; None for a kind that it has no model of.
 
-    A call of the program is priced by the ops that it runs; where one of them has no law, its
-    recorded time stands for the call.
+    Args:
+        starts: the collective as each rank starts it; the largest share counts.
     """
-    segments = [0.0] * (len(of.events) + 1)
-    without = [(op, 1, us) for op, us in of.left_out]
-    recorded = 0.0
-    for call in of.calls:
-        lawless = _lawless(call, laws)
-        if lawless is None:
-            segments[call.segment] += laws.rows_ms(call.rows)
-            continue
-        ms = (call.us or 0.0) / 1e3
-        segments[call.segment] += ms
-        recorded += ms
-        without.append((lawless, call.count, call.us))
-    return RankTimes(tuple(segments), recorded, tuple(without))
-
-
-def _lawless(call: Calls, laws: OpLaws) -> str | None:
-    """The op without a law in a call, if there is one."""
-    if not call.rows:
-        return call.op
-    for row in call.rows:
-        if group_of(row.kind) not in laws.laws and name_of(row.kind) not in laws.laws:
-            # a view's kind is that of no op
-            name = call.op if name_of(row.kind) == VIEW else row.kind.split()[0]
-            return name if "::" in name else f"aten::{name}"
-    return None
-
-
-def benchmark_graph(
-    times: Sequence[RankTimes], ranks: Sequence[RankCalls], collectives: Collectives
-) -> tuple[Graph, Counter[str]]:
-    """The ranks' iteration, and the collectives without a law.
-
-    All ranks start the same collectives in the same order; when they wait is their own affair.
-    """
-    graph = Graph(len(times), collectives.topology.local_world_size, frozenset({COMPUTE}))
-    missing: Counter[str] = Counter()
-    started: list[int] = []
-    passed = [0] * len(times)
-    for kind in [*_kinds(ranks), None]:
-        for rank, of in enumerate(ranks):
-            segments = times[rank].segments_ms
-            passed[rank] = _computed(graph, rank, of, segments, passed[rank], started)
-        if kind is None:
-            break
-        events = [of.events[at - 1] for of, at in zip(ranks, passed, strict=True)]
-        _check_world(events, len(ranks))
-        ms = _collective_ms(kind, max(float(event["bytes"]) for event in events), collectives)
-        missing[f"c10d::{kind}"] += ms is None
-        started.append(
-            graph.add(
-                kind,
-                phase="collectives",
-                resource="collectives",
-                stream=COMM,
-                cost_ms=np.full(len(times), ms or 0.0),
-                scope="world",
-            )
-        )
-    return graph, +missing
-
-
-def _computed(
-    graph: Graph,
-    rank: int,
-    of: RankCalls,
-    segments_ms: Sequence[float],
-    at: int,
-    started: Sequence[int],
-) -> int:
-    """Add a rank's computation and waits up to its next collective; the event after that one."""
-    deps: list[int] = []
-    while True:
-        cost = np.zeros(graph.world_size)
-        cost[rank] = segments_ms[at]
-        graph.add(
-            f"ops {at}",
-            phase="ops",
-            resource="ops",
-            stream=COMPUTE,
-            cost_ms=cost,
-            deps=deps,
-            ranks=(rank,),
-        )
-        if at == len(of.events):
-            return at
-        event = of.events[at]
-        at += 1
-        if "kind" in event:
-            return at
-        deps = [started[event["waits_for"]]]
-
-
-def _kinds(ranks: Sequence[RankCalls]) -> list[str]:
-    """Kinds of the collectives in the order in which all ranks start them."""
-    found = [[event["kind"] for event in of.events if "kind" in event] for of in ranks]
-    if any(kinds != found[0] for kinds in found):
-        raise InputError(
-            "the ranks of the benchmark do not run the same collectives in the same order; only "
-            "`shardopt bench replay` tells what it takes"
-        )
-    return found[0]
-
-
-def _check_world(events: Sequence[Mapping[str, Any]], world: int) -> None:
-    for event in events:
-        if event["group"] and len(event["group"]) < world:
-            raise InputError(
-                f"a collective joins ranks {event['group']} alone; only those of all ranks are "
-                "predicted"
-            )
-
-
-def _collective_ms(kind: str, sent: float, collectives: Collectives) -> float | None:
-    law = LAW_OF.get(kind)
-    if law is None:
+    model = COLLECTIVES.get(starts[0].kind)
+    if model is None:
         return None
-    # the law of an all-gather goes by what all ranks have together
-    size = sent * collectives.ranks("world") if law == "all_gather" else sent
-    return float(getattr(collectives, law)(np.float64(size)))
+    sent = max(float(start.bytes) for start in starts)
+    # the model of an all-gather goes by what all ranks have together
+    size = sent * collectives.ranks("world") if model == "all_gather" else sent
+    return float(getattr(collectives, model)(np.float64(size)))
 
 
 def _sums(
     times: Sequence[RankTimes], ranks: Sequence[RankCalls], missing: Counter[str]
 ) -> dict[str, Any]:
-    """What has no law, of all ranks together; shares are of the recorded time, if any is."""
-    counts, ms = Counter(missing), defaultdict[str, float](float)
+    """What has no kernel model, of all ranks together, with its share of the recorded time.
+
+    The key ``without_law`` is part of the documented JSON.
+    """
+    counts = Counter({f"c10d::{kind}": count for kind, count in missing.items()})
+    ms = defaultdict[str, float](float)
     for of in times:
-        for name, count, us in of.without_law:
+        for name, count, us in of.without_model:
             counts[name] += count
             ms[name] += (us or 0.0) / 1e3
     traced = sum(call.us or 0.0 for of in ranks for call in of.calls)
@@ -268,7 +175,7 @@ def _sums(
     spent = sum(sum(of.segments_ms) for of in times)
     return {
         "recorded_share": sum(of.recorded_ms for of in times) / max(spent, 1e-9),
-        "untimed": sum(n for of in times for _, n, us in of.without_law if us is None),
+        "untimed": sum(n for of in times for _, n, us in of.without_model if us is None),
         "without_law": {
             name: {"count": counts[name], "share": ms[name] / traced_ms if traced_ms else None}
             for name in sorted(counts, key=lambda name: -ms[name])

@@ -59,10 +59,10 @@ def lookup_of(
     count, bags = named["indices"].numel(), named["offsets"].numel() - 1
     tables = len(widths)
     ids = shared_out(count, drawn.get("shares", [1.0] * tables))
-    laws = [drawn["laws"][at] for at in drawn["law"]] if "laws" in drawn else [indices] * tables
+    skews = [drawn["laws"][at] for at in drawn["law"]] if "laws" in drawn else [indices] * tables
     distinct = [
-        _law(law).bins(of).unique(n) if n else 0.0
-        for law, of, n in zip(laws, rows, ids, strict=True)
+        _distribution(skew).bins(of).unique(n) if n else 0.0
+        for skew, of, n in zip(skews, rows, ids, strict=True)
     ]
     touched = sum(n * width for n, width in zip(distinct, widths, strict=True))
     sizes = (
@@ -75,8 +75,8 @@ def lookup_of(
     return Lookup(weights, round(touched), sizes)
 
 
-def _law(of: Any) -> Distribution:
-    """As `shardopt.replay.runtime.tensors.draw_by` takes it."""
+def _distribution(of: Any) -> Distribution:
+    """Of ids that `shardopt.replay.runtime.tensors.draw_by` draws."""
     if not isinstance(of, str):
         return Empirical(tuple(of["counts"]), tuple(of["weights"]))
     return Uniform() if of == "uniform" else Zipf(float(of.partition(":")[2]))

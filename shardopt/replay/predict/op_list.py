@@ -25,8 +25,8 @@ with needs_torchrec():
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-from shardopt.bench.transformers.ops import Recorded, Recorder
 from shardopt.replay.predict.lookups import Lookup, lookup_of
+from shardopt.replay.predict.recorder import RecordedCall, Recorder
 from shardopt.replay.program.values import is_lookup
 
 OWN = frozenset({"aten", "prim", "prims"})
@@ -61,7 +61,9 @@ class _Listing:
 
     def read(self) -> None:
         """A number is read from a tensor."""
-        self.recorder.recording.calls.append(Recorded(OpCall("_local_scalar_dense", (), ()), READS))
+        self.recorder.recording.calls.append(
+            RecordedCall(OpCall("_local_scalar_dense", (), ()), READS)
+        )
         self.outer.append(self.at)
 
     def _event(self, event: dict[str, Any]) -> None:
@@ -97,7 +99,7 @@ class _Calls(Recorder):
             rows = replace(table, shape=(lookup.touched,), strides=(1,), offset=0)
             inputs = tuple(rows if of.storage == table.storage else of for of in inputs)
         call = OpCall(name, inputs, self._operands(result), mutates=result is None)
-        self.recording.calls.append(Recorded(call, name))
+        self.recording.calls.append(RecordedCall(call, name))
         listing.outer.append(listing.at)
 
 
@@ -114,8 +116,8 @@ class _Program:
         self.indices = indices
 
 
-def _noted(op: Any, listing: _Listing, program: _Program) -> Callable[..., Any]:
-    """The op's function, which first says that it is its turn."""
+def _note_calls(op: Any, listing: _Listing, program: _Program) -> Callable[..., Any]:
+    """The op's function, which first notes the call of the program that it serves."""
     function = op.function
     name = op.name.rpartition(".")[0]
 
@@ -145,7 +147,7 @@ def _noted(op: Any, listing: _Listing, program: _Program) -> Callable[..., Any]:
     return run
 
 
-def listed(folder: Path) -> dict[str, Any]:
+def list_ops(folder: Path) -> dict[str, Any]:
     """The calls of one rank's program with their sizes, and its collectives, in order."""
     sys.path.insert(0, str(folder))
     sys.argv = [str(folder / "benchmark.py"), "--device", "cpu"]
@@ -159,7 +161,7 @@ def listed(folder: Path) -> dict[str, Any]:
         known = _Program(replay, mine, replay.indices)
         for op in program.ops.named.values():
             if callable(op.function):
-                op.function = _noted(op, listing, known)
+                op.function = _note_calls(op, listing, known)
         with listing.recorder:
             replay.step()
     for op in program.ops.named.values():
@@ -202,4 +204,4 @@ def _elements(operands: Sequence[Operand]) -> int:
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore")
-    Path(sys.argv[2]).write_text(json.dumps(listed(Path(sys.argv[1]).absolute())))
+    Path(sys.argv[2]).write_text(json.dumps(list_ops(Path(sys.argv[1]).absolute())))

@@ -1,4 +1,4 @@
-"""What calls are taken for, and laws applied to them."""
+"""What calls are taken for, and kernel models applied to them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictor.cost.cpu_ops import VIEW, Caches, OpLaws, OpRow, kind_and_sizes, work
+from predictor.cost.cpu_ops import VIEW, Caches, OpModels, OpRow, kind_and_sizes, work
 from predictor.cost.op_calls import OpCall, Operand
 from predictor.cost.reuse import BINS
 from predictor.errors import InputError
@@ -68,19 +68,19 @@ def test_work_of_a_product_never_falls(m: int, n: int, k: int) -> None:
         assert (work(OpRow("mm nn", sizes, NOWHERE), CACHES) >= small).all()
 
 
-def test_a_layout_that_was_never_measured_takes_the_law_of_its_op() -> None:
+def test_a_layout_that_was_never_measured_takes_the_model_of_its_op() -> None:
     exact = np.array([2.0, 0, 0, 0, 0, 0, 0])
-    laws = OpLaws({"mul c>1": exact, "mul": 2 * exact}, CACHES, op_ms=0.5, stretch=1.5)
+    models = OpModels({"mul c>1": exact, "mul": 2 * exact}, CACHES, op_ms=0.5, stretch=1.5)
     known, unknown = (OpRow(kind, (1, 1, 1, 0), NOWHERE, 3) for kind in ("mul c>1", "mul 10>1"))
-    assert laws.row_ms(known) == pytest.approx(6)
-    assert laws.row_ms(unknown) == pytest.approx(12)
+    assert models.row_ms(known) == pytest.approx(6)
+    assert models.row_ms(unknown) == pytest.approx(12)
     views = OpRow(VIEW, (), NOWHERE, 4)
-    assert laws.rows_ms([known, views]) == pytest.approx(1.5 * 6 + 7 * 0.5)
+    assert models.rows_ms([known, views]) == pytest.approx(1.5 * 6 + 7 * 0.5)
 
 
-def test_an_op_without_any_law_is_named() -> None:
-    with pytest.raises(InputError, match="no law for the op 'tanh c>1'"):
-        OpLaws({}, CACHES).row_ms(OpRow("tanh c>1", (1, 1, 1, 0), NOWHERE))
+def test_an_op_without_any_model_is_named() -> None:
+    with pytest.raises(InputError, match="no kernel model for the op 'tanh c>1'"):
+        OpModels({}, CACHES).row_ms(OpRow("tanh c>1", (1, 1, 1, 0), NOWHERE))
 
 
 def test_convolutions_are_told_apart_by_what_they_give() -> None:

@@ -1,39 +1,112 @@
-"""A step of made-up rows: what it takes on one rank, and with gradients summed over two."""
+"""Ops of made-up ranks as an iteration: what computes, what meets, what nothing prices."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from predictor.cost.cpu_ops import Caches, OpLaws, OpRow
+from predictor.cost.cpu_ops import VIEW, Caches, GradientSync, OpModels, OpRow
 from predictor.cost.reuse import BINS
-from predictor.iteration.op_graph import Bucket, OpStep, SyncLaw, step_graph, step_ms
+from predictor.errors import InputError
+from predictor.iteration.op_graph import (
+    CallGroup,
+    CollectiveStart,
+    CollectiveWait,
+    RankCalls,
+    gradient_sum,
+    op_graph,
+    rank_times,
+    training_step,
+)
+from predictor.iteration.timeline import simulate
 
-LAWS = OpLaws({"mul c>1": np.array([0, 0, 1.0, 0, 0, 0, 0])}, Caches(1e6, 1e8))
+MODELS = OpModels({"mul c>1": np.array([0, 0, 1.0, 0, 0, 0, 0])}, Caches(1e6, 1e8))
+SYNC = GradientSync(bucket_ms=0.5, gradient_ms=0.1, byte_ms=0.01)
 
 
-def rows(ms: int) -> tuple[OpRow, ...]:
-    return (OpRow("mul c>1", (1, ms, ms, 0), (0.0,) * BINS),)
+def rows(ms: int, kind: str = "mul c>1") -> tuple[OpRow, ...]:
+    return (OpRow(kind, (1, ms, ms, 0), (0.0,) * BINS),)
 
 
-STEP = OpStep(
+STEP = training_step(
     {"forward": rows(10), "backward.0": rows(7), "backward.1": rows(13), "optimizer": rows(5)},
-    (Bucket(2, 100), Bucket(3, 1000)),
+    (gradient_sum(2, 100), gradient_sum(3, 1000)),
 )
 
 
+def iteration_ms(*ranks: RankCalls, sync: GradientSync | None = None) -> float:
+    def cost_ms(starts: Sequence[CollectiveStart]) -> float:
+        return 0.0 if sync is None else sync.ms(starts[0].gradients, starts[0].bytes)
+
+    times = [rank_times(rank, MODELS) for rank in ranks]
+    graph, _ = op_graph(times, ranks, cost_ms, len(ranks))
+    return float(simulate(graph).iteration_ms[0])
+
+
 def test_one_rank_takes_the_sum_of_its_parts() -> None:
-    assert step_ms(STEP, LAWS) == pytest.approx(35)
+    assert iteration_ms(STEP) == pytest.approx(35)
 
 
-def test_summing_is_work_of_the_same_core() -> None:
-    sync = SyncLaw(bucket_ms=0.5, gradient_ms=0.1, byte_ms=0.01)
+def test_summing_gradients_is_work_of_the_same_core() -> None:
     expected = 35 + 2 * 0.5 + 5 * 0.1 + 1100 * 0.01
-    assert step_ms(STEP, LAWS, sync, ranks=2) == pytest.approx(expected)
+    assert iteration_ms(STEP, STEP, sync=SYNC) == pytest.approx(expected)
 
 
-def test_buckets_leave_while_the_backward_goes_on() -> None:
-    graph = step_graph(STEP, LAWS, SyncLaw(1, 0, 0), ranks=2)
-    names = [op.name for op in graph.ops]
-    assert names.index("all-reduce bucket 0") < names.index("backward.1")
-    assert names[-1] == "optimizer"
+def test_a_bucket_is_summed_while_the_backward_goes_on() -> None:
+    assert STEP.events == (
+        CollectiveStart("allreduce_", 100, gradients=2),
+        CollectiveStart("allreduce_", 1000, gradients=3),
+        CollectiveWait(0),
+        CollectiveWait(1),
+    )
+    assert [(call.op, call.segment) for call in STEP.calls] == [
+        ("forward", 0),
+        ("backward.0", 0),
+        ("backward.1", 1),
+        ("optimizer", 4),
+    ]
+
+
+def test_ranks_wait_for_the_slower_one() -> None:
+    start = (CollectiveStart("allreduce_", 8), CollectiveWait(0))
+
+    def rank(before: int, after: int) -> RankCalls:
+        calls = (CallGroup(0, "mul", rows(before), 1), CallGroup(2, "mul", rows(after), 1))
+        return RankCalls(calls, start)
+
+    assert iteration_ms(rank(3, 2), rank(9, 2)) == pytest.approx(11)
+
+
+def test_ranks_that_do_not_meet_are_refused() -> None:
+    one = RankCalls((), (CollectiveStart("allreduce_", 8),))
+    with pytest.raises(InputError, match="same collectives in the same order"):
+        iteration_ms(one, RankCalls((), ()))
+    some = RankCalls((), (CollectiveStart("allreduce_", 8, group=(0,)),))
+    with pytest.raises(InputError, match=r"joins only ranks \[0\]"):
+        iteration_ms(some, some)
+
+
+def test_collectives_that_nothing_prices_are_counted() -> None:
+    of = RankCalls((), (CollectiveStart("barrier", 0),))
+    _, missing = op_graph([rank_times(of, MODELS)], [of], lambda starts: None, 1)
+    assert missing == {"barrier": 1}
+
+
+def test_recorded_times_are_used_where_there_is_no_kernel_model() -> None:
+    calls = (
+        CallGroup(0, "aten::mul", rows(2), 1, 9.0),
+        CallGroup(0, "aten::gelu", (*rows(4), *rows(8, "gelu c>1")), 1, 7000.0),
+        CallGroup(0, "corp::op", (), 3, None),
+        CallGroup(0, "aten::t", rows(0, f"{VIEW} t"), 1, 500.0),
+    )
+    times = rank_times(RankCalls(calls, left_out=(("aten::gone", 2000.0),)), MODELS)
+    assert times.segments_ms == pytest.approx((2 + 7.0 + 0.5,))
+    assert times.recorded_ms == 7.5
+    assert times.without_model == (
+        ("aten::gone", 1, 2000.0),
+        ("aten::gelu", 1, 7000.0),
+        ("corp::op", 3, None),
+        ("aten::t", 1, 500.0),
+    )

@@ -10,10 +10,10 @@ pytest.importorskip("scipy")
 
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
-from shardopt.replay.predict.fit import FILE, read_replays, replay_laws
-from shardopt.replay.predict.iteration import predicted
-from shardopt.replay.predict.rows import FIT, write_models
-from shardopt.validate.replay import DEFAULT_FOLDER, HARDWARE, has_replays, validate_replay
+from shardopt.replay.predict.fit import read_replays
+from shardopt.replay.predict.iteration import OP_MODELS, load_models, predict_ranks
+from shardopt.replay.predict.rows import FILE, FIT, write_models
+from shardopt.validate.replay import DEFAULT_FOLDER, has_replays, validate_replay
 
 
 def test_figures_are_those_of_the_committed_rows() -> None:
@@ -22,8 +22,8 @@ def test_figures_are_those_of_the_committed_rows() -> None:
     assert report.summary.n == sum(model.part != FIT for model in models) == 19
     one = next(model for model in models if model.name == "dlrm 2 ranks wide")
     row = next(row for row in report.counted if row.name["model"] == one.name)
-    laws = replay_laws([model for model in models if model.part == FIT], 2)
-    again = predicted(one.ranks, laws, load_hardware(HARDWARE))
+    # what the package stores is the fit on the same rows
+    again = predict_ranks(one.ranks, load_models(None, 2), load_hardware(OP_MODELS))
     assert row.predicted_ms == pytest.approx(again["predicted_ms"])
     assert row.measured_ms == median(one.replay_ms)
     assert all(cells[4] == 0 for cells in report.scores[1].rows)
@@ -52,5 +52,5 @@ def test_slower_replays_are_larger_errors(tmp_path: Path) -> None:
 
 def test_folders_without_rows(tmp_path: Path) -> None:
     assert not has_replays(tmp_path)
-    with pytest.raises(InputError, match="bench mystique"):
+    with pytest.raises(InputError, match="bench compare"):
         validate_replay(tmp_path)

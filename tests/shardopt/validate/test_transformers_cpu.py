@@ -1,4 +1,4 @@
-"""A folder of made-up steps that follow known laws, scored as measured ones are."""
+"""A folder of made-up steps that follow known kernel models, scored as measured ones are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from predictor.cost.cpu_ops import OpRow
 from predictor.cost.reuse import BINS
 from predictor.errors import InputError
-from predictor.iteration.op_graph import Bucket, OpStep
+from predictor.iteration.op_graph import RankCalls, gradient_sum, training_step
 from shardopt.bench.transformers.files import rounds_file, write_ops
 from shardopt.cli.validate import Suites, _runs
 
@@ -20,16 +20,18 @@ pytest.importorskip("scipy")
 from shardopt.validate.transformers_cpu import validate_transformers_cpu
 
 SLOWER = 1.1
-"""Measured over what the laws say, on targets."""
+"""Measured time over what the kernel models give, on targets."""
 SYNC_MS = 2.0
 
 
-def made(rng: random.Random) -> tuple[OpStep, list[float]]:
+def made(rng: random.Random) -> tuple[RankCalls, list[float]]:
     """A step, and the ms of each of its rows."""
     sizes = [(1, n, n, 0) for n in rng.sample(range(10**5, 10**6), 6)]
     rows = [OpRow("mul c>1", size, (8.0 * size[1], *[0.0] * (BINS - 1))) for size in sizes]
     parts = {"forward": tuple(rows[:2]), "backward.0": tuple(rows[2:4]), "optimizer": (*rows[4:],)}
-    return OpStep(parts, (Bucket(4, 10**6),)), [0.01 + 1e-6 * size[1] for size in sizes]
+    return training_step(parts, (gradient_sum(4, 10**6),)), [
+        0.01 + 1e-6 * size[1] for size in sizes
+    ]
 
 
 @pytest.fixture

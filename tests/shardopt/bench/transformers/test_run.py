@@ -10,7 +10,7 @@ import pytest
 from predictor.cost.cpu_ops import OpRow
 from predictor.cost.reuse import BINS
 from predictor.errors import InputError, ShardoptError
-from predictor.iteration.op_graph import Bucket, OpStep
+from predictor.iteration.op_graph import RankCalls, gradient_sum, training_step
 from predictor.model.transformer import TransformerShape
 from shardopt.bench.transformers import run as transformers
 from shardopt.bench.transformers.design import calibrations, targets
@@ -22,7 +22,7 @@ from shardopt.bench.transformers.files import (
     rounds_file,
     write_ops,
 )
-from shardopt.bench.transformers.trace import found_in_order
+from shardopt.bench.transformers.trace import count_in_order
 from shardopt.ranks import launch
 
 TINY = (2, 32, 2, 64, 50, 8, 2)
@@ -35,9 +35,9 @@ def shape(request: pytest.FixtureRequest) -> TransformerShape:
 
 
 def test_fake_tensors_issue_the_ops_of_a_real_step(shape: TransformerShape) -> None:
-    from shardopt.bench.transformers.ops import recorded
+    from shardopt.bench.transformers.ops import record_step
 
-    fake, real = recorded(shape), recorded(shape, real=True)
+    fake, real = record_step(shape), record_step(shape, real=True)
     assert [_plain(of.call) for of in fake.calls] == [_plain(of.call) for of in real.calls]
     assert (fake.marks, fake.gradients) == (real.marks, real.gradients)
 
@@ -48,31 +48,32 @@ def _plain(call) -> tuple:
 
 
 def test_rows_hold_every_call_and_gradient(shape: TransformerShape) -> None:
-    from shardopt.bench.transformers.ops import op_step, recorded, row_index
+    from shardopt.bench.transformers.ops import record_step, row_index, step_calls
 
-    recording = recorded(shape)
-    step, index = op_step(recording), row_index(recording)
-    rows = [row for of_part in step.parts.values() for row in of_part]
+    recording = record_step(shape)
+    step, index = step_calls(recording), row_index(recording)
+    rows = [row for part in step.calls for row in part.rows]
     assert [index.count(at) for at in range(len(rows))] == [row.count for row in rows]
-    assert list(step.parts) == ["forward", "backward.0", "optimizer"]
-    assert sum(b.gradients for b in step.buckets) == len(recording.gradients)
-    assert sum(b.bytes for b in step.buckets) == sum(size for _, size in recording.gradients)
+    assert [part.op for part in step.calls] == ["forward", "backward.0", "optimizer"]
+    assert sum(b.gradients for b in step.collectives) == len(recording.gradients)
+    assert sum(b.bytes for b in step.collectives) == sum(size for _, size in recording.gradients)
 
 
 def test_gradients_leave_in_buckets() -> None:
     pytest.importorskip("torch")
-    from shardopt.bench.transformers.ops import op_step, recorded
+    from shardopt.bench.transformers.ops import record_step, step_calls
 
-    step = op_step(recorded(TransformerShape("bert", 3, 512, 8, 2048, 4000, 8, 1)))
-    assert len(step.buckets) == 3
+    step = step_calls(record_step(TransformerShape("bert", 3, 512, 8, 2048, 4000, 8, 1)))
+    assert len(step.collectives) == 3
     # the output layer's weight alone is larger than the first bucket has to be
-    assert 2**20 < step.buckets[0].bytes < 25 * 2**20 < step.buckets[1].bytes
-    assert list(step.parts) == ["forward", *(f"backward.{i}" for i in range(3)), "optimizer"]
+    assert 2**20 < step.collectives[0].bytes < 25 * 2**20 < step.collectives[1].bytes
+    backward = [f"backward.{i}" for i in range(3)]
+    assert [part.op for part in step.calls] == ["forward", *backward, "optimizer"]
 
 
 def test_losses_fall() -> None:
     pytest.importorskip("torch")
-    from shardopt.bench.transformers.models import MODELS, Training
+    from shardopt.replay.compare.transformers import MODELS, Training
 
     for family in MODELS:
         training = Training(TransformerShape(family, *TINY))
@@ -93,10 +94,10 @@ def test_no_target_is_captured(ranks: int) -> None:
     assert calibrations(ranks) == calibrations(ranks)
 
 
-def step(kind: str) -> OpStep:
+def step(kind: str) -> RankCalls:
     reuse = (1024.0, *[0.0] * (BINS - 2), 2048.0)
     row = OpRow(kind, (1, 2, 3, 0), reuse, 2)
-    return OpStep({"forward": (row,), "backward.0": (row,)}, (Bucket(3, 400),))
+    return training_step({"forward": (row,), "backward.0": (row,)}, (gradient_sum(3, 400),))
 
 
 def test_ops_are_read_as_written(tmp_path: Path) -> None:
@@ -156,8 +157,8 @@ def test_broken_rounds_are_named_by_line(tmp_path: Path, line: str) -> None:
 
 def test_ops_are_found_in_the_order_of_the_list() -> None:
     trace = ["linear", "addmm", "add_", "dropout", "bernoulli_", "mul"]
-    assert found_in_order(["addmm", "add", "mul"], trace) == 3
-    assert found_in_order(["mul", "addmm"], trace) == 1
+    assert count_in_order(["addmm", "add", "mul"], trace) == 3
+    assert count_in_order(["mul", "addmm"], trace) == 1
 
 
 def test_a_rank_that_dies_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

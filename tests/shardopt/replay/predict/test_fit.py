@@ -1,29 +1,28 @@
-"""Laws of replays: files of calls, the fit and what it is kept apart from."""
+"""Kernel models of replays: files of calls, the fit, what it is kept apart from, what is stored."""
 
 from pathlib import Path
 
 import pytest
 
-from predictor.cost.cpu_ops import OpRow
+from predictor.cost.cpu_ops import OpModels, OpRow
 from predictor.cost.reuse import BINS
-from predictor.errors import InputError
-from shardopt.replay.predict.fit import (
-    CALL_BYTES,
-    DEFAULT_FOLDER,
-    FILE,
-    captured,
-    read_replays,
-    replay_laws,
-)
+from predictor.errors import InputError, ProfileError
+from predictor.hardware.op_models import load_op_models
+from predictor.iteration.op_graph import CallGroup, CollectiveStart, CollectiveWait, RankCalls
 from shardopt.replay.predict.rows import (
+    FILE,
     FIT,
     TEST,
-    Calls,
     ModelCalls,
-    RankCalls,
     read_models,
     write_models,
 )
+
+pytest.importorskip("scipy")
+
+from shardopt.replay.predict.fit import CALL_BYTES, captured_step, fit_replays, read_replays
+
+REPLAYS = Path(__file__).resolve().parents[4] / "configs" / "bench" / "replay"
 
 
 def row(elements: int, kind: str = "mul c>1", count: int = 1) -> OpRow:
@@ -31,25 +30,25 @@ def row(elements: int, kind: str = "mul c>1", count: int = 1) -> OpRow:
     return OpRow(kind, (1, elements, elements, 0), reuse, count)
 
 
-def calls(*elements: int, slower: float = 1.0, segment: int = 0) -> list[Calls]:
+def calls(*elements: int, slower: float = 1.0, segment: int = 0) -> list[CallGroup]:
     return [
-        Calls(segment, "aten::mul", (row(n),), 1, None, slower * (0.01 + 1e-6 * n))
+        CallGroup(segment, "aten::mul", (row(n),), 1, None, slower * (0.01 + 1e-6 * n))
         for n in elements
     ]
 
 
-def model(name: str, part: str, of: list[Calls], ranks: int = 1) -> ModelCalls:
+def model(name: str, part: str, of: list[CallGroup], ranks: int = 1) -> ModelCalls:
     spent = sum(call.ms or 0.0 for call in of)
-    events = () if ranks == 1 else ({"kind": "allreduce_", "bytes": 8, "group": []},)
+    events = () if ranks == 1 else (CollectiveStart("allreduce_", 8),)
     rank = RankCalls(tuple(of), events, ())
     return ModelCalls(name, part, (spent, 1.1 * spent, 0.9 * spent), (rank,) * ranks)
 
 
-def test_files_keep_what_laws_need(tmp_path: Path) -> None:
-    several = Calls(2, "aten::where", (row(512), row(1024, "where ccc>1")), 1, 12.5, 0.25)
+def test_files_keep_what_a_fit_needs(tmp_path: Path) -> None:
+    several = CallGroup(2, "aten::where", (row(512), row(1024, "where ccc>1")), 1, 12.5, 0.25)
     rank = RankCalls(
-        (Calls(0, "aten::mul", (row(1024),), 1, None, 0.5), several),
-        ({"kind": "alltoall_base_", "bytes": 64, "group": []}, {"waits_for": 0}),
+        (CallGroup(0, "aten::mul", (row(1024),), 1, None, 0.5), several),
+        (CollectiveStart("alltoall_base_", 64), CollectiveWait(0)),
         (("corp::op", None),),
     )
     models = [ModelCalls("a", FIT, (1.5, 2.5), (rank, rank)), model("b", TEST, calls(4096))]
@@ -72,39 +71,40 @@ def test_files_keep_what_laws_need(tmp_path: Path) -> None:
         '"calls": [[0, "aten::t", 1, NaN, null, []]]}]}',
     ],
 )
-def test_broken_files_are_told_by_line(tmp_path: Path, line: str) -> None:
+def test_broken_files_are_named_by_line(tmp_path: Path, line: str) -> None:
     write_models(tmp_path / FILE, [model("a", FIT, calls(1024))])
     with (tmp_path / FILE).open("a") as file:
         file.write(line + "\n")
-    with pytest.raises(InputError, match=f"{FILE}:2: is no model's calls"):
+    with pytest.raises(InputError, match=f"{FILE}:2: does not hold the calls of a model"):
         read_replays(tmp_path)
-    with pytest.raises(InputError, match="--data DIR"):
+    with pytest.raises(InputError, match="shardopt bench compare"):
         read_replays(tmp_path / "none")
 
 
 def test_tested_models_are_in_no_fit() -> None:
     fits = [model(f"m{i}", FIT, calls(*(i * n for n in (10**5, 3 * 10**5)))) for i in (1, 2, 3)]
     tested = model("t", TEST, calls(10**5, 5 * 10**5, slower=9.0))
-    with_it, without = replay_laws([*fits, tested], 1), replay_laws(fits, 1)
+    with_it, without = fit_replays([*fits, tested], 1), fit_replays(fits, 1)
     asked = row(2 * 10**5)
     assert with_it.row_ms(asked) == without.row_ms(asked) == pytest.approx(0.21, rel=0.02)
     with pytest.raises(InputError, match="no calibration model of one rank"):
-        replay_laws([tested], 1)
+        fit_replays([tested], 1)
 
 
-def test_ranks_that_share_a_memory_have_laws_of_their_own() -> None:
+def test_ranks_that_share_a_memory_have_other_models() -> None:
     sizes = [10**5, 2 * 10**5, 5 * 10**5]
-    alone = model("one", FIT, [*calls(*sizes), Calls(0, "aten::t", (row(9, "relu c>1"),), 1, 1, 3)])
+    relu = CallGroup(0, "aten::relu", (row(9, "relu c>1"),), 1, 1, 3)
+    alone = model("one", FIT, [*calls(*sizes), relu])
     both = model("two", FIT, calls(*sizes, slower=2.0), ranks=2)
-    laws = replay_laws([alone, both], 2)
-    assert laws.row_ms(row(3 * 10**5)) == pytest.approx(0.62, rel=0.02)
-    assert laws.row_ms(row(9, "relu c>1")) == pytest.approx(3, rel=0.02)
+    models = fit_replays([alone, both], 2)
+    assert models.row_ms(row(3 * 10**5)) == pytest.approx(0.62, rel=0.02)
+    assert models.row_ms(row(9, "relu c>1")) == pytest.approx(3, rel=0.02)
 
 
 def test_a_call_of_several_ops_is_split_by_their_bytes() -> None:
     small, large = row(0), row(512, "where ccc>1")
-    call = Calls(0, "aten::where", (small, large), 1, None, 3.0)
-    step = captured(RankCalls((call,), (), ()), 5.0)
+    call = CallGroup(0, "aten::where", (small, large), 1, None, 3.0)
+    step = captured_step(RankCalls((call,), (), ()), 5.0)
     share = CALL_BYTES / (2 * CALL_BYTES + 8 * 512)
     assert step.ms == pytest.approx((3.0 * share, 3.0 * (1 - share)))
 
@@ -115,6 +115,27 @@ def test_no_tested_shape_is_fitted_on() -> None:
 
     shapes = list(MODELS.values())
     assert len(set(shapes)) == len(shapes)
-    parts = {of.name: of.part for of in read_replays(DEFAULT_FOLDER)}
+    parts = {of.name: of.part for of in read_replays(REPLAYS)}
     assert {name for name, part in parts.items() if part == FIT} == set(CALIBRATIONS)
     assert {name for name, part in parts.items() if part == TEST} == set(ORIGINALS)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_stored_models_are_those_fitted_on_the_committed_rows(ranks: int) -> None:
+    group = load_op_models("cpu-gloo")
+    stored, fitted = OpModels.of_group(group, ranks), fit_replays(read_replays(REPLAYS), ranks)
+    assert stored.coefficients.keys() == fitted.coefficients.keys()
+    for name, of in stored.coefficients.items():
+        # least squares may differ in the last digits from one library to the next
+        assert of == pytest.approx(fitted.coefficients[name], rel=1e-4, abs=1e-10), name
+    assert stored.stretch == pytest.approx(fitted.stretch, rel=1e-6)
+    assert (stored.op_ms, stored.caches) == (pytest.approx(fitted.op_ms), fitted.caches)
+
+
+def test_stored_models_say_how_far_they_were_off() -> None:
+    group = load_op_models("cpu-gloo")
+    assert group.provenance.kind == "measured"
+    assert group.provenance.error is not None
+    assert 0.01 < group.provenance.error.mean < 0.1
+    with pytest.raises(ProfileError, match="'h100-sxm'"):
+        load_op_models("h100-sxm")

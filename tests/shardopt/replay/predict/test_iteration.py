@@ -1,4 +1,4 @@
-"""Predictions of generated benchmarks: ops listed without running, what has no law, ranks."""
+"""Predictions of generated benchmarks: listed ops, what has no kernel model, ranks."""
 
 import json
 from pathlib import Path
@@ -10,20 +10,20 @@ import pytest
 pytest.importorskip("torchrec")
 
 from predictor.cost.collectives import Collectives
-from predictor.cost.cpu_ops import VIEW, Caches, OpLaws
+from predictor.cost.cpu_ops import VIEW, Caches, OpModels
 from predictor.cost.op_calls import OpCall
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
+from predictor.iteration.op_graph import op_graph, rank_times
 from predictor.iteration.timeline import simulate
 from predictor.model.topology import Topology
 from predictor.model.transformer import TransformerShape
 from shardopt.replay.generate import generate
-from shardopt.replay.predict.fit import DEFAULT_FOLDER, read_replays, replay_laws
-from shardopt.replay.predict.iteration import benchmark_graph, list_rank, predict, rank_times
-from shardopt.replay.predict.rows import rank_calls
+from shardopt.replay.predict.iteration import collective_ms, list_rank, load_models, predict
+from shardopt.replay.predict.rows import group_calls
 from tests.shardopt.replay.captured import capture
 
-LAWS = OpLaws({"relu c>1": np.array([0.5, *[0.0] * 6])}, Caches(1e6, 1e7), op_ms=0.25)
+MODELS = OpModels({"relu c>1": np.array([0.5, *[0.0] * 6])}, Caches(1e6, 1e7), op_ms=0.25)
 SHAPE = TransformerShape("bert", 1, 32, 2, 64, 50, 8, 2)
 
 
@@ -36,7 +36,7 @@ def listed(events: list[dict[str, Any]], calls: list[list[Any]], **more: Any) ->
     return {**empty, "events": events, "calls": calls, **more}
 
 
-def test_recorded_times_stand_for_calls_without_a_law() -> None:
+def test_recorded_times_are_used_for_calls_without_a_model() -> None:
     calls: list[list[Any]] = [["aten::relu", 9.0, None], ["aten::gelu", 7000.0, None]]
     calls += [["corp::op", None, None]]
     calls += [["aten::relu", 1.0, None], ["aten::t", 500.0, None]]
@@ -47,17 +47,17 @@ def test_recorded_times_stand_for_calls_without_a_law() -> None:
         replaced=[[2, "corp::op"]],
         left_out=[{"op": "aten::gone", "reason": "", "us": 2000.0}],
     )
-    times = rank_times(rank_calls(of), LAWS)
+    times = rank_times(group_calls(of), MODELS)
     assert times.segments_ms == pytest.approx((0.75 + 7.0, 0.75 + 0.5))
     assert times.recorded_ms == 7.5
-    found = {name: us for name, _, us in times.without_law}
+    found = {name: us for name, _, us in times.without_model}
     assert found == {"aten::gelu": 7000.0, "corp::op": None, "aten::gone": 2000.0, "aten::t": 500.0}
 
 
 def test_equal_calls_lie_together_and_keep_their_times() -> None:
     calls: list[list[Any]] = [["aten::relu", 9.0, None]] * 3
     of = listed([], calls, ops=[relu(0), relu(1), relu(2, "gelu c>1")])
-    rank = rank_calls(of, [4000.0, 2000.0, 1000.0])
+    rank = group_calls(of, [4000.0, 2000.0, 1000.0])
     assert [(call.count, call.us, call.ms) for call in rank.calls] == [
         (2, 18.0, 6.0),
         (1, 9.0, 1.0),
@@ -69,7 +69,7 @@ def test_equal_calls_lie_together_and_keep_their_times() -> None:
 def two_ranks(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> tuple[Any, Any]:
     """The graph of ranks of one call of 0.75 ms before, and one after their events."""
     ranks = [
-        rank_calls(
+        group_calls(
             listed(
                 events,
                 [["aten::relu", 1.0, None], ["c10d::x", 1.0, 4096], ["aten::relu", 1.0, None]],
@@ -80,8 +80,9 @@ def two_ranks(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> tupl
     ]
     topology = Topology.uniform(2, hbm_bytes=1 << 30, ddr_bytes=1 << 30)
     collectives = Collectives(load_hardware("cpu-gloo"), topology)
-    times = [rank_times(of, LAWS) for of in ranks]
-    return benchmark_graph(times, ranks, collectives), collectives
+    times = [rank_times(of, MODELS) for of in ranks]
+    graph = op_graph(times, ranks, lambda starts: collective_ms(starts, collectives), 2)
+    return graph, collectives
 
 
 def test_ranks_meet_in_collectives() -> None:
@@ -94,43 +95,43 @@ def test_ranks_meet_in_collectives() -> None:
     assert simulate(graph).iteration_ms[0] == pytest.approx(other + sync + more)
     assert one < other
     (graph, missing), _ = two_ranks([sent | {"kind": "barrier"}], [sent | {"kind": "barrier"}])
-    assert missing == {"c10d::barrier": 1}
+    assert missing == {"barrier": 1}
     with pytest.raises(InputError, match="same collectives in the same order"):
         two_ranks([sent], [sent, sent])
 
 
 def test_ops_are_those_of_the_step(tmp_path: Path) -> None:
     """A benchmark of a step, listed over fake tensors, has the ops of the step's own list."""
-    from shardopt.bench.transformers.models import Training
-    from shardopt.bench.transformers.ops import op_step, recorded
+    from shardopt.bench.transformers.ops import record_step, step_calls
+    from shardopt.replay.compare.transformers import Training
 
     training = Training(SHAPE)
     generate([capture(training.step, tmp_path / "traces")], tmp_path / "b")
-    result = predict(tmp_path / "b", "cpu-gloo", DEFAULT_FOLDER)
+    result = predict(tmp_path / "b", "cpu-gloo")
     assert result["without_law"] == {}
     assert result["recorded_share"] == 0
-    laws = replay_laws(read_replays(DEFAULT_FOLDER), 1)
-    step = op_step(recorded(SHAPE))
-    own = [row for rows in step.parts.values() for row in rows if row.kind != VIEW]
-    rank = rank_calls(list_rank(tmp_path / "b", 0, 1))
+    models = load_models(None, 1)
+    step = step_calls(record_step(SHAPE))
+    own = [row for part in step.calls for row in part.rows if row.kind != VIEW]
+    rank = group_calls(list_rank(tmp_path / "b", 0, 1))
     calls = [row for call in rank.calls for row in call.rows if not row.kind.startswith(VIEW)]
     assert sum(row.count for row in calls) == sum(row.count for row in own)
-    assert laws.rows_ms(calls) == pytest.approx(laws.rows_ms(own), rel=0.05)
+    assert models.rows_ms(calls) == pytest.approx(models.rows_ms(own), rel=0.05)
 
 
 def test_profiles_of_gpus_and_folders_without_data(tmp_path: Path, traces: Path) -> None:
     generate([traces], tmp_path / "b")
     with pytest.raises(InputError, match="give cpu-gloo"):
-        predict(tmp_path / "b", "h100-sxm", DEFAULT_FOLDER)
-    with pytest.raises(InputError, match="--data DIR"):
+        predict(tmp_path / "b", "h100-sxm")
+    with pytest.raises(InputError, match="shardopt bench compare"):
         predict(tmp_path / "b", "cpu-gloo", tmp_path)
     with pytest.raises(InputError, match="no benchmark"):
-        predict(tmp_path, "cpu-gloo", DEFAULT_FOLDER)
+        predict(tmp_path, "cpu-gloo")
 
 
-def test_convolutions_and_pooling_have_laws(tmp_path: Path, traces: Path) -> None:
+def test_convolutions_and_pooling_have_models(tmp_path: Path, traces: Path) -> None:
     generate([traces], tmp_path / "b")
-    result = predict(tmp_path / "b", "cpu-gloo", DEFAULT_FOLDER)
+    result = predict(tmp_path / "b", "cpu-gloo")
     # `EmbeddingBag` is in no calibration model
     assert {name for name in result["without_law"] if "embedding_bag" not in name} == set()
 
