@@ -13,7 +13,6 @@ from predictor.cost.reuse import BINS
 from predictor.errors import InputError
 from predictor.iteration.op_graph import RankCalls, gradient_sum, training_step
 from shardopt.bench.transformers.files import rounds_file, write_ops
-from shardopt.cli.validate import Suites, _runs
 
 pytest.importorskip("scipy")
 
@@ -113,10 +112,3 @@ def test_rounds_of_other_ops_are_refused(folder: Path) -> None:
     path.write_text(json.dumps(whole))
     with pytest.raises(InputError, match="shape 'bert-l7'"):
         validate_transformers_cpu(folder)
-
-
-def test_the_suite_reads_the_rows_of_a_checkout() -> None:
-    ((runner, folder),) = _runs(Suites.TRANSFORMERS_CPU, None)
-    assert runner is validate_transformers_cpu
-    assert folder is not None
-    assert folder.name == "transformers-cpu"
