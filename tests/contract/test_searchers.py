@@ -26,6 +26,7 @@ from search.propose.searchers import rescue
 from search.propose.study import Study
 from search.stop import Stop
 from search.surrogate import Surrogate
+from tests.quick import quick_only
 from tests.search.problems import (
     a_problem,
     a_table,
@@ -131,11 +132,11 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     "uneven caps": uneven,
     **{f"random {seed}": lambda seed=seed: random_problem(seed) for seed in range(8)},
 }
-MORE = [pytest.param(f"random {seed}", marks=pytest.mark.slow) for seed in range(4, 8)]
+QUICK = [name for name in PROBLEMS if "random" not in name] + ["random 0", "random 2"]
 
 
 @pytest.mark.parametrize("searcher", SEARCHERS)
-@pytest.mark.parametrize("problem", [*list(PROBLEMS)[: -len(MORE)], *MORE])
+@pytest.mark.parametrize("problem", quick_only(QUICK, PROBLEMS))
 def test_plans_are_legal_and_fit(searcher: str, problem: str) -> None:
     try:
         objective, surrogate = objective_of(PROBLEMS[problem]())

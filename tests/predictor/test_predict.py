@@ -32,6 +32,7 @@ from tests.builders import (
     sharded,
     table_wise,
 )
+from tests.quick import quick_only
 
 T = ShardingType
 MODELS = sorted((Path(__file__).parents[2] / "configs/models").glob("*.yaml"))
@@ -222,7 +223,7 @@ def test_one_rank_talks_to_nobody() -> None:
 
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda p: p.stem)
-@pytest.mark.parametrize("ranks", [1, 2, 8, 16])
+@pytest.mark.parametrize("ranks", quick_only((1, 16), [1, 2, 8, 16]))
 def test_every_shipped_model_has_a_time(path: Path, ranks: int) -> None:
     workload, topology = load_model(path), a_topology(ranks)
     plan = tuple(table_wise(t, i % ranks) for i, t in enumerate(workload.tables))

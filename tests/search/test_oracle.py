@@ -17,6 +17,7 @@ from search.objective import Assignment
 from search.problem import Problem
 from search.solve import solve
 from search.stop import Stop
+from tests.quick import quick_only
 from tests.search.problems import (
     CPU,
     H100,
@@ -120,10 +121,10 @@ def brute_force(problem: Problem) -> tuple[list[Assignment], np.ndarray]:
     return plans, objective.score(plans)
 
 
-SLOW = pytest.param("tight, a million plans", marks=pytest.mark.slow)
+QUICK = ("two ranks", "pipelined", "two hosts", "uneven caps", "GPU, slow copies")
 
 
-@pytest.mark.parametrize("case", [*(case for case in CASES if case not in SLOW.values), SLOW])
+@pytest.mark.parametrize("case", quick_only(QUICK, CASES))
 def test_the_search_finds_the_optimum_and_the_bound_stays_below_it(case: str) -> None:
     problem = a_problem(*CASES[case])
     plans, times = brute_force(problem)

@@ -112,6 +112,7 @@ def test_the_same_seed_gives_the_same_result(world: tuple[int, int]) -> None:
     assert first.evaluations == second.evaluations
 
 
+@pytest.mark.slow
 def test_hash_randomisation_changes_nothing() -> None:
     script = (
         "from tests.search.problems import random_problem\n"
@@ -144,6 +145,7 @@ def test_the_time_limit_is_a_ceiling() -> None:
     assert 0 < result.lower_bound_ms <= result.best.iteration_ms
 
 
+@pytest.mark.slow
 def test_time_that_is_not_used_up_changes_nothing() -> None:
     problem = a_problem(several(4), hosts(2))
     free, limited = (
@@ -221,7 +223,7 @@ def packed(seed: int, ranks: int, fill: float, *, per_rank: int = 4) -> Problem:
         (0, 4, 0.95),
         pytest.param(1, 4, 0.99, marks=pytest.mark.slow),
         (2, 8, 0.97),
-        (3, 8, 0.99),
+        pytest.param(3, 8, 0.99, marks=pytest.mark.slow),
         pytest.param(5, 16, 0.99, marks=pytest.mark.slow),
     ],
 )

@@ -91,6 +91,7 @@ def test_a_killed_worker_on_a_journal(tmp_path: Path) -> None:
     one_is_killed(f"journal:{tmp_path / 'study'}")
 
 
+@pytest.mark.slow
 def test_a_killed_worker_on_postgresql(database: str) -> None:
     one_is_killed(database)
 

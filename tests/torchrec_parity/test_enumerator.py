@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torchrec")
-sys.path.insert(0, str(Path(__file__).parent))
 
-import modules
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
 from torchrec.distributed.planner.types import ShardingOption
@@ -24,6 +20,7 @@ from predictor.model.topology import Topology
 from predictor.model.workload import Optimizer, Workload
 from search.space.enumerate import enumerate_space
 from search.space.option import Option
+from tests.torchrec_parity import modules
 
 PIPELINES = {
     "base": PipelineType.NONE,

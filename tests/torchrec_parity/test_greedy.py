@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torchrec")
-sys.path.insert(0, str(Path(__file__).parent))
 
-import modules
 import torch
 from torch import nn
 from torchrec.distributed.planner import EmbeddingShardingPlanner
@@ -31,6 +27,7 @@ from predictor.model.topology import Topology
 from predictor.model.workload import DcnV2, Workload
 from predictor.units import GIB
 from search.baselines.torchrec_planner import torchrec_plan
+from tests.torchrec_parity import modules
 
 # HBM in GiB that makes the planner move: all fits, or some tables have to go elsewhere
 CASES = [

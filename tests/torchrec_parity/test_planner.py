@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torchrec")
-sys.path.insert(0, str(Path(__file__).parent))
 
-import modules
 
 from predictor.errors import InputError
 from predictor.model.plan import ShardingType
@@ -26,6 +22,8 @@ from shardopt.torchrec.planning.planner import (
     torchrec_plan,
     torchrec_topology,
 )
+from tests.quick import quick_only
+from tests.torchrec_parity import modules
 
 
 def one_dim(workload: Workload) -> Workload:
@@ -114,7 +112,9 @@ def test_tables_of_one_name_must_agree() -> None:
 
 
 @pytest.mark.parametrize("variant", Variant)
-@pytest.mark.parametrize("model", [modules.criteo_kaggle, modules.mixed, modules.unpooled])
+@pytest.mark.parametrize(
+    "model", quick_only([modules.mixed], [modules.criteo_kaggle, modules.mixed, modules.unpooled])
+)
 def test_plans_are_rated_as_torchrec_rates_them(
     model: Callable[[], Workload], variant: Variant
 ) -> None:

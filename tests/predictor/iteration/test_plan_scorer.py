@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from tests.builders import (
     random_workload,
     sharded,
 )
+from tests.quick import quick_first, quick_only
 
 PIPELINES = ["base", "sparse_dist", "prefetch_sparse_dist"]
 TOPOLOGIES = [
@@ -50,9 +52,17 @@ def random_plans(
     return PlanScorer(workload, topology, profile or device_bound()), candidates
 
 
-@pytest.mark.parametrize("pipeline", PIPELINES)
+def shape_of(value: object) -> str | None:
+    """A name for parameters that are topologies."""
+    if not isinstance(value, Topology):
+        return None
+    return f"{value.world_size}x{value.local_world_size}x{value.nvlink_domain}"
+
+
 @pytest.mark.parametrize(
-    "topology", TOPOLOGIES, ids=lambda t: f"{t.world_size}x{t.local_world_size}x{t.nvlink_domain}"
+    ("pipeline", "topology"),
+    quick_only(zip(PIPELINES, TOPOLOGIES[1:], strict=False), product(PIPELINES, TOPOLOGIES)),
+    ids=shape_of,
 )
 @pytest.mark.parametrize("plans", [5, pytest.param(70, marks=pytest.mark.slow)])
 def test_a_batch_equals_its_plans_one_by_one(pipeline: str, topology: Topology, plans: int) -> None:
@@ -68,11 +78,10 @@ def test_a_batch_equals_its_plans_one_by_one(pipeline: str, topology: Topology, 
         assert len(set(together.round(9))) > 1 or profile is hardware()
 
 
-@pytest.mark.parametrize("pipeline", PIPELINES)
 @pytest.mark.parametrize(
-    "topology",
-    TOPOLOGIES[1:4],
-    ids=lambda t: f"{t.world_size}x{t.local_world_size}x{t.nvlink_domain}",
+    ("pipeline", "topology"),
+    quick_only(zip(PIPELINES, TOPOLOGIES[1:4], strict=True), product(PIPELINES, TOPOLOGIES[1:4])),
+    ids=shape_of,
 )
 @pytest.mark.parametrize("seeds", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_neighbours_equal_plans_scored_anew(pipeline: str, topology: Topology, seeds: int) -> None:
@@ -99,7 +108,7 @@ def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert batch.score_neighbours(candidates[0], []).shape == (0,)
 
 
-@pytest.mark.parametrize("pipeline", PIPELINES)
+@pytest.mark.parametrize("pipeline", quick_first(1, PIPELINES))
 def test_a_graph_of_their_own_does_not_matter(
     pipeline: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

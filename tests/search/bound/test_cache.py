@@ -20,6 +20,7 @@ from search.bound.lower_bound import LowerBound
 from search.objective import Objective
 from search.space import enumerate as space
 from search.space.enumerate import enumerate_space
+from tests.quick import quick_first
 from tests.search.problems import (
     H100,
     a_problem,
@@ -113,9 +114,7 @@ def objective(made: Workload, ranks: int) -> Objective:
     return objective_of(problem, enumerate_space(made, problem.topology))[0]
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(6), *(pytest.param(n, marks=pytest.mark.slow) for n in range(6, 12))]
-)
+@pytest.mark.parametrize("seed", quick_first(3, range(12)))
 def test_random_plans_with_caches(seed: int) -> None:
     kernels = ("fused_uvm_caching",) if seed % 2 else ("fused_uvm_caching", "fused", "fused_uvm")
     problem = objective(workload(seed, 5, kernels), (1, 2, 4)[seed % 3])
@@ -124,7 +123,7 @@ def test_random_plans_with_caches(seed: int) -> None:
     assert 0 < bound_of(problem) <= times.min() * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", quick_first(3, range(6)))
 def test_every_plan_of_few_cached_tables(seed: int) -> None:
     kinds = (ShardingType.TABLE_WISE, ShardingType.ROW_WISE)
     made = workload(seed, 4, ("fused_uvm_caching", "fused"), sharding_types=kinds)

@@ -18,6 +18,7 @@ from search.bound.lower_bound import LowerBound
 from search.objective import Objective
 from search.solve import solve
 from search.stop import Stop
+from tests.quick import quick_first, quick_only
 from tests.search.problems import (
     a_problem,
     a_table,
@@ -43,9 +44,7 @@ def unlimited(seed: int, **more: object) -> Objective:
     return objective_of(replace(problem, workload=workload, topology=topology))[0]
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(6), *(pytest.param(n, marks=pytest.mark.slow) for n in range(6, 12))]
-)
+@pytest.mark.parametrize("seed", quick_only((1, 2, 4), range(12)))
 def test_random_plans_of_random_problems(seed: int) -> None:
     objective = unlimited(seed)
     rng = random.Random(seed)
@@ -89,7 +88,8 @@ def mid_size(tables: int, seed: int, **more: str) -> Workload:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "pipeline"), [(8, "base"), (8, "sparse_dist"), (16, "prefetch_sparse_dist")]
+    ("ranks", "pipeline"),
+    quick_first(2, [(8, "base"), (8, "sparse_dist"), (16, "prefetch_sparse_dist")]),
 )
 def test_thousands_of_random_plans_on_real_sizes(ranks: int, pipeline: str) -> None:
     problem = a_problem(mid_size(20, ranks, train_pipeline=pipeline), hosts(ranks))
@@ -99,9 +99,7 @@ def test_thousands_of_random_plans_on_real_sizes(ranks: int, pipeline: str) -> N
     assert bound_of(objective, 400) <= times.min() * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 6))]
-)
+@pytest.mark.parametrize("seed", quick_only((0, 2), range(6)))
 def test_too_many_sets_leave_a_weaker_bound(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     objective = unlimited(seed)
     full = bound_of(objective)
@@ -151,7 +149,7 @@ def test_upper_and_stop_end_early_and_stay_valid() -> None:
     assert np.isfinite(asked[0])
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", quick_only((0, 2), range(4)))
 def test_options_left_out_of_the_program_do_not_matter(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

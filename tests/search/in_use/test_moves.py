@@ -26,6 +26,7 @@ from search.space.build import reduced_space
 from search.space.option import ChoicesInUse
 from search.stop import Stop
 from search.surrogate import Surrogate
+from tests.quick import quick_first, quick_only
 from tests.search.problems import (
     H100,
     a_problem,
@@ -60,10 +61,8 @@ def small(seed: int = 0, tables: int = 3, world: tuple[int, int | None] = (2, No
     return a_problem(a_workload(*made, batch_size=8192), hosts(*world), copying(H100))
 
 
-@pytest.mark.parametrize("moves", [1, 2])
-@pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))]
-)
+@pytest.mark.parametrize("moves", quick_first(1, [1, 2]))
+@pytest.mark.parametrize("seed", quick_first(1, range(4)))
 def test_the_search_holds_the_limit_and_finds_the_best(seed: int, moves: int) -> None:
     """Against every plan that differs from the given one in so many tables."""
     problem = small(seed)
@@ -77,7 +76,7 @@ def test_the_search_holds_the_limit_and_finds_the_best(seed: int, moves: int) ->
     assert result.best.iteration_ms == pytest.approx(times.min(), rel=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", quick_only((1, 4), range(5)))
 def test_random_problems_with_constraints(seed: int) -> None:
     problem = random_problem(seed, tables=4)
     try:

@@ -17,6 +17,7 @@ from search.problem import Problem
 from search.propose.feasibility import can_fit, find_feasible, least_extra_bytes
 from search.solve import solve
 from search.stop import Stop
+from tests.quick import quick_first
 from tests.search.problems import a_problem, a_table, a_workload, assert_valid, hosts, objective_of
 
 WHOLE = Constraints(sharding_types=(ShardingType.TABLE_WISE,), compute_kernels=("fused",))
@@ -43,7 +44,7 @@ def packed(seed: int, fill: float) -> Problem:
 
 
 @pytest.mark.parametrize("fill", [0.99, 0.999])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", quick_first(3, range(6)))
 def test_what_is_packed_to_the_brim_is_found(seed: int, fill: float) -> None:
     problem = packed(seed, fill)
     assert 20 <= len(problem.workload.tables) <= 60

@@ -22,6 +22,7 @@ from search.tune.grid import grid_of
 from search.tune.study import Trial, new_study, packed, unpacked
 from search.tune.trial import RuledOutError, carried, root_bound, search_from, try_setting
 from search.tune.tune import Budget, Tuned, Tuning
+from tests.quick import quick_first
 from tests.search.problems import (
     H100,
     a_problem,
@@ -66,6 +67,7 @@ def test_all_settings_are_tried_once_and_the_first_is_the_case_as_given() -> Non
     assert found.best.setting["batch_size"] == 8192  # launches are shared by more samples
 
 
+@pytest.mark.slow
 def test_the_same_seed_tries_the_same_settings_with_the_same_outcome() -> None:
     knobs = {"batch_size": None, "qcomm": None, "bucket": None}
     first, again, other = (a_study(small(), knobs, trials=4, seed=s).run() for s in (3, 3, 4))
@@ -73,6 +75,7 @@ def test_the_same_seed_tries_the_same_settings_with_the_same_outcome() -> None:
     assert [t.setting for t in first.trials] != [t.setting for t in other.trials]
 
 
+@pytest.mark.slow
 def test_a_study_on_a_journal_goes_on_as_if_it_had_not_ended(tmp_path: Path) -> None:
     broken, whole = str(tmp_path / "a.journal"), str(tmp_path / "b.journal")
     for trials in (2, 5):
@@ -120,9 +123,7 @@ def tiny(seed: int) -> Case:
     )
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 6))]
-)
+@pytest.mark.parametrize("seed", quick_first(1, range(6)))
 def test_no_plan_of_a_setting_that_is_ruled_out_beats_the_incumbent(seed: int) -> None:
     goals = [GOALS[n] for n in ([["time"], ["time", "memory"], ["gpu_hours"]][seed % 3])]
     case = tiny(seed)
@@ -202,6 +203,7 @@ def test_a_search_is_no_worse_than_the_plan_it_starts_from() -> None:
     assert warm.best.iteration_ms <= good.iteration_ms
 
 
+@pytest.mark.slow
 def test_the_last_search_is_no_worse_than_the_trial() -> None:
     tuning = a_study(small(), {"batch_size": None})
     found = tuning.run()

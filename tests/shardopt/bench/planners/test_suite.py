@@ -152,6 +152,7 @@ def test_nothing_matches(suite: Path, tmp_path: Path) -> None:
         run_suite(load_suite(suite), tmp_path / "r.csv", Wanted(only="9*"), lambda text: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "instance",
     [
