@@ -1,4 +1,4 @@
-"""Measured rows -> constants with their error on rows held out. The only place for scipy.
+"""From measured rows to constants, with their error on rows held out; and all scores.
 
-May import `iteration` and what lies below it.
+The only place for scipy. May import `iteration` and what lies below it.
 """

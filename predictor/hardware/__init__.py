@@ -1,1 +1,5 @@
-"""Hardware profiles: their schema, loading, overlays and the shipped files. May import `model`."""
+"""What devices and their software cost: profiles, their schema, and how files become profiles.
+
+`profiles` holds the shipped profiles, `runtimes` the constants of frameworks other than TorchRec.
+May import `model`.
+"""

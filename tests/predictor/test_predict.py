@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from predictor.errors import PlanError
 from predictor.hardware.loader import HardwareProfile, weakest
 from predictor.model.distribution import Uniform, Zipf
-from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
-from predictor.model.plan_check import match_plan
+from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Feature, QComm, Workload
 from predictor.predict import PHASES, Prediction, predict, profile_groups
@@ -230,26 +228,3 @@ def test_every_shipped_model_has_a_time(path: Path, ranks: int) -> None:
     found = run(workload, topology, plan, hardware())
     assert 0.1 < found.iteration_ms < 1000
     assert len(found.memory) == len(found.per_rank) == ranks
-
-
-def test_what_does_not_fit_the_model_is_named() -> None:
-    workload, topology = a_workload(a_table("cat_0"), a_table("cat_1")), a_topology(2)
-    good = plan_of(workload, topology, tuple(table_wise(t) for t in workload.tables))
-
-    def message(plan: ShardingPlan) -> str:
-        with pytest.raises(PlanError) as caught:
-            match_plan(workload, topology, plan)
-        return str(caught.value)
-
-    assert "for 4 ranks, the topology has 2" in message(replace(good, world_size=4))
-    tables = dict(good.tables)
-    moved = tables.pop("cat_1")
-    assert message(replace(good, tables=tables)).startswith("the plan does not place table 'cat_1'")
-    extra = {**good.tables, "cat_11": moved}
-    assert "'cat_11', which the model does not have (did you mean" in message(
-        replace(good, tables=extra)
-    )
-    outside = TablePlan(T.TABLE_WISE, ComputeKernel.FUSED, (Shard(2, (0, 0), (100_000, 64)),))
-    found = message(replace(good, tables={**good.tables, "cat_0": outside}))
-    assert found == "table 'cat_0' has a shard on rank 2; ranks are 0 to 1"
-    assert match_plan(workload, topology, good) == tuple(good.tables.values())

@@ -1,1 +1,4 @@
-"""Cost of one kernel on one device, a family of kernels a file."""
+"""Kernel models of embedding lookups on GPUs and CPUs, and of UVM caches.
+
+`embedding` is the entry for every kind of hardware. Imports nothing else of `cost`.
+"""

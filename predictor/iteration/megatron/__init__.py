@@ -1,1 +1,4 @@
-"""A GPT's training step under Megatron."""
+"""The time of a GPT's training step under Megatron.
+
+May import `graph` and `timeline` of the folder above, and what `predictor.iteration` may.
+"""

@@ -18,9 +18,8 @@ from predictor.fit.collectives import (
     score_every_second,
     score_ranks,
 )
-from predictor.fit.gemm import fit_gemm, gemm_errors
-from predictor.fit.public_tables import GEMM_FILE, by_split, read_collectives, read_gemm
-from predictor.fit.scores import gmae, mape
+from predictor.fit.public_tables import read_collectives
+from predictor.fit.scores import mape
 from predictor.hardware.loader import load_hardware
 from tests.public_data import every_table
 from tools.fit_profiles import gpu_fits, held_out_errors
@@ -125,14 +124,3 @@ def test_ranges_and_held_out_sizes_are_those_of_the_rows(folder: Path) -> None:
 def test_missing_tables_are_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"not all rows behind v100-32gb are there"):
         gpu_fits(tmp_path)
-
-
-@every_table
-def test_gemm_on_test_rows_of_devices_it_was_fitted_on(folder: Path) -> None:
-    tables = by_split(read_gemm(folder / GEMM_FILE).rows)
-    hw = load_hardware("a100-40gb")
-    device = "NVIDIA A100-PCIE-40GB"
-    fitted = fit_gemm(tables[device, "train"], hw.sms, hw.memory.hbm, hw.gemm)
-    assert fitted.tflops["fp32"] == pytest.approx(hw.gemm.tflops["fp32"], rel=0.02)
-    for gemm in (fitted, hw.gemm):
-        assert gmae(gemm_errors(gemm, hw.sms, hw.memory.hbm, tables[device, "test"])) < 0.08

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from predictor.iteration.critical_path import HOST, critical_cycle, critical_path
 from predictor.iteration.graph import Dep, Graph
 from predictor.iteration.timeline import simulate
-from tests.predictor.iteration.test_timeline import add, random_graph
+from tests.predictor.iteration.graphs import add, random_graph
 
 
 def parts(graph: Graph) -> dict[str, float]:

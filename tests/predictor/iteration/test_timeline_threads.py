@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from predictor.iteration.critical_path import critical_path
 from predictor.iteration.graph import Dep, Graph, Op
 from predictor.iteration.timeline import Timeline, meet, simulate, simulate_once
-from tests.predictor.iteration.test_timeline import add
+from tests.predictor.iteration.graphs import add
 
 seeds = st.integers(0, 10**6)
 RANKS = 3
