@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from predictor.errors import InfeasibleError
-from search.baselines.starting_plans import baselines
+from search.baselines.starting_plans import plan_baselines
 from search.bound.lower_bound import LowerBound
 from search.candidate import Candidate, distinct
 from search.improve.local_search import LocalSearch
@@ -31,7 +31,7 @@ from search.in_use.plan import (
     space_near,
     space_of_bound,
 )
-from search.infeasible.remedy import explained, nothing_fits
+from search.infeasible.remedy import explain_infeasible, explain_no_plan
 from search.objective import Objective
 from search.problem import Problem, Progress, RankedPlan, Result, silent
 from search.propose.searchers import BOUND_STEPS, SEARCHERS, propose, rescue
@@ -129,7 +129,7 @@ def _start(
     try:
         whole = whole_space(problem)
     except InfeasibleError as error:
-        raise explained(problem, error, stop) from None
+        raise explain_infeasible(problem, error, stop) from None
     reduced = drop_uvm(whole, problem.topology)
     spaces = [reduced] if reduced.size == whole.size else [reduced, whole]
     for space in spaces if in_use is None else [space_near(s, problem, in_use) for s in spaces]:
@@ -138,7 +138,7 @@ def _start(
         bound = LowerBound(problem, space_of_bound(space), objective.batch)
         able = pick_searchers(space, searchers)
         progress("baselines", 0.0, None, None)
-        others = baselines(objective.over(lift_move_limit(space)), surrogate, seed)
+        others = plan_baselines(objective.over(lift_move_limit(space)), surrogate, seed)
         times = objective.score(list(others.values())).tolist()
         shown = [Candidate(others[n], ms, n) for n, ms in zip(others, times, strict=True)]
         # what TorchRec would run with wrong results is shown, but never chosen
@@ -149,7 +149,7 @@ def _start(
         found, nearest = rescue(objective, surrogate, stop, seed)
         if found:
             return _Start(objective, surrogate, bound, shown, found, gap)
-    raise nothing_fits(objective, surrogate, nearest, in_use, stop, seed)
+    raise explain_no_plan(objective, surrogate, nearest, in_use, stop, seed)
 
 
 def _may(objective: Objective, candidate: Candidate) -> bool:

@@ -29,10 +29,6 @@ OTHER_PROGRAMS = (
 DOCUMENTS = ("shardopt/report/accuracy_page.py", "shardopt/report/bench/planners_page.py")
 # Folders whose errors and lines still name flags; each goes once its texts state facts.
 STILL_NAMING_FLAGS: tuple[str, ...] = (
-    "search/infeasible/",
-    "search/propose/",
-    "search/space/",
-    "search/tune/",
     "shardopt/bench/",
     "shardopt/calibrate/",
     "shardopt/config/",

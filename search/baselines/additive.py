@@ -103,9 +103,9 @@ def solve_additive(
 class _Rated(Surrogate):
     """A surrogate with one phase, TorchRec's cost, so that placer and balancer minimise that."""
 
-    def __init__(self, objective: Objective, judge: TorchRecObjective) -> None:
+    def __init__(self, objective: Objective, torchrec: TorchRecObjective) -> None:
         super().__init__(objective)
-        self.judge = judge
+        self.torchrec = torchrec
 
     def exchange(self, option: Option) -> tuple[str, str]:
         """All in one."""
@@ -120,7 +120,7 @@ class _Rated(Surrogate):
 
     def _phases(self, option: Option) -> Array:
         found = np.zeros((option.num_shards, PHASES))
-        found[:, FORWARD] = self.judge.cost_ms(option)
+        found[:, FORWARD] = self.torchrec.cost_ms(option)
         return found
 
 
@@ -129,13 +129,14 @@ class _Search:
         self.stop, self.seed = stop, seed
         workload, topology = problem.workload, problem.topology
         device = problem.hardware.device
-        judge = TorchRecObjective(workload, topology, device)
-        space = judge.counted(enumerate_space(workload, topology, device, extended=extended))
+        torchrec = TorchRecObjective(workload, topology, device)
+        space = enumerate_space(workload, topology, device, extended=extended)
+        space = torchrec.with_torchrec_memory(space)
         self.space: Space = prune(space, topology)
         self.objective = Objective(problem, self.space)
-        self.rated = _Rated(self.objective, judge)
-        self.judge = judge
-        costs = [[judge.cost_ms(o) for o in options] for options in self.space.options]
+        self.rated = _Rated(self.objective, torchrec)
+        self.torchrec = torchrec
+        costs = [[torchrec.cost_ms(o) for o in options] for options in self.space.options]
         memory = [
             [np.array([(m.hbm_bytes, m.ddr_bytes) for m in o.memory], dtype=float) for o in options]
             for options in self.space.options
@@ -220,7 +221,7 @@ class _Search:
         """CP-SAT's joint choice of options and ranks, where the model is not too large."""
         # an option with a shard as costly as all of a rank now is in no better plan
         options = [
-            [o for o in options if self.judge.cost_ms(o) < rating or o is mine]
+            [o for o in options if self.torchrec.cost_ms(o) < rating or o is mine]
             for options, (mine, _) in zip(self.space.options, best, strict=True)
         ]
         work, left = CPSAT_WORK * self.stop.effort, self.stop.remaining_s

@@ -8,7 +8,7 @@ import numpy as np
 
 from predictor.model.plan import ComputeKernel, ShardingType
 from search.baselines.greedy import Array, Ints, Shards
-from search.baselines.planner import Field
+from search.baselines.planner import PlannerInputs
 from search.objective import Assignment
 from search.space.option import Option
 
@@ -53,9 +53,11 @@ def shards_of(chosen: Sequence[Option], costs: Sequence[Array]) -> tuple[Shards,
     return Shards(np.concatenate([np.zeros(0), *costs]), memory, dims), owner
 
 
-def assigned(field: Field, placed: dict[int, tuple[Option, tuple[int, ...]]]) -> Assignment:
+def assigned(
+    inputs: PlannerInputs, placed: dict[int, tuple[Option, tuple[int, ...]]]
+) -> Assignment:
     """The plan that places every table as told, in the workload's order."""
-    return tuple(placed[table] for table in range(len(field.options)))
+    return tuple(placed[table] for table in range(len(inputs.options)))
 
 
 def ranks_of(owner: Ints, ranks: Ints, chosen: Sequence[Option]) -> list[tuple[int, ...]]:

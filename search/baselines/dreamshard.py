@@ -3,8 +3,8 @@
 Zha et al., "AutoShard" (KDD 2022) and "DreamShard" (NeurIPS 2022) compare with greedy placement by
 size (rows x dim), dim, lookups (dim x pooling) and lookups x log10 rows, and learn a policy that
 does better. The policy needs GPUs to learn from and is not built here. In its place all mixtures of
-the four costs in steps of a quarter are tried, and the best plan by the judge itself counts, where
-the papers' planners choose by a learned cost.
+the four costs in steps of a quarter are tried, and the best plan under the objective itself
+counts, where the papers' planners choose by a learned cost.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from predictor.model.plan import ShardingType
 from search.baselines.columns import of_type, ranks_of, shards_of
 from search.baselines.greedy import place_greedily
-from search.baselines.planner import Field
+from search.baselines.planner import PlannerInputs
 from search.baselines.starting_plans import GREEDY
 from search.objective import Assignment
 from search.stop import Stop
@@ -31,16 +31,16 @@ class DreamShardGreedy:
 
     name = "dreamshard-greedy"
 
-    def propose(self, field: Field, seed: int, stop: Stop) -> Iterator[Assignment]:
+    def propose(self, inputs: PlannerInputs, seed: int, stop: Stop) -> Iterator[Assignment]:
         """A plan for every mixture under which the tables fit."""
-        chosen = [of_type(options, ShardingType.TABLE_WISE) for options in field.options]
+        chosen = [of_type(options, ShardingType.TABLE_WISE) for options in inputs.options]
         whole = [option for option in chosen if option is not None]
         if len(whole) < len(chosen):
             return
-        tables = field.problem.workload.tables
+        tables = inputs.problem.workload.tables
         costs = np.array([[weight(t) for t in tables] for weight in GREEDY.values()])
         costs /= costs.sum(axis=1, keepdims=True)
-        room = field.objective.caps.T
+        room = inputs.objective.caps.T
         for mixture in _mixtures(len(costs)):
             if stop.reached():
                 return

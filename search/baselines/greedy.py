@@ -1,4 +1,4 @@
-"""Greedy placement for the rivals: costliest shard first, onto the cheapest rank with room."""
+"""Greedy placement of the baseline planners: the costliest shard first, to the cheapest rank."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from predictor.model.plan import ShardingType
 from predictor.model.workload import Table
 from search.baselines.columns import assigned, halvings, of_type, ranks_of, shards_of
 from search.baselines.greedy import Array, place_greedily
-from search.baselines.planner import Field
+from search.baselines.planner import PlannerInputs
 from search.objective import Assignment
 from search.space.option import Choice, Option
 from search.stop import Stop
@@ -41,12 +41,12 @@ class HugeCtr:
 
     name = "hugectr"
 
-    def propose(self, field: Field, seed: int, stop: Stop) -> Iterator[Assignment]:
+    def propose(self, inputs: PlannerInputs, seed: int, stop: Stop) -> Iterator[Assignment]:
         """A plan after each split, for every threshold and both ways of splitting."""
         for threshold, by_rows in itertools.product(THRESHOLDS_BYTES, (False, True)):
             ladders = [
-                _ladder(field.problem.workload.tables[t], options, threshold, by_rows)
-                for t, options in enumerate(field.options)
+                _ladder(inputs.problem.workload.tables[t], options, threshold, by_rows)
+                for t, options in enumerate(inputs.options)
             ]
             if not all(ladders):
                 continue
@@ -55,11 +55,11 @@ class HugeCtr:
                 if stop.reached():
                     return
                 chosen = [ladder[i] for ladder, i in zip(ladders, at, strict=True)]
-                plan = _placed(field, chosen)
+                plan = _placed(inputs, chosen)
                 if plan is not None:
                     yield plan
                 heat = [
-                    _cost(field, o) if i + 1 < len(ladder) else -1.0
+                    _cost(inputs, o) if i + 1 < len(ladder) else -1.0
                     for o, ladder, i in zip(chosen, ladders, at, strict=True)
                 ]
                 hottest = int(np.argmax(heat))
@@ -79,20 +79,20 @@ def _ladder(table: Table, options: Sequence[Option], threshold: int, rows: bool)
     return [*ladder, by_row] if by_row is not None else ladder
 
 
-def _cost(field: Field, option: Option) -> float:
+def _cost(inputs: PlannerInputs, option: Option) -> float:
     """Of each shard: columns times ids read and embeddings sent."""
-    table = field.problem.workload.tables[option.table]
-    topology = field.problem.topology
+    table = inputs.problem.workload.tables[option.table]
+    topology = inputs.problem.topology
     ratio = NVLINK_RATIO if topology.hosts == 1 else NIC_RATIO
     share = topology.world_size if option.sharding_type is ShardingType.ROW_WISE else 1
     sent = ratio / WORK_RATIO * len(table.features)
     return option.column_width * (table.lookups_per_sample / share + sent)
 
 
-def _placed(field: Field, chosen: Sequence[Option]) -> Assignment | None:
-    everyone = tuple(range(field.problem.topology.world_size))
+def _placed(inputs: PlannerInputs, chosen: Sequence[Option]) -> Assignment | None:
+    everyone = tuple(range(inputs.problem.topology.world_size))
     placed: dict[int, Choice] = {}
-    room: Array = field.objective.caps.T.copy()
+    room: Array = inputs.objective.caps.T.copy()
     free: list[Option] = []
     for option in chosen:
         if option.num_shards == len(everyone) and option.sharding_type in (
@@ -100,13 +100,13 @@ def _placed(field: Field, chosen: Sequence[Option]) -> Assignment | None:
             ShardingType.DATA_PARALLEL,
         ):
             placed[option.table] = (option, everyone)
-            room -= field.objective.footprint(option, everyone).T
+            room -= inputs.objective.footprint(option, everyone).T
         else:
             free.append(option)
-    shards, owner = shards_of(free, [np.full(o.num_shards, _cost(field, o)) for o in free])
+    shards, owner = shards_of(free, [np.full(o.num_shards, _cost(inputs, o)) for o in free])
     ranks, fits = place_greedily(shards, room)
     if (room < 0).any() or not fits[0]:
         return None
     for option, where in zip(free, ranks_of(owner, ranks[0], free), strict=True):
         placed[option.table] = (option, where)
-    return assigned(field, placed)
+    return assigned(inputs, placed)

@@ -7,8 +7,8 @@ place shards greedily by computation cost, a rank holding at most a multiple of 
 ``LIMITS`` multiples are tried, and the cheapest placement is the set's.
 
 Differences: phase times of `search.surrogate` stand for the three networks, which were trained on
-hardware that is not here, so the rival knows more about the judge than it would. All shards of a
-table are halved together, as TorchRec splits a table into columns of one width.
+hardware that is not here, so this planner knows the objective better than the original would. All
+shards of a table are halved together, as TorchRec splits a table into columns of one width.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from search.baselines.columns import halvings, ranks_of, shards_of
 from search.baselines.greedy import place_greedily
-from search.baselines.planner import Field
+from search.baselines.planner import PlannerInputs
 from search.objective import Assignment
 from search.space.option import Option
 from search.stop import Stop
@@ -46,24 +46,24 @@ class NeuroShard:
 
     name = "neuroshard"
 
-    def propose(self, field: Field, seed: int, stop: Stop) -> Iterator[Assignment]:
+    def propose(self, inputs: PlannerInputs, seed: int, stop: Stop) -> Iterator[Assignment]:
         """The cheapest plan so far, whenever there is a cheaper one."""
-        steps = [halvings(options) for options in field.options]
+        steps = [halvings(options) for options in inputs.options]
         if not all(steps):
             return
         whole: Splits = (0,) * len(steps)
-        best = _placed(field, _chosen(steps, whole))
+        best = _placed(inputs, _chosen(steps, whole))
         if best.plan is not None:
             yield best.plan
         beam = [(best.cost, whole)]
         for _ in range(MOST_SPLITS):
             tried: dict[Splits, float] = {}
             for _, splits in beam:
-                for table in _candidates(field, _chosen(steps, splits)):
+                for table in _candidates(inputs, _chosen(steps, splits)):
                     more = (*splits[:table], splits[table] + 1, *splits[table + 1 :])
                     if more in tried or more[table] >= len(steps[table]):
                         continue
-                    found = _placed(field, _chosen(steps, more))
+                    found = _placed(inputs, _chosen(steps, more))
                     tried[more] = found.cost
                     if found.plan is not None and found.cost < best.cost:
                         best = found
@@ -77,22 +77,22 @@ def _chosen(steps: list[list[Option]], splits: Splits) -> list[Option]:
     return [options[at] for options, at in zip(steps, splits, strict=True)]
 
 
-def _candidates(field: Field, chosen: list[Option]) -> list[int]:
+def _candidates(inputs: PlannerInputs, chosen: list[Option]) -> list[int]:
     """Tables of the largest and of the costliest shards."""
     size = np.array([max(m.hbm_bytes for m in o.memory) for o in chosen])
-    cost = np.array([field.surrogate.phases(o)[0, [FORWARD, BACKWARD]].sum() for o in chosen])
+    cost = np.array([inputs.surrogate.phases(o)[0, [FORWARD, BACKWARD]].sum() for o in chosen])
     both = (np.argsort(-values, kind="stable")[:CANDIDATES] for values in (size, cost))
     return sorted({int(table) for tables in both for table in tables})
 
 
-def _placed(field: Field, chosen: list[Option]) -> _Found:
+def _placed(inputs: PlannerInputs, chosen: list[Option]) -> _Found:
     """The cheapest of the greedy placements: costliest rank's computation and communication."""
-    phases = [field.surrogate.phases(option) for option in chosen]
+    phases = [inputs.surrogate.phases(option) for option in chosen]
     computation = [p[:, [FORWARD, BACKWARD]].sum(axis=1) for p in phases]
     shards, owner = shards_of(chosen, computation)
-    world = field.problem.topology.world_size
+    world = inputs.problem.topology.world_size
     mean = float(shards.dims.sum()) / world
-    ranks, fits = place_greedily(shards, field.objective.caps.T, LIMITS * mean)
+    ranks, fits = place_greedily(shards, inputs.objective.caps.T, LIMITS * mean)
     if not fits.any():
         return _Found(np.inf, None)
     everything = np.concatenate([p.sum(axis=1) for p in phases])

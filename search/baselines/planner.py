@@ -1,7 +1,7 @@
-"""What a rival planner is, and its best plan under a judge.
+"""A baseline planner, and the best of its plans under an objective.
 
-A rival proposes plans by its own rule and its own cost. Whoever compares takes the best by the
-judge of all it proposes: no rival is held to a cost model that is not the judge's.
+A planner proposes plans by its own rule and its own cost. Its result is the best of all that it
+proposes under the objective of the comparison, so none suffers from a different cost model.
 """
 
 from __future__ import annotations
@@ -20,20 +20,19 @@ from search.space.option import Option, Space
 from search.stop import Stop
 from search.surrogate import Surrogate
 
-BATCH = 32
-"""Plans that are judged together."""
+SCORED_TOGETHER = 32
 
 
-class Field:
-    """What a rival may know: the problem's options, their memory, and costs of shards.
+class PlannerInputs:
+    """What a planner may know: the problem's options, their memory, and costs of shards.
 
     Args:
-        judge: whose count of memory holds; shardopt's if None.
+        torchrec: count memory as TorchRec does; as shardopt does if None.
     """
 
-    def __init__(self, problem: Problem, judge: TorchRecObjective | None = None) -> None:
+    def __init__(self, problem: Problem, torchrec: TorchRecObjective | None = None) -> None:
         self.problem = problem
-        space = reduced_space(problem) if judge is None else _counted(problem, judge)
+        space = reduced_space(problem) if torchrec is None else _torchrec_space(problem, torchrec)
         self.objective = Objective(problem, space)
         self.surrogate = Surrogate(self.objective)
 
@@ -43,39 +42,40 @@ class Field:
         return self.objective.space.options
 
 
-def _counted(problem: Problem, judge: TorchRecObjective) -> Space:
+def _torchrec_space(problem: Problem, torchrec: TorchRecObjective) -> Space:
     workload, topology = problem.workload, problem.topology
-    space = judge.counted(enumerate_space(workload, topology, problem.hardware.device))
+    space = enumerate_space(workload, topology, problem.hardware.device)
+    space = torchrec.with_torchrec_memory(space)
     return drop_uvm(prune(deduplicate(space, topology), topology), topology)
 
 
-class Rival(Protocol):
-    """A planner."""
+class BaselinePlanner(Protocol):
+    """Proposes plans by a rule of its own."""
 
     name: str
 
-    def propose(self, field: Field, seed: int, stop: Stop) -> Iterator[Assignment]:
-        """Plans worth judging, which need not fit; ends by itself or once ``stop`` is reached."""
+    def propose(self, inputs: PlannerInputs, seed: int, stop: Stop) -> Iterator[Assignment]:
+        """Plans worth scoring, which need not fit; ends by itself or once ``stop`` is reached."""
         ...
 
 
-def compete(
-    rival: Rival,
-    field: Field,
-    judged: Callable[[Sequence[Assignment]], Sequence[float]],
+def find_best_ms(
+    planner: BaselinePlanner,
+    inputs: PlannerInputs,
+    score: Callable[[Sequence[Assignment]], Sequence[float]],
     seed: int,
     stop: Stop,
 ) -> float | None:
-    """Let a rival plan; the least that its plans which fit are worth, None if none fits.
+    """Run a planner; the lowest score of its plans that fit, None if none fits.
 
     Args:
-        judged: what plans are worth, in ms.
+        score: what plans cost, in ms.
     """
     best: float | None = None
-    proposals = rival.propose(field, seed, stop)
-    while batch := list(islice(proposals, BATCH)):
-        fitting = [plan for plan in batch if field.objective.fits(plan)]
+    proposals = planner.propose(inputs, seed, stop)
+    while proposed := list(islice(proposals, SCORED_TOGETHER)):
+        fitting = [plan for plan in proposed if inputs.objective.fits(plan)]
         if fitting:
-            least = float(min(judged(fitting)))
+            least = float(min(score(fitting)))
             best = least if best is None else min(best, least)
     return best

@@ -36,7 +36,7 @@ GREEDY: dict[str, Weight] = {
 }
 
 
-def baselines(objective: Objective, surrogate: Surrogate, seed: int) -> dict[str, Assignment]:
+def plan_baselines(objective: Objective, surrogate: Surrogate, seed: int) -> dict[str, Assignment]:
     """Name -> assignment of every baseline that finds a plan within the memory caps."""
     found = {"torchrec default": torchrec_assignment(objective)}
     for name, weight in GREEDY.items():

@@ -1,4 +1,4 @@
-"""TorchRec's own estimate as a judge: rating and memory of any plan, whoever made it.
+"""TorchRec's own estimate as an objective: rating and memory of any plan.
 
 The rating is that of `NoopPerfModel.rate` (planner/perf_models.py): the largest sum of shard costs
 on a rank. Memory is what `EmbeddingStorageEstimator` (planner/shard_estimators.py) counts with its
@@ -63,7 +63,7 @@ class TorchRecObjective:
             )
         )
 
-    def counted(self, space: Space) -> Space:
+    def with_torchrec_memory(self, space: Space) -> Space:
         """The same options with their memory as TorchRec counts it."""
         options = tuple(
             tuple(replace(option, memory=self.memory(option)) for option in table)

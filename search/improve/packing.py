@@ -3,8 +3,8 @@
 Plans near a given one are compared by the cuts of `search.improve.cycle_cuts`: each is a sum of
 maxima over ranks. A maximum is flat almost everywhere, so it gets a target instead, nearer to the
 mean, and what ranks exceed their targets by, squared, is driven out; maxima of other sections keep
-theirs. After every round the full timeline judges the plan, and its own critical cycle joins the
-cuts, until that no longer helps.
+theirs. After every round the plan is scored on the full timeline, and its own critical cycle joins
+the cuts, until that no longer helps.
 """
 
 from __future__ import annotations

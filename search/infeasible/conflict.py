@@ -79,11 +79,11 @@ class Oracle:
 
     def space_without(self, dropped: Iterable[Demand]) -> Space | None:
         """The space once these demands are dropped, None where a table has no option in it."""
-        return _space(without(self.problem, dropped))
+        return _space(drop_demands(self.problem, dropped))
 
     def fits_without(self, dropped: Iterable[Demand]) -> bool | None:
         """Whether some plan fits once these demands are dropped."""
-        return self.fits(without(self.problem, dropped))
+        return self.fits(drop_demands(self.problem, dropped))
 
 
 def _space(problem: Problem) -> Space | None:
@@ -96,7 +96,7 @@ def _space(problem: Problem) -> Space | None:
         return None
 
 
-def memory_demands(problem: Problem) -> list[Demand]:
+def list_memory_demands(problem: Problem) -> list[Demand]:
     """The memory of the ranks, by kind."""
     topology = problem.topology
     return [
@@ -105,10 +105,10 @@ def memory_demands(problem: Problem) -> list[Demand]:
     ]
 
 
-def demands(problem: Problem) -> list[Demand]:
+def list_demands(problem: Problem) -> list[Demand]:
     """Every demand of a problem, memory first."""
     workload = problem.workload
-    found = memory_demands(problem)
+    found = list_memory_demands(problem)
     groups: dict[str, list[str]] = {}
     for key, table in zip(workload.keys, workload.tables, strict=True):
         wants = table.constraints
@@ -144,7 +144,7 @@ def _listed(keys: Sequence[str], most: int = 4) -> str:
     return names if len(keys) <= most else f"{names} and {len(keys) - most} more"
 
 
-def without(problem: Problem, dropped: Iterable[Demand]) -> Problem:
+def drop_demands(problem: Problem, dropped: Iterable[Demand]) -> Problem:
     """The problem with some demands dropped."""
     gone = {(demand.what, demand.where) for demand in dropped}
     if not gone:
@@ -170,13 +170,13 @@ def _constraints_without(table: Table, key: str, gone: set[tuple[str, str]]) -> 
     return replace(wants, **dict.fromkeys(fields, None)) if fields else wants
 
 
-def irreducible(oracle: Oracle) -> list[Demand] | None:
+def find_conflict(oracle: Oracle) -> list[Demand] | None:
     """Demands that no plan meets together, each of which is needed for that.
 
     Returns:
         None where it is not proven, that no plan fits or that the set is irreducible.
     """
-    everything = demands(oracle.problem)
+    everything = list_demands(oracle.problem)
     if len(everything) > MAX_DEMANDS or oracle.fits(oracle.problem) is not False:
         return None
 

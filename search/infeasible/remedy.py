@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from predictor.errors import InfeasibleError, InputError
 from predictor.model.topology import Topology
 from predictor.units import format_bytes
 from search.in_use.plan import PlanInUse, find_misfits
-from search.infeasible.conflict import DDR, HBM, Demand, Oracle, irreducible, memory_demands
+from search.infeasible.conflict import DDR, HBM, Demand, Oracle, find_conflict, list_memory_demands
 from search.objective import Objective
 from search.problem import Problem
 from search.propose.feasibility import Feasibility, least_extra_bytes, least_moves
@@ -29,32 +29,45 @@ TIMES = (2, 4, 8)
 """Larger clusters have so many hosts where few more than now do not do."""
 GPUS_OF_A_HOST = 8
 ADVICE = "\nTo try:"
-FLAGS = {HBM: "--hbm-gib, or a smaller --reserve", DDR: "--ddr-gib"}
+INPUTS = {HBM: ("hbm_gib", "reserve"), DDR: ("ddr_gib",)}
+"""What a user changes to have more memory for tables."""
 
 
-def explained(problem: Problem, error: InfeasibleError, stop: Stop) -> InfeasibleError:
+@dataclass(frozen=True)
+class Remedy:
+    """One thing that makes a plan possible.
+
+    Args:
+        inputs: what to change, as in `predictor.errors.ShardoptError`.
+    """
+
+    words: str
+    inputs: tuple[str, ...] = ()
+
+
+def explain_infeasible(problem: Problem, error: InfeasibleError, stop: Stop) -> InfeasibleError:
     """The error with the demands that exclude each other and what would mend them, as far as they
     can be told in the time left."""
     size = len(problem.workload.tables) * problem.topology.world_size
     oracle = Oracle(problem, WORK * max(1.0, stop.effort), ANSWERS, lambda: stop.remaining_s <= 0)
-    found = irreducible(oracle) if size <= LARGEST else None
-    text = str(error)
+    found = find_conflict(oracle) if size <= LARGEST else None
+    text, inputs = str(error), error.inputs
     parts: list[str] = []
     if found is not None:
         head = "Of all that is asked for, this alone cannot be met together; each part is needed:"
         parts.append("\n".join([head, *(f"  {demand.words}" for demand in found)]))
     if size <= LARGEST:
-        told = remedies(oracle, memory_demands(problem) if found is None else found)
+        told = find_remedies(oracle, list_memory_demands(problem) if found is None else found)
         if told:
             # general advice gives way to what is shown to help
             text = text.partition(ADVICE)[0]
-            parts.append(
-                "\n".join(["To try; any one of these would do:", *(f"  {t}" for t in told)])
-            )
-    return InfeasibleError("\n".join([text, *parts]))
+            inputs = tuple(dict.fromkeys(name for r in told for name in r.inputs))
+            lines = ["To try; any one of these would do:", *(f"  {r.words}" for r in told)]
+            parts.append("\n".join(lines))
+    return InfeasibleError("\n".join([text, *parts]), inputs)
 
 
-def nothing_fits(
+def explain_no_plan(
     objective: Objective,
     surrogate: Surrogate,
     nearest: Feasibility,
@@ -69,8 +82,8 @@ def nothing_fits(
         least, found = least_moves(objective, surrogate, work, seed, max(1.0, stop.remaining_s))
         if found is not None:
             why = find_misfits(objective.space, objective.problem, in_use)
-            return InfeasibleError(_too_few(limit.max_moves, least, found, why))
-    return explained(objective.problem, missing_memory(objective, nearest), stop)
+            return InfeasibleError(_too_few(limit.max_moves, least, found, why), ("max_moves",))
+    return explain_infeasible(objective.problem, missing_memory(objective, nearest), stop)
 
 
 def _too_few(moves: int, least: int, found: int, why: Sequence[str]) -> str:
@@ -85,12 +98,12 @@ def _too_few(moves: int, least: int, found: int, why: Sequence[str]) -> str:
             f"No plan was found in which at most {tables} from it; whether there is one is not "
             f"known, with {found} there is"
         )
-    lines.append(f"To try: --max-moves {found}")
+    lines.append(f"To try: allow {found} moves")
     return "\n".join(lines)
 
 
-def remedies(oracle: Oracle, found: Sequence[Demand]) -> list[str]:
-    """Each alone makes a plan possible; nothing is told that was not shown to.
+def find_remedies(oracle: Oracle, found: Sequence[Demand]) -> list[Remedy]:
+    """Each alone makes a plan possible, which is proven.
 
     Args:
         found: demands that exclude each other.
@@ -106,28 +119,26 @@ def remedies(oracle: Oracle, found: Sequence[Demand]) -> list[str]:
     oracle.answers = max(oracle.answers, len(found))
     for demand in found:
         if demand.what not in (HBM, DDR) and oracle.fits_without([demand]):
-            told.append(f"dropping {demand.words}")
+            told.append(Remedy(f"dropping {demand.words}"))
     return told
 
 
-def _extra_bytes(oracle: Oracle, demand: Demand) -> str:
+def _extra_bytes(oracle: Oracle, demand: Demand) -> Remedy | None:
     if demand.what not in (HBM, DDR):
-        return ""
+        return None
     kind = (HBM, DDR).index(demand.what)
     space = oracle.space_without([demand])
     if space is None:
-        return ""
+        return None
     extra, least = least_extra_bytes(oracle.problem, space, kind, oracle.work)
     if not extra:
-        return ""
+        return None
     word = "" if least else "at most "
-    return (
-        f"{word}{extra} bytes ({format_bytes(extra)}) more {demand.what} for tables on every rank "
-        f"({FLAGS[demand.what]})"
-    )
+    size = f"{word}{extra} bytes ({format_bytes(extra)})"
+    return Remedy(f"{size} more {demand.what} for tables on every rank", INPUTS[demand.what])
 
 
-def _gpus(oracle: Oracle) -> str:
+def _gpus(oracle: Oracle) -> Remedy | None:
     """The smallest larger cluster of the same hosts that is shown to do."""
     least = True
     oracle.answers = max(oracle.answers, SIZES)
@@ -137,9 +148,9 @@ def _gpus(oracle: Oracle) -> str:
             ranks, hosts = topology.world_size, topology.hosts
             word = "" if least else "at most "
             where = f"{hosts} hosts of {topology.local_world_size}" if hosts > 1 else "one host"
-            return f"{word}{ranks} GPUs of this kind ({where}; --gpus {ranks})"
+            return Remedy(f"{word}{ranks} GPUs of this kind ({where})", ("gpus",))
         least = least and fits is False
-    return ""
+    return None
 
 
 def _larger(topology: Topology) -> Iterator[Topology]:
@@ -186,6 +197,7 @@ def missing_memory(objective: Objective, known: Feasibility) -> InfeasibleError:
         head + "\n".join(best) + f"\nThe tables need at least {format_bytes(need)} in all; the "
         f"{topology.world_size} ranks have {format_bytes(hbm)} of HBM and {format_bytes(ddr)} of "
         "host memory for them.\n"
-        "To try: more --gpus, more --hbm-gib, a smaller --reserve, fused_uvm_caching, or looser "
-        f"constraints on ranks{together}"
+        "To try: more GPUs, more HBM on each, a smaller reserve, fused_uvm_caching, or looser "
+        f"constraints on ranks{together}",
+        inputs=("gpus", "hbm_gib", "reserve"),
     )

@@ -1,7 +1,7 @@
 """An Optuna study over what shapes a plan: type mix, column widths, data-parallel size, weights.
 
 Each trial turns its parameters into one option per table; they are placed greedily and balanced
-(`search.improve.balance`), and the full timeline judges.
+(`search.improve.balance`), and scored on the full timeline.
 """
 
 from __future__ import annotations

@@ -114,7 +114,8 @@ def _check_device(key: str, table: Table, device: str) -> None:
         raise InputError(
             f"table '{key}': constraints.device_group is {group}, but the ranks are {device}; one "
             f"plan is for one device: give the {group} tables a model of their own"
-            + (" and plan it with --hardware cpu-gloo" if group == "cpu" else "")
+            + (" and plan it for the hardware cpu-gloo" if group == "cpu" else ""),
+            inputs=("hardware",) if group == "cpu" else (),
         )
 
 

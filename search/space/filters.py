@@ -158,13 +158,16 @@ def raise_nothing_left(key: str, out: Sequence[Pruned]) -> NoReturn:
     """The error for a table that no option remains for."""
     lines = "".join(f"\n  {p.what}: {p.reason}" for p in out)
     memory = any("bytes more" in p.reason for p in out)
-    advice = (
-        "allow row_wise or fused_uvm_caching for it, add GPUs (--gpus), raise --hbm-gib, "
-        "or lower --reserve or --batch-size"
-        if memory
-        else "widen its constraints: sharding_types, compute_kernels or ranks"
-    )
-    raise InfeasibleError(f"table '{key}': no sharding option is left{lines}\nTo try: {advice}")
+    advice = "widen its constraints: sharding_types, compute_kernels or ranks"
+    inputs: tuple[str, ...] = ()
+    if memory:
+        advice = (
+            "allow row_wise or fused_uvm_caching for it, add GPUs, more HBM on each, a smaller "
+            "reserve or a smaller batch"
+        )
+        inputs = ("gpus", "hbm_gib", "reserve", "batch_size")
+    text = f"table '{key}': no sharding option is left{lines}\nTo try: {advice}"
+    raise InfeasibleError(text, inputs)
 
 
 def drop_unsound(space: Space, workload: Workload, device: str) -> Space:

@@ -62,7 +62,7 @@ class Knob(ABC):
     """One thing to tune.
 
     Attributes:
-        name: as ``--tune`` takes it.
+        name: what a user calls it.
         kind: type of its values.
         allowed: what values there are, in words.
         ordered: near values act alike.

@@ -160,7 +160,7 @@ def quiet() -> Iterator[None]:
 
 
 def open_storage(where: str, liveness: Liveness) -> Shared:
-    """The storage that ``--storage`` names.
+    """The storage at an address.
 
     Raises:
         InputError: it is neither a database nor a journal, or cannot be reached or written.
@@ -171,12 +171,12 @@ def open_storage(where: str, liveness: Liveness) -> Shared:
         return _open_database(where, liveness)
     if where.endswith(JOURNAL_SUFFIXES):
         return _open_journal(where, liveness)
-    raise InputError(f"--storage is '{where}'; give {FORMS}")
+    raise InputError(f"the storage is '{where}'; give {FORMS}", ("storage",))
 
 
 def _open_journal(path: str, liveness: Liveness) -> Shared:
     if not path:
-        raise InputError(f"--storage names no file; give {FORMS}")
+        raise InputError(f"the storage names no file; give {FORMS}", ("storage",))
     if Path(path).is_dir():
         raise InputError(f"{path}: is a directory; give the name of a journal file")
     if not Path(path).absolute().parent.is_dir():
@@ -199,7 +199,9 @@ def _open_database(url: str, liveness: Liveness) -> Shared:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
-        raise InputError(f"--storage is no URL of a database; give {FORMS}") from None
+        raise InputError(
+            f"the storage is no URL of a database; give {FORMS}", ("storage",)
+        ) from None
     name = parsed.render_as_string(hide_password=True)
     if parsed.drivername in POSTGRESQL:
         # which driver SQLAlchemy takes by default depends on its version, not on what is there

@@ -117,9 +117,9 @@ def new_study(
 
 
 def _check_same(found: Any, wanted: Mapping[str, Any], name: str | None) -> None:
-    another = "choose another --study"
+    another = "choose another name"
     if found is None:
-        raise InputError(f"study '{name}' was not begun by shardopt; {another}")
+        raise InputError(f"study '{name}' was not begun by shardopt; {another}", ("study",))
     wanted = json.loads(json.dumps(wanted))
     keys = [k for k in dict.fromkeys([*found, *wanted]) if found.get(k) != wanted.get(k)]
     if keys:
@@ -127,7 +127,9 @@ def _check_same(found: Any, wanted: Mapping[str, Any], name: str | None) -> None
             f"{key} is {found.get(key, 'not set')} there, {wanted.get(key, 'not set')} here"
             for key in keys
         )
-        raise InputError(f"study '{name}' was begun for something else: {differ}; {another}")
+        raise InputError(
+            f"study '{name}' was begun for something else: {differ}; {another}", ("study",)
+        )
 
 
 def packed(plan: ShardingPlan) -> str:

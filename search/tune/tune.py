@@ -1,4 +1,4 @@
-"""The spine of tuning: a study of settings, each judged by a search of its plans.
+"""The spine of tuning: a study of settings, each scored by a search of its plans.
 
 case      the model and the machine, and what a knob is         (search.tune.case, tune_knobs)
 grid      the settings to choose from                           (search.tune.grid)

@@ -11,7 +11,7 @@ from predictor.model.plan import ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints
 from predictor.units import GIB, MIB
-from search.baselines.starting_plans import baselines
+from search.baselines.starting_plans import plan_baselines
 from search.bound.lower_bound import LowerBound
 from search.improve.balance import Balancer
 from search.improve.local_search import LocalSearch
@@ -74,7 +74,7 @@ def by_placer(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
 
 
 def by_baselines(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
-    return list(baselines(objective, surrogate, 0).values())
+    return list(plan_baselines(objective, surrogate, 0).values())
 
 
 def by_feasibility(objective: Objective, surrogate: Surrogate) -> list[Assignment]:

@@ -121,10 +121,10 @@ def test_plans_are_rated_as_torchrec_rates_them(
     workload, topology = one_dim(model()), modules.topology(8, hbm=GIB)
     answer = torchrec_plan(workload, topology, variant=variant)
     assert answer.plan is not None
-    judge = TorchRecObjective(workload, topology)
+    torchrec = TorchRecObjective(workload, topology)
     tables = [answer.plan.tables[key] for key in workload.keys]
-    assert judge.rating_ms(tables) == pytest.approx(answer.rating_ms, rel=1e-9)
-    assert judge.fits(tables)
+    assert torchrec.rating_ms(tables) == pytest.approx(answer.rating_ms, rel=1e-9)
+    assert torchrec.fits(tables)
     assert not answer.timed_out
 
 

@@ -18,8 +18,8 @@ from search.baselines.additive import solve_additive
 from search.baselines.dreamshard import DreamShardGreedy
 from search.baselines.hugectr import HugeCtr
 from search.baselines.neuroshard import NeuroShard
-from search.baselines.planner import Field, Rival, compete
-from search.baselines.random_plans import Drawn
+from search.baselines.planner import BaselinePlanner, PlannerInputs, find_best_ms
+from search.baselines.random_plans import RandomPlans
 from search.baselines.torchrec_objective import TorchRecObjective
 from search.objective import Assignment
 from search.problem import Problem
@@ -95,7 +95,7 @@ def _torchrec(variant: Variant, problem: Problem, asked: Asked) -> Outcome:
     return _judged(problem, answer.plan, Outcome(answer.seconds, ended=ended))
 
 
-def _rival(rival: Rival, problem: Problem, asked: Asked) -> Outcome:
+def _rival(rival: BaselinePlanner, problem: Problem, asked: Asked) -> Outcome:
     """Once by each judge, with that judge's count of memory; the time is that of the first."""
     start = time.perf_counter()
     stop = Stop(time_limit_s=asked.limit_s)
@@ -116,14 +116,14 @@ def _rival(rival: Rival, problem: Problem, asked: Asked) -> Outcome:
 
 
 def _best(
-    rival: Rival, problem: Problem, judge: TorchRecObjective | None, seed: int, stop: Stop
+    rival: BaselinePlanner, problem: Problem, judge: TorchRecObjective | None, seed: int, stop: Stop
 ) -> float | None:
     try:
-        field = Field(problem, judge)
+        field = PlannerInputs(problem, judge)
     except InfeasibleError:
         return None
     if judge is None:
-        return compete(
+        return find_best_ms(
             rival, field, lambda plans: field.objective.score(plans).tolist(), seed, stop
         )
     cost_ms, world = lru_cache(maxsize=None)(judge.cost_ms), problem.topology.world_size
@@ -135,7 +135,7 @@ def _best(
                 np.add.at(load, list(ranks), cost_ms(option))
         return loads.max(axis=1).tolist()
 
-    return compete(rival, field, rated, seed, stop)
+    return find_best_ms(rival, field, rated, seed, stop)
 
 
 def _shardopt(problem: Problem, asked: Asked) -> Outcome:
@@ -183,7 +183,7 @@ PLANNERS: Mapping[str, Planner] = {
     RATED_SAME: partial(_additive, False),
     RATED: partial(_additive, True),
     SHARDOPT: _shardopt,
-    RANDOM: partial(_rival, Drawn()),
+    RANDOM: partial(_rival, RandomPlans()),
 }
 """In the order in which they run: random plans last, for they get the time that shardopt took."""
 

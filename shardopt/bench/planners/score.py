@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from predictor.errors import InfeasibleError
-from search.baselines.starting_plans import baselines
+from search.baselines.starting_plans import plan_baselines
 from search.improve.local_search import LocalSearch
 from search.objective import Assignment, Objective
 from search.problem import Problem
@@ -56,7 +56,7 @@ def measure(problem: Problem, count: int, repeat: int, seed: int) -> Scores:
     surrogate = Surrogate(objective)
     search = LocalSearch(objective, surrogate, seed)
     pick = random.Random(seed)
-    fitting = [p for p in baselines(objective, surrogate, seed).values() if objective.fits(p)]
+    fitting = [p for p in plan_baselines(objective, surrogate, seed).values() if objective.fits(p)]
     if not fitting:
         raise InfeasibleError("no baseline fits the memory; raise --hbm-gib or --gpus")
     times = objective.score(fitting)

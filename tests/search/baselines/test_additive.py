@@ -38,22 +38,24 @@ from tests.search.problems import (
 LITTLE = 0.05
 
 
-def judge_of(problem: Problem) -> TorchRecObjective:
+def torchrec_of(problem: Problem) -> TorchRecObjective:
     return TorchRecObjective(problem.workload, problem.topology, problem.hardware.device)
 
 
 def counted(problem: Problem, *, extended: bool = False) -> Objective:
     """The options of the search, with memory as TorchRec counts it."""
     space = enumerate_space(problem.workload, problem.topology, H100.device, extended=extended)
-    return Objective(problem, prune(judge_of(problem).counted(space), problem.topology))
+    return Objective(
+        problem, prune(torchrec_of(problem).with_torchrec_memory(space), problem.topology)
+    )
 
 
 def assert_sound(problem: Problem, found: AdditivePlan) -> None:
     """Legal, within TorchRec's count, rated as said, and not below its bound."""
-    judge = judge_of(problem)
+    torchrec = torchrec_of(problem)
     tables = [found.plan.tables[key] for key in problem.workload.keys]
-    assert judge.fits(tables)
-    assert judge.rating_ms(tables) == pytest.approx(found.rating_ms, rel=1e-9)
+    assert torchrec.fits(tables)
+    assert torchrec.rating_ms(tables) == pytest.approx(found.rating_ms, rel=1e-9)
     assert found.lower_bound_ms <= found.rating_ms * (1 + 1e-9)
     for option, ranks in found.assignment:
         assert option.is_legal(ranks, problem.topology)
@@ -76,11 +78,13 @@ def test_never_worse_than_torchrec_and_never_below_the_bound(seed: int) -> None:
     if theirs is not None and _legal(problem):
         assert found.rating_ms <= theirs.rating_ms * (1 + 1e-9)
     objective, rng = counted(problem, extended=True), random.Random(seed)
-    judge = judge_of(problem)
+    torchrec = torchrec_of(problem)
     for _ in range(20):
         plan = random_plan(objective, rng)
         if objective.fits(plan):
-            assert judge.rating_ms(objective.table_plans(plan)) >= found.lower_bound_ms * (1 - 1e-9)
+            assert torchrec.rating_ms(objective.table_plans(plan)) >= found.lower_bound_ms * (
+                1 - 1e-9
+            )
 
 
 def _legal(problem: Problem) -> bool:
@@ -109,12 +113,12 @@ def test_the_best_of_all_plans(seed: int, fill: float) -> None:
     workload = a_workload(*tables, batch_size=64)
     problem = a_problem(workload, hosts(2))
     whole = sum(
-        judge_of(problem).memory(options[1])[0].hbm_bytes
+        torchrec_of(problem).memory(options[1])[0].hbm_bytes
         for options in enumerate_space(workload, problem.topology).options
     )
     problem = a_problem(workload, hosts(2, hbm=int(whole / 2 / fill)))
-    objective, judge = counted(problem), judge_of(problem)
-    best = min(judge.rating_ms(objective.table_plans(p)) for p in every_plan(objective))
+    objective, torchrec = counted(problem), torchrec_of(problem)
+    best = min(torchrec.rating_ms(objective.table_plans(p)) for p in every_plan(objective))
     found = solve_additive(problem, Stop(effort=LITTLE), 0, extended=False)
     assert_sound(problem, found)
     assert found.lower_bound_ms <= best * (1 + 1e-9)
@@ -138,7 +142,9 @@ def test_a_packing_that_greedy_placement_misses() -> None:
     ]
     workload = a_workload(*tables, batch_size=8)
     problem = a_problem(workload, hosts(2, ddr=0))
-    memory = [judge_of(problem).memory(o[0])[0].hbm_bytes for o in counted(problem).space.options]
+    memory = [
+        torchrec_of(problem).memory(o[0])[0].hbm_bytes for o in counted(problem).space.options
+    ]
     topology = hosts(2, hbm=max(sum(memory[:2]), sum(memory[2:])), ddr=0)
     tight = replace(problem, topology=topology)
     found = solve_additive(tight, Stop(effort=LITTLE), 0)
@@ -182,8 +188,8 @@ def test_the_bound_counts_memory() -> None:
 def test_a_table_that_is_put_back_leaves_the_costliest_rank() -> None:
     tables = [a_table(f"t{i}", 1000, 64, 4.0) for i in range(4)]
     problem = a_problem(a_workload(*tables), hosts(4))
-    objective, judge = counted(problem), judge_of(problem)
-    costs = [[judge.cost_ms(o) for o in table] for table in objective.space.options]
+    objective, torchrec = counted(problem), torchrec_of(problem)
+    costs = [[torchrec.cost_ms(o) for o in table] for table in objective.space.options]
     mover = Mover(objective, costs)
     whole = [next(o for o in table if o.label == "TW/fused") for table in objective.space.options]
     start = tuple((o, (0,)) for o in whole)

@@ -17,18 +17,20 @@ from search.baselines.dreamshard import DreamShardGreedy
 from search.baselines.greedy import Shards, place_greedily
 from search.baselines.hugectr import HugeCtr
 from search.baselines.neuroshard import NeuroShard
-from search.baselines.planner import Field, Rival, compete
-from search.baselines.random_plans import Drawn
+from search.baselines.planner import BaselinePlanner, PlannerInputs, find_best_ms
+from search.baselines.random_plans import RandomPlans
 from search.baselines.torchrec_objective import TorchRecObjective
 from search.objective import Assignment
 from search.stop import Stop
 from tests.search.problems import a_problem, a_table, a_workload, hosts, random_problem
 
-RIVALS = (NeuroShard(), DreamShardGreedy(), HugeCtr(), Drawn())
+PLANNERS = (NeuroShard(), DreamShardGreedy(), HugeCtr(), RandomPlans())
 
 
-def proposed(rival: Rival, field: Field, most: int = 40, limit_s: float = 5.0) -> list[Assignment]:
-    return list(itertools.islice(rival.propose(field, 0, Stop(time_limit_s=limit_s)), most))
+def proposed(
+    planner: BaselinePlanner, inputs: PlannerInputs, most: int = 40, limit_s: float = 5.0
+) -> list[Assignment]:
+    return list(itertools.islice(planner.propose(inputs, 0, Stop(time_limit_s=limit_s)), most))
 
 
 def counts(plan: Assignment) -> list[int]:
@@ -36,41 +38,41 @@ def counts(plan: Assignment) -> list[int]:
     return [option.num_shards for option, _ in plan]
 
 
-def costliest(field: Field, plan: Assignment) -> float:
+def costliest(inputs: PlannerInputs, plan: Assignment) -> float:
     """Of the ranks, by the phases' sum."""
-    loads, _ = field.surrogate.standing(plan, ())
+    loads, _ = inputs.surrogate.standing(plan, ())
     return float(loads.sum(axis=1).max())
 
 
 @settings(deadline=None, max_examples=15)
-@given(seed=st.integers(0, 10_000), rival=st.sampled_from(RIVALS))
-def test_plans_are_legal_and_whole(seed: int, rival: Rival) -> None:
-    field = Field(random_problem(seed))
-    for plan in proposed(rival, field, 10):
-        assert [option.table for option, _ in plan] == list(range(len(field.options)))
+@given(seed=st.integers(0, 10_000), planner=st.sampled_from(PLANNERS))
+def test_plans_are_legal_and_whole(seed: int, planner: BaselinePlanner) -> None:
+    inputs = PlannerInputs(random_problem(seed))
+    for plan in proposed(planner, inputs, 10):
+        assert [option.table for option, _ in plan] == list(range(len(inputs.options)))
         for option, ranks in plan:
-            assert option.is_legal(ranks, field.problem.topology) or option.ranks is not None
+            assert option.is_legal(ranks, inputs.problem.topology) or option.ranks is not None
 
 
-@pytest.mark.parametrize("rival", [NeuroShard(), DreamShardGreedy(), HugeCtr()])
-def test_what_is_placed_greedily_fits(rival: Rival) -> None:
+@pytest.mark.parametrize("planner", [NeuroShard(), DreamShardGreedy(), HugeCtr()])
+def test_what_is_placed_greedily_fits(planner: BaselinePlanner) -> None:
     tables = [a_table(f"t{i}", 100_000 * (1 + i % 4), 64) for i in range(12)]
     workload = a_workload(*tables, batch_size=64)
     need = sum(t.weight_bytes for t in workload.tables)
-    field = Field(a_problem(workload, hosts(4, hbm=int(need / 4 * 1.3), ddr=0)))
-    plans = proposed(rival, field)
+    inputs = PlannerInputs(a_problem(workload, hosts(4, hbm=int(need / 4 * 1.3), ddr=0)))
+    plans = proposed(planner, inputs)
     assert plans
-    assert all(field.objective.fits(plan) for plan in plans)
+    assert all(inputs.objective.fits(plan) for plan in plans)
 
 
 def test_neuroshard_splits_the_table_that_no_rank_should_hold_alone() -> None:
     small = [a_table(f"t{i}", 1000) for i in range(12)]
     tables = [a_table("hot", 1_000_000, 256, 60.0), *small]
-    field = Field(a_problem(a_workload(*tables), hosts(4)))
-    plans = proposed(NeuroShard(), field)
+    inputs = PlannerInputs(a_problem(a_workload(*tables), hosts(4)))
+    plans = proposed(NeuroShard(), inputs)
     assert counts(plans[0]) == [1] * 13
     assert counts(plans[-1])[0] == 4
-    costs = [costliest(field, plan) for plan in plans]
+    costs = [costliest(inputs, plan) for plan in plans]
     assert costs == sorted(costs, reverse=True)
     assert costs[-1] < costs[0] / 2
 
@@ -79,7 +81,7 @@ def test_neuroshard_splits_what_fits_nowhere_whole() -> None:
     tables = [a_table("large", 4_000_000, 128, 1.0), a_table("small")]
     workload = a_workload(*tables, batch_size=64)
     hbm = int(workload.tables[0].weight_bytes * 0.6)
-    plan = proposed(NeuroShard(), Field(a_problem(workload, hosts(4, hbm=hbm, ddr=0))))[-1]
+    plan = proposed(NeuroShard(), PlannerInputs(a_problem(workload, hosts(4, hbm=hbm, ddr=0))))[-1]
     assert counts(plan)[0] > 1
 
 
@@ -109,8 +111,8 @@ def test_greedy_placement_without_room() -> None:
 
 def test_dreamshard_tries_all_mixtures_of_whole_tables() -> None:
     tables = [a_table(f"t{i}", 1000 * 7**i, (32, 64, 128)[i % 3], 1.0 + 5 * i) for i in range(6)]
-    field = Field(a_problem(a_workload(*tables), hosts(2)))
-    plans = proposed(DreamShardGreedy(), field, 100)
+    inputs = PlannerInputs(a_problem(a_workload(*tables), hosts(2)))
+    plans = proposed(DreamShardGreedy(), inputs, 100)
     assert len(plans) == 35
     assert {o.sharding_type for plan in plans for o, _ in plan} == {ShardingType.TABLE_WISE}
     assert len({tuple(ranks for _, ranks in plan) for plan in plans}) > 1
@@ -122,8 +124,8 @@ def test_hugectr_copies_small_tables_and_splits_the_hottest_first() -> None:
         a_table("cold", 2_000_000, 128, 1.0),
         a_table("hot", 2_000_000, 128, 80.0),
     ]
-    field = Field(a_problem(a_workload(*tables), hosts(4)))
-    plans = proposed(HugeCtr(), field, 1000)
+    inputs = PlannerInputs(a_problem(a_workload(*tables), hosts(4)))
+    plans = proposed(HugeCtr(), inputs, 1000)
     tiny = {plan[0][0].sharding_type for plan in plans}
     assert tiny >= {ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL}
     assert [counts(plan)[2] for plan in plans[:3]] == [1, 2, 4]
@@ -134,27 +136,27 @@ def test_hugectr_copies_small_tables_and_splits_the_hottest_first() -> None:
 
 def test_a_rival_without_options_proposes_nothing() -> None:
     only = Constraints(sharding_types=(ShardingType.ROW_WISE,))
-    field = Field(a_problem(a_workload(a_table("t", constraints=only)), hosts(2)))
-    assert proposed(NeuroShard(), field) == []
-    assert proposed(DreamShardGreedy(), field) == []
-    assert proposed(HugeCtr(), field)
+    inputs = PlannerInputs(a_problem(a_workload(a_table("t", constraints=only)), hosts(2)))
+    assert proposed(NeuroShard(), inputs) == []
+    assert proposed(DreamShardGreedy(), inputs) == []
+    assert proposed(HugeCtr(), inputs)
 
 
 def test_halvings_are_of_one_table_and_ever_finer() -> None:
-    field = Field(a_problem(a_workload(a_table("t", dim=256)), hosts(8)))
-    found = halvings(field.options[0])
+    inputs = PlannerInputs(a_problem(a_workload(a_table("t", dim=256)), hosts(8)))
+    found = halvings(inputs.options[0])
     assert [o.num_shards for o in found] == [1, 2, 4, 8]
     assert [o.column_width for o in found] == [256, 128, 64, 32]
 
 
 def test_random_plans_end_with_the_time_and_differ() -> None:
-    field = Field(random_problem(3, world=(4, 4), tables=8))
-    plans = proposed(Drawn(), field, 10_000, limit_s=0.3)
+    inputs = PlannerInputs(random_problem(3, world=(4, 4), tables=8))
+    plans = proposed(RandomPlans(), inputs, 10_000, limit_s=0.3)
     assert len({tuple((o.label, r) for o, r in plan) for plan in plans}) > 5
-    assert proposed(Drawn(), field, 10, limit_s=1e-9) == []
+    assert proposed(RandomPlans(), inputs, 10, limit_s=1e-9) == []
 
 
-class ChoicesInUse:
+class FixedProposals:
     """Proposes what it was given."""
 
     name = "given"
@@ -162,7 +164,7 @@ class ChoicesInUse:
     def __init__(self, plans: list[Assignment]) -> None:
         self.plans = plans
 
-    def propose(self, field: Field, seed: int, stop: Stop) -> Iterator[Assignment]:
+    def propose(self, inputs: PlannerInputs, seed: int, stop: Stop) -> Iterator[Assignment]:
         yield from self.plans
 
 
@@ -170,29 +172,29 @@ def test_the_best_plan_that_fits_counts() -> None:
     tables = [a_table(f"t{i}", 200_000, 64, 4.0) for i in range(4)]
     workload = a_workload(*tables, batch_size=64)
     hbm = int(workload.tables[0].weight_bytes * 3.5)
-    field = Field(a_problem(workload, hosts(2, hbm=hbm, ddr=0)))
-    whole = [next(o for o in table if o.label == "TW/fused") for table in field.options]
+    inputs = PlannerInputs(a_problem(workload, hosts(2, hbm=hbm, ddr=0)))
+    whole = [next(o for o in table if o.label == "TW/fused") for table in inputs.options]
     apart, three, all_on_one = (
         tuple((o, (rank,)) for o, rank in zip(whole, ranks, strict=True))
         for ranks in ((0, 1, 0, 1), (0, 0, 0, 1), (0, 0, 0, 0))
     )
     worth = {apart: 2.0, three: 3.0, all_on_one: 1.0}
 
-    def judged(plans: Sequence[Assignment]) -> list[float]:
+    def score(plans: Sequence[Assignment]) -> list[float]:
         return [worth[plan] for plan in plans]
 
-    assert compete(ChoicesInUse([three, apart, all_on_one]), field, judged, 0, Stop()) == 2.0
-    assert compete(ChoicesInUse([three]), field, judged, 0, Stop()) == 3.0
-    assert compete(ChoicesInUse([all_on_one]), field, judged, 0, Stop()) is None
+    assert find_best_ms(FixedProposals([three, apart, all_on_one]), inputs, score, 0, Stop()) == 2.0
+    assert find_best_ms(FixedProposals([three]), inputs, score, 0, Stop()) == 3.0
+    assert find_best_ms(FixedProposals([all_on_one]), inputs, score, 0, Stop()) is None
 
 
 def test_torchrecs_count_of_memory_decides_where_it_is_asked() -> None:
     """fp16 Adam: FBGEMM keeps fp32 states, TorchRec counts half of that."""
     table = a_table("t", 1_000_000, 64, optimizer="adam", data_type="fp16")
     problem = a_problem(a_workload(table, batch_size=64), hosts(2))
-    judge = TorchRecObjective(problem.workload, problem.topology)
-    plans = proposed(DreamShardGreedy(), Field(problem))
+    torchrec = TorchRecObjective(problem.workload, problem.topology)
+    plans = proposed(DreamShardGreedy(), PlannerInputs(problem))
     whole = plans[0][0][0].memory[0].hbm_bytes
     tight = a_problem(problem.workload, hosts(2, hbm=whole - 1, ddr=0))
-    assert proposed(DreamShardGreedy(), Field(tight)) == []
-    assert proposed(DreamShardGreedy(), Field(tight, judge))
+    assert proposed(DreamShardGreedy(), PlannerInputs(tight)) == []
+    assert proposed(DreamShardGreedy(), PlannerInputs(tight, torchrec))

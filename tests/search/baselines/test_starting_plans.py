@@ -6,7 +6,7 @@ import pytest
 
 from predictor.model.plan import ShardingType
 from predictor.units import MIB
-from search.baselines.starting_plans import GREEDY, baselines
+from search.baselines.starting_plans import GREEDY, plan_baselines
 from tests.search.problems import a_problem, a_table, a_workload, hosts, objective_of
 
 TABLES = [
@@ -19,7 +19,7 @@ TABLES = [
 
 def test_greedy_rules_put_their_heaviest_table_alone() -> None:
     objective, surrogate = objective_of(a_problem(a_workload(*TABLES), hosts(2)))
-    found = baselines(objective, surrogate, 0)
+    found = plan_baselines(objective, surrogate, 0)
     heaviest = {"greedy by size": 0, "greedy by dim": 1, "greedy by lookups": 2}
     for name, table in heaviest.items():
         plan = found[name]
@@ -32,13 +32,13 @@ def test_greedy_rules_put_their_heaviest_table_alone() -> None:
 
 def test_the_random_one_depends_on_the_seed_alone() -> None:
     objective, surrogate = objective_of(a_problem(a_workload(*TABLES), hosts(4)))
-    plans = [baselines(objective, surrogate, seed)["random"] for seed in (0, 0, 1)]
+    plans = [plan_baselines(objective, surrogate, seed)["random"] for seed in (0, 0, 1)]
     assert plans[0] == plans[1] != plans[2]
 
 
 @pytest.mark.parametrize("hbm", [600 * MIB, 330 * MIB])
 def test_only_what_fits_is_shown(hbm: int) -> None:
     objective, surrogate = objective_of(a_problem(a_workload(*TABLES), hosts(2, hbm=hbm)))
-    found = baselines(objective, surrogate, 0)
+    found = plan_baselines(objective, surrogate, 0)
     assert found
     assert all(objective.fits(plan) for plan in found.values())

@@ -16,7 +16,7 @@ from predictor.model.topology import Topology
 from predictor.model.workload import Constraints
 from predictor.units import MIB
 from search.infeasible import remedy
-from search.infeasible.conflict import DDR, HBM, Oracle, demands, irreducible, without
+from search.infeasible.conflict import DDR, HBM, Oracle, drop_demands, find_conflict, list_demands
 from search.objective import Objective
 from search.problem import Problem
 from search.solve import solve
@@ -79,15 +79,15 @@ def problems(draw: st.DrawFn) -> Problem:
 @given(problems())
 @settings(max_examples=25, deadline=None)
 def test_a_set_is_infeasible_and_every_member_of_it_is_needed(problem: Problem) -> None:
-    found = irreducible(Oracle(problem, 5.0, 200))
+    found = find_conflict(Oracle(problem, 5.0, 200))
     if some_plan_fits(problem):
         assert found is None
         return
     assert found is not None
-    others = set(demands(problem)) - set(found)
-    assert not some_plan_fits(without(problem, others))
+    others = set(list_demands(problem)) - set(found)
+    assert not some_plan_fits(drop_demands(problem, others))
     for member in found:
-        assert some_plan_fits(without(problem, others | {member})), member
+        assert some_plan_fits(drop_demands(problem, others | {member})), member
 
 
 @given(problems())
@@ -96,13 +96,13 @@ def test_everything_told_would_do(problem: Problem) -> None:
     if some_plan_fits(problem):
         return
     oracle = Oracle(problem, 5.0, 200)
-    found = irreducible(oracle)
+    found = find_conflict(oracle)
     assert found is not None
-    told = remedy.remedies(oracle, found)
+    told = [r.words for r in remedy.find_remedies(oracle, found)]
     for demand in found:
         dropped = f"dropping {demand.words}"
         if demand.what not in (HBM, DDR):
-            assert (dropped in told) == some_plan_fits(without(problem, [demand]))
+            assert (dropped in told) == some_plan_fits(drop_demands(problem, [demand]))
     extra = [line for line in told if "on every rank" in line]
     for line in extra:
         more = int(line.removeprefix("at most ").split()[0])
@@ -175,7 +175,7 @@ def test_the_least_number_of_gpus() -> None:
         a_workload(*tables, batch_size=16), Topology(3, 3, (60 * MIB,) * 3, (0,) * 3)
     )
     text = message(problem)
-    assert "5 GPUs of this kind (one host; --gpus 5)" in text
+    assert "5 GPUs of this kind (one host)" in text
     assert "To try:" not in text, "general advice gives way to what would do"
     five = replace(problem, topology=Topology(5, 5, (60 * MIB,) * 5, (0,) * 5))
     assert solve(five, Stop(effort=0.1), 0).plans
@@ -201,5 +201,5 @@ def test_a_search_out_of_time_explains_no_further() -> None:
     tables = [a_table(f"t{i}", constraints=Constraints(ranks=(i,), co_locate="p")) for i in (0, 1)]
     problem = a_problem(a_workload(*tables), hosts(2))
     oracle = Oracle(problem, 1.0, 100, stop=lambda: True)
-    assert irreducible(oracle) is None
-    assert remedy.remedies(oracle, demands(problem)) == []
+    assert find_conflict(oracle) is None
+    assert remedy.find_remedies(oracle, list_demands(problem)) == []

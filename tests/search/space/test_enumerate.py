@@ -325,7 +325,7 @@ def test_nothing_left_says_why_and_what_to_try() -> None:
         space_of(topology, sharding_types=(T.DATA_PARALLEL,), compute_kernels=("fused",))
     wants = Constraints(compute_kernels=("fused",))
     big = a_workload(a_table(rows=10_000_000, constraints=wants))
-    with pytest.raises(InfeasibleError, match=r"(?s)RW/fused: a shard of.*To try: .*--gpus"):
+    with pytest.raises(InfeasibleError, match=r"(?s)RW/fused: a shard of.*To try: .*add GPUs"):
         prune(enumerate_space(big, topology), topology)
 
 
