@@ -3,6 +3,8 @@
 TorchRec runs the tables of one module and sharding type that agree in data type, pooling and
 optimizer as one fused lookup (`group_tables` in torchrec/distributed/embedding_sharding.py), so a
 plan is summed to one vector per (group, rank) before anything is costed.
+
+Why: docs/decisions/0014.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """A hardware profile: the groups of a device, and collectives on its wiring.
 
 Load one with `predictor.hardware.loader`; the groups are in `predictor.hardware.groups`.
+
+Why: docs/decisions/0007.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ dropped. What is left are the operations whose costs differ between plans, and w
 operation that a plan does not have costs minus infinity there. The figures are those of
 `timeline.simulate` but for rounding (Baccelli et al. 1992, Synchronization and Linearity, chapter
 2, has the algebra).
+
+Why: docs/decisions/0022.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 It runs the very graph builder of `predictor.predict` with a leading axis of plans, and the timeline
 as a `steady_state.Program`. Plans that use the same lookup groups share a graph; of those with rare
 sets of groups, all share one in which what a plan does not use is inactive.
+
+Why: docs/decisions/0001.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ A cut of `search.bound.relaxation` has every rank carry the mean load. But a sec
 that ends where all ranks meet takes as long as the rank that takes longest, and some rank holds the
 longest shard of each table. So it exceeds its mean by at least what that shard takes, less the
 mean.
+
+Why: docs/decisions/0030.
 """
 
 from __future__ import annotations

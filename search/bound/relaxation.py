@@ -18,6 +18,8 @@ What remains is a family of linear cuts ``time >= constant + slope . load`` for 
 exchanges; `search.bound.lower_bound` minimises over the plans. A weaker family, `Relaxation.busy`,
 holds for every set: what a stream computes in an iteration takes at least that long, and an
 exchange that a plan does without is then one without loads.
+
+Why: docs/decisions/0003.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ maxima over ranks. A maximum is flat almost everywhere, so it gets a target inst
 mean, and what ranks exceed their targets by, squared, is driven out; maxima of other sections keep
 theirs. After every round the plan is scored on the full timeline, and its own critical cycle joins
 the cuts, until that no longer helps.
+
+Why: docs/decisions/0023.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 All of them, which saves an exchange with its collectives and launches; or a random part, which
 lets the collectives of one exchange run beside the lookups of the other. Neither can be reached by
 changing tables one at a time, because the first change only adds an exchange.
+
+Why: docs/decisions/0009.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ A plan is as fast as the same plan with its ranks renamed, if hosts and NVLink d
 together. Of all such renamings, the one that keeps most bytes is a matching at every level: ranks
 within a domain, domains within a host, hosts. What depends on rank names (row splits of ids in
 frequency order, memory caps, constraints on ranks) is checked afterwards.
+
+Why: docs/decisions/0024.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ Demands are the memory of the ranks, by kind, and each thing that a table's cons
 set of them is irreducible when no plan meets it and every smaller one can be met. It is found by
 dividing the demands (QuickXplain, Junker 2004) over proofs of CP-SAT; whether one of several sets
 is found is chance, that it is one is not.
+
+Why: docs/decisions/0024.
 """
 
 from __future__ import annotations

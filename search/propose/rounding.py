@@ -4,6 +4,8 @@ Of a set of exchanges, the program's optimum (`search.bound.lower_bound`) mixes 
 tables only: as many as it has binding rows. Every table takes its largest share, and what is left
 is to place them. A second program leaves out options with a shard above the mean rank's work, which
 no placement can balance.
+
+Why: docs/decisions/0020.
 """
 
 from __future__ import annotations

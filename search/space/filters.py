@@ -16,7 +16,8 @@ from predictor.units import format_bytes
 from search.space.option import Option, Pruned, Space
 
 AMPLE = 0.7
-"""Share of all device memory below which everything fits without host memory."""
+"""Share of all device memory below which everything fits without host memory
+(docs/decisions/0005)."""
 ROW_SPLIT = (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE)
 
 
@@ -175,7 +176,7 @@ def drop_unsound(space: Space, workload: Workload, device: str) -> Space:
 
     Row splits sum first and divide afterwards. TorchRec (1.7 to 1.9) applies the divisor to every
     output of the module unless all its tables are row-split, and not at all under GRID
-    (`_create_mean_pooling_divisor` in embeddingbag.py).
+    (`_create_mean_pooling_divisor` in embeddingbag.py; docs/decisions/0006).
     FBGEMM's dense CPU kernel pools what an EmbeddingCollection keeps apart.
     """
     pruned = list(space.pruned)

@@ -7,6 +7,8 @@ sampler   which setting comes next                              (search.tune.sam
 trial     a setting is ruled out by its bound, or searched      (search.tune.trial)
 study     what is kept of a trial, for any worker to read       (search.tune.study)
 storage   where the study lives; workers that died              (search.tune.storage)
+
+Why: docs/decisions/0025.
 """
 
 from __future__ import annotations

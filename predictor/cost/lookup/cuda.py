@@ -10,6 +10,8 @@ al. assume uniform ids, distinct rows and hits come from the index distribution 
 Bytes are marginal inside a launch and add up. What does not add up is told apart: the latency of
 the longest chain of dependent loads, of which a launch pays the longest one, and the share of the
 L2 that a table keeps while warps of others run beside it.
+
+Why: docs/decisions/0014.
 """
 
 from __future__ import annotations

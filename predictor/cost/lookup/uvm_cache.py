@@ -7,6 +7,8 @@ factors of a launch, weighted by rows (`_get_weighted_avg_cache_load_factor` in
 embedding_sharding.py), so tables that set one each bring in their share. In Che's approximation
 (Che, Tung, Wang 2002) all rows of an LRU cache have one characteristic time, in which a row that is
 not looked up again leaves. Time is counted in iterations here, since tables draw at other rates.
+
+Why: docs/decisions/0021.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ embeddings travel in half precision, hierarchically where the plan is; layers ar
 with bias and ReLU fused into them; gradients of the dense part are reduced in half precision beside
 the embedding backward; one graph launch replaces the host's work. Rounds v2.x have the hybrid
 embedding (`predictor.iteration.hugectr.hybrid_embedding`).
+
+Why: docs/decisions/0008.
 """
 
 from __future__ import annotations

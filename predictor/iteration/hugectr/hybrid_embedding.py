@@ -10,6 +10,8 @@ are spread over the ranks one by one. `calibration_data.cu` sets the threshold:
 With the Zipf distribution of this package it finds 31 thousand frequent rows that serve 87 % of the
 lookups of eight A100 at a batch of 55296; the log of a submission says 33096 and 89.5 %
 (mlcommons/training_results_v2.0, H3C/results/R5300G5x8A100-PCIE-80GB/dlrm).
+
+Why: docs/decisions/0016.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ segment lasts as long as its launches or its kernels, whichever is behind. Stage
 the schedule puts stages together; then gradients are reduced over the replicas and stepped.
 
 Tensor-parallel ranks and replicas are alike, so one GPU a stage stands for all.
+
+Why: docs/decisions/0018.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 What enters of a step is which thread issued what in which order, on which stream, what waited for
 what, and how long kernels and copies ran. Host times come from other steps or ranks. No time at
 which anything of the step started or ended enters, but for when each rank began the first one.
+
+Why: docs/decisions/0017.
 """
 
 from __future__ import annotations
