@@ -51,7 +51,7 @@ def synthetic_rows(true: HardwareProfile) -> list[Measured]:
                 ids = p["batch"] * t["pooling"]
                 distinct = min(ids, t["rows"]) * rng.uniform(0.1, 1.0)
                 tables.append([t["rows"], t["dim"], p["batch"], ids, distinct])
-            given = fit_cpu.TbeRows([[fit_cpu.Table(*t) for t in tables]], np.ones(1))
+            given = fit_cpu.TbeRows([[fit_cpu.TableCounts(*t) for t in tables]], np.ones(1))
             for part, names in (("forward", fit_cpu.FORWARD), ("backward", fit_cpu.BACKWARD)):
                 time = float(fit_cpu.predict_lookups(law, given, names)[0])
                 rows.append(row(point, time, part, tables=tables))

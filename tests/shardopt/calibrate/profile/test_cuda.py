@@ -335,7 +335,7 @@ def test_a_wrong_fact_is_refused_with_its_line(
     size = str(row.facts["tables"][0][0])
     text = file.path.read_text().replace(f"[[{size},", f"[[{wrong},")
     file.path.write_text(text)
-    with pytest.raises(InputError, match=r"gpu\.rows\.csv:2: not a row .*facts hold"):
+    with pytest.raises(InputError, match=r"gpu\.rows\.csv:2: not a calibration row: .*facts hold"):
         read_rows(file.path)
 
 
