@@ -6,7 +6,6 @@ import importlib.util
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from predictor.errors import InfeasibleError, InputError, PlanError
 from predictor.model.memory import plan_memory
@@ -15,10 +14,9 @@ from predictor.model.topology import Topology
 from predictor.model.workload import Workload
 from predictor.units import GIB, format_bytes
 from shardopt.extras import TORCHREC_COMMANDS, MissingPackageError
+from shardopt.measure.machine import available_bytes
 from shardopt.ranks.hosts import HOSTS, Link, check_hosts
 
-REFERENCE_VERSION = 1
-"""Of the fixed kernels in `shardopt.measure.reference`; here, as reading this needs no torch."""
 RANK_BYTES = GIB // 2
 """What a rank holds beside tables: libraries, dense part, batches; 0.35 GiB is seen."""
 
@@ -182,24 +180,3 @@ def rank_bytes(workload: Workload, plans: Sequence[ShardingPlan]) -> list[int]:
         for rank, memory in enumerate(plan_memory(workload, topology, plan, device="cpu")):
             found[rank] += memory.hbm_bytes + memory.ddr_bytes
     return found
-
-
-def available_bytes() -> int:
-    """Host memory that can be had without swapping, also under a container's limit."""
-    free = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for line in _lines("/proc/meminfo"):
-        if line.startswith("MemAvailable:"):
-            free = [int(line.split()[1]) * 1024]
-    limit = _lines("/sys/fs/cgroup/memory.max")
-    # not memory.current, which counts cached files that are dropped when memory is short
-    used = [ln.split()[1] for ln in _lines("/sys/fs/cgroup/memory.stat") if ln.startswith("anon ")]
-    if limit and used and limit[0].strip().isdigit():
-        free.append(int(limit[0]) - int(used[0]))
-    return max(0, min(free))
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text(encoding="ascii").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return []

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from predictor.model.plan_json import plan_to_dict
-from shardopt import __version__
-from shardopt.bench.job import REFERENCE_VERSION, Job, check_job
+from shardopt.bench.job import Job, check_job
 from shardopt.bench.rows import (
     BenchRows,
     check_continues,
@@ -24,12 +20,11 @@ from shardopt.bench.rows import (
     write_rows,
 )
 from shardopt.bench.worker import run_rank
-from shardopt.measure.timing import machine
+from shardopt.measure.machine import environment
+from shardopt.measure.timing import REFERENCE_VERSION
 from shardopt.ranks.launch import run_ranks
 from shardopt.ranks.rank import Rank, RankDiedError, errors_of
 from shardopt.ranks.realtime import permitted
-
-PACKAGES = ("torch", "fbgemm-gpu-cpu", "fbgemm-gpu", "torchrec", "numpy")
 
 
 def run_bench(
@@ -176,20 +171,3 @@ def new_rows(job: Job) -> BenchRows:
             for name, plan in job.plans.items()
         ],
     )
-
-
-def environment(backend: str) -> dict[str, Any]:
-    """What a time depends on beside model, plan and settings; no name of a host, no path."""
-    found = {key: value for key, value in machine().items() if key != "load_average"}
-    found["memory_bytes"] = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    found["kernel"] = platform.release()
-    found["shardopt"] = __version__
-    for package in PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    if backend == "nccl":
-        import torch
-
-        found["gpu"] = torch.cuda.get_device_name(0)
-        found["cuda"] = torch.version.cuda
-    return found

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import random
 import time
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
 from shardopt.bench.job import Job
-from shardopt.measure.load import other_cores, usage
-from shardopt.measure.warmup import MAX_ROUNDS, MIN_BLOCK, warmed_up
+from shardopt.measure.machine import other_cores, usage
 from shardopt.ranks.rank import Rank, Report, join_group, prepare
 from shardopt.ranks.realtime import hasten_gloo
+
+MIN_BLOCK = 6
+"""Samples a block: with fewer no difference between two blocks could be significant."""
+MAX_ROUNDS = 12
+"""After so many rounds measuring starts anyway, and the verdict says that nothing settled."""
+SIGNIFICANCE = 0.01
 
 
 def run_rank(rank: Rank, report: Report, job: Job) -> None:
@@ -166,3 +173,42 @@ def _agreed(value: Any) -> Any:
     shared = [value]
     dist.broadcast_object_list(shared, src=0)
     return shared[0]
+
+
+def warmed_up(blocks: Mapping[str, Sequence[Sequence[float]]]) -> bool:
+    """Whether no plan became significantly faster from its last but one block to its last.
+
+    Args:
+        blocks: milliseconds of every warm-up iteration, block by block, for each plan.
+    """
+    return all(len(b) > 1 and not fell(b[-2], b[-1]) for b in blocks.values())
+
+
+def fell(before: Sequence[float], after: Sequence[float]) -> bool:
+    """Whether `after` is significantly below `before` (Mann and Whitney 1947, one-sided)."""
+    return fall_probability(before, after) < SIGNIFICANCE
+
+
+def fall_probability(before: Sequence[float], after: Sequence[float]) -> float:
+    """How probable so clear a fall is where both are drawn alike; ties count half.
+
+    The exact distribution of U: the number of ways to reach each value satisfies
+    f(m, n, u) = f(m - 1, n, u - n) + f(m, n - 1, u).
+    """
+    m, n = len(before), len(after)
+    u = sum((b > a) + 0.5 * (b == a) for b in before for a in after)
+    ways = _ways(m, n)
+    return sum(ways[math.ceil(u) :]) / math.comb(m + n, n)
+
+
+def _ways(m: int, n: int) -> list[int]:
+    """Number of orders of m and n samples in which U is 0, 1, ..., m * n."""
+    table = [[[0] * (m * n + 1) for _ in range(n + 1)] for _ in range(m + 1)]
+    for i in range(m + 1):
+        for j in range(n + 1):
+            if i == 0 or j == 0:
+                table[i][j][0] = 1
+                continue
+            for u in range(i * j + 1):
+                table[i][j][u] = (table[i - 1][j][u - j] if u >= j else 0) + table[i][j - 1][u]
+    return table[m][n]

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from predictor.errors import InputError
 from shardopt.calibrate.design.points import Point
 from shardopt.calibrate.rows import CalibrationRows
 from shardopt.calibrate.run import Asked, Saver, Say, opened, points_of
@@ -19,21 +18,6 @@ from shardopt.ranks.rank import Rank, errors_of, join_group
 
 PATIENCE = timedelta(hours=12)
 """That ranks wait for the kernels of the first: a full design takes less than one."""
-
-
-def hosts_of(join: Rank) -> int:
-    """Hosts that torchrun's ranks lie on.
-
-    Raises:
-        InputError: they do not have equally many.
-    """
-    local = join.local_size
-    if join.world_size % local:
-        raise InputError(
-            f"WORLD_SIZE {join.world_size} is no multiple of LOCAL_WORLD_SIZE {local}; give every "
-            "host as many ranks"
-        )
-    return join.world_size // local
 
 
 def measure_joined(asked: Asked, join: Rank, say: Say) -> CalibrationRows | None:

@@ -17,15 +17,14 @@ from predictor.errors import InputError
 from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import DEFAULT_HARDWARE
 from predictor.model.workload import Workload
-from predictor.units import format_bytes
-from shardopt.bench.job import available_bytes
+from predictor.units import GIB, format_bytes
 from shardopt.calibrate.design import phases
 from shardopt.calibrate.design.cuda import Device
 from shardopt.calibrate.design.points import Point, Size
 from shardopt.calibrate.rows import CalibrationRows, Measured, Origin
 from shardopt.calibrate.worker import Job, measure_points
+from shardopt.measure.machine import available_bytes, machine, memory_bytes
 from shardopt.measure.sampling import BRIEF_FLUSH_BYTES, CUDA_SETTINGS, FLUSH_BYTES, SETTINGS
-from shardopt.measure.timing import machine
 from shardopt.ranks.hosts import HOSTS, Link, check_hosts
 from shardopt.ranks.launch import run_ranks
 from shardopt.ranks.rank import RankDiedError, available_cores
@@ -132,7 +131,7 @@ def origin(backend: str) -> Origin:
         import torch
 
         name = f"{torch.cuda.get_device_name(0)}, {name}"
-    memory = memory_gib()
+    memory = memory_bytes() / GIB
     # the virtual machine's memory varies by a few pages from boot to boot
     said = f"{name}, {os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()}"
     return Origin(said, f"torch {_version('torch')}, fbgemm {_fbgemm()}")
@@ -171,11 +170,6 @@ def _version(package: str) -> str:
         return "none"
 
 
-def memory_gib() -> float:
-    """Main memory of the machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-
-
 def points_of(asked: Asked) -> tuple[list[Point], list[Point]]:
     """What one rank measures alone, and what needs all ranks."""
     gpu = None
@@ -183,7 +177,7 @@ def points_of(asked: Asked) -> tuple[list[Point], list[Point]]:
         import torch
 
         about = torch.cuda.get_device_properties(0)
-        gpu = Device(about.total_memory, units.gib(round(memory_gib())))
+        gpu = Device(about.total_memory, units.gib(round(memory_bytes() / GIB)))
     kernels = phases.alone(asked.size, asked.model, asked.ranks, gpu)
     return kernels, phases.together(asked.size, asked.ranks, asked.link_gbit_s, asked.hosts)
 

@@ -104,7 +104,7 @@ def calibrate(
     from shardopt.config.model import load_model
     from shardopt.extras import needs_torchrec
     from shardopt.ranks.hosts import Link
-    from shardopt.ranks.rank import end_process, rank_of_torchrun
+    from shardopt.ranks.rank import end_process, host_count, rank_of_torchrun
 
     kept = rows or output.with_suffix(".rows.csv")
     if kept == output:
@@ -119,10 +119,10 @@ def calibrate(
         import fbgemm_gpu  # noqa: F401
 
         from shardopt.calibrate import run
-        from shardopt.calibrate.joined import hosts_of, measure_joined
+        from shardopt.calibrate.joined import measure_joined
     import scipy  # noqa: F401  # a missing one is told before the measurements
 
-    count, hosts = _ranks(ranks, join), 1 if join is None else hosts_of(join)
+    count, hosts = _ranks(ranks, join), 1 if join is None else host_count(join)
     between = None if link is None else Link(link)
     if join is not None and between is not None:
         raise InputError("--link starts ranks of its own; leave it out under torchrun")
@@ -154,9 +154,11 @@ def _ranks(given: int | None, join: Rank | None) -> int:
 def _write(asked: Asked, measured: CalibrationRows, output: Path, *, json: bool, say: Say) -> None:
     """Fit the rows, write the profile, and show how good it is."""
     from predictor.hardware.loader import load_hardware
+    from predictor.units import GIB
     from shardopt.calibrate import run
     from shardopt.calibrate.profile.build import build_profile, profile_text
     from shardopt.files import atomic_write_text
+    from shardopt.measure.machine import memory_bytes
 
     base = "cpu-gloo" if asked.backend == "gloo" else run.base_of_gpu(say)
     found = build_profile(
@@ -165,7 +167,7 @@ def _write(asked: Asked, measured: CalibrationRows, output: Path, *, json: bool,
         load_hardware(base),
         output.stem,
         asked.ranks,
-        run.memory_gib(),
+        memory_bytes() / GIB,
         asked.link_gbit_s,
         asked.hosts,
     )

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 
 from predictor.model.distribution import Zipf
-from shardopt.bench.job import REFERENCE_VERSION
 from shardopt.extras import needs_torchrec
+from shardopt.measure.timing import REFERENCE_VERSION
 from shardopt.torchrec.training.batch import popularity_ranks
 
 with needs_torchrec():

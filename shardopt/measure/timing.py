@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
+REFERENCE_VERSION = 1
+"""Of the fixed kernels in `shardopt.measure.reference`; here, as reading it needs no torch."""
 UNSTABLE_DEVIATION = 0.1
 UNSTABLE_EXTREME = 0.5
 """As pyperf: a standard deviation of 10 % of the mean, or a sample 50 % off the mean."""
@@ -60,26 +59,3 @@ def interleaved(
             started(name, round_)
             samples[name].append(what[name]())
     return {name: Samples(tuple(seconds)) for name, seconds in samples.items()}
-
-
-def machine() -> dict[str, Any]:
-    """What a time depends on beside the program: processor, cores, Python, other load."""
-    return {
-        "system": platform.system(),
-        "machine": platform.machine(),
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
-        "python": platform.python_version(),
-        "load_average": list(os.getloadavg()),
-    }
-
-
-def _processor() -> str | None:
-    """The processor's own name, where the system tells."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            lines: Sequence[str] = file.readlines()
-    except OSError:
-        return platform.processor() or None
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, None)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from predictor.errors import ShardoptError
+from predictor.errors import InputError, ShardoptError
 from shardopt.ranks.realtime import keep_freed_memory
 
 TEARDOWN_S = 0.3
@@ -77,6 +77,20 @@ def rank_of_torchrun(environment: Mapping[str, str] = os.environ) -> Rank | None
     local = int(environment.get("LOCAL_RANK", index))
     local_size = int(environment.get("LOCAL_WORLD_SIZE", world_size))
     return Rank(index, world_size, local, local_size)
+
+
+def host_count(rank: Rank) -> int:
+    """Hosts that torchrun's ranks lie on.
+
+    Raises:
+        InputError: they do not have equally many ranks.
+    """
+    if rank.world_size % rank.local_size:
+        raise InputError(
+            f"WORLD_SIZE {rank.world_size} is no multiple of LOCAL_WORLD_SIZE {rank.local_size}; "
+            "give every host as many ranks"
+        )
+    return rank.world_size // rank.local_size
 
 
 def available_cores() -> tuple[int, ...]:

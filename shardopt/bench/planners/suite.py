@@ -30,8 +30,8 @@ from shardopt.config.problems import Problems, shown
 from shardopt.config.schema import PIPELINES, Name, SchemaVersion, Section, check
 from shardopt.config.values import choice, flag, real, whole
 from shardopt.files import decode, read_bytes
+from shardopt.measure.machine import machine
 from shardopt.measure.store import read_rows, write_rows
-from shardopt.measure.timing import machine
 from shardopt.ranks.limited import CallError, Limited, OutOfTime
 
 GRACE_S = 20.0

@@ -16,7 +16,8 @@ from predictor.predict import Prediction, predict
 from search.problem import Problem, Result
 from search.solve import solve
 from search.stop import Stop
-from shardopt.measure.timing import Samples, interleaved, machine
+from shardopt.measure.machine import machine
+from shardopt.measure.timing import Samples, interleaved
 from shardopt.torchrec.planning.planner import TorchRecAnswer, prepared, torchrec_plan
 
 SEARCH = "shardopt search"

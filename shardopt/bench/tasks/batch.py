@@ -22,12 +22,13 @@ from predictor.model.plan_json import plan_from_dict
 from predictor.units import GIB
 from shardopt.bench.job import Job
 from shardopt.bench.rows import read_rows
-from shardopt.bench.run import environment, run_bench
+from shardopt.bench.run import run_bench
 from shardopt.bench.tasks.batch_files import BATCH_FILE, CALIBRATION_FILE, SCHEMA, task_name
 from shardopt.bench.tasks.tasks import Task, make_task
 from shardopt.config import load_model
 from shardopt.config.write import write_model
 from shardopt.files import atomic_write_text, decode, read_bytes
+from shardopt.measure.machine import environment
 from shardopt.ranks.hosts import HOSTS, Link
 from shardopt.ranks.rank import RankDiedError
 

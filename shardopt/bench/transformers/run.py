@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from predictor.iteration.op_graph import RankCalls
-from shardopt.bench.run import environment
 from shardopt.bench.transformers.design import calibrations, targets
 from shardopt.bench.transformers.files import MACHINE, OPS, TRACES, rounds_done, write_ops
 from shardopt.bench.transformers.trace import trace_families
 from shardopt.bench.transformers.worker import time_rounds
 from shardopt.files import atomic_write_text
+from shardopt.measure.machine import environment
 from shardopt.ranks.launch import run_ranks
 from shardopt.ranks.realtime import permitted
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from shardopt.bench.transformers.design import calibrations, targets
 from shardopt.bench.transformers.files import disturbed, rounds_done, rounds_file
-from shardopt.measure.load import other_cores, usage
+from shardopt.measure.machine import other_cores, usage
 from shardopt.ranks.rank import Rank, Report, available_cores, join_group, prepare
 from shardopt.ranks.realtime import hasten_gloo, hasten_main
 

@@ -59,7 +59,7 @@ def score(
     if json:
         from shardopt.api.plan_file import versions
         from shardopt.cli.output import print_json
-        from shardopt.measure.timing import machine as this_machine
+        from shardopt.measure.machine import machine as this_machine
 
         kinds = {
             name: {"per_second": found.per_second(name), "samples_s": [*samples.seconds]}

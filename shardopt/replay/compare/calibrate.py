@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from shardopt.files import atomic_write_text
-from shardopt.measure.load import Usage, other_cores
+from shardopt.measure.machine import Usage, other_cores
 from shardopt.replay.compare.side_by_side import capture, measure
 from shardopt.replay.predict.iteration import list_rank
 from shardopt.replay.predict.rows import FIT, TEST, ModelCalls, group_calls

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from shardopt.measure.load import usage
+from shardopt.measure.machine import usage
 from shardopt.ranks.launch import run_ranks
 from shardopt.ranks.rank import Rank, Report, join_group, prepare
 from shardopt.ranks.realtime import hasten_gloo, hasten_main

@@ -47,32 +47,13 @@ def test_broken_rows_end_with_their_line(
     rows = tmp_path / "p.rows.csv"
     rows.write_text("a,b\n1,2\n")
     assert main(["calibrate", "-o", str(tmp_path / "p.yaml")]) == 2
-    assert "p.rows.csv:1: is no header" in capsys.readouterr().err
+    assert "p.rows.csv:1: no column 'schema'" in capsys.readouterr().err
 
 
 def test_the_origin_does_not_name_the_host() -> None:
     import platform
 
     assert platform.node() not in str(run.origin("gloo")) or not platform.node()
-
-
-def test_hosts_of_torchrun_have_equally_many_ranks() -> None:
-    pytest.importorskip("torch")
-    from shardopt.bench.run import joined
-    from shardopt.calibrate.joined import hosts_of
-
-    def environment(world: int, local: int) -> dict[str, str]:
-        ranks = {"RANK": "0", "LOCAL_RANK": "0"}
-        return ranks | {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(local)}
-
-    def hosts(world: int, local: int) -> int:
-        join = joined(environment(world, local))
-        assert join is not None
-        return hosts_of(join)
-
-    assert [hosts(2, 2), hosts(2, 1), hosts(16, 8)] == [1, 2, 2]
-    with pytest.raises(InputError, match="give every host as many ranks"):
-        hosts(5, 2)
 
 
 def test_a_link_is_for_ranks_that_we_start(

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from predictor.errors import InputError, PlanError
+from predictor.errors import InputError
 from shardopt.ranks import launch
 from shardopt.ranks.launch import LOST, Command, rank_environment, run_commands, run_ranks
-from shardopt.ranks.rank import RankDiedError, error_facts, errors_of, rank_of_torchrun
+from shardopt.ranks.rank import RankDiedError, error_facts
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 BODIES = """
@@ -197,20 +197,3 @@ def test_ranks_that_lost_another_are_not_to_blame(tmp_path: Path) -> None:
     assert launch._cause(tmp_path, {1: (LOST, 1.0), 2: (2, 2.0)}).rank == 2
     assert launch._cause(tmp_path, {1: (LOST, 2.0), 2: (LOST, 1.0)}).rank == 2
     assert launch._cause(tmp_path, {1: (2, 1.0), 2: (-11, 2.0)}).signal == signal.SIGSEGV
-
-
-def test_torchrun_is_known_by_its_variables() -> None:
-    assert rank_of_torchrun({}) is None
-    assert rank_of_torchrun({"RANK": "0"}) is None
-    found = rank_of_torchrun(
-        {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    )
-    assert found is not None
-    assert (found.index, found.world_size, found.local, found.local_size) == (3, 4, 1, 2)
-    with (
-        pytest.raises(RankDiedError, match=r"^rank 3 died of ValueError at .*: no$"),
-        errors_of(found),
-    ):
-        raise ValueError("no")
-    with pytest.raises(PlanError, match=r"^no$"), errors_of(found):
-        raise PlanError("no")
