@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardopt.version import __version__
+
 if TYPE_CHECKING:
     from predictor.hardware.loader import HardwareProfile, load_hardware
     from predictor.model.plan import ShardingPlan
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
     from shardopt.config import load_model
     from shardopt.plan import load_plan
     from shardopt.torchrec.plan.convert import from_torchrec, to_torchrec
-
-__version__ = "0.1.0"
 
 __all__ = [
     "HardwareProfile",

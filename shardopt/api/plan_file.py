@@ -13,9 +13,9 @@ from typing import Any
 from predictor.model.plan_json import plan_to_dict
 from predictor.predict import Prediction
 from search.problem import Result
-from shardopt import __version__
 from shardopt.api.setting import Setting
 from shardopt.files import atomic_write_text
+from shardopt.version import __version__
 
 
 def versions() -> dict[str, str]:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from predictor.trace.read import TraceSet
-from shardopt import __version__
 from shardopt.files import atomic_write_text
 from shardopt.replay.program.emit import Source, file_of, source_of
 from shardopt.replay.program.program import Call, RankProgram, TensorSpec
+from shardopt.version import __version__
 
 SCHEMA = "shardopt.replay/1"
 MAIN = "benchmark.py"
