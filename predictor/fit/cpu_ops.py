@@ -1,4 +1,7 @@
-"""Kernel models of CPU ops, fitted on ops that were timed inside steps of calibration models."""
+"""Kernel models of CPU ops, fitted on ops that were timed inside steps of calibration models.
+
+Why: docs/decisions/0019.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 The kernel models are those that predict (`predictor.cost.lookup`), called with a changed profile.
 The tuples below say which of their constants are free, and within which bounds;
 `predictor.fit.constants` finds them.
+
+Why: docs/decisions/0015.
 """
 
 from __future__ import annotations

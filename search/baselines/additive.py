@@ -9,6 +9,8 @@ options  the bound's own at targets just above it; TorchRec's, which start it wa
 ranks    greedy, then moves and swaps of shards                        (search.improve.balance)
 tables   on the costliest ranks come back under other options
 (search.improve.additive_moves)
+
+Why: docs/decisions/0026.
 """
 
 from __future__ import annotations

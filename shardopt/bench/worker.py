@@ -1,4 +1,7 @@
-"""One rank of a bench run: builds every plan in one process group and times them in turns."""
+"""One rank of a bench run: builds every plan in one process group and times them in turns.
+
+Why: docs/decisions/0010.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 A CPU's time is the clock's. A GPU's is that between two of its own events, with the L2 emptied
 before the first, see `CudaTimer`.
+
+Why: docs/decisions/0012.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Every planner on every instance of a suite, row by row; what is there is not run again."""
+"""Every planner on every instance of a suite, row by row; what is there is not run again.
+
+Why: docs/decisions/0026.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 Both planners get the same model, with its real pooling factors, and the same memory. TorchRec's
 runs with its defaults. Ours runs twice: on the calibration of the batch, which no measured
 iteration is part of, and on the shipped profile, as whoever does not calibrate would.
+
+Why: docs/decisions/0028.
 """
 
 from __future__ import annotations

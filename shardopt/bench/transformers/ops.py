@@ -2,6 +2,8 @@
 
 Forward, backward and optimizer go through PyTorch's dispatcher with fake tensors, so the list is
 that of a real step, op by op (`shardopt.replay.predict.recorder`).
+
+Why: docs/decisions/0019.
 """
 
 from __future__ import annotations

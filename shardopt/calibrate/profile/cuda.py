@@ -1,4 +1,7 @@
-"""The profile of a GPU: the groups that rows tell, over a base profile that has the others."""
+"""The profile of a GPU: the groups that rows tell, over a base profile that has the others.
+
+Why: docs/decisions/0015.
+"""
 
 from __future__ import annotations
 

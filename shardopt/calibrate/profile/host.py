@@ -3,6 +3,8 @@
 What the main thread computes in one is framework code: ops of the iteration graph times one cost,
 after the few kernels that run at their floors. What the iteration lasts beyond that is the part of
 its collectives that other threads and the wires take.
+
+Why: docs/decisions/0013.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""From the chosen ops of a rank's trace to its program."""
+"""From the chosen ops of a rank's trace to its program.
+
+Why: docs/decisions/0029.
+"""
 
 from __future__ import annotations
 

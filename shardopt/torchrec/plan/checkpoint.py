@@ -2,6 +2,8 @@
 
 What is refused here was seen to fail, or to go wrong silently, with torch.distributed.checkpoint
 on two ranks (tests/distributed/test_checkpoint.py; torchrec 1.7 to 1.9).
+
+Why: docs/decisions/0027.
 """
 
 from __future__ import annotations
