@@ -1,7 +1,7 @@
-"""Reading tables of measurements: what cannot be read is named by line and left out.
+"""Reads CSV tables of measurements: rows that cannot be read are listed by line and left out.
 
-Lines that start with ``#`` are comments. A row is refused as a whole, with the file, the line, the
-column and the value; a file without a needed column is an error.
+Lines that start with ``#`` are comments. A message about a row names file, line, column and value;
+a file that lacks a needed column is an error.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Row = Mapping[str, str]
 T = TypeVar("T")
 
 SMALLEST, LARGEST = 1e-12, 1e15
-"""Of any figure in a table of measurements, whatever its unit: beyond lies a slip of the pen."""
+"""Bounds of any measured figure, in any unit; a figure outside is a typing error."""
 MOST_RANKS = 2**16
-"""No machine has more, and every rank takes memory here."""
+"""Larger than any machine; the predictor keeps arrays with one entry per rank."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ def read_table(path: Path, columns: Sequence[str], parse: Callable[[Row], T]) ->
 
     Args:
         columns: that the file must have.
-        parse: raises ValueError with a text for a row that it cannot read.
+        parse: raises ValueError with a message for a row that it cannot read.
 
     Raises:
         InputError: the file cannot be read at all, is empty, or lacks a column.
@@ -69,7 +69,7 @@ def parse_table(
         try:
             cells = _cells(text)
             if len(cells) != len(header):
-                raise ValueError(f"has not the {len(header)} columns of the header")
+                raise ValueError(f"has {len(cells)} columns, the header has {len(header)}")
             found.rows.append(parse(dict(zip(header, cells, strict=True))))
         except ValueError as error:
             found.problems.append(f"{path.name}:{line}: {error}")
@@ -77,7 +77,7 @@ def parse_table(
 
 
 def skipped_lines(problems: Sequence[str]) -> list[str]:
-    """The count of rows left out, then a line for each; nothing if there are none."""
+    """A line with the number of rows left out, then one for each; no lines if there are none."""
     head = [f"rows left out that cannot be read: {len(problems)}"] if problems else []
     return head + [f"    {text}" for text in problems]
 
@@ -116,10 +116,10 @@ def _header(path: Path, first: tuple[int, str], columns: Sequence[str]) -> list[
 
 
 def number(row: Row, column: str) -> float:
-    """A number above zero, of a size that something measured can have.
+    """A number above zero, between `SMALLEST` and `LARGEST`.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not such a number.
     """
     text = row[column].strip()
     try:
@@ -129,7 +129,7 @@ def number(row: Row, column: str) -> float:
     if not math.isfinite(value) or value <= 0:
         raise ValueError(f"{column} is {text}; it must be above 0")
     if not SMALLEST <= value <= LARGEST:
-        raise ValueError(f"{column} is {text}; nothing measured is so small or large")
+        raise ValueError(f"{column} is {text}; it must lie between {SMALLEST:g} and {LARGEST:g}")
     return value
 
 
@@ -137,7 +137,7 @@ def count(row: Row, column: str, most: float = LARGEST) -> int:
     """A whole number of at least one.
 
     Raises:
-        ValueError: it is none, or above ``most``.
+        ValueError: it is not such a number, or above ``most``.
     """
     value = number(row, column)
     if value != int(value):

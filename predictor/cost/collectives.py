@@ -184,7 +184,7 @@ class Collectives:
     def _table(self, op: Op, scope: Scope) -> Array:
         if (op, scope) not in self._tables:
             if scope not in SCOPES:
-                raise InputError(f"scope '{scope}' is none of {', '.join(SCOPES)}")
+                raise InputError(f"scope '{scope}' is unknown; allowed are {', '.join(SCOPES)}")
             levels = self._levels(scope)
             combine = _all_to_all if op == "all_to_all" else _hierarchical
             empty = np.zeros_like(self._sizes)

@@ -144,7 +144,7 @@ def _profile(document: Document, folder: Path, chain: tuple[Path, ...]) -> Hardw
     try:
         profile = HardwareProfile.model_validate(data)
     except ValidationError as error:
-        hint = f"{document.origin}: a line 'base: {DEFAULT_HARDWARE}' takes what is missing from it"
+        hint = f"{document.origin}: a line 'base: {DEFAULT_HARDWARE}' fills in what is missing"
         lines = complaints(document, error, hint if base is None else None)
         raise ProfileError("\n".join(lines)) from error
     check_kernel_model(document, profile)

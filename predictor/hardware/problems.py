@@ -67,8 +67,8 @@ def _lacking(document: Document, problems: Sequence[ErrorDetails]) -> Iterator[s
     for group, missing in lacks.items():
         yield (
             f"{document.place(group.split('.'))}: group {group} of {document.origin} lacks "
-            f"{', '.join(missing)}; a group replaces the base's whole, for the constants of a fit "
-            "belong together: give all of its keys, or leave the group out"
+            f"{', '.join(missing)}; a group replaces that of the base as a whole, because its "
+            "constants were fitted together: give all of its keys, or leave the group out"
         )
 
 

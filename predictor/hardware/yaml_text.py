@@ -64,11 +64,11 @@ def read_document(text: str, origin: str) -> Document:
     except yaml.YAMLError as error:
         raise ProfileError(f"{_place(origin, error)}: not YAML: {_what(error)}") from error
     except RecursionError:
-        raise ProfileError(f"{origin}: its values are nested too deeply to be meant") from None
+        raise ProfileError(f"{origin}: its values are nested too deeply") from None
     except (ValueError, OverflowError) as error:  # numbers that YAML allows to be written
         raise ProfileError(f"{origin}: not YAML: {error}") from error
     if root is None or not isinstance(data, dict):
-        raise ProfileError(f"{origin}: a hardware profile is a mapping of keys, this is not")
+        raise ProfileError(f"{origin}: a hardware profile must be a mapping of keys")
     return Document(origin, data, root)
 
 

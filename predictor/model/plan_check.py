@@ -87,7 +87,7 @@ def model_mismatch(plan: ShardingPlan, workload: Workload) -> str | None:
         return (
             f"the plan was made for another version of the model: '{name}' {str(digest)[:12]}, "
             f"not '{workload.name}' {workload.sha256[:12] or '(built in code)'}; "
-            "its times hold for that one"
+            "its times are for that version"
         )
     return None
 

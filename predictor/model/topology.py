@@ -34,7 +34,7 @@ class Topology:
         if self.local_world_size < 1 or self.world_size % self.local_world_size:
             raise InputError(
                 f"{self.world_size} GPUs do not fill hosts of {self.local_world_size}; "
-                "the number of GPUs is a multiple of the GPUs per host",
+                "the number of GPUs must be a multiple of the GPUs per host",
                 inputs=("gpus", "gpus_per_node"),
             )
         object.__setattr__(self, "hosts", self.world_size // self.local_world_size)

@@ -1,4 +1,4 @@
-"""What names a transformer's training step, and its multiply-adds."""
+"""The shape of a transformer's training step, its name and its FLOP."""
 
 from __future__ import annotations
 
@@ -58,14 +58,15 @@ class TransformerShape:
 
 
 def parse_shape(name: str) -> TransformerShape:
-    """The shape that a name tells.
+    """The shape that a name stands for.
 
     Raises:
-        ValueError: it is no such name.
+        ValueError: it is not such a name.
     """
     family, *parts = name.split("-")
     if family not in FAMILIES or [part[:1] for part in parts] != list(_LETTERS):
         raise ValueError(
-            f"'{name}' names no transformer; a name reads bert-l4-d256-h4-f1024-v2000-s128-b8"
+            f"'{name}' is not the name of a transformer; names look like "
+            "bert-l4-d256-h4-f1024-v2000-s128-b8"
         )
     return TransformerShape(family, *(int(part[1:]) for part in parts))

@@ -129,8 +129,8 @@ def _missing(traces: Sequence[RankTrace], executions: Iterable[int]) -> Iterator
     absent = sorted(expected - have)
     if traces and absent:
         yield (
-            f"{_ranks(absent)} of {len(expected)} not given: within a collective, waiting for them "
-            "and exchanging cannot be told apart"
+            f"{_ranks(absent)} of {len(expected)} not given: the time of a collective includes "
+            "waiting for them"
         )
 
 

@@ -138,4 +138,7 @@ def _mismatch(programs: Sequence[RankProgram], places: list[list[int]]) -> str:
             stuck.append(
                 f"rank {program.trace.rank} ({program.trace.source}): {node.name} #{order}"
             )
-    return "collectives of the ranks do not match; each waits at another: " + "; ".join(stuck)
+    return (
+        "collectives of the ranks do not match; each rank waits at a different one: "
+        + "; ".join(stuck)
+    )

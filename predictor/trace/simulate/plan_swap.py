@@ -115,8 +115,8 @@ def _notes(
     ]
     if idle:
         found.append(
-            f"rank {', '.join(map(str, idle))} looked nothing up when traced, so what the new plan "
-            "gives it is left out"
+            f"rank {', '.join(map(str, idle))} ran no lookups in the trace, so those that the new "
+            "plan gives it are left out"
         )
     kinds = _types(after) - _types(before)
     if kinds:

@@ -25,8 +25,8 @@ from predictor.trace.simulate.overheads import OverheadTable, Samples, collect_s
 from predictor.units import us
 
 FIRST_STEP = (
-    "the first step is predicted as if the device had nothing else to do when it began: no trace "
-    "shows what was launched before"
+    "the first step is predicted as if the device was idle when it began: the trace does not show "
+    "what was launched before"
 )
 
 
@@ -97,7 +97,7 @@ class TracedHosts:
         counts = {len(trace.steps) for trace in traces}
         if len(counts) > 1:
             shown = ", ".join(f"{trace.source}: {len(trace.steps)}" for trace in traces)
-            raise InputError(f"ranks of one job have the same steps; here {shown}")
+            raise InputError(f"ranks of one job must have the same number of steps; here {shown}")
         items, samples = [], []
         by_rank = tuple(Launches(trace) for trace in traces)
         for trace, launches in zip(traces, by_rank, strict=True):

@@ -64,7 +64,7 @@ def test_a_partial_group_says_what_it_lacks(tmp_path: Path) -> None:
     mine = {k: v for k, v in group("gemm").items() if k not in ("floor_us", "tiles")}
     text = complaint(write(tmp_path / "mine.yaml", base="h100-sxm", gemm=mine))
     assert text.startswith(f"{tmp_path}/mine.yaml:2: group gemm of {tmp_path}/mine.yaml lacks ")
-    assert "lacks tiles, floor_us; a group replaces the base's whole" in text
+    assert "lacks tiles, floor_us; a group replaces that of the base as a whole" in text
     link = group("collectives.inter")
     del link["all_reduce"]["latency_us"]
     text = complaint(write(tmp_path / "m.yaml", base="h100-sxm", collectives={"inter": link}))
@@ -136,4 +136,4 @@ def test_a_partial_file_without_a_base_names_every_group_and_suggests_one(tmp_pa
     for name in set(GROUP_NAMES) - {"gemm", "collectives.intra"}:
         assert f"{name} is missing; it is needed for" in text
     assert "gemm is missing" not in text
-    assert text.splitlines()[-1].endswith("a line 'base: h100-sxm' takes what is missing from it")
+    assert text.splitlines()[-1].endswith("a line 'base: h100-sxm' fills in what is missing")

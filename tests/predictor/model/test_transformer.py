@@ -17,7 +17,7 @@ def test_names_tell_the_shape(family: str, numbers: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("name", ["", "bert", "t5-l1-d8-h1-f8-v8-s8-b8", "bert-l1-d8-h1-f8-v8-s8"])
 def test_other_names_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="names no transformer"):
+    with pytest.raises(ValueError, match="is not the name of a transformer"):
         parse_shape(name)
 
 

@@ -78,7 +78,7 @@ def test_ranks_without_lookups_and_new_collectives_are_named() -> None:
     found = swap(placed(0, 0), ShardingPlan({t.name: row_wise(t) for t in TABLES}, 2, 2))
     assert found.forward[1] is None
     text = " ".join(found.notes)
-    assert "rank 1 looked nothing up" in text
+    assert "rank 1 ran no lookups" in text
     assert "row_wise was not used when traced" in text
 
 

@@ -217,7 +217,7 @@ def test_what_is_missing_is_said() -> None:
         simulate_trace([])
     with pytest.raises(InputError, match="single step of a single rank"):
         simulate_trace([reads_the_loss(1)])
-    with pytest.raises(InputError, match="the same steps"):
+    with pytest.raises(InputError, match="the same number of steps"):
         simulate_trace([reads_the_loss(2), reads_the_loss(3)])
 
 
