@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from optuna.trial import TrialState
 from tests.search import postgres
 from tests.search.tune_worker import a_tuning
 
-HERE = Path(__file__).parent
+REPOSITORY = Path(__file__).parents[2]
 TRIALS = 8
 
 
@@ -28,10 +27,10 @@ def database() -> Iterator[str]:
 
 
 def start(storage: str, study: str, hangs_at: int) -> subprocess.Popen[str]:
-    path = os.pathsep.join([str(HERE.parents[1]), str(HERE)])
+    worker = [sys.executable, "-m", "tests.search.tune_worker"]
     return subprocess.Popen(
-        [sys.executable, str(HERE / "tune_worker.py"), storage, study, str(TRIALS), str(hangs_at)],
-        env={**os.environ, "PYTHONPATH": path},
+        [*worker, storage, study, str(TRIALS), str(hangs_at)],
+        cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -40,7 +40,7 @@ from tests.search.problems import (
     random_problem,
 )
 
-QUICK = 0.05
+QUICK = 0.01
 
 
 def some_plan(problem: Problem, seed: int) -> ShardingPlan:

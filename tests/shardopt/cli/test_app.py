@@ -104,7 +104,7 @@ def test_a_reader_that_leaves_early_is_no_traceback() -> None:
 def test_an_interrupted_search_ends_at_once_with_130_and_writes_nothing(
     model: Path, tmp_path: Path
 ) -> None:
-    code = "from shardopt.cli.app import main; raise SystemExit(main())"
+    code = "from shardopt.cli.app import main; print('begun', flush=True); raise SystemExit(main())"
     out = tmp_path / "plan.json"
     words = ["plan", str(model), "--gpus", "16", "--effort", "500", "-o", str(out)]
     process = subprocess.Popen(
@@ -115,7 +115,9 @@ def test_an_interrupted_search_ends_at_once_with_130_and_writes_nothing(
         # a shell starts what runs in the background without it
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    time.sleep(3)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    time.sleep(2)  # into the search; an interrupt before it must end in the same words
     process.send_signal(signal.SIGINT)
     try:
         shown, said = process.communicate(timeout=30)

@@ -9,7 +9,7 @@ import pytest
 
 from predictor.model.plan_json import load_plan
 
-QUICK = ("--gpus", 2, "--effort", 0.05)
+QUICK = ("--gpus", 2, "--effort", 0.005)
 
 CONTRACT = {
     "iteration_ms",
@@ -140,7 +140,7 @@ def test_cluster_file_gives_ranks_memory_and_hardware(run, model: Path, tmp_path
     (tmp_path / "cluster.yaml").write_text(
         "schema: 1\nhosts: 2\nranks_per_host: 2\nhardware: a100-40gb\nhbm_gib: [30, 30, 30, 20]\n"
     )
-    done = run("plan", model, "--cluster", "cluster.yaml", "--effort", 0.05, "--json")
+    done = run("plan", model, "--cluster", "cluster.yaml", "--effort", 0.005, "--json")
     assert done.code == 0, done.err
     data = json.loads(done.out)
     assert (data["world_size"], data["local_world_size"]) == (4, 2)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-QUICK = ("--effort", 0.05)
+QUICK = ("--effort", 0.005)
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def test_given_plans(run, model: Path, given: Path, narrow: str, command: str) -
 
 
 def test_plan_checks_its_best_plan(run, model: Path, narrow: str, tmp_path: Path) -> None:
-    words = ("plan", model, "--gpus", 2, "--effort", 0.02)
+    words = ("plan", model, "--gpus", 2, "--effort", 0.005)
     flags = ("--hardware", narrow)
     assert f"Extrapolated: {GEMM}" in " ".join(run(*words, *flags).out.split())
     data = json.loads(run(*words, *flags, "--json").out)

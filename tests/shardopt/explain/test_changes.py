@@ -51,7 +51,7 @@ def test_the_same_every_time() -> None:
 
 def test_nothing_helps_a_plan_that_is_alone() -> None:
     problem = a_problem(tables(1000), world=1)
-    plan = solve(problem, Stop(effort=0.05), 0).best.plan
+    plan = solve(problem, Stop(effort=0.01), 0).best.plan
     found = changes_of(problem, plan)
     assert found.found == ()
     assert "saves more than" in found.none_words or "fits in memory" in found.none_words

@@ -115,7 +115,7 @@ def test_the_profile_is_a_file_that_plan_takes(rows: list[Measured], tmp_path: P
         assert provenance.date == "2026-01-02"
     ranges = loaded.groups["collectives.intra"].provenance.range
     assert ranges["ranks"] == (2, 2)
-    words = ["plan", str(MODEL), "--gpus", "2", "--hardware", str(path), "--effort", "0.05"]
+    words = ["plan", str(MODEL), "--gpus", "2", "--hardware", str(path), "--effort", "0.005"]
     done = CliRunner().invoke(app, [*words, "--json", "--quiet"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["hardware"] == str(path)

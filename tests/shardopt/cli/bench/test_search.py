@@ -11,7 +11,7 @@ import pytest
 import shardopt
 
 ROOT = Path(shardopt.__file__).resolve().parent.parent
-QUICK = ("--gpus", 2, "--effort", 0.05, "--repeat", 2)
+QUICK = ("--gpus", 2, "--effort", 0.005, "--repeat", 2)
 TIMED = ("shardopt_search", "shardopt_plan", "torchrec_planner")
 
 
@@ -63,6 +63,7 @@ def test_the_plan_is_that_of_the_plan_command(run, model: Path) -> None:
     assert bench["significant"] is None
 
 
+@pytest.mark.slow
 def test_report(run, model: Path) -> None:
     pytest.importorskip("torchrec")
     done = run("bench", "search", model, *QUICK)

@@ -11,7 +11,7 @@ import pytest
 from predictor.model.plan_json import load_plan
 from search.tune import tune
 
-QUICK = ("--gpus", 2, "--effort", 0.02, "--trials", 3)
+QUICK = ("--gpus", 2, "--effort", 0.005, "--trials", 3)
 KNOBS = ("--tune", "batch_size=8192/32768,pipeline=base/sparse_dist")
 
 CONTRACT = {

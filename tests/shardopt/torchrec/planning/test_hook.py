@@ -31,7 +31,7 @@ from shardopt import from_torchrec, predict
 from shardopt.torchrec import ShardoptPerfModel, ShardoptPlanner, to_yaml
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-EFFORT = 0.05
+EFFORT = 0.005
 
 
 def bag(name: str, rows: int = 10_000, dim: int = 64, features: int = 1) -> EmbeddingBagConfig:
