@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 from predictor.errors import ShardoptError
 
@@ -28,6 +29,18 @@ def needs_torchrec() -> Iterator[None]:
         yield
     except ImportError as error:
         raise _torchrec_missing(error) from error
+
+
+def require_packages(*names: str) -> None:
+    """Refuse to go on without some packages, before any work and without importing them.
+
+    Raises:
+        MissingPackageError: one is not installed; says how to install it.
+    """
+    for name in names:
+        if find_spec(name) is None:
+            missing = ModuleNotFoundError(f"No module named '{name}'", name=name)
+            raise missing_package(missing) or missing
 
 
 def missing_package(error: ModuleNotFoundError) -> MissingPackageError | None:

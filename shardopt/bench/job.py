@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from predictor.model.plan import ShardingPlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
 from predictor.units import GIB, format_bytes
-from shardopt.extras import TORCHREC_COMMANDS, MissingPackageError
+from shardopt.extras import require_packages
 from shardopt.measure.machine import available_bytes
 from shardopt.ranks.hosts import HOSTS, Link, check_hosts
 
@@ -71,7 +70,7 @@ def check_job(job: Job, *, given_ranks: int | None = None, joined: bool = False)
     _check_ranks(job, given_ranks)
     if job.link is not None:
         _check_link(job, job.link, joined)
-    _check_installed()
+    require_packages("torch", "fbgemm_gpu", "torchrec")
     local = int(os.environ.get("LOCAL_WORLD_SIZE", job.local_world_size))
     if joined and local != job.local_world_size:
         raise PlanError(
@@ -126,15 +125,6 @@ def _check_link(job: Job, link: Link, joined: bool) -> None:
             f"--link joins {HOSTS} hosts of one rank; plan with --gpus {HOSTS} --gpus-per-node 1"
         )
     check_hosts(link)
-
-
-def _check_installed() -> None:
-    for name in ("torch", "fbgemm_gpu", "torchrec"):
-        if importlib.util.find_spec(name) is None:
-            raise MissingPackageError(
-                f"running plans needs TorchRec, but there is no {name} here. Install it:\n"
-                f"{TORCHREC_COMMANDS}"
-            )
 
 
 def _check_gpus(ranks: int) -> None:

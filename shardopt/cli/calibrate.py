@@ -102,7 +102,7 @@ def calibrate(
     from shardopt.calibrate.design import points as design
     from shardopt.cli.output import check_writable
     from shardopt.config.model import load_model
-    from shardopt.extras import needs_torchrec
+    from shardopt.extras import needs_torchrec, require_packages
     from shardopt.ranks.hosts import Link
     from shardopt.ranks.rank import end_process, host_count, rank_of_torchrun
 
@@ -120,8 +120,7 @@ def calibrate(
 
         from shardopt.calibrate import run
         from shardopt.calibrate.joined import measure_joined
-    import scipy  # noqa: F401  # a missing one is told before the measurements
-
+    require_packages("scipy")
     count, hosts = _ranks(ranks, join), 1 if join is None else host_count(join)
     between = None if link is None else Link(link)
     if join is not None and between is not None:

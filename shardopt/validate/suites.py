@@ -51,9 +51,8 @@ class Suite:
         folder = self.folder if data is None else data
         if folder is None and self.committed:
             raise InputError(
-                f"{self.name} reads measurements that a source checkout of shardopt has in "
-                f"configs/bench/{self.name}, and an installed package has not; give the folder "
-                "that holds them",
+                f"{self.name} reads measurements that are in configs/bench/{self.name} of a source "
+                "checkout and not in the installed package; give the folder that holds them",
                 inputs=("data",),
             )
         if folder is None:

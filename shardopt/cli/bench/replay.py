@@ -125,6 +125,7 @@ def replay(
     from predictor.errors import InputError
     from shardopt.cli.checks import check_number
     from shardopt.cli.output import print_json
+    from shardopt.extras import require_packages
     from shardopt.replay.check import check_indices
     from shardopt.replay.launch import become_rank, check_benchmark, replay_rank
     from shardopt.replay.launch import replay as run
@@ -146,6 +147,7 @@ def replay(
     words += [word for name in imports or () for word in ("--import", name)]
     words += ["--strict"] if strict else []
     check_benchmark(folder)
+    require_packages("torch")
     if "RANK" in os.environ:
         if ranks is not None:
             raise InputError("--ranks is for a run without torchrun, which has its own number")
