@@ -15,14 +15,12 @@ from shardopt.replay.check import Scale
 from shardopt.replay.kineto.imitate import imitate
 from shardopt.replay.program.annotations import Annotations
 from shardopt.replay.program.build import build
-from shardopt.replay.program.dispatch import has_kernel
-from shardopt.replay.program.functional import unwrapped
 from shardopt.replay.program.join import joined
-from shardopt.replay.program.match_tables import MatchedTables
-from shardopt.replay.program.nesting import renested
 from shardopt.replay.program.program import RankProgram
+from shardopt.replay.program.repair import renested, unwrapped
+from shardopt.replay.program.schema import has_kernel
 from shardopt.replay.program.select import choose
-from shardopt.replay.program.tables import TableSummary
+from shardopt.replay.program.tables import MatchedTables, TableSummary
 from shardopt.replay.scale.doubled import scaled
 from shardopt.replay.scale.tables import with_more_tables
 from shardopt.replay.write import write

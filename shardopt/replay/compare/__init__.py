@@ -1,1 +1,4 @@
-"""Models and their replays side by side, and the replays that laws are fitted on."""
+"""Models timed against their replays, and the replays that kernel models are fitted on.
+
+Imports all of `shardopt.replay`.
+"""

@@ -1,1 +1,1 @@
-"""Benchmarks out of Kineto traces that come without an execution trace."""
+"""Benchmarks out of Kineto traces that come without an execution trace; imports `program`."""

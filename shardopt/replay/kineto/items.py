@@ -20,11 +20,10 @@ from shardopt.replay.kineto.comms import Collective, collective_of
 from shardopt.replay.kineto.derived import Autograd
 from shardopt.replay.kineto.inputs import UnreadableError, fitting, read_inputs, schemas, text_of
 from shardopt.replay.kineto.spans import Span
-from shardopt.replay.program.dispatch import has_kernel
 from shardopt.replay.program.literals import UnwritableError
 from shardopt.replay.program.native import KIND
 from shardopt.replay.program.program import ITEMS
-from shardopt.replay.program.schema import Schema
+from shardopt.replay.program.schema import Schema, has_kernel
 from shardopt.replay.program.select import FUSED, NATIVE_BACKWARD
 from shardopt.replay.program.tensors import contiguous
 from shardopt.replay.program.values import is_lookup

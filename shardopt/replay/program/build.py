@@ -15,8 +15,7 @@ from predictor.trace.execution import COMMS, Argument, ExecutionTrace, Node
 from shardopt.replay.program.annotations import Annotations
 from shardopt.replay.program.collectives import collective_call
 from shardopt.replay.program.legal import Legal
-from shardopt.replay.program.literals import UnwritableError, literal
-from shardopt.replay.program.match_tables import MatchedTables, UnmatchedError
+from shardopt.replay.program.literals import UnwritableError, literal, python_number
 from shardopt.replay.program.native import NativePairs
 from shardopt.replay.program.program import (
     WITH_GRAD,
@@ -27,9 +26,9 @@ from shardopt.replay.program.program import (
     Slot,
     Term,
 )
-from shardopt.replay.program.scalars import python_number
 from shardopt.replay.program.schema import Parameter, Schema, parse_schema
 from shardopt.replay.program.select import Chosen
+from shardopt.replay.program.tables import MatchedTables, UnmatchedError
 from shardopt.replay.program.tensors import Key, Seen, Tensors, seen
 
 COLLECTIVES = "c10d::"

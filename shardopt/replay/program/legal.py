@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from predictor.trace.execution import Node
-from shardopt.replay.program.match_tables import WEIGHTS, MatchedTables
 from shardopt.replay.program.program import WHOLE, Call, Slot, slots
 from shardopt.replay.program.schema import Schema
+from shardopt.replay.program.tables import WEIGHTS, MatchedTables
 from shardopt.replay.program.tensors import Seen, Tensors, seen
 from shardopt.replay.program.values import (
     CONSISTENT,

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from string import ascii_letters
 from typing import Any
 
-from shardopt.replay.program.program import Number, Term, Word
-from shardopt.replay.program.schema import Parameter
+from predictor.errors import InputError
+from predictor.trace.execution import Argument, Node, Tensor
+from shardopt.replay.program.program import ITEMS, Number, Term, Word
+from shardopt.replay.program.schema import Parameter, parse_schema
 
 DTYPES = {
     0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32",
@@ -116,3 +118,31 @@ CONVERTERS: dict[str, Callable[[Any], Word]] = {
     "str": _text,
     "Stream": lambda _: STREAM,
 }
+
+
+PLAIN = {"int64": 1, "float64": 1.0, "bool": True}
+"""What stands for a Python number, by the type of the tensor that PyTorch makes of it."""
+NAMES = frozenset({"other", "exponent"})
+"""Arguments that may be Python numbers where the schema says ``Tensor``."""
+
+
+def python_number(parameter: Parameter, argument: Argument) -> Number | None:
+    """What stands for a Python number that an op takes as a tensor; None if it is no such."""
+    if parameter.name not in NAMES or parameter.written or parameter.base != "Tensor":
+        return None
+    value = argument.value
+    if not isinstance(value, Tensor) or argument.shape or value.device not in ("cpu", ""):
+        return None
+    dtype = ITEMS.get(argument.type.removeprefix("Tensor(").removesuffix(")"), "")
+    return Number(PLAIN[dtype]) if dtype in PLAIN else None
+
+
+def read_by(node: Node) -> Iterator[Argument]:
+    """The inputs of an op that are no Python numbers."""
+    try:
+        parameters = parse_schema(node.schema).parameters
+    except InputError:
+        parameters = ()
+    for i, argument in enumerate(node.inputs):
+        if i >= len(parameters) or python_number(parameters[i], argument) is None:
+            yield argument

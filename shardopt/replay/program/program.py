@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -162,3 +162,17 @@ def flat(output: Any) -> list[int]:
     if isinstance(output, tuple):
         return [n for item in output for n in flat(item)]
     return [] if output is None else [output]
+
+
+def number_outputs(outputs: Any, of: Any) -> Iterator[tuple[int, Any]]:
+    """Number of a tensor -> what is known of it.
+
+    Args:
+        outputs: numbers as `Call.outputs` has them, nested for lists.
+        of: what is known of each, nested in the same way; None where nothing is.
+    """
+    for output, item in zip(outputs, of, strict=False):
+        if isinstance(output, tuple):
+            yield from number_outputs(output, item if isinstance(item, tuple) else ())
+        elif output is not None and item is not None:
+            yield output, item

@@ -95,3 +95,13 @@ def _split(text: str) -> list[str]:
             start = i + 1
     parts.append(text[start:].strip())
     return [part for part in parts if part]
+
+
+def has_kernel(op: str, key: str) -> bool:
+    """Whether an op (with its overload, if it has one) is registered under a dispatch key."""
+    import torch
+
+    try:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op, key))
+    except RuntimeError:
+        return False

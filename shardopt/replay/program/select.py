@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from predictor.trace.execution import Argument, ExecutionTrace, Node, Shape, Tensor, Value
-from shardopt.replay.program.scalars import read_by
+from shardopt.replay.program.literals import read_by
 
 NATIVE_BACKWARD = re.compile(r"torch::autograd::CppNode<.*?(Split\w*Lookup\w*)>")
 """A backward function in C++ that may launch kernels without passing through the dispatcher."""

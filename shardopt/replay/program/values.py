@@ -12,8 +12,7 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
-from shardopt.replay.program.match_tables import features_of
-from shardopt.replay.program.tables import LookupTables
+from shardopt.replay.program.tables import LookupTables, features_of
 
 Shape = tuple[int, ...]
 Fill = dict[str, Any]

@@ -1,1 +1,5 @@
-"""What a generated benchmark runs on; copied beside it, and needs torch alone."""
+"""What a generated benchmark runs on.
+
+`write` copies this folder into each benchmark, where it needs torch alone: it imports nothing of
+shardopt.
+"""

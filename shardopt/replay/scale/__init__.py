@@ -1,1 +1,1 @@
-"""Programs at other sizes than the trace's: more samples, more tables."""
+"""Programs at other sizes than the trace's: more samples, more tables; imports `program`."""

@@ -10,9 +10,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from predictor.errors import InputError
-from shardopt.replay.program.program import Call, RankProgram, TensorSpec
+from shardopt.replay.program.program import Call, RankProgram, TensorSpec, number_outputs
 from shardopt.replay.scale.ops import op_of, run
-from shardopt.replay.scale.walk import FAILS, IDLE, numbered
+from shardopt.replay.scale.walk import FAILS, IDLE
 
 FOREIGN = ("wait", "backward of ", "c10d::", "fbgemm::")
 """Calls that fake tensors know nothing of."""
@@ -36,8 +36,8 @@ def checked(before: RankProgram, after: RankProgram) -> RankProgram:
             if changed and not new.op.startswith(FOREIGN) and new.op not in IDLE:
                 new = _checked(at, old, new, olds, news)
             calls.append(new)
-            olds.update(numbered(old.outputs, old.specs))
-            news.update(numbered(new.outputs, new.specs))
+            olds.update(number_outputs(old.outputs, old.specs))
+            news.update(number_outputs(new.outputs, new.specs))
     return replace(after, calls=calls)
 
 

@@ -6,10 +6,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from predictor.errors import InputError
-from shardopt.replay.program.program import Call, Number, RankProgram, Slot, TensorSpec, Term
+from shardopt.replay.program.program import (
+    Call,
+    Number,
+    RankProgram,
+    Slot,
+    TensorSpec,
+    Term,
+    number_outputs,
+)
 from shardopt.replay.program.values import PASSING, Fill, roles_of
 from shardopt.replay.scale.ops import op_of
-from shardopt.replay.scale.walk import numbered
 
 TOTAL = frozenset({"offsets", "starts", "lengths", "table_offsets"})
 POSITIONS = frozenset({"rows", "ids"})
@@ -64,7 +71,7 @@ def _highs(before: RankProgram, after: RankProgram) -> dict[int, dict[int, int]]
             bounds = found.setdefault(root.get(number, number), {})
             bounds[high] = min(bounds.get(high, fills[1][number]), fills[1][number])
         for call, known in zip(pair, specs, strict=True):
-            known.update(numbered(call.outputs, call.specs))
+            known.update(number_outputs(call.outputs, call.specs))
     return found
 
 

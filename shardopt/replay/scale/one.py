@@ -6,21 +6,31 @@ Sizes become symbols (`walk`), the symbols that are the batch's are told from th
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import prod
 from typing import Any
 
 from predictor.errors import InputError
 from shardopt.replay.program.collectives import KNOWN, RECEIVED, SENT
-from shardopt.replay.program.program import Call, Number, RankProgram, TensorSpec, Term, slots
+from shardopt.replay.program.program import (
+    Call,
+    Number,
+    RankProgram,
+    Slot,
+    TensorSpec,
+    Term,
+    number_outputs,
+    slots,
+)
+from shardopt.replay.program.values import is_lookup
 from shardopt.replay.scale.check import checked
 from shardopt.replay.scale.decide import GIVE, Symbols, decided, grown
 from shardopt.replay.scale.fills import fills_of
-from shardopt.replay.scale.samples import samples_of
 from shardopt.replay.scale.sizes import UndecidedError
 from shardopt.replay.scale.strides import item_bytes, restrided, storages
 from shardopt.replay.scale.transposes import restored
-from shardopt.replay.scale.walk import Walked, numbered, walked
+from shardopt.replay.scale.walk import BAGS, Walked, walked
 
 DIVISIONS = frozenset({"aten::div", "aten::div_"})
 
@@ -53,7 +63,7 @@ class _Scaled:
         self.walk, self.program, self.known, self.times = walk, program, known, times
         self.specs = dict(program.made)
         for call in program.calls:
-            self.specs.update(numbered(call.outputs, call.specs))
+            self.specs.update(number_outputs(call.outputs, call.specs))
 
     def run(self) -> RankProgram:
         """The program with numbers for symbols."""
@@ -65,7 +75,7 @@ class _Scaled:
             self.program.calls, self.walk.calls, self.walk.shapes, strict=True
         ):
             calls.append(self._call(call, of, outputs, now))
-            now.update(numbered(call.outputs, calls[-1].specs))
+            now.update(number_outputs(call.outputs, calls[-1].specs))
         return replace(self.program, calls=calls, made=made)
 
     def _call(
@@ -128,3 +138,63 @@ class _Scaled:
             for of in (self.specs, now)
         )
         return call.bytes if not before else call.bytes * after // before
+
+
+LENGTHS = "fbgemm::permute_2D_sparse_data"
+"""Takes a row of lengths a feature, with one of each sample."""
+
+
+def samples_of(program: RankProgram, given: int | None) -> int:
+    """Samples of a rank: the fewest bags of a lookup, those of its own batch.
+
+    Args:
+        given: as the user says.
+
+    Raises:
+        InputError: there are no lookups and nothing is given, or both disagree.
+    """
+    bags = set(_bags(program))
+    if given is None and not bags:
+        raise InputError(
+            "--scale batch: the trace has no lookups that tell its batch; give --batch N, the "
+            "samples of a rank in the trace, or --doubled TRACE"
+        )
+    samples = min(bags) if given is None else given
+    odd = sorted(n for n in bags if n % samples)
+    if odd:
+        raise InputError(
+            f"--scale batch: lookups of rank {program.rank} have {odd[0]} bags, which is no "
+            f"multiple of {samples} samples" + ("; give another --batch" if given else "")
+        )
+    if samples < 2:
+        raise InputError(
+            "--scale batch: a batch of one sample does not tell its sizes from others; give "
+            "--doubled TRACE, the same job captured at twice the batch"
+        )
+    return samples
+
+
+def _bags(program: RankProgram) -> Iterator[int]:
+    specs: dict[int, TensorSpec] = dict(program.made)
+    for call in program.calls:
+        specs.update(number_outputs(call.outputs, call.specs))
+        first = call.specs[0] if call.specs else None
+        if not isinstance(first, TensorSpec) or not first.shape:
+            continue
+        if call.op in BAGS or _pools(call, first.shape[0], program, specs):
+            yield first.shape[0]
+        lengths = call.arguments[1] if call.op == LENGTHS else None
+        if isinstance(lengths, Slot) and lengths.number in specs:
+            yield specs[lengths.number].shape[-1]
+
+
+def _pools(call: Call, rows: int, program: RankProgram, specs: Mapping[int, TensorSpec]) -> bool:
+    """Whether a lookup of FBGEMM gives a row a bag: its offsets, behind its ids, have that many."""
+    if not is_lookup(call.op) or "backward" in call.op:
+        return False
+    slots = [term.number for term in call.arguments if isinstance(term, Slot)]
+    kinds = [program.fills.get(n, {}).get("kind") for n in slots]
+    if "table_ids" not in kinds[:-1]:
+        return False
+    offsets = specs.get(slots[kinds.index("table_ids") + 1])
+    return offsets is not None and bool(rows) and (offsets.shape[0] - 1) % rows == 0

@@ -9,7 +9,7 @@ Why: docs/decisions/0031.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from shardopt.replay.program.program import (
     Slot,
     TensorSpec,
     Term,
+    number_outputs,
     slots,
 )
 from shardopt.replay.scale.known import Known
@@ -94,18 +95,9 @@ def walked(program: RankProgram, samples: int) -> Walked:
             walk.transposes.note(at, call, sizes, known.shapes)
             walk.calls.append(changed)
             walk.shapes.append(shapes)
-            known.shapes.update(numbered(call.outputs, shapes))
-            walk.specs.update(numbered(call.outputs, call.specs))
+            known.shapes.update(number_outputs(call.outputs, shapes))
+            walk.specs.update(number_outputs(call.outputs, call.specs))
     return walk
-
-
-def numbered(outputs: Any, of: Any) -> Iterator[tuple[int, Any]]:
-    """Number of a tensor -> what is known of it, of nested outputs."""
-    for output, item in zip(outputs, of, strict=False):
-        if isinstance(output, tuple):
-            yield from numbered(output, () if item is None else item)
-        elif output is not None and item is not None:
-            yield output, item
 
 
 def _call(walk: Walked, call: Call) -> tuple[Call, tuple[Any, ...]]:
@@ -227,7 +219,7 @@ def fixed_tensors(program: RankProgram) -> frozenset[int]:
     used: dict[int, int] = defaultdict(int)
     specs = dict(program.made)
     for call in program.calls:
-        specs.update(numbered(call.outputs, call.specs))
+        specs.update(number_outputs(call.outputs, call.specs))
     for at, call in enumerate(program.calls):
         plain = "::" in call.op and not call.is_collective and call.op not in IDLE
         op = op_of(call) if plain else None

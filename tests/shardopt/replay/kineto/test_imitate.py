@@ -57,7 +57,7 @@ def bag_step():
 
 
 def transformer_step():
-    from shardopt.bench.transformers.models import Training
+    from shardopt.replay.compare.transformers import Training
 
     return Training(TransformerShape("bert", 1, 32, 2, 64, 50, 8, 2)).step
 

@@ -17,8 +17,7 @@ from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingTyp
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 from shardopt.replay.check import check_tables
 from shardopt.replay.generate import generate
-from shardopt.replay.program.match_tables import MatchedTables, UnmatchedError
-from shardopt.replay.program.tables import TableSummary, load_tables
+from shardopt.replay.program.tables import MatchedTables, TableSummary, UnmatchedError, load_tables
 from shardopt.replay.runtime.tensors import draw_by, make_all, shared_out
 from tests.shardopt.replay.captured import capture
 

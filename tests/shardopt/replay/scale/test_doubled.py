@@ -89,7 +89,7 @@ def test_what_does_not_scale_is_refused(traces: Path) -> None:
 def test_transformers_scale(family: str, tmp_path: Path) -> None:
     pytest.importorskip("torchrec")
     from predictor.model.transformer import TransformerShape
-    from shardopt.bench.transformers.models import Training
+    from shardopt.replay.compare.transformers import Training
 
     def captured(batch: int) -> RankProgram:
         training = Training(TransformerShape(family, 1, 32, 2, 64, 50, 8, batch))

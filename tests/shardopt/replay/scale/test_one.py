@@ -172,7 +172,7 @@ def test_transformers(family: str, batch: int, tmp_path: Path) -> None:
     """4 divides all widths."""
     pytest.importorskip("torchrec")
     from predictor.model.transformer import TransformerShape
-    from shardopt.bench.transformers.models import Training
+    from shardopt.replay.compare.transformers import Training
 
     def make(batch: int) -> Callable[[], None]:
         return Training(TransformerShape(family, 1, 32, 2, 64, 50, 8, batch)).step

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from predictor.trace.events import HostEvent, RankTrace
 from predictor.trace.execution import ExecutionTrace
-from shardopt.replay.program.nesting import renested
+from shardopt.replay.program.repair import renested
 from tests.shardopt.replay.nodes import note, op, trace
 
 GLOO = note(99, "gloo:all_to_all", scope=0)
