@@ -9,16 +9,21 @@ together; the best is taken until none helps, then a few shards are shaken.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search.improve.shard_moves import (
+    Array,
+    Ints,
+    Neighbourhood,
+    Occupancy,
+    RankCost,
+    Shards,
+    pick_apart,
+)
 from search.objective import Assignment, Objective
 from search.surrogate import BACKWARD, FORWARD, IDS, OUTPUTS, Surrogate
-
-Array = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 NORM = 16
 SHAKEN = 6
@@ -51,10 +56,11 @@ class Balancer:
             restarts: times that the best placement is shaken and descended from again.
         """
         state = _State(self.objective, self.surrogate, assignment)
-        if not len(state.owners):
-            return Balanced(assignment, state.slowest_ms(state.ranks))
+        start = state.shards.ranks
+        if not len(start):
+            return Balanced(assignment, state.slowest_ms(start))
         rng = np.random.default_rng(seed)
-        best = state.descend(state.ranks)
+        best = state.descend(start)
         for _ in range(restarts):
             shaken = best.copy()
             some = rng.choice(len(shaken), min(SHAKEN, len(shaken)), replace=False)
@@ -66,165 +72,124 @@ class Balancer:
 
 
 class _State:
-    """The movable shards of an assignment: those that may lie on any of several single ranks.
+    """The movable shards of an assignment, and what the others put on the ranks.
+
+    Phase times are over the mean rank's: lookups forward and backward are one phase each, ids and
+    outputs one an exchange.
 
     Attributes:
-        work: phase times of every shard over the mean rank's, ``[shards, phases]``; lookups
-            forward and backward are one phase each, ids and outputs one an exchange.
         scale: the mean rank's phase times in ms, ``[phases]``.
-        memory: ``[shards, hbm or ddr]`` in bytes.
-        allowed: ``[shards, ranks]``.
+        fixed: loads of what does not move, ``[ranks, phases]``.
     """
 
     def __init__(self, objective: Objective, surrogate: Surrogate, assignment: Assignment) -> None:
-        self.objective = objective
         self.before = assignment
         world = objective.problem.topology.world_size
         exchanges = sorted({surrogate.exchange(option) for option, _ in assignment})
         tied = {table for group in objective.space.co_locate for table in group}
-        fixed = np.zeros((world, 2 + 2 * len(exchanges)))
+        self.fixed = np.zeros((world, 2 + 2 * len(exchanges)))
         self.room = objective.caps.T.copy()
-        self.owners: list[tuple[int, int]] = []
-        work, memory, ranks, allowed = [], [], [], []
+        owners, work, memory, ranks, allowed = [], [], [], [], []
         for table, (option, where) in enumerate(assignment):
-            phases = np.zeros((len(where), fixed.shape[1]))
+            phases = np.zeros((len(where), self.fixed.shape[1]))
             found = surrogate.phases(option)
             at = 2 + 2 * exchanges.index(surrogate.exchange(option))
             phases[:, [0, 1, at, at + 1]] = found[:, [FORWARD, BACKWARD, IDS, OUTPUTS]]
             legal = objective.legal(option)
             free = all(len(unit) > 1 and len(unit[0]) == 1 for unit in legal.units)
             if not free or legal.same_group or table in tied:
-                np.add.at(fixed, list(where), phases)
+                np.add.at(self.fixed, list(where), phases)
                 self.room -= objective.footprint(option, where).T
                 continue
             for shard, rank in enumerate(where):
-                self.owners.append((table, shard))
+                owners.append((table, shard))
                 work.append(phases[shard])
                 need = option.memory[shard]
                 memory.append([need.hbm_bytes, need.ddr_bytes])
                 ranks.append(rank)
                 allowed.append(np.isin(np.arange(world), [a[0] for a in legal.units[shard]]))
-        self.ranks = np.array(ranks, dtype=np.int64)
-        self.work = np.array(work).reshape(-1, fixed.shape[1])
-        self.memory = np.array(memory, dtype=np.float64).reshape(-1, 2)
-        self.allowed = np.array(allowed, dtype=bool).reshape(-1, world)
-        self.fixed = fixed
-        self.scale = self.loads(self.ranks).mean(axis=0)
+        tables, positions = np.array(owners, dtype=np.int64).reshape(-1, 2).T
+        self.shards = Shards(
+            tables,
+            positions,
+            np.array(ranks, dtype=np.int64),
+            np.array(work).reshape(-1, self.fixed.shape[1]),
+            np.array(memory, dtype=np.float64).reshape(-1, 2),
+            np.array(allowed, dtype=bool).reshape(-1, world),
+        )
+        self.scale = self.occupancy(self.shards.ranks).loads.mean(axis=0)
         self.scale[self.scale <= 0] = 1.0
-        self.fixed, self.work = self.fixed / self.scale, self.work / self.scale
+        self.fixed = self.fixed / self.scale
+        self.shards = replace(self.shards, work=self.shards.work / self.scale)
+        self.cost = RankCost(_power, self._norm)
 
-    def loads(self, ranks: Ints) -> Array:
-        """Phase times of every rank, ``[ranks, phases]``, in units of the work."""
-        loads = self.fixed.copy()
-        np.add.at(loads, ranks, self.work)
-        return loads
-
-    def used(self, ranks: Ints) -> Array:
-        """Bytes of the movable shards, ``[ranks, hbm or ddr]``."""
-        used = np.zeros_like(self.room)
-        np.add.at(used, ranks, self.memory)
-        return used
+    def occupancy(self, ranks: Ints) -> Occupancy:
+        """Loads and bytes with the movable shards on these ranks."""
+        loads, used = self.fixed.copy(), np.zeros_like(self.room)
+        np.add.at(loads, ranks, self.shards.work)
+        np.add.at(used, ranks, self.shards.memory)
+        return Occupancy(loads, used, self.room)
 
     def fits(self, ranks: Ints) -> bool:
         """Within the caps, and where every shard may lie."""
-        here = self.allowed[np.arange(len(ranks)), ranks].all()
-        return bool(here and (self.used(ranks) <= self.room).all())
+        here = self.shards.allowed[np.arange(len(ranks)), ranks].all()
+        return bool(here and (self.occupancy(ranks).used <= self.room).all())
 
     def slowest_ms(self, ranks: Ints) -> float:
         """Sum over the phases of the slowest rank's time."""
-        return float(self.loads(ranks).max(axis=0) @ self.scale)
+        return float(self.occupancy(ranks).loads.max(axis=0) @ self.scale)
 
     def assignment(self, ranks: Ints) -> Assignment:
         """The assignment with its movable shards on these ranks."""
         placed = [list(where) for _, where in self.before]
-        for (table, shard), rank in zip(self.owners, ranks.tolist(), strict=True):
-            placed[table][shard] = rank
+        rows = zip(self.shards.table, self.shards.position, ranks.tolist(), strict=True)
+        for table, position, rank in rows:
+            placed[table][position] = rank
         return tuple(
             (option, tuple(where)) for (option, _), where in zip(self.before, placed, strict=True)
         )
 
     def descend(self, start: Ints) -> Ints:
         """To where no move or swap of a shard on a slowest rank helps."""
-        ranks = start.copy()
-        loads, used = self.loads(ranks), self.used(ranks)
+        ranks = start
         for _ in range(MAX_STEPS):
-            now = float(self._norm(_power(loads).sum(axis=0)))
-            changes = self._improvements(ranks, loads, used, now * (1 - GAIN))
+            now = self.occupancy(ranks)
+            norm = float(self._norm(_power(now.loads).sum(axis=0)))
+            changes = self._improvements(ranks, now, norm * (1 - GAIN))
             if not changes:
                 break
             joint = {shard: rank for change in changes for shard, rank in change.items()}
-            after = self._applied(joint, ranks)
-            if self._norm(_power(self.loads(after)).sum(axis=0)) >= now * (1 - GAIN):
-                after = self._applied(changes[0], ranks)
+            after = _apply(joint, ranks)
+            together = self._norm(_power(self.occupancy(after).loads).sum(axis=0))
+            if together >= norm * (1 - GAIN):
+                after = _apply(changes[0], ranks)
             ranks = after
-            loads, used = self.loads(ranks), self.used(ranks)
         return ranks
 
-    def _applied(self, change: dict[int, int], ranks: Ints) -> Ints:
-        after = ranks.copy()
-        after[list(change)] = list(change.values())
-        return after
-
-    def _improvements(
-        self, ranks: Ints, loads: Array, used: Array, below: float
-    ) -> list[dict[int, int]]:
-        """The best change of every shard on a slowest rank, as shard -> new rank; best first, and
-        no two touch one rank, so that each fits beside the others."""
-        powers = _power(loads)
-        total = powers.sum(axis=0)
-        mine = np.flatnonzero(np.isin(ranks, np.argmax(loads, axis=0)))
-        moves = self._moves(mine, ranks, loads, used, powers, total)
-        swaps = self._swaps(mine, ranks, loads, used, powers, total)
-        both = np.concatenate([moves, swaps], axis=1)
-        best = both.argmin(axis=1)
-        values = both[np.arange(len(mine)), best]
-        found: list[dict[int, int]] = []
-        touched: set[int] = set()
-        for row in np.argsort(values, kind="stable"):
-            if values[row] >= below:
-                break
-            one, target, worlds = int(mine[row]), int(best[row]), moves.shape[1]
-            change = {one: target}
-            if target >= worlds:
-                two = target - worlds
-                change = {one: int(ranks[two]), two: int(ranks[one])}
-            where = {int(ranks[one]), *change.values()}
-            if touched.isdisjoint(where):
-                touched |= where
-                found.append(change)
-        return found
+    def _improvements(self, ranks: Ints, now: Occupancy, below: float) -> list[dict[int, int]]:
+        """The best change of every shard on a slowest rank, as shard -> new rank; best first."""
+        mine = np.flatnonzero(np.isin(ranks, np.argmax(now.loads, axis=0)))
+        near = Neighbourhood(replace(self.shards, ranks=ranks), now, self.cost, mine)
+        costs = np.concatenate([near.moves(), near.swaps()], axis=1)
+        best = costs.argmin(axis=1)
+        least = costs[np.arange(len(mine)), best]
+        changes = (
+            (float(least[row]), near.placements(int(mine[row]), int(best[row])))
+            for row in np.argsort(least, kind="stable")
+        )
+        return pick_apart(
+            ((cost, c, {*ranks[list(c)].tolist(), *c.values()}) for cost, c in changes), below
+        )
 
     def _norm(self, total: Array) -> Array:
         """Sum over the phases of the norm over ranks, from the summed powers ``[..., phases]``."""
         return np.asarray(np.maximum(total, 0.0) ** (1 / NORM) @ self.scale)
 
-    def _moves(
-        self, mine: Ints, ranks: Ints, loads: Array, used: Array, powers: Array, total: Array
-    ) -> Array:
-        """Norm after each move, ``[len(mine), ranks]``; infinite where it is none."""
-        here, work = ranks[mine], self.work[mine]
-        left = total - powers[here] + _power(loads[here] - work)
-        found = self._norm(left[:, None] - powers + _power(loads + work[:, None]))
-        found[np.arange(len(mine)), here] = np.inf
-        over = (used + self.memory[mine][:, None] > self.room).any(axis=-1)
-        found[over | ~self.allowed[mine]] = np.inf
-        return found
 
-    def _swaps(
-        self, mine: Ints, ranks: Ints, loads: Array, used: Array, powers: Array, total: Array
-    ) -> Array:
-        """Norm after each swap with any shard, ``[len(mine), shards]``."""
-        here = ranks[mine]
-        change = self.work - self.work[mine][:, None]
-        after = _power(loads[here][:, None] + change) + _power(loads[ranks] - change)
-        found = self._norm(total - powers[here][:, None] - powers[ranks] + after)
-        moved = self.memory - self.memory[mine][:, None]
-        over = (used[here][:, None] + moved > self.room[here][:, None]).any(axis=-1)
-        over |= (used[ranks] - moved > self.room[ranks]).any(axis=-1)
-        over |= here[:, None] == ranks
-        over |= ~self.allowed[mine][:, ranks] | ~self.allowed[:, here].T
-        found[over] = np.inf
-        return found
+def _apply(change: dict[int, int], ranks: Ints) -> Ints:
+    after = ranks.copy()
+    after[list(change)] = list(change.values())
+    return after
 
 
 def _power(loads: Array) -> Array:

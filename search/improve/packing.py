@@ -17,12 +17,13 @@ from itertools import count
 
 import numpy as np
 
+from search.improve.cut_plan import Changes, CutPlan, Ints
 from search.improve.cycle_cuts import CycleCut, critical_cut
-from search.improve.packed import Array, Changes, Ints, Packed
+from search.improve.shard_moves import Array, Neighbourhood, pick_apart
 from search.objective import Assignment, Objective
 from search.surrogate import Surrogate
 
-BUSIEST = 3
+RELIEVED = 3
 """Ranks above a target that are relieved at a time."""
 ENOUGH = 1e-12
 """Excess in ms^2 that is none."""
@@ -86,26 +87,26 @@ class Packer:
         return best, best_ms
 
 
-class _Descent(Packed):
+class _Descent(CutPlan):
     """Drives ranks below their targets."""
 
     def tighten(self, budget: int, stop: Callable[[], bool]) -> None:
         """To lower maxima, column after column, those first that stand out most."""
         self.steps, self.budget = 0, budget
         for share in TIGHTER:
-            apart = (self.loads.max(axis=0) - self.loads.mean(axis=0)) * self.scale
+            apart = (self.now.loads.max(axis=0) - self.now.loads.mean(axis=0)) * self.scale
             for column in np.argsort(-apart, kind="stable").tolist():
                 while self.steps < budget and not stop() and self._tightened(column, share):
                     pass
 
     def _value(self) -> float:
         """The largest cut in ms."""
-        slowest = self.loads.max(axis=0) * self.scale
+        slowest = self.now.loads.max(axis=0) * self.scale
         return float((self.member @ slowest + self.constants + self.even_ms).max())
 
     def _tightened(self, column: int, share: float) -> bool:
         """The slowest rank of a column comes nearer to the mean, and the largest cut is lower."""
-        most, mean = self.loads.max(axis=0), self.loads.mean(axis=0)
+        most, mean = self.now.loads.max(axis=0), self.now.loads.mean(axis=0)
         if most[column] - mean[column] < NEAR:
             return False
         targets = most * (1 + 1e-9)
@@ -125,15 +126,12 @@ class _Descent(Packed):
             targets: of every column, in units of its mean.
         """
         self.targets, self.even_target = targets, self.even_ms.copy()
-        room, failed = self.objective.caps.T, 0
-        then = np.inf
+        failed, then = 0, np.inf
         for step in count():
             if self.steps >= self.budget:
                 return
             self.steps += 1
-            excess = self.excess(self.loads)
-            total = excess.sum()
-            now = float(self.estimate(total, self.even_ms))
+            excess, now = self.excess(self.now.loads), self._excess_ms2()
             if now <= ENOUGH:
                 return
             if step % STALLED == 0:
@@ -142,59 +140,56 @@ class _Descent(Packed):
                 then = now
             order = np.argsort(-excess, kind="stable")
             busy = order[: np.count_nonzero(excess)]
-            found = self._improvements(
-                busy[failed : failed + BUSIEST], excess, total, room, now * (1 - GAIN)
-            )
+            found = self._improvements(busy[failed : failed + RELIEVED], now * (1 - GAIN))
             if not found:
-                failed += BUSIEST
+                failed += RELIEVED
                 if failed >= len(busy):
                     return
                 continue
             failed = 0
             before = self.chosen.copy()
             self.apply(found)
-            if len(found) > 1 and self._now() >= now * (1 - GAIN):
+            if len(found) > 1 and self._excess_ms2() >= now * (1 - GAIN):
                 self.chosen = before
                 self.apply(found[:1])
 
-    def _now(self) -> float:
-        return float(self.estimate(self.excess(self.loads).sum(), self.even_ms))
+    def _excess_ms2(self) -> float:
+        """What the plan exceeds the targets by."""
+        return float(self.add_even(self.excess(self.now.loads).sum(), self.even_ms))
 
-    def _improvements(
-        self, slowest: Ints, excess: Array, total: Array, room: Array, below: float
-    ) -> list[Changes]:
+    def _improvements(self, slowest: Ints, below: float) -> list[Changes]:
         """The best change of every table on a slowest rank; best first, no two touch one rank."""
-        mine = np.flatnonzero(np.isin(self.ranks, slowest))
+        mine = np.flatnonzero(np.isin(self.shards.ranks, slowest))
+        near = Neighbourhood(self.shards, self.now, self.cost, mine)
         found: dict[int, tuple[float, Changes]] = {}
         if len(mine):
-            families = (self._moves, self._swaps, self._trades)
-            values = np.concatenate([f(mine, excess, total, room) for f in families], axis=1)
+            values = np.concatenate([near.moves(), near.swaps(), self._trades(near)], axis=1)
             best = values.argmin(axis=1)
             for row, target in enumerate(best.tolist()):
                 value = float(values[row, target])
                 if value < below:
-                    self._keep(found, value, self._exchanged(int(mine[row]), target))
+                    self._keep(found, value, self._exchanged(near, int(mine[row]), target))
         for table in self._owners(slowest):
-            self._keep(found, *self._other_way(table, excess, total, room))
-        changes: list[Changes] = []
-        touched: set[int] = set()
-        for value, change in sorted(found.values(), key=lambda pair: pair[0]):
-            if value >= below:
-                break
-            where = set().union(
-                *({*self.chosen[t][1].tolist(), *r} for t, (_, r) in change.items())
-            )
-            if len(changes) and (not touched.isdisjoint(where)):
-                continue
-            touched |= where
-            changes.append(change)
-        return changes
+            self._keep(found, *self._other_option(table, near))
+        return pick_apart(
+            (
+                (value, change, self._touched(change))
+                for value, change in sorted(found.values(), key=lambda pair: pair[0])
+            ),
+            below,
+        )
+
+    def _touched(self, changes: Changes) -> set[int]:
+        """Ranks that the tables leave or come to."""
+        return set().union(
+            *({*self.chosen[t][1].tolist(), *ranks} for t, (_, ranks) in changes.items())
+        )
 
     def _owners(self, slowest: Ints) -> list[int]:
         """Free tables with a shard on one of these ranks alone."""
         there = np.zeros(self.world, dtype=bool)
         there[slowest] = True
-        return [int(t) for t in np.unique(self.owner[there[self.ranks]])]
+        return [int(t) for t in np.unique(self.shards.table[there[self.shards.ranks]])]
 
     @staticmethod
     def _keep(found: dict[int, tuple[float, Changes]], value: float, change: Changes) -> None:
@@ -202,107 +197,76 @@ class _Descent(Packed):
         if table >= 0 and (table not in found or value < found[table][0]):
             found[table] = value, change
 
-    def _exchanged(self, one: int, target: int) -> Changes:
+    def _exchanged(self, near: Neighbourhood, one: int, target: int) -> Changes:
         """A shard's move to a rank, its swap with a shard, or its trade with one."""
-        if target >= self.world + len(self.ranks):
-            return self._traded(one, target - self.world - len(self.ranks))
-        if target < self.world:
-            pairs = [(one, target)]
-        else:
-            two = target - self.world
-            pairs = [(one, int(self.ranks[two])), (two, int(self.ranks[one]))]
+        shards = self.shards
+        if target >= self.world + len(shards.ranks):
+            return self._traded(one, target - self.world - len(shards.ranks))
         changes: dict[int, list[int]] = {}
-        for shard, rank in pairs:
-            table = int(self.owner[shard])
+        for shard, rank in near.placements(one, target).items():
+            table = int(shards.table[shard])
             ranks = changes.setdefault(table, self.chosen[table][1].tolist())
-            ranks[int(self.position[shard])] = rank
+            ranks[int(shards.position[shard])] = rank
         return {t: (self.chosen[t][0].option, tuple(ranks)) for t, ranks in changes.items()}
 
     def _traded(self, one: int, two: int) -> Changes:
-        a, b = (int(self.owner[shard]) for shard in (one, two))
+        a, b = (int(self.shards.table[shard]) for shard in (one, two))
         changes: Changes = {}
         for table, other in ((a, b), (b, a)):
             group = self.surrogate.shard_loads(self.chosen[other][0].option)[0]
-            way = self.whole[table][group]
-            changes[table] = way.option, tuple(self.chosen[other][1].tolist())
+            option = self.whole[table][group].option
+            changes[table] = option, tuple(self.chosen[other][1].tolist())
         return changes
 
-    def _moves(self, mine: Ints, excess: Array, total: Array, room: Array) -> Array:
-        """Estimate after each move, ``[len(mine), ranks]``; infinite where it is none."""
-        here, work = self.ranks[mine], self.work[mine]
-        left = total - excess[here] + self.excess(self.loads[here] - work)
-        after = left[:, None] - excess + self.excess(self.loads + work[:, None])
-        found = self.estimate(after, self.even_ms)
-        found[np.arange(len(mine)), here] = np.inf
-        over = (self.used + self.memory[mine][:, None] > room).any(axis=-1)
-        found[over | ~self.allowed[mine]] = np.inf
-        return found
-
-    def _swaps(self, mine: Ints, excess: Array, total: Array, room: Array) -> Array:
-        """Estimate after each swap with any shard, ``[len(mine), shards]``."""
-        ranks, loads, used = self.ranks, self.loads, self.used
-        here = ranks[mine]
-        change = self.work - self.work[mine][:, None]
-        after = self.excess(loads[here][:, None] + change) + self.excess(loads[ranks] - change)
-        after += total - excess[here][:, None] - excess[ranks]
-        found = self.estimate(after, self.even_ms)
-        moved = self.memory - self.memory[mine][:, None]
-        over = (used[here][:, None] + moved > room[here][:, None]).any(axis=-1)
-        over |= (used[ranks] - moved > room[ranks]).any(axis=-1)
-        over |= here[:, None] == ranks
-        over |= ~self.allowed[mine][:, ranks] | ~self.allowed[:, here].T
-        found[over] = np.inf
-        return found
-
-    def _trades(self, mine: Ints, excess: Array, total: Array, room: Array) -> Array:
-        """Estimate after two whole tables trade exchange and rank, ``[len(mine), shards]``."""
-        ranks, loads, used = self.ranks, self.loads, self.used
-        here = ranks[mine]
+    def _trades(self, near: Neighbourhood) -> Array:
+        """Cost after two whole tables trade exchange and rank, ``[mine, shards]``."""
+        shards, loads, used, room = self.shards, self.now.loads, self.now.used, self.now.room
+        mine, here, ranks = near.mine, near.here, shards.ranks
         # what comes to the places of mine, and to those of the others
-        come = self.trade[:, self.group[mine]].swapaxes(0, 1) - self.work[mine][:, None]
-        go = self.trade[mine][:, self.group] - self.work
+        come = self.trade[:, self.group[mine]].swapaxes(0, 1) - shards.work[mine][:, None]
+        go = self.trade[mine][:, self.group] - shards.work
         same = (here[:, None] == ranks)[..., None]
         after = self.excess(loads[here][:, None] + come + np.where(same, go, 0.0))
-        after += np.where(same[..., 0], 0.0, self.excess(loads[ranks] + go) - excess[ranks])
-        after += total - excess[here][:, None]
+        there = self.excess(loads[ranks] + go) - near.parts[ranks]
+        after += np.where(same[..., 0], 0.0, there)
+        after += near.sum - near.parts[here][:, None]
         even = self.trade_even[mine][:, self.group] - self.own_even
         even += self.trade_even[:, self.group[mine]].swapaxes(0, 1) - self.own_even[mine][:, None]
-        found = self.estimate(after, self.even_ms + even)
-        to_here = self.trade_memory[:, self.group[mine]].swapaxes(0, 1) - self.memory[mine][:, None]
-        to_there = self.trade_memory[mine][:, self.group] - self.memory
+        found = self.add_even(after, self.even_ms + even)
+        to_here = self.trade_memory[:, self.group[mine]].swapaxes(0, 1)
+        to_here = to_here - shards.memory[mine][:, None]
+        to_there = self.trade_memory[mine][:, self.group] - shards.memory
         both = np.where(same, to_here + to_there, 0.0)
         over = (used[here][:, None] + np.where(same, both, to_here) > room[here][:, None]).any(-1)
         over |= (used[ranks] + np.where(same, both, to_there) > room[ranks]).any(axis=-1)
-        over |= ~self.allowed[mine][:, ranks] | ~self.allowed[:, here].T
-        over |= self.group[mine][:, None] == self.group
+        over |= near.forbidden() | (self.group[mine][:, None] == self.group)
         found[over | np.isnan(found)] = np.inf
         return found
 
-    def _other_way(
-        self, table: int, excess: Array, total: Array, room: Array
-    ) -> tuple[float, Changes]:
-        """The best of the table's options on the ranks that it fits best, and its estimate.
+    def _other_option(self, table: int, near: Neighbourhood) -> tuple[float, Changes]:
+        """The best of the table's options on the ranks that it fits best, and its cost.
 
         Column shards of a table are alike, so that one order of the ranks serves all of them.
         """
-        ways = self.ways(table)
-        if ways is None:
+        options = self.options_of(table)
+        if options is None:
             return np.inf, {}
-        way, ranks = self.chosen[table]
-        rest, used = self.loads.copy(), self.used.copy()
-        np.subtract.at(rest, ranks, way.work)
-        np.subtract.at(used, ranks, way.memory)
-        base = excess.copy()
+        seen, ranks = self.chosen[table]
+        rest, used = self.now.loads.copy(), self.now.used.copy()
+        np.subtract.at(rest, ranks, seen.work)
+        np.subtract.at(used, ranks, seen.memory)
+        base = near.parts.copy()
         base[ranks] = self.excess(rest[ranks])
-        cost = self.excess(rest + ways.work) - base
-        cost[~ways.allowed | (used + ways.memory > room).any(axis=2)] = np.inf
+        cost = self.excess(rest + options.work) - base
+        over = (used + options.memory > self.now.room).any(axis=2)
+        cost[~options.allowed | over] = np.inf
         order = np.argsort(cost, axis=1, kind="stable")
-        raised = np.cumsum(np.take_along_axis(cost, order, axis=1), axis=1)[ways.last]
-        values = self.estimate(base.sum() + raised, self.even_ms - way.even + ways.even)
+        raised = np.cumsum(np.take_along_axis(cost, order, axis=1), axis=1)[options.last]
+        values = self.add_even(base.sum() + raised, self.even_ms - seen.even + options.even)
         for row in np.argsort(values, kind="stable").tolist():
-            option, placed = ways.options[row], order[row, : ways.last[1][row] + 1]
-            if ways.fixed[row] is not None:
-                placed = ways.fixed[row]
-            if not (option is way.option and set(placed.tolist()) == set(ranks.tolist())):
+            option, placed = options.options[row], order[row, : options.last[1][row] + 1]
+            if options.fixed[row] is not None:
+                placed = options.fixed[row]
+            if not (option is seen.option and set(placed.tolist()) == set(ranks.tolist())):
                 return float(values[row]), {table: (option, tuple(placed.tolist()))}
         return np.inf, {}

@@ -1,4 +1,4 @@
-"""A plan as `search.improve.cycle_cuts` sees it: loads of ranks, targets, what changes cost."""
+"""A plan as `search.improve.cycle_cuts` sees it: what its tables put on the ranks."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.improve.cycle_cuts import CycleCut
+from search.improve.shard_moves import Array, Occupancy, RankCost, Shards
 from search.objective import Assignment, Objective
 from search.space.option import Choice, Option
 from search.surrogate import Surrogate
 
-Array = NDArray[np.float64]
 Ints = NDArray[np.intp]
 Changes = dict[int, Choice]
 
 
 @dataclass(frozen=True)
-class Way:
+class CutOption:
     """An option as the cuts see it.
 
     Args:
@@ -37,12 +37,12 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Ways:
-    """The options of a table that use no other exchanges, side by side.
+class CutOptions:
+    """The options of a table that use no other exchanges, stacked.
 
     Args:
         work: of a shard on each rank, ``[options, ranks, columns]``.
-        even: as of `Way`, ``[options, cuts]``.
+        even: as of `CutOption`, ``[options, cuts]``.
         memory: of a shard on each rank, ``[options, ranks, hbm or ddr]``.
         allowed: ranks that a shard may lie on, ``[options, ranks]``.
         last: where the last of an option's shards comes, if its ranks are sorted: rows, columns.
@@ -58,7 +58,7 @@ class Ways:
     fixed: list[Ints | None]
 
 
-class Packed:
+class CutPlan:
     """A plan and its loads; columns are the sections of all cuts, in units of their mean.
 
     Args:
@@ -77,16 +77,16 @@ class Packed:
         self.groups = cuts[-1].groups
         self.world = self.objective.problem.topology.world_size
         self._columns(cuts)
-        self.known: dict[int, Way] = {}
-        self.many: dict[int, Ways | None] = {}
+        self.known: dict[int, CutOption] = {}
+        self.many: dict[int, CutOptions | None] = {}
         self.scale = np.ones(self.slopes.shape[0])
-        self.chosen = [(self.way(option), np.array(ranks)) for option, ranks in start]
+        self.chosen = [(self.see(option), np.array(ranks)) for option, ranks in start]
         self._wholes()
         self.count()
-        self.scale = np.maximum(self.loads.mean(axis=0), 1e-12)
+        self.scale = np.maximum(self.now.loads.mean(axis=0), 1e-12)
         self.known.clear()
         self._wholes()
-        self.chosen = [(self.way(option), np.array(ranks)) for option, ranks in start]
+        self.chosen = [(self.see(option), np.array(ranks)) for option, ranks in start]
         self.count()
 
     def _columns(self, cuts: Sequence[CycleCut]) -> None:
@@ -109,9 +109,9 @@ class Packed:
     @property
     def assignment(self) -> Assignment:
         """The plan as it is now."""
-        return tuple((way.option, tuple(ranks.tolist())) for way, ranks in self.chosen)
+        return tuple((seen.option, tuple(ranks.tolist())) for seen, ranks in self.chosen)
 
-    def way(self, option: Option) -> Way:
+    def see(self, option: Option) -> CutOption:
         """An option in the terms of the cuts."""
         found = self.known.get(id(option))
         if found is None:
@@ -125,7 +125,7 @@ class Packed:
             if single and len(alternatives) > 1:
                 allowed = np.zeros(self.world, dtype=bool)
                 allowed[[a[0] for a in alternatives]] = True
-            found = self.known[id(option)] = Way(
+            found = self.known[id(option)] = CutOption(
                 option,
                 loads @ self.slopes[:, group].T / self.scale,
                 self.even[:, group] @ loads.sum(axis=0),
@@ -134,80 +134,93 @@ class Packed:
             )
         return found
 
-    def ways(self, table: int) -> Ways | None:
+    def options_of(self, table: int) -> CutOptions | None:
         """The options of a table with at most one shard a rank; None if it has none."""
         if table not in self.many:
-            self.many[table] = self._ways(table)
+            self.many[table] = self._options_of(table)
         return self.many[table]
 
-    def _ways(self, table: int) -> Ways | None:
+    def _options_of(self, table: int) -> CutOptions | None:
         options: list[Option] = []
         fixed: list[Ints | None] = []
         many = []
         for option in self.objective.space.options[table]:
             if self.surrogate.shard_loads(option)[0] not in self.groups:
                 continue
-            way, units = self.way(option), self.objective.legal(option).units
-            only = None if way.allowed is not None else np.array([r for u in units for r in u[0]])
+            seen, units = self.see(option), self.objective.legal(option).units
+            only = None if seen.allowed is not None else np.array([r for u in units for r in u[0]])
             alone = only is None or all(len(u) == 1 for u in units)
             if not alone or option.num_shards > (self.world if only is None else len({*only})):
                 continue
-            many.append(self._on_ranks(way, only))
+            many.append(self._on_ranks(seen, only))
             options.append(option)
             fixed.append(only)
         if not many:
             return None
         work, memory, allowed = (np.stack(parts) for parts in zip(*many, strict=True))
         rows = np.arange(len(options)), np.array([o.num_shards - 1 for o in options])
-        even = np.stack([self.way(o).even for o in options])
-        return Ways(options, work, even, memory, allowed, rows, fixed)
+        even = np.stack([self.see(o).even for o in options])
+        return CutOptions(options, work, even, memory, allowed, rows, fixed)
 
-    def _on_ranks(self, way: Way, only: Ints | None) -> tuple[Array, Array, NDArray[np.bool_]]:
+    def _on_ranks(
+        self, seen: CutOption, only: Ints | None
+    ) -> tuple[Array, Array, NDArray[np.bool_]]:
         """Work and memory of a shard on each rank, and the ranks that it may lie on."""
-        work = np.repeat(way.work[:1], self.world, axis=0)
-        memory = np.repeat(way.memory[:1], self.world, axis=0)
+        work = np.repeat(seen.work[:1], self.world, axis=0)
+        memory = np.repeat(seen.memory[:1], self.world, axis=0)
         if only is None:
-            assert way.allowed is not None
-            return work, memory, way.allowed
-        work[only], memory[only] = way.work, way.memory
+            assert seen.allowed is not None
+            return work, memory, seen.allowed
+        work[only], memory[only] = seen.work, seen.memory
         allowed = np.zeros(self.world, dtype=bool)
         allowed[only] = True
         return work, memory, allowed
 
     def count(self) -> None:
-        """Loads ``[ranks, columns]``, bytes ``[ranks, 2]``, even parts, and the shards that may
-        move one by one."""
+        """Loads, bytes and even parts of the plan as it is now, and the shards that may move."""
         ranks = np.concatenate([ranks for _, ranks in self.chosen])
-        work = np.concatenate([way.work for way, _ in self.chosen])
-        memory = np.concatenate([way.memory for way, _ in self.chosen])
-        self.loads, self.used = (
+        work = np.concatenate([seen.work for seen, _ in self.chosen])
+        memory = np.concatenate([seen.memory for seen, _ in self.chosen])
+        loads, used = (
             np.stack(
                 [np.bincount(ranks, one, self.world) for one in many.T], axis=1, dtype=np.float64
             )
             for many in (work, memory)
         )
-        self.even_ms = np.sum([way.even for way, _ in self.chosen], axis=0)
-        sizes = [len(ranks) for _, ranks in self.chosen]
-        owner = np.repeat(np.arange(len(sizes)), sizes)
-        free = np.array(
-            [w.allowed is not None and t not in self.bound for t, (w, _) in self.tables()]
-        )
-        keep = free[owner]
-        self.owner, self.ranks = owner[keep], ranks[keep]
-        self.position = np.concatenate([np.arange(n) for n in sizes])[keep]
-        self.work, self.memory = work[keep], memory[keep]
-        self.group = np.array([self.place[self._group(w)] for w, _ in self.chosen])[self.owner]
-        self.trade, self.trade_even = self.trades[self.owner], self.trades_even[self.owner]
-        self.trade_memory = self.trades_memory[self.owner]
-        split = np.array([len(ranks) > 1 for _, ranks in self.chosen])[self.owner]
-        self.trade[split] = np.nan
-        self.own_even = np.stack([w.even for w, _ in self.chosen])[self.owner]
-        allowed = [w.allowed for w, _ in self.chosen if w.allowed is not None]
-        rows = np.cumsum([w.allowed is not None for w, _ in self.chosen]) - 1
-        self.allowed = np.array(allowed)[rows[self.owner]] if keep.any() else np.zeros((0, 0), bool)
+        self.now = Occupancy(loads, used, self.objective.caps.T)
+        self.even_ms = np.sum([seen.even for seen, _ in self.chosen], axis=0)
+        self._count_free(ranks, work, memory)
 
-    def _group(self, way: Way) -> int:
-        return self.surrogate.shard_loads(way.option)[0]
+    def _count_free(self, ranks: Ints, work: Array, memory: Array) -> None:
+        """The shards that may move one by one, and what their tables would be if traded whole."""
+        sizes = [len(where) for _, where in self.chosen]
+        owner = np.repeat(np.arange(len(sizes)), sizes)
+        keep = np.array(
+            [
+                seen.allowed is not None and table not in self.bound
+                for table, (seen, _) in enumerate(self.chosen)
+            ]
+        )[owner]
+        owner = owner[keep]
+        allowed = [seen.allowed for seen, _ in self.chosen if seen.allowed is not None]
+        rows = np.cumsum([seen.allowed is not None for seen, _ in self.chosen]) - 1
+        self.shards = Shards(
+            owner,
+            np.concatenate([np.arange(n) for n in sizes])[keep],
+            ranks[keep],
+            work[keep],
+            memory[keep],
+            np.array(allowed)[rows[owner]] if keep.any() else np.zeros((0, 0), bool),
+        )
+        self.group = np.array([self.place[self.group_of(seen)] for seen, _ in self.chosen])[owner]
+        self.trade, self.trade_even = self.trades[owner], self.trades_even[owner]
+        self.trade_memory = self.trades_memory[owner]
+        self.trade[np.array(sizes)[owner] > 1] = np.nan
+        self.own_even = np.stack([seen.even for seen, _ in self.chosen])[owner]
+
+    def group_of(self, seen: CutOption) -> int:
+        """Lookup group of an option."""
+        return self.surrogate.shard_loads(seen.option)[0]
 
     def _wholes(self) -> None:
         """Of every table and group, what it would be as one shard; not a number where it cannot.
@@ -215,36 +228,40 @@ class Packed:
         Only trades with tables that are whole themselves make sense: others have nothing here.
         """
         self.place = {group: i for i, group in enumerate(sorted(self.groups))}
-        self.whole: list[dict[int, Way]] = []
+        self.whole: list[dict[int, CutOption]] = []
         shape = len(self.chosen), len(self.place)
         self.trades = np.full((*shape, len(self.scale)), np.nan)
         self.trades_even = np.full((*shape, len(self.constants)), np.nan)
         self.trades_memory = np.full((*shape, 2), np.nan)
         for table, options in enumerate(self.objective.space.options):
-            found: dict[int, Way] = {}
+            found: dict[int, CutOption] = {}
             for option in options:
                 group = self.surrogate.shard_loads(option)[0]
                 if option.num_shards == 1 and group in self.place and group not in found:
-                    way = found[group] = self.way(option)
-                    self.trades[table, self.place[group]] = way.work[0]
-                    self.trades_even[table, self.place[group]] = way.even
-                    self.trades_memory[table, self.place[group]] = way.memory[0]
+                    seen = found[group] = self.see(option)
+                    self.trades[table, self.place[group]] = seen.work[0]
+                    self.trades_even[table, self.place[group]] = seen.even
+                    self.trades_memory[table, self.place[group]] = seen.memory[0]
             self.whole.append(found)
 
-    def tables(self) -> list[tuple[int, tuple[Way, Ints]]]:
-        return list(enumerate(self.chosen))
-
     def apply(self, changes: Sequence[Changes]) -> None:
+        """Make these changes."""
         for change in changes:
             for table, (option, ranks) in change.items():
-                self.chosen[table] = self.way(option), np.array(ranks)
+                self.chosen[table] = self.see(option), np.array(ranks)
         self.count()
 
+    @property
+    def cost(self) -> RankCost:
+        """What ranks exceed the targets by, squared and summed, in ms^2."""
+        return RankCost(self.excess, lambda total: self.add_even(total, self.even_ms))
+
     def excess(self, loads: Array) -> Array:
-        """Squares of what ranks exceed the targets by, ``[..., columns]`` to ``[...]`` in ms^2."""
+        """Squares of what ranks exceed the targets by, ``[..., columns]`` to ``[...]``, in ms^2."""
         over = np.maximum(loads - self.targets, 0.0) * self.scale
         return np.asarray(np.einsum("...c,...c->...", over, over))
 
-    def estimate(self, total: Array, even_ms: Array) -> Array:
+    def add_even(self, total: Array, even_ms: Array) -> Array:
+        """The cost of summed squares with the excess of the even parts ``[..., cuts]``."""
         over = np.maximum(even_ms - self.even_target, 0.0)
         return np.asarray(total + self.world * np.einsum("...c,...c->...", over, over))

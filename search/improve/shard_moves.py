@@ -1,0 +1,145 @@
+"""Moves and swaps of single shards between ranks, all scored at once.
+
+What is minimised is pluggable: a `RankCost` says what the loads of one rank contribute and what
+the sum of these contributions over all ranks is worth. So a change costs no more to score than the
+two ranks that it touches, and thousands are scored in one step. `search.improve.balance` and
+`search.improve.packing` descend with costs of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Change = TypeVar("Change")
+
+
+@dataclass(frozen=True)
+class RankCost:
+    """A cost that is separable over the ranks.
+
+    Args:
+        of_loads: loads ``[..., columns]`` to what ranks with them contribute, ``[...]`` or
+            ``[..., columns]``.
+        total: sums of contributions over the ranks to the cost, smaller is better.
+    """
+
+    of_loads: Callable[[Array], Array]
+    total: Callable[[Array], Array]
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Shards that may lie on any of several ranks, one row each.
+
+    Args:
+        table: that a shard belongs to, ``[shards]``.
+        position: among the shards of its table, ``[shards]``.
+        ranks: where it lies, ``[shards]``.
+        work: that it adds to the loads of its rank, ``[shards, columns]``.
+        memory: bytes, ``[shards, hbm or ddr]``.
+        allowed: ranks that it may lie on, ``[shards, ranks]``.
+    """
+
+    table: Ints
+    position: Ints
+    ranks: Ints
+    work: Array
+    memory: Array
+    allowed: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """What all shards together put on the ranks.
+
+    Args:
+        loads: ``[ranks, columns]``.
+        used: bytes, ``[ranks, hbm or ddr]``.
+        room: bytes that may be used, likewise.
+    """
+
+    loads: Array
+    used: Array
+    room: Array
+
+
+class Neighbourhood:
+    """The costs of all changes of some shards.
+
+    Args:
+        mine: positions in ``shards`` of those to change.
+    """
+
+    def __init__(self, shards: Shards, now: Occupancy, cost: RankCost, mine: Ints) -> None:
+        self.shards, self.now, self.cost, self.mine = shards, now, cost, mine
+        self.parts = cost.of_loads(now.loads)
+        self.sum = self.parts.sum(axis=0)
+        self.here = shards.ranks[mine]
+
+    def moves(self) -> Array:
+        """Cost after each move to a rank, ``[mine, ranks]``; infinite where it is not allowed."""
+        shards, now, cost, here = self.shards, self.now, self.cost, self.here
+        work = shards.work[self.mine]
+        left = self.sum - self.parts[here] + cost.of_loads(now.loads[here] - work)
+        found = cost.total(left[:, None] - self.parts + cost.of_loads(now.loads + work[:, None]))
+        found[np.arange(len(here)), here] = np.inf
+        over = (now.used + shards.memory[self.mine][:, None] > now.room).any(axis=-1)
+        found[over | ~shards.allowed[self.mine]] = np.inf
+        return found
+
+    def swaps(self) -> Array:
+        """Cost after each swap with a shard, ``[mine, shards]``; infinite where not allowed."""
+        shards, now, cost, here = self.shards, self.now, self.cost, self.here
+        ranks = shards.ranks
+        change = shards.work - shards.work[self.mine][:, None]
+        after = cost.of_loads(now.loads[here][:, None] + change)
+        after += cost.of_loads(now.loads[ranks] - change)
+        found = cost.total(self.sum - self.parts[here][:, None] - self.parts[ranks] + after)
+        moved = shards.memory - shards.memory[self.mine][:, None]
+        over = (now.used[here][:, None] + moved > now.room[here][:, None]).any(axis=-1)
+        over |= (now.used[ranks] - moved > now.room[ranks]).any(axis=-1)
+        over |= (here[:, None] == ranks) | self.forbidden()
+        found[over] = np.inf
+        return found
+
+    def forbidden(self) -> NDArray[np.bool_]:
+        """Exchanges of places that constraints on ranks rule out, ``[mine, shards]``."""
+        shards = self.shards
+        return ~shards.allowed[self.mine][:, shards.ranks] | ~shards.allowed[:, self.here].T
+
+    def placements(self, one: int, target: int) -> dict[int, int]:
+        """Shard -> new rank of a change, numbered as ``moves`` and then ``swaps`` count them.
+
+        Args:
+            one: position of the shard in ``shards``.
+        """
+        ranks, world = self.shards.ranks, len(self.now.loads)
+        if target < world:
+            return {one: target}
+        two = target - world
+        return {one: int(ranks[two]), two: int(ranks[one])}
+
+
+def pick_apart(changes: Iterable[tuple[float, Change, set[int]]], below: float) -> list[Change]:
+    """The changes that cost less than ``below``, as far as no two touch one rank, so that each fits
+    beside the others.
+
+    Args:
+        changes: cost, change and the ranks that it touches; best first.
+    """
+    picked: list[Change] = []
+    touched: set[int] = set()
+    for cost, change, ranks in changes:
+        if cost >= below:
+            break
+        if touched.isdisjoint(ranks):
+            touched |= ranks
+            picked.append(change)
+    return picked
