@@ -18,7 +18,7 @@ class TensorSource:
     """
 
     def __init__(self, path: Path) -> None:
-        from shardopt.torchrec.training.saved import load_batches
+        from shardopt.torchrec.training.saved_batches import load_batches
 
         self.path = path
         self.batches = load_batches(path)

@@ -16,10 +16,10 @@ from predictor.model.workload import Constraints, Workload
 from predictor.units import GIB
 from search.baselines.torchrec_objective import TorchRecObjective
 from search.baselines.torchrec_planner import torchrec_plan as rederived
-from shardopt.torchrec.planning.planner import (
+from shardopt.torchrec.planning.torchrec_planner import (
     Variant,
     parameter_constraints,
-    torchrec_plan,
+    plan_with_torchrec,
     torchrec_topology,
 )
 from tests.quick import quick_only
@@ -42,7 +42,7 @@ def one_dim(workload: Workload) -> Workload:
 )
 def test_same_plan_as_the_baseline(model: Callable[[], Workload], world: int, gib: int) -> None:
     workload, topology = one_dim(model()), modules.topology(world, hbm=gib * GIB)
-    theirs = torchrec_plan(workload, topology)
+    theirs = plan_with_torchrec(workload, topology)
     ours = rederived(workload, topology)
     assert ours is not None
     assert theirs.plan is not None
@@ -72,7 +72,7 @@ def test_uneven_caps_do_not_split_rows_unevenly() -> None:
     tables = tuple(replace(t, constraints=only_rows) for t in workload.tables)
     topology = modules.topology(2)
     uneven = replace(topology, hbm_cap_bytes=(32 * GIB, 64 * GIB))
-    plan = torchrec_plan(replace(workload, tables=tables), uneven).plan
+    plan = plan_with_torchrec(replace(workload, tables=tables), uneven).plan
     assert plan is not None
     assert [s.size[0] for s in plan.tables["c2"].shards] == [5065614, 5065613]
 
@@ -87,14 +87,14 @@ def test_it_logs_nothing_about_replicated_tables(caplog: pytest.LogCaptureFixtur
     replicated = Constraints(sharding_types=(ShardingType.DATA_PARALLEL,))
     workload = modules.criteo_kaggle()
     tables = tuple(replace(t, constraints=replicated) for t in workload.tables[:1])
-    answer = torchrec_plan(replace(workload, tables=tables), modules.topology(2))
+    answer = plan_with_torchrec(replace(workload, tables=tables), modules.topology(2))
     assert answer.plan is not None
     assert not caplog.records
 
 
 def test_no_plan_where_none_fits() -> None:
     topology = modules.topology(2, hbm=1 << 20, ddr=1 << 20)
-    answer = torchrec_plan(modules.criteo_kaggle(), topology)
+    answer = plan_with_torchrec(modules.criteo_kaggle(), topology)
     assert (answer.plan, answer.rating_ms) == (None, None)
     assert answer.seconds > 0
 
@@ -119,7 +119,7 @@ def test_plans_are_rated_as_torchrec_rates_them(
     model: Callable[[], Workload], variant: Variant
 ) -> None:
     workload, topology = one_dim(model()), modules.topology(8, hbm=GIB)
-    answer = torchrec_plan(workload, topology, variant=variant)
+    answer = plan_with_torchrec(workload, topology, variant=variant)
     assert answer.plan is not None
     torchrec = TorchRecObjective(workload, topology)
     tables = [answer.plan.tables[key] for key in workload.keys]
@@ -131,7 +131,7 @@ def test_plans_are_rated_as_torchrec_rates_them(
 def test_the_variants_propose_other_plans() -> None:
     """The dynamic program takes the least sum of costs; nothing balances the costliest rank."""
     workload, topology = one_dim(modules.dlrm_dcnv2()), modules.topology(8)
-    ratings = {v: torchrec_plan(workload, topology, variant=v).rating_ms for v in Variant}
+    ratings = {v: plan_with_torchrec(workload, topology, variant=v).rating_ms for v in Variant}
     assert ratings[Variant.DYNAMIC] != ratings[Variant.DEFAULT]
     assert ratings[Variant.BALANCED] is not None
 
@@ -150,7 +150,7 @@ def test_it_ends_at_its_limit_with_what_it_has() -> None:
             for t in workload.tables
         ),
     )
-    answer = torchrec_plan(many, modules.topology(8), timeout_s=1)
+    answer = plan_with_torchrec(many, modules.topology(8), timeout_s=1)
     assert answer.timed_out
     assert answer.plan is not None
     assert answer.seconds > 1

@@ -27,7 +27,7 @@ from search.solve import solve
 from search.stop import Stop
 from shardopt.bench.planners.instances import Instance, problem_of
 from shardopt.bench.planners.rows import NO_PLAN, RANDOM, RATED, RATED_SAME, SHARDOPT, TORCHREC
-from shardopt.torchrec.planning.planner import Variant, torchrec_plan
+from shardopt.torchrec.planning.torchrec_planner import Variant, plan_with_torchrec
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _judged(problem: Problem, plan: ShardingPlan, outcome: Outcome) -> Outcome:
 def _torchrec(variant: Variant, problem: Problem, asked: Asked) -> Outcome:
     limit = None if asked.limit_s is None else max(1, round(asked.limit_s))
     workload, topology = problem.workload, problem.topology
-    answer = torchrec_plan(workload, topology, problem.hardware.device, variant, limit)
+    answer = plan_with_torchrec(workload, topology, problem.hardware.device, variant, limit)
     ended = "limit" if answer.timed_out else "done"
     if answer.plan is None:
         return Outcome(answer.seconds, ended="limit" if answer.timed_out else NO_PLAN)

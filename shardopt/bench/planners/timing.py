@@ -18,7 +18,11 @@ from search.solve import solve
 from search.stop import Stop
 from shardopt.measure.machine import machine
 from shardopt.measure.timing import Samples, interleaved
-from shardopt.torchrec.planning.planner import TorchRecAnswer, prepared, torchrec_plan
+from shardopt.torchrec.planning.torchrec_planner import (
+    TorchRecAnswer,
+    plan_with_torchrec,
+    planner_inputs,
+)
 
 SEARCH = "shardopt search"
 COMMAND = "shardopt plan"
@@ -95,7 +99,9 @@ def compare(
         InputError: TorchRec cannot build the model.
         CommandError: the command failed.
     """
-    prepared(asked.problem.workload)  # what TorchRec cannot build is said before time is spent
+    planner_inputs(
+        asked.problem.workload
+    )  # what TorchRec cannot build is said before time is spent
     where = machine()
     runs = _Runs(asked)
     calls = {SEARCH: runs.search, COMMAND: runs.command, TORCHREC: runs.torchrec}
@@ -128,7 +134,7 @@ class _Runs:
 
     def torchrec(self) -> float:
         problem = self.asked.problem
-        answer = torchrec_plan(problem.workload, problem.topology, problem.hardware.device)
+        answer = plan_with_torchrec(problem.workload, problem.topology, problem.hardware.device)
         self.answers.append(answer)
         return answer.seconds
 

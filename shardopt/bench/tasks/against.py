@@ -33,13 +33,13 @@ def planners_plans(asked: Asked, seed: int) -> Task:
         InputError: TorchRec's planner finds no plan.
     """
     from shardopt.bench.tasks.task_set import load_task_set
-    from shardopt.torchrec.planning.planner import torchrec_plan
+    from shardopt.torchrec.planning.torchrec_planner import plan_with_torchrec
 
     batch = load_task_set(asked.folder)
     workload = make_task(
         seed, world_size=asked.world_size, local_world_size=asked.local_world_size
     ).workload
-    theirs = torchrec_plan(workload, batch.ranks, "cpu").plan
+    theirs = plan_with_torchrec(workload, batch.ranks, "cpu").plan
     if theirs is None:
         raise InputError(
             f"TorchRec's planner finds no plan for task {seed} that fits this machine's memory; "

@@ -29,7 +29,7 @@ def against(
     check_number("--block", block, 1, bench.MAX_BLOCK)
     tasks_drawn = bench.seeds("--tasks", tasks)
     # a missing torchrec is told now, not after the minutes of the calibration
-    from shardopt.torchrec.planning import planner  # noqa: F401
+    from shardopt.torchrec.planning import torchrec_planner  # noqa: F401
 
     asked = Asked(
         folder,

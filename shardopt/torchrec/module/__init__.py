@@ -1,1 +1,4 @@
-"""From a user's module to the workload that the search takes."""
+"""A user's module as a workload, and as a model file.
+
+Imports `plan` and, for the optimizers, `training`.
+"""

@@ -11,9 +11,9 @@ from predictor.model.plan import ShardingType
 from predictor.model.workload import Table, Workload
 from shardopt.config.write import with_digest, write_model
 from shardopt.extras import needs_torchrec
+from shardopt.torchrec.logs import silence_torchrec
 from shardopt.torchrec.module.read_module import read_workload
-from shardopt.torchrec.module.read_table import Facts
-from shardopt.torchrec.planning.planner import quiet
+from shardopt.torchrec.module.read_table import UserInputs
 
 with needs_torchrec():
     from torch import nn
@@ -34,7 +34,7 @@ def to_yaml(
 ) -> Workload:
     """Write the model file of a module, or replace it.
 
-    What the file says of index distributions is uniform; `shardopt stats` or the user knows better.
+    Index distributions are written as uniform; `shardopt stats` or the user knows better ones.
 
     Args:
         module: unsharded, on any device, ``meta`` too.
@@ -48,24 +48,25 @@ def to_yaml(
     Raises:
         InputError: a fact is missing or the module holds what shardopt does not plan.
     """
-    told = dict(constraints or {})
-    by = list(get_default_sharders() if sharders is None else sharders)
-    with quiet():
-        anywhere = TorchRecTopology(world_size=1, compute_device="cuda")
+    given = dict(constraints or {})
+    chosen = list(get_default_sharders() if sharders is None else sharders)
+    with silence_torchrec():
+        one_gpu = TorchRecTopology(world_size=1, compute_device="cuda")
         # the file is for any device: one that a constraint asks for is checked when it is planned
-        everyone = {name: replace(given, device_group=None) for name, given in told.items()}
-        options = EmbeddingEnumerator(anywhere, batch_size, everyone).enumerate(module, by)
-    workload = read_workload(module, by, options, Facts(batch_size, told, None))
-    asked = replace(workload, tables=tuple(_as_asked(table, told) for table in workload.tables))
-    write_model(Path(path), asked)
-    return with_digest(asked)
+        any_device = {name: replace(item, device_group=None) for name, item in given.items()}
+        options = EmbeddingEnumerator(one_gpu, batch_size, any_device).enumerate(module, chosen)
+    workload = read_workload(module, chosen, options, UserInputs(batch_size, given, None))
+    tables = tuple(_keep_given_constraints(table, given) for table in workload.tables)
+    written = replace(workload, tables=tables)
+    write_model(Path(path), written)
+    return with_digest(written)
 
 
-def _as_asked(table: Table, told: Mapping[str, ParameterConstraints]) -> Table:
-    """With the user's constraints alone, not with what a sharder lists anyway."""
-    given = told.get(table.name)
-    types = None if given is None else given.sharding_types
-    kernels = None if given is None else given.compute_kernels
+def _keep_given_constraints(table: Table, given: Mapping[str, ParameterConstraints]) -> Table:
+    """With the user's constraints alone, not with all that a sharder offers."""
+    wanted = given.get(table.name)
+    types = None if wanted is None else wanted.sharding_types
+    kernels = None if wanted is None else wanted.compute_kernels
     return replace(
         table,
         constraints=replace(

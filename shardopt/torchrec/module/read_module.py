@@ -1,21 +1,20 @@
 """From a user's module to the workload that the search takes.
 
-What TorchRec's planner never looks at is read here: features from the configs, the optimizer
-wherever it was given, the dense layers. What no module holds is asked for.
+Reads what TorchRec's planner does not: features from the configs, optimizers, the dense layers.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from predictor.errors import InputError, did_you_mean
 from predictor.model.workload import DenseArch, QComm, Workload
 from shardopt.extras import needs_torchrec
-from shardopt.torchrec.module.homes import homes
-from shardopt.torchrec.module.read_table import DATA_TYPES, Facts, read_table
-from shardopt.torchrec.plan.options import by_table
+from shardopt.torchrec.logs import logger
+from shardopt.torchrec.module.read_table import DATA_TYPES, UserInputs, read_table
+from shardopt.torchrec.plan.module_tables import find_tables
+from shardopt.torchrec.plan.options import group_by_table
 
 with needs_torchrec():
     import torch
@@ -23,18 +22,17 @@ with needs_torchrec():
     from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
     from torchrec.distributed.types import ModuleSharder
 
-logger = logging.getLogger("shardopt")
-UNPRICED = 0.01
-"""Share of the dense parameters outside of linear layers from which on the user is told."""
+UNPREDICTED_SHARE = 0.01
+"""Share of the dense parameters outside of linear layers above which the user is warned."""
 
 
 def read_workload(
     module: nn.Module,
     sharders: Sequence[ModuleSharder[nn.Module]],
     options: Sequence[ShardingOption],
-    facts: Facts,
+    inputs: UserInputs,
 ) -> Workload:
-    """The workload of what a planner is asked to place.
+    """The workload of the tables that a planner places.
 
     Args:
         options: TorchRec's search space; each table has the types and kernels that it lists.
@@ -43,18 +41,18 @@ def read_workload(
         InputError: a fact is missing or contradicts the module, or shardopt does not plan what the
             module holds; says which table and what to do.
     """
-    offered = by_table(options)
+    offered = group_by_table(options)
     by_type = {sharder.module_type: sharder for sharder in sharders}
     tables = []
     for found in offered.values():
         _check_kind(found[0])
         sharder = by_type[type(found[0].module[1])]
-        tables.append(read_table(found, getattr(sharder, "fused_params", None) or {}, facts))
-    _name_strangers(facts, {table.name for table in tables})
-    known = facts.known
+        tables.append(read_table(found, getattr(sharder, "fused_params", None) or {}, inputs))
+    _warn_unknown_tables(inputs, {table.name for table in tables})
+    known = inputs.known
     return Workload(
         name=type(module).__name__ if known is None else known.name,
-        batch_size=facts.batch_size,
+        batch_size=inputs.batch_size,
         tables=tuple(tables),
         dense=_dense(module, {path for path, _ in offered}) if known is None else known.dense,
         train_pipeline="base" if known is None else known.train_pipeline,
@@ -63,27 +61,31 @@ def read_workload(
 
 
 def _check_kind(option: ShardingOption) -> None:
-    """Refuse what TorchRec plans and no law here predicts."""
+    """Refuse what TorchRec plans and shardopt cannot predict."""
     where = f"table '{option.name}' of module '{option.path}'"
     instead = "use TorchRec's EmbeddingShardingPlanner for this module"
     if option.dependency is not None:
         raise InputError(
             f"{where} is part of an embedding tower, whose tables must share a host; shardopt does "
-            f"not plan towers: {instead}"
+            f"not plan towers; {instead}"
         )
     if option.compute_kernel.startswith("quant"):
         raise InputError(
             f"{where} is quantised for inference (compute kernel {option.compute_kernel}); "
-            f"shardopt predicts training iterations: {instead}"
+            f"shardopt predicts training iterations only; {instead}"
         )
 
 
-def _name_strangers(facts: Facts, tables: Collection[str]) -> None:
+def _warn_unknown_tables(inputs: UserInputs, tables: Collection[str]) -> None:
     """TorchRec ignores a constraint whose table it does not find."""
-    for name in facts.constraints:
+    for name in inputs.constraints:
         if name not in tables:
             near = did_you_mean(name, tables)
-            logger.warning("constraints name table '%s', which is not sharded here%s", name, near)
+            logger.warning(
+                "constraints are given for table '%s', which this module does not have%s",
+                name,
+                near,
+            )
 
 
 def check_device_groups(
@@ -97,13 +99,13 @@ def check_device_groups(
     Raises:
         InputError: names the table.
     """
-    for home in homes(module):
-        told = constraints.get(home.table)
-        if told is not None and told.device_group not in (None, device):
+    for table in find_tables(module):
+        constraint = constraints.get(table.table)
+        if constraint is not None and constraint.device_group not in (None, device):
             raise InputError(
-                f"table '{home.table}' of module '{home.path}': its constraint has device_group "
-                f"'{told.device_group}', but the topology is of {device}, and one plan is for one "
-                "device: plan a module with those tables alone, with a topology of theirs"
+                f"table '{table.table}' of module '{table.path}': its constraint has device_group "
+                f"'{constraint.device_group}', but the topology is of {device}, and a plan is for "
+                "one kind of device; plan those tables in a module and a topology of their own"
             )
 
 
@@ -119,10 +121,10 @@ def _dense(module: nn.Module, sharded: Iterable[str]) -> DenseArch:
             dtype = child.weight.dtype
         else:
             others += sum(p.numel() for p in child.parameters(recurse=False))
-    if others > UNPRICED * sum(rows * columns for rows, columns in layers):
+    if others > UNPREDICTED_SHARE * sum(rows * columns for rows, columns in layers):
         logger.warning(
-            "%d dense parameters are not in nn.Linear layers, and their time is not predicted; "
-            "model= gives the dense part of a model file instead",
+            "%d dense parameters are outside nn.Linear layers, and their time is not predicted; "
+            "give model= a model file that describes the dense part",
             others,
         )
     return DenseArch(
@@ -146,5 +148,5 @@ def _qcomm(sharders: Iterable[Any]) -> QComm:
 def _precision(codec: Any) -> str:
     quantized = getattr(codec, "quantized_dtype", torch.float32)
     if quantized not in DATA_TYPES:
-        logger.warning("collectives in %s are not predicted: they cost as in fp32", quantized)
+        logger.warning("collectives in %s are not predicted; they are timed as in fp32", quantized)
     return DATA_TYPES.get(quantized, "fp32")

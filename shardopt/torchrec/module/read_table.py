@@ -1,6 +1,6 @@
 """From what TorchRec offers for a table, and the module it lies in, to our table.
 
-Features come from the module's config, the optimizer from wherever it was given.
+Features come from the module's config, the optimizer from the backward or the sharder.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from predictor.errors import InputError
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.workload import Constraints, Feature, Optimizer, Table, Workload
 from shardopt.extras import needs_torchrec
-from shardopt.torchrec.module.homes import Home, homes
+from shardopt.torchrec.plan.module_tables import ModuleTable, find_tables
 from shardopt.torchrec.training.optimizers import SPARSE_OPTIMIZERS
 
 with needs_torchrec():
@@ -30,8 +30,8 @@ ADVICE = (
 )
 
 
-class Facts(NamedTuple):
-    """What no module holds.
+class UserInputs(NamedTuple):
+    """What the user gives, as no module holds it.
 
     Args:
         batch_size: samples per rank.
@@ -46,7 +46,7 @@ class Facts(NamedTuple):
 
 
 def read_table(
-    options: Sequence[ShardingOption], fused_params: Mapping[str, Any], facts: Facts
+    options: Sequence[ShardingOption], fused_params: Mapping[str, Any], inputs: UserInputs
 ) -> Table:
     """The table that all ``options`` are for.
 
@@ -60,7 +60,7 @@ def read_table(
     """
     option = options[0]
     where = f"table '{option.name}' of module '{option.path}'"
-    home = _home(option, where)
+    module_table = _find_table(option, where)
     dtype = DATA_TYPES.get(option.tensor.dtype)
     if dtype is None:
         raise InputError(
@@ -69,54 +69,54 @@ def read_table(
         )
     return Table(
         name=option.name,
-        num_embeddings=home.shape[0],
-        embedding_dim=home.shape[1],
-        features=_features(home, facts, where),
+        num_embeddings=module_table.shape[0],
+        embedding_dim=module_table.shape[1],
+        features=_features(module_table, inputs, where),
         module=option.path or "ebc",
         data_type=dtype,
-        pooling=home.pooling,
-        weighted=_weighted(option, facts),
+        pooling=module_table.pooling,
+        weighted=_weighted(option, inputs),
         optimizer=_optimizer(option, fused_params, where),
-        constraints=_constraints(options, facts, where),
+        constraints=_constraints(options, inputs, where),
     )
 
 
-def _weighted(option: ShardingOption, facts: Facts) -> bool:
-    """As `ShardPerfContext.build_shard_perf_contexts` has it (planner/estimator/types.py): the
-    module's word goes before the constraint's, and feature processors weigh."""
-    told = facts.constraints.get(option.name)
+def _weighted(option: ShardingOption, inputs: UserInputs) -> bool:
+    """As in `ShardPerfContext.build_shard_perf_contexts` (planner/estimator/types.py): the module
+    overrides the constraint, and feature processors weight the lookup."""
+    constraint = inputs.constraints.get(option.name)
     weighted = option.is_weighted
     if weighted is None:
-        weighted = told is not None and told.is_weighted
+        weighted = constraint is not None and constraint.is_weighted
     return bool(weighted or option.has_feature_processor)
 
 
-def _home(option: ShardingOption, where: str) -> Home:
+def _find_table(option: ShardingOption, where: str) -> ModuleTable:
     """Found anywhere below the module that is sharded as a whole."""
-    for home in homes(option.module[1]):
-        if home.table == option.name:
-            return home
+    for module_table in find_tables(option.module[1]):
+        if module_table.table == option.name:
+            return module_table
     raise InputError(
         f"{where}: no EmbeddingBagCollection or EmbeddingCollection below "
         f"{type(option.module[1]).__name__} has a config for it; shardopt plans tables of those"
     )
 
 
-def _features(home: Home, facts: Facts, where: str) -> tuple[Feature, ...]:
-    told = facts.constraints.get(home.table)
+def _features(module_table: ModuleTable, inputs: UserInputs, where: str) -> tuple[Feature, ...]:
+    constraint = inputs.constraints.get(module_table.table)
     known = {
         feature.name: feature
-        for table in (facts.known.tables if facts.known else ())
-        if table.name == home.table
+        for table in (inputs.known.tables if inputs.known else ())
+        if table.name == module_table.table
         for feature in table.features
     }
-    names = _feature_order(told, home, where)
+    names = _feature_order(constraint, module_table, where)
     lists = {
-        what: _one_each(told and getattr(told, what), names, what, where)
+        what: _by_feature(constraint and getattr(constraint, what), names, what, where)
         for what in ("pooling_factors", "num_poolings", "batch_sizes")
     }
     found = []
-    for name in home.features:
+    for name in module_table.features:
         feature = known.get(name)
         if name in lists["pooling_factors"]:
             factor = lists["pooling_factors"][name]
@@ -124,7 +124,7 @@ def _features(home: Home, facts: Facts, where: str) -> tuple[Feature, ...]:
         if feature is None:
             raise InputError(
                 f"{where}: feature '{name}' has no pooling factor; "
-                + ADVICE.format(table=home.table)
+                + ADVICE.format(table=module_table.table)
             )
         if not feature.pooling_factor > 0:
             raise InputError(
@@ -132,29 +132,31 @@ def _features(home: Home, facts: Facts, where: str) -> tuple[Feature, ...]:
                 "give the mean ids per sample, above 0"
             )
         poolings = lists["num_poolings"].get(name, feature.num_poolings)
-        # a feature with a batch of its own is pooled that many times more, or less, a sample
-        poolings *= lists["batch_sizes"].get(name, facts.batch_size) / facts.batch_size
+        # a feature with another batch size is pooled more, or less, often per sample
+        poolings *= lists["batch_sizes"].get(name, inputs.batch_size) / inputs.batch_size
         found.append(replace(feature, num_poolings=poolings))
     return tuple(found)
 
 
-def _feature_order(told: ParameterConstraints | None, home: Home, where: str) -> Sequence[str]:
+def _feature_order(
+    constraint: ParameterConstraints | None, module_table: ModuleTable, where: str
+) -> Sequence[str]:
     """The features in the order in which the lists of the constraint name them."""
-    given = (told and told.feature_names) or home.features
-    if sorted(given) != sorted(home.features):
+    names = (constraint and constraint.feature_names) or module_table.features
+    if sorted(names) != sorted(module_table.features):
         raise InputError(
-            f"{where} has the features {', '.join(home.features)}, but its constraint has "
-            f"feature_names {', '.join(given)}; give those of the module, in the order of "
+            f"{where} has the features {', '.join(module_table.features)}, but its constraint has "
+            f"feature_names {', '.join(names)}; give those of the module, in the order of "
             "pooling_factors, or leave feature_names out"
         )
-    return given
+    return names
 
 
-def _one_each(
+def _by_feature(
     values: Sequence[float] | None, names: Sequence[str], what: str, where: str
 ) -> dict[str, float]:
     """Feature name -> value of a list in a constraint; TorchRec pads it silently."""
-    if values is None or _left_out(values):
+    if values is None or _is_default(values):
         return {}
     if len(values) != len(names):
         raise InputError(
@@ -164,37 +166,39 @@ def _one_each(
     return dict(zip(names, map(float, values), strict=True))
 
 
-def _left_out(values: Sequence[float]) -> bool:
+def _is_default(values: Sequence[float]) -> bool:
     """Whether a list is what `ParameterConstraints` fills in for pooling factors that it was not
     given: its own constant, that very object, which nobody's 1.0 is."""
     return len(values) == 1 and values[0] is POOLING_FACTOR
 
 
-def _constraints(options: Sequence[ShardingOption], facts: Facts, where: str) -> Constraints:
-    """What the user demands, and what the enumerator left of it."""
-    told = facts.constraints.get(options[0].name)
+def _constraints(options: Sequence[ShardingOption], inputs: UserInputs, where: str) -> Constraints:
+    """What the user asks for, as far as the enumerator offers it."""
+    constraint = inputs.constraints.get(options[0].name)
     types = {ShardingType(o.sharding_type) for o in options}
     offered = {o.compute_kernel for o in options}
     planned = tuple(kernel.value for kernel in ComputeKernel if kernel in offered)
     if not planned:
         raise InputError(
             f"{where} can only have the compute kernels {', '.join(sorted(offered))}; shardopt "
-            f"plans {', '.join(ComputeKernel)}: use TorchRec's EmbeddingShardingPlanner for it"
+            f"plans {', '.join(ComputeKernel)}; use TorchRec's EmbeddingShardingPlanner for it"
         )
-    # a list that names the dense kernel asks for it beyond data-parallel, too
-    asked = told is not None and told.compute_kernels
+    # a list that names the dense kernel allows it for other types than data-parallel too
+    chosen = constraint is not None and constraint.compute_kernels
     fused = FUSED if ComputeKernel.FUSED_UVM in offered else (ComputeKernel.FUSED,)
-    kernels = planned if asked or not offered.issuperset(fused) else None
+    kernels = planned if chosen or not offered.issuperset(fused) else None
     load_factor = (
-        None if told is None or told.cache_params is None else told.cache_params.load_factor
+        None
+        if constraint is None or constraint.cache_params is None
+        else constraint.cache_params.load_factor
     )
     return Constraints(
         sharding_types=tuple(t for t in ShardingType if t in types),
         compute_kernels=kernels,
-        min_partition=None if told is None else told.min_partition,
+        min_partition=None if constraint is None else constraint.min_partition,
         cache_load_factor=load_factor,
-        enforce_hbm=None if told is None else told.enforce_hbm,
-        device_group=None if told is None else told.device_group,
+        enforce_hbm=None if constraint is None else constraint.enforce_hbm,
+        device_group=None if constraint is None else constraint.device_group,
     )
 
 

@@ -1,1 +1,4 @@
-"""Between shardopt's plans and TorchRec's, and what TorchRec can run of them."""
+"""Plans in TorchRec's form: conversion both ways, and which plans TorchRec can run.
+
+Imports `predictor` only. The order of the rooms is plan <- training <- module <- planning.
+"""

@@ -11,9 +11,14 @@ from predictor.errors import PlanError, did_you_mean
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.plan_check import assign_tables
 from shardopt.extras import needs_torchrec
-from shardopt.torchrec.module.homes import Home, homes
 from shardopt.torchrec.plan.fields import read_fields, write_fields
-from shardopt.torchrec.plan.rules import Setting, in_torchrec_order, mean_problem, runtime_problem
+from shardopt.torchrec.plan.module_tables import ModuleTable, find_tables
+from shardopt.torchrec.plan.rules import (
+    RuntimeSetting,
+    find_mean_problem,
+    find_runtime_problem,
+    in_torchrec_order,
+)
 
 with needs_torchrec():
     import torch
@@ -46,29 +51,31 @@ def to_torchrec(
     Raises:
         PlanError: the plan does not fit the module, or TorchRec cannot run it.
     """
-    places = list(homes(module))
+    module_tables = list(find_tables(module))
     what = type(module).__name__
     kind = _device_type(plan, device)
     group = intra_group_size or int(plan.meta.get("intra_group_size") or plan.local_world_size)
-    found = assign_tables(plan, [(h.path, h.table) for h in places], where="plan", what=what)
+    found = assign_tables(plan, [(h.path, h.table) for h in module_tables], where="plan", what=what)
     result: dict[str, torchrec_types.EmbeddingModuleShardingPlan] = {}
     for key, index in found.items():
-        home, where = places[index], f"plan: table '{key}'"
+        module_table, where = module_tables[index], f"plan: table '{key}'"
         table = in_torchrec_order(plan.tables[key])
-        setting = Setting(home.shape, home.pooling, plan.world_size, group, kind)
-        problem = runtime_problem(table, setting)
+        setting = RuntimeSetting(
+            module_table.shape, module_table.pooling, plan.world_size, group, kind
+        )
+        problem = find_runtime_problem(table, setting)
         if problem:
             raise PlanError(f"{where}: {problem}")
-        into = result.setdefault(home.path, torchrec_types.EmbeddingModuleShardingPlan())
-        into[home.table] = torchrec_types.ParameterSharding(
+        into = result.setdefault(module_table.path, torchrec_types.EmbeddingModuleShardingPlan())
+        into[module_table.table] = torchrec_types.ParameterSharding(
             sharding_type=table.sharding_type.value,
             compute_kernel=table.compute_kernel.value,
             ranks=list(table.ranks),
-            sharding_spec=_spec(table, home.shape[0], kind, plan.local_world_size),
+            sharding_spec=_spec(table, module_table.shape[0], kind, plan.local_world_size),
             **read_fields(table.parameters, where),
         )
-    _check_means(places, result)
-    _check_unpooled_widths(places, result)
+    _check_means(module_tables, result)
+    _check_unpooled_widths(module_tables, result)
     return torchrec_types.ShardingPlan(dict(result))
 
 
@@ -88,11 +95,12 @@ def _spec(table: TablePlan, rows: int, device: str, local: int) -> Any:
 
 
 def _check_means(
-    places: Sequence[Home], result: dict[str, torchrec_types.EmbeddingModuleShardingPlan]
+    module_tables: Sequence[ModuleTable],
+    result: dict[str, torchrec_types.EmbeddingModuleShardingPlan],
 ) -> None:
     for path, module_plan in result.items():
-        tables = {h.table: h.pooling for h in places if h.path == path}
-        problem = mean_problem(
+        tables = {h.table: h.pooling for h in module_tables if h.path == path}
+        problem = find_mean_problem(
             {
                 name: (ShardingType(sharding.sharding_type), tables[name])
                 for name, sharding in module_plan.items()
@@ -103,10 +111,13 @@ def _check_means(
 
 
 def _check_unpooled_widths(
-    places: Sequence[Home], result: dict[str, torchrec_types.EmbeddingModuleShardingPlan]
+    module_tables: Sequence[ModuleTable],
+    result: dict[str, torchrec_types.EmbeddingModuleShardingPlan],
 ) -> None:
     """An EmbeddingCollection reads the width of its column-wise shards off the first one."""
-    for path in {home.path for home in places if home.pooling == "none"}:
+    for path in {
+        module_table.path for module_table in module_tables if module_table.pooling == "none"
+    }:
         widths = {
             name: sharding.sharding_spec.shards[0].shard_sizes[1]
             for name, sharding in result[path].items()
@@ -145,20 +156,23 @@ def from_torchrec(
     Raises:
         PlanError: the plan names tables that the module lacks, or holds what shardopt cannot write.
     """
-    places = {(home.path, home.table): home for home in homes(module)}
-    names = [table for _, table in places]
+    module_tables = {
+        (module_table.path, module_table.table): module_table
+        for module_table in find_tables(module)
+    }
+    names = [table for _, table in module_tables]
     tables: dict[str, TablePlan] = {}
     device: str | None = None
     for path, module_plan in plan.plan.items():
         for name, sharding in module_plan.items():
             where = f"TorchRec plan: table '{name}' of module '{path}'"
-            home = places.get((path, name))
-            if home is None:
-                known = [f"'{p}/{t}'" for p, t in places]
+            module_table = module_tables.get((path, name))
+            if module_table is None:
+                known = [f"'{p}/{t}'" for p, t in module_tables]
                 near = did_you_mean(f"'{path}/{name}'", known)
                 raise PlanError(f"{where} is not in {type(module).__name__}{near}")
             key = name if names.count(name) == 1 else f"{path}/{name}"
-            tables[key] = _table_plan(sharding, home, where)
+            tables[key] = _table_plan(sharding, module_table, where)
             device = device or _device_of(sharding)
     world = world_size or _world_size(tables)
     local = local_world_size or _local_world_size(plan, tables, world)
@@ -167,21 +181,21 @@ def from_torchrec(
             f"TorchRec plan: {world} ranks do not fill hosts of {local}; "
             "give world_size= and local_world_size="
         )
-    tables = {key: _replicated(table, world) for key, table in tables.items()}
+    tables = {key: _replicate_on_all(table, world) for key, table in tables.items()}
     meta: dict[str, Any] = {"device": device} if device else {}
     if (_group_size(tables) or local) != local:
         meta["intra_group_size"] = _group_size(tables)
     return ShardingPlan(tables, world, local, meta)
 
 
-def _table_plan(sharding: Any, home: Home, where: str) -> TablePlan:
+def _table_plan(sharding: Any, module_table: ModuleTable, where: str) -> TablePlan:
     parameters = write_fields(sharding, where)
     kind = _known(ShardingType, sharding.sharding_type, f"{where}: sharding_type")
     return TablePlan(
         sharding_type=kind,
         compute_kernel=_known(ComputeKernel, sharding.compute_kernel, f"{where}: compute_kernel"),
-        shards=_shards(sharding, kind, home, where),
-        module=home.path or "ebc",
+        shards=_shards(sharding, kind, module_table, where),
+        module=module_table.path or "ebc",
         parameters=parameters,
     )
 
@@ -193,9 +207,11 @@ def _known(kind: Any, value: str, where: str) -> Any:
     return kind(value)
 
 
-def _shards(sharding: Any, kind: ShardingType, home: Home, where: str) -> tuple[Shard, ...]:
+def _shards(
+    sharding: Any, kind: ShardingType, module_table: ModuleTable, where: str
+) -> tuple[Shard, ...]:
     if kind is ShardingType.DATA_PARALLEL:
-        return tuple(Shard(rank, (0, 0), home.shape) for rank in sharding.ranks or [0])
+        return tuple(Shard(rank, (0, 0), module_table.shape) for rank in sharding.ranks or [0])
     shards = getattr(sharding.sharding_spec, "shards", None)
     if not shards:
         raise PlanError(
@@ -210,7 +226,7 @@ def _shards(sharding: Any, kind: ShardingType, home: Home, where: str) -> tuple[
     )
 
 
-def _replicated(table: TablePlan, world_size: int) -> TablePlan:
+def _replicate_on_all(table: TablePlan, world_size: int) -> TablePlan:
     """A data-parallel table whose ranks TorchRec left out, on all of them."""
     if table.sharding_type is not ShardingType.DATA_PARALLEL or table.shards[1:]:
         return table

@@ -21,7 +21,7 @@ Place = tuple[str, str]
 """Path of the module that is sharded, and name of the table."""
 
 
-def by_table(options: Iterable[ShardingOption]) -> dict[Place, list[ShardingOption]]:
+def group_by_table(options: Iterable[ShardingOption]) -> dict[Place, list[ShardingOption]]:
     """The options of every table of a search space, in its order."""
     found: dict[Place, list[ShardingOption]] = {}
     for option in options:
@@ -29,7 +29,7 @@ def by_table(options: Iterable[ShardingOption]) -> dict[Place, list[ShardingOpti
     return found
 
 
-def as_options(
+def to_options(
     plan: ShardingPlan, workload: Workload, space: Sequence[ShardingOption]
 ) -> list[ShardingOption]:
     """One option a table, with its shards on their ranks; without estimates.
@@ -38,14 +38,14 @@ def as_options(
         workload: of the same tables, in the order of the space.
         space: TorchRec's; whatever an option carries for the runtime comes from it.
     """
-    offered = by_table(space).values()
+    offered = group_by_table(space).values()
     return [
-        _as_option(plan.tables[key], options)
+        _to_option(plan.tables[key], options)
         for key, options in zip(workload.keys, offered, strict=True)
     ]
 
 
-def _as_option(table: TablePlan, offered: Sequence[ShardingOption]) -> ShardingOption:
+def _to_option(table: TablePlan, offered: Sequence[ShardingOption]) -> ShardingOption:
     kind, kernel = table.sharding_type.value, table.compute_kernel.value
     alike = [o for o in offered if (o.sharding_type, o.compute_kernel) == (kind, kernel)]
     option = copy.deepcopy((alike or offered)[0])
@@ -67,7 +67,7 @@ def _as_option(table: TablePlan, offered: Sequence[ShardingOption]) -> ShardingO
     return option
 
 
-def as_plan(
+def to_plan(
     options: Sequence[ShardingOption], workload: Workload, world_size: int, local_world_size: int
 ) -> ShardingPlan:
     """The plan that placed options make.
@@ -76,7 +76,7 @@ def as_plan(
         workload: of the same tables, in the order of the options.
     """
     tables = {
-        key: as_table(option)
+        key: to_table_plan(option)
         for key, option in zip(workload.keys, _in_order(options, workload), strict=True)
     }
     return ShardingPlan(tables, world_size, local_world_size)
@@ -87,7 +87,7 @@ def _in_order(options: Sequence[ShardingOption], workload: Workload) -> list[Sha
     return [by_place[table.module, table.name] for table in workload.tables]
 
 
-def as_table(option: ShardingOption) -> TablePlan:
+def to_table_plan(option: ShardingOption) -> TablePlan:
     """The plan of one table that an option makes; shards without a rank are put on rank 0."""
     shards = tuple(
         Shard(int(s.rank or 0), (s.offset[0], s.offset[1]), (s.size[0], s.size[1]))

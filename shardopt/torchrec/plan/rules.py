@@ -26,7 +26,7 @@ FUSED_WIDTH = 4
 
 
 @dataclass(frozen=True)
-class Setting:
+class RuntimeSetting:
     """What a table's shards are held against.
 
     Args:
@@ -67,7 +67,7 @@ def in_torchrec_order(table: TablePlan) -> TablePlan:
     return replace(table, shards=tuple(shards))
 
 
-def runtime_problem(table: TablePlan, setting: Setting) -> str | None:
+def find_runtime_problem(table: TablePlan, setting: RuntimeSetting) -> str | None:
     """Why TorchRec cannot run these shards (which are in its order), and what to do; or None."""
     kind = table.sharding_type
     if not setting.pooled and kind not in UNPOOLED_TYPES:
@@ -82,7 +82,7 @@ def runtime_problem(table: TablePlan, setting: Setting) -> str | None:
     )
 
 
-def mean_problem(module: Mapping[str, tuple[ShardingType, str]]) -> str | None:
+def find_mean_problem(module: Mapping[str, tuple[ShardingType, str]]) -> str | None:
     """Why TorchRec would compute wrong means in a module, and what to do; or None.
 
     Row splits sum what is to be averaged and divide afterwards by the bag lengths. That divisor is
@@ -108,7 +108,7 @@ def mean_problem(module: Mapping[str, tuple[ShardingType, str]]) -> str | None:
     )
 
 
-def _kernel_problem(table: TablePlan, setting: Setting) -> str | None:
+def _kernel_problem(table: TablePlan, setting: RuntimeSetting) -> str | None:
     kernel, kind = table.compute_kernel, table.sharding_type
     if kind is ShardingType.DATA_PARALLEL and kernel is not ComputeKernel.DENSE:
         return f"data_parallel runs with compute_kernel dense only, not {kernel}; set dense"
@@ -130,11 +130,11 @@ def _kernel_problem(table: TablePlan, setting: Setting) -> str | None:
     return None
 
 
-def _anything(shards: Sequence[Shard], setting: Setting) -> str | None:
+def _anything(shards: Sequence[Shard], setting: RuntimeSetting) -> str | None:
     return None
 
 
-def _column_wise(shards: Sequence[Shard], setting: Setting) -> str | None:
+def _column_wise(shards: Sequence[Shard], setting: RuntimeSetting) -> str | None:
     widths = {shard.size[1] for shard in shards}
     if not setting.pooled and len(widths) > 1:
         return (
@@ -144,16 +144,16 @@ def _column_wise(shards: Sequence[Shard], setting: Setting) -> str | None:
     return None
 
 
-def _row_wise(shards: Sequence[Shard], setting: Setting) -> str | None:
+def _row_wise(shards: Sequence[Shard], setting: RuntimeSetting) -> str | None:
     return _block_problem(shards, 0, setting.world_size, setting, "row_wise")
 
 
-def _table_row_wise(shards: Sequence[Shard], setting: Setting) -> str | None:
+def _table_row_wise(shards: Sequence[Shard], setting: RuntimeSetting) -> str | None:
     first = shards[0].rank // setting.group * setting.group
     return _block_problem(shards, first, setting.group, setting, "table_row_wise")
 
 
-def _table_column_wise(shards: Sequence[Shard], setting: Setting) -> str | None:
+def _table_column_wise(shards: Sequence[Shard], setting: RuntimeSetting) -> str | None:
     groups = {shard.rank // setting.group for shard in shards}
     if len(groups) > 1:
         return (
@@ -163,7 +163,7 @@ def _table_column_wise(shards: Sequence[Shard], setting: Setting) -> str | None:
     return None
 
 
-def _grid_shard(shards: Sequence[Shard], setting: Setting) -> str | None:
+def _grid_shard(shards: Sequence[Shard], setting: RuntimeSetting) -> str | None:
     if setting.pooling == "mean":
         # ShardedEmbeddingBagCollection divides by the lengths for row_wise and table_row_wise only
         return (
@@ -181,7 +181,7 @@ def _grid_shard(shards: Sequence[Shard], setting: Setting) -> str | None:
 
 
 def _block_problem(
-    shards: Sequence[Shard], first: int, ranks: int, setting: Setting, what: str
+    shards: Sequence[Shard], first: int, ranks: int, setting: RuntimeSetting, what: str
 ) -> str | None:
     wanted = list(range(first, first + ranks))
     given = [shard.rank for shard in shards]
@@ -203,7 +203,7 @@ def _block_problem(
     return None
 
 
-_RULES: dict[ShardingType, Callable[[Sequence[Shard], Setting], str | None]] = {
+_RULES: dict[ShardingType, Callable[[Sequence[Shard], RuntimeSetting], str | None]] = {
     ShardingType.DATA_PARALLEL: _anything,
     ShardingType.TABLE_WISE: _anything,
     ShardingType.COLUMN_WISE: _column_wise,

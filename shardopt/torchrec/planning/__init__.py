@@ -1,1 +1,4 @@
-"""The planner hook, and what else plugs into TorchRec's planner."""
+"""What plugs into TorchRec's planning: planner, estimator, performance model, provider.
+
+Also runs TorchRec's own planner for comparison. Imports all other rooms and `search`.
+"""

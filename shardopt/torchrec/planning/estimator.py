@@ -1,8 +1,7 @@
-"""TorchRec's own planner with shardopt's costs of single shards: the smallest step of all."""
+"""shardopt's costs of single shards for TorchRec's own planner."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping
 from os import PathLike
 from pathlib import Path
@@ -18,10 +17,10 @@ from predictor.model.plan import ComputeKernel, ShardingType, TablePlan
 from predictor.model.workload import DenseArch, QComm, Table, Workload
 from shardopt.config import load_model
 from shardopt.extras import needs_torchrec
-from shardopt.torchrec.module.read_table import Facts, read_table
-from shardopt.torchrec.plan.options import as_table, by_table
-from shardopt.torchrec.planning.detect import detect_hardware
-from shardopt.torchrec.planning.their_topology import check_bandwidths, read_topology
+from shardopt.torchrec.logs import logger
+from shardopt.torchrec.module.read_table import UserInputs, read_table
+from shardopt.torchrec.plan.options import group_by_table, to_table_plan
+from shardopt.torchrec.planning.machine import check_bandwidths, detect_hardware, read_topology
 
 with needs_torchrec():
     from torchrec.distributed.planner import Topology as TorchRecTopology
@@ -35,10 +34,9 @@ with needs_torchrec():
         ShardingOption,
     )
 
-logger = logging.getLogger("shardopt")
 Array = NDArray[np.float64]
 
-WIRE = {4: "fp32", 2: "fp16"}
+WIRE_PRECISION = {4: "fp32", 2: "fp16"}
 """Bytes of an element on the wire -> a precision of that width."""
 NO_DENSE = DenseArch(in_features=1, bottom_mlp=(), top_mlp=(), interaction="concat")
 
@@ -76,7 +74,7 @@ class ShardoptPerfEstimator(ShardEstimator):
         self._topology = read_topology(topology, self._hardware)
         self._constraints = dict(constraints or {})
         self._known = model if isinstance(model, Workload | None) else load_model(Path(model))
-        self._theirs = EmbeddingPerfEstimator(topology, self._constraints)
+        self._torchrec_estimator = EmbeddingPerfEstimator(topology, self._constraints)
 
     def estimate(
         self, sharding_options: list[ShardingOption], sharder_data_map: SharderDataMap
@@ -93,20 +91,21 @@ class ShardoptPerfEstimator(ShardEstimator):
         others = [o for o in sharding_options if o.compute_kernel not in list(ComputeKernel)]
         if others:
             logger.warning(
-                "compute kernels %s are not predicted: their options have TorchRec's estimates",
+                "shardopt does not predict the compute kernels %s; their options keep TorchRec's "
+                "estimates",
                 ", ".join(sorted({o.compute_kernel for o in others})),
             )
-            self._theirs.estimate(others, sharder_data_map=sharder_data_map)
+            self._torchrec_estimator.estimate(others, sharder_data_map=sharder_data_map)
         if not ours:
             return
-        offered = by_table(ours)
+        offered = group_by_table(ours)
         workload = self._workload(offered.values(), sharder_data_map)
         costs = ShardCosts(workload, FixedCosts(workload, self._topology, self._hardware))
         for index, options in enumerate(offered.values()):
             for option in options:
                 option.is_weighted = workload.tables[index].weighted
-                table = as_table(option)
-                for shard, perf in zip(option.shards, costs.perfs(index, table), strict=True):
+                table = to_table_plan(option)
+                for shard, perf in zip(option.shards, costs.shard_perfs(index, table), strict=True):
                     shard.perf = perf
 
     def _workload(
@@ -115,10 +114,10 @@ class ShardoptPerfEstimator(ShardEstimator):
         """The tables alone, in the order of the options."""
         known, tables, wires = self._known, [], []
         for options in offered:
-            facts = Facts(options[0].batch_size, self._constraints, known)
+            facts = UserInputs(options[0].batch_size, self._constraints, known)
             sharder = sharders[options[0].module_type_key]
             tables.append(read_table(options, sharder.fused_params, facts))
-            wires.append(_wire(sharder))
+            wires.append(_wire_precision(sharder))
         return Workload(
             name="tables",
             batch_size=next(iter(offered))[0].batch_size,
@@ -129,10 +128,12 @@ class ShardoptPerfEstimator(ShardEstimator):
         )
 
 
-def _wire(sharder: SharderData) -> QComm | None:
+def _wire_precision(sharder: SharderData) -> QComm | None:
     """Precision on the wire; only its width is known here."""
     for forward, backward in sharder.qcomm_dtype_sizes.values():
-        return QComm(WIRE.get(int(forward), "fp32"), WIRE.get(int(backward), "fp32"))
+        return QComm(
+            WIRE_PRECISION.get(int(forward), "fp32"), WIRE_PRECISION.get(int(backward), "fp32")
+        )
     return None
 
 
@@ -151,7 +152,7 @@ class ShardCosts:
         self.average = _average(workload)
         self._rates: dict[LookupGroup, tuple[float, float, float]] = {}
 
-    def perfs(self, index: int, plan: TablePlan) -> list[Perf]:
+    def shard_perfs(self, index: int, plan: TablePlan) -> list[Perf]:
         """One `Perf` a shard of a table, wherever the shards lie."""
         group = group_of(self.workload.tables[index], plan, self.workload.train_pipeline)
         return [

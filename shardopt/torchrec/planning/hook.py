@@ -7,7 +7,6 @@ and a performance model in turn; here one search answers for all three.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -22,13 +21,13 @@ from search.solve import solve
 from search.stop import Stop
 from shardopt.config import load_model
 from shardopt.extras import needs_torchrec
+from shardopt.torchrec.logs import logger
 from shardopt.torchrec.module.read_module import check_device_groups, read_workload
-from shardopt.torchrec.module.read_table import Facts
-from shardopt.torchrec.plan.options import as_options, by_table
-from shardopt.torchrec.planning.detect import detect_hardware
-from shardopt.torchrec.planning.planner import parameter_constraints
-from shardopt.torchrec.planning.their_topology import check_bandwidths, read_topology
-from shardopt.torchrec.planning.together import plan_together
+from shardopt.torchrec.module.read_table import UserInputs
+from shardopt.torchrec.plan.options import group_by_table, to_options
+from shardopt.torchrec.planning.collective import plan_on_first_rank
+from shardopt.torchrec.planning.machine import check_bandwidths, detect_hardware, read_topology
+from shardopt.torchrec.planning.torchrec_planner import parameter_constraints
 
 with needs_torchrec():
     from torch import nn
@@ -52,14 +51,13 @@ with needs_torchrec():
     from torchrec.distributed.sharding_plan import get_default_sharders
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
-logger = logging.getLogger("shardopt")
 
 Options = list[ShardingOption]
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the last search was given and what it returned."""
+    """The problem of the last search and its result."""
 
     problem: Problem
     result: Result
@@ -72,7 +70,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         topology: ranks and memory; by default those of the process group. Its bandwidths are not
             used: costs come from ``hardware``.
         batch_size: samples per rank; by default the model file's, else TorchRec's 512.
-        hardware: name or file of a hardware profile; by default that of the device at hand.
+        hardware: name or file of a hardware profile; by default that of the GPU found.
         constraints: TorchRec's, by table name; all fields are honoured.
         storage_reservation, enumerator, stats, callbacks, plan_loader, debug: as in
             `EmbeddingShardingPlanner`. Of a table, only what the enumerator offers is considered.
@@ -83,7 +81,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             distributions, train pipeline, dense part. Tables and features are matched by name.
 
     Attributes:
-        found: what the last `plan` worked on, and the ranked plans with their bound; None before.
+        found: the problem of the last `plan` and its ranked plans with their bound; None before.
     """
 
     def __init__(
@@ -105,23 +103,23 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         model: str | PathLike[str] | Workload | None = None,
     ) -> None:
         known = model if isinstance(model, Workload | None) else load_model(Path(model))
-        constraints = constraints_of(known, constraints)
+        constraints = merge_constraints(known, constraints)
         if batch_size is None and known is not None:
             batch_size = known.batch_size
         if batch_size is None:
             logger.warning(
-                "batch_size is not given; planning for %d samples per rank, TorchRec's default",
+                "batch_size is not given; planning for TorchRec's default of %d samples per rank",
                 BATCH_SIZE,
             )
-        smallest = _Smallest()
+        smallest = _SmallestProposer()
         super().__init__(
             topology=topology,
             batch_size=batch_size,
             enumerator=enumerator,
             storage_reservation=storage_reservation,
             proposer=smallest,
-            partitioner=_Search(self),
-            performance_model=_Predicted(self),
+            partitioner=_SearchPartitioner(self),
+            performance_model=_PredictedPerfModel(self),
             stats=stats,
             constraints=constraints,
             debug=debug,
@@ -130,12 +128,12 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             plan_loader=plan_loader,
         )
         check_bandwidths(self._topology)
-        self._smallest = smallest
+        self._proposer = smallest
         self._hardware = detect_hardware(hardware, self._topology.compute_device)
         self._known = known
         self._effort = 1.0 if effort is None else effort
         self._seed = seed
-        self._asked: tuple[nn.Module, Sequence[ModuleSharder[nn.Module]]] | None = None
+        self._request: tuple[nn.Module, Sequence[ModuleSharder[nn.Module]]] | None = None
         self.found: Found | None = None
 
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
@@ -147,7 +145,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
                 the module holds.
         """
         check_device_groups(module, self._constraints or {}, self._topology.compute_device)
-        self._asked = (module, sharders)
+        self._request = (module, sharders)
         self.found = None
         return super().plan(module, sharders)
 
@@ -163,16 +161,20 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             PlannerError: as `plan`, or a rank of the group does not answer within its timeout.
             InputError: as `plan`, or there is no process group.
         """
-        by = get_default_sharders() if sharders is None else sharders
-        return plan_together(lambda: self.plan(module, by), pg)
+        chosen = get_default_sharders() if sharders is None else sharders
+        return plan_on_first_rank(lambda: self.plan(module, chosen), pg)
 
     def search(self, left: TorchRecTopology) -> Options:
-        """One option a table, placed; ``left`` has the memory that the reservation left."""
-        if self._asked is None:
-            raise InputError("call plan(module, sharders): a search needs a module")
-        module, sharders = self._asked
-        space = self._smallest.space
-        facts = Facts(self._batch_size, self._constraints or {}, self._known)
+        """The best plan as one placed option per table.
+
+        Args:
+            left: ranks with the memory that the reservation left.
+        """
+        if self._request is None:
+            raise InputError("there is no module to plan; call plan(module, sharders)")
+        module, sharders = self._request
+        space = self._proposer.space
+        facts = UserInputs(self._batch_size, self._constraints or {}, self._known)
         workload = read_workload(module, sharders, space, facts)
         problem = Problem(workload, read_topology(left, self._hardware), self._hardware)
         try:
@@ -182,30 +184,29 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         self.found = Found(problem, result)
         best = result.best
         logger.info(
-            "predicted %.3g ms an iteration on %s, at most %.1f %% above the least possible; "
-            "TorchRec's planner would choose %s",
+            "predicted %.3g ms per iteration on %s, at most %.1f %% from optimal; baselines: %s",
             best.iteration_ms,
             self._hardware.name,
             100 * (best.iteration_ms / result.lower_bound_ms - 1),
             ", ".join(f"{ms:.3g} ms ({name})" for name, ms in result.baselines.items()),
         )
-        options = as_options(best.plan, workload, space)
+        options = to_options(best.plan, workload, space)
         self._enumerator.populate_estimates(options)
         _check_storage(options, left)
         return options
 
 
-def constraints_of(
+def merge_constraints(
     known: Workload | None, given: Mapping[str, ParameterConstraints] | None
 ) -> dict[str, ParameterConstraints] | None:
-    """What a model file says of the tables, and what is given, which goes before it."""
+    """The constraints of a model file, overridden by those given, table by table."""
     if known is None:
         return None if given is None else dict(given)
     return {**parameter_constraints(known), **(given or {})}
 
 
 def _check_storage(options: Sequence[ShardingOption], left: TorchRecTopology) -> None:
-    """Our count of memory must not undercut that of the user's storage estimator."""
+    """Refuse a plan that does not fit by the user's own storage estimator."""
     taken: dict[int, Any] = {}
     for shard in (shard for option in options for shard in option.shards):
         before = taken.get(shard.rank)
@@ -215,20 +216,20 @@ def _check_storage(options: Sequence[ShardingOption], left: TorchRecTopology) ->
             raise PlannerError(
                 error_type=PlannerErrorType.PARTITION,
                 message=f"the storage estimator counts {taken[device.rank]} on rank {device.rank}, "
-                f"which has {device.storage} left; shardopt counted less: give it a larger "
+                f"which has only {device.storage} left, while shardopt counted less; use a larger "
                 "storage_reservation",
             )
 
 
-class _Smallest(Proposer):
-    """Proposes once, what takes the least memory: by it TorchRec judges why nothing fits."""
+class _SmallestProposer(Proposer):
+    """Proposes once, the options of least memory: TorchRec explains from them why nothing fits."""
 
     space: Options
-    """All that the enumerator offered."""
+    """All options of the enumerator."""
 
     def load(self, search_space: Options, enumerator: Enumerator | None = None) -> None:
         self.space = search_space
-        self._proposals = [[min(o, key=_bytes) for o in by_table(search_space).values()]]
+        self._proposals = [[min(o, key=_bytes) for o in group_by_table(search_space).values()]]
 
     def propose(self) -> Options | None:
         return self._proposals.pop() if self._proposals else None
@@ -247,8 +248,8 @@ def _bytes(option: ShardingOption) -> int:
     return sum(shard.storage.hbm + shard.storage.ddr for shard in option.shards if shard.storage)
 
 
-class _Search(Partitioner):
-    """Whatever is proposed, searches all that the enumerator offers."""
+class _SearchPartitioner(Partitioner):
+    """Searches all that the enumerator offers, whatever is proposed."""
 
     def __init__(self, planner: ShardoptPlanner) -> None:
         self._planner = planner
@@ -257,7 +258,7 @@ class _Search(Partitioner):
         return self._planner.search(storage_constraint)
 
 
-class _Predicted(PerfModel):
+class _PredictedPerfModel(PerfModel):
     """The iteration time that the search predicted."""
 
     def __init__(self, planner: ShardoptPlanner) -> None:
@@ -266,5 +267,5 @@ class _Predicted(PerfModel):
     def rate(self, plan: Options) -> float:
         found = self._planner.found
         if found is None:
-            raise InputError("a plan is rated after its search")
+            raise InputError("no plan was searched yet; call plan(module, sharders)")
         return found.result.best.iteration_ms

@@ -1,4 +1,4 @@
-"""TorchRec's own planner with shardopt's objective: a small step before `ShardoptPlanner`."""
+"""shardopt's objective for TorchRec's own planner."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from predictor.model.plan_check import match_plan
 from predictor.model.workload import Workload
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.module.read_module import check_device_groups, read_workload
-from shardopt.torchrec.module.read_table import Facts
-from shardopt.torchrec.plan.options import as_plan
-from shardopt.torchrec.planning.detect import detect_hardware
-from shardopt.torchrec.planning.their_topology import check_bandwidths, read_topology
+from shardopt.torchrec.module.read_table import UserInputs
+from shardopt.torchrec.plan.options import to_plan
+from shardopt.torchrec.planning.machine import check_bandwidths, detect_hardware, read_topology
 
 with needs_torchrec():
     from torch import nn
@@ -53,16 +52,16 @@ class ShardoptPerfModel(PerfModel):
         check_device_groups(module, constraints or {}, topology.compute_device)
         self._hardware = detect_hardware(hardware, topology.compute_device)
         self._topology = read_topology(topology, self._hardware)
-        self._asked = (module, sharders)
-        self._facts = Facts(batch_size, constraints or {}, model)
+        self._request = (module, sharders)
+        self._facts = UserInputs(batch_size, constraints or {}, model)
         self._batch: PlanScorer | None = None
 
     def rate(self, plan: list[ShardingOption]) -> float:
         """Predicted iteration time of placed options, one a table."""
         ranks = self._topology
         if self._batch is None:
-            workload = read_workload(*self._asked, plan, self._facts)
+            workload = read_workload(*self._request, plan, self._facts)
             self._batch = PlanScorer(workload, ranks, self._hardware)
         workload = self._batch.workload
-        ours = as_plan(plan, workload, ranks.world_size, ranks.local_world_size)
+        ours = to_plan(plan, workload, ranks.world_size, ranks.local_world_size)
         return float(self._batch.score([match_plan(workload, ranks, ours)])[0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -16,8 +15,9 @@ from predictor.model.workload import Workload
 from predictor.units import GIB
 from shardopt.config import load_model
 from shardopt.extras import needs_torchrec
+from shardopt.torchrec.logs import logger
 from shardopt.torchrec.planning.estimator import ShardoptPerfEstimator
-from shardopt.torchrec.planning.hook import ShardoptPlanner, constraints_of
+from shardopt.torchrec.planning.hook import ShardoptPlanner, merge_constraints
 
 with needs_torchrec():
     import torchrec
@@ -27,18 +27,17 @@ with needs_torchrec():
 
 
 class NoProviderError(ShardoptError, ImportError):
-    """The installed TorchRec has no planner providers; says from which version on."""
+    """The installed TorchRec has no planner providers; says which version has."""
 
 
 try:
     from torchrec.distributed.planner.provider import DefaultPlannerProvider
 except ModuleNotFoundError as missing:
     raise NoProviderError(
-        f"torchrec {torchrec.__version__} has no PlannerProvider, which came with 1.9; use "
-        "ShardoptPlanner itself, or install torchrec 1.9 or newer"
+        f"torchrec {torchrec.__version__} has no PlannerProvider (new in 1.9); use "
+        "ShardoptPlanner instead, or install torchrec 1.9 or newer"
     ) from missing
 
-logger = logging.getLogger("shardopt")
 
 IGNORED = (
     "proposer_type",
@@ -87,7 +86,7 @@ class ShardoptPlannerProvider(DefaultPlannerProvider):
         given = self._hardware.get(sku, profile_of_device(sku))
         if given is None:
             raise InputError(
-                f"there is no hardware profile for SKU '{sku}'; give one: "
+                f"no hardware profile is known for SKU '{sku}'; give one: "
                 f"ShardoptPlannerProvider(hardware={{'{sku}': 'h100-sxm'}})"
             )
         return given if isinstance(given, HardwareProfile) else load_hardware(given)
@@ -118,7 +117,7 @@ class ShardoptPlannerProvider(DefaultPlannerProvider):
             )
         unused = [name for name in IGNORED if getattr(config, name, None) is not None]
         if unused:
-            logger.warning("planner_config has %s, which shardopt does not use", ", ".join(unused))
+            logger.warning("shardopt ignores these fields of planner_config: %s", ", ".join(unused))
         return ShardoptPlanner(
             topology,
             request.batch_size,
@@ -136,7 +135,11 @@ class ShardoptPlannerProvider(DefaultPlannerProvider):
 
     def _enumerator(self, sku: str, topology: TorchRecTopology, request: Any) -> Enumerator:
         """As TorchRec's provider makes it, with our costs of shards in the reports."""
-        told = constraints_of(self._known, request.constraints)
-        perf = ShardoptPerfEstimator(topology, told, hardware=self.profile(sku), model=self._known)
-        storage = self._build_storage_estimator(topology, told, request.planner_config)
-        return EmbeddingEnumerator(topology, request.batch_size, told, estimator=[perf, storage])
+        constraints = merge_constraints(self._known, request.constraints)
+        perf = ShardoptPerfEstimator(
+            topology, constraints, hardware=self.profile(sku), model=self._known
+        )
+        storage = self._build_storage_estimator(topology, constraints, request.planner_config)
+        return EmbeddingEnumerator(
+            topology, request.batch_size, constraints, estimator=[perf, storage]
+        )

@@ -1,1 +1,4 @@
-"""Real TorchRec models from a workload: modules, synthetic batches, optimizers, the loop."""
+"""A workload as a real TorchRec model: module, synthetic batches, optimizers, training loop.
+
+Imports `plan`.
+"""

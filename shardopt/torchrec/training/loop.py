@@ -55,7 +55,8 @@ class Training:
         if workload.train_pipeline == "prefetch_sparse_dist" and device.type == "cpu":
             raise InputError(
                 "train_pipeline prefetch_sparse_dist fills GPU caches and cannot run on CPUs; "
-                "set it to base or sparse_dist, or use --backend nccl"
+                "set it to base or sparse_dist, or train on GPUs with NCCL",
+                inputs=("backend",),
             )
         model = build_model(workload, "meta")
         self.model = model

@@ -70,7 +70,7 @@ class DLRM(nn.Module):
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean loss over the batch, and the logits."""
         pooled = self.lookup(batch)
-        # the type is asked of torch, not of the batch: TorchRec's pipelines trace this with proxies
+        # not the batch's device: TorchRec's pipelines trace this with proxies
         device = "cuda" if self.autocast and torch.cuda.is_available() else "cpu"
         with torch.autocast(device, torch.bfloat16, enabled=self.autocast):
             logits = self.top(self.interaction([self.bottom(batch.dense), *pooled])).float()

@@ -22,8 +22,8 @@ from predictor.cost.lookup.embedding import backward_floor_ms, forward_floor_ms
 from predictor.errors import InputError
 from shardopt import from_torchrec, predict
 from shardopt.torchrec import ShardoptPerfEstimator
-from shardopt.torchrec.plan.options import as_plan, by_table
-from tests.shardopt.torchrec.planning.test_hook import (
+from shardopt.torchrec.plan.options import group_by_table, to_plan
+from tests.shardopt.torchrec.hook_models import (
     SHARDERS,
     Model,
     bag,
@@ -70,7 +70,7 @@ def test_a_table_alone_costs_what_its_launch_does() -> None:
         if (option.sharding_type, option.compute_kernel) != ("table_wise", "fused"):
             continue
         option.shards[0].rank = 2
-        plan = as_plan([option], problem.workload, 4, 4)
+        plan = to_plan([option], problem.workload, 4, 4)
         found = predict(problem.workload, problem.topology, problem.hardware, plan)
         busy, perf = found.per_rank[2].busy_ms, option.shards[0].perf
         floors = forward_floor_ms(problem.hardware), backward_floor_ms(problem.hardware)
@@ -102,7 +102,7 @@ def test_table_wise_plans_are_ordered_at_least_as_well_as_by_torchrecs_own() -> 
     spaces = [
         [
             [o for o in of if (o.sharding_type, o.compute_kernel) == ("table_wise", "fused")]
-            for of in by_table(enumerated(estimator, told, model)).values()
+            for of in group_by_table(enumerated(estimator, told, model)).values()
         ]
         for estimator in (ours(told), EmbeddingPerfEstimator(topology(), told))
     ]
@@ -113,7 +113,7 @@ def test_table_wise_plans_are_ordered_at_least_as_well_as_by_torchrecs_own() -> 
         for which, space in enumerate(spaces):
             chosen = [option for (option,) in space]
             rated[which].append(placed(chosen, places))
-        plan = as_plan(chosen, problem.workload, 4, 4)
+        plan = to_plan(chosen, problem.workload, 4, 4)
         found = predict(problem.workload, problem.topology, problem.hardware, plan)
         rated[2].append(found.iteration_ms)
         # what the critical path is made of: kernels decide

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,15 +11,13 @@ pytest.importorskip("torchrec")
 import torch
 import torchrec
 from torch import nn
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embedding_tower_sharding import EmbeddingTowerSharder
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.planner import EmbeddingShardingPlanner
 from torchrec.distributed.planner.stats import EmbeddingStats
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import PlanLoader, PlannerError, PlannerErrorType
 from torchrec.distributed.types import CacheParams
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_tower import EmbeddingTower
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
@@ -28,61 +25,18 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from predictor.errors import InputError
 from predictor.units import GIB
 from shardopt import from_torchrec, predict
-from shardopt.torchrec import ShardoptPerfModel, ShardoptPlanner, to_yaml
+from shardopt.torchrec import ShardoptPerfModel, to_yaml
+from tests.shardopt.torchrec.hook_models import (
+    SHARDERS,
+    Model,
+    bag,
+    factors,
+    planner,
+    topology,
+    workload_of,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-EFFORT = 0.005
-
-
-def bag(name: str, rows: int = 10_000, dim: int = 64, features: int = 1) -> EmbeddingBagConfig:
-    return EmbeddingBagConfig(
-        name=name,
-        num_embeddings=rows,
-        embedding_dim=dim,
-        feature_names=[f"{name}_f{i}" for i in range(features)],
-    )
-
-
-class Model(nn.Module):
-    """Two tables and an over arch of two layers."""
-
-    def __init__(self, *bags: EmbeddingBagConfig, **more: Any) -> None:
-        super().__init__()
-        tables = list(bags) or [bag("a", 100_000), bag("b")]
-        self.ebc = torchrec.EmbeddingBagCollection(
-            tables=tables, device=torch.device("meta"), **more
-        )
-        self.over = nn.Sequential(nn.Linear(128, 32), nn.ReLU(), nn.Linear(32, 1))
-
-
-def factors(**of: float) -> dict[str, ParameterConstraints]:
-    return {name: ParameterConstraints(pooling_factors=[value]) for name, value in of.items()}
-
-
-def topology(world: int = 4, hbm: int = 16 * GIB, **more: Any) -> Topology:
-    return Topology(world_size=world, compute_device="cuda", hbm_cap=hbm, **more)
-
-
-def planner(**more: Any) -> ShardoptPlanner:
-    given = {
-        "topology": topology(),
-        "batch_size": 512,
-        "hardware": "a100-80gb",
-        "constraints": factors(a=20.0, b=2.0),
-        "effort": EFFORT,
-        "debug": False,
-    }
-    return ShardoptPlanner(**{**given, **more})
-
-
-SHARDERS = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
-
-
-def workload_of(model: nn.Module, sharders: Sequence[Any] = SHARDERS, **more: Any) -> Any:
-    made = planner(**more)
-    made.plan(model, list(sharders))
-    assert made.found is not None
-    return made.found.problem.workload
 
 
 def test_it_is_a_torchrec_planner_and_plans_every_table() -> None:

@@ -13,7 +13,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 
 from predictor.errors import InputError, ShardoptError
 from predictor.hardware.loader import load_hardware
-from tests.shardopt.torchrec.planning.test_hook import EFFORT, SHARDERS, Model, bag, factors
+from tests.shardopt.torchrec.hook_models import EFFORT, SHARDERS, Model, bag, factors
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 HAS_PROVIDERS = importlib.util.find_spec("torchrec.distributed.planner.provider") is not None

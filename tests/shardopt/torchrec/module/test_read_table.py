@@ -22,7 +22,7 @@ from predictor.errors import InputError
 from shardopt.config.write import write_model
 from shardopt.torchrec import ShardoptPlanner, to_yaml
 from tests.builders import a_table, a_workload
-from tests.shardopt.torchrec.planning.test_hook import (
+from tests.shardopt.torchrec.hook_models import (
     EFFORT,
     SHARDERS,
     Model,

@@ -20,7 +20,7 @@ _WRAPPED = ("_embedding_bag_collection", "_embedding_module")
 
 
 @dataclass(frozen=True)
-class Home:
+class ModuleTable:
     """A table of the user's module: where the plan for it goes, and what it looks like.
 
     Args:
@@ -35,7 +35,7 @@ class Home:
     features: tuple[str, ...]
 
 
-def homes(module: nn.Module, path: str = "") -> Iterator[Home]:
+def find_tables(module: nn.Module, path: str = "") -> Iterator[ModuleTable]:
     """Every table of every embedding module, in the order TorchRec walks them."""
     inner: Any = module
     for attribute in _WRAPPED:
@@ -44,7 +44,7 @@ def homes(module: nn.Module, path: str = "") -> Iterator[Home]:
         pooled = isinstance(inner, EmbeddingBagCollectionInterface)
         configs = inner.embedding_bag_configs() if pooled else inner.embedding_configs()
         for config in configs:
-            yield Home(
+            yield ModuleTable(
                 path,
                 config.name,
                 (config.num_embeddings, config.embedding_dim),
@@ -53,4 +53,4 @@ def homes(module: nn.Module, path: str = "") -> Iterator[Home]:
             )
         return
     for name, child in module.named_children():
-        yield from homes(child, f"{path}.{name}" if path else name)
+        yield from find_tables(child, f"{path}.{name}" if path else name)

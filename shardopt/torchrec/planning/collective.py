@@ -1,14 +1,14 @@
-"""One rank plans, all get its answer, failures too."""
+"""One rank plans and all get its plan, or its error."""
 
 from __future__ import annotations
 
-import logging
 import pickle
 from collections.abc import Callable
 from typing import Any
 
 from predictor.errors import InputError
 from shardopt.extras import needs_torchrec
+from shardopt.torchrec.logs import logger
 
 with needs_torchrec():
     import torch
@@ -16,27 +16,26 @@ with needs_torchrec():
     from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
     from torchrec.distributed.types import ShardingPlan
 
-logger = logging.getLogger("shardopt")
 
-WAITED = (
-    "collective_plan is for all ranks of the group: call it on every one, and give "
-    "init_process_group a timeout longer than the search (timeout_seconds bounds it)"
+ADVICE_ON_WAITING = (
+    "call collective_plan on every rank of the group, and give init_process_group a longer timeout "
+    "than the search needs (timeout_seconds limits the search)"
 )
 
 
-def plan_together(plan: Callable[[], ShardingPlan], group: Any = None) -> ShardingPlan:
+def plan_on_first_rank(plan: Callable[[], ShardingPlan], group: Any = None) -> ShardingPlan:
     """What ``plan`` returns on the group's first rank, or raises there, on every rank.
 
     TorchRec's `invoke_on_rank_and_broadcast_result` leaves the other ranks waiting when the first
-    fails. Who waits for a rank that never comes waits for the group's own timeout: gloo then says
-    which ranks are missing; NCCL ends the process from its watchdog, with its own message.
+    fails. A rank that never arrives is waited for until the group's own timeout: gloo then says
+    which ranks are missing; NCCL's watchdog ends the process with its own message.
 
     Args:
         group: a process group; the default one if None.
 
     Raises:
         InputError: there is no process group.
-        PlannerError: a rank did not come, or went away; or what ``plan`` raised.
+        PlannerError: a rank did not arrive or was lost; or what ``plan`` raised.
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise InputError(
@@ -46,16 +45,16 @@ def plan_together(plan: Callable[[], ShardingPlan], group: Any = None) -> Shardi
     group = group or dist.group.WORLD
     if dist.get_world_size(group) == 1:
         return plan()
-    _all_are_here(group)
-    answer = _answer(plan) if dist.get_rank(group) == 0 else None
+    _check_all_ranks_arrived(group)
+    answer = _plan_or_error(plan) if dist.get_rank(group) == 0 else None
     found: Any = _broadcast(answer, group)
     if isinstance(found, Exception):
         raise found
     return found
 
 
-def _all_are_here(group: Any) -> None:
-    """Before the search: nobody should learn after it that a rank is missing."""
+def _check_all_ranks_arrived(group: Any) -> None:
+    """Checked before the search, so that a missing rank is not found out after it."""
     if dist.get_backend(group) != "gloo":
         return  # only gloo can tell who is missing
     # left out, the timeout would be torch's default of 30 minutes, whatever the group's own is
@@ -63,18 +62,20 @@ def _all_are_here(group: Any) -> None:
     try:
         dist.monitored_barrier(group=group, timeout=timeout, wait_all_ranks=True)
     except RuntimeError as error:
-        raise _lost(f"not all ranks came to plan ({_first_line(error)})") from error
+        raise _lost_rank_error(
+            f"some ranks did not call collective_plan ({_first_line(error)})"
+        ) from error
 
 
-def _answer(plan: Callable[[], ShardingPlan]) -> Any:
+def _plan_or_error(plan: Callable[[], ShardingPlan]) -> Any:
     try:
         return plan()
     except Exception as error:
-        logger.exception("planning failed; all ranks are told")
-        return _sendable(error)
+        logger.exception("planning failed; all ranks get this error")
+        return _make_picklable(error)
 
 
-def _sendable(error: Exception) -> Exception:
+def _make_picklable(error: Exception) -> Exception:
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -90,12 +91,14 @@ def _broadcast(answer: Any, group: Any) -> Any:
     except RuntimeError as error:
         if isinstance(answer, Exception):
             raise answer from error
-        raise _lost(f"the plan did not get from rank 0 to all ({_first_line(error)})") from error
+        raise _lost_rank_error(
+            f"the plan did not get from rank 0 to all ({_first_line(error)})"
+        ) from error
     return held[0]
 
 
-def _lost(what: str) -> PlannerError:
-    return PlannerError(error_type=PlannerErrorType.OTHER, message=f"{what}; {WAITED}")
+def _lost_rank_error(what: str) -> PlannerError:
+    return PlannerError(error_type=PlannerErrorType.OTHER, message=f"{what}; {ADVICE_ON_WAITING}")
 
 
 def _first_line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""One rank that plans with others when something is wrong: `together_worker JOB`.
+"""One rank that plans with others when something is wrong: `collective_plan_worker JOB`.
 
 First the planning rank fails, then rank 1 stays away. What each rank met goes to
 `JOB/met.RANK.json`.

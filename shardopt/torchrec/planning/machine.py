@@ -1,19 +1,26 @@
-"""TorchRec's Topology as ours: ranks and caps are taken over, bandwidths are only looked at."""
+"""The machine to plan for: hardware profile of the device, ranks and memory of the Topology.
+
+Costs come from the profile. The bandwidths of TorchRec's Topology are checked and not used.
+"""
 
 from __future__ import annotations
 
 from predictor import units
 from predictor.errors import InputError
-from predictor.hardware.loader import HardwareProfile
+from predictor.hardware.device_names import profile_of_device
+from predictor.hardware.loader import DEFAULT_HARDWARE, HardwareProfile, load_hardware
 from predictor.model.topology import Topology
 from shardopt.config.nvlink import nvlink_domain
 from shardopt.extras import needs_torchrec
+from shardopt.torchrec.logs import logger
 
 with needs_torchrec():
+    import torch
     from torchrec.distributed.planner import Topology as TorchRecTopology
 
+CPU_PROFILE = "cpu-gloo"
 MOST_GB_S = 100_000.0
-"""No memory or link of a GPU comes near it (HBM3e: 8 000); bytes/s taken for bytes/ms go beyond."""
+"""Above any memory or link of a GPU (HBM3e: 8,000). Bytes/s mistaken for bytes/ms exceed it."""
 
 
 def read_topology(theirs: TorchRecTopology, hardware: HardwareProfile) -> Topology:
@@ -39,7 +46,7 @@ def read_topology(theirs: TorchRecTopology, hardware: HardwareProfile) -> Topolo
 def check_bandwidths(theirs: TorchRecTopology) -> None:
     """Refuse a Topology in bytes/s: TorchRec's bandwidths are bytes/ms.
 
-    Costs never come from the Topology, but who wrote it will plan with it elsewhere, too.
+    Costs never come from the Topology, but its author will use it for other planners too.
 
     Raises:
         InputError: a bandwidth is beyond anything that exists.
@@ -54,7 +61,27 @@ def check_bandwidths(theirs: TorchRecTopology) -> None:
     for name, value in found.items():
         if value > units.gb_per_s(MOST_GB_S):
             raise InputError(
-                f"Topology({name}={value:g}) is {value / units.gb_per_s(1):g} GB/s, which no "
-                f"hardware has: TorchRec counts bytes per millisecond; for {value / 1e9:g} GB/s "
+                f"Topology({name}={value:g}) is {value / units.gb_per_s(1):g} GB/s, more than any "
+                f"hardware has. TorchRec's unit is bytes per millisecond: for {value / 1e9:g} GB/s "
                 f"give {name}={value / 1e3:g}"
             )
+
+
+def detect_hardware(given: str | HardwareProfile | None, device: str) -> HardwareProfile:
+    """The given profile, else that of the GPU found here, else the default; the choice is logged.
+
+    Args:
+        device: type of the device to plan for, ``cuda`` or ``cpu``.
+    """
+    if isinstance(given, HardwareProfile):
+        return given
+    if given is not None:
+        return load_hardware(given)
+    if device == "cpu":
+        name, why = CPU_PROFILE, "the topology is of CPUs"
+    else:
+        seen = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+        name = (profile_of_device(seen) if seen else None) or DEFAULT_HARDWARE
+        why = f"the GPU here is {seen}" if seen else "the default, as there is no GPU here"
+    logger.info("using hardware profile %s (%s); hardware= selects another", name, why)
+    return load_hardware(name)

@@ -45,7 +45,7 @@ from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantColl
 from predictor.errors import InputError
 from shardopt.config import load_model
 from shardopt.torchrec import ShardoptPerfModel, to_yaml
-from tests.shardopt.torchrec.planning.test_hook import (
+from tests.shardopt.torchrec.hook_models import (
     EFFORT,
     SHARDERS,
     Model,
@@ -277,7 +277,7 @@ def test_a_constraint_for_no_table_is_named(caplog: pytest.LogCaptureFixture) ->
     told = factors(table_a=20.0, table_b=2.0, table_c=1.0)
     with caplog.at_level(logging.WARNING, "shardopt"):
         workload_of(Model(bag("table_a"), bag("table_b")), constraints=told)
-    assert "'table_c', which is not sharded here" in caplog.text
+    assert "'table_c', which this module does not have" in caplog.text
     assert "did you mean" in caplog.text
 
 
@@ -289,7 +289,7 @@ def test_dense_layers_that_nobody_prices_are_named(caplog: pytest.LogCaptureFixt
     model.attention = nn.MultiheadAttention(64, 4, device=META)
     with caplog.at_level(logging.WARNING, "shardopt"):
         workload_of(model)
-    assert "dense parameters are not in nn.Linear layers" in caplog.text
+    assert "dense parameters are outside nn.Linear layers" in caplog.text
 
 
 def test_nothing_to_shard_is_an_empty_plan() -> None:

@@ -1,13 +1,9 @@
-"""TorchRec's own planner, run on a workload: what it answers and how long it takes."""
+"""TorchRec's own planner, run on a workload: its plan, and how long it takes."""
 
 from __future__ import annotations
 
-import logging
 import math
 import time
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -17,6 +13,7 @@ from predictor.model.plan_check import check_plan
 from predictor.model.topology import Topology
 from predictor.model.workload import Table, Workload
 from shardopt.extras import needs_torchrec
+from shardopt.torchrec.logs import silence_torchrec
 from shardopt.torchrec.plan.convert import from_torchrec
 from shardopt.torchrec.training.module import DLRM, build_model
 from shardopt.torchrec.training.optimizers import apply_sparse_optimizers
@@ -52,7 +49,7 @@ class Variant(StrEnum):
     BALANCED = "balanced"
 
 
-def _parts(variant: Variant) -> dict[str, Any]:
+def _variant_arguments(variant: Variant) -> dict[str, Any]:
     """Arguments of the planner."""
     if variant is Variant.DEFAULT:
         return {}
@@ -63,7 +60,7 @@ def _parts(variant: Variant) -> dict[str, Any]:
 
 
 class TorchRecAnswer(NamedTuple):
-    """What TorchRec's planner said.
+    """The plan of TorchRec's planner, timed.
 
     Args:
         plan: under the workload's table keys; None where it found none that fits by its count.
@@ -80,7 +77,7 @@ class TorchRecAnswer(NamedTuple):
     timed_out: bool = False
 
 
-def torchrec_plan(
+def plan_with_torchrec(
     workload: Workload,
     topology: Topology,
     device: str = "cuda",
@@ -94,31 +91,31 @@ def torchrec_plan(
     constraint on ranks or co-location, which are left out.
 
     Args:
-        topology: caps after the reservation, which TorchRec is told not to take again.
+        topology: caps after the reservation, so TorchRec reserves nothing more.
         device: type of the device to plan for; need not be present.
         timeout_s: its ``timeout_seconds``, at least 1. It looks at the clock between proposals:
             enumeration and the dynamic program, which come before, are not cut short.
 
     Raises:
-        InputError: the workload is not one that TorchRec can build or be told about.
+        InputError: the workload is not one that TorchRec can build or describe.
     """
-    model, told = prepared(workload)
+    model, constraints = planner_inputs(workload)
     sharders: Any = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
-    with quiet():
+    with silence_torchrec():
         theirs = torchrec_topology(topology, device)
-        rated = _Rated(theirs)
+        rated = _RecordingPerfModel(theirs)
         start = time.perf_counter()
         planner = EmbeddingShardingPlanner(
             topology=theirs,
             batch_size=workload.batch_size,
-            constraints=told,
+            constraints=constraints,
             storage_reservation=FixedPercentageStorageReservation(0.0),
             performance_model=rated,
             # the report that it logs by default takes time and is not planning
             stats=NoopEmbeddingStats(),
             debug=False,
             timeout_seconds=timeout_s,
-            **_parts(variant),
+            **_variant_arguments(variant),
         )
         try:
             found = planner.plan(model, sharders)
@@ -138,16 +135,16 @@ def torchrec_plan(
     return TorchRecAnswer(fitting, seconds, rated.best_ms, timed_out)
 
 
-def prepared(workload: Workload) -> tuple[DLRM, dict[str, ParameterConstraints]]:
-    """What the planner is given of the model; fails where `torchrec_plan` would, and soon."""
-    told = parameter_constraints(workload)
+def planner_inputs(workload: Workload) -> tuple[DLRM, dict[str, ParameterConstraints]]:
+    """The model and constraints that the planner gets; fails early where planning would."""
+    constraints = parameter_constraints(workload)
     model = build_model(workload, "meta")
     apply_sparse_optimizers(model, workload)
-    return model, told
+    return model, constraints
 
 
-class _Rated(NoopPerfModel):
-    """TorchRec's default rating; remembers the best, which is that of the plan it returns."""
+class _RecordingPerfModel(NoopPerfModel):
+    """TorchRec's default rating; remembers the best, which belongs to the plan it returns."""
 
     def __init__(self, topology: TorchRecTopology) -> None:
         super().__init__(topology)
@@ -177,19 +174,19 @@ def torchrec_topology(topology: Topology, device: str = "cuda") -> TorchRecTopol
 
 
 def parameter_constraints(workload: Workload) -> dict[str, ParameterConstraints]:
-    """What the model file says of every table, in TorchRec's words.
+    """The constraints of the model file as TorchRec's `ParameterConstraints`, by table name.
 
     Raises:
-        InputError: two modules have tables of one name that differ in what TorchRec is told by
-            name alone.
+        InputError: two modules have tables of one name that differ in what TorchRec
+            identifies by name alone.
     """
     result: dict[str, ParameterConstraints] = {}
     for table in workload.tables:
-        told = _constraints(table)
-        if result.setdefault(table.name, told) != told:
+        constraints = _constraints(table)
+        if result.setdefault(table.name, constraints) != constraints:
             raise InputError(
-                f"two modules have a table '{table.name}', with different features or "
-                "constraints; TorchRec's planner takes those by table name alone: rename one"
+                f"two modules have a table '{table.name}' with different features or "
+                "constraints; TorchRec's planner identifies tables by name alone: rename one"
             )
     return result
 
@@ -207,17 +204,3 @@ def _constraints(table: Table) -> ParameterConstraints:
         cache_params=CacheParams(load_factor=load_factor) if load_factor is not None else None,
         enforce_hbm=wants.enforce_hbm,
     )
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence TorchRec, which warns about Topology's constructor and about every replicated table:
-    nothing that helps whoever compares planners."""
-    before = logging.root.manager.disable
-    logging.disable(max(before, logging.WARNING))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

@@ -1,0 +1,70 @@
+"""Small modules, constraints and planners that the tests of the hook share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torchrec
+from torch import nn
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import ParameterConstraints, Topology
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+
+from predictor.units import GIB
+from shardopt.torchrec import ShardoptPlanner
+
+EFFORT = 0.005
+
+
+def bag(name: str, rows: int = 10_000, dim: int = 64, features: int = 1) -> EmbeddingBagConfig:
+    return EmbeddingBagConfig(
+        name=name,
+        num_embeddings=rows,
+        embedding_dim=dim,
+        feature_names=[f"{name}_f{i}" for i in range(features)],
+    )
+
+
+class Model(nn.Module):
+    """Two tables and an over arch of two layers."""
+
+    def __init__(self, *bags: EmbeddingBagConfig, **more: Any) -> None:
+        super().__init__()
+        tables = list(bags) or [bag("a", 100_000), bag("b")]
+        self.ebc = torchrec.EmbeddingBagCollection(
+            tables=tables, device=torch.device("meta"), **more
+        )
+        self.over = nn.Sequential(nn.Linear(128, 32), nn.ReLU(), nn.Linear(32, 1))
+
+
+def factors(**of: float) -> dict[str, ParameterConstraints]:
+    return {name: ParameterConstraints(pooling_factors=[value]) for name, value in of.items()}
+
+
+def topology(world: int = 4, hbm: int = 16 * GIB, **more: Any) -> Topology:
+    return Topology(world_size=world, compute_device="cuda", hbm_cap=hbm, **more)
+
+
+def planner(**more: Any) -> ShardoptPlanner:
+    given = {
+        "topology": topology(),
+        "batch_size": 512,
+        "hardware": "a100-80gb",
+        "constraints": factors(a=20.0, b=2.0),
+        "effort": EFFORT,
+        "debug": False,
+    }
+    return ShardoptPlanner(**{**given, **more})
+
+
+SHARDERS = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
+
+
+def workload_of(model: nn.Module, sharders: Sequence[Any] = SHARDERS, **more: Any) -> Any:
+    made = planner(**more)
+    made.plan(model, list(sharders))
+    assert made.found is not None
+    return made.found.problem.workload
