@@ -31,24 +31,33 @@ EXIT_BROKEN_PIPE = 141
 # usage errors is found from the one error that typer exports either way.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
+USER, DEVELOPER = "Commands", "For developers of shardopt"
+EPILOG = """Start with: shardopt plan MODEL --gpus 8 -o plan.json
+
+Exit codes: 0 done; 2 bad usage or input; 3 no plan fits; 4 hardware profile missing, or asked \
+outside its range under --strict; 130 interrupted."""
+
 app = typer.Typer(
     name="shardopt",
     help="Predict the iteration time of TorchRec sharding plans and find the best one.",
-    epilog="Start with: shardopt plan MODEL --gpus 8 -o plan.json",
+    epilog=EPILOG,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("plan")(plan.plan)
-app.command("predict")(predict.predict)
-app.command("explain")(explain.explain)
-app.command("diff")(diff.diff)
-app.command("trace")(trace.trace)
-app.command("stats")(stats.stats)
-app.command("hardware")(hardware.hardware)
-app.command("validate", epilog=validate.EPILOG)(validate.validate)
-app.command("calibrate")(calibrate.calibrate)
-app.add_typer(bench.app, name="bench")
+for command in (
+    stats.stats,
+    plan.plan,
+    predict.predict,
+    explain.explain,
+    calibrate.calibrate,
+    diff.diff,
+    hardware.hardware,
+    trace.trace,
+):
+    app.command(command.__name__, rich_help_panel=USER)(command)
+app.command("validate", rich_help_panel=DEVELOPER, epilog=validate.EPILOG)(validate.validate)
+app.add_typer(bench.app, name="bench", rich_help_panel=DEVELOPER)
 
 
 def _show_version(wanted: bool) -> None:

@@ -27,15 +27,15 @@ class Backend(StrEnum):
 DEFAULT_PROFILE = Path("calibrated.yaml")
 
 BackendOption = Annotated[
-    Backend, typer.Option("--backend", help="gloo measures CPU ranks, nccl GPUs.")
+    Backend, typer.Option("--backend", help="gloo measures CPU ranks, nccl measures GPUs.")
 ]
 Ranks = Annotated[
     int | None,
     typer.Option(
         "--ranks",
         metavar="N",
-        help="Processes that collectives are measured among: started here, 2 unless given; under "
-        "torchrun those that it started.",
+        help="Number of processes that run the collectives: 2 by default; under torchrun, those "
+        "that it started.",
         show_default=False,
     ),
 ]
@@ -44,8 +44,8 @@ LinkRate = Annotated[
     typer.Option(
         "--link",
         metavar="GBIT_S",
-        help="Measure collectives between two hosts, over a link of so many Gbit/s each way; needs "
-        "root and iproute2.",
+        help="Emulate two hosts on this machine and measure collectives over a link of this rate "
+        "(Gbit/s each way); needs root and iproute2.",
         show_default=False,
     ),
 ]
@@ -54,19 +54,21 @@ Model = Annotated[
     typer.Option(
         "--model",
         metavar="MODEL",
-        help="Measure the lookups of this model's tables too, with the ids that it describes: half "
-        "of them join the fit, the others are held out and reported apart.",
+        help="Also measure the lookups of this model's tables, with the ids that the file "
+        "describes. Half of them are fitted; the others are held out and reported separately.",
         show_default=False,
     ),
 ]
-Quick = Annotated[bool, typer.Option("--quick", help="Fewer points: within five minutes.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Measure fewer points, in at most five minutes.")
+]
 Rows = Annotated[
     Path | None,
     typer.Option(
         "--rows",
         metavar="FILE",
-        help="Rows of measurements (CSV), saved one by one; what it holds is not measured again. "
-        "Beside the profile unless given.",
+        help="File for the measured rows (CSV), which are saved one by one; rows that it already "
+        "has are not measured again. By default it lies next to the profile.",
         rich_help_panel=options.OUTPUT,
         show_default=False,
     ),
@@ -94,9 +96,10 @@ def calibrate(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Measure this machine into a hardware profile; interrupted, it continues from its rows.
+    """Measure this machine into a hardware profile.
 
-    Starts one process a rank on this machine, or joins those that torchrun has started.
+    Starts one process per rank on this machine, or joins the processes that torchrun started. After
+    an interruption the same command continues with the rows that it has saved.
     """
     from predictor.errors import InputError
     from shardopt.calibrate.design import points as design

@@ -14,7 +14,7 @@ Second = Annotated[Path, typer.Argument(metavar="B", help="Plan file (JSON).", s
 
 
 def diff(a: First, b: Second, json: options.Json = False) -> None:
-    """Show what differs between two plans: tables, sharding types, kernels, ranks."""
+    """Show which tables two plans shard or place differently."""
     from predictor.model.plan_json import load_plan
     from shardopt.cli.output import print_json
     from shardopt.report.console import make_console

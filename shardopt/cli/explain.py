@@ -18,7 +18,7 @@ Trace = Annotated[
     typer.Option(
         "--trace",
         metavar="FILE",
-        help="Write the predicted timeline for Perfetto (ui.perfetto.dev) or chrome://tracing.",
+        help="Write the predicted timeline to this file, for ui.perfetto.dev or chrome://tracing.",
         rich_help_panel=options.OUTPUT,
         show_default=False,
     ),
@@ -30,7 +30,7 @@ Html = Annotated[
     typer.Option(
         "--html",
         metavar="FILE",
-        help="Write one self-contained page: timeline, ranks, plan tables, comparison, sources.",
+        help="Write a web page in one file: timeline, ranks, tables, comparison, sources.",
         rich_help_panel=options.OUTPUT,
         show_default=False,
     ),
@@ -39,7 +39,7 @@ Explained = Annotated[
     list[Path],
     typer.Argument(
         metavar="PLAN...",
-        help="Plan file (JSON) to explain; further ones are compared with it.",
+        help="Plan file (JSON) to explain; further plans are compared with it.",
         show_default=False,
     ),
 ]
@@ -62,10 +62,9 @@ def explain(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Show where the time of a plan goes: critical path, ranks, what would help most.
+    """Show where the time of a plan goes and which changes would help most.
 
-    Ranks and hardware are the plan's unless flags say otherwise. Further plans are compared with
-    the first.
+    Ranks and hardware are those of the first plan unless you set them.
     """
     from shardopt.api.setting import Machine
     from shardopt.cli.output import note

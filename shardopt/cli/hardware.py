@@ -12,14 +12,14 @@ Name = Annotated[
     str | None,
     typer.Argument(
         metavar="[NAME]",
-        help="Profile to show, by name or file; all without it.",
+        help="Profile to show, by name or file; without it all are listed.",
         show_default=False,
     ),
 ]
 
 
 def hardware(name: Name = None, json: options.Json = False) -> None:
-    """List the hardware profiles, or show one with the source of every constant."""
+    """List the hardware profiles, or show one with the sources of its constants."""
     from predictor.hardware.loader import DEFAULT_HARDWARE, list_hardware, load_hardware
     from shardopt.cli.output import print_json
     from shardopt.report.console import make_console

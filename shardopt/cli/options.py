@@ -53,7 +53,7 @@ GpusPerNode = Annotated[
     typer.Option(
         "--gpus-per-node",
         metavar="N",
-        help="GPUs of one host; min(8, gpus) unless given.",
+        help="GPUs per host; the smaller of 8 and --gpus by default.",
         rich_help_panel=MACHINE,
         show_default=False,
     ),
@@ -63,8 +63,8 @@ Cluster = Annotated[
     typer.Option(
         "--cluster",
         metavar="FILE",
-        help="Hosts, ranks per host, NVLink domain, memory and hardware (YAML), "
-        "instead of --gpus and --gpus-per-node.",
+        help="Cluster file (YAML) with hosts, ranks per host, NVLink domain, memory and hardware; "
+        "replaces --gpus and --gpus-per-node.",
         rich_help_panel=MACHINE,
         show_default=False,
     ),
@@ -74,8 +74,8 @@ Hardware = Annotated[
     typer.Option(
         "--hardware",
         metavar="NAME|FILE",
-        help="Hardware profile; 'shardopt hardware' lists them. h100-sxm unless given here, "
-        "in the cluster or in the plan.",
+        help="Hardware profile, by name or file; `shardopt hardware` lists the names. By default "
+        "that of the cluster file or the plan, else h100-sxm.",
         rich_help_panel=MACHINE,
         show_default=False,
     ),
@@ -85,7 +85,7 @@ HbmGib = Annotated[
     typer.Option(
         "--hbm-gib",
         metavar="GIB",
-        help="Device memory per GPU; the profile's unless given.",
+        help="Device memory per GPU in GiB; that of the profile by default.",
         rich_help_panel=MACHINE,
         show_default=False,
     ),
@@ -95,7 +95,7 @@ DdrGib = Annotated[
     typer.Option(
         "--ddr-gib",
         metavar="GIB",
-        help="Host memory per GPU; the profile's unless given.",
+        help="Host memory per GPU in GiB; that of the profile by default.",
         rich_help_panel=MACHINE,
         show_default=False,
     ),
@@ -105,7 +105,7 @@ Reserve = Annotated[
     typer.Option(
         "--reserve",
         metavar="SHARE",
-        help="Share of device memory kept free of tables.",
+        help="Share of the device memory to keep free of tables.",
         rich_help_panel=MACHINE,
     ),
 ]
@@ -114,7 +114,7 @@ BatchSize = Annotated[
     typer.Option(
         "--batch-size",
         metavar="N",
-        help="Samples per rank and iteration; the model file's unless given.",
+        help="Samples per GPU and iteration; that of the model file by default.",
         rich_help_panel=MACHINE,
         show_default=False,
     ),
@@ -123,21 +123,26 @@ Strict = Annotated[
     bool,
     typer.Option(
         "--strict",
-        help="Refuse to predict outside the ranges that the profile was measured in.",
+        help="Stop with an error where a cost is outside the range that the profile covers.",
         rich_help_panel=MACHINE,
     ),
 ]
 
 Seed = Annotated[
     int,
-    typer.Option("--seed", metavar="N", help="Same seed, same plan.", rich_help_panel=SEARCH),
+    typer.Option(
+        "--seed",
+        metavar="N",
+        help="Seed of the search; the same seed gives the same plan.",
+        rich_help_panel=SEARCH,
+    ),
 ]
 Effort = Annotated[
     float,
     typer.Option(
         "--effort",
         metavar="X",
-        help="Multiple of the default work budget of the search.",
+        help="Work of the search, as a multiple of the default.",
         rich_help_panel=SEARCH,
     ),
 ]
@@ -146,18 +151,24 @@ TimeLimit = Annotated[
     typer.Option(
         "--time-limit",
         metavar="S",
-        help="Ceiling on the search in seconds; a search that hits it is not repeatable.",
+        help="Stop the search after this many seconds; the plan may then differ from run to run.",
         rich_help_panel=SEARCH,
         show_default=False,
     ),
 ]
 TopK = Annotated[
     int,
-    typer.Option("--top-k", metavar="K", help="Plans to show, best first.", rich_help_panel=SEARCH),
+    typer.Option(
+        "--top-k", metavar="K", help="Number of plans to show, best first.", rich_help_panel=SEARCH
+    ),
 ]
 Search = Annotated[
     Searchers,
-    typer.Option("--search", help="Who proposes plans.", rich_help_panel=SEARCH),
+    typer.Option(
+        "--search",
+        help="The method that proposes plans; `all` uses every method.",
+        rich_help_panel=SEARCH,
+    ),
 ]
 
 From = Annotated[
@@ -165,8 +176,8 @@ From = Annotated[
     typer.Option(
         "--from",
         metavar="FILE",
-        help="Plan file (JSON) in use: the search starts from it and says what would move. Ranks "
-        "and hardware are the plan's unless flags say otherwise.",
+        help="The plan in use (JSON): the search starts from it, and the report says what would "
+        "move. Ranks and hardware are those of this plan unless you set them.",
         rich_help_panel=SEARCH,
         show_default=False,
     ),
@@ -176,7 +187,7 @@ MaxMoves = Annotated[
     typer.Option(
         "--max-moves",
         metavar="K",
-        help="Tables that may differ from --from; 0 only rates it.",
+        help="Number of tables that may differ from the plan of --from; 0 only predicts that plan.",
         rich_help_panel=SEARCH,
         show_default=False,
     ),
@@ -184,7 +195,9 @@ MaxMoves = Annotated[
 
 Json = Annotated[
     bool,
-    typer.Option("--json", help="One JSON object on stdout, nothing else.", rich_help_panel=OUTPUT),
+    typer.Option(
+        "--json", help="Print one JSON object on stdout and nothing else.", rich_help_panel=OUTPUT
+    ),
 ]
 Output = Annotated[
     Path | None,
@@ -200,6 +213,8 @@ Output = Annotated[
 Quiet = Annotated[
     bool,
     typer.Option(
-        "--quiet", help="Only the result in short; no progress, no notes.", rich_help_panel=OUTPUT
+        "--quiet",
+        help="Print the result in a few lines, without progress and notes.",
+        rich_help_panel=OUTPUT,
     ),
 ]

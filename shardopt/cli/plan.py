@@ -46,7 +46,7 @@ def plan(
     output: options.Output = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Search for the plan with the shortest predicted iteration time."""
+    """Search for the sharding plan with the shortest predicted iteration time."""
     from shardopt.api.setting import Machine
     from shardopt.cli.checks import check_search
     from shardopt.cli.output import check_writable

@@ -13,7 +13,7 @@ Model = Annotated[
     Path,
     typer.Argument(
         metavar="MODEL",
-        help="Model file (YAML), or folder of a generated benchmark, which takes no plan.",
+        help="Model file (YAML), or the folder of a generated benchmark, which needs no plan.",
         show_default=False,
     ),
 ]
@@ -38,10 +38,10 @@ def predict(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Predict the iteration time of given plans, side by side.
+    """Predict the iteration time of one or more plans.
 
-    Ranks and hardware are the plan's unless flags say otherwise. A folder that `bench generate`
-    wrote is predicted as `bench predict` does.
+    Ranks and hardware are those of the first plan unless you set them. A folder that `bench
+    generate` wrote is predicted as `bench predict` does.
     """
     from predictor.errors import InputError
 

@@ -20,8 +20,8 @@ Data = Annotated[
     list[Path],
     typer.Argument(
         metavar="DATA...",
-        help="Criteo TSV (.gz too), .npy, multi-hot .npz, Parquet, or what torch.save wrote "
-        "(KeyedJaggedTensors, dlrm_datasets). Several files are read as one.",
+        help="Criteo TSV (also .gz), .npy, multi-hot .npz, Parquet, or files of torch.save "
+        "(KeyedJaggedTensors, dlrm_datasets). Several files are read as one data set.",
         show_default=False,
     ),
 ]
@@ -30,7 +30,7 @@ Format = Annotated[
     typer.Option(
         "--format",
         metavar="NAME",
-        help="tsv, npy, npz, parquet or torch; the file name tells unless given.",
+        help="tsv, npy, npz, parquet or torch; by default the file name decides.",
         rich_help_panel=DATA,
         show_default=False,
     ),
@@ -41,7 +41,7 @@ Features = Annotated[
         "--features",
         "--columns",
         metavar="A,B,...",
-        help="Features to read; all unless given.",
+        help="Features to read, separated by commas; all by default.",
         rich_help_panel=DATA,
         show_default=False,
     ),
@@ -51,8 +51,8 @@ TableRows = Annotated[
     typer.Option(
         "--table-rows",
         metavar="N|FILE",
-        help="Rows of every table, or a YAML or JSON file with 'feature: rows'; the largest id "
-        "plus one unless given.",
+        help="Number of rows of every table, or a YAML or JSON file with 'feature: rows'; by "
+        "default the largest id plus one.",
         rich_help_panel=DATA,
         show_default=False,
     ),
@@ -62,34 +62,40 @@ ModelRows = Annotated[
     typer.Option(
         "--model",
         metavar="FILE",
-        help="Model file whose features are read, with the rows of their tables.",
+        help="Model file: its features are read, and its tables say how many rows there are.",
         rich_help_panel=DATA,
         show_default=False,
     ),
 ]
 Modulo = Annotated[
     bool,
-    typer.Option("--modulo", help="Take ids modulo the rows of their table.", rich_help_panel=DATA),
+    typer.Option(
+        "--modulo",
+        help="Take every id modulo the number of rows of its table.",
+        rich_help_panel=DATA,
+    ),
 ]
 MaxIds = Annotated[
     int,
     typer.Option(
         "--max-ids",
         metavar="N",
-        help="Distinct ids of a feature that are counted exactly; beyond, a sample of them is.",
+        help="Distinct ids per feature to count exactly; beyond that, a sample is counted.",
         rich_help_panel=DATA,
     ),
 ]
 ChunkRows = Annotated[
     int,
-    typer.Option("--chunk-rows", metavar="N", help="Samples read at once.", rich_help_panel=DATA),
+    typer.Option(
+        "--chunk-rows", metavar="N", help="Samples to read at once.", rich_help_panel=DATA
+    ),
 ]
 Checkpoint = Annotated[
     Path | None,
     typer.Option(
         "--checkpoint",
         metavar="FILE",
-        help="Save the state here now and then, and go on from it; removed at the end.",
+        help="Save progress in this file and continue from it; it is removed at the end.",
         rich_help_panel=options.OUTPUT,
         show_default=False,
     ),
@@ -100,7 +106,7 @@ Output = Annotated[
         "--output",
         "-o",
         metavar="FILE",
-        help="Write what 'index_distribution: {file, feature}' reads (.npz).",
+        help="Write the statistics to this .npz file, for `index_distribution: {file, feature}`.",
         rich_help_panel=options.OUTPUT,
         show_default=False,
     ),
@@ -108,7 +114,10 @@ Output = Annotated[
 Hot = Annotated[
     int,
     typer.Option(
-        "--hot", metavar="N", help="Hottest rows to list.", rich_help_panel=options.OUTPUT
+        "--hot",
+        metavar="N",
+        help="Number of hottest rows to list per feature.",
+        rich_help_panel=options.OUTPUT,
     ),
 ]
 
@@ -128,7 +137,7 @@ def stats(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Count a data sample: pooling factors, distinct rows, skew and hot rows of every feature."""
+    """Measure pooling factors, distinct rows, skew and hot rows of a data sample."""
     from shardopt.cli.output import check_writable, note, print_json
     from shardopt.report.stats import (
         Hints,

@@ -18,8 +18,8 @@ Files = Annotated[
     list[Path],
     typer.Argument(
         metavar="FILE...",
-        help="Kineto and execution traces: .json, .json.gz, .tar.gz, or folders of these; "
-        "one file a rank.",
+        help="Kineto and execution traces, one file per rank: .json, .json.gz, .tar.gz, or folders "
+        "of these.",
         show_default=False,
     ),
 ]
@@ -28,8 +28,8 @@ Timeline = Annotated[
     typer.Option(
         "--trace",
         metavar="FILE",
-        help="Write the predicted timeline beside the measured one, for Perfetto "
-        "(ui.perfetto.dev) or chrome://tracing.",
+        help="Write the measured and the predicted timeline to this file, for ui.perfetto.dev or "
+        "chrome://tracing.",
         rich_help_panel=options.OUTPUT,
         show_default=False,
     ),
@@ -40,7 +40,7 @@ OtherHardware = Annotated[
     typer.Option(
         "--hardware",
         metavar="NAME|FILE",
-        help="Predict the steps on this hardware instead.",
+        help="Predict the steps on this hardware.",
         rich_help_panel=WHAT_IF,
         show_default=False,
     ),
@@ -49,7 +49,7 @@ BatchScale = Annotated[
     float | None,
     typer.Option(
         metavar="X",
-        help="Predict the steps with X times the batch.",
+        help="Predict the steps with X times the batch size.",
         rich_help_panel=WHAT_IF,
         show_default=False,
     ),
@@ -58,7 +58,7 @@ LinkScale = Annotated[
     float | None,
     typer.Option(
         metavar="X",
-        help="Predict the steps with links among ranks X times as fast.",
+        help="Predict the steps with links between ranks that are X times as fast.",
         rich_help_panel=WHAT_IF,
         show_default=False,
     ),
@@ -68,7 +68,7 @@ Swap = Annotated[
     typer.Option(
         "--swap-plan",
         metavar="MODEL OLD NEW",
-        help="Predict the steps under plan NEW of MODEL; the trace was taken under OLD.",
+        help="Predict the steps under the plan NEW of MODEL; the trace was recorded under OLD.",
         rich_help_panel=WHAT_IF,
         show_default=False,
     ),
@@ -85,7 +85,7 @@ def trace(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Read PyTorch traces: where each step's time goes, predicted against measured."""
+    """Show where the time of each traced step goes, and predict the steps."""
     from predictor.trace.read import load_traces
     from shardopt.cli.output import check_writable, note, print_json
     from shardopt.explain.trace import summarise_trace

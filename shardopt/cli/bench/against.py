@@ -15,10 +15,10 @@ def against(
     ranks: bench.Ranks = 2,
     quiet: options.Quiet = False,
 ) -> None:
-    """Draw models, calibrate, and run TorchRec's own plan and ours of each for real.
+    """Draw random models, calibrate, and run the plans of TorchRec's planner and of shardopt.
 
-    `shardopt validate against-torchrec --data DIR` says what came of the batches in DIR.
-    Interrupted, the same command goes on from what is finished.
+    `shardopt validate against-torchrec --data DIR` reports the results of the folders in DIR. After
+    an interruption the same command continues with what is left.
     """
     from shardopt.bench.tasks.against import planners_plans
     from shardopt.bench.tasks.batch import Asked, run_batch

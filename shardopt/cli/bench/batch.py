@@ -31,9 +31,9 @@ def batch(
     ranks: bench.Ranks = 2,
     quiet: options.Quiet = False,
 ) -> None:
-    """Draw tasks, calibrate, and run a dozen plans of each task for real.
+    """Draw random models, calibrate, and run a dozen plans of each for real.
 
-    Interrupted, the same command goes on from what is finished.
+    After an interruption the same command continues with what is left.
     """
     from shardopt.bench.tasks.batch import Asked, run_batch
     from shardopt.cli.checks import check_number

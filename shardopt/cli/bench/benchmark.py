@@ -9,7 +9,8 @@ import typer
 
 CPU_RANKS = "cpu-gloo"
 Folder = Annotated[
-    Path, typer.Argument(metavar="DIR", help="What `bench generate` wrote.", show_default=False)
+    Path,
+    typer.Argument(metavar="DIR", help="Folder that `bench generate` wrote.", show_default=False),
 ]
 
 

@@ -31,7 +31,7 @@ Rounds = Annotated[
     typer.Option(
         "--rounds",
         metavar="N",
-        help="In each round, every model and its replay alternate in new processes.",
+        help="Number of rounds; each runs every model and its replay in new processes.",
         rich_help_panel=MEASURE,
     ),
 ]
@@ -55,7 +55,7 @@ def compare(
     work: Work = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Capture CPU models, generate their benchmarks, and time models against replays.
+    """Compare CPU models with the benchmarks generated from their traces.
 
     Calibration models are measured as well: their calls are timed inside their replays, and the
     kernel models that `bench predict --data DIR` uses are fitted on them.

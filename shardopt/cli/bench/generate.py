@@ -13,20 +13,21 @@ Traces = Annotated[
     list[Path],
     typer.Argument(
         metavar="TRACE...",
-        help="Execution traces, with their Kineto traces where there are any, or Kineto traces "
-        "alone: .json, .json.gz, .tar.gz, or folders of these; one of each a rank.",
+        help="Execution traces, with Kineto traces if there are any, or Kineto traces alone: "
+        ".json, .json.gz, .tar.gz, or folders of these; one of each per rank.",
         show_default=False,
     ),
 ]
 Folder = Annotated[
-    Path, typer.Option("-o", "--output", metavar="DIR", help="Made if it is not there.")
+    Path,
+    typer.Option("-o", "--output", metavar="DIR", help="Folder for the benchmark; it is created."),
 ]
 Indices = Annotated[
     str,
     typer.Option(
         "--indices",
         metavar="uniform|zipf:ALPHA",
-        help="How ids of lookups are drawn; traces do not hold them.",
+        help="Distribution of the ids of lookups, which traces do not hold.",
     ),
 ]
 Kept = Annotated[
@@ -34,20 +35,21 @@ Kept = Annotated[
     typer.Option(
         "--keep-annotation",
         metavar="NAME",
-        help="Write this annotation's name as it is; PyTorch's and TorchRec's own are kept, others "
-        "become numbers. Repeat it for more.",
+        help="Keep the name of this annotation; may be repeated. Names of PyTorch and TorchRec are "
+        "kept, all others become numbers.",
         show_default=False,
     ),
 ]
 Strict = Annotated[
-    bool, typer.Option("--strict", help="Refuse a trace of which something is left out.")
+    bool,
+    typer.Option("--strict", help="Stop with an error if an op of the trace would be left out."),
 ]
 Join = Annotated[
     bool,
     typer.Option(
         "--join",
-        help="Each TRACE is a job of its own (a folder for one of several ranks); an iteration "
-        "runs them one after the other.",
+        help="Treat each TRACE as a separate job (a folder if it has several ranks); an iteration "
+        "runs one after the other.",
     ),
 ]
 Scale = Annotated[
@@ -55,8 +57,8 @@ Scale = Annotated[
     typer.Option(
         "--scale",
         metavar="batch=N,tables=K",
-        help="N times the traces' batch; K copies of each embedding module, of which the dense "
-        "part reads the first.",
+        help="Multiply the batch of the trace by N; make K copies of each embedding module, of "
+        "which the dense part reads the first.",
         show_default=False,
     ),
 ]
@@ -65,7 +67,7 @@ Samples = Annotated[
     typer.Option(
         "--batch",
         metavar="N",
-        help="Samples of a rank in the trace, where its lookups do not tell; for --scale batch.",
+        help="Samples per rank in the trace, for --scale batch; needed if no lookup shows it.",
         show_default=False,
     ),
 ]
@@ -74,8 +76,8 @@ Tables = Annotated[
     typer.Option(
         "--tables",
         metavar="MODEL",
-        help="Model file with the tables that the lookups read, such as `shardopt stats` writes: "
-        "rows, widths, pooling factors and how ids are drawn. Traces do not hold them.",
+        help="Model file with the tables that the lookups read: rows, widths, pooling factors and "
+        "index distributions, which traces do not hold.",
         show_default=False,
     ),
 ]
@@ -84,8 +86,8 @@ Plan = Annotated[
     typer.Option(
         "--plan",
         metavar="PLAN",
-        help="The plan that the trace was recorded with, of shardopt or TorchRec: it says which "
-        "of --tables a rank has. Without it a rank has all of them.",
+        help="The plan that the trace was recorded with, of shardopt or TorchRec; it says which "
+        "of --tables each rank has. Without it every rank has all of them.",
         show_default=False,
     ),
 ]
@@ -94,8 +96,8 @@ Doubled = Annotated[
     typer.Option(
         "--doubled",
         metavar="TRACE",
-        help="The same job at twice the batch: it tells which sizes are the batch's where one "
-        "trace does not.",
+        help="A trace of the same job at twice the batch, for --scale batch; it shows which sizes "
+        "depend on the batch.",
         show_default=False,
     ),
 ]
@@ -116,13 +118,13 @@ def generate(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Turn traces into a program that replays them, without the model.
+    """Turn traces into a benchmark: a program that runs the same ops without the model.
 
-    A Kineto trace alone (recorded with record_shapes=True) does not tell tensors apart: ops take
-    ones made up front. Its last whole ProfilerStep is taken.
+    Run it with `shardopt bench replay DIR` or `torchrun DIR/benchmark.py`. It holds no parameter
+    values, ids, paths or names of hosts and users.
 
-    It holds no parameter values, ids, paths or names of hosts and users, and runs with
-    `shardopt bench replay DIR` or `torchrun DIR/benchmark.py`.
+    A Kineto trace alone (recorded with record_shapes=True) does not identify tensors, so ops use
+    tensors that are made beforehand; the last complete ProfilerStep is used.
     """
     from shardopt.cli.output import note, print_json
     from shardopt.formatting import plural

@@ -1,23 +1,26 @@
-"""``shardopt bench``: ``search`` times the planners, ``run`` runs plans, ``batch`` many tasks,
-``transformers`` training steps of transformers; ``generate`` makes a benchmark of a trace, which
-``replay`` runs, ``predict`` predicts, and ``compare`` times against the model that it came from."""
+"""``shardopt bench``: commands that run something for real, or prepare and predict what runs."""
 
 from __future__ import annotations
 
 import typer
 
-from shardopt.cli.bench import against as bench_against
-from shardopt.cli.bench import batch as bench_batch
-from shardopt.cli.bench import compare as bench_compare
-from shardopt.cli.bench import generate as bench_generate
-from shardopt.cli.bench import predict as bench_predict
-from shardopt.cli.bench import replay as bench_replay
-from shardopt.cli.bench import run as bench_run
-from shardopt.cli.bench import score as bench_score
-from shardopt.cli.bench import search as bench_search
-from shardopt.cli.bench import transformers as bench_transformers
+from shardopt.cli.bench import (
+    against,
+    batch,
+    compare,
+    generate,
+    predict,
+    replay,
+    run,
+    score,
+    search,
+    transformers,
+)
 
-app = typer.Typer(help="Measure for real: the planners themselves, and plans in training.")
+PLANS, TRACES = "Run plans", "Benchmarks made from traces"
+DEVELOPER = "Measure shardopt itself"
+
+app = typer.Typer(help="Run plans and benchmarks for real, and measure shardopt itself.")
 
 
 @app.callback()
@@ -25,15 +28,14 @@ def _bench() -> None:
     pass
 
 
-app.command("search")(bench_search.search)
-app.command("run")(bench_run.run)
-app.command("batch")(bench_batch.batch)
-app.command("against")(bench_against.against)
-app.command("score")(bench_score.score)
-app.command("transformers")(bench_transformers.transformers)
-app.command("generate")(bench_generate.generate)
-app.command("replay")(bench_replay.replay)
-app.command("predict")(bench_predict.predict)
-app.command("compare")(bench_compare.compare)
-# the name that the command had at first
-app.command("mystique", hidden=True)(bench_compare.compare)
+app.command("run", rich_help_panel=PLANS)(run.run)
+app.command("generate", rich_help_panel=TRACES)(generate.generate)
+app.command("replay", rich_help_panel=TRACES)(replay.replay)
+app.command("predict", rich_help_panel=TRACES)(predict.predict)
+app.command("compare", rich_help_panel=DEVELOPER)(compare.compare)
+app.command("mystique", hidden=True)(compare.compare)  # the former name
+app.command("score", rich_help_panel=DEVELOPER)(score.score)
+app.command("search", rich_help_panel=DEVELOPER)(search.search)
+app.command("batch", rich_help_panel=DEVELOPER)(batch.batch)
+app.command("against", rich_help_panel=DEVELOPER)(against.against)
+app.command("transformers", rich_help_panel=DEVELOPER)(transformers.transformers)

@@ -15,22 +15,32 @@ _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?\Z")
 
 Folder = Annotated[
     Path,
-    typer.Argument(metavar="FOLDER", help="Made if it is not there; taken up again if it is."),
+    typer.Argument(
+        metavar="FOLDER", help="Folder for the measurements; it is created, or continued."
+    ),
 ]
 Tasks = Annotated[
     str,
     typer.Option(
-        "--tasks", metavar="SEEDS", help="Such as 0-19 or 3,7,10-12.", rich_help_panel=MEASURE
+        "--tasks",
+        metavar="SEEDS",
+        help="Tasks to draw, such as 0-19 or 3,7,10-12.",
+        rich_help_panel=MEASURE,
     ),
 ]
 Rounds = Annotated[
     int,
-    typer.Option("--rounds", metavar="N", help="Each runs every plan.", rich_help_panel=MEASURE),
+    typer.Option(
+        "--rounds",
+        metavar="N",
+        help="Number of rounds; each runs every plan.",
+        rich_help_panel=MEASURE,
+    ),
 ]
 Block = Annotated[
     int,
     typer.Option(
-        "--block", metavar="N", help="Iterations of a plan in a round.", rich_help_panel=MEASURE
+        "--block", metavar="N", help="Iterations of a plan per round.", rich_help_panel=MEASURE
     ),
 ]
 LinkRate = Annotated[
@@ -38,15 +48,20 @@ LinkRate = Annotated[
     typer.Option(
         "--link",
         metavar="GBIT_S",
-        help="Two ranks as two hosts, over a link of so many Gbit/s each way; needs root and "
-        "iproute2.",
+        help="Run two ranks as two hosts over an emulated link of this rate (Gbit/s each way); "
+        "needs root and iproute2.",
         rich_help_panel=MEASURE,
         show_default=False,
     ),
 ]
 Ranks = Annotated[
     int,
-    typer.Option("--ranks", metavar="N", help="Processes, a core each.", rich_help_panel=MEASURE),
+    typer.Option(
+        "--ranks",
+        metavar="N",
+        help="Number of processes; each has one core.",
+        rich_help_panel=MEASURE,
+    ),
 ]
 
 

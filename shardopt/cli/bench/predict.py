@@ -15,7 +15,7 @@ Hardware = Annotated[
     typer.Option(
         "--hardware",
         metavar="NAME|FILE",
-        help="Profile of CPU ranks, for collectives.",
+        help="Profile of CPU ranks, whose collectives are used.",
         rich_help_panel=options.MACHINE,
     ),
 ]

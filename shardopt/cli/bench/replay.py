@@ -33,13 +33,20 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
-Which = Annotated[Subset, typer.Option("--subset", rich_help_panel=WHICH)]
+Which = Annotated[
+    Subset,
+    typer.Option(
+        "--subset",
+        help="Ops to run: all, only computation, or only collectives.",
+        rich_help_panel=WHICH,
+    ),
+]
 Names = Annotated[
     list[str] | None,
     typer.Option(
         "--ops",
         metavar="NAME",
-        help="Only this op, such as aten::mm or mm. Repeat it for more.",
+        help="Run only this op, such as aten::mm or mm; may be repeated.",
         rich_help_panel=WHICH,
         show_default=False,
     ),
@@ -49,7 +56,7 @@ From = Annotated[
     typer.Option(
         "--from-annotation",
         metavar="NAME",
-        help="Only what ran under this annotation.",
+        help="Run only what the trace has under this annotation.",
         rich_help_panel=WHICH,
         show_default=False,
     ),
@@ -59,7 +66,7 @@ Ranks = Annotated[
     typer.Option(
         "--ranks",
         metavar="N",
-        help="Processes; as many as the traced job had unless given.",
+        help="Number of processes; by default as many as the traced job had.",
         rich_help_panel=WHICH,
         show_default=False,
     ),
@@ -69,7 +76,7 @@ Indices = Annotated[
     typer.Option(
         "--indices",
         metavar="uniform|zipf:ALPHA",
-        help="How ids of lookups are drawn.",
+        help="Distribution of the ids of lookups; by default that of `bench generate`.",
         rich_help_panel=WHICH,
         show_default=False,
     ),
@@ -79,27 +86,43 @@ Imports = Annotated[
     typer.Option(
         "--import",
         metavar="MODULE",
-        help="Import this first: it registers ops of its own. Repeat it for more.",
+        help="Import this module first, because it registers ops; may be repeated.",
         rich_help_panel=WHICH,
         show_default=False,
     ),
 ]
 Where = Annotated[
-    Device, typer.Option("--device", help="auto: GPUs if there are.", rich_help_panel=MEASURE)
+    Device,
+    typer.Option(
+        "--device", help="Where ops run; auto uses GPUs if there are any.", rich_help_panel=MEASURE
+    ),
 ]
-WarmUp = Annotated[int, typer.Option("--warm-up", metavar="N", rich_help_panel=MEASURE)]
-Iterations = Annotated[int, typer.Option("--iterations", metavar="N", rich_help_panel=MEASURE)]
+WarmUp = Annotated[
+    int,
+    typer.Option(
+        "--warm-up",
+        metavar="N",
+        help="Iterations before the measurement.",
+        rich_help_panel=MEASURE,
+    ),
+]
+Iterations = Annotated[
+    int,
+    typer.Option(
+        "--iterations", metavar="N", help="Iterations to measure.", rich_help_panel=MEASURE
+    ),
+]
 Profile = Annotated[
     Path | None,
     typer.Option(
         "--profile",
         metavar="FOLDER",
-        help="Capture one more iteration: an execution trace and a Kineto trace a rank.",
+        help="Record one more iteration as an execution trace and a Kineto trace per rank.",
         rich_help_panel=MEASURE,
         show_default=False,
     ),
 ]
-Strict = Annotated[bool, typer.Option("--strict", help="Refuse to run if an op cannot.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Stop with an error if an op cannot run.")]
 
 
 def replay(
@@ -118,9 +141,9 @@ def replay(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Run a generated benchmark: warm up, time iterations, and report how much of it ran.
+    """Run a generated benchmark and report its time and how much of the trace it covers.
 
-    Started by torchrun, this process is one of its ranks.
+    Starts one process per rank; under torchrun this process is one of the ranks.
     """
     from predictor.errors import InputError
     from shardopt.cli.checks import check_number

@@ -28,14 +28,16 @@ class Backend(StrEnum):
 
 BackendOption = Annotated[
     Backend,
-    typer.Option("--backend", help="gloo: CPU cores; nccl: GPUs.", rich_help_panel=bench.MEASURE),
+    typer.Option(
+        "--backend", help="gloo runs on CPU cores, nccl on GPUs.", rich_help_panel=bench.MEASURE
+    ),
 ]
 Warmup = Annotated[
     str,
     typer.Option(
         "--warmup",
         metavar="auto|N",
-        help="Rounds before measuring; auto: until no plan becomes faster.",
+        help="Rounds before the measurement; auto warms up until no plan becomes faster.",
         rich_help_panel=bench.MEASURE,
     ),
 ]
@@ -44,7 +46,7 @@ OrderSeed = Annotated[
     typer.Option(
         "--seed",
         metavar="N",
-        help="Of the batches and of the order of plans.",
+        help="Seed of the input batches and of the order of the plans.",
         rich_help_panel=bench.MEASURE,
     ),
 ]
@@ -54,7 +56,7 @@ RowsFile = Annotated[
         "--output",
         "-o",
         metavar="FILE",
-        help="Rows file, written after every round; taken up again if it is there.",
+        help="File for the measured rows, written after every round; an existing one is continued.",
         rich_help_panel=options.OUTPUT,
         show_default=False,
     ),
@@ -77,9 +79,9 @@ def run(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Run plans for real with TorchRec, in turns, and save every sample.
+    """Run plans for real with TorchRec, interleaved, and save every sample.
 
-    Starts one process a rank on this machine, or joins those that torchrun has started.
+    Starts one process per rank on this machine, or joins the processes that torchrun started.
     """
     from dataclasses import replace
 

@@ -14,13 +14,19 @@ MAX_REPEAT = 1000
 Count = Annotated[
     int,
     typer.Option(
-        "--count", metavar="N", help="Plans per round and kind.", rich_help_panel=options.SEARCH
+        "--count",
+        metavar="N",
+        help="Plans to score per round and kind.",
+        rich_help_panel=options.SEARCH,
     ),
 ]
 Repeat = Annotated[
     int,
     typer.Option(
-        "--repeat", metavar="N", help="Rounds; medians are shown.", rich_help_panel=options.SEARCH
+        "--repeat",
+        metavar="N",
+        help="Number of rounds; the medians are shown.",
+        rich_help_panel=options.SEARCH,
     ),
 ]
 
@@ -41,7 +47,7 @@ def score(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Time the objective of the search: plans scored a second, whole ones and neighbours."""
+    """Measure how many plans per second the predictor scores."""
     from shardopt.api.setting import Machine
     from shardopt.cli.checks import check_number
     from shardopt.cli.output import note

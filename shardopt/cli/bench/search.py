@@ -19,12 +19,15 @@ SUITE = "A suite of instances"
 
 Model = Annotated[
     Path | None,
-    typer.Argument(metavar="[MODEL]", help="The model file; left out with --suite."),
+    typer.Argument(metavar="[MODEL]", help="Model file (YAML); leave it out with --suite."),
 ]
 Repeat = Annotated[
     int,
     typer.Option(
-        "--repeat", metavar="N", help="Rounds; medians are shown.", rich_help_panel=options.SEARCH
+        "--repeat",
+        metavar="N",
+        help="Number of rounds; the medians are shown.",
+        rich_help_panel=options.SEARCH,
     ),
 ]
 Suite = Annotated[
@@ -43,7 +46,7 @@ Rows = Annotated[
         "-o",
         "--output",
         metavar="CSV",
-        help="Rows of the suite; taken up again if it is there.",
+        help="File for the rows of the suite; an existing one is continued.",
         rich_help_panel=SUITE,
         show_default=False,
     ),
@@ -53,7 +56,7 @@ Only = Annotated[
     typer.Option(
         "--only",
         metavar="PATTERN",
-        help="Instances whose name matches, such as '100x8-*'.",
+        help="Run only instances whose name matches, such as '100x8-*'.",
         rich_help_panel=SUITE,
         show_default=False,
     ),
@@ -63,7 +66,7 @@ Planners = Annotated[
     typer.Option(
         "--planners",
         metavar="NAMES",
-        help="Planners to run, with commas; all unless given.",
+        help="Planners to run, separated by commas; all by default.",
         rich_help_panel=SUITE,
         show_default=False,
     ),
@@ -73,7 +76,7 @@ WriteDocs = Annotated[
     typer.Option(
         "--write-docs",
         metavar="FILE",
-        help="Write what the rows say to this file: docs/benchmarks.md.",
+        help="Also write the results to this Markdown page, such as docs/benchmarks.md.",
         rich_help_panel=SUITE,
         show_default=False,
     ),
@@ -102,9 +105,10 @@ def search(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Time the search beside TorchRec's own planner, and compare the two plans.
+    """Compare the search with TorchRec's planner: time to plan, and predicted plans.
 
-    With --suite: every planner on every instance. Interrupted, the same command goes on.
+    With --suite, every planner runs on every instance. After an interruption the same command
+    continues with what is left.
     """
     from predictor.errors import InputError
     from shardopt.api.setting import Machine

@@ -13,7 +13,10 @@ from shardopt.cli.bench.options import MAX_ROUNDS, MEASURE
 Output = Annotated[
     Path,
     typer.Option(
-        "-o", "--output", metavar="DIR", help="Made if it is not there; taken up again if it is."
+        "-o",
+        "--output",
+        metavar="DIR",
+        help="Folder for the measurements; it is created, or continued.",
     ),
 ]
 Rounds = Annotated[
@@ -21,7 +24,7 @@ Rounds = Annotated[
     typer.Option(
         "--rounds",
         metavar="N",
-        help="In each, every shape runs three steps.",
+        help="Number of rounds; each runs three steps of every shape.",
         rich_help_panel=MEASURE,
     ),
 ]
@@ -30,7 +33,7 @@ Ranks = Annotated[
     typer.Option(
         "--ranks",
         metavar="N,N",
-        help="1 for one process, 2 for two with DistributedDataParallel over gloo.",
+        help="1 for one process, 2 for DistributedDataParallel on two, 1,2 for both.",
         rich_help_panel=MEASURE,
     ),
 ]
@@ -39,9 +42,9 @@ Ranks = Annotated[
 def transformers(
     output: Output, rounds: Rounds = 8, ranks: Ranks = "1,2", quiet: options.Quiet = False
 ) -> None:
-    """Time training steps on CPU cores, for `shardopt validate transformers-cpu`.
+    """Measure training steps of transformers, for `shardopt validate transformers-cpu`.
 
-    Interrupted, the same command goes on from what is finished.
+    After an interruption the same command continues with what is left.
     """
     from predictor.errors import InputError
     from shardopt.bench.transformers.run import RANKS, run_transformers

@@ -13,9 +13,10 @@ Tune = Annotated[
     typer.Option(
         "--tune",
         metavar="KNOBS",
-        help="Also choose these, separated by commas: batch_size, pipeline, qcomm, bucket, cw_min, "
-        "cache_ratio, hosts, hbm. With values: batch_size=2048:16384 (doubling), "
-        "batch_size=4096:16384:4096 (in steps) or qcomm=fp32/bf16 (these). See docs/tuning.md.",
+        help="Settings to choose as well, separated by commas: batch_size, pipeline, qcomm, "
+        "bucket, cw_min, cache_ratio, hosts, hbm. Values can be given: batch_size=2048:16384 "
+        "doubles, batch_size=4096:16384:4096 goes in steps, qcomm=fp32/bf16 is a list. See "
+        "docs/tuning.md.",
         rich_help_panel=TUNING,
         show_default=False,
     ),
@@ -26,8 +27,8 @@ Objectives = Annotated[
         "--objectives",
         metavar="NAMES",
         help="What --tune minimises: time (per sample), memory (of the fullest rank) or gpu_hours "
-        "(per sample). Several, separated by commas, give a Pareto front. time unless given; "
-        "gpu_hours where hosts are tuned.",
+        "(per sample). Several, separated by commas, give a Pareto front. The default is time, "
+        "or gpu_hours if hosts are tuned.",
         rich_help_panel=TUNING,
         show_default=False,
     ),
@@ -37,7 +38,7 @@ Trials = Annotated[
     typer.Option(
         "--trials",
         metavar="N",
-        help="Settings to try, over all machines that share the study; 24 unless given.",
+        help="Number of settings to try, over all machines that share the study; 24 by default.",
         rich_help_panel=TUNING,
         show_default=False,
     ),
@@ -48,8 +49,8 @@ Storage = Annotated[
         "--storage",
         metavar="URL",
         help="Keep the study in a database (postgresql://user@host/name, sqlite:///tune.db) or a "
-        "journal file (journal:PATH, or a path that ends in .journal or .log): to go on later, and "
-        "for many machines to share.",
+        "journal file (journal:PATH, or a path that ends in .journal or .log), to continue it "
+        "later or to share it between machines.",
         rich_help_panel=TUNING,
         show_default=False,
     ),
@@ -59,7 +60,7 @@ Study = Annotated[
     typer.Option(
         "--study",
         metavar="NAME",
-        help="Name of the study in --storage; made from the model and the flags unless given.",
+        help="Name of the study in --storage; by default it is made from the model and the flags.",
         rich_help_panel=TUNING,
         show_default=False,
     ),
