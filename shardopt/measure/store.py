@@ -4,6 +4,8 @@ Rows are lines of CSV under a header, or a JSON object a line; a `RowKind` says 
 `RowsFile` adds rows one at a time and has each on the disk before it goes on, so that a run that is
 killed continues from its file: the line that it was writing is cut off, and is measured again.
 Files that are not lists of rows but one JSON document are read by `read_json`.
+
+Why: docs/decisions/0034.
 """
 
 from __future__ import annotations
