@@ -35,7 +35,6 @@ STILL_NAMING_FLAGS: tuple[str, ...] = (
     "shardopt/ranks/",
     "shardopt/replay/",
     "shardopt/stats/",
-    "shardopt/validate/",
 )
 MACHINE_PATH = re.compile(r"(?<![\w./~$}-])/(work|root|farm|home/\w+|Users/\w+|tmp/\w+)/")
 

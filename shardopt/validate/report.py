@@ -168,13 +168,14 @@ def data_folder(folder: Path, needed: Sequence[str], *, every: bool = False) -> 
     """
     if not folder.is_dir():
         raise InputError(
-            f"--data {folder}: no such directory; docs/data.md lists the public files that the "
-            f"suites read and where they lie (here: {', '.join(needed)})"
+            f"{folder}: no such directory; docs/data.md lists the public files that the suites "
+            f"read and where they are published (here: {', '.join(needed)})",
+            inputs=("data",),
         )
     missing = [name for name in needed if not (folder / name).is_file()]
     if missing and (every or len(missing) == len(needed)):
         raise InputError(
-            f"--data {folder}: holds no {' and no '.join(missing)}; docs/data.md says where to "
-            "get it"
+            f"{folder}: holds no {' and no '.join(missing)}; docs/data.md says where to get it",
+            inputs=("data",),
         )
     return folder

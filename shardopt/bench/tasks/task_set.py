@@ -104,7 +104,7 @@ def load_task_sets(folder: Path, hint: str) -> list[TaskSet]:
     folders = task_set_folders(folder)
     if not folders:
         found = "holds no batch" if folder.is_dir() else "no such directory"
-        raise InputError(f"{folder}: {found}; give --data DIR, {hint}")
+        raise InputError(f"{folder}: {found}; give {hint}", inputs=("data",))
     return [load_task_set(path) for path in folders]
 
 

@@ -86,7 +86,7 @@ def validate_against_torchrec(folder: Path) -> Report:
     """
     batches = load_task_sets(
         folder,
-        "a folder of batches that `shardopt bench against DIR/BATCH --tasks SEEDS` has measured",
+        "a folder of batches that `shardopt bench against` has measured",
     )
     quiet = [(batch, _quiet(_check_plans(task))) for batch in batches for task in batch.tasks]
     tasks = [predict_task(batch, task) for batch, task in quiet if _enough(task)]
@@ -99,7 +99,7 @@ def validate_against_torchrec(folder: Path) -> Report:
             *(text for batch in batches for text in batch.skipped),
             *(
                 f"{batch.name} {task.name}: only {len(task.rows.rounds)} rounds without other "
-                "work; ask `shardopt bench against` for more --rounds"
+                "work; measure more rounds with `shardopt bench against`"
                 for batch, task in quiet
                 if not _enough(task)
             ),

@@ -190,8 +190,9 @@ def named_inputs() -> dict[str, str]:
             raised = (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Raise))
             for node in (node for error in raised for node in ast.walk(error)):
                 if isinstance(node, ast.keyword) and node.arg == "inputs":
-                    names = [x.value for x in ast.walk(node.value) if isinstance(x, ast.Constant)]
-                    found.update({name: str(path) for name in names if isinstance(name, str)})
+                    lists = (x for x in ast.walk(node.value) if isinstance(x, ast.Tuple))
+                    names = (name for of in lists for name in of.elts)
+                    found.update({n.value: str(path) for n in names if isinstance(n, ast.Constant)})
     return found
 
 

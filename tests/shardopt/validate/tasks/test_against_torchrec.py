@@ -124,8 +124,8 @@ def test_a_task_with_too_few_quiet_rounds_is_named(report: Report, lab: Any) -> 
     found = validate_against_torchrec(lab.root)
     assert [row["task"] for row in table(found, "tasks")] == ["batch-1 task-002"]
     assert found.skipped == (
-        "batch-1 task-001: only 5 rounds without other work; ask `shardopt bench against` for "
-        "more --rounds",
+        "batch-1 task-001: only 5 rounds without other work; measure more rounds "
+        "with `shardopt bench against`",
     )
 
 

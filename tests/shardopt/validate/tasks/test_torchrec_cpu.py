@@ -182,7 +182,7 @@ def test_a_corrupted_rows_file_is_named_with_its_line(lab) -> None:
         validate_torchrec_cpu(lab.root)
     csv = lab.folder / "calibration.rows.csv"
     csv.write_text(csv.read_text().replace('"bytes"":1024', '"bytes"":', 1))
-    with pytest.raises(InputError, match=r"calibration\.rows\.csv:2: not a row"):
+    with pytest.raises(InputError, match=r"calibration\.rows\.csv:2: not a calibration row"):
         validate_torchrec_cpu(lab.root)
 
 
