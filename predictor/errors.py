@@ -1,4 +1,4 @@
-"""Errors that carry their exit code, so that every door (CLI, hook, library) tells the same story.
+"""Errors with their exit codes, so that CLI, hook and library report the same.
 
 Exit codes are those of the command-line contract: 2 bad usage or input, 3 no feasible plan,
 4 hardware profile missing or asked outside its measured range.

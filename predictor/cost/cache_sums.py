@@ -1,4 +1,4 @@
-"""UVM caches of many plans: what the shards of each launch bring to the one that they share."""
+"""UVM caches of many plans: sums what the shards of each launch add to their shared cache."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from predictor.model.plan import TablePlan
 Array = NDArray[np.float64]
 Ints = NDArray[np.intp]
 Filled = dict[int, Array]
-"""Lookup group -> what fills its caches, ``[ranks, shared_cache.COLUMNS]``."""
+"""Lookup group -> contents of its caches, ``[ranks, shared_cache.COLUMNS]``."""
 
 
 class CacheSums:
-    """Remembers what numbered shardings bring to which ranks' caches, and adds it up."""
+    """Stores what numbered shardings add to the caches of which ranks, and sums it."""
 
     def __init__(self, shards: ShardLoads) -> None:
         self.shards = shards
@@ -25,7 +25,7 @@ class CacheSums:
         self._known: dict[int, tuple[int, Ints, Array]] = {}
 
     def append(self, number: int, index: int, plan: TablePlan, group: int) -> None:
-        """Take note of a table's sharding if it uses a cache."""
+        """Store a table's sharding if it uses a cache."""
         per_rank: dict[int, Array] = {}
         for shard in plan.shards:
             cache = self.shards.cache_of_shard(index, plan, shard)
@@ -36,7 +36,7 @@ class CacheSums:
             self._known[number] = group, ranks, np.stack([*per_rank.values()])
 
     def filled(self, numbers: Ints) -> Filled:
-        """What the shardings of one plan bring together."""
+        """Sum of what the shardings of one plan add."""
         found: Filled = {}
         for number in numbers.tolist() if self._known else ():
             self._put(found, number, 1.0)
@@ -50,13 +50,13 @@ class CacheSums:
             filled[group][ranks] += sign * brought
 
     def add_sharing(self, times: Array, chosen: Selection, place: Ints, base: Filled) -> None:
-        """Add what lookups fetch beyond their shards with caches of their own, less the base's.
+        """Add, in place, the fetches that sharing a cache adds to lookups, less those of the base.
 
         Args:
             times: ``[groups, ranks, plans]`` in ms.
-            chosen: what plans have beside the base.
+            chosen: shardings in which plans differ from the base.
             place: lookup group -> its position in ``times``; the number of groups if nowhere.
-            base: what fills the caches of the base.
+            base: contents of the base's caches.
         """
         if not self._known:
             return

@@ -50,7 +50,7 @@ OPS: tuple[Op, ...] = ("all_to_all", "all_reduce", "reduce_scatter", "all_gather
 # points an octave keep the chord within 0.1 % of a curve that bends once an octave.
 _FIRST_OCTAVE, _LAST_OCTAVE, _PER_OCTAVE = 8, 38, 16
 _LARGE = 2.0**36
-"""A message of which only the bandwidth is left."""
+"""A message so large that only the bandwidth counts."""
 
 
 def bus_factor(op: str, ranks: int) -> float:

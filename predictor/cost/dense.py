@@ -1,6 +1,6 @@
 """The dense part of a DLRM as layers with their kernel times: MLPs, interaction, loss, optimizer.
 
-What the layers are is fixed by the model file: Linear then ReLU, but for the last of the top MLP;
+The model file fixes the layers: Linear then ReLU, except for the last of the top MLP;
 `dot`, `concat` or low-rank DCN v2 (Wang et al. 2021, eq. 5) between them; binary cross-entropy.
 """
 
@@ -108,7 +108,7 @@ class DenseLayers:
         return Layer("loss", 2 * forward, 2 * forward, 8, 4, 0)
 
     def optimizer_ms(self, parameters: float | Array) -> Array:
-        """One dense optimizer step over so many fp32 elements; none cost nothing."""
+        """One dense optimizer step over ``parameters`` fp32 elements; 0 for none."""
         size = np.asarray(OPTIMIZER_PASSES[self.dense.optimizer] * 4 * np.asarray(parameters))
         return np.where(size > 0, memory_ms(self.hardware, size), 0.0)
 
@@ -150,7 +150,7 @@ class DenseLayers:
         return Layer(name, forward, backward, 1 + relu, kernels, width * out + out)
 
     def _cross(self, name: str, dcn: DcnV2) -> Layer:
-        """``x0 * (W (V x) + b) + x``: two GEMMs and one fused-free elementwise chain."""
+        """``x0 * (W (V x) + b) + x``: two GEMMs and a chain of elementwise kernels."""
         width, rank, batch = self.interaction_width, dcn.low_rank_dim, self.batch
         gemms = self._gemm(batch, rank, width) + self._gemm(batch, width, rank)
         weight_gradients = self._gemm(rank, width, batch) + self._gemm(width, rank, batch)

@@ -1,8 +1,8 @@
-"""What every table's sharding puts on the ranks, as rows of one array that add up fast.
+"""Sums the loads of many plans at once.
 
-A sharding gets a number the first time it is asked for. What it puts on all ranks alike is one row,
-whatever else it puts on a rank is another, so that a plan is a few rows a table however many ranks
-there are, and the loads of many plans are sums over selected rows.
+Every sharding of a table gets a number when it first occurs. The load that it puts on all ranks
+alike is one row of an array, and what a rank has beyond that is another row. So a plan takes a few
+rows per table on any number of ranks, and the loads of many plans are sums over selected rows.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class GrowingArray:
 
     @property
     def array(self) -> NDArray[Any]:
-        """All that was put on it, ``[..., size]``."""
+        """All values so far, ``[..., size]``."""
         return self._held[..., : self.size]
 
     def extend(self, more: NDArray[Any]) -> None:
-        """Put ``[..., count]`` on top."""
+        """Append values ``[..., count]``."""
         end = self.size + more.shape[-1]
         if end > self._held.shape[-1]:
             held = np.zeros((*self._held.shape[:-1], 2 * end), dtype=self._held.dtype)
@@ -46,7 +46,7 @@ class GrowingArray:
 
 
 class RankRows:
-    """Values of numbered things on some ranks each, ``[columns]`` a rank."""
+    """Numbered items, each with values ``[columns]`` on some of the ranks."""
 
     def __init__(self, columns: int) -> None:
         self._first, self._count = GrowingArray(dtype=int), GrowingArray(dtype=int)
@@ -55,20 +55,20 @@ class RankRows:
         self._used = np.zeros(columns, dtype=bool)
 
     def append(self, ranks: Ints, values: Array) -> None:
-        """The next thing, with values ``[ranks, columns]``."""
+        """Add the next item, with values ``[ranks, columns]``."""
         self._new.append((ranks, values))
 
-    def of(self, things: Ints) -> tuple[Ints, Ints, Ints]:
-        """The rows of many things: their position in ``things``, ranks, and rows of `column`."""
+    def of(self, items: Ints) -> tuple[Ints, Ints, Ints]:
+        """The rows of many items: of each its position in ``items``, rank and index in `column`."""
         self._take_in()
-        count = self._count.array[things]
-        owner = np.repeat(np.arange(len(things)), count)
-        begin = self._first.array[things] - np.cumsum(count) + count
+        count = self._count.array[items]
+        owner = np.repeat(np.arange(len(items)), count)
+        begin = self._first.array[items] - np.cumsum(count) + count
         rows = np.arange(len(owner)) + begin[owner]
         return owner, self._ranks.array[rows], rows
 
     def _take_in(self) -> None:
-        """Many new things at once cost little more than one."""
+        """Append all new items at once, which costs little more than appending one."""
         if self._new:
             ranks, values = (np.concatenate(side) for side in zip(*self._new, strict=True))
             count = np.array([len(one) for one, _ in self._new])
@@ -90,7 +90,7 @@ class RankRows:
 
 
 class LoadSums:
-    """Numbers the shardings of all tables and holds their loads; see the module's text."""
+    """Numbers the shardings of tables and sums their loads; see the module's docstring."""
 
     def __init__(self, shards: ShardLoads) -> None:
         self.shards = shards
@@ -127,13 +127,13 @@ class LoadSums:
         self.alone.append(ranks, per_rank)
 
     def load(self, number: int) -> Array:
-        """What one sharding puts on the ranks, ``[ranks, COLUMNS]``, but for its latencies."""
+        """Load of one sharding without its longest latencies, ``[ranks, COLUMNS]``."""
         one = Selection(np.array([number]), np.zeros(1, dtype=np.intp), None)
         nowhere_else = np.zeros(self._group.size, dtype=np.intp)
         return np.asarray(self.totals(one, 1, nowhere_else, 1)[:, 0, :, 0].T)
 
     def group(self, numbers: Ints) -> Ints:
-        """The lookup groups of numbered shardings, in their shape."""
+        """Lookup group of each numbered sharding, in the shape of ``numbers``."""
         return np.asarray(self._group.array[numbers])
 
     def most(self, groups: Ints) -> Array:
@@ -144,7 +144,7 @@ class LoadSums:
         """Summed loads ``[COLUMNS, groups, ranks, plans]`` without the longest latencies.
 
         Args:
-            place: lookup group -> where it lies on the second axis; ``groups`` if nowhere.
+            place: lookup group -> its position on the second axis; ``groups`` for groups left out.
         """
         total = np.zeros((COLUMNS, groups, self.world_size, plans))
         at = place[self.group(chosen.numbers)]
@@ -171,7 +171,7 @@ class LoadSums:
         """Enter the longest latencies of shardings into ``[COLUMNS, groups, ranks, plans]``.
 
         Args:
-            at: where the lookup group of each lies on the second axis.
+            at: position of each sharding's lookup group on the second axis.
         """
         _, groups, _, plans = total.shape
         for rows, width in ((self._longest, self.world_size), (self._longest_everywhere, 1)):
@@ -191,7 +191,7 @@ class Selection:
     Args:
         numbers: of the shardings.
         owners: plan of each.
-        signs: 1.0 for what is there, -1.0 for what is taken away; None if all is there.
+        signs: 1.0 for shardings to add, -1.0 for those to subtract; None: add all.
     """
 
     numbers: Ints
@@ -200,7 +200,7 @@ class Selection:
 
 
 def _per_rank(ranks: Ints, loads: Array) -> tuple[Ints, Array]:
-    """Ranks, each once, and what the shards on each add up to."""
+    """Ranks without repetition, and the summed load of the shards on each."""
     once, where = np.unique(ranks, return_inverse=True)
     total = np.zeros((len(once), COLUMNS))
     for at, load in zip(where, loads, strict=True):

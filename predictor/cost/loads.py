@@ -82,7 +82,7 @@ COLUMNS = len(Load)
 SHARED = slice(Load.SHARED_2_MS, Load.SHARED_16_MS + 1)
 LONGEST = slice(Load.FORWARD_LONGEST_MS, COLUMNS)
 LAUNCH = (Load.SHARDS, *range(Load.ROWS, COLUMNS))
-"""Columns that say of a launch what its shards alone do not; zero where shards are mixed."""
+"""Columns about a launch as a whole; zero where loads of several groups are mixed."""
 
 
 @dataclass(frozen=True)
@@ -120,14 +120,14 @@ def group_of(table: Table, plan: TablePlan, train_pipeline: str) -> LookupGroup:
 
 
 def add(total: Array, load: Array) -> None:
-    """Put a load ``[..., COLUMNS]`` on top of others, in place."""
+    """Add a load ``[..., COLUMNS]`` to others, in place."""
     longest = np.maximum(total[..., LONGEST], load[..., LONGEST])
     total += load
     total[..., LONGEST] = longest
 
 
 class ShardLoads:
-    """Computes and remembers the load of every shard it is asked for.
+    """Computes the loads of shards, and keeps them.
 
     Args:
         workload, topology, hardware: what is trained, on which ranks, with which costs.
@@ -147,13 +147,14 @@ class ShardLoads:
     def of_shard(self, index: int, plan: TablePlan, shard: Shard) -> Array:
         """Load vector ``[COLUMNS]`` of one shard; it does not depend on the shard's rank.
 
-        A ``fused_uvm_caching`` shard has a cache of its own in it, see `cache_of_shard`.
+        For ``fused_uvm_caching`` it counts as if no other shard shared the cache; see
+        `cache_of_shard`.
         """
         return self._of(index, plan, shard)[0]
 
     def cache_of_shard(self, index: int, plan: TablePlan, shard: Shard) -> Array | None:
-        """What one shard adds to the cache of its launch, ``[shared_cache.COLUMNS]``; None of a
-        shard that uses none."""
+        """What one shard adds to the cache of its launch, ``[shared_cache.COLUMNS]``; None if the
+        shard uses no cache."""
         return self._of(index, plan, shard)[1]
 
     def _of(self, index: int, plan: TablePlan, shard: Shard) -> tuple[Array, Array | None]:
@@ -191,7 +192,7 @@ class ShardLoads:
         return total, cache
 
     def _lookups(self, table: Table, plan: TablePlan, shard: Shard) -> list[LookupShard]:
-        """What every feature of a table asks of a shard."""
+        """The lookups of every feature of a table in a shard."""
         return [self._lookup(table, feature, plan, shard) for feature in table.features]
 
     def _lookup(self, table: Table, feature: Feature, plan: TablePlan, shard: Shard) -> LookupShard:
@@ -218,7 +219,7 @@ class ShardLoads:
         )
 
     def _load(self, lookup: LookupShard) -> Array:
-        """Load of one feature of a shard, but for filling the UVM cache."""
+        """Load of one feature of a shard, without filling the UVM cache."""
         load = np.zeros(COLUMNS)
         load[Load.IDS] = lookup.ids
         load[Load.WEIGHTED_IDS] = lookup.ids if lookup.weighted else 0.0
@@ -235,7 +236,7 @@ class ShardLoads:
             if filling_column(self.workload) is Load.PREFETCH_MS:
                 read = filled
         load[Load.FORWARD_MS] = forward_ms(filled, self.hardware)
-        # optimizer states stay in host memory, whatever the cache holds
+        # optimizer states stay in host memory, they are never cached
         load[Load.BACKWARD_MS] = backward_ms(lookup, self.hardware)
         load[Load.SORTED] = lookup.ids * sort_passes(lookup.rows, self.hardware)
         load[SHARED] = sharing_ms(filled, self.hardware)
@@ -252,9 +253,9 @@ def filling_column(workload: Workload) -> Load:
 def shard_bins(table: Table, feature: Feature, shard: Shard) -> Bins:
     """The rows of a shard with their draw probabilities over the whole table.
 
-    A distribution that was measured by id range says itself which rows a shard has. Of others, with
-    ``id_order: frequency`` low ids are hot, so a row range is a range of popularity ranks and the
-    first row-wise shard is the hot one. Shuffled ids give every range an equal share.
+    A distribution that was measured by id range knows the rows of a shard. For the others, with
+    ``id_order: frequency`` low ids are hot: a row range is a range of popularity ranks, and the
+    first row-wise shard is the hot one. With random ids every range gets an equal share.
     """
     bins = feature.distribution.bins(table.num_embeddings)
     first, rows = shard.offset[0], shard.size[0]
@@ -270,7 +271,7 @@ def shard_bins(table: Table, feature: Feature, shard: Shard) -> Bins:
 
 
 def _rows_differ(feature: Feature) -> bool:
-    """Whether row ranges of one size may differ in load."""
+    """Whether row ranges of the same size can differ in load."""
     measured = isinstance(feature.distribution, EmpiricalByRange)
     return measured or feature.id_order == "frequency"
 

@@ -31,7 +31,7 @@ TRUSTED_ERROR = 0.01
 SMOOTHING = 0.05
 """Weight of the penalty on cost steps between neighbouring bands, against relative errors of 1."""
 SMALL_BYTES = 65536
-"""Latency-bound sizes, whose error is reported apart."""
+"""Messages up to this size are bound by latency; their error is reported separately."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def fit_curve(
 
     Non-negative least squares on the latency, its growth with log2 of the ranks (where the rows
     have several rank counts) and the marginal cost of every band; neighbouring bands that the rows
-    do not tell apart are pulled together.
+    cannot distinguish are pulled together.
 
     Args:
         latency_us: taken as given instead of fitted.

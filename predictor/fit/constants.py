@@ -25,9 +25,9 @@ UNSURE = 0.3
 USUAL_ERROR = 0.1
 """Log error beyond which a row counts linearly: some rows run a kernel that the model lacks."""
 STEP = 2e-3
-"""Of finite differences, in logs: hits and tiles change in small jumps."""
+"""Step of finite differences in logs, large enough for hits and tiles, which change in jumps."""
 TOLERANCE = 1e-4
-"""Relative, of the loss and of the constants' logs; times scatter by far more."""
+"""Relative tolerance of the loss and the logs of constants; times scatter far more."""
 SHORTEST_MS = 1e-12
 FEWEST_PER_CONSTANT = 2
 """Rows for each free constant, at least."""
@@ -35,7 +35,7 @@ FEWEST_PER_CONSTANT = 2
 
 @dataclass(frozen=True)
 class Free:
-    """A constant to find: its place in the profile, and where it can lie.
+    """A constant to fit: its place in the profile, and its bounds.
 
     Args:
         group: of the profile.
@@ -49,7 +49,7 @@ class Free:
     high: float
 
     def value(self, hw: HardwareProfile) -> float:
-        """What a profile has."""
+        """Its value in a profile."""
         name, _, part = self.key.partition(".")
         held = getattr(getattr(hw, self.group), name)
         if part:
@@ -71,8 +71,8 @@ class Found:
     """A profile with fitted constants.
 
     Args:
-        fitted: those that the rows tell.
-        kept: those that they do not, which keep the value of the profile before.
+        fitted: constants that the rows determine.
+        kept: the others, which keep their value from before.
     """
 
     hw: HardwareProfile
@@ -83,8 +83,8 @@ class Found:
 def fit_free(hw: HardwareProfile, free: Sequence[Free], predict: Predict, time_ms: Array) -> Found:
     """Least squares of ``log(predicted / measured)`` in the logs of the free constants.
 
-    The least well known constant is taken back to its value in ``hw`` until the rows tell all that
-    are left: standard errors come from the Jacobian at the solution and the errors that remain.
+    The least certain constant goes back to its value in ``hw`` until the rows determine all that
+    are left. Standard errors come from the Jacobian at the solution and the remaining errors.
 
     Args:
         predict: times ``[rows]`` in ms under a profile.
@@ -153,7 +153,7 @@ def _differences(off: Callable[[Array], Array], x: Array, here: Array, high: Arr
 
 
 def _standard_errors(jacobian: Array, spread: float) -> Array:
-    """Of every constant; infinite where no row answers to it."""
+    """Standard error of every constant; infinite where no row depends on it."""
     information = jacobian.T @ jacobian / spread**2
     size = np.sqrt(np.diag(information))
     silent = size < 1e-9

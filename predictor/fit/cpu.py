@@ -1,4 +1,4 @@
-"""Fitting the constants of CPU ranks to rows of `shardopt calibrate`, with errors held out.
+"""Fits the constants of CPU ranks to rows of `shardopt calibrate`, with errors held out.
 
 Pure functions from rows to constants; scipy only here. The embedding model is linear in its
 coefficients (`predictor.cost.lookup.cpu`), so non-negative least squares on relative errors
@@ -24,7 +24,7 @@ from predictor.hardware.groups import CpuEmbedding, Gemm, KnownError
 Array = NDArray[np.float64]
 
 NS = 1e-6
-"""Milliseconds."""
+"""One nanosecond in ms."""
 REWEIGHTINGS = 20
 """From least squares towards least absolute errors: timings have a tail on one side only."""
 PAGE_KIB = (4.0, 16.0, 64.0)
@@ -35,7 +35,7 @@ GEMM_TILES = ((8, 16), (16, 16), (16, 32), (32, 32), (64, 32), (64, 64))
 
 @dataclass(frozen=True)
 class TableCounts:
-    """What one table of a TBE was asked; ids and distinct rows are counted, not expected."""
+    """Lookups of one table of a TBE; ids and distinct rows are counted, not expected."""
 
     rows: float
     dim: float
@@ -92,7 +92,7 @@ class HeldOut:
 
     @property
     def known(self) -> KnownError | None:
-        """What a profile states of its group."""
+        """The error as a profile states it for a group."""
         if not self.n:
             return None
         mean, geomean = round(self.mape, 4), round(self.gmae, 4)
@@ -103,7 +103,7 @@ class HeldOut:
     def rms(self) -> float:
         """Root of the mean square, by time: the 1-sigma error of a profile's group.
 
-        An iteration spends its time in the long kernels, and is as wrong as they are.
+        Long kernels dominate the time of an iteration, so they dominate its error too.
         """
         if not self.n:
             return math.nan
@@ -156,7 +156,7 @@ def _terms(constants: CpuEmbedding, t: TableCounts, names: Sequence[str]) -> lis
 
 
 def _once(rows: TbeRows, names: Sequence[str]) -> Array:
-    """The cost of a launch counts once, whatever its tables."""
+    """The cost of a launch counts once for all its tables."""
     counts = np.array([[len(tables)] for tables in rows.tables], dtype=np.float64)
     launch = np.array([name in ("forward_us", "backward_us") for name in names])
     return np.where(launch, 1.0 / counts, 1.0)

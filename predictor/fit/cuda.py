@@ -1,4 +1,4 @@
-"""Fitting the constants of a GPU's profile to rows of `shardopt calibrate`.
+"""Fits the constants of a GPU's profile to rows of `shardopt calibrate`.
 
 The kernel models are those that predict (`predictor.cost.lookup`), called with a changed profile.
 The tuples below say which of their constants are free, and within which bounds;
@@ -66,7 +66,7 @@ GEMM = (Free("gemm", "prologue_k", 1.0, 2000.0), Free("gemm", "floor_us", 0.2, 5
 TFLOPS = (0.1, 20_000.0)
 HBM = Free("memory", "hbm_gb_s", 1.0, 1e6)
 MOST_ALPHA = 4.0
-"""Skew beyond which a table is one row."""
+"""Upper end of the bisection; beyond it practically one row is drawn."""
 PARTS = ("forward", "backward", "prefetch")
 
 
@@ -91,15 +91,15 @@ class LaunchRows:
 
 
 def remembered(bins: Bins) -> Bins:
-    """The same bins, which solve for each cache size once: a fit asks them hundreds of times."""
+    """The same bins with cached results: a fit needs each cache size hundreds of times."""
     return _Remembered(bins.counts, bins.probs)
 
 
 def counted_bins(rows: float, ids: float, distinct: float) -> Bins:
-    """The Zipf distribution under which a batch of so many ids has so many distinct rows, expected.
+    """The Zipf distribution by which a batch of ``ids`` ids is expected to touch ``distinct`` rows.
 
-    For ids of a model's own features, of which rows hold no distribution. Skew falls with distinct
-    rows, so bisection finds it.
+    For measured ids whose distribution the rows do not hold. Skew falls with distinct rows, so
+    bisection finds it.
     """
     low, high = 0.0, MOST_ALPHA
     if Zipf(low).bins(int(rows)).unique(ids) <= distinct:

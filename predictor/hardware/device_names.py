@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 PROFILES = (
-    # the first that all words of are in the name wins, so what is special comes first
+    # the first entry whose words are all in the name wins, so special cases come first
     (("GB300",), "gb300"),
     (("GB200",), "gb200"),
     (("B300",), "b300"),
@@ -28,7 +28,7 @@ PROFILES = (
 
 
 def profile_of_device(name: str) -> str | None:
-    """Name of the shipped profile of a device, None where there is none.
+    """Name of the shipped profile of a device, None if there is none.
 
     Args:
         name: e.g. ``NVIDIA H100 80GB HBM3`` or ``Tesla V100-SXM2-32GB``.

@@ -20,7 +20,7 @@ PROVENANCE_ORDER: tuple[ProvenanceKind, ...] = (
     "derived",
     "not validated",
 )
-"""From the strongest to the weakest."""
+"""Kinds of provenance, from the most to the least trustworthy."""
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -28,7 +28,7 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
 def weakest(kinds: tuple[ProvenanceKind, ...]) -> ProvenanceKind:
-    """The weakest provenance among ``kinds``; of nothing it is ``measured``."""
+    """The weakest provenance among ``kinds``; ``measured`` if there are none."""
     return max(kinds, key=PROVENANCE_ORDER.index, default="measured")
 
 
@@ -39,14 +39,14 @@ class Model(BaseModel):
 
 
 class KnownError(Model):
-    """Absolute relative errors on measurements that no constant was fitted to.
+    """Errors on measurements that no constant was fitted to.
 
     Args:
         suite: what computes it again: a suite of ``shardopt validate``, or what fitted the group.
-        rows: which they are.
+        rows: which measurements.
         n: how many.
-        mean: of the absolute errors, a fraction.
-        geomean: geometric mean of the same, a fraction; smaller, and what the literature reports.
+        mean: mean absolute relative error, a fraction.
+        geomean: geometric mean of the same errors, which the literature reports.
     """
 
     suite: str = Field(min_length=1)
@@ -65,7 +65,7 @@ class Provenance(Model):
         n: rows behind the fit.
         range: quantity -> [low, high] that the rows cover, e.g. ``size_bytes: [32, 8.6e9]``;
             `predictor.iteration.ranges` says which are checked.
-        error: of the group alone on rows held out; None: not validated.
+        error: of this group on rows held out; None if it was not validated.
     """
 
     kind: ProvenanceKind
@@ -89,7 +89,7 @@ class Group(Model):
 
     Args:
         rel_error: assumed 1-sigma relative error of times predicted from this group, for the 90 %
-            interval: the held-out fit error where there is one, else what ``source`` states.
+            interval: the held-out error of the fit if there is one, or what ``source`` states.
     """
 
     provenance: Provenance
@@ -100,13 +100,13 @@ class Memory(Group):
     """Levels of memory and the link to the host."""
 
     hbm_gb_s: Positive
-    """Achieved by streaming kernels; on a CPU the rank's share of main memory."""
+    """Bandwidth that streaming kernels achieve; on a CPU the rank's share of main memory."""
     l2_gb_s: Positive
     l2_mib: Positive
     sector_bytes: int = Field(gt=0)
     """Smallest unit that moves between the caches and HBM."""
     host_link_gb_s: Positive
-    """Bulk copies over PCIe or C2C, one direction."""
+    """Bandwidth of bulk copies over PCIe or C2C in one direction."""
     host_link_latency_us: NonNegative
     ddr_gb_s: Positive
     """Host memory bandwidth of one rank."""
@@ -136,41 +136,41 @@ class Gemm(Group):
     """Dense matrix multiplication; see `predictor.cost.gemm`."""
 
     tflops: dict[Literal["fp32", "tf32", "fp16", "bf16"], Positive]
-    """Achieved by large multiplications, per data type."""
+    """Data type -> rate that large multiplications achieve."""
     tiles: tuple[tuple[int, int], ...] = Field(min_length=1)
     """Output tiles the library chooses from."""
     tile_overhead: NonNegative
-    """Operand traffic of a tile: efficiency is ``1 / (1 + tile_overhead (1/rows + 1/cols))``."""
+    """Cost of loading operands: a tile reaches ``1 / (1 + tile_overhead (1/rows + 1/cols))``."""
     k_step: int = Field(gt=0)
     """The K loop advances in steps of this many elements."""
     prologue_k: NonNegative
     """Filling and draining the pipeline costs as much as this many elements of K."""
     tiles_per_sm: Positive
-    """Tiles that share one SM before its arithmetic is saturated."""
+    """Tiles that one SM must hold at once to reach its full rate."""
     split_k: int = Field(ge=1)
-    """Largest number of pieces K is cut into to fill the device."""
+    """Largest number of pieces that K is split into to fill the device."""
     wide_cost: NonNegative = 0.0
     """Arithmetic slows by ``1 + wide_cost min(1, n / wide_columns)^wide_power`` as the tiles of a
-    wave spread over more columns than the L2 holds; 0 where no rows show it."""
+    wave spread over more columns than the L2 holds; 0 where no measured row shows it."""
     wide_columns: Positive = 1.0
     wide_power: Positive = 1.0
     floor_us: NonNegative
     overlaps: bool = True
     """Whether operands move while others are multiplied."""
     batched_us: NonNegative = 0.0
-    """Of each small product of a batch beyond its arithmetic, where they run one by one; 0: a batch
-    runs as one multiplication."""
+    """Overhead of each small product of a batch, where the products run one by one; 0 where a batch
+    runs as one kernel."""
     batched_share: Fraction = 1.0
-    """Of the rate of large multiplications, in small ones that run one by one."""
+    """Share of ``tflops`` that small products reach where they run one by one."""
     timing_floor_us: NonNegative = 0.0
-    """What the timing of the fitted rows adds to each; only for comparing with those rows."""
+    """What the timing method of the fitted rows adds to each; used only to compare with them."""
 
 
 class Elementwise(Group):
     """Memory-bound kernels: ``floor + bytes/(hbm efficiency) + ramp bytes/(bytes + half)``."""
 
     efficiency: Fraction
-    """Of the achieved HBM bandwidth."""
+    """Share of ``memory.hbm_gb_s`` that large kernels reach."""
     floor_us: NonNegative
     ramp_us: NonNegative = 0.0
     ramp_half_mib: Positive = 1.0
@@ -178,11 +178,11 @@ class Elementwise(Group):
     """Share of that bandwidth that copies of columns reach: concatenation along the last dimension
     and its backward."""
     bucketize_ns_per_id: NonNegative = 0.0
-    """Sorting an id into the bucket of its row block, beyond moving it."""
+    """Time to sort an id into the bucket of its row block, beyond the bytes moved."""
     fused_bias: bool = True
-    """Whether a linear layer's multiplication adds the bias; else it is copied to the output."""
+    """Whether the multiplication of a linear layer adds the bias; if not, a copy does."""
     gather_ns_per_element: NonNegative = 0.0
-    """Picking one element by its index, beyond moving it."""
+    """Time to gather one element by its index, beyond the bytes moved."""
 
 
 class CudaEmbedding(Group):
@@ -190,42 +190,44 @@ class CudaEmbedding(Group):
 
     law: Literal["fbgemm_cuda"]
     forward_efficiency: Fraction
-    """Of achieved HBM bandwidth, gathering whole rows."""
+    """Share of ``memory.hbm_gb_s`` that gathering whole rows reaches."""
     backward_efficiency: Fraction
+    """The same of the gradient kernels."""
     sort_efficiency: Fraction
+    """The same of sorting the ids."""
     row_overhead_bytes: NonNegative
-    """A row is as costly as this many bytes when it is much narrower."""
+    """A very narrow row costs as much as a row of this many bytes."""
     l2_share: Fraction
-    """Of L2 that holds rows."""
+    """Share of the L2 that holds rows."""
     index_bytes: int = Field(gt=0)
     bag_bytes: NonNegative
     """Offsets and metadata read per output row."""
     sort_item_bytes: Positive
-    """Key and value of one radix-sorted lookup."""
+    """Bytes of key and value of one lookup in the radix sort."""
     sort_digit_bits: Positive
     prepare_bytes: NonNegative
-    """Per lookup: linearising, histogram and run-length passes around the sort."""
+    """Bytes moved per lookup around the sort: linearising, histogram and run lengths."""
     segment_rows: Positive
     """Lookups of one row that a single thread block accumulates."""
     warps_per_sm: NonNegative = 0.0
     """Warps of the forward kernel that one SM holds; 0: tables never share the L2."""
     row_latency_us: NonNegative = 0.0
-    """From one row of a bag to the next, where nothing else holds the lanes up."""
+    """Time from one row of a bag to the next when only latency limits it."""
     l2_latency: Fraction = 1.0
-    """Of that, for a row found in the L2."""
+    """Share of ``row_latency_us`` that a row in the L2 takes."""
     linearize_us: NonNegative = 0.0
-    """Numbering up to 32 ids of each of a warp's bags, beyond the shortest kernel."""
+    """Time to number up to 32 ids of each of a warp's bags, beyond ``kernel_us``."""
     segment_us: NonNegative = 0.0
-    """Dependent loads and sums of one segment in the two update kernels, beyond the shortest."""
+    """Latency of one segment in the two update kernels, beyond ``kernel_us``."""
     kernel_us: NonNegative
     """Shortest time of one kernel of the sequence."""
     forward_kernels: int = Field(ge=1)
     backward_kernels: int = Field(ge=1)
     prefetch_kernels: int = Field(ge=1)
     prefetch_ns_per_lookup: NonNegative
-    """Finding, evicting and inserting in the UVM cache."""
+    """Time to find, evict and insert a row in the UVM cache."""
     uvm_efficiency: Fraction
-    """Of the host link, reading rows through unified memory."""
+    """Share of the host link that reading rows through unified memory reaches."""
 
 
 class CpuEmbedding(Group):
@@ -251,11 +253,11 @@ class CpuEmbedding(Group):
     backward_ns_per_output: NonNegative
     sort_digit_bits: Positive
     page_kib: Positive
-    """A distinct row drags this much of its table into the TLB's reach."""
+    """Memory that the access to one distinct row makes the TLB cover."""
     tlb_mib: Positive
-    """Working set beyond which address translation misses."""
+    """Working set beyond which the TLB misses."""
     backward_stateless: Positive = 1.0
-    """Factor on the backward where it reads no optimizer state: SGD, and dense gradients."""
+    """Factor on a backward without optimizer state: SGD and dense gradients."""
     backward_weighted: Positive = 1.0
     """Factor on the backward of weighted lookups."""
     kernels: int = Field(ge=1)
@@ -265,17 +267,17 @@ class Overheads(Group):
     """Host-side costs."""
 
     op_us: NonNegative
-    """Host time of one framework op, its launches apart."""
+    """Host time of one framework op without its launches."""
     layer_op_us: NonNegative | None = None
-    """The same around a dense layer or in its optimizer step, where TorchRec runs no code of its
-    own; ``op_us`` unless given."""
+    """The same for ops of dense layers and their optimizer, where no TorchRec code runs; None:
+    ``op_us``."""
     iteration_us: NonNegative = 0.0
     """Host time of an iteration outside its stages: pipeline, DistributedDataParallel, autograd."""
     launch_us: NonNegative
     """Host time of one kernel launch."""
     launch_latency_us: NonNegative
-    """From launch to kernel start on an idle stream."""
+    """Time from a launch to the start of its kernel on an idle stream."""
     sync_us: NonNegative
-    """Device-to-host synchronisation."""
+    """Time of a device-to-host synchronisation."""
     collective_us: NonNegative
     """Host time to issue one collective."""

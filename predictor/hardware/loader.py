@@ -1,7 +1,7 @@
-"""Loading hardware profiles: shipped ones by name, a user's own by path.
+"""Loads hardware profiles: shipped ones by name, those of a user by path.
 
-A user's file may name a ``base`` and hold some groups only, see `predictor.hardware.overlay`. Every
-complaint says the file, the line, the key, the value and what is allowed.
+A user's file may name a ``base`` and hold only some groups, see `predictor.hardware.overlay`. Every
+error names the file, the line, the key, the value and what is allowed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def load_hardware(name_or_path: str) -> HardwareProfile:
     """A shipped profile by name, or a file by path.
 
     Raises:
-        ProfileError: no such profile, or a file that is no profile; the text says where and why.
+        ProfileError: there is no such profile, or the file is not a valid one.
     """
     return _load(name_or_path, Path(), ())
 
@@ -121,7 +121,7 @@ def _load(name_or_path: str, folder: Path, chain: tuple[Path, ...]) -> HardwareP
 def _is_there(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # a name that no file can have
+    except (OSError, ValueError):  # not a valid file name
         return False
 
 

@@ -1,4 +1,4 @@
-"""A profile file that holds some groups, and takes the others from a base."""
+"""Profile files that hold only some groups and take the others from a base profile."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _BASE = {"distinct_rows": "cpu-gloo", "fbgemm_cuda": "h100-sxm"}
 
 
 def base_name(document: Document) -> str | None:
-    """What ``base:`` says, None where the file has no such key.
+    """The value of ``base:``, None where the file has no such key.
 
     Raises:
-        ProfileError: it is no name.
+        ProfileError: it is not a name.
     """
     if "base" not in document.data:
         return None
@@ -32,11 +32,11 @@ def base_name(document: Document) -> str | None:
 
 
 def merge_onto(document: Document, base: HardwareProfile) -> dict[str, Any]:
-    """What the file holds, and what of the base it does not.
+    """The groups of the file, and those of the base that it leaves out.
 
-    A group is replaced whole, never key by key: constants of one fit belong together, and its
-    provenance speaks for all of them. Groups of the base stay as they are, provenance included.
-    Errors of whole iterations are those of the whole base, so they are not taken.
+    A group is replaced as a whole, never key by key: its constants were fitted together and share
+    one provenance. Groups of the base stay as they are, provenance included. The base's errors of
+    whole iterations do not hold for the mixture, so they are left out.
     """
     fields = type(base).model_fields
     kept = {field.alias or name: getattr(base, name) for name, field in fields.items()}

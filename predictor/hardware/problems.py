@@ -1,4 +1,4 @@
-"""What is wrong with a hardware profile, in words: file, line, key, value and what is allowed."""
+"""Messages about invalid hardware profiles: file, line, key, value and what is allowed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from predictor.hardware.schema import GROUP_NAMES, HardwareProfile
 from predictor.hardware.yaml_text import Document
 
 MOST_PROBLEMS = 12
-"""Complaints about one file before the rest is only counted; missing groups are all named."""
+"""Problems listed for one file; further ones are only counted. Missing groups are all listed."""
 
 GROUP_NEEDED_FOR = {
     "memory": "embedding lookups, copies and memory caps",
@@ -36,10 +36,10 @@ def complaints(document: Document, error: ValidationError, suggestion: str | Non
     """A line of text for every problem.
 
     Args:
-        suggestion: what to do about missing groups; None in a file with a base, whose groups
-            stand for themselves: what such a group lacks is said in one line.
+        suggestion: what to do about missing groups; None in a file with a base, where each
+            incomplete group gets one line.
     """
-    # a misspelt key also makes the right one missing: say first what the file does hold
+    # a misspelt key also makes the right one missing: show the misspelt one first
     problems = sorted(error.errors(include_url=False), key=lambda p: p["type"] == "missing")
     groups = [p for p in problems if p["type"] == "missing" and _dotted(p) in GROUP_NEEDED_FOR]
     others = [p for p in problems if p not in groups]
@@ -57,7 +57,7 @@ def complaints(document: Document, error: ValidationError, suggestion: str | Non
 
 
 def _lacking(document: Document, problems: Sequence[ErrorDetails]) -> Iterator[str]:
-    """Groups of which a part is given."""
+    """A line for every group that is given in part."""
     lacks: dict[str, list[str]] = {}
     for problem in problems:
         keys = _keys(problem)
@@ -78,7 +78,7 @@ def _group_of(keys: Keys) -> str:
 
 
 def _keys(problem: ErrorDetails) -> Keys:
-    # a tagged union puts its tag into the location, and a mapping's key a mark: no file shows them
+    # pydantic adds the tag of a union and a mark for mapping keys, which are not in the file
     return [key for key in problem["loc"] if key not in (*_TAGS, "[key]")]
 
 
@@ -87,7 +87,7 @@ def _dotted(problem: ErrorDetails) -> str:
 
 
 def _describe(document: Document, problem: ErrorDetails, partial: bool) -> str:
-    """One complaint: ``file:line: key: what was given, what is allowed``."""
+    """One message: ``file:line: key: what was given, what is allowed``."""
     keys, key, kind = _keys(problem), _dotted(problem), problem["type"]
     place = document.place(keys)
     last = str(keys[-1]) if keys else ""

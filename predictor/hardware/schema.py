@@ -110,7 +110,7 @@ class HardwareProfile(Model):
         gpus_per_host: ranks per host as the platform is sold.
         nvlink_domain: ranks joined by NVLink; may be smaller or larger than a host.
         sms: streaming multiprocessors, or cores of one rank on a CPU.
-        known_error: of whole iterations that this profile predicted.
+        known_error: errors of whole iterations predicted with this profile.
     """
 
     schema_version: Literal[1] = Field(alias="schema")
@@ -175,7 +175,7 @@ class HardwareProfile(Model):
         return self._origins or dict.fromkeys(GROUP_NAMES, self.name)
 
     def with_origins(self, origins: Mapping[str, str]) -> Self:
-        """The same profile, whose groups come from several files."""
+        """The same profile with the file or profile that each group comes from."""
         copy = self.model_copy()
         copy._origins = dict(origins)
         return copy

@@ -11,16 +11,16 @@ import yaml
 from predictor.errors import ProfileError
 
 MAX_NODES = 20_000
-"""More is not a profile but aliases that multiply; the largest that is shipped has 700."""
+"""Limit against aliases that multiply; the largest shipped profile has 700 nodes."""
 MAX_DEPTH = 30
-"""A profile needs six."""
+"""Limit on nesting; profiles have six levels."""
 
 Keys = Sequence[int | str]
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain data; a date stays the text that it is."""
+    """Loads plain data; dates stay text."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
         first: [(tag, pattern) for tag, pattern in known if tag != _TIMESTAMP]
@@ -55,7 +55,7 @@ def read_document(text: str, origin: str) -> Document:
     """The mapping in a YAML text.
 
     Raises:
-        ProfileError: the text is not YAML, or is no mapping.
+        ProfileError: the text is not YAML, or not a mapping.
     """
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -65,7 +65,7 @@ def read_document(text: str, origin: str) -> Document:
         raise ProfileError(f"{_place(origin, error)}: not YAML: {_what(error)}") from error
     except RecursionError:
         raise ProfileError(f"{origin}: its values are nested too deeply") from None
-    except (ValueError, OverflowError) as error:  # numbers that YAML allows to be written
+    except (ValueError, OverflowError) as error:  # numbers too large for Python
         raise ProfileError(f"{origin}: not YAML: {error}") from error
     if root is None or not isinstance(data, dict):
         raise ProfileError(f"{origin}: a hardware profile must be a mapping of keys")
@@ -73,7 +73,7 @@ def read_document(text: str, origin: str) -> Document:
 
 
 def _check_size(root: yaml.Node | None, origin: str) -> None:
-    """Aliases may contain themselves, or multiply to more than memory holds."""
+    """Refuse aliases that contain themselves or multiply beyond memory."""
     waiting, seen = [(root, 1)] if root is not None else [], 0
     while waiting:
         node, depth = waiting.pop()

@@ -1,4 +1,4 @@
-"""Which chain of work sets the iteration time, walked backwards from the end of an iteration.
+"""The chain of work that sets the iteration time, found backwards from the end of an iteration.
 
 Every stretch of the last period is charged to one operation on one rank, or to the host that was
 late in issuing it, so the parts add up to the iteration time exactly.
@@ -71,8 +71,8 @@ def critical_path(graph: Graph, timeline: Timeline) -> list[Segment]:
 def critical_cycle(graph: Graph, timeline: Timeline) -> tuple[list[int], float, int] | None:
     """A closed chain that sets the period: operations on it, its length in ms, its iterations.
 
-    The length divided by the iterations bounds the period from below whatever the costs of the
-    operations are (the cycle mean of a max-plus system); at these costs it is the period.
+    Length divided by iterations is a lower bound of the period for any costs of the operations (the
+    cycle mean of a max-plus system); at these costs it equals the period.
     """
     seen: dict[tuple[int, int], tuple[int, Visit]] = {}
     path: list[Visit] = []
@@ -85,7 +85,7 @@ def critical_cycle(graph: Graph, timeline: Timeline) -> tuple[list[int], float, 
                 return ops, first.end_ms - visit.end_ms, first.iteration - visit.iteration
             seen[key] = (len(path), visit)
         path.append(visit)
-    if path and path[-1].op is None:  # nothing ever holds the host: it runs free, issuing work
+    if path and path[-1].op is None:  # nothing ever blocks the host: it only issues work
         return [], _free_host_ms(graph, path[-1].rank), 1
     return None
 

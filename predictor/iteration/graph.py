@@ -120,9 +120,9 @@ class Graph:
     ) -> int:
         """Append an operation and return its index; a dependency may be given as a bare index.
 
-        Ranks that compute on the host move the bytes of a collective on the same cores, whatever
-        else they have to do: such a collective is its work, on the host, and then a meeting that
-        takes no time. Only waiting for others can be hidden.
+        Ranks that compute on the host move the bytes of a collective on the same cores. Such a
+        collective becomes host work followed by a synchronisation that takes no time, so only
+        waiting for other ranks can overlap.
         """
         if scope is not None and COMPUTE in self.inline_streams:
             work = self.add(

@@ -1,11 +1,11 @@
 """One iteration of a graph as a short max-plus program.
 
 Every time in `predictor.iteration.timeline` is a maximum over earlier times plus constants and
-costs. What adds only constants is folded into its users, and a wait that another one implies is
-dropped. What is left are the operations whose costs differ between plans, and where ranks meet. An
-operation that a plan does not have costs minus infinity there. The figures are those of
-`timeline.simulate` but for rounding (Baccelli et al. 1992, Synchronization and Linearity, chapter
-2, has the algebra).
+costs. An operation that adds only constants is folded into its users, and a wait that another one
+implies is dropped. What remains are operations whose costs differ between plans, and collectives.
+An operation that a plan does not have costs minus infinity there. The results equal those of
+`timeline.simulate` up to rounding (Baccelli et al. 1992, Synchronization and Linearity, chapter 2,
+has the algebra).
 
 Why: docs/decisions/0022.
 """
@@ -23,7 +23,8 @@ from predictor.iteration.graph import MAIN, Dep, Graph, Op
 Form = dict[int, float]
 """Variable -> offset: the maximum over all variables, each with its offset added."""
 State = tuple[str, str | int, int]
-"""What an iteration takes over: a thread, a stream, or the end of an operation so long ago."""
+"""State carried from one iteration to the next: the time of a thread or stream, or the end of an
+operation some iterations ago."""
 
 
 Cost = tuple[str, int]
@@ -46,7 +47,7 @@ class Instruction(NamedTuple):
 
 @dataclass
 class Facts:
-    """What holds of every iteration's start, whatever the costs.
+    """What holds at the start of every iteration for any costs.
 
     Args:
         alike: state that is the same on all ranks.
@@ -67,7 +68,7 @@ class Trace:
         self.inputs: dict[State, int] = {}
         self.alike: list[bool] = []
         self.least: list[Form] = []
-        """Of every variable: what other variables it is at least, with offsets."""
+        """Variable -> lower bounds on it: other variables, each with an offset."""
         self._met: dict[tuple[int, str], int] = {}
         for state in _states(graph):
             self.inputs[state] = self._variable(state in facts.alike, {})

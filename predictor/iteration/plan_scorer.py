@@ -1,8 +1,8 @@
 """The predicted iteration time of many plans at once: the objective that the search minimises.
 
-It runs the very graph builder of `predictor.predict` with a leading axis of plans, and the timeline
-as a `steady_state.Program`. Plans that use the same lookup groups share a graph; of those with rare
-sets of groups, all share one in which what a plan does not use is inactive.
+It uses the graph builder of `predictor.predict` with a leading axis of plans, and the timeline as a
+`steady_state.Program`. Plans that use the same lookup groups share a graph. Plans with rare sets of
+groups share one graph in which the operations that a plan does not use are inactive.
 
 Why: docs/decisions/0001.
 """
@@ -31,22 +31,22 @@ from predictor.model.workload import Workload
 Array = NDArray[np.float64]
 Ints = NDArray[np.intp]
 Change = Mapping[int, TablePlan]
-"""What a neighbour of a plan does differently: table index -> its new sharding."""
+"""How a neighbour differs from a plan: table index -> its new sharding."""
 
 CHUNK_ELEMENTS = 8192
 """Plans x ranks simulated together; larger arrays leave the processor's cache."""
 OWN_GRAPH = 32
-"""Plans that use just the same lookup groups, to be worth a graph of their own."""
+"""Fewest plans with the same lookup groups that get a graph of their own."""
 
 
 @dataclass(frozen=True)
 class _Job:
-    """Plans to score, as what each of them has beside a base.
+    """Plans to score, given by how each differs from a base.
 
     Args:
-        count: plans.
+        count: number of plans.
         owners, tables, numbers: plan, table and sharding of each entry, by ascending plan.
-        base: sharding of every table that a plan's entries do not name; None if they name all.
+        base: shardings of the tables without an entry; None if every plan lists all tables.
     """
 
     count: int
@@ -57,7 +57,7 @@ class _Job:
 
     @property
     def chosen(self) -> Selection:
-        """What the plans have more, and less, than the base."""
+        """The shardings that the plans add to the base, and those that they replace."""
         if self.base is None:
             return Selection(self.numbers, self.owners, None)
         signs = np.repeat([1.0, -1.0], len(self.numbers))
@@ -81,7 +81,7 @@ class _Job:
         return _Job(self.count, owners[by], self.tables[by], self.numbers[by], self.base)
 
     def part(self, plans: slice) -> _Job:
-        """Some plans that follow each other."""
+        """A range of the plans."""
         some = slice(*np.searchsorted(self.owners, (plans.start, plans.stop)))
         owners = self.owners[some] - plans.start
         count = plans.stop - plans.start
@@ -139,8 +139,8 @@ class PlanScorer:
     def table(self, index: int, plan: TablePlan) -> tuple[int, Array]:
         """Lookup group and load of one table's sharding, ``[ranks, COLUMNS]``.
 
-        All of it adds up; the longest latencies, which do not, are left out, and every shard has
-        a UVM cache of its own.
+        The longest latencies, which do not add up, are left out, and UVM caches count as if no
+        other table shared them.
         """
         return self.group_index(index, plan), self._rows.load(self.number(index, plan))
 
@@ -158,9 +158,9 @@ class PlanScorer:
         return DlrmBuilder(self.costs, [self.groups[i] for i in used], loads).build()
 
     def _sorted(self, groups: Ints) -> Ints:
-        """In an order that does not depend on what was asked before.
+        """In an order that does not depend on what was scored before.
 
-        The timeline does not depend on the order within an exchange, but rounding does.
+        The order within an exchange does not change the timeline, but it changes rounding.
         """
         return np.array(sorted(groups, key=lambda i: _order(self.groups[i])), dtype=np.intp)
 
@@ -211,7 +211,7 @@ class PlanScorer:
         return _Base(self._whole(numbers), self._caches.filled(numbers))
 
     def _sets(self, job: _Job) -> list[_Alike]:
-        """Plans by the lookup groups that they use; those with rare sets of groups together."""
+        """Plans grouped by the lookup groups that they use; those with rare sets are one group."""
         present = self._used(job)
         packed = np.packbits(present, axis=1)
         order = np.lexsort(packed.T)
@@ -265,11 +265,11 @@ class PlanScorer:
     def _put_longest(
         self, total: Array, job: _Job, place: Ints, used: Ints, base: _Base | None
     ) -> None:
-        """Enter the longest latencies of lookups so short on a rank that these may outlast them."""
+        """Enter, in place, longest latencies where a lookup is short enough for them to count."""
         most = self._rows.most(used)[..., None, None]
         short = (total[Load.FORWARD_MS : Load.BACKWARD_MS + 1] < most).any(axis=0)
         short = (short & (total[Load.SHARDS] > 0)).any(axis=1)
-        if base is not None:  # the base's have those of the lookups that nothing changes
+        if base is not None:  # unchanged lookups already have those of the base
             touched = np.zeros((len(short) + 1, job.count), dtype=bool)
             chosen = job.chosen
             touched[place[self._rows.group(chosen.numbers)], chosen.owners] = True
@@ -295,7 +295,7 @@ class _Alike(NamedTuple):
 
 @dataclass(frozen=True)
 class _Base:
-    """Summed loads ``[COLUMNS, groups, ranks, 1]`` of a plan, and what fills its caches."""
+    """Summed loads ``[COLUMNS, groups, ranks, 1]`` of a plan, and the contents of its caches."""
 
     total: Array
     filled: Filled

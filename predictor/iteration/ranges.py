@@ -1,16 +1,16 @@
-"""Whether a prediction asks the profile for more than the rows behind its constants cover.
+"""Checks whether a prediction goes beyond the measurements behind its profile.
 
-Only above: the largest message, multiplication, lookup. Below the smallest row every law falls to a
-floor that it was fitted with or takes from one: the latency of an empty message, the shortest
-kernel, a whole tile, a narrow row that costs as much as ``row_overhead_bytes``. Above the largest
-row the last slope goes on, and what changes there (another protocol of NCCL, another kernel, a
-cache that no longer holds) is in no constant. Rank counts are the exception: other rings and trees
-run among fewer ranks as well as among more, so both sides count.
+The largest message, multiplication and lookup are compared with the upper ends of the measured
+ranges. Lower ends do not matter: for small sizes every cost model has a fitted floor, such as the
+latency of an empty message, the shortest kernel, one whole tile or ``row_overhead_bytes``. Above
+the largest measured size the last slope is extrapolated, and what changes there (another protocol
+of NCCL, another kernel, a cache that is too small) is in no constant. Rank counts are checked on
+both sides, since fewer ranks use other rings and trees too.
 
-Of a batch of small products each product's shape would count, and none is large. Elementwise
-kernels and bulk copies are not looked at: beyond their ramp they stream at the bandwidth of the
-``memory`` group, however large they are. Groups without ranges (datasheets, single figures) have
-nothing to be outside of; their provenance says what they are.
+Batches of small products are not checked, because none of the products is large. Nor are
+elementwise kernels and bulk copies: beyond their ramp they stream at the bandwidth of the
+``memory`` group at any size. Groups without ranges (datasheets, single figures) are not checked;
+their provenance says what they are.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from predictor.model.workload import Workload
 
 Array = NDArray[np.float64]
 Largest = dict[str, dict[str, float]]
-"""Group of the profile -> quantity -> the largest that was asked."""
+"""Group of the profile -> quantity -> the largest value in the prediction."""
 
 ROUNDED = 1e-4
-"""Profiles hold bounds to five digits."""
+"""Tolerance for bounds that profiles hold to five digits."""
 
 
 @dataclass(frozen=True)
 class OutOfRange:
-    """One quantity of one group that was asked outside what its rows cover.
+    """A quantity for which a prediction leaves the measured range of a group.
 
     Args:
         group: of the profile.
-        profile: name or file that gives the group.
+        profile: name or file that the group comes from.
         quantity: as in the group's ``provenance.range``.
-        asked: the largest asked.
-        low, high: what the rows cover.
+        asked: the largest value in the prediction.
+        low, high: the measured range.
     """
 
     group: str
@@ -61,9 +61,9 @@ class OutOfRange:
 
 
 class RecordingCosts(FixedCosts):
-    """Costs that remember every message size and multiplication that they are asked for.
+    """Costs that record every message size and multiplication they are used for.
 
-    A search uses plain `FixedCosts`, so recording costs it nothing.
+    A search uses plain `FixedCosts`, so recording does not slow it down.
     """
 
     def __init__(self, workload: Workload, topology: Topology, hardware: HardwareProfile) -> None:
@@ -112,7 +112,7 @@ class _RecordingLayers(DenseLayers):
 def out_of_range(
     costs: RecordingCosts, plans: Sequence[TablePlan], loads: Array
 ) -> tuple[OutOfRange, ...]:
-    """What a prediction asked outside the ranges of its profile, group by group.
+    """Quantities for which a prediction leaves the ranges of its profile, group by group.
 
     Args:
         costs: those that the prediction's graph was built with.
@@ -157,7 +157,7 @@ def _above(
 
 
 def ranks_outside(hardware: HardwareProfile, topology: Topology) -> list[OutOfRange]:
-    """Groups of collectives that are asked for rank counts that no row has; needs no plan."""
+    """Groups of collectives used at rank counts outside their measured range; needs no plan."""
     found = []
     for name, ranks in _joined(topology):
         low, high = hardware.groups[name].provenance.range.get("ranks", (1.0, float("inf")))

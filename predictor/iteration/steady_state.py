@@ -1,4 +1,4 @@
-"""The period of an iteration that repeats, for many plans at once: `timeline.simulate` compiled."""
+"""The period of a repeated iteration for many plans at once: a compiled `timeline.simulate`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Array = NDArray[np.float64]
 
 
 class Program:
-    """The iterations of all graphs that are built alike.
+    """Repeats the iterations of graphs that have the same structure.
 
     Args:
-        graph: without operations that only some ranks have. Costs of one number are taken to be
-            the same in all graphs that the program is run for.
+        graph: one of them, without operations that only some ranks have. A cost given as a single
+            number must be the same in all graphs that the program runs.
         whole: all plans have all operations.
     """
 
@@ -35,7 +35,7 @@ class Program:
         self.costs = [i.cost for i in trace.instructions if i.cost is not None]
         self.inputs, self.outputs = [*trace.inputs.values()], [*last.values()]
         self.size = len(trace.alike)
-        # what advances alike by construction need not be compared twice
+        # state that advances together by construction is compared once
         paced = dict.fromkeys(v for s, v in last.items() if s[0] != "end")
         self.paced = [self.outputs.index(v) for v in paced]
 

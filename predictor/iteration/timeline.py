@@ -3,7 +3,7 @@
 After Lin et al. 2024, Algorithm 1, with any number of host threads, streams and collectives in
 flight. The threads of a rank issue operations in program order; streams run theirs in order; a
 collective starts when its last rank arrives. An iteration is repeated until its period no longer
-changes; what a trace recorded runs once.
+changes; a recorded trace runs once.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Clock:
         gone = self.absent[index]
         if self.crowded and op.fills is not None:
             ready = self._after_filling(op, ready, gone)
-        # plans without a collective have no one who waits; ranks without it keep no one waiting
+        # plans without the collective do not wait; ranks without it keep nobody waiting
         arrival = ready
         if gone is not None and op.ranks is not None:
             arrival = np.where(gone, -np.inf, ready)
@@ -118,7 +118,7 @@ class _Clock:
             ends.append(float(end[place]))
 
     def _after_filling(self, op: Op, ready: Array, gone: Mask | None) -> Array:
-        """When what is ready finds room: after the operation that fills the device just then.
+        """When a ready kernel gets the device: after the operation that fills it at that time.
 
         Blocks of a kernel wait behind those of kernels that started before; by the time these have
         been handed out, the kernel has all but ended.
@@ -194,7 +194,7 @@ def simulate(graph: Graph, *, plans: int = 1, keep_steps: bool = False) -> Timel
 def simulate_once(graph: Graph) -> Timeline:
     """Run a graph a single time from idle: ``iteration_ms`` is when all of it is over.
 
-    Its one step is kept. What lies before a step of a trace belongs into the graph.
+    The step is kept. Work from before a traced step must be part of the graph.
     """
     clock = _Clock(graph, 1)
     ran = [clock.run(index, op) for index, op in enumerate(graph.ops)]

@@ -1,8 +1,8 @@
 """How the ids of a feature spread over the rows of its table.
 
-Every distribution is reduced to `Bins`: groups of rows that are drawn with one probability, hottest
+Every distribution is reduced to `Bins`: groups of rows with the same draw probability, hottest
 first. Distinct rows and cache hits of a batch follow from the bins in closed form, so no ids are
-ever sampled. Draws are independent (the independent reference model).
+sampled. Draws are independent (the independent reference model).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXACT_RANKS = 256
 """The hottest rows, where a skewed distribution bends most, get a bin each."""
 BINS_PER_DECADE = 12
 RANGE_TOLERANCE = 0.05
-"""By how much rows counted by id range may miss those of the table; they are estimates."""
+"""Relative difference allowed between the rows of the id ranges and those of the table."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +71,8 @@ class Bins:
         return float((self.counts * self.probs) @ resident) / self.mass
 
     def characteristic_time(self, cache_rows: float) -> float:
-        """Draws over the whole table after which an LRU cache of ``cache_rows`` rows, fewer than
-        there are, lets go of a row that was not drawn again (Che, Tung, Wang 2002)."""
+        """Draws over the whole table after which an LRU cache of ``cache_rows`` rows evicts a row
+        that was not drawn again (Che, Tung, Wang 2002). The cache must not hold all rows."""
         low, high = 0.0, 1.0
         while self.counts @ -np.expm1(-self.probs * high) < cache_rows and high < 1e300:
             low, high = high, 2 * high
@@ -103,19 +103,19 @@ class Bins:
         return max(0.0, min(local - self.unique(draws), local * self.hit_rate(cache_rows)))
 
     def slice(self, first: float, last: float) -> Bins:
-        """Rows ``first..last`` by popularity rank (0 is the hottest), bins cut where they must."""
+        """Rows ``first..last`` by popularity rank (0 is the hottest); bins are cut where needed."""
         edges = np.concatenate(([0.0], np.cumsum(self.counts)))
         counts = np.clip(edges[1:], first, last) - np.clip(edges[:-1], first, last)
         keep = counts > 0
         return Bins(counts[keep], self.probs[keep])
 
     def scaled(self, share: float) -> Bins:
-        """A random ``share`` of the rows, in [0, 1]: what a row range holds of shuffled ids."""
+        """A random ``share`` of the rows, in [0, 1], as a row range of shuffled ids holds."""
         return Bins(self.counts * share, self.probs)
 
 
 def mixture(parts: Sequence[Bins], draws: Sequence[float]) -> Bins:
-    """The same rows as several features see them, the k-th hottest row of one being that of all.
+    """The rows of one table that several features read; the k-th hottest row is the same for all.
 
     Args:
         parts: of features with equal numbers of rows.
@@ -127,13 +127,13 @@ def mixture(parts: Sequence[Bins], draws: Sequence[float]) -> Bins:
     middle = edges - 0.5 * np.diff(edges, prepend=0.0)
     probs = np.zeros(len(edges))
     for part, end, weight in zip(parts, ends, share, strict=True):
-        # an edge that rounding put past the last row is still that row's
+        # rounding may put an edge past the last row
         probs += weight * part.probs[np.minimum(np.searchsorted(end, middle), len(end) - 1)]
     return Bins(np.diff(edges, prepend=0.0), probs)
 
 
 def together(parts: Sequence[Bins], draws: Sequence[float]) -> Bins:
-    """The rows of several tables as one, of whose draws each gets its part; not in order.
+    """The rows of several tables as one; each table gets its share of the draws. Not sorted.
 
     Args:
         parts: at least one.
@@ -293,7 +293,7 @@ class EmpiricalByRange:
         whole: the bins of the table.
         range_rows: rows of each bin in each id range, ``[bins, ranges]``, in the order of
             ``whole.counts``. Both are estimates: they agree in the rows of the table, and in those
-            of single bins only as well as a sample tells.
+            of single bins only approximately.
         range_width: rows of an id range; the last one ends with the table.
         table_rows: rows of the table that was measured.
     """
@@ -324,9 +324,9 @@ class EmpiricalByRange:
 
     def between(self, first: int, last: int, num_embeddings: int) -> Bins | None:
         """Rows with ids ``first`` to ``last`` (exclusive) of a table; within an id range the rows
-        of a bin lie evenly.
+        of a bin are spread evenly.
 
-        None where the table has fewer rows than the measured one: its ids were others.
+        None where the table has fewer rows than the measured one, because its ids differ.
         """
         if num_embeddings < self.table_rows:
             return None

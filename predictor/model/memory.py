@@ -1,4 +1,4 @@
-"""Bytes per rank: what a plan needs, what a rank has, and by how much it does not fit.
+"""Memory per rank in bytes: what a plan needs, what a rank has, and what is missing.
 
 The rules are those of TorchRec's planner (`EmbeddingStorageEstimator.estimate` and
 `calculate_shard_storages` in planner/shard_estimators.py, `HeuristicalStorageReservation` in
@@ -8,7 +8,7 @@ default, departs from them where FBGEMM allocates something else
 
 * Optimizer state is known from the workload. TorchRec sees it only when it was attached with
   ``apply_optimizer_in_backward`` and counts zero when it is given through ``fused_params``.
-* State is fp32 whatever the weights are; TorchRec takes the dtype of the weights (half for fp16).
+* State is fp32 for weights of any dtype; TorchRec counts it in the dtype of the weights.
 * Row-wise Adagrad holds one value a row *of the shard*; TorchRec divides by the table's dim, so a
   column shard's share is too small. Partial row-wise Adam and LAMB have second moments that
   TorchRec's multiplier of 1 leaves out.
@@ -45,7 +45,7 @@ UVM_KERNELS = (ComputeKernel.FUSED_UVM, ComputeKernel.FUSED_UVM_CACHING)
 
 
 class MemoryRules(StrEnum):
-    """Whose count: what FBGEMM allocates, or TorchRec's estimate as it is."""
+    """Which rules count: what FBGEMM allocates, or TorchRec's estimate."""
 
     FBGEMM = "fbgemm"
     TORCHREC = "torchrec"
@@ -87,7 +87,7 @@ class ShardMemory:
 
 @dataclass(frozen=True)
 class RankMemory:
-    """What a plan's shards need on one rank beside what the rank has, in bytes."""
+    """What a plan's shards need on one rank, and what the rank has, in bytes."""
 
     rank: int
     hbm_bytes: int
@@ -249,8 +249,8 @@ def _io_bytes(
 ) -> tuple[int, int]:
     """Bytes of ids in and of embeddings out of one shard (`_calculate_shard_io_sizes`).
 
-    Every rank's batch meets in a shard (``world_size`` times the local ids), of which a row shard
-    gets its part; it still writes a partial sum for every sample. A replica sees its own batch.
+    A shard receives the ids of all ranks (``world_size`` times the local ids); a row shard receives
+    its share of them, but writes a partial sum for every sample. A replica sees its rank's batch.
     """
     batch, world = workload.batch_size, topology.world_size
     ids = sum(f.pooling_factor * f.num_poolings for f in table.features) * batch
@@ -279,9 +279,9 @@ def _io_bytes(
 def plan_memory(
     workload: Workload, topology: Topology, plan: ShardingPlan, device: str = "cuda"
 ) -> list[RankMemory]:
-    """What the shards of a plan need on every rank, beside the caps of ``topology``.
+    """What the shards of a plan need on every rank, with the caps of ``topology``.
 
-    The caps are what is left after `reserve`, which stands for everything that is not sharded.
+    The caps are what is left after the reservation for everything that is not sharded.
     """
     hbm, ddr = [0] * topology.world_size, [0] * topology.world_size
     for key, table in zip(workload.keys, workload.tables, strict=True):
@@ -312,7 +312,7 @@ def fits(memory: Sequence[RankMemory]) -> bool:
 
 
 def missing(memory: Sequence[RankMemory]) -> str:
-    """Which rank misses how many bytes, worst first; empty when everything fits."""
+    """How many bytes are missing on which rank, worst first; empty when everything fits."""
     lines = []
     worst = sorted(memory, key=lambda r: -(r.missing_hbm_bytes + r.missing_ddr_bytes))
     for rank in worst:

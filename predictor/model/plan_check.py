@@ -1,4 +1,4 @@
-"""Does a plan fit a model: every table planned once, every table tiled exactly by its shards."""
+"""Checks that a plan fits a model: each table is planned once and tiled exactly by its shards."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def match_plan(workload: Workload, topology: Topology, plan: ShardingPlan) -> Ta
 
 
 def model_mismatch(plan: ShardingPlan, workload: Workload) -> str | None:
-    """A warning if the plan was not made, or cannot be shown to be made, for this very model."""
+    """A warning if the plan was made for another model, or does not say for which one."""
     model = plan.meta.get("model")
     model = model if isinstance(model, Mapping) else {}
     name, digest = model.get("name") or "?", model.get("sha256") or ""
@@ -225,7 +225,7 @@ def _shape_problem(
 
 
 def tiling_problem(shards: Sequence[Shard], shape: tuple[int, int]) -> str | None:
-    """Where the shards leave a gap, overlap, or stick out of a table of `shape`, or None."""
+    """Where the shards leave a gap, overlap or exceed a table of `shape`, or None."""
     for i, shard in enumerate(shards):
         ends = (shard.offset[0] + shard.size[0], shard.offset[1] + shard.size[1])
         if ends[0] > shape[0] or ends[1] > shape[1]:
@@ -233,7 +233,7 @@ def tiling_problem(shards: Sequence[Shard], shape: tuple[int, int]) -> str | Non
                 f"shards[{i}] ends at row {ends[0]}, column {ends[1]}, outside the table of "
                 f"{shape[0]} rows and {shape[1]} columns; correct offset or size"
             )
-    # Between neighbouring edges of shards nothing changes, so counting there is counting everywhere
+    # Coverage is constant between neighbouring edges of shards, so one count per cell is enough
     filled = [s for s in shards if s.size[0] and s.size[1]]
     edges = [
         sorted({0, shape[d], *(e for s in filled for e in (s.offset[d], s.offset[d] + s.size[d]))})

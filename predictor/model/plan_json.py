@@ -1,7 +1,7 @@
-"""plan.json, both ways: schema `shardopt.plan/1`.
+"""Reads and writes plan.json, schema `shardopt.plan/1`.
 
-Reading checks the form of a plan: keys, types of values, ranks. Whether the plan fits a model is
-`predictor.model.plan_check`'s business; its two functions are offered here too.
+Reading checks the form of a plan: keys, types of values, ranks. `predictor.model.plan_check` checks
+whether it fits a model; two of its functions are also exported here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 
 SCHEMA = "shardopt.plan/1"
 
-# The order in which a plan file is read by people: what it is for, then what it promises.
+# The order that people read: what the plan is for, then what it promises.
 _HEADER = (
     "schema",
     "model",
@@ -58,7 +58,7 @@ Name = TypeVar("Name", bound=StrEnum)
 
 
 def plan_to_dict(plan: ShardingPlan) -> dict[str, Any]:
-    """The plan as plan.json holds it; `plan_from_dict` gives it back."""
+    """The plan as plan.json holds it; `plan_from_dict` is the inverse."""
     known: dict[str, Any] = {
         **{key: value for key, value in plan.meta.items() if key not in _OWN},
         "schema": SCHEMA,
@@ -103,7 +103,7 @@ def load_plan(path: str | PathLike[str]) -> ShardingPlan:
 
 def _parse(text: str, where: str) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        # json keeps the last of two equal keys: a table planned twice would lose one silently
+        # json keeps the last of two equal keys, so a table planned twice would silently lose one
         result = dict(pairs)
         if len(result) < len(pairs):
             names = [name for name, _ in pairs]
@@ -220,7 +220,7 @@ def _pair(value: object, where: str) -> tuple[int, int]:
 
 
 def _integer(value: object, where: str, *, at_least: int) -> int:
-    # bool is an int to Python, not to the reader of a plan
+    # bool is an int in Python, but not in a plan
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
         raise PlanError(f"{where} is {value!r}; it must be a whole number of at least {at_least}")
     return value

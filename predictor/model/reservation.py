@@ -1,4 +1,4 @@
-"""Memory that is not for shards: the dense part, the input batch, a margin.
+"""Memory that shards cannot use: the dense part, the input batch and a margin.
 
 The rules are those of `HeuristicalStorageReservation` in TorchRec's
 planner/storage_reservations.py, re-derived and tested against it. Activations are not counted
@@ -17,7 +17,7 @@ from predictor.model.workload import DATA_TYPE_BYTES, DcnV2, Workload
 from predictor.units import format_bytes
 
 INDEX_BYTES = 8
-"""TBE takes 64-bit indices whatever the input holds."""
+"""TBE always takes 64-bit indices."""
 PARAMETER_MULTIPLIER = 6
 """Weight, gradient, optimizer state and DDP buffers per dense parameter, as TorchRec reserves."""
 KJT_COPIES = 20
@@ -43,7 +43,7 @@ def dense_parameters(workload: Workload) -> int:
 
 
 def reserved_bytes(workload: Workload, hbm_bytes: int, reserve: float = 0.15) -> int:
-    """Device memory of a rank that is not for shards.
+    """Device memory of a rank that shards cannot use.
 
     TorchRec's `HeuristicalStorageReservation`: a share of the memory as margin, six times the
     dense parameters (weights, gradients, optimizer, DDP buffers), twenty copies of the ids.

@@ -1,6 +1,6 @@
 """The model as data: embedding tables with their features, and the dense architecture.
 
-A `Workload` says what one rank trains on in one iteration. It knows nothing of plans or hardware.
+A `Workload` says what one rank trains on in one iteration. It does not depend on plans or hardware.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Constraints:
-    """What the user demands of one table's sharding; `None` leaves it open."""
+    """What the user requires of one table's sharding; `None` leaves the choice open."""
 
     sharding_types: tuple[ShardingType, ...] | None = None
     compute_kernels: tuple[str, ...] | None = None
@@ -121,7 +121,7 @@ class DcnV2:
 
 @dataclass(frozen=True)
 class DenseArch:
-    """Bottom MLP, interaction, top MLP: every layer Linear then ReLU, but the last of the top.
+    """Bottom MLP, interaction, top MLP; each layer is Linear then ReLU, except the last of the top.
 
     Args:
         linears: (in, out) of the linear layers of a module whose wiring is unknown; they run one
@@ -192,5 +192,5 @@ class Workload:
         return sum(t.weight_bytes for t in self.tables)
 
     def with_batch_size(self, batch_size: int) -> Workload:
-        """The same model trained with another batch per rank."""
+        """The same model with another batch per rank."""
         return replace(self, batch_size=batch_size)

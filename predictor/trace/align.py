@@ -1,4 +1,4 @@
-"""Two recordings of one program, matched by the names of what ran."""
+"""Matches two recordings of one program by the names of what ran."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 GRAM = 8
 """Names in a row that must agree before a place counts as the same."""
 COMMON = 512
-"""Places of one gram beyond which it says too little."""
+"""Grams with more places than this are too common to help."""
 LOOK_AHEAD = 64
-"""Names that either side may have more than the other in one place."""
+"""Most names that one side may have in addition at one place."""
 KEPT = 3
 """Names in a row that must agree after such a place."""
 
@@ -61,7 +61,7 @@ def _votes(short: Sequence[str], long: Sequence[str], size: int) -> Counter[int]
 
 
 def _walk(short: Sequence[str], long: Sequence[str], shift: int) -> list[tuple[int, int]]:
-    """Side by side from a shift on, stepping over what one side has and the other has not."""
+    """Pairs from a shift on, skipping names that only one side has."""
     i, j = max(0, -shift), max(0, shift)
     pairs = []
     while i < len(short) and j < len(long):
@@ -78,7 +78,7 @@ def _walk(short: Sequence[str], long: Sequence[str], shift: int) -> list[tuple[i
 
 
 def _resume(short: Sequence[str], long: Sequence[str]) -> tuple[int, int] | None:
-    """The fewest names to step over on both sides until they agree again."""
+    """The fewest names to skip on both sides until they agree again."""
     places: dict[tuple[str, ...], int] = {}
     for b in range(len(long)):
         places.setdefault(tuple(long[b : b + KEPT]), b)

@@ -28,8 +28,8 @@ def attach(trace: RankTrace, execution: ExecutionTrace) -> RankTrace:
     then serves every iteration that runs the same ops.
 
     Returns:
-        The trace, with ``HostEvent.node`` set and what was missing filled in; unchanged but for a
-        note if too few of the nodes are found among its ops.
+        The trace, with ``HostEvent.node`` set and missing facts filled in; if too few of the nodes
+        are found among its ops, only a note is added.
     """
     matched = _by_record(trace.host, execution.nodes)
     if _share(matched, execution) < ENOUGH:
@@ -107,7 +107,7 @@ def _with_node(event: HostEvent, node: Node) -> HostEvent:
 
 
 def _shape(shape: tuple[object, ...]) -> tuple[int, ...]:
-    """Of a tensor, or of the only one of a list, as `HostEvent.shapes` has it."""
+    """Shape of a tensor, or of the only tensor of a list, as in `HostEvent.shapes`."""
     if len(shape) == 1 and isinstance(shape[0], tuple):
         shape = shape[0]
     sizes = tuple(size for size in shape if isinstance(size, int))
@@ -115,18 +115,18 @@ def _shape(shape: tuple[object, ...]) -> tuple[int, ...]:
 
 
 def _dtype(kind: str) -> str:
-    """Kineto's word for a type of an execution trace."""
+    """Kineto's name of a type of an execution trace."""
     if match := TENSOR_TYPE.match(kind):
         return match[1]
     return "TensorList" if "Tensor(" in kind else "Scalar"
 
 
 def _sized(
-    trace: RankTrace, host: Sequence[HostEvent], told: Iterable[tuple[HostEvent, CommInfo]]
+    trace: RankTrace, host: Sequence[HostEvent], found: Iterable[tuple[HostEvent, CommInfo]]
 ) -> tuple[DeviceEvent, ...]:
     """Device events whose collectives know what the nodes around their launches say."""
     launched = {e.correlation: e for e in host if e.correlation is not None}
-    around = HostComms(told)
+    around = HostComms(found)
     comms = []
     for event in trace.device:
         if event.collective is not None:

@@ -25,17 +25,17 @@ ENQUEUES = re.compile(r"c10d::|record_param_comms$")
 
 @dataclass(frozen=True)
 class StepBreakdown:
-    """One step on one rank; every moment counts to the first of these that fits.
+    """One step on one rank; each moment counts in the first part that fits.
 
     Args:
         measured_ms: from the step's marker to the next.
-        compute_ms: a kernel runs that is no collective.
+        compute_ms: a kernel other than a collective runs.
         exposed_communication_ms: a collective runs.
         memcpy_ms: a copy or a memset runs.
-        host_bound_ms: nothing runs, for the host has not launched what runs next: it is slow, or
-            itself waits for a result of the device.
-        idle_ms: nothing runs, though what runs next is launched already.
-        hidden_communication_ms: a collective runs beside compute; lies in ``compute_ms``.
+        host_bound_ms: nothing runs, because the host has not launched what runs next: it is slow,
+            or it waits for a result of the device.
+        idle_ms: nothing runs, although what runs next has been launched.
+        hidden_communication_ms: a collective runs during compute; part of ``compute_ms``.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""Whether the ranks' traces tell one story: the same collectives, ending together."""
+"""Puts the traces of several ranks on one clock, by when their collectives end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from predictor.trace.events import DeviceEvent, HostEvent, RankTrace, TraceStep
 from predictor.units import us
 
 TOGETHER = frozenset({"all_to_all", "all_reduce", "reduce_scatter", "all_gather"})
-"""Collectives that no rank leaves before all have come; a broadcast's root does."""
+"""Collectives that no rank leaves before all have arrived; the root of a broadcast does leave."""
 SAME_CLOCK_US = 500.0
 """Ranks of one host end within a few tens of microseconds of each other; those of hosts with
 clocks that a time service keeps within some hundreds."""
@@ -44,10 +44,10 @@ def clock_offsets(traces: Sequence[RankTrace]) -> dict[int, float]:
 
 
 def on_one_clock(traces: Sequence[RankTrace]) -> tuple[tuple[RankTrace, ...], tuple[str, ...]]:
-    """The traces, those with another clock shifted onto the lowest rank's, and what was done.
+    """The traces, shifted onto the clock of the lowest rank where theirs differs, and notes.
 
-    Ranks that are off by less than `SAME_CLOCK_US` stay as they are: their collectives do not end
-    at the very same time either.
+    Ranks that are off by less than `SAME_CLOCK_US` are not shifted: collectives do not end at
+    exactly the same time even on one clock.
     """
     offsets = clock_offsets(traces)
     far = {rank: ahead for rank, ahead in offsets.items() if abs(ahead) > SAME_CLOCK_US}
@@ -76,7 +76,7 @@ def _earlier(event: Timed, ahead_us: float) -> Timed:
 
 
 def program_notes(traces: Iterable[RankTrace]) -> tuple[str, ...]:
-    """Says where the ranks' n-th collectives are not of one kind, if they are not."""
+    """A note for the first position where the ranks run different collectives, if there is one."""
     seen: dict[Key, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for trace in traces:
         for event in trace.device:

@@ -1,8 +1,8 @@
 """What a collective kernel of a Kineto trace exchanged.
 
-Since 2024 a kernel's own arguments say it ("Collective name", "In msg nelems", ...); before that
+Since 2024 the arguments of the kernel say it ("Collective name", "In msg nelems", ...); before that
 the host events around its launch do: `record_param_comms`, `nccl:all_to_all` and the like,
-`c10d::alltoall_base_`. Whatever says it first counts, field by field.
+`c10d::alltoall_base_`. For each field the first source that has it counts.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class CommInfo:
     receive_bytes: tuple[int, ...] | None = None
 
     def or_else(self, other: CommInfo) -> CommInfo:
-        """This, completed by another source."""
+        """These facts, completed from another source."""
         missing = {
             f.name: getattr(other, f.name) for f in fields(self) if getattr(self, f.name) is None
         }
@@ -135,7 +135,7 @@ def info_of_call(call: CollectiveCall) -> CommInfo:
 
 
 def size_notes(device: Iterable[DeviceEvent]) -> tuple[str, ...]:
-    """Says how many collectives have no size, if any."""
+    """A note on how many collectives have no size, if any."""
     count = sum(e.collective is not None and e.collective.size_bytes is None for e in device)
     if not count:
         return ()
@@ -147,7 +147,8 @@ def groups_of(config: object) -> dict[str, tuple[int, ...]]:
 
     Args:
         config: ``pg_config`` of Kineto's ``distributedInfo``, or the input of the node
-            ``## process_group:init ##`` of an execution trace. No ranks: the first so many.
+            ``## process_group:init ##`` of an execution trace. A group without ranks has the
+            first ranks of the job, as many as its size.
     """
     found: dict[str, tuple[int, ...]] = {}
     for group in config if isinstance(config, list) else []:
@@ -191,7 +192,7 @@ def _group(args: Mapping[str, Any]) -> tuple[int, ...] | None:
 
 @cache
 def _every(start: int, stride: int, size: int) -> tuple[int, ...]:
-    """Thousands of events share a few groups."""
+    """Cached, because thousands of events share a few groups."""
     return tuple(range(start, start + stride * size, stride))
 
 
@@ -219,9 +220,9 @@ def int_list(given: object) -> tuple[int, ...] | None:
 class HostComms:
     """The host events that describe collectives, found by the time of a launch."""
 
-    def __init__(self, told: Iterable[tuple[HostEvent, CommInfo]]) -> None:
+    def __init__(self, known: Iterable[tuple[HostEvent, CommInfo]]) -> None:
         by_thread: dict[int, list[tuple[HostEvent, CommInfo]]] = defaultdict(list)
-        for event, info in told:
+        for event, info in known:
             by_thread[event.thread].append((event, info))
         self.events = {
             thread: sorted(found, key=lambda x: (x[0].start_us, -x[0].end_us))
@@ -232,18 +233,18 @@ class HostComms:
         }
 
     def around(self, launch: HostEvent) -> CommInfo:
-        """What the events say that a launch lies in, the innermost first."""
+        """What the events around a launch say, the innermost first."""
         found = CommInfo()
-        told = self.events.get(launch.thread, ())
+        known = self.events.get(launch.thread, ())
         last = bisect_right(self.starts.get(launch.thread, ()), launch.start_us)
-        for event, info in reversed(told[max(0, last - DEPTH) : last]):
+        for event, info in reversed(known[max(0, last - DEPTH) : last]):
             if event.end_us >= launch.start_us:
                 found = found.or_else(info)
         return found
 
 
 DEPTH = 8
-"""So many events that describe one collective nest at most."""
+"""Most events that nest around one collective."""
 
 
 def with_order(

@@ -20,13 +20,13 @@ def comparison_trace(
 
     Args:
         traces: those that were simulated, in that order.
-        simulated: None: only what was measured is drawn.
+        simulated: the prediction; None draws only what was measured.
         meta: goes into ``otherData``, which Perfetto shows under "Info".
 
     Returns:
         The JSON object: processes "rank 0 measured", "rank 0 predicted", ... Times count from the
         start of the last step on the rank that began it first, in both; a prediction holds that
-        step and what the device still had to do before it.
+        step and the work left on the device before it.
     """
     origin = min((trace.steps[-1].start_us for trace in traces), default=0.0)
     events: list[Event] = []

@@ -1,4 +1,4 @@
-"""What a profiler saw on one rank, whatever file it came from.
+"""What a profiler recorded on one rank, for any file format.
 
 Times are microseconds on the clock of the trace, as PyTorch's profiler writes them.
 """
@@ -24,8 +24,8 @@ class HostEvent:
         node: of the execution trace, where one was given (`rf_id`, "Record function id").
         external: the profiler's own number of an op ("External id"); counts up on a thread.
         record: PyTorch's number of an op ("Record function id"), which execution traces share.
-        args: what the trace says of its inputs, or of a collective, as it says it; None: was not
-            asked for, or nothing. Events that say the same share one.
+        args: the trace's own arguments about inputs or collectives; None: not requested, or there
+            were none. Events with equal arguments share one object.
     """
 
     name: str
@@ -75,8 +75,8 @@ class DeviceEvent:
     """A kernel or copy on one stream of the device.
 
     Args:
-        waves: of a kernel: how often over its blocks fill the device; above 1 they do not fit at
-            once. None where the trace does not say.
+        waves: of a kernel: how many times its blocks fill the device; above 1 they do not all fit
+            at once. None where the trace does not say.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """PyTorch execution traces (ET): what ran and on which tensors, without times.
 
-Written by `torch.profiler.ExecutionTraceObserver`. Two layouts are read, told apart by each node:
+Written by `torch.profiler.ExecutionTraceObserver`. Two layouts are read; each node shows which:
 up to 1.0.1 its fields lie flat (``parent``, ``rf_id``, ``inputs``, ``input_shapes``, ...); since
 1.0.2-chakra.0.0.4 it has ``ctrl_deps``, ``inputs: {values, shapes, types}`` and a list ``attrs``
 (PyTorch `torch/csrc/profiler/standalone/execution_trace_observer.cpp`). A tensor is
@@ -27,7 +27,7 @@ GROUPS = "## process_group:init ##"
 ROOTS = re.compile(r"\[pytorch\|profiler\|execution_(graph|trace)\|(process|thread)\]")
 TENSOR = re.compile(r"Tensor\(")
 WAITS = frozenset({"wait", "init"})
-"""What `record_param_comms` names besides collectives."""
+"""Names in `record_param_comms` that are not collectives."""
 ATTRS = {
     "collective_name": "Collective name",
     "dtype": "dtype",
@@ -40,7 +40,7 @@ ATTRS = {
     "pg_name": "Process Group Name",
     "pg_size": "Group size",
 }
-"""Attribute of a node -> argument of Kineto's that says the same."""
+"""Attribute of a node -> argument of Kineto with the same meaning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,8 @@ class Argument:
     """An input or output of a node.
 
     Args:
-        value: tensors as `Tensor`, lists as tuples, None for ``<None>``; what the trace holds no
-            value of as its text, such as ``<Object>``.
+        value: tensors as `Tensor`, lists as tuples, None for ``<None>``; values that
+            the trace does not hold as their text, such as ``<Object>``.
         shape: of a tensor; nested as the value is.
         type: as the trace spells it, such as ``Tensor(float)`` or ``GenericList[Int,Int]``.
         strides: in elements, nested as the shape is; empty in traces of before 1.1.1.
@@ -149,7 +149,7 @@ class ExecutionTrace:
         return (node for node in self.nodes if node.comm is not None)
 
     def op_counts(self) -> Counter[str]:
-        """Ops by name; annotations are none."""
+        """Number of ops by name, without annotations."""
         return Counter(node.name for node in self.nodes if node.schema)
 
     def input_bytes(self) -> int:
@@ -325,10 +325,10 @@ def _comm(
 ) -> CommInfo | None:
     """From the attributes, or from the inputs ``tensor, sequence number, group, rank, name,
     input splits, output splits`` (PyTorch `torch/csrc/distributed/c10d/ParamCommsUtils.hpp`)."""
-    told = info_of_args({ATTRS[k]: v for k, v in given.items() if k in ATTRS})
+    described = info_of_args({ATTRS[k]: v for k, v in given.items() if k in ATTRS})
     name = next((a.value for a in inputs if a.type == "String"), None)
     if not isinstance(name, str) or name in WAITS:
-        return told if told and name not in WAITS else None
+        return described if described and name not in WAITS else None
     sent, received = _bytes(inputs[:1]), _bytes(outputs[:1])
     at = [a.type for a in inputs].index("String")
     item = next((t.item_bytes for t in inputs[0].tensors()), None)
@@ -341,7 +341,7 @@ def _comm(
         _splits(inputs[at + 1 : at + 2], item),
         _splits(inputs[at + 2 : at + 3], item),
     )
-    return told.or_else(seen) if told else seen
+    return described.or_else(seen) if described else seen
 
 
 def _bytes(arguments: Iterable[Argument]) -> int | None:

@@ -23,7 +23,7 @@ class Readable(Protocol):
     """What a document is read from."""
 
     def read(self, size: int, /) -> bytes:
-        """The next bytes, at most so many; none at the end."""
+        """The next bytes, at most ``size``; empty at the end."""
 
 
 @dataclass(frozen=True)
@@ -113,14 +113,14 @@ def _unpacked(file: IO[bytes]) -> _Peekable:
 
 
 class _Peekable:
-    """A stream whose start can be looked at: tars and gzip files need not have their suffix."""
+    """A stream whose first bytes can be peeked at: archives need not have the right suffix."""
 
     def __init__(self, stream: Readable) -> None:
         self.stream = stream
         self.start = b""
 
     def peek(self, size: int) -> bytes:
-        """The first bytes, before anything was read; fewer where there are fewer."""
+        """The first bytes, before anything was read; fewer at the end of the file."""
         while len(self.start) < size and (chunk := self.stream.read(size - len(self.start))):
             self.start += chunk
         return self.start[:size]
@@ -149,7 +149,7 @@ def _members(stream: Readable, archive: str) -> Iterator[TraceFile]:
 
 @contextmanager
 def _readable(source: str) -> Iterator[None]:
-    """Turns what goes wrong while unpacking into a message."""
+    """Turns errors of unpacking into messages."""
     try:
         yield
     except EOFError:

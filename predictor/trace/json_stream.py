@@ -18,7 +18,7 @@ Item = Callable[[object], None]
 
 
 def text_of(chunks: Iterable[bytes]) -> Iterator[str]:
-    """UTF-8 text of byte chunks; bytes that are none become U+FFFD, for names may hold any."""
+    """UTF-8 text of byte chunks; invalid bytes become U+FFFD, since names may hold any bytes."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
     for chunk in chunks:
         yield decoder.decode(chunk)
@@ -28,7 +28,7 @@ def text_of(chunks: Iterable[bytes]) -> Iterator[str]:
 def read_object(
     chunks: Iterable[str], arrays: Mapping[str, Item], source: str
 ) -> dict[str, object]:
-    """Read one JSON object whose long arrays go item by item to a function.
+    """Read one JSON object, passing the items of its long arrays to functions one by one.
 
     Args:
         chunks: of the text.
@@ -151,7 +151,7 @@ class _Reader:
         return error.msg.startswith("Unterminated") or rest is not None
 
     def grow(self, chunks: int) -> bool:
-        """Read on; False if there is nothing more, or too much for one value."""
+        """Read more; False at the end, or if one value is too long."""
         if self.ended or len(self.buffer) - self.position > MAX_VALUE_CHARS:
             return False
         parts = [self.buffer[self.position :]]

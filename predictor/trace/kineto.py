@@ -1,7 +1,7 @@
-"""Traces of PyTorch's profiler (Kineto), whose schema has no number that says what changed.
+"""Reads traces of PyTorch's profiler (Kineto), whose schema has no reliable version number.
 
 Categories began with capitals (``Operator``, ``Kernel``) until 2022; times are whole or fractions
-of microseconds; what ops and kernels say of themselves has grown over the years.
+of microseconds; ops and kernels have gained arguments over the years.
 An event is one JSON object: ``ph: X``, ``cat``, ``name``, ``pid``, ``tid``, ``ts`` and ``dur`` in
 microseconds, ``args`` (kineto `libkineto/src/output_json.cpp`). A runtime call and the device work
 that it launched share ``correlation``.
@@ -99,7 +99,7 @@ KEPT = (
 
 
 class KinetoReader:
-    """Takes events one by one, so that no more than one lies in memory as JSON.
+    """Takes events one by one, so that at most one is in memory as JSON.
 
     Args:
         keep_args: fill `HostEvent.args`.
@@ -166,8 +166,8 @@ class KinetoReader:
         if made.correlation is not None:
             self.launched[made.correlation] = made
         elif HOST_NAME.match(name):
-            told = info_of_args(args)
-            self.host_comms.append((made, told or info_of_host(made)))
+            described = info_of_args(args)
+            self.host_comms.append((made, described or info_of_host(made)))
 
     def _device(self, event: Args, kind: DeviceKind) -> None:
         args = _args(event)
@@ -194,7 +194,7 @@ class KinetoReader:
 
     def _kept(self, args: Args) -> Args | None:
         kept = {key: args[key] for key in KEPT if key in args}
-        # few different ones come thousands of times
+        # a few values occur thousands of times
         return self.args.setdefault(repr(kept), kept) if kept else None
 
     def _inputs(self, args: Args) -> tuple[Shapes | None, tuple[str, ...] | None]:
@@ -203,14 +203,14 @@ class KinetoReader:
         types = args.get("Input type")
         shapes = tuple(_shape(d) for d in dims) if isinstance(dims, list) else ()
         dtypes = tuple(str(t) for t in types) if isinstance(types, list) else ()
-        # few different ones come thousands of times
+        # a few values occur thousands of times
         return (
             self.shapes.setdefault(shapes, shapes) or None,
             self.dtypes.setdefault(dtypes, dtypes) or None,
         )
 
     def _thread(self, given: object) -> int:
-        """Threads are numbers, but for tracks that a tool named."""
+        """Threads are numbers, except for tracks that a tool named."""
         if isinstance(given, int):
             return given
         return self.threads.setdefault(str(given), -1 - len(self.threads))
@@ -225,11 +225,11 @@ class KinetoReader:
         around = HostComms(self.host_comms)
         distributed = rest.get("distributedInfo")
         groups = groups_of(distributed.get("pg_config") if isinstance(distributed, dict) else None)
-        told = [
+        described = [
             (event, in_group(info.or_else(self._around(around, event)), groups))
             for event, info in self.comms
         ]
-        device = [*self.device, *with_order(told, self.launched)]
+        device = [*self.device, *with_order(described, self.launched)]
         device.sort(key=lambda e: (e.start_us, e.end_us))
         if not self.host and not device:
             raise InputError(
@@ -277,7 +277,7 @@ def _name(event: Args) -> str:
     name = event["name"]
     if not isinstance(name, str):
         raise TypeError
-    # the same few names come thousands of times
+    # a few names occur thousands of times
     return sys.intern(name)
 
 
@@ -303,7 +303,7 @@ def _waves(args: Args) -> float | None:
 
 
 def _whole(args: Args, *names: str) -> int | None:
-    """The first of these arguments that is there; older schemas spell some otherwise."""
+    """The first of these arguments that is there; older schemas use other names."""
     for name in names:
         value = args.get(name)
         if isinstance(value, int) and not isinstance(value, bool):
@@ -339,7 +339,7 @@ def _hashable_id(properties: Args) -> bool:
 def _steps(
     host: list[HostEvent], device: list[DeviceEvent]
 ) -> tuple[tuple[TraceStep, ...], tuple[str, ...]]:
-    """Steps by their markers; the whole trace where there are none."""
+    """Steps by their markers; the whole trace if it has no markers."""
     markers: dict[str, HostEvent] = {}
     for event in host:
         if STEP.match(event.name):

@@ -12,12 +12,12 @@ OF_IN_NAME = re.compile(r"rank[-_]?\d+[-_]?of[-_]?(\d{1,7})", re.IGNORECASE)
 def rank_of(
     source: str, distributed: object, *, name_first: bool = False
 ) -> tuple[int, int | None, tuple[str, ...]]:
-    """Rank, world size (None: not said), and what had to be guessed.
+    """Rank, world size (None: unknown), and notes on what had to be guessed.
 
     Args:
         source: path of the file, whose name often holds the rank.
         distributed: what the document says, such as Kineto's ``distributedInfo``.
-        name_first: the name counts more than the document.
+        name_first: prefer the rank in the name.
     """
     name = re.split(r"[/\\:]", source)[-1]
     said = distributed if isinstance(distributed, Mapping) else {}

@@ -1,4 +1,4 @@
-"""Traces of a job from whatever holds them: files, folders and archives, of one or more ranks."""
+"""Reads the traces of a job, of one rank or more, from files, folders and archives."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def read_traces(paths: Sequence[str | Path]) -> list[RankTrace]:
 
 
 def load_traces(paths: Sequence[str | Path], *, keep_args: bool = False) -> TraceSet:
-    """Read everything under these paths and put together what belongs together.
+    """Read everything under these paths and match the traces of each rank.
 
     Args:
         paths: .json, .json.gz, .tar, .tar.gz, .tgz, folders of these; Kineto and execution traces
@@ -84,7 +84,7 @@ def load_traces(paths: Sequence[str | Path], *, keep_args: bool = False) -> Trac
 
 
 def _read(file: TraceFile, keep_args: bool) -> RankTrace | ExecutionTrace | None:
-    """One document; None for JSON of something else that lies beside traces."""
+    """One document; None for JSON files that are not traces."""
     kineto = KinetoReader(file.source, keep_args=keep_args)
     execution = ExecutionReader(file.source)
     arrays = {TRACE_EVENTS: kineto.take, NODES: execution.take}
@@ -110,7 +110,7 @@ def _add(found: dict[int, Document], document: Document, notes: list[str]) -> No
 
 
 def _missing(traces: Sequence[RankTrace], executions: Iterable[int]) -> Iterator[str]:
-    """Which ranks of the job were not given, and what that means."""
+    """Notes on ranks of the job that were not given."""
     have = {trace.rank for trace in traces}
     alone = sorted(set(executions) - have)
     if alone:

@@ -1,9 +1,9 @@
-"""FBGEMM's TBE on one CPU thread: cost per distinct row first, per lookup second.
+"""Kernel model of FBGEMM's TBE on one CPU thread: cost per distinct row, then per lookup.
 
 Fitted on microbenchmarks: a distinct row costs a cache miss and, where the rows spread over
 more memory than the TLB reaches, an address translation, which grows with the logarithm of the
 working set. The backward adds one pass of the radix sort per digit of the row number. `calibrate`
-refits the constants on the machine at hand.
+fits the constants on your machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STATELESS = (Optimizer.SGD, Optimizer.EXACT_SGD)
 
 
 class CpuLookups:
-    """Costs of TBE shards on one CPU thread; see the module's text."""
+    """Costs of TBE shards on one CPU thread, as the module's docstring describes."""
 
     def __init__(self, hw: HardwareProfile, constants: CpuEmbedding) -> None:
         self.hw = hw
@@ -36,7 +36,7 @@ class CpuLookups:
         return units.us(self.constants.backward_us)
 
     def prefetch_floor_ms(self) -> float:
-        """Nothing is prefetched: the tables lie in host memory already."""
+        """0: the tables are in host memory already."""
         return 0.0
 
     def forward_ms(self, shard: LookupShard) -> float:
@@ -71,12 +71,12 @@ class CpuLookups:
         return time
 
     def prefetch_ms(self, shard: LookupShard) -> float:
-        """Nothing is prefetched: the tables lie in host memory already."""
+        """0: the tables are in host memory already."""
         del shard
         return 0.0
 
     def _tlb(self, shard: LookupShard, distinct: float) -> float:
-        """``ln(1 + working set / TLB reach)``; a distinct row drags a stretch of pages along."""
+        """``ln(1 + working set / TLB reach)``; each distinct row touches ``page_kib`` of memory."""
         table = float(shard.rows) * shard.dim * shard.element_bytes
         touched = distinct * 1024 * self.constants.page_kib
         return math.log1p(min(table, touched) / units.mib(self.constants.tlb_mib))

@@ -1,4 +1,4 @@
-"""FBGEMM's fused table-batched embedding (TBE) on a GPU: which bytes move where.
+"""Kernel model of FBGEMM's fused table-batched embedding (TBE) on a GPU: which bytes move where.
 
 Sources: the kernels of FBGEMM (codegen/training/forward/embedding_forward_split_template.cu,
 codegen/training/backward/embedding_backward_split_template.cu and its warp, cta, host and
@@ -7,9 +7,9 @@ written and by how many warps; Lin et al. 2022, section on embedding lookups (ar
 charging hits to L2 and misses to HBM with a cold cache, and for the tables in flight. Where Lin et
 al. assume uniform ids, distinct rows and hits come from the index distribution (Che et al. 2002).
 
-Bytes are marginal inside a launch and add up. What does not add up is told apart: the latency of
-the longest chain of dependent loads, of which a launch pays the longest one, and the share of the
-L2 that a table keeps while warps of others run beside it.
+Bytes of shards add up inside a launch. Two things do not add up and have functions of their own:
+the latency of the longest chain of dependent loads, which a launch pays once, and the share of the
+L2 that a table keeps while warps of other tables run.
 
 Why: docs/decisions/0014.
 """
@@ -35,11 +35,11 @@ WARP = 32
 BLOCK_WARPS = 32
 """Warps of a thread block that adds up the gradients of one row (`kMaxThreads` / warp)."""
 UNPOOLED_INFO_BYTES = 4
-"""What a sorted id carries beyond the pooled case: its position takes 8 bytes instead of 4."""
+"""Extra bytes per sorted id without pooling: its position takes 8 bytes instead of 4."""
 
 
 class CudaLookups:
-    """Costs of TBE shards on a GPU; see the module's text."""
+    """Costs of TBE shards on a GPU, as the module's docstring describes."""
 
     def __init__(self, hw: HardwareProfile, constants: CudaEmbedding) -> None:
         self.hw = hw
@@ -58,15 +58,15 @@ class CudaLookups:
         return units.us(self.constants.kernel_us * self.constants.prefetch_kernels)
 
     def forward_ms(self, shard: LookupShard, tables: float = 1.0) -> float:
-        """Gather and pool, and what an UVM cache has to fetch before.
+        """Gather and pool, after fetching what the UVM cache misses.
 
         Args:
-            tables: that share the L2 with this one, itself included, >= 1.
+            tables: number of tables that share the L2, this one included, >= 1.
         """
         return self._gather_ms(shard, tables) + self.prefetch_ms(shard)
 
     def forward_longest_ms(self, shard: LookupShard) -> float:
-        """Latency of one bag, whose rows a group of lanes adds one by one.
+        """Latency of one bag: a group of lanes adds its rows one by one.
 
         The loop over a bag's ids issues the next load after the sum of the last one
         (embedding_forward_split_kernel_template.cu); a launch with too few bags to fill the device
@@ -98,13 +98,13 @@ class CudaLookups:
         bandwidth = self.constants.backward_efficiency * self.hw.memory.hbm
         gathered = shard.ids * self._row_cost(shard.dim * GRADIENT_ELEMENT_BYTES)
         update = max((gradients + updates) / bandwidth, gathered / self.hw.memory.l2)
-        # what lies in host memory crosses the full-duplex link once each way
+        # data in host memory crosses the full-duplex link once in each direction
         update = max(update, self._link_ms(shard.distinct_rows * self._managed_row_bytes(shard)))
         time = self._sort_ms(shard) + update
         if shard.mean:
             time += self._mean_gradient_ms(shard)
         if shard.weighted and shard.pooled:
-            # gradients of the weights, wanted or not: bags and rows are read as in the forward
+            # FBGEMM always computes gradients of the weights, reading bags and rows as the forward
             time += self._gather_ms(shard, 1.0)
         return time
 
@@ -126,10 +126,10 @@ class CudaLookups:
         return units.us(numbering + constants.segment_us) + max(waiting, moving)
 
     def prefetch_ms(self, shard: LookupShard, fetched_rows: float | None = None) -> float:
-        """Probing the UVM cache, then fetching misses while evicted rows go back.
+        """Probe the UVM cache, then fetch the misses while evicted rows are written back.
 
         Args:
-            fetched_rows: where other tables share the cache; those of a cache of its own if None.
+            fetched_rows: rows to fetch; None: as if no other table shared the cache.
         """
         if shard.kernel is not ComputeKernel.FUSED_UVM_CACHING:
             return 0.0
@@ -138,7 +138,7 @@ class CudaLookups:
         return probe + rows * self.fetch_ms(shard)
 
     def fetch_ms(self, shard: LookupShard) -> float:
-        """One row of the shard from the host."""
+        """Time to fetch one row of the shard from the host."""
         return self._link_ms(self._row_bytes(shard))
 
     def sort_passes(self, rows: ArrayLike) -> Array:
@@ -216,7 +216,7 @@ class CudaLookups:
         return shard.ids * (prepare + float(self.sort_passes(shard.rows)) * one)
 
     def _mean_gradient_ms(self, shard: LookupShard) -> float:
-        """Gradients of means are divided by the lengths in a pass of their own (`grad_mean`)."""
+        """Gradients of means are divided by the lengths in a separate pass (`grad_mean`)."""
         moved = 2 * shard.bags * self._sectors(shard.dim * GRADIENT_ELEMENT_BYTES)
         return moved / (self.constants.forward_efficiency * self.hw.memory.hbm)
 
@@ -253,7 +253,7 @@ class CudaLookups:
         return self._sectors(scalars) + self._sectors(vectors)
 
     def _managed_row_bytes(self, shard: LookupShard) -> float:
-        """Of a row's weights and state, what the backward finds in host memory.
+        """Bytes of a row's weights and state that the backward finds in host memory.
 
         The UVM cache holds weights only; states stay managed (FBGEMM, apply_split_helper).
         """

@@ -1,4 +1,4 @@
-"""Embedding lookups: one entry for every kind of hardware.
+"""Embedding lookups on any hardware: picks the kernel model and calls it.
 
 The kernel models are in `predictor.cost.lookup.cuda` (FBGEMM on a GPU) and
 `predictor.cost.lookup.cpu` (FBGEMM on a CPU thread); a profile says which one its constants belong
@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 SHARERS = (2, 4, 8, 16)
-"""Tables that share the L2 for which a shard's forward is tabulated; more share like the last."""
+"""Numbers of tables that share the L2 for which a forward is tabulated; the last holds for more."""
 
 
 def lookup_model(hw: HardwareProfile) -> LookupModel:
@@ -67,9 +67,9 @@ def forward_ms(shard: LookupShard, hw: HardwareProfile) -> float:
 
 
 def sharing_ms(shard: LookupShard, hw: HardwareProfile) -> tuple[float, ...]:
-    """What a forward adds as 2, 4, 8, 16 tables share the L2, each beyond the one before; >= 0.
+    """What a forward adds when 2, 4, 8, 16 tables share the L2, each beyond the one before; >= 0.
 
-    Zero from the number on that the batch leaves in flight, and on a CPU, which has one thread.
+    Zero for more tables than the batch keeps in flight, and on a CPU, which has one thread.
     """
     model = lookup_model(hw)
     most = model.tables_in_flight(shard) if isinstance(model, CudaLookups) else 1.0
@@ -92,8 +92,8 @@ def backward_longest_ms(shard: LookupShard, hw: HardwareProfile) -> float:
 
 
 def sort_passes(rows: ArrayLike, hw: HardwareProfile) -> Array:
-    """Passes over the ids of ``rows`` rows that a launch sorts together; 0 where each table sorts
-    its own."""
+    """Passes over the ids when a launch sorts ``rows`` rows together; 0 on a CPU, where each table
+    is sorted separately."""
     model = lookup_model(hw)
     if not isinstance(model, CudaLookups):
         return np.zeros(np.shape(rows))
@@ -110,19 +110,19 @@ def sort_pass_ms(hw: HardwareProfile, *, weighted: bool, pooled: bool) -> float:
 
 def backward_ms(shard: LookupShard, hw: HardwareProfile) -> float:
     """Marginal time of a shard in a fused backward, with its optimizer step."""
-    # a dense gradient is written for the whole shard, whatever ids fall on it
+    # a dense gradient is written for the whole shard, with or without ids on it
     works = shard.ids > 0 or shard.kernel is ComputeKernel.DENSE
     return lookup_model(hw).backward_ms(shard) if works else 0.0
 
 
 def prefetch_ms(shard: LookupShard, hw: HardwareProfile) -> float:
-    """Marginal time of a ``fused_uvm_caching`` shard in a prefetch, with a cache of its own; other
-    kernels have none."""
+    """Marginal time of a ``fused_uvm_caching`` shard in a prefetch, if no other table shared its
+    cache; 0 for other kernels."""
     return lookup_model(hw).prefetch_ms(shard) if shard.ids > 0 else 0.0
 
 
 def fetch_ms(shard: LookupShard, hw: HardwareProfile) -> float:
-    """Fetching one row of a ``fused_uvm_caching`` shard into the cache; 0 on a CPU."""
+    """Time to fetch one row of a ``fused_uvm_caching`` shard into the cache; 0 on a CPU."""
     model = lookup_model(hw)
     return model.fetch_ms(shard) if isinstance(model, CudaLookups) else 0.0
 

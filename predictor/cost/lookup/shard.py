@@ -1,4 +1,4 @@
-"""What one shard of a table asks of the embedding kernels, and its optimizer state."""
+"""The lookups of one shard, as the embedding kernels see them, and its optimizer state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from predictor.model.workload import Optimizer
 
 STATE_ELEMENT_BYTES = 4
 GRADIENT_ELEMENT_BYTES = 4
-"""FBGEMM accumulates gradients and keeps optimizer states in fp32, whatever the weights are."""
+"""FBGEMM accumulates gradients and keeps optimizer states in fp32 for weights of any type."""
 
 _STATE_PER_ROW: dict[str, tuple[int, int]] = {
     # optimizer: (elements per row, elements per weight)

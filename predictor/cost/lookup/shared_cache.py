@@ -20,9 +20,9 @@ from predictor.hardware.loader import HardwareProfile
 Array = NDArray[np.float64]
 
 TIMES = 94
-"""Characteristic times tabulated, beside zero and infinity."""
+"""Number of characteristic times tabulated, besides zero and infinity."""
 COLDEST, HOTTEST = 0.95, 0.01
-"""Shares of a table that a cache holds at its longest and shortest time tabulated."""
+"""Shares of a table that a cache holds at the longest and the shortest tabulated time."""
 POINTS = TIMES + 2
 
 SHARDS, ROWS, OWN_MS = range(3)
@@ -30,7 +30,7 @@ SHARDS, ROWS, OWN_MS = range(3)
 RESIDENT = slice(3, 3 + POINTS)
 """Rows in the cache at each time; rises from 0 to the rows that are ever drawn."""
 FETCH_MS = slice(3 + POINTS, 3 + 2 * POINTS)
-"""Fetching what misses at each time; falls to 0."""
+"""Time to fetch the misses at each characteristic time; falls to 0."""
 COLUMNS = 3 + 2 * POINTS
 
 
@@ -62,13 +62,13 @@ def tabulate(shard: LookupShard, hw: HardwareProfile, times: Array) -> Array:
     found[OWN_MS] = one * own_fetched_rows(shard)
     tabulated = float(fetches_ms(found))
     if tabulated > 0:
-        fetch *= found[OWN_MS] / tabulated  # interpolation is then exact where it is alone
+        fetch *= found[OWN_MS] / tabulated  # makes interpolation exact for a shard that is alone
     return found
 
 
 def position(caches: Array) -> Array:
-    """Where the shards of launches ``[..., COLUMNS]`` fill their cache: a point of the table, with
-    the part of the way to the next one; the last point where they never do."""
+    """Fractional index of the tabulated time at which shards of launches ``[..., COLUMNS]`` fill
+    their cache; the last index where they never do."""
     resident, rows = caches[..., RESIDENT], caches[..., ROWS]
     below = (resident < rows[..., None]).sum(axis=-1)
     first = np.clip(below - 1, 0, POINTS - 2)
@@ -97,7 +97,7 @@ def fetches_ms(caches: Array) -> Array:
 def sharing_ms(caches: Array) -> Array:
     """What launches ``[..., COLUMNS]`` fetch beyond their shards with caches of their own.
 
-    Of either sign: LRU gives a row its place whatever load factor its table brought in.
+    It can be negative: LRU gives a row its place regardless of the load factor of its table.
     """
     shared = caches[..., SHARDS] > 1.5
     if not shared.any():

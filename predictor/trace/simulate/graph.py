@@ -15,7 +15,7 @@ from predictor.trace.simulate.overheads import OverheadTable, call_piece, gap_pi
 from predictor.trace.simulate.waits import Outstanding
 
 Factor = Callable[[RankTrace, DeviceEvent], float]
-"""How many times as long as traced a kernel or copy of a rank takes."""
+"""Predicted over traced duration of a kernel or copy of a rank."""
 HOST = "host"
 COMPUTE = "compute"
 COLLECTIVE = "collective"
@@ -24,9 +24,9 @@ COPY = "copy"
 
 @dataclass(frozen=True)
 class HostTimes:
-    """Where host times come from: ``table``, or for pieces the rank's ``own``, as measured.
+    """Where host times come from: the table, or, if ``own``, the rank's measured times.
 
-    What a call took that waited for the device always comes from the table.
+    Times of calls that waited for the device always come from the table.
     """
 
     table: OverheadTable
@@ -82,7 +82,7 @@ class RankBuilder:
         self.start_us = start_us
 
     def scale(self, factor: Factor) -> None:
-        """Let kernels and copies take so many times as long."""
+        """Multiply the durations of kernels and copies by a factor."""
         trace = self.program.trace
         for index, node in enumerate(self.nodes):
             if node.event is not None:
@@ -90,17 +90,17 @@ class RankBuilder:
                 self.nodes[index] = replace(node, cost_us=times * node.cost_us)
 
     def add_backlog(self, step: TraceStep, launches: Launches, main: int) -> None:
-        """Put what the device had not worked off when a step began before it.
+        """Add the work that the device had not finished when a step began.
 
-        Such work was launched earlier. It is the state that the step starts from: for how long each
-        stream is busy, pauses included.
+        Such work was launched earlier. It sets how long each stream is busy at the start of the
+        step, pauses included.
         """
         free: dict[str, float] = {}
         for event in self.program.trace.device:
             call = launches.call_of.get(event.correlation)
             if (call is None or call.start_us < step.start_us) and event.end_us > step.start_us:
                 if call is None and event.start_us > step.start_us:
-                    continue  # launched by nothing that the trace shows: no way to tell when
+                    continue  # its launch is not in the trace, so its time is unknown
                 since = max(event.start_us, step.start_us)
                 stream = self._stream(event.stream)
                 gap_us = max(0.0, since - free.get(stream, step.start_us))
@@ -155,7 +155,7 @@ class RankBuilder:
         )
 
     def _flush(self, thread: int, name: str, cost_us: float = 0.0) -> int:
-        """What a thread has done by now, as a node."""
+        """The time that a thread has spent so far, as a node."""
         return self._add(
             Node(
                 name,
@@ -183,7 +183,7 @@ class RankBuilder:
 
     @property
     def latency_us(self) -> float:
-        """From a launch call's end to the start on an idle stream, but for the stream's gap."""
+        """Time from the end of a launch to the start on an idle stream, without its gap."""
         return latency_us(self.host.table)
 
     def _device(self, item: Item, event: DeviceEvent, host_us: float, waits: bool) -> None:
@@ -219,7 +219,7 @@ class RankBuilder:
         self.outstanding.issued(stream, index, event, item.stack)
 
     def _gap(self, stream: str, event: DeviceEvent) -> float:
-        """What the device takes between two pieces of work of a stream."""
+        """Time between two pieces of work of a stream."""
         if stream not in self.last or event.collective is not None:
             return 0.0
         before = self.last[stream][1]
@@ -227,7 +227,7 @@ class RankBuilder:
         return self.host.table.us(gap_piece(before, event, 0.0, same=same))
 
     def _issue(self, item: Item, host_us: float) -> int:
-        """Host time before a collective, which ranks spend each for itself."""
+        """Host time before a collective, which each rank spends separately."""
         self._spend(item.thread, host_us)
         return self._flush(item.thread, f"issue {plain(item.label)}")
 
@@ -260,8 +260,8 @@ class RankBuilder:
 
 
 def latency_us(table: OverheadTable) -> float:
-    """From a launch call's end to the start on an idle stream. A stream's gap, which every
-    operation has before it, is taken off."""
+    """Time from the end of a launch to the start on an idle stream, less the gap of a stream, which
+    every operation has anyway."""
     launch = table.find(Kind.LATENCY, ("kernel",)).typical_us
     return max(0.0, launch - table.find(Kind.GAP, ("stream", "kernel kernel")).typical_us)
 

@@ -1,4 +1,4 @@
-"""The graph of several ranks' traces: each rank's nodes in order, collectives joined."""
+"""The graph of several ranks: the nodes of each rank in order, with shared collectives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from predictor.trace.simulate.graph import COLLECTIVE, COMPUTE, COPY, HOST, Node
 from predictor.units import us
 
 FILLING_WAVES = 2.0
-"""From here on a kernel keeps the device to itself for most of its time."""
+"""Waves from which on a kernel fills the device for most of its time."""
 RESOURCES = {HOST: "overheads", COMPUTE: "kernels", COLLECTIVE: "collectives", COPY: "memcpy"}
 
 
@@ -25,10 +25,10 @@ class JobGraph:
 
 
 def join_ranks(programs: Sequence[RankProgram], latency_us: float) -> JobGraph:
-    """One graph of several ranks, collectives joined.
+    """One graph of several ranks whose collectives meet.
 
-    A collective takes as long as on the rank that came last: the shortest of its kernels, for the
-    others waited in theirs. Waiting for ranks that were not traced is part of that time.
+    A collective takes as long as on the rank that arrived last: the shortest of its kernels, since
+    the others waited in theirs. Waiting for ranks that were not traced is part of that time.
 
     Raises:
         InputError: the ranks' collectives do not follow each other in one order.
@@ -76,7 +76,7 @@ def _ready(
     waiting: dict[tuple[object, ...], set[int]],
     rank: int,
 ) -> Iterator[Node]:
-    """Nodes up to the next collective that others join."""
+    """Nodes up to the next collective that other ranks take part in."""
     while len(place) < len(program.nodes):
         node = program.nodes[len(place)]
         key = _key(node)

@@ -1,7 +1,7 @@
 """Host overheads read from traces: the five kinds of Lin et al. 2022 (section on overheads; code
 owensgroup/ml_perf_model) by operator, and what a call takes until the device runs.
 
-Beside T1 to T5 (`predictor.trace.simulate.host`) a table holds, by the kind of work: from a launch
+Besides T1 to T5 (`predictor.trace.simulate.host`) a table holds, by the kind of work: from a launch
 call's end to the start on an idle stream, the gap between work that queued, and what a blocking
 call takes before its copy starts and after what it waited for is over.
 """
@@ -80,7 +80,7 @@ class OverheadTable:
         """The time expected of a piece, with the profiler on.
 
         Outliers count on the host, where they make up part of any longer stretch. On the device
-        they are waits that the trace does not tell from latencies and gaps.
+        they are waits, which the trace cannot separate from latencies and gaps.
         """
         found = self.find(piece.kind, piece.names)
         return found.us if piece.kind in HOST_KINDS else found.typical_us
@@ -204,7 +204,7 @@ def host_costs(table: OverheadTable) -> dict[str, float]:
 
     ``op_us`` is the mean time of an outermost operator without its launch calls, with the gap
     before it; ``collective_us`` the same of an operator that launches a collective, its launch
-    included. What the table cannot tell is left out.
+    included. Constants that the table does not determine are left out.
     """
     kinds = (Kind.T1, Kind.T2, Kind.T3, Kind.T5)
     operators = table.find(Kind.T1).count

@@ -1,9 +1,9 @@
 """Another sharding plan on a trace: how its lookups and exchanges would change, rank by rank.
 
-The trace says how long they took under the plan that it was recorded with; the predictor says how
-the same phases compare under both plans (`predictor.predict`). Kernels of fused lookups and
-all-to-alls take that ratio. What only the new plan has (a reduce-scatter, say) is not in the trace
-and is not added: `PlanSwap.notes` names it.
+The trace has their times under the plan it was recorded with; `predictor.predict` gives the ratio
+of the same phases between both plans. Kernels of fused lookups and all-to-alls are scaled by that
+ratio. Work that only the new plan has, such as a reduce-scatter, is not in the trace and is not
+added; `PlanSwap.notes` lists it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PlanSwap:
     notes: tuple[str, ...]
 
     def factor(self, rank: int, event: DeviceEvent) -> float | None:
-        """Of one kernel or collective of a rank; None if the plan does not matter to it."""
+        """Factor for one kernel or collective of a rank; None if it does not depend on the plan."""
         if event.collective is not None:
             return self.exchange if event.collective.op in ("all_to_all", "send_recv") else None
         if BACKWARD.search(event.name):

@@ -1,8 +1,8 @@
-"""Traced steps predicted from their structure: the synchronized critical path on real traces.
+"""Predicts traced steps from their structure: the synchronized critical path on real traces.
 
-What enters of a step is which thread issued what in which order, on which stream, what waited for
-what, and how long kernels and copies ran. Host times come from other steps or ranks. No time at
-which anything of the step started or ended enters, but for when each rank began the first one.
+Of a step only this is used: which thread issued what in which order, on which stream, what waited
+for what, and how long kernels and copies ran. Host times come from other steps or ranks. Start and
+end times are not used, except for when each rank began the first operation.
 
 Why: docs/decisions/0017.
 """
@@ -37,7 +37,7 @@ class SimulatedStep:
     Args:
         measured_ms: from its marker to the next.
         predicted_ms: the same in the simulation.
-        naive_ms: the median of the trace's other steps; None if there are none.
+        naive_ms: the median of the other steps of the trace; None if there are none.
     """
 
     rank: int
@@ -114,7 +114,7 @@ class TracedHosts:
     def pooled(
         self, *, without_step: int | None = None, without_rank: int | None = None
     ) -> Samples:
-        """What steps and ranks but those left out spent."""
+        """Host times of all steps and ranks except those left out."""
         return Samples.merged(
             samples
             for rank, of_rank in enumerate(self.samples)
@@ -136,9 +136,9 @@ def simulate_trace(
         traces: one rank, or several of one job on one clock, whose collectives then meet.
         overheads: host times; None: of the trace's other steps, or where there is but one step, of
             the other ranks.
-        own_host: take the host's time between calls from the step itself, as measured. Then only
-            what waits is predicted.
-        factor: how many times as long as traced each kernel and copy takes; None: as traced.
+        own_host: take the host's time between calls from the step itself; then only waiting is
+            predicted.
+        factor: predicted over traced duration of each kernel and copy; None: as traced.
 
     Raises:
         InputError: no trace, ranks that do not belong together, or a single step of a single rank
@@ -197,7 +197,7 @@ def build_graph(
     own_host: bool = False,
     factor: Factor | None = None,
 ) -> tuple[JobGraph, list[RankProgram]]:
-    """The graph of a step, with what steps before it left on the device."""
+    """The graph of a step, with the work that earlier steps left on the device."""
     begin = min(trace.steps[step].start_us for trace in hosts.traces)
     programs = []
     for rank, trace in enumerate(hosts.traces):

@@ -45,7 +45,7 @@ def what_if(
     """Simulate traced steps with something changed; ``measured_ms`` stays what was traced.
 
     Host times are the steps' own. A collective's wait for ranks that were not traced is part of its
-    time and cannot be told from it.
+    time and cannot be separated from it.
 
     Args:
         hardware: the profile of the device to run on instead.
