@@ -109,3 +109,13 @@ def test_the_check_sees_what_is_wrong() -> None:
     ]
     assert is_module("search.solve")
     assert not is_module("search.judge")
+
+
+def test_every_command_is_documented() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text()
+    commands = dict(COMMANDS.commands)
+    group = commands.pop("bench")
+    commands |= {f"bench {name}": command for name, command in group.commands.items()}
+    hidden = {name for name, command in commands.items() if command.hidden}
+    listed = {name for name in commands if re.search(rf"`shardopt {name}\b", page)}
+    assert commands.keys() - hidden == listed
