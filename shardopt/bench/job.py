@@ -58,7 +58,7 @@ def check_job(job: Job, *, given_ranks: int | None = None, joined: bool = False)
     """Refuse what cannot run, before any process starts.
 
     Args:
-        given_ranks: what `--gpus` or torchrun says.
+        given_ranks: ranks that the user asked for, or that torchrun started.
         joined: the ranks are there already, so that those of other hosts are not this machine's.
 
     Raises:
@@ -75,7 +75,8 @@ def check_job(job: Job, *, given_ranks: int | None = None, joined: bool = False)
     if joined and local != job.local_world_size:
         raise PlanError(
             f"the plans are for hosts of {job.local_world_size} ranks, but torchrun started "
-            f"{local} on each; plan again with --gpus-per-node {local}"
+            f"{local} on each; plan again for hosts of {local}",
+            inputs=("gpus_per_node",),
         )
     here = local if joined else job.world_size
     if job.backend == "nccl":
@@ -85,7 +86,7 @@ def check_job(job: Job, *, given_ranks: int | None = None, joined: bool = False)
     if here > cores:
         raise InputError(
             f"the plans are for {here} ranks, but this process may use {cores} cores, and ranks "
-            "that share one measure each other's load; bench plans for fewer ranks, or join "
+            "that share one measure each other's load; run plans for fewer ranks, or join "
             "ranks of several hosts with torchrun"
         )
     if not joined:
@@ -98,7 +99,8 @@ def _check_ranks(job: Job, given: int | None) -> None:
         if given is not None and plan.world_size != given:
             raise PlanError(
                 f"{name} is for {plan.world_size} ranks, but {given} are asked for; plan again "
-                f"with --gpus {given}, or bench it on {plan.world_size}"
+                f"for {given}, or run it on {plan.world_size}",
+                inputs=("gpus",),
             )
         ranks = (plan.world_size, plan.local_world_size)
         if ranks != (job.world_size, job.local_world_size):
@@ -112,17 +114,20 @@ def _check_ranks(job: Job, given: int | None) -> None:
 def _check_link(job: Job, link: Link, joined: bool) -> None:
     if joined:
         raise InputError(
-            "--link starts its own ranks, but torchrun has started this one; run without torchrun, "
-            "or leave --link out"
+            "a link is for ranks that are started here, but torchrun has started this one; run "
+            "without torchrun, or without a link",
+            inputs=("link",),
         )
     if job.backend != "gloo":
         raise InputError(
-            f"--link shapes the TCP of gloo, which {job.backend} need not use; give --backend gloo"
+            f"a link limits TCP, which gloo uses and {job.backend} may not; choose gloo",
+            inputs=("link", "backend"),
         )
     if (job.world_size, job.local_world_size) != (HOSTS, 1):
         raise PlanError(
             f"the plans are for {job.world_size} ranks on hosts of {job.local_world_size}, but "
-            f"--link joins {HOSTS} hosts of one rank; plan with --gpus {HOSTS} --gpus-per-node 1"
+            f"a link joins {HOSTS} hosts of one rank; plan for such hosts",
+            inputs=("link", "gpus", "gpus_per_node"),
         )
     check_hosts(link)
 
@@ -132,8 +137,9 @@ def _check_gpus(ranks: int) -> None:
 
     if not torch.cuda.is_available():
         raise InputError(
-            "--backend nccl needs CUDA, which torch does not find here "
-            f"(torch {torch.__version__}); use --backend gloo to run on CPU cores"
+            f"nccl needs CUDA, which torch {torch.__version__} does not find here; choose gloo to "
+            "run on CPU cores",
+            inputs=("backend",),
         )
     if ranks > torch.cuda.device_count():
         raise InputError(

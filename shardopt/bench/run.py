@@ -60,7 +60,7 @@ def run_bench(
         return None
     keeper = _Keeper(job, path, told)
     if keeper.done:
-        told(f"{path} has {len(keeper.rows.rounds)} rounds already; --rounds asks for more")
+        told(f"{path} has {len(keeper.rows.rounds)} rounds already; ask for more to go on")
     job = replace(job, first_round=len(keeper.rows.rounds))
     try:
         if join:
@@ -111,8 +111,8 @@ class _Keeper:
             return "no round was finished"
         rounds = f"{count} of {self.job.rounds} rounds"
         if self.path is not None:
-            return f"{rounds} are finished and in {self.path}; the same command goes on from there"
-        return f"{rounds} were finished; with -o ROWS.json they would have been kept"
+            return f"{rounds} are saved in {self.path}; run the same command again to go on"
+        return f"{rounds} were finished; give a rows file to keep them"
 
     def __call__(self, report: Mapping[str, Any]) -> None:
         kind = report["kind"]

@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Asked:
+class CalibrationSettings:
     """What to calibrate.
 
     Args:
@@ -80,8 +80,9 @@ def check(
     """
     if not 2 <= ranks <= MAX_RANKS:
         raise InputError(
-            f"--ranks is {ranks}; it must be at least 2 and at most {MAX_RANKS}: "
-            "collectives need someone to talk to"
+            f"{ranks} ranks are asked for; there must be at least 2, as collectives need someone "
+            f"to talk to, and at most {MAX_RANKS}",
+            inputs=("ranks",),
         )
     if link is not None:
         _check_link(backend, ranks, link)
@@ -96,19 +97,22 @@ def check(
         found = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if found < ranks // hosts:
             raise InputError(
-                f"--backend nccl with {ranks // hosts} ranks on this host needs as many GPUs, "
-                f"PyTorch sees {found}; give fewer --ranks, or --backend gloo to measure CPU ranks"
+                f"nccl with {ranks // hosts} ranks on this host needs as many GPUs, but PyTorch "
+                f"sees {found}; choose fewer ranks, or gloo to measure CPU ranks",
+                inputs=("ranks", "backend"),
             )
 
 
 def _check_link(backend: str, ranks: int, link: Link) -> None:
     if backend != "gloo":
         raise InputError(
-            f"--link shapes the TCP of gloo, which {backend} need not use; give --backend gloo"
+            f"a link limits TCP, which gloo uses and {backend} may not; choose gloo",
+            inputs=("link", "backend"),
         )
     if ranks != HOSTS:
         raise InputError(
-            f"--link joins {HOSTS} hosts of one rank, but --ranks is {ranks}; give --ranks {HOSTS}"
+            f"a link joins {HOSTS} hosts of one rank, not {ranks} ranks; choose {HOSTS}",
+            inputs=("link", "ranks"),
         )
     check_hosts(link)
 
@@ -118,8 +122,9 @@ def _check_memory(model: Workload) -> None:
     free = available_bytes()
     if largest.weight_bytes > free:
         raise InputError(
-            f"--model: table '{largest.name}' has {format_bytes(largest.weight_bytes)}, but only "
-            f"{format_bytes(free)} are free here; choose a model with smaller tables"
+            f"table '{largest.name}' of the model has {format_bytes(largest.weight_bytes)}, but "
+            f"only {format_bytes(free)} are free here; choose a model with smaller tables",
+            inputs=("model",),
         )
 
 
@@ -170,44 +175,46 @@ def _version(package: str) -> str:
         return "none"
 
 
-def points_of(asked: Asked) -> tuple[list[Point], list[Point]]:
+def points_of(settings: CalibrationSettings) -> tuple[list[Point], list[Point]]:
     """What one rank measures alone, and what needs all ranks."""
     gpu = None
-    if asked.backend == "nccl":
+    if settings.backend == "nccl":
         import torch
 
         about = torch.cuda.get_device_properties(0)
         gpu = Device(about.total_memory, units.gib(round(memory_bytes() / GIB)))
-    kernels = phases.alone(asked.size, asked.model, asked.ranks, gpu)
-    return kernels, phases.together(asked.size, asked.ranks, asked.link_gbit_s, asked.hosts)
+    kernels = phases.alone(settings.size, settings.model, settings.ranks, gpu)
+    return kernels, phases.together(
+        settings.size, settings.ranks, settings.link_gbit_s, settings.hosts
+    )
 
 
-def measure(asked: Asked, say: Say) -> CalibrationRows:
+def measure(settings: CalibrationSettings, say: Say) -> CalibrationRows:
     """Measure every point that the rows file lacks, in processes of their own.
 
     Raises:
         InputError: the rows file is of another machine, or corrupt.
         RankDiedError: a rank failed; the rows measured before are in the file.
     """
-    file = opened(asked, say)
-    kernels, exchanges = points_of(asked)
+    file = opened(settings, say)
+    kernels, exchanges = points_of(settings)
     total = len(kernels) + len(exchanges)
-    for before, points, ranks in ((0, kernels, 1), (len(kernels), exchanges, asked.ranks)):
+    for before, points, ranks in ((0, kernels, 1), (len(kernels), exchanges, settings.ranks)):
         missing = [point for point in points if not file.has(point)]
         done = before + len(points) - len(missing)
         if not missing:
-            say(f"{len(points)} points are already in {asked.rows}")
+            say(f"{len(points)} points are already in {settings.rows}")
             continue
-        link = asked.link if points is exchanges else None
+        link = settings.link if points is exchanges else None
         cores = len(available_cores())
-        if ranks > cores and asked.backend == "gloo":
+        if ranks > cores and settings.backend == "gloo":
             say(f"{ranks} ranks share {cores} cores: their times are no good for fits")
-        job = Job(missing, asked.size, ranks, asked.backend, link, asked.model)
+        job = Job(missing, settings.size, ranks, settings.backend, link, settings.model)
         try:
-            run_job(job, Saver(file, asked, done, total, say).save)
+            run_job(job, Saver(file, settings, done, total, say).save)
         except RankDiedError as error:
             raise RankDiedError(
-                f"{error}\n{asked.rows} keeps what was measured; run the same command again to "
+                f"{error}\n{settings.rows} keeps what was measured; run the same command again to "
                 "continue from there",
                 error.exit_code,
             ) from None
@@ -230,9 +237,9 @@ def run_job(job: Job, on_row: Callable[[Measured], None]) -> None:
     )
 
 
-def opened(asked: Asked, say: Say) -> CalibrationRows:
+def opened(settings: CalibrationSettings, say: Say) -> CalibrationRows:
     """The rows that there are; says where the machine is too busy for more."""
-    file = CalibrationRows(asked.rows, origin(asked.backend))
+    file = CalibrationRows(settings.rows, origin(settings.backend))
     load = os.getloadavg()[0]
     if load > BUSY:
         say(f"something else runs here (load average {load:.1f}): times will be too long")
@@ -243,18 +250,18 @@ class Saver:
     """Appends rows as they come, and says how far the measurement is."""
 
     def __init__(
-        self, file: CalibrationRows, asked: Asked, done: int, total: int, say: Say
+        self, file: CalibrationRows, settings: CalibrationSettings, done: int, total: int, say: Say
     ) -> None:
-        self.file, self.asked, self.total, self.say = file, asked, total, say
+        self.file, self.settings, self.total, self.say = file, settings, total, say
         self.done = done
-        self.realtime = asked.backend == "gloo" and permitted()
+        self.realtime = settings.backend == "gloo" and permitted()
         self._last: Point | None = None
 
     def _settings(self, point: Point) -> str:
         """What a row's time depends on beside its point."""
-        nccl = self.asked.backend == "nccl"
+        nccl = self.settings.backend == "nccl"
         said = [CUDA_SETTINGS if nccl else SETTINGS]
-        said += [self.asked.backend] if point.family in phases.TOGETHER else []
+        said += [self.settings.backend] if point.family in phases.TOGETHER else []
         if point.family in phases.TOGETHER and self.realtime:
             said.append("its threads in real time")
         flush = BRIEF_FLUSH_BYTES if point.family in phases.TOGETHER else FLUSH_BYTES

@@ -13,7 +13,7 @@ from shardopt.cli import options
 if TYPE_CHECKING:
     from shardopt.calibrate.profile.build import Calibrated
     from shardopt.calibrate.rows import CalibrationRows
-    from shardopt.calibrate.run import Asked, Say
+    from shardopt.calibrate.run import CalibrationSettings, Say
     from shardopt.ranks.rank import Rank
 
 
@@ -130,12 +130,12 @@ def calibrate(
         raise InputError("--link starts ranks of its own; leave it out under torchrun")
     run.check(backend.value, count, between, workload, hosts)
     size = design.QUICK if quick else design.FULL
-    asked = run.Asked(backend.value, count, size, kept, between, workload, hosts)
+    settings = run.CalibrationSettings(backend.value, count, size, kept, between, workload, hosts)
     quiet = quiet or bool(join and join.index)
     say = (lambda text: None) if quiet else run.progress
-    measured = run.measure(asked, say) if join is None else measure_joined(asked, join, say)
+    measured = run.measure(settings, say) if join is None else measure_joined(settings, join, say)
     if measured is not None:
-        _write(asked, measured, output, json=json, say=say)
+        _write(settings, measured, output, json=json, say=say)
     if join is not None:
         end_process()
 
@@ -153,7 +153,9 @@ def _ranks(given: int | None, join: Rank | None) -> int:
     return join.world_size
 
 
-def _write(asked: Asked, measured: CalibrationRows, output: Path, *, json: bool, say: Say) -> None:
+def _write(
+    settings: CalibrationSettings, measured: CalibrationRows, output: Path, *, json: bool, say: Say
+) -> None:
     """Fit the rows, write the profile, and show how good it is."""
     from predictor.hardware.loader import load_hardware
     from predictor.units import GIB
@@ -162,25 +164,25 @@ def _write(asked: Asked, measured: CalibrationRows, output: Path, *, json: bool,
     from shardopt.files import atomic_write_text
     from shardopt.measure.machine import memory_bytes
 
-    base = "cpu-gloo" if asked.backend == "gloo" else run.base_of_gpu(say)
+    base = "cpu-gloo" if settings.backend == "gloo" else run.base_of_gpu(say)
     found = build_profile(
         measured.rows,
         measured.origin,
         load_hardware(base),
         output.stem,
-        asked.ranks,
+        settings.ranks,
         memory_bytes() / GIB,
-        asked.link_gbit_s,
-        asked.hosts,
+        settings.link_gbit_s,
+        settings.hosts,
     )
-    atomic_write_text(output, profile_text(found, None if asked.backend == "gloo" else base))
+    atomic_write_text(output, profile_text(found, None if settings.backend == "gloo" else base))
     load_hardware(str(output) if output.parent != Path() else f"./{output}")
     if json:
         from shardopt.cli.output import print_json
 
-        print_json(_object(found, output, asked.rows))
+        print_json(_object(found, output, settings.rows))
         return
-    _show(found, output, asked.rows)
+    _show(found, output, settings.rows)
 
 
 def _object(found: Calibrated, output: Path, rows: Path) -> dict[str, object]:

@@ -61,25 +61,29 @@ def check_hosts(link: Link) -> None:
     """
     if not LOWEST_GBIT_S <= link.gbit_s <= HIGHEST_GBIT_S:
         raise InputError(
-            f"--link is {link.gbit_s:g} Gbit/s; it must be at least {LOWEST_GBIT_S:g} and at most "
-            f"{HIGHEST_GBIT_S:g}"
+            f"the link has {link.gbit_s:g} Gbit/s; it must have at least {LOWEST_GBIT_S:g} and at "
+            f"most {HIGHEST_GBIT_S:g}",
+            inputs=("link",),
         )
     if sys.platform != "linux":
         raise InputError(
-            f"--link needs Linux's network namespaces, this is {sys.platform}; leave --link out, "
-            "or join ranks of real hosts with torchrun"
+            f"a link between two hosts on one machine needs Linux's network namespaces, but this "
+            f"is {sys.platform}; run without a link, or join ranks of real hosts with torchrun",
+            inputs=("link",),
         )
     lacks = [name for name in ("ip", "tc") if shutil.which(name) is None]
     if lacks:
         raise InputError(
-            f"--link needs {' and '.join(lacks)}, not found here; install iproute2 "
-            "(apt-get install iproute2), or leave --link out"
+            f"a link needs {' and '.join(lacks)}, not found here; install iproute2 "
+            "(apt-get install iproute2), or run without a link",
+            inputs=("link",),
         )
     refused = [name for name, bit in CAPABILITIES.items() if not _capabilities() >> bit & 1]
     if refused:
         raise InputError(
-            f"--link makes network namespaces, for which this process lacks {', '.join(refused)}; "
-            "run as root (in a container: with --privileged), or leave --link out"
+            f"a link needs network namespaces, for which this process lacks {', '.join(refused)}; "
+            "run as root (in a container: a privileged one), or without a link",
+            inputs=("link",),
         )
 
 
@@ -175,8 +179,9 @@ def _call(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise InputError(
-            f"--link: `{' '.join(command)}` failed: {done.stderr.strip()}; the kernel may lack "
-            "network namespaces, veth or sch_tbf: load them, or leave --link out"
+            f"the link cannot be made: `{' '.join(command)}` failed: {done.stderr.strip()}; the "
+            "kernel may lack network namespaces, veth or sch_tbf: load them, or run without a link",
+            inputs=("link",),
         )
 
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.distributed
 
 @pytest.mark.slow
 def test_a_tiny_calibration_measures_resumes_and_loads(tmp_path: Path) -> None:
-    asked = run.Asked("gloo", 2, design.TINY, tmp_path / "rows.csv")
+    asked = run.CalibrationSettings("gloo", 2, design.TINY, tmp_path / "rows.csv")
     said: list[str] = []
     whole = run.measure(asked, said.append).rows
     families = {row.point.family for row in whole}
@@ -89,7 +89,7 @@ def test_a_rank_that_fails_says_why() -> None:
 def test_a_rank_that_dies_keeps_what_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = run.Asked("gloo", 2, design.TINY, tmp_path / "rows.csv")
+    asked = run.CalibrationSettings("gloo", 2, design.TINY, tmp_path / "rows.csv")
     pids: list[int] = []
     started = launch.run_commands
 

@@ -1,7 +1,11 @@
 """Instances for comparing planners: models drawn from seeds, ranks with little or much memory.
 
-Tables are drawn as in the synthetic models of configs/models: rows, dims, pooling factors and skew
-after public descriptions of production models. Memory is set by a share of it:
+Tables are drawn as in the synthetic models of configs/models, after public descriptions of
+production models: rows lognormal over five decades, most tables small and a few that no single GPU
+holds, mixed dims, lognormal pooling factors, Zipf ids of different skews. Nothing is drawn with
+numpy or through `random`'s distributions, whose streams may change between versions: uniform
+numbers of the Mersenne Twister and the inverse normal distribution give the same tables everywhere.
+Memory is set by a share of it:
 
 fill     the tables, each whole, take this share of all device memory. Nothing says that a plan
          exists which leaves them whole; host memory is there, too.
@@ -14,9 +18,12 @@ Bytes are the larger of shardopt's and TorchRec's count, so that neither planner
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import NamedTuple
 
 from predictor.hardware.loader import load_hardware
 from predictor.model.distribution import Zipf
@@ -26,7 +33,6 @@ from predictor.model.topology import Topology
 from predictor.model.workload import Constraints, DenseArch, Feature, Table, Workload
 from predictor.units import gib
 from search.problem import Problem
-from shardopt.bench.planners.synthetic import draw_table
 
 GLOBAL_BATCH = 131_072
 LEAST_BATCH = 512
@@ -34,6 +40,14 @@ LEAST_BATCH = 512
 DENSE = DenseArch(128, (512, 256, 128), (1024, 512, 256, 1), "concat", data_type="tf32")
 HOST_GIB = 64.0
 """Host memory of a rank where the instance is not packed."""
+
+ROWS = (1_000, 100_000_000)
+DIMS = (16, 32, 64, 128, 256)
+POOLING = (1.0, 100.0)
+ALPHA = (0.6, 1.3)
+
+MEDIAN_ROWS, SIGMA_ROWS = 1_000_000, 2.3
+MEDIAN_POOLING, SIGMA_POOLING = 10.0, 1.2
 
 
 @dataclass(frozen=True)
@@ -150,3 +164,35 @@ def _fill_up(
         rows = tables[index].num_embeddings
         more = int(rows * missing / max(rows_take, 1))
         tables[index] = replace(tables[index], num_embeddings=rows + more)
+
+
+class Drawn(NamedTuple):
+    """One table: rows, columns, mean ids a sample, and the exponent of their Zipf law."""
+
+    rows: int
+    dim: int
+    pooling_factor: float
+    alpha: float
+
+
+def draw_table(rng: random.Random) -> Drawn:
+    """The next table of a stream."""
+    rows = three_digits(lognormal(rng, MEDIAN_ROWS, SIGMA_ROWS, ROWS))
+    dim = DIMS[int(rng.random() * len(DIMS))]
+    pooling = round(lognormal(rng, MEDIAN_POOLING, SIGMA_POOLING, POOLING), 1)
+    alpha = round(ALPHA[0] + rng.random() * (ALPHA[1] - ALPHA[0]), 2)
+    return Drawn(rows, dim, pooling, alpha)
+
+
+def lognormal(
+    rng: random.Random, median: float, sigma: float, bounds: tuple[float, float]
+) -> float:
+    """A lognormal draw, clipped to ``bounds``."""
+    z = NormalDist().inv_cdf(min(max(rng.random(), 1e-12), 1 - 1e-12))
+    return min(max(median * math.exp(sigma * z), bounds[0]), bounds[1])
+
+
+def three_digits(value: float) -> int:
+    """Rounded to three significant digits, for files that people read."""
+    scale = 10 ** (len(str(int(value))) - 3)
+    return round(value / scale) * scale if scale > 1 else round(value)

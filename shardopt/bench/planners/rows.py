@@ -13,7 +13,7 @@ from shardopt.measure.store import RowKind
 TORCHREC, SHARDOPT, RANDOM = "torchrec", "shardopt", "random"
 RATED, RATED_SAME = "shardopt on torchrec's cost", "shardopt on torchrec's cost and options"
 OURS = (RATED_SAME, RATED, SHARDOPT)
-"""Names of planners that others are told about; `shardopt.bench.planners.planners` has them all."""
+"""Names of planners that others are told about; `shardopt.bench.planners.run` has them all."""
 NO_PLAN, KILLED = "no plan", "killed"
 """How a planner ended that found none, and one that was ended from outside."""
 
@@ -29,7 +29,7 @@ class SearchRow:
         fits: by shardopt's count of memory; None without a plan.
         rating_ms: TorchRec's rating; ``rating_fits``: by TorchRec's count.
         bound_ms: proven for what the planner minimises.
-        ended: how it did; see `shardopt.bench.planners.planners.Outcome`.
+        ended: how it did; see `shardopt.bench.planners.run.Outcome`.
         incumbents: (second, ms) of every better plan on the way.
         machine: processor, cores, versions.
         load: load average before.

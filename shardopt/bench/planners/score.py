@@ -58,7 +58,10 @@ def measure(problem: Problem, count: int, repeat: int, seed: int) -> Scores:
     pick = random.Random(seed)
     fitting = [p for p in plan_baselines(objective, surrogate, seed).values() if objective.fits(p)]
     if not fitting:
-        raise InfeasibleError("no baseline fits the memory; raise --hbm-gib or --gpus")
+        raise InfeasibleError(
+            "no baseline fits the memory; give the ranks more, or take more ranks",
+            inputs=("hbm_gib", "gpus"),
+        )
     times = objective.score(fitting)
     good, _ = search.improve(fitting[int(times.argmin())], DESCENT)
     plans = [_random_plan(objective, pick) for _ in range(count)]

@@ -16,7 +16,6 @@ from pydantic import Field
 from predictor.errors import InputError, did_you_mean
 from predictor.model.plan import ShardingType
 from shardopt.bench.planners.instances import Instance
-from shardopt.bench.planners.planners import PLANNERS, Asked, Outcome, run_planner
 from shardopt.bench.planners.rows import (
     KILLED,
     NO_PLAN,
@@ -28,6 +27,7 @@ from shardopt.bench.planners.rows import (
     TORCHREC,
     SearchRow,
 )
+from shardopt.bench.planners.run import PLANNERS, Outcome, PlannerSettings, run_planner
 from shardopt.config.document import parse_yaml
 from shardopt.config.problems import Problems, shown
 from shardopt.config.schema import PIPELINES, Name, SchemaVersion, Section, check
@@ -75,7 +75,7 @@ class Suite:
     instances: tuple[Instance, ...]
     torchrec_limit_s: float
     variant_limit_s: float
-    rival_limit_s: float
+    baseline_limit_s: float
 
 
 def load_suite(path: str | Path) -> Suite:
@@ -157,8 +157,9 @@ def check_planners(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if name not in PLANNERS:
             raise InputError(
-                f"--planners: no planner '{name}'{did_you_mean(name, PLANNERS)}; "
-                f"there are {', '.join(PLANNERS)}"
+                f"no planner '{name}'{did_you_mean(name, PLANNERS)}; "
+                f"there are {', '.join(PLANNERS)}",
+                inputs=("planners",),
             )
     return tuple(name for name in PLANNERS if name in names)
 
@@ -177,11 +178,11 @@ def run_suite(
     instances = [i for i in suite.instances if fnmatch.fnmatch(i.name, wanted.only or "*")]
     if not instances:
         names = ", ".join(i.name for i in suite.instances)
-        raise InputError(f"--only {wanted.only!r} matches none of the instances {names}")
+        raise InputError(f"{wanted.only!r} matches none of the instances {names}", inputs=("only",))
     found = (
         {(r.instance, r.planner): r for r in read_rows(rows, SEARCH_ROWS)} if rows.exists() else {}
     )
-    limited = Limited(["shardopt.bench.planners.planners"])
+    limited = Limited(["shardopt.bench.planners.run"])
     todo = [
         (instance, planner)
         for instance in instances
@@ -190,30 +191,30 @@ def run_suite(
     ]
     for at, (instance, planner) in enumerate(todo, start=1):
         ran = {name: row for (of, name), row in found.items() if of == instance.name}
-        asked = _asked(suite, wanted, planner, ran)
-        if asked is None:
+        settings = _settings_for(suite, wanted, planner, ran)
+        if settings is None:
             told(
                 f"{instance.name}: {planner} waits for the rows of {SHARDOPT} and {RATED}, "
                 "whose times it gets"
             )
             continue
         told(f"{at} of {len(todo)}: {instance.name}, {planner}")
-        row = _row(instance, planner, _outcome(limited, planner, instance, asked))
+        row = _row(instance, planner, _outcome(limited, planner, instance, settings))
         found[instance.name, planner] = row
         write_rows(rows, SEARCH_ROWS, list(_ordered(suite, found)))
         told(f"    {_said(row)}")
     return list(_ordered(suite, found))
 
 
-def _asked(
+def _settings_for(
     suite: Suite, wanted: Wanted, planner: str, ran: Mapping[str, SearchRow]
-) -> Asked | None:
-    """What the planner is told; None if its time is not known yet.
+) -> PlannerSettings | None:
+    """What the planner gets; None if its time is not known yet.
 
     Args:
         ran: rows of the instance by planner.
     """
-    limits: tuple[float | None, float | None] = (suite.rival_limit_s, suite.rival_limit_s)
+    limits: tuple[float | None, float | None] = (suite.baseline_limit_s, suite.baseline_limit_s)
     if planner == RANDOM:
         if not {SHARDOPT, RATED} <= ran.keys():
             return None
@@ -224,15 +225,17 @@ def _asked(
         limits = (suite.torchrec_limit_s, None)
     elif planner.startswith(TORCHREC):
         limits = (suite.variant_limit_s, None)
-    return Asked(*limits, wanted.effort, wanted.seed)
+    return PlannerSettings(*limits, wanted.effort, wanted.seed)
 
 
-def _outcome(limited: Limited, planner: str, instance: Instance, asked: Asked) -> Outcome:
+def _outcome(
+    limited: Limited, planner: str, instance: Instance, settings: PlannerSettings
+) -> Outcome:
     limit = None
-    if asked.limit_s is not None:
-        limit = asked.limit_s + (asked.rating_limit_s or 0.0) + GRACE_S
+    if settings.limit_s is not None:
+        limit = settings.limit_s + (settings.rating_limit_s or 0.0) + GRACE_S
     try:
-        return limited.call(limit, run_planner, planner, instance, asked)
+        return limited.call(limit, run_planner, planner, instance, settings)
     except OutOfTime:
         assert limit is not None
         return Outcome(limit, ended=KILLED)

@@ -18,7 +18,7 @@ from shardopt.bench.planners.rows import (
 )
 
 Value = Callable[[SearchRow], float | None]
-Field = Mapping[str, SearchRow]
+InstanceRows = Mapping[str, SearchRow]
 """Rows of one instance by planner."""
 
 MANY_TABLES = 100
@@ -68,7 +68,7 @@ class Reached:
     cut: bool
 
 
-def fields_of(rows: Iterable[SearchRow]) -> dict[str, Field]:
+def rows_by_instance(rows: Iterable[SearchRow]) -> dict[str, InstanceRows]:
     """Instance -> its rows by planner, in the order of the rows."""
     found: dict[str, dict[str, SearchRow]] = {}
     for row in rows:
@@ -77,29 +77,29 @@ def fields_of(rows: Iterable[SearchRow]) -> dict[str, Field]:
 
 
 def time_ms(row: SearchRow) -> float | None:
-    """Judge (a): predicted time of a plan that fits."""
+    """Objective (a): predicted time of a plan that fits."""
     return row.time_ms
 
 
 def rated_ms(row: SearchRow) -> float | None:
-    """Judge (b): TorchRec's rating of a plan that fits by its count."""
+    """Objective (b): TorchRec's rating of a plan that fits by its count."""
     return row.rated_ms
 
 
-def ours_predicted(field: Field) -> float | None:
+def ours_predicted(rows: InstanceRows) -> float | None:
     """Our search's predicted time."""
-    return field[SHARDOPT].time_ms if SHARDOPT in field else None
+    return rows[SHARDOPT].time_ms if SHARDOPT in rows else None
 
 
-def ours_rated(field: Field) -> float | None:
+def ours_rated(rows: InstanceRows) -> float | None:
     """The better rating of our two searches on TorchRec's cost."""
-    values = (field[name].rated_ms for name in (RATED, RATED_SAME) if name in field)
+    values = (rows[name].rated_ms for name in (RATED, RATED_SAME) if name in rows)
     return min((v for v in values if v is not None), default=None)
 
 
-def ours_rated_same(field: Field) -> float | None:
+def ours_rated_same(rows: InstanceRows) -> float | None:
     """The rating of our search on TorchRec's cost among TorchRec's own options."""
-    return field[RATED_SAME].rated_ms if RATED_SAME in field else None
+    return rows[RATED_SAME].rated_ms if RATED_SAME in rows else None
 
 
 def others(rows: Iterable[SearchRow]) -> list[str]:
@@ -109,23 +109,23 @@ def others(rows: Iterable[SearchRow]) -> list[str]:
 
 
 def against(
-    fields: Mapping[str, Field],
+    instances: Mapping[str, InstanceRows],
     planner: str,
-    ours: Callable[[Field], float | None],
+    ours: Callable[[InstanceRows], float | None],
     value: Value,
     needs: str,
 ) -> Against:
-    """Ours against one planner under one judge.
+    """Ours against one planner by one objective.
 
     Args:
         needs: planner of ours that must have run on an instance for it to count.
     """
-    both = {name: f for name, f in fields.items() if planner in f and needs in f}
+    both = {name: f for name, f in instances.items() if planner in f and needs in f}
     gains: list[float] = []
     worse: list[str] = []
     only = 0
-    for name, field in both.items():
-        mine, theirs = ours(field), value(field[planner])
+    for name, rows in both.items():
+        mine, theirs = ours(rows), value(rows[planner])
         if mine is None or theirs is None:
             only += mine is not None
             worse += [name] if theirs is not None else []
@@ -148,11 +148,11 @@ def against(
     )
 
 
-def speed(fields: Mapping[str, Field], least_tables: int = MANY_TABLES) -> list[Reached]:
+def speed(instances: Mapping[str, InstanceRows], least_tables: int = MANY_TABLES) -> list[Reached]:
     """Time to a plan as good as TorchRec's default by the predictor, an instance each."""
     found: list[Reached] = []
-    for name, field in fields.items():
-        theirs, mine = field.get(TORCHREC), field.get(SHARDOPT)
+    for name, rows in instances.items():
+        theirs, mine = rows.get(TORCHREC), rows.get(SHARDOPT)
         if theirs is None or mine is None or theirs.tables < least_tables:
             continue
         if theirs.iteration_ms is not None:
@@ -177,30 +177,30 @@ def shares(found: Iterable[Reached], *, better: bool = False) -> list[float]:
     return [at / theirs for at, theirs in mine if at is not None]
 
 
-def without_plan(fields: Mapping[str, Field], planner: str, value: Value) -> list[str]:
+def without_plan(instances: Mapping[str, InstanceRows], planner: str, value: Value) -> list[str]:
     """Instances on which a planner has no plan that fits."""
-    return [name for name, f in fields.items() if planner in f and value(f[planner]) is None]
+    return [name for name, f in instances.items() if planner in f and value(f[planner]) is None]
 
 
-def gaps(fields: Mapping[str, Field], planner: str, value: Value) -> list[float]:
+def gaps(instances: Mapping[str, InstanceRows], planner: str, value: Value) -> list[float]:
     """Value over its bound, less 1, of every instance with both."""
     found = []
-    for field in fields.values():
-        row = field.get(planner)
+    for rows in instances.values():
+        row = rows.get(planner)
         mine = value(row) if row is not None else None
         if row is not None and mine is not None and row.bound_ms:
             found.append(mine / row.bound_ms - 1)
     return found
 
 
-def by_memory(fields: Mapping[str, Field]) -> dict[str, dict[str, Field]]:
+def by_memory(instances: Mapping[str, InstanceRows]) -> dict[str, dict[str, InstanceRows]]:
     """The instances, loose, tight and packed apart."""
-    found: dict[str, dict[str, Field]] = {}
-    for name, field in fields.items():
-        found.setdefault(next(iter(field.values())).memory, {})[name] = field
+    found: dict[str, dict[str, InstanceRows]] = {}
+    for name, rows in instances.items():
+        found.setdefault(next(iter(rows.values())).memory, {})[name] = rows
     return found
 
 
-def planners_of(fields: Mapping[str, Field]) -> Sequence[str]:
+def planners_of(instances: Mapping[str, InstanceRows]) -> Sequence[str]:
     """Every planner that has a row."""
-    return list(dict.fromkeys(name for field in fields.values() for name in field))
+    return list(dict.fromkeys(name for rows in instances.values() for name in rows))

@@ -1,6 +1,6 @@
-"""A committed batch of measured tasks, with the calibration made just before it.
+"""A set of measured tasks, with the calibration made just before it.
 
-A batch is a folder, schema ``shardopt.lab-batch/1``: ``batch.json`` (topology, machine, tasks),
+A task set is a folder, schema ``shardopt.lab-batch/1``: ``batch.json`` (topology, machine, tasks),
 ``calibration.rows.csv`` (`shardopt.calibrate.rows`), and for each task ``task-007.yaml`` (model),
 ``task-007.rows.json`` (`shardopt.bench.rows`) and, where the plans were measured a second time,
 ``task-007.again.rows.json``.
@@ -8,7 +8,6 @@ A batch is a folder, schema ``shardopt.lab-batch/1``: ``batch.json`` (topology, 
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,18 +24,26 @@ from predictor.model.workload import Workload
 from predictor.units import GIB
 from shardopt.bench.rows import BenchRows
 from shardopt.bench.rows import read_rows as read_bench
-from shardopt.bench.tasks.batch_files import BATCH_FILE, CALIBRATION_FILE, SCHEMA, task_name
 from shardopt.calibrate.design.phases import REFERENCE_KERNELS as KERNELS
 from shardopt.calibrate.profile.build import Calibrated, build_profile
 from shardopt.calibrate.rows import Measured, Origin
 from shardopt.calibrate.rows import read_rows as read_calibration
 from shardopt.config import load_model
-from shardopt.files import decode, read_bytes
+from shardopt.measure.store import read_json
 
+SCHEMA = "shardopt.lab-batch/1"
+"""Of the file that describes a task set."""
+TASK_SET_FILE = "batch.json"
+CALIBRATION_FILE = "calibration.rows.csv"
 BASE = "cpu-gloo"
 FBGEMM = ("fbgemm_gpu", "fbgemm_gpu-cpu", "fbgemm-gpu-cpu", "fbgemm-gpu")
 MACHINE = ("system", "processor", "machine", "torch", "torchrec", *FBGEMM)
-"""What may not differ within a batch, beside memory in whole GiB."""
+"""What may not differ within a task set, apart from memory in whole GiB."""
+
+
+def task_name(seed: int) -> str:
+    """``task-007``, as the files of a task are called."""
+    return f"task-{seed:03d}"
 
 
 @dataclass(frozen=True)
@@ -88,37 +95,37 @@ class TaskSet:
 
 
 def task_set_folders(folder: Path) -> list[Path]:
-    """Sub-folders that hold a batch, sorted by name."""
-    return sorted(path.parent for path in folder.glob(f"*/{BATCH_FILE}"))
+    """Sub-folders that hold a task set, sorted by name."""
+    return sorted(path.parent for path in folder.glob(f"*/{TASK_SET_FILE}"))
 
 
 def load_task_sets(folder: Path, hint: str) -> list[TaskSet]:
-    """Every batch in a folder, in the order of their names.
+    """Every task set in a folder, in the order of their names.
 
     Args:
-        hint: what ``--data`` should be, for the message where there is none.
+        hint: which folder to give, for the message where there is none.
 
     Raises:
-        InputError: there is no batch, or a file of one is broken, or of another machine.
+        InputError: there is no task set, or a file of one is broken, or of another machine.
     """
     folders = task_set_folders(folder)
     if not folders:
-        found = "holds no batch" if folder.is_dir() else "no such directory"
+        found = "holds no task set" if folder.is_dir() else "no such directory"
         raise InputError(f"{folder}: {found}; give {hint}", inputs=("data",))
     return [load_task_set(path) for path in folders]
 
 
 def load_task_set(folder: Path) -> TaskSet:
-    """Read and check a batch, and fit its profile.
+    """Read and check a task set, and fit its profile.
 
     Raises:
         InputError: a file is missing or broken, or rows are of another machine or model.
     """
-    about = _read_about(folder / BATCH_FILE)
+    about = _read_about(folder / TASK_SET_FILE)
     environment = about["environment"]
     path = folder / CALIBRATION_FILE
     if not path.is_file():
-        raise InputError(f"{path}: no such file; a batch has the calibration made before it")
+        raise InputError(f"{path}: no such file; a task set has the calibration made before it")
     origin, measured = read_calibration(path)
     _refuse_mixed(path, origin, environment)
     ranks, memory_bytes = about["world_size"], environment["memory_bytes"]
@@ -151,13 +158,7 @@ def _reference(path: Path, measured: list[Measured], link_gbit_s: float | None) 
         raise InputError(f"{path}: {error}") from None
 
 
-def _read_about(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(decode(read_bytes(path, "batch file"), path))
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        raise InputError(f"{path}: is no '{SCHEMA}' file")
+def _read_about(path: Path) -> Mapping[str, Any]:
     kinds = {
         "topology": str,
         "world_size": int,
@@ -165,9 +166,7 @@ def _read_about(path: Path) -> dict[str, Any]:
         "environment": dict,
         "tasks": list,
     }
-    for key, kind in kinds.items():
-        if not isinstance(data.get(key), kind):
-            raise InputError(f"{path}: '{key}' is missing or malformed")
+    data = read_json(path, "task set file", SCHEMA, kinds, "restore it").data
     if not isinstance(data["environment"].get("memory_bytes"), int):
         raise InputError(f"{path}: environment: 'memory_bytes' is missing or malformed")
     apart = data["world_size"] > data["local_world_size"]
@@ -189,7 +188,7 @@ def _refuse_mixed(path: Path, origin: Origin, environment: Mapping[str, Any]) ->
     same_machine = origin.machine.startswith(f"{processor}, ") and memory in machine
     if not same_machine or origin.versions != versions:
         raise InputError(
-            f"{path}: calibrated on '{origin.machine}' with {origin.versions}, but {BATCH_FILE} "
+            f"{path}: calibrated on '{origin.machine}' with {origin.versions}, but {TASK_SET_FILE} "
             f"says '{processor}', {memory}, {versions}; rows of different machines or versions "
             "are never mixed: calibrate again where the tasks ran"
         )
@@ -229,19 +228,19 @@ def _task(folder: Path, number: int, rows: BenchRows, about: Mapping[str, Any]) 
 
 
 def _read_rows(path: Path, about: Mapping[str, Any]) -> BenchRows:
-    """Rows of a task, if the batch's machine measured them on the batch's ranks."""
+    """Rows of a task, if the task set's machine measured them on its ranks."""
     rows = read_bench(path)
     ranks = rows.settings.get("world_size")
     if ranks != about["world_size"]:
-        raise InputError(f"{path}: {ranks} ranks, but {BATCH_FILE} says {about['world_size']}")
+        raise InputError(f"{path}: {ranks} ranks, but {TASK_SET_FILE} says {about['world_size']}")
     wanted = _machine(about["environment"])
     for session in rows.sessions:
         found = _machine(session["environment"])
         if found != wanted:
             key = next(k for k in wanted if found[k] != wanted[k])
             raise InputError(
-                f"{path}: {key} is {found[key]!r}, but {BATCH_FILE} says {wanted[key]!r}; rows of "
-                "different machines or versions are never mixed: measure the task again"
+                f"{path}: {key} is {found[key]!r}, but {TASK_SET_FILE} says {wanted[key]!r}; rows "
+                "of different machines or versions are never mixed: measure the task again"
             )
     return rows
 

@@ -1,6 +1,6 @@
 """What `calibrate` measures: few points, placed by a Sobol sequence over what users have.
 
-The points of ``--quick`` are the first ones of the full design, so a quick run can be extended.
+The points of a quick calibration are the first ones of the full design, so that it can be extended.
 Every fifth point is a test point: it is measured like the others and never fitted.
 """
 

@@ -21,7 +21,7 @@ def against(
     an interruption the same command continues with what is left.
     """
     from shardopt.bench.tasks.against import planners_plans
-    from shardopt.bench.tasks.batch import Asked, run_batch
+    from shardopt.bench.tasks.measure import TaskSetSettings, measure_task_set
     from shardopt.cli.checks import check_number
     from shardopt.cli.output import note
 
@@ -31,7 +31,7 @@ def against(
     # a missing torchrec is told now, not after the minutes of the calibration
     from shardopt.torchrec.planning import torchrec_planner  # noqa: F401
 
-    asked = Asked(
+    settings = TaskSetSettings(
         folder,
         tasks_drawn,
         rounds=rounds,
@@ -40,4 +40,4 @@ def against(
         link_gbit_s=link,
         draw=planners_plans,
     )
-    run_batch(asked, lambda text: note([text], quiet=quiet))
+    measure_task_set(settings, lambda text: note([text], quiet=quiet))

@@ -35,13 +35,13 @@ def batch(
 
     After an interruption the same command continues with what is left.
     """
-    from shardopt.bench.tasks.batch import Asked, run_batch
+    from shardopt.bench.tasks.measure import TaskSetSettings, measure_task_set
     from shardopt.cli.checks import check_number
     from shardopt.cli.output import note
 
     check_number("--rounds", rounds, 1, bench.MAX_ROUNDS)
     check_number("--block", block, 1, bench.MAX_BLOCK)
-    asked = Asked(
+    settings = TaskSetSettings(
         folder,
         bench.seeds("--tasks", tasks),
         bench.seeds("--repeat", repeat) if repeat is not None else (),
@@ -50,4 +50,4 @@ def batch(
         ranks,
         link,
     )
-    run_batch(asked, lambda text: note([text], quiet=quiet))
+    measure_task_set(settings, lambda text: note([text], quiet=quiet))

@@ -184,15 +184,15 @@ def _one_model(
     setting = resolve(model, machine)
 
     # torch, torchrec and the solvers, once the input is known to be good
-    from shardopt.bench.planners.timing import Asked, compare
+    from shardopt.bench.planners.compare import ComparisonSettings, compare
 
     words = [str(model), *_words(machine), "--seed", str(seed), "--effort", repr(effort)]
     if time_limit is not None:
         words += ["--time-limit", repr(time_limit)]
-    asked = Asked(setting.problem(), words, seed, effort, time_limit, repeat)
+    settings = ComparisonSettings(setting.problem(), words, seed, effort, time_limit, repeat)
     note(setting.notes, quiet=quiet)
     found = compare(
-        asked, lambda name, at: note([f"round {at + 1} of {repeat}: {name}"], quiet=quiet)
+        settings, lambda name, at: note([f"round {at + 1} of {repeat}: {name}"], quiet=quiet)
     )
     if json:
         from shardopt.api.plan_file import versions

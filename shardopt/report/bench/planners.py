@@ -9,20 +9,20 @@ from typing import Any
 from rich.console import Console
 
 from predictor.model.plan_json import plan_to_dict
+from shardopt.bench.planners.compare import COMMAND, SEARCH, TORCHREC, Answer, Comparison
 from shardopt.bench.planners.rows import RATED, SHARDOPT, SearchRow
 from shardopt.bench.planners.summary import (
     MANY_TABLES,
     against,
-    fields_of,
     others,
     ours_predicted,
     ours_rated,
     rated_ms,
+    rows_by_instance,
     shares,
     speed,
     time_ms,
 )
-from shardopt.bench.planners.timing import COMMAND, SEARCH, TORCHREC, Answer, Comparison
 from shardopt.formatting import gap_of, hbm_use, ms, number, percent, times, type_mix
 from shardopt.measure.timing import Samples
 from shardopt.report.console import heading, line, show, table
@@ -230,7 +230,7 @@ OBJECTIVES = (
 
 def show_summary(console: Console, rows: Sequence[SearchRow]) -> None:
     """One table per objective, and the time to a plan as good as TorchRec's."""
-    fields = fields_of(rows)
+    fields = rows_by_instance(rows)
     for title, ours, value, needs in OBJECTIVES:
         heading(console, title, "plans that fit by the same planner's memory count")
         made = table(

@@ -18,10 +18,9 @@ from shardopt.bench.planners.summary import (
     MANY_TABLES,
     MUCH,
     Against,
-    Field,
+    InstanceRows,
     Value,
     against,
-    fields_of,
     gaps,
     others,
     ours_predicted,
@@ -29,6 +28,7 @@ from shardopt.bench.planners.summary import (
     ours_rated_same,
     planners_of,
     rated_ms,
+    rows_by_instance,
     shares,
     speed,
     time_ms,
@@ -82,12 +82,12 @@ instances are built around a known packing and have no host memory; `-tw` allows
 
 def benchmarks_text(rows: Sequence[SearchRow]) -> str:
     """The page."""
-    fields = fields_of(rows)
+    fields = rows_by_instance(rows)
     parts = [HEAD, *_summary(fields), PLANNERS, *_by_instance(fields), *_machines(rows)]
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
-def _summary(fields: Mapping[str, Field]) -> Iterator[str]:
+def _summary(fields: Mapping[str, InstanceRows]) -> Iterator[str]:
     yield f"## In short: {len(fields)} instances\n"
     yield "### (a) by shardopt's prediction\n"
     yield from _against(fields, ours_predicted, time_ms, SHARDOPT)
@@ -105,8 +105,8 @@ def _summary(fields: Mapping[str, Field]) -> Iterator[str]:
 
 
 def _against(
-    fields: Mapping[str, Field],
-    ours: Callable[[Field], float | None],
+    fields: Mapping[str, InstanceRows],
+    ours: Callable[[InstanceRows], float | None],
     value: Value,
     needs: str,
 ) -> Iterator[str]:
@@ -134,7 +134,7 @@ def _against_line(one: Against) -> str:
     )
 
 
-def _same_options(fields: Mapping[str, Field]) -> Iterator[str]:
+def _same_options(fields: Mapping[str, InstanceRows]) -> Iterator[str]:
     one = against(fields, TORCHREC, ours_rated_same, rated_ms, RATED_SAME)
     if one.median_gain is not None:
         yield (
@@ -143,7 +143,7 @@ def _same_options(fields: Mapping[str, Field]) -> Iterator[str]:
         )
 
 
-def _apart(fields: Mapping[str, Field]) -> Iterator[str]:
+def _apart(fields: Mapping[str, InstanceRows]) -> Iterator[str]:
     """What better search on TorchRec's numbers is worth by the predictor."""
     by_rating = against(fields, TORCHREC, lambda f: f[RATED_SAME].time_ms, time_ms, RATED_SAME)
     by_time = against(fields, TORCHREC, ours_predicted, time_ms, SHARDOPT)
@@ -161,7 +161,7 @@ def _apart(fields: Mapping[str, Field]) -> Iterator[str]:
     )
 
 
-def _gap_words(fields: Mapping[str, Field], planner: str, value: Value) -> Iterator[str]:
+def _gap_words(fields: Mapping[str, InstanceRows], planner: str, value: Value) -> Iterator[str]:
     found = gaps(fields, planner, value)
     if found:
         yield (
@@ -170,7 +170,7 @@ def _gap_words(fields: Mapping[str, Field], planner: str, value: Value) -> Itera
         )
 
 
-def _speed_words(fields: Mapping[str, Field]) -> Iterator[str]:
+def _speed_words(fields: Mapping[str, InstanceRows]) -> Iterator[str]:
     found = speed(fields)
     as_good, better = shares(found), shares(found, better=True)
     if not as_good:
@@ -204,7 +204,7 @@ def _middle_and_most(found: Sequence[float]) -> str:
     return f"{middle} of TorchRec's time in the median, {most} at worst"
 
 
-def _feasible(fields: Mapping[str, Field]) -> Iterator[str]:
+def _feasible(fields: Mapping[str, InstanceRows]) -> Iterator[str]:
     yield "| planner | instances | no plan that fits (a) | no plan that fits (b) |"
     yield "|---|---|---|---|"
     for name in planners_of(fields):
@@ -214,7 +214,7 @@ def _feasible(fields: Mapping[str, Field]) -> Iterator[str]:
     yield ""
 
 
-def _by_instance(fields: Mapping[str, Field]) -> Iterator[str]:
+def _by_instance(fields: Mapping[str, InstanceRows]) -> Iterator[str]:
     names = sorted(planners_of(fields), key=lambda n: (n not in OURS, n == RANDOM))
     for title, value, ours in (
         ("(a) predicted iteration time in ms", time_ms, (SHARDOPT,)),

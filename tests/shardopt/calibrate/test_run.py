@@ -33,7 +33,7 @@ TABLES = [[1000, 8, 64, 288.0, 240.0]]
 def test_a_row_is_named_kept_and_counted(
     tmp_path: Path, point: Point, facts: dict[str, object], said: str
 ) -> None:
-    asked = run.Asked("gloo", 2, design.TINY, tmp_path / "rows.csv")
+    asked = run.CalibrationSettings("gloo", 2, design.TINY, tmp_path / "rows.csv")
     file, lines = CalibrationRows(asked.rows, Origin("machine", "versions")), list[str]()
     saver = run.Saver(file, asked, 3, 9, lines.append)
     saver.save(measured(point, Samples((1e-3, 1e-3, 1e-3)), "forward", **facts))

@@ -86,14 +86,14 @@ def test_the_bucket_holds_a_quarter_of_a_millisecond() -> None:
 
 @pytest.mark.parametrize("gbit_s", [0.0, -1.0, 101.0, float("nan")])
 def test_a_rate_out_of_range(gbit_s: float) -> None:
-    with pytest.raises(InputError, match=r"--link is .* at least 0.001 and at most 100"):
+    with pytest.raises(InputError, match=r"the link has .* at least 0.001 and at most 100"):
         check_hosts(Link(gbit_s))
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setattr(hosts.shutil, "which", lambda name: None if name == "tc" else "/bin/ip")
-    with pytest.raises(InputError, match=r"--link needs tc, not found here; install iproute2"):
+    with pytest.raises(InputError, match=r"a link needs tc, not found here; install iproute2"):
         check_hosts(Link(1.0))
     monkeypatch.setattr(hosts.shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(hosts, "_capabilities", lambda: 1 << 21)
@@ -124,7 +124,7 @@ def test_sizes_end_where_a_call_takes_too_long() -> None:
 
 @pytest.mark.parametrize(
     ("backend", "ranks", "said"),
-    [("gloo", 4, "give --ranks 2"), ("nccl", 2, "give --backend gloo")],
+    [("gloo", 4, "2 hosts of one rank, not 4"), ("nccl", 2, "choose gloo")],
 )
 def test_calibrate_refuses_other_ranks(backend: str, ranks: int, said: str) -> None:
     with pytest.raises(InputError, match=said):
@@ -146,9 +146,9 @@ def make_job(folder: Path, ranks_a_host: int = 1, **settings: object) -> Job:
 
 
 def test_plans_for_other_hosts_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="plan with --gpus 2 --gpus-per-node 1"):
+    with pytest.raises(PlanError, match="a link joins 2 hosts of one rank"):
         check_job(make_job(tmp_path, ranks_a_host=2))
-    with pytest.raises(InputError, match="give --backend gloo"):
+    with pytest.raises(InputError, match="choose gloo"):
         check_job(make_job(tmp_path, backend="nccl"))
     with pytest.raises(InputError, match="run without torchrun"):
         check_job(make_job(tmp_path), joined=True)
@@ -171,7 +171,7 @@ def test_nothing_is_left_after_an_error(error: type[BaseException]) -> None:
 def test_nothing_is_left_of_hosts_that_were_half_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosts, "_shaping", lambda link: ["no_such_discipline"])
     with (
-        pytest.raises(InputError, match=r"--link: `tc -n .*no_such_discipline` failed: "),
+        pytest.raises(InputError, match=r"cannot be made: `tc -n .*no_such_discipline` failed: "),
         shaped_hosts(Link(1.0)),
     ):
         pass

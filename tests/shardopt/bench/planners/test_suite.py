@@ -11,8 +11,8 @@ pytest.importorskip("torchrec")
 
 from predictor.errors import InputError
 from shardopt.bench.planners.instances import Instance
-from shardopt.bench.planners.planners import Asked, Outcome, run_planner
 from shardopt.bench.planners.rows import KILLED, NO_PLAN, RATED, SEARCH_ROWS, SHARDOPT
+from shardopt.bench.planners.run import Outcome, PlannerSettings, run_planner
 from shardopt.bench.planners.suite import Wanted, check_planners, load_suite, run_suite
 from shardopt.measure.store import read_rows
 from shardopt.ranks.limited import CallError, Limited, OutOfTime
@@ -20,7 +20,7 @@ from shardopt.ranks.limited import CallError, Limited, OutOfTime
 ROOT = Path(__file__).parents[4]
 HEAD = "schema: 1\ntorchrec_limit_s: 30\nvariant_limit_s: 20\nrival_limit_s: 10\ninstances:\n"
 SMALL = HEAD + "  - {tables: 4, gpus: 2, fill: 0.4, seeds: [1, 2]}\n"
-Calls = list[tuple[str, str, Asked]]
+Calls = list[tuple[str, str, PlannerSettings]]
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         function: Callable[..., Outcome],
         planner: str,
         instance: Instance,
-        asked: Asked,
+        asked: PlannerSettings,
     ) -> Outcome:
         made.append((instance.name, planner, asked))
         if planner == "hugectr":
@@ -162,9 +162,9 @@ def test_nothing_matches(suite: Path, tmp_path: Path) -> None:
 )
 def test_every_planner_against_ours(instance: Instance) -> None:
     """Under each judge ours is never worse, and nothing lies below the bound."""
-    asked = Asked(2.0, 1.0, 0.2, 0)
-    rated = run_planner(RATED, instance, Asked(effort=0.1))
-    ours = run_planner(SHARDOPT, instance, Asked(effort=0.1))
+    asked = PlannerSettings(2.0, 1.0, 0.2, 0)
+    rated = run_planner(RATED, instance, PlannerSettings(effort=0.1))
+    ours = run_planner(SHARDOPT, instance, PlannerSettings(effort=0.1))
     assert ours.fits
     assert rated.rating_fits
     assert ours.incumbents[-1][1] == pytest.approx(ours.iteration_ms)

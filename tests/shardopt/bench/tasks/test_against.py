@@ -16,9 +16,9 @@ from predictor.predict import predict
 from search.stop import Stop
 from shardopt.bench.tasks import against
 from shardopt.bench.tasks.against import OURS, SHIPPED, THEIRS, planners_plans
-from shardopt.bench.tasks.batch import Asked
+from shardopt.bench.tasks.draw import PROFILE, Task
+from shardopt.bench.tasks.measure import TaskSetSettings
 from shardopt.bench.tasks.task_set import load_task_set, task_set_folders
-from shardopt.bench.tasks.tasks import PROFILE, Task
 from shardopt.cli.app import main
 from shardopt.validate.suites import COMMITTED
 from tests.builders import a_table, a_workload
@@ -40,14 +40,14 @@ def a_model() -> Workload:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+def asked(monkeypatch: pytest.MonkeyPatch) -> TaskSetSettings:
     model = a_model()
     monkeypatch.setattr(against, "Stop", lambda: Stop(effort=0.02))
-    monkeypatch.setattr(against, "make_task", lambda seed, **_: Task(seed, "task", model, {}))
-    return Asked(FOLDER, [3])
+    monkeypatch.setattr(against, "draw_task", lambda seed, **_: Task(seed, "task", model, {}))
+    return TaskSetSettings(FOLDER, [3])
 
 
-def test_both_planners_plans_theirs_first(asked: Asked) -> None:
+def test_both_planners_plans_theirs_first(asked: TaskSetSettings) -> None:
     task = planners_plans(asked, 3)
     assert list(task.plans)[:2] == [THEIRS, OURS]
     assert task.workload == a_model()
@@ -60,24 +60,24 @@ def test_both_planners_plans_theirs_first(asked: Asked) -> None:
 
 
 def test_the_shipped_profiles_plan_stands_once(
-    asked: Asked, monkeypatch: pytest.MonkeyPatch
+    asked: TaskSetSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[str] = []
     plans: list[ShardingPlan] = []
-    real = against._searched
+    real = against._search
 
     def searched(workload: Workload, ranks: Any, hardware: Any) -> ShardingPlan:
         used.append(hardware.name)
         plans.append(plans[0] if plans else real(workload, ranks, hardware))
         return plans[-1]
 
-    monkeypatch.setattr(against, "_searched", searched)
+    monkeypatch.setattr(against, "_search", searched)
     assert SHIPPED not in planners_plans(asked, 3).plans
     assert used == [load_task_set(FOLDER).made.profile.name, load_hardware(PROFILE).name]
 
 
 def test_a_model_that_torchrec_cannot_place_is_refused(
-    asked: Asked, monkeypatch: pytest.MonkeyPatch
+    asked: TaskSetSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from shardopt.torchrec.planning import planner
 
@@ -92,7 +92,7 @@ def test_a_model_that_torchrec_cannot_place_is_refused(
     [
         (["--tasks", "5-2"], "--tasks is '5-2'"),
         (["--tasks", "1", "--rounds", "0"], "--rounds is 0"),
-        (["--tasks", "1", "--ranks", "9999"], "--ranks is 9999"),
+        (["--tasks", "1", "--ranks", "9999"], "9999 ranks are asked for"),
     ],
 )
 def test_bad_numbers_start_nothing(
@@ -106,11 +106,11 @@ def test_bad_numbers_start_nothing(
 def test_the_command_asks_for_the_planners_plans(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Asked] = []
+    asked: list[TaskSetSettings] = []
     monkeypatch.setattr(
-        "shardopt.bench.tasks.batch.run_batch", lambda given, say: asked.append(given)
+        "shardopt.bench.tasks.measure.measure_task_set", lambda given, say: asked.append(given)
     )
     assert main(["bench", "against", str(tmp_path), "--tasks", "200-202", "--link", "1"]) == 0
     assert asked == [
-        Asked(tmp_path, [200, 201, 202], rounds=16, link_gbit_s=1.0, draw=planners_plans)
+        TaskSetSettings(tmp_path, [200, 201, 202], rounds=16, link_gbit_s=1.0, draw=planners_plans)
     ]

@@ -19,11 +19,11 @@ from shardopt.bench.planners.rows import (
 )
 from shardopt.bench.planners.summary import (
     against,
-    fields_of,
     gaps,
     ours_predicted,
     ours_rated,
     rated_ms,
+    rows_by_instance,
     shares,
     speed,
     time_ms,
@@ -81,7 +81,7 @@ MISFIT = [
     row("v", TORCHREC, 1.0, 1.0, fits=False),
     row("v", SHARDOPT, 2.0, 2.0),
 ]
-FIELDS = fields_of([*BETTER, *WORSE, *ONLY_OURS, *NOT_RUN, *MISFIT])
+FIELDS = rows_by_instance([*BETTER, *WORSE, *ONLY_OURS, *NOT_RUN, *MISFIT])
 
 
 def test_against_one_planner_by_the_prediction() -> None:
@@ -101,12 +101,12 @@ def test_against_one_planner_by_the_rating() -> None:
 
 
 def test_no_plan_of_ours_where_they_have_one_is_worse() -> None:
-    fields = fields_of([row("x", TORCHREC, 1.0, 1.0), row("x", SHARDOPT, None, None)])
+    fields = rows_by_instance([row("x", TORCHREC, 1.0, 1.0), row("x", SHARDOPT, None, None)])
     assert against(fields, TORCHREC, ours_predicted, time_ms, SHARDOPT).worse == ("x",)
 
 
 def test_rounding_is_no_difference() -> None:
-    fields = fields_of([row("x", TORCHREC, 1.0, 1.0), row("x", SHARDOPT, 1.0 + 1e-12, 1.0)])
+    fields = rows_by_instance([row("x", TORCHREC, 1.0, 1.0), row("x", SHARDOPT, 1.0 + 1e-12, 1.0)])
     found = against(fields, TORCHREC, ours_predicted, time_ms, SHARDOPT)
     assert (found.equal, found.worse, found.least_gain) == (1, (), 0.0)
 

@@ -134,7 +134,7 @@ def test_rows_of_another_batch_are_refused(lab: Any) -> None:
         validate_against_torchrec(lab.root)
 
 
-@pytest.mark.parametrize(("made", "words"), [(True, "holds no batch"), (False, "no such direc")])
+@pytest.mark.parametrize(("made", "words"), [(True, "holds no task set"), (False, "no such direc")])
 def test_a_folder_without_batches(tmp_path: Path, made: bool, words: str) -> None:
     folder = tmp_path / "none"
     if made:

@@ -228,7 +228,7 @@ def test_a_calibration_without_reference_kernels_is_refused(lab) -> None:
 
 def test_an_empty_folder_asks_for_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main(["validate", "torchrec-cpu", "--data", str(tmp_path)]) == 2
-    assert "holds no batch" in capsys.readouterr().err
+    assert "holds no task set" in capsys.readouterr().err
     assert app.main(["validate", "torchrec-cpu", "--data", str(tmp_path / "none")]) == 2
     assert "no such directory" in capsys.readouterr().err
 

@@ -13,9 +13,9 @@ from predictor.predict import predict
 from predictor.units import GIB
 from shardopt.bench.job import RANK_BYTES, rank_bytes
 from shardopt.bench.tasks import tasks
+from shardopt.bench.tasks.draw import Task, draw_task, task_topology
 from shardopt.bench.tasks.plans import CLOSE, MAX_PLANS, MIN_CLOSE, signature
 from shardopt.bench.tasks.structures import column_wise, distinct_share, plan_of, table_wise_by_skew
-from shardopt.bench.tasks.tasks import Task, make_task, task_topology
 from shardopt.torchrec.plan.rules import Setting, in_torchrec_order, runtime_problem
 from tests.builders import a_table, a_workload
 
@@ -25,7 +25,7 @@ PAIRS = [(0, 2), (7, 2), (0, 1), pytest.param(6, 2, marks=pytest.mark.slow)]
 
 @cache
 def task(seed: int, local: int = 2) -> Task:
-    return make_task(seed, local_world_size=local)
+    return draw_task(seed, local_world_size=local)
 
 
 def times(made: Task, local: int = 2) -> dict[str, float]:
@@ -38,7 +38,7 @@ def times(made: Task, local: int = 2) -> dict[str, float]:
 
 
 def test_a_seed_gives_one_task() -> None:
-    again = make_task(0)
+    again = draw_task(0)
     assert again == task(0)
     assert list(again.plans) == list(task(0).plans)
     assert task(7).workload != task(0).workload
@@ -138,4 +138,4 @@ def test_columns_are_cut_as_fbgemm_takes_them() -> None:
 
 def test_a_seed_below_zero_is_refused() -> None:
     with pytest.raises(InputError, match="seed is -1; it must be at least 0"):
-        make_task(-1)
+        draw_task(-1)

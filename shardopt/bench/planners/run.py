@@ -1,4 +1,7 @@
-"""The planners that are compared, each judged twice: by the predictor and by TorchRec's rating."""
+"""The planners that are compared, and what their plans are worth by two objectives.
+
+The objectives are the predicted iteration time and TorchRec's own rating.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,8 @@ from shardopt.torchrec.planning.torchrec_planner import Variant, plan_with_torch
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a planner is told beside the instance.
+class PlannerSettings:
+    """What a planner gets apart from the instance.
 
     Args:
         limit_s: wall time it may take, as far as it looks at the clock; None for none.
@@ -54,7 +57,7 @@ class Outcome:
         seconds: from the problem to the plan; imports and the model's file are not in it.
         iteration_ms: predicted time; None without a plan.
         fits: by shardopt's count of memory.
-        rating_ms: TorchRec's; of a rival's best plan under it, which is another plan.
+        rating_ms: TorchRec's; of a baseline's best plan under it, which is another plan.
         rating_fits: by TorchRec's count.
         bound_ms: proven for what the planner minimises; None where it proves nothing.
         ended: ``work``, ``gap`` or ``time`` as a search ends; ``done``, ``limit`` or `NO_PLAN`.
@@ -71,39 +74,41 @@ class Outcome:
     incumbents: tuple[tuple[float, float], ...] = ()
 
 
-def _judged(problem: Problem, plan: ShardingPlan, outcome: Outcome) -> Outcome:
-    """The outcome with a plan's worth under both judges."""
+def _add_scores(problem: Problem, plan: ShardingPlan, outcome: Outcome) -> Outcome:
+    """The outcome with what the plan is worth by both objectives."""
     workload, topology, hardware = problem.workload, problem.topology, problem.hardware
     tables = match_plan(workload, topology, plan)
-    judge = TorchRecObjective(workload, topology, hardware.device)
+    rating = TorchRecObjective(workload, topology, hardware.device)
     return replace(
         outcome,
         iteration_ms=float(PlanScorer(workload, topology, hardware).score([tables])[0]),
         fits=fits(plan_memory(workload, topology, plan, hardware.device)),
-        rating_ms=judge.rating_ms(tables),
-        rating_fits=judge.fits(tables),
+        rating_ms=rating.rating_ms(tables),
+        rating_fits=rating.fits(tables),
     )
 
 
-def _torchrec(variant: Variant, problem: Problem, asked: Asked) -> Outcome:
-    limit = None if asked.limit_s is None else max(1, round(asked.limit_s))
+def _run_torchrec(variant: Variant, problem: Problem, settings: PlannerSettings) -> Outcome:
+    limit = None if settings.limit_s is None else max(1, round(settings.limit_s))
     workload, topology = problem.workload, problem.topology
     answer = plan_with_torchrec(workload, topology, problem.hardware.device, variant, limit)
     ended = "limit" if answer.timed_out else "done"
     if answer.plan is None:
         return Outcome(answer.seconds, ended="limit" if answer.timed_out else NO_PLAN)
-    return _judged(problem, answer.plan, Outcome(answer.seconds, ended=ended))
+    return _add_scores(problem, answer.plan, Outcome(answer.seconds, ended=ended))
 
 
-def _rival(rival: BaselinePlanner, problem: Problem, asked: Asked) -> Outcome:
-    """Once by each judge, with that judge's count of memory; the time is that of the first."""
+def _run_baseline(
+    baseline: BaselinePlanner, problem: Problem, settings: PlannerSettings
+) -> Outcome:
+    """Once by each objective, with its count of memory; the time is that of the first."""
     start = time.perf_counter()
-    stop = Stop(time_limit_s=asked.limit_s)
-    iteration_ms = _best(rival, problem, None, asked.seed, stop)
+    stop = Stop(time_limit_s=settings.limit_s)
+    iteration_ms = _best(baseline, problem, None, settings.seed, stop)
     seconds = time.perf_counter() - start
-    judge = TorchRecObjective(problem.workload, problem.topology, problem.hardware.device)
-    other = Stop(time_limit_s=asked.rating_limit_s)
-    rating_ms = _best(rival, problem, judge, asked.seed, other)
+    rating = TorchRecObjective(problem.workload, problem.topology, problem.hardware.device)
+    other = Stop(time_limit_s=settings.rating_limit_s)
+    rating_ms = _best(baseline, problem, rating, settings.seed, other)
     ended = "limit" if stop.reason == "time" else "done"
     return Outcome(
         seconds,
@@ -116,29 +121,33 @@ def _rival(rival: BaselinePlanner, problem: Problem, asked: Asked) -> Outcome:
 
 
 def _best(
-    rival: BaselinePlanner, problem: Problem, judge: TorchRecObjective | None, seed: int, stop: Stop
+    baseline: BaselinePlanner,
+    problem: Problem,
+    rating: TorchRecObjective | None,
+    seed: int,
+    stop: Stop,
 ) -> float | None:
     try:
-        field = PlannerInputs(problem, judge)
+        inputs = PlannerInputs(problem, rating)
     except InfeasibleError:
         return None
-    if judge is None:
+    if rating is None:
         return find_best_ms(
-            rival, field, lambda plans: field.objective.score(plans).tolist(), seed, stop
+            baseline, inputs, lambda plans: inputs.objective.score(plans).tolist(), seed, stop
         )
-    cost_ms, world = lru_cache(maxsize=None)(judge.cost_ms), problem.topology.world_size
+    cost_ms, world = lru_cache(maxsize=None)(rating.cost_ms), problem.topology.world_size
 
-    def rated(plans: Sequence[Assignment]) -> list[float]:
+    def rate(plans: Sequence[Assignment]) -> list[float]:
         loads = np.zeros((len(plans), world))
         for load, plan in zip(loads, plans, strict=True):
             for option, ranks in plan:
                 np.add.at(load, list(ranks), cost_ms(option))
         return loads.max(axis=1).tolist()
 
-    return find_best_ms(rival, field, rated, seed, stop)
+    return find_best_ms(baseline, inputs, rate, seed, stop)
 
 
-def _shardopt(problem: Problem, asked: Asked) -> Outcome:
+def _run_shardopt(problem: Problem, settings: PlannerSettings) -> Outcome:
     start = time.perf_counter()
     better: list[tuple[float, float]] = []
 
@@ -148,46 +157,46 @@ def _shardopt(problem: Problem, asked: Asked) -> Outcome:
         if best_ms is not None and (not better or best_ms < better[-1][1]):
             better.append((time.perf_counter() - start, best_ms))
 
-    stop = Stop(effort=asked.effort, time_limit_s=asked.limit_s)
+    stop = Stop(effort=settings.effort, time_limit_s=settings.limit_s)
     try:
-        result = solve(problem, stop, asked.seed, progress=progress)
+        result = solve(problem, stop, settings.seed, progress=progress)
     except InfeasibleError:
         return Outcome(time.perf_counter() - start)
     seconds = time.perf_counter() - start
-    told = Outcome(
+    outcome = Outcome(
         seconds,
         bound_ms=result.lower_bound_ms,
         ended=result.stopped_by,
         incumbents=tuple(better),
     )
-    return _judged(problem, result.best.plan, told)
+    return _add_scores(problem, result.best.plan, outcome)
 
 
-def _additive(extended: bool, problem: Problem, asked: Asked) -> Outcome:
+def _run_additive(extended: bool, problem: Problem, settings: PlannerSettings) -> Outcome:
     start = time.perf_counter()
-    stop = Stop(effort=asked.effort, time_limit_s=asked.limit_s)
+    stop = Stop(effort=settings.effort, time_limit_s=settings.limit_s)
     try:
-        found = solve_additive(problem, stop, asked.seed, extended=extended)
+        found = solve_additive(problem, stop, settings.seed, extended=extended)
     except InfeasibleError:
         return Outcome(time.perf_counter() - start)
-    told = Outcome(time.perf_counter() - start, bound_ms=found.lower_bound_ms, ended=stop.reason)
-    return _judged(problem, found.plan, told)
+    outcome = Outcome(time.perf_counter() - start, bound_ms=found.lower_bound_ms, ended=stop.reason)
+    return _add_scores(problem, found.plan, outcome)
 
 
-Planner = Callable[[Problem, Asked], Outcome]
+Planner = Callable[[Problem, PlannerSettings], Outcome]
 PLANNERS: Mapping[str, Planner] = {
-    TORCHREC: partial(_torchrec, Variant.DEFAULT),
-    "torchrec dynamic": partial(_torchrec, Variant.DYNAMIC),
-    "torchrec balanced": partial(_torchrec, Variant.BALANCED),
-    **{r.name: partial(_rival, r) for r in (NeuroShard(), DreamShardGreedy(), HugeCtr())},
-    RATED_SAME: partial(_additive, False),
-    RATED: partial(_additive, True),
-    SHARDOPT: _shardopt,
-    RANDOM: partial(_rival, RandomPlans()),
+    TORCHREC: partial(_run_torchrec, Variant.DEFAULT),
+    "torchrec dynamic": partial(_run_torchrec, Variant.DYNAMIC),
+    "torchrec balanced": partial(_run_torchrec, Variant.BALANCED),
+    **{r.name: partial(_run_baseline, r) for r in (NeuroShard(), DreamShardGreedy(), HugeCtr())},
+    RATED_SAME: partial(_run_additive, False),
+    RATED: partial(_run_additive, True),
+    SHARDOPT: _run_shardopt,
+    RANDOM: partial(_run_baseline, RandomPlans()),
 }
 """In the order in which they run: random plans last, for they get the time that shardopt took."""
 
 
-def run_planner(name: str, instance: Instance, asked: Asked) -> Outcome:
+def run_planner(name: str, instance: Instance, settings: PlannerSettings) -> Outcome:
     """Let one planner plan one instance."""
-    return PLANNERS[name](problem_of(instance), asked)
+    return PLANNERS[name](problem_of(instance), settings)

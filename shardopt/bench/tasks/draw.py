@@ -18,8 +18,8 @@ from predictor.model.distribution import Distribution, Uniform, Zipf
 from predictor.model.plan import ShardingPlan
 from predictor.model.topology import Topology
 from predictor.model.workload import DenseArch, Feature, Table, Workload
-from shardopt.bench.tasks.batch_files import task_name
 from shardopt.bench.tasks.plans import quick_ms, task_plans
+from shardopt.bench.tasks.task_set import task_name
 from shardopt.config.write import with_digest
 
 PROFILE = "cpu-gloo"
@@ -66,7 +66,7 @@ class Task:
     plans: Mapping[str, ShardingPlan]
 
 
-def make_task(seed: int, *, world_size: int = 2, local_world_size: int = 2) -> Task:
+def draw_task(seed: int, *, world_size: int = 2, local_world_size: int = 2) -> Task:
     """The task of a seed: the same on any machine.
 
     Args:
@@ -83,7 +83,7 @@ def make_task(seed: int, *, world_size: int = 2, local_world_size: int = 2) -> T
     topology = task_topology(hardware, world_size, local_world_size)
     for attempt in range(DRAWS):
         rng = random.Random(f"shardopt task {seed} {attempt}")
-        workload = _sized(_drawn(seed, rng), rng, one_host, hardware)
+        workload = _scale_to_time(_draw_workload(seed, rng), rng, one_host, hardware)
         if workload is None:
             continue
         found = task_plans(seed, workload, topology, hardware)
@@ -106,7 +106,7 @@ def task_topology(hardware: HardwareProfile, world_size: int, local_world_size: 
     )
 
 
-def _drawn(seed: int, rng: random.Random) -> Workload:
+def _draw_workload(seed: int, rng: random.Random) -> Workload:
     name = task_name(seed)
     count = rng.randint(*TABLES)
     dot = rng.random() < DOT_SHARE
@@ -131,9 +131,9 @@ def _drawn(seed: int, rng: random.Random) -> Workload:
 
 def _rows(dims: list[int], rng: random.Random) -> list[int]:
     """Rows of every table, fewer of each where all together would be too large."""
-    rows = [_clipped(rng.lognormvariate(math.log(MEDIAN_ROWS), ROWS_SIGMA), ROWS) for _ in dims]
+    rows = [_clip(rng.lognormvariate(math.log(MEDIAN_ROWS), ROWS_SIGMA), ROWS) for _ in dims]
     while 4 * sum(r * d for r, d in zip(rows, dims, strict=True)) > MAX_TABLES_BYTES:
-        rows = [_clipped(0.9 * r, ROWS) for r in rows]
+        rows = [_clip(0.9 * r, ROWS) for r in rows]
     return [int(r) for r in rows]
 
 
@@ -145,7 +145,7 @@ def _feature(name: str, skew: str, rng: random.Random) -> Feature:
     return Feature(name, round(pooling, 1), distribution=distribution)
 
 
-def _sized(
+def _scale_to_time(
     workload: Workload, rng: random.Random, topology: Topology, hardware: HardwareProfile
 ) -> Workload | None:
     """The workload scaled to a time drawn for it; None where it cannot be."""
@@ -183,7 +183,7 @@ def _pooling(workload: Workload, ratio: float) -> Workload | None:
     tables = []
     for table in workload.tables:
         feature = table.features[0]
-        pooling = round(_clipped(feature.pooling_factor * factor, POOLING), 1)
+        pooling = round(_clip(feature.pooling_factor * factor, POOLING), 1)
         tables.append(replace(table, features=(replace(feature, pooling_factor=pooling),)))
     mean = sum(t.lookups_per_sample for t in tables) / len(tables)
     if tables == list(workload.tables) or mean < MIN_MEAN_POOLING:
@@ -191,5 +191,5 @@ def _pooling(workload: Workload, ratio: float) -> Workload | None:
     return replace(workload, tables=tuple(tables))
 
 
-def _clipped(value: float, within: tuple[float, float]) -> float:
+def _clip(value: float, within: tuple[float, float]) -> float:
     return min(max(value, within[0]), within[1])

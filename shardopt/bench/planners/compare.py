@@ -37,7 +37,7 @@ class CommandError(ShardoptError):
 
 
 @dataclass(frozen=True)
-class Asked:
+class ComparisonSettings:
     """What is measured.
 
     Args:
@@ -90,7 +90,7 @@ class Comparison:
 
 
 def compare(
-    asked: Asked, started: Callable[[str, int], None] = lambda name, round_: None
+    settings: ComparisonSettings, started: Callable[[str, int], None] = lambda name, round_: None
 ) -> Comparison:
     """Run both planners, and the command, in turns.
 
@@ -99,14 +99,13 @@ def compare(
         InputError: TorchRec cannot build the model.
         CommandError: the command failed.
     """
-    planner_inputs(
-        asked.problem.workload
-    )  # what TorchRec cannot build is said before time is spent
+    # what TorchRec cannot build is said before time is spent
+    planner_inputs(settings.problem.workload)
     where = machine()
-    runs = _Runs(asked)
+    runs = _Runs(settings)
     calls = {SEARCH: runs.search, COMMAND: runs.command, TORCHREC: runs.torchrec}
-    times = interleaved(calls, asked.repeat, started)
-    problem, result, answer = asked.problem, runs.results[-1], runs.answers[-1]
+    times = interleaved(calls, settings.repeat, started)
+    problem, result, answer = settings.problem, runs.results[-1], runs.answers[-1]
     return Comparison(
         times,
         result,
@@ -120,27 +119,27 @@ def compare(
 class _Runs:
     """The three things that are timed, and what they found."""
 
-    def __init__(self, asked: Asked) -> None:
-        self.asked = asked
+    def __init__(self, settings: ComparisonSettings) -> None:
+        self.settings = settings
         self.results: list[Result] = []
         self.answers: list[TorchRecAnswer] = []
 
     def search(self) -> float:
-        asked = self.asked
+        settings = self.settings
         start = time.perf_counter()
-        stop = Stop(effort=asked.effort, time_limit_s=asked.time_limit_s)
-        self.results.append(solve(asked.problem, stop, asked.seed))
+        stop = Stop(effort=settings.effort, time_limit_s=settings.time_limit_s)
+        self.results.append(solve(settings.problem, stop, settings.seed))
         return time.perf_counter() - start
 
     def torchrec(self) -> float:
-        problem = self.asked.problem
+        problem = self.settings.problem
         answer = plan_with_torchrec(problem.workload, problem.topology, problem.hardware.device)
         self.answers.append(answer)
         return answer.seconds
 
     def command(self) -> float:
         start = time.perf_counter()
-        done = _run_command(["plan", *self.asked.words, "--quiet"])
+        done = _run_command(["plan", *self.settings.words, "--quiet"])
         seconds = time.perf_counter() - start
         if done.returncode:
             raise CommandError(

@@ -1,4 +1,4 @@
-"""A batch: its order, what it skips and continues, what it refuses; nothing is measured."""
+"""A task set: its order, what it skips and continues, what it refuses; nothing is measured."""
 
 import json
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from predictor.errors import InputError
 from shardopt.bench.job import Job
 from shardopt.bench.rows import check_continues, read_rows, write_rows
 from shardopt.bench.run import new_rows
-from shardopt.bench.tasks import batch
-from shardopt.bench.tasks.batch import Asked, run_batch
-from shardopt.bench.tasks.tasks import Task
+from shardopt.bench.tasks import measure
+from shardopt.bench.tasks.draw import Task
+from shardopt.bench.tasks.measure import TaskSetSettings, measure_task_set
 from shardopt.cli.app import main
-from shardopt.cli.bench.batch import seeds
+from shardopt.cli.bench.options import seeds
 from shardopt.config import load_model
 from shardopt.config.write import with_digest
 from shardopt.ranks.rank import RankDiedError
@@ -45,10 +45,10 @@ class Lab:
         self.dies: dict[str, int] = {}
         """Rows file -> rounds after which a rank dies."""
 
-    def calibrate(self, asked: Asked, say: Callable[[str], None]) -> None:
+    def calibrate(self, asked: TaskSetSettings, say: Callable[[str], None]) -> None:
         self.calls.append("calibrate")
 
-    def make_task(self, seed: int, **ranks: int) -> Task:
+    def draw_task(self, seed: int, **ranks: int) -> Task:
         self.drawn.append(seed)
         return a_task(seed, **ranks)
 
@@ -86,16 +86,16 @@ def a_round(index: int, names: list[str], block: int) -> dict[str, Any]:
 @pytest.fixture
 def lab(monkeypatch: pytest.MonkeyPatch) -> Lab:
     found = Lab()
-    monkeypatch.setattr(batch, "_calibrate", found.calibrate)
-    monkeypatch.setattr(batch, "make_task", found.make_task)
-    monkeypatch.setattr(batch, "run_bench", found.run_bench)
-    monkeypatch.setattr(batch, "environment", lambda backend: dict(MACHINE))
-    monkeypatch.setattr(batch.os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(measure, "_calibrate", found.calibrate)
+    monkeypatch.setattr(measure, "draw_task", found.draw_task)
+    monkeypatch.setattr(measure, "run_bench", found.run_bench)
+    monkeypatch.setattr(measure, "environment", lambda backend: dict(MACHINE))
+    monkeypatch.setattr(measure.os, "sched_getaffinity", lambda pid: {0, 1})
     return found
 
 
-def asked(folder: Path, tasks: list[int], **more: Any) -> Asked:
-    return Asked(folder / "batch", tasks, **{"rounds": 2, "block": 3, **more})
+def asked(folder: Path, tasks: list[int], **more: Any) -> TaskSetSettings:
+    return TaskSetSettings(folder / "batch", tasks, **{"rounds": 2, "block": 3, **more})
 
 
 def quiet(text: str) -> None:
@@ -104,7 +104,7 @@ def quiet(text: str) -> None:
 
 def test_calibration_first_then_tasks_then_repeats(tmp_path: Path, lab: Lab) -> None:
     said: list[str] = []
-    run_batch(asked(tmp_path, [3, 0, 7], repeats=[7]), said.append)
+    measure_task_set(asked(tmp_path, [3, 0, 7], repeats=[7]), said.append)
     assert lab.calls == [
         "calibrate",
         *(f"task-{seed:03d}.rows.json" for seed in (3, 0, 7)),
@@ -134,14 +134,14 @@ def test_calibration_first_then_tasks_then_repeats(tmp_path: Path, lab: Lab) -> 
 def test_what_is_complete_is_skipped_and_the_rest_goes_on(tmp_path: Path, lab: Lab) -> None:
     lab.dies = {"task-001.rows.json": 1}
     with pytest.raises(RankDiedError) as caught:
-        run_batch(asked(tmp_path, [0, 1, 2], repeats=[2]), quiet)
+        measure_task_set(asked(tmp_path, [0, 1, 2], repeats=[2]), quiet)
     assert str(caught.value).startswith("task 1 (2 of 3) did not end well: rank 1 died")
     assert caught.value.exit_code == 3
     assert lab.calls[-2:] == ["task-002.rows.json", "task-002.again.rows.json"]
     assert lab.drawn == [0, 1, 2]
     lab.calls, lab.dies = [], {}
     said: list[str] = []
-    run_batch(asked(tmp_path, [0, 1, 2], repeats=[2]), said.append)
+    measure_task_set(asked(tmp_path, [0, 1, 2], repeats=[2]), said.append)
     assert lab.calls == ["calibrate", "task-001.rows.json"]
     assert lab.drawn == [0, 1, 2], "plans come from the files"
     assert len(read_rows(tmp_path / "batch" / "task-001.rows.json").rounds) == 2
@@ -152,13 +152,13 @@ def test_a_task_that_died_before_its_first_round_is_not_repeated(tmp_path: Path,
     lab.dies = {"task-000.rows.json": 0, "task-001.rows.json": 0}
     said: list[str] = []
     with pytest.raises(RankDiedError, match=r"so did task 1 \(2 of 3\)"):
-        run_batch(asked(tmp_path, [0, 1, 2], repeats=[0]), said.append)
+        measure_task_set(asked(tmp_path, [0, 1, 2], repeats=[0]), said.append)
     assert said[-1].startswith("task 0 again (1 of 1): left out")
 
 
 def test_more_rounds_and_more_tasks_are_added(tmp_path: Path, lab: Lab) -> None:
-    run_batch(asked(tmp_path, [0]), quiet)
-    run_batch(asked(tmp_path, [4, 0], rounds=3), quiet)
+    measure_task_set(asked(tmp_path, [0]), quiet)
+    measure_task_set(asked(tmp_path, [4, 0], rounds=3), quiet)
     assert len(read_rows(tmp_path / "batch" / "task-000.rows.json").rounds) == 3
     assert json.loads((tmp_path / "batch" / "batch.json").read_text())["tasks"] == [0, 4]
 
@@ -175,11 +175,11 @@ def test_more_rounds_and_more_tasks_are_added(tmp_path: Path, lab: Lab) -> None:
 def test_another_machine_is_refused(
     tmp_path: Path, lab: Lab, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], told: str
 ) -> None:
-    run_batch(asked(tmp_path, [0]), quiet)
+    measure_task_set(asked(tmp_path, [0]), quiet)
     lab.calls = []
-    monkeypatch.setattr(batch, "environment", lambda backend: {**MACHINE, **change})
+    monkeypatch.setattr(measure, "environment", lambda backend: {**MACHINE, **change})
     with pytest.raises(InputError, match=told) as caught:
-        run_batch(asked(tmp_path, [0]), quiet)
+        measure_task_set(asked(tmp_path, [0]), quiet)
     assert "measure into another folder" in str(caught.value)
     assert lab.calls == []
 
@@ -187,23 +187,23 @@ def test_another_machine_is_refused(
 def test_some_pages_of_memory_are_no_other_machine(
     tmp_path: Path, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_batch(asked(tmp_path, [0]), quiet)
+    measure_task_set(asked(tmp_path, [0]), quiet)
     monkeypatch.setattr(
-        batch, "environment", lambda backend: {**MACHINE, "memory_bytes": 2**34 - 4096}
+        measure, "environment", lambda backend: {**MACHINE, "memory_bytes": 2**34 - 4096}
     )
-    run_batch(asked(tmp_path, [1]), quiet)
+    measure_task_set(asked(tmp_path, [1]), quiet)
 
 
 def test_another_topology_is_refused(tmp_path: Path, lab: Lab) -> None:
-    run_batch(asked(tmp_path, [0]), quiet)
+    measure_task_set(asked(tmp_path, [0]), quiet)
     with pytest.raises(InputError, match=r"topology was 'loopback', now it is '0.5 Gbit/s'"):
-        run_batch(asked(tmp_path, [0], link_gbit_s=0.5), quiet)
+        measure_task_set(asked(tmp_path, [0], link_gbit_s=0.5), quiet)
     with pytest.raises(InputError, match="block was 3, now it is 4"):
-        run_batch(asked(tmp_path, [0], block=4), quiet)
+        measure_task_set(asked(tmp_path, [0], block=4), quiet)
 
 
 def test_a_link_makes_two_hosts(tmp_path: Path, lab: Lab) -> None:
-    run_batch(asked(tmp_path, [0], link_gbit_s=4), quiet)
+    measure_task_set(asked(tmp_path, [0], link_gbit_s=4), quiet)
     about = json.loads((tmp_path / "batch" / "batch.json").read_text())
     assert (about["topology"], about["local_world_size"]) == ("4 Gbit/s", 1)
     job = lab.jobs["task-000.rows.json"]
@@ -214,16 +214,16 @@ def test_a_link_makes_two_hosts(tmp_path: Path, lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"world_size": 1}, "--ranks is 1; it must be at least 2 and at most 2"),
-        ({"world_size": 3}, "--ranks is 3"),
-        ({"repeats": [5]}, "--repeat names task 5"),
+        ({"world_size": 1}, "1 ranks are asked for; there must be at least 2, and at most 2"),
+        ({"world_size": 3}, "3 ranks are asked for"),
+        ({"repeats": [5]}, "task 5 is to be repeated"),
     ],
 )
 def test_what_cannot_run_is_refused_at_once(
     tmp_path: Path, lab: Lab, more: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(InputError, match=told):
-        run_batch(asked(tmp_path, [0], **more), quiet)
+        measure_task_set(asked(tmp_path, [0], **more), quiet)
     assert lab.calls == []
 
 
@@ -231,16 +231,16 @@ def test_what_cannot_run_is_refused_at_once(
     ("text", "told"),
     [("{", "batch.json:1: not JSON"), ("[]", "schema is None"), ('{"schema": 1}', "schema is 1")],
 )
-def test_a_broken_batch_file_is_named(tmp_path: Path, lab: Lab, text: str, told: str) -> None:
-    run_batch(asked(tmp_path, [0]), quiet)
+def test_a_broken_task_set_file_is_named(tmp_path: Path, lab: Lab, text: str, told: str) -> None:
+    measure_task_set(asked(tmp_path, [0]), quiet)
     (tmp_path / "batch" / "batch.json").write_text(text)
     with pytest.raises(InputError, match=told):
-        run_batch(asked(tmp_path, [0]), quiet)
+        measure_task_set(asked(tmp_path, [0]), quiet)
 
 
 def test_a_folder_without_a_parent_is_refused(tmp_path: Path, lab: Lab) -> None:
     with pytest.raises(InputError, match="cannot make this folder"):
-        run_batch(asked(tmp_path / "no", [0]), quiet)
+        measure_task_set(asked(tmp_path / "no", [0]), quiet)
 
 
 def test_seeds_are_numbers_and_ranges() -> None:
@@ -254,7 +254,7 @@ def test_other_texts_are_refused(given: str) -> None:
         seeds("--tasks", given)
 
 
-def test_the_command_measures_a_batch(
+def test_the_command_measures_a_task_set(
     tmp_path: Path, lab: Lab, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["bench", "batch", str(tmp_path / "b"), "--tasks", "0-1", "--rounds", "1"]

@@ -1,17 +1,14 @@
-"""A batch of tasks measured one after the other: the data that predictions are tested on.
+"""Measures a task set: a calibration, then every task, then some of them a second time.
 
-A folder, which other programs read: `batch.json` (ranks, machine, numbers of the tasks),
-`calibration.rows.csv`, and for each task `task-007.yaml` (its model), `task-007.rows.json` (as
-`bench run` writes it) and, where it is measured a second time, `task-007.again.rows.json`.
-Calibration comes first, repeats come last. What is complete is not measured again, so that the same
-command goes on where it was interrupted.
+`shardopt.bench.tasks.task_set` says what lies in its folder. What is complete is not measured
+again, so that the same command goes on where it was interrupted.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,26 +20,31 @@ from predictor.units import GIB
 from shardopt.bench.job import Job
 from shardopt.bench.rows import read_rows
 from shardopt.bench.run import run_bench
-from shardopt.bench.tasks.batch_files import BATCH_FILE, CALIBRATION_FILE, SCHEMA, task_name
-from shardopt.bench.tasks.tasks import Task, make_task
+from shardopt.bench.tasks.draw import Task, draw_task
+from shardopt.bench.tasks.task_set import CALIBRATION_FILE, SCHEMA, TASK_SET_FILE, task_name
 from shardopt.config import load_model
 from shardopt.config.write import write_model
-from shardopt.files import atomic_write_text, decode, read_bytes
+from shardopt.files import atomic_write_text
 from shardopt.measure.machine import environment
+from shardopt.measure.store import read_json
 from shardopt.ranks.hosts import HOSTS, Link
 from shardopt.ranks.rank import RankDiedError
 
 BACKEND = "gloo"
+KINDS = {"environment": dict, "tasks": list}
+REMEDY = "restore it, or measure into another folder"
 Say = Callable[[str], None]
 
 
-def random_plans(asked: Asked, seed: int) -> Task:
+def random_task(settings: TaskSetSettings, seed: int) -> Task:
     """A task with a dozen plans of every structure."""
-    return make_task(seed, world_size=asked.world_size, local_world_size=asked.local_world_size)
+    return draw_task(
+        seed, world_size=settings.world_size, local_world_size=settings.local_world_size
+    )
 
 
 @dataclass(frozen=True)
-class Asked:
+class TaskSetSettings:
     """What to measure.
 
     Args:
@@ -61,7 +63,7 @@ class Asked:
     block: int = 6
     world_size: int = 2
     link_gbit_s: float | None = None
-    draw: Callable[[Asked, int], Task] = random_plans
+    draw: Callable[[TaskSetSettings, int], Task] = random_task
 
     @property
     def local_world_size(self) -> int:
@@ -70,7 +72,7 @@ class Asked:
 
     @property
     def topology(self) -> str:
-        """As the batch file and reports call it."""
+        """As the file of the task set and reports call it."""
         return "loopback" if self.link_gbit_s is None else f"{self.link_gbit_s:g} Gbit/s"
 
     @property
@@ -79,7 +81,7 @@ class Asked:
         return None if self.link_gbit_s is None else Link(self.link_gbit_s)
 
 
-def run_batch(asked: Asked, say: Say) -> None:
+def measure_task_set(settings: TaskSetSettings, say: Say) -> None:
     """Calibrate, measure every task, then the repeats; whatever is not complete yet.
 
     Args:
@@ -90,16 +92,16 @@ def run_batch(asked: Asked, say: Say) -> None:
             machine's or topology's.
         RankDiedError: tasks whose ranks died or did not fit; all others are measured by then.
     """
-    _check(asked)
-    _open(asked)
-    _calibrate(asked, say)
+    _check(settings)
+    _open(settings)
+    _calibrate(settings, say)
     failed: dict[str, ShardoptError] = {}
-    for title, name, seed, again in _runs(asked):
-        if again and not (asked.folder / f"{task_name(seed)}.rows.json").exists():
+    for title, name, seed, again in _runs(settings):
+        if again and not (settings.folder / f"{task_name(seed)}.rows.json").exists():
             say(f"{title}: left out, as it was never measured a first time")
             continue
         try:
-            _measure(asked, title, seed, asked.folder / name, say)
+            _measure(settings, title, seed, settings.folder / name, say)
         except (RankDiedError, InfeasibleError) as error:
             failed[title] = error
             say(f"{title}: {error}")
@@ -107,10 +109,10 @@ def run_batch(asked: Asked, say: Say) -> None:
         raise _failure(failed)
 
 
-def _runs(asked: Asked) -> list[tuple[str, str, int, bool]]:
+def _runs(settings: TaskSetSettings) -> list[tuple[str, str, int, bool]]:
     """Title, rows file, seed and whether it is a repeat, in order."""
     runs: list[tuple[str, str, int, bool]] = []
-    for again, seeds in ((False, asked.tasks), (True, asked.repeats)):
+    for again, seeds in ((False, settings.tasks), (True, settings.repeats)):
         for at, seed in enumerate(seeds, start=1):
             title = f"task {seed}{' again' if again else ''} ({at} of {len(seeds)})"
             end = ".again.rows.json" if again else ".rows.json"
@@ -125,50 +127,53 @@ def _failure(failed: dict[str, ShardoptError]) -> RankDiedError:
     return RankDiedError(f"{title} did not end well: {first}{more}", first.exit_code)
 
 
-def _check(asked: Asked) -> None:
-    """Refuse what no task could run under, before the calibration's minutes are spent."""
+def _check(settings: TaskSetSettings) -> None:
+    """Refuse what no task could run under, before minutes are spent on the calibration."""
     cores = len(os.sched_getaffinity(0))
-    if not 2 <= asked.world_size <= cores:
+    if not 2 <= settings.world_size <= cores:
         raise InputError(
-            f"--ranks is {asked.world_size}; it must be at least 2 and at most {cores}, the cores "
-            "that this process may use"
+            f"{settings.world_size} ranks are asked for; there must be at least 2, and at most "
+            f"{cores}, the cores that this process may use",
+            inputs=("ranks",),
         )
-    if asked.link_gbit_s is not None and asked.world_size != HOSTS:
+    if settings.link_gbit_s is not None and settings.world_size != HOSTS:
         raise InputError(
-            f"--link joins {HOSTS} hosts of one rank, but --ranks is {asked.world_size}; give "
-            f"--ranks {HOSTS}, or leave --link out"
+            f"a link joins {HOSTS} hosts of one rank, not {settings.world_size} ranks; choose "
+            f"{HOSTS}, or leave the link out",
+            inputs=("link", "ranks"),
         )
 
 
-def _open(asked: Asked) -> None:
-    """Write the batch file, or add the tasks to the one that is there.
+def _open(settings: TaskSetSettings) -> None:
+    """Write the file of the task set, or add the tasks to the one that is there.
 
     Raises:
         InputError: it is of another machine, other versions or other ranks; says what differs.
     """
-    path = asked.folder / BATCH_FILE
+    path = settings.folder / TASK_SET_FILE
     about: dict[str, Any] = {
         "schema": SCHEMA,
-        "topology": asked.topology,
-        "link_gbit_s": asked.link_gbit_s,
-        "world_size": asked.world_size,
-        "local_world_size": asked.local_world_size,
-        "block": asked.block,
+        "topology": settings.topology,
+        "link_gbit_s": settings.link_gbit_s,
+        "world_size": settings.world_size,
+        "local_world_size": settings.local_world_size,
+        "block": settings.block,
         "environment": environment(BACKEND),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "tasks": sorted(set(asked.tasks)),
+        "tasks": sorted(set(settings.tasks)),
     }
     if path.exists():
-        old = _read(path)
+        old = read_json(path, "task set file", SCHEMA, KINDS, REMEDY).data
         _refuse_mixed(path, old, about)
-        about = {**old, "tasks": sorted({*old["tasks"], *asked.tasks})}
+        about = {**old, "tasks": sorted({*old["tasks"], *settings.tasks})}
     else:
-        _make(asked.folder)
-    unknown = [seed for seed in asked.repeats if seed not in about["tasks"]]
+        _make(settings.folder)
+    unknown = [seed for seed in settings.repeats if seed not in about["tasks"]]
     if unknown:
         raise InputError(
-            f"--repeat names task {unknown[0]}, which is none of the tasks of {asked.folder}; "
-            f"measure it a first time as well: --tasks {unknown[0]}"
+            f"task {unknown[0]} is to be repeated, but it is none of the tasks of "
+            f"{settings.folder}; measure it a first time as well",
+            inputs=("repeat", "tasks"),
         )
     atomic_write_text(path, json.dumps(about, indent=1) + "\n")
 
@@ -183,24 +188,7 @@ def _make(folder: Path) -> None:
         ) from None
 
 
-def _read(path: Path) -> dict[str, Any]:
-    hint = "restore it, or measure into another folder"
-    try:
-        data = json.loads(decode(read_bytes(path, "batch file"), path))
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}:{error.lineno}: not JSON ({error.msg}); {hint}") from None
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        found = data.get("schema") if isinstance(data, dict) else None
-        raise InputError(
-            f"{path}: schema is {found!r}, but this version reads '{SCHEMA}'; choose another folder"
-        )
-    for key, kind in (("environment", dict), ("tasks", list)):
-        if not isinstance(data.get(key), kind):
-            raise InputError(f"{path}: '{key}' is missing or malformed; {hint}")
-    return data
-
-
-def _refuse_mixed(path: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+def _refuse_mixed(path: Path, old: Mapping[str, Any], new: dict[str, Any]) -> None:
     keys = ("topology", "link_gbit_s", "world_size", "local_world_size", "block")
     was = {**{key: old.get(key) for key in keys}, **_machine(old["environment"])}
     now = {**{key: new[key] for key in keys}, **_machine(new["environment"])}
@@ -213,7 +201,7 @@ def _refuse_mixed(path: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
             )
 
 
-def _machine(about: dict[str, Any]) -> dict[str, Any]:
+def _machine(about: Mapping[str, Any]) -> dict[str, Any]:
     """An environment; memory in GiB, as some pages come and go from boot to boot."""
     memory = about.get("memory_bytes")
     whole = round(memory / GIB) if isinstance(memory, int) else memory
@@ -221,7 +209,7 @@ def _machine(about: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "memory in GiB": whole}
 
 
-def _calibrate(asked: Asked, say: Say) -> None:
+def _calibrate(settings: TaskSetSettings, say: Say) -> None:
     """Measure what the calibration's rows lack."""
     from shardopt.extras import needs_torchrec
 
@@ -230,27 +218,29 @@ def _calibrate(asked: Asked, say: Say) -> None:
 
         from shardopt.calibrate import run
         from shardopt.calibrate.design import points as design
-    run.check(BACKEND, asked.world_size, asked.link)
-    rows = asked.folder / CALIBRATION_FILE
-    wanted = run.Asked(BACKEND, asked.world_size, design.QUICK, rows, asked.link)
+    run.check(BACKEND, settings.world_size, settings.link)
+    rows = settings.folder / CALIBRATION_FILE
+    wanted = run.CalibrationSettings(
+        BACKEND, settings.world_size, design.QUICK, rows, settings.link
+    )
     run.measure(wanted, lambda text: say(f"calibration: {text}"))
 
 
-def _measure(asked: Asked, title: str, seed: int, path: Path, say: Say) -> None:
+def _measure(settings: TaskSetSettings, title: str, seed: int, path: Path, say: Say) -> None:
     """Measure the rounds that a rows file lacks."""
-    if path.exists() and len(read_rows(path).rounds) >= asked.rounds:
+    if path.exists() and len(read_rows(path).rounds) >= settings.rounds:
         say(f"{title}: complete")
         return
-    run_bench(_job(asked, seed), path, told=lambda text: say(f"{title}: {text}"))
+    run_bench(_job(settings, seed), path, told=lambda text: say(f"{title}: {text}"))
 
 
-def _job(asked: Asked, seed: int) -> Job:
+def _job(settings: TaskSetSettings, seed: int) -> Job:
     """The job of a task: as its files have it, or drawn where it has none yet.
 
     The files win, as what is drawn changes with the profile that tasks are sized by.
     """
-    model = asked.folder / f"{task_name(seed)}.yaml"
-    rows = asked.folder / f"{task_name(seed)}.rows.json"
+    model = settings.folder / f"{task_name(seed)}.yaml"
+    rows = settings.folder / f"{task_name(seed)}.rows.json"
     if rows.exists():
         workload = load_model(model)
         plans = {
@@ -258,15 +248,15 @@ def _job(asked: Asked, seed: int) -> Job:
             for entry in read_rows(rows).plans
         }
     else:
-        task = asked.draw(asked, seed)
+        task = settings.draw(settings, seed)
         workload, plans = task.workload, dict(task.plans)
         write_model(model, workload)
     return Job(
         workload,
         plans,
         backend=BACKEND,
-        rounds=asked.rounds,
-        block=asked.block,
+        rounds=settings.rounds,
+        block=settings.block,
         seed=seed,
-        link=asked.link,
+        link=settings.link,
     )
