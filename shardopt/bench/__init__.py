@@ -1,0 +1,1 @@
+"""Plans measured against predictions: run, generated as tasks, and compared with other planners."""

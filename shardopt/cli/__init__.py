@@ -1,0 +1,1 @@
+"""The command line: flags, console and exit codes. No command imports another."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import torch
@@ -125,15 +124,13 @@ def topology(world_size: int, hbm: int = HBM, ddr: int = DDR) -> Topology:
 
 def torchrec_topology(ours: Topology, device: str = "cuda") -> TorchRecTopology:
     """The same in TorchRec's class, with its default bandwidths."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return TorchRecTopology(
-            world_size=ours.world_size,
-            local_world_size=ours.local_world_size,
-            compute_device=device,
-            hbm_cap=ours.hbm_cap_bytes[0],
-            ddr_cap=ours.ddr_cap_bytes[0],
-        )
+    return TorchRecTopology(
+        world_size=ours.world_size,
+        local_world_size=ours.local_world_size,
+        compute_device=device,
+        hbm_cap=ours.hbm_cap_bytes[0],
+        ddr_cap=ours.ddr_cap_bytes[0],
+    )
 
 
 def _dense() -> DenseArch:

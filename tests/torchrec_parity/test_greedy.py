@@ -135,7 +135,7 @@ def test_same_reservation(model: Callable[[], Workload], device: str) -> None:
     module.add_module("dense", Dense(workload))
     assert all(p.device == torch.device("meta") for p in module.parameters())
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.filterwarnings("ignore", "HeuristicalStorageReservation is known", FutureWarning)
         left = HeuristicalStorageReservation(percentage=0.15).reserve(
             modules.torchrec_topology(topology, device),
             workload.batch_size,

@@ -11,6 +11,10 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
+from predictor.trace.read import load_traces
+from shardopt.replay.generate import program_of
+from shardopt.replay.program.annotations import Annotations
+from shardopt.replay.program.program import RankProgram
 from shardopt.replay.runtime.capture import capture as capture_step
 
 SECRETS = ("/srv/alice/models", "alice", "node17.corp.example", "secret_project_x", "4815162342")
@@ -72,3 +76,31 @@ def attribute(node: dict[str, Any], name: str) -> dict[str, Any]:
     """The attribute of a node, to be changed."""
     found: dict[str, Any] = next(a for a in node["attrs"] if a["name"] == name)
     return found
+
+
+def program(path: Path) -> RankProgram:
+    """What a benchmark of one rank is generated from."""
+    found = load_traces([path])
+    return program_of(found.executions[0], found, Annotations())
+
+
+def step_of(batch: int, *, squared: bool = False) -> Callable[[], None]:
+    """A step at a batch; 4 channels and sides of 8 are numbers of samples as well.
+
+    Args:
+        squared: the loss is a mean over all pairs of samples.
+    """
+    model = Small()
+    optimizer = torch.optim.Adam(model.parameters())
+    images, labels = torch.randn(batch, 3, 8, 8), torch.arange(batch) % 5
+    ids, starts = torch.arange(3 * batch) % 50, torch.arange(0, 3 * batch, 3)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        out = model(images, ids, starts)
+        pairs = out @ out.t()
+        alike = pairs.mean() if squared else pairs.sum()
+        (nn.functional.cross_entropy(out, labels) + alike).backward()
+        optimizer.step()
+
+    return step

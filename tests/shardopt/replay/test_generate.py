@@ -12,15 +12,9 @@ from predictor.trace.execution import ExecutionTrace
 from predictor.trace.read import load_traces
 from shardopt.replay.generate import generate, is_composite, program_of
 from shardopt.replay.program.annotations import Annotations
-from shardopt.replay.program.program import RankProgram
 from shardopt.replay.program.select import choose
 from tests.public_data import TRACES, needs_public_data
-from tests.shardopt.replay.captured import SECRETS, attribute, edited
-
-
-def program(path: Path) -> RankProgram:
-    found = load_traces([path])
-    return program_of(found.executions[0], found, Annotations())
+from tests.shardopt.replay.captured import SECRETS, attribute, edited, program
 
 
 def test_hidden_tensors_open_the_ops_that_hide_them(traces: Path) -> None:

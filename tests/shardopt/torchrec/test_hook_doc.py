@@ -10,7 +10,6 @@ import pytest
 
 pytest.importorskip("torchrec")
 
-pytestmark = pytest.mark.filterwarnings("ignore")
 PAGE = Path(__file__).parents[3] / "docs" / "hook.md"
 
 

@@ -11,8 +11,8 @@ from shardopt.replay.generate import generate
 from shardopt.replay.program.emit import source_of
 from shardopt.replay.program.join import joined
 from shardopt.replay.program.program import Call, Number, RankProgram, Slot, TensorSpec
+from tests.shardopt.replay.captured import program
 from tests.shardopt.replay.differences import signatures
-from tests.shardopt.replay.test_generate import program
 
 
 def sending(groups: list[tuple[int, ...]]) -> RankProgram:

@@ -90,7 +90,7 @@ def test_a_python_number_in_memory_of_before_opens_nothing(kind: str) -> None:
 def test_reused_memory_in_a_captured_trace(traces: Path, tmp_path: Path) -> None:
     """An embedding bag frees whole numbers of no dimension, whose memory Adam's numbers get."""
     pytest.importorskip("torch")
-    from tests.shardopt.replay.test_generate import program
+    from tests.shardopt.replay.captured import program
 
     data = json.loads((traces / "rank0.et.json").read_text())
     nodes = sorted(data["nodes"], key=lambda node: node["id"])

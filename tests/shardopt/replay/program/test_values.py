@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from shardopt.replay.program.values import roles_of
-from tests.shardopt.replay.captured import capture
-from tests.shardopt.replay.test_generate import program
+from tests.shardopt.replay.captured import capture, program
 
 
 def test_pooled_vectors_are_reordered_whole() -> None:

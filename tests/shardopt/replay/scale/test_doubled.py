@@ -7,37 +7,12 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-import torch
-from torch import nn
 
 from predictor.errors import InputError
 from shardopt.replay.program.program import Number, RankProgram
 from shardopt.replay.scale.doubled import scaled
-from tests.shardopt.replay.captured import Small, capture
+from tests.shardopt.replay.captured import capture, program, step_of
 from tests.shardopt.replay.differences import differences, signatures
-from tests.shardopt.replay.test_generate import program
-
-
-def step_of(batch: int, *, squared: bool = False) -> Callable[[], None]:
-    """A step at a batch; 4 channels and sides of 8 are numbers of samples as well.
-
-    Args:
-        squared: the loss is a mean over all pairs of samples.
-    """
-    model = Small()
-    optimizer = torch.optim.Adam(model.parameters())
-    images, labels = torch.randn(batch, 3, 8, 8), torch.arange(batch) % 5
-    ids, starts = torch.arange(3 * batch) % 50, torch.arange(0, 3 * batch, 3)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        out = model(images, ids, starts)
-        pairs = out @ out.t()
-        alike = pairs.mean() if squared else pairs.sum()
-        (nn.functional.cross_entropy(out, labels) + alike).backward()
-        optimizer.step()
-
-    return step
 
 
 @pytest.fixture(scope="module")

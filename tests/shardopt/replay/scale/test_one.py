@@ -18,10 +18,8 @@ from shardopt.replay.program.annotations import Annotations
 from shardopt.replay.program.program import RankProgram
 from shardopt.replay.scale.one import scaled_alone
 from tests.public_data import TRACES, needs_public_data
-from tests.shardopt.replay.captured import capture
+from tests.shardopt.replay.captured import capture, program, step_of
 from tests.shardopt.replay.differences import differences, signatures
-from tests.shardopt.replay.scale.test_doubled import step_of
-from tests.shardopt.replay.test_generate import program
 
 Make = Callable[[int], Callable[[], None]]
 """Batch -> a step."""

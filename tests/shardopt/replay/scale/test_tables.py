@@ -14,8 +14,8 @@ from shardopt.replay.check import Scale
 from shardopt.replay.generate import generate
 from shardopt.replay.program.program import Call, Number, RankProgram, Slot, TensorSpec
 from shardopt.replay.scale.tables import with_more_tables
+from tests.shardopt.replay.captured import program
 from tests.shardopt.replay.differences import signatures
-from tests.shardopt.replay.test_generate import program
 
 LOOKUP = "fbgemm::some_embedding_codegen_lookup_function"
 

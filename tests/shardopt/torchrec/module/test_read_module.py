@@ -56,7 +56,6 @@ from tests.shardopt.torchrec.hook_models import (
     workload_of,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore")
 META = torch.device("meta")
 FACTORS = {"a": 3.0, "b": 5.0}
 OFFERED = {kernel.value for kernel in EmbeddingComputeKernel}

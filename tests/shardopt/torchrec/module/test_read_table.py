@@ -33,8 +33,6 @@ from tests.shardopt.torchrec.hook_models import (
     workload_of,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
 
 def test_a_pooling_factor_that_nobody_gave_is_asked_for() -> None:
     with pytest.raises(InputError, match=r"table 'b'.*'b_f0' has no pooling factor.*constraints="):

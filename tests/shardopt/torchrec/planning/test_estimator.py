@@ -32,7 +32,6 @@ from tests.shardopt.torchrec.hook_models import (
     topology,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore")
 HARDWARE = "a100-80gb"
 BATCH = 32_768
 """Kernels outlast their launches, so that costs of shards show in the iteration time."""

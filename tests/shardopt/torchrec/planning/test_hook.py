@@ -36,8 +36,6 @@ from tests.shardopt.torchrec.hook_models import (
     workload_of,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
 
 def test_it_is_a_torchrec_planner_and_plans_every_table() -> None:
     made = planner()

@@ -15,7 +15,6 @@ from predictor.errors import InputError, ShardoptError
 from predictor.hardware.loader import load_hardware
 from tests.shardopt.torchrec.hook_models import EFFORT, SHARDERS, Model, bag, factors
 
-pytestmark = pytest.mark.filterwarnings("ignore")
 HAS_PROVIDERS = importlib.util.find_spec("torchrec.distributed.planner.provider") is not None
 newer = pytest.mark.skipif(not HAS_PROVIDERS, reason="planner providers came with torchrec 1.9")
 
