@@ -35,7 +35,7 @@ class CacheSums:
             ranks = np.array([*per_rank], dtype=np.intp)
             self._known[number] = group, ranks, np.stack([*per_rank.values()])
 
-    def filled(self, numbers: Ints) -> Filled:
+    def sum_contents(self, numbers: Ints) -> Filled:
         """Sum of what the shardings of one plan add."""
         found: Filled = {}
         for number in numbers.tolist() if self._known else ():

@@ -96,7 +96,7 @@ def fit_free(hw: HardwareProfile, free: Sequence[Free], predict: Predict, time_m
         if len(time_ms) < FEWEST_PER_CONSTANT * len(left):
             left.pop()
             continue
-        found, unsure = _solved(hw, left, predict, log_time)
+        found, unsure = _solve(hw, left, predict, log_time)
         worst = int(np.argmax(unsure))
         if unsure[worst] <= UNSURE:
             kept = tuple(constant for constant in free if constant not in left)
@@ -105,7 +105,7 @@ def fit_free(hw: HardwareProfile, free: Sequence[Free], predict: Predict, time_m
     return Found(hw, (), tuple(free))
 
 
-def _solved(
+def _solve(
     hw: HardwareProfile, free: Sequence[Free], predict: Predict, log_time: Array
 ) -> tuple[HardwareProfile, Array]:
     """The best profile, and the standard error of the log of every constant."""
@@ -119,7 +119,7 @@ def _solved(
 
     def off(x: Array) -> Array:
         if not last or not np.array_equal(last[0][0], x):
-            times = np.maximum(predict(_with(hw, free, x)), SHORTEST_MS)
+            times = np.maximum(predict(_with_values(hw, free, x)), SHORTEST_MS)
             last[:] = [(x.copy(), np.log(times) - log_time)]
         return last[0][1].copy()  # the solver scales it in place
 
@@ -139,7 +139,9 @@ def _solved(
         max_nfev=60,
     )
     spread = float(np.median(np.abs(off(solution.x)))) / 0.6745
-    return _with(hw, free, solution.x), _standard_errors(gradient(solution.x), max(spread, 1e-3))
+    return _with_values(hw, free, solution.x), _standard_errors(
+        gradient(solution.x), max(spread, 1e-3)
+    )
 
 
 def _differences(off: Callable[[Array], Array], x: Array, here: Array, high: Array) -> Array:
@@ -166,7 +168,7 @@ def _standard_errors(jacobian: Array, spread: float) -> Array:
     return np.where(silent | (missing > 1e-3), math.inf, errors)
 
 
-def _with(hw: HardwareProfile, free: Sequence[Free], x: Array) -> HardwareProfile:
+def _with_values(hw: HardwareProfile, free: Sequence[Free], x: Array) -> HardwareProfile:
     for constant, value in zip(free, np.exp(x), strict=True):
         hw = constant.put(hw, float(np.clip(value, constant.low, constant.high)))
     return hw

@@ -90,9 +90,9 @@ class LaunchRows:
         return self.where(np.array([shards[0].kernel in kernels for shards in self.tables], bool))
 
 
-def remembered(bins: Bins) -> Bins:
+def cache_bins(bins: Bins) -> Bins:
     """The same bins with cached results: a fit needs each cache size hundreds of times."""
-    return _Remembered(bins.counts, bins.probs)
+    return _CachedBins(bins.counts, bins.probs)
 
 
 def counted_bins(rows: float, ids: float, distinct: float) -> Bins:
@@ -113,8 +113,8 @@ def counted_bins(rows: float, ids: float, distinct: float) -> Bins:
     return Zipf(round(high, 6)).bins(int(rows))
 
 
-class _Remembered(Bins):
-    """See `remembered`."""
+class _CachedBins(Bins):
+    """See `cache_bins`."""
 
     def unique(self, draws: float) -> float:
         """As `Bins.unique`."""

@@ -41,7 +41,7 @@ def complaints(document: Document, error: ValidationError, suggestion: str | Non
     """
     # a misspelt key also makes the right one missing: show the misspelt one first
     problems = sorted(error.errors(include_url=False), key=lambda p: p["type"] == "missing")
-    groups = [p for p in problems if p["type"] == "missing" and _dotted(p) in GROUP_NEEDED_FOR]
+    groups = [p for p in problems if p["type"] == "missing" and _dotted_key(p) in GROUP_NEEDED_FOR]
     others = [p for p in problems if p not in groups]
     lines: list[str] = []
     if suggestion is None:
@@ -82,13 +82,13 @@ def _keys(problem: ErrorDetails) -> Keys:
     return [key for key in problem["loc"] if key not in (*_TAGS, "[key]")]
 
 
-def _dotted(problem: ErrorDetails) -> str:
+def _dotted_key(problem: ErrorDetails) -> str:
     return ".".join(map(str, _keys(problem)))
 
 
 def _describe(document: Document, problem: ErrorDetails, partial: bool) -> str:
     """One message: ``file:line: key: what was given, what is allowed``."""
-    keys, key, kind = _keys(problem), _dotted(problem), problem["type"]
+    keys, key, kind = _keys(problem), _dotted_key(problem), problem["type"]
     place = document.place(keys)
     last = str(keys[-1]) if keys else ""
     need = f"; it is needed for {GROUP_NEEDED_FOR[key]}" if key in GROUP_NEEDED_FOR else ""
@@ -105,16 +105,16 @@ def _describe(document: Document, problem: ErrorDetails, partial: bool) -> str:
         advice = ", or leave it out" if partial else ""
         return f"{place}: {key} is empty{need}; give its keys{advice}"
     if kind in _MAPPING:
-        return f"{place}: {key} is {_shown(problem['input'])}: it must be a mapping of keys{need}"
-    return f"{place}: {key} is {_shown(problem['input'])}: {_allowed(problem['msg'])}"
+        return f"{place}: {key} is {_show(problem['input'])}: it must be a mapping of keys{need}"
+    return f"{place}: {key} is {_show(problem['input'])}: {_what_is_allowed(problem['msg'])}"
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _allowed(message: str) -> str:
+def _what_is_allowed(message: str) -> str:
     message = message.removeprefix("Value error, ")
     return message[:1].lower() + message[1:]
 

@@ -93,32 +93,32 @@ class Trace:
         host: State = ("thread", op.thread, 0)
         stream: State = ("stream", op.stream, 0)
         inline = op.stream in self.graph.inline_streams
-        issue = _shifted(self.now[host], op.host_ms)
+        issue = _shift(self.now[host], op.host_ms)
         launch = self.graph.launch_latency_ms
         ready = issue
         if not inline:
-            first = _shifted(self.now[host], op.host_ms / op.kernels + launch)
-            ready = _joined(first, self.now[stream])
+            first = _shift(self.now[host], op.host_ms / op.kernels + launch)
+            ready = _join(first, self.now[stream])
         for dep in op.deps:
-            ready = _joined(ready, self._end(dep))
-        start = self._meet(self._reduced(ready), op.scope)
-        launched = _shifted(issue, launch) if op.kernels > 1 and not inline else {}
+            ready = _join(ready, self._end(dep))
+        start = self._meet(self._reduce(ready), op.scope)
+        launched = _shift(issue, launch) if op.kernels > 1 and not inline else {}
         waits = inline or op.blocks_host
         if op.active is None or self.whole:
             ran = self._plus(start, index, op)
-            end = self._reduced(_joined(ran, launched))
+            end = self._reduce(_join(ran, launched))
             self.now[stream], self.now[host] = end, end if waits else issue
         else:
             ran = self._if_there(start, ("run", index), op.cost_ms.shape[-1] == 1)
             if launched:
-                ran = _joined(ran, self._if_there(launched, ("launch", index)))
-            self.now[stream] = self._reduced(_joined(ran, self.now[stream]))
+                ran = _join(ran, self._if_there(launched, ("launch", index)))
+            self.now[stream] = self._reduce(_join(ran, self.now[stream]))
             issued = self._record(self.now[host], self._alike(issue), cost=("issue", index))
             self.now[host] = {issued: 0.0}
             if waits:
-                self.now[host] = self._reduced(_joined(ran, self.now[host]))
+                self.now[host] = self._reduce(_join(ran, self.now[host]))
             # a dependant of an absent operation waits for what the absent one would have waited
-            end = self._reduced(_joined(ran, *(self._end(dep) for dep in op.deps)))
+            end = self._reduce(_join(ran, *(self._end(dep) for dep in op.deps)))
         self.ends.append(end)
 
     def _end(self, dep: Dep) -> Form:
@@ -129,7 +129,7 @@ class Trace:
 
     def _plus(self, start: Form, index: int, op: Op) -> Form:
         if op.cost_ms.ndim == 1 and op.cost_ms.size == 1:
-            return _shifted(start, float(op.cost_ms[0]))
+            return _shift(start, float(op.cost_ms[0]))
         alike = op.cost_ms.shape[-1] == 1 and self._alike(start)
         return {self._record(start, alike, cost=("cost", index)): 0.0}
 
@@ -145,7 +145,7 @@ class Trace:
         """A new variable; costs are never negative, so it is at least its terms."""
         least: Form = {}
         for variable, offset in form.items():
-            least = _joined(least, {variable: offset}, _shifted(self.least[variable], offset))
+            least = _join(least, {variable: offset}, _shift(self.least[variable], offset))
         variable = self._variable(alike, least)
         # those that differ by rank first: the others are then put on top of them
         terms = sorted(form.items(), key=lambda term: (self.alike[term[0]], term))
@@ -164,10 +164,10 @@ class Trace:
                     alike = scope == "world"
                     self._met[key] = self._record({variable: 0.0}, alike, scope=str(scope))
                 variable = self._met[key]
-            met = _joined(met, {variable: offset})
-        return self._reduced(met)
+            met = _join(met, {variable: offset})
+        return self._reduce(met)
 
-    def _reduced(self, form: Form) -> Form:
+    def _reduce(self, form: Form) -> Form:
         """Without terms that others imply."""
         left = dict(form)
         for variable, offset in form.items():
@@ -250,11 +250,11 @@ def _states(graph: Graph) -> list[State]:
     ]
 
 
-def _shifted(form: Mapping[int, float], offset: float) -> Form:
+def _shift(form: Mapping[int, float], offset: float) -> Form:
     return {variable: more + offset for variable, more in form.items()}
 
 
-def _joined(*forms: Form) -> Form:
+def _join(*forms: Form) -> Form:
     """Their maximum."""
     found: Form = {}
     for form in forms:

@@ -72,7 +72,7 @@ class _Job:
         found[self.owners, self.tables] = self.numbers
         return found[plans]
 
-    def ordered(self, order: Ints) -> _Job:
+    def reorder(self, order: Ints) -> _Job:
         """The same plans in another order."""
         rank = np.empty(self.count, dtype=np.intp)
         rank[order] = np.arange(self.count)
@@ -151,13 +151,13 @@ class PlanScorer:
 
     def graph(self, totals: Array) -> Graph:
         """The iteration graph of summed loads ``[plans, groups, ranks, COLUMNS]``."""
-        used = self._sorted(np.flatnonzero(totals[..., Load.SHARDS].any(axis=(0, 2))))
-        return self._built(used, totals[:, used])
+        used = self._sort_groups(np.flatnonzero(totals[..., Load.SHARDS].any(axis=(0, 2))))
+        return self._build(used, totals[:, used])
 
-    def _built(self, used: Ints, loads: Array) -> Graph:
+    def _build(self, used: Ints, loads: Array) -> Graph:
         return DlrmBuilder(self.costs, [self.groups[i] for i in used], loads).build()
 
-    def _sorted(self, groups: Ints) -> Ints:
+    def _sort_groups(self, groups: Ints) -> Ints:
         """In an order that does not depend on what was scored before.
 
         The order within an exchange does not change the timeline, but it changes rounding.
@@ -197,7 +197,7 @@ class PlanScorer:
         base = None if job.base is None else self._base(job.base)
         sets = self._sets(job)
         order = np.concatenate([alike.plans for alike in sets])
-        job, start = job.ordered(order), 0
+        job, start = job.reorder(order), 0
         size = max(1, CHUNK_ELEMENTS // self.topology.world_size)
         for alike in sets:
             stop = start + len(alike.plans)
@@ -208,27 +208,27 @@ class PlanScorer:
         return times
 
     def _base(self, numbers: Ints) -> _Base:
-        return _Base(self._whole(numbers), self._caches.filled(numbers))
+        return _Base(self._whole(numbers), self._caches.sum_contents(numbers))
 
     def _sets(self, job: _Job) -> list[_Alike]:
         """Plans grouped by the lookup groups that they use; those with rare sets are one group."""
-        present = self._used(job)
+        present = self._used_groups(job)
         packed = np.packbits(present, axis=1)
         order = np.lexsort(packed.T)
         other = (packed[order[1:]] != packed[order[:-1]]).any(axis=1)
         found, rare = [], []
         for plans in np.split(order, np.flatnonzero(other) + 1):
             if len(plans) >= OWN_GRAPH:
-                used = self._sorted(np.flatnonzero(present[plans[0]]))
+                used = self._sort_groups(np.flatnonzero(present[plans[0]]))
                 found.append(_Alike(used, plans, whole=True))
             else:
                 rare.append(plans)
         if rare:
-            used = self._sorted(np.arange(len(self.groups)))
+            used = self._sort_groups(np.arange(len(self.groups)))
             found.append(_Alike(used, np.concatenate(rare), whole=False))
         return found
 
-    def _used(self, job: _Job) -> NDArray[np.bool_]:
+    def _used_groups(self, job: _Job) -> NDArray[np.bool_]:
         """Lookup groups that plans use, ``[plans, groups]``."""
         count, chosen = len(self.groups), job.chosen
         at = chosen.owners * count + self._rows.group(chosen.numbers)
@@ -256,7 +256,7 @@ class PlanScorer:
         if base is not None:
             total += base.total[:, used]
         self._put_longest(total, job, place, used, base)
-        graph = self._built(used, total.transpose(3, 1, 2, 0))
+        graph = self._build(used, total.transpose(3, 1, 2, 0))
         key = alike.whole, *used.tolist()
         if key not in self._programs:
             self._programs[key] = Program(graph, whole=alike.whole)

@@ -159,7 +159,7 @@ def _above(
 def ranks_outside(hardware: HardwareProfile, topology: Topology) -> list[OutOfRange]:
     """Groups of collectives used at rank counts outside their measured range; needs no plan."""
     found = []
-    for name, ranks in _joined(topology):
+    for name, ranks in _joined_ranks(topology):
         low, high = hardware.groups[name].provenance.range.get("ranks", (1.0, float("inf")))
         if not low <= ranks <= high:
             profile = hardware.origins[name]
@@ -167,7 +167,7 @@ def ranks_outside(hardware: HardwareProfile, topology: Topology) -> list[OutOfRa
     return found
 
 
-def _joined(topology: Topology) -> Iterator[tuple[str, int]]:
+def _joined_ranks(topology: Topology) -> Iterator[tuple[str, int]]:
     """Group of the profile -> ranks that its collectives join."""
     joined = min(topology.nvlink_domain, topology.world_size)
     if joined > 1:

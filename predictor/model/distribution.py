@@ -114,7 +114,7 @@ class Bins:
         return Bins(self.counts * share, self.probs)
 
 
-def mixture(parts: Sequence[Bins], draws: Sequence[float]) -> Bins:
+def mix_features(parts: Sequence[Bins], draws: Sequence[float]) -> Bins:
     """The rows of one table that several features read; the k-th hottest row is the same for all.
 
     Args:
@@ -132,7 +132,7 @@ def mixture(parts: Sequence[Bins], draws: Sequence[float]) -> Bins:
     return Bins(np.diff(edges, prepend=0.0), probs)
 
 
-def together(parts: Sequence[Bins], draws: Sequence[float]) -> Bins:
+def join_tables(parts: Sequence[Bins], draws: Sequence[float]) -> Bins:
     """The rows of several tables as one; each table gets its share of the draws. Not sorted.
 
     Args:

@@ -46,7 +46,7 @@ def attach(trace: RankTrace, execution: ExecutionTrace) -> RankTrace:
         for i, event in enumerate(trace.host)
     )
     comms = [(host[i], node.comm) for i, node in matched.items() if node.comm is not None]
-    tied = replace(trace, host=host, device=_sized(trace, host, comms))
+    tied = replace(trace, host=host, device=_add_sizes(trace, host, comms))
     before, after = size_notes(trace.device), size_notes(tied.device)
     return replace(tied, notes=(*(n for n in trace.notes if n not in before), *after))
 
@@ -121,7 +121,7 @@ def _dtype(kind: str) -> str:
     return "TensorList" if "Tensor(" in kind else "Scalar"
 
 
-def _sized(
+def _add_sizes(
     trace: RankTrace, host: Sequence[HostEvent], found: Iterable[tuple[HostEvent, CommInfo]]
 ) -> tuple[DeviceEvent, ...]:
     """Device events whose collectives know what the nodes around their launches say."""

@@ -58,11 +58,11 @@ def on_one_clock(traces: Sequence[RankTrace]) -> tuple[tuple[RankTrace, ...], tu
         f"the ranks' clocks differ: {listed} against rank {min(offsets)}; their times are shifted "
         "so that collectives end together"
     )
-    shifted = (_shifted(t, far[t.rank]) if t.rank in far else t for t in traces)
+    shifted = (_shift(t, far[t.rank]) if t.rank in far else t for t in traces)
     return tuple(shifted), (note,)
 
 
-def _shifted(trace: RankTrace, ahead_us: float) -> RankTrace:
+def _shift(trace: RankTrace, ahead_us: float) -> RankTrace:
     return replace(
         trace,
         host=tuple(_earlier(event, ahead_us) for event in trace.host),

@@ -264,10 +264,10 @@ def with_order(
             before.append((-event.start_us, event, info))
         else:
             inside.append((call.start_us if call else event.start_us, event, info))
-    return [*_counted(before, False), *_counted(inside, True)]
+    return [*_number_calls(before, False), *_number_calls(inside, True)]
 
 
-def _counted(
+def _number_calls(
     device: list[tuple[float, DeviceEvent, CommInfo]], forwards: bool
 ) -> Iterator[DeviceEvent]:
     counts: dict[object, int] = defaultdict(int)

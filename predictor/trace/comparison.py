@@ -31,7 +31,7 @@ def comparison_trace(
     origin = min((trace.steps[-1].start_us for trace in traces), default=0.0)
     events: list[Event] = []
     for position, trace in enumerate(traces):
-        events += _measured(trace, 2 * position, origin)
+        events += _measured_events(trace, 2 * position, origin)
     if simulated is not None:
         processes = [2 * position + 1 for position in range(len(traces))]
         names = [f"rank {trace.rank} predicted" for trace in traces]
@@ -42,7 +42,7 @@ def comparison_trace(
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": dict(meta or {})}
 
 
-def _measured(trace: RankTrace, process: int, origin_us: float) -> Iterator[Event]:
+def _measured_events(trace: RankTrace, process: int, origin_us: float) -> Iterator[Event]:
     threads = dict.fromkeys(f"host {e.thread}" for e in trace.host)
     streams = dict.fromkeys(f"stream {e.stream}" for e in trace.device)
     tracks = {name: i for i, name in enumerate((*threads, *streams))}

@@ -88,7 +88,7 @@ def _open(path: Path, *, named: bool) -> Iterator[TraceFile]:
         raise InputError(f"{path}: cannot read this trace file: {reason}") from None
     with file:
         with _readable(source):
-            stream = _unpacked(file)
+            stream = _unpack(file)
             is_tar = stream.peek(TAR_AT + len(TAR_MAGIC))[TAR_AT:] == TAR_MAGIC
         if is_tar:
             yield from _members(stream, source)
@@ -105,7 +105,7 @@ def _neighbour(path: Path) -> str:
     return ""
 
 
-def _unpacked(file: IO[bytes]) -> _Peekable:
+def _unpack(file: IO[bytes]) -> _Peekable:
     plain = _Peekable(file)
     if plain.peek(len(GZIP_MAGIC)) == GZIP_MAGIC:
         return _Peekable(gzip.GzipFile(fileobj=cast("IO[bytes]", plain)))
@@ -142,7 +142,7 @@ def _members(stream: Readable, archive: str) -> Iterator[TraceFile]:
             content = tar.extractfile(member)
             if content is not None:
                 found = True
-                yield TraceFile(f"{archive}:{name}", _unpacked(content), named=False)
+                yield TraceFile(f"{archive}:{name}", _unpack(content), named=False)
     if not found:
         raise InputError(f"{archive}: no trace files in this archive; looked for *.json, *.json.gz")
 

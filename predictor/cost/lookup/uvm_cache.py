@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from predictor.cost.lookup.shard import LookupShard
-from predictor.model.distribution import mixture, together
+from predictor.model.distribution import join_tables, mix_features
 
 Array = NDArray[np.float64]
 
@@ -34,7 +34,7 @@ def table_of(features: Sequence[LookupShard]) -> LookupShard:
     first, draws = features[0], [f.draws for f in features]
     if len(features) == 1 or not any(draws):
         return first
-    bins = mixture([f.bins for f in features], draws)
+    bins = mix_features([f.bins for f in features], draws)
     return replace(
         first,
         bins=bins,
@@ -71,6 +71,6 @@ def shared_fetched_rows(shards: tuple[LookupShard, ...]) -> tuple[float, ...]:
     draws, rows = sum(s.draws for s in shards), sum(map(cache_rows, shards))
     if draws <= 0 or rows >= sum(s.bins.rows for s in shards):
         return (0.0,) * len(shards)
-    bins = together([s.bins for s in shards], [s.draws for s in shards])
+    bins = join_tables([s.bins for s in shards], [s.draws for s in shards])
     time = bins.characteristic_time(rows) / draws
     return tuple(float(fetched_rows(s, time)) for s in shards)

@@ -78,7 +78,7 @@ class HugeCtrBuilder:
         self.hardware = hardware
         scorer = PlanScorer(self.workload, topology, hardware)
         self.costs = scorer.costs
-        self.placed = scorer.totals(match_plan(self.workload, topology, plan))[None]
+        self.plan_loads = scorer.totals(match_plan(self.workload, topology, plan))[None]
         self.groups = scorer.groups
         usual = switches_of(hardware.collectives.intra.all_to_all, topology.world_size)
         self.cards = usual[0] if usual and topology.hosts == 1 else 0
@@ -88,13 +88,13 @@ class HugeCtrBuilder:
     def use(self, runtime: Runtime) -> None:
         """Predict with the constants of a runtime of the same precision."""
         self.runtime = runtime
-        self.loads = self.placed
+        self.loads = self.plan_loads
         self.split: HybridSplit | None = None
         if runtime.hybrid is not None:
             ranks, hosts = self.topology.world_size, self.topology.hosts
             self.split = HybridSplit.of(self.workload, runtime.hybrid, ranks, hosts)
-            mean = self.placed.mean(axis=2, keepdims=True)
-            self.loads = np.broadcast_to(mean, self.placed.shape).copy()
+            mean = self.plan_loads.mean(axis=2, keepdims=True)
+            self.loads = np.broadcast_to(mean, self.plan_loads.shape).copy()
             # one host has no all-reduce of frequent rows: each rank fetches those it needs
             fetched = self.split.needed if hosts == 1 else 0.0
             self.loads[..., Load.OUTPUTS] *= self.split.infrequent + fetched
@@ -120,12 +120,12 @@ class HugeCtrBuilder:
         arrange = self._add("arrange gradients", "dense_backward", self._arrange_ms(), [])
         sent: dict[str, list[int]] = {}
         if not self._is_direct:
-            sent = {e.name: self._returned(e, arrange) for e in self.exchanges}
+            sent = {e.name: self._return_gradients(e, arrange) for e in self.exchanges}
         last = self._backward(self._bottom())
         reduced = self._reduce(last)
         if self._is_direct:
             # local gradients come first, so the all-reduce has the links to itself
-            sent = {e.name: self._returned(e, arrange) for e in self.exchanges}
+            sent = {e.name: self._return_gradients(e, arrange) for e in self.exchanges}
         updated = [op for e in self.exchanges for op in self._update(e, sent[e.name])]
         step = self._add("optimizer step", "optimizer", self._step_ms(), [*reduced])
         end = self._add("end of graph", "host", us(self.runtime.step_us), [*updated, step])
@@ -167,7 +167,7 @@ class HugeCtrBuilder:
         after = arrived if self._is_direct else []
         return arrived + [self._add(name, phase, (1 - rare) * t, after, "embedding") for t in times]
 
-    def _returned(self, exchange: Exchange, after: int) -> list[int]:
+    def _return_gradients(self, exchange: Exchange, after: int) -> list[int]:
         """Gradients on their way back; those of frequent rows are added up locally before."""
         waits = [after]
         if self.split is not None:
@@ -201,14 +201,14 @@ class HugeCtrBuilder:
         if exchange.is_local:
             return []
         if not reduced and self.split is None:
-            return [self._exchanged(exchange, "world", width)]
-        found = [self._exchanged(exchange, "intra", width)]
+            return [self._transfer(exchange, "world", width)]
+        found = [self._transfer(exchange, "intra", width)]
         if self.topology.groups > 1:
             across = width / self.topology.intra_group_size if reduced else width
-            found.append(self._exchanged(exchange, "cross", across))
+            found.append(self._transfer(exchange, "cross", across))
         return found[::-1] if backward else found
 
-    def _exchanged(self, exchange: Exchange, scope: str, width: float) -> Transfer:
+    def _transfer(self, exchange: Exchange, scope: str, width: float) -> Transfer:
         comms = self.costs.collectives
         model = comms.direct if scope == "intra" else partial(comms.all_to_all, scope=scope)
         cost = exchange.cost(model, self._busiest(width))
@@ -255,7 +255,7 @@ class HugeCtrBuilder:
         atomics (`frequent_local_reduce`, `infrequent_update_model_direct`).
         """
         if self.split is not None:
-            added = self.placed[:, group, :, Load.OUTPUTS].mean(axis=-1, keepdims=True)
+            added = self.plan_loads[:, group, :, Load.OUTPUTS].mean(axis=-1, keepdims=True)
             size = (DATA_TYPE_BYTES[self.dtype] + 2 * 4.0) * added
             return self.runtime.update_factor * memory_ms(self.hardware, size)
         if not exchange.is_local:

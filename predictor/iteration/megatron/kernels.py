@@ -171,7 +171,7 @@ class _Sizes:
                    3 * h // t, 4 * h // t, h // t)  # fmt: skip
 
 
-def _reduced(model: GptTraining) -> list[Kernel]:
+def _all_reduce(model: GptTraining) -> list[Kernel]:
     """The all-reduce of a layer part's output, or of its input's gradient."""
     whole = _moves("tensor-parallel all-reduce", model.hidden_bytes, "all_reduce")
     return [whole] if model.tensor > 1 else []
@@ -189,13 +189,13 @@ def _layer_forward(model: GptTraining) -> Iterator[Kernel]:
     yield _gemm("context", s, z.head, s, z.batch)
     yield _moves("heads side by side", 2 * u / t)
     yield _gemm("attention out", z.tokens, h, z.out)
-    yield from _reduced(model)
+    yield from _all_reduce(model)
     yield _moves("bias, dropout, residual", (3 + MASK_BYTES) * u)
     yield _moves("layer norm", 2 * u)
     yield _gemm("up", z.tokens, z.inner, h)
     yield _moves("bias, gelu", 8 * u / t)
     yield _gemm("down", z.tokens, h, z.inner)
-    yield from _reduced(model)
+    yield from _all_reduce(model)
     yield _moves("bias, dropout, residual", (3 + MASK_BYTES) * u)
 
 
@@ -210,7 +210,7 @@ def _layer_backward(model: GptTraining) -> Iterator[Kernel]:
     yield _moves("bias gradient", 4 * u / t)
     yield _gemm("up, input", z.tokens, h, z.inner)
     yield _gemm("up, weight", z.inner, h, z.tokens)
-    yield from _reduced(model)
+    yield from _all_reduce(model)
     yield from _norm_backward(u)
     yield _moves("dropout", (2 + MASK_BYTES) * u)
     yield _moves("bias gradient", u)
@@ -229,7 +229,7 @@ def _layer_backward(model: GptTraining) -> Iterator[Kernel]:
     yield _moves("bias gradient", 3 * u / t)
     yield _gemm("qkv, input", z.tokens, h, z.qkv)
     yield _gemm("qkv, weight", h, z.qkv, z.tokens)
-    yield from _reduced(model)
+    yield from _all_reduce(model)
     yield from _norm_backward(u)
 
 

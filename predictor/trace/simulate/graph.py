@@ -117,7 +117,7 @@ class RankBuilder:
                     )
                 )
                 self.last[stream] = (index, event)
-                self.outstanding.issued(stream, index, event, ())
+                self.outstanding.record_issue(stream, index, event, ())
 
     def add_step(self, items: Sequence[Item]) -> None:
         """Append the items of the step, of which the first and the last are its markers."""
@@ -216,7 +216,7 @@ class RankBuilder:
             )
         )
         self.last[stream] = (index, event)
-        self.outstanding.issued(stream, index, event, item.stack)
+        self.outstanding.record_issue(stream, index, event, item.stack)
 
     def _gap(self, stream: str, event: DeviceEvent) -> float:
         """Time between two pieces of work of a stream."""

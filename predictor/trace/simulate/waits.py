@@ -41,7 +41,9 @@ class Outstanding:
     latest: dict[str, _Work] = field(default_factory=dict)
     waits: list[_Wait] = field(default_factory=list)
 
-    def issued(self, stream: str, node: int, event: DeviceEvent, stack: tuple[str, ...]) -> None:
+    def record_issue(
+        self, stream: str, node: int, event: DeviceEvent, stack: tuple[str, ...]
+    ) -> None:
         """Note launched work."""
         work = _Work(node, event, stack)
         if event.collective is not None:
@@ -64,7 +66,7 @@ class Outstanding:
         before = [w for w in self.collectives if w.event.start_us <= event.start_us]
         for wait in self.waits:
             if wait.collective:
-                found += (work.node for work in _awaited(wait, before, event))
+                found += (work.node for work in _find_awaited(wait, before, event))
             else:
                 found += (
                     work.node
@@ -75,7 +77,7 @@ class Outstanding:
         return list(dict.fromkeys(found))
 
 
-def _awaited(wait: _Wait, before: list[_Work], event: DeviceEvent) -> Iterator[_Work]:
+def _find_awaited(wait: _Wait, before: list[_Work], event: DeviceEvent) -> Iterator[_Work]:
     """The collective launched in the most alike surroundings, and all that had ended by then.
 
     Collectives share a stream and end in order. If none was launched in surroundings like those of

@@ -12,7 +12,7 @@ from predictor.cost.lookup.embedding import LookupShard
 from predictor.fit.collectives import Rows
 from predictor.fit.collectives import errors as relative_errors
 from predictor.fit.cpu import MemoryRows, TableCounts, TbeRows
-from predictor.fit.cuda import LaunchRows, counted_bins, remembered
+from predictor.fit.cuda import LaunchRows, cache_bins, counted_bins
 from predictor.fit.gemm import GemmRows
 from predictor.hardware.schema import Curve
 from predictor.model.distribution import Zipf
@@ -74,7 +74,7 @@ def _shards(row: Measured) -> list[LookupShard]:
     for i, (rows, dim, bags, ids, distinct) in enumerate(row.facts["tables"]):
         known = Zipf(drawn[i]["alpha"]).bins(int(rows)) if drawn else None
         shard = LookupShard(
-            remembered(known or counted_bins(rows, ids, distinct)),
+            cache_bins(known or counted_bins(rows, ids, distinct)),
             ids,
             bags if pooled else ids,
             int(rows),

@@ -19,6 +19,7 @@ from predictor.fit.cuda import (
     LOOKUPS,
     UVM,
     LaunchRows,
+    cache_bins,
     counted_bins,
     fit_copies,
     fit_gemms,
@@ -31,7 +32,6 @@ from predictor.fit.cuda import (
     predict_launches,
     predict_moves,
     predict_streaming,
-    remembered,
 )
 from predictor.fit.gemm import GemmRows
 from predictor.hardware.loader import HardwareProfile, load_hardware
@@ -69,7 +69,7 @@ def launches(kernel: ComputeKernel, batches: tuple[int, ...], parts: tuple[str, 
     grid = product(batches, (16, 64, 128), (2.0, 30.0), (20_000, 3_000_000), (0.0, 1.1), parts)
     for i, (batch, dim, pooling, rows, alpha, part) in enumerate(grid):
         shard = LookupShard(
-            remembered(Zipf(alpha).bins(rows)), batch * pooling, batch, rows, dim, kernel=kernel
+            cache_bins(Zipf(alpha).bins(rows)), batch * pooling, batch, rows, dim, kernel=kernel
         )
         tables.append([shard] * (1 + 3 * (i % 3 == 0)))
         passes.append(part)

@@ -18,7 +18,7 @@ from predictor.cost.lookup.uvm_cache import (
     shared_fetched_rows,
     table_of,
 )
-from predictor.model.distribution import Bins, Uniform, Zipf, mixture
+from predictor.model.distribution import Bins, Uniform, Zipf, mix_features
 from predictor.model.plan import ComputeKernel
 
 
@@ -123,7 +123,7 @@ def test_features_of_a_table_look_up_the_same_rows() -> None:
 def test_a_mixture_adds_up_row_by_row() -> None:
     one = Bins(np.array([1.0, 3.0]), np.array([0.4, 0.2]))
     other = Bins(np.array([2.0, 2.0]), np.array([0.3, 0.2]))
-    found = mixture([one, other], [1.0, 3.0])
+    found = mix_features([one, other], [1.0, 3.0])
     assert found.counts == pytest.approx([1, 1, 2])
     assert found.probs == pytest.approx([0.1 + 0.225, 0.05 + 0.225, 0.05 + 0.15])
 

@@ -126,7 +126,7 @@ def test_on_one_host_a_frequent_row_is_fetched_once_a_rank() -> None:
     moved = made.split.infrequent + made.split.needed
     assert made.split.infrequent < moved < 1
     outputs = made.loads[..., Load.OUTPUTS].sum()
-    assert outputs == pytest.approx(moved * made.placed[..., Load.OUTPUTS].sum())
+    assert outputs == pytest.approx(moved * made.plan_loads[..., Load.OUTPUTS].sum())
 
 
 def test_a_hierarchical_lookup_stores_into_its_host_itself() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from predictor.fit.cuda import remembered
+from predictor.fit.cuda import cache_bins
 from predictor.model.distribution import Zipf
 from shardopt.calibrate.design.points import Point
 from shardopt.calibrate.kernels import embedding as measure_embedding
@@ -71,7 +71,7 @@ def test_a_batch_has_the_ids_and_the_skew_that_it_should(made: list[Tbe]) -> Non
     assert set(lengths[4000:].tolist()) == {10}
     for table, (count, distinct) in zip(TABLES, drawn.counts, strict=True):
         bins = Zipf(table["alpha"]).bins(int(table["rows"]))
-        assert distinct == pytest.approx(remembered(bins).unique(count), rel=0.03)
+        assert distinct == pytest.approx(cache_bins(bins).unique(count), rel=0.03)
     assert ids.min() >= 0
     assert ids.max() < 20_000
 
