@@ -40,7 +40,8 @@ tested on the other sizes. The part `rank counts left out` is fitted at 2, 4 and
 devices: datasheet peaks times the fraction that A100 reaches. T4 and L4 are 70 W cards, which
 cannot hold their boost clock in long products; the rule does not know that and misses them. P100's
 8 % is borderline: the same model fitted to 900 other train rows has 8.1 % on the test split and 9.4
-% on train rows left out.""",
+% on train rows left out. The test split is not blind: its errors were looked at while the model was
+developed. Unseen devices are.""",
     "mlperf-dlrm": """HugeCTR (not TorchRec) in half precision under CUDA graphs, with the plans of
 its public planner. The runtime's constants were fitted on A100-SXM and H100-SXM rows of rounds up
 to v3.1 (part `fit`, which includes later submissions of the same measurement) and are frozen. Known
@@ -111,7 +112,8 @@ drawn from seeds that nothing was developed on.
 per rank, run by `shardopt bench transformers`; two ranks use DistributedDataParallel over gloo. The
 ops of a target come from fake tensors, their times from kernel models fitted inside steps of other
 shapes (docs/model.md, chapter 22). Lin et al. (2024) report a geometric mean of 3.00 % on GPUs.
-Rows are in configs/bench/transformers-cpu.""",
+Rows are in configs/bench/transformers-cpu. The form of the models was chosen on other shapes, which
+are neither fitted nor targets (docs/decisions/0019).""",
     "traces": """Steps of public PyTorch traces, each predicted from its own structure and kernel
 times, with host times of the trace's other steps (docs/model.md, chapter 18). Misses:
 
