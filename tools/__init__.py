@@ -1,1 +1,4 @@
-"""What builds the shipped profiles and the docs. Not in the wheel; run from a checkout."""
+"""What builds the shipped profiles and the pages of the docs, and tries the wheel; not shipped.
+
+Run each as ``python -m tools.NAME``; ``--help`` says what it needs.
+"""

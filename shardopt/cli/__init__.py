@@ -1,1 +1,5 @@
-"""The command line: flags, console and exit codes. No command imports another."""
+"""The command line: one file per command, and the only place that knows flags.
+
+Commands import no other command; what they share is in `options`, `checks`, `setting` and `output`.
+Everything heavy is imported inside the commands, so that ``--help`` stays fast.
+"""

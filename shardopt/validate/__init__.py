@@ -1,1 +1,5 @@
-"""Predictions held against measurements: every suite of `shardopt validate`."""
+"""The suites of `shardopt validate`: predictions compared with measurements.
+
+`suites` is the registry, `report` what every suite returns. A suite may import every package but
+`shardopt.report` and `shardopt.cli`; it never fits a constant on a row that it reports.
+"""

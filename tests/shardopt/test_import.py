@@ -116,8 +116,8 @@ def copy_of_shardopt_alone(into: Path) -> Path:
     """A broken installation: the door without the two packages behind it."""
     target = into / "site" / "shardopt"
     target.mkdir(parents=True)
-    source = (ROOT / "shardopt" / "__init__.py").read_text()
-    (target / "__init__.py").write_text(source)
+    for name in ("__init__.py", "version.py"):
+        (target / name).write_text((ROOT / "shardopt" / name).read_text())
     (target / "__main__.py").write_text("print('reached')\n")
     return target.parent
 

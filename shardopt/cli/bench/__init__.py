@@ -1,1 +1,2 @@
-"""`shardopt bench`, a file a command."""
+"""The commands of `shardopt bench`, one file each; `group` registers them, `options` and
+`benchmark` hold what they share."""

@@ -1,1 +1,1 @@
-"""MLPerf submissions of DLRM and DLRM-DCNv2."""
+"""The suite on MLPerf training of DLRM: published systems, the cases they make, the comparison."""

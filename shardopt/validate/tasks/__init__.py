@@ -1,1 +1,5 @@
-"""Suites on plans that TorchRec ran on CPU ranks: batches of measured tasks."""
+"""Suites on task sets: folders of random models whose plans TorchRec ran on CPU ranks.
+
+`shardopt.bench.tasks` measures and reads task sets; here their plans are predicted
+(`task_prediction`), corrected for drift of the machine (`drift`) and compared.
+"""

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from importlib import import_module
 from pathlib import Path
 
@@ -204,3 +205,14 @@ def test_every_input_that_an_error_names_is_an_option() -> None:
     known = flags(typer.main.get_command(app))
     wrong = {n: at for n, at in named_inputs().items() if f"--{n.replace('_', '-')}" not in known}
     assert not wrong
+
+
+def test_the_contract_of_commands_lists_all_of_them() -> None:
+    def modules(command: object) -> set[str]:
+        below = getattr(command, "commands", {}).values()
+        own = set() if below else {command.callback.__module__}
+        return own.union(*(modules(sub) for sub in below))
+
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (listed,) = (c["modules"] for c in contracts["contracts"] if c["type"] == "independence")
+    assert set(listed) == modules(typer.main.get_command(app))
