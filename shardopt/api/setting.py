@@ -18,8 +18,7 @@ from predictor.predict import Prediction, predict
 from predictor.units import gib
 from search.problem import Problem
 from shardopt.config import ClusterConfig, load_cluster, load_model_with_notes
-from shardopt.config.cluster import MAX_GIB, MAX_RANKS
-from shardopt.config.nvlink import nvlink_domain
+from shardopt.config.cluster import MAX_GIB, MAX_RANKS, default_nvlink_domain
 
 
 @dataclass(frozen=True)
@@ -185,7 +184,7 @@ def _topology(
         ranks, local, domain = cluster.world_size, cluster.ranks_per_host, cluster.nvlink_domain
     else:
         ranks, local = _ranks(machine, plan)
-        domain = nvlink_domain(hardware, ranks, local)
+        domain = default_nvlink_domain(hardware, ranks, local)
     topology = Topology.uniform(
         ranks,
         local,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from predictor.errors import InputError
+from predictor.hardware.loader import HardwareProfile
 from predictor.units import gib
 from shardopt.config.document import parse_yaml
 from shardopt.config.problems import Problems, shown
@@ -148,3 +150,21 @@ def _hardware(given: str | None, directory: Path) -> str | None:
     if given is None or not given.endswith((".yaml", ".yml")):
         return given
     return str(directory / given)
+
+
+def default_nvlink_domain(hardware: HardwareProfile, ranks: int, local: int) -> int:
+    """Ranks joined by NVLink, when no cluster file says it.
+
+    Inside a host: the largest group of at most the profile's domain that divides the host. Where
+    the platform joins hosts by NVLink: the largest number of whole hosts that it allows and that
+    divides all ranks.
+    """
+    domain = min(hardware.nvlink_domain, ranks)
+    if hardware.nvlink_domain > hardware.gpus_per_host and domain >= local:
+        hosts = ranks // local
+        return local * max(n for n in _divisors(hosts) if n * local <= domain)
+    return max(n for n in _divisors(local) if n <= domain)
+
+
+def _divisors(number: int) -> Sequence[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]

@@ -10,8 +10,8 @@ from predictor.errors import InputError
 from predictor.model.plan import ShardingType
 from predictor.model.workload import Constraints, DcnV2, DenseArch, Feature, QComm, Table, Workload
 from shardopt.config.consistency import check_consistency
+from shardopt.config.distributions import DistributionReader
 from shardopt.config.document import parse_yaml
-from shardopt.config.indices import Indices
 from shardopt.config.problems import KeyPath, Problems, shown
 from shardopt.config.schema import (
     ConstraintsSection,
@@ -76,7 +76,7 @@ class _Reader:
     def __init__(self, directory: Path, problems: Problems) -> None:
         self.directory = directory
         self.problems = problems
-        self.indices = Indices(directory, problems)
+        self.distributions = DistributionReader(directory, problems)
         self.optimizer = ""
         self.content = b""
 
@@ -120,7 +120,9 @@ class _Reader:
             return override
         if raw.get("batch_size") is None:
             self.problems.add(
-                ("batch_size",), "missing; give the samples per rank and iteration, or --batch-size"
+                ("batch_size",),
+                "missing; give the samples per rank and iteration",
+                inputs=("batch_size",),
             )
         return top.batch_size if top else None
 
@@ -181,7 +183,7 @@ class _Reader:
         section = check(FeatureSection, raw, path, self.problems)
         if not isinstance(raw, dict):
             return None
-        distribution = self.indices.read(
+        distribution = self.distributions.read(
             raw.get("index_distribution"), (*path, "index_distribution"), str(raw.get("name"))
         )
         if section is None:
@@ -261,9 +263,9 @@ class _Reader:
         return None
 
     def _note_uniform(self) -> None:
-        if self.indices.left_out:
+        if self.distributions.left_out:
+            missing, total = self.distributions.left_out, self.distributions.total
             self.problems.notes.append(
-                f"{self.problems.file}: index_distribution is left out for {self.indices.left_out} "
-                f"of {self.indices.total} features, which count as uniform; real ids are skewed, "
-                "and that makes lookups faster"
+                f"{self.problems.file}: index_distribution is missing for {missing} of {total} "
+                "features, which count as uniform; real ids are skewed, which makes lookups faster"
             )

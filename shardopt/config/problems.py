@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from predictor.errors import InputError
@@ -56,6 +57,7 @@ class Problems:
     places: dict[KeyPath, Place] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     _found: list[tuple[Place, str]] = field(default_factory=list)
+    _inputs: list[str] = field(default_factory=list)
 
     @property
     def found(self) -> bool:
@@ -69,8 +71,13 @@ class Problems:
                 return self.places[path[:length]]
         return Place(self.file)
 
-    def add(self, path: KeyPath, message: str) -> None:
-        """Record a problem with the value at ``path``."""
+    def add(self, path: KeyPath, message: str, *, inputs: Iterable[str] = ()) -> None:
+        """Record a problem with the value at ``path``.
+
+        Args:
+            inputs: what else could give the value: `ShardoptError.inputs`.
+        """
+        self._inputs += inputs
         key = key_text(path)
         self.add_at(self.place(path), f"{key}: {message}" if key else message)
 
@@ -86,5 +93,6 @@ class Problems:
         order = sorted(self._found, key=lambda p: (p[0].file != self.file, p[0].file, p[0].line))
         lines = [f"{place}: {message}" for place, message in order]
         if len(lines) == 1:
-            raise InputError(lines[0])
-        raise InputError("\n  ".join([f"{self.file}: {len(lines)} problems", *lines]))
+            raise InputError(lines[0], self._inputs)
+        text = "\n  ".join([f"{self.file}: {len(lines)} problems", *lines])
+        raise InputError(text, self._inputs)

@@ -68,7 +68,7 @@ def collect(
         InputError: data or checkpoint cannot be used; names file, line or row, and feature.
     """
     opened = [_open(paths[0], reading)]
-    wanted = _wanted(paths[0], opened[0], reading)
+    wanted = _choose_features(paths[0], opened[0], reading)
     counts = {name: FeatureCounts(reading.max_ids) for name in wanted}
     key = _key(paths, reading, wanted)
     done = (0, 0)
@@ -84,7 +84,7 @@ def collect(
         skip = done[1] if number == done[0] else 0
         chunks = source.chunks(wanted, reading.chunk_rows, skip)
         for read, chunk in enumerate(chunks, start=skip + 1):
-            for name, bags in _checked(path, chunk, reading):
+            for name, bags in _check_ids(path, chunk, reading):
                 counts[name].add(bags)
             since += 1
             if checkpoint is not None and since % every == 0:
@@ -125,7 +125,7 @@ def _open(path: Path, reading: Reading) -> Source:
             return TensorSource(path)
 
 
-def _wanted(path: Path, source: Source, reading: Reading) -> list[str]:
+def _choose_features(path: Path, source: Source, reading: Reading) -> list[str]:
     rows = reading.rows if isinstance(reading.rows, Mapping) else None
     wanted = list(dict.fromkeys(reading.features or rows or source.features))
     if not wanted:
@@ -144,7 +144,7 @@ def _samples(counts: Mapping[str, FeatureCounts]) -> int:
     return next(iter(counts.values())).samples
 
 
-def _checked(path: Path, chunk: Chunk, reading: Reading) -> Iterator[tuple[str, Bags]]:
+def _check_ids(path: Path, chunk: Chunk, reading: Reading) -> Iterator[tuple[str, Bags]]:
     """The bags of a chunk with ids that their tables have."""
     for name, bags in chunk.bags.items():
         rows = reading.rows_of(name)
@@ -155,7 +155,8 @@ def _checked(path: Path, chunk: Chunk, reading: Reading) -> Iterator[tuple[str, 
         if rows is not None:
             wrong |= bags.ids >= rows
         if wrong.any():
-            raise InputError(_out_of_range(path, chunk, name, int(np.flatnonzero(wrong)[0]), rows))
+            message = _out_of_range(path, chunk, name, int(np.flatnonzero(wrong)[0]), rows)
+            raise InputError(message, inputs=("table_rows", "modulo"))
         yield name, bags
 
 
@@ -167,8 +168,7 @@ def _out_of_range(path: Path, chunk: Chunk, name: str, at: int, rows: int | None
     allowed = "0 and up" if rows is None else f"0 to {rows - 1}, as its table has {rows} rows"
     return (
         f"{path}, {chunk.unit} {chunk.first + sample}: feature '{name}': got the id "
-        f"{bags.ids[at]}; allowed: {allowed}; --table-rows sets the rows, and --modulo takes ids "
-        "modulo them"
+        f"{bags.ids[at]}; allowed: {allowed}; give the right number of rows, or take ids modulo it"
     )
 
 
@@ -198,8 +198,8 @@ def _load(path: Path, key: str, counts: dict[str, FeatureCounts]) -> tuple[int, 
         raise InputError(f"{path}: is no checkpoint of shardopt stats: {error}") from None
     if str(arrays.get("key")) != key:
         raise InputError(
-            f"{path}: is a checkpoint of other data or options; delete it, or give another "
-            "--checkpoint"
+            f"{path}: is a checkpoint of other data or options; delete it or use another file",
+            inputs=("checkpoint",),
         )
     for number, name in enumerate(counts):
         mine = f"{number}."

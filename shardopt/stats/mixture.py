@@ -1,10 +1,11 @@
 """Rows by how likely they are drawn, those that a sample did not meet included.
 
 A row that is drawn with probability p occurs Poisson(N p) times in N draws, so the frequencies of
-a sample are a mixture of Poisson laws. The mixture is found by expectation maximisation, started
-from the fitted Zipf law: where the sample says much the result follows the sample, where it says
-nothing (rows much rarer than one in N) it keeps the law's shape. What Good (1953) and Turing's rule
-says of the unseen mass as a whole follows from the fit to the rows that occur once.
+a sample are a mixture of Poisson distributions. The mixture is found by expectation maximisation,
+started from the fitted Zipf distribution: it follows the sample where the sample says much, and
+keeps the shape of the fit where it says nothing (rows much rarer than one in N). What Good (1953)
+and Turing's rule says of the unseen mass as a whole follows from the fit to the rows that occur
+once.
 """
 
 from __future__ import annotations
@@ -15,15 +16,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor.model.distribution import Distribution, Uniform
-from shardopt.stats.poisson import OFTEN, maximise, met, poisson, stepped, within_chance
-from shardopt.stats.skew import ZipfFit
+from shardopt.stats.poisson import (
+    OFTEN,
+    em_step,
+    fit_mixture,
+    mean_occurrences,
+    poisson,
+    within_chance,
+)
 from shardopt.stats.spectrum import Spectrum
+from shardopt.stats.zipf import ZipfFit
 
 Array = NDArray[np.float64]
 
 GRID_PER_DECADE = 8
 RARE = 1e-4
-"""Smallest expected occurrences of the grid, unless the law has rarer rows."""
+"""Smallest expected occurrences of the grid, unless the fitted distribution has rarer rows."""
 RAREST = 1e-9
 MOST_SCALED = 10.0
 """Largest factor by which the draws of a range correct what a sample of its rows says."""
@@ -31,7 +39,7 @@ HOT_SINGLE = 64
 """The hottest rows get a bin each."""
 CLASSES_PER_DECADE = 24
 LOOSE = 2e-3
-"""Share of rows and draws that starts off the law, so that a sample can move any row anywhere."""
+"""Share of rows and draws that starts anywhere, so that a sample can move any row."""
 SHAPE_STEPS = 40
 TELLING = 20.0
 """Ids from which a range has a full say in the shape; ranges that are never drawn have none."""
@@ -63,14 +71,14 @@ def estimate(spectrum: Spectrum, fit: ZipfFit | None) -> Mixture:
 
     Args:
         spectrum: of the sample, at least one draw.
-        fit: its law; uniform if None.
+        fit: of a Zipf distribution; uniform if None.
     """
-    law: Distribution = fit.law if fit else Uniform()
+    fitted: Distribution = fit.distribution if fit else Uniform()
     often = spectrum.counts >= OFTEN
     sampled = often & (spectrum.weights != 1)
     known_at, known = _classes(spectrum, often & ~sampled, HOT_SINGLE)
     sampled_at, some = _classes(spectrum, sampled, 0)
-    rare_at, whole, rare = _rare(spectrum, often, law, known.sum(axis=0) + some.sum(axis=0))
+    rare_at, whole, rare = _rare(spectrum, often, fitted, known.sum(axis=0) + some.sum(axis=0))
     # the draws of a range are known, so what a sample of rows says of the hotter ones must fit in
     left = spectrum.range_draws - known_at @ known - rare_at @ rare
     some = some * np.clip(left / np.maximum(sampled_at @ some, 1e-300), 0.0, MOST_SCALED)
@@ -100,7 +108,7 @@ def _classes(spectrum: Spectrum, which: NDArray[np.bool_], single: int) -> tuple
 
 
 def _rare(
-    spectrum: Spectrum, often: NDArray[np.bool_], law: Distribution, known: Array
+    spectrum: Spectrum, often: NDArray[np.bool_], fitted: Distribution, known: Array
 ) -> tuple[Array, Array, Array]:
     """Expected occurrences of the grid ``[grid]``, its rows in the table ``[grid]`` and by range
     ``[grid, ranges]``."""
@@ -112,19 +120,19 @@ def _rare(
     # a sample of rows may stand for more of them than a range has
     seen *= np.minimum(1.0, rows / np.maximum(seen.sum(axis=1), 1e-300))[:, None]
     seen[:, 0] = np.maximum(rows - seen.sum(axis=1), 0.0)
-    at, start = _start(spectrum, law)
+    at, start = _start(spectrum, fitted)
     likely = poisson(at)
     # chance is that of the rows which were counted, not of those that they stand for
     each = float(spectrum.weights.max())
     seen = seen / each
     begin = start[None, :] * rows.sum() / each
-    whole = maximise(begin, seen.sum(axis=0)[None, :], likely)[0]
+    whole = fit_mixture(begin, seen.sum(axis=0)[None, :], likely)[0]
     merged = _merge(ranges, float((seen @ np.arange(OFTEN)).sum()))
-    found = _ranges(whole, _grouped(seen, merged), at, likely)
-    share = rows / np.maximum(np.repeat(_grouped(rows, merged), merged)[:ranges], 1e-300)
+    found = _ranges(whole, _sum_groups(seen, merged), at, likely)
+    share = rows / np.maximum(np.repeat(_sum_groups(rows, merged), merged)[:ranges], 1e-300)
     alike = np.repeat(found, merged, axis=0)[:ranges] * share[:, None]
     # within what was merged, rows that occurred lie where they occurred
-    return met(likely), each * whole, each * stepped(alike, seen, likely).T
+    return mean_occurrences(likely), each * whole, each * em_step(alike, seen, likely).T
 
 
 def _ranges(whole: Array, seen: Array, at: Array, likely: Array) -> Array:
@@ -138,22 +146,22 @@ def _ranges(whole: Array, seen: Array, at: Array, likely: Array) -> Array:
     draws = seen @ np.arange(OFTEN, dtype=np.float64)
     if rows.sum() <= 0:
         return np.zeros((len(rows), len(at)))
-    ids, expected = met(likely), _shrunk(draws, rows)
+    ids, expected = mean_occurrences(likely), _shrink_to_mean(draws, rows)
     alike = rows[:, None] * (whole / whole.sum())[None, :]
     # whole grid points: a fraction would smear the shape a little more in every step
     points = np.rint(_factors(alike, ids, expected))
     shape, say = whole, np.minimum(draws / TELLING, 1.0)[:, None]
     for _ in range(SHAPE_STEPS if say.any() else 0):
-        start = _moved(rows[:, None] * (shape / shape.sum())[None, :], points)
+        start = _shift(rows[:, None] * (shape / shape.sum())[None, :], points)
         if within_chance(seen, np.maximum(start @ likely, 1e-300)).mean() >= USUAL:
             break
-        shape = _moved(stepped(start, seen, likely) * say, -points).sum(axis=0)
+        shape = _shift(em_step(start, seen, likely) * say, -points).sum(axis=0)
     alike = rows[:, None] * (shape / shape.sum())[None, :]
-    start = _moved(alike, _factors(alike, ids, expected))
-    return maximise(start, seen, likely)
+    start = _shift(alike, _factors(alike, ids, expected))
+    return fit_mixture(start, seen, likely)
 
 
-def _shrunk(draws: Array, rows: Array) -> Array:
+def _shrink_to_mean(draws: Array, rows: Array) -> Array:
     """Draws of ranges as all the data would have them: pulled to the mean as far as chance goes.
 
     James and Stein's estimator with the variance between ranges from the method of moments (Efron
@@ -167,9 +175,9 @@ def _shrunk(draws: Array, rows: Array) -> Array:
     return mean + keep * (draws - mean)
 
 
-def _start(spectrum: Spectrum, law: Distribution) -> tuple[Array, Array]:
+def _start(spectrum: Spectrum, fitted: Distribution) -> tuple[Array, Array]:
     """The grid of expected occurrences, ascending with 0 first, and shares of rows on it."""
-    bins = law.bins(spectrum.rows)
+    bins = fitted.bins(spectrum.rows)
     expected = np.maximum(bins.probs * spectrum.draws, RAREST)
     low = np.log10(max(min(RARE, float(expected.min()) / 2), RAREST))
     high = np.log10(1.5 * OFTEN)
@@ -197,12 +205,12 @@ def _factors(rows: Array, at: Array, draws: Array) -> Array:
     low, high = np.full(len(rows), 2.0 - len(at)), np.full(len(rows), len(at) - 2.0)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        less = _moved(rows, middle) @ at < draws
+        less = _shift(rows, middle) @ at < draws
         low, high = np.where(less, middle, low), np.where(less, high, middle)
     return (low + high) / 2
 
 
-def _moved(rows: Array, points: Array) -> Array:
+def _shift(rows: Array, points: Array) -> Array:
     """Rows so many grid points further up, a fraction split between two; zero stays zero."""
     last = rows.shape[1] - 1
     whole = np.floor(points).astype(np.int64)
@@ -224,6 +232,6 @@ def _merge(ranges: int, draws: float) -> int:
     return merged
 
 
-def _grouped(values: Array, size: int) -> Array:
+def _sum_groups(values: Array, size: int) -> Array:
     """Sums of ``size`` neighbours along the first axis."""
     return np.add.reduceat(values, np.arange(0, len(values), size), axis=0)

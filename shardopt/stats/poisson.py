@@ -1,4 +1,4 @@
-"""Mixtures of Poisson laws: how often rows occur if they are drawn with different probabilities."""
+"""Mixtures of Poisson distributions: how often rows occur that differ in their probability."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 OFTEN = 32
-"""From so many occurrences a row's share is taken as it is, to a fifth and better."""
+"""Rows that occur at least so often keep their share as measured, right to about a fifth."""
 STEPS = 400
 
 
@@ -24,7 +24,7 @@ def poisson(at: Array) -> Array:
     return chance / chance.sum(axis=1, keepdims=True)
 
 
-def met(likely: Array) -> Array:
+def mean_occurrences(likely: Array) -> Array:
     """Mean occurrences, for each point of the grid, of rows that occurred less than `OFTEN` times.
 
     With these, and the others' own, the draws of all rows add up to those of the sample.
@@ -32,8 +32,8 @@ def met(likely: Array) -> Array:
     return likely @ np.arange(OFTEN, dtype=np.float64)
 
 
-def maximise(rows: Array, seen: Array, likely: Array) -> Array:
-    """Expectation maximisation of the mixing law (Laird 1978), until the fit is within chance.
+def fit_mixture(rows: Array, seen: Array, likely: Array) -> Array:
+    """Expectation maximisation of the mixing distribution (Laird 1978), to a fit within chance.
 
     More steps would fit the noise of the sample: each range stops where its deviance is no larger
     than chance makes it (the discrepancy principle, Morozov 1966), or after `STEPS`.
@@ -51,14 +51,14 @@ def maximise(rows: Array, seen: Array, likely: Array) -> Array:
         open_[open_] = off
         if not off.any():
             break
-        rows[open_] = stepped(rows[open_], seen[open_], likely)
+        rows[open_] = em_step(rows[open_], seen[open_], likely)
     return rows
 
 
-def stepped(rows: Array, seen: Array, likely: Array) -> Array:
-    """One step of it."""
-    stepped: Array = rows * ((seen / np.maximum(rows @ likely, 1e-300)) @ likely.T)
-    return stepped
+def em_step(rows: Array, seen: Array, likely: Array) -> Array:
+    """One step of the expectation maximisation."""
+    moved: Array = rows * ((seen / np.maximum(rows @ likely, 1e-300)) @ likely.T)
+    return moved
 
 
 def within_chance(seen: Array, expected: Array) -> NDArray[np.bool_]:

@@ -16,7 +16,7 @@ from shardopt.files import atomic_open
 from shardopt.stats.collect import Reading
 from shardopt.stats.counts import FeatureCounts
 from shardopt.stats.mixture import Mixture, estimate
-from shardopt.stats.skew import ZipfFit, fit_zipf
+from shardopt.stats.zipf import ZipfFit, fit_zipf
 
 Array = NDArray[np.float64]
 
@@ -43,7 +43,7 @@ class Seen:
         exact: all distinct ids were counted; else their number and frequencies are estimated.
         draws, distinct: distinct rows expected in so many of the sample's ids, ``[points]``.
         frequencies, frequency_rows: rows that occur so often in the sample, ``[frequencies]``.
-        fit: Zipf law; None where there are too few ids.
+        fit: Zipf distribution; None where there are too few ids.
         mixture: of the whole table.
         curve_error: largest relative error of the mixture's distinct rows over the curve.
         hottest: hottest first.

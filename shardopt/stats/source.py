@@ -78,10 +78,10 @@ class Source(Protocol):
 
 
 def format_of(path: Path) -> DataFormat:
-    """The format that a file name tells.
+    """The format of a file by its name.
 
     Raises:
-        InputError: it tells none.
+        InputError: the name does not tell it.
     """
     name = Path(path.stem) if path.suffix == ".gz" else path
     found = ENDINGS.get(name.suffix.lower())
@@ -90,8 +90,9 @@ def format_of(path: Path) -> DataFormat:
     if found is None or (path.suffix == ".gz" and found not in GZIPPED):
         known = ", ".join(ending for ending in ENDINGS if ending)
         raise InputError(
-            f"{path}: the name tells no format; known endings are {known}, and .gz after tsv, txt "
-            f"and pt; give --format {'|'.join(DataFormat)}"
+            f"{path}: the file name does not tell the format; known endings are {known}, and .gz "
+            f"after tsv, txt and pt; give one of the formats {', '.join(DataFormat)}",
+            inputs=("format",),
         )
     return found
 
@@ -107,7 +108,8 @@ def pick(path: Path, there: Sequence[str], wanted: Sequence[str]) -> None:
             shown = ", ".join(there[:30]) + (", ..." if len(there) > 30 else "")
             raise InputError(
                 f"{path}: has no feature '{name}'{did_you_mean(name, there)}; it has: "
-                f"{shown or 'none'}; --features says which to read"
+                f"{shown or 'none'}",
+                inputs=("features",),
             )
 
 

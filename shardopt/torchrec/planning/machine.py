@@ -10,7 +10,7 @@ from predictor.errors import InputError
 from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import DEFAULT_HARDWARE, HardwareProfile, load_hardware
 from predictor.model.topology import Topology
-from shardopt.config.nvlink import nvlink_domain
+from shardopt.config.cluster import default_nvlink_domain
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.logs import logger
 
@@ -33,7 +33,7 @@ def read_topology(theirs: TorchRecTopology, hardware: HardwareProfile) -> Topolo
     """
     world, local = theirs.world_size, theirs.local_world_size
     group = theirs.intra_group_size
-    domain = group if group > local else min(nvlink_domain(hardware, world, local), group)
+    domain = group if group > local else min(default_nvlink_domain(hardware, world, local), group)
     return Topology(
         world,
         local,

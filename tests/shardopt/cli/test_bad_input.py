@@ -90,7 +90,7 @@ def test_strict_refuses_ranks_outside_the_measured_range(run, model: Path, tmp_p
     (tmp_path / "c.yaml").write_text("schema: 1\nhosts: 1\nranks_per_host: 16\n")
     flags = ("--cluster", "c.yaml", "--effort", 0.05)
     done = run("plan", model, *flags, "--strict")
-    refused(done, 4, "collectives.intra of h100-sxm: 16 ranks, fitted for 2 to 8", "--strict")
+    refused(done, 4, "collectives.intra of h100-sxm: 16 ranks (fitted for 2 to 8)", "--strict")
     assert "Extrapolated: collectives.intra of h100-sxm: 16 ranks" in " ".join(
         run("plan", model, *flags).out.split()
     )

@@ -52,8 +52,9 @@ def test_batch_size_overrides_and_may_then_be_left_out(
     assert load_model(write(good), batch_size=64).batch_size == 64
     without = good.replace("batch_size: 8192\n", "")
     assert load_model(write(without), batch_size=64).batch_size == 64
-    with pytest.raises(InputError, match=r"batch_size: missing.*--batch-size"):
+    with pytest.raises(InputError, match=r"batch_size: missing; give the samples") as raised:
         load_model(write(without))
+    assert raised.value.inputs == ("batch_size",)
     with pytest.raises(InputError, match="batch size is 0; it must be at least 1"):
         load_model(write(good), batch_size=0)
 
@@ -69,7 +70,7 @@ def test_defaults_and_the_note_on_uniform_ids(write: Callable[[str], Path]) -> N
     assert workload.dense.interaction == "dot"
     assert workload.tables[0].features[0].distribution == Uniform()
     assert len(notes) == 1
-    assert "index_distribution is left out for 1 of 1 features" in notes[0]
+    assert "index_distribution is missing for 1 of 1 features" in notes[0]
 
 
 def test_numbers_as_people_write_them(write: Callable[[str], Path], good: str) -> None:

@@ -11,9 +11,16 @@ from hypothesis import strategies as st
 
 from predictor.model.distribution import Zipf
 from shardopt.stats.mixture import estimate
-from shardopt.stats.skew import fit_zipf
+from shardopt.stats.zipf import fit_zipf
 from tests.quick import quick_first
-from tests.shardopt.stats.laws import LAWS, bins_of, counted, distinct, draw, measured
+from tests.shardopt.stats.id_distributions import (
+    DISTRIBUTIONS,
+    bins_of,
+    counted,
+    distinct,
+    draw,
+    measured,
+)
 
 ROWS = 100_000
 
@@ -47,7 +54,7 @@ def test_the_curve_ends_at_the_distinct_rows_and_never_passes_the_draws(ids: lis
 
 
 def test_the_curve_is_that_of_picking_from_the_sample() -> None:
-    ids = draw(LAWS["zipf 1.05"], ROWS, 20_000, 0, shuffled=True)
+    ids = draw(DISTRIBUTIONS["zipf 1.05"], ROWS, 20_000, 0, shuffled=True)
     draws, seen = counted(ids).spectrum(ROWS).curve()
     rng = np.random.default_rng(0)
     for n, expected in zip(draws[6:-1:3], seen[6:-1:3], strict=True):
@@ -55,10 +62,12 @@ def test_the_curve_is_that_of_picking_from_the_sample() -> None:
         assert expected == pytest.approx(np.mean(tried), rel=0.01)
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("limit", quick_first(1, [2**20, 2**13]))
-def test_distinct_rows_follow_the_data_below_and_beyond_the_sample(law: str, limit: int) -> None:
-    ids = draw(LAWS[law], ROWS, 400_000, 3, shuffled=True)
+def test_distinct_rows_follow_the_data_below_and_beyond_the_sample(
+    distribution: str, limit: int
+) -> None:
+    ids = draw(DISTRIBUTIONS[distribution], ROWS, 400_000, 3, shuffled=True)
     sample = ids[::10]
     bins = bins_of(counted(sample, limit, chunks=4), ROWS)
     # a sample of 8192 rows knows their number to 1.3 %
@@ -76,11 +85,13 @@ def test_the_zipf_law_is_found(alpha: float, q: float) -> None:
     assert fit is not None
     assert fit.alpha == pytest.approx(alpha, abs=0.05)
     assert fit.distinct_error < 0.02
-    assert fit.law.bins(ROWS).unique(50_000) == pytest.approx(distinct(ids, 50_000), rel=0.03)
+    assert fit.distribution.bins(ROWS).unique(50_000) == pytest.approx(
+        distinct(ids, 50_000), rel=0.03
+    )
 
 
 def test_a_law_that_is_none_is_told_by_its_error() -> None:
-    ids = draw(LAWS["mixture"], ROWS, 200_000, 5, shuffled=True)
+    ids = draw(DISTRIBUTIONS["mixture"], ROWS, 200_000, 5, shuffled=True)
     fit = fit_zipf(counted(ids).spectrum(ROWS))
     assert fit is not None
     assert fit.distinct_error > 0.1
@@ -89,11 +100,11 @@ def test_a_law_that_is_none_is_told_by_its_error() -> None:
 
 @pytest.mark.parametrize("shuffled", [True, False])
 def test_row_ranges_have_their_own_share(shuffled: bool) -> None:
-    ids = draw(LAWS["zipf 1.05"], ROWS, 1_000_000, 6, shuffled=shuffled)
-    law = measured(counted(ids[::10]), ROWS)
+    ids = draw(DISTRIBUTIONS["zipf 1.05"], ROWS, 1_000_000, 6, shuffled=shuffled)
+    distribution = measured(counted(ids[::10]), ROWS)
     edges = [0, 12_500, 25_000, 61_234, ROWS]
     for first, last in pairwise(edges):
-        part = law.between(first, last, ROWS)
+        part = distribution.between(first, last, ROWS)
         assert part is not None
         mine = ids[(ids >= first) & (ids < last)]
         assert part.rows == pytest.approx(last - first, rel=0.02)
@@ -107,14 +118,19 @@ def test_row_ranges_have_their_own_share(shuffled: bool) -> None:
 
 
 def test_rows_that_no_id_uses_stay_cold() -> None:
-    ids = draw(LAWS["zipf 0.8"], 1000, 50_000, 7, shuffled=True)
-    law = measured(counted(ids), 1_000_000)
-    used, other = law.between(0, 1024, 1_000_000), law.between(500_000, 1_000_000, 1_000_000)
+    ids = draw(DISTRIBUTIONS["zipf 0.8"], 1000, 50_000, 7, shuffled=True)
+    distribution = measured(counted(ids), 1_000_000)
+    used, other = (
+        distribution.between(0, 1024, 1_000_000),
+        distribution.between(500_000, 1_000_000, 1_000_000),
+    )
     assert used is not None
     assert other is not None
     assert used.mass > 0.9
     assert other.mass < 0.01
-    assert law.bins(1_000_000).unique(50_000) == pytest.approx(len(np.unique(ids)), rel=0.02)
+    assert distribution.bins(1_000_000).unique(50_000) == pytest.approx(
+        len(np.unique(ids)), rel=0.02
+    )
 
 
 def test_one_id_says_next_to_nothing_and_breaks_nothing() -> None:
@@ -128,10 +144,10 @@ def test_one_id_says_next_to_nothing_and_breaks_nothing() -> None:
 @pytest.mark.parametrize("rows", [1, 2, 3, 1025, 10**9])
 @pytest.mark.parametrize("ids", [[0] * 5000, [0, 0], [0] * 31 + [0] * 31])
 def test_tables_of_any_size_and_rows_that_are_always_drawn(ids: list[int], rows: int) -> None:
-    law = measured(counted(np.array(ids)), rows)
-    bins = law.bins(rows)
+    distribution = measured(counted(np.array(ids)), rows)
+    bins = distribution.bins(rows)
     assert bins.mass == pytest.approx(1)
     # one row may be split over points of the grid
     assert 0.99 <= bins.unique(100) <= min(rows, 100) + 1e-6
-    half = [law.between(0, rows // 2, rows), law.between(rows // 2, rows, rows)]
+    half = [distribution.between(0, rows // 2, rows), distribution.between(rows // 2, rows, rows)]
     assert sum(part.mass for part in half if part) == pytest.approx(1)

@@ -12,7 +12,7 @@ from predictor.model.workload import Feature
 from predictor.predict import predict
 from tests.builders import a_table, a_topology, a_workload, device_bound, hardware, plan_of, sharded
 from tests.quick import quick_first, quick_only
-from tests.shardopt.stats.laws import LAWS, counted, draw, measured
+from tests.shardopt.stats.id_distributions import DISTRIBUTIONS, counted, draw, measured
 
 ROWS = 500_000
 IDS = 2_000_000
@@ -20,9 +20,9 @@ RANKS = 4
 TOPOLOGY = a_topology(RANKS)
 
 
-def predicted(law: EmpiricalByRange, kind: ShardingType, pooling: float) -> np.ndarray:
+def predicted(distribution: EmpiricalByRange, kind: ShardingType, pooling: float) -> np.ndarray:
     """Iteration, and forward and backward of the busiest rank, ms."""
-    feature = Feature("f", pooling, distribution=law)
+    feature = Feature("f", pooling, distribution=distribution)
     # as many draws an iteration as the sample has
     batch = int(IDS / 100 / RANKS / pooling)
     workload = a_workload(a_table(rows=ROWS, dim=128, features=(feature,)), batch_size=batch)
@@ -36,11 +36,12 @@ def predicted(law: EmpiricalByRange, kind: ShardingType, pooling: float) -> np.n
 @pytest.mark.parametrize(
     ("name", "pooling"),
     quick_only(
-        [("flat head", 1), ("zipf 1.05", 5)], [*((name, 1) for name in LAWS), ("zipf 1.05", 5)]
+        [("flat head", 1), ("zipf 1.05", 5)],
+        [*((name, 1) for name in DISTRIBUTIONS), ("zipf 1.05", 5)],
     ),
 )
 def test_a_hundredth_of_the_samples_is_enough(name: str, pooling: int, shuffled: bool) -> None:
-    ids = draw(LAWS[name], ROWS, IDS, 11, shuffled=shuffled)
+    ids = draw(DISTRIBUTIONS[name], ROWS, IDS, 11, shuffled=shuffled)
     bags = ids.reshape(-1, pooling)
     some = np.random.default_rng(12).random(len(bags)) < 0.01
     full, sample = measured(counted(ids), ROWS), measured(counted(bags[some].ravel()), ROWS)

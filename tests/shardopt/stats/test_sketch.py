@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardopt.stats.sketch import HotRows, IdSample
-from tests.shardopt.stats.laws import LAWS, counted, draw
+from tests.shardopt.stats.id_distributions import DISTRIBUTIONS, counted, draw
 
 streams = st.lists(
     st.lists(st.one_of(st.integers(0, 12), st.integers(0, 2**62)), max_size=40), max_size=12
@@ -71,7 +71,7 @@ def test_hot_rows_are_bounded_from_both_sides(chunks: list[list[int]], capacity:
 
 def test_the_number_of_rows_is_estimated_within_its_error() -> None:
     limit = 4000
-    ids = draw(LAWS["zipf 0.8"], 300_000, 400_000, 1, shuffled=True)
+    ids = draw(DISTRIBUTIONS["zipf 0.8"], 300_000, 400_000, 1, shuffled=True)
     found = counted(ids, limit, chunks=9)
     assert found.sample.level > 3
     sigma = 1.2 / limit**0.5
@@ -80,7 +80,7 @@ def test_the_number_of_rows_is_estimated_within_its_error() -> None:
 
 
 def test_hottest_rows_beyond_the_limit() -> None:
-    ids = draw(LAWS["zipf 1.05"], 200_000, 300_000, 2, shuffled=True)
+    ids = draw(DISTRIBUTIONS["zipf 1.05"], 200_000, 300_000, 2, shuffled=True)
     rows, counts, slack = counted(ids, 3000, chunks=20).hottest(20)
     true, often = np.unique(ids, return_counts=True)
     assert rows[0] == true[often.argmax()]

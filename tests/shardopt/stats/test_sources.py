@@ -185,12 +185,12 @@ BROKEN: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     ),
     "negative.npy": (
         lambda path: np.save(path, np.where(np.arange(300)[:, None] == 80, -3, IDS)),
-        ["row 80: feature 'cat_0': got the id -3", "allowed: 0 and up", "--modulo"],
+        ["row 80: feature 'cat_0': got the id -3", "allowed: 0 and up", "modulo"],
     ),
     "text.npz": (lambda path: path.write_text("hello"), ["no .npz file"]),
     "uneven.npz": (lambda path: np.savez(path, a=IDS[:5], b=IDS), ["'a' has 5", "300 samples"]),
     "float.npz": (lambda path: np.savez(path, a=IDS / 2.0), ["a: holds float64"]),
-    "data.csv": (lambda path: path.write_text("1,2"), ["tells no format", "--format"]),
+    "data.csv": (lambda path: path.write_text("1,2"), ["does not tell the format", "tsv, npy"]),
 }
 
 

@@ -39,18 +39,18 @@ def test_zipf_is_exact(alpha: float, q: float, rows: int) -> None:
     """Pearson's chi-square per degree of freedom is 1 on average, here within 5 deviations."""
     draws = 200_000
     ranks = popularity_ranks(Zipf(alpha, q), rows, draws, np.random.default_rng(0))
-    law = (np.arange(1.0, rows + 1) + q) ** -alpha
-    law *= draws / law.sum()
+    expected = (np.arange(1.0, rows + 1) + q) ** -alpha
+    expected *= draws / expected.sum()
     found = np.bincount(ranks, minlength=rows)
     assert len(found) == rows
     freedom = max(1, rows - 1)
-    assert ((found - law) ** 2 / law).sum() / freedom < 1 + 5 * np.sqrt(2 / freedom)
+    assert ((found - expected) ** 2 / expected).sum() / freedom < 1 + 5 * np.sqrt(2 / freedom)
 
 
-@pytest.mark.parametrize("law", [Uniform(), Empirical((10, 90), (8, 1))])
-def test_other_distributions_follow_their_bins(law: Uniform | Empirical) -> None:
-    ranks = popularity_ranks(law, 100, 100_000, np.random.default_rng(0))
-    bins = law.bins(100)
+@pytest.mark.parametrize("distribution", [Uniform(), Empirical((10, 90), (8, 1))])
+def test_other_distributions_follow_their_bins(distribution: Uniform | Empirical) -> None:
+    ranks = popularity_ranks(distribution, 100, 100_000, np.random.default_rng(0))
+    bins = distribution.bins(100)
     head = float(bins.slice(0, 10).mass)
     assert (ranks < 10).mean() == pytest.approx(head, abs=0.01)
     assert ranks.min() >= 0

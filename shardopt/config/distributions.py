@@ -26,7 +26,7 @@ KINDS = "uniform, {zipf: {alpha: 1.05}}, {reuse_histogram: {lookups, fractions}}
 
 
 @dataclass
-class Indices:
+class DistributionReader:
     """Reads index distributions; every stats file is opened once.
 
     Args:

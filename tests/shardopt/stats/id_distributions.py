@@ -1,4 +1,4 @@
-"""Ids of known laws, and what `shardopt stats` makes of them."""
+"""Ids of known distributions, and what `shardopt stats` makes of them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from predictor.model.distribution import (
 )
 from shardopt.stats.counts import Bags, FeatureCounts
 from shardopt.stats.mixture import estimate
-from shardopt.stats.skew import fit_zipf
+from shardopt.stats.zipf import fit_zipf
 
 Ids = NDArray[np.int64]
-Laws = tuple[tuple[float, Distribution], ...]
+Mixed = tuple[tuple[float, Distribution], ...]
 
-LAWS: dict[str, Laws] = {
+DISTRIBUTIONS: dict[str, Mixed] = {
     "zipf 0.8": ((1.0, Zipf(0.8)),),
     "zipf 1.05": ((1.0, Zipf(1.05)),),
     "zipf 1.2": ((1.0, Zipf(1.2)),),
@@ -30,18 +30,20 @@ LAWS: dict[str, Laws] = {
 }
 
 
-def draw(law: Laws, rows: int, count: int, seed: int, *, shuffled: bool) -> Ids:
-    """``count`` ids of a mixture of laws, hot ones first or anywhere."""
+def draw(distribution: Mixed, rows: int, count: int, seed: int, *, shuffled: bool) -> Ids:
+    """``count`` ids of a mixture of distributions, hot ones first or anywhere."""
     rng = np.random.default_rng(seed)
-    parts = rng.multinomial(count, [share for share, _ in law])
-    ranks = [_ranks(each, rows, int(n), rng) for n, (_, each) in zip(parts, law, strict=True)]
+    parts = rng.multinomial(count, [share for share, _ in distribution])
+    ranks = [
+        _ranks(each, rows, int(n), rng) for n, (_, each) in zip(parts, distribution, strict=True)
+    ]
     ids = rng.permutation(np.concatenate(ranks))
     return rng.permutation(rows)[ids] if shuffled else ids
 
 
-def _ranks(law: Distribution, rows: int, count: int, rng: np.random.Generator) -> Ids:
-    if isinstance(law, Zipf):
-        weights = (np.arange(1, rows + 1) + law.q) ** -law.alpha
+def _ranks(distribution: Distribution, rows: int, count: int, rng: np.random.Generator) -> Ids:
+    if isinstance(distribution, Zipf):
+        weights = (np.arange(1, rows + 1) + distribution.q) ** -distribution.alpha
     else:
         weights = np.ones(rows)
     edges = np.cumsum(weights)

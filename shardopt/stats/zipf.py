@@ -1,4 +1,4 @@
-"""The Zipf law nearest to a sample, and how near it is."""
+"""The Zipf distribution nearest to a sample, and how near it is."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class ZipfFit:
     """``p_k`` proportional to ``(k + q)^-alpha``, fitted on the distinct rows of a sample.
 
     Args:
-        distinct_error: largest relative error of the law's distinct rows over the curve.
-        ks: largest distance between the law's and the sample's share of draws on the hottest k
+        distinct_error: largest relative error of the fit's distinct rows over the curve.
+        ks: largest distance between the fit's and the sample's share of draws on the hottest k
             rows, any k (Kolmogorov and Smirnov's statistic over ranks). That of the sample is
             biased upwards where rows occur only a few times.
     """
@@ -40,13 +40,13 @@ class ZipfFit:
     ks: float
 
     @property
-    def law(self) -> Zipf:
+    def distribution(self) -> Zipf:
         """As the predictor takes it."""
         return Zipf(self.alpha, self.q)
 
 
 def fit_zipf(spectrum: Spectrum) -> ZipfFit | None:
-    """The law whose distinct rows follow the sample's; None where the sample is too small.
+    """The distribution whose distinct rows follow the sample's; None where the sample is too small.
 
     Least squares on the logarithms of the distinct rows at the draws of `Spectrum.curve`.
     """
@@ -60,12 +60,12 @@ def fit_zipf(spectrum: Spectrum) -> ZipfFit | None:
     between = np.linspace(low, high, 7)[1:-1]
     tried += [_best_alpha(float(q), spectrum.rows, curve) for q in between]
     least = min(tried)[0]
-    # alpha and q say the same of laws that are nearly flat: the smallest q that fits is the one
+    # alpha and q are interchangeable where ids are nearly uniform: the smallest q that fits wins
     near = [found for found in tried if found[0] <= NEAR * least + NEGLIGIBLE * len(curve[0])]
     _, alpha, q = min(near, key=lambda found: found[2])
-    law = Zipf(alpha, q)
-    error = float(np.abs(np.expm1(_deviations(law, spectrum.rows, curve))).max())
-    return ZipfFit(alpha, q, error, _rank_distance(law, spectrum))
+    fitted = Zipf(alpha, q)
+    error = float(np.abs(np.expm1(_deviations(fitted, spectrum.rows, curve))).max())
+    return ZipfFit(alpha, q, error, _rank_distance(fitted, spectrum))
 
 
 def _best_alpha(q: float, rows: int, curve: tuple[Array, Array]) -> tuple[float, float, float]:
@@ -85,9 +85,9 @@ def _best_alpha(q: float, rows: int, curve: tuple[Array, Array]) -> tuple[float,
     return squares(alpha), alpha, q
 
 
-def _deviations(law: Zipf, rows: int, curve: tuple[Array, Array]) -> Array:
-    """Logarithm of the law's distinct rows over the curve's, ``[points]``."""
-    bins = law.bins(rows)
+def _deviations(fitted: Zipf, rows: int, curve: tuple[Array, Array]) -> Array:
+    """Logarithm of the fit's distinct rows over the curve's, ``[points]``."""
+    bins = fitted.bins(rows)
     draws, distinct = curve
     with np.errstate(divide="ignore"):
         seen = -np.expm1(draws[:, None] * np.log1p(-np.minimum(bins.probs, 1.0)))
@@ -95,11 +95,11 @@ def _deviations(law: Zipf, rows: int, curve: tuple[Array, Array]) -> Array:
     return deviations
 
 
-def _rank_distance(law: Zipf, spectrum: Spectrum) -> float:
+def _rank_distance(fitted: Zipf, spectrum: Spectrum) -> float:
     often, rows = spectrum.frequencies()
     ranks = np.cumsum(rows[::-1])
     shares = np.cumsum((often * rows)[::-1])
-    bins = law.bins(spectrum.rows)
+    bins = fitted.bins(spectrum.rows)
     edges = np.concatenate(([0.0], np.cumsum(bins.counts)))
     mass = np.concatenate(([0.0], np.cumsum(bins.counts * bins.probs)))
     return float(np.abs(shares / shares[-1] - np.interp(ranks, edges, mass)).max())
