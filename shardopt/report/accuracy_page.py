@@ -113,7 +113,7 @@ per rank, run by `shardopt bench transformers`; two ranks use DistributedDataPar
 ops of a target come from fake tensors, their times from kernel models fitted inside steps of other
 shapes (docs/model.md, chapter 22). Lin et al. (2024) report a geometric mean of 3.00 % on GPUs.
 Rows are in configs/bench/transformers-cpu. The form of the models was chosen on other shapes, which
-are neither fitted nor targets (docs/decisions/0019).""",
+are neither fitted nor targets (decision 19).""",
     "traces": """Steps of public PyTorch traces, each predicted from its own structure and kernel
 times, with host times of the trace's other steps (docs/model.md, chapter 18). Misses:
 
