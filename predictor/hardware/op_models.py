@@ -1,4 +1,4 @@
-"""Kernel models of single CPU ops that are stored beside a hardware profile.
+"""Kernel models of single CPU ops that are stored with a hardware profile.
 
 Fitted by ``python -m tools.fit_op_models`` on replays of calibration models, and used to predict
 generated benchmarks. `predictor.cost.cpu_ops.OpModels` evaluates them.

@@ -3,7 +3,7 @@
 After the public submissions (mlcommons/training_results_v3.1, NVIDIA, dlrm_dcnv2 implementation,
 train.py and HugeCTR's sources): ids are distributed and sorted by the data reader one batch ahead;
 embeddings travel in half precision, hierarchically where the plan is; layers are multiplications
-with bias and ReLU fused into them; gradients of the dense part are reduced in half precision beside
+with bias and ReLU fused into them; gradients of the dense part are reduced in half precision during
 the embedding backward; one graph launch replaces the host's work. Rounds v2.x have the hybrid
 embedding (`predictor.iteration.hugectr.hybrid_embedding`).
 
@@ -55,8 +55,8 @@ class HugeCtrBuilder:
     """Adds the operations of one HugeCTR iteration to a graph.
 
     Args:
-        workload: in the model's own precision; the runtime replaces that of dense part and wire.
-        switches: cards behind each PCIe switch of the host; as the profile takes it unless given.
+        workload: in the model's precision; the runtime replaces that of dense part and wire.
+        switches: cards behind each PCIe switch of the host; the profile's unless given.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class HugeCtrBuilder:
     # --- sparse --------------------------------------------------------------------------------
 
     def _forward(self, exchange: Exchange) -> list[int]:
-        """Pooled lookups, then the way to the samples' ranks."""
+        """Pooled lookups, then the exchange with the ranks of the samples."""
         transfers = self._outputs(exchange, backward=False)
         times = [self.runtime.lookup_factor * exchange.forward_ms(g) for g in exchange.members]
         name, phase = f"{exchange.name} lookup", "embedding_forward"
@@ -144,7 +144,7 @@ class HugeCtrBuilder:
             return self._hybrid_forward(name, times, transfers)
         stores: Array | float = 0.0
         if transfers and exchange.sharding_type in HIERARCHICAL:
-            # pooling stores into the memory of the host's ranks itself (hier_model_forward.cu)
+            # the pooling kernel stores into the memory of the host's ranks (hier_model_forward.cu)
             stores = transfers[0].cost_ms
             transfers[0] = replace(transfers[0], cost_ms=self._partial_sums_ms(exchange))
         found = [self._add(name, phase, np.maximum(t, stores), [], "embedding") for t in times]
@@ -168,7 +168,7 @@ class HugeCtrBuilder:
         return arrived + [self._add(name, phase, (1 - rare) * t, after, "embedding") for t in times]
 
     def _return_gradients(self, exchange: Exchange, after: int) -> list[int]:
-        """Gradients on their way back; those of frequent rows are added up locally before."""
+        """Send the gradients back; those of frequent rows are summed locally first."""
         waits = [after]
         if self.split is not None:
             share = 1 - self.split.infrequent
@@ -221,7 +221,7 @@ class HugeCtrBuilder:
         return lambda load: uplink_size(width * load[..., Load.OUTPUTS], self.switches, self.cards)
 
     def _partial_sums_ms(self, exchange: Exchange) -> Array:
-        """Adding up what the ranks of a host stored: partial sums in, outputs out."""
+        """Time to sum what the ranks of a host stored: partial sums in, outputs out."""
         width = DATA_TYPE_BYTES[self.dtype] * (1 + 1 / self.topology.intra_group_size)
         return exchange.cost(partial(memory_ms, self.hardware), busiest(Load.OUTPUTS, width))
 
@@ -240,7 +240,7 @@ class HugeCtrBuilder:
         return after
 
     def _update(self, exchange: Exchange, after: list[int]) -> list[int]:
-        """Segmented gradients and the optimizer, on rows that the reader has sorted before."""
+        """Segmented gradients and the optimizer, on rows that the data reader has sorted."""
         share = 1.0 if self.split is None else self.split.infrequent
         found = []
         for group in exchange.members:

@@ -1,10 +1,10 @@
-"""HugeCTR's hybrid embedding of MLPerf rounds v2.x: which rows are frequent, and what then moves.
+"""HugeCTR's hybrid embedding of MLPerf rounds v2.x: which rows are frequent, and what is sent.
 
 After NVIDIA-Merlin/HugeCTR, HugeCTR/src/embeddings/hybrid_embedding. Rows that occur more often in
-a batch than a threshold are *frequent*: every rank can read them from a copy of its own. All others
+a batch than a threshold are *frequent*: every rank has a copy of them. All others
 are spread over the ranks one by one. `calibration_data.cu` sets the threshold:
 
-* one host: a rank's share of the batch holds no infrequent row twice, but with a chance ``p``;
+* one host: a rank's share of the batch holds an infrequent row twice with chance ``p`` at most;
 * several hosts: all-reducing the row's gradient costs as much as exchanging its occurrences.
 
 With the Zipf distribution of this package it finds 31 thousand frequent rows that serve 87 % of the
@@ -36,7 +36,7 @@ class HybridRule:
     bandwidth_ratio: float
 
     def threshold(self, batch: int, ranks: int, hosts: int) -> float:
-        """Occurrences in a batch from which on a row is frequent.
+        """Number of occurrences in a batch from which on a row is frequent.
 
         Args:
             batch: samples of all ranks.
@@ -49,7 +49,7 @@ class HybridRule:
 
 @dataclass(frozen=True)
 class HybridSplit:
-    """What the rule makes of a workload.
+    """How the rule splits a workload.
 
     Args:
         infrequent: share of the lookups that rows of other ranks serve, in [0, 1].

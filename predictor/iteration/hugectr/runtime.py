@@ -17,7 +17,7 @@ from predictor.iteration.hugectr.hybrid_embedding import HybridRule
 
 @dataclass(frozen=True)
 class Runtime:
-    """How HugeCTR runs the work that a plan asks for.
+    """How HugeCTR runs the work of a plan.
 
     Args:
         name: as reports show it.
@@ -26,10 +26,10 @@ class Runtime:
         lookup_factor, update_factor: kernel times of embedding forward and backward over those of
             FBGEMM's TBE in the profile; the hybrid's update over streaming what it moves.
         gemm_factor: kernel times of dense layers over those of the profile.
-        step_us: what one iteration takes beside its kernels and transfers: launching the graph,
+        step_us: time of an iteration besides its kernels and transfers: launching the graph,
             the data reader, and the barrier of all ranks.
         hybrid: the hybrid embedding of rounds v2.x, whose kernels and all-reduce load from and
-            store to the other ranks themselves; None where there is none.
+            store to the other ranks directly; None in other rounds.
     """
 
     name: str

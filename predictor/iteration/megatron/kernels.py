@@ -18,7 +18,7 @@ from predictor.errors import InputError
 
 HALF_BYTES = 2
 MASK_BYTES = 0.5
-"""Per element of two bytes: a dropout mask holds one byte."""
+"""Bytes of a dropout mask (one per element) over those of two-byte elements."""
 NORM_PARTS = 2**-6
 """Partial sums of a layer norm's weight gradients, over the bytes of the hidden states."""
 FUSED_ROWS = 4
@@ -38,7 +38,7 @@ class GptTraining:
         recompute: the forward pass of a layer is repeated before its backward pass.
 
     Raises:
-        InputError: something does not divide.
+        InputError: sizes do not divide evenly.
     """
 
     hidden: int
@@ -71,7 +71,7 @@ class GptTraining:
 
     @property
     def micro_batches(self) -> int:
-        """How many pass the pipeline in one iteration."""
+        """Micro-batches per iteration."""
         return self.global_batch // (self.data * self.micro_batch)
 
     @property
@@ -122,7 +122,7 @@ SEGMENTS = (
     "layer_backward",
     "embedding_backward",
 )
-"""What one micro-batch passes; a layer's as often as a stage has layers."""
+"""Segments that a micro-batch passes; those of a layer once for each layer of a stage."""
 
 
 def segment_kernels(model: GptTraining) -> dict[str, tuple[Kernel, ...]]:

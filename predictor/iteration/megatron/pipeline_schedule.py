@@ -1,9 +1,9 @@
-"""When a pipeline of stages has passed all micro-batches: the one-forward-one-backward schedule.
+"""Time of a pipeline of stages under the one-forward-one-backward schedule.
 
 Stage ``s`` of ``p`` starts with ``min(p - 1 - s, m)`` forward passes, then alternates forward and
 backward, then finishes the backward passes (Narayanan et al. 2019 and 2021, arXiv 2104.04473,
-section 2.2; Megatron's forward_backward_pipelining_without_interleaving). A stage hands its result
-to the next and is busy until it is there. Costs do not change from one micro-batch to the next.
+section 2.2; Megatron's forward_backward_pipelining_without_interleaving). A stage sends its result
+to the next one and is busy until it has arrived. Costs are the same for all micro-batches.
 
 The recurrence is what `predictor.iteration.timeline` does with one rank a stage (a test holds them
 equal), for many configurations at once.
@@ -22,7 +22,7 @@ Pass = tuple[int, bool, int]
 
 
 def schedule(stages: int, micro_batches: int) -> list[Pass]:
-    """Every pass, each after those it waits for."""
+    """All passes, each after those it waits for."""
     orders = [list(_stage_order(s, stages, micro_batches)) for s in range(stages)]
     done = np.zeros((stages, 2), dtype=np.int64)
     position = [0] * stages

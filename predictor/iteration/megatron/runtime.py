@@ -13,7 +13,7 @@ from typing import Any
 from predictor.hardware.loader import load_runtime
 
 Configuration = tuple[int, ...]
-"""Of a measured row: the integers of its columns before the time, in the file's order."""
+"""Configuration of a measured row: its integer columns, in the file's order."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class MegatronRuntime:
             profile's; Megatron's fused softmax runs at the profile's.
         loss_factor: kernel times of the softmax over the vocabulary over the profile's.
         misaligned_factor: time of a multiplication for each halving of the widest aligned load,
-            from 16 bytes down (a dimension that is no multiple of eight halves).
+            from 16 bytes down (where a dimension is not a multiple of eight halves).
         send_gb_s: rate at which stages hand over hidden states.
     """
 

@@ -6,7 +6,7 @@ runs them in order, and the host waits for every all-reduce among the tensor-par
 segment lasts as long as its launches or its kernels, whichever is behind. Stages add up segments;
 the schedule puts stages together; then gradients are reduced over the replicas and stepped.
 
-Tensor-parallel ranks and replicas are alike, so one GPU a stage stands for all.
+Tensor-parallel ranks and replicas are alike, so one GPU per stage is simulated.
 
 Why: docs/decisions/0018.
 """
@@ -37,17 +37,17 @@ Array = NDArray[np.float64]
 
 DATA_TYPE = "fp16"
 ALIGNED_ELEMENTS = 8
-"""Halves in the widest load, 16 bytes: NVIDIA's Matrix Multiplication Background guide, section on
-tensor core requirements."""
+"""Two-byte elements in the widest load, 16 bytes: NVIDIA's Matrix Multiplication Background guide,
+section on tensor core requirements."""
 ADAM_BYTES = 22
-"""A weight: fp16 weight and gradient read, weight written; two fp32 moments read and written (apex
-multi_tensor_adam)."""
+"""Bytes moved per weight: fp16 weight and gradient read, weight written, two fp32 moments read and
+written (apex multi_tensor_adam)."""
 RESOURCES = {"gemm": "gemm", "all_reduce": "collectives.intra"}
 """Kind of kernel -> profile group that its time comes from; others stream through memory."""
 
 
 class MegatronStep:
-    """Predicts iterations on given hardware; costs that configurations share are found once.
+    """Predicts iterations on given hardware; costs that configurations share are computed once.
 
     Args:
         gpus_per_node: tensor-parallel ranks are neighbours, replicas come next, stages last

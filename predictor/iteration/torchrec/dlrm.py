@@ -1,6 +1,6 @@
 """Builds the graph of one DLRM training iteration from workload, topology and summed loads.
 
-The order is that in which TorchRec's train pipelines issue the work (train_pipelines.py):
+The order is that of TorchRec's train pipelines (train_pipelines.py):
 `TrainPipelineBase`, `TrainPipelineSparseDist` (ids of the next batch travel while this one
 computes) and `PrefetchTrainPipelineSparseDist` (UVM caches are filled one batch ahead, too).
 """
@@ -20,25 +20,12 @@ from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.loads import LookupGroup
 from predictor.iteration.graph import Dep, Graph
 from predictor.iteration.torchrec.gradient_sync import GradientSync
+from predictor.iteration.torchrec.host_ops import HOST_OPS
 from predictor.iteration.torchrec.input_dist import InputDist
 from predictor.iteration.torchrec.sparse import OUTPUT_BYTES, Exchange, exchanges
 from predictor.units import us
 
 Array = NDArray[np.float64]
-
-# Framework ops on the host per stage, as equivalents of the profile's op_us: host time of the stage
-# in the 8-rank TorchRec trace of facebookresearch/param (et_replay/tests/inputs), less 2 us per
-# recorded event for the profiler and less the launches, over 21 us (Lin et al. 2022, T1). They
-# stand for TorchRec's code, not for hardware.
-OPS_LOOKUP = 15
-OPS_LOOKUP_BACKWARD = 11
-OPS_OUTPUT = 8
-OPS_OUTPUT_BACKWARD = 18
-OPS_CONCAT = 13
-OPS_PER_KERNEL = 1.5
-"""Of dense layers, forward and backward."""
-OPS_STEP = 6
-OPS_STEP_LAYER = 5
 
 
 class DlrmBuilder:
@@ -164,7 +151,7 @@ class DlrmBuilder:
                     resource="embedding",
                     stream="prefetch",
                     cost_ms=exchange.prefetch_ms(group),
-                    host_ms=self.host_ms(OPS_LOOKUP, kernels=6),
+                    host_ms=self.host_ms(HOST_OPS.lookup, kernels=6),
                     kernels=6,
                     deps=[Dep(op) for op in recats.values()],
                     active=exchange.group_active(group),
@@ -199,7 +186,7 @@ class DlrmBuilder:
             resource="embedding",
             stream="compute",
             cost_ms=exchange.forward_ms(group) + exchange.pack_ms(group, backward=False),
-            host_ms=self.host_ms(OPS_LOOKUP, kernels=6),
+            host_ms=self.host_ms(HOST_OPS.lookup, kernels=6),
             kernels=6,
             deps=deps,
             active=exchange.group_active(group),
@@ -220,7 +207,9 @@ class DlrmBuilder:
                     stream="comm",
                     cost_ms=transfer.cost_ms,
                     host_ms=self.host_ms(
-                        OPS_OUTPUT_BACKWARD if backward else OPS_OUTPUT, kernels=1, collectives=1
+                        HOST_OPS.output_backward if backward else HOST_OPS.output,
+                        kernels=1,
+                        collectives=1,
                     ),
                     deps=deps,
                     scope=transfer.scope,
@@ -241,7 +230,7 @@ class DlrmBuilder:
             resource="elementwise",
             stream="compute",
             cost_ms=columns_ms(self.hardware, moved) + self._unpack_ms(backward=backward),
-            host_ms=self.host_ms(OPS_CONCAT, kernels=2),
+            host_ms=self.host_ms(HOST_OPS.concat, kernels=2),
             kernels=2,
             deps=deps,
         )
@@ -268,7 +257,7 @@ class DlrmBuilder:
             )
 
     def _layer_host_ms(self, kernels: int) -> float:
-        return self.layer_host_ms(OPS_PER_KERNEL * kernels, kernels)
+        return self.layer_host_ms(HOST_OPS.layer_per_kernel * kernels, kernels)
 
     # --- backward ------------------------------------------------------------------------------
 
@@ -309,7 +298,7 @@ class DlrmBuilder:
             resource="embedding",
             stream="compute",
             cost_ms=exchange.backward_ms(group) + exchange.pack_ms(group, backward=True),
-            host_ms=self.host_ms(OPS_LOOKUP_BACKWARD, kernels=8),
+            host_ms=self.host_ms(HOST_OPS.lookup_backward, kernels=8),
             kernels=8,
             deps=deps,
             active=exchange.group_active(group),
@@ -331,7 +320,9 @@ class DlrmBuilder:
             stream="compute",
             cost_ms=step_ms,
             host_ms=us(self.hardware.overheads.iteration_us)
-            + self.layer_host_ms(OPS_STEP + OPS_STEP_LAYER * len(layers), kernels=6 * len(layers)),
+            + self.layer_host_ms(
+                HOST_OPS.step + HOST_OPS.step_per_layer * len(layers), kernels=6 * len(layers)
+            ),
             kernels=max(1, 6 * len(layers)),
             deps=[Dep(i) for i in self.gradients.ops],
         )

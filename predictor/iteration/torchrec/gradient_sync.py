@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from predictor.cost.fixed_costs import FixedCosts
 from predictor.iteration.graph import Graph, Mask
+from predictor.iteration.torchrec.host_ops import HOST_OPS
 from predictor.iteration.torchrec.sparse import Exchange
 from predictor.units import mib
 
 Array = NDArray[np.float64]
 
-OPS_SYNC = 2
 GRADIENT_BYTES = 4
 
 
@@ -28,26 +28,26 @@ class GradientSync:
         self.graph = graph
         self.costs = costs
         self.bytes = 0.0
-        # DDP's first bucket is smaller only where nobody gives `bucket_cap_mb`, and TorchRec does
+        # DDP's first bucket is smaller only if `bucket_cap_mb` is not given, but TorchRec gives it
         # (model_parallel.py; `_BucketCapacityConfig` of torch/nn/parallel/distributed.py)
         self.cap = mib(costs.workload.dense.bucket_cap_mb)
         self.ops: list[int] = []
 
     def add(self, parameters: int) -> None:
-        """Gradients that the operation added last has produced; a full bucket leaves at once."""
+        """Add gradients of the last operation; a full bucket is sent at once."""
         self.bytes += GRADIENT_BYTES * parameters
         if self.bytes >= self.cap:
             self.flush()
 
     def flush(self) -> None:
-        """Send what is gathered."""
+        """Send the gradients gathered so far."""
         if self.bytes and self.costs.topology.world_size > 1:
             cost = self.costs.collectives.all_reduce(np.float64(self.bytes), scope="world")
             self._send("dense gradients", np.asarray(cost), [len(self.graph.ops) - 1])
         self.bytes = 0.0
 
     def tables(self, exchange: Exchange, lookups: Sequence[int]) -> None:
-        """Gradients of data-parallel tables, which have a DDP of their own.
+        """Gradients of data-parallel tables, which have their own DDP.
 
         Args:
             lookups: the backward operations that produce them.
@@ -66,7 +66,7 @@ class GradientSync:
                 resource="collectives",
                 stream="comm",
                 cost_ms=cost_ms,
-                host_ms=self.costs.host_ms(OPS_SYNC, kernels=1, collectives=1),
+                host_ms=self.costs.host_ms(HOST_OPS.gradient_sync, kernels=1, collectives=1),
                 deps=after,
                 scope="world",
                 active=active,

@@ -9,25 +9,16 @@ import numpy as np
 from predictor.cost.elementwise import copy_h2d_ms
 from predictor.cost.fixed_costs import FixedCosts
 from predictor.iteration.graph import Dep, Graph, Mask
+from predictor.iteration.torchrec.host_ops import HOST_OPS
 from predictor.iteration.torchrec.sparse import INDEX_BYTES, LENGTH_BYTES, Exchange
 from predictor.units import us
-
-# Framework ops on the host per stage, as equivalents of the profile's op_us: host time of the stage
-# in the 8-rank TorchRec trace of facebookresearch/param (et_replay/tests/inputs), less 2 us per
-# recorded event for the profiler and less the launches, over 21 us (Lin et al. 2022, T1). They
-# stand for TorchRec's code, not for hardware.
-OPS_COPY = 6
-OPS_PERMUTE = 14
-OPS_SPLITS = 18
-OPS_IDS = 15
-OPS_RECAT = 18
 
 
 class InputDist:
     """Adds the stages of the input distribution to a graph.
 
-    A stage is given the exchanges that send ids, in the order in which TorchRec runs them; a rank
-    alone has none (`KJTAllToAll` returns early).
+    Each stage takes the exchanges that send ids, in the order in which TorchRec runs them; with one
+    rank there are none (`KJTAllToAll` returns early).
     """
 
     def __init__(self, graph: Graph, costs: FixedCosts) -> None:
@@ -47,14 +38,14 @@ class InputDist:
             resource="memory",
             stream="copy",
             cost_ms=float(copy_h2d_ms(self.costs.hardware, batch * per_sample)),
-            host_ms=self.costs.host_ms(OPS_COPY, kernels=4),
+            host_ms=self.costs.host_ms(HOST_OPS.copy, kernels=4),
             kernels=4,
         )
 
     def announce(self, exchanges: Sequence[Exchange], stream: str, *deps: Dep) -> list[Dep]:
         """Permute ids and announce their numbers, in one all-to-all for all exchanges given.
 
-        Pipelines fuse them so (`FusedKJTListSplitsAwaitable`).
+        This is how pipelines fuse them (`FusedKJTListSplitsAwaitable`).
         """
         permutes = [Dep(self._permute(exchange, stream, deps)) for exchange in exchanges]
         if not exchanges:
@@ -66,7 +57,7 @@ class InputDist:
             resource="collectives",
             stream="comm",
             cost_ms=exchanges[0].splits_ms(count),
-            host_ms=self.costs.host_ms(OPS_SPLITS, collectives=1),
+            host_ms=self.costs.host_ms(HOST_OPS.splits, collectives=1),
             deps=permutes,
             scope="world",
             active=_any_active(exchanges),
@@ -80,7 +71,7 @@ class InputDist:
             resource="elementwise",
             stream=stream,
             cost_ms=exchange.permute_ms(),
-            host_ms=self.costs.host_ms(OPS_PERMUTE, kernels=7),
+            host_ms=self.costs.host_ms(HOST_OPS.permute, kernels=7),
             kernels=7,
             deps=deps,
             active=exchange.active,
@@ -111,7 +102,7 @@ class InputDist:
                 resource="collectives",
                 stream="comm",
                 cost_ms=exchange.ids_ms(),
-                host_ms=self.costs.host_ms(OPS_IDS, collectives=2 + exchange.weighted),
+                host_ms=self.costs.host_ms(HOST_OPS.ids, collectives=2 + exchange.weighted),
                 kernels=2 + exchange.weighted,
                 deps=read,
                 scope="world",
@@ -127,7 +118,7 @@ class InputDist:
             resource="elementwise",
             stream=stream,
             cost_ms=exchange.recat_ms(),
-            host_ms=self.costs.host_ms(OPS_RECAT, kernels=7),
+            host_ms=self.costs.host_ms(HOST_OPS.recat, kernels=7),
             kernels=7,
             deps=deps,
             active=exchange.active,

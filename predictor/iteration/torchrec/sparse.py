@@ -35,9 +35,9 @@ Collective = Callable[..., Array]
 LENGTH_BYTES = 4
 OUTPUT_BYTES = 4
 COPY_PASSES = 2
-"""Reading and writing."""
+"""A copy reads and writes."""
 SPLITS = 3
-"""Numbers per peer that announce a transfer: of lengths, of ids, of samples."""
+"""Numbers sent to each peer to announce a transfer: of lengths, ids and samples."""
 
 TYPE_ORDER = (
     ShardingType.TABLE_WISE,
@@ -116,14 +116,14 @@ class Exchange:
 
     @property
     def is_local(self) -> bool:
-        """Nothing is exchanged forward: tables are replicated, or the rank is alone."""
+        """No forward exchange: tables are replicated, or there is one rank."""
         return self.is_replicated or self.topology.world_size == 1
 
     def cost(self, model: CostModel, size: Size) -> Array:
         """Time of something whose size in bytes follows linearly from the loads.
 
         Args:
-            model: the time of so many bytes. Lower bounds put a linear one in its place.
+            model: time by bytes; lower bounds replace it by a linear one.
             size: linear but for a maximum over ranks.
         """
         return np.asarray(model(size(self.total)))
@@ -147,7 +147,7 @@ class Exchange:
         """The small all-to-all that tells every rank how much it will receive.
 
         Args:
-            exchanges: how many it speaks for, ``[plans, 1]``; pipelines fuse those of all.
+            exchanges: number of exchanges it serves, ``[plans, 1]``; pipelines fuse those of all.
         """
         one = SPLITS * INDEX_BYTES * self.topology.world_size
         size = np.atleast_2d(one * np.asarray(exchanges, dtype=np.float64))
@@ -201,7 +201,7 @@ class Exchange:
 
         TW, CW, TWCW: one all-to-all. RW: reduce-scatter, all-gather backward. TWRW, GRID:
         reduce-scatter within the intra group, then all-to-all across groups; mirrored backward.
-        Rows that are not pooled cannot be reduced: they take an all-to-all whatever the type.
+        Rows that are not pooled cannot be reduced: they take an all-to-all for every type.
         """
         qcomm = self.workload.qcomm.backward if backward else self.workload.qcomm.forward
         width = DATA_TYPE_BYTES[qcomm]
@@ -271,7 +271,7 @@ class Exchange:
 
     @property
     def _all_to_all(self) -> bool:
-        """An all-to-all delivers the outputs, at least at the end."""
+        """Whether an all-to-all delivers the outputs, as the last step at least."""
         if self.sharding_type in HIERARCHICAL:
             return self.topology.groups > 1
         return not self.pooled or self.sharding_type is not ShardingType.ROW_WISE
@@ -297,8 +297,8 @@ class Exchange:
 def busiest(column: Load, width: float) -> Size:
     """Bytes of the busiest rank ``[plans, 1]``.
 
-    Every rank sends an equal part of each rank's ids, so the busiest receiver is the rank that
-    the all-to-all waits for.
+    Every rank sends an equal share of each rank's ids, so the all-to-all waits for the busiest
+    receiver.
     """
     return lambda load: width * load[..., column].max(axis=-1, keepdims=True)
 

@@ -11,7 +11,7 @@ from predictor.cost.collectives import Collectives
 from predictor.hardware.loader import HardwareProfile
 from predictor.iteration.graph import Graph
 from predictor.iteration.plan_scorer import PlanScorer
-from predictor.iteration.torchrec.gradient_sync import OPS_SYNC
+from predictor.iteration.torchrec.host_ops import HOST_OPS
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
@@ -75,7 +75,7 @@ def test_a_cpu_moves_the_bytes_itself_and_then_meets_the_others() -> None:
         assert (met.stream, met.scope) == ("comm", "world")
         assert not met.cost_ms.any()
         cost = hardware("cpu-gloo").overheads
-        issued = OPS_SYNC * cost.op_us + cost.launch_us + cost.collective_us
+        issued = HOST_OPS.gradient_sync * cost.op_us + cost.launch_us + cost.collective_us
         assert met.host_ms == pytest.approx(1e-3 * issued), "issued once"
         assert [d.op for d in own.deps] == [d.op for d in met.deps][:-1]
         assert sent[name] == sent[f"{name} on the host"] + 1
