@@ -70,6 +70,11 @@ def percent(fraction: float) -> str:
     return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:.0f} %"
 
 
+def at_most(fraction: float) -> str:
+    """``at most 5.3 %``, or ``less than 0.1 %``."""
+    return "less than 0.1 %" if 0 < 100 * fraction < 0.05 else f"at most {percent(fraction)}"
+
+
 def gap_of(iteration_ms: float, bound_ms: float) -> float | None:
     """``iteration / bound - 1``; None where the bound says nothing."""
     return iteration_ms / bound_ms - 1 if bound_ms > 0 else None

@@ -31,6 +31,8 @@ from shardopt.report.prediction import (
 
 MAX_SECTIONS = 24
 MAX_WAITS = 3
+SAME_MS = 5e-4
+"""Times that differ by less look the same on the console."""
 NO_WAITS = "On the critical path no rank waits for another for more than 0.1 % of the iteration."
 
 
@@ -76,8 +78,11 @@ def in_words(explanation: Explanation) -> list[str]:
     if len(loads) > 1:
         busiest = min(loads, key=lambda load: (load.idle_ms, load.rank))
         others = [load.idle_ms for load in loads if load is not busiest]
+        alike = max(others) - busiest.idle_ms < SAME_MS
         sentences.append(
-            f"Rank {busiest.rank} is the busiest (idle for {ms(busiest.idle_ms)}); "
+            f"All ranks are equally busy; each is idle for {ms(busiest.idle_ms)}."
+            if alike
+            else f"Rank {busiest.rank} is the busiest (idle for {ms(busiest.idle_ms)}); "
             f"the other ranks are idle for {ms(sum(others) / len(others))} on average."
         )
         sentences += [wait.words for wait in explanation.waits[:MAX_WAITS]]

@@ -16,6 +16,7 @@ from search.problem import Result
 from shardopt.api.setting import Setting
 from shardopt.explain.differences import Moves
 from shardopt.formatting import (
+    at_most,
     gap_of,
     gib_number,
     hbm_use,
@@ -78,7 +79,7 @@ def show_headline(console: Console, report: PlanReport) -> None:
     """The report under ``--quiet``: one line."""
     best, result = report.predictions[0], report.result
     gap = gap_of(best.iteration_ms, result.lower_bound_ms)
-    proved = "" if gap is None else f", at most {percent(gap)} from optimal"
+    proved = "" if gap is None else f", {at_most(gap)} from optimal"
     text = (
         f"{ms(best.iteration_ms)} per iteration{proved}; {type_mix(result.best.plan)}. "
         f"{provenance_text(best)}"
@@ -149,7 +150,7 @@ def show_ranking(console: Console, result: Result, predictions: Sequence[Predict
         made.add_row(
             str(place),
             number(prediction.iteration_ms),
-            "?" if gap is None else f"+{percent(gap)}",
+            "?" if gap is None else _above(gap),
             interval(prediction.interval_ms),
             hbm_use(prediction.memory),
             type_mix(ranked.plan),
@@ -157,6 +158,11 @@ def show_ranking(console: Console, result: Result, predictions: Sequence[Predict
             style="bold" if place == 1 else "",
         )
     show(console, made)
+
+
+def _above(gap: float) -> str:
+    shown = percent(gap)
+    return shown if shown.startswith("<") else f"+{shown}"
 
 
 def show_baselines(console: Console, baselines: Mapping[str, float], best_ms: float) -> None:
@@ -210,13 +216,13 @@ def _claim(best_ms: float, result: Result) -> str:
         return f"Proved: {which} is predicted to be faster; plan 1 is optimal."
     return (
         f"Proved: {which} is predicted to be faster than {ms(result.lower_bound_ms)}; "
-        f"plan 1 is at most {percent(gap)} from optimal."
+        f"plan 1 is {at_most(gap)} from optimal."
     )
 
 
 _STOPPED = {
     "work": "stopped at its work budget (a larger effort searches further)",
-    "gap": "stopped because plan 1 meets the lower bound",
+    "gap": "stopped because the gap to the lower bound is closed",
     "time": "stopped at the time limit, so another run may find another plan",
 }
 

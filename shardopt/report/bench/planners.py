@@ -23,7 +23,7 @@ from shardopt.bench.planners.summary import (
     speed,
     time_ms,
 )
-from shardopt.formatting import gap_of, hbm_use, ms, number, percent, times, type_mix
+from shardopt.formatting import at_most, gap_of, hbm_use, ms, number, percent, times, type_mix
 from shardopt.measure.timing import Samples
 from shardopt.report.console import heading, line, show, table
 from shardopt.report.objects import prediction_object
@@ -211,7 +211,7 @@ def plan_words(found: Comparison) -> list[str]:
     gap = gap_of(result.best.iteration_ms, result.lower_bound_ms)
     sentences = []
     if gap is not None:
-        sentences.append(f"shardopt's plan is at most {percent(gap)} from optimal.")
+        sentences.append(f"shardopt's plan is {at_most(gap)} from optimal.")
     if found.rating_ms is not None:
         sentences.append(
             f"TorchRec rates its own plan at {number(found.rating_ms)} ms: the largest sum of "
