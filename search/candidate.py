@@ -18,7 +18,7 @@ class Candidate:
     found_by: str
 
 
-def distinct(
+def rank_distinct(
     candidates: Sequence[Candidate], in_use: ChoicesInUse | None = None
 ) -> list[Candidate]:
     """Best first, without plans that differ only by a renaming of ranks.

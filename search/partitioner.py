@@ -4,29 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from search.objective import Assignment, Objective, Ranks
 from search.space.option import Choice, Option
-from search.surrogate import PHASES, Surrogate, Weights
+from search.surrogate import PHASES, Weights
 
 Array = NDArray[np.float64]
+
+
+class Costs(Protocol):
+    """What shards cost the ranks that they lie on; `search.surrogate.Surrogate` for one."""
+
+    def phases(self, option: Option) -> Array:
+        """Cost of every shard by phases, ``[shards, PHASES]``."""
+        ...
 
 
 class GreedyPartitioner:
     """Places tables one by one; a placement never exceeds a memory cap.
 
     Args:
-        weights: what counts as work.
+        weights: how much each phase counts.
     """
 
-    def __init__(
-        self, objective: Objective, surrogate: Surrogate, weights: Weights | None = None
-    ) -> None:
+    def __init__(self, objective: Objective, costs: Costs, weights: Weights | None = None) -> None:
         self.objective = objective
-        self.surrogate = surrogate
+        self.costs = costs
         self.weights = (weights or Weights()).array
         self.topology = objective.problem.topology
         self.units = lru_cache(maxsize=1 << 16)(self._units)
@@ -52,33 +59,38 @@ class GreedyPartitioner:
         Args:
             options: one per table, in the workload's order.
         """
-        work = [float(self.surrogate.phases(o).sum(axis=0) @ self.weights) for o in options]
+        work = [float(self.costs.phases(o).sum(axis=0) @ self.weights) for o in options]
         memory = [sum(m.hbm_bytes + m.ddr_bytes for m in o.memory) for o in options]
+        free = [not self._is_forced(option) for option in options]  # the others come first
         by_work, by_memory = (
-            sorted(range(len(options)), key=lambda t: (-keys[t], t)) for keys in (work, memory)
+            sorted(range(len(options)), key=lambda t: (free[t], -keys[t], t))
+            for keys in (work, memory)
         )
         for order, roomy in ((by_work, False), (by_memory, False), (by_memory, True)):
-            found = self._place_in(order, options, roomy)
+            found = self.place_in_order(order, options, roomy=roomy)
             if found is not None:
                 return found
         return None
 
-    def _place_in(
-        self, order: Sequence[int], options: Sequence[Option], roomy: bool
+    def place_in_order(
+        self, order: Sequence[int], options: Sequence[Option], *, roomy: bool = False
     ) -> Assignment | None:
+        """Every table in this order on the ranks that `best_ranks` finds; None if one fits nowhere.
+
+        Args:
+            options: one per table, in the workload's order.
+        """
         loads = np.zeros((self.topology.world_size, PHASES))
         used = np.zeros_like(self.objective.caps)
         chosen: dict[int, Choice] = {}
-        forced = [t for t in order if self._is_forced(options[t])]
-        there = set(forced)
-        for table in [*forced, *(t for t in order if t not in there)]:
+        for table in order:
             option = options[table]
             together = self._partner(table, chosen)
             ranks = self.best_ranks(option, loads, used, together, roomy=roomy)
             if ranks is None:
                 return None
             chosen[table] = (option, ranks)
-            np.add.at(loads, list(ranks), self.surrogate.phases(option))
+            np.add.at(loads, list(ranks), self.costs.phases(option))
             used += self.objective.footprint(option, ranks)
         return tuple(chosen[t] for t in range(len(options)))
 
@@ -102,13 +114,13 @@ class GreedyPartitioner:
         *,
         roomy: bool = False,
     ) -> Ranks | None:
-        """Ranks for one option that raise the weighted phase maxima least, None if none fits.
+        """Ranks for one option: each run of shards where the load is least; None if none fits.
 
         Args:
             loads: phase times so far, ``[ranks, PHASES]``.
             used: bytes so far, ``[hbm or ddr, ranks]``.
             together: the only ranks allowed, all of which must be used.
-            roomy: raise what is used of the memory least instead.
+            roomy: where the most memory is free instead.
         """
         legal = self.objective.legal(option)
         if legal.is_empty or (legal.same_group and self._is_split(together)):
@@ -122,8 +134,11 @@ class GreedyPartitioner:
         best: tuple[float, Ranks] | None = None
         for pool in pools:
             found = self._fill(option, loads.copy(), used.copy(), pool, roomy)
-            if found and (together is None or frozenset(found[1]) == together):
-                best = found if best is None or found[0] < best[0] else best
+            if found is None or together not in (None, frozenset(found[0])):
+                continue
+            value = float(found[1].max(axis=0) @ self.weights)
+            if best is None or value < best[0]:
+                best = value, found[0]
         return None if best is None else best[1]
 
     def _is_split(self, ranks: frozenset[int] | None) -> bool:
@@ -136,8 +151,9 @@ class GreedyPartitioner:
         used: Array,
         pool: frozenset[int] | None,
         roomy: bool,
-    ) -> tuple[float, Ranks] | None:
-        phases = self.surrogate.phases(option)
+    ) -> tuple[Ranks, Array] | None:
+        """Ranks within a pool, and the loads with the option there."""
+        phases = self.costs.phases(option)
         ranks: list[int] = []
         taken: set[int] = set()
         for shard, where, memory in self.units(option):
@@ -152,7 +168,7 @@ class GreedyPartitioner:
             else:
                 filled = (loads[where] + phases[shard]) @ self.weights
             key = filled.max(axis=1)
-            # of equally free ranks the first; where all of a pool must be used, a new one
+            # of equally free ranks the first
             if pool is None:
                 best = where[key.argmin()]
             else:
@@ -162,4 +178,4 @@ class GreedyPartitioner:
             taken.update(best.tolist())
             loads[best] += phases[shard]
             used[:, best] += memory
-        return float(loads.max(axis=0) @ self.weights), tuple(ranks)
+        return tuple(ranks), loads

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from predictor.errors import InfeasibleError
 from search.baselines.starting_plans import plan_baselines
 from search.bound.lower_bound import LowerBound
-from search.candidate import Candidate, distinct
+from search.candidate import Candidate, rank_distinct
 from search.improve.local_search import LocalSearch
 from search.in_use.align import rename_ranks
 from search.in_use.plan import (
@@ -79,7 +79,7 @@ def solve(
     start = _start(problem, stop, seed, searchers, in_use, progress)
     objective = start.objective
     improved = _improve(start, stop, seed, progress)
-    ranked = distinct([*improved, *start.candidates], objective.space.in_use)[:top_k]
+    ranked = rank_distinct([*improved, *start.candidates], objective.space.in_use)[:top_k]
     ranked = [rename_ranks(objective, candidate) for candidate in ranked]
     best_ms = ranked[0].iteration_ms
     progress("lower bound", 0.8, best_ms, None)
@@ -164,12 +164,12 @@ def _improve(start: _Start, stop: Stop, seed: int, progress: Progress) -> list[C
     if limit is not None and not limit.max_moves:
         return []
     search = LocalSearch(start.objective, start.surrogate, seed)
-    starts = distinct(start.candidates)[:IMPROVED]
+    starts = rank_distinct(start.candidates)[:IMPROVED]
     size = len(starts[0].assignment) * start.objective.problem.topology.world_size
     budget = stop.work(round(EVALUATIONS * min(1.0, LARGE / size))) // 2
     improved: list[Candidate] = []
     for round_, share in enumerate([budget // len(starts)] * len(starts) + [budget]):
-        one = starts[round_] if round_ < len(starts) else distinct(improved)[0]
+        one = starts[round_] if round_ < len(starts) else rank_distinct(improved)[0]
         best_ms = min(c.iteration_ms for c in [*improved, *starts])
         progress("local search", 0.5 + 0.3 * round_ / (len(starts) + 1), best_ms, None)
         plan, ms = search.improve(

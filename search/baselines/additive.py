@@ -26,8 +26,8 @@ import numpy as np
 from predictor.model.plan import ShardingPlan
 from search.baselines.torchrec_objective import TorchRecObjective
 from search.baselines.torchrec_planner import torchrec_plan
-from search.bound.additive import Bound, items
-from search.improve.additive_moves import Array, Mover
+from search.bound.additive import AdditiveBound, stack_options
+from search.improve.additive_moves import Array, TableMover
 from search.improve.balance import Balancer
 from search.infeasible.remedy import missing_memory
 from search.objective import Assignment, Objective
@@ -144,10 +144,12 @@ class _Search:
             for options in self.space.options
         ]
         self.flat = [option for options in self.space.options for option in options]
-        self.bound = Bound(items(costs, memory, self.objective.caps), topology.world_size)
+        self.bound = AdditiveBound(
+            stack_options(costs, memory, self.objective.caps), topology.world_size
+        )
         self.placer = GreedyPartitioner(self.objective, self.rated)
         self.balancer = Balancer(self.objective, self.rated)
-        self.mover = Mover(self.objective, costs)
+        self.mover = TableMover(self.objective, costs)
 
     def best(self) -> AdditivePlan:
         """The best plan of all starts."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.workload import Table
@@ -19,11 +21,12 @@ from search.baselines.torchrec_planner import torchrec_plan
 from search.objective import Assignment, Objective
 from search.partitioner import GreedyPartitioner
 from search.space.option import Option
-from search.surrogate import Surrogate
+from search.surrogate import FORWARD, PHASES, Surrogate
 
 TRIES = 20
 """Random plans drawn until one fits."""
 
+Array = NDArray[np.float64]
 Weight = Callable[[Table], float]
 
 GREEDY: dict[str, Weight] = {
@@ -72,28 +75,29 @@ def pick(options: Sequence[Option], sharding_type: ShardingType) -> Option:
     return (fused or same or list(options))[0]
 
 
+@dataclass(frozen=True)
+class _TableWeights:
+    """Costs of shards that are the weight of their table, evenly split."""
+
+    tables: Sequence[Table]
+    weight: Weight
+
+    def phases(self, option: Option) -> Array:
+        """All in one phase."""
+        found = np.zeros((option.num_shards, PHASES))
+        found[:, FORWARD] = self.weight(self.tables[option.table]) / option.num_shards
+        return found
+
+
 def _table_wise(objective: Objective, weight: Weight) -> Assignment | None:
     tables = objective.problem.workload.tables
     options = [pick(o, ShardingType.TABLE_WISE) for o in objective.space.options]
-    loads = np.zeros(objective.problem.topology.world_size)
-    used = np.zeros_like(objective.caps)
-    chosen: dict[int, tuple[int, ...]] = {}
-    for table in sorted(range(len(tables)), key=lambda t: (-weight(tables[t]), t)):
-        option = options[table]
-        legal = option.legal_ranks(objective.problem.topology)
-        if legal.is_empty or len(legal.units) > 1:
-            return None
-        fits = [
-            ranks
-            for ranks in legal.units[0]
-            if (used + objective.footprint(option, ranks) <= objective.caps).all()
-        ]
-        if not fits:
-            return None
-        chosen[table] = min(fits, key=lambda ranks: (loads[list(ranks)].max(), ranks))
-        loads[list(chosen[table])] += weight(tables[table]) / option.num_shards
-        used += objective.footprint(option, chosen[table])
-    return tuple((options[t], chosen[t]) for t in range(len(tables)))
+    if any(len(objective.legal(option).units) > 1 for option in options):
+        return None
+    # the rules that these papers compare know of no tables that lie together
+    alone = objective.over(replace(objective.space, co_locate=()))
+    order = sorted(range(len(tables)), key=lambda t: (-weight(tables[t]), t))
+    return GreedyPartitioner(alone, _TableWeights(tables, weight)).place_in_order(order, options)
 
 
 def _uniform(

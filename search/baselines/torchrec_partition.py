@@ -18,7 +18,7 @@ from search.space.option import Option, Partition
 
 
 @dataclass(frozen=True)
-class Choice:
+class CostedOption:
     """An option with what TorchRec thinks it costs.
 
     Args:
@@ -46,11 +46,11 @@ class Choice:
         object.__setattr__(self, "uniform", self.option.partition is Partition.UNIFORM)
 
 
-class NoRoom(Exception):  # noqa: N818  # it is control flow between placements, not an error
+class NoRoomError(Exception):
     """The proposal cannot be placed."""
 
 
-class Ranks:
+class RankState:
     """Room left and cost so far on every rank."""
 
     def __init__(self, topology: Topology) -> None:
@@ -60,11 +60,11 @@ class Ranks:
         self.perf = [Perf(0.0, 0.0, 0.0, 0.0)] * topology.world_size
         self.total = [0.0] * topology.world_size
 
-    def fits(self, choice: Choice, shard: int, rank: int) -> bool:
+    def fits(self, choice: CostedOption, shard: int, rank: int) -> bool:
         """The shard has room on the rank."""
         return choice.hbm[shard] <= self.hbm[rank] and choice.ddr[shard] <= self.ddr[rank]
 
-    def put(self, choice: Choice, shard: int, rank: int) -> None:
+    def put(self, choice: CostedOption, shard: int, rank: int) -> None:
         """Place a shard. Parts of the cost are summed one by one, as TorchRec does."""
         self.hbm[rank] -= choice.hbm[shard]
         self.ddr[rank] -= choice.ddr[shard]
@@ -74,11 +74,11 @@ class Ranks:
         self.total[rank] = perf[0] + perf[2] + perf[1] + perf[3]
 
     def key(self, rank: int) -> tuple[float, int, int]:
-        """Ranks of the least cost first; ties go round the hosts."""
+        """RankState of the least cost first; ties go round the hosts."""
         return self.total[rank], rank % self.local, rank
 
-    def put_all(self, choice: Choice, ranks: Sequence[int], first: int = 0) -> None:
-        """Shard ``first + i`` on ``ranks[i]``, or `NoRoom` with nothing placed."""
+    def put_all(self, choice: CostedOption, ranks: Sequence[int], first: int = 0) -> None:
+        """Shard ``first + i`` on ``ranks[i]``, or `NoRoomError` with nothing placed."""
         done: list[tuple[int, Perf, float]] = []
         for shard, rank in enumerate(ranks, start=first):
             if not self.fits(choice, shard, rank):
@@ -86,14 +86,14 @@ class Ranks:
                     self.hbm[there] += choice.hbm[back]
                     self.ddr[there] += choice.ddr[back]
                     self.perf[there], self.total[there] = perf, total
-                raise NoRoom
+                raise NoRoomError
             done.append((rank, self.perf[rank], self.total[rank]))
             self.put(choice, shard, rank)
 
 
-def partition(choices: Sequence[Choice], topology: Topology) -> list[tuple[int, ...]]:
-    """Ranks of every shard of every choice; raises `NoRoom`."""
-    ranks = Ranks(topology)
+def partition(choices: Sequence[CostedOption], topology: Topology) -> list[tuple[int, ...]]:
+    """RankState of every shard of every choice; raises `NoRoomError`."""
+    ranks = RankState(topology)
     placed: list[tuple[int, ...]] = [()] * len(choices)
     everyone = tuple(range(topology.world_size))
     for i, choice in enumerate(choices):
@@ -117,7 +117,9 @@ def partition(choices: Sequence[Choice], topology: Topology) -> list[tuple[int, 
     return placed
 
 
-def _by_device(choice: Choice, ranks: Ranks, heap: list[tuple[float, int, int]]) -> tuple[int, ...]:
+def _by_device(
+    choice: CostedOption, ranks: RankState, heap: list[tuple[float, int, int]]
+) -> tuple[int, ...]:
     """`_device_partition`: every shard to the cheapest rank that has room."""
     placed = []
     for shard in range(choice.count):
@@ -125,7 +127,7 @@ def _by_device(choice: Choice, ranks: Ranks, heap: list[tuple[float, int, int]])
         while heap and not ranks.fits(choice, shard, heap[0][2]):
             full.append(heapq.heappop(heap))
         if not heap:
-            raise NoRoom
+            raise NoRoomError
         rank = heap[0][2]
         ranks.put(choice, shard, rank)
         heapq.heapreplace(heap, ranks.key(rank))
@@ -135,7 +137,7 @@ def _by_device(choice: Choice, ranks: Ranks, heap: list[tuple[float, int, int]])
     return tuple(placed)
 
 
-def _hosts_by_cost(ranks: Ranks, topology: Topology) -> list[range]:
+def _hosts_by_cost(ranks: RankState, topology: Topology) -> list[range]:
     """`_sort_devices_by_perf`: intra groups, the cheapest first."""
     size = topology.intra_group_size
     hosts = [range(g * size, (g + 1) * size) for g in range(topology.groups)]
@@ -150,7 +152,7 @@ def _plain_sum(values: Iterable[float]) -> float:
     return total
 
 
-def _by_host(choice: Choice, ranks: Ranks, topology: Topology) -> tuple[int, ...]:
+def _by_host(choice: CostedOption, ranks: RankState, topology: Topology) -> tuple[int, ...]:
     """`_cohost_partition`: all shards within the cheapest group that has room."""
     for host in _hosts_by_cost(ranks, topology):
         room_hbm = sum(ranks.hbm[r] for r in host)
@@ -165,12 +167,12 @@ def _by_host(choice: Choice, ranks: Ranks, topology: Topology) -> tuple[int, ...
             heap = [ranks.key(r) for r in host]
             heapq.heapify(heap)
             return _by_device(choice, ranks, heap)
-        except NoRoom:
+        except NoRoomError:
             ranks.hbm, ranks.ddr, ranks.perf, ranks.total = saved
-    raise NoRoom
+    raise NoRoomError
 
 
-def _by_hosts(choice: Choice, ranks: Ranks, topology: Topology) -> tuple[int, ...]:
+def _by_hosts(choice: CostedOption, ranks: RankState, topology: Topology) -> tuple[int, ...]:
     """`_multi_hosts_partition`: a run of groups in order of cost, round robin if too few."""
     hosts = _hosts_by_cost(ranks, topology)
     blocks = choice.count // topology.intra_group_size
@@ -180,6 +182,6 @@ def _by_hosts(choice: Choice, ranks: Ranks, topology: Topology) -> tuple[int, ..
         try:
             ranks.put_all(choice, run)
             return tuple(run)
-        except NoRoom:
+        except NoRoomError:
             continue
-    raise NoRoom
+    raise NoRoomError

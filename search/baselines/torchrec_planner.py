@@ -24,7 +24,7 @@ from predictor.model.plan import TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
 from search.baselines.torchrec_cost import Bandwidths, CostModel
-from search.baselines.torchrec_partition import Choice, NoRoom, partition
+from search.baselines.torchrec_partition import CostedOption, NoRoomError, partition
 from search.space.enumerate import enumerate_space
 from search.space.option import Option, place
 
@@ -100,13 +100,13 @@ def _torchrec_order(workload: Workload) -> list[int]:
 
 def _choices(
     workload: Workload, topology: Topology, device: str, bandwidths: Bandwidths
-) -> list[list[Choice]]:
+) -> list[list[CostedOption]]:
     """Every option with TorchRec's cost and storage."""
     base = replace(workload, train_pipeline="base")
     model = CostModel(base, topology, device, bandwidths)
     result = []
     for options in enumerate_space(base, topology, device, extended=False).options:
-        table: list[Choice] = []
+        table: list[CostedOption] = []
         for order, option in enumerate(options):
             memory = shard_memory(
                 base.tables[option.table],
@@ -121,7 +121,7 @@ def _choices(
             )
             hbm = tuple(m.hbm_bytes for m in memory)
             ddr = tuple(m.ddr_bytes for m in memory)
-            table.append(Choice(option, model.shard_perf(option), hbm, ddr, order))
+            table.append(CostedOption(option, model.shard_perf(option), hbm, ddr, order))
         result.append(table)
     return result
 
@@ -132,7 +132,7 @@ class _Best:
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self.rating = math.inf
-        self.choices: list[Choice] | None = None
+        self.choices: list[CostedOption] | None = None
         self.ranks: list[tuple[int, ...]] = []
         self.proposals = 0
         self.placed = 0
@@ -148,14 +148,14 @@ class _Best:
         choices = list(proposal.choices)
         try:
             ranks = partition(choices, self.topology)
-        except NoRoom:
+        except NoRoomError:
             return
         rating = _rate(choices, ranks, self.topology.world_size)
         if rating < self.rating:
             self.rating, self.choices, self.ranks = rating, choices, ranks
 
 
-def _rate(choices: Sequence[Choice], ranks: Sequence[tuple[int, ...]], world: int) -> float:
+def _rate(choices: Sequence[CostedOption], ranks: Sequence[tuple[int, ...]], world: int) -> float:
     """`NoopPerfModel.rate`: the largest sum of shard costs on a rank, in ms."""
     load = [0.0] * world
     for choice, where in zip(choices, ranks, strict=True):
@@ -167,7 +167,7 @@ def _rate(choices: Sequence[Choice], ranks: Sequence[tuple[int, ...]], world: in
 class _Proposal:
     """One choice a table; sums are kept as tables change."""
 
-    def __init__(self, choices: Sequence[Choice]) -> None:
+    def __init__(self, choices: Sequence[CostedOption]) -> None:
         self.choices = list(choices)
         self._hbm = sum(c.sum_hbm for c in choices)
         self._ddr = sum(c.sum_ddr for c in choices)
@@ -175,7 +175,7 @@ class _Proposal:
         self._count = np.array([c.count for c in choices])
         self._uniform = np.array([c.uniform for c in choices])
 
-    def change(self, table: int, choice: Choice) -> None:
+    def change(self, table: int, choice: CostedOption) -> None:
         """Choose another option for a table."""
         old = self.choices[table]
         self.choices[table] = choice
@@ -197,12 +197,12 @@ class _Proposal:
         return self._hbm, self._ddr, max(mean, everywhere + largest)
 
 
-def _score(choice: Choice, depth: bool) -> float:
+def _score(choice: CostedOption, depth: bool) -> float:
     """`_sharding_option_score`: cost of a shard, or of all (summed one by one, as there)."""
     return choice.total if depth else sum([choice.total] * choice.count)
 
 
-def _grid(tables: list[list[Choice]]) -> Iterator[_Proposal]:
+def _grid(tables: list[list[CostedOption]]) -> Iterator[_Proposal]:
     """`GridSearchProposer`: all combinations, if there are few."""
     if math.prod(map(len, tables)) > MAX_GRID:
         return
@@ -211,7 +211,7 @@ def _grid(tables: list[list[Choice]]) -> Iterator[_Proposal]:
         yield _Proposal(combination)
 
 
-def _greedy(tables: list[list[Choice]], *, depth: bool) -> Iterator[_Proposal]:
+def _greedy(tables: list[list[CostedOption]], *, depth: bool) -> Iterator[_Proposal]:
     """`GreedyProposer`: all tables at their cheapest; then, while any has another option, the one
     with the largest storage takes its next."""
     ranked = [sorted(table, key=lambda c: _score(c, depth)) for table in tables]
@@ -232,12 +232,12 @@ def _greedy(tables: list[list[Choice]], *, depth: bool) -> Iterator[_Proposal]:
         yield proposal
 
 
-def _storage_key(choice: Choice, table: int) -> tuple[int, int, int, int, int]:
+def _storage_key(choice: CostedOption, table: int) -> tuple[int, int, int, int, int]:
     """Largest storage first, then the first table."""
     return -max(choice.hbm), -choice.sum_hbm, -max(choice.ddr), -choice.sum_ddr, table
 
 
-def _uniform(tables: list[list[Choice]]) -> Iterator[_Proposal]:
+def _uniform(tables: list[list[CostedOption]]) -> Iterator[_Proposal]:
     """`UniformProposer`: one sharding type for all tables, each at its cheapest kernel."""
     kinds = dict.fromkeys(c.option.sharding_type for table in tables for c in table)
     for kind in kinds:

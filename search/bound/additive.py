@@ -27,7 +27,7 @@ MAX_PRICE = 2.0**40
 
 
 @dataclass(frozen=True)
-class Items:
+class OptionArrays:
     """Options of all tables, one after another.
 
     Args:
@@ -46,11 +46,11 @@ class Items:
 
 
 @dataclass(frozen=True)
-class Picked:
+class Selection:
     """One option a table.
 
     Args:
-        options: index of the option of every table in `Items`.
+        options: index of the option of every table in `OptionArrays`.
         total_ms: lower bound on the total cost at this target.
     """
 
@@ -58,10 +58,10 @@ class Picked:
     total_ms: float
 
 
-class Bound:
+class AdditiveBound:
     """Bounds and picks for one problem with ``world`` ranks."""
 
-    def __init__(self, items: Items, world: int) -> None:
+    def __init__(self, items: OptionArrays, world: int) -> None:
         self.items = items
         self.world = world
 
@@ -81,7 +81,7 @@ class Bound:
     def _refuted(self, target: float) -> bool:
         return self.pick(target).total_ms > self.world * target * (1 + 1e-12)
 
-    def pick(self, target: float, pressure: float = 1.0, largest: float = 1.0) -> Picked:
+    def pick(self, target: float, pressure: float = 1.0, largest: float = 1.0) -> Selection:
         """Least total cost plus memory price among options whose shards cost at most ``target``.
 
         Args:
@@ -102,7 +102,7 @@ class Bound:
             for kind in range(2):
                 prices[kind] = self._price(total, prices, kind, room)
         options, value = self._least(total, prices)
-        return Picked(options, value - float(prices.sum()) * room)
+        return Selection(options, value - float(prices.sum()) * room)
 
     def _price(self, total: Array, prices: Array, kind: int, room: float) -> float:
         """The smallest price of one kind of memory at which the picks fit, the other's fixed."""
@@ -136,9 +136,9 @@ class Bound:
         return first[where], float(least.sum())
 
 
-def items(
+def stack_options(
     costs: Sequence[Sequence[float]], memory: Sequence[Sequence[Array]], caps: Array
-) -> Items:
+) -> OptionArrays:
     """The options as arrays.
 
     Args:
@@ -154,4 +154,4 @@ def items(
     widest = np.maximum(caps.max(axis=1), 1.0)
     largest = np.array([(m / widest).max() for m in flat])
     starts = np.cumsum([0, *map(len, costs)])[:-1]
-    return Items(cost, cost * counts, sums, largest, starts.astype(np.int64))
+    return OptionArrays(cost, cost * counts, sums, largest, starts.astype(np.int64))

@@ -9,7 +9,7 @@ from ortools.linear_solver import pywraplp
 from predictor.cost.loads import filling_column
 from search.bound.choices import BoundChoices, exchange_of
 from search.bound.program import Program
-from search.bound.rank_excess import CycleSection, RankExcess
+from search.bound.rank_excess import CycleSegment, RankExcess
 from search.bound.relaxation import Cut, Relaxation
 from search.space.option import Option
 
@@ -146,11 +146,11 @@ class ExchangeSet:
             cuts = self.relaxation.busy(load)
         found = False
         for cut in cuts:
-            sections = self.rank_excess.sections(cut, loads)
+            segments = self.rank_excess.segments(cut, loads)
             at = cut.constant + float((cut.slope * load).sum())
-            at += self.rank_excess.excess_ms(sections)
+            at += self.rank_excess.excess_ms(segments)
             if at > self.program.optimum * (1 + TOLERANCE) + 1e-12:
-                self._add(cut, loads, sections)
+                self._add(cut, loads, segments)
                 found = True
         return found
 
@@ -165,9 +165,9 @@ class ExchangeSet:
             loads[mine, column] += self.sharing[mine, price]
         return loads
 
-    def _add(self, cut: Cut, loads: Array, sections: list[CycleSection]) -> None:
+    def _add(self, cut: Cut, loads: Array, segments: list[CycleSegment]) -> None:
         weights = np.einsum("nc,nc->n", loads, cut.slope[self.group])
-        self.rank_excess.add_cut(self.program.cut(cut.constant, weights), sections)
+        self.rank_excess.add_cut(self.program.cut(cut.constant, weights), segments)
         self.constants.append(cut.constant)
         self.weights = np.vstack([self.weights, weights])
 

@@ -1,6 +1,6 @@
 """What the busiest rank adds to the mean rank, in the bound's programs.
 
-A cut of `search.bound.relaxation` has every rank carry the mean load. But a section of its cycle
+A cut of `search.bound.relaxation` has every rank carry the mean load. But a segment of its cycle
 that ends where all ranks meet takes as long as the rank that takes longest, and some rank holds the
 longest shard of each table. So it exceeds its mean by at least what that shard takes, less the
 mean.
@@ -27,9 +27,9 @@ MAX_CHOICES = 1000
 """Where tables have more choices in all, nothing is known of shards: programs stay small, and one
 shard of many is little of what a rank has."""
 WORTH = 1e-4
-"""Rows that raise a section by less than this share of the time are left out."""
+"""Rows that raise a segment by less than this share of the time are left out."""
 ROWS = 4
-"""Rows that a section gets at a time."""
+"""Rows that a segment gets at a time."""
 TIMES = [Load.FORWARD_MS, Load.BACKWARD_MS, Load.PREFETCH_MS]
 
 
@@ -47,8 +47,8 @@ def longest_shard(shards: Array, *, cached: bool) -> Array:
 
 
 @dataclass(frozen=True)
-class CycleSection:
-    """A section of a cut's cycle, in ms.
+class CycleSegment:
+    """A segment of a cut's cycle, in ms.
 
     Args:
         peak: what the rank with the longest shard of a choice takes at least, ``[choices]``.
@@ -66,17 +66,17 @@ class CycleSection:
 
 
 @dataclass(frozen=True)
-class _SectionRows:
-    """The variable of a section, its rows by table and what they take of every choice's share."""
+class _SegmentRows:
+    """The variable of a segment, its rows by table and what they take of every choice's share."""
 
     cut: int
-    section: CycleSection
+    segment: CycleSegment
     variable: pywraplp.Variable
     rows: dict[int, tuple[pywraplp.Constraint, Array]]
 
 
 class RankExcess:
-    """Variables and rows of a set's program: the excess of each section of each cut.
+    """Variables and rows of a set's program: the excess of each segment of each cut.
 
     Args:
         group: position of every choice's lookup group in the slopes of cuts, ``[choices]``.
@@ -87,35 +87,35 @@ class RankExcess:
         self.program = program
         self.group = group
         self.longest = longest
-        self.found: list[_SectionRows] = []
+        self.found: list[_SegmentRows] = []
 
-    def sections(self, cut: Cut, loads: Array) -> list[CycleSection]:
-        """The sections of a cut of which some shard is sure to have something.
+    def segments(self, cut: Cut, loads: Array) -> list[CycleSegment]:
+        """The segments of a cut of which some shard is sure to have something.
 
         Args:
             loads: mean of every choice over the ranks, ``[choices, COLUMNS]``.
         """
         found = []
-        for each in cut.sections:
+        for each in cut.segments:
             slope = each[self.group]
             peak = np.einsum("nc,nc->n", self.longest, slope[:, TIMES])
             if peak.any():
                 # caches that tables lend each other can make a mean less than nothing
                 mean = np.maximum(0.0, np.einsum("nc,nc->n", loads, slope))
-                found.append(CycleSection(peak, mean))
+                found.append(CycleSegment(peak, mean))
         return found
 
-    def excess_ms(self, sections: list[CycleSection]) -> float:
-        """What sections exceed the mean by at the program's last optimum in ms."""
-        return sum(max(0.0, float(one.excess(self.program).max())) for one in sections)
+    def excess_ms(self, segments: list[CycleSegment]) -> float:
+        """What segments exceed the mean by at the program's last optimum in ms."""
+        return sum(max(0.0, float(one.excess(self.program).max())) for one in segments)
 
-    def add_cut(self, row: pywraplp.Constraint, sections: list[CycleSection]) -> None:
-        """Put the excess of a new cut's sections into its row."""
+    def add_cut(self, row: pywraplp.Constraint, segments: list[CycleSegment]) -> None:
+        """Put the excess of a new cut's segments into its row."""
         solver, cut = self.program.solver, len(self.program.cuts) - 1
-        for section in sections:
-            variable = solver.NumVar(0.0, float(section.peak.max()), "")
+        for segment in segments:
+            variable = solver.NumVar(0.0, float(segment.peak.max()), "")
             row.SetCoefficient(variable, -1.0)
-            self.found.append(_SectionRows(cut, section, variable, {}))
+            self.found.append(_SegmentRows(cut, segment, variable, {}))
 
     def add_rows(self) -> bool:
         """Add rows of the tables whose longest shards exceed what the last optimum has the most;
@@ -124,9 +124,9 @@ class RankExcess:
         now = [one.variable.solution_value() for one in self.found]
         return any([self._add_rows(one, ms) for one, ms in zip(self.found, now, strict=True)])
 
-    def _add_rows(self, one: _SectionRows, now: float) -> bool:
+    def _add_rows(self, one: _SegmentRows, now: float) -> bool:
         program = self.program
-        excess = one.section.excess(program)
+        excess = one.segment.excess(program)
         enough = now + WORTH * program.optimum
         tables = [
             table
@@ -135,8 +135,8 @@ class RankExcess:
         ]
         for table in tables:
             mine = slice(program.first[table], program.first[table] + program.sizes[table])
-            least = -one.section.mean
-            least[mine] += one.section.peak[mine]
+            least = -one.segment.mean
+            least[mine] += one.segment.peak[mine]
             row = program.row(0.0, program.solver.infinity(), -least)
             row.SetCoefficient(one.variable, 1.0)
             one.rows[table] = row, least
@@ -157,5 +157,5 @@ class RankExcess:
                 price = max(0.0, row.dual_value()) / scale
                 cost += price * taken
                 left -= price
-            least += min(0.0, left) * float(one.section.peak.max())
+            least += min(0.0, left) * float(one.segment.peak.max())
         return cost, least

@@ -120,13 +120,13 @@ class Cut:
     """``time >= constant + slope . load``, of the mean load of a rank ``[groups, columns]``.
 
     Args:
-        sections: parts of the slope that one rank passes between two collectives of all ranks,
-            whichever rank it is, ``[sections, groups, columns]``.
+        segments: parts of the slope that one rank passes between two collectives of all ranks,
+            whichever rank it is, ``[segments, groups, columns]``.
     """
 
     constant: float
     slope: Array
-    sections: Array
+    segments: Array
 
 
 class Relaxation:
@@ -171,8 +171,8 @@ class Relaxation:
         constant = length / iterations - float((slope * load).sum())
         runs = _runs(ops, scopes)
         parts = [self._slope(slopes[:, run].sum(axis=1) / iterations) for run in runs]
-        sections = np.array(parts).reshape(-1, *slope.shape)
-        return length / iterations, Cut(constant, slope, sections)
+        segments = np.array(parts).reshape(-1, *slope.shape)
+        return length / iterations, Cut(constant, slope, segments)
 
     def busy(self, load: Array) -> list[Cut]:
         """Cuts that hold for plans with any of the exchanges: the work of one stream, or of the

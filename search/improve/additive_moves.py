@@ -8,35 +8,28 @@ and swaps single shards.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from search.objective import Assignment, Objective, Ranks
+from search.partitioner import GreedyPartitioner
 from search.space.option import Choice, Option
+from search.surrogate import FORWARD, PHASES
 
 Array = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 NORM = 16
 GAIN = 1e-9
-"""A smaller relative gain is none."""
+"""Relative gain below which a change does not count."""
+
+Placed = tuple[Ranks, Array, Array]
+"""Ranks for one option, and the cost and bytes of all ranks with it there."""
 
 
-@dataclass(frozen=True)
-class Placed:
-    """Ranks for one option, and the cost and bytes of all ranks with it there."""
-
-    ranks: Ranks
-    loads: Array
-    used: Array
-
-
-class Mover:
+class TableMover:
     """Improves assignments of one problem.
 
     Args:
@@ -45,13 +38,14 @@ class Mover:
 
     def __init__(self, objective: Objective, costs: Sequence[Sequence[float]]) -> None:
         self.objective = objective
-        self.topology = objective.problem.topology
+        self.world = objective.problem.topology.world_size
         self.cost = {
             option: cost
             for options, table in zip(objective.space.options, costs, strict=True)
             for option, cost in zip(options, table, strict=True)
         }
-        self.units = lru_cache(maxsize=1 << 16)(self._units)
+        self.partitioner = GreedyPartitioner(objective, self)
+        self.phases = lru_cache(maxsize=1 << 16)(self._phases)
         tied = {table for group in objective.space.co_locate for table in group}
         self.free = [t not in tied for t in range(len(costs))]
         self.ranked = [
@@ -59,9 +53,15 @@ class Mover:
             for options in objective.space.options
         ]
 
+    def _phases(self, option: Option) -> Array:
+        """Costs of an option's shards, as `GreedyPartitioner` takes them."""
+        found = np.zeros((option.num_shards, PHASES))
+        found[:, FORWARD] = self.cost[option]
+        return found
+
     def loads(self, assignment: Assignment) -> Array:
         """Sum of shard costs on every rank in ms, ``[ranks]``."""
-        loads = np.zeros(self.topology.world_size)
+        loads = np.zeros(self.world)
         for option, ranks in assignment:
             np.add.at(loads, list(ranks), self.cost[option])
         return loads
@@ -88,14 +88,14 @@ class Mover:
                     placed = self.put(option, below, room)
                     if placed is None:
                         continue
-                    norm = _norm(placed.loads, scale)
+                    norm = _norm(placed[1], scale)
                     if norm < now * (1 - GAIN) and (best is None or norm < best[0]):
                         best = (norm, table, option, placed)
             if best is None:
                 break
             _, table, option, placed = best
-            plan[table] = (option, placed.ranks)
-            loads, used = placed.loads, placed.used
+            ranks, loads, used = placed
+            plan[table] = (option, ranks)
         return tuple(plan), tried
 
     def shake(self, assignment: Assignment, rng: random.Random, count: int) -> Assignment | None:
@@ -119,8 +119,8 @@ class Mover:
             put = next(((o, p) for o, p in zip(options, found, strict=True) if p), None)
             if put is None:
                 return None
-            plan[table] = (put[0], put[1].ranks)
-            loads, used = put[1].loads, put[1].used
+            option, (ranks, loads, used) = put
+            plan[table] = (option, ranks)
         return tuple(plan)
 
     def _on(self, rank: int, plan: Sequence[Choice]) -> list[int]:
@@ -135,44 +135,14 @@ class Mover:
 
     def put(self, option: Option, loads: Array, used: Array) -> Placed | None:
         """The option on the ranks of least cost with room for it; None if there are none."""
-        legal = self.objective.legal(option)
-        if legal.is_empty:
+        phases = np.zeros((len(loads), PHASES))
+        phases[:, FORWARD] = loads
+        ranks = self.partitioner.best_ranks(option, phases, used)
+        if ranks is None:
             return None
-        pools: Iterable[Bools] = (np.ones(len(loads), dtype=bool),)
-        if legal.same_group:
-            group = np.arange(len(loads)) // self.topology.intra_group_size
-            pools = (group == g for g in range(self.topology.groups))
-        found = [p for pool in pools if (p := self._put_in(option, loads, used, pool)) is not None]
-        scale = max(float(loads.max()), self.cost[option])
-        return min(found, key=lambda p: _norm(p.loads, scale), default=None)
-
-    def _put_in(self, option: Option, loads: Array, used: Array, pool: Bools) -> Placed | None:
-        """As `put`, with every shard inside a pool of ranks."""
-        loads, used, cost = loads.copy(), used.copy(), self.cost[option]
-        ranks: list[int] = []
-        caps = self.objective.caps
-        for where, need in self.units(option):
-            fits = (used[:, where] + need[:, None] <= caps[:, where]).all(axis=(0, 2))
-            fits &= pool[where].all(axis=1)
-            if not fits.any():
-                return None
-            highest = np.where(fits, loads[where].max(axis=1), np.inf)
-            chosen = where[int(np.argmin(highest))]
-            ranks += chosen.tolist()
-            loads[chosen] += cost
-            used[:, chosen] += need
-        return Placed(tuple(ranks), loads, used)
-
-    def _units(self, option: Option) -> list[tuple[Ints, Array]]:
-        """Of every run of shards: where it may lie ``[alternatives, shards]`` and its bytes
-        ``[hbm or ddr, shards]``."""
-        need = np.array([(m.hbm_bytes, m.ddr_bytes) for m in option.memory], dtype=np.float64).T
-        found, start = [], 0
-        for alternatives in self.objective.legal(option).units:
-            where = np.array(alternatives)
-            found.append((where, need[:, start : start + where.shape[1]]))
-            start += where.shape[1]
-        return found
+        after = loads.copy()
+        np.add.at(after, list(ranks), self.cost[option])
+        return ranks, after, used + self.objective.footprint(option, ranks)
 
 
 def _norm(loads: Array, scale: float) -> float:

@@ -59,7 +59,7 @@ class CutOptions:
 
 
 class CutPlan:
-    """A plan and its loads; columns are the sections of all cuts, in units of their mean.
+    """A plan and its loads; columns are the segments of all cuts, in units of their mean.
 
     Args:
         bound: tables that stay as they are.
@@ -92,12 +92,12 @@ class CutPlan:
     def _columns(self, cuts: Sequence[CycleCut]) -> None:
         """Stretches that several cuts share are one column."""
         slopes: list[Array] = []
-        self.member = np.zeros((len(cuts), sum(len(c.sections) for c in cuts)))
+        self.member = np.zeros((len(cuts), sum(len(c.segments) for c in cuts)))
         for row, cut in enumerate(cuts):
-            for section in cut.sections:
-                same = [i for i, s in enumerate(slopes) if np.allclose(s, section, 1e-2, 0.0)]
+            for segment in cut.segments:
+                same = [i for i, s in enumerate(slopes) if np.allclose(s, segment, 1e-2, 0.0)]
                 if not same:
-                    slopes.append(section)
+                    slopes.append(segment)
                 self.member[row, same[0] if same else len(slopes) - 1] += 1.0
         self.slopes = np.array(slopes)
         self.member = self.member[:, : len(slopes)]

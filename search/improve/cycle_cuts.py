@@ -2,7 +2,7 @@
 
 The critical cycle of a plan's timeline runs along one rank until a collective, where it may pass
 to the last rank that arrives. So the period is at least a constant, plus the work of the slowest
-rank in every section between two collectives, plus the collectives at their busiest ranks. At the
+rank in every segment between two collectives, plus the collectives at their busiest ranks. At the
 plan itself that is its period (`predictor.iteration.critical_path`); of other plans that use the
 same exchanges it is a lower estimate, exact but for laws that are not linear.
 """
@@ -31,16 +31,16 @@ PROBED = [c for c in range(LONGEST.start) if c not in (Load.SHARDS, Load.ROWS)]
 
 @dataclass(frozen=True)
 class CycleCut:
-    """``time ~ constant + sum over sections of max over ranks (slope . load) + even . mean load``.
+    """``time ~ constant + sum over segments of max over ranks (slope . load) + even . mean load``.
 
     Args:
-        sections: slopes of every section, ``[sections, groups, COLUMNS]`` in ms.
+        segments: slopes of every segment, ``[segments, groups, COLUMNS]`` in ms.
         even: slopes of what follows from the mean over the ranks, ``[groups, COLUMNS]``.
         groups: lookup groups that the plan uses; the slopes of others are not known.
     """
 
     constant: float
-    sections: Array
+    segments: Array
     even: Array
     groups: frozenset[int]
 
@@ -58,16 +58,16 @@ def critical_cut(objective: Objective, assignment: Assignment) -> CycleCut | Non
     slopes, at = _slopes(objective, totals, used)
     shape = (len(batch.groups), COLUMNS)
     even = np.zeros(shape)
-    sections = []
+    segments = []
     for run in _runs(graph, ops):
-        section = np.zeros(shape)
+        segment = np.zeros(shape)
         for op in run:
             per_rank = graph.ops[op].cost_ms.shape[-1] > 1 or _is_collective(graph, op)
-            target = section if per_rank else even
+            target = segment if per_rank else even
             np.add.at(target, at, slopes[:, op] / iterations)
-        if section.any():
-            sections.append(section)
-    many = np.array(sections).reshape(-1, *shape)
+        if segment.any():
+            segments.append(segment)
+    many = np.array(segments).reshape(-1, *shape)
     times = np.einsum("sgc,grc->sr", many, totals)
     constant = length / iterations - float(times.max(axis=1).sum())
     constant -= float((even * totals.mean(axis=1)).sum())

@@ -2,7 +2,7 @@
 
 Plans near a given one are compared by the cuts of `search.improve.cycle_cuts`: each is a sum of
 maxima over ranks. A maximum is flat almost everywhere, so it gets a target instead, nearer to the
-mean, and what ranks exceed their targets by, squared, is driven out; maxima of other sections keep
+mean, and what ranks exceed their targets by, squared, is driven out; maxima of other segments keep
 theirs. After every round the plan is scored on the full timeline, and its own critical cycle joins
 the cuts, until that no longer helps.
 
@@ -73,7 +73,7 @@ class Packer:
         current, failed = start, 0
         while steps > 0 and failed < PATIENCE and not stop(best_ms):
             cut = critical_cut(self.objective, current)
-            if cut is None or not len(cut.sections):
+            if cut is None or not len(cut.segments):
                 break
             cuts = [*(c for c in cuts if c.groups == cut.groups), cut]
             state = _Descent(self.objective, self.surrogate, self.bound, cuts, best)

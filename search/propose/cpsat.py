@@ -40,7 +40,7 @@ class Solution:
 
 
 @dataclass
-class _Placed:
+class _OptionVariables:
     """Variables of one option: how many of its units lie on each alternative."""
 
     option: Option
@@ -155,7 +155,7 @@ class Model:
             memory_unit or max(1, int(most) // MEMORY_STEPS) for most in objective.caps.max(axis=1)
         ]
         self.model = cp_model.CpModel()
-        self.placed: list[list[_Placed]] = []
+        self.placed: list[list[_OptionVariables]] = []
         self.forward: dict[int, list[cp_model.LinearExprT]] = defaultdict(list)
         self.backward: dict[int, list[cp_model.LinearExprT]] = defaultdict(list)
         self.traffic: dict[tuple[tuple[str, str], int, int], list[cp_model.LinearExprT]] = (
@@ -183,7 +183,7 @@ class Model:
             self.limit_memory()
             self._objective()
 
-    def _option(self, option: Option) -> _Placed:
+    def _option(self, option: Option) -> _OptionVariables:
         model = self.model
         legal = self.objective.legal(option)
         alternatives, units = list(legal.units[0]), len(legal.units)
@@ -196,20 +196,20 @@ class Model:
         else:
             counts = [model.new_int_var(0, units, "") for _ in alternatives]
             model.add(sum(counts) == units * chosen)
-        placed = _Placed(option, chosen, units, alternatives, counts)
+        placed = _OptionVariables(option, chosen, units, alternatives, counts)
         if legal.same_group:
             self._same_group(placed)
         self._loads(placed)
         return placed
 
-    def _same_group(self, placed: _Placed) -> None:
+    def _same_group(self, placed: _OptionVariables) -> None:
         groups = [self.model.new_bool_var("") for _ in range(self.topology.groups)]
         self.model.add(sum(groups) == placed.chosen)
         for alternative, count in zip(placed.alternatives, placed.counts, strict=True):
             here = groups[self.topology.group_of(alternative[0])]
             self.model.add(count <= placed.units * here)
 
-    def _loads(self, placed: _Placed) -> None:
+    def _loads(self, placed: _OptionVariables) -> None:
         option = placed.option
         phases = np.rint(self.surrogate.phases(option) * self.weights * UNITS_PER_MS).astype(int)
         exchange = self.surrogate.exchange(option)
@@ -303,7 +303,7 @@ class Model:
         self.cost.append(slowest)
 
     def _fixed(self) -> None:
-        users: dict[tuple[str, str], list[_Placed]] = defaultdict(list)
+        users: dict[tuple[str, str], list[_OptionVariables]] = defaultdict(list)
         for placed in (p for options in self.placed for p in options):
             users[self.surrogate.exchange(placed.option)].append(placed)
         for options in users.values():

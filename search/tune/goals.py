@@ -81,7 +81,7 @@ def covers(better: Values, worse: Values) -> bool:
     return all(a <= b for a, b in zip(better, worse, strict=True))
 
 
-def front(points: Sequence[Values]) -> list[int]:
+def pareto_front(points: Sequence[Values]) -> list[int]:
     """Indices of the points that no other beats, in their order; of equal points the first."""
     found = []
     for i, point in enumerate(points):

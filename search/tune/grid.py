@@ -52,7 +52,7 @@ class Grid:
         """Near values act alike."""
         return PARAMETERS[parameter].ordered
 
-    def turned(self, case: Case, setting: Setting) -> Case:
+    def apply_setting(self, case: Case, setting: Setting) -> Case:
         """The case with every parameter of a setting at its value."""
         turned = case
         for name, knob in PARAMETERS.items():  # in their order: hosts are set on equal ranks

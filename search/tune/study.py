@@ -72,7 +72,7 @@ def read_trial(grid: Grid, trial: FrozenTrial) -> Trial:
         bound,
         notes["iteration_ms"],
         notes["lower_bound_ms"],
-        unpacked(notes["plan"]),
+        decode_plan(notes["plan"]),
     )
 
 
@@ -132,14 +132,14 @@ def _check_same(found: Any, wanted: Mapping[str, Any], name: str | None) -> None
         )
 
 
-def packed(plan: ShardingPlan) -> str:
+def encode_plan(plan: ShardingPlan) -> str:
     """A plan as a trial holds it: compressed, as MySQL takes no attribute of 64 KiB or more."""
     text = json.dumps(plan_to_dict(plan), separators=(",", ":"))
     return base64.b85encode(zlib.compress(text.encode("utf-8"), 9)).decode("ascii")
 
 
-def unpacked(text: str) -> ShardingPlan:
-    """The inverse of `packed`."""
+def decode_plan(text: str) -> ShardingPlan:
+    """The inverse of `encode_plan`."""
     return plan_from_dict(
         json.loads(zlib.decompress(base64.b85decode(text))), where="a trial's plan"
     )

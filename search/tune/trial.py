@@ -135,7 +135,7 @@ def search_from(
     objective = Objective(problem, reduced_space(problem))
     search = LocalSearch(objective, Surrogate(objective), seed)
     bound_ms = result.lower_bound_ms
-    for start in filter(None, (carried(plan, objective) for plan in warm)):
+    for start in filter(None, (carry_over_plan(plan, objective) for plan in warm)):
         evaluations = stop.work(WARM_EVALUATIONS) // len(warm)
         better, ms = search.improve(start, evaluations, lambda best: stop.reached(best, bound_ms))
         if ms < result.best.iteration_ms:
@@ -149,7 +149,7 @@ def search_from(
     )
 
 
-def carried(plan: ShardingPlan, objective: Objective) -> Assignment | None:
+def carry_over_plan(plan: ShardingPlan, objective: Objective) -> Assignment | None:
     """A plan of another setting as one of this problem, or None where it is none that fits."""
     if plan.world_size != objective.problem.topology.world_size:
         return None

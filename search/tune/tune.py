@@ -30,11 +30,11 @@ from search.problem import Progress, RankedPlan, Result, silent
 from search.propose.searchers import SEARCHERS
 from search.stop import Stop
 from search.tune.case import Case
-from search.tune.goals import Goal, Values, covers, front, shard_bytes, values_of
+from search.tune.goals import Goal, Values, covers, pareto_front, shard_bytes, values_of
 from search.tune.grid import Grid
 from search.tune.sampler import distributions, is_complete, setting_of
 from search.tune.storage import Shared, quiet, requeue, storage_errors
-from search.tune.study import FINISHED, Trial, packed, read_trial, unpacked
+from search.tune.study import FINISHED, Trial, decode_plan, encode_plan, read_trial
 from search.tune.trial import RuledOutError, search_from, try_setting
 
 TRIAL_EFFORT = 0.1
@@ -107,7 +107,7 @@ class Watch(Protocol):
         ...
 
 
-def unwatched(done: int, total: int, best: Trial | None) -> None:
+def watch_nothing(done: int, total: int, best: Trial | None) -> None:
     """A `Watch` that shows nothing."""
 
 
@@ -126,7 +126,7 @@ class Tuning:
     budget: Budget
     study: optuna.Study
     shared: Shared | None = None
-    watch: Watch = unwatched
+    watch: Watch = watch_nothing
     _start: float = field(default_factory=time.monotonic)
 
     def run(self) -> Tuned:
@@ -149,7 +149,7 @@ class Tuning:
         if not searched:
             raise _nothing_found(trials, stopped_by)
         points = [t.values for t in searched if t.values is not None]
-        members = sorted((searched[i] for i in front(points)), key=lambda t: t.values or ())
+        members = sorted((searched[i] for i in pareto_front(points)), key=lambda t: t.values or ())
         return Tuned(trials, tuple(members), stopped_by)
 
     def finish(self, tuned: Tuned, progress: Progress = silent) -> tuple[list[Member], bool]:
@@ -174,7 +174,7 @@ class Tuning:
             tried = self._as_tried(trial, "interrupted" if interrupted else "work")
             if last is None or len(self.goals) == 1 or not _alike(last.values, tried.values):
                 found.append(tried)
-        best = [found[i] for i in front([member.values for member in found])]
+        best = [found[i] for i in pareto_front([member.values for member in found])]
         return sorted(best, key=lambda member: member.values), interrupted
 
     def undone(self, member: Member) -> dict[str, float]:
@@ -186,7 +186,7 @@ class Tuning:
         plan, found = member.result.best.plan, {}
         for name in self.grid.changes(self.case, member.trial.setting):
             setting = {k: v for k, v in member.trial.setting.items() if k != name}
-            problem = self.grid.turned(self.case, setting).problem()
+            problem = self.grid.apply_setting(self.case, setting).problem()
             if problem.topology.world_size == plan.world_size:
                 ms = predict(
                     problem.workload, problem.topology, problem.hardware, plan
@@ -201,7 +201,7 @@ class Tuning:
         share = 1.0 if len(tuned.front) == 1 else FRONT_EFFORT
         limit = self.budget.time_limit_s
         left = None if limit is None else max(1.0, limit - (time.monotonic() - self._start)) / ahead
-        problem = self.grid.turned(self.case, trial.setting).problem()
+        problem = self.grid.apply_setting(self.case, trial.setting).problem()
         result = search_from(
             problem,
             [trial.plan],
@@ -319,7 +319,7 @@ class Tuning:
         notes: dict[str, Any] = {"setting": setting}
         values: Values | None = None
         try:
-            problem = self.grid.turned(self.case, setting).problem()
+            problem = self.grid.apply_setting(self.case, setting).problem()
             warm, seed = self._warm(), self.budget.seed
             searchers = self.budget.searchers
             found = try_setting(problem, self.goals, self._known, warm, stop, seed, searchers)
@@ -330,7 +330,7 @@ class Tuning:
         else:
             values = found.values
             notes |= {"state": "searched", "bound": found.bound}
-            notes |= {"iteration_ms": found.best.iteration_ms, "plan": packed(found.best.plan)}
+            notes |= {"iteration_ms": found.best.iteration_ms, "plan": encode_plan(found.best.plan)}
             notes |= {"lower_bound_ms": found.lower_bound_ms}
         with suppress(UpdateFinishedTrialError):  # taken over
             for name, note in notes.items():
@@ -349,7 +349,7 @@ class Tuning:
         """Plans of the best trials so far."""
         done = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         best = sorted(done, key=lambda t: (t.values, t.number))[:WARM_PLANS]
-        return [unpacked(t.user_attrs["plan"]) for t in best]
+        return [decode_plan(t.user_attrs["plan"]) for t in best]
 
     def _best(self, trials: Sequence[FrozenTrial]) -> Trial | None:
         done = [t for t in trials if t.state is TrialState.COMPLETE]

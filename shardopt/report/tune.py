@@ -79,7 +79,7 @@ class TuneReport:
         """What to change to get a setting."""
         case, grid = self.tuning.case, self.tuning.grid
         setting = member.trial.setting
-        return change_lines(case, grid.turned(case, setting), grid.changes(case, setting))
+        return change_lines(case, grid.apply_setting(case, setting), grid.changes(case, setting))
 
 
 def show_tuned(console: Console, report: TuneReport, plan: PlanReport) -> None:

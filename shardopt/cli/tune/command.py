@@ -127,7 +127,7 @@ def _search(tuning: Tuning, *, on: bool) -> tuple[Tuned, list[Member], bool]:
 
 def tuned_setting(setting: Setting, tuning: Tuning, member: Member) -> Setting:
     """What the command would have worked on, had it been given this setting."""
-    case = tuning.grid.turned(tuning.case, member.trial.setting)
+    case = tuning.grid.apply_setting(tuning.case, member.trial.setting)
     topology = case.problem().topology
     return replace(setting, workload=case.workload, installed=case.installed, topology=topology)
 

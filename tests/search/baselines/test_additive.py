@@ -17,8 +17,8 @@ from predictor.units import MIB
 from search.baselines.additive import AdditivePlan, solve_additive
 from search.baselines.torchrec_objective import TorchRecObjective
 from search.baselines.torchrec_planner import torchrec_plan
-from search.bound.additive import Bound, items
-from search.improve.additive_moves import Mover
+from search.bound.additive import AdditiveBound, stack_options
+from search.improve.additive_moves import TableMover
 from search.objective import Objective
 from search.problem import Problem
 from search.space.enumerate import enumerate_space
@@ -179,7 +179,7 @@ def test_the_bound_counts_memory() -> None:
     costs = [[1.0, 3.0], [1.0, 3.0]]
     for room, least in ((20.0, 1.0), (12.0, 3.0)):
         caps = np.array([[room / 2] * 2, [0.0, 0.0]])
-        bound = Bound(items(costs, memory, caps), 2).lower_bound_ms()
+        bound = AdditiveBound(stack_options(costs, memory, caps), 2).lower_bound_ms()
         # 1 + 3 over two ranks; the relaxation may mix the options of a table
         assert bound <= least
         assert bound >= (1.0 if room == 20.0 else 1.8) * (1 - 1e-3)
@@ -190,7 +190,7 @@ def test_a_table_that_is_put_back_leaves_the_costliest_rank() -> None:
     problem = a_problem(a_workload(*tables), hosts(4))
     objective, torchrec = counted(problem), torchrec_of(problem)
     costs = [[torchrec.cost_ms(o) for o in table] for table in objective.space.options]
-    mover = Mover(objective, costs)
+    mover = TableMover(objective, costs)
     whole = [next(o for o in table if o.label == "TW/fused") for table in objective.space.options]
     start = tuple((o, (0,)) for o in whole)
     found, spent = mover.descend(start, 10_000)

@@ -27,8 +27,8 @@ from tests.search.problems import (
 
 def value_of(cut: CycleCut, objective: Objective, plan: Assignment) -> float:
     totals = objective.batch.totals(objective.table_plans(plan))
-    sections = np.einsum("sgc,grc->sr", cut.sections, totals).max(axis=1).sum()
-    return float(cut.constant + sections + (cut.even * totals.mean(axis=1)).sum())
+    segments = np.einsum("sgc,grc->sr", cut.segments, totals).max(axis=1).sum()
+    return float(cut.constant + segments + (cut.even * totals.mean(axis=1)).sum())
 
 
 @pytest.mark.parametrize("profile", [copying(H100), H100, CPU], ids=["no host", "h100", "cpu"])

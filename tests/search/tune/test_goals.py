@@ -6,7 +6,7 @@ import random
 
 from search.solve import solve
 from search.stop import Stop
-from search.tune.goals import GOALS, covers, front, shard_bytes, values_of
+from search.tune.goals import GOALS, covers, pareto_front, shard_bytes, values_of
 from tests.search.problems import H100, a_problem, a_table, a_workload, hosts
 
 ALL = [GOALS[name] for name in ("time", "memory", "gpu_hours")]
@@ -33,7 +33,7 @@ def test_bytes_are_those_of_the_fullest_rank() -> None:
 
 def test_the_front_is_what_no_point_beats() -> None:
     points = [(1.0, 5.0), (2.0, 2.0), (3.0, 3.0), (2.0, 2.0), (5.0, 1.0), (1.0, 6.0)]
-    assert front(points) == [0, 1, 4]
+    assert pareto_front(points) == [0, 1, 4]
     assert covers((2.0, 2.0), (2.0, 3.0))
     assert not covers((1.0, 5.0), (2.0, 2.0))
 
@@ -41,7 +41,7 @@ def test_the_front_is_what_no_point_beats() -> None:
 def test_the_front_covers_every_point() -> None:
     rng = random.Random(0)
     points = [(float(rng.randint(0, 9)), float(rng.randint(0, 9))) for _ in range(60)]
-    best = front(points)
+    best = pareto_front(points)
     assert all(any(covers(points[i], point) for i in best) for point in points)
     assert not any(covers(points[i], points[j]) for i in best for j in best if i != j)
-    assert front([(3.0,), (1.0,), (2.0,)]) == [1]
+    assert pareto_front([(3.0,), (1.0,), (2.0,)]) == [1]

@@ -28,7 +28,7 @@ def a_case(world: int = 4, local: int | None = 2, **more: Any) -> Case:
 def turned(case: Case, **setting: Any) -> Case:
     knobs = {p: name for name, knob in KNOBS.items() for p in knob.parameters}
     values: dict[str, Any] = {knobs[name]: (value,) for name, value in setting.items()}
-    return grid_of(case, values).turned(case, setting)
+    return grid_of(case, values).apply_setting(case, setting)
 
 
 def test_every_knob_has_values_by_default_and_the_case_is_among_them() -> None:
@@ -37,7 +37,7 @@ def test_every_knob_has_values_by_default_and_the_case_is_among_them() -> None:
     assert set(grid.values) == {p for knob in KNOBS.values() for p in knob.parameters}
     first = grid.nearest(case)
     assert grid.changes(case, first) == {}
-    assert grid.turned(case, first) == case
+    assert grid.apply_setting(case, first) == case
     assert grid.size > 10_000
 
 
@@ -57,7 +57,7 @@ def test_a_knob_changes_the_model(setting: dict[str, Any], expected: Any) -> Non
     after = turned(case, **setting)
     assert expected(after.workload)
     assert after.installed == case.installed
-    assert grid_of(case, {}).turned(case, {}) == case
+    assert grid_of(case, {}).apply_setting(case, {}) == case
 
 
 def test_constraints_of_a_table_stay() -> None:

@@ -19,8 +19,8 @@ from search.tune import tune
 from search.tune.case import Case
 from search.tune.goals import GOALS, covers, values_of
 from search.tune.grid import grid_of
-from search.tune.study import Trial, new_study, packed, unpacked
-from search.tune.trial import RuledOutError, carried, root_bound, search_from, try_setting
+from search.tune.study import Trial, decode_plan, encode_plan, new_study
+from search.tune.trial import RuledOutError, carry_over_plan, root_bound, search_from, try_setting
 from search.tune.tune import Budget, Tuned, Tuning
 from tests.quick import quick_first
 from tests.search.problems import (
@@ -97,7 +97,7 @@ def test_a_journal_and_memory_give_the_same(tmp_path: Path) -> None:
 
 
 def plain(found: Tuned) -> list[Trial]:
-    return [replace(t, plan=t.plan and unpacked(packed(t.plan))) for t in found.trials]
+    return [replace(t, plan=t.plan and decode_plan(encode_plan(t.plan))) for t in found.trials]
 
 
 # --- what the bound rules out ------------------------------------------------------------------
@@ -135,7 +135,7 @@ def test_no_plan_of_a_setting_that_is_ruled_out_beats_the_incumbent(seed: int) -
         pytest.skip("nothing fits")
     known = [t.values for t in found.trials if t.values is not None]
     for trial in found.trials:
-        problem = grid.turned(case, trial.setting).problem()
+        problem = grid.apply_setting(case, trial.setting).problem()
         if trial.state == "infeasible":
             objective, _ = objective_of(problem, whole_space(problem))
             assert not any(True for _ in every_plan(objective))
@@ -184,15 +184,15 @@ def test_a_plan_is_carried_over_where_it_fits() -> None:
     rng = random.Random(0)
     plan = next(p for p in iter(lambda: any_plan(objective, rng), None) if objective.fits(p))
     other, _ = objective_of(replace(case, workload=case.workload.with_batch_size(99)).problem())
-    again = carried(objective.sharding_plan(plan), other)
+    again = carry_over_plan(objective.sharding_plan(plan), other)
     assert again is not None
     assert [ranks for _, ranks in again] == [ranks for _, ranks in plan]
     assert [o.label for o, _ in again] == [o.label for o, _ in plan]
     more, _ = objective_of(replace(case, installed=hosts(4)).problem())
-    assert carried(objective.sharding_plan(plan), more) is None
+    assert carry_over_plan(objective.sharding_plan(plan), more) is None
     cap = int(objective.memory(plan)[0].max()) - 1
     full, _ = objective_of(a_problem(case.workload, hosts(2, hbm=cap)))
-    assert carried(objective.sharding_plan(plan), full) is None
+    assert carry_over_plan(objective.sharding_plan(plan), full) is None
 
 
 def test_a_search_is_no_worse_than_the_plan_it_starts_from() -> None:
@@ -235,8 +235,10 @@ def test_a_front_trades_memory_for_time() -> None:
 
 def test_a_plan_survives_being_packed() -> None:
     plan = solve_one()
-    assert unpacked(packed(plan)) == unpacked(packed(unpacked(packed(plan))))
-    assert unpacked(packed(plan)).tables == plan.tables
+    assert decode_plan(encode_plan(plan)) == decode_plan(
+        encode_plan(decode_plan(encode_plan(plan)))
+    )
+    assert decode_plan(encode_plan(plan)).tables == plan.tables
 
 
 def solve_one() -> Any:
