@@ -25,6 +25,7 @@ sys.exit(code)
 """
 
 
+@pytest.mark.slow
 def test_planning_dlrm_needs_no_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The time is shown, not judged: how busy this machine is says nothing about the code."""
     for name in UNWANTED:

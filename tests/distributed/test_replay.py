@@ -50,6 +50,7 @@ def test_convnet_with_embedding_bag(tmp_path: Path) -> None:
     check_fixpoint(capture(small_step(), tmp_path / "traces"), tmp_path)
 
 
+@pytest.mark.slow
 def test_transformer(tmp_path: Path) -> None:
     from shardopt.replay.compare.transformers import Training
 

@@ -26,21 +26,21 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def torchrun(*words: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
+def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(ranks), str(EXAMPLES / "train_dlrm.py"), *words),
-        ],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        [sys.executable, *words],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **variables},
         capture_output=True,
         text=True,
         timeout=SECONDS,
     )
 
 
+@pytest.mark.slow
 def test_both_planners_train_side_by_side(sample: Path) -> None:
-    done = torchrun(
+    done = run(
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        str(EXAMPLES / "train_dlrm.py"),
         *("--data", str(sample), "--batch-size", "16", "--num-embeddings", TABLES),
         *("--dim", "8", "--rounds", "6", "--steps", "2"),
     )
@@ -61,7 +61,9 @@ def test_both_planners_train_side_by_side(sample: Path) -> None:
 
 def test_too_few_rows_are_an_error_in_words(sample: Path) -> None:
     words = ("--data", str(sample), "--planner", "shardopt", "--batch-size", "4096")
-    done = torchrun(*words, "--num-embeddings", "100", "--dim", "8", ranks=1)
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    alone |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    done = run(str(EXAMPLES / "train_dlrm.py"), *words, "--num-embeddings", "100", **alone)
     assert done.returncode != 0
     assert "100 rows a rank, but --batch-size is 4096" in done.stderr
 

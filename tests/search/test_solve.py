@@ -101,7 +101,8 @@ def test_top_plans_differ_by_more_than_names_of_ranks() -> None:
     assert all(a != b for i, a in enumerate(different) for b in different[:i])
 
 
-@pytest.mark.parametrize("world", [pytest.param((4, 4), marks=pytest.mark.slow), (4, 2)])
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [(4, 4), (4, 2)])
 def test_the_same_seed_gives_the_same_result(world: tuple[int, int]) -> None:
     def run() -> Result:
         return solve(random_problem(6, world=world), Stop(effort=QUICK), 7)

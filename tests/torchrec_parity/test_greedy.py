@@ -27,6 +27,7 @@ from predictor.model.topology import Topology
 from predictor.model.workload import DcnV2, Workload
 from predictor.units import GIB
 from search.baselines.torchrec_planner import torchrec_plan
+from tests.quick import quick_only
 from tests.torchrec_parity import modules
 
 # HBM in GiB that makes the planner move: all fits, or some tables have to go elsewhere
@@ -69,7 +70,9 @@ def torchrec_answer(
 
 
 @pytest.mark.parametrize(
-    ("model", "world", "gib"), CASES, ids=[f"{m.__name__}-{w}-{g}" for m, w, g in CASES]
+    ("model", "world", "gib"),
+    quick_only(CASES[1::2], CASES),
+    ids=[f"{m.__name__}-{w}-{g}" for m, w, g in CASES],
 )
 def test_same_plan_as_torchrecs_planner(
     model: Callable[[], Workload], world: int, gib: int

@@ -128,6 +128,7 @@ def test_plans_are_rated_as_torchrec_rates_them(
     assert not answer.timed_out
 
 
+@pytest.mark.slow
 def test_the_variants_propose_other_plans() -> None:
     """The dynamic program takes the least sum of costs; nothing balances the costliest rank."""
     workload, topology = one_dim(modules.dlrm_dcnv2()), modules.topology(8)

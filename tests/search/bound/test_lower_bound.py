@@ -149,7 +149,7 @@ def test_upper_and_stop_end_early_and_stay_valid() -> None:
     assert np.isfinite(asked[0])
 
 
-@pytest.mark.parametrize("seed", quick_only((0, 2), range(4)))
+@pytest.mark.parametrize("seed", quick_only([2], range(4)))
 def test_options_left_out_of_the_program_do_not_matter(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

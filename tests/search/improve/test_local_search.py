@@ -8,7 +8,7 @@ import pytest
 
 from predictor.model.workload import Constraints
 from search.improve.local_search import LocalSearch, apply
-from tests.quick import quick_first
+from tests.quick import quick_only
 from tests.search.problems import (
     a_problem,
     a_table,
@@ -21,7 +21,7 @@ from tests.search.problems import (
 )
 
 
-@pytest.mark.parametrize("seed", quick_first(2, range(6)))
+@pytest.mark.parametrize("seed", quick_only((4, 5), range(6)))
 def test_it_improves_and_stays_valid(seed: int) -> None:
     objective, surrogate = objective_of(random_problem(seed))
     rng = random.Random(seed)

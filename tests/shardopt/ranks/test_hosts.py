@@ -238,6 +238,7 @@ def test_an_all_to_all_takes_the_time_of_its_bytes() -> None:
     assert not own()
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.usefixtures("can_make_hosts")
 def test_a_plan_runs_over_the_link(tmp_path: Path) -> None:

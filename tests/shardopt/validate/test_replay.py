@@ -16,6 +16,7 @@ from shardopt.replay.predict.rows import FILE, FIT, write_models
 from shardopt.validate.replay import DEFAULT_FOLDER, has_replays, validate_replay
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_the_committed_rows() -> None:
     models = read_replays(DEFAULT_FOLDER)
     report = validate_replay(DEFAULT_FOLDER)

@@ -20,17 +20,15 @@ from shardopt.validate.traces import (
     STEPS,
     validate_traces,
 )
-
-DATA = Path(__file__).parents[4] / "shared" / "data"
+from tests.public_data import FULL, needs_public_data
 
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    if not (DATA / "traces").is_dir():
-        pytest.skip("the public traces are not here")
-    return validate_traces(DATA)
+    return validate_traces(FULL)
 
 
+@needs_public_data
 def test_steps_are_predicted_better_than_by_the_others(report: Report) -> None:
     parts = report.by_part()
     assert report.headline == OTHER_STEPS
@@ -39,6 +37,7 @@ def test_steps_are_predicted_better_than_by_the_others(report: Report) -> None:
     assert parts[FOLLOWING].mape < parts[OTHER_STEPS].mape < parts[NAIVE].mape / 2
 
 
+@needs_public_data
 def test_eight_ranks_within_two_per_cent_and_fifty_microseconds(report: Report) -> None:
     parts = report.by_part()
     assert parts[OWN_HOST].n == parts[OTHER_RANKS].n == 8
@@ -49,6 +48,7 @@ def test_eight_ranks_within_two_per_cent_and_fifty_microseconds(report: Report) 
     assert all(isinstance(row[4], float) and row[4] < 50 for row in own)
 
 
+@needs_public_data
 def test_every_part_has_rows_and_every_step_its_line(report: Report) -> None:
     parts = report.by_part()
     assert {OTHER_TRACES, GEMM} <= set(parts)
@@ -62,12 +62,10 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
         validate_traces(tmp_path)
 
 
+@needs_public_data
 def test_one_trace_is_enough(tmp_path: Path) -> None:
-    source = DATA / STEPS[0]
-    if not source.is_file():
-        pytest.skip("the public traces are not here")
     (tmp_path / "traces").mkdir()
-    (tmp_path / STEPS[0]).symlink_to(source)
+    (tmp_path / STEPS[0]).symlink_to(FULL / STEPS[0])
     report = validate_traces(tmp_path)
     assert {row.part for row in report.rows} == {OTHER_STEPS, NAIVE}
     assert f"{RANKS}: not there" in report.skipped

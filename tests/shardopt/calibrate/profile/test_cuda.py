@@ -174,6 +174,7 @@ def found(rows: list[Measured]) -> Calibrated:
     return built(rows)
 
 
+@pytest.mark.slow
 def test_rows_held_out_are_predicted(found: Calibrated) -> None:
     families = {"lookup forward", "lookup backward", "cache prefetch", "streaming", "elementwise"}
     families |= {"gemm fp32", "gemm tf32", "gemm bf16", "lookup forward, fused_uvm", "host"}
@@ -186,6 +187,7 @@ def test_rows_held_out_are_predicted(found: Calibrated) -> None:
         assert error.mape < 0.08, family
 
 
+@pytest.mark.slow
 def test_hidden_constants_come_back(found: Calibrated) -> None:
     for group, constants in HIDDEN.items():
         if group in ("gemm", "overheads"):
@@ -200,6 +202,7 @@ def test_hidden_constants_come_back(found: Calibrated) -> None:
     assert found.profile.sms == DEVICE["sms"]
 
 
+@pytest.mark.slow
 def test_the_file_holds_what_was_measured_and_takes_the_rest_from_its_base(
     found: Calibrated, tmp_path: Path
 ) -> None:
@@ -279,6 +282,7 @@ def test_no_rows_make_no_profile() -> None:
         built([])
 
 
+@pytest.mark.slow
 def test_lookups_of_the_users_model_join_the_fit(rows: list[Measured]) -> None:
     """Half of them: the others are held out, and predicted better for it."""
     draws = Draws()

@@ -18,6 +18,7 @@ from shardopt.replay.program.annotations import Annotations
 from shardopt.replay.program.program import RankProgram
 from shardopt.replay.scale.one import scaled_alone
 from tests.public_data import TRACES, needs_public_data
+from tests.quick import quick_first, quick_only
 from tests.shardopt.replay.captured import capture, program, step_of
 from tests.shardopt.replay.differences import differences, signatures
 
@@ -211,20 +212,20 @@ OPEN: list[tuple[Make, int]] = [
 """Sizes that are alike by chance: none may be scaled wrongly."""
 
 
-@pytest.mark.parametrize(("make", "batch"), EQUAL)
+@pytest.mark.parametrize(("make", "batch"), quick_first(3, EQUAL))
 def test_what_one_trace_tells(make: Make, batch: int, tmp_path: Path) -> None:
     one, whole = pair(make, batch, 2, tmp_path)
     check_equal(scaled_alone(one, 2, batch), whole)
 
 
-@pytest.mark.parametrize(("make", "batch"), REFUSED)
+@pytest.mark.parametrize(("make", "batch"), quick_only(REFUSED[1::3], REFUSED))
 def test_what_one_trace_does_not_tell(make: Make, batch: int, tmp_path: Path) -> None:
     one, _ = pair(make, batch, 2, tmp_path)
     with pytest.raises(InputError, match=r"--scale batch: .* give .*--doubled TRACE"):
         scaled_alone(one, 2, batch)
 
 
-@pytest.mark.parametrize(("make", "batch"), OPEN)
+@pytest.mark.parametrize(("make", "batch"), quick_only(OPEN[1::2], OPEN))
 def test_never_wrong(make: Make, batch: int, tmp_path: Path) -> None:
     one, whole = pair(make, batch, 2, tmp_path)
     try:
