@@ -32,7 +32,7 @@ DOCUMENTS = (
     "shardopt/bench/planners/rows.py",
 )
 # Folders whose errors and lines still name flags; each goes once its texts state facts.
-STILL_NAMING_FLAGS: tuple[str, ...] = ("shardopt/replay/",)
+STILL_NAMING_FLAGS: tuple[str, ...] = ()
 MACHINE_PATH = re.compile(r"(?<![\w./~$}-])/(work|root|farm|home/\w+|Users/\w+|tmp/\w+)/")
 
 

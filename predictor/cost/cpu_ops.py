@@ -86,7 +86,7 @@ def kind_and_sizes(call: OpCall) -> tuple[str, tuple[int, ...]]:
         max(map(_stretches, operands), default=0),
         most,
         int(read),
-        max(map(_aliased, operands), default=0),
+        max(map(_count_aliased, operands), default=0),
     )
 
 
@@ -123,7 +123,7 @@ def _stretches(operand: Operand) -> int:
     return max(operand.bytes // operand.item_bytes // max(inner, 1), 1)
 
 
-def _aliased(operand: Operand) -> int:
+def _count_aliased(operand: Operand) -> int:
     """Elements of a strided walk, times how far short of all lines of a page its steps fall."""
     if not operand.shape or operand.shape[-1] == 1 or operand.strides[-1] in (0, 1):
         return 0

@@ -102,7 +102,7 @@ def reuse_bytes(calls: Sequence[OpCall]) -> list[Array]:
         calls: of one step, which repeats; what it uses but has not made is there all the time.
     """
     arena, touched = Arena(), _Touched()
-    held = _held(calls)
+    held = _find_held(calls)
     for storage, size in held.items():
         arena.take(storage, size)
     found: list[Array] = []
@@ -113,7 +113,7 @@ def reuse_bytes(calls: Sequence[OpCall]) -> list[Array]:
     return found
 
 
-def _held(calls: Sequence[OpCall]) -> dict[int, int]:
+def _find_held(calls: Sequence[OpCall]) -> dict[int, int]:
     """Memory that some call uses before any has made it."""
     made: set[int] = set()
     held: dict[int, int] = {}

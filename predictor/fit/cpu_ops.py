@@ -67,7 +67,7 @@ def fit_models(
             `OpModels.op_ms` follow; all steps unless given. Empty: these two are not fitted.
         caches: where they are known.
     """
-    groups = _grouped(steps)
+    groups = _group_rows(steps)
     tried = [Caches(near, far) for near in NEAR_BYTES for far in FAR_BYTES]
     tried = tried if caches is None else [caches]
     fits = [_fit(groups, caches) for caches in tried]
@@ -86,7 +86,7 @@ class _Points:
     shares: Array
 
 
-def _grouped(steps: Sequence[CapturedStep]) -> dict[str, _Points]:
+def _group_rows(steps: Sequence[CapturedStep]) -> dict[str, _Points]:
     """The rows of each group, and of each op over all its layouts."""
     found: dict[str, list[tuple[OpRow, float, float]]] = defaultdict(list)
     for step in steps:

@@ -27,8 +27,9 @@ def check_indices(text: str) -> None:
         value = math.nan
     if not 0 <= value <= MAX_ALPHA:
         raise InputError(
-            f"--indices is {text!r}; give uniform or zipf:ALPHA with ALPHA from 0 to "
-            f"{MAX_ALPHA:g}, such as zipf:1.05"
+            f"ids cannot be drawn by {text!r}; give uniform or zipf:ALPHA with ALPHA from 0 to "
+            f"{MAX_ALPHA:g}, such as zipf:1.05",
+            inputs=("indices",),
         )
 
 
@@ -65,7 +66,7 @@ KEYS = frozenset(field.name for field in fields(Scale))
 def check_scale(
     scale: str | None, doubled: Path | None, samples: int | None = None, *, join: bool = False
 ) -> Scale:
-    """What `--scale` asks for.
+    """Read how much larger a benchmark shall be.
 
     Args:
         samples: of a rank in the trace, as the user gives it.
@@ -73,30 +74,39 @@ def check_scale(
     Raises:
         InputError: something that cannot be scaled, or cannot be scaled so.
     """
-    made = Scale() if scale is None else _parsed(scale)
-    for name, given in (("--doubled", doubled), ("--batch", samples)):
+    made = Scale() if scale is None else _parse_scale(scale)
+    for name, given in (("doubled", doubled), ("batch", samples)):
         if given is not None and "batch=" not in (scale or ""):
-            raise InputError(f"{name} is for --scale batch=N; give that too")
+            raise InputError(
+                f"{given} is for a scaled batch only; give the scale too, such as batch=2",
+                inputs=(name, "scale"),
+            )
     if doubled is not None and samples is not None:
         raise InputError(
-            "--doubled and --batch do not go together: two traces tell which sizes are the batch's"
+            "a second trace and the number of samples do not go together: two traces tell which "
+            "sizes are the batch's",
+            inputs=("doubled", "batch"),
         )
     if samples is not None and samples < 1:
-        raise InputError(f"--batch is {samples}; give the samples of a rank in the trace, from 1")
+        raise InputError(
+            f"a batch of {samples}; give the samples of a rank in the trace, from 1",
+            inputs=("batch",),
+        )
     if scale is not None and join:
-        raise InputError("--scale and --join do not go together; give one of them")
+        raise InputError("joined traces cannot be scaled", inputs=("scale", "join"))
     return made
 
 
-def _parsed(scale: str) -> Scale:
+def _parse_scale(scale: str) -> Scale:
     given: dict[str, int] = {}
     for part in scale.split(","):
         name, _, number = part.partition("=")
         known = name in KEYS and name not in given
         if not known or not number.isdecimal() or not 1 <= int(number) <= MAX_TIMES:
             raise InputError(
-                f"--scale {scale}: give batch=N, tables=N or both, such as batch=2,tables=2, with "
-                f"N from 1 to {MAX_TIMES}"
+                f"{scale!r} is no scale; give batch=N, tables=N or both, such as batch=2,tables=2, "
+                f"with N from 1 to {MAX_TIMES}",
+                inputs=("scale",),
             )
         given[name] = int(number)
     return Scale(**given)
@@ -109,6 +119,11 @@ def check_tables(tables: Path | None, plan: Path | None, *, join: bool = False) 
         InputError: a plan without a summary, or a summary of several jobs.
     """
     if plan is not None and tables is None:
-        raise InputError("--plan says which of --tables MODEL a rank has; give that too")
+        raise InputError(
+            "a plan says which tables a rank has; give the model file with the tables too",
+            inputs=("plan", "tables"),
+        )
     if tables is not None and join:
-        raise InputError("--tables and --join do not go together; jobs have tables of their own")
+        raise InputError(
+            "a model file has the tables of one job, not of joined ones", inputs=("tables", "join")
+        )

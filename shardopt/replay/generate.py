@@ -15,14 +15,14 @@ from shardopt.replay.check import Scale
 from shardopt.replay.kineto.imitate import imitate
 from shardopt.replay.program.annotations import Annotations
 from shardopt.replay.program.build import build
-from shardopt.replay.program.join import joined
+from shardopt.replay.program.join import join_jobs
 from shardopt.replay.program.program import RankProgram
-from shardopt.replay.program.repair import renested, unwrapped
+from shardopt.replay.program.repair import fix_callers, open_wrappers
 from shardopt.replay.program.schema import has_kernel
 from shardopt.replay.program.select import choose
 from shardopt.replay.program.tables import MatchedTables, TableSummary
-from shardopt.replay.scale.doubled import scaled
-from shardopt.replay.scale.tables import with_more_tables
+from shardopt.replay.scale.doubled import scale_by_pair
+from shardopt.replay.scale.tables import repeat_tables
 from shardopt.replay.write import write
 
 UNSCALED = Scale()
@@ -91,19 +91,19 @@ def generate(
     """
     jobs = [_load([path]) for path in paths] if join else [_load(paths)]
     annotations = Annotations(keep_annotations)
-    programs = joined([programs_of(job, annotations, tables) for job in jobs])
+    programs = join_jobs([programs_of(job, annotations, tables) for job in jobs])
     if doubled is not None:
         twice = _load([doubled])
         others = programs_of(twice, Annotations(), tables)
-        programs = [scaled(one, two, scale.batch) for one, two in _by_rank(programs, others)]
+        programs = [scale_by_pair(one, two, scale.batch) for one, two in _by_rank(programs, others)]
     elif scale.batch > 1:
-        programs = _scaled_alone(programs, scale.batch, samples)
+        programs = _scale_alone(programs, scale.batch, samples)
     if scale.tables > 1:
-        programs = with_more_tables(programs, scale.tables)
+        programs = repeat_tables(programs, scale.tables)
     notes = list(_notes(programs, annotations))
     left = sum(len(program.left_out) for program in programs)
     if strict and left:
-        raise InputError(f"--strict: {left} ops would be left out\n" + "\n".join(notes))
+        raise InputError(f"{left} ops would be left out\n" + "\n".join(notes), inputs=("strict",))
     sources = write(folder, programs, jobs, indices)
     return Generated(tuple(programs), tuple(sources), tuple(notes))
 
@@ -112,12 +112,12 @@ def _load(paths: Sequence[str | Path]) -> TraceSet:
     return load_traces(paths, keep_args=True)
 
 
-def _scaled_alone(
+def _scale_alone(
     programs: Sequence[RankProgram], times: int, samples: int | None
 ) -> list[RankProgram]:
-    from shardopt.replay.scale.one import scaled_alone
+    from shardopt.replay.scale.one import scale_alone
 
-    return [scaled_alone(program, times, samples) for program in programs]
+    return [scale_alone(program, times, samples) for program in programs]
 
 
 def _by_rank(
@@ -125,7 +125,10 @@ def _by_rank(
 ) -> Iterable[tuple[RankProgram, RankProgram]]:
     ranks = [[program.rank for program in of] for of in (programs, others)]
     if ranks[0] != ranks[1]:
-        raise InputError(f"--doubled: has ranks {ranks[1]}, the other traces {ranks[0]}")
+        raise InputError(
+            f"the trace at twice the batch has ranks {ranks[1]}, the other traces {ranks[0]}",
+            inputs=("doubled",),
+        )
     return zip(programs, others, strict=True)
 
 
@@ -142,7 +145,9 @@ def _of_kineto(
     trace: RankTrace, annotations: Annotations, tables: TableSummary | None
 ) -> RankProgram:
     made = imitate(trace)
-    program = build(made.trace, made.chosen, made.us, annotations, _matched(tables, trace.rank))
+    program = build(
+        made.trace, made.chosen, made.us, annotations, _match_tables(tables, trace.rank)
+    )
     program.left_out += made.left_out
     program.notes += made.notes
     return program
@@ -156,17 +161,17 @@ def program_of(
 ) -> RankProgram:
     """The program of one rank."""
     times = next((t for t in found.traces if t.rank == trace.rank), None) if found else None
-    trace = unwrapped(renested(trace, times))
+    trace = open_wrappers(fix_callers(trace, times))
     chosen = choose(trace, is_composite)
     if not chosen:
         raise InputError(
             f"{trace.source}: none of its {len(trace.nodes):,} nodes is an op with a schema"
         )
-    matched = _matched(tables, trace.rank)
+    matched = _match_tables(tables, trace.rank)
     return build(trace, chosen, _durations(times), annotations, matched)
 
 
-def _matched(tables: TableSummary | None, rank: int) -> MatchedTables | None:
+def _match_tables(tables: TableSummary | None, rank: int) -> MatchedTables | None:
     return None if tables is None else MatchedTables(tables, rank)
 
 
@@ -197,6 +202,6 @@ def _notes(programs: Sequence[RankProgram], annotations: Annotations) -> Iterabl
     if annotations.replaced:
         yield (
             f"names of annotations that are not PyTorch's are numbers here "
-            f"({annotations.replaced}); --keep-annotation NAME keeps one"
+            f"({annotations.replaced}); give a name to keep it"
         )
     yield from dict.fromkeys(note for program in programs for note in program.notes)

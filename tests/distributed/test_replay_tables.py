@@ -13,7 +13,7 @@ from shardopt.replay.launch import replay
 from shardopt.replay.program.annotations import Annotations
 from shardopt.replay.program.program import RankProgram
 from shardopt.replay.program.tables import TableSummary
-from shardopt.replay.scale.tables import with_more_tables
+from shardopt.replay.scale.tables import repeat_tables
 from tests.distributed.ranks import run_ranks
 from tests.distributed.replay_tables_case import ROWS, model_and_plan
 
@@ -66,7 +66,7 @@ def test_scaled_tables_exchange_what_two_modules_do(
     one: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     both = programs(captured(tmp_path_factory.mktemp("two"), 2, "base"))
-    for scaled, real in zip(with_more_tables(programs(one), 2), both, strict=True):
+    for scaled, real in zip(repeat_tables(programs(one), 2), both, strict=True):
         assert lookups(scaled) == lookups(real)
         assert exchanged(scaled) == exchanged(real)
 
@@ -77,7 +77,7 @@ def test_a_pipeline_announces_both_modules_at_once(
     alone, both = (
         programs(captured(tmp_path_factory.mktemp(str(n)), n, "sparse_dist")) for n in (1, 2)
     )
-    for scaled, real in zip(with_more_tables(alone, 2), both, strict=True):
+    for scaled, real in zip(repeat_tables(alone, 2), both, strict=True):
         assert lookups(scaled) == lookups(real)
         mine, theirs = exchanged(scaled), exchanged(real)
         assert sum(size for _, size in mine) == sum(size for _, size in theirs)

@@ -11,7 +11,7 @@ from predictor.trace.read import load_traces
 from shardopt.replay.generate import program_of
 from shardopt.replay.program.annotations import Annotations
 from shardopt.replay.program.program import RankProgram
-from shardopt.replay.scale.one import scaled_alone
+from shardopt.replay.scale.one import scale_alone
 from tests.distributed.ranks import run_ranks
 from tests.shardopt.replay.differences import differences, signatures
 
@@ -30,7 +30,7 @@ def test_dlrm_of_ranks(batch: int, tmp_path: Path) -> None:
     """Of 16 samples, each is as many as a table is wide."""
     ones, wholes = captured(tmp_path / "one", batch), captured(tmp_path / "two", 2 * batch)
     for one, whole in zip(ones, wholes, strict=True):
-        made = scaled_alone(one, 2)
+        made = scale_alone(one, 2)
         found = list(differences(signatures(made), signatures(whole)))
         assert not found, "\n".join(found)
         assert {n: replace(s, storage=0) for n, s in made.made.items()} == {

@@ -59,14 +59,14 @@ def calibrations(ranks: int) -> list[TransformerShape]:
     taken = {shape.name for shape in targets(1)}
     found: list[TransformerShape] = []
     while len(found) < CALIBRATIONS[ranks]:
-        shape = _drawn(rng, FAMILIES[len(found) % len(FAMILIES)])
+        shape = _draw(rng, FAMILIES[len(found) % len(FAMILIES)])
         if _fits(shape) and shape.name not in taken:
             taken.add(shape.name)
             found.append(shape)
     return found
 
 
-def _drawn(rng: random.Random, family: str) -> TransformerShape:
+def _draw(rng: random.Random, family: str) -> TransformerShape:
     width = 64 * rng.randint(2, 8)
     sequence = rng.choice((8 * rng.randint(3, 32), rng.choice((32, 64, 128, 256))))
     shape = TransformerShape(family, rng.randint(1, 6), width, 1, 0, 0, sequence, 1)

@@ -40,7 +40,7 @@ class Rounds:
         spread: half the range between quartiles of a step over its median.
         alone: of a step that exchanges no gradients; of captured shapes only.
         captured: of each row of ops inside such a step.
-        disturbed: further rounds, whose times were not kept (see `disturbed`).
+        disturbed: further rounds, whose times were not kept (see `is_disturbed`).
     """
 
     count: int
@@ -56,7 +56,7 @@ def rounds_file(folder: Path, ranks: int) -> Path:
     return folder / f"rounds-{ranks}.jsonl"
 
 
-def disturbed(other_cores: float | None, idle: int) -> bool:
+def is_disturbed(other_cores: float | None, idle: int) -> bool:
     """Whether other work took a rank's core in a round: judged by the load, not by any time.
 
     Args:
@@ -80,7 +80,7 @@ def read_rounds(folder: Path, ranks: int) -> Rounds:
     """
     path = rounds_file(folder, ranks)
     lines = read_bytes(path, "file of rounds").decode("utf-8", "replace").splitlines()
-    rounds = [_parsed(path, number, line) for number, line in enumerate(lines, start=1)]
+    rounds = [_parse_round(path, number, line) for number, line in enumerate(lines, start=1)]
     kept = [each for each in rounds if "steps" in each]
     if rounds and not kept:
         raise InputError(
@@ -96,11 +96,11 @@ def read_rounds(folder: Path, ranks: int) -> Rounds:
         {name: _median(times) for name, times in steps.items()},
         {name: _spread(times) for name, times in steps.items()},
         {name: _median(times) for name, times in _samples(kept, "alone").items()},
-        _captured(kept),
+        _captured_ms(kept),
     )
 
 
-def _parsed(path: Path, number: int, line: str) -> dict[str, Any]:
+def _parse_round(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         found = json.loads(line)
         return {key: found[key] for key in ROUND_KEYS[: None if "steps" in found else 2]}
@@ -134,7 +134,7 @@ def _spread(ranks: Sequence[Sequence[float]]) -> float:
     return max(halves)
 
 
-def _captured(rounds: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, ...]]:
+def _captured_ms(rounds: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, ...]]:
     """The median over rounds and ranks, row by row."""
     found: dict[str, list[list[float]]] = defaultdict(list)
     for each in rounds:

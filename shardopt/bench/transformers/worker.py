@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shardopt.bench.transformers.design import calibrations, targets
-from shardopt.bench.transformers.files import disturbed, rounds_done, rounds_file
+from shardopt.bench.transformers.files import is_disturbed, rounds_done, rounds_file
 from shardopt.measure.machine import other_cores, usage
 from shardopt.ranks.rank import Rank, Report, available_cores, join_group, prepare
 from shardopt.ranks.realtime import hasten_gloo, hasten_main
@@ -120,7 +120,7 @@ def time_rounds(rank: Rank, report: Report, folder: Path, rounds: int) -> None:
             own_s = sum(of["own_s"] for of in every)
             others = other_cores(before, usage(), own_s)
             line: dict[str, Any] = {"round": at, "other_cores": others}
-            if not disturbed(others, cores - ranks):
+            if not is_disturbed(others, cores - ranks):
                 line |= {key: _by_name(every, key) for key in DIGITS}
             with rounds_file(folder, ranks).open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(line, separators=(",", ":")) + "\n")

@@ -58,18 +58,18 @@ def time_rounds(names: Sequence[str], work: Path, rounds: int) -> Iterator[tuple
         ShardoptError: a rank failed.
     """
     for number in range(rounds):
-        # a machine drifts within minutes: models that give laws and others take turns by chance
+        # a machine drifts within minutes: so calibration models and others run in random order
         for name in random.Random(number).sample(list(names), len(names)):
             path = folder_of(work, name) / f"round-{number}.json"
             if not path.exists():
                 tried: list[Round] = []
-                while not tried or (len(tried) < TRIES and _disturbed(tried[-1])):
+                while not tried or (len(tried) < TRIES and _is_disturbed(tried[-1])):
                     tried.append(measure(name, folder_of(work, name)))
                 atomic_write_text(path, json.dumps(min(tried, key=_others)))
                 yield name, number
 
 
-def _disturbed(ranks: Round) -> bool:
+def _is_disturbed(ranks: Round) -> bool:
     return _others(ranks) > MOST_OTHER_CORES
 
 
@@ -153,7 +153,7 @@ def _medians(rounds: Iterable[Sequence[float]]) -> list[float]:
 def _rounds(name: str, work: Path) -> list[Round]:
     """Those that nothing disturbed, where there are any."""
     found = [_read(path) for path in sorted(folder_of(work, name).glob("round-*.json"))]
-    return [ranks for ranks in found if not _disturbed(ranks)] or found
+    return [ranks for ranks in found if not _is_disturbed(ranks)] or found
 
 
 def _read(path: Path) -> Any:

@@ -148,11 +148,11 @@ def original(name: str, rank: int) -> Step:
     torch.manual_seed(0)
     if isinstance(model, Convnet):
         images = torch.randn(model.images, 3, model.side, model.side)
-        return _trained(_convnet(model.channels, model.blocks), images)
+        return _training_step(_convnet(model.channels, model.blocks), images)
     width = model.width
     layers = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(model.layers)]
     stack = nn.Sequential(*layers, nn.Linear(width, 10))
-    return _trained(stack, torch.randn(model.samples, width))
+    return _training_step(stack, torch.randn(model.samples, width))
 
 
 class _Residual(nn.Module):
@@ -177,7 +177,7 @@ def _convnet(channels: int, depth: int) -> nn.Module:
     return nn.Sequential(*stem, *blocks, *head)
 
 
-def _trained(model: nn.Module, x: Any) -> Step:
+def _training_step(model: nn.Module, x: Any) -> Step:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     labels = torch.randint(10, (len(x),))
 

@@ -34,9 +34,9 @@ class CallTimers:
         self.plain = {name: names[name] for name in own}
         self.ns: list[int] = []
         self.found: list[list[int]] = []
-        self.timed = {name: self._timed(function) for name, function in self.plain.items()}
+        self.timed = {name: self._time_call(function) for name, function in self.plain.items()}
 
-    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _time_call(self, function: Callable[..., Any]) -> Callable[..., Any]:
         keep, now = self.ns.append, time.perf_counter_ns
 
         def run(*arguments: Any, **keywords: Any) -> Any:
@@ -61,7 +61,7 @@ class CallTimers:
         """Of each call of the program, without what a timer takes."""
         if any(len(step) != len(self.replay.ran) for step in self.found):
             raise ShardoptError("the program makes other calls than it lists; generate it again")
-        idle = self._timed(lambda *_, **__: None)
+        idle = self._time_call(lambda *_, **__: None)
         self.ns.clear()
         for _ in range(IDLE_CALLS):
             idle(None, None)

@@ -170,7 +170,7 @@ class _XlnetLayer(nn.Module):
         relative = torch.einsum("ibh,hnd->ibnd", positions, weights["relative"])
         content = torch.einsum("ibnd,jbnd->bnij", query + self.content_bias, key)
         placed = torch.einsum("ibnd,jbnd->bnij", query + self.position_bias, relative)
-        scores = (content + _shifted(placed, len(x))) * (1 / math.sqrt(query.shape[-1]))
+        scores = (content + _shift(placed, len(x))) * (1 / math.sqrt(query.shape[-1]))
         shares = functional.dropout(functional.softmax(scores, dim=3), DROPOUT)
         mixed = torch.einsum("bnij,jbnd->ibnd", shares, value)
         out = functional.dropout(torch.einsum("ibnd,hnd->ibh", mixed, weights["out"]), DROPOUT)
@@ -178,7 +178,7 @@ class _XlnetLayer(nn.Module):
         return torch.as_tensor(self.norm2(self.feed(x) + x))
 
 
-def _shifted(placed: Tensor, length: int) -> Tensor:
+def _shift(placed: Tensor, length: int) -> Tensor:
     """Row i moved by i positions: XLNet's relative shift."""
     batch, heads, rows, columns = placed.shape
     moved = placed.reshape(batch, heads, columns, rows)[:, :, 1:, :]

@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from predictor.trace.execution import Argument, Node, Tensor, Value
-from shardopt.replay.kineto.derived import Autograd, derived
+from shardopt.replay.kineto.derived import Autograd, derive_value
 from shardopt.replay.kineto.inputs import Input, value_of
-from shardopt.replay.program.legal import Legal
+from shardopt.replay.program.legal import LegalValues
 from shardopt.replay.program.literals import UnwritableError
 from shardopt.replay.program.program import ITEMS, WHOLE
 from shardopt.replay.program.schema import Parameter, Schema
-from shardopt.replay.program.tensors import Tensors, seen
+from shardopt.replay.program.tensors import Tensors, tensors_of
 from shardopt.replay.program.values import LISTS, is_lookup
 
 BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
@@ -51,7 +51,7 @@ TEXT = re.compile(r"""["'](\w*)["']$""")
 
 
 @dataclass(frozen=True)
-class Made:
+class MadeArguments:
     """Arguments of an op, with tensors that are in no memory yet.
 
     Args:
@@ -82,7 +82,7 @@ class Arguments:
         other: Autograd,
         told: bool,
         copied: str = "",
-    ) -> Made:
+    ) -> MadeArguments:
         """One argument a recorded input.
 
         Args:
@@ -113,12 +113,12 @@ class Arguments:
             if given.value is not None:
                 made.append(Argument(given.value, (), _kind(given.value)))
                 continue
-            value = derived(schema.name, parameter.name, parameter.type, named, other)
+            value = derive_value(schema.name, parameter.name, parameter.type, named, other)
             if value is None:
                 guessed += given.kind == "number"
-                value = self._unrecorded(parameter, given, told)
+                value = self._fill_in(parameter, given, told)
             made.append(Argument(value, (), _kind(value)))
-        return Made(tuple(made), guessed, lists)
+        return MadeArguments(tuple(made), guessed, lists)
 
     def _tensors(
         self,
@@ -140,7 +140,7 @@ class Arguments:
             )
         names = parts.get(len(given.shapes))
         one = "float" if names else self._type_of(given, inputs)
-        types = [_type_named(name) for name in names] if names else [one] * len(given.shapes)
+        types = [_type_of_part(name) for name in names] if names else [one] * len(given.shapes)
         values = tuple(
             tensor_of(shape, dtype, host) for shape, dtype in zip(given.shapes, types, strict=True)
         )
@@ -163,7 +163,7 @@ class Arguments:
         votes = sum((self.types.get(shape, Counter()) for shape in listed.shapes), Counter[str]())
         return other or (votes.most_common(1)[0][0] if votes else "float")
 
-    def _unrecorded(self, parameter: Parameter, given: Input, told: bool) -> Value:
+    def _fill_in(self, parameter: Parameter, given: Input, told: bool) -> Value:
         base, name = parameter.base, parameter.name
         if parameter.type == "Device":
             return HOST
@@ -184,7 +184,7 @@ def list_type(types: Sequence[str]) -> str:
     return f"GenericList[{','.join(f'Tensor({t})' if t else 'None' for t in types)}]"
 
 
-def _type_named(name: str) -> str:
+def _type_of_part(name: str) -> str:
     """Of a tensor of a lookup, by FBGEMM's name of it."""
     return {"placements": "int", "offsets": "long int"}.get(name.rpartition("_")[2], "float")
 
@@ -217,19 +217,19 @@ def tensor_of(shape: Sequence[int], dtype: str, host: bool) -> Tensor:
     return Tensor(1, 1, 0, prod(shape), BYTES.get(ITEMS[dtype], 1), HOST if host else DEVICE)
 
 
-class Memory:
+class MemoryPool:
     """Gives tensors their memory."""
 
     def __init__(self) -> None:
         self._known: dict[object, int] = {}
         self._turns: Counter[object] = Counter()
         self._count = 0
-        self._legal = Legal(Tensors())
+        self._legal = LegalValues(Tensors())
 
-    def placed(self, node: Node, schema: Schema) -> Node:
+    def place(self, node: Node, schema: Schema) -> Node:
         """A call whose tensors are shared with calls that take tensors alike."""
         fills = self._legal.for_op(schema, node)
-        every = tuple(None if s is None else s.spec for a in node.inputs for s in seen(a))
+        every = tuple(None if s is None else s.spec for a in node.inputs for s in tensors_of(a))
         turn = self._turns[node.name, every]
         self._turns[node.name, every] += 1
         times: Counter[object] = Counter()
@@ -237,7 +237,7 @@ class Memory:
         for parameter, argument in zip(schema.parameters, node.inputs, strict=False):
             listed = isinstance(argument.value, tuple)
             places = []
-            for i, of in enumerate(seen(argument)):
+            for i, of in enumerate(tensors_of(argument)):
                 if of is None:
                     continue
                 like: object = of.spec
@@ -247,12 +247,12 @@ class Memory:
                 times[like] += 1
                 ring = max(RING_BYTES // max(of.spec.extent * of.tensor.item_bytes, 1), 1)
                 places.append(self._place((like, times[like], turn % ring)))
-            inputs.append(replace(argument, value=_moved(argument.value, iter(places))))
+            inputs.append(replace(argument, value=_move(argument.value, iter(places))))
         return replace(node, inputs=tuple(inputs))
 
     def alone(self, node: Node) -> Node:
         """A call whose tensors no other call takes."""
-        inputs = (replace(a, value=_moved(a.value, iter(self.fresh, 0))) for a in node.inputs)
+        inputs = (replace(a, value=_move(a.value, iter(self.fresh, 0))) for a in node.inputs)
         return replace(node, inputs=tuple(inputs))
 
     def fresh(self) -> int:
@@ -266,11 +266,11 @@ class Memory:
         return self._known[key]
 
 
-def _moved(value: Value, places: Iterable[int]) -> Value:
+def _move(value: Value, places: Iterable[int]) -> Value:
     taken = iter(places)
     if isinstance(value, Tensor):
         number = next(taken)
         return replace(value, id=number, storage=number)
     if isinstance(value, tuple):
-        return tuple(_moved(item, taken) for item in value)
+        return tuple(_move(item, taken) for item in value)
     return value

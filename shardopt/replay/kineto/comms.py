@@ -68,8 +68,10 @@ def collective_of(
     events = [span, *span.below()]
     told = next((s.event.args for s in events if "Collective name" in (s.event.args or {})), None)
     info = info_of_args(told or {})
-    op, named = _called(events)
-    kind = collective_kind(op or (str((told or {})["Collective name"]) if told else _noted(events)))
+    op, named = _find_call(events)
+    kind = collective_kind(
+        op or (str((told or {})["Collective name"]) if told else _find_note(events))
+    )
     if (op is None and kind == "other") or str((told or {}).get("Collective name")) in WAITS:
         return None
     op = op or NAMES.get(kind, kind)
@@ -90,7 +92,7 @@ def collective_of(
     return Collective(schema, tuple(arguments), group)
 
 
-def _called(events: Sequence[Span]) -> tuple[str | None, dict[str, Input]]:
+def _find_call(events: Sequence[Span]) -> tuple[str | None, dict[str, Input]]:
     """c10d's op, and its inputs by name where they can be read."""
     for span in events:
         if span.event.name.startswith(C10D):
@@ -104,7 +106,7 @@ def _called(events: Sequence[Span]) -> tuple[str | None, dict[str, Input]]:
     return None, {}
 
 
-def _noted(events: Sequence[Span]) -> str:
+def _find_note(events: Sequence[Span]) -> str:
     return next((s.event.name for s in events if s.event.name.startswith("nccl:")), "")
 
 
@@ -125,10 +127,10 @@ class _Sizes:
         self.sent = _count(told.get("In msg nelems"))
         if self.sent is None and shape is not None:
             self.sent = prod(shape)
-        self.received = _count(told.get("Out msg nelems"))
-        if self.received is None and self.sent is not None:
+        self.note_received = _count(told.get("Out msg nelems"))
+        if self.note_received is None and self.sent is not None:
             times = {"all_gather": ranks, "reduce_scatter": 1 / ranks}.get(kind, 1)
-            self.received = int(self.sent * times)
+            self.note_received = int(self.sent * times)
 
 
 def _count(value: Any) -> int | None:
@@ -148,7 +150,7 @@ def _argument(
     if given is not None and given.shapes:
         listed = parameter.type != "Tensor"
         return _tensors(given.shapes, given.strides, given.dtype or sizes.dtype, listed)
-    count = sizes.received if name in RECEIVED else sizes.sent
+    count = sizes.note_received if name in RECEIVED else sizes.sent
     if count is None or count > MAX_ELEMENTS:
         raise UnwritableError("the trace does not hold a size of it that can be")
     times = sizes.ranks if parameter.type == "Tensor[][]" else 1

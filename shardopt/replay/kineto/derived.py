@@ -29,7 +29,7 @@ Named = Mapping[str, Input]
 MASK = re.compile(r"bool\[(\d)\]")
 
 
-def derived(op: str, parameter: str, kind: str, named: Named, other: Autograd) -> Any:
+def derive_value(op: str, parameter: str, kind: str, named: Named, other: Autograd) -> Any:
     """The value of an argument; None: the shapes leave it open.
 
     Args:
@@ -85,18 +85,18 @@ def _without(shape: Shape, dim: int) -> Shape:
     return shape[:dim] + shape[dim + 1 :]
 
 
-def _summed(named: Named, other: Autograd) -> Shape | None:
+def _summed_dims(named: Named, other: Autograd) -> Shape | None:
     """A gradient is summed down to the shape of an input that was expanded."""
     whole = _first(named, "self")
     if whole is None or len(whole) <= 1:
         return None if whole is None else tuple(range(len(whole)))
     if other.gradient is not None and other.gradient != whole:
-        return _reduced(whole, other.gradient)
-    ways = {dims for shape in other.inputs if (dims := _expanded(shape, whole))}
+        return _reduced_dims(whole, other.gradient)
+    ways = {dims for shape in other.inputs if (dims := _expanded_dims(shape, whole))}
     return ways.pop() if len(ways) == 1 else None
 
 
-def _reduced(whole: Shape, result: Shape) -> Shape | None:
+def _reduced_dims(whole: Shape, result: Shape) -> Shape | None:
     """Along which dimensions the result of a sum is shorter."""
     if len(result) == len(whole):
         return tuple(d for d, size in enumerate(whole) if size != result[d]) or None
@@ -104,7 +104,7 @@ def _reduced(whole: Shape, result: Shape) -> Shape | None:
     return None if only is None else (only,)
 
 
-def _expanded(shape: Shape, whole: Shape) -> Shape | None:
+def _expanded_dims(shape: Shape, whole: Shape) -> Shape | None:
     """Along which dimensions a shape was expanded; None if it cannot become the other."""
     more = len(whole) - len(shape)
     if more < 0:
@@ -121,7 +121,7 @@ def _like(*names: str) -> Callable[[Named, Autograd], Shape | None]:
 
 
 MAKERS: dict[tuple[str, str], Callable[[Named, Autograd], Any]] = {
-    ("aten::sum", "dim"): _summed,
+    ("aten::sum", "dim"): _summed_dims,
     ("aten::layer_norm", "normalized_shape"): _like("weight", "bias"),
     ("aten::native_layer_norm", "normalized_shape"): _like("weight", "bias"),
     ("aten::native_layer_norm_backward", "normalized_shape"): _like("weight", "bias"),

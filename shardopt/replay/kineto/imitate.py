@@ -14,7 +14,7 @@ from predictor.errors import InputError
 from predictor.trace.comms import CommInfo
 from predictor.trace.events import RankTrace
 from predictor.trace.execution import COMMS, Argument, ExecutionTrace, Node
-from shardopt.replay.kineto.arguments import Memory
+from shardopt.replay.kineto.arguments import MemoryPool
 from shardopt.replay.kineto.inputs import text_of
 from shardopt.replay.kineto.items import NO_SHAPES, Item, Reader
 from shardopt.replay.kineto.spans import Span, gloo_ends, last_step, spans
@@ -72,11 +72,11 @@ def imitate(trace: RankTrace) -> Imitation:
         tuple(made.chosen),
         made.us,
         tuple(left),
-        (*notes, *_idle(items), *_missing(items), *_guessed(items)),
+        (*notes, *_list_idle(items), *_list_missing(items), *_list_guesses(items)),
     )
 
 
-def _idle(items: Sequence[Item]) -> list[str]:
+def _list_idle(items: Sequence[Item]) -> list[str]:
     names = Counter(item.span.event.name for item in items if item.reason == "")
     if not names:
         return []
@@ -88,7 +88,7 @@ def _idle(items: Sequence[Item]) -> list[str]:
     ]
 
 
-def _missing(items: Sequence[Item]) -> list[str]:
+def _list_missing(items: Sequence[Item]) -> list[str]:
     """Of a GPU's trace: how much of its compute time the replay lacks; host times do not say it."""
     times = [
         (item, sum(e.end_us - e.start_us for e in item.span.work()))
@@ -99,7 +99,7 @@ def _missing(items: Sequence[Item]) -> list[str]:
     return [f"ops left out took {left / total:.0%} of the GPU's compute time"] if left else []
 
 
-def _guessed(items: Sequence[Item]) -> list[str]:
+def _list_guesses(items: Sequence[Item]) -> list[str]:
     replayed = [item for item in items if item.reason is None]
     numbers, lists = sum(i.guessed for i in replayed), sum(i.lists for i in replayed)
     notes = []
@@ -150,7 +150,7 @@ class _Nodes:
         self.nodes: list[Node] = []
         self.chosen: list[Chosen] = []
         self.us: dict[int, float] = {}
-        self.memory = Memory()
+        self.memory = MemoryPool()
         self.collectives = 0
 
     def add(self, item: Item) -> None:
@@ -158,20 +158,20 @@ class _Nodes:
         if item.schema is None:
             name = item.span.event.name
             node = Node(len(self.nodes) + 1, 0, name, item.arguments, ())
-            self._chosen(self.memory.alone(node), item)
+            self._choose(self.memory.alone(node), item)
             return
         name = item.schema.name
         text = text_of(name, item.schema.overload)
         node = Node(len(self.nodes) + 1, 0, name, item.arguments, (), schema=text)
         shared = item.collective is None
-        node = self.memory.placed(node, parse_schema(text)) if shared else self.memory.alone(node)
+        node = self.memory.place(node, parse_schema(text)) if shared else self.memory.alone(node)
         gives = self.memory.alone(replace(node, inputs=item.gives)).inputs
-        self._chosen(replace(node, outputs=gives), item)
+        self._choose(replace(node, outputs=gives), item)
         if item.collective is not None:
             self._record((None, self.collectives), node.id, item.collective.group)
             self.collectives += 1
 
-    def _chosen(self, node: Node, item: Item) -> None:
+    def _choose(self, node: Node, item: Item) -> None:
         self.nodes.append(node)
         self.chosen.append(Chosen(node, item.span.section, item.native))
         self.us[node.id] = item.span.us

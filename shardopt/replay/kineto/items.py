@@ -191,7 +191,7 @@ class Reader:
         if span.event.sequence is not None and within is None:
             within = self.autograd.get((span.event.sequence, _plain(name)))
         try:
-            told, copied = "Concrete Inputs" in args, _copied(span)
+            told, copied = "Concrete Inputs" in args, _copy_direction(span)
             made = self.arguments.of(schema, inputs, within or Autograd(), told, copied)
         except UnwritableError as error:
             return Item(span, schema, reason=str(error))
@@ -200,7 +200,7 @@ class Reader:
         return Item(span, schema, made.arguments, made.guessed, made.lists, gives=gives)
 
 
-def _copied(span: Span) -> str:
+def _copy_direction(span: Span) -> str:
     """The direction in which the GPU copied for an op, as it names it."""
     ways = (way for e in span.work() for way in ("HtoD", "DtoH") if way in e.name)
     return next(ways, "")

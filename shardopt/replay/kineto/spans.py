@@ -88,7 +88,7 @@ def spans(trace: RankTrace, step: TraceStep) -> list[Span]:
     found: list[Span] = []
     for events in threads.values():
         if not any(event.name.startswith(GLOO) for event in events):
-            found += _nested(events, slack, work)
+            found += _nest(events, slack, work)
     return sorted(found, key=lambda span: span.event.start_us)
 
 
@@ -102,7 +102,7 @@ def gloo_ends(trace: RankTrace, step: TraceStep) -> list[float]:
     return [e.end_us for e in sorted(events, key=lambda e: e.start_us)]
 
 
-def _nested(
+def _nest(
     events: Iterable[HostEvent], slack: float, work: dict[int, DeviceEvent]
 ) -> Sequence[Span]:
     # clocks of whole microseconds give many events one start; the profiler's own number does not

@@ -14,7 +14,7 @@ from predictor.errors import InputError
 from predictor.trace.execution import COMMS, Argument, ExecutionTrace, Node
 from shardopt.replay.program.annotations import Annotations
 from shardopt.replay.program.collectives import collective_call
-from shardopt.replay.program.legal import Legal
+from shardopt.replay.program.legal import LegalValues
 from shardopt.replay.program.literals import UnwritableError, literal, python_number
 from shardopt.replay.program.native import NativePairs
 from shardopt.replay.program.program import (
@@ -29,7 +29,7 @@ from shardopt.replay.program.program import (
 from shardopt.replay.program.schema import Parameter, Schema, parse_schema
 from shardopt.replay.program.select import Chosen
 from shardopt.replay.program.tables import MatchedTables, UnmatchedError
-from shardopt.replay.program.tensors import Key, Seen, Tensors, seen
+from shardopt.replay.program.tensors import Key, Tensors, TensorUse, tensors_of
 
 COLLECTIVES = "c10d::"
 NAME = re.compile(r"\w+(?:::[\w<>.]+)+", re.ASCII)
@@ -68,7 +68,7 @@ class _Builder:
     ) -> None:
         self.trace, self.chosen, self.us, self.annotations = trace, chosen, us, annotations
         self.tensors = Tensors()
-        self.legal = Legal(self.tensors, tables)
+        self.legal = LegalValues(self.tensors, tables)
         self.native = NativePairs(chosen, trace)
         self.calls: list[Call] = []
         self.left_out: list[LeftOut] = []
@@ -88,8 +88,8 @@ class _Builder:
                 raise
             except (UnwritableError, InputError) as error:
                 us = self.us.get(of.node.id)
-                self.left_out.append(LeftOut(_named(of.node), str(error), us))
-        self.calls = list(_waiting(self.calls, self.tensors, set(self.sent.values())))
+                self.left_out.append(LeftOut(_public_name(of.node), str(error), us))
+        self.calls = list(_add_waits(self.calls, self.tensors, set(self.sent.values())))
         _drop_unused(self.calls)
         _free_when_dead(self.calls, self.tensors)
         return RankProgram(
@@ -135,7 +135,7 @@ class _Builder:
             call.outputs = (*call.outputs, handle)
             self.native.handles[of.node.id] = handle
             call.collective = WITH_GRAD
-        self.legal.passed_on(call, schema)
+        self.legal.note_outputs(call, schema)
         self.calls.append(call)
 
     def _call(
@@ -183,7 +183,7 @@ class _Builder:
     ) -> Term:
         if "Tensor" not in parameter.base:
             return literal(argument.value, parameter, schema.name)
-        found = seen(argument)
+        found = tensors_of(argument)
         if isinstance(argument.value, tuple):
             return tuple(
                 self._tensor(item, fixed.get(f"{parameter.name}.{i}"))
@@ -195,19 +195,19 @@ class _Builder:
             return Number(1)
         return self._tensor(found[0] if found else None, fixed.get(parameter.name))
 
-    def _tensor(self, of: Seen | None, fill: Any) -> Term:
+    def _tensor(self, of: TensorUse | None, fill: Any) -> Term:
         if of is None:
             return None
         return Slot(self.legal.number(of, fill))
 
     def _outputs(self, node: Node) -> tuple[Any, ...]:
         taken: dict[int, dict[int, Key]] = defaultdict(dict)
-        for of in (of for argument in node.inputs for of in seen(argument) if of is not None):
+        for of in (of for argument in node.inputs for of in tensors_of(argument) if of is not None):
             taken[of.tensor.storage][of.tensor.id] = of.key
         found = []
         for argument in node.outputs:
             numbers = tuple(
-                None if of is None else self.tensors.give(of, taken) for of in seen(argument)
+                None if of is None else self.tensors.give(of, taken) for of in tensors_of(argument)
             )
             listed = isinstance(argument.value, tuple)
             found.append(numbers if listed else (numbers[0] if numbers else None))
@@ -221,7 +221,7 @@ class _Builder:
         call = self._call(of, schema.name, "", arguments, {}, ())
         call.collective, call.bytes = schema.name.removeprefix(COLLECTIVES), size
         call.keywords = {"group": Number(self.groups.index(group))}
-        self.legal.received(call)
+        self.legal.note_received(call)
         sequence = self.native.sequence(of.node)
         # without a number of its own nothing can name it
         self.sent[-len(self.calls) - 1 if sequence is None else sequence] = len(self.calls)
@@ -237,7 +237,7 @@ class _Builder:
         handle = self.native.handle_of(of)
         if handle is None:
             raise UnwritableError("a backward function whose forward op is not in the trace")
-        grad = self._tensor(seen(of.node.inputs[0])[0], None)
+        grad = self._tensor(tensors_of(of.node.inputs[0])[0], None)
         given = self.native.gradient(of)
         output = None if given is None else self.tensors.give(given, {})
         call = self._call(of, self.native.name_of(of), "", (Slot(handle), grad), {}, (output,))
@@ -245,13 +245,13 @@ class _Builder:
         return call
 
 
-def _named(node: Node) -> str:
+def _public_name(node: Node) -> str:
     """Its name, unless that is a text of another kind, which may be private."""
     return node.name if NAME.fullmatch(node.name) else "an op without a name"
 
 
 def _specs(argument: Argument) -> Any:
-    found = [None if of is None else of.spec for of in seen(argument)]
+    found = [None if of is None else of.spec for of in tensors_of(argument)]
     return tuple(found) if isinstance(argument.value, tuple) else (found[0] if found else None)
 
 
@@ -266,7 +266,7 @@ def _waits(trace: ExecutionTrace) -> dict[int, int]:
     return found
 
 
-def _waiting(calls: Sequence[Call], tensors: Tensors, open_ends: set[int]) -> Iterator[Call]:
+def _add_waits(calls: Sequence[Call], tensors: Tensors, open_ends: set[int]) -> Iterator[Call]:
     """Add a wait before the first op that reads what a collective sends or receives.
 
     Args:

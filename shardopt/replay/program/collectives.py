@@ -9,7 +9,7 @@ from predictor.trace.execution import Node
 from shardopt.replay.program.literals import UnwritableError
 from shardopt.replay.program.program import Number, Term
 from shardopt.replay.program.schema import Schema
-from shardopt.replay.program.tensors import Seen, seen
+from shardopt.replay.program.tensors import TensorUse, tensors_of
 
 KNOWN: dict[str, tuple[str, ...]] = {
     "alltoall_base_": ("output", "input", "output_split_sizes", "input_split_sizes"),
@@ -40,7 +40,7 @@ RECEIVED = frozenset({"recv_", "recv_any_source_"})
 
 
 def collective_call(
-    node: Node, schema: Schema, tensor: Callable[[Seen | None, Any], Term]
+    node: Node, schema: Schema, tensor: Callable[[TensorUse | None, Any], Term]
 ) -> tuple[tuple[Term, ...], int]:
     """Arguments of a collective, and the bytes that this rank gives it.
 
@@ -58,7 +58,7 @@ def collective_call(
             raise UnwritableError(f"the trace does not hold its `{name}`")
         value = argument.value
         if any(True for _ in argument.tensors()):
-            found = tuple(tensor(of, None) for of in seen(argument))
+            found = tuple(tensor(of, None) for of in tensors_of(argument))
             terms.append(found if isinstance(value, tuple) else found[0])
         elif isinstance(value, tuple):
             terms.append(tuple(Number(size) for size in value if isinstance(size, int)))

@@ -119,7 +119,7 @@ def file_of(source: Source, varying: dict[int, int], title: str, ranks: int) -> 
     listed = []
     for at, (names, body) in enumerate(source.sections):
         text.append(f"def {_function(at, names)}(t, c, work):")
-        text += [f'    """{_quoted(" / ".join(names) or "not annotated")}"""']
+        text += [f'    """{_quote(" / ".join(names) or "not annotated")}"""']
         for line in body:
             written = []
             for part in line.parts:
@@ -137,7 +137,7 @@ def file_of(source: Source, varying: dict[int, int], title: str, ranks: int) -> 
     return "\n".join(text)
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return text.replace("\\", "").replace('"', "'")
 
 
@@ -161,7 +161,7 @@ def _lines(call: Call, names: dict[str, str], works: dict[int, int]) -> Iterator
     rest = [(f"{name}=" if name else "", term) for name, term in _terms(call)]
     for i, (name, term) in enumerate(rest):
         parts.append((", " if i or first else "") + name)
-        parts.extend(_written(term))
+        parts.extend(_write_term(term))
     parts.append(")" if not call.is_collective else "))")
     yield Line(tuple(parts))
     if call.frees:
@@ -214,7 +214,7 @@ def _name(call: Call, names: dict[str, str]) -> tuple[str, str]:
     return name, ""
 
 
-def _written(term: Term) -> Iterator[str | Number]:
+def _write_term(term: Term) -> Iterator[str | Number]:
     if term is None:
         yield "None"
     elif isinstance(term, Slot):
@@ -228,5 +228,5 @@ def _written(term: Term) -> Iterator[str | Number]:
         for i, item in enumerate(term):
             if i:
                 yield ", "
-            yield from _written(item)
+            yield from _write_term(item)
         yield "]"

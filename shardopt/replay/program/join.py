@@ -10,7 +10,7 @@ from predictor.errors import InputError
 from shardopt.replay.program.program import Call, Number, RankProgram, Slot, Term
 
 
-def joined(jobs: Sequence[Sequence[RankProgram]]) -> list[RankProgram]:
+def join_jobs(jobs: Sequence[Sequence[RankProgram]]) -> list[RankProgram]:
     """One program a rank that runs the jobs' programs in their order.
 
     Tensors of one job are none of another's.
@@ -22,13 +22,14 @@ def joined(jobs: Sequence[Sequence[RankProgram]]) -> list[RankProgram]:
     for other in ranks[1:]:
         if other != ranks[0]:
             raise InputError(
-                f"--join: one trace has ranks {ranks[0]}, another {other}; join traces of jobs "
-                "with the same ranks"
+                f"one trace has ranks {ranks[0]}, another {other}; join traces of jobs with "
+                "the same ranks",
+                inputs=("join",),
             )
-    return [_one_after_the_other(of_rank) for of_rank in zip(*jobs, strict=True)]
+    return [_concatenate(of_rank) for of_rank in zip(*jobs, strict=True)]
 
 
-def _one_after_the_other(programs: Sequence[RankProgram]) -> RankProgram:
+def _concatenate(programs: Sequence[RankProgram]) -> RankProgram:
     whole = RankProgram(programs[0].rank, [], {}, {}, [], [], [()])
     for program in programs:
         numbers = 1 + max(_numbers(whole), default=-1)
@@ -38,7 +39,7 @@ def _one_after_the_other(programs: Sequence[RankProgram]) -> RankProgram:
                 whole.groups.append(group)
         groups = [whole.groups.index(group) for group in program.groups]
         before = len(whole.calls)
-        whole.calls += [_moved(call, numbers, before, groups) for call in program.calls]
+        whole.calls += [_move_call(call, numbers, before, groups) for call in program.calls]
         whole.made |= {
             number + numbers: replace(spec, storage=spec.storage + stores)
             for number, spec in program.made.items()
@@ -54,34 +55,34 @@ def _numbers(program: RankProgram) -> list[int]:
     return [*used, *program.made]
 
 
-def _moved(call: Call, numbers: int, before: int, groups: Sequence[int]) -> Call:
+def _move_call(call: Call, numbers: int, before: int, groups: Sequence[int]) -> Call:
     """The call with its tensors, its place and its group as the whole program numbers them."""
     if call.op == "wait":
         target = call.arguments[0]
         assert isinstance(target, Number)
         return replace(call, arguments=(Number(int(target.value) + before),))
-    keywords = {name: _shifted(term, numbers) for name, term in call.keywords.items()}
+    keywords = {name: _shift(term, numbers) for name, term in call.keywords.items()}
     group = call.keywords.get("group")
     if call.is_collective and isinstance(group, Number):
         keywords["group"] = Number(groups[int(group.value)])
     return replace(
         call,
-        arguments=tuple(_shifted(term, numbers) for term in call.arguments),
+        arguments=tuple(_shift(term, numbers) for term in call.arguments),
         keywords=keywords,
-        outputs=tuple(_renumbered(output, numbers) for output in call.outputs),
+        outputs=tuple(_renumber(output, numbers) for output in call.outputs),
         frees=[number + numbers for number in call.frees],
     )
 
 
-def _shifted(term: Term, by: int) -> Term:
+def _shift(term: Term, by: int) -> Term:
     if isinstance(term, Slot):
         return Slot(term.number + by)
     if isinstance(term, tuple):
-        return tuple(_shifted(item, by) for item in term)
+        return tuple(_shift(item, by) for item in term)
     return term
 
 
-def _renumbered(output: Any, by: int) -> Any:
+def _renumber(output: Any, by: int) -> Any:
     if isinstance(output, tuple):
-        return tuple(_renumbered(item, by) for item in output)
+        return tuple(_renumber(item, by) for item in output)
     return None if output is None else output + by

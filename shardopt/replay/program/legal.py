@@ -8,7 +8,7 @@ from predictor.trace.execution import Node
 from shardopt.replay.program.program import WHOLE, Call, Slot, slots
 from shardopt.replay.program.schema import Schema
 from shardopt.replay.program.tables import WEIGHTS, MatchedTables
-from shardopt.replay.program.tensors import Seen, Tensors, seen
+from shardopt.replay.program.tensors import Tensors, TensorUse, tensors_of
 from shardopt.replay.program.values import (
     CONSISTENT,
     IDS_ANYWHERE,
@@ -29,7 +29,7 @@ OF_TABLES = "table_offsets"
 """Shares of ids as a table summary has them, which no op before the lookup gives."""
 
 
-class Legal:
+class LegalValues:
     """Decides what tensors made up front hold.
 
     `fills` maps their numbers to it; what has none holds plain numbers or zeros. `pinned` counts
@@ -54,7 +54,7 @@ class Legal:
         named: dict[str, Any] = {}
         places: dict[str, str] = {}
         for parameter, argument in zip(schema.parameters, node.inputs, strict=False):
-            found = seen(argument) if "Tensor" in parameter.base else []
+            found = tensors_of(argument) if "Tensor" in parameter.base else []
             shapes = [None if of is None else of.spec.shape for of in found]
             if not isinstance(argument.value, tuple) and found:
                 named[parameter.name] = shapes[0]
@@ -71,7 +71,7 @@ class Legal:
         roles = roles_of(schema.name, named)
         return {places.get(name, name): fill for name, fill in roles.items()}
 
-    def number(self, of: Seen, fill: Fill | None) -> int:
+    def number(self, of: TensorUse, fill: Fill | None) -> int:
         """The tensor that an op takes, such that it holds what the op needs."""
         number = self.tensors.take(of)
         whole = of.spec.dtype in WHOLE
@@ -80,10 +80,10 @@ class Legal:
         root = self._root.get(number, number)
         if fill["kind"] == POSITIVE:
             if root in self.tensors.made:
-                self._hold(root, fill)
+                self._set_fill(root, fill)
             return number
         if root in self.tensors.made and root not in self._overwritten:
-            self._hold(root, fill)
+            self._set_fill(root, fill)
             return number
         if fill["kind"] == "offsets":
             self._add_up(root, fill["total"])
@@ -93,15 +93,15 @@ class Legal:
             return number
         if root not in self._instead:
             self._instead[root] = self.tensors.fresh(of.spec)
-            self._hold(self._instead[root], fill)
+            self._set_fill(self._instead[root], fill)
             self.pinned += 1
         made = self._instead[root]
         if self.tensors.specs[made].shape != of.spec.shape:
             made = self.tensors.fresh(of.spec)
-            self._hold(made, fill)
+            self._set_fill(made, fill)
         return made
 
-    def passed_on(self, call: Call, schema: Schema) -> None:
+    def note_outputs(self, call: Call, schema: Schema) -> None:
         """Remember whose values the outputs of an op have."""
         name = schema.name
         gives = call.gives()
@@ -121,7 +121,7 @@ class Legal:
             if _count(same) == _count(self.tensors.specs[gives[0]].shape):
                 self._root[gives[0]] = self._root.get(source, source)
 
-    def received(self, call: Call) -> None:
+    def note_received(self, call: Call) -> None:
         """What other ranks send is not known: whoever needs legal values gets its own."""
         for term in call.arguments[:1]:
             self._overwritten.update(slots(term))
@@ -130,9 +130,9 @@ class Legal:
         """Lengths made up front, of which an op makes offsets, are of as many ids as there are."""
         lengths = self._lengths.get(offsets)
         if lengths in self.tensors.made and lengths not in self._overwritten:
-            self._hold(lengths, {"kind": "lengths", "total": total})
+            self._set_fill(lengths, {"kind": "lengths", "total": total})
 
-    def _hold(self, number: int, fill: Fill) -> None:
+    def _set_fill(self, number: int, fill: Fill) -> None:
         if fill["kind"] == OF_TABLES:
             self.fills[number] = fill
         known = self.fills.setdefault(number, fill)
@@ -144,7 +144,7 @@ def _weights(schema: Schema, node: Node) -> tuple[int, int]:
     """The memory of a lookup's weights."""
     for parameter, argument in zip(schema.parameters, node.inputs, strict=False):
         if parameter.name in ("weights", *WEIGHTS):
-            for of in seen(argument):
+            for of in tensors_of(argument):
                 if of is not None and of.tensor.numel:
                     return of.tensor.storage, of.tensor.offset
     return 0, node.id

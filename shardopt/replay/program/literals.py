@@ -97,13 +97,13 @@ def _device(value: Any) -> Word:
 
 def _text(value: Any) -> Word:
     if isinstance(value, str) and EQUATION.fullmatch(value):
-        return Word(repr(_renamed(value)))
+        return Word(repr(_rename_letters(value)))
     if not isinstance(value, str) or value not in WORDS:
         raise UnwritableError("a text that is none of the words that ops of PyTorch take")
     return Word(repr(value))
 
 
-def _renamed(equation: str) -> str:
+def _rename_letters(equation: str) -> str:
     """An equation with its letters in the order of the alphabet: no more than its structure."""
     letters = dict.fromkeys(c for c in equation if c.isalpha())
     names = dict(zip(letters, ascii_letters, strict=False))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from predictor.trace.execution import COMMS, ExecutionTrace, Node
 from shardopt.replay.program.select import Chosen, Tree
-from shardopt.replay.program.tensors import Seen, seen
+from shardopt.replay.program.tensors import TensorUse, tensors_of
 
 KIND = re.compile(r"Split(?:NoBag)?LookupFunction_(\w+?)_Op")
 
@@ -44,12 +44,12 @@ class NativePairs:
         """What the backward function is called in a program."""
         return f"backward of {self._of[of.node.id].name}"
 
-    def gradient(self, of: Chosen) -> Seen | None:
+    def gradient(self, of: Chosen) -> TensorUse | None:
         """The gradient of the lookup's first argument, where an op inside made it."""
         shape = self._of[of.node.id].inputs[0].shape
         for child in self.tree.below(of.node):
             for argument in child.outputs:
-                for found in seen(argument):
+                for found in tensors_of(argument):
                     if found is not None and found.spec.shape == shape and found.tensor.numel:
                         return found
         return None

@@ -20,7 +20,7 @@ from predictor.trace.execution import Argument, ExecutionTrace, Node, Tensor, Va
 GLOO = "gloo:"
 
 
-def renested(trace: ExecutionTrace, times: RankTrace | None) -> ExecutionTrace:
+def fix_callers(trace: ExecutionTrace, times: RankTrace | None) -> ExecutionTrace:
     """The trace with the callers that its Kineto trace shows, if gloo took part.
 
     gloo ends its records on threads of its own, after which the observer takes later ops for
@@ -55,7 +55,7 @@ SUBCLASS = "PythonSubclass"
 """PyTorch's record of a tensor subclass that handles an op itself."""
 
 
-def unwrapped(trace: ExecutionTrace) -> ExecutionTrace:
+def open_wrappers(trace: ExecutionTrace) -> ExecutionTrace:
     """The trace with such ops open, and with the tensors in wrappers in their place."""
     open_ids = {node.parent for node in trace.nodes if node.name == SUBCLASS}
     open_ids |= {node.id for node in trace.nodes if node.name.startswith(FUNCTIONAL)}
@@ -83,12 +83,12 @@ def _tensors(arguments: tuple[Argument, ...]) -> list[Tensor]:
 
 
 def _inner(arguments: tuple[Argument, ...], inside: dict[int, Tensor]) -> tuple[Argument, ...]:
-    return tuple(replace(a, value=_unwrapped(a.value, inside)) for a in arguments)
+    return tuple(replace(a, value=_unwrap(a.value, inside)) for a in arguments)
 
 
-def _unwrapped(value: Value, inside: dict[int, Tensor]) -> Value:
+def _unwrap(value: Value, inside: dict[int, Tensor]) -> Value:
     if isinstance(value, Tensor):
         return inside.get(value.id, value)
     if isinstance(value, tuple):
-        return tuple(_unwrapped(item, inside) for item in value)
+        return tuple(_unwrap(item, inside) for item in value)
     return value

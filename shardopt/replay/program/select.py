@@ -83,7 +83,7 @@ def choose(trace: ExecutionTrace, composite: Callable[[str], bool]) -> list[Chos
     tree = Tree(trace)
     opened: set[int] = set()
     while True:
-        chosen = _without_own(_without_gloo(tree, _outermost(tree, opened)))
+        chosen = _drop_barrier_tensors(_drop_gloo(tree, _outermost(tree, opened)))
         more = _to_open(tree, chosen, composite)
         if not more:
             return chosen
@@ -122,7 +122,7 @@ def _outermost(tree: Tree, opened: set[int]) -> list[Chosen]:
         node, section = stack.pop()
         if node.schema and node.id not in opened:
             chosen.append(Chosen(node, section))
-            after = [] if not node.name.startswith("c10d::") else _parted(tree, node)[1]
+            after = [] if not node.name.startswith("c10d::") else _part_children(tree, node)[1]
             stack.extend((child, section) for child in reversed(after))
             continue
         if _is_native(tree, node):
@@ -178,7 +178,7 @@ OWN = {
 pattern of their names; `%d` is the length of its longest list of tensors."""
 
 
-def _parted(tree: Tree, node: Node) -> tuple[list[Node], list[Node]]:
+def _part_children(tree: Tree, node: Node) -> tuple[list[Node], list[Node]]:
     """What a collective runs itself, and what a trace shows inside it though it came after it.
 
     gloo ends its record of a collective on another thread, and the observer then takes what the
@@ -194,7 +194,7 @@ def _parted(tree: Tree, node: Node) -> tuple[list[Node], list[Node]]:
     return children[:count], children[count:]
 
 
-def _without_gloo(tree: Tree, chosen: Sequence[Chosen]) -> list[Chosen]:
+def _drop_gloo(tree: Tree, chosen: Sequence[Chosen]) -> list[Chosen]:
     """Leave out what gloo runs later for a collective: it works on memory of its own.
 
     That is on its threads, and on the one that waits for a reduce-scatter.
@@ -202,13 +202,13 @@ def _without_gloo(tree: Tree, chosen: Sequence[Chosen]) -> list[Chosen]:
     if not any(node.name.startswith("gloo:") for node in tree.nodes):
         return list(chosen)
     busy = {node.thread for node in tree.nodes if not node.schema and node.scope != FUNCTION}
-    own = {child.id for of in chosen for child in _own(tree, of.node)}
+    own = {child.id for of in chosen for child in _own_calls(tree, of.node)}
     maker: dict[int, int] = {}
     at = 0
     kept: list[Chosen] = []
     for of in chosen:
         while at < len(tree.nodes) and tree.nodes[at].id < of.node.id:
-            maker.update(dict.fromkeys(_made(tree.nodes[at]), tree.nodes[at].id))
+            maker.update(dict.fromkeys(_new_storages(tree.nodes[at]), tree.nodes[at].id))
             at += 1
         taken = {view.storage for a in read_by(of.node) for _, view in views_of(a)}
         if any(maker.get(store) in own for store in taken):
@@ -219,19 +219,19 @@ def _without_gloo(tree: Tree, chosen: Sequence[Chosen]) -> list[Chosen]:
         before = kept[-1].node if kept else of.node
         made = {view for a in of.node.outputs for _, view in views_of(a)}
         same = made == {view for a in before.outputs for _, view in views_of(a)}
-        if made and same and _made(of.node) and before.name != of.node.name:
+        if made and same and _new_storages(of.node) and before.name != of.node.name:
             continue
         kept.append(of)
     return kept
 
 
-def _without_own(chosen: Sequence[Chosen]) -> list[Chosen]:
+def _drop_barrier_tensors(chosen: Sequence[Chosen]) -> list[Chosen]:
     """Leave out the empty tensor that a barrier makes for itself before its record starts."""
     kept: list[Chosen] = []
     for of in chosen:
         if of.node.name in BARRIERS and kept and kept[-1].node.name == "aten::empty":
             taken = {view.storage for a in of.node.inputs for _, view in views_of(a)}
-            if _made(kept[-1].node) & taken:
+            if _new_storages(kept[-1].node) & taken:
                 kept.pop()
         kept.append(of)
     return kept
@@ -243,14 +243,14 @@ def _is_native(tree: Tree, node: Node) -> bool:
     return not any(child.name.startswith(FUSED) and child.schema for child in tree.below(node))
 
 
-def _own(tree: Tree, node: Node) -> list[Node]:
+def _own_calls(tree: Tree, node: Node) -> list[Node]:
     if not node.name.startswith("c10d::"):
         return []
-    children = _parted(tree, node)[0]
+    children = _part_children(tree, node)[0]
     return [*children, *(inner for child in children for inner in tree.below(child))]
 
 
-def _made(node: Node) -> set[int]:
+def _new_storages(node: Node) -> set[int]:
     """Storages that an op gives and did not take."""
     given = {view.storage for a in node.outputs for _, view in views_of(a)}
     return given - {view.storage for a in node.inputs for _, view in views_of(a)}

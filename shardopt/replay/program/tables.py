@@ -21,7 +21,7 @@ from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingTyp
 from predictor.model.plan_json import check_plan, load_plan
 from predictor.model.workload import Feature, Table, Workload
 
-Law = str | dict[str, Any]
+IdSkew = str | dict[str, Any]
 DIGITS = 6
 """Significant, of what describes how ids are drawn."""
 
@@ -32,12 +32,12 @@ class FeatureIds:
 
     Args:
         share: mean ids of a sample that fall on the shard's rows, >= 0.
-        law: how they are drawn: ``uniform``, or rows by popularity as ``counts`` of rows with
+        skew: how they are drawn: ``uniform``, or rows by popularity as ``counts`` of rows with
             ``weights`` each, the hottest first; ``hot_first`` where low ids are the hot ones.
     """
 
     share: float
-    law: Law
+    skew: IdSkew
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ class LookupTables:
         return [feature.share for table in self.tables for feature in table.features]
 
     @property
-    def laws(self) -> list[Law]:
+    def skews(self) -> list[IdSkew]:
         """Of each feature's ids."""
-        return [feature.law for table in self.tables for feature in table.features]
+        return [feature.skew for table in self.tables for feature in table.features]
 
     def __str__(self) -> str:
         return (
@@ -130,8 +130,9 @@ class TableSummary:
         """
         if self.plan is not None and rank >= self.plan.world_size:
             raise InputError(
-                f"--plan is for {self.plan.world_size} ranks, and the trace has rank {rank}; give "
-                "the plan that it was recorded with"
+                f"the plan is for {self.plan.world_size} ranks, and the trace has rank {rank}; "
+                "give the plan that it was recorded with",
+                inputs=("plan",),
             )
         groups: dict[LookupGroup, list[LookupTable]] = defaultdict(list)
         for key, table in zip(self.load.keys, self.load.tables, strict=True):
@@ -156,7 +157,7 @@ def load_tables(model: Path, plan: Path | None) -> TableSummary:
 
     load = load_model(model)
     if plan is None:
-        return TableSummary(load, None, f"{model} without --plan")
+        return TableSummary(load, None, f"{model} without a plan")
     fitting = check_plan(load_plan(plan), load, where=str(plan))
     return TableSummary(load, fitting, f"{model} with {plan}")
 
@@ -176,10 +177,10 @@ def _ids(table: Table, feature: Feature, shard: Shard) -> FeatureIds:
     share = float(f"{feature.lookups_per_sample * bins.mass:.{DIGITS}g}")
     if isinstance(feature.distribution, Uniform):
         return FeatureIds(share, "uniform")
-    return FeatureIds(share, _law(bins) | {"hot_first": feature.id_order == "frequency"})
+    return FeatureIds(share, _skew_of(bins) | {"hot_first": feature.id_order == "frequency"})
 
 
-def _law(bins: Bins) -> dict[str, Any]:
+def _skew_of(bins: Bins) -> dict[str, Any]:
     weights = bins.probs / (bins.mass or 1.0)
     return {
         name: [float(f"{value:.{DIGITS}g}") for value in values]
@@ -225,7 +226,7 @@ class MatchedTables:
         if weights not in self._of:
             found = next((group for group in self._left if fits(group, arguments)), None)
             if found is None:
-                raise UnmatchedError(self._problem(op, arguments))
+                raise UnmatchedError(self._problem(op, arguments), inputs=("tables", "plan"))
             self._left.remove(found)
             self._of[weights] = found
         return self._of[weights]
@@ -233,9 +234,9 @@ class MatchedTables:
     def _problem(self, op: str, arguments: Mapping[str, Any]) -> str:
         given = "; ".join(map(str, self._left)) or "no more lookups"
         return (
-            f"rank {self.rank}: {op}: the trace has {_recorded(arguments)}; {self.sources} gives "
-            f"for lookups of this rank: {given}. Give the model file and the plan (--plan) that "
-            "the trace was recorded with, or leave out --tables"
+            f"rank {self.rank}: {op}: the trace has {_describe_recorded(arguments)}; "
+            f"{self.sources} gives for lookups of this rank: {given}. Give the model file and the "
+            "plan that the trace was recorded with, or no model file"
         )
 
 
@@ -265,7 +266,7 @@ def fits(group: LookupTables, arguments: Mapping[str, Any]) -> bool:
     )
 
 
-def _recorded(arguments: Mapping[str, Any]) -> str:
+def _describe_recorded(arguments: Mapping[str, Any]) -> str:
     total, elements = arguments.get("total_D"), elements_of(arguments)
     told = [f"features: {features_of(arguments)}"]
     told += [] if total is None else [f"sum of their widths: {total}"]

@@ -19,7 +19,7 @@ KIND = re.compile(r"Tensor\(((?:[^()]|\([^()]*\))*)\)|None")
 Key = tuple[View, str]
 
 
-class Seen:
+class TensorUse:
     """A tensor as an argument has it.
 
     Args:
@@ -49,26 +49,26 @@ def contiguous(shape: Iterable[int]) -> tuple[int, ...]:
     return tuple(reversed(steps))
 
 
-def seen(argument: Argument) -> list[Seen | None]:
+def tensors_of(argument: Argument) -> list[TensorUse | None]:
     """The tensors of an argument in order; None for what is no defined tensor in a list."""
     kinds = iter([match[1] or "" for match in KIND.finditer(argument.type)])
-    return list(_seen(argument.value, argument.shape, argument.strides, kinds))
+    return list(_tensors_of(argument.value, argument.shape, argument.strides, kinds))
 
 
-def _seen(
+def _tensors_of(
     value: Value, shape: Shape, strides: Shape, kinds: Iterator[str]
-) -> Iterator[Seen | None]:
+) -> Iterator[TensorUse | None]:
     if isinstance(value, tuple):
         for i, item in enumerate(value):
             inner = (_inner(shape, i), _inner(strides, i))
-            yield from _seen(item, *inner, kinds)
+            yield from _tensors_of(item, *inner, kinds)
         return
     kind = next(kinds, "")
     dtype = ITEMS.get(kind)
     if not isinstance(value, Tensor) or dtype is None:
         yield None
     else:
-        yield Seen(value, shape, strides, dtype)
+        yield TensorUse(value, shape, strides, dtype)
 
 
 def _inner(nested: Shape, i: int) -> Shape:
@@ -92,11 +92,11 @@ class Tensors:
         self._count = 0
         self._stored = 0
 
-    def find(self, of: Seen) -> int | None:
+    def find(self, of: TensorUse) -> int | None:
         """The number of a tensor that is known."""
         return self._live[of.tensor.storage].get(of.key)
 
-    def take(self, of: Seen) -> int:
+    def take(self, of: TensorUse) -> int:
         """The number of a tensor that an op takes; it is made up front if none gave it."""
         known = self.find(of)
         if known is not None:
@@ -130,7 +130,7 @@ class Tensors:
         self._count += 1
         return self._count - 1
 
-    def give(self, of: Seen, taken: Mapping[int, Mapping[int, Key]]) -> int | None:
+    def give(self, of: TensorUse, taken: Mapping[int, Mapping[int, Key]]) -> int | None:
         """The number of a tensor that an op gives; None if it is one that it took.
 
         Args:
@@ -152,7 +152,7 @@ class Tensors:
         self._live[storage][of.key] = number
         return number
 
-    def _new(self, of: Seen) -> int:
+    def _new(self, of: TensorUse) -> int:
         number = self._count
         self._count += 1
         self.specs[number] = of.spec

@@ -69,20 +69,20 @@ def _row_sums(of: Named) -> list[int]:
         twice = min(entries - rows, rows)
         times = -(-(entries - rows) // twice)
         extra = (wanted - total) // times
-        head, tail = _even(extra, twice), _even(total - extra, rows - twice)
+        head, tail = _split_evenly(extra, twice), _split_evenly(total - extra, rows - twice)
     else:
-        head, tail = _even(wanted, entries), _even(total - wanted, rows - entries)
+        head, tail = _split_evenly(wanted, entries), _split_evenly(total - wanted, rows - entries)
     return [*head, *tail]
 
 
-def _even(total: int, parts: int) -> list[int]:
+def _split_evenly(total: int, parts: int) -> list[int]:
     if parts <= 0:
         return []
     marks = [max(total, 0) * i // parts for i in range(parts + 1)]
     return [after - before for before, after in pairwise(marks)]
 
 
-def _permuted(of: Named) -> Fill:
+def _permutation_of_rows(of: Named) -> Fill:
     """All rows in order; then from the first again where there are more entries than rows."""
     rows = max(of["lengths"][0], 1)
     return {"kind": "list", "values": [i % rows for i in range(prod(of["permute"]))]}
@@ -90,7 +90,7 @@ def _permuted(of: Named) -> Fill:
 
 _JAGGED: dict[str, Callable[[Named], Fill]] = {
     "lengths": lambda of: {"kind": "row_lengths", "rows": _row_sums(of)},
-    "permute": _permuted,
+    "permute": _permutation_of_rows,
 }
 
 
@@ -98,7 +98,7 @@ def _even_widths(offsets: str) -> Callable[[Named], Fill]:
     """Sums of the widths of pooled vectors beside each other, all alike."""
     return lambda of: {
         "kind": "list",
-        "values": _cumulated(_even(of["pooled_embs"][-1], prod(of[offsets]) - 1)),
+        "values": _cumulate(_split_evenly(of["pooled_embs"][-1], prod(of[offsets]) - 1)),
     }
 
 
@@ -209,7 +209,7 @@ def roles_of(op: str, arguments: Named) -> dict[str, Fill]:
         except (KeyError, IndexError, TypeError, ValueError):
             continue
     if op in ("aten::index", "aten::index_put_", "aten::_index_put_impl_", "aten::index_put"):
-        found |= _indexed(arguments)
+        found |= _index_fills(arguments)
     return found
 
 
@@ -218,7 +218,7 @@ def is_lookup(op: str) -> bool:
     return op.startswith("fbgemm::") and "embedding" in op and "codegen" in op
 
 
-def _indexed(of: Named) -> dict[str, Fill]:
+def _index_fills(of: Named) -> dict[str, Fill]:
     """Of `x[i, j]`: positions a dimension; a list has roles by place."""
     shape = of.get("self") or ()
     found: dict[str, Fill] = {}
@@ -228,7 +228,7 @@ def _indexed(of: Named) -> dict[str, Fill]:
     return found
 
 
-def _given(of: Named) -> LookupTables | None:
+def _summary_of(of: Named) -> LookupTables | None:
     """What a table summary says of a lookup."""
     return of.get("tables")
 
@@ -238,7 +238,7 @@ def _widths(of: Named) -> list[int]:
 
     The trace has only the sum: without a summary tables are as wide as each other where it divides.
     """
-    given = _given(of)
+    given = _summary_of(of)
     if given is not None:
         return given.widths
     tables = features_of(of)
@@ -251,7 +251,7 @@ def _widths(of: Named) -> list[int]:
 
 def _rows(of: Named) -> list[int]:
     """Rows of tables: without a summary as many each as the weights have place for."""
-    given = _given(of)
+    given = _summary_of(of)
     if given is not None:
         return given.rows
     widths = _widths(of)
@@ -262,30 +262,30 @@ def _rows(of: Named) -> list[int]:
     return [max(rows, 1)] * len(widths)
 
 
-def _cumulated(counts: list[int], last: bool = True) -> list[int]:
+def _cumulate(counts: list[int], last: bool = True) -> list[int]:
     sums = [0]
     for count in counts:
         sums.append(sums[-1] + count)
     return sums if last else sums[:-1]
 
 
-def _listed(make: Callable[[Named], list[int]]) -> Callable[[Named], Fill]:
+def _list_of(make: Callable[[Named], list[int]]) -> Callable[[Named], Fill]:
     return lambda of: {"kind": "list", "values": make(of)}
 
 
 def _first_rows(of: Named) -> list[int]:
-    given = _given(of)
+    given = _summary_of(of)
     if given is not None:
         return [*given.first_rows, given.total_rows]
-    return _cumulated(_rows(of))
+    return _cumulate(_rows(of))
 
 
 def _weights_offsets(of: Named) -> list[int]:
-    given = _given(of)
+    given = _summary_of(of)
     if given is not None:
         return given.first_elements
     sizes = [rows * width for rows, width in zip(_rows(of), _widths(of), strict=True)]
-    return _cumulated(sizes, last=False)
+    return _cumulate(sizes, last=False)
 
 
 def _state_offsets(of: Named) -> list[int]:
@@ -293,7 +293,7 @@ def _state_offsets(of: Named) -> list[int]:
     state = of.get("momentum1_dev") or of.get("momentum1_host") or of.get("momentum1")
     if isinstance(state, list):
         state = next((shape for shape in state if shape), None)
-    given = _given(of)
+    given = _summary_of(of)
     sizes = zip(_rows(of), _widths(of), strict=True)
     weights = sum(r * width for r, width in sizes) if given is None else given.elements
     if state is not None and prod(state) >= weights:
@@ -303,22 +303,22 @@ def _state_offsets(of: Named) -> list[int]:
 
 def _lookup_ids(of: Named) -> Fill:
     fill: Fill = {"kind": "table_ids", "rows": _rows(of)}
-    given = _given(of)
+    given = _summary_of(of)
     if given is None:
         return fill
-    laws: list[Any] = []
-    for law in given.laws:
-        if law not in laws:
-            laws.append(law)
+    skews: list[Any] = []
+    for skew in given.skews:
+        if skew not in skews:
+            skews.append(skew)
     return fill | {
         "shares": given.shares,
-        "laws": laws,
-        "law": [laws.index(law) for law in given.laws],
+        "laws": skews,
+        "law": [skews.index(skew) for skew in given.skews],
     }
 
 
 def _lookup_offsets(of: Named) -> Fill:
-    given, total = _given(of), prod(of["indices"])
+    given, total = _summary_of(of), prod(of["indices"])
     if given is None:
         return {"kind": "offsets", "total": total}
     return {"kind": "table_offsets", "total": total, "shares": given.shares}
@@ -331,11 +331,11 @@ def _zeros(_: Named) -> Fill:
 LOOKUP: dict[str, Callable[[Named], Fill]] = {
     "indices": _lookup_ids,
     "offsets": _lookup_offsets,
-    "D_offsets": _listed(lambda of: _cumulated(_widths(of))),
-    "hash_size_cumsum": _listed(_first_rows),
-    "weights_offsets": _listed(_weights_offsets),
-    "momentum1_offsets": _listed(_state_offsets),
-    "momentum2_offsets": _listed(_state_offsets),
+    "D_offsets": _list_of(lambda of: _cumulate(_widths(of))),
+    "hash_size_cumsum": _list_of(_first_rows),
+    "weights_offsets": _list_of(_weights_offsets),
+    "momentum1_offsets": _list_of(_state_offsets),
+    "momentum2_offsets": _list_of(_state_offsets),
     "weights_placements": _zeros,
     "momentum1_placements": _zeros,
     "momentum2_placements": _zeros,

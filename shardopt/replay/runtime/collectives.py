@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from .checks import LOST, refuse
-from .exchange import CALLS, Batch, Done, even, from_any, one_to_one, told
-from .matching import FROM_ANY, P2P, Plan, Told, plans
+from .exchange import CALLS, Batch, Done, describe, exchange_evenly, from_any, one_to_one
+from .matching import FROM_ANY, P2P, CollectiveCall, Plan, plans
 
 TIMEOUT = timedelta(minutes=5)
 
@@ -36,7 +36,7 @@ class Collectives:
         self.world = int(os.environ.get("WORLD_SIZE", "1"))
         self.rank = int(os.environ.get("RANK", "0"))
         self.agreed = False
-        self._told: list[Told] = []
+        self._told: list[CollectiveCall] = []
         self._calls: list[Callable[[Sequence[Any]], Any] | None] = []
         self._at = 0
         self._batch = Batch(0)
@@ -79,7 +79,9 @@ class Collectives:
         """The next collective of the iteration; something to wait for."""
         if not self.agreed:
             here = self._here(self._wanted[group])
-            self._told.append({**told(kind, arguments, self._wanted[group], here), "opened": group})
+            self._told.append(
+                {**describe(kind, arguments, self._wanted[group], here), "opened": group}
+            )
             return Done()
         call = self._calls[self._at]
         self._at += 1
@@ -118,7 +120,9 @@ class Collectives:
             self._calls.append(self._call(of, plan, batches[at]))
         self.agreed = True
 
-    def _call(self, of: Told, plan: Plan, batch: int) -> Callable[[Sequence[Any]], Any] | None:
+    def _call(
+        self, of: CollectiveCall, plan: Plan, batch: int
+    ) -> Callable[[Sequence[Any]], Any] | None:
         """None if the collective runs as it was recorded, else what runs in its place."""
         kind, group = of["kind"], self._groups[of["opened"]]
         if "skip" in plan:
@@ -129,7 +133,7 @@ class Collectives:
             return lambda arguments: self._add(one_to_one(kind, arguments, plan, group), batch)
         if "even" not in plan:
             return None
-        run = even(kind, plan, group, self.device)
+        run = exchange_evenly(kind, plan, group, self.device)
         return lambda _: run()
 
     def _add(self, op: Any, size: int) -> Batch:
@@ -139,7 +143,9 @@ class Collectives:
         return self._batch.add(op)
 
 
-def _batches(every: Sequence[Told], found: Sequence[Plan], places: Sequence[int]) -> list[int]:
+def _batches(
+    every: Sequence[CollectiveCall], found: Sequence[Plan], places: Sequence[int]
+) -> list[int]:
     """Of the first of some sends and receives without any op between them how many they are."""
     runs = [
         at

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .matching import FROM_ANY, IN_PLACE, P2P, RECEIVE, ROOTED, SEND, Plan, Told
+from .matching import FROM_ANY, IN_PLACE, P2P, RECEIVE, ROOTED, SEND, CollectiveCall, Plan
 
 
 class Done:
@@ -50,15 +50,17 @@ class Batch:
             self.held = []
 
 
-def told(kind: str, arguments: Sequence[Any], group: tuple[int, ...], here: Sequence[int]) -> Told:
+def describe(
+    kind: str, arguments: Sequence[Any], group: tuple[int, ...], here: Sequence[int]
+) -> CollectiveCall:
     """What other ranks have to know of a collective: sizes in items, and who takes part.
 
     Args:
         group: recorded ranks of its group; none stands for all.
         here: those of them that run here, in the same way.
     """
-    tensors = [[t for t in _listed(a) if isinstance(t, torch.Tensor)] for a in arguments]
-    given, taken = _given_and_taken(kind, tensors)
+    tensors = [[t for t in _as_list(a) if isinstance(t, torch.Tensor)] for a in arguments]
+    given, taken = _sent_and_received(kind, tensors)
     every = [t for of in tensors for t in of]
     plain = [a for a in arguments if isinstance(a, int)]
     peer = plain[0] if kind in (SEND, RECEIVE) else None
@@ -79,11 +81,11 @@ def told(kind: str, arguments: Sequence[Any], group: tuple[int, ...], here: Sequ
     }
 
 
-def _listed(argument: Any) -> list[Any]:
+def _as_list(argument: Any) -> list[Any]:
     return list(argument) if isinstance(argument, (list, tuple)) else [argument]
 
 
-def _given_and_taken(kind: str, tensors: Sequence[list[Any]]) -> tuple[list[Any], list[Any]]:
+def _sent_and_received(kind: str, tensors: Sequence[list[Any]]) -> tuple[list[Any], list[Any]]:
     if not tensors or kind in ("barrier", "monitored_barrier_"):
         return [], []
     if kind in IN_PLACE:
@@ -98,7 +100,7 @@ def _items(tensor: torch.Tensor) -> int:
     return tensor.numel() if tensor.layout == torch.strided else 0
 
 
-def even(kind: str, plan: Plan, group: Any, device: torch.device) -> Callable[[], Any]:
+def exchange_evenly(kind: str, plan: Plan, group: Any, device: torch.device) -> Callable[[], Any]:
     """A collective of the kind over parts of one size, in memory of its own."""
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     part = torch.zeros(plan["even"], dtype=getattr(torch, plan["dtype"]), device=device)

@@ -25,7 +25,7 @@ def _batch_norm_backward(
     )  # fmt: skip
 
 
-def _pinned(x: Any, *_: Any) -> Any:
+def _pin(x: Any, *_: Any) -> Any:
     return x.clone()
 
 
@@ -34,6 +34,6 @@ ON_CPU: dict[str, tuple[str, Callable[..., Any]]] = {
         "aten::native_batch_norm_backward",
         _batch_norm_backward,
     ),
-    "aten::pin_memory": ("aten::clone", _pinned),
+    "aten::pin_memory": ("aten::clone", _pin),
 }
 """Op -> what it runs as, and the call; both give the same shapes."""

@@ -12,14 +12,14 @@ P2P = frozenset({SEND, RECEIVE, FROM_ANY})
 IN_PLACE = frozenset({"allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_"})
 ROOTED = frozenset({"broadcast_", "reduce_", "gather_", "scatter_"})
 
-Told = dict[str, Any]
+CollectiveCall = dict[str, Any]
 """What a rank says of one of its collectives; see `exchange.told`."""
 Plan = dict[str, Any]
 """How it runs: as recorded if empty; ``skip`` (why it does not), ``even`` (items of the largest
 part, in memory of its own, with ``dtype`` and ``root``), or ``peer`` (the other rank)."""
 
 
-def plans(every: Sequence[Sequence[Told]]) -> list[list[Plan]]:
+def plans(every: Sequence[Sequence[CollectiveCall]]) -> list[list[Plan]]:
     """How the collectives of each rank run, in their order.
 
     Those that go to all ranks of a group meet in the order in which the ranks have them. Sends
@@ -45,14 +45,14 @@ def plans(every: Sequence[Sequence[Told]]) -> list[list[Plan]]:
             [every[rank][at]["kind"] for at in places]
             for rank, places in zip(members, own, strict=True)
         ]
-        met = _aligned(kinds)
+        met = _align(kinds)
         for rank, places, kept in zip(members, own, met, strict=True):
             for i in set(range(len(places))) - set(kept):
                 found[rank][places[i]] = {"skip": "other ranks of its group run none at its place"}
         for column in zip(*met, strict=True):
             places_of = [own[i][at] for i, at in enumerate(column)]
             tolds = [every[rank][at] for rank, at in zip(members, places_of, strict=True)]
-            plan = {} if fits(tolds) else _even(tolds)
+            plan = {} if fits(tolds) else _plan_even_parts(tolds)
             for rank, at in zip(members, places_of, strict=True):
                 found[rank][at] = plan
     for rank, at, plan in _pairs(every):
@@ -60,7 +60,7 @@ def plans(every: Sequence[Sequence[Told]]) -> list[list[Plan]]:
     return found
 
 
-def _aligned(kinds: Sequence[Sequence[str]]) -> list[list[int]]:
+def _align(kinds: Sequence[Sequence[str]]) -> list[list[int]]:
     """Of each rank, the positions of those that all ranks have in this order."""
     common = list(kinds[0])
     for other in kinds[1:]:
@@ -76,7 +76,7 @@ def _aligned(kinds: Sequence[Sequence[str]]) -> list[list[int]]:
     return found
 
 
-def fits(every: Sequence[Told]) -> bool:
+def fits(every: Sequence[CollectiveCall]) -> bool:
     """Whether what the ranks of a group give and take in one collective goes together."""
     first, ranks = every[0], len(every)
     if any(of["dtype"] != first["dtype"] or of["root"] != first["root"] for of in every):
@@ -95,10 +95,10 @@ def fits(every: Sequence[Told]) -> bool:
         return False
     if kind in IN_PLACE or not first["sent"]:
         return True
-    return all(of["got"] == _received(kind, first["sent"], ranks) for of in every)
+    return all(of["got"] == _received_sizes(kind, first["sent"], ranks) for of in every)
 
 
-def _received(kind: str, sent: list[int], ranks: int) -> list[int]:
+def _received_sizes(kind: str, sent: list[int], ranks: int) -> list[int]:
     """Items of the tensors that a rank receives into where all send alike."""
     if kind == "reduce_scatter_":
         alike = len(sent) == ranks and len(set(sent)) == 1
@@ -110,7 +110,7 @@ def _received(kind: str, sent: list[int], ranks: int) -> list[int]:
     return [size * ranks for size in sent]
 
 
-def _rooted_fits(every: Sequence[Told], root: int) -> bool:
+def _rooted_fits(every: Sequence[CollectiveCall], root: int) -> bool:
     """Of a gather and of a scatter: the root has a part a rank, the others have none."""
     if root >= len(every):
         return False
@@ -122,7 +122,7 @@ def _rooted_fits(every: Sequence[Told], root: int) -> bool:
     )
 
 
-def _all_to_all_fits(every: Sequence[Told]) -> bool:
+def _all_to_all_fits(every: Sequence[CollectiveCall]) -> bool:
     ranks = len(every)
     table = []
     for of in every:
@@ -135,7 +135,7 @@ def _all_to_all_fits(every: Sequence[Told]) -> bool:
     return all(table[j][0][i] == table[i][1][j] for i in range(ranks) for j in range(ranks))
 
 
-def _even(every: Sequence[Told]) -> Plan:
+def _plan_even_parts(every: Sequence[CollectiveCall]) -> Plan:
     """As many items as the rank with the most has, in parts of one size."""
     kind, ranks = every[0]["kind"], len(every)
     largest = max(sum(of["sent"]) for of in every)
@@ -149,7 +149,7 @@ def _even(every: Sequence[Told]) -> Plan:
     }
 
 
-def _pairs(every: Sequence[Sequence[Told]]) -> Iterator[tuple[int, int, Plan]]:
+def _pairs(every: Sequence[Sequence[CollectiveCall]]) -> Iterator[tuple[int, int, Plan]]:
     """The plans of sends and receives: rank, position, plan."""
     sends: dict[Any, deque[tuple[int, int]]] = defaultdict(deque)
     receives: list[tuple[Any, int, int]] = []
@@ -181,7 +181,7 @@ def _pairs(every: Sequence[Sequence[Told]]) -> Iterator[tuple[int, int, Plan]]:
             yield rank, at, {"skip": _alone(every[rank][at], len(every))}
 
 
-def _alone(told: Told, ranks: int) -> str:
+def _alone(told: CollectiveCall, ranks: int) -> str:
     peer = told["peer"]
     if peer is not None and peer >= ranks:
         return f"its partner, rank {peer}, is not replayed"

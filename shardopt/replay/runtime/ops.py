@@ -33,7 +33,7 @@ class Ops:
                 refuse(f"--import {module}: {error}; put its folder on PYTHONPATH")
 
     def __call__(self, name: str, overload: str) -> Op:
-        op = Op(f"{name}.{overload}", _found(name, overload))
+        op = Op(f"{name}.{overload}", _find(name, overload))
         if device.type == "cpu" and name in ON_CPU and not isinstance(op.function, str):
             op.runs_as, op.function = ON_CPU[name]
         self.named[name, overload] = op
@@ -77,7 +77,7 @@ class Ops:
         return torch.autograd.grad([output], [first], [gradient], allow_unused=True)[0]
 
 
-def _found(name: str, overload: str) -> Callable[..., Any] | str:
+def _find(name: str, overload: str) -> Callable[..., Any] | str:
     """The op, or why there is none."""
     if f"{name}.{overload}" in settings.without:
         return "ends the process here"
@@ -112,7 +112,7 @@ class Op:
         if self.skipped:
             return self.stand_in(at, arguments)
         if isinstance(self.function, str):
-            return self._replaced(at, arguments, self.function)
+            return self._replace(at, arguments, self.function)
         if settings.last_op is not None:
             with suppress(OSError):
                 settings.last_op.write_text(self.name)
@@ -122,11 +122,11 @@ class Op:
             if self.name.startswith(COMMS):
                 raise
             why = str(error).strip().split("\n")[0].split(". ")[0][:160]
-            return self._replaced(at, arguments, f"{type(error).__name__}: {why}")
+            return self._replace(at, arguments, f"{type(error).__name__}: {why}")
         wrong = _differs(output, self.recorded[at] if at < len(self.recorded) else None)
-        return self._replaced(at, arguments, wrong) if wrong else output
+        return self._replace(at, arguments, wrong) if wrong else output
 
-    def _replaced(self, at: int, arguments: Sequence[Any], why: str) -> Any:
+    def _replace(self, at: int, arguments: Sequence[Any], why: str) -> Any:
         self.reasons[at] = why
         return self.stand_in(at, arguments)
 
@@ -152,7 +152,7 @@ class Op:
             return self.stand_in(at, arguments)
         return self.function(*arguments, **keywords)  # type: ignore[operator]
 
-    def settled(self) -> Callable[..., Any]:
+    def settle(self) -> Callable[..., Any]:
         """What is called from now on: the op itself if it can run every time."""
         if self.reasons or self.skipped or isinstance(self.function, str):
             return self.again

@@ -10,7 +10,7 @@ import torch
 
 from .checks import parts_of, refuse
 from .ops import Op, Ops
-from .settings import COMMS, data, device, rank, selected, settings
+from .settings import COMMS, data, device, is_selected, rank, settings
 from .tensors import like, make_all
 
 
@@ -20,7 +20,7 @@ class Replay:
     def __init__(self, iteration: Sequence[Any], ops: Ops, mine: dict[str, Any]) -> None:
         self.ops, self.mine = ops, mine
         self.calls = mine["calls"]
-        self.parts = [part for part in parts_of(iteration, mine) if wanted(part)]
+        self.parts = [part for part in parts_of(iteration, mine) if is_wanted(part)]
         if not self.parts:
             names = sorted({name for names, _ in iteration for name in names})
             refuse(
@@ -55,7 +55,7 @@ class Replay:
         for key, op in self.ops.named.items():
             op.calls = of.get(key, [])
             op.recorded = [self.calls[at].get("outputs") for at in op.calls]
-            op.skipped = not selected(op.name)
+            op.skipped = not is_selected(op.name)
 
     def step(self) -> None:
         """One iteration."""
@@ -88,7 +88,7 @@ class Replay:
             names = part.__globals__
             for name, value in list(names.items()):
                 if isinstance(value, Op):
-                    names[name] = value.settled()
+                    names[name] = value.settle()
 
     def coverage(self) -> dict[str, Any]:
         """Which ops of the trace ran, by count and by their recorded time."""
@@ -125,10 +125,10 @@ class Replay:
 
     def _counts(self, at: int) -> bool:
         call = self.calls[at]
-        return selected(f"{call['op']}.{call.get('overload', '')}")
+        return is_selected(f"{call['op']}.{call.get('overload', '')}")
 
 
-def wanted(part: Any) -> bool:
+def is_wanted(part: Any) -> bool:
     """Whether a part of the iteration is one of those asked for."""
     (names, _), _ = part
     asked = settings.from_annotation

@@ -26,8 +26,8 @@ from .checks import LOST, REFUSED, parts_of, rank_data, read, refuse
 from .collectives import Collectives
 from .memory import available_bytes, needed_bytes, too_large
 from .ops import Ops
-from .replay import Replay, wanted
-from .settings import COMMS, HOME, data, device, rank, selected, settings
+from .replay import Replay, is_wanted
+from .settings import COMMS, HOME, data, device, is_selected, rank, settings
 
 INTERRUPTED = 130
 TEARDOWN_S = 0.3
@@ -47,7 +47,7 @@ def own_data() -> dict[str, Any]:
     return read(HOME / f"rank{at}.json", rank_data)
 
 
-def _gathered(mine: dict[str, Any], together: bool) -> list[dict[str, Any]]:
+def _gather(mine: dict[str, Any], together: bool) -> list[dict[str, Any]]:
     if not together:
         return [mine]
     import torch.distributed as dist
@@ -73,7 +73,7 @@ def main(iteration: Sequence[Any], ops: Ops) -> None:
     except KeyboardInterrupt:
         code = INTERRUPTED
     except Exception as error:
-        print(_described(error), file=sys.stderr)
+        print(_describe(error), file=sys.stderr)
         code = LOST if isinstance(error, RuntimeError) else REFUSED
     sys.stdout.flush()
     sys.stderr.flush()
@@ -89,7 +89,7 @@ def _end_with_parent() -> None:
     os._exit(REFUSED)
 
 
-def _described(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     """An error with the line of the program that it came from."""
     if isinstance(error, OSError):
         return f"rank {rank}: {error.filename or 'a file'}: {error.strerror or error}"
@@ -128,12 +128,12 @@ def _main(iteration: Sequence[Any], ops: Ops) -> None:
 
 def _check(iteration: Sequence[Any], mine: dict[str, Any], together: bool) -> None:
     """Before any rank fills its tensors: something runs, and has place in the memory there is."""
-    parts = [part for part in parts_of(iteration, mine) if wanted(part)]
+    parts = [part for part in parts_of(iteration, mine) if is_wanted(part)]
     calls = [at for _, (start, end) in parts for at in range(start, end)]
     names = [f"{mine['calls'][at]['op']}.{mine['calls'][at].get('overload', '')}" for at in calls]
-    ran = [at for at, name in zip(calls, names, strict=True) if selected(name)]
+    ran = [at for at, name in zip(calls, names, strict=True) if is_selected(name)]
     host, own = platform.node(), needed_bytes(mine, ran)
-    every = _gathered({"host": host, "needed": own, "ran": len(ran)}, together)
+    every = _gather({"host": host, "needed": own, "ran": len(ran)}, together)
     if names and not any(of["ran"] for of in every):
         plain = {name.partition(".")[0] for name in names}
         near = [name for asked in settings.ops for name in get_close_matches(asked, plain)]
@@ -170,7 +170,7 @@ def run(replay: Replay, together: bool) -> dict[str, Any]:
     notes = [] if collectives is None else collectives.notes
     mine["notes"] = sorted({*notes, *replay.ops.notes()})
     mine["bytes"] = [] if collectives is None else collectives.bytes
-    return summary(_gathered(mine, together))
+    return summary(_gather(mine, together))
 
 
 def summary(every: Sequence[dict[str, Any]]) -> dict[str, Any]:

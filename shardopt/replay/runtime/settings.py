@@ -44,7 +44,7 @@ stream: Any = torch.cuda.Stream(device) if on_gpu else None
 data = read(HOME / "data.json", common_data)
 
 
-def selected(name: str) -> bool:
+def is_selected(name: str) -> bool:
     """Whether an op, as ``namespace::op.overload``, is one of those asked for."""
     is_comm = name.startswith(COMMS)
     if settings.subset != "all" and (settings.subset == "comms") != is_comm:

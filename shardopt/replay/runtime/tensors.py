@@ -36,11 +36,11 @@ def make_all(
             # what does not fit is left unwritten, which takes no memory where nothing is read
             written = size < left or place.type != "cpu"
             left -= size if written and size > SMALL_BYTES else 0
-            stores[key] = _filled(spec, extents[key], written, generator).to(place)
+            stores[key] = _make_storage(spec, extents[key], written, generator).to(place)
         at = spec.get("offset", 0)
         tensors[int(number)] = stores[key].as_strided(spec["shape"], spec["strides"], at)
         if "fill" in spec and spec["fill"]["kind"] != "positive":
-            _hold(tensors[int(number)], spec["fill"], indices, generator)
+            _write_values(tensors[int(number)], spec["fill"], indices, generator)
     return tensors
 
 
@@ -68,7 +68,7 @@ def _extent(spec: dict[str, Any]) -> int:
     return int(spec.get("offset", 0) + 1 + sum((size - 1) * step for size, step in spans))
 
 
-def _filled(
+def _make_storage(
     spec: dict[str, Any], extent: int, written: bool, generator: torch.Generator
 ) -> torch.Tensor:
     dtype = getattr(torch, spec["dtype"])
@@ -90,7 +90,7 @@ def _filled(
     return made
 
 
-def _hold(
+def _write_values(
     tensor: torch.Tensor, fill: dict[str, Any], indices: str, generator: torch.Generator
 ) -> None:
     """Give a tensor of whole numbers values that the ops which read it can take."""
@@ -117,15 +117,15 @@ def _values(
         return torch.cat([listed, listed.new_zeros(count - len(listed))])
     if kind == "row_lengths":
         columns = max(count // max(len(fill["rows"]), 1), 1)
-        return torch.cat([_jagged(columns, "lengths", total) for total in fill["rows"]])
+        return torch.cat([_even_bags(columns, "lengths", total) for total in fill["rows"]])
     if kind == "table_offsets":
         return _table_offsets(count, shared_out(fill["total"], fill["shares"]))
     if kind in ("lengths", "offsets", "starts"):
-        return _jagged(count, kind, fill["total"])
+        return _even_bags(count, kind, fill["total"])
     return torch.zeros(count, dtype=torch.int64)
 
 
-def _jagged(count: int, kind: str, total: int) -> torch.Tensor:
+def _even_bags(count: int, kind: str, total: int) -> torch.Tensor:
     """Bags as even as they can be: lengths, their sums with the last one, or without it."""
     bags = max(count - (kind == "offsets"), 1)
     marks = torch.arange(bags + 1) * total // bags
@@ -138,8 +138,8 @@ def _table_offsets(count: int, ids: list[int]) -> torch.Tensor:
     """Sums of bags with the last one: as many bags a table, each table's as even as they can be."""
     bags = (count - 1) // len(ids)
     if bags * len(ids) != count - 1:
-        return _jagged(count, "offsets", sum(ids))
-    lengths = torch.cat([_jagged(bags, "lengths", of) for of in ids])
+        return _even_bags(count, "offsets", sum(ids))
+    lengths = torch.cat([_even_bags(bags, "lengths", of) for of in ids])
     return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
 
 
@@ -162,27 +162,30 @@ def _table_ids(
     """Ids of a lookup of several tables: as a table summary says, or as many for each table."""
     rows = fill["rows"]
     ids = shared_out(count, fill.get("shares", [1.0] * len(rows)))
-    laws = [fill["laws"][at] for at in fill["law"]] if "laws" in fill else [indices] * len(rows)
-    parts = [draw_by(law, n, high, generator) for law, n, high in zip(laws, ids, rows, strict=True)]
+    skews = [fill["laws"][at] for at in fill["law"]] if "laws" in fill else [indices] * len(rows)
+    parts = [
+        draw_by(skew, n, high, generator) for skew, n, high in zip(skews, ids, rows, strict=True)
+    ]
     return torch.cat(parts)
 
 
-def draw_by(law: Any, count: int, high: int, generator: torch.Generator) -> torch.Tensor:
-    """Row numbers below `high` by a law: a text of `draw_ids`, or rows by popularity.
+def draw_by(skew: Any, count: int, high: int, generator: torch.Generator) -> torch.Tensor:
+    """Row numbers below `high`.
 
     Args:
-        law: ``counts`` of rows with a chance of ``weights`` each, the hottest first; they lie
-            anywhere in the table unless ``hot_first``.
+        skew: a text of `draw_ids`, or rows by popularity: ``counts`` of rows with a chance of
+            ``weights`` each, the hottest first; they lie anywhere in the table unless
+            ``hot_first``.
     """
-    if isinstance(law, str):
-        return draw_ids(count, high, law, generator)
-    counts = torch.tensor(law["counts"], dtype=torch.float64)
-    chances = (counts * torch.tensor(law["weights"], dtype=torch.float64)).cumsum(0)
+    if isinstance(skew, str):
+        return draw_ids(count, high, skew, generator)
+    counts = torch.tensor(skew["counts"], dtype=torch.float64)
+    chances = (counts * torch.tensor(skew["weights"], dtype=torch.float64)).cumsum(0)
     points = torch.rand(count, dtype=torch.float64, generator=generator) * chances[-1]
     bins = torch.searchsorted(chances, points).clamp_(max=len(counts) - 1)
     within = torch.rand(count, dtype=torch.float64, generator=generator) * counts[bins]
     ranks = (counts.cumsum(0)[bins] - counts[bins] + within).long().clamp_(max=max(high, 1) - 1)
-    return ranks if law["hot_first"] else _scattered(ranks, high)
+    return ranks if skew["hot_first"] else _scatter(ranks, high)
 
 
 def draw_ids(count: int, high: int, indices: str, generator: torch.Generator) -> torch.Tensor:
@@ -194,10 +197,10 @@ def draw_ids(count: int, high: int, indices: str, generator: torch.Generator) ->
     chances = torch.arange(1, rows + 1, dtype=torch.float64).pow(-alpha).cumsum(0)
     points = torch.rand(count, dtype=torch.float64, generator=generator) * chances[-1]
     ranks = torch.searchsorted(chances, points).clamp_(max=rows - 1)
-    return _scattered(ranks, high)
+    return _scatter(ranks, high)
 
 
-def _scattered(ranks: torch.Tensor, high: int) -> torch.Tensor:
+def _scatter(ranks: torch.Tensor, high: int) -> torch.Tensor:
     """Rows of ranks: a step that shares no factor with the table spreads hot rows over it."""
     high = max(high, 1)
     return (ranks * _spread(high) + 1) % high

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from predictor.errors import InputError
 from shardopt.replay.program.program import Call, RankProgram, TensorSpec, number_outputs
 from shardopt.replay.scale.ops import op_of, run
+from shardopt.replay.scale.sizes import batch_unclear
 from shardopt.replay.scale.walk import FAILS, IDLE
 
 FOREIGN = ("wait", "backward of ", "c10d::", "fbgemm::")
@@ -19,7 +20,7 @@ FOREIGN = ("wait", "backward of ", "c10d::", "fbgemm::")
 Specs = Mapping[int, TensorSpec]
 
 
-def checked(before: RankProgram, after: RankProgram) -> RankProgram:
+def check_scaled(before: RankProgram, after: RankProgram) -> RankProgram:
     """The scaled program, with strides as its ops give them.
 
     Args:
@@ -34,14 +35,14 @@ def checked(before: RankProgram, after: RankProgram) -> RankProgram:
         for at, (old, new) in enumerate(zip(before.calls, after.calls, strict=True)):
             changed = any(olds.get(n) != news.get(n) for n in new.reads()) or old.specs != new.specs
             if changed and not new.op.startswith(FOREIGN) and new.op not in IDLE:
-                new = _checked(at, old, new, olds, news)
+                new = _check_call(at, old, new, olds, news)
             calls.append(new)
             olds.update(number_outputs(old.outputs, old.specs))
             news.update(number_outputs(new.outputs, new.specs))
     return replace(after, calls=calls)
 
 
-def _checked(at: int, old: Call, new: Call, olds: Specs, news: Specs) -> Call:
+def _check_call(at: int, old: Call, new: Call, olds: Specs, news: Specs) -> Call:
     op = op_of(new)
     if op is None:
         return new
@@ -54,17 +55,16 @@ def _checked(at: int, old: Call, new: Call, olds: Specs, news: Specs) -> Call:
     try:
         made = _outputs(run(op, new, lambda n: _fake(news, n)), new)
     except FAILS as error:
-        raise InputError(_refusal(at, new, str(error).split("\n")[0][:120])) from error
+        raise _refusal(at, new, str(error).split("\n")[0][:120]) from error
     if not _alike(made, new.specs):
-        raise InputError(_refusal(at, new, "it gives other shapes than what follows takes"))
+        raise _refusal(at, new, "it gives other shapes than what follows takes")
     specs = zip(old.specs, new.specs, base, made, strict=False)
     return replace(new, specs=tuple(_with_strides(*of) for of in specs))
 
 
-def _refusal(at: int, call: Call, why: str) -> str:
-    return (
-        f"--scale batch: op {at}, {call.op}, does not run at the sizes that follow from one trace: "
-        f"{why}; give --doubled TRACE, the same job captured at twice the batch"
+def _refusal(at: int, call: Call, why: str) -> InputError:
+    return batch_unclear(
+        f"op {at}, {call.op}, does not run at the sizes that follow from one trace: {why}"
     )
 
 

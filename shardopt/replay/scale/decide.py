@@ -21,15 +21,14 @@ import sympy
 
 from predictor.errors import InputError
 from shardopt.replay.program.program import WHOLE, Number, RankProgram, Term
-from shardopt.replay.scale.sizes import PRIME, Constraint, propagate
-from shardopt.replay.scale.walk import IDLE, Walked
+from shardopt.replay.scale.sizes import PRIME, Constraint, batch_unclear, propagate
+from shardopt.replay.scale.walk import IDLE, SymbolicProgram
 
 LISTED = 8
-GIVE = "give --doubled TRACE, the same job captured at twice the batch"
 Symbols = dict[sympy.Symbol, bool]
 
 
-def decided(walk: Walked, program: RankProgram) -> Symbols:
+def decide_growth(walk: SymbolicProgram, program: RankProgram) -> Symbols:
     """Symbol -> whether it grows with the batch.
 
     Raises:
@@ -39,7 +38,7 @@ def decided(walk: Walked, program: RankProgram) -> Symbols:
 
 
 class _Decision:
-    def __init__(self, walk: Walked, program: RankProgram) -> None:
+    def __init__(self, walk: SymbolicProgram, program: RankProgram) -> None:
         self.walk, self.program, self.sizes = walk, program, walk.sizes
         self.known: Symbols = {}
         self.constraints = self.sizes.constraints()
@@ -52,8 +51,14 @@ class _Decision:
 
     def run(self) -> Symbols:
         self._propagate()
-        self._told()
-        for rule in (self._empty, self._leading, self._beside, self._alike, self._stored):
+        self._refuse_unclear_batch()
+        for rule in (
+            self._decide_empty,
+            self._decide_leading,
+            self._keep_others,
+            self._match_alike,
+            self._keep_shared,
+        ):
             rule()
             self._propagate()
         samples = self.sizes.samples
@@ -72,7 +77,7 @@ class _Decision:
     def _open(self) -> set[sympy.Symbol]:
         return self.symbols - self.known.keys()
 
-    def _given(self) -> Iterator[tuple[int, tuple[sympy.Expr, ...]]]:
+    def _inputs(self) -> Iterator[tuple[int, tuple[sympy.Expr, ...]]]:
         """Tensors made up front that are no parameters."""
         for number in self.walk.made.keys() - self.walk.fixed:
             if number in self.shapes:
@@ -81,26 +86,26 @@ class _Decision:
     def _is_batch(self, symbol: sympy.Symbol) -> bool:
         return self.sizes.hints[symbol] == self.sizes.samples
 
-    def _told(self) -> None:
+    def _refuse_unclear_batch(self) -> None:
         """Refuse where an op made a number of what may be the batch, and no lookup tells better."""
         sizes = self.sizes
         if sizes.growing:
             return
-        for number, shape in self._given():
+        for number, shape in self._inputs():
             spec = self.program.made[number]
             if spec.shape[:1] == (sizes.samples,) and shape[0].is_number:
-                raise InputError(
-                    f"--scale batch: the {sizes.samples} of a tensor of shape {list(spec.shape)} "
-                    f"cannot grow, and the trace does not tell whether it is the batch's; {GIVE}"
+                raise batch_unclear(
+                    f"the {sizes.samples} of a tensor of shape {list(spec.shape)} cannot grow, and "
+                    "the trace does not tell whether it is the batch's"
                 )
 
-    def _empty(self) -> None:
+    def _decide_empty(self) -> None:
         known = self.walk.known
         for size in known.empty:
             for symbol in self.sizes.expression(size).free_symbols & self._open():
                 self.known[symbol] = self.sizes.hints[symbol] in known.bags
 
-    def _leading(self) -> None:
+    def _decide_leading(self) -> None:
         exact = {s for s in self._open() if self._is_batch(s)}
         if not self.sizes.growing:
             if len(exact) == 1:
@@ -108,7 +113,7 @@ class _Decision:
             return
         batch = {s for s, grows in self.known.items() if grows and self._is_batch(s)}
         beside = self._pairs(exact | batch)
-        for _, shape in self._given():
+        for _, shape in self._inputs():
             first = shape[0] if shape else None
             if first in exact and not beside[first]:
                 self.known[first] = True
@@ -122,14 +127,14 @@ class _Decision:
                 found[symbol] |= here - {symbol}
         return found
 
-    def _beside(self) -> None:
-        for _, shape in self._given():
+    def _keep_others(self) -> None:
+        for _, shape in self._inputs():
             if any(self.known.get(s) for e in shape for s in e.free_symbols):
                 for symbol in {s for e in shape for s in e.free_symbols} & self._open():
                     if not self._is_batch(symbol):
                         self.known[symbol] = False
 
-    def _alike(self) -> None:
+    def _match_alike(self) -> None:
         """Tensors that nothing ties to others are as those of their shape and type."""
         idle = self._idle()
         changed = True
@@ -164,7 +169,7 @@ class _Decision:
         worked = {n for call in self.program.calls if call.op not in IDLE for n in call.reads()}
         return self.walk.made.keys() - worked
 
-    def _stored(self) -> None:
+    def _keep_shared(self) -> None:
         """What shares its storage with parameters alone."""
         stores: dict[Any, list[int]] = defaultdict(list)
         for number, spec in self.program.made.items():
@@ -190,17 +195,18 @@ class _Decision:
             and s not in self.sizes.counted
         }
         if loose or odd:
-            raise InputError(
-                "--scale batch: the trace does not tell whether sizes are the batch's: "
-                f"{self._named(loose | odd)}; {GIVE}"
+            raise batch_unclear(
+                "the trace does not tell whether sizes are the batch's: "
+                f"{self._name_ops(loose | odd)}"
             )
         if not any(self.known.get(s) for s in self.symbols):
             raise InputError(
-                f"--scale batch: no size of the trace is one of {samples} samples; give --batch N, "
-                "the samples of a rank, or --doubled TRACE"
+                f"the batch cannot be scaled: no size of the trace is one of {samples} samples; "
+                "give the samples of a rank, or a trace of the same job at twice the batch too",
+                inputs=("batch", "doubled"),
             )
 
-    def _named(self, symbols: set[sympy.Symbol]) -> str:
+    def _name_ops(self, symbols: set[sympy.Symbol]) -> str:
         """The ops that first have such sizes."""
         found: dict[str, None] = {}
         for at, call in enumerate(self.walk.calls):
@@ -218,7 +224,7 @@ class _Decision:
         return "; ".join(listed[:LISTED]) + more
 
 
-def _in_numbers(walk: Walked, terms: Iterable[Term]) -> Iterator[sympy.Symbol]:
+def _in_numbers(walk: SymbolicProgram, terms: Iterable[Term]) -> Iterator[sympy.Symbol]:
     for term in terms:
         if isinstance(term, tuple):
             yield from _in_numbers(walk, term)
@@ -226,6 +232,6 @@ def _in_numbers(walk: Walked, terms: Iterable[Term]) -> Iterator[sympy.Symbol]:
             yield from walk.sizes.expression(term.value).free_symbols
 
 
-def grown(walk: Walked, known: Mapping[sympy.Symbol, bool], size: Any, times: int) -> int:
+def grow(walk: SymbolicProgram, known: Mapping[sympy.Symbol, bool], size: Any, times: int) -> int:
     """A size at `times` the batch."""
     return walk.sizes.value(walk.sizes.expression(size), dict(known), times)

@@ -23,7 +23,7 @@ class _UnlikeError(Exception):
     """Two things differ in more than whole numbers that grow; says how."""
 
 
-def scaled(one: RankProgram, two: RankProgram, times: int) -> RankProgram:
+def scale_by_pair(one: RankProgram, two: RankProgram, times: int) -> RankProgram:
     """The program at `times` the batch of `one`; recorded times are dropped.
 
     Args:
@@ -36,8 +36,9 @@ def scaled(one: RankProgram, two: RankProgram, times: int) -> RankProgram:
     names = [[(call.op, call.overload) for call in program.calls] for program in (one, two)]
     if names[0] != names[1] or one.groups != two.groups or one.made.keys() != two.made.keys():
         raise InputError(
-            f"--doubled: rank {two.rank} does not run the same ops on the same tensors as without "
-            "it; give a trace of the same job and step at twice the batch"
+            f"rank {two.rank} does not run the same ops on the same tensors at twice the batch; "
+            "give traces of the same step of the same job",
+            inputs=("doubled",),
         )
     problems: dict[str, str] = {}
     calls, made, fills = [], {}, {}
@@ -56,7 +57,9 @@ def scaled(one: RankProgram, two: RankProgram, times: int) -> RankProgram:
     if problems:
         listed = "; ".join(f"{op}: {why}" for op, why in list(problems.items())[:LISTED])
         raise InputError(
-            f"--scale batch: {len(problems)} kinds of ops or tensors do not scale: {listed}"
+            f"the batch cannot be scaled: {len(problems)} kinds of ops or tensors do not scale: "
+            f"{listed}",
+            inputs=("scale",),
         )
     return replace(one, calls=calls, made=made, fills=fills)
 

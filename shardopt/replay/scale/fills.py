@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from predictor.errors import InputError
 from shardopt.replay.program.program import (
     Call,
     Number,
@@ -17,6 +16,7 @@ from shardopt.replay.program.program import (
 )
 from shardopt.replay.program.values import PASSING, Fill, roles_of
 from shardopt.replay.scale.ops import op_of
+from shardopt.replay.scale.sizes import batch_unclear
 
 TOTAL = frozenset({"offsets", "starts", "lengths", "table_offsets"})
 POSITIONS = frozenset({"rows", "ids"})
@@ -48,9 +48,8 @@ def _fill(
     if kind == "row_lengths":
         return {**fill, "rows": [ids * times for ids in fill["rows"]]}
     if kind in ("list", "permutation"):
-        raise InputError(
-            f"--scale batch: a tensor of listed values goes from {list(old.shape)} to "
-            f"{list(new.shape)}; give --doubled TRACE, the same job captured at twice the batch"
+        raise batch_unclear(
+            f"a tensor of listed values grows from {list(old.shape)} to {list(new.shape)}"
         )
     return fill
 

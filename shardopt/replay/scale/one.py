@@ -24,18 +24,18 @@ from shardopt.replay.program.program import (
     slots,
 )
 from shardopt.replay.program.values import is_lookup
-from shardopt.replay.scale.check import checked
-from shardopt.replay.scale.decide import GIVE, Symbols, decided, grown
+from shardopt.replay.scale.check import check_scaled
+from shardopt.replay.scale.decide import Symbols, decide_growth, grow
 from shardopt.replay.scale.fills import fills_of
-from shardopt.replay.scale.sizes import UndecidedError
-from shardopt.replay.scale.strides import item_bytes, restrided, storages
-from shardopt.replay.scale.transposes import restored
-from shardopt.replay.scale.walk import BAGS, Walked, walked
+from shardopt.replay.scale.sizes import UndecidedError, batch_unclear
+from shardopt.replay.scale.strides import item_bytes, place_storages, restride
+from shardopt.replay.scale.transposes import restore_transposes
+from shardopt.replay.scale.walk import BAGS, SymbolicProgram, walk_program
 
 DIVISIONS = frozenset({"aten::div", "aten::div_"})
 
 
-def scaled_alone(program: RankProgram, times: int, given: int | None = None) -> RankProgram:
+def scale_alone(program: RankProgram, times: int, given: int | None = None) -> RankProgram:
     """The program at `times` the batch of its trace; recorded times are dropped.
 
     Args:
@@ -48,18 +48,20 @@ def scaled_alone(program: RankProgram, times: int, given: int | None = None) -> 
     if times == 1:
         return program
     try:
-        walk = walked(program, samples)
+        walk = walk_program(program, samples)
     except UndecidedError as error:
-        raise InputError(f"--scale batch: {error}; {GIVE}") from error
-    known = decided(walk, program)
+        raise batch_unclear(str(error)) from error
+    known = decide_growth(walk, program)
     made = _Scaled(walk, program, known, times).run()
-    before, after = (restored(of, walk.transposes.found) for of in (program, made))
-    after = checked(before, after)
+    before, after = (restore_transposes(of, walk.transposes.found) for of in (program, made))
+    after = check_scaled(before, after)
     return replace(after, fills=fills_of(before, after, times))
 
 
 class _Scaled:
-    def __init__(self, walk: Walked, program: RankProgram, known: Symbols, times: int) -> None:
+    def __init__(
+        self, walk: SymbolicProgram, program: RankProgram, known: Symbols, times: int
+    ) -> None:
         self.walk, self.program, self.known, self.times = walk, program, known, times
         self.specs = dict(program.made)
         for call in program.calls:
@@ -68,7 +70,7 @@ class _Scaled:
     def run(self) -> RankProgram:
         """The program with numbers for symbols."""
         shapes = {n: self._shape(shape) for n, shape in self.walk.made.items()}
-        now = storages(self.program.made, shapes)
+        now = place_storages(self.program.made, shapes)
         made = dict(now)
         calls = []
         for call, of, outputs in zip(
@@ -85,7 +87,7 @@ class _Scaled:
             return call
         arguments = tuple(self._term(term) for term in of.arguments)
         if call.op in DIVISIONS:
-            arguments = self._divided(arguments, now)
+            arguments = self._divide(arguments, now)
         given = (*outputs, *[None] * (len(call.specs) - len(outputs)))
         return replace(
             call,
@@ -97,16 +99,16 @@ class _Scaled:
         )
 
     def _shape(self, shape: Any) -> tuple[int, ...]:
-        return tuple(grown(self.walk, self.known, size, self.times) for size in shape)
+        return tuple(grow(self.walk, self.known, size, self.times) for size in shape)
 
     def _term(self, term: Term) -> Term:
         if isinstance(term, tuple):
             return tuple(self._term(item) for item in term)
         if isinstance(term, Number) and not isinstance(term.value, (bool, int, float)):
-            return Number(grown(self.walk, self.known, term.value, self.times))
+            return Number(grow(self.walk, self.known, term.value, self.times))
         return term
 
-    def _divided(self, terms: tuple[Term, ...], now: dict[int, TensorSpec]) -> tuple[Term, ...]:
+    def _divide(self, terms: tuple[Term, ...], now: dict[int, TensorSpec]) -> tuple[Term, ...]:
         """A mean's gradient is divided by as many numbers as the mean is of."""
         number = slots(terms[0])[0]
         by = terms[1]
@@ -121,7 +123,7 @@ class _Scaled:
             return tuple(self._spec(s, o) for s, o in zip(spec, shapes, strict=True))
         if spec is None or shape is None:
             return spec
-        return restrided(spec, self._shape(shape))
+        return restride(spec, self._shape(shape))
 
     def _bytes(self, call: Call, now: dict[int, TensorSpec]) -> int:
         """Of what a rank gives to a collective."""
@@ -156,21 +158,20 @@ def samples_of(program: RankProgram, given: int | None) -> int:
     bags = set(_bags(program))
     if given is None and not bags:
         raise InputError(
-            "--scale batch: the trace has no lookups that tell its batch; give --batch N, the "
-            "samples of a rank in the trace, or --doubled TRACE"
+            "the trace has no lookups that tell its batch; give the samples of a rank in the "
+            "trace, or a trace of the same job at twice the batch too",
+            inputs=("batch", "doubled"),
         )
     samples = min(bags) if given is None else given
     odd = sorted(n for n in bags if n % samples)
     if odd:
         raise InputError(
-            f"--scale batch: lookups of rank {program.rank} have {odd[0]} bags, which is no "
-            f"multiple of {samples} samples" + ("; give another --batch" if given else "")
+            f"the batch cannot be scaled: lookups of rank {program.rank} have {odd[0]} bags, which "
+            f"is no multiple of {samples} samples",
+            inputs=("batch",) if given else (),
         )
     if samples < 2:
-        raise InputError(
-            "--scale batch: a batch of one sample does not tell its sizes from others; give "
-            "--doubled TRACE, the same job captured at twice the batch"
-        )
+        raise batch_unclear("a batch of one sample does not tell its sizes from others")
     return samples
 
 

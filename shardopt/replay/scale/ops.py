@@ -33,7 +33,7 @@ def op_of(call: Call) -> Any:
         return None
 
 
-def sized(call: Call, op: Any, sizes: Sizes) -> Call:
+def with_symbols(call: Call, op: Any, sizes: Sizes) -> Call:
     """The call with a symbol for each of its numbers that is the size of a tensor."""
     names = [argument.name for argument in op._schema.arguments]
     counted = call.op in COUNTED
@@ -118,7 +118,7 @@ def _word(text: str) -> Any:
     return ast.literal_eval(text)
 
 
-def written(call: Call, op: Any) -> list[int]:
+def written_tensors(call: Call, op: Any) -> list[int]:
     """Numbers of the tensors that an op changes in place."""
     found = []
     for argument, term in zip(op._schema.arguments, call.arguments, strict=False):

@@ -24,12 +24,12 @@ def _view(known: Known, call: Call) -> tuple[Call, tuple[Any, ...]]:
     source = known.of(call.arguments[0])
     given = whole_numbers(call.arguments[1])
     wanted = call.specs[0].shape
-    made = viewed(known, source, wanted)
+    made = view_shape(known, source, wanted)
     term = tuple(Number(n) if n < 0 else Number(s) for n, s in zip(given, made, strict=True))
     return with_argument(call, 1, term), (made,)
 
 
-def viewed(known: Known, source: Shape, wanted: Sequence[int]) -> Shape:
+def view_shape(known: Known, source: Shape, wanted: Sequence[int]) -> Shape:
     """Sizes of a view: groups of extents with one product on both sides keep it."""
     sizes = known.sizes
     hints = [sizes.hint(size) for size in source]

@@ -160,7 +160,7 @@ class Sizes:
     def value(self, expression: sympy.Expr, known: dict[sympy.Symbol, bool], times: int) -> int:
         """A size at `times` the batch; symbols that are not known to grow are as recorded."""
         at = {
-            symbol: sympy.Integer(self._grown(symbol, times if known.get(symbol) else 1))
+            symbol: sympy.Integer(self._grow(symbol, times if known.get(symbol) else 1))
             for symbol in expression.free_symbols
         }
         return int(expression.xreplace(at))
@@ -168,7 +168,7 @@ class Sizes:
     def _symbols(self, expressions: Iterable[sympy.Expr]) -> set[sympy.Symbol]:
         return {s for e in expressions for s in self.env.simplify(e).free_symbols}
 
-    def _grown(self, symbol: sympy.Symbol, times: int) -> int:
+    def _grow(self, symbol: sympy.Symbol, times: int) -> int:
         size = self.hints[symbol]
         if size % self.samples == 1 and symbol not in self.counted:
             # offsets have one entry more than there are bags
@@ -205,6 +205,14 @@ def _unknown(constraint: Constraint, known: dict[sympy.Symbol, bool]) -> list[sy
     return sorted(symbols - known.keys(), key=str)
 
 
+def batch_unclear(why: str) -> InputError:
+    """One trace is not enough to scale the batch."""
+    return InputError(
+        f"the batch cannot be scaled: {why}; give a trace of the same job at twice the batch too",
+        inputs=("doubled",),
+    )
+
+
 def _narrow(
     sizes: Sizes,
     constraint: Constraint,
@@ -218,9 +226,8 @@ def _narrow(
         if len(set(sides)) == 1:
             fitting.append(choice)
     if not fitting:
-        raise InputError(
-            f"--scale batch: no size of {constraint.op} can grow so that the ops around it still "
-            "fit; give --doubled TRACE, the same job captured at twice the batch"
+        raise batch_unclear(
+            f"no size of {constraint.op} can grow so that the ops around it still fit"
         )
     for symbol, column in zip(unknown, zip(*fitting, strict=True), strict=True):
         if len(set(column)) == 1:

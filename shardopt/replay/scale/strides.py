@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import torch
 
-from predictor.errors import InputError
 from shardopt.replay.program.program import TensorSpec
 from shardopt.replay.program.tensors import contiguous
+from shardopt.replay.scale.sizes import batch_unclear
 
 Shape = tuple[int, ...]
 
@@ -20,7 +20,7 @@ def item_bytes(dtype: str) -> int:
     return int(getattr(torch, dtype).itemsize)
 
 
-def restrided(spec: TensorSpec, shape: Shape) -> TensorSpec:
+def restride(spec: TensorSpec, shape: Shape) -> TensorSpec:
     """A spec with another shape, its dimensions in the order in memory that they have.
 
     Raises:
@@ -30,10 +30,8 @@ def restrided(spec: TensorSpec, shape: Shape) -> TensorSpec:
         return spec
     strides = _strides(spec, shape)
     if strides is None:
-        raise InputError(
-            f"--scale batch: a tensor of shape {list(spec.shape)} and strides "
-            f"{list(spec.strides)} has gaps, which one trace does not tell how to scale; give "
-            "--doubled TRACE, the same job captured at twice the batch"
+        raise batch_unclear(
+            f"a tensor of shape {list(spec.shape)} and strides {list(spec.strides)} has gaps"
         )
     return replace(spec, shape=shape, strides=strides)
 
@@ -57,7 +55,9 @@ def _strides(spec: TensorSpec, shape: Shape) -> Shape | None:
     return None
 
 
-def storages(made: Mapping[int, TensorSpec], shapes: Mapping[int, Shape]) -> dict[int, TensorSpec]:
+def place_storages(
+    made: Mapping[int, TensorSpec], shapes: Mapping[int, Shape]
+) -> dict[int, TensorSpec]:
     """Specs of tensors made up front, with their places in the storages that they share.
 
     Raises:
@@ -68,12 +68,12 @@ def storages(made: Mapping[int, TensorSpec], shapes: Mapping[int, Shape]) -> dic
         members[spec.storage, spec.dtype].append(number)
     found: dict[int, TensorSpec] = {}
     for numbers in members.values():
-        found |= _placed({n: made[n] for n in numbers}, shapes)
+        found |= _place({n: made[n] for n in numbers}, shapes)
     return {number: found[number] for number in made}
 
 
-def _placed(specs: Mapping[int, TensorSpec], shapes: Mapping[int, Shape]) -> dict[int, TensorSpec]:
-    made = {number: restrided(spec, shapes[number]) for number, spec in specs.items()}
+def _place(specs: Mapping[int, TensorSpec], shapes: Mapping[int, Shape]) -> dict[int, TensorSpec]:
+    made = {number: restride(spec, shapes[number]) for number, spec in specs.items()}
     if all(made[n] == spec for n, spec in specs.items()) or not any(
         spec.offset for spec in specs.values()
     ):
@@ -84,8 +84,5 @@ def _placed(specs: Mapping[int, TensorSpec], shapes: Mapping[int, Shape]) -> dic
     }
     ratio = ratios.pop()
     if ratios or ratio != int(ratio):
-        raise InputError(
-            "--scale batch: tensors that grow share their memory with others that do not; give "
-            "--doubled TRACE, the same job captured at twice the batch"
-        )
+        raise batch_unclear("tensors that grow share their memory with others that do not")
     return {n: replace(spec, offset=spec.offset * int(ratio)) for n, spec in made.items()}

@@ -20,7 +20,7 @@ Nth = tuple[tuple[int, ...], int]
 """A collective: the ranks of its group, and its place among the group's."""
 
 
-def with_more_tables(programs: Sequence[RankProgram], times: int) -> list[RankProgram]:
+def repeat_tables(programs: Sequence[RankProgram], times: int) -> list[RankProgram]:
     """Programs of all ranks with `times` embedding modules in the place of each.
 
     A copy of a call comes right after it, in the same order on all ranks. Tables of the dense
@@ -32,22 +32,24 @@ def with_more_tables(programs: Sequence[RankProgram], times: int) -> list[RankPr
     slices = [SparseSlice(program) for program in programs]
     if not any(of.lookups for of in slices):
         raise InputError(
-            "--scale tables: the traces have no lookup of embeddings (of FBGEMM, aten::embedding "
-            "or aten::embedding_bag); leave it out"
+            "tables cannot be added: the traces have no lookup of embeddings (of FBGEMM, "
+            "aten::embedding or aten::embedding_bag)",
+            inputs=("scale",),
         )
-    slices = _agreed(slices)
+    slices = _agree(slices)
     problems = {
         f"rank {of.program.rank}: {problem}": None for of in slices for problem in of.problems
     }
     if problems:
         raise InputError(
-            f"--scale tables: it cannot be told what belongs to the lookups; {len(problems)} "
-            f"reasons: {'; '.join(list(problems)[:LISTED])}"
+            f"tables cannot be added: the traces do not tell what belongs to the lookups; "
+            f"{len(problems)} reasons: {'; '.join(list(problems)[:LISTED])}",
+            inputs=("scale",),
         )
-    return [_repeated(of, times) for of in slices]
+    return [_repeat(of, times) for of in slices]
 
 
-def _agreed(slices: Sequence[SparseSlice]) -> list[SparseSlice]:
+def _agree(slices: Sequence[SparseSlice]) -> list[SparseSlice]:
     """A rank without tables runs the collectives of those that have some."""
     orders = [_order(of.program) for of in slices]
     sparse = {
@@ -75,7 +77,7 @@ def _order(program: RankProgram) -> dict[int, Nth]:
     return found
 
 
-def _repeated(of: SparseSlice, times: int) -> RankProgram:
+def _repeat(of: SparseSlice, times: int) -> RankProgram:
     program = of.program
     copies = [_Copy(of, nth) for nth in range(1, times)]
     own = {n for at in of.calls for n in program.calls[at].gives()}
@@ -144,8 +146,8 @@ class _Copy:
         touched = dict.fromkeys((*call.reads(), *call.gives()))
         return replace(
             call,
-            arguments=tuple(_renamed(term, self.numbers) for term in call.arguments),
-            keywords={k: _renamed(term, self.numbers) for k, term in call.keywords.items()},
+            arguments=tuple(_rename(term, self.numbers) for term in call.arguments),
+            keywords={k: _rename(term, self.numbers) for k, term in call.keywords.items()},
             outputs=tuple(_outputs(output, self.numbers) for output in call.outputs),
             frees=[
                 self.numbers[n]
@@ -155,11 +157,11 @@ class _Copy:
         )
 
 
-def _renamed(term: Term, numbers: Mapping[int, int]) -> Term:
+def _rename(term: Term, numbers: Mapping[int, int]) -> Term:
     if isinstance(term, Slot):
         return Slot(numbers.get(term.number, term.number))
     if isinstance(term, tuple):
-        return tuple(_renamed(item, numbers) for item in term)
+        return tuple(_rename(item, numbers) for item in term)
     return term
 
 

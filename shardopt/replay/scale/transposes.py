@@ -47,14 +47,18 @@ class Transposes:
         chosen = set()
         for number in set(call.reads()) & self.open.keys():
             transpose = self.open.pop(number)
-            plain, turned = (_merged(call, sizes, shapes, number, turn) for turn in (False, True))
+            plain, turned = (
+                _count_merged(call, sizes, shapes, number, turn) for turn in (False, True)
+            )
             if turned < plain:
                 chosen.add(number)
                 self.found.setdefault(at, []).append((transpose, number))
         return chosen
 
 
-def _merged(call: Call, sizes: Sizes, shapes: Mapping[int, Shape], number: int, turn: bool) -> int:
+def _count_merged(
+    call: Call, sizes: Sizes, shapes: Mapping[int, Shape], number: int, turn: bool
+) -> int:
     """How many sizes that differ so far an op takes for equal."""
     trial = Sizes(1)
     symbols: dict[Any, Any] = {}
@@ -85,7 +89,9 @@ def _numbers(trial: Sizes) -> set[Any]:
     return {made for symbol in trial.hints if (made := trial.env.simplify(symbol)).is_number}
 
 
-def restored(program: RankProgram, found: Mapping[int, list[tuple[int, int]]]) -> RankProgram:
+def restore_transposes(
+    program: RankProgram, found: Mapping[int, list[tuple[int, int]]]
+) -> RankProgram:
     """The program with numbers for the transposes that ops read."""
     calls = list(program.calls)
     last = max([n for call in calls for n in (*call.reads(), *call.gives())] + list(program.made))
@@ -96,14 +102,14 @@ def restored(program: RankProgram, found: Mapping[int, list[tuple[int, int]]]) -
             reader = calls[at]
             calls[at] = replace(
                 reader,
-                arguments=tuple(_renamed(t, number, last) for t in reader.arguments),
-                keywords={k: _renamed(t, number, last) for k, t in reader.keywords.items()},
+                arguments=tuple(_rename(t, number, last) for t in reader.arguments),
+                keywords={k: _rename(t, number, last) for k, t in reader.keywords.items()},
                 frees=[*reader.frees, last],
             )
     return replace(program, calls=calls)
 
 
-def _renamed(term: Term, old: int, new: int) -> Term:
+def _rename(term: Term, old: int, new: int) -> Term:
     if isinstance(term, tuple):
-        return tuple(_renamed(item, old, new) for item in term)
+        return tuple(_rename(item, old, new) for item in term)
     return Slot(new) if term == Slot(old) else term

@@ -28,7 +28,7 @@ from shardopt.replay.program.program import (
     slots,
 )
 from shardopt.replay.scale.known import Known
-from shardopt.replay.scale.ops import op_of, run, sized, written
+from shardopt.replay.scale.ops import op_of, run, with_symbols, written_tensors
 from shardopt.replay.scale.rules import rule_of
 from shardopt.replay.scale.sizes import Shape, Sizes, UndecidedError
 from shardopt.replay.scale.transposes import Transposes
@@ -43,7 +43,7 @@ FAILS = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, A
 
 
 @dataclass
-class Walked:
+class SymbolicProgram:
     """A program with sizes as symbols.
 
     Args:
@@ -67,7 +67,7 @@ class Walked:
     turned: set[int] = field(default_factory=set)
 
 
-def walked(program: RankProgram, samples: int) -> Walked:
+def walk_program(program: RankProgram, samples: int) -> SymbolicProgram:
     """The program with symbols for all sizes that may be the batch's.
 
     Raises:
@@ -81,7 +81,7 @@ def walked(program: RankProgram, samples: int) -> Walked:
         sizes.at = f"tensor {number}"
         kept = number in fixed
         known.shapes[number] = spec.shape if kept else sizes.shape(spec.shape)
-    walk = Walked(sizes, [], [], dict(known.shapes), fixed, known, dict(program.made))
+    walk = SymbolicProgram(sizes, [], [], dict(known.shapes), fixed, known, dict(program.made))
     with torch.no_grad(), FakeTensorMode(allow_fallback_kernels=False, shape_env=sizes.env):
         for at, call in enumerate(program.calls):
             sizes.begin(call.op)
@@ -100,7 +100,7 @@ def walked(program: RankProgram, samples: int) -> Walked:
     return walk
 
 
-def _call(walk: Walked, call: Call) -> tuple[Call, tuple[Any, ...]]:
+def _call(walk: SymbolicProgram, call: Call) -> tuple[Call, tuple[Any, ...]]:
     rule = rule_of(call)
     if rule is not None:
         return rule(walk.known, call)
@@ -109,25 +109,25 @@ def _call(walk: Walked, call: Call) -> tuple[Call, tuple[Any, ...]]:
     wanted = tuple(map(shape_of, call.specs))
     op = op_of(call)
     if op is None:
-        return call, _open(walk, call, wanted, "is not installed here")
-    made = sized(call, op, walk.sizes)
+        return call, _leave_open(walk, call, wanted, "is not installed here")
+    made = with_symbols(call, op, walk.sizes)
     if call.op in BAGS:
         _bags(walk, call, op)
-    _tied(walk, made, op)
+    _tie(walk, made, op)
     if not any(_symbolic(walk, term) for term in (*made.arguments, *made.keywords.values())):
         return made, wanted
     try:
         output = run(op, made, lambda number: _fake(walk, number))
     except FAILS as error:
-        return made, _open(walk, call, wanted, str(error).split("\n")[0][:100])
+        return made, _leave_open(walk, call, wanted, str(error).split("\n")[0][:100])
     outputs = output if isinstance(output, (tuple, list)) and len(wanted) != 1 else (output,)
     found = tuple(_shape(walk, item) for item in outputs)
     if not fits(walk.sizes, found, wanted):
-        return made, _open(walk, call, wanted, "gives other shapes here than in the trace")
+        return made, _leave_open(walk, call, wanted, "gives other shapes here than in the trace")
     return made, tuple(f if w is not None else None for f, w in zip(found, wanted, strict=False))
 
 
-def _tied(walk: Walked, call: Call, op: Any) -> None:
+def _tie(walk: SymbolicProgram, call: Call, op: Any) -> None:
     """Sizes among arguments that PyTorch does not compare with the tensors beside them."""
     names = [argument.name for argument in op._schema.arguments]
     named = dict(zip(names, call.arguments, strict=False))
@@ -149,7 +149,7 @@ def _is_tensor(call: Call) -> bool:
     return bool(call.arguments) and isinstance(call.arguments[0], Slot)
 
 
-def _bags(walk: Walked, call: Call, op: Any) -> None:
+def _bags(walk: SymbolicProgram, call: Call, op: Any) -> None:
     names = [argument.name for argument in op._schema.arguments]
     named = {**dict(zip(names, call.arguments, strict=False)), **call.keywords}
     last = named.get("include_last_offset")
@@ -176,20 +176,20 @@ def fits(sizes: Sizes, found: Any, wanted: Any) -> bool:
     )
 
 
-def _fake(walk: Walked, number: int) -> torch.Tensor:
+def _fake(walk: SymbolicProgram, number: int) -> torch.Tensor:
     spec = walk.specs.get(number)
     dtype = torch.float32 if spec is None else getattr(torch, spec.dtype)
     made = torch.empty(walk.known.shapes[number], dtype=dtype)
     return made.t() if number in walk.turned else made
 
 
-def _shape(walk: Walked, output: Any) -> Any:
+def _shape(walk: SymbolicProgram, output: Any) -> Any:
     if isinstance(output, (tuple, list)):
         return tuple(_shape(walk, item) for item in output)
     return walk.sizes.plain(output.shape) if isinstance(output, torch.Tensor) else None
 
 
-def _open(walk: Walked, call: Call, wanted: Any, why: str) -> tuple[Any, ...]:
+def _leave_open(walk: SymbolicProgram, call: Call, wanted: Any, why: str) -> tuple[Any, ...]:
     """Shapes whose sizes nothing is known of."""
     walk.opaque.setdefault(call.op, why)
 
@@ -201,7 +201,7 @@ def _open(walk: Walked, call: Call, wanted: Any, why: str) -> tuple[Any, ...]:
     return tuple(map(fresh, wanted))
 
 
-def _symbolic(walk: Walked, term: Term) -> bool:
+def _symbolic(walk: SymbolicProgram, term: Term) -> bool:
     if isinstance(term, tuple):
         return any(_symbolic(walk, item) for item in term)
     if isinstance(term, Slot):
@@ -223,7 +223,7 @@ def fixed_tensors(program: RankProgram) -> frozenset[int]:
     for at, call in enumerate(program.calls):
         plain = "::" in call.op and not call.is_collective and call.op not in IDLE
         op = op_of(call) if plain else None
-        changed = set() if op is None or call.op in COPIES else set(written(call, op))
+        changed = set() if op is None or call.op in COPIES else set(written_tensors(call, op))
         if op is not None and call.op not in COPIES:
             changed |= _statistics(call, op)
         if is_fused(call.op):

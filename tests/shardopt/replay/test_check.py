@@ -29,7 +29,7 @@ def test_other_distributions_are_refused_by_name(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["zipf", "zipf:", "zipf:nan", "zipf:-1", "zipf:11", "Uniform", ""])
 def test_what_is_no_distribution(text: str) -> None:
-    with pytest.raises(InputError, match="--indices"):
+    with pytest.raises(InputError, match="give uniform or zipf"):
         check_indices(text)
 
 

@@ -15,7 +15,7 @@ from predictor.model.transformer import TransformerShape
 from shardopt.bench.transformers import run as transformers
 from shardopt.bench.transformers.design import calibrations, targets
 from shardopt.bench.transformers.files import (
-    disturbed,
+    is_disturbed,
     read_ops,
     read_rounds,
     rounds_done,
@@ -135,7 +135,7 @@ def test_rounds_are_medians_of_the_slowest_rank(tmp_path: Path) -> None:
 def test_ranks_are_disturbed_where_no_idle_core_is_left(
     other_cores: float | None, idle: int, expected: bool
 ) -> None:
-    assert disturbed(other_cores, idle) is expected
+    assert is_disturbed(other_cores, idle) is expected
 
 
 def test_rounds_that_others_disturbed_are_only_counted(tmp_path: Path) -> None:

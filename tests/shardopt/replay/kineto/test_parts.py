@@ -13,7 +13,7 @@ from predictor.trace.events import CollectiveCall
 from predictor.trace.read import load_traces
 from shardopt.replay.generate import generate, programs_of
 from shardopt.replay.kineto.arguments import Arguments
-from shardopt.replay.kineto.derived import Autograd, derived
+from shardopt.replay.kineto.derived import Autograd, derive_value
 from shardopt.replay.kineto.inputs import UnreadableError, fitting, read_inputs, value_of
 from shardopt.replay.kineto.items import Reader
 from shardopt.replay.kineto.spans import last_step, spans
@@ -149,7 +149,7 @@ def test_sizes_that_no_tensor_has(args: dict) -> None:
 def test_values_that_shapes_force() -> None:
     def of(op: str, parameter: str, kind: str = "int", other: Autograd | None = None, **shapes):
         named = {name: inputs([list(s)], ["float"])[0] for name, s in shapes.items()}
-        return derived(op, parameter, kind, named, other or Autograd())
+        return derive_value(op, parameter, kind, named, other or Autograd())
 
     bias = Autograd({(16,), (8, 4), (4, 16)}, (8, 16))
     assert of("aten::sum", "dim", "int[1]?", bias, self=(8, 16)) == (0,)

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 from predictor.errors import InputError
 from shardopt.replay.generate import generate
 from shardopt.replay.program.emit import source_of
-from shardopt.replay.program.join import joined
+from shardopt.replay.program.join import join_jobs
 from shardopt.replay.program.program import Call, Number, RankProgram, Slot, TensorSpec
 from tests.shardopt.replay.captured import program
 from tests.shardopt.replay.differences import signatures
@@ -37,7 +37,9 @@ def sending(groups: list[tuple[int, ...]]) -> RankProgram:
 
 
 def test_numbers_works_and_groups_move_on() -> None:
-    (whole,) = joined([[sending([(), (0, 1)])], [sending([(), (2, 3), (0, 1)])], [sending([()])]])
+    (whole,) = join_jobs(
+        [[sending([(), (0, 1)])], [sending([(), (2, 3), (0, 1)])], [sending([()])]]
+    )
     assert whole.groups == [(), (0, 1), (2, 3)]
     assert list(whole.made) == list(whole.fills) == [0, 2, 4]
     assert [spec.storage for spec in whole.made.values()] == [0, 1, 2]
@@ -51,7 +53,7 @@ def test_numbers_works_and_groups_move_on() -> None:
 
 def test_joined_programs_run_what_both_ran(traces: Path) -> None:
     one = program(traces)
-    (twice,) = joined([[one], [one]])
+    (twice,) = join_jobs([[one], [one]])
     assert signatures(twice) == signatures(one) * 2
     given = set(twice.made)
     for call in twice.calls:
@@ -64,6 +66,6 @@ def test_jobs_of_unlike_ranks(traces: Path, tmp_path: Path) -> None:
     other = sending([()])
     other.rank = 1
     with pytest.raises(InputError, match=r"has ranks \[0\], another \[1\]"):
-        joined([[sending([()])], [other]])
+        join_jobs([[sending([()])], [other]])
     made = generate([traces, traces], tmp_path / "b", join=True)
     assert made.ops_total == 2 * generate([traces], tmp_path / "one").ops_total

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from predictor.trace.execution import Argument
-from shardopt.replay.program.tensors import Key, Seen, Tensors, contiguous, seen
+from shardopt.replay.program.tensors import Key, Tensors, TensorUse, contiguous, tensors_of
 from tests.shardopt.replay.nodes import plain, tensor
 
 
-def one(argument: Argument) -> Seen:
-    (found,) = seen(argument)
+def one(argument: Argument) -> TensorUse:
+    (found,) = tensors_of(argument)
     assert found is not None
     return found
 
@@ -94,13 +94,13 @@ def test_lists_keep_the_place_of_what_is_no_tensor() -> None:
         "GenericList[Tensor(float),None,Tensor(long int)]",
         (a.strides, (), ()),
     )
-    found = seen(listed)
+    found = tensors_of(listed)
     assert [of and (of.spec.shape, of.spec.dtype) for of in found] == [
         ((2, 3), "float32"),
         None,
         ((), "int64"),
     ]
-    assert seen(plain(3)) == [None]
+    assert tensors_of(plain(3)) == [None]
 
 
 @given(st.lists(st.integers(0, 5), max_size=4))

@@ -16,7 +16,7 @@ from predictor.trace.read import load_traces
 from shardopt.replay.generate import program_of
 from shardopt.replay.program.annotations import Annotations
 from shardopt.replay.program.program import RankProgram
-from shardopt.replay.scale.one import scaled_alone
+from shardopt.replay.scale.one import scale_alone
 from tests.public_data import TRACES, needs_public_data
 from tests.quick import quick_first, quick_only
 from tests.shardopt.replay.captured import capture, program, step_of
@@ -157,11 +157,11 @@ def head(batch: int) -> Callable[[], None]:
 def test_convnet(batch: int, tmp_path: Path) -> None:
     """4 channels and sides of 8 are multiples of 4 samples as well; its lookup tells the batch."""
     one, whole = pair(step_of, batch, 3, tmp_path)
-    made = scaled_alone(one, 3)
+    made = scale_alone(one, 3)
     check_equal(made, whole)
     assert all(call.us is None for call in made.calls)
     assert signatures(made) != signatures(one)
-    assert scaled_alone(one, 1) is one
+    assert scale_alone(one, 1) is one
 
 
 @pytest.mark.slow
@@ -177,7 +177,7 @@ def test_transformers(family: str, batch: int, tmp_path: Path) -> None:
         return Training(TransformerShape(family, 1, 32, 2, 64, 50, 8, batch)).step
 
     one, whole = pair(make, batch, 3, tmp_path)
-    check_equal(scaled_alone(one, 3, batch), whole)
+    check_equal(scale_alone(one, 3, batch), whole)
 
 
 EQUAL: list[tuple[Make, int]] = [
@@ -215,21 +215,23 @@ OPEN: list[tuple[Make, int]] = [
 @pytest.mark.parametrize(("make", "batch"), quick_first(3, EQUAL))
 def test_what_one_trace_tells(make: Make, batch: int, tmp_path: Path) -> None:
     one, whole = pair(make, batch, 2, tmp_path)
-    check_equal(scaled_alone(one, 2, batch), whole)
+    check_equal(scale_alone(one, 2, batch), whole)
 
 
 @pytest.mark.parametrize(("make", "batch"), quick_only(REFUSED[1::3], REFUSED))
 def test_what_one_trace_does_not_tell(make: Make, batch: int, tmp_path: Path) -> None:
     one, _ = pair(make, batch, 2, tmp_path)
-    with pytest.raises(InputError, match=r"--scale batch: .* give .*--doubled TRACE"):
-        scaled_alone(one, 2, batch)
+    with pytest.raises(
+        InputError, match=r"batch cannot be scaled: .* give a trace .* at twice the batch"
+    ):
+        scale_alone(one, 2, batch)
 
 
 @pytest.mark.parametrize(("make", "batch"), quick_only(OPEN[1::2], OPEN))
 def test_never_wrong(make: Make, batch: int, tmp_path: Path) -> None:
     one, whole = pair(make, batch, 2, tmp_path)
     try:
-        made = scaled_alone(one, 2, batch)
+        made = scale_alone(one, 2, batch)
     except InputError:
         return
     check_equal(made, whole)
@@ -240,7 +242,7 @@ def test_public_dlrm() -> None:
     """16 samples are the width of its tables, too; its traces have no strides."""
     found = load_traces([TRACES / "dlrm_pytorch_et.tar.gz", TRACES / "dlrm_kineto.tar.gz"])
     one = program_of(found.executions[0], found, Annotations())
-    made = scaled_alone(one, 2)
+    made = scale_alone(one, 2)
     assert [call.op for call in made.calls] == [call.op for call in one.calls]
     sent = [(old.op, old.bytes, new.bytes) for old, new in zip(one.calls, made.calls, strict=True)]
     exchanged = [(a, b) for op, a, b in sent if op == "c10d::alltoall_base_"]
@@ -253,12 +255,12 @@ def test_public_dlrm() -> None:
 
 def test_the_batch_must_be_known(tmp_path: Path) -> None:
     one = program(capture(layers(6, 3)(5), tmp_path))
-    with pytest.raises(InputError, match="no lookups that tell its batch; give --batch N"):
-        scaled_alone(one, 2)
+    with pytest.raises(InputError, match="no lookups that tell its batch; give the samples"):
+        scale_alone(one, 2)
     with pytest.raises(InputError, match="batch of one sample"):
-        scaled_alone(one, 2, 1)
+        scale_alone(one, 2, 1)
     with pytest.raises(InputError, match="no size of the trace is one of 11 samples"):
-        scaled_alone(one, 2, 11)
+        scale_alone(one, 2, 11)
     bags = program(capture(step_of(6), tmp_path / "bags"))
     with pytest.raises(InputError, match="6 bags, which is no multiple of 4 samples"):
-        scaled_alone(bags, 2, 4)
+        scale_alone(bags, 2, 4)

@@ -13,7 +13,7 @@ from predictor.errors import InputError
 from shardopt.replay.check import Scale
 from shardopt.replay.generate import generate
 from shardopt.replay.program.program import Call, Number, RankProgram, Slot, TensorSpec
-from shardopt.replay.scale.tables import with_more_tables
+from shardopt.replay.scale.tables import repeat_tables
 from tests.shardopt.replay.captured import program
 from tests.shardopt.replay.differences import signatures
 
@@ -44,7 +44,7 @@ def check_runs(of: RankProgram) -> None:
 
 def test_embedding_bags_of_one_rank(traces: Path) -> None:
     one = program(traces)
-    (three,) = with_more_tables([one], 3)
+    (three,) = repeat_tables([one], 3)
     check_runs(three)
     more = Counter(call.op for call in three.calls)
     more.subtract(Counter(call.op for call in one.calls))
@@ -56,7 +56,7 @@ def test_embedding_bags_of_one_rank(traces: Path) -> None:
     assert len({three.made[n].shape for n in weights}) == 1
     assert [three.fills[call.reads()[1]]["kind"] for call in bags] == ["ids"] * 3
     assert signatures(bags_first(three)) == signatures(one)
-    assert with_more_tables([one], 1) == [one]
+    assert repeat_tables([one], 1) == [one]
 
 
 def bags_first(of: RankProgram) -> RankProgram:
@@ -121,7 +121,7 @@ def ranks(*, found: bool = True, extra: tuple[Call, ...] = ()) -> list[RankProgr
 
 
 def test_ranks_without_tables_take_part() -> None:
-    for of in with_more_tables(ranks(), 3):
+    for of in repeat_tables(ranks(), 3):
         check_runs(of)
         ops = [call.op for call in of.calls]
         assert (
@@ -137,13 +137,13 @@ def test_ranks_without_tables_take_part() -> None:
 
 def test_what_cannot_be_told_is_listed() -> None:
     with pytest.raises(InputError, match=r"2 reasons: rank 0: c10d::alltoall_base_ \(coll"):
-        with_more_tables(ranks(found=False), 2)
+        repeat_tables(ranks(found=False), 2)
     later = call("c10d::alltoall_base_", (4, 12, (), ()))
     with pytest.raises(InputError, match=r"collective 2\) carries floats that do not follow"):
-        with_more_tables(ranks(extra=(later,)), 2)
+        repeat_tables(ranks(extra=(later,)), 2)
     without = ranks()[1:]
     with pytest.raises(InputError, match="the traces have no lookup of embeddings"):
-        with_more_tables(without, 2)
+        repeat_tables(without, 2)
 
 
 def test_ids_are_distributed_as_often() -> None:
@@ -161,7 +161,7 @@ def test_ids_are_distributed_as_often() -> None:
         call("aten::mul", (24, 23), 25),
         call("aten::sum", (1,), 26, spec=WHOLE),
     ]
-    (two,) = with_more_tables([RankProgram(0, calls, made, {}, [], [], [()])], 2)
+    (two,) = repeat_tables([RankProgram(0, calls, made, {}, [], [], [()])], 2)
     check_runs(two)
     counts = Counter(call.op for call in two.calls)
     twice = {"aten::neg", "aten::empty", "c10d::alltoall_base_", "wait", LOOKUP}
