@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from predictor.cost.cpu_ops import OpRow
 from predictor.cost.reuse import BINS
-from predictor.csv_rows import read_table
 from predictor.errors import InputError
 from predictor.iteration.op_graph import CollectiveStart, RankCalls, gradient_sum, training_step
-from shardopt.files import atomic_write_text, read_bytes
+from shardopt.measure.store import Fields, RowKind, RowsFile, read_rows, write_rows
 
 OPS = "ops.csv"
 BUCKETS = "buckets.csv"
 MACHINE = "machine.json"
 TRACES = "traces.csv"
-OPS_COLUMNS = ("shape", "part", "kind", "sizes", "count", "reuse_kib")
-TRACE_COLUMNS = ("shape", "ops", "in_execution_trace", "in_kineto")
-BUCKET_COLUMNS = ("shape", "bucket", "gradients", "bytes")
-ROUND_KEYS = ("round", "other_cores", "steps", "alone", "captured")
+TIMES = ("steps", "alone", "captured")
+"""Of a round that counts: what was timed -> shape -> ms of every rank."""
 KIB = 1024
 MOST_OTHER_CORES = 0.2
 
@@ -66,10 +60,29 @@ def is_disturbed(other_cores: float | None, idle: int) -> bool:
     return other_cores is not None and other_cores > max(idle, 0) + MOST_OTHER_CORES
 
 
-def rounds_done(folder: Path, ranks: int) -> int:
-    """Finished rounds of so many ranks."""
-    path = rounds_file(folder, ranks)
-    return len(path.read_text(encoding="utf-8").splitlines()) if path.exists() else 0
+Round = Fields
+"""One round as its line has it: ``round``, ``other_cores`` and, unless disturbed, `TIMES`."""
+
+
+def _parse_round(fields: Fields) -> Round:
+    return {
+        key: fields[key] for key in ("round", "other_cores", *(TIMES if "steps" in fields else ()))
+    }
+
+
+ROUND = RowKind(
+    what="round",
+    keys=("round", "other_cores"),
+    parse=_parse_round,
+    fields=dict,
+    json_lines=True,
+    remedy=f"a round holds {', '.join(TIMES)}, unless other work disturbed it; delete the line",
+)
+
+
+def rounds_of(folder: Path, ranks: int) -> RowsFile[Round]:
+    """The finished rounds of so many ranks, to which more can be added."""
+    return RowsFile(rounds_file(folder, ranks), ROUND)
 
 
 def read_rounds(folder: Path, ranks: int) -> Rounds:
@@ -79,8 +92,7 @@ def read_rounds(folder: Path, ranks: int) -> Rounds:
         InputError: there is none, or a line is broken.
     """
     path = rounds_file(folder, ranks)
-    lines = read_bytes(path, "file of rounds").decode("utf-8", "replace").splitlines()
-    rounds = [_parse_round(path, number, line) for number, line in enumerate(lines, start=1)]
+    rounds = read_rows(path, ROUND)
     kept = [each for each in rounds if "steps" in each]
     if rounds and not kept:
         raise InputError(
@@ -98,16 +110,6 @@ def read_rounds(folder: Path, ranks: int) -> Rounds:
         {name: _median(times) for name, times in _samples(kept, "alone").items()},
         _captured_ms(kept),
     )
-
-
-def _parse_round(path: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        found = json.loads(line)
-        return {key: found[key] for key in ROUND_KEYS[: None if "steps" in found else 2]}
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{path}:{number}: is no round: {error!r}; a line holds {', '.join(ROUND_KEYS)}"
-        ) from error
 
 
 def _samples(rounds: Sequence[Mapping[str, Any]], key: str) -> dict[str, list[list[float]]]:
@@ -146,36 +148,114 @@ def _captured_ms(rounds: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, 
     }
 
 
+@dataclass(frozen=True)
+class _OpLine:
+    """A line of `OPS`; shape and part stand in their first line only."""
+
+    shape: str
+    part: str
+    row: OpRow
+
+
+def _parse_op(fields: Fields) -> _OpLine:
+    sizes = tuple(map(int, fields["sizes"].split()))
+    reuse = [0.0] * BINS
+    for entry in fields["reuse_kib"].split():
+        at, size = entry.split(":")
+        reuse[int(at)] = KIB * float(size)
+    row = OpRow(fields["kind"], sizes, tuple(reuse), int(fields["count"]))
+    return _OpLine(fields["shape"], fields["part"], row)
+
+
+def _op_fields(line: _OpLine) -> Fields:
+    row = line.row
+    reuse = (f"{at}:{size / KIB:.4g}" for at, size in enumerate(row.reuse) if size)
+    return {
+        "shape": line.shape,
+        "part": line.part,
+        "kind": row.kind,
+        "sizes": " ".join(map(str, row.sizes)),
+        "count": row.count,
+        "reuse_kib": " ".join(reuse),
+    }
+
+
+REMEDY = "restore the file, or measure again into a new folder"
+OP = RowKind(
+    what="row of ops",
+    keys=("shape", "part", "kind", "sizes", "count", "reuse_kib"),
+    parse=_parse_op,
+    fields=_op_fields,
+    remedy=REMEDY,
+)
+
+
+@dataclass(frozen=True)
+class _BucketLine:
+    """A line of `BUCKETS`."""
+
+    shape: str
+    bucket: int
+    start: CollectiveStart
+
+
+BUCKET = RowKind(
+    what="bucket",
+    keys=("shape", "bucket", "gradients", "bytes"),
+    parse=lambda of: _BucketLine(
+        of["shape"], int(of["bucket"]), gradient_sum(int(of["gradients"]), int(of["bytes"]))
+    ),
+    fields=lambda line: {
+        "shape": line.shape,
+        "bucket": line.bucket,
+        "gradients": line.start.gradients,
+        "bytes": line.start.bytes,
+    },
+    remedy=REMEDY,
+)
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """A step that was traced: its ops, and how many of them each trace holds in order."""
+
+    shape: str
+    ops: int
+    in_execution_trace: int
+    in_kineto: int
+
+    @property
+    def found(self) -> int:
+        """Ops that both traces hold, at least."""
+        return min(self.in_execution_trace, self.in_kineto)
+
+
+TRACED_STEP = RowKind(
+    what="traced step",
+    keys=("shape", "ops", "in_execution_trace", "in_kineto"),
+    parse=lambda of: TracedStep(
+        of["shape"], int(of["ops"]), int(of["in_execution_trace"]), int(of["in_kineto"])
+    ),
+    fields=asdict,
+    remedy=REMEDY,
+)
+
+
 def write_ops(folder: Path, steps: Mapping[str, RankCalls]) -> None:
-    """Rows of ops and buckets of every shape; a shape and a part stand in their first row only."""
-    rows = [
-        (
-            "" if at or part_at else name,
-            "" if at else part.op,
-            row.kind,
-            _numbers(row.sizes),
-            row.count,
-            _reuse_text(row.reuse),
-        )
+    """Rows of ops and buckets of every shape."""
+    lines = [
+        _OpLine("" if at or part_at else name, "" if at else part.op, row)
         for name, step in steps.items()
         for part_at, part in enumerate(step.calls)
         for at, row in enumerate(part.rows)
     ]
-    _write(folder / OPS, OPS_COLUMNS, rows)
+    write_rows(folder / OPS, OP, lines)
     buckets = [
-        (name, at, bucket.gradients, bucket.bytes)
+        _BucketLine(name, at, bucket)
         for name, step in steps.items()
         for at, bucket in enumerate(step.collectives)
     ]
-    _write(folder / BUCKETS, BUCKET_COLUMNS, buckets)
-
-
-def _write(path: Path, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    atomic_write_text(path, text.getvalue())
+    write_rows(folder / BUCKETS, BUCKET, buckets)
 
 
 def read_ops(folder: Path) -> dict[str, RankCalls]:
@@ -186,23 +266,16 @@ def read_ops(folder: Path) -> dict[str, RankCalls]:
     """
     parts: dict[str, dict[str, list[OpRow]]] = defaultdict(lambda: defaultdict(list))
     name = part = ""
-    for next_name, next_part, row in _rows(folder / OPS, OPS_COLUMNS, _op_row):
-        name, part = next_name or name, next_part or part
-        parts[name][part].append(row)
+    for line in read_rows(folder / OPS, OP):
+        name, part = line.shape or name, line.part or part
+        parts[name][part].append(line.row)
     buckets: dict[str, list[CollectiveStart]] = defaultdict(list)
-    for name, bucket in _rows(folder / BUCKETS, BUCKET_COLUMNS, _bucket):
-        buckets[name].append(bucket)
+    for of in read_rows(folder / BUCKETS, BUCKET):
+        buckets[of.shape].append(of.start)
     return {
         name: training_step({part: tuple(rows) for part, rows in of.items()}, buckets[name])
         for name, of in parts.items()
     }
-
-
-def _rows(path: Path, columns: Sequence[str], parse: Any) -> list[Any]:
-    table = read_table(path, columns, parse)
-    if table.problems:
-        raise InputError(f"{path.parent}/{table.problems[0]}")
-    return table.rows
 
 
 def read_traces(folder: Path) -> tuple[int, int, int] | None:
@@ -213,29 +286,5 @@ def read_traces(folder: Path) -> tuple[int, int, int] | None:
     """
     if not (folder / TRACES).exists():
         return None
-    rows = _rows(
-        folder / TRACES, TRACE_COLUMNS, lambda row: [int(row[c]) for c in TRACE_COLUMNS[1:]]
-    )
-    return len(rows), sum(row[0] for row in rows), sum(min(row[1:]) for row in rows)
-
-
-def _op_row(row: Mapping[str, str]) -> tuple[str, str, OpRow]:
-    sizes = tuple(map(int, row["sizes"].split()))
-    reuse = [0.0] * BINS
-    for entry in row["reuse_kib"].split():
-        at, size = entry.split(":")
-        reuse[int(at)] = KIB * float(size)
-    return row["shape"], row["part"], OpRow(row["kind"], sizes, tuple(reuse), int(row["count"]))
-
-
-def _bucket(row: Mapping[str, str]) -> tuple[str, CollectiveStart]:
-    return row["shape"], gradient_sum(int(row["gradients"]), int(row["bytes"]))
-
-
-def _numbers(numbers: Sequence[int]) -> str:
-    return " ".join(map(str, numbers))
-
-
-def _reuse_text(reuse: Sequence[float]) -> str:
-    """Bin and KiB of those bins that are not empty."""
-    return " ".join(f"{at}:{size / KIB:.4g}" for at, size in enumerate(reuse) if size)
+    rows = read_rows(folder / TRACES, TRACED_STEP)
+    return len(rows), sum(row.ops for row in rows), sum(row.found for row in rows)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from predictor.iteration.op_graph import RankCalls
 from shardopt.bench.transformers.design import calibrations, targets
-from shardopt.bench.transformers.files import MACHINE, OPS, TRACES, rounds_done, write_ops
+from shardopt.bench.transformers.files import MACHINE, OPS, TRACES, rounds_of, write_ops
 from shardopt.bench.transformers.trace import trace_families
 from shardopt.bench.transformers.worker import time_rounds
 from shardopt.files import atomic_write_text
@@ -42,7 +42,7 @@ def run_transformers(
         about = {"realtime": permitted(), **environment("gloo")}
         atomic_write_text(folder / MACHINE, json.dumps(about, indent=1) + "\n")
     for count in ranks:
-        done = rounds_done(folder, count)
+        done = len(rounds_of(folder, count).rows)
         told(f"{count} rank{'' if count == 1 else 's'}: {done} of {rounds} rounds are there")
         if done < rounds:
             run_ranks(time_rounds, count, folder, rounds)

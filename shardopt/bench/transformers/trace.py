@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from predictor.model.transformer import FAMILIES
 from shardopt.bench.transformers.design import calibrations
-from shardopt.bench.transformers.files import TRACE_COLUMNS, TRACES
-from shardopt.files import atomic_write_text
+from shardopt.bench.transformers.files import TRACED_STEP, TRACES, TracedStep
+from shardopt.measure.store import write_rows
 from shardopt.ranks.rank import Rank, Report, prepare
 
 if TYPE_CHECKING:
@@ -62,14 +60,10 @@ def trace_families(rank: Rank, report: Report, folder: Path) -> None:
     for family in FAMILIES:
         shape = next(shape for shape in calibrations(1) if shape.family == family)
         rows.append(_look_up(folder / "traces" / shape.name, shape))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(TRACE_COLUMNS)
-    writer.writerows(rows)
-    atomic_write_text(folder / TRACES, text.getvalue())
+    write_rows(folder / TRACES, TRACED_STEP, rows)
 
 
-def _look_up(folder: Path, shape: Any) -> tuple[str, int, int, int]:
+def _look_up(folder: Path, shape: Any) -> TracedStep:
 
     from shardopt.bench.transformers.ops import record_step
     from shardopt.replay.compare.transformers import Training
@@ -81,4 +75,5 @@ def _look_up(folder: Path, shape: Any) -> tuple[str, int, int, int]:
         training.step()
     execution, kineto = capture(training.step, folder, 0)
     in_execution = count_in_order(names, execution_ops(execution))
-    return shape.name, len(names), in_execution, count_in_order(names, kineto_ops(kineto))
+    in_kineto = count_in_order(names, kineto_ops(kineto))
+    return TracedStep(shape.name, len(names), in_execution, in_kineto)

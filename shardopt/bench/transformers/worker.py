@@ -6,7 +6,6 @@ Rank 0 appends a line of JSON a round to the folder.
 from __future__ import annotations
 
 import gc
-import json
 import random
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shardopt.bench.transformers.design import calibrations, targets
-from shardopt.bench.transformers.files import is_disturbed, rounds_done, rounds_file
+from shardopt.bench.transformers.files import is_disturbed, rounds_of
 from shardopt.measure.machine import other_cores, usage
 from shardopt.ranks.rank import Rank, Report, available_cores, join_group, prepare
 from shardopt.ranks.realtime import hasten_gloo, hasten_main
@@ -108,7 +107,8 @@ def time_rounds(rank: Rank, report: Report, folder: Path, rounds: int) -> None:
     if ranks > 1:
         join_group(rank)
     mine = _Rank(index, ranks)
-    for at in range(rounds_done(folder, ranks), rounds):
+    done = rounds_of(folder, ranks)
+    for at in range(len(done.rows), rounds):
         before = usage()
         found = mine.round(at)
         found["own_s"] = usage().own_s - before.own_s
@@ -122,8 +122,7 @@ def time_rounds(rank: Rank, report: Report, folder: Path, rounds: int) -> None:
             line: dict[str, Any] = {"round": at, "other_cores": others}
             if not is_disturbed(others, cores - ranks):
                 line |= {key: _by_name(every, key) for key in DIGITS}
-            with rounds_file(folder, ranks).open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(line, separators=(",", ":")) + "\n")
+            done.append(line)
     if ranks > 1:
         dist.barrier()
 

@@ -6,7 +6,6 @@ timed.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,6 @@ from typing import Any
 
 from predictor.cost.cpu_ops import OpRow
 from predictor.cost.reuse import BINS
-from predictor.errors import InputError
 from predictor.iteration.op_graph import (
     CallGroup,
     CollectiveStart,
@@ -23,7 +21,7 @@ from predictor.iteration.op_graph import (
     Event,
     RankCalls,
 )
-from shardopt.files import atomic_write_text, read_bytes
+from shardopt.measure.store import Fields, RowKind, read_rows, write_rows
 
 FILE = "calls.jsonl"
 FIT, TEST = "fit", "test"
@@ -108,20 +106,12 @@ def _event(event: Mapping[str, Any], of: Mapping[str, Any]) -> Event:
 
 
 def write_models(path: Path, models: Sequence[ModelCalls]) -> None:
-    """A line a model; times to four digits."""
-    lines = [
-        json.dumps(
-            {
-                "model": model.name,
-                "part": model.part,
-                "replay_ms": list(map(_round, model.replay_ms)),
-                "ranks": list(map(_rank_object, model.ranks)),
-            },
-            separators=(",", ":"),
-        )
-        for model in models
-    ]
-    atomic_write_text(path, "\n".join(lines) + "\n")
+    """A line per model; times to four digits.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    write_rows(path, MODEL, models)
 
 
 def read_models(path: Path) -> list[ModelCalls]:
@@ -130,22 +120,34 @@ def read_models(path: Path) -> list[ModelCalls]:
     Raises:
         InputError: the file or a line of it cannot be read.
     """
-    found = []
-    lines = read_bytes(path, "file of calls").decode("utf-8", "replace").splitlines()
-    for number, line in enumerate(lines, start=1):
-        try:
-            of = json.loads(line)
-            ranks = tuple(map(_parse_rank, of["ranks"]))
-            ms = tuple(map(float, of["replay_ms"]))
-            if of["part"] not in (FIT, TEST) or not ranks or not ms or min(ms) <= 0:
-                raise ValueError("needs a part, ranks and times above 0")
-            found.append(ModelCalls(str(of["model"]), of["part"], ms, ranks))
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-            raise InputError(
-                f"{path}:{number}: does not hold the calls of a model: {error!r}; write the file "
-                "again with shardopt bench compare"
-            ) from error
-    return found
+    return read_rows(path, MODEL)
+
+
+def _parse_model(fields: Fields) -> ModelCalls:
+    ranks = tuple(map(_parse_rank, fields["ranks"]))
+    ms = tuple(map(float, fields["replay_ms"]))
+    if fields["part"] not in (FIT, TEST) or not ranks or not ms or min(ms) <= 0:
+        raise ValueError("a model needs a part (fit or test), ranks and times above 0")
+    return ModelCalls(str(fields["model"]), fields["part"], ms, ranks)
+
+
+def _model_fields(model: ModelCalls) -> Fields:
+    return {
+        "model": model.name,
+        "part": model.part,
+        "replay_ms": list(map(_round, model.replay_ms)),
+        "ranks": list(map(_rank_object, model.ranks)),
+    }
+
+
+MODEL = RowKind(
+    what="model with its calls",
+    keys=("model", "part", "replay_ms", "ranks"),
+    parse=_parse_model,
+    fields=_model_fields,
+    json_lines=True,
+    remedy="write the file again with shardopt bench compare",
+)
 
 
 def _rank_object(rank: RankCalls) -> dict[str, Any]:

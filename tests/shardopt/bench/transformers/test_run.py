@@ -18,8 +18,8 @@ from shardopt.bench.transformers.files import (
     is_disturbed,
     read_ops,
     read_rounds,
-    rounds_done,
     rounds_file,
+    rounds_of,
     write_ops,
 )
 from shardopt.bench.transformers.trace import count_in_order
@@ -120,7 +120,7 @@ def round_line(scale: float) -> str:
 
 def test_rounds_are_medians_of_the_slowest_rank(tmp_path: Path) -> None:
     rounds_file(tmp_path, 2).write_text(f"{round_line(1)}\n{round_line(1)}\n")
-    assert (rounds_done(tmp_path, 2), rounds_done(tmp_path, 1)) == (2, 0)
+    assert [len(rounds_of(tmp_path, ranks).rows) for ranks in (2, 1)] == [2, 0]
     rounds = read_rounds(tmp_path, 2)
     assert rounds.count == 2
     assert rounds.steps == {"a": 4.0}
@@ -151,7 +151,7 @@ def test_rounds_that_others_disturbed_are_only_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ["{", "[]", '{"round": 1}'])
 def test_broken_rounds_are_named_by_line(tmp_path: Path, line: str) -> None:
     rounds_file(tmp_path, 1).write_text(f"{round_line(1)}\n{line}\n")
-    with pytest.raises(InputError, match=r"rounds-1.jsonl:2: is no round"):
+    with pytest.raises(InputError, match=r"rounds-1.jsonl:2: not a round"):
         read_rounds(tmp_path, 1)
 
 

@@ -75,7 +75,7 @@ def test_broken_files_are_named_by_line(tmp_path: Path, line: str) -> None:
     write_models(tmp_path / FILE, [model("a", FIT, calls(1024))])
     with (tmp_path / FILE).open("a") as file:
         file.write(line + "\n")
-    with pytest.raises(InputError, match=f"{FILE}:2: does not hold the calls of a model"):
+    with pytest.raises(InputError, match=f"{FILE}:2: not a model with its calls"):
         read_replays(tmp_path)
     with pytest.raises(InputError, match="shardopt bench compare"):
         read_replays(tmp_path / "none")
