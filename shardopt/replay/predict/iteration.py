@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from predictor.iteration.op_graph import (
 from predictor.iteration.timeline import simulate
 from predictor.model.topology import Topology
 from predictor.units import GIB
+from shardopt.extras import needs_torchrec
 from shardopt.replay.launch import check_benchmark
 from shardopt.replay.predict.rows import group_calls
 
@@ -130,6 +132,9 @@ def list_rank(folder: Path, rank: int, ranks: int) -> dict[str, Any]:
     Raises:
         ShardoptError: fake tensors cannot run the program, or torch is missing.
     """
+    with needs_torchrec():
+        if find_spec("torch") is None:
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
     environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks)}
     with tempfile.TemporaryDirectory(prefix="shardopt-predict-") as place:
         out = Path(place) / "ops.json"
