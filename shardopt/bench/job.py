@@ -17,7 +17,7 @@ from shardopt.measure.machine import available_bytes
 from shardopt.ranks.hosts import HOSTS, Link, check_hosts
 
 RANK_BYTES = GIB // 2
-"""What a rank holds beside tables: libraries, dense part, batches; 0.35 GiB is seen."""
+"""What a rank holds apart from tables: libraries, dense part, batches; 0.35 GiB is seen."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Job:
         block: measured iterations of a plan in a round.
         warmup: rounds before measuring; None lets the samples decide.
         first_round: the first that is still to be measured.
-        link: between the ranks, each of which is then a host of its own on this machine.
+        link: between the ranks, each of which is then a separate host on this machine.
     """
 
     workload: Workload
@@ -107,7 +107,7 @@ def _check_ranks(job: Job, given: int | None) -> None:
             raise PlanError(
                 f"{name} is for {ranks[0]} ranks on hosts of {ranks[1]}, {first} for "
                 f"{job.world_size} on hosts of {job.local_world_size}; plans that run side by "
-                "side share their ranks: bench them apart, or plan again"
+                "side share their ranks: run them one by one, or plan again"
             )
 
 
@@ -144,7 +144,7 @@ def _check_gpus(ranks: int) -> None:
     if ranks > torch.cuda.device_count():
         raise InputError(
             f"the plans are for {ranks} ranks, but there are {torch.cuda.device_count()} GPUs; "
-            "bench plans for fewer ranks, or join ranks of several hosts with torchrun"
+            "run plans for fewer ranks, or join ranks of several hosts with torchrun"
         )
 
 
@@ -157,11 +157,12 @@ def check_memory(job: Job, available: int) -> None:
     needs = rank_bytes(job.workload, list(job.plans.values()))
     if sum(needs) <= available:
         return
-    told = ", ".join(f"rank {rank} {format_bytes(need)}" for rank, need in enumerate(needs))
+    by_rank = ", ".join(f"rank {rank} {format_bytes(need)}" for rank, need in enumerate(needs))
     raise InfeasibleError(
-        f"{len(job.plans)} plans built at once need {format_bytes(sum(needs))} of memory ({told}), "
-        f"but {format_bytes(available)} are free: {format_bytes(sum(needs) - available)} are "
-        "missing; bench fewer plans at a time, or smaller tables"
+        f"{len(job.plans)} plans built at once need {format_bytes(sum(needs))} of memory "
+        f"({by_rank}), but {format_bytes(available)} are free: "
+        f"{format_bytes(sum(needs) - available)} are missing; run fewer plans at a time, or "
+        "plans of smaller tables"
     )
 
 

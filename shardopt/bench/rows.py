@@ -36,7 +36,7 @@ class BenchRows:
 
     Args:
         model: name, sha256, batch_size, train_pipeline.
-        settings: what a number depends on beside plan and machine: backend, ranks, block, seed.
+        settings: what a number depends on apart from plan and machine: backend, ranks, block, seed.
         plans: `name`, and `plan` as a plan file holds it.
         sessions: one for each process group: when, `environment`, `load` before, `warmup`.
         rounds: as the head of this file says; `session` counts from 0.
@@ -68,7 +68,7 @@ def write_rows(path: Path, rows: BenchRows) -> None:
     atomic_write_text(path, "{\n" + ",\n".join(parts) + "\n}\n")
 
 
-def rounded(message: Mapping[str, Any]) -> dict[str, Any]:
+def round_times(message: Mapping[str, Any]) -> dict[str, Any]:
     """What rank 0 tells, with times as the file keeps them: to a tenth of a microsecond."""
     return {key: _round(value) if key in _ROUNDED else value for key, value in message.items()}
 
@@ -81,7 +81,7 @@ def _round(value: Any) -> Any:
     return round(value, 4)
 
 
-def without_nulls(plan: Mapping[str, Any]) -> dict[str, Any]:
+def drop_nulls(plan: Mapping[str, Any]) -> dict[str, Any]:
     """A plan as a plan file holds it, less what its tables leave open: most of the text."""
     tables = {
         key: {name: value for name, value in table.items() if value is not None}
@@ -189,7 +189,7 @@ def check_continues(path: Path, old: BenchRows, new: BenchRows) -> None:
 
 def _lean(plans: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Older files hold nulls."""
-    return [{**entry, "plan": without_nulls(entry["plan"])} for entry in plans]
+    return [{**entry, "plan": drop_nulls(entry["plan"])} for entry in plans]
 
 
 def _differ(was: object, now: object) -> str:

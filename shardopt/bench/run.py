@@ -1,4 +1,4 @@
-"""``shardopt bench run``: plans run for real, side by side, and every sample kept."""
+"""``shardopt bench run``: runs plans for real, side by side, and keeps every sample."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from shardopt.bench.job import Job, check_job
 from shardopt.bench.rows import (
     BenchRows,
     check_continues,
+    drop_nulls,
     read_rows,
-    rounded,
-    without_nulls,
+    round_times,
     write_rows,
 )
 from shardopt.bench.worker import run_rank
@@ -24,7 +24,7 @@ from shardopt.measure.machine import environment
 from shardopt.measure.timing import REFERENCE_VERSION
 from shardopt.ranks.launch import run_ranks
 from shardopt.ranks.rank import Rank, RankDiedError, errors_of
-from shardopt.ranks.realtime import permitted
+from shardopt.ranks.realtime import may_be_realtime
 
 
 def run_bench(
@@ -33,8 +33,8 @@ def run_bench(
     *,
     given_ranks: int | None = None,
     join: Rank | None = None,
-    told: Callable[[str], None] = lambda text: None,
-    started: Callable[[list[int]], None] = lambda pids: None,
+    say: Callable[[str], None] = lambda text: None,
+    on_start: Callable[[list[int]], None] = lambda pids: None,
 ) -> BenchRows | None:
     """Run the plans of a job for real.
 
@@ -42,11 +42,11 @@ def run_bench(
         path: the rows file. If it is there, the rounds that it lacks are measured.
         given_ranks: world size that the user asks for.
         join: the rank to be, instead of starting all of them.
-        told: what is going on, a line at a time.
-        started: told the ranks' process ids.
+        say: called with what is going on, a line at a time.
+        on_start: called with the ranks' process ids.
 
     Returns:
-        All rows; None on the ranks beside the first that torchrun started.
+        All rows; None on ranks of torchrun other than the first.
 
     Raises:
         ShardoptError: the job cannot run here (see `check_job`), the file holds something else,
@@ -58,9 +58,9 @@ def run_bench(
         with errors_of(join):
             run_rank(join, lambda message: None, job)
         return None
-    keeper = _Keeper(job, path, told)
+    keeper = _Keeper(job, path, say)
     if keeper.done:
-        told(f"{path} has {len(keeper.rows.rounds)} rounds already; ask for more to go on")
+        say(f"{path} has {len(keeper.rows.rounds)} rounds already; ask for more to go on")
     job = replace(job, first_round=len(keeper.rows.rounds))
     try:
         if join:
@@ -74,7 +74,7 @@ def run_bench(
                 local_world_size=job.local_world_size,
                 link=job.link,
                 on_report=lambda _, message: keeper(message),
-                on_start=started,
+                on_start=on_start,
             )
     except RankDiedError as error:
         raise RankDiedError(f"{error}\n{keeper.left_words()}", error.exit_code) from None
@@ -82,10 +82,10 @@ def run_bench(
 
 
 class _Keeper:
-    """Takes what rank 0 tells and has it on disk before the next round ends."""
+    """Takes what rank 0 reports and writes it to the disk, round by round."""
 
-    def __init__(self, job: Job, path: Path | None, told: Callable[[str], None]) -> None:
-        self.job, self.path, self.told = job, path, told
+    def __init__(self, job: Job, path: Path | None, say: Callable[[str], None]) -> None:
+        self.job, self.path, self.say = job, path, say
         self.rows = new_rows(job)
         self.session: dict[str, Any] = {
             "environment": environment(job.backend),
@@ -116,19 +116,19 @@ class _Keeper:
 
     def __call__(self, report: Mapping[str, Any]) -> None:
         kind = report["kind"]
-        message = rounded({key: value for key, value in report.items() if key != "kind"})
+        message = round_times({key: value for key, value in report.items() if key != "kind"})
         if kind == "ready":
-            self.told(f"{len(self.job.plans)} plans are built; warming up")
+            self.say(f"{len(self.job.plans)} plans are built; warming up")
         elif kind == "warmup":
             self.session["warmup"] = message
             self.rows.sessions.append(self.session)
-            self.told(warmup_words(message))
+            self.say(warmup_words(message))
         else:
             message["session"] = len(self.rows.sessions) - 1
             self.rows.rounds.append(message)
             if self.path is not None:
                 write_rows(self.path, self.rows)
-            self.told(f"round {len(self.rows.rounds)} of {self.job.rounds}")
+            self.say(f"round {len(self.rows.rounds)} of {self.job.rounds}")
 
 
 def warmup_words(warmup: Mapping[str, Any]) -> str:
@@ -162,12 +162,12 @@ def new_rows(job: Job) -> BenchRows:
             "threads": 1,
             "pinned": True,
             "gc": False,
-            "realtime": job.backend == "gloo" and permitted(),
+            "realtime": job.backend == "gloo" and may_be_realtime(),
             "keeps_freed_memory": job.backend == "gloo",
             "reference_version": REFERENCE_VERSION,
         },
         plans=[
-            {"name": name, "plan": without_nulls(plan_to_dict(plan))}
+            {"name": name, "plan": drop_nulls(plan_to_dict(plan))}
             for name, plan in job.plans.items()
         ],
     )

@@ -72,7 +72,7 @@ class _Rank:
     def run(self) -> None:
         """Warm-up, then every round that is left."""
         # under torchrun only the first rank has seen the rows file
-        first = _agreed(self.job.first_round)
+        first = _broadcast(self.job.first_round)
         self.report({"kind": "ready"})
         self._warm_up()
         for index in range(first, self.job.rounds):
@@ -90,7 +90,7 @@ class _Rank:
             self.reference.measure()
             rounds += 1
             # all ranks must stop together, so one decides
-            settled = _agreed(job.warmup is None and warmed_up(blocks))
+            settled = _broadcast(job.warmup is None and is_warm(blocks))
         self.report(
             {
                 "kind": "warmup",
@@ -129,7 +129,7 @@ class _Rank:
         )
 
     def _order(self, what: str) -> list[str]:
-        """The same on every rank, and in a run that is taken up again."""
+        """The same on every rank, and in a run that continues another."""
         names = list(self.trainings)
         random.Random(f"{self.job.seed} {what}").shuffle(names)
         return names
@@ -169,7 +169,7 @@ class _Rank:
         return event
 
 
-def _agreed(value: Any) -> Any:
+def _broadcast(value: Any) -> Any:
     """What rank 0 thinks."""
     import torch.distributed as dist
 
@@ -178,7 +178,7 @@ def _agreed(value: Any) -> Any:
     return shared[0]
 
 
-def warmed_up(blocks: Mapping[str, Sequence[Sequence[float]]]) -> bool:
+def is_warm(blocks: Mapping[str, Sequence[Sequence[float]]]) -> bool:
     """Whether no plan became significantly faster from its last but one block to its last.
 
     Args:

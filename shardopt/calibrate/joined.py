@@ -1,7 +1,7 @@
 """Calibration among ranks that torchrun has started, perhaps on several hosts.
 
-The first rank measures the kernels in its own process, keeps the rows and says what is missing; the
-others wait, and take part in what needs all ranks.
+The first rank measures the kernels, keeps the rows and says what is missing; the others wait, and
+take part in what needs all ranks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from shardopt.calibrate.design.points import Point
 from shardopt.calibrate.rows import CalibrationRows
-from shardopt.calibrate.run import CalibrationSettings, Saver, Say, opened, points_of
+from shardopt.calibrate.run import CalibrationSettings, Saver, Say, open_rows, points_of
 from shardopt.calibrate.worker import prepare_quietly
 from shardopt.ranks.rank import Rank, errors_of, join_group
 
@@ -24,13 +24,13 @@ def measure_joined(settings: CalibrationSettings, join: Rank, say: Say) -> Calib
     """As `run.measure`, by this process as one of the ranks.
 
     Returns:
-        All rows; None on the ranks beside the first.
+        All rows; None on other ranks than the first.
 
     Raises:
         InputError: the rows file is of another machine, or corrupt.
         RankDiedError: this rank failed; the rows measured before are in the file.
     """
-    file = opened(settings, say) if join.index == 0 else None
+    file = open_rows(settings, say) if join.index == 0 else None
     with errors_of(join):
         _take_part(settings, join, file, say)
     return file

@@ -49,7 +49,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """One row.
 
     Args:
@@ -80,14 +80,14 @@ class Measured:
 
 
 def key_of(point: Point, part: str = "") -> str:
-    """As `Measured.key`."""
+    """As `Measurement.key`."""
     return f"{point.family} {part} {_compact(point.params)}"
 
 
-def measured(point: Point, samples: Samples, part: str = "", **facts: Any) -> Measured:
+def row_of_samples(point: Point, samples: Samples, part: str = "", **facts: Any) -> Measurement:
     """A row of some samples; its settings, date and load are added when it is written."""
     ordered = sorted(samples.seconds)
-    return Measured(
+    return Measurement(
         point,
         part,
         facts,
@@ -111,7 +111,7 @@ def _percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (at - low) * (ordered[high] - ordered[low])
 
 
-class CalibrationRows(RowsFile[Measured]):
+class CalibrationRows(RowsFile[Measurement]):
     """The rows of a calibration on disk; the file need not exist yet.
 
     Raises:
@@ -129,7 +129,7 @@ class CalibrationRows(RowsFile[Measured]):
         return all(key_of(point, part) in known for part in PARTS.get(point.family, ("",)))
 
 
-def read_rows(path: Path) -> tuple[Origin, list[Measured]]:
+def read_rows(path: Path) -> tuple[Origin, list[Measurement]]:
     """Rows of whatever machine the first of them names, for fitting alone.
 
     Raises:
@@ -148,10 +148,10 @@ def _first_origin(path: Path) -> Origin:
     return Origin(first.get("machine") or "", first.get("versions") or "")
 
 
-def _kind(origin: Origin) -> RowKind[Measured]:
+def _kind(origin: Origin) -> RowKind[Measurement]:
     """Rows of one machine and its versions."""
 
-    def parse(fields: Fields) -> Measured:
+    def parse(fields: Fields) -> Measurement:
         for column, wanted in vars(origin).items():
             if fields[column] != wanted:
                 raise ValueError(
@@ -170,7 +170,7 @@ def _kind(origin: Origin) -> RowKind[Measured]:
     )
 
 
-def _fields(row: Measured) -> dict[str, object]:
+def _fields(row: Measurement) -> dict[str, object]:
     point = {**row.point.params, **({"part": row.part} if row.part else {})}
     return {
         "settings": row.settings,
@@ -201,7 +201,7 @@ def _check_tables(tables: list[list[float]]) -> None:
             raise ValueError(f"facts hold a table {table}: rows, dim and bags must be above 0")
 
 
-def _row_of(row: Fields) -> Measured:
+def _row_of(row: Fields) -> Measurement:
     params = json.loads(row["point"])
     facts = json.loads(row["facts"], parse_constant=_no_number)
     _check_tables(facts.get("tables", []))
@@ -211,7 +211,7 @@ def _row_of(row: Fields) -> Measured:
     times = {c: float(row[c]) for c in TIMES}
     if not all(math.isfinite(t) and t > 0 for t in times.values()):
         raise ValueError("a time is not above 0")
-    return Measured(
+    return Measurement(
         Point(row["family"], params, row["split"] == "test"),
         part,
         facts,

@@ -21,14 +21,14 @@ from predictor.units import GIB, format_bytes
 from shardopt.calibrate.design import phases
 from shardopt.calibrate.design.cuda import Device
 from shardopt.calibrate.design.points import Point, Size
-from shardopt.calibrate.rows import CalibrationRows, Measured, Origin
+from shardopt.calibrate.rows import CalibrationRows, Measurement, Origin
 from shardopt.calibrate.worker import Job, measure_points
 from shardopt.measure.machine import available_bytes, machine, memory_bytes
 from shardopt.measure.sampling import BRIEF_FLUSH_BYTES, CUDA_SETTINGS, FLUSH_BYTES, SETTINGS
 from shardopt.ranks.hosts import HOSTS, Link, check_hosts
 from shardopt.ranks.launch import run_ranks
 from shardopt.ranks.rank import RankDiedError, available_cores
-from shardopt.ranks.realtime import permitted
+from shardopt.ranks.realtime import may_be_realtime
 
 MAX_RANKS = 1024
 BUSY = 0.5
@@ -196,7 +196,7 @@ def measure(settings: CalibrationSettings, say: Say) -> CalibrationRows:
         InputError: the rows file is of another machine, or corrupt.
         RankDiedError: a rank failed; the rows measured before are in the file.
     """
-    file = opened(settings, say)
+    file = open_rows(settings, say)
     kernels, exchanges = points_of(settings)
     total = len(kernels) + len(exchanges)
     for before, points, ranks in ((0, kernels, 1), (len(kernels), exchanges, settings.ranks)):
@@ -208,7 +208,7 @@ def measure(settings: CalibrationSettings, say: Say) -> CalibrationRows:
         link = settings.link if points is exchanges else None
         cores = len(available_cores())
         if ranks > cores and settings.backend == "gloo":
-            say(f"{ranks} ranks share {cores} cores: their times are no good for fits")
+            say(f"{ranks} ranks share {cores} cores: their times are not good enough to fit")
         job = Job(missing, settings.size, ranks, settings.backend, link, settings.model)
         try:
             run_job(job, Saver(file, settings, done, total, say).save)
@@ -221,7 +221,7 @@ def measure(settings: CalibrationSettings, say: Say) -> CalibrationRows:
     return file
 
 
-def run_job(job: Job, on_row: Callable[[Measured], None]) -> None:
+def run_job(job: Job, on_row: Callable[[Measurement], None]) -> None:
     """Measure the points of a job in ranks started here; ``on_row`` gets each row at once.
 
     Raises:
@@ -237,12 +237,12 @@ def run_job(job: Job, on_row: Callable[[Measured], None]) -> None:
     )
 
 
-def opened(settings: CalibrationSettings, say: Say) -> CalibrationRows:
+def open_rows(settings: CalibrationSettings, say: Say) -> CalibrationRows:
     """The rows that there are; says where the machine is too busy for more."""
     file = CalibrationRows(settings.rows, origin(settings.backend))
     load = os.getloadavg()[0]
     if load > BUSY:
-        say(f"something else runs here (load average {load:.1f}): times will be too long")
+        say(f"other work runs on this machine (load average {load:.1f}): times will be too long")
     return file
 
 
@@ -254,11 +254,11 @@ class Saver:
     ) -> None:
         self.file, self.settings, self.total, self.say = file, settings, total, say
         self.done = done
-        self.realtime = settings.backend == "gloo" and permitted()
+        self.realtime = settings.backend == "gloo" and may_be_realtime()
         self._last: Point | None = None
 
     def _settings(self, point: Point) -> str:
-        """What a row's time depends on beside its point."""
+        """What a row's time depends on apart from its point."""
         nccl = self.settings.backend == "nccl"
         said = [CUDA_SETTINGS if nccl else SETTINGS]
         said += [self.settings.backend] if point.family in phases.TOGETHER else []
@@ -272,7 +272,7 @@ class Saver:
             said + ([] if gbit_s is None else [f"two hosts joined by {gbit_s:g} Gbit/s"])
         )
 
-    def save(self, row: Measured) -> None:
+    def save(self, row: Measurement) -> None:
         """Write one row, with what it was measured under."""
         if row.point != self._last:
             self.done += 1
@@ -289,7 +289,7 @@ class Saver:
         self.say(f"[{self.done}/{self.total}] {what}: {row.median_us / 1e3:.3f} ms{verdict}")
 
 
-def _named(row: Measured) -> str:
+def _named(row: Measurement) -> str:
     if "tables" in row.facts:
         rows = sum(table[4] for table in row.facts["tables"])
         return f"{len(row.facts['tables'])} tables, {rows:.0f} distinct rows"

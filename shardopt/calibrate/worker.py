@@ -22,7 +22,7 @@ class Job:
 
     Args:
         points: of kernels for one rank alone, or of `TOGETHER` for several.
-        link: between the ranks, each of which is then a host of its own on this machine.
+        link: between the ranks, each of which is then a separate host on this machine.
         model: whose lookups some of the points are.
     """
 

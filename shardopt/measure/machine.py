@@ -62,7 +62,7 @@ def _busy_seconds() -> float | None:
 
 
 def machine() -> dict[str, Any]:
-    """What a time depends on beside the program: processor, cores, Python, other load."""
+    """What a time depends on apart from the program: processor, cores, Python, other load."""
     return {
         "system": platform.system(),
         "machine": platform.machine(),
@@ -85,7 +85,7 @@ def _processor() -> str | None:
 
 
 def environment(backend: str) -> dict[str, Any]:
-    """What a time depends on beside model, plan and settings; no name of a host, no path."""
+    """What a time depends on apart from model, plan and settings; names no host and no path."""
     found = {key: value for key, value in machine().items() if key != "load_average"}
     found["memory_bytes"] = memory_bytes()
     found["kernel"] = platform.release()

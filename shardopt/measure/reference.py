@@ -1,4 +1,4 @@
-"""Fixed kernels timed beside the plans: what changes in them is the machine, not the plan.
+"""Fixed kernels timed between the plans: what changes in them is the machine, not the plan.
 
 Their shapes are part of the format of rows: times are compared between files and with those of a
 calibration, so a change of any constant here is a change of `REFERENCE_VERSION`.

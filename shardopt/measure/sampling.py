@@ -1,7 +1,7 @@
 """How one thing is timed: warm-up, repeats, pinned threads, no garbage collector.
 
-A CPU's time is the clock's. A GPU's is that between two of its own events, with the L2 emptied
-before the first, see `CudaTimer`.
+A CPU is timed by the clock. A GPU is timed between two of its events, and its L2 is emptied before
+the first, see `CudaTimer`.
 
 Why: docs/decisions/0012.
 """
@@ -65,10 +65,10 @@ class Timer(ABC):
             call()
         start = time.perf_counter()
         taken: list[tuple[float, bool]] = []
-        while wanted(taken, time.perf_counter() - start, seconds):
+        while needs_more(taken, time.perf_counter() - start, seconds):
             self.flush()
             taken.append(self.sample(call))
-        return undisturbed(taken)
+        return choose_samples(taken)
 
 
 class CpuTimer(Timer):
@@ -175,24 +175,24 @@ def timer_of(device: str, flush_bytes: int = FLUSH_BYTES) -> Timer:
     return CudaTimer() if device == "cuda" else CpuTimer(flush_bytes)
 
 
-def passes(
+def sample_passes(
     timer: Timer,
     forward: Callable[[int], Any],
     backward: Callable[[Any], object],
     seconds: float,
 ) -> tuple[Samples, Samples]:
-    """Forward and backward in turns until ``seconds`` are spent.
+    """Samples of forward and backward passes, alternating until ``seconds`` are spent.
 
     Args:
         forward: given the number of the repeat.
         backward: given what the forward before it returned.
     """
     stages = (lambda i, _: forward(i), lambda _, made: backward(made))
-    first, second = in_turns(timer, stages, seconds)
+    first, second = sample_stages(timer, stages, seconds)
     return first, second
 
 
-def in_turns(
+def sample_stages(
     timer: Timer, stages: Sequence[Callable[[int, Any], Any]], seconds: float
 ) -> list[Samples]:
     """Samples of every stage, run one after the other until ``seconds`` are spent.
@@ -202,7 +202,7 @@ def in_turns(
     """
     spent: list[list[tuple[float, bool]]] = [[] for _ in stages]
     start, i = time.perf_counter(), 0
-    while i < WARM_UP or wanted(spent[-1], time.perf_counter() - start, seconds):
+    while i < WARM_UP or needs_more(spent[-1], time.perf_counter() - start, seconds):
         if i == WARM_UP:
             start = time.perf_counter()
             for taken in spent:
@@ -212,15 +212,15 @@ def in_turns(
             timer.flush()
             taken.append(timer.sample(partial(_append, made, stage, i)))
         i += 1
-    return [undisturbed(taken) for taken in spent]
+    return [choose_samples(taken) for taken in spent]
 
 
 def _append(made: list[Any], stage: Callable[[int, Any], Any], repeat: int) -> None:
-    """What stages before returned stays, as giving its memory back takes time of its own."""
+    """Keep what earlier stages returned: giving its memory back would be timed too."""
     made.append(stage(repeat, made[-1]))
 
 
-def wanted(taken: Sequence[tuple[float, bool]], spent: float, seconds: float) -> bool:
+def needs_more(taken: Sequence[tuple[float, bool]], spent: float, seconds: float) -> bool:
     """Whether a point needs more samples: at least `FEWEST` clean ones, for ``seconds``."""
     clean = sum(good for _, good in taken)
     if len(taken) >= MOST:
@@ -230,7 +230,7 @@ def wanted(taken: Sequence[tuple[float, bool]], spent: float, seconds: float) ->
     return spent < seconds
 
 
-def undisturbed(taken: Sequence[tuple[float, bool]]) -> Samples:
+def choose_samples(taken: Sequence[tuple[float, bool]]) -> Samples:
     """The samples during which no other process took the core, where there are enough."""
     clean = tuple(seconds for seconds, good in taken if good)
     return Samples(clean if len(clean) >= CLEAN_ENOUGH else tuple(s for s, _ in taken))

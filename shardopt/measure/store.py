@@ -1,8 +1,8 @@
 """The store of measured rows: read, append, resume, versions, and what is wrong with a file.
 
 Rows are lines of CSV under a header, or a JSON object a line; a `RowKind` says what a line holds.
-`RowsFile` adds rows one at a time and has each on the disk before it goes on, so that a run that is
-killed continues from its file: the line that it was writing is cut off, and is measured again.
+`RowsFile` adds rows one at a time and writes each to the disk at once, so that a run that is killed
+continues from its file: the line that was cut off is measured again.
 Files that are not lists of rows but one JSON document are read by `read_json`.
 
 Why: docs/decisions/0034.

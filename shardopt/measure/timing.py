@@ -39,23 +39,23 @@ class Samples:
         return min(self.seconds) <= max(other.seconds) and min(other.seconds) <= max(self.seconds)
 
 
-def interleaved(
+def interleave(
     what: Mapping[str, Callable[[], float]],
     repeat: int,
-    started: Callable[[str, int], None] = lambda name, round_: None,
+    on_start: Callable[[str, int], None] = lambda name, round_: None,
 ) -> dict[str, Samples]:
     """Measure everything once a round, so that a busy machine disturbs all of it alike.
 
     Args:
         what: name -> a call that returns its seconds.
         repeat: rounds, >= 1. Each starts with another one, so that none is always first.
-        started: told the name and the round, from 0, before each call.
+        on_start: called with the name and the round, from 0, before each call.
     """
     names = list(what)
     samples: dict[str, list[float]] = {name: [] for name in names}
     for round_ in range(repeat):
         first = round_ % len(names)
         for name in names[first:] + names[:first]:
-            started(name, round_)
+            on_start(name, round_)
             samples[name].append(what[name]())
     return {name: Samples(tuple(seconds)) for name, seconds in samples.items()}

@@ -101,7 +101,7 @@ def shaped_hosts(link: Link, count: int = HOSTS) -> Iterator[list[Host]]:
     """Hosts joined by the link, for as long as the context lasts; also after errors none is left.
 
     Raises:
-        InputError: see `check_hosts`; or the system refuses, with its own words.
+        InputError: see `check_hosts`; or the system refuses, and why.
     """
     if count != HOSTS:
         raise InputError(f"a link joins {HOSTS} hosts, {count} are asked for")

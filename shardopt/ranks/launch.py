@@ -84,7 +84,7 @@ def run_ranks(
             `shardopt.ranks.rank.Rank` and a function that sends something to ``on_report``.
             It and its arguments must be picklable.
         local_world_size: ranks that count as one host; all of them if None.
-        link: makes every rank a host of its own, joined by such a link.
+        link: puts every rank on a separate host, joined by such a link.
         on_report: called with the rank and what it reported, in order.
         on_start: called with the process ids.
         silence_s: without any report for so long, the ranks count as hung.

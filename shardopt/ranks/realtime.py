@@ -37,7 +37,7 @@ def keep_freed_memory() -> None:
             libc.mallopt(option, size)
 
 
-def permitted() -> bool:
+def may_be_realtime() -> bool:
     """Whether this process may have real-time threads: root, CAP_SYS_NICE, or an rtprio limit."""
     allowed: list[bool] = []
     thread = threading.Thread(

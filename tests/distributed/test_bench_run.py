@@ -76,7 +76,7 @@ def test_a_death_keeps_what_is_finished_and_the_same_command_goes_on(tmp_path: P
             os.kill(pids[1], signal.SIGKILL)
 
     with pytest.raises(Exception, match="rank 1 died of signal SIGKILL") as caught:
-        run_bench(make_job(tmp_path, rounds=10_000), path, told=told, started=pids.extend)
+        run_bench(make_job(tmp_path, rounds=10_000), path, say=told, on_start=pids.extend)
     assert f"are finished and in {path}" in str(caught.value)
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     kept = read_rows(path)
@@ -89,7 +89,7 @@ def test_a_death_keeps_what_is_finished_and_the_same_command_goes_on(tmp_path: P
     assert rows is not None
     assert rows.rounds[:-1] == kept.rounds
     assert [measured["session"] for measured in rows.rounds] == [0] * (rounds - 1) + [1]
-    again = run_bench(make_job(tmp_path, rounds=rounds), path, started=pids.extend)
+    again = run_bench(make_job(tmp_path, rounds=rounds), path, on_start=pids.extend)
     assert again == rows
     assert len(pids) == 2, "nothing was left to measure"
 

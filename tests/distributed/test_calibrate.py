@@ -17,7 +17,7 @@ from shardopt.calibrate.design import phases
 from shardopt.calibrate.design import points as design
 from shardopt.calibrate.design.points import Point
 from shardopt.calibrate.profile.build import build_profile, profile_text
-from shardopt.calibrate.rows import PARTS, Measured
+from shardopt.calibrate.rows import PARTS, Measurement
 from shardopt.calibrate.worker import Job
 from shardopt.ranks import launch
 from shardopt.ranks.rank import RankDiedError
@@ -66,7 +66,7 @@ def test_every_table_of_a_model_is_looked_up_as_the_model_says() -> None:
     )
     model = Workload("mixed", 16, tables, DenseArch(1, (1,), (1,)), sha256="abc")
     points = [p for p in phases.alone(design.TINY, model, 2) if p.family == "model_lookup"]
-    seen: list[Measured] = []
+    seen: list[Measurement] = []
     run.run_job(Job(points, design.TINY, 1, "gloo", model=model), seen.append)
     assert [(row.point.params["table"], row.part) for row in seen] == [
         (key, part) for key in model.keys for part in PARTS["model_lookup"]
@@ -105,7 +105,7 @@ def test_a_rank_that_dies_keeps_what_was_measured(
     with pytest.raises(RankDiedError, match=r"rank 0 died of signal SIGKILL") as caught:
         run.measure(asked, say)
     assert f"{asked.rows} keeps what was measured" in str(caught.value)
-    assert len(run.opened(asked, say).rows) >= 2
+    assert len(run.open_rows(asked, say).rows) >= 2
 
 
 CALIBRATE = """

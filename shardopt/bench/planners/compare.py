@@ -1,4 +1,4 @@
-"""How long planning takes, ours beside TorchRec's planner, and what the two plans are worth."""
+"""How long our search and TorchRec's planner take, and what the two plans are worth."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from search.problem import Problem, Result
 from search.solve import solve
 from search.stop import Stop
 from shardopt.measure.machine import machine
-from shardopt.measure.timing import Samples, interleaved
+from shardopt.measure.timing import Samples, interleave
 from shardopt.torchrec.planning.torchrec_planner import (
     TorchRecAnswer,
     plan_with_torchrec,
@@ -33,7 +33,7 @@ PACKAGES = Path(__file__).resolve().parents[3]
 
 
 class CommandError(ShardoptError):
-    """`shardopt plan` did not end well in a process of its own."""
+    """`shardopt plan`, run as a separate process, failed."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ class Comparison:
 
 
 def compare(
-    settings: ComparisonSettings, started: Callable[[str, int], None] = lambda name, round_: None
+    settings: ComparisonSettings, on_start: Callable[[str, int], None] = lambda name, round_: None
 ) -> Comparison:
-    """Run both planners, and the command, in turns.
+    """Run both planners and the command, alternating.
 
     Raises:
         InfeasibleError: shardopt finds no plan that fits.
@@ -104,7 +104,7 @@ def compare(
     where = machine()
     runs = _Runs(settings)
     calls = {SEARCH: runs.search, COMMAND: runs.command, TORCHREC: runs.torchrec}
-    times = interleaved(calls, settings.repeat, started)
+    times = interleave(calls, settings.repeat, on_start)
     problem, result, answer = settings.problem, runs.results[-1], runs.answers[-1]
     return Comparison(
         times,
@@ -143,7 +143,7 @@ class _Runs:
         seconds = time.perf_counter() - start
         if done.returncode:
             raise CommandError(
-                f"'shardopt plan' ended with exit code {done.returncode} in a process of its own: "
+                f"'shardopt plan', run as a process, ended with exit code {done.returncode}: "
                 f"{done.stderr.strip() or 'no message'}"
             )
         return seconds

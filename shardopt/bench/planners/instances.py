@@ -166,8 +166,8 @@ def _fill_up(
         tables[index] = replace(tables[index], num_embeddings=rows + more)
 
 
-class Drawn(NamedTuple):
-    """One table: rows, columns, mean ids a sample, and the exponent of their Zipf law."""
+class DrawnTable(NamedTuple):
+    """One table: rows, columns, mean ids a sample, and their Zipf exponent."""
 
     rows: int
     dim: int
@@ -175,13 +175,13 @@ class Drawn(NamedTuple):
     alpha: float
 
 
-def draw_table(rng: random.Random) -> Drawn:
+def draw_table(rng: random.Random) -> DrawnTable:
     """The next table of a stream."""
     rows = three_digits(lognormal(rng, MEDIAN_ROWS, SIGMA_ROWS, ROWS))
     dim = DIMS[int(rng.random() * len(DIMS))]
     pooling = round(lognormal(rng, MEDIAN_POOLING, SIGMA_POOLING, POOLING), 1)
     alpha = round(ALPHA[0] + rng.random() * (ALPHA[1] - ALPHA[0]), 2)
-    return Drawn(rows, dim, pooling, alpha)
+    return DrawnTable(rows, dim, pooling, alpha)
 
 
 def lognormal(

@@ -13,7 +13,7 @@ from shardopt.measure.store import RowKind
 TORCHREC, SHARDOPT, RANDOM = "torchrec", "shardopt", "random"
 RATED, RATED_SAME = "shardopt on torchrec's cost", "shardopt on torchrec's cost and options"
 OURS = (RATED_SAME, RATED, SHARDOPT)
-"""Names of planners that others are told about; `shardopt.bench.planners.run` has them all."""
+"""Planners that other modules name; `shardopt.bench.planners.run` has them all."""
 NO_PLAN, KILLED = "no plan", "killed"
 """How a planner ended that found none, and one that was ended from outside."""
 

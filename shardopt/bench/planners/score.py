@@ -16,7 +16,7 @@ from search.problem import Problem
 from search.space.build import reduced_space
 from search.space.option import Choice, Option
 from search.surrogate import Surrogate
-from shardopt.measure.timing import Samples, interleaved
+from shardopt.measure.timing import Samples, interleave
 
 PLANS = "random plans"
 MOVES = "plans with one table or shard moved"
@@ -81,7 +81,7 @@ def measure(problem: Problem, count: int, repeat: int, seed: int) -> Scores:
     }
     for score in kinds.values():
         score()
-    return Scores(count, interleaved({name: _timed(run) for name, run in kinds.items()}, repeat))
+    return Scores(count, interleave({name: _timed(run) for name, run in kinds.items()}, repeat))
 
 
 def _timed(run: Callable[[], object]) -> Callable[[], float]:

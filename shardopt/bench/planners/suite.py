@@ -35,7 +35,7 @@ from shardopt.config.values import choice, flag, real, whole
 from shardopt.files import decode, read_bytes
 from shardopt.measure.machine import machine
 from shardopt.measure.store import read_rows, write_rows
-from shardopt.ranks.limited import CallError, Limited, OutOfTime
+from shardopt.ranks.calls import CallError, CallServer, OutOfTime
 
 GRACE_S = 20.0
 """A call is killed this long after its limit: TorchRec looks at the clock between proposals."""
@@ -133,7 +133,7 @@ def _group(group: object, index: int, problems: Problems) -> list[Instance]:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SuiteSelection:
     """What of a suite to run.
 
     Args:
@@ -165,49 +165,51 @@ def check_planners(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def run_suite(
-    suite: Suite, rows: Path, wanted: Wanted, told: Callable[[str], None]
+    suite: Suite, rows: Path, selection: SuiteSelection, say: Callable[[str], None]
 ) -> list[SearchRow]:
     """Run what is not among the rows yet, and write each row as soon as it is known.
 
     Args:
-        told: a line before each call, and one after.
+        say: a line before each call, and one after.
 
     Raises:
-        InputError: nothing is wanted, or the rows cannot be read or written.
+        InputError: the selection is empty, or the rows cannot be read or written.
     """
-    instances = [i for i in suite.instances if fnmatch.fnmatch(i.name, wanted.only or "*")]
+    instances = [i for i in suite.instances if fnmatch.fnmatch(i.name, selection.only or "*")]
     if not instances:
         names = ", ".join(i.name for i in suite.instances)
-        raise InputError(f"{wanted.only!r} matches none of the instances {names}", inputs=("only",))
+        raise InputError(
+            f"{selection.only!r} matches none of the instances {names}", inputs=("only",)
+        )
     found = (
         {(r.instance, r.planner): r for r in read_rows(rows, SEARCH_ROWS)} if rows.exists() else {}
     )
-    limited = Limited(["shardopt.bench.planners.run"])
+    limited = CallServer(["shardopt.bench.planners.run"])
     todo = [
         (instance, planner)
         for instance in instances
-        for planner in wanted.planners or tuple(PLANNERS)
+        for planner in selection.planners or tuple(PLANNERS)
         if (instance.name, planner) not in found
     ]
     for at, (instance, planner) in enumerate(todo, start=1):
         ran = {name: row for (of, name), row in found.items() if of == instance.name}
-        settings = _settings_for(suite, wanted, planner, ran)
+        settings = _settings_for(suite, selection, planner, ran)
         if settings is None:
-            told(
+            say(
                 f"{instance.name}: {planner} waits for the rows of {SHARDOPT} and {RATED}, "
                 "whose times it gets"
             )
             continue
-        told(f"{at} of {len(todo)}: {instance.name}, {planner}")
+        say(f"{at} of {len(todo)}: {instance.name}, {planner}")
         row = _row(instance, planner, _outcome(limited, planner, instance, settings))
         found[instance.name, planner] = row
         write_rows(rows, SEARCH_ROWS, list(_ordered(suite, found)))
-        told(f"    {_said(row)}")
+        say(f"    {_describe(row)}")
     return list(_ordered(suite, found))
 
 
 def _settings_for(
-    suite: Suite, wanted: Wanted, planner: str, ran: Mapping[str, SearchRow]
+    suite: Suite, selection: SuiteSelection, planner: str, ran: Mapping[str, SearchRow]
 ) -> PlannerSettings | None:
     """What the planner gets; None if its time is not known yet.
 
@@ -225,11 +227,11 @@ def _settings_for(
         limits = (suite.torchrec_limit_s, None)
     elif planner.startswith(TORCHREC):
         limits = (suite.variant_limit_s, None)
-    return PlannerSettings(*limits, wanted.effort, wanted.seed)
+    return PlannerSettings(*limits, selection.effort, selection.seed)
 
 
 def _outcome(
-    limited: Limited, planner: str, instance: Instance, settings: PlannerSettings
+    limited: CallServer, planner: str, instance: Instance, settings: PlannerSettings
 ) -> Outcome:
     limit = None
     if settings.limit_s is not None:
@@ -277,8 +279,8 @@ def _ordered(suite: Suite, found: dict[tuple[str, str], SearchRow]) -> Iterator[
     )
 
 
-def _said(row: SearchRow) -> str:
-    """The row in words."""
+def _describe(row: SearchRow) -> str:
+    """A row in words."""
     if row.iteration_ms is None and row.rating_ms is None:
         why = {NO_PLAN: "found no plan", KILLED: "was ended without a plan"}
         return f"{why.get(row.ended, 'has no plan that fits')} in {row.seconds:.1f} s"

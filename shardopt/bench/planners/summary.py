@@ -28,8 +28,8 @@ MUCH = 0.01
 
 
 @dataclass(frozen=True)
-class Against:
-    """Ours beside one other planner, over all instances that both have run.
+class HeadToHead:
+    """Ours against one other planner, over all instances that both have run.
 
     Args:
         instances: that both have run; ``answered``: on which both have a plan that fits.
@@ -114,7 +114,7 @@ def against(
     ours: Callable[[InstanceRows], float | None],
     value: Value,
     needs: str,
-) -> Against:
+) -> HeadToHead:
     """Ours against one planner by one objective.
 
     Args:
@@ -134,7 +134,7 @@ def against(
         gains.append(0.0 if abs(gain) <= SAME else gain)
         if gains[-1] < 0:
             worse.append(name)
-    return Against(
+    return HeadToHead(
         planner,
         len(both),
         len(gains),

@@ -26,7 +26,7 @@ THEIRS, OURS, SHIPPED = "torchrec", "shardopt", "shardopt_shipped_profile"
 up to a renaming of ranks."""
 
 
-def planners_plans(settings: TaskSetSettings, seed: int) -> Task:
+def draw_planners_task(settings: TaskSetSettings, seed: int) -> Task:
     """The model of a task, with what each planner makes of it; TorchRec's plan is the first.
 
     Raises:

@@ -36,7 +36,7 @@ REMEDY = "restore it, or measure into another folder"
 Say = Callable[[str], None]
 
 
-def random_task(settings: TaskSetSettings, seed: int) -> Task:
+def draw_random_task(settings: TaskSetSettings, seed: int) -> Task:
     """A task with a dozen plans of every structure."""
     return draw_task(
         seed, world_size=settings.world_size, local_world_size=settings.local_world_size
@@ -63,7 +63,7 @@ class TaskSetSettings:
     block: int = 6
     world_size: int = 2
     link_gbit_s: float | None = None
-    draw: Callable[[TaskSetSettings, int], Task] = random_task
+    draw: Callable[[TaskSetSettings, int], Task] = draw_random_task
 
     @property
     def local_world_size(self) -> int:
@@ -231,7 +231,7 @@ def _measure(settings: TaskSetSettings, title: str, seed: int, path: Path, say: 
     if path.exists() and len(read_rows(path).rounds) >= settings.rounds:
         say(f"{title}: complete")
         return
-    run_bench(_job(settings, seed), path, told=lambda text: say(f"{title}: {text}"))
+    run_bench(_job(settings, seed), path, say=lambda text: say(f"{title}: {text}"))
 
 
 def _job(settings: TaskSetSettings, seed: int) -> Job:

@@ -43,11 +43,11 @@ SPARE = (
     "table_wise_by_bytes",
     "table_wise_round_robin",
 )
-"""Structures that have a like among the others; some are left out of every task, in turns."""
+"""Structures similar to others; every task leaves out some of them, by its seed."""
 
 
 @dataclass(frozen=True)
-class Found:
+class TaskPlans:
     """Plans by name, the best first, and its predicted time."""
 
     plans: dict[str, ShardingPlan]
@@ -62,7 +62,7 @@ def quick_ms(workload: Workload, topology: Topology, hardware: HardwareProfile) 
 
 def task_plans(
     seed: int, workload: Workload, topology: Topology, hardware: HardwareProfile
-) -> Found | None:
+) -> TaskPlans | None:
     """The plans of a task; None where too few are close to the best.
 
     Args:
@@ -87,7 +87,7 @@ def task_plans(
         return None
     order = sorted(kept, key=lambda name: name != best)
     made = {name: plan_of(workload, topology, kept[name]) for name in order}
-    return Found(made, best_ms)
+    return TaskPlans(made, best_ms)
 
 
 def _near(

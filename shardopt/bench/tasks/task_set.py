@@ -26,7 +26,7 @@ from shardopt.bench.rows import BenchRows
 from shardopt.bench.rows import read_rows as read_bench
 from shardopt.calibrate.design.phases import REFERENCE_KERNELS as KERNELS
 from shardopt.calibrate.profile.build import Calibrated, build_profile
-from shardopt.calibrate.rows import Measured, Origin
+from shardopt.calibrate.rows import Measurement, Origin
 from shardopt.calibrate.rows import read_rows as read_calibration
 from shardopt.config import load_model
 from shardopt.measure.store import read_json
@@ -151,7 +151,9 @@ def load_task_set(folder: Path) -> TaskSet:
     )
 
 
-def _reference(path: Path, measured: list[Measured], link_gbit_s: float | None) -> dict[str, float]:
+def _reference(
+    path: Path, measured: list[Measurement], link_gbit_s: float | None
+) -> dict[str, float]:
     try:
         return calibration_reference(measured, link_gbit_s)
     except InputError as error:
@@ -260,7 +262,7 @@ def _time(text: str, where: str) -> datetime:
 
 
 def calibration_reference(
-    rows: Sequence[Measured], link_gbit_s: float | None = None
+    rows: Sequence[Measurement], link_gbit_s: float | None = None
 ) -> dict[str, float]:
     """Median over start, middle and end of the calibration, ms, by kernel.
 

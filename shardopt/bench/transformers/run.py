@@ -14,7 +14,7 @@ from shardopt.bench.transformers.worker import time_rounds
 from shardopt.files import atomic_write_text
 from shardopt.measure.machine import environment
 from shardopt.ranks.launch import run_ranks
-from shardopt.ranks.realtime import permitted
+from shardopt.ranks.realtime import may_be_realtime
 
 RANKS = (1, 2)
 
@@ -39,7 +39,7 @@ def run_transformers(
     if not (folder / OPS).exists():
         told("ops of every shape, without running them")
         write_ops(folder, list_steps())
-        about = {"realtime": permitted(), **environment("gloo")}
+        about = {"realtime": may_be_realtime(), **environment("gloo")}
         atomic_write_text(folder / MACHINE, json.dumps(about, indent=1) + "\n")
     for count in ranks:
         done = len(rounds_of(folder, count).rows)

@@ -1,8 +1,8 @@
 """What `calibrate` measures on a GPU: as on a CPU, over the range that training on GPUs has.
 
-Each lookup point varies what one constant of the law answers to: batches from a fraction of a wave
-to many, widths around a warp's, tables on both sides of the L2, skew, tables a launch, weights,
-optimizers, and tables in host memory with and without a cache.
+Each lookup point varies what one constant of the kernel model depends on: batches from a fraction
+of a wave to many, widths around a warp's, tables on both sides of the L2, skew, tables a launch,
+weights, optimizers, and tables in host memory with and without a cache.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROWS = (1e4, 1e7)
 ALPHAS = (0.0, 0.8, 1.05, 1.2)
 """Zipf exponents: uniform ids, and from mild to strong skew."""
 TABLES = (1, 1, 4, 16)
-"""Tables of one launch; half of the launches have one, which tells the terms apart."""
+"""Tables of one launch; half of the launches have one, which separates the terms."""
 DTYPES = ("fp32", "fp32", "fp16")
 OPTIMIZERS = ("exact_row_wise_adagrad", "exact_row_wise_adagrad", "exact_sgd", "adam")
 MAX_IDS = 8_000_000

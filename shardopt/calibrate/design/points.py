@@ -87,7 +87,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Table:
+class LookupTable:
     """One table of a TBE point."""
 
     rows: int
@@ -119,15 +119,17 @@ def _lookup(u: NDArray[np.float64], index: int) -> dict[str, Any]:
     batch = round(logarithmic(u[1], *BATCH))
     tables = [_table((u[2:] + j * ROTATION) % 1.0, count) for j in range(count)]
     share = min(1.0, MAX_IDS / (batch * sum(t.pooling for t in tables)))
-    kept = [Table(t.rows, t.dim, round(max(t.pooling * share, 0.1), 2), t.alpha) for t in tables]
+    kept = [
+        LookupTable(t.rows, t.dim, round(max(t.pooling * share, 0.1), 2), t.alpha) for t in tables
+    ]
     return {"batch": batch, "tables": [asdict(t) for t in kept]}
 
 
-def _table(u: NDArray[np.float64], count: int) -> Table:
+def _table(u: NDArray[np.float64], count: int) -> LookupTable:
     dim = DIMS[int(u[0] * len(DIMS))]
     most = MAX_TABLE_BYTES / (count * dim * WEIGHT_BYTES)
     skew = max(0.0, (float(u[3]) - UNIFORM_SHARE) / (1 - UNIFORM_SHARE))
-    return Table(
+    return LookupTable(
         rows=round(min(logarithmic(u[1], *ROWS), most)),
         dim=dim,
         pooling=logarithmic(u[2], *POOLING),

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardopt.calibrate.design.points import Point
-from shardopt.calibrate.rows import Measured, measured
+from shardopt.calibrate.rows import Measurement, row_of_samples
 from shardopt.measure.sampling import WARM_UP, Timer
 from shardopt.measure.timing import Samples
 
@@ -47,7 +47,7 @@ class Ranks:
 
 def measure_blocks(
     points: Sequence[Point], among: Ranks, rounds: int
-) -> Iterator[tuple[Point, Measured]]:
+) -> Iterator[tuple[Point, Measurement]]:
     """Rows block by block; every rank must run this, all get the same rows."""
     for first in range(0, len(points), POINTS_PER_BLOCK):
         block = points[first : first + POINTS_PER_BLOCK]
@@ -65,7 +65,7 @@ def measure_blocks(
         last_out = _over_ranks(left, among, latest=among.one_clock)
         for point, begins, ends in zip(block, last_in, last_out, strict=True):
             taken = (end - begin for begin, end in zip(begins, ends, strict=True))
-            yield point, measured(point, Samples(tuple(taken)))
+            yield point, row_of_samples(point, Samples(tuple(taken)))
 
 
 def _entered_and_left(call: Callable[[], object], among: Ranks, op: str) -> tuple[float, float]:

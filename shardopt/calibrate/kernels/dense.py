@@ -7,13 +7,13 @@ from functools import partial
 from typing import Any
 
 from shardopt.calibrate.design.points import Point
-from shardopt.calibrate.rows import Measured, measured
+from shardopt.calibrate.rows import Measurement, row_of_samples
 from shardopt.measure.sampling import Timer
 
 DTYPES = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
-def measure_gemm(point: Point, timer: Timer, seconds: float) -> list[Measured]:
+def measure_gemm(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
     """``[m, k] @ [k, n]``, operands laid out as a linear layer's forward or backward has them.
 
     Layout addmm is its whole forward, with a bias.
@@ -36,10 +36,10 @@ def measure_gemm(point: Point, timer: Timer, seconds: float) -> list[Measured]:
     torch.set_float32_matmul_precision("high" if p["dtype"] == "tf32" else "highest")
     taken = timer.samples(lambda: call(a, b), seconds)
     torch.set_float32_matmul_precision("highest")
-    return [measured(point, taken)]
+    return [row_of_samples(point, taken)]
 
 
-def measure_elementwise(point: Point, timer: Timer, seconds: float) -> list[Measured]:
+def measure_elementwise(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
     """A kernel that does little but move memory; its fact is the bytes read and written."""
     import torch
 
@@ -54,22 +54,22 @@ def measure_elementwise(point: Point, timer: Timer, seconds: float) -> list[Meas
     }
     x2 = torch.ones_like(x)
     passes, call = calls[point.params["op"]]
-    return [measured(point, timer.samples(call, seconds), bytes_moved=passes * size)]
+    return [row_of_samples(point, timer.samples(call, seconds), bytes_moved=passes * size)]
 
 
-def measure_streaming(point: Point, timer: Timer, seconds: float) -> list[Measured]:
+def measure_streaming(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
     """Memory read once, and next to nothing written."""
     import torch
 
     x = torch.ones(point.params["bytes"] // 4, device=timer.device)
-    return [measured(point, timer.samples(x.sum, seconds))]
+    return [row_of_samples(point, timer.samples(x.sum, seconds))]
 
 
-def measure_copy_h2d(point: Point, timer: Timer, seconds: float) -> list[Measured]:
+def measure_copy_h2d(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
     """A copy from page-locked host memory to the device."""
     import torch
 
     there = torch.empty(point.params["bytes"] // 4, device=timer.device)
     here = torch.ones(there.shape, pin_memory=timer.device == "cuda")
     taken = timer.samples(lambda: there.copy_(here, non_blocking=True), seconds)
-    return [measured(point, taken)]
+    return [row_of_samples(point, taken)]

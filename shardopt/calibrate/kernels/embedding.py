@@ -10,8 +10,8 @@ import numpy as np
 
 from predictor.model.plan import ComputeKernel
 from shardopt.calibrate.design.points import Point
-from shardopt.calibrate.rows import PARTS, Measured, measured
-from shardopt.measure.sampling import Timer, in_turns, passes
+from shardopt.calibrate.rows import PARTS, Measurement, row_of_samples
+from shardopt.measure.sampling import Timer, sample_passes, sample_stages
 
 BATCHES = 4
 """Distinct batches in turn: one batch again and again would find its rows in the caches."""
@@ -24,14 +24,14 @@ MOST_WARMING = 400
 """Batches."""
 
 
-def measure_lookup(point: Point, timer: Timer, seconds: float) -> list[Measured]:
+def measure_lookup(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
     """Rows ``forward`` and ``backward`` of one TBE.
 
     Their facts: per table ``[rows, dim, bags, ids, distinct rows]``, means over the batches.
     """
     launch = Launch(point.params, timer.device)
     batches = [launch.draw() for _ in range(BATCHES)]
-    forward, backward = passes(
+    forward, backward = sample_passes(
         timer,
         lambda i: launch.tbe(*batches[i % BATCHES].arguments),
         lambda output: output.backward(launch.gradient),
@@ -39,15 +39,15 @@ def measure_lookup(point: Point, timer: Timer, seconds: float) -> list[Measured]
     )
     facts = launch.facts(batches)
     return [
-        measured(point, forward, "forward", tables=facts),
-        measured(point, backward, "backward", tables=facts),
+        row_of_samples(point, forward, "forward", tables=facts),
+        row_of_samples(point, backward, "backward", tables=facts),
     ]
 
 
-def measure_cached(point: Point, timer: Timer, seconds: float) -> list[Measured]:
+def measure_cached(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
     """Rows ``prefetch``, ``forward`` and ``backward`` of one TBE with a cache, facts as of lookups.
 
-    Every repeat looks up a batch of its own, after as many others as fill the cache several times:
+    Every repeat looks up another batch, after as many others as fill the cache several times:
     a ring of few batches would be in the cache as a whole, and fetch nothing.
     """
     launch = Launch(point.params, timer.device)
@@ -73,13 +73,13 @@ def measure_cached(point: Point, timer: Timer, seconds: float) -> list[Measured]
         made: Any = None
         for stage in stages:
             made = stage(i, made)
-    spent = in_turns(timer, stages, seconds)[1:]
+    spent = sample_stages(timer, stages, seconds)[1:]
     parts = zip(PARTS["lookup_cached"], spent, strict=True)
-    return [measured(point, samples, part, tables=facts) for part, samples in parts]
+    return [row_of_samples(point, samples, part, tables=facts) for part, samples in parts]
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnLookup:
     """What one batch asks of a TBE.
 
     Args:
@@ -99,7 +99,7 @@ class Launch:
 
         self.params, self.device = params, device
         self.generator = torch.Generator(device).manual_seed(0)
-        self.tables = [_Table(table, device) for table in params["tables"]]
+        self.tables = [_DrawnTable(table, device) for table in params["tables"]]
         others: dict[str, Any] = {}
         if "cache_load_factor" in params:
             others["cache_load_factor"] = params["cache_load_factor"]
@@ -120,7 +120,7 @@ class Launch:
         width = sum(table["dim"] for table in self.params["tables"])
         return torch.full((self.params["batch"], width), 1e-3, device=self.device)
 
-    def draw(self) -> Drawn:
+    def draw(self) -> DrawnLookup:
         """One more batch."""
         import torch
 
@@ -128,12 +128,12 @@ class Launch:
         ids = torch.cat([ids for ids, _ in drawn])
         offsets = torch.cat([ids.new_zeros(1), torch.cat([n for _, n in drawn]).cumsum(0)])
         weights = (torch.full_like(ids, 0.5, dtype=torch.float32),)
-        return Drawn(
+        return DrawnLookup(
             (ids, offsets, *(weights if self.params.get("weighted", False) else ())),
             [(ids.numel(), int(torch.unique(ids).numel())) for ids, _ in drawn],
         )
 
-    def facts(self, batches: list[Drawn]) -> list[list[float]]:
+    def facts(self, batches: list[DrawnLookup]) -> list[list[float]]:
         """``[tables, 5]``: rows, dim, bags; ids and distinct rows as counted."""
         means = np.mean([batch.counts for batch in batches], axis=0)
         return [
@@ -185,7 +185,7 @@ def make_tbe(
     return tbe
 
 
-class _Table:
+class _DrawnTable:
     """Draws the ids of one table."""
 
     def __init__(self, params: dict[str, Any], device: str) -> None:

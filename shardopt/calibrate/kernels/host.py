@@ -7,7 +7,7 @@ from typing import Any
 
 from predictor.units import GIB, MIB
 from shardopt.calibrate.design.points import Point
-from shardopt.calibrate.rows import Measured, measured
+from shardopt.calibrate.rows import Measurement, row_of_samples
 from shardopt.measure.sampling import CpuTimer, Timer
 from shardopt.measure.timing import Samples
 
@@ -18,7 +18,7 @@ MIX, MIX_LAUNCHES = 5, 3
 TRIPS_PER_SAMPLE = 20
 
 
-def measure_host(point: Point, timer: Timer, seconds: float) -> list[Measured]:
+def measure_host(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
     """Mean time of one of many, on the host's clock.
 
     ``op``: a small op recorded for the backward, over a mix of five; ``op_on_host``: the same on
@@ -52,7 +52,7 @@ def measure_host(point: Point, timer: Timer, seconds: float) -> list[Measured]:
     facts: dict[str, Any] = {}
     if what == "op" and timer.device == "cuda":
         facts["device"] = _device()
-    return [measured(point, Samples(tuple(t / repeats for t in taken)), "", **facts)]
+    return [row_of_samples(point, Samples(tuple(t / repeats for t in taken)), "", **facts)]
 
 
 def _device() -> dict[str, float]:

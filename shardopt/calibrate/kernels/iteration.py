@@ -1,4 +1,4 @@
-"""Near-empty iterations of real TorchRec, all models in one process group, in turns.
+"""Near-empty iterations of real TorchRec, alternating between models in one process group.
 
 A sample is one iteration of one rank: its period, what its main thread computed (on a CPU that
 includes the backward) and what all its threads did, gloo's among them. Where a real model looks up
@@ -17,7 +17,7 @@ from typing import Any
 
 from shardopt.calibrate.design.near_empty import near_empty
 from shardopt.calibrate.design.points import Point, Size
-from shardopt.calibrate.rows import Measured, measured
+from shardopt.calibrate.rows import Measurement, row_of_samples
 from shardopt.measure.sampling import BRIEF_FLUSH_BYTES, CpuTimer
 from shardopt.measure.timing import Samples
 from shardopt.ranks.realtime import hasten_gloo
@@ -30,7 +30,7 @@ WARM_UP_ROUNDS = 3
 Marks = dict[str, list[float]]
 
 
-def measure_iterations(points: Sequence[Point], device: Any, size: Size) -> Iterator[Measured]:
+def measure_iterations(points: Sequence[Point], device: Any, size: Size) -> Iterator[Measurement]:
     """Rows ``wall``, ``cpu`` and ``process`` of every point; all ranks have to call it."""
     import torch.distributed as dist
 
@@ -60,7 +60,7 @@ def measure_iterations(points: Sequence[Point], device: Any, size: Size) -> Iter
         facts = {"types": len(point.params["plan"].split("+")), "block": BLOCK}
         for clock in CLOCKS:
             seconds = [s for rank in ranks for s in rank[i][clock]]
-            yield measured(point, Samples(tuple(seconds)), clock, **facts)
+            yield row_of_samples(point, Samples(tuple(seconds)), clock, **facts)
 
 
 def _training(point: Point, device: Any) -> Any:
@@ -77,7 +77,7 @@ def _training(point: Point, device: Any) -> Any:
 
 
 class _Flush:
-    """Displaces the caches' content amid an iteration, and keeps account of its own time."""
+    """Empties the caches in the middle of an iteration, and counts the time that this takes."""
 
     def __init__(self, timer: CpuTimer) -> None:
         self.timer = timer

@@ -10,16 +10,16 @@ import numpy as np
 from predictor.model.workload import Optimizer, Table, Workload
 from shardopt.calibrate.design.points import Point
 from shardopt.calibrate.kernels.embedding import BATCHES, make_tbe
-from shardopt.calibrate.rows import Measured, measured
-from shardopt.measure.sampling import Timer, passes
+from shardopt.calibrate.rows import Measurement, row_of_samples
+from shardopt.measure.sampling import Timer, sample_passes
 
 
 def measure_model_lookup(
     model: Workload, point: Point, timer: Timer, seconds: float
-) -> list[Measured]:
+) -> list[Measurement]:
     """Rows ``forward`` and ``backward`` of one whole table that serves the samples of all ranks.
 
-    Facts as of a lookup with one table, and what its kernels depend on beside.
+    Facts as of a lookup with one table, and what else its kernels depend on.
     """
     import torch
 
@@ -37,20 +37,20 @@ def measure_model_lookup(
         i = repeat % BATCHES
         return tbe(*inputs[i]), gradients[i]
 
-    spent = passes(timer, forward, lambda made: made[0].backward(made[1]), seconds)
+    spent = sample_passes(timer, forward, lambda made: made[0].backward(made[1]), seconds)
     ids = float(np.mean([sparse.values().numel() for sparse in ring]))
     distinct = float(np.mean([len(np.unique(sparse.values().numpy())) for sparse in ring]))
     bags = samples * len(table.features)
     facts = [[table.num_embeddings, table.embedding_dim, bags, ids, distinct]]
     parts = zip(("forward", "backward"), spent, strict=True)
-    beside = {
+    others = {
         "dtype": table.data_type,
         "optimizer": _optimizer(table),
         "weighted": table.weighted,
         "pooled": table.is_pooled,
         "mean": table.pooling == "mean",
     }
-    return [measured(point, samples, part, tables=facts, **beside) for part, samples in parts]
+    return [row_of_samples(point, samples, part, tables=facts, **others) for part, samples in parts]
 
 
 def _input(sparse: Any, device: str) -> tuple[Any, ...]:

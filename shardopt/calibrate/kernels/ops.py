@@ -7,14 +7,14 @@ from typing import Any
 
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 from shardopt.calibrate.design.points import Point
-from shardopt.calibrate.rows import Measured, measured
-from shardopt.measure.sampling import Timer, passes
+from shardopt.calibrate.rows import Measurement, row_of_samples
+from shardopt.measure.sampling import Timer, sample_passes
 
 ROWS = 100_000
 LONG_BYTES, FLOAT_BYTES = 8, 4
 
 
-def measure_jagged(point: Point, timer: Timer, seconds: float) -> list[Measured]:
+def measure_jagged(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
     """A KeyedJaggedTensor permuted, bucketized (as row-wise shards need it), split or joined.
 
     Facts: features, bags, ids, and their bytes once.
@@ -62,7 +62,7 @@ def measure_jagged(point: Point, timer: Timer, seconds: float) -> list[Measured]
         "ids": values.numel(),
         "bytes": LONG_BYTES * (lengths.numel() + values.numel()),
     }
-    return [measured(point, timer.samples(calls[p["op"]], seconds), **facts)]
+    return [row_of_samples(point, timer.samples(calls[p["op"]], seconds), **facts)]
 
 
 def _sparse(params: dict[str, Any], device: str) -> Any:
@@ -77,7 +77,7 @@ def _sparse(params: dict[str, Any], device: str) -> Any:
     return synthetic_batch(workload).sparse[tables[0].module].to(device)
 
 
-def measure_pooled(point: Point, timer: Timer, seconds: float) -> list[Measured]:
+def measure_pooled(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
     """Pooled embeddings reordered (as column-wise shards need it), joined, or taken apart.
 
     Facts: pieces, and the bytes of all of them once.
@@ -103,7 +103,7 @@ def _permuted(whole: Any, dims: list[int]) -> Any:
     return PermutePooledEmbeddings(dims, backwards, whole.device)(whole)
 
 
-def measure_interaction(point: Point, timer: Timer, seconds: float) -> list[Measured]:
+def measure_interaction(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
     """Dot products of all pairs of vectors: the batched product alone, or the whole layer."""
     import torch
 
@@ -131,7 +131,7 @@ def _differentiated(
     timer: Timer,
     seconds: float,
     facts: dict[str, Any],
-) -> list[Measured]:
+) -> list[Measurement]:
     import torch
 
     made = forward()
@@ -142,12 +142,12 @@ def _differentiated(
         # not .backward(), which would add to the gradient of the sample before
         return torch.autograd.grad(made, inputs, gradients)
 
-    spent = passes(timer, lambda _: forward(), backward, seconds)
+    spent = sample_passes(timer, lambda _: forward(), backward, seconds)
     rows = zip(("forward", "backward"), spent, strict=True)
-    return [measured(point, samples, part, **facts) for part, samples in rows]
+    return [row_of_samples(point, samples, part, **facts) for part, samples in rows]
 
 
-def measure_optimizer(point: Point, timer: Timer, seconds: float) -> list[Measured]:
+def measure_optimizer(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
     """A step over the weights and biases of square layers; facts: tensors and their elements."""
     import torch
 
@@ -161,4 +161,4 @@ def measure_optimizer(point: Point, timer: Timer, seconds: float) -> list[Measur
     optimizer = DENSE_OPTIMIZERS[point.params["op"]](weights, lr=0.01)
     elements = sum(weight.numel() for weight in weights)
     samples = timer.samples(optimizer.step, seconds)
-    return [measured(point, samples, tensors=len(weights), elements=elements)]
+    return [row_of_samples(point, samples, tensors=len(weights), elements=elements)]

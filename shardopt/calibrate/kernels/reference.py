@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from shardopt.calibrate.design.points import Point, Size
-from shardopt.calibrate.rows import Measured, measured
+from shardopt.calibrate.rows import Measurement, row_of_samples
 from shardopt.measure.timing import Samples
 
 
@@ -18,13 +18,13 @@ class References:
         self.device, self.size = device, size
         self._reference: Any = None
 
-    def rows(self, points: Sequence[Point]) -> Iterator[Measured]:
+    def rows(self, points: Sequence[Point]) -> Iterator[Measurement]:
         """A row a kernel, of all repeats of all ranks."""
         for _, kernels in groupby(points, key=lambda point: point.params["at"]):
             spent = self._measure()
             for point in kernels:
                 seconds = tuple(ms * 1e-3 for ms in spent[point.params["kernel"]])
-                yield measured(point, Samples(seconds))
+                yield row_of_samples(point, Samples(seconds))
 
     def _measure(self) -> dict[str, list[float]]:
         """Milliseconds of every repeat by the kernel's name."""

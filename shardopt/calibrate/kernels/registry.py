@@ -28,11 +28,11 @@ from shardopt.calibrate.kernels.ops import (
     measure_pooled,
 )
 from shardopt.calibrate.kernels.reference import References
-from shardopt.calibrate.rows import Measured
+from shardopt.calibrate.rows import Measurement
 from shardopt.measure.sampling import BRIEF_FLUSH_BYTES, Timer, timer_of
 from shardopt.ranks.realtime import hasten_gloo
 
-Measure = Callable[[Point, Timer, float], list[Measured]]
+Measure = Callable[[Point, Timer, float], list[Measurement]]
 ALONE: dict[str, Measure] = {
     "host": measure_host,
     "lookup": measure_lookup,
@@ -54,7 +54,7 @@ SHORT = 0.25
 
 def measure_alone(
     points: Sequence[Point], device: Any, size: Size, model: Workload | None = None
-) -> Iterator[Measured]:
+) -> Iterator[Measurement]:
     """Rows of kernels, point by point.
 
     Args:
@@ -83,7 +83,7 @@ def _give_back() -> None:
 
 def measure_together(
     points: Sequence[Point], device: Any, size: Size, hosts: int = 1
-) -> Iterator[Measured]:
+) -> Iterator[Measurement]:
     """Rows of what needs all ranks; every rank gets them.
 
     Args:
@@ -104,7 +104,7 @@ def measure_together(
 
 def _collectives(
     points: Sequence[Point], device: Any, size: Size, hosts: int
-) -> Iterator[Measured]:
+) -> Iterator[Measurement]:
     """Among all ranks, and among those of each host where there are several of both."""
     import torch.distributed as dist
 

@@ -12,13 +12,13 @@ from predictor.hardware.schema import HardwareProfile
 from shardopt.calibrate.profile.builder import Builder, Calibrated, Wiring
 from shardopt.calibrate.profile.cpu import CpuBuilder
 from shardopt.calibrate.profile.cuda import CudaBuilder
-from shardopt.calibrate.rows import Measured, Origin
+from shardopt.calibrate.rows import Measurement, Origin
 
 __all__ = ["Calibrated", "build_profile", "profile_text"]
 
 
 def build_profile(
-    rows: Sequence[Measured],
+    rows: Sequence[Measurement],
     origin: Origin,
     base: HardwareProfile,
     name: str,

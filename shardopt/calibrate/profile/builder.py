@@ -24,7 +24,7 @@ from shardopt.calibrate.design.phases import REFERENCE_KERNELS, TOGETHER
 from shardopt.calibrate.design.points import COLLECTIVE_OPS
 from shardopt.calibrate.profile.machine import source_on
 from shardopt.calibrate.profile.tables import curve_errors, curve_rows, less, span
-from shardopt.calibrate.rows import Measured, Origin
+from shardopt.calibrate.rows import Measurement, Origin
 
 MIN_REL_ERROR = 0.01
 MAX_REL_ERROR = 2.0
@@ -72,7 +72,7 @@ class Builder(ABC):
     """Fits family after family onto a base profile."""
 
     def __init__(
-        self, rows: Sequence[Measured], origin: Origin, base: HardwareProfile, wiring: Wiring
+        self, rows: Sequence[Measurement], origin: Origin, base: HardwareProfile, wiring: Wiring
     ) -> None:
         self.origin, self.wiring = origin, wiring
         self.rows = [row for row in rows if _of_wiring(row, wiring)]
@@ -83,14 +83,14 @@ class Builder(ABC):
         """Fit all families in an order that gives each fit what it needs."""
 
     @abstractmethod
-    def issued_us(self, rows: Sequence[Measured]) -> float:
+    def issued_us(self, rows: Sequence[Measurement]) -> float:
         """How much of the rows of collectives is the host's, which ops of the graph count."""
 
     @abstractmethod
-    def collective_us(self, rows: Sequence[Measured]) -> float:
+    def collective_us(self, rows: Sequence[Measurement]) -> float:
         """The host's time to issue a collective, where no other constant has it."""
 
-    def of(self, family: str, part: str = "", test: bool | None = None) -> list[Measured]:
+    def of(self, family: str, part: str = "", test: bool | None = None) -> list[Measurement]:
         """Rows of one family, fit or test or both."""
         return [
             row
@@ -107,7 +107,7 @@ class Builder(ABC):
     def group(
         self,
         group: Any,
-        fitted: Sequence[Measured],
+        fitted: Sequence[Measurement],
         held_out: HeldOut,
         also: str = "",
         ranges: Mapping[str, tuple[float, float]] | None = None,
@@ -141,12 +141,12 @@ class Builder(ABC):
             overheads = self.made.profile.overheads
             self.update(overheads=overheads.model_copy(update={"collective_us": collective_us}))
 
-    def issue_us(self, rows: Sequence[Measured]) -> float:
+    def issue_us(self, rows: Sequence[Measurement]) -> float:
         """Median time to issue a collective; 0 where there are no such rows."""
         issue = [r.median_us for r in rows if r.point.params["op"] == "issue"]
         return float(np.median(issue)) if issue else 0.0
 
-    def _wire(self, name: str, rows: list[Measured]) -> bool:
+    def _wire(self, name: str, rows: list[Measurement]) -> bool:
         """Fit the curves of one link; whether there were enough rows."""
         by_op = {op: [r for r in rows if r.point.params["op"] == op] for op in COLLECTIVE_OPS}
         if min(sum(not r.point.test for r in found) for found in by_op.values()) < 3:
@@ -155,14 +155,14 @@ class Builder(ABC):
         within = {op: getattr(self.made.profile.collectives.intra, op) for op in COLLECTIVE_OPS}
         curves, errors = {}, []
         for op, found in by_op.items():
-            beside = issued + (self._inner_us(within[op], op) if name == "inter" else 0.0)
+            outside = issued + (self._inner_us(within[op], op) if name == "inter" else 0.0)
             fit, test = (curve_rows([r for r in found if r.point.test == t]) for t in (0, 1))
-            curves[op] = fit_curve(less(fit, beside), op, reweightings=fit_cpu.REWEIGHTINGS)
-            held_out = HeldOut(curve_errors(curves[op], test, op, beside), len(fit.size_bytes))
+            curves[op] = fit_curve(less(fit, outside), op, reweightings=fit_cpu.REWEIGHTINGS)
+            held_out = HeldOut(curve_errors(curves[op], test, op, outside), len(fit.size_bytes))
             self.made.errors[self._label(name, op)] = held_out
             large = test.where(test.size_bytes >= LARGE_BYTES)
             self.made.errors[self._label(name, f"{op}, from 4 MiB")] = HeldOut(
-                curve_errors(curves[op], large, op, beside), len(fit.size_bytes)
+                curve_errors(curves[op], large, op, outside), len(fit.size_bytes)
             )
             errors.append(held_out)
         uneven = [r for r in rows if r.point.params["op"] == "all_to_all_uneven"]
@@ -185,7 +185,7 @@ class Builder(ABC):
         return latency_ms(curve, local) / units.us(1.0)
 
     def _put_wire(
-        self, name: str, rows: list[Measured], curves: dict[str, Any], held_out: HeldOut
+        self, name: str, rows: list[Measurement], curves: dict[str, Any], held_out: HeldOut
     ) -> None:
         base = self.made.profile
         spans = {
@@ -219,13 +219,13 @@ def _scored(held_out: HeldOut) -> str:
     return f"{said}, n {held_out.n}"
 
 
-def _is_between(row: Measured) -> bool:
+def _is_between(row: Measurement) -> bool:
     """Whether a collective joins several hosts."""
     params = row.point.params
     return "link_gbit_s" in params or params.get("hosts", 1) > 1
 
 
-def _of_wiring(row: Measured, wiring: Wiring) -> bool:
+def _of_wiring(row: Measurement, wiring: Wiring) -> bool:
     """Whether a row is of this wiring, where it is of any: other links have other curves."""
     family, params = row.point.family, row.point.params
     if family not in TOGETHER:

@@ -15,7 +15,7 @@ from shardopt.calibrate.profile.builder import FEWEST, Builder
 from shardopt.calibrate.profile.host import host_costs
 from shardopt.calibrate.profile.small_ops import batched_products, copies, gathers
 from shardopt.calibrate.profile.tables import by_tables, gemm_rows, memory_rows, span, tbe_rows
-from shardopt.calibrate.rows import PASSES, Measured
+from shardopt.calibrate.rows import PASSES, Measurement
 
 SMALL_BYTES = 1024
 """Up to it, the size of a message does not matter."""
@@ -117,16 +117,16 @@ class CpuBuilder(Builder):
         self.update(gemm=self.group(gemm, fit, held_out, ranges={"flop": flop}))
 
     def lookups(self) -> None:
-        """Every coefficient of the CPU's embedding law."""
-        law = self.made.profile.embedding
+        """Every coefficient of the CPU's embedding model."""
+        embedding = self.made.profile.embedding
         parts = {
             part: self.of("lookup", part, test=False) + self._of_model(part, test=False)
             for part in PASSES
         }
-        if min(map(len, parts.values())) < FEWEST or not isinstance(law, CpuEmbedding):
+        if min(map(len, parts.values())) < FEWEST or not isinstance(embedding, CpuEmbedding):
             return
         forward, backward = (tbe_rows(parts[part]) for part in PASSES)
-        fitted = fit_cpu.fit_lookups(forward, backward, law)
+        fitted = fit_cpu.fit_lookups(forward, backward, embedding)
         scores: list[HeldOut] = []
         for part, names in (("forward", fit_cpu.FORWARD), ("backward", fit_cpu.BACKWARD)):
             rows = self.of("lookup", part, test=True)
@@ -155,8 +155,8 @@ class CpuBuilder(Builder):
         )
         self.update(embedding=group)
 
-    def _of_model(self, part: str, test: bool) -> list[Measured]:
-        """Lookups of the model's own tables that the law's coefficients are for.
+    def _of_model(self, part: str, test: bool) -> list[Measurement]:
+        """Lookups of the given model's tables that the coefficients are for.
 
         Other optimizers, weights and types have factors of their own, or none.
         """
@@ -167,8 +167,8 @@ class CpuBuilder(Builder):
             row for row in self.of("model_lookup", part, test) if plain.items() <= row.facts.items()
         ]
 
-    def _variants(self, law: CpuEmbedding) -> dict[str, float]:
-        """Backwards of another kind over what the law gives: the median of each."""
+    def _variants(self, embedding: CpuEmbedding) -> dict[str, float]:
+        """Backwards of another kind over what the kernel model gives: the median of each."""
         rows = self.of("lookup_variant", "backward")
         kinds = {
             "backward_stateless": [r for r in rows if r.point.params["optimizer"] == "exact_sgd"],
@@ -177,7 +177,7 @@ class CpuBuilder(Builder):
         found = {}
         for name, of_kind in ((name, some) for name, some in kinds.items() if some):
             table = tbe_rows(of_kind)
-            predicted = fit_cpu.predict_lookups(law, table, fit_cpu.BACKWARD)
+            predicted = fit_cpu.predict_lookups(embedding, table, fit_cpu.BACKWARD)
             found[name] = float(np.median(table.time_ms / predicted))
         return found
 
@@ -198,7 +198,7 @@ class CpuBuilder(Builder):
         )
         self.update(overheads=self.group(overheads, cpu, found.held_out))
 
-    def issued_us(self, rows: Sequence[Measured]) -> float:
+    def issued_us(self, rows: Sequence[Measurement]) -> float:
         """What the main thread does of a collective: host ops of the iteration graph count it."""
         if self.message_us is None:
             return self.issue_us(rows)
@@ -209,12 +209,12 @@ class CpuBuilder(Builder):
         ]
         return max(0.0, float(np.median(small)) - self.message_us) if small else 0.0
 
-    def collective_us(self, rows: Sequence[Measured]) -> float:
+    def collective_us(self, rows: Sequence[Measurement]) -> float:
         """Nothing where the host's ops, fitted on iterations, have it."""
         return self.issued_us(rows) if self.message_us is None else 0.0
 
 
-def _is_plain(row: Measured) -> bool:
-    """An fp32 multiplication without a bias, which is a copy of its own."""
+def _is_plain(row: Measurement) -> bool:
+    """An fp32 multiplication without a bias, which is a separate copy."""
     params = row.point.params
     return bool(params["dtype"] == "fp32" and params["layout"] != "addmm")

@@ -19,7 +19,7 @@ from shardopt.calibrate.design.near_empty import batch_of, near_empty
 from shardopt.calibrate.kernels.host import MIX, MIX_LAUNCHES
 from shardopt.calibrate.profile.builder import FEWEST, Builder
 from shardopt.calibrate.profile.tables import gemm_rows, launch_rows, memory_rows, span
-from shardopt.calibrate.rows import Measured
+from shardopt.calibrate.rows import Measurement
 
 HOST_OPS = (
     Free("overheads", "op_us", 0.5, 500.0),
@@ -110,7 +110,7 @@ class CudaBuilder(Builder):
         self._put("gemm", group, used, held_out, _kept(found), **sizes)
 
     def lookups(self) -> None:
-        """The free constants of the TBE's law, and the L2's bandwidth, which only gathers show."""
+        """Constants of the TBE's kernel model, and the L2's bandwidth, seen in gathers alone."""
         rows = [r for family in LOOKUP_FAMILIES for r in self._of_all_parts(family)]
         fit, test = ([r for r in rows if r.point.test == held] for held in (False, True))
         if len(fit) < FEWEST:
@@ -161,7 +161,7 @@ class CudaBuilder(Builder):
             "overheads", self.made.profile.overheads, [*self.of("host"), *rows], held_out, kept
         )
 
-    def _host_ops(self) -> tuple[list[Measured], HeldOut, str]:
+    def _host_ops(self) -> tuple[list[Measurement], HeldOut, str]:
         """Fit `HOST_OPS` so that near-empty iterations are predicted as long as they were.
 
         Each half of the rows is predicted by a fit of the other.
@@ -181,21 +181,25 @@ class CudaBuilder(Builder):
         self.made.profile = found.hw
         return rows, held_out, _kept(found)
 
-    def issued_us(self, rows: Sequence[Measured]) -> float:
+    def issued_us(self, rows: Sequence[Measurement]) -> float:
         """Events of the device see nothing of the host's issuing."""
         del rows
         return 0.0
 
-    def collective_us(self, rows: Sequence[Measured]) -> float:
+    def collective_us(self, rows: Sequence[Measurement]) -> float:
         """The host's time to issue one."""
         known = any(r.point.params["op"] == "issue" for r in rows)
         return self.issue_us(rows) if known else self.made.profile.overheads.collective_us
 
-    def _of_all_parts(self, family: str) -> list[Measured]:
+    def _of_all_parts(self, family: str) -> list[Measurement]:
         return [row for row in self.rows if row.point.family == family]
 
     def _scored(
-        self, label: str, fit: Sequence[Measured], predicted_ms: Any, test: Sequence[Measured]
+        self,
+        label: str,
+        fit: Sequence[Measurement],
+        predicted_ms: Any,
+        test: Sequence[Measurement],
     ) -> HeldOut:
         """Errors of rows held out, kept under a label."""
         held_out = HeldOut(predicted_ms / _ms(test) - 1.0, len(fit), _ms(test))
@@ -206,7 +210,7 @@ class CudaBuilder(Builder):
         self,
         name: str,
         group: Any,
-        fitted: Sequence[Measured],
+        fitted: Sequence[Measurement],
         held_out: HeldOut,
         also: str = "",
         **ranges: tuple[float, float],
@@ -215,7 +219,7 @@ class CudaBuilder(Builder):
         self.made.groups.add(name)
 
     def _extend_memory(
-        self, found: Found, what: str, fit: Sequence[Measured], held_out: HeldOut
+        self, found: Found, what: str, fit: Sequence[Measurement], held_out: HeldOut
     ) -> None:
         """More constants of the memory group, whose error stays that of streaming kernels."""
         self.made.profile = found.hw
@@ -230,11 +234,11 @@ class CudaBuilder(Builder):
         self.update(memory=memory.model_copy(update={"provenance": provenance}))
 
 
-def _labels() -> dict[str, Callable[[Measured], bool]]:
+def _labels() -> dict[str, Callable[[Measurement], bool]]:
     """Families of lookups whose errors are reported, each row in one of them."""
 
-    def of(family: str, part: str, uvm: bool = False) -> Callable[[Measured], bool]:
-        def keep(row: Measured) -> bool:
+    def of(family: str, part: str, uvm: bool = False) -> Callable[[Measurement], bool]:
+        def keep(row: Measurement) -> bool:
             link = row.point.params.get("kernel", "fused") == "fused_uvm"
             return (row.point.family, row.part, link) == (family, part, uvm)
 
@@ -264,19 +268,19 @@ def _names(constants: Sequence[Free]) -> str:
     return ", ".join(sorted(f"{c.group}.{c.key}" for c in constants))
 
 
-def _by_dtype(rows: Sequence[Measured]) -> dict[str, list[Measured]]:
-    found: dict[str, list[Measured]] = {}
+def _by_dtype(rows: Sequence[Measurement]) -> dict[str, list[Measurement]]:
+    found: dict[str, list[Measurement]] = {}
     for row in rows:
         if row.point.params["layout"] != "addmm":
             found.setdefault(row.point.params["dtype"], []).append(row)
     return found
 
 
-def _ms(rows: Sequence[Measured]) -> Any:
+def _ms(rows: Sequence[Measurement]) -> Any:
     return np.array([units.us(row.median_us) for row in rows])
 
 
-def _iterations(rows: Sequence[Measured]) -> Predict:
+def _iterations(rows: Sequence[Measurement]) -> Predict:
     """Predicted iterations of near-empty models."""
     models = [near_empty(row.point.params) for row in rows]
 

@@ -21,7 +21,7 @@ from predictor.fit.cpu import HeldOut, non_negative
 from predictor.hardware.groups import CpuEmbedding
 from predictor.hardware.schema import HardwareProfile
 from shardopt.calibrate.design.near_empty import batch_of, near_empty
-from shardopt.calibrate.rows import Measured, key_of
+from shardopt.calibrate.rows import Measurement, key_of
 
 Array = NDArray[np.float64]
 
@@ -46,7 +46,7 @@ class HostCosts:
 
 
 def host_costs(
-    cpu: Sequence[Measured], wall: Sequence[Measured], profile: HardwareProfile
+    cpu: Sequence[Measurement], wall: Sequence[Measurement], profile: HardwareProfile
 ) -> HostCosts:
     """Fit the rows of near-empty iterations, of which ``cpu`` and ``wall`` are two parts.
 
@@ -91,15 +91,15 @@ class _Counts:
 
 def _counts(params: dict[str, Any], profile: HardwareProfile) -> _Counts:
     nothing = dict.fromkeys(("op_us", "layer_op_us", "iteration_us", "collective_us"), 0.0)
-    law = profile.embedding
-    if isinstance(law, CpuEmbedding):
+    embedding = profile.embedding
+    if isinstance(embedding, CpuEmbedding):
         # a table with next to no ids is not what its constant was fitted on
-        law = law.model_copy(update={"forward_table_us": 0.0, "backward_table_us": 0.0})
+        embedding = embedding.model_copy(update={"forward_table_us": 0.0, "backward_table_us": 0.0})
     bare = profile.overheads.model_copy(update=nothing)
     host = {}
     for name in nothing:
         one = bare.model_copy(update={name: 1.0})
-        changed = profile.model_copy(update={"overheads": one, "embedding": law})
+        changed = profile.model_copy(update={"overheads": one, "embedding": embedding})
         host[name], kernels_us = _spent_us(params, changed)
     ops = (host["op_us"], host["layer_op_us"], host["iteration_us"])
     return _Counts(ops, host["collective_us"], kernels_us)

@@ -21,7 +21,7 @@ def measured_on(profile: HardwareProfile) -> tuple[str, ...]:
     return tuple(sorted({match.group(1) for match in found if match}))
 
 
-def elsewhere(profile: HardwareProfile, machine: str) -> str | None:
+def other_machine_note(profile: HardwareProfile, machine: str) -> str | None:
     """What there is to say where a profile was measured on another machine than this one."""
     others = [other for other in measured_on(profile) if other != machine]
     if not others:

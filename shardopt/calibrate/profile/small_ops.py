@@ -11,7 +11,7 @@ from predictor import units
 from predictor.fit.cpu import non_negative
 from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.torchrec.sparse import COPY_PASSES, INDEX_BYTES, OUTPUT_BYTES
-from shardopt.calibrate.rows import Measured
+from shardopt.calibrate.rows import Measurement
 
 COLUMN_COPIES = (("forward", "cat"), ("backward", "split"))
 """The ways in which TorchRec and the interaction copy columns."""
@@ -20,11 +20,11 @@ BUCKET_PASSES = 4
 ADDED_PASSES = 5
 """Of the gradients of both operands, which are written and added."""
 CALLS_OF_DOT = 3
-"""Stacking, picking and concatenating, beside the product."""
+"""Stacking, picking and concatenating, apart from the product."""
 
 
 def copies(
-    pooled: Sequence[Measured], jagged: Sequence[Measured], gb_s: float, call_us: float
+    pooled: Sequence[Measurement], jagged: Sequence[Measurement], gb_s: float, call_us: float
 ) -> dict[str, float]:
     """Constants of the elementwise group; rows of families ``pooled`` and ``jagged``.
 
@@ -49,7 +49,7 @@ def copies(
     return found
 
 
-def batched_products(rows: Sequence[Measured], profile: HardwareProfile) -> dict[str, float]:
+def batched_products(rows: Sequence[Measurement], profile: HardwareProfile) -> dict[str, float]:
     """Constants of the gemm group, from rows of ``bmm``: a product forward, two backward."""
     bytes_per_us = profile.streaming * units.us(1.0)
     columns, times = [], []
@@ -68,7 +68,9 @@ def batched_products(rows: Sequence[Measured], profile: HardwareProfile) -> dict
     return {"batched_us": float(each), "batched_share": float(np.clip(share, 1e-3, 1.0))}
 
 
-def gathers(rows: Sequence[Measured], profile: HardwareProfile, call_us: float) -> dict[str, float]:
+def gathers(
+    rows: Sequence[Measurement], profile: HardwareProfile, call_us: float
+) -> dict[str, float]:
     """What picking pairs takes: the interaction's time beyond its products and its stacking."""
     bmm = {_shape(r): r.median_us for r in rows if r.point.params["op"] == "bmm"}
     pairs, beyond = [], []
@@ -88,6 +90,6 @@ def gathers(rows: Sequence[Measured], profile: HardwareProfile, call_us: float) 
     return {"gather_ns_per_element": max(0.0, 1e3 * float(count @ beyond) / float(count @ count))}
 
 
-def _shape(row: Measured) -> tuple[Any, ...]:
+def _shape(row: Measurement) -> tuple[Any, ...]:
     p = row.point.params
     return (row.part, p["batch"], p["vectors"], p["dim"])

@@ -20,7 +20,7 @@ from predictor.model.memory import DEFAULT_CACHE_LOAD_FACTOR
 from predictor.model.plan import ComputeKernel
 from predictor.model.workload import DATA_TYPE_BYTES
 from shardopt.calibrate.kernels.embedding import DTYPE, OPTIMIZER
-from shardopt.calibrate.rows import Measured
+from shardopt.calibrate.rows import Measurement
 
 Array = NDArray[np.float64]
 
@@ -31,7 +31,7 @@ def span(values: Iterable[float]) -> tuple[float, float]:
     return min(known), max(known)
 
 
-def memory_rows(rows: Sequence[Measured]) -> MemoryRows:
+def memory_rows(rows: Sequence[Measurement]) -> MemoryRows:
     """Of elementwise points, and of copies."""
     moved = (r.facts.get("bytes_moved", r.point.params["bytes"]) for r in rows)
     times = (r.median_us * 1e-3 for r in rows)
@@ -39,14 +39,14 @@ def memory_rows(rows: Sequence[Measured]) -> MemoryRows:
     return MemoryRows(table[:, 0], table[:, 1])
 
 
-def gemm_rows(rows: Sequence[Measured]) -> GemmRows:
+def gemm_rows(rows: Sequence[Measurement]) -> GemmRows:
     """Of gemm points of one data type."""
     return GemmRows.of(
         [(p["m"], p["n"], p["k"], r.median_us * 1e-3) for r in rows for p in (r.point.params,)]
     )
 
 
-def tbe_rows(rows: Sequence[Measured]) -> TbeRows:
+def tbe_rows(rows: Sequence[Measurement]) -> TbeRows:
     """Of one pass of lookup points."""
     return TbeRows(
         [[TableCounts(*table) for table in r.facts["tables"]] for r in rows],
@@ -54,7 +54,7 @@ def tbe_rows(rows: Sequence[Measured]) -> TbeRows:
     )
 
 
-def launch_rows(rows: Sequence[Measured]) -> LaunchRows:
+def launch_rows(rows: Sequence[Measurement]) -> LaunchRows:
     """Of lookups on a GPU: points of several tables, with skews, and tables of a model.
 
     The distribution of ids is the one that they were drawn from; where only the model has that, the
@@ -67,7 +67,7 @@ def launch_rows(rows: Sequence[Measured]) -> LaunchRows:
     )
 
 
-def _shards(row: Measured) -> list[LookupShard]:
+def _shards(row: Measurement) -> list[LookupShard]:
     said = row.point.params | row.facts
     drawn = row.point.params.get("tables", [])
     pooled, shards = said.get("pooled", True), []
@@ -92,13 +92,13 @@ def _shards(row: Measured) -> list[LookupShard]:
     return shards
 
 
-def by_tables(rows: Sequence[Measured]) -> list[tuple[str, NDArray[np.bool_]]]:
+def by_tables(rows: Sequence[Measurement]) -> list[tuple[str, NDArray[np.bool_]]]:
     """Masks of the rows of one table and of several."""
     many = np.array([len(r.facts["tables"]) > 1 for r in rows], dtype=bool)
     return [("one table", ~many), ("several tables", many)]
 
 
-def curve_rows(rows: Sequence[Measured]) -> Rows:
+def curve_rows(rows: Sequence[Measurement]) -> Rows:
     """Of points of one collective; the means, which is what many of them in an iteration add up to.
 
     Over a link a message takes once or twice its time on the wire: acknowledgements of one

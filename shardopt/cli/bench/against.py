@@ -20,7 +20,7 @@ def against(
     `shardopt validate against-torchrec --data DIR` reports the results of the folders in DIR. After
     an interruption the same command continues with what is left.
     """
-    from shardopt.bench.tasks.against import planners_plans
+    from shardopt.bench.tasks.against import draw_planners_task
     from shardopt.bench.tasks.measure import TaskSetSettings, measure_task_set
     from shardopt.cli.checks import check_number
     from shardopt.cli.output import note
@@ -38,6 +38,6 @@ def against(
         block=block,
         world_size=ranks,
         link_gbit_s=link,
-        draw=planners_plans,
+        draw=draw_planners_task,
     )
     measure_task_set(settings, lambda text: note([text], quiet=quiet))

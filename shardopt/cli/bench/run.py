@@ -107,7 +107,7 @@ def run(
     quiet = quiet or bool(join and join.index)
     profile, predicted = _predicted(model, plans, list(paths), machine, Backend(backend), quiet)
     rows = run_bench(
-        job, output, given_ranks=gpus, join=join, told=lambda text: note([text], quiet=quiet)
+        job, output, given_ranks=gpus, join=join, say=lambda text: note([text], quiet=quiet)
     )
     if rows is not None:
         if json:
@@ -182,14 +182,14 @@ def _predicted(
     """Name of the profile, and the prediction of each plan."""
     from dataclasses import replace
 
-    from shardopt.calibrate.profile.machine import elsewhere
+    from shardopt.calibrate.profile.machine import other_machine_note
     from shardopt.calibrate.run import origin
     from shardopt.cli.output import note
     from shardopt.cli.setting import predict_plans
 
     hardware = machine.hardware or ("cpu-gloo" if backend is Backend.GLOO else None)
     setting, found = predict_plans(model, plans, replace(machine, hardware=hardware))
-    told = elsewhere(setting.hardware, origin(backend.value).machine)
+    told = other_machine_note(setting.hardware, origin(backend.value).machine)
     note([*setting.notes, *([told] if told else [])], quiet=quiet)
     predictions = {name: item.prediction for name, item in zip(names, found, strict=True)}
     return setting.hardware_name, predictions

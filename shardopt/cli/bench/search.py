@@ -12,7 +12,7 @@ from shardopt.cli import options
 
 if TYPE_CHECKING:
     from shardopt.api.setting import Machine
-    from shardopt.bench.planners.suite import Wanted
+    from shardopt.bench.planners.suite import SuiteSelection
 
 MAX_REPEAT = 1000
 SUITE = "A suite of instances"
@@ -120,10 +120,16 @@ def search(
         raise InputError("give a model file, or --suite FILE; one of the two")
     if suite is not None:
         _refuse(machine, time_limit)
-        from shardopt.bench.planners.suite import Wanted, check_planners
+        from shardopt.bench.planners.suite import SuiteSelection, check_planners
 
         names = [name.strip() for name in (planners or "").split(",") if name.strip()]
-        _suite(suite, rows, Wanted(only, check_planners(names), effort, seed), write_docs, quiet)
+        _suite(
+            suite,
+            rows,
+            SuiteSelection(only, check_planners(names), effort, seed),
+            write_docs,
+            quiet,
+        )
         return
     for flag, value in (("-o", rows), ("--only", only), ("--planners", planners)):
         if value is not None:
@@ -145,7 +151,7 @@ def _refuse(machine: Machine, time_limit: float | None) -> None:
 
 
 def _suite(
-    suite: Path, rows: Path | None, wanted: Wanted, write_docs: Path | None, quiet: bool
+    suite: Path, rows: Path | None, selection: SuiteSelection, write_docs: Path | None, quiet: bool
 ) -> None:
     from predictor.errors import InputError
     from shardopt.bench.planners.suite import load_suite, run_suite
@@ -155,7 +161,7 @@ def _suite(
         raise InputError("--suite needs -o CSV: where the rows go, and where they are taken up")
     check_writable(rows)
     check_writable(write_docs)
-    found = run_suite(load_suite(suite), rows, wanted, lambda text: note([text], quiet=quiet))
+    found = run_suite(load_suite(suite), rows, selection, lambda text: note([text], quiet=quiet))
     from shardopt.report.bench.planners import show_summary
     from shardopt.report.console import make_console
 

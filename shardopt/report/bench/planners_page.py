@@ -17,7 +17,7 @@ from shardopt.bench.planners.rows import (
 from shardopt.bench.planners.summary import (
     MANY_TABLES,
     MUCH,
-    Against,
+    HeadToHead,
     InstanceRows,
     Value,
     against,
@@ -125,7 +125,7 @@ def _against(
         yield "Never worse than any of them.\n"
 
 
-def _against_line(one: Against) -> str:
+def _against_line(one: HeadToHead) -> str:
     shown = (one.median_gain, one.least_gain, one.most_gain)
     gains = " | ".join("-" if gain is None else percent(gain) for gain in shown)
     return (

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from shardopt.bench.worker import fall_probability, fell, warmed_up
+from shardopt.bench.worker import fall_probability, fell, is_warm
 
 
 @pytest.mark.parametrize(("m", "n"), [(3, 3), (2, 4), (5, 4)])
@@ -26,10 +26,10 @@ def test_warm_once_no_plan_falls_any_more() -> None:
     cold, warm = [9.0, 8.5, 8.0, 7.9, 7.8, 7.7], [5.0, 5.2, 5.1, 4.9, 5.3, 5.05]
     assert fell(cold, warm)
     assert not fell(warm, cold)
-    assert not warmed_up({"a": [cold]})
-    assert not warmed_up({"a": [cold, warm]})
-    assert not warmed_up({"a": [cold, warm, warm], "b": [cold, cold, warm]})
-    assert warmed_up({"a": [cold, warm, warm], "b": [cold, warm, list(reversed(warm))]})
+    assert not is_warm({"a": [cold]})
+    assert not is_warm({"a": [cold, warm]})
+    assert not is_warm({"a": [cold, warm, warm], "b": [cold, cold, warm]})
+    assert is_warm({"a": [cold, warm, warm], "b": [cold, warm, list(reversed(warm))]})
 
 
 def test_steady_samples_seldom_seem_to_fall() -> None:

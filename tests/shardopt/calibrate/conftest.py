@@ -12,7 +12,7 @@ from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.plan_check import match_plan
 from predictor.model.topology import Topology
 from shardopt.calibrate.design.near_empty import iteration_points, near_empty
-from shardopt.calibrate.rows import Measured, measured
+from shardopt.calibrate.rows import Measurement, row_of_samples
 from shardopt.measure.timing import Samples
 
 NO_TABLES = {"forward_table_us": 0.0, "backward_table_us": 0.0}
@@ -31,13 +31,13 @@ def busy_us(profile: HardwareProfile, params: dict[str, object]) -> float:
 
 
 @pytest.fixture(scope="session")
-def iteration_rows() -> Callable[..., list[Measured]]:
+def iteration_rows() -> Callable[..., list[Measurement]]:
     """Rows of a profile's overheads; parts ``wall``, ``cpu`` and ``process`` of every point.
 
     A message takes ``message_us`` beyond the main thread; where ids travel ahead, all is hidden.
     """
 
-    def made(profile: HardwareProfile, message_us: float, **among: object) -> list[Measured]:
+    def made(profile: HardwareProfile, message_us: float, **among: object) -> list[Measurement]:
         embedding = profile.embedding.model_copy(update=NO_TABLES)
         profiles = [
             profile.model_copy(
@@ -54,7 +54,7 @@ def iteration_rows() -> Callable[..., list[Measured]]:
             hidden = point.params["pipeline"] != "base"
             times = {"wall": main if hidden else whole, "cpu": main, "process": 1.5 * main}
             for part, us in times.items():
-                row = measured(point, Samples((us * 1e-6,) * 3), part)
+                row = row_of_samples(point, Samples((us * 1e-6,) * 3), part)
                 row.__dict__["date"] = "2026-01-02T03:04:05Z"
                 rows.append(row)
         return rows

@@ -6,7 +6,7 @@ import pytest
 
 from predictor.errors import InputError
 from shardopt.calibrate.design.points import Point
-from shardopt.calibrate.rows import CalibrationRows, Origin, measured, read_rows
+from shardopt.calibrate.rows import CalibrationRows, Origin, read_rows, row_of_samples
 from shardopt.measure.timing import Samples
 
 ORIGIN = Origin("some processor, 2 cores", "torch 2, fbgemm 1")
@@ -17,8 +17,10 @@ LOOKUP = Point("lookup", {"batch": 8, "tables": [{"rows": 10, "dim": 8}]})
 @pytest.fixture
 def file(tmp_path: Path) -> CalibrationRows:
     made = CalibrationRows(tmp_path / "rows.csv", ORIGIN)
-    made.append(measured(GEMM, Samples((1e-3, 1.1e-3, 1.2e-3))))
-    made.append(measured(LOOKUP, Samples((2e-3, 2e-3)), "forward", tables=[[10, 8, 8, 9.0, 5.5]]))
+    made.append(row_of_samples(GEMM, Samples((1e-3, 1.1e-3, 1.2e-3))))
+    made.append(
+        row_of_samples(LOOKUP, Samples((2e-3, 2e-3)), "forward", tables=[[10, 8, 8, 9.0, 5.5]])
+    )
     return made
 
 
@@ -32,7 +34,7 @@ def test_rows_come_back_as_they_were_written(file: CalibrationRows) -> None:
 def test_rows_of_families_that_are_no_longer_measured_are_read(file: CalibrationRows) -> None:
     old = Point("host", {"what": "op"}), Point("measured once", {"size": 3})
     for point in old:
-        file.append(measured(point, Samples((5e-6, 6e-6))))
+        file.append(row_of_samples(point, Samples((5e-6, 6e-6))))
     again = CalibrationRows(file.path, ORIGIN)
     assert [row.point for row in again.rows[-2:]] == list(old)
     assert all(again.has(point) for point in old)
@@ -42,16 +44,16 @@ def test_only_complete_points_are_left_out_of_the_next_run(file: CalibrationRows
     again = CalibrationRows(file.path, ORIGIN)
     assert again.has(GEMM)
     assert not again.has(LOOKUP), "its backward was not measured"
-    again.append(measured(LOOKUP, Samples((2e-3, 2e-3)), "backward"))
+    again.append(row_of_samples(LOOKUP, Samples((2e-3, 2e-3)), "backward"))
     assert again.has(LOOKUP)
 
 
 def test_an_iteration_is_complete_with_all_its_clocks(file: CalibrationRows) -> None:
     point = Point("iteration", {"plan": "tw", "tables": 8})
     for clock in ("wall", "cpu"):
-        file.append(measured(point, Samples((5e-3, 6e-3)), clock))
+        file.append(row_of_samples(point, Samples((5e-3, 6e-3)), clock))
     assert not file.has(point)
-    file.append(measured(point, Samples((5e-3, 6e-3)), "process"))
+    file.append(row_of_samples(point, Samples((5e-3, 6e-3)), "process"))
     assert CalibrationRows(file.path, ORIGIN).has(point)
 
 
@@ -110,5 +112,5 @@ def test_an_empty_file_is_a_fresh_start(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.touch()
     file = CalibrationRows(path, ORIGIN)
-    file.append(measured(GEMM, Samples((1e-3, 1e-3))))
+    file.append(row_of_samples(GEMM, Samples((1e-3, 1e-3))))
     assert CalibrationRows(path, ORIGIN).rows == file.rows

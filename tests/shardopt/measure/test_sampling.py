@@ -11,31 +11,31 @@ from shardopt.measure.sampling import (
     MOST,
     MOST_WRITES,
     CudaTimer,
-    in_turns,
-    undisturbed,
-    wanted,
+    choose_samples,
+    needs_more,
+    sample_stages,
 )
 
 
 def test_disturbed_samples_are_left_out_where_enough_remain() -> None:
     taken = [(1.0, True), (9.0, False), (1.1, True), (1.2, True)]
-    assert undisturbed(taken).seconds == (1.0, 1.1, 1.2)
-    assert undisturbed(taken[:3]).seconds == (1.0, 9.0, 1.1)
+    assert choose_samples(taken).seconds == (1.0, 1.1, 1.2)
+    assert choose_samples(taken[:3]).seconds == (1.0, 9.0, 1.1)
 
 
 def test_a_point_ends_when_its_time_is_spent_and_enough_are_clean() -> None:
     clean = [(1.0, True)] * FEWEST
-    assert wanted(clean, spent=0.5, seconds=1.0)
-    assert not wanted(clean, spent=1.5, seconds=1.0)
-    assert wanted(clean[:-1], spent=1.5, seconds=1.0)
+    assert needs_more(clean, spent=0.5, seconds=1.0)
+    assert not needs_more(clean, spent=1.5, seconds=1.0)
+    assert needs_more(clean[:-1], spent=1.5, seconds=1.0)
 
 
 def test_a_busy_machine_delays_but_does_not_hang() -> None:
     dirty = [(1.0, False)] * FEWEST
-    assert wanted(dirty, spent=1.5, seconds=1.0), "patience first"
-    assert not wanted(dirty, spent=3.5, seconds=1.0)
-    assert wanted(dirty[:-1], spent=3.5, seconds=1.0), "a few in any case"
-    assert not wanted([(1.0, False)] * MOST, spent=0.0, seconds=1.0)
+    assert needs_more(dirty, spent=1.5, seconds=1.0), "patience first"
+    assert not needs_more(dirty, spent=3.5, seconds=1.0)
+    assert needs_more(dirty[:-1], spent=3.5, seconds=1.0), "a few in any case"
+    assert not needs_more([(1.0, False)] * MOST, spent=0.0, seconds=1.0)
 
 
 class Machine:
@@ -108,7 +108,7 @@ def test_a_device_is_timed_without_the_host_however_slow_that_is(host_us: float)
     for _ in range(20):
         timer.flush()
         taken.append(timer.sample(call))
-    assert undisturbed(taken).seconds == pytest.approx((15e-6,) * sum(c for _, c in taken))
+    assert choose_samples(taken).seconds == pytest.approx((15e-6,) * sum(c for _, c in taken))
     assert sum(clean for _, clean in taken) >= 14
     slow = [seconds for seconds, clean in taken if not clean]
     assert all(seconds > 15e-6 for seconds in slow), "these are not clean for a reason"
@@ -129,7 +129,7 @@ def test_a_call_that_waits_for_its_device_is_never_clean_and_counts_as_it_is() -
         timer.flush()
         taken.append(timer.sample(call))
     assert not any(clean for _, clean in taken)
-    assert undisturbed(taken).seconds == pytest.approx((40e-6,) * 20)
+    assert choose_samples(taken).seconds == pytest.approx((40e-6,) * 20)
     assert timer.writes == MOST_WRITES, "and flushes no longer than that"
 
 
@@ -146,7 +146,7 @@ def test_every_stage_is_timed_after_a_flush_and_gets_what_the_one_before_made() 
         return run
 
     stages = (stage("a", 1e-6), stage("b", 2e-6), stage("c", 3e-6))
-    spent = in_turns(CudaTimer(machine), stages, seconds=0.0)
+    spent = sample_stages(CudaTimer(machine), stages, seconds=0.0)
     assert [s.median_s for s in spent] == pytest.approx([1e-6, 2e-6, 3e-6])
     assert {len(s.seconds) for s in spent} == {FEWEST}
     assert seen[:4] == [(0, None), (0, "a0"), (0, "b0"), (1, None)]

@@ -2,12 +2,12 @@
 
 import pytest
 
-from shardopt.measure.timing import Samples, interleaved
+from shardopt.measure.timing import Samples, interleave
 
 
 def test_rounds_measure_everything_and_start_with_another_one_each() -> None:
     order: list[tuple[str, int]] = []
-    found = interleaved(
+    found = interleave(
         {"a": lambda: 1.0, "b": lambda: 2.0}, 3, lambda name, round_: order.append((name, round_))
     )
     assert order == [("a", 0), ("b", 0), ("b", 1), ("a", 1), ("a", 2), ("b", 2)]

@@ -15,7 +15,7 @@ from shardopt.bench.run import run_bench
 from shardopt.calibrate import run
 from shardopt.calibrate.design import points as design
 from shardopt.calibrate.design.points import Point, collective_points
-from shardopt.calibrate.rows import Measured
+from shardopt.calibrate.rows import Measurement
 from shardopt.calibrate.worker import Job as CalibrationJob
 from shardopt.config import load_model_with_notes
 from shardopt.plan import load_plan
@@ -230,7 +230,7 @@ def test_an_all_to_all_takes_the_time_of_its_bytes() -> None:
         Point("collective", {"op": op, "bytes": 2**22, "ranks": 2, "link_gbit_s": 0.5})
         for op in ("all_to_all", "all_reduce")
     ]
-    rows: list[Measured] = []
+    rows: list[Measurement] = []
     run.run_job(CalibrationJob(points, design.TINY, 2, "gloo", Link(0.5)), rows.append)
     half, whole = (2**21 * 8 / 0.5e9 * 1e6 * buffers for buffers in (1, 2))
     assert rows[0].median_us > 0.95 * half

@@ -1,4 +1,4 @@
-"""Which threads become real-time, where that is permitted; none really does here."""
+"""Which threads become real-time, where that is may_be_realtime; none really does here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from shardopt.ranks import realtime
-from shardopt.ranks.realtime import hasten_gloo, hasten_main, keep_freed_memory, permitted
+from shardopt.ranks.realtime import hasten_gloo, hasten_main, keep_freed_memory, may_be_realtime
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "SCHED_FIFO"), reason="this system has no real-time classes"
@@ -46,7 +46,7 @@ def allowed(monkeypatch: pytest.MonkeyPatch) -> Scheduler:
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch) -> Scheduler:
-    made = Scheduler(PermissionError(1, "Operation not permitted"))
+    made = Scheduler(PermissionError(1, "Operation not may_be_realtime"))
     monkeypatch.setattr(os, "sched_setscheduler", made)
     return made
 
@@ -78,7 +78,7 @@ def test_ranks_beside_gloo_stay_normal(
     def set_priority(which: int, who: int, value: int) -> None:
         asked.append(value)
         if refuse:
-            raise PermissionError(1, "Operation not permitted")
+            raise PermissionError(1, "Operation not may_be_realtime")
 
     monkeypatch.setattr(os, "setpriority", set_priority)
     hasten_main(2)
@@ -113,13 +113,13 @@ def test_without_permission_nothing_changes(refused: Scheduler, others: set[int]
 
 def test_permission_is_tried_on_a_thread_made_for_it(allowed: Scheduler) -> None:
     before = {int(name) for name in os.listdir("/proc/self/task")}
-    assert permitted() is True
+    assert may_be_realtime() is True
     assert len(allowed.asked) == 1
     assert not before & set(allowed.asked)
 
 
 def test_a_refusal_is_no_permission(refused: Scheduler) -> None:
-    assert permitted() is False
+    assert may_be_realtime() is False
     assert len(refused.asked) == 1
 
 
@@ -128,7 +128,7 @@ def test_systems_without_real_time_classes_are_left_alone(
 ) -> None:
     monkeypatch.delattr(os, "SCHED_FIFO")
     hasten_gloo()
-    assert permitted() is False
+    assert may_be_realtime() is False
     assert allowed.asked == []
 
 

@@ -16,7 +16,7 @@ from predictor.model.plan_json import plan_to_dict
 from shardopt.bench.rows import BenchRows, write_rows
 from shardopt.calibrate.design.phases import REFERENCE_KERNELS as KERNELS
 from shardopt.calibrate.design.points import COLLECTIVE_OPS, Point
-from shardopt.calibrate.rows import CalibrationRows, Origin, measured
+from shardopt.calibrate.rows import CalibrationRows, Origin, row_of_samples
 from shardopt.measure.timing import Samples
 
 ENVIRONMENT: dict[str, Any] = {
@@ -129,7 +129,7 @@ def write_calibration(path: Path, origin: Origin = ORIGIN, **link: float) -> Non
     among = {"ranks": 2, **link}
 
     def add(point: Point, ms: float) -> None:
-        row = measured(point, Samples((ms * 1e-3,) * 3))
+        row = row_of_samples(point, Samples((ms * 1e-3,) * 3))
         file.append(dataclasses.replace(row, date=CALIBRATED_AT))
 
     for op in COLLECTIVE_OPS:

@@ -13,9 +13,9 @@ from predictor.errors import InputError
 from shardopt.bench.planners.instances import Instance
 from shardopt.bench.planners.rows import KILLED, NO_PLAN, RATED, SEARCH_ROWS, SHARDOPT
 from shardopt.bench.planners.run import Outcome, PlannerSettings, run_planner
-from shardopt.bench.planners.suite import Wanted, check_planners, load_suite, run_suite
+from shardopt.bench.planners.suite import SuiteSelection, check_planners, load_suite, run_suite
 from shardopt.measure.store import read_rows
-from shardopt.ranks.limited import CallError, Limited, OutOfTime
+from shardopt.ranks.calls import CallError, CallServer, OutOfTime
 
 ROOT = Path(__file__).parents[4]
 HEAD = "schema: 1\ntorchrec_limit_s: 30\nvariant_limit_s: 20\nrival_limit_s: 10\ninstances:\n"
@@ -36,7 +36,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     made: Calls = []
 
     def call(
-        self: Limited,
+        self: CallServer,
         limit_s: float | None,
         function: Callable[..., Outcome],
         planner: str,
@@ -50,7 +50,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
             return Outcome(0.1)
         return Outcome(2.0, 3.0, True, 4.0, True, None, "done", ((0.5, 3.0),))
 
-    monkeypatch.setattr(Limited, "call", call)
+    monkeypatch.setattr(CallServer, "call", call)
     return made
 
 
@@ -66,14 +66,14 @@ def test_the_committed_suite_is_what_the_issue_asks_for() -> None:
 
 def test_rows_are_taken_up_again(suite: Path, calls: Calls, tmp_path: Path) -> None:
     rows, told = tmp_path / "rows.csv", list[str]()
-    first = run_suite(load_suite(suite), rows, Wanted(planners=("torchrec",)), told.append)
+    first = run_suite(load_suite(suite), rows, SuiteSelection(planners=("torchrec",)), told.append)
     assert [(r.instance, r.planner) for r in first] == [
         ("4x2-fill40-1", "torchrec"),
         ("4x2-fill40-2", "torchrec"),
     ]
     assert told[0] == "1 of 2: 4x2-fill40-1, torchrec"
     assert len(calls) == 2
-    again = run_suite(load_suite(suite), rows, Wanted(only="*-2"), told.append)
+    again = run_suite(load_suite(suite), rows, SuiteSelection(only="*-2"), told.append)
     assert len(calls) == 2 + 9
     assert ("4x2-fill40-2", "torchrec") not in [call[:2] for call in calls[2:]]
     assert again == read_rows(rows, SEARCH_ROWS)
@@ -81,7 +81,9 @@ def test_rows_are_taken_up_again(suite: Path, calls: Calls, tmp_path: Path) -> N
 
 
 def test_who_is_given_how_long(suite: Path, calls: Calls, tmp_path: Path) -> None:
-    run_suite(load_suite(suite), tmp_path / "rows.csv", Wanted(only="*-1"), lambda text: None)
+    run_suite(
+        load_suite(suite), tmp_path / "rows.csv", SuiteSelection(only="*-1"), lambda text: None
+    )
     limits = {planner: (asked.limit_s, asked.rating_limit_s) for _, planner, asked in calls}
     assert limits["torchrec"] == (30.0, None)
     assert limits["torchrec dynamic"] == limits["torchrec balanced"] == (20.0, None)
@@ -93,15 +95,15 @@ def test_who_is_given_how_long(suite: Path, calls: Calls, tmp_path: Path) -> Non
 
 def test_random_waits_for_the_time_it_gets(suite: Path, calls: Calls, tmp_path: Path) -> None:
     told: list[str] = []
-    wanted = Wanted(only="*-1", planners=("random",))
-    assert run_suite(load_suite(suite), tmp_path / "rows.csv", wanted, told.append) == []
+    selection = SuiteSelection(only="*-1", planners=("random",))
+    assert run_suite(load_suite(suite), tmp_path / "rows.csv", selection, told.append) == []
     assert not calls
     assert "waits for the rows of shardopt" in told[0]
 
 
 def test_no_plan_and_no_answer_are_rows(suite: Path, calls: Calls, tmp_path: Path) -> None:
-    wanted, told = Wanted(only="*-1", planners=("neuroshard", "hugectr")), list[str]()
-    rows = run_suite(load_suite(suite), tmp_path / "rows.csv", wanted, told.append)
+    selection, told = SuiteSelection(only="*-1", planners=("neuroshard", "hugectr")), list[str]()
+    rows = run_suite(load_suite(suite), tmp_path / "rows.csv", selection, told.append)
     assert {r.planner: r.ended for r in rows} == {"neuroshard": NO_PLAN, "hugectr": KILLED}
     assert all(r.time_ms is r.rated_ms is None for r in rows)
     assert "found no plan in 0.1 s" in told[1]
@@ -114,9 +116,9 @@ def test_a_planner_that_breaks_is_named(
     def call(*args: object) -> Outcome:
         raise CallError("Traceback\nZeroDivisionError: division by zero")
 
-    monkeypatch.setattr(Limited, "call", call)
+    monkeypatch.setattr(CallServer, "call", call)
     with pytest.raises(InputError, match="4x2-fill40-1: torchrec failed: ZeroDivisionError"):
-        run_suite(load_suite(suite), tmp_path / "rows.csv", Wanted(), lambda text: None)
+        run_suite(load_suite(suite), tmp_path / "rows.csv", SuiteSelection(), lambda text: None)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,9 @@ def test_unknown_names() -> None:
 
 def test_nothing_matches(suite: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="matches none of the instances 4x2-fill40-1"):
-        run_suite(load_suite(suite), tmp_path / "r.csv", Wanted(only="9*"), lambda text: None)
+        run_suite(
+            load_suite(suite), tmp_path / "r.csv", SuiteSelection(only="9*"), lambda text: None
+        )
 
 
 @pytest.mark.slow

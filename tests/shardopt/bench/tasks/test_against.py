@@ -15,7 +15,7 @@ from predictor.model.workload import Feature, Workload
 from predictor.predict import predict
 from search.stop import Stop
 from shardopt.bench.tasks import against
-from shardopt.bench.tasks.against import OURS, SHIPPED, THEIRS, planners_plans
+from shardopt.bench.tasks.against import OURS, SHIPPED, THEIRS, draw_planners_task
 from shardopt.bench.tasks.draw import PROFILE, Task
 from shardopt.bench.tasks.measure import TaskSetSettings
 from shardopt.bench.tasks.task_set import load_task_set, task_set_folders
@@ -48,7 +48,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> TaskSetSettings:
 
 
 def test_both_planners_plans_theirs_first(asked: TaskSetSettings) -> None:
-    task = planners_plans(asked, 3)
+    task = draw_planners_task(asked, 3)
     assert list(task.plans)[:2] == [THEIRS, OURS]
     assert task.workload == a_model()
     batch = load_task_set(FOLDER)
@@ -72,7 +72,7 @@ def test_the_shipped_profiles_plan_stands_once(
         return plans[-1]
 
     monkeypatch.setattr(against, "_search", searched)
-    assert SHIPPED not in planners_plans(asked, 3).plans
+    assert SHIPPED not in draw_planners_task(asked, 3).plans
     assert used == [load_task_set(FOLDER).made.profile.name, load_hardware(PROFILE).name]
 
 
@@ -84,7 +84,7 @@ def test_a_model_that_torchrec_cannot_place_is_refused(
     answer = planner.TorchRecAnswer(None, 0.1, None)
     monkeypatch.setattr(planner, "torchrec_plan", lambda *_: answer)
     with pytest.raises(InputError, match="no plan for task 3 that fits"):
-        planners_plans(asked, 3)
+        draw_planners_task(asked, 3)
 
 
 @pytest.mark.parametrize(
@@ -112,5 +112,7 @@ def test_the_command_asks_for_the_planners_plans(
     )
     assert main(["bench", "against", str(tmp_path), "--tasks", "200-202", "--link", "1"]) == 0
     assert asked == [
-        TaskSetSettings(tmp_path, [200, 201, 202], rounds=16, link_gbit_s=1.0, draw=planners_plans)
+        TaskSetSettings(
+            tmp_path, [200, 201, 202], rounds=16, link_gbit_s=1.0, draw=draw_planners_task
+        )
     ]

@@ -52,7 +52,7 @@ class Lab:
         self.drawn.append(seed)
         return a_task(seed, **ranks)
 
-    def run_bench(self, job: Job, path: Path, told: Callable[[str], None]) -> None:
+    def run_bench(self, job: Job, path: Path, say: Callable[[str], None]) -> None:
         self.calls.append(path.name)
         self.jobs[path.name] = job
         rows = new_rows(job)
@@ -66,7 +66,7 @@ class Lab:
                 raise RankDiedError(f"rank 1 died in {path.name}", 3)
             rows.rounds.append(a_round(index, rows.names, job.block))
             write_rows(path, rows)
-            told(f"round {index + 1} of {job.rounds}")
+            say(f"round {index + 1} of {job.rounds}")
 
 
 def a_round(index: int, names: list[str], block: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 from shardopt.calibrate.design.points import Point
 from shardopt.calibrate.kernels.dense import measure_copy_h2d, measure_gemm, measure_streaming
 from shardopt.calibrate.kernels.host import HostTimer, measure_host
-from shardopt.calibrate.rows import Measured
+from shardopt.calibrate.rows import Measurement
 from shardopt.measure.sampling import CLEAN_ENOUGH, CpuTimer
 
 torch = pytest.importorskip("torch")
@@ -17,7 +17,7 @@ def timer() -> CpuTimer:
     return CpuTimer(2**16)
 
 
-def checked(rows: list[Measured]) -> Measured:
+def checked(rows: list[Measurement]) -> Measurement:
     (row,) = rows
     assert row.n >= CLEAN_ENOUGH
     assert 0 < row.p10_us <= row.median_us <= row.p90_us

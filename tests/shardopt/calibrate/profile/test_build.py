@@ -17,7 +17,7 @@ from predictor.hardware.loader import CpuEmbedding, HardwareProfile, load_hardwa
 from shardopt.calibrate.design import points as design
 from shardopt.calibrate.design.points import Point
 from shardopt.calibrate.profile.build import build_profile, profile_text
-from shardopt.calibrate.rows import Measured, Origin, measured
+from shardopt.calibrate.rows import Measurement, Origin, row_of_samples
 from shardopt.cli.app import app
 from shardopt.measure.timing import Samples
 
@@ -32,13 +32,13 @@ FLOOR_US = TRUE.elementwise.floor_us
 MODEL = Path(__file__).parents[4] / "configs" / "models" / "dlrm_criteo_kaggle.yaml"
 
 
-def row(point: Point, time_ms: float, part: str = "", **facts: object) -> Measured:
-    made = measured(point, Samples((time_ms * 1e-3,) * 3), part, **facts)
+def row(point: Point, time_ms: float, part: str = "", **facts: object) -> Measurement:
+    made = row_of_samples(point, Samples((time_ms * 1e-3,) * 3), part, **facts)
     made.__dict__["date"] = "2026-01-02T03:04:05Z"
     return made
 
 
-def synthetic_rows(true: HardwareProfile) -> list[Measured]:
+def synthetic_rows(true: HardwareProfile) -> list[Measurement]:
     law = true.embedding
     assert isinstance(law, CpuEmbedding)
     rows = []
@@ -65,7 +65,7 @@ def synthetic_rows(true: HardwareProfile) -> list[Measured]:
     return rows + collective_rows(true)
 
 
-def collective_rows(true: HardwareProfile, link_gbit_s: float | None = None) -> list[Measured]:
+def collective_rows(true: HardwareProfile, link_gbit_s: float | None = None) -> list[Measurement]:
     rows = []
     wire = true.collectives.intra if link_gbit_s is None else true.collectives.inter
     for point in design.collective_points(design.QUICK, 2, link_gbit_s):
@@ -81,11 +81,11 @@ def collective_rows(true: HardwareProfile, link_gbit_s: float | None = None) -> 
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[Measured]:
+def rows() -> list[Measurement]:
     return synthetic_rows(TRUE)
 
 
-def test_held_out_errors_of_exact_rows_are_small(rows: list[Measured]) -> None:
+def test_held_out_errors_of_exact_rows_are_small(rows: list[Measurement]) -> None:
     found = build_profile(rows, ORIGIN, load_hardware("cpu-gloo"), "mine", 2, 24.0)
     bounds = {"lookup": 1e-3, "elementwise": 1e-3, "gemm": 0.03, "all": 0.08, "reduce": 0.08}
     assert {"lookup forward", "lookup backward", "gemm fp32", "elementwise"} <= set(found.errors)
@@ -100,7 +100,7 @@ def test_held_out_errors_of_exact_rows_are_small(rows: list[Measured]) -> None:
     assert kept == (base.op_us, base.layer_op_us), "no iterations were run"
 
 
-def test_the_profile_is_a_file_that_plan_takes(rows: list[Measured], tmp_path: Path) -> None:
+def test_the_profile_is_a_file_that_plan_takes(rows: list[Measurement], tmp_path: Path) -> None:
     found = build_profile(rows, ORIGIN, load_hardware("cpu-gloo"), "mine", 2, 24.0)
     path = tmp_path / "mine.yaml"
     path.write_text(profile_text(found))
@@ -121,12 +121,12 @@ def test_the_profile_is_a_file_that_plan_takes(rows: list[Measured], tmp_path: P
     assert json.loads(done.stdout)["hardware"] == str(path)
 
 
-def test_too_few_rows_fit_nothing(rows: list[Measured]) -> None:
+def test_too_few_rows_fit_nothing(rows: list[Measurement]) -> None:
     with pytest.raises(InputError, match="too few to fit anything"):
         build_profile(rows[:3], ORIGIN, load_hardware("cpu-gloo"), "mine", 2, 24.0)
 
 
-def test_a_family_that_was_not_measured_stays_as_it_was(rows: list[Measured]) -> None:
+def test_a_family_that_was_not_measured_stays_as_it_was(rows: list[Measurement]) -> None:
     base = load_hardware("cpu-gloo")
     found = build_profile(collective_rows(TRUE), ORIGIN, base, "mine", 2, 24.0)
     assert found.profile.embedding == base.embedding
@@ -154,7 +154,7 @@ def test_a_link_between_hosts_is_fitted_from_its_own_rows_alone() -> None:
 
 @pytest.mark.parametrize("link_gbit_s", [None, 1.0])
 def test_iterations_give_the_host_costs_and_what_the_curves_hold_of_them(
-    iteration_rows: Callable[..., list[Measured]], link_gbit_s: float | None
+    iteration_rows: Callable[..., list[Measurement]], link_gbit_s: float | None
 ) -> None:
     """A small message is its latency, after what the main thread does of it."""
     known = {"op_us": 8.0, "layer_op_us": 5.0, "iteration_us": 700.0, "collective_us": 0.0}
@@ -176,7 +176,7 @@ def test_iterations_give_the_host_costs_and_what_the_curves_hold_of_them(
 
 
 def test_iterations_over_another_link_say_nothing(
-    iteration_rows: Callable[..., list[Measured]],
+    iteration_rows: Callable[..., list[Measurement]],
 ) -> None:
     base = load_hardware("cpu-gloo")
     given = [*collective_rows(TRUE), *iteration_rows(TRUE, 400.0, link_gbit_s=1.0)]
@@ -188,7 +188,7 @@ def test_iterations_over_another_link_say_nothing(
 
 @pytest.mark.parametrize(("small_us", "floor_us"), [(2.0, 2.0), (50.0, FLOOR_US), (None, FLOOR_US)])
 def test_the_floor_of_a_kernel_is_at_most_a_small_op_in_a_loop(
-    rows: list[Measured], small_us: float | None, floor_us: float
+    rows: list[Measurement], small_us: float | None, floor_us: float
 ) -> None:
     given = [r for r in rows if r.point.family == "elementwise"]
     if small_us is not None:

@@ -35,7 +35,14 @@ from shardopt.calibrate.design.points import Point
 from shardopt.calibrate.profile.build import build_profile, profile_text
 from shardopt.calibrate.profile.builder import Calibrated
 from shardopt.calibrate.profile.tables import launch_rows
-from shardopt.calibrate.rows import PARTS, CalibrationRows, Measured, Origin, measured, read_rows
+from shardopt.calibrate.rows import (
+    PARTS,
+    CalibrationRows,
+    Measurement,
+    Origin,
+    read_rows,
+    row_of_samples,
+)
 from shardopt.cli.app import main
 from shardopt.measure.timing import Samples
 
@@ -81,12 +88,12 @@ class Draws:
 
     def row(
         self, point: Point, time_ms: float, part: str = "", noise: float = 0.03, **facts: object
-    ) -> Measured:
+    ) -> Measurement:
         seconds = float(time_ms * 1e-3 * np.exp(self.rng.normal(0.0, noise)))
-        made = measured(point, Samples((seconds,) * 3), part, **facts)
+        made = row_of_samples(point, Samples((seconds,) * 3), part, **facts)
         return replace(made, date="2026-01-02T03:04:05Z")
 
-    def alone(self, points: list[Point]) -> Iterator[Measured]:
+    def alone(self, points: list[Point]) -> Iterator[Measurement]:
         for point in points:
             p = point.params
             if "tables" in p:
@@ -105,7 +112,7 @@ class Draws:
             else:
                 yield self.host(point)
 
-    def host(self, point: Point) -> Measured:
+    def host(self, point: Point) -> Measurement:
         cost, what = TRUE.overheads, point.params["what"]
         ways = 2 * cost.launch_latency_us + TRUE.elementwise.floor_us
         us = {
@@ -115,13 +122,13 @@ class Draws:
             "sync": cost.sync_us,
         }[what]
         return replace(
-            measured(
+            row_of_samples(
                 point, Samples((us * 1e-6,) * 3), **({"device": DEVICE} if what == "op" else {})
             ),
             date="2026-01-02T03:04:05Z",
         )
 
-    def lookup(self, point: Point) -> Iterator[Measured]:
+    def lookup(self, point: Point) -> Iterator[Measurement]:
         facts = []
         for table in point.params["tables"]:
             ids = point.params["batch"] * table["pooling"]
@@ -132,7 +139,7 @@ class Draws:
                 point, predict_launches(TRUE, launch_rows([blank]))[0], part, tables=facts
             )
 
-    def together(self, ranks: int, hosts: int = 1) -> Iterator[Measured]:
+    def together(self, ranks: int, hosts: int = 1) -> Iterator[Measurement]:
         for point in phases.together(design.QUICK, ranks, hosts=hosts):
             p = point.params
             if point.family == "collective":
@@ -148,7 +155,7 @@ class Draws:
             else:
                 yield self.row(point, 1.0)
 
-    def collective(self, point: Point) -> Measured:
+    def collective(self, point: Point) -> Measurement:
         p = point.params
         op = p["op"].removesuffix("_uneven")
         if op == "issue":
@@ -159,18 +166,18 @@ class Draws:
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[Measured]:
+def rows() -> list[Measurement]:
     draws = Draws()
     alone = draws.alone(design_cuda.kernel_points(SIZE, GPU))
     return [*alone, *draws.together(ranks=4)]
 
 
-def built(rows: list[Measured], **wiring: int) -> Calibrated:
+def built(rows: list[Measurement], **wiring: int) -> Calibrated:
     return build_profile(rows, ORIGIN, BASE, "mine", wiring.pop("ranks", 4), 512.0, **wiring)
 
 
 @pytest.fixture(scope="module")
-def found(rows: list[Measured]) -> Calibrated:
+def found(rows: list[Measurement]) -> Calibrated:
     return built(rows)
 
 
@@ -229,7 +236,7 @@ def test_the_file_holds_what_was_measured_and_takes_the_rest_from_its_base(
 
 
 def test_a_family_without_rows_is_the_bases_and_not_in_the_file(
-    rows: list[Measured], tmp_path: Path
+    rows: list[Measurement], tmp_path: Path
 ) -> None:
     few = [r for r in rows if r.point.family in ("streaming", "elementwise", "gemm")]
     made = built(few)
@@ -242,7 +249,7 @@ def test_a_family_without_rows_is_the_bases_and_not_in_the_file(
     assert loaded.collectives == BASE.collectives
 
 
-def test_constants_that_no_row_tells_are_named(rows: list[Measured]) -> None:
+def test_constants_that_no_row_tells_are_named(rows: list[Measurement]) -> None:
     fused = [r for r in rows if r.point.family == "lookup" and "kernel" not in r.point.params]
     made = built(fused)
     said = made.profile.embedding.provenance.source
@@ -251,7 +258,7 @@ def test_constants_that_no_row_tells_are_named(rows: list[Measured]) -> None:
 
 
 def test_the_command_writes_a_file_over_the_base_of_its_device(
-    rows: list[Measured],
+    rows: list[Measurement],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -283,7 +290,7 @@ def test_no_rows_make_no_profile() -> None:
 
 
 @pytest.mark.slow
-def test_lookups_of_the_users_model_join_the_fit(rows: list[Measured]) -> None:
+def test_lookups_of_the_users_model_join_the_fit(rows: list[Measurement]) -> None:
     """Half of them: the others are held out, and predicted better for it."""
     draws = Draws()
     own = []
@@ -317,7 +324,7 @@ def test_hosts_of_several_ranks_tell_both_links() -> None:
 
 @pytest.mark.parametrize("wrong", ["nan", "0.000", "-3.000", "inf"])
 def test_a_wrong_time_is_refused_with_its_line(
-    rows: list[Measured], tmp_path: Path, wrong: str
+    rows: list[Measurement], tmp_path: Path, wrong: str
 ) -> None:
     file = CalibrationRows(tmp_path / "gpu.rows.csv", ORIGIN)
     for row in rows[:4]:
@@ -331,7 +338,7 @@ def test_a_wrong_time_is_refused_with_its_line(
 
 @pytest.mark.parametrize("wrong", ["NaN", "0", "-5"])
 def test_a_wrong_fact_is_refused_with_its_line(
-    rows: list[Measured], tmp_path: Path, wrong: str
+    rows: list[Measurement], tmp_path: Path, wrong: str
 ) -> None:
     row = next(r for r in rows if r.point.family == "lookup")
     file = CalibrationRows(tmp_path / "gpu.rows.csv", ORIGIN)

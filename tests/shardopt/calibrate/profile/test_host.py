@@ -11,11 +11,11 @@ import pytest
 
 from predictor.hardware.loader import HardwareProfile, load_hardware
 from shardopt.calibrate.profile.host import HostCosts, host_costs
-from shardopt.calibrate.rows import Measured
+from shardopt.calibrate.rows import Measurement
 
 pytest.importorskip("scipy")
 
-Rows = Callable[..., list[Measured]]
+Rows = Callable[..., list[Measurement]]
 BASE = load_hardware("cpu-gloo")
 
 
@@ -24,7 +24,7 @@ def machine(op_us: float, layer_op_us: float, iteration_us: float) -> HardwarePr
     return BASE.model_copy(update={"overheads": BASE.overheads.model_copy(update=known)})
 
 
-def fitted(rows: Sequence[Measured]) -> HostCosts:
+def fitted(rows: Sequence[Measurement]) -> HostCosts:
     cpu, wall = ([r for r in rows if r.part == part] for part in ("cpu", "wall"))
     return host_costs(cpu, wall, BASE)
 

@@ -1,7 +1,7 @@
 """A profile says on which machine it was measured."""
 
 from predictor.hardware.loader import load_hardware
-from shardopt.calibrate.profile.machine import elsewhere, measured_on, source_on
+from shardopt.calibrate.profile.machine import measured_on, other_machine_note, source_on
 
 CPU = load_hardware("cpu-gloo")
 
@@ -9,11 +9,11 @@ CPU = load_hardware("cpu-gloo")
 def test_a_measured_profile_names_its_machine() -> None:
     (machine,) = measured_on(CPU)
     assert CPU.embedding.provenance.source.startswith(source_on(machine))
-    assert elsewhere(CPU, machine) is None
+    assert other_machine_note(CPU, machine) is None
 
 
 def test_another_machine_is_said() -> None:
-    said = elsewhere(CPU, "a toaster, 1 cores, 2 GiB, Linux")
+    said = other_machine_note(CPU, "a toaster, 1 cores, 2 GiB, Linux")
     assert said is not None
     assert "and this is a toaster" in said
     assert measured_on(CPU)[0] in said
@@ -22,4 +22,4 @@ def test_another_machine_is_said() -> None:
 
 def test_published_constants_are_of_no_machine() -> None:
     assert measured_on(load_hardware("h100-sxm")) == ()
-    assert elsewhere(load_hardware("h100-sxm"), "this machine") is None
+    assert other_machine_note(load_hardware("h100-sxm"), "this machine") is None

@@ -10,7 +10,7 @@ from predictor.hardware.loader import HardwareProfile, load_hardware
 from shardopt.calibrate.design.ops import op_points
 from shardopt.calibrate.design.points import QUICK, Point
 from shardopt.calibrate.profile.small_ops import batched_products, copies, gathers
-from shardopt.calibrate.rows import PASSES, Measured, measured
+from shardopt.calibrate.rows import PASSES, Measurement, row_of_samples
 from shardopt.measure.timing import Samples
 
 pytest.importorskip("scipy")
@@ -41,11 +41,11 @@ def of(family: str, *ops: str) -> list[Point]:
     return [p for p in POINTS if p.family == family and p.params["op"] in ops]
 
 
-def row(point: Point, time_us: float, part: str = "", **facts: object) -> Measured:
-    return measured(point, Samples((time_us * 1e-6,) * 3), part, **facts)
+def row(point: Point, time_us: float, part: str = "", **facts: object) -> Measurement:
+    return row_of_samples(point, Samples((time_us * 1e-6,) * 3), part, **facts)
 
 
-def pooled_rows(hw: HardwareProfile, nonsense: float = 1.0) -> list[Measured]:
+def pooled_rows(hw: HardwareProfile, nonsense: float = 1.0) -> list[Measurement]:
     """Every op of the family; ``nonsense`` scales those that copy no columns."""
     rows = []
     columns = {("forward", "cat"), ("backward", "split")}
@@ -60,7 +60,9 @@ def pooled_rows(hw: HardwareProfile, nonsense: float = 1.0) -> list[Measured]:
     return rows
 
 
-def moves(pooled: list[Measured], jagged: list[Measured], gb_s: float = GB_S) -> dict[str, float]:
+def moves(
+    pooled: list[Measurement], jagged: list[Measurement], gb_s: float = GB_S
+) -> dict[str, float]:
     return copies(pooled, jagged, gb_s, CALL_US)
 
 
@@ -76,7 +78,7 @@ def test_only_copies_of_columns_count_and_none_is_faster_than_streaming() -> Non
     assert moves(pooled_rows(hw), [], 1e-3) == {"columns": 1.0}
 
 
-def jagged_rows(each_ns: float, gb_s: float) -> list[Measured]:
+def jagged_rows(each_ns: float, gb_s: float) -> list[Measurement]:
     rows = []
     for point in of("jagged", "bucketize", "permute"):
         p = point.params
@@ -97,7 +99,7 @@ def test_ids_that_move_faster_than_memory_cost_nothing_more() -> None:
     assert moves([], jagged_rows(0.0, 10 * GB_S)) == {"bucketize_ns_per_id": 0.0}
 
 
-def bmm_rows(hw: HardwareProfile) -> list[Measured]:
+def bmm_rows(hw: HardwareProfile) -> list[Measurement]:
     """A product forward, two backward, of the shapes that the interaction has."""
     rows = []
     for point in of("interaction", "bmm"):
@@ -127,7 +129,7 @@ def test_a_rate_above_that_of_large_products_is_cut_to_it() -> None:
     assert found["batched_share"] == 1.0
 
 
-def dot_rows(bmm: list[Measured], hw: HardwareProfile, each_ns: float) -> list[Measured]:
+def dot_rows(bmm: list[Measurement], hw: HardwareProfile, each_ns: float) -> list[Measurement]:
     """The whole layer: its products, the vectors stacked, the pairs picked; both ways."""
     times = {(r.part, *shape(r.point)): r.median_us for r in bmm}
     rows = []

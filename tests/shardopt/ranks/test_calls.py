@@ -8,9 +8,9 @@ import time
 import pytest
 
 from predictor.errors import InputError
-from shardopt.ranks.limited import CallError, Limited, OutOfTime
+from shardopt.ranks.calls import CallError, CallServer, OutOfTime
 
-LIMITED = Limited([])
+LIMITED = CallServer([])
 
 
 def refuse() -> None:

@@ -25,7 +25,7 @@ class OutOfTime(ShardoptError):  # noqa: N818  # what happened, not a fault
     """A call did not end in its time."""
 
 
-class Limited:
+class CallServer:
     """Makes calls with a limit.
 
     Args:
