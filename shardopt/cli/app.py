@@ -124,7 +124,7 @@ def _print_anything() -> None:
 
 
 def _remember_interrupts() -> Event:
-    """An event that Ctrl-C sets, besides raising KeyboardInterrupt as ever."""
+    """An event that Ctrl-C sets, which raises KeyboardInterrupt all the same."""
     interrupted = Event()
 
     def handle(number: int, frame: FrameType | None) -> None:

@@ -127,7 +127,7 @@ def calibrate(
     count, hosts = _ranks(ranks, join), 1 if join is None else host_count(join)
     between = None if link is None else Link(link)
     if join is not None and between is not None:
-        raise InputError("--link starts ranks of its own; leave it out under torchrun")
+        raise InputError("--link starts its own ranks; leave it out under torchrun")
     run.check(backend.value, count, between, workload, hosts)
     size = design.QUICK if quick else design.FULL
     settings = run.CalibrationSettings(backend.value, count, size, kept, between, workload, hosts)

@@ -115,9 +115,11 @@ def plan_in_use(path: Path | None, max_moves: int | None) -> ShardingPlan | None
     from predictor.model.plan_json import load_plan
 
     if max_moves is not None and path is None:
-        raise InputError("--max-moves limits what differs from a plan; give it with --from FILE")
+        raise InputError(
+            "--max-moves limits the changes to the plan of --from; give --from FILE too"
+        )
     if max_moves is not None and max_moves < 0:
-        raise InputError(f"--max-moves is {max_moves}; it must be at least 0 (0 only rates)")
+        raise InputError(f"--max-moves is {max_moves}; it must be at least 0 (0 only predicts it)")
     return None if path is None else load_plan(path)
 
 

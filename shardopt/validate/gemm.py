@@ -63,7 +63,7 @@ def validate_gemm(folder: Path) -> Report:
         f"{DATA_TYPE}; the shipped constants of each profile, with the fixed time that the table's "
         "own way of timing adds to every row",
     )
-    return Report("gemm", tuple(rows), SEEN, tuple(skipped), notes, beside=(UNSEEN,))
+    return Report("gemm", tuple(rows), SEEN, tuple(skipped), notes, held_out=(UNSEEN,))
 
 
 def _predict(device: str, shapes: GemmRows, part: str) -> list[Compared]:

@@ -62,7 +62,7 @@ Cell = str | int | float | Interval | None
 
 @dataclass(frozen=True)
 class Scores:
-    """A table of figures beside the rows.
+    """A table of figures that the rows give.
 
     Args:
         name: key of the table in JSON and its title.
@@ -88,7 +88,7 @@ class Report:
     Args:
         rows: every comparison, hard ones included.
         headline: name of the part that ``mape`` and ``geomean`` are of.
-        beside: further parts that nothing was fitted on either; JSON lists them with the headline.
+        held_out: further parts that nothing was fitted on; JSON lists them with the headline.
         skipped: one line of text for each row that was left out, and why.
         notes: what a reader of the figures must know.
         parts: further parts of the same rows: name -> those that belong to it.
@@ -101,7 +101,7 @@ class Report:
     skipped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     parts: Mapping[str, Sequence[Compared]] = field(default_factory=dict)
-    beside: tuple[str, ...] = ()
+    held_out: tuple[str, ...] = ()
     scores: tuple[Scores, ...] = ()
 
     @property
@@ -112,7 +112,7 @@ class Report:
     @property
     def listed(self) -> list[Compared]:
         """The rows that nothing was fitted on."""
-        return [row for row in self.rows if row.part == self.headline or row.part in self.beside]
+        return [row for row in self.rows if row.part == self.headline or row.part in self.held_out]
 
     @property
     def summary(self) -> Summary:

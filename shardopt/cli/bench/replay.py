@@ -173,7 +173,7 @@ def replay(
     require_packages("torch")
     if "RANK" in os.environ:
         if ranks is not None:
-            raise InputError("--ranks is for a run without torchrun, which has its own number")
+            raise InputError("leave --ranks out under torchrun, which sets the number of ranks")
         if os.environ["RANK"] != "0":
             become_rank(folder, words)
         result = replay_rank(folder, words)

@@ -1,4 +1,4 @@
-"""``shardopt bench run``: plans run for real with TorchRec, predicted beside measured."""
+"""``shardopt bench run``: plans run for real with TorchRec, predicted and measured."""
 
 from __future__ import annotations
 

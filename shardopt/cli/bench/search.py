@@ -1,4 +1,4 @@
-"""``shardopt bench search``: the search beside TorchRec's planner, or a suite of planners."""
+"""``shardopt bench search``: the search against TorchRec's planner, or a suite of planners."""
 
 from __future__ import annotations
 
@@ -112,12 +112,12 @@ def search(
     """
     from predictor.errors import InputError
     from shardopt.api.setting import Machine
-    from shardopt.cli.checks import check_search
+    from shardopt.cli.checks import check_number, check_search
 
     machine = Machine(gpus, gpus_per_node, cluster, hardware, hbm_gib, ddr_gib, reserve, batch_size)
     check_search(seed, effort, time_limit, top_k=1)
     if (model is None) == (suite is None):
-        raise InputError("give a model file, or --suite FILE; one of the two")
+        raise InputError("give either a model file or --suite FILE")
     if suite is not None:
         _refuse(machine, time_limit)
         from shardopt.bench.planners.suite import SuiteSelection, check_planners
@@ -133,9 +133,8 @@ def search(
         return
     for flag, value in (("-o", rows), ("--only", only), ("--planners", planners)):
         if value is not None:
-            raise InputError(f"{flag} goes with --suite")
-    if not 1 <= repeat <= MAX_REPEAT:
-        raise InputError(f"--repeat is {repeat}; it must be at least 1 and at most {MAX_REPEAT}")
+            raise InputError(f"{flag} is only for --suite")
+    check_number("--repeat", repeat, 1, MAX_REPEAT)
     assert model is not None
     _one_model(model, machine, seed, effort, time_limit, repeat, json=json, quiet=quiet)
 
@@ -147,7 +146,7 @@ def _refuse(machine: Machine, time_limit: float | None) -> None:
     given = [*_words(machine)[::2], *(["--time-limit"] if time_limit is not None else [])]
     named = [word for word in given if word != "--reserve"]
     if named:
-        raise InputError(f"{named[0]} is for one model; a suite's instances say theirs")
+        raise InputError(f"{named[0]} is for one model; the instances of a suite set their own")
 
 
 def _suite(
@@ -158,7 +157,7 @@ def _suite(
     from shardopt.cli.output import check_writable, note
 
     if rows is None:
-        raise InputError("--suite needs -o CSV: where the rows go, and where they are taken up")
+        raise InputError("--suite needs -o CSV, the file for its rows")
     check_writable(rows)
     check_writable(write_docs)
     found = run_suite(load_suite(suite), rows, selection, lambda text: note([text], quiet=quiet))

@@ -42,7 +42,7 @@ class TuneFlags:
                     )
         elif self.from_ is not None:
             raise InputError(
-                "--tune and --from exclude each other: under another setting another plan is best"
+                "--tune and --from cannot be used together: another setting has another best plan"
             )
         if self.trials is not None and not 1 <= self.trials <= MAX_TRIALS:
             raise InputError(
@@ -72,7 +72,7 @@ def read_knobs(text: str) -> dict[str, tuple[Value, ...] | None]:
                 f"there are {', '.join(KNOBS)}"
             )
         if name in chosen:
-            raise InputError(f"--tune: {name} is there twice; give all of its values at once")
+            raise InputError(f"--tune: {name} is given twice; give all of its values at once")
         chosen[name] = read_values(KNOBS[name], values) if equals else None
     return chosen
 
@@ -134,8 +134,7 @@ def _value(knob: Knob, piece: str, text: str) -> Value:
         value = math.nan
     if isinstance(value, float) and not math.isfinite(value):
         raise InputError(
-            f"--tune: {knob.name}={text}: '{piece}' is none of its values ({knob.allowed}); "
-            f"{SYNTAX}"
+            f"--tune: {knob.name}={text}: '{piece}' is not allowed ({knob.allowed}); {SYNTAX}"
         )
     if value == "":
         raise InputError(f"--tune: {knob.name}= names no values; give {knob.allowed}")
@@ -158,5 +157,5 @@ def read_goals(text: str | None, knobs: dict[str, tuple[Value, ...] | None]) -> 
                 f"there are {', '.join(GOALS)}"
             )
     if len(set(names)) < len(names):
-        raise InputError(f"--objectives {text} names one twice")
+        raise InputError(f"--objectives {text} names an objective twice")
     return [GOALS[name] for name in names]

@@ -117,7 +117,7 @@ def read_systems(folder: Path) -> tuple[list[System], list[str]]:
 
 @dataclass(frozen=True)
 class Knobs:
-    """What HugeCTR's planner was told."""
+    """Settings of HugeCTR's planner."""
 
     hierarchical: bool
     bandwidth_ratio: float
@@ -203,7 +203,7 @@ def row_ranges(rows: int, dim: int, ranks: Sequence[int]) -> tuple[Shard, ...]:
 
 @dataclass(frozen=True)
 class Planner:
-    """Configurations and plans beside the rows.
+    """Configurations and plans of the submissions.
 
     Args:
         configs: (round, organisation, nodes, GPUs per node, global batch) -> knobs.

@@ -1,4 +1,4 @@
-"""The plan of TorchRec's own planner against ours, both run for real: gains foretold and measured.
+"""The plan of TorchRec's planner against ours, both run for real: gains predicted and measured.
 
 Batches are those of `shardopt bench against`. A gain is the share of the iteration time of
 TorchRec's plan that ours saves.

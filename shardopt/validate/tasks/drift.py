@@ -14,7 +14,7 @@ from predictor.hardware.schema import CollectiveGroups, Curve, HardwareProfile
 from shardopt.calibrate.design.phases import REFERENCE_KERNELS as KERNELS
 
 FACTORS = ("backward_stateless", "backward_weighted")
-"""Fields of the embedding law that are no times."""
+"""Fields of the embedding model that are no times."""
 SMALL_MOVES = ("floor_us", "ramp_us", "bucketize_ns_per_id", "gather_ns_per_element")
 Ratios = Mapping[str, float]
 """Reference kernel -> its time in the task over its time in the calibration."""
@@ -73,15 +73,15 @@ def with_curves(profile: HardwareProfile, change: Callable[[Curve], Curve]) -> C
 
 
 def _embedding(profile: HardwareProfile, ratios: Ratios) -> CpuEmbedding:
-    law = profile.embedding
-    if not isinstance(law, CpuEmbedding):
+    model = profile.embedding
+    if not isinstance(model, CpuEmbedding):
         raise InputError(f"{profile.name}: drift is corrected in profiles of CPU ranks only")
-    forward = [name for name, _ in law if name.startswith("forward_")]
-    backward = [name for name, _ in law if name.startswith("backward_") and name not in FACTORS]
-    return law.model_copy(
+    forward = [name for name, _ in model if name.startswith("forward_")]
+    backward = [name for name, _ in model if name.startswith("backward_") and name not in FACTORS]
+    return model.model_copy(
         update={
-            **_scaled(law, forward, ratios["lookup_forward"]),
-            **_scaled(law, backward, ratios["lookup_backward"]),
+            **_scaled(model, forward, ratios["lookup_forward"]),
+            **_scaled(model, backward, ratios["lookup_backward"]),
         }
     )
 

@@ -1,8 +1,8 @@
 """Plans run for real by TorchRec on CPU ranks, against predictions from calibration alone.
 
 Every batch (`shardopt.bench.tasks.task_set`) brings the calibration made before its tasks;
-nothing is fitted on an iteration. Reference kernels, which run beside the plans, correct for drift;
-figures without that correction stand beside.
+nothing is fitted on an iteration. Reference kernels, which run between the plans, correct for drift
+of the machine; figures without that correction are shown as well.
 """
 
 from __future__ import annotations

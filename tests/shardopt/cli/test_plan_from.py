@@ -68,7 +68,7 @@ def test_the_report_names_the_tables(run, model: Path, in_use: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--gpus", 2, "--max-moves", 1), "--max-moves limits what differs from a plan"),
+        (("--gpus", 2, "--max-moves", 1), "--max-moves limits the changes"),
         (("--from", "in_use.json", "--max-moves", -1), "--max-moves is -1; it must be at least 0"),
         (("--from", "nowhere.json"), "nowhere.json: no such file"),
         (("--from", "in_use.json", "--gpus", 4), "the plan places its shards on 2"),

@@ -63,7 +63,7 @@ def test_predictions_do_not_see_the_measurements(tmp_path: Path) -> None:
         ("2,16,5,1024,16,12,1024,1,1,2,200", "global batch 16 is not a multiple of 5"),
         ("2,16,4,1024,16,12.5,1024,1,1,2,200", "layers is 12.5, not a whole number"),
         ("2,100000000,1,1024,16,12,1024,1,1,2,200", "micro-batches are too many"),
-        ("2,16,4", "columns of the header"),
+        ("2,16,4", "has 3 columns, the header has"),
     ],
 )
 def test_a_row_that_cannot_be_read_is_named_and_left_out(

@@ -187,7 +187,7 @@ def test_a_suite_is_run_and_taken_up_again(run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ((), "give a model file, or --suite FILE"),
+        ((), "give either a model file or --suite FILE"),
         (("--suite", "s.yaml"), "--suite needs -o CSV"),
         (("--suite", "s.yaml", "--gpus", 8), "--gpus is for one model"),
         (("--suite", "s.yaml", "--time-limit", 8), "--time-limit is for one model"),
@@ -209,6 +209,6 @@ def test_bad_flags_of_a_suite(
 def test_flags_of_a_suite_beside_a_model(run, model: Path) -> None:
     done = run("bench", "search", model, *QUICK, "--only", "20*")
     assert (done.code, done.out) == (2, "")
-    assert "--only goes with --suite" in done.err
+    assert "--only is only for --suite" in done.err
     done = run("bench", "search", model, "--suite", model)
-    assert "one of the two" in done.err
+    assert "either a model file or --suite" in done.err
