@@ -20,10 +20,8 @@ CROSS_CUTTING = {
     # several modules at once, as their user meets them
     "predictor/cost/test_loads_fused.py",
     "predictor/iteration/test_timeline_threads.py",
-    "search/baselines/test_planners.py",
-    "search/space/test_dominance.py",
     "search/test_oracle.py",
-    "search/test_tune_workers.py",
+    "search/tune/test_workers.py",
     "shardopt/calibrate/kernels/test_measure_kernels.py",
     "shardopt/cli/test_bad_input.py",
     "shardopt/cli/test_golden.py",
@@ -60,7 +58,7 @@ PATH_HACK = re.compile(r"sys\.path\.(insert|append|extend)|sys\.path\[")
 SLEEPERS = {
     "tests/distributed/ranks.py": "the end of a process that no other waits for",
     "tests/search/tune/test_storage.py": "a lease that runs out; a poll",
-    "tests/search/tune_worker.py": "hangs until it is killed",
+    "tests/search/tune/worker.py": "hangs until it is killed",
     "tests/shardopt/cli/test_app.py": "an interrupt at any moment has the same words",
     "tests/shardopt/ranks/test_launch.py": "hangs until it is killed; a poll",
     "tests/shardopt/ranks/test_limited.py": "hangs until its time is over",

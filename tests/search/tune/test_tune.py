@@ -33,7 +33,7 @@ from tests.search.problems import (
     objective_of,
 )
 from tests.search.problems import random_plan as any_plan
-from tests.search.tune_worker import a_tuning
+from tests.search.tune.worker import a_tuning
 
 BATCHES = (256, 512, 1024, 2048, 4096, 8192)
 LOOPS = ("base", "sparse_dist")

@@ -12,10 +12,10 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from tests.search import postgres
-from tests.search.tune_worker import a_tuning
+from tests.search.tune import postgres
+from tests.search.tune.worker import a_tuning
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 TRIALS = 8
 
 
@@ -27,7 +27,7 @@ def database() -> Iterator[str]:
 
 
 def start(storage: str, study: str, hangs_at: int) -> subprocess.Popen[str]:
-    worker = [sys.executable, "-m", "tests.search.tune_worker"]
+    worker = [sys.executable, "-m", "tests.search.tune.worker"]
     return subprocess.Popen(
         [*worker, storage, study, str(TRIALS), str(hangs_at)],
         cwd=REPOSITORY,

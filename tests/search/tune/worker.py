@@ -1,6 +1,6 @@
-"""A worker of a study, run in a process of its own by `test_tune_workers`.
+"""A worker of a study, run in a process of its own by `test_workers`.
 
-    tune_worker.py STORAGE STUDY TRIALS HANGS_AT
+    python -m tests.search.tune.worker STORAGE STUDY TRIALS HANGS_AT
 
 The worker hangs in its trial number HANGS_AT (of those it runs, from 0), for the test to kill it.
 """
