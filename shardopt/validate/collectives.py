@@ -50,10 +50,10 @@ def validate_collectives(folder: Path) -> Report:
     found = read_collectives(data_folder(folder, COLLECTIVE_FILES))
     skipped = list(found.problems)
     rows: list[Compared] = []
-    notes = ["fitted on every second size; the rows are the other sizes"]
+    notes = ["fitted on every second size and tested on the others"]
     for key, table in _one_rank_count(found.tables).items():
         if len(set(table.size_bytes)) < FEWEST_SIZES:
-            skipped.append(f"{' '.join(key)}: one size alone leaves none to test")
+            skipped.append(f"{' '.join(key)}: a single size leaves none to test on")
             continue
         chosen = table.every_second
         curve, asked = _fitted(table.where(chosen), key[2]), table.where(~chosen)
@@ -82,7 +82,7 @@ def _scatter_note(key: Key, rows: list[Compared]) -> Iterator[str]:
     scatter = mape(never_falling([row.measured_ms for row in ordered]))
     yield (
         f"{' '.join(key)}: geomean {missed:.1%}; its rows scatter by {scatter:.1%} (mean) around "
-        "the best curve that never falls, drawn through these very rows"
+        "even the best monotone curve through them"
     )
 
 

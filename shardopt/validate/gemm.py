@@ -60,8 +60,8 @@ def validate_gemm(folder: Path) -> Report:
         elif split == "test":
             rows += _predict(device, shapes, SEEN if device in trained else UNSEEN)
     notes = (
-        f"{DATA_TYPE}; the shipped constants of each profile, with the fixed time that the table's "
-        "own way of timing adds to every row",
+        f"{DATA_TYPE}; predicted with the shipped constants of each profile, plus the fixed time "
+        "that the table's way of timing adds to every row",
     )
     return Report("gemm", tuple(rows), SEEN, tuple(skipped), notes, held_out=(UNSEEN,))
 

@@ -97,8 +97,8 @@ def validate_torchrec_p4d(folder: Path) -> Report:
         except ShardoptError as error:
             skipped.append(f"{run.gpus}x{run.local_batch} {run.settings}: {error}")
     notes = (
-        "TorchRec of 2021 to 2023 under its default planner; the profile holds later software. "
-        "Loading data on the host, which the rows include, is not modelled",
+        "measured with TorchRec of 2021 to 2023 and its default planner, while the profile "
+        "describes later software; the rows include data loading, which is not modelled",
     )
     return Report("torchrec-p4d", tuple(rows), PUBLISHED, tuple(skipped), notes)
 

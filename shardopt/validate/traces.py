@@ -73,13 +73,13 @@ def validate_traces(folder: Path) -> Report:
 
 
 NOTES = (
-    "the first step of a trace begins with the device at work on what no trace shows, and is "
-    "predicted as if it were idle",
-    "that a kernel waits while another fills the device, and which of several collectives a stream "
-    "waits for, are rules set with these files in sight; they have no fitted constant",
-    "collectives of a trace of one rank take as long as traced, waiting for other ranks included; "
-    "of the 8 ranks, as long as on the rank that came last",
-    "lookups are not compared: no trace says how ids are spread over rows",
+    "when the first step of a trace begins, the device is still busy with work before the trace; "
+    "it is predicted as if it were idle",
+    "two rules were chosen with these files in sight: a kernel waits while another fills the "
+    "device, and which of several collectives a stream waits for; neither has a fitted constant",
+    "in a trace of one rank, collectives take as long as traced, including the wait for other "
+    "ranks; in the traces of 8 ranks, as long as on the last rank to arrive",
+    "lookups are not compared, as no trace records how ids are distributed over rows",
 )
 
 

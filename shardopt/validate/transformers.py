@@ -48,10 +48,10 @@ MOST_PASSES = 10**6
 """Micro-batches times stages; the largest published have 12 288."""
 
 NOTES = (
-    "five constants of the software were fitted on the rows `fit`, the 100 whose configurations "
-    "have the smallest hash; GEMM, softmax and collectives are those of the profile",
-    "rows of one node are sums of times that the source took once per hidden size, tensor "
-    "parallelism and micro-batch: a combination is off as a whole",
+    "five constants of the software were fitted on the rows `fit`, 100 rows chosen by a hash of "
+    "their configuration; GEMM, softmax and collectives are those of the profile",
+    "rows of one node are sums of times that the source measured once per hidden size, tensor "
+    "parallelism and micro-batch, so errors are shared by all rows of such a combination",
 )
 
 Measured = tuple[Configuration, GptTraining, float]

@@ -94,9 +94,9 @@ def validate_transformers_cpu(folder: Path) -> Report:
         tuple(rows),
         headline="targets",
         notes=(
-            "measured: the median over all rounds, of the slowest rank",
+            "measured: the median of the slowest rank over all rounds",
             "kernel models are fitted on steps of other shapes; no target was run for its "
-            "prediction, its ops come from fake tensors",
+            "prediction: its ops come from fake tensors",
             *map(_noise_note, predictors),
             *_trace_notes(folder),
         ),
@@ -226,8 +226,8 @@ def _noise_note(predictor: _Predictor) -> str:
     rounds = predictor.rounds
     spread = float(np.median(list(rounds.spread.values())))
     return (
-        f"{predictor.ranks} rank(s): {rounds.count} rounds, {rounds.disturbed} more left out as "
-        f"other work took the ranks' cores; median half range between quartiles {spread:.1%}"
+        f"{predictor.ranks} rank(s): {rounds.count} rounds, and {rounds.disturbed} left out "
+        f"because other work took the ranks' cores; median half interquartile range {spread:.1%}"
     )
 
 

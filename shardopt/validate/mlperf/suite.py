@@ -117,8 +117,8 @@ def plan_change(systems: list[System], planner: Planner) -> Iterator[str]:
         was, now = _with(old, planner, None), _with(old, planner, matrix)
         measured = new.measured_ms / old.measured_ms - 1
         yield (
-            f"v3.0 to v3.1 on {old.gpus} {old.accelerator}: measured {measured:+.1%}; the change "
-            f"of plan alone is predicted to bring {now / was - 1:+.1%}, the rest is software"
+            f"v3.0 to v3.1 on {old.gpus} {old.accelerator}: measured {measured:+.1%}; the new "
+            f"plan alone is predicted to change it by {now / was - 1:+.1%}, the rest is software"
         )
 
 

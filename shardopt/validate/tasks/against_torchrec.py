@@ -106,12 +106,12 @@ def validate_against_torchrec(folder: Path) -> Report:
         ),
         notes=(
             "both planners had the same model, pooling factors and memory; TorchRec's ran with its "
-            "defaults, on its default bandwidths",
+            "defaults, including its default bandwidths",
             "measured: both plans interleaved in one process group; a gain is the median over "
             "rounds, with a sign-test interval of at least 95 %",
-            f"rounds in which something else kept more than {QUIET:g} of a core busy are in the "
-            "files but are not counted",
-            "predicted from the calibration of the batch; no iteration of a task was looked at",
+            f"rounds in which other work kept more than {QUIET:g} of a core busy are in the files "
+            "but are not counted",
+            "predicted from the calibration of the batch, without using any iteration of a task",
         ),
         scores=(_summary(gains), _by_task(gains), _calibrated(batches)),
     )

@@ -36,11 +36,11 @@ def validate_torchrec_cpu(folder: Path) -> Report:
         headline="plans",
         skipped=tuple(text for batch in batches for text in batch.skipped),
         notes=(
-            "measured: the median over all iterations of a plan, as rank 0 saw them",
+            "measured: the median over all iterations of a plan on rank 0",
             "predicted from the calibration of the batch, corrected for drift by the reference "
-            "kernels of the task; no iteration of a task was looked at",
-            f"versions of the predictor tried before this one, most of them on {DEVELOPED_ON[0]}: "
-            f"{VARIANTS_TRIED}; fresh batches were scored with this one only",
+            "kernels of the task, without using any iteration of a task",
+            f"{VARIANTS_TRIED} versions of the predictor were tried before this one, most of them "
+            f"on {DEVELOPED_ON[0]}; fresh batches were scored with this one only",
         ),
         scores=all_scores(tasks, batches),
     )

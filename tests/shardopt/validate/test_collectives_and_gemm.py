@@ -55,7 +55,7 @@ def test_a_table_of_two_large_sizes_is_not_dropped(tmp_path: Path) -> None:
     report = validate_collectives(tmp_path)
     assert report.summary.n == 1
     assert report.summary.mape < 0.01
-    assert "one size alone" in report.skipped[0]
+    assert "a single size leaves none" in report.skipped[0]
 
 
 def test_rank_counts_left_out_are_apart(tmp_path: Path) -> None:

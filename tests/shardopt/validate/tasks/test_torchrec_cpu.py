@@ -246,7 +246,7 @@ def test_command_json_and_page(lab, capsys: pytest.CaptureFixture[str], tmp_path
     text = page.read_text()
     assert "### truth against truth" in text
     assert "| batch-1 task-001 | loopback | base | 45 | 4 |" in text
-    assert "versions of the predictor tried" in text
+    assert "versions of the predictor were tried" in text
     assert "table_wise_by_lookups | TW |" not in text
     assert app.main(words) == 0
     assert "picking" in capsys.readouterr().out
