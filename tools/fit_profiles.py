@@ -19,7 +19,7 @@ import numpy as np
 from predictor.cost.collectives import OPS, Op
 from predictor.csv_rows import Row, number, read_table
 from predictor.errors import InputError
-from predictor.fit.collectives import Array, Rows, errors, fit_curve, fit_rank_cost
+from predictor.fit.collectives import Array, CollectiveRows, errors, fit_curve, fit_rank_cost
 from predictor.fit.public_tables import Key, read_collectives
 from predictor.hardware.schema import Curve
 
@@ -53,18 +53,20 @@ class PublicRows:
     def __init__(self, folder: Path, *, halved: bool = False) -> None:
         self.folder = folder
         self.halved = halved
-        self.taken: list[Rows] = []
-        self.held_out: list[tuple[Op, Rows]] = []
+        self.taken: list[CollectiveRows] = []
+        self.held_out: list[tuple[Op, CollectiveRows]] = []
         self.problems: list[str] = []
 
     @cached_property
-    def tables(self) -> dict[Key, Rows]:
+    def tables(self) -> dict[Key, CollectiveRows]:
         """All tables of collectives."""
         found = read_collectives(self.folder)
         self.problems += found.problems
         return found.tables
 
-    def table(self, platform: str, wiring: str, op: str, above_bytes: float = 0.0) -> Rows:
+    def table(
+        self, platform: str, wiring: str, op: str, above_bytes: float = 0.0
+    ) -> CollectiveRows:
         """The one table of a collective on a platform, from a size on."""
         found = [
             rows
@@ -81,8 +83,8 @@ class PublicRows:
             self.held_out.append((op, rows.where(~chosen)))
         return self.take(rows.where(chosen))
 
-    def take(self, rows: Rows) -> Rows:
-        """Rows that a rule uses."""
+    def take(self, rows: CollectiveRows) -> CollectiveRows:
+        """CollectiveRows that a rule uses."""
         self.taken.append(rows)
         return rows
 
@@ -91,13 +93,13 @@ class PublicRows:
         rows = _small(self.tables, f"{platform} (vidur)")
         return float(np.median(self.take(rows).time_us))
 
-    def simai(self) -> Rows:
+    def simai(self) -> CollectiveRows:
         """An all-to-all on one host of eight, from its efficiency against NVLink's line rate."""
         found = read_table(self.folder / SIMAI_FILE, ("Size", "1 Node(NVLinkx)"), _simai)
         self.problems += found.problems
-        return self.take(Rows.of(found.rows))
+        return self.take(CollectiveRows.of(found.rows))
 
-    def trace_minima(self) -> dict[str, Rows]:
+    def trace_minima(self) -> dict[str, CollectiveRows]:
         """Kernel times once the last rank has arrived: the shortest over ranks, by collective."""
         columns = ("et_collective", "idx", "kernel_dur_us", "in_bytes")
         found = read_table(self.folder / V100_TRACE_FILE, columns, _traced)
@@ -109,7 +111,9 @@ class PublicRows:
         names = sorted({name for name, _ in shortest})
         return {
             name: self.take(
-                Rows.of([(s, 8.0, t) for (op, _), (s, t) in shortest.items() if op == name])
+                CollectiveRows.of(
+                    [(s, 8.0, t) for (op, _), (s, t) in shortest.items() if op == name]
+                )
             )
             for name in names
         }
@@ -125,7 +129,7 @@ class Fit:
     """
 
     curves: Curves
-    rows: Rows
+    rows: CollectiveRows
     problems: tuple[str, ...]
 
     @property
@@ -252,14 +256,14 @@ RULES: Mapping[str, Callable[[PublicRows], Curves]] = {
 """Profile -> the rule of its curves within a host."""
 
 
-def _small(tables: Mapping[Key, Rows], platform: str) -> Rows:
+def _small(tables: Mapping[Key, CollectiveRows], platform: str) -> CollectiveRows:
     rows = tables[platform, "1x2", "send_recv"]
     return rows.where(rows.size_bytes <= SMALL_MESSAGE_BYTES)
 
 
-def _join(*parts: Rows) -> Rows:
+def _join(*parts: CollectiveRows) -> CollectiveRows:
     rows = (zip(p.size_bytes, p.ranks, p.time_us, strict=True) for p in parts)
-    return Rows.of([row for part in rows for row in part])
+    return CollectiveRows.of([row for part in rows for row in part])
 
 
 def _spread(curve: Curve, like: Curve, ranks: int = 8) -> Curve:

@@ -35,7 +35,7 @@ SMALL_BYTES = 65536
 
 
 @dataclass(frozen=True)
-class Rows:
+class CollectiveRows:
     """Timings of one collective on one platform: three arrays of shape ``[rows]``."""
 
     size_bytes: Array
@@ -43,14 +43,14 @@ class Rows:
     time_us: Array
 
     @classmethod
-    def of(cls, rows: Sequence[tuple[float, float, float]]) -> Rows:
+    def of(cls, rows: Sequence[tuple[float, float, float]]) -> CollectiveRows:
         """From (size_bytes, ranks, time_us), sorted by ranks, then size."""
         table = np.array(sorted((n, s, t) for s, n, t in rows), dtype=np.float64).reshape(-1, 3)
         return cls(table[:, 1], table[:, 0], table[:, 2])
 
-    def where(self, keep: NDArray[np.bool_]) -> Rows:
+    def where(self, keep: NDArray[np.bool_]) -> CollectiveRows:
         """The rows for which ``keep`` holds."""
-        return Rows(self.size_bytes[keep], self.ranks[keep], self.time_us[keep])
+        return CollectiveRows(self.size_bytes[keep], self.ranks[keep], self.time_us[keep])
 
     @property
     def every_second(self) -> NDArray[np.bool_]:
@@ -63,7 +63,7 @@ class Rows:
 
 
 def fit_curve(
-    rows: Rows,
+    rows: CollectiveRows,
     op: str,
     edges_mib: Sequence[float] = EDGES_MIB,
     smoothing: float = SMOOTHING,
@@ -116,7 +116,7 @@ def _non_negative(columns: Array, target: Array, penalty: Array) -> Array:
     return np.asarray(solution / scale)
 
 
-def _bus_mib(rows: Rows, op: str) -> Array:
+def _bus_mib(rows: CollectiveRows, op: str) -> Array:
     factor = np.array([bus_factor(op, int(n)) if op in _COUNTED else 1.0 for n in rows.ranks])
     return np.asarray(rows.size_bytes * factor / units.MIB)
 
@@ -134,7 +134,7 @@ def _step_penalty(edges: Sequence[float], bus_mib: Array, time: Array) -> Array:
     return matrix
 
 
-def predict_us(curve: Curve, rows: Rows, op: str) -> Array:
+def predict_us(curve: Curve, rows: CollectiveRows, op: str) -> Array:
     """Times in microseconds, shape ``[rows]``."""
     result = np.empty_like(rows.time_us)
     bus_bytes = _bus_mib(rows, op) * units.MIB
@@ -145,7 +145,7 @@ def predict_us(curve: Curve, rows: Rows, op: str) -> Array:
     return result
 
 
-def errors(curve: Curve, rows: Rows, op: str) -> Array:
+def errors(curve: Curve, rows: CollectiveRows, op: str) -> Array:
     """Relative errors ``predicted / measured - 1``, shape ``[rows]``."""
     return predict_us(curve, rows, op) / rows.time_us - 1.0
 
@@ -160,7 +160,7 @@ class Score:
     n: int
 
 
-def score_every_second(rows: Rows, op: str) -> Score:
+def score_every_second(rows: CollectiveRows, op: str) -> Score:
     """Fit on every second size, score on the others."""
     chosen = rows.every_second
     held_out = rows.where(~chosen)
@@ -168,7 +168,7 @@ def score_every_second(rows: Rows, op: str) -> Score:
     return _score(error, held_out.size_bytes > SMALL_BYTES)
 
 
-def score_ranks(rows: Rows, op: str, fit_ranks: Sequence[int]) -> Score:
+def score_ranks(rows: CollectiveRows, op: str, fit_ranks: Sequence[int]) -> Score:
     """Fit on some rank counts, score on the others."""
     chosen = np.isin(rows.ranks, fit_ranks)
     held_out = rows.where(~chosen)
@@ -183,7 +183,7 @@ def _score(error: Array, large: NDArray[np.bool_]) -> Score:
     return Score(over(large, gmae), over(large, mape), over(~large, gmae), len(error))
 
 
-def fit_rank_cost(rows: Rows, op: str, reference: int) -> Curve:
+def fit_rank_cost(rows: CollectiveRows, op: str, reference: int) -> Curve:
     """A curve fitted at one rank count, with a factor on its marginal costs at the others.
 
     For wirings whose bandwidth jumps with the ranks, such as the cube mesh of V100 hosts, where the

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from predictor.csv_rows import MOST_RANKS, ParsedRows, Row, count, number, read_table
-from predictor.fit.collectives import Rows
+from predictor.fit.collectives import CollectiveRows
 from predictor.fit.gemm import GemmRows
 
 Key: TypeAlias = tuple[str, str, str]
@@ -30,17 +30,17 @@ OPS = {
 
 
 @dataclass(frozen=True)
-class Collectives:
+class CollectiveTables:
     """Tables of collectives by platform, wiring and collective.
 
     ``problems`` has a line of text for every row that could not be read.
     """
 
-    tables: dict[Key, Rows]
+    tables: dict[Key, CollectiveRows]
     problems: list[str]
 
 
-def read_collectives(folder: Path) -> Collectives:
+def read_collectives(folder: Path) -> CollectiveTables:
     """Every table of collectives in ``folder``; files that are not there are left out."""
     found: dict[Key, list[tuple[float, float, float]]] = defaultdict(list)
     problems: list[str] = []
@@ -50,7 +50,9 @@ def read_collectives(folder: Path) -> Collectives:
             problems += table.problems
             for key, row in table.rows:
                 found[key].append(row)
-    return Collectives({key: Rows.of(rows) for key, rows in sorted(found.items())}, problems)
+    return CollectiveTables(
+        {key: CollectiveRows.of(rows) for key, rows in sorted(found.items())}, problems
+    )
 
 
 def _nccl(row: Row) -> tuple[Key, tuple[float, float, float]]:
@@ -113,7 +115,7 @@ Timing: TypeAlias = tuple[float, float, float, float]
 
 
 def read_gemm(path: Path) -> ParsedRows[tuple[GemmKey, Timing]]:
-    """Rows of the NeuSight table; a batch multiplies m.
+    """CollectiveRows of the NeuSight table; a batch multiplies m.
 
     Raises:
         InputError: the file cannot be read, or lacks a column.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from predictor import units
 from predictor.cost.collectives import bus_factor, latency_ms
-from predictor.fit.collectives import FINE_EDGES_MIB, ROBUST, Rows, fit_curve, predict_us
+from predictor.fit.collectives import FINE_EDGES_MIB, ROBUST, CollectiveRows, fit_curve, predict_us
 from predictor.hardware.schema import Curve
 
 Array = NDArray[np.float64]
@@ -54,7 +54,7 @@ def has_cube_mesh(platform: str, ranks: Array) -> bool:
     return platform.lower().startswith("v100") and float(ranks.max()) <= CUBE_MESH_GPUS
 
 
-def predict_ranks(known: Rows, asked: Rows, op: str, platform: str) -> Array:
+def predict_ranks(known: CollectiveRows, asked: CollectiveRows, op: str, platform: str) -> Array:
     """Times in microseconds at rank counts of their own, from rows at others.
 
     Args:
@@ -69,14 +69,14 @@ def predict_ranks(known: Rows, asked: Rows, op: str, platform: str) -> Array:
     return predict_us(curve, asked, op)
 
 
-def _per_ring(rows: Rows) -> Rows:
+def _per_ring(rows: CollectiveRows) -> CollectiveRows:
     """Sizes as eight ranks would see them: what one ring carries decides, protocol and all."""
     most = cube_mesh_rings(CUBE_MESH_GPUS)
     share = np.array([most / cube_mesh_rings(int(n)) for n in rows.ranks])
-    return Rows(rows.size_bytes * share, rows.ranks, rows.time_us)
+    return CollectiveRows(rows.size_bytes * share, rows.ranks, rows.time_us)
 
 
-def _fit_switch(rows: Rows, op: str) -> Curve:
+def _fit_switch(rows: CollectiveRows, op: str) -> Curve:
     """One curve for all rank counts, with a factor on its costs at each."""
     curve = fit_curve(rows, op, FINE_EDGES_MIB, reweightings=ROBUST)
     counts = np.unique(rows.ranks)
@@ -84,7 +84,7 @@ def _fit_switch(rows: Rows, op: str) -> Curve:
     return curve.model_copy(update={"rank_cost": factors})
 
 
-def _factor(curve: Curve, rows: Rows, op: str) -> float:
+def _factor(curve: Curve, rows: CollectiveRows, op: str) -> float:
     """Median factor on the transfer time that one rank count asks for, where transfer counts."""
     latency = latency_ms(curve, int(rows.ranks[0])) / units.us(1.0)
     transfer = predict_us(curve, rows, op) - latency

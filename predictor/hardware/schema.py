@@ -87,11 +87,6 @@ class Inter(Link):
 
     nic_gbit_s: Positive
 
-    @property
-    def nic(self) -> float:
-        """Line rate of one rank's NIC in bytes/ms."""
-        return units.gbit_per_s(self.nic_gbit_s)
-
 
 class CollectiveGroups(Model):
     """Collectives by link: ``intra`` over NVLink (or shared memory), ``inter`` over the NIC."""

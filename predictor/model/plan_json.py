@@ -1,7 +1,7 @@
 """Reads and writes plan.json, schema `shardopt.plan/1`.
 
 Reading checks the form of a plan: keys, types of values, ranks. `predictor.model.plan_check` checks
-whether it fits a model; two of its functions are also exported here.
+whether it fits a model.
 """
 
 from __future__ import annotations
@@ -22,16 +22,6 @@ from predictor.model.plan import (
     ShardingType,
     TablePlan,
 )
-from predictor.model.plan_check import check_plan, model_mismatch
-
-__all__ = [
-    "SCHEMA",
-    "check_plan",
-    "load_plan",
-    "model_mismatch",
-    "plan_from_dict",
-    "plan_to_dict",
-]
 
 SCHEMA = "shardopt.plan/1"
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from predictor.errors import InputError
 from predictor.model.plan import ShardingPlan
-from predictor.model.plan_json import check_plan, load_plan, model_mismatch
+from predictor.model.plan_check import check_plan, model_mismatch
+from predictor.model.plan_json import load_plan
 from predictor.predict import Prediction
 from shardopt.api.setting import Machine, Setting, check_machine, resolve
 

@@ -156,7 +156,8 @@ def _changed(
 def _swapped(found: TraceSet, model: Path, old: Path, new: Path) -> PlanSwap:
     """The traced device stands for the hardware of both plans."""
     from predictor.errors import InputError
-    from predictor.model.plan_json import check_plan, load_plan
+    from predictor.model.plan_check import check_plan
+    from predictor.model.plan_json import load_plan
     from predictor.trace.simulate.plan_swap import plan_swap
     from predictor.trace.simulate.whatif import traced_profile
     from shardopt.api.setting import Machine, resolve

@@ -17,7 +17,7 @@ from predictor.fit.collectives import (
     FINE_EDGES_MIB,
     ROBUST,
     SMALL_BYTES,
-    Rows,
+    CollectiveRows,
     fit_curve,
     predict_us,
 )
@@ -101,7 +101,7 @@ def never_falling(times: Sequence[float]) -> Array:
     return np.asarray(steps / np.asarray(times) - 1.0)
 
 
-def _one_rank_count(tables: dict[Key, Rows]) -> dict[Key, Rows]:
+def _one_rank_count(tables: dict[Key, CollectiveRows]) -> dict[Key, CollectiveRows]:
     """A table that spans rank counts becomes one for each."""
     found = {}
     for (platform, wiring, op), rows in tables.items():
@@ -112,21 +112,21 @@ def _one_rank_count(tables: dict[Key, Rows]) -> dict[Key, Rows]:
     return found
 
 
-def _fitted(rows: Rows, op: str) -> Curve:
+def _fitted(rows: CollectiveRows, op: str) -> Curve:
     """One or two large messages do not tell the latency: their time is all transfer."""
     blind = len(rows.size_bytes) < FEWEST_FOR_LATENCY and rows.size_bytes.min() > LARGE_BYTES
     latency_us = 0.0 if blind else None
     return fit_curve(rows, op, FINE_EDGES_MIB, latency_us=latency_us, reweightings=ROBUST)
 
 
-def _ranks_left_out(tables: dict[Key, Rows]) -> Iterator[Compared]:
+def _ranks_left_out(tables: dict[Key, CollectiveRows]) -> Iterator[Compared]:
     """Families of tables that differ in the ranks of a host alone: fit 2, 4, 8, test the rest."""
     families: dict[Key, list[tuple[float, float, float]]] = defaultdict(list)
     for (platform, wiring, op), rows in tables.items():
         key = (platform, f"{wiring.split('x')[0]}x..", op)
         families[key] += zip(rows.size_bytes, rows.ranks, rows.time_us, strict=True)
     for key, members in families.items():
-        rows = Rows.of(members)
+        rows = CollectiveRows.of(members)
         known = np.isin(rows.ranks, FIT_RANKS)
         if len(np.unique(rows.ranks[known])) > 1 and not known.all():
             asked = rows.where(~known)
@@ -134,7 +134,7 @@ def _ranks_left_out(tables: dict[Key, Rows]) -> Iterator[Compared]:
             yield from _compare(key, predicted, asked, RANKS)
 
 
-def _compare(key: Key, predicted: Array, rows: Rows, part: str) -> Iterator[Compared]:
+def _compare(key: Key, predicted: Array, rows: CollectiveRows, part: str) -> Iterator[Compared]:
     platform, wiring, op = key
     for size, ranks, measured, time in zip(
         rows.size_bytes, rows.ranks, rows.time_us, predicted, strict=True

@@ -18,7 +18,8 @@ from typing import Any
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from predictor.model.plan import ShardingPlan
-from predictor.model.plan_json import check_plan, plan_from_dict
+from predictor.model.plan_check import check_plan
+from predictor.model.plan_json import plan_from_dict
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
 from predictor.units import GIB

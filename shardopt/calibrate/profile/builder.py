@@ -17,7 +17,7 @@ from predictor import units
 from predictor.cost.collectives import latency_ms
 from predictor.fit import cpu as fit_cpu
 from predictor.fit.collectives import fit_curve
-from predictor.fit.cpu import HeldOut
+from predictor.fit.held_out import HeldOut
 from predictor.hardware.groups import Provenance
 from predictor.hardware.schema import HardwareProfile
 from shardopt.calibrate.design.phases import REFERENCE_KERNELS, TOGETHER

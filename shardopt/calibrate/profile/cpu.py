@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from predictor.fit import cpu as fit_cpu
-from predictor.fit.cpu import HeldOut
+from predictor.fit.held_out import HeldOut
 from predictor.hardware.groups import CpuEmbedding
 from shardopt.calibrate.kernels.embedding import OPTIMIZER
 from shardopt.calibrate.profile.builder import FEWEST, Builder

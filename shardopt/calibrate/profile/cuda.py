@@ -13,7 +13,7 @@ import numpy as np
 from predictor import units
 from predictor.fit import cuda as fit_cuda
 from predictor.fit.constants import Found, Free, Predict, fit_free
-from predictor.fit.cpu import HeldOut
+from predictor.fit.held_out import HeldOut
 from predictor.hardware.loader import HardwareProfile
 from shardopt.calibrate.design.near_empty import batch_of, near_empty
 from shardopt.calibrate.kernels.host import MIX, MIX_LAUNCHES

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor import units
-from predictor.fit.cpu import HeldOut, non_negative
+from predictor.fit.cpu import non_negative
+from predictor.fit.held_out import HeldOut
 from predictor.hardware.groups import CpuEmbedding
 from predictor.hardware.schema import HardwareProfile
 from shardopt.calibrate.design.near_empty import batch_of, near_empty

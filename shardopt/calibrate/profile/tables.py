@@ -1,4 +1,4 @@
-"""Rows of a file as the tables that the fits take."""
+"""CollectiveRows of a file as the tables that the fits take."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor.cost.lookup.embedding import LookupShard
-from predictor.fit.collectives import Rows
+from predictor.fit.collectives import CollectiveRows
 from predictor.fit.collectives import errors as relative_errors
 from predictor.fit.cpu import MemoryRows, TableCounts, TbeRows
 from predictor.fit.cuda import LaunchRows, cache_bins, counted_bins
@@ -98,14 +98,14 @@ def by_tables(rows: Sequence[Measurement]) -> list[tuple[str, NDArray[np.bool_]]
     return [("one table", ~many), ("several tables", many)]
 
 
-def curve_rows(rows: Sequence[Measurement]) -> Rows:
+def curve_rows(rows: Sequence[Measurement]) -> CollectiveRows:
     """Of points of one collective; the means, which is what many of them in an iteration add up to.
 
     Over a link a message takes once or twice its time on the wire: acknowledgements of one
     direction wait behind the data of the other, or do not. Among ranks of several hosts sizes and
     ranks are those that the link between hosts sees.
     """
-    return Rows.of([(*_on_the_link(r.point.params), r.mean_us) for r in rows])
+    return CollectiveRows.of([(*_on_the_link(r.point.params), r.mean_us) for r in rows])
 
 
 def _on_the_link(params: dict[str, Any]) -> tuple[float, float]:
@@ -125,12 +125,12 @@ def _on_the_link(params: dict[str, Any]) -> tuple[float, float]:
     return size / local, float(hosts)
 
 
-def less(rows: Rows, issued_us: float) -> Rows:
+def less(rows: CollectiveRows, issued_us: float) -> CollectiveRows:
     """Times without the host's issuing, which the iteration graph charges by itself."""
-    return Rows(rows.size_bytes, rows.ranks, np.maximum(rows.time_us - issued_us, 1.0))
+    return CollectiveRows(rows.size_bytes, rows.ranks, np.maximum(rows.time_us - issued_us, 1.0))
 
 
-def curve_errors(curve: Curve, rows: Rows, op: str, issued_us: float) -> Array:
+def curve_errors(curve: Curve, rows: CollectiveRows, op: str, issued_us: float) -> Array:
     """Errors of the whole time, issuing included."""
     if not len(rows.size_bytes):
         return np.zeros(0)

@@ -135,7 +135,7 @@ def _job(
     seed: int,
 ) -> tuple[Job, dict[str, str]]:
     """The job, and the path as given of each plan's name in it."""
-    from predictor.model.plan_json import check_plan
+    from predictor.model.plan_check import check_plan
     from shardopt.bench.job import Job
     from shardopt.config import load_model_with_notes
     from shardopt.plan import load_plan

@@ -18,7 +18,8 @@ from predictor.cost.loads import LookupGroup, group_of, shard_bins
 from predictor.errors import InputError
 from predictor.model.distribution import Bins, Uniform
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
-from predictor.model.plan_json import check_plan, load_plan
+from predictor.model.plan_check import check_plan
+from predictor.model.plan_json import load_plan
 from predictor.model.workload import Feature, Table, Workload
 
 IdSkew = str | dict[str, Any]

@@ -21,6 +21,7 @@ from predictor.cost.collectives import (
 from predictor.errors import InputError
 from predictor.hardware.loader import list_hardware, load_hardware
 from predictor.model.topology import Topology
+from predictor.units import gbit_per_s
 
 
 def topology(world: int, local: int = 8, domain: int = 0) -> Topology:
@@ -152,7 +153,7 @@ def test_two_hosts_are_bound_by_the_nic() -> None:
     hw = load_hardware("h100-sxm")
     one, two = collectives("h100-sxm", 8), collectives("h100-sxm", 16)
     size = 2.0**30
-    over_nic = size / 2 / hw.collectives.inter.nic
+    over_nic = size / 2 / gbit_per_s(hw.collectives.inter.nic_gbit_s)
     assert two.all_to_all(size, "world") > over_nic > one.all_to_all(size, "world")
     assert two.all_reduce(size, "world") < 2 * one.all_reduce(size, "world")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from predictor.errors import InputError
 from predictor.fit.collectives import (
-    Rows,
+    CollectiveRows,
     errors,
     fit_curve,
     fit_rank_cost,
@@ -25,7 +25,7 @@ from tests.public_data import every_table
 from tools.fit_profiles import gpu_fits, held_out_errors
 
 
-def synthetic(ranks: tuple[int, ...] = (8,)) -> Rows:
+def synthetic(ranks: tuple[int, ...] = (8,)) -> CollectiveRows:
     """10 us + 5 us per doubling + 200 GB/s of bus bandwidth."""
     rows = []
     for n in ranks:
@@ -33,7 +33,7 @@ def synthetic(ranks: tuple[int, ...] = (8,)) -> Rows:
             size = 2.0**exponent
             time = 10 + 5 * np.log2(n) + size * (n - 1) / n / 200e3
             rows.append((size, float(n), float(time)))
-    return Rows.of(rows)
+    return CollectiveRows.of(rows)
 
 
 def test_a_known_curve_is_found_again() -> None:
@@ -57,7 +57,7 @@ def test_rank_cost_follows_bandwidth_that_jumps() -> None:
     rows = synthetic((2, 4, 8))
     slow = np.where(rows.ranks == 2, 3.0, 1.0)
     latency = 10 + 5 * np.log2(rows.ranks)
-    jumping = Rows(rows.size_bytes, rows.ranks, latency + slow * (rows.time_us - latency))
+    jumping = CollectiveRows(rows.size_bytes, rows.ranks, latency + slow * (rows.time_us - latency))
     curve = fit_rank_cost(jumping, "all_to_all", 8)
     assert curve.rank_cost[8] == pytest.approx(1, rel=0.02)
     assert curve.rank_cost[2] == pytest.approx(3, rel=0.15)
@@ -66,7 +66,7 @@ def test_rank_cost_follows_bandwidth_that_jumps() -> None:
 @given(st.lists(st.floats(5, 1e5), min_size=6, max_size=20))
 @settings(max_examples=50, deadline=None)
 def test_whatever_the_rows_the_curve_never_falls(times: list[float]) -> None:
-    rows = Rows.of([(2.0 ** (12 + i), 8.0, t) for i, t in enumerate(times)])
+    rows = CollectiveRows.of([(2.0 ** (12 + i), 8.0, t) for i, t in enumerate(times)])
     curve = fit_curve(rows, "all_reduce")
     assert curve.latency_us >= 0
     assert min(curve.us_per_mib) >= 0

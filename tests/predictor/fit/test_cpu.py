@@ -8,15 +8,8 @@ from predictor.cost.gemm import gemm_times
 from predictor.cost.lookup.embedding import lookup_model
 from predictor.cost.lookup.shard import LookupShard
 from predictor.fit import cpu as fit_cpu
-from predictor.fit.cpu import (
-    BACKWARD,
-    FORWARD,
-    GemmRows,
-    HeldOut,
-    MemoryRows,
-    TableCounts,
-    TbeRows,
-)
+from predictor.fit.cpu import BACKWARD, FORWARD, GemmRows, MemoryRows, TableCounts, TbeRows
+from predictor.fit.held_out import HeldOut
 from predictor.hardware.loader import CpuEmbedding, load_hardware
 from predictor.model.distribution import Uniform
 

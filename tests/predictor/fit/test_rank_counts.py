@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from predictor.fit.collectives import Rows, mape
+from predictor.fit.collectives import CollectiveRows, mape
 from predictor.fit.rank_counts import cube_mesh_rings, has_cube_mesh, predict_ranks
 
 
@@ -14,7 +14,7 @@ def test_rings_of_the_cube_mesh() -> None:
     assert rings == pytest.approx([1, 2, 4, 1.6, 2, 4, 6])
 
 
-def rows(bandwidth: dict[int, float]) -> Rows:
+def rows(bandwidth: dict[int, float]) -> CollectiveRows:
     """5 us per doubling and a bus bandwidth in bytes per us for each rank count."""
     found = []
     for n, rate in bandwidth.items():
@@ -22,7 +22,7 @@ def rows(bandwidth: dict[int, float]) -> Rows:
             size = 2.0**exponent
             bus = size * 2 * (n - 1) / n
             found.append((size, float(n), float(5 * np.log2(n) + bus / rate)))
-    return Rows.of(found)
+    return CollectiveRows.of(found)
 
 
 def test_rank_counts_between_those_of_a_switch() -> None:

@@ -18,13 +18,8 @@ from predictor.model.plan import (
     ShardingType,
     TablePlan,
 )
-from predictor.model.plan_json import (
-    check_plan,
-    load_plan,
-    model_mismatch,
-    plan_from_dict,
-    plan_to_dict,
-)
+from predictor.model.plan_check import check_plan, model_mismatch
+from predictor.model.plan_json import load_plan, plan_from_dict, plan_to_dict
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 
 NAMES = st.text("abcdefgh_0123456789", min_size=1, max_size=6)
