@@ -1,4 +1,17 @@
 """What builds the shipped profiles and the pages of the docs, and tries the wheel; not shipped.
 
-Run each as ``python -m tools.NAME``; ``--help`` says what it needs.
+Run each as ``python -m tools.NAME``; ``--help`` says what it needs. `fit_profiles` and
+`profile_facts` are no programs: `derive`, `known_errors` and the tests use them.
 """
+
+import argparse
+from pathlib import Path
+
+
+def make_parser(file: str, description: str | None) -> argparse.ArgumentParser:
+    """The parser of a tool: its name, and the docstring of its module as it is written."""
+    return argparse.ArgumentParser(
+        prog=f"python -m tools.{Path(file).stem}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )

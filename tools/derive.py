@@ -8,7 +8,6 @@ file states of them is kept.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ import yaml
 
 from predictor.hardware.loader import list_hardware, load_hardware
 from predictor.hardware.schema import GROUP_NAMES, HardwareProfile
+from tools import make_parser
 from tools.profile_facts import Facts, with_facts
 
 HBM_SHARE = 0.8946
@@ -281,7 +281,7 @@ def text_of(card: Card) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write every derived profile into a folder."""
-    parser = argparse.ArgumentParser(prog="python -m tools.derive", description=__doc__)
+    parser = make_parser(__file__, __doc__)
     parser.add_argument("folder", type=Path, help="folder to write the profiles to")
     folder = parser.parse_args(argv).folder
     if not folder.is_dir():

@@ -9,7 +9,6 @@ Both come from the committed rows:
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from shardopt.files import atomic_write_text
 from shardopt.report.html.nodes import node
 from shardopt.validate.report import Compared, Report
 from shardopt.validate.suites import run_suites
+from tools import make_parser
 
 WIDTH, HEIGHT = 960, 380
 TOP, BOTTOM = 64, 330
@@ -167,11 +167,11 @@ def _line(x1: float, y1: float, x2: float, y2: float, stroke: str, width: float 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw the committed rows."""
-    parser = argparse.ArgumentParser(prog="python -m tools.figure")
-    parser.add_argument("file", type=Path, help="where the SVG goes")
+    parser = make_parser(__file__, __doc__)
+    parser.add_argument("file", type=Path, help="the SVG to write")
     given = parser.parse_args(argv)
     if not given.file.parent.is_dir():
-        parser.error(f"{given.file}: its folder is not there; give one that is")
+        parser.error(f"{given.file}: there is no such folder")
     try:
         (plans,), (tasks,) = (run_suites(n, None) for n in ("torchrec-cpu", "against-torchrec"))
         atomic_write_text(given.file, figure(plans, tasks))

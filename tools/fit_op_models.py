@@ -7,7 +7,6 @@ The folder is what ``shardopt bench compare`` writes. Models of the same profile
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from shardopt.replay.predict.fit import fit_replays, read_replays
 from shardopt.replay.predict.rows import FIT, ModelCalls
 from shardopt.validate.replay import predict_held_out
 from shardopt.validate.report import Summary
+from tools import make_parser
 
 MACHINE = "Intel(R) Xeon(R) Processor, 2 cores, 24 GiB, Linux"
 VERSIONS = "torch 2.13.0+cpu, fbgemm 1.8.0"
@@ -88,7 +88,7 @@ def yaml_of(group: Mapping[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Fit and write."""
-    parser = argparse.ArgumentParser(prog="python -m tools.fit_op_models", description=__doc__)
+    parser = make_parser(__file__, __doc__)
     parser.add_argument("data", type=Path, help="folder with calls.jsonl")
     parser.add_argument("output", type=Path, help="such as .../ops/cpu-gloo.yaml")
     given = parser.parse_args(argv)

@@ -7,7 +7,6 @@ at the sizes left out of the fit.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from predictor.fit.public_tables import GEMM_FILE, by_split, read_collectives, r
 from predictor.fit.scores import gmae, mape
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import Curve
+from tools import make_parser
 
 FEWEST_ROWS = 8
 """Fewer sizes than this are not worth a fit."""
@@ -84,7 +84,7 @@ def _gemm_lines(path: Path) -> Iterator[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print every fit as the profiles hold it."""
-    parser = argparse.ArgumentParser(prog="python -m tools.fit_public_tables", description=__doc__)
+    parser = make_parser(__file__, __doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of the public tables")
     folder = parser.parse_args(argv).data
     if not folder.is_dir():

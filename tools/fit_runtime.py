@@ -10,7 +10,6 @@ with a weak pull of the factors towards one. It prints what
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,6 +22,7 @@ from predictor.iteration.hugectr.runtime import Runtime, runtime_of_round
 from shardopt.validate.mlperf.cases import Case, case_of
 from shardopt.validate.mlperf.suite import is_fitted
 from shardopt.validate.mlperf.systems import Planner, read_systems
+from tools import make_parser
 
 Array = NDArray[np.float64]
 PULL = 0.01
@@ -117,7 +117,7 @@ def _minimum(loss: Callable[[Array], float], start: Sequence[float]) -> Array:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the fitted runtimes."""
-    parser = argparse.ArgumentParser(prog="python -m tools.fit_runtime", description=__doc__)
+    parser = make_parser(__file__, __doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of the public tables")
     folder = parser.parse_args(argv).data
     v30, v31 = fit_dcnv2(folder)

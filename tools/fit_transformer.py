@@ -8,7 +8,6 @@ and the error on the rows left out.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from predictor.hardware.loader import load_hardware
 from predictor.iteration.megatron.runtime import CONSTANTS, Configuration, MegatronRuntime
 from predictor.iteration.megatron.step import MegatronStep
 from shardopt.validate.transformers import Measured, read_single
+from tools import make_parser
 
 Array = NDArray[np.float64]
 
@@ -87,7 +87,7 @@ def _runtime(values: Iterable[float]) -> MegatronRuntime:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the constants, their errors, and the configurations that were fitted."""
-    parser = argparse.ArgumentParser(prog="python -m tools.fit_transformer", description=__doc__)
+    parser = make_parser(__file__, __doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of the public tables")
     rows, held_out = split_rows(read_single(parser.parse_args(argv).data).rows)
     step = MegatronStep(load_hardware(HARDWARE), START)

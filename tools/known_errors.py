@@ -8,7 +8,6 @@ very device, or, of collectives within a host, of the same wiring. What has no s
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from shardopt.validate.gemm import validate_gemm
 from shardopt.validate.mlperf.suite import validate_mlperf_dlrm
 from shardopt.validate.report import Compared, Report, Summary
 from shardopt.validate.torchrec_p4d import validate_torchrec_p4d
+from tools import make_parser
 from tools.derive import CARDS, Card
 from tools.fit_profiles import gpu_fits, held_out_errors
 from tools.profile_facts import Facts, Ranges, with_facts
@@ -179,7 +179,7 @@ def write(folder: Path, profiles: Path) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write what is computed into a folder of profiles."""
-    parser = argparse.ArgumentParser(prog="python -m tools.known_errors")
+    parser = make_parser(__file__, __doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of the public tables")
     parser.add_argument("profiles", type=Path, help="folder of the shipped profiles")
     given = parser.parse_args(argv)

@@ -5,13 +5,13 @@ python -m tools.readme README.md docs/accuracy.md
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from predictor.errors import InputError, ShardoptError
 from shardopt.files import atomic_write_text, decode, read_bytes
+from tools import make_parser
 
 START, END = "<!-- generated: {} -->", "<!-- end of {} -->"
 SHOWN = (
@@ -149,9 +149,9 @@ def _gain(accuracy: str) -> Iterator[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the figures into the README."""
-    parser = argparse.ArgumentParser(prog="python -m tools.readme")
-    parser.add_argument("readme", type=Path)
-    parser.add_argument("accuracy", type=Path)
+    parser = make_parser(__file__, __doc__)
+    parser.add_argument("readme", type=Path, help="README.md, whose tables are replaced")
+    parser.add_argument("accuracy", type=Path, help="docs/accuracy.md, which has the figures")
     given = parser.parse_args(argv)
     try:
         readme, accuracy = (

@@ -8,7 +8,6 @@ value that differs; it exits with 1 if there are any. Figures are compared to th
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -18,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from tools import make_parser
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = "configs/models"
@@ -208,14 +209,14 @@ def compare(before: Path, after: Path) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The two commands."""
-    parser = argparse.ArgumentParser(prog="python -m tools.record_answers", description=__doc__)
+    parser = make_parser(__file__, __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    recording = commands.add_parser("record")
-    recording.add_argument("out", type=Path)
-    recording.add_argument("--data", type=Path, required=True)
-    recording.add_argument("--tree", type=Path, default=ROOT)
-    recording.add_argument("--jobs", type=int, default=2)
-    comparing = commands.add_parser("compare")
+    recording = commands.add_parser("record", help="run the cases and write their answers")
+    recording.add_argument("out", type=Path, help="folder for the answers")
+    recording.add_argument("--data", type=Path, required=True, help="folder of public files")
+    recording.add_argument("--tree", type=Path, default=ROOT, help="checkout to run")
+    recording.add_argument("--jobs", type=int, default=2, help="cases at a time")
+    comparing = commands.add_parser("compare", help="list what differs between two recordings")
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)
     args = parser.parse_args(argv)

@@ -8,7 +8,6 @@ may end in a traceback. `make wheel` calls this.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from shardopt.validate.suites import SUITES
+from tools import make_parser
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = str(ROOT / "configs" / "models" / "dlrm_dcnv2_criteo1tb.yaml")
@@ -66,7 +66,7 @@ CASES = (
     lacks("bench replay made"),
     lacks("bench predict made"),
     lacks("predict made"),
-    lacks("bench mystique -o compared"),
+    lacks("bench compare -o compared"),
     lacks("bench transformers -o transformers"),
     lacks("bench batch tasks --tasks 0"),
     lacks("bench against tasks --tasks 0"),
@@ -137,7 +137,7 @@ def problem_of(case: Case, program: Path, folder: Path) -> str | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the cases one after the other; exit code 1 if one of them fails."""
-    parser = argparse.ArgumentParser(prog="python -m tools.try_wheel", description=__doc__)
+    parser = make_parser(__file__, __doc__)
     parser.add_argument("program", type=Path, help="the installed `shardopt`")
     program = parser.parse_args(argv).program.absolute()
     problems = []
