@@ -36,7 +36,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from predictor import units
 from predictor.errors import InputError
-from predictor.hardware.schema import Curve, HardwareProfile, Link
+from predictor.hardware.schema import Curve, HardwareProfile, LinkCurves
 from predictor.model.topology import Topology
 
 Array = NDArray[np.float64]
@@ -211,7 +211,7 @@ class Collectives:
         return [level for level in levels if level.outer > level.inner]
 
 
-def _curves(link: Link) -> dict[str, Curve]:
+def _curves(link: LinkCurves) -> dict[str, Curve]:
     return {op: getattr(link, op) for op in OPS}
 
 

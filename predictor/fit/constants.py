@@ -34,7 +34,7 @@ FEWEST_PER_CONSTANT = 2
 
 
 @dataclass(frozen=True)
-class Free:
+class FreeConstant:
     """A constant to fit: its place in the profile, and its bounds.
 
     Args:
@@ -67,7 +67,7 @@ class Free:
 
 
 @dataclass(frozen=True)
-class Found:
+class FittedProfile:
     """A profile with fitted constants.
 
     Args:
@@ -76,11 +76,13 @@ class Found:
     """
 
     hw: HardwareProfile
-    fitted: tuple[Free, ...]
-    kept: tuple[Free, ...]
+    fitted: tuple[FreeConstant, ...]
+    kept: tuple[FreeConstant, ...]
 
 
-def fit_free(hw: HardwareProfile, free: Sequence[Free], predict: Predict, time_ms: Array) -> Found:
+def fit_free(
+    hw: HardwareProfile, free: Sequence[FreeConstant], predict: Predict, time_ms: Array
+) -> FittedProfile:
     """Least squares of ``log(predicted / measured)`` in the logs of the free constants.
 
     The least certain constant goes back to its value in ``hw`` until the rows determine all that
@@ -100,13 +102,13 @@ def fit_free(hw: HardwareProfile, free: Sequence[Free], predict: Predict, time_m
         worst = int(np.argmax(unsure))
         if unsure[worst] <= UNSURE:
             kept = tuple(constant for constant in free if constant not in left)
-            return Found(found, tuple(left), kept)
+            return FittedProfile(found, tuple(left), kept)
         left.pop(worst)
-    return Found(hw, (), tuple(free))
+    return FittedProfile(hw, (), tuple(free))
 
 
 def _solve(
-    hw: HardwareProfile, free: Sequence[Free], predict: Predict, log_time: Array
+    hw: HardwareProfile, free: Sequence[FreeConstant], predict: Predict, log_time: Array
 ) -> tuple[HardwareProfile, Array]:
     """The best profile, and the standard error of the log of every constant."""
     from scipy.optimize import least_squares
@@ -168,7 +170,7 @@ def _standard_errors(jacobian: Array, spread: float) -> Array:
     return np.where(silent | (missing > 1e-3), math.inf, errors)
 
 
-def _with_values(hw: HardwareProfile, free: Sequence[Free], x: Array) -> HardwareProfile:
+def _with_values(hw: HardwareProfile, free: Sequence[FreeConstant], x: Array) -> HardwareProfile:
     for constant, value in zip(free, np.exp(x), strict=True):
         hw = constant.put(hw, float(np.clip(value, constant.low, constant.high)))
     return hw

@@ -23,7 +23,7 @@ from predictor.cost.lookup.cuda import CudaLookups
 from predictor.cost.lookup.shard import LookupShard
 from predictor.cost.lookup.uvm_cache import shared_fetched_rows
 from predictor.errors import ProfileError
-from predictor.fit.constants import Found, Free, fit_free
+from predictor.fit.constants import FittedProfile, FreeConstant, fit_free
 from predictor.fit.cpu import MemoryRows
 from predictor.fit.gemm import GemmRows
 from predictor.hardware.groups import CudaEmbedding
@@ -34,37 +34,40 @@ from predictor.model.plan import ComputeKernel
 Array = NDArray[np.float64]
 
 LOOKUPS = (
-    Free("embedding", "forward_efficiency", 0.02, 1.0),
-    Free("embedding", "backward_efficiency", 0.02, 1.0),
-    Free("embedding", "sort_efficiency", 0.02, 1.0),
-    Free("embedding", "row_overhead_bytes", 1.0, 2048.0),
-    Free("embedding", "l2_share", 0.05, 1.0),
-    Free("embedding", "kernel_us", 0.2, 50.0),
-    Free("embedding", "row_latency_us", 0.01, 10.0),
-    Free("embedding", "linearize_us", 0.05, 50.0),
-    Free("embedding", "segment_us", 0.05, 50.0),
-    Free("memory", "l2_gb_s", 100.0, 100_000.0),
+    FreeConstant("embedding", "forward_efficiency", 0.02, 1.0),
+    FreeConstant("embedding", "backward_efficiency", 0.02, 1.0),
+    FreeConstant("embedding", "sort_efficiency", 0.02, 1.0),
+    FreeConstant("embedding", "row_overhead_bytes", 1.0, 2048.0),
+    FreeConstant("embedding", "l2_share", 0.05, 1.0),
+    FreeConstant("embedding", "kernel_us", 0.2, 50.0),
+    FreeConstant("embedding", "row_latency_us", 0.01, 10.0),
+    FreeConstant("embedding", "linearize_us", 0.05, 50.0),
+    FreeConstant("embedding", "segment_us", 0.05, 50.0),
+    FreeConstant("memory", "l2_gb_s", 100.0, 100_000.0),
 )
 """Of lookups from device memory."""
 UVM = (
-    Free("embedding", "uvm_efficiency", 0.005, 1.0),
-    Free("embedding", "prefetch_ns_per_lookup", 1e-3, 100.0),
+    FreeConstant("embedding", "uvm_efficiency", 0.005, 1.0),
+    FreeConstant("embedding", "prefetch_ns_per_lookup", 1e-3, 100.0),
 )
 """Of lookups from host memory, when those from device memory are known."""
 MOVES = (
-    Free("elementwise", "efficiency", 0.05, 1.0),
-    Free("elementwise", "floor_us", 0.2, 50.0),
-    Free("elementwise", "ramp_us", 0.01, 100.0),
-    Free("elementwise", "ramp_half_mib", 0.01, 100.0),
+    FreeConstant("elementwise", "efficiency", 0.05, 1.0),
+    FreeConstant("elementwise", "floor_us", 0.2, 50.0),
+    FreeConstant("elementwise", "ramp_us", 0.01, 100.0),
+    FreeConstant("elementwise", "ramp_half_mib", 0.01, 100.0),
 )
 COPIES = (
-    Free("memory", "host_link_gb_s", 0.5, 2000.0),
-    Free("memory", "host_link_latency_us", 0.05, 100.0),
+    FreeConstant("memory", "host_link_gb_s", 0.5, 2000.0),
+    FreeConstant("memory", "host_link_latency_us", 0.05, 100.0),
 )
-GEMM = (Free("gemm", "prologue_k", 1.0, 2000.0), Free("gemm", "floor_us", 0.2, 50.0))
-"""Beside the rate of every data type that there are rows of."""
+GEMM = (
+    FreeConstant("gemm", "prologue_k", 1.0, 2000.0),
+    FreeConstant("gemm", "floor_us", 0.2, 50.0),
+)
+"""Besides the rate of every data type that the rows have."""
 TFLOPS = (0.1, 20_000.0)
-HBM = Free("memory", "hbm_gb_s", 1.0, 1e6)
+HBM = FreeConstant("memory", "hbm_gb_s", 1.0, 1e6)
 MOST_ALPHA = 4.0
 """Upper end of the bisection; beyond it practically one row is drawn."""
 PARTS = ("forward", "backward", "prefetch")
@@ -181,13 +184,13 @@ def predict_launches(hw: HardwareProfile, rows: LaunchRows) -> Array:
     return np.array([launch_ms(model, shards, part) for shards, part in passes], dtype=np.float64)
 
 
-def fit_launches(hw: HardwareProfile, rows: LaunchRows) -> Found:
+def fit_launches(hw: HardwareProfile, rows: LaunchRows) -> FittedProfile:
     """Constants of the embedding group and of the L2, by `LOOKUPS`, then by `UVM`."""
     on_device = rows.of_kernel(ComputeKernel.FUSED)
     first = fit_free(hw, LOOKUPS, lambda at: predict_launches(at, on_device), on_device.time_ms)
     over_link = rows.of_kernel(ComputeKernel.FUSED_UVM, ComputeKernel.FUSED_UVM_CACHING)
     second = fit_free(first.hw, UVM, lambda at: predict_launches(at, over_link), over_link.time_ms)
-    return Found(second.hw, first.fitted + second.fitted, first.kept + second.kept)
+    return FittedProfile(second.hw, first.fitted + second.fitted, first.kept + second.kept)
 
 
 def predict_streaming(hw: HardwareProfile, rows: MemoryRows) -> Array:
@@ -206,7 +209,7 @@ def predict_moves(hw: HardwareProfile, rows: MemoryRows) -> Array:
     return memory_ms(hw, rows.bytes_moved)
 
 
-def fit_moves(hw: HardwareProfile, rows: MemoryRows) -> Found:
+def fit_moves(hw: HardwareProfile, rows: MemoryRows) -> FittedProfile:
     """The share of the memory's bandwidth that reading and writing reaches, floor and ramp."""
     return fit_free(hw, MOVES, lambda at: predict_moves(at, rows), rows.time_ms)
 
@@ -216,12 +219,12 @@ def predict_copies(hw: HardwareProfile, rows: MemoryRows) -> Array:
     return copy_h2d_ms(hw, rows.bytes_moved)
 
 
-def fit_copies(hw: HardwareProfile, rows: MemoryRows) -> Found:
+def fit_copies(hw: HardwareProfile, rows: MemoryRows) -> FittedProfile:
     """Bandwidth and latency of the host link.
 
     Host memory that the profile takes for slower than the measured link is at least as fast.
     """
-    free_memory = Free("memory", "ddr_gb_s", 0.5, 1e6)
+    free_memory = FreeConstant("memory", "ddr_gb_s", 0.5, 1e6)
     known = free_memory.value(hw)
     unbound = free_memory.put(hw, COPIES[0].high)
     found = fit_free(unbound, COPIES, lambda at: predict_copies(at, rows), rows.time_ms)
@@ -243,9 +246,9 @@ def gemm_ms(rows: Mapping[str, GemmRows]) -> Array:
     return np.concatenate([of.time_ms for of in rows.values()]) if rows else np.zeros(0)
 
 
-def fit_gemms(hw: HardwareProfile, rows: Mapping[str, GemmRows]) -> Found:
+def fit_gemms(hw: HardwareProfile, rows: Mapping[str, GemmRows]) -> FittedProfile:
     """A rate for each data type; prologue and floor for all of them."""
-    rates = tuple(Free("gemm", f"tflops.{dtype}", *TFLOPS) for dtype in rows)
+    rates = tuple(FreeConstant("gemm", f"tflops.{dtype}", *TFLOPS) for dtype in rows)
     for rate, of in zip(rates, rows.values(), strict=True):
         # no slower than the fastest row says
         hw = rate.put(hw, float((2.0 * of.m * of.n * of.k / of.time_ms).max() * 1e-9))

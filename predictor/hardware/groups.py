@@ -32,13 +32,13 @@ def weakest(kinds: tuple[ProvenanceKind, ...]) -> ProvenanceKind:
     return max(kinds, key=PROVENANCE_ORDER.index, default="measured")
 
 
-class Model(BaseModel):
+class StrictModel(BaseModel):
     """Immutable, and an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class KnownError(Model):
+class KnownError(StrictModel):
     """Errors on measurements that no constant was fitted to.
 
     Args:
@@ -56,7 +56,7 @@ class KnownError(Model):
     geomean: NonNegative
 
 
-class Provenance(Model):
+class Provenance(StrictModel):
     """Where a group's constants come from, and how far they can be trusted.
 
     Args:
@@ -84,7 +84,7 @@ class Provenance(Model):
         return self
 
 
-class Group(Model):
+class Group(StrictModel):
     """Constants of one origin.
 
     Args:

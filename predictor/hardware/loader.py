@@ -30,8 +30,8 @@ from predictor.hardware.groups import (
 )
 from predictor.hardware.overlay import base_name, check_kernel_model, group_origins, merge_onto
 from predictor.hardware.problems import GROUP_NEEDED_FOR, complaints
-from predictor.hardware.schema import CollectiveGroups, Curve, HardwareProfile, Inter, Link
-from predictor.hardware.yaml_text import Document, read_document
+from predictor.hardware.schema import CollectiveGroups, Curve, HardwareProfile, Inter, LinkCurves
+from predictor.hardware.yaml_text import ProfileDocument, read_document
 
 __all__ = [
     "DEFAULT_HARDWARE",
@@ -46,7 +46,7 @@ __all__ = [
     "Group",
     "HardwareProfile",
     "Inter",
-    "Link",
+    "LinkCurves",
     "Memory",
     "Overheads",
     "Provenance",
@@ -132,7 +132,7 @@ def _absent(path: Path) -> str:
         return "no such file"
 
 
-def _profile(document: Document, folder: Path, chain: tuple[Path, ...]) -> HardwareProfile:
+def _profile(document: ProfileDocument, folder: Path, chain: tuple[Path, ...]) -> HardwareProfile:
     name = base_name(document)
     base = None
     if name is not None:

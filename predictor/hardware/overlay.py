@@ -7,14 +7,14 @@ from typing import Any
 
 from predictor.errors import ProfileError
 from predictor.hardware.schema import GROUP_NAMES, HardwareProfile
-from predictor.hardware.yaml_text import Document
+from predictor.hardware.yaml_text import ProfileDocument
 
 _KERNEL_MODEL = {"inline": "distinct_rows", "async": "fbgemm_cuda"}
 """How a device runs -> the kernel model (key ``law``) of its embedding group."""
 _BASE = {"distinct_rows": "cpu-gloo", "fbgemm_cuda": "h100-sxm"}
 
 
-def base_name(document: Document) -> str | None:
+def base_name(document: ProfileDocument) -> str | None:
     """The value of ``base:``, None where the file has no such key.
 
     Raises:
@@ -31,7 +31,7 @@ def base_name(document: Document) -> str | None:
     return name
 
 
-def merge_onto(document: Document, base: HardwareProfile) -> dict[str, Any]:
+def merge_onto(document: ProfileDocument, base: HardwareProfile) -> dict[str, Any]:
     """The groups of the file, and those of the base that it leaves out.
 
     A group is replaced as a whole, never key by key: its constants were fitted together and share
@@ -49,7 +49,7 @@ def merge_onto(document: Document, base: HardwareProfile) -> dict[str, Any]:
     return kept | own | given
 
 
-def group_origins(document: Document, base: HardwareProfile) -> dict[str, str]:
+def group_origins(document: ProfileDocument, base: HardwareProfile) -> dict[str, str]:
     """Group -> the file or profile that gives it."""
     return {
         name: document.origin if _has(document.data, name) else base.origins[name]
@@ -65,7 +65,7 @@ def _has(data: Any, group: str) -> bool:
     return True
 
 
-def check_kernel_model(document: Document, profile: HardwareProfile) -> None:
+def check_kernel_model(document: ProfileDocument, profile: HardwareProfile) -> None:
     """Refuse the kernel model of another kind of device.
 
     Raises:

@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 
 from predictor.errors import did_you_mean
 from predictor.hardware.schema import GROUP_NAMES, HardwareProfile
-from predictor.hardware.yaml_text import Document
+from predictor.hardware.yaml_text import ProfileDocument
 
 MOST_PROBLEMS = 12
 """Problems listed for one file; further ones are only counted. Missing groups are all listed."""
@@ -32,7 +32,9 @@ _TAGS = ("fbgemm_cuda", "distinct_rows")
 Keys = list[int | str]
 
 
-def complaints(document: Document, error: ValidationError, suggestion: str | None) -> list[str]:
+def complaints(
+    document: ProfileDocument, error: ValidationError, suggestion: str | None
+) -> list[str]:
     """A line of text for every problem.
 
     Args:
@@ -56,7 +58,7 @@ def complaints(document: Document, error: ValidationError, suggestion: str | Non
     return [*lines, suggestion] if groups and suggestion else lines
 
 
-def _lacking(document: Document, problems: Sequence[ErrorDetails]) -> Iterator[str]:
+def _lacking(document: ProfileDocument, problems: Sequence[ErrorDetails]) -> Iterator[str]:
     """A line for every group that is given in part."""
     lacks: dict[str, list[str]] = {}
     for problem in problems:
@@ -86,7 +88,7 @@ def _dotted_key(problem: ErrorDetails) -> str:
     return ".".join(map(str, _keys(problem)))
 
 
-def _describe(document: Document, problem: ErrorDetails, partial: bool) -> str:
+def _describe(document: ProfileDocument, problem: ErrorDetails, partial: bool) -> str:
     """One message: ``file:line: key: what was given, what is allowed``."""
     keys, key, kind = _keys(problem), _dotted_key(problem), problem["type"]
     place = document.place(keys)

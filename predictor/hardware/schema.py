@@ -22,11 +22,11 @@ from predictor.hardware.groups import (
     Group,
     KnownError,
     Memory,
-    Model,
     NonNegative,
     Overheads,
     Positive,
     ProvenanceKind,
+    StrictModel,
 )
 
 GROUP_NAMES = (
@@ -40,7 +40,7 @@ GROUP_NAMES = (
 )
 
 
-class Curve(Model):
+class Curve(StrictModel):
     """Time of one collective on one kind of link; evaluated in `predictor.cost.collectives`.
 
     ``latency_us + latency_per_doubling_us log2(n)`` plus the bus bytes at the marginal cost of
@@ -73,7 +73,7 @@ class Curve(Model):
         return self
 
 
-class Link(Group):
+class LinkCurves(Group):
     """Collectives among ranks joined by one kind of link."""
 
     all_to_all: Curve
@@ -82,20 +82,20 @@ class Link(Group):
     all_gather: Curve
 
 
-class Inter(Link):
+class Inter(LinkCurves):
     """Collectives between hosts, one NIC per rank."""
 
     nic_gbit_s: Positive
 
 
-class CollectiveGroups(Model):
+class CollectiveGroups(StrictModel):
     """Collectives by link: ``intra`` over NVLink (or shared memory), ``inter`` over the NIC."""
 
-    intra: Link
+    intra: LinkCurves
     inter: Inter
 
 
-class HardwareProfile(Model):
+class HardwareProfile(StrictModel):
     """A device and its wiring.
 
     Args:

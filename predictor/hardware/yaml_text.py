@@ -29,7 +29,7 @@ class _Loader(yaml.SafeLoader):
 
 
 @dataclass(frozen=True)
-class Document:
+class ProfileDocument:
     """A profile file: a mapping, and where its keys stand.
 
     Args:
@@ -51,7 +51,7 @@ class Document:
         return f"{self.origin}:{line}"
 
 
-def read_document(text: str, origin: str) -> Document:
+def read_document(text: str, origin: str) -> ProfileDocument:
     """The mapping in a YAML text.
 
     Raises:
@@ -69,7 +69,7 @@ def read_document(text: str, origin: str) -> Document:
         raise ProfileError(f"{origin}: not YAML: {error}") from error
     if root is None or not isinstance(data, dict):
         raise ProfileError(f"{origin}: a hardware profile must be a mapping of keys")
-    return Document(origin, data, root)
+    return ProfileDocument(origin, data, root)
 
 
 def _check_size(root: yaml.Node | None, origin: str) -> None:

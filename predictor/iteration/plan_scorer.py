@@ -22,7 +22,7 @@ from predictor.cost.load_sums import LoadSums, Selection
 from predictor.cost.loads import LONGEST, Load, LookupGroup, ShardLoads, filling_column, group_of
 from predictor.hardware.loader import HardwareProfile
 from predictor.iteration.graph import Graph
-from predictor.iteration.steady_state import Program
+from predictor.iteration.steady_state import CompiledTimeline
 from predictor.iteration.torchrec.dlrm import DlrmBuilder
 from predictor.model.plan import TablePlan
 from predictor.model.topology import Topology
@@ -115,7 +115,7 @@ class PlanScorer:
         self._rows = LoadSums(self.shards)
         self._caches = CacheSums(self.shards)
         self._numbers: dict[tuple[int, TablePlan], int] = {}
-        self._programs: dict[tuple[bool, *tuple[int, ...]], Program] = {}
+        self._programs: dict[tuple[bool, *tuple[int, ...]], CompiledTimeline] = {}
 
     def group_index(self, index: int, plan: TablePlan) -> int:
         """Position of the lookup group that a table joins under a sharding."""
@@ -259,7 +259,7 @@ class PlanScorer:
         graph = self._build(used, total.transpose(3, 1, 2, 0))
         key = alike.whole, *used.tolist()
         if key not in self._programs:
-            self._programs[key] = Program(graph, whole=alike.whole)
+            self._programs[key] = CompiledTimeline(graph, whole=alike.whole)
         return self._programs[key].iteration_ms(graph, job.count)
 
     def _put_longest(

@@ -14,7 +14,7 @@ from predictor.iteration.timeline import MAX_ITERATIONS, PERIOD_TOLERANCE
 Array = NDArray[np.float64]
 
 
-class Program:
+class CompiledTimeline:
     """Repeats the iterations of graphs that have the same structure.
 
     Args:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from predictor.hardware.loader import HardwareProfile, Link
+from predictor.hardware.loader import HardwareProfile, LinkCurves
 from predictor.iteration.graph import Graph, Op
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.timeline import simulate
@@ -117,7 +117,7 @@ def _group(hw: HardwareProfile, name: str, update: dict[str, Any]) -> HardwarePr
 
 def _link(hw: HardwareProfile, name: str, faster: float) -> HardwareProfile:
     """Every collective of one kind of link moves bytes faster; latencies stay."""
-    link: Link = getattr(hw.collectives, name)
+    link: LinkCurves = getattr(hw.collectives, name)
     update: dict[str, Any] = {}
     for collective in _CURVES:
         curve = getattr(link, collective)

@@ -13,7 +13,7 @@ from statistics import median
 from predictor.trace.events import RankTrace
 from predictor.trace.read import read_traces
 from predictor.trace.simulate.kernels import GemmCall, gemm_calls
-from predictor.trace.simulate.overheads import Samples
+from predictor.trace.simulate.overheads import OverheadSamples
 from predictor.trace.simulate.step import SimulatedStep, SimulatedTrace, TracedHosts, simulate_trace
 from predictor.trace.simulate.whatif import traced_profile
 from shardopt.validate.report import Compared, Report, Scores, data_folder
@@ -92,7 +92,9 @@ def _single(found: dict[str, list[RankTrace]]) -> Iterator[Compared]:
                 yield _row(name, step, step.naive_ms, NAIVE)
         others = [host.pooled() for other, host in hosts.items() if other != name]
         if others:
-            for step in simulate_trace(traces, overheads=Samples.merged(others).table()).steps:
+            for step in simulate_trace(
+                traces, overheads=OverheadSamples.merged(others).table()
+            ).steps:
                 yield _row(name, step, step.predicted_ms, OTHER_TRACES)
 
 

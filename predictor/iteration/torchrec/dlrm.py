@@ -19,7 +19,7 @@ from predictor.cost.elementwise import columns_ms
 from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.loads import LookupGroup
 from predictor.iteration.graph import Dep, Graph
-from predictor.iteration.torchrec.gradient_sync import GradientSync
+from predictor.iteration.torchrec.gradient_sync import GradientBuckets
 from predictor.iteration.torchrec.host_ops import HOST_OPS
 from predictor.iteration.torchrec.input_dist import InputDist
 from predictor.iteration.torchrec.sparse import OUTPUT_BYTES, Exchange, exchanges
@@ -60,7 +60,7 @@ class DlrmBuilder:
         )
         self.sending = [e for e in self.exchanges if not e.is_local]
         self.input = InputDist(self.graph, costs)
-        self.gradients = GradientSync(self.graph, costs)
+        self.gradients = GradientBuckets(self.graph, costs)
         self.lookups: dict[int, int] = {}
         self.delivered: list[int] = []
 

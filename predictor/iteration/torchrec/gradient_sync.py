@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 GRADIENT_BYTES = 4
 
 
-class GradientSync:
+class GradientBuckets:
     """Gathers gradients in the order in which the backward produces them.
 
     ``ops`` are the all-reduces sent so far; the optimizer waits for them.

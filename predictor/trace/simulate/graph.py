@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from predictor.trace.events import CollectiveCall, DeviceEvent, RankTrace, TraceStep
-from predictor.trace.simulate.host import Item, Kind, Launches, Piece, Role, plain
+from predictor.trace.simulate.host import HostItem, Kind, Launches, Piece, Role, plain
 from predictor.trace.simulate.overheads import OverheadTable, call_piece, gap_piece
 from predictor.trace.simulate.waits import Outstanding
 
@@ -38,7 +38,7 @@ class HostTimes:
 
 
 @dataclass(frozen=True)
-class Node:
+class RankOp:
     """An operation of one rank before ranks are joined; ``deps`` are positions in its list."""
 
     name: str
@@ -55,11 +55,11 @@ class Node:
 
 
 @dataclass
-class RankProgram:
+class RankGraph:
     """The nodes of one rank's step; ``begin`` and ``end`` are the positions of its markers."""
 
     trace: RankTrace
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[RankOp] = field(default_factory=list)
     begin: int = 0
     end: int = 0
 
@@ -70,7 +70,7 @@ class RankBuilder:
 
     def __init__(self, trace: RankTrace, host: HostTimes, start_us: float) -> None:
         self.host = host
-        self.program = RankProgram(trace)
+        self.program = RankGraph(trace)
         self.nodes = self.program.nodes
         self.pending: dict[int, float] = {}
         self.threads: dict[int, str] = {}
@@ -106,7 +106,7 @@ class RankBuilder:
                 gap_us = max(0.0, since - free.get(stream, step.start_us))
                 free[stream] = event.end_us
                 index = self._add(
-                    Node(
+                    RankOp(
                         event.name,
                         _phase(event),
                         stream,
@@ -119,7 +119,7 @@ class RankBuilder:
                 self.last[stream] = (index, event)
                 self.outstanding.record_issue(stream, index, event, ())
 
-    def add_step(self, items: Sequence[Item]) -> None:
+    def add_step(self, items: Sequence[HostItem]) -> None:
         """Append the items of the step, of which the first and the last are its markers."""
         main = items[0].thread
         self.program.begin = self._flush(main, "step begins", self.start_us)
@@ -137,13 +137,13 @@ class RankBuilder:
     def _spend(self, thread: int, time_us: float) -> None:
         self.pending[thread] = self.pending.get(thread, 0.0) + time_us
 
-    def _before(self, item: Item) -> None:
+    def _before(self, item: HostItem) -> None:
         if item.handoff is None:
             self._spend(item.thread, self.host.us(item.before))
             return
         rested = self._flush(item.handoff, "hands over")
         self._add(
-            Node(
+            RankOp(
                 f"{item.label} follows another thread",
                 HOST,
                 self._host_stream(item.thread),
@@ -157,7 +157,7 @@ class RankBuilder:
     def _flush(self, thread: int, name: str, cost_us: float = 0.0) -> int:
         """The time that a thread has spent so far, as a node."""
         return self._add(
-            Node(
+            RankOp(
                 name,
                 HOST,
                 self._host_stream(thread),
@@ -167,7 +167,7 @@ class RankBuilder:
             )
         )
 
-    def _launch(self, item: Item) -> None:
+    def _launch(self, item: HostItem) -> None:
         waits = item.waits
         if waits:
             issue = self.host.table.us(Piece(Kind.ISSUE, (item.label,), 0.0))
@@ -186,7 +186,7 @@ class RankBuilder:
         """Time from the end of a launch to the start on an idle stream, without its gap."""
         return latency_us(self.host.table)
 
-    def _device(self, item: Item, event: DeviceEvent, host_us: float, waits: bool) -> None:
+    def _device(self, item: HostItem, event: DeviceEvent, host_us: float, waits: bool) -> None:
         stream = self._stream(event.stream)
         deps: list[int] = []
         collective = event.collective
@@ -201,7 +201,7 @@ class RankBuilder:
         if collective is not None:
             host_us, deps = 0.0, [*deps, self._issue(item, host_us)]
         index = self._add(
-            Node(
+            RankOp(
                 event.name,
                 _phase(event),
                 stream,
@@ -226,12 +226,12 @@ class RankBuilder:
         same = before.correlation == event.correlation
         return self.host.table.us(gap_piece(before, event, 0.0, same=same))
 
-    def _issue(self, item: Item, host_us: float) -> int:
+    def _issue(self, item: HostItem, host_us: float) -> int:
         """Host time before a collective, which each rank spends separately."""
         self._spend(item.thread, host_us)
         return self._flush(item.thread, f"issue {plain(item.label)}")
 
-    def _sync(self, item: Item) -> None:
+    def _sync(self, item: HostItem) -> None:
         everything = "Device" in item.label
         streams = list(self.last) if everything else [self.current.get(item.thread, "")]
         deps = tuple(self.last[s][0] for s in streams if s in self.last)
@@ -239,9 +239,9 @@ class RankBuilder:
         thread = self._thread(item.thread)
         pending = self.pending.pop(item.thread, 0.0)
         stream = self._host_stream(item.thread)
-        self._add(Node(item.label, HOST, stream, thread, cost, pending, deps))
+        self._add(RankOp(item.label, HOST, stream, thread, cost, pending, deps))
 
-    def _add(self, node: Node) -> int:
+    def _add(self, node: RankOp) -> int:
         self.nodes.append(node)
         return len(self.nodes) - 1
 

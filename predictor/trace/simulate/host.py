@@ -61,7 +61,7 @@ class Role(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class HostItem:
     """A point of a thread's program, after ``before`` of host time.
 
     Args:
@@ -161,7 +161,7 @@ def main_thread(trace: RankTrace) -> int:
     return min(total, key=lambda t: (autograd[t] / total[t] > 0.05, -total[t]), default=0)
 
 
-def walk_host(trace: RankTrace, step: TraceStep, launches: Launches) -> list[Item]:
+def walk_host(trace: RankTrace, step: TraceStep, launches: Launches) -> list[HostItem]:
     """What the threads of a rank issued in a step, in order of time.
 
     Threads that neither launch anything nor are the main one are left out.
@@ -171,7 +171,7 @@ def walk_host(trace: RankTrace, step: TraceStep, launches: Launches) -> list[Ite
     for event in trace.host:
         if step.start_us <= event.start_us < step.end_us:
             threads.setdefault(event.thread, []).append(event)
-    items: list[Item] = []
+    items: list[HostItem] = []
     for thread, events in threads.items():
         found = list(_Walk(thread, events, launches).items())
         if thread == main or any(i.role is Role.LAUNCH for i in found):
@@ -180,19 +180,21 @@ def walk_host(trace: RankTrace, step: TraceStep, launches: Launches) -> list[Ite
     return [*_handed_over(items, step, main)]
 
 
-def _handed_over(items: list[Item], step: TraceStep, main: int) -> Iterator[Item]:
+def _handed_over(items: list[HostItem], step: TraceStep, main: int) -> Iterator[HostItem]:
     """Resolve the time before each item: own work, or the end of what another thread did.
 
     A thread that begins an operator after another one was active was woken by it: autograd's thread
     in `backward()`, the main one after it, or in between for gradients on the host.
     """
-    begin = Item(
+    begin = HostItem(
         Role.MARK, main, step.start_us, step.start_us, "step", Piece(Kind.T1, ("step",), 0.0)
     )
     last, own = begin, {main: begin}
     inside: set[int] = set()
     yield begin
-    end = Item(Role.MARK, main, step.end_us, step.end_us, "step]", Piece(Kind.T1, ("step]",), 0.0))
+    end = HostItem(
+        Role.MARK, main, step.end_us, step.end_us, "step]", Piece(Kind.T1, ("step]",), 0.0)
+    )
     for item in [*(i for i in items if i.start_us < step.end_us), end]:
         thread, entering = item.thread, item.thread not in inside
         if entering:
@@ -222,10 +224,10 @@ class _Walk:
         self.position = 0.0
         self.count = 0
         self.stops = 0
-        self.found: list[tuple[Item, HostEvent | None]] = []
+        self.found: list[tuple[HostItem, HostEvent | None]] = []
         self.joining: set[int] = set()
 
-    def items(self) -> Iterator[Item]:
+    def items(self) -> Iterator[HostItem]:
         """All items, by time."""
         for event in self.events:
             while self.stack and self.stack[-1].end_us <= event.start_us:
@@ -264,7 +266,7 @@ class _Walk:
 
     def _mark(self, at_us: float, label: str, kind: Kind) -> None:
         piece = self._piece(at_us, kind)
-        self._add(Item(Role.MARK, self.thread, at_us, at_us, label, piece), None)
+        self._add(HostItem(Role.MARK, self.thread, at_us, at_us, label, piece), None)
 
     def _stop(self, event: HostEvent, role: Role) -> None:
         kind = Kind.T1 if self.top is None else Kind.T5 if self.stops else Kind.T2
@@ -275,7 +277,7 @@ class _Walk:
             self._join(around)
         stack = tuple(e.name for e in around)
         piece = self._piece(event.start_us, kind)
-        item = Item(
+        item = HostItem(
             role, self.thread, event.start_us, event.end_us, event.name, piece, event, device, stack
         )
         self._add(item, inner)
@@ -287,6 +289,6 @@ class _Walk:
                 break
             self.joining.add(id(event))
 
-    def _add(self, item: Item, inner: HostEvent | None) -> None:
+    def _add(self, item: HostItem, inner: HostEvent | None) -> None:
         self.found.append((item, inner))
         self.position, self.count = item.end_us, 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from predictor.errors import InputError
 from predictor.iteration.graph import Dep, Graph
 from predictor.trace.events import DeviceEvent
-from predictor.trace.simulate.graph import COLLECTIVE, COMPUTE, COPY, HOST, Node, RankProgram
+from predictor.trace.simulate.graph import COLLECTIVE, COMPUTE, COPY, HOST, RankGraph, RankOp
 from predictor.units import us
 
 FILLING_WAVES = 2.0
@@ -24,7 +24,7 @@ class JobGraph:
     place: list[list[int]]
 
 
-def join_ranks(programs: Sequence[RankProgram], latency_us: float) -> JobGraph:
+def join_ranks(programs: Sequence[RankGraph], latency_us: float) -> JobGraph:
     """One graph of several ranks whose collectives meet.
 
     A collective takes as long as on the rank that arrived last: the shortest of its kernels, since
@@ -53,13 +53,13 @@ def join_ranks(programs: Sequence[RankProgram], latency_us: float) -> JobGraph:
     return job
 
 
-def _key(node: Node) -> tuple[object, ...] | None:
+def _key(node: RankOp) -> tuple[object, ...] | None:
     if node.collective is None:
         return None
     return node.collective.group, node.stream, node.collective.order
 
 
-def _members(programs: Sequence[RankProgram]) -> dict[tuple[object, ...], set[int]]:
+def _members(programs: Sequence[RankGraph]) -> dict[tuple[object, ...], set[int]]:
     """Ranks of each collective that was traced on more than one of them."""
     found: dict[tuple[object, ...], set[int]] = {}
     for rank, program in enumerate(programs):
@@ -71,11 +71,11 @@ def _members(programs: Sequence[RankProgram]) -> dict[tuple[object, ...], set[in
 
 def _ready(
     place: list[int],
-    program: RankProgram,
+    program: RankGraph,
     members: Mapping[tuple[object, ...], set[int]],
     waiting: dict[tuple[object, ...], set[int]],
     rank: int,
-) -> Iterator[Node]:
+) -> Iterator[RankOp]:
     """Nodes up to the next collective that other ranks take part in."""
     while len(place) < len(program.nodes):
         node = program.nodes[len(place)]
@@ -86,7 +86,7 @@ def _ready(
         yield node
 
 
-def _emit(job: JobGraph, rank: int, node: Node) -> int:
+def _emit(job: JobGraph, rank: int, node: RankOp) -> int:
     return job.graph.add(
         node.name,
         phase=node.phase,
@@ -109,7 +109,7 @@ def _fills(event: DeviceEvent | None) -> bool | None:
     return event.waves is not None and event.waves >= FILLING_WAVES
 
 
-def _meet(job: JobGraph, programs: Sequence[RankProgram], ranks: set[int]) -> None:
+def _meet(job: JobGraph, programs: Sequence[RankGraph], ranks: set[int]) -> None:
     nodes = {rank: programs[rank].nodes[len(job.place[rank])] for rank in sorted(ranks)}
     first = next(iter(nodes.values()))
     deps = [job.place[rank][d] for rank, node in nodes.items() for d in node.deps]
@@ -129,7 +129,7 @@ def _meet(job: JobGraph, programs: Sequence[RankProgram], ranks: set[int]) -> No
         job.place[rank].append(index)
 
 
-def _mismatch(programs: Sequence[RankProgram], places: list[list[int]]) -> str:
+def _mismatch(programs: Sequence[RankGraph], places: list[list[int]]) -> str:
     stuck = []
     for program, place in zip(programs, places, strict=True):
         if len(place) < len(program.nodes):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from predictor.trace.events import DeviceEvent, RankTrace, TraceStep
 from predictor.trace.simulate.host import (
     JOINING,
-    Item,
+    HostItem,
     Kind,
     Launches,
     Piece,
@@ -87,7 +87,7 @@ class OverheadTable:
 
 
 @dataclass
-class Samples:
+class OverheadSamples:
     """Pieces seen in steps, before outliers are cut."""
 
     times: dict[Key, list[tuple[float, int, int]]] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class Samples:
             self.times.setdefault(key, []).append((piece.us, piece.events, piece.launches))
 
     @classmethod
-    def merged(cls, several: Iterable[Samples]) -> Samples:
+    def merged(cls, several: Iterable[OverheadSamples]) -> OverheadSamples:
         """All pieces of several steps, ranks or traces."""
         merged = cls()
         for samples in several:
@@ -138,10 +138,10 @@ def _quantile(ordered: list[float], share: float) -> float:
 
 
 def collect_samples(
-    items: Iterable[Item], trace: RankTrace, step: TraceStep, launches: Launches
-) -> Samples:
+    items: Iterable[HostItem], trace: RankTrace, step: TraceStep, launches: Launches
+) -> OverheadSamples:
     """The overheads of one step of a rank, from its host items and the device's side of them."""
-    samples = Samples()
+    samples = OverheadSamples()
     latest: dict[int, DeviceEvent] = {}
     for item in items:
         samples.add(item.before)
@@ -154,14 +154,14 @@ def collect_samples(
     return samples
 
 
-def call_piece(item: Item) -> Piece:
+def call_piece(item: HostItem) -> Piece:
     """The call of an item as a piece: T4, by what is called and from where."""
     names = (item.label, *(plain(name) for name in item.stack[-1:]))
     us = item.end_us - item.start_us
     return Piece(Kind.T4, names, us, 1, int(item.role is Role.LAUNCH))
 
 
-def _of_call(item: Item, latest: DeviceEvent | None) -> Iterator[Piece]:
+def _of_call(item: HostItem, latest: DeviceEvent | None) -> Iterator[Piece]:
     if item.role is Role.SYNC:
         over = item.start_us if latest is None else max(item.start_us, latest.end_us)
         if over <= item.end_us:

@@ -18,10 +18,10 @@ from predictor.iteration.critical_path import Segment, critical_path
 from predictor.iteration.graph import Graph
 from predictor.iteration.timeline import Timeline, simulate_once
 from predictor.trace.events import RankTrace
-from predictor.trace.simulate.graph import Factor, HostTimes, RankBuilder, RankProgram, latency_us
-from predictor.trace.simulate.host import Item, Launches, walk_host
+from predictor.trace.simulate.graph import Factor, HostTimes, RankBuilder, RankGraph, latency_us
+from predictor.trace.simulate.host import HostItem, Launches, walk_host
 from predictor.trace.simulate.job_graph import JobGraph, join_ranks
-from predictor.trace.simulate.overheads import OverheadTable, Samples, collect_samples
+from predictor.trace.simulate.overheads import OverheadSamples, OverheadTable, collect_samples
 from predictor.units import us
 
 FIRST_STEP = (
@@ -81,8 +81,8 @@ class TracedHosts:
     """The host side of every rank's steps, walked once."""
 
     traces: tuple[RankTrace, ...]
-    items: tuple[tuple[list[Item], ...], ...]
-    samples: tuple[tuple[Samples, ...], ...]
+    items: tuple[tuple[list[HostItem], ...], ...]
+    samples: tuple[tuple[OverheadSamples, ...], ...]
     launches: tuple[Launches, ...]
 
     @classmethod
@@ -113,9 +113,9 @@ class TracedHosts:
 
     def pooled(
         self, *, without_step: int | None = None, without_rank: int | None = None
-    ) -> Samples:
+    ) -> OverheadSamples:
         """Host times of all steps and ranks except those left out."""
-        return Samples.merged(
+        return OverheadSamples.merged(
             samples
             for rank, of_rank in enumerate(self.samples)
             for step, samples in enumerate(of_rank)
@@ -196,7 +196,7 @@ def build_graph(
     *,
     own_host: bool = False,
     factor: Factor | None = None,
-) -> tuple[JobGraph, list[RankProgram]]:
+) -> tuple[JobGraph, list[RankGraph]]:
     """The graph of a step, with the work that earlier steps left on the device."""
     begin = min(trace.steps[step].start_us for trace in hosts.traces)
     programs = []
@@ -216,7 +216,7 @@ def _steps(
     traces: Sequence[RankTrace],
     step: int,
     job: JobGraph,
-    programs: Sequence[RankProgram],
+    programs: Sequence[RankGraph],
     timeline: Timeline,
 ) -> list[SimulatedStep]:
     found = []
@@ -242,7 +242,7 @@ def _collectives(
     traces: Sequence[RankTrace],
     step: int,
     job: JobGraph,
-    programs: Sequence[RankProgram],
+    programs: Sequence[RankGraph],
     timeline: Timeline,
 ) -> list[SimulatedCollective]:
     """Ends of the step's collectives; times count from the earliest begin of the step."""

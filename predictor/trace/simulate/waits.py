@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from predictor.trace.events import DeviceEvent
-from predictor.trace.simulate.host import JOINING, Item
+from predictor.trace.simulate.host import JOINING, HostItem
 
 COMMON = ("ProfilerStep", "autograd::", "torch::autograd::", "aten::", "## forward", *JOINING)
 """Beginnings of names that say nothing about what is waited for."""
@@ -51,7 +51,7 @@ class Outstanding:
         else:
             self.latest[stream] = work
 
-    def wait(self, item: Item) -> None:
+    def wait(self, item: HostItem) -> None:
         """Note a wait that is not part of launching a collective."""
         if not item.joins:
             collective = any(name.startswith("record_param_comms") for name in item.stack)

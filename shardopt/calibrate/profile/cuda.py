@@ -12,7 +12,7 @@ import numpy as np
 
 from predictor import units
 from predictor.fit import cuda as fit_cuda
-from predictor.fit.constants import Found, Free, Predict, fit_free
+from predictor.fit.constants import FittedProfile, FreeConstant, Predict, fit_free
 from predictor.fit.held_out import HeldOut
 from predictor.hardware.loader import HardwareProfile
 from shardopt.calibrate.design.near_empty import batch_of, near_empty
@@ -22,9 +22,9 @@ from shardopt.calibrate.profile.tables import gemm_rows, launch_rows, memory_row
 from shardopt.calibrate.rows import Measurement
 
 HOST_OPS = (
-    Free("overheads", "op_us", 0.5, 500.0),
-    Free("overheads", "layer_op_us", 0.5, 500.0),
-    Free("overheads", "iteration_us", 1.0, 100_000.0),
+    FreeConstant("overheads", "op_us", 0.5, 500.0),
+    FreeConstant("overheads", "layer_op_us", 0.5, 500.0),
+    FreeConstant("overheads", "iteration_us", 1.0, 100_000.0),
 )
 LOOKUP_FAMILIES = ("lookup", "lookup_cached", "model_lookup")
 
@@ -219,7 +219,7 @@ class CudaBuilder(Builder):
         self.made.groups.add(name)
 
     def _extend_memory(
-        self, found: Found, what: str, fit: Sequence[Measurement], held_out: HeldOut
+        self, found: FittedProfile, what: str, fit: Sequence[Measurement], held_out: HeldOut
     ) -> None:
         """More constants of the memory group, whose error stays that of streaming kernels."""
         self.made.profile = found.hw
@@ -257,14 +257,14 @@ def _labels() -> dict[str, Callable[[Measurement], bool]]:
     }
 
 
-def _kept(found: Found) -> str:
+def _kept(found: FittedProfile) -> str:
     """What the provenance says of constants that the rows do not tell."""
     if not found.kept:
         return ""
     return f"; as in the base profile, as the rows do not tell: {_names(found.kept)}"
 
 
-def _names(constants: Sequence[Free]) -> str:
+def _names(constants: Sequence[FreeConstant]) -> str:
     return ", ".join(sorted(f"{c.group}.{c.key}" for c in constants))
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from predictor import units
 from predictor.cost.collectives import OPS, latency_ms, transfer_ms
 from predictor.hardware.loader import HardwareProfile
-from predictor.hardware.schema import Curve, Link
+from predictor.hardware.schema import Curve, LinkCurves
 from predictor.iteration.graph import Graph
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.timeline import simulate
@@ -93,7 +93,7 @@ def constant_bandwidth(hardware: HardwareProfile) -> HardwareProfile:
     return hardware.model_copy(update={"collectives": links.model_copy(update=flat)})
 
 
-def _flat(link: Link, hardware: HardwareProfile) -> Link:
+def _flat(link: LinkCurves, hardware: HardwareProfile) -> LinkCurves:
     largest = link.provenance.range.get("size_bytes", (0.0, LARGEST_BYTES))[1]
     ranks = max(2, hardware.nvlink_domain)
     return link.model_copy(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from predictor.errors import InputError
-from predictor.hardware.groups import CpuEmbedding, Group, Model
+from predictor.hardware.groups import CpuEmbedding, Group, StrictModel
 from predictor.hardware.schema import CollectiveGroups, Curve, HardwareProfile
 from shardopt.calibrate.design.phases import REFERENCE_KERNELS as KERNELS
 
@@ -90,7 +90,7 @@ def _us_fields(group: Group) -> list[str]:
     return [name for name, value in group if name.endswith("_us") and value is not None]
 
 
-def _scaled(group: Model, names: Sequence[str], factor: float) -> dict[str, float]:
+def _scaled(group: StrictModel, names: Sequence[str], factor: float) -> dict[str, float]:
     return {name: getattr(group, name) * factor for name in names}
 
 

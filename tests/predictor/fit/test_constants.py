@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predictor.fit.constants import Free, fit_free
+from predictor.fit.constants import FreeConstant, fit_free
 from predictor.fit.cpu import MemoryRows
 from predictor.fit.cuda import predict_moves
 from predictor.hardware.loader import HardwareProfile, load_hardware
@@ -15,9 +15,9 @@ from predictor.hardware.loader import HardwareProfile, load_hardware
 pytest.importorskip("scipy")
 
 BASE = load_hardware("h100-sxm")
-EFFICIENCY = Free("elementwise", "efficiency", 0.05, 1.0)
-FLOOR = Free("elementwise", "floor_us", 0.2, 50.0)
-BANDWIDTH = Free("memory", "hbm_gb_s", 100.0, 1e5)
+EFFICIENCY = FreeConstant("elementwise", "efficiency", 0.05, 1.0)
+FLOOR = FreeConstant("elementwise", "floor_us", 0.2, 50.0)
+BANDWIDTH = FreeConstant("memory", "hbm_gb_s", 100.0, 1e5)
 SIZES = 2.0 ** np.arange(10, 31, 0.5)
 
 
@@ -47,7 +47,7 @@ def test_constants_that_only_their_product_tells_are_not_both_fitted() -> None:
 
 
 def test_a_constant_that_no_row_answers_to_stays() -> None:
-    rows, silent = times(BASE, 0.03), Free("embedding", "kernel_us", 0.2, 50.0)
+    rows, silent = times(BASE, 0.03), FreeConstant("embedding", "kernel_us", 0.2, 50.0)
     found = fit_free(BASE, (FLOOR, silent), lambda hw: predict_moves(hw, rows), rows.time_ms)
     assert (found.fitted, found.kept) == ((FLOOR,), (silent,))
     assert found.hw.embedding == BASE.embedding
@@ -75,9 +75,9 @@ def test_a_constant_that_explains_next_to_nothing_stays() -> None:
 
 
 def test_a_constant_may_be_one_of_a_mapping_and_may_be_absent() -> None:
-    rate = Free("gemm", "tflops.bf16", 1.0, 1e4)
+    rate = FreeConstant("gemm", "tflops.bf16", 1.0, 1e4)
     assert rate.value(rate.put(BASE, 321.0)) == 321.0
     assert rate.put(BASE, 321.0).gemm.tflops["fp32"] == BASE.gemm.tflops["fp32"]
-    assert Free("gemm", "tflops.fp8", 1.0, 1e4).value(BASE) == 0.0
+    assert FreeConstant("gemm", "tflops.fp8", 1.0, 1e4).value(BASE) == 0.0
     assert BASE.overheads.layer_op_us is None
-    assert Free("overheads", "layer_op_us", 0.5, 500.0).value(BASE) == 0.0
+    assert FreeConstant("overheads", "layer_op_us", 0.5, 500.0).value(BASE) == 0.0

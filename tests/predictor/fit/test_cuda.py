@@ -13,7 +13,7 @@ from predictor.cost.lookup.shard import LookupShard
 from predictor.cost.lookup.uvm_cache import own_fetched_rows, shared_fetched_rows
 from predictor.errors import ProfileError
 from predictor.fit.collectives import gmae
-from predictor.fit.constants import Free
+from predictor.fit.constants import FreeConstant
 from predictor.fit.cpu import MemoryRows
 from predictor.fit.cuda import (
     LOOKUPS,
@@ -56,7 +56,7 @@ NOISE = 0.03
 
 def changed(hw: HardwareProfile, group: str, **constants: float) -> HardwareProfile:
     for key, value in constants.items():
-        hw = Free(group, key, 0.0, 0.0).put(hw, value)
+        hw = FreeConstant(group, key, 0.0, 0.0).put(hw, value)
     return hw
 
 

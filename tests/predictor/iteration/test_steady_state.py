@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from predictor.iteration.graph import Dep, Graph
-from predictor.iteration.steady_state import Program
+from predictor.iteration.steady_state import CompiledTimeline
 from predictor.iteration.timeline import simulate
 
 RANKS, WIDTH, PLANS = 4, 2, 6
@@ -48,7 +48,7 @@ def random_graph(structure: int, costs: int, *, whole: bool) -> Graph:
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_program_equals_the_timeline(whole: bool) -> None:
     for seed in range(150):
-        program = Program(random_graph(seed, 0, whole=whole), whole=whole)
+        program = CompiledTimeline(random_graph(seed, 0, whole=whole), whole=whole)
         for costs in (0, 1):
             graph = random_graph(seed, costs, whole=whole)
             expected = simulate(graph, plans=PLANS).iteration_ms
@@ -61,7 +61,7 @@ def test_operations_of_constant_cost_take_no_instruction() -> None:
     graph = Graph(2, 2)
     for index in range(20):
         graph.add(f"op {index}", phase="", resource="", stream="compute", cost_ms=1.0, host_ms=0.01)
-    program = Program(graph, whole=True)
+    program = CompiledTimeline(graph, whole=True)
     assert len(program.instructions) <= 2  # what the thread and the stream are like at the end
     assert program.iteration_ms(graph, 3) == pytest.approx([20.0] * 3)
 
@@ -70,4 +70,4 @@ def test_what_single_ranks_have_is_refused() -> None:
     graph = Graph(2, 2)
     graph.add("op", phase="", resource="", stream="compute", cost_ms=1.0, ranks=(0,))
     with pytest.raises(ValueError, match="'op' is not the same on all ranks"):
-        Program(graph, whole=True)
+        CompiledTimeline(graph, whole=True)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from predictor.hardware.groups import Overheads
 from predictor.trace.events import RankTrace
 from predictor.trace.simulate.host import Kind, Piece
-from predictor.trace.simulate.overheads import Overhead, OverheadTable, Samples, host_costs
+from predictor.trace.simulate.overheads import Overhead, OverheadSamples, OverheadTable, host_costs
 from predictor.trace.simulate.step import TracedHosts
 from tests.predictor.trace.handmade import PAGEABLE, Recorder
 
@@ -64,7 +64,7 @@ def test_the_profiler_is_taken_off() -> None:
 
 
 def test_outliers_count_in_sums_but_are_not_typical() -> None:
-    samples = Samples()
+    samples = OverheadSamples()
     for us in (5.0, 6.0, 5.0, 6.0, 5.0, 1000.0):
         samples.add(Piece(Kind.T1, ("a", "b"), us))
     found = samples.table().find(Kind.T1, ("a", "b"))
@@ -84,19 +84,19 @@ pieces = st.builds(
 
 @given(st.lists(pieces, max_size=12), st.lists(pieces, max_size=12))
 def test_merging_is_collecting_together(first: list[Piece], second: list[Piece]) -> None:
-    parts = [Samples(), Samples(), Samples()]
+    parts = [OverheadSamples(), OverheadSamples(), OverheadSamples()]
     for piece in first:
         parts[0].add(piece)
         parts[2].add(piece)
     for piece in second:
         parts[1].add(piece)
         parts[2].add(piece)
-    assert Samples.merged(parts[:2]).table() == parts[2].table()
+    assert OverheadSamples.merged(parts[:2]).table() == parts[2].table()
 
 
 def test_a_profile_takes_its_host_costs_from_a_trace() -> None:
     """Times of launches and operators go into the profile, clean of the profiler's own."""
-    samples = Samples()
+    samples = OverheadSamples()
     for name, us in (("aten::mm", 12.0), ("aten::view", 8.0)):
         samples.add(Piece(Kind.T1, (f"<{name}", "step"), 5.0, 1))
         samples.add(Piece(Kind.T5, (name, "0"), us, 1))

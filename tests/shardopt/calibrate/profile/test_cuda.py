@@ -12,7 +12,7 @@ import pytest
 
 from predictor.cost.collectives import OPS, Collectives
 from predictor.errors import InputError
-from predictor.fit.constants import Free
+from predictor.fit.constants import FreeConstant
 from predictor.fit.cpu import MemoryRows
 from predictor.fit.cuda import (
     launch_ms,
@@ -73,7 +73,7 @@ def machine() -> HardwareProfile:
     hw = BASE
     for group, constants in HIDDEN.items():
         for key, value in constants.items():
-            hw = Free(group, key, 0.0, 0.0).put(hw, value)
+            hw = FreeConstant(group, key, 0.0, 0.0).put(hw, value)
     return hw.model_copy(update={"sms": DEVICE["sms"]})
 
 
@@ -200,7 +200,7 @@ def test_hidden_constants_come_back(found: Calibrated) -> None:
         if group in ("gemm", "overheads"):
             continue
         for key, value in constants.items():
-            made = Free(group, key, 0.0, 0.0).value(found.profile)
+            made = FreeConstant(group, key, 0.0, 0.0).value(found.profile)
             assert made == pytest.approx(value, rel=0.2), key
     cost = found.profile.overheads
     known = {"launch_us": 6.0, "launch_latency_us": 3.0, "sync_us": 11.0, "collective_us": 45.0}
