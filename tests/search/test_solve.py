@@ -37,7 +37,7 @@ from tests.search.problems import (
     random_problem,
 )
 
-QUICK = 0.1
+QUICK = 0.03
 TABLE_WISE = Constraints(sharding_types=(ShardingType.TABLE_WISE,), compute_kernels=("fused",))
 
 

@@ -47,7 +47,7 @@ def a_study(
     seed: int = 0,
 ) -> Tuning:
     grid, chosen = grid_of(case, knobs), [GOALS[name] for name in goals]
-    budget = Budget(trials, effort=0.01, seed=seed)
+    budget = Budget(trials, effort=0.002, seed=seed)
     return Tuning(case, grid, chosen, budget, new_study(case, grid, chosen, seed, {}))
 
 
@@ -128,7 +128,7 @@ def test_no_plan_of_a_setting_that_is_ruled_out_beats_the_incumbent(seed: int) -
     goals = [GOALS[n] for n in ([["time"], ["time", "memory"], ["gpu_hours"]][seed % 3])]
     case = tiny(seed)
     grid = grid_of(case, {"batch_size": (128, 1024, 4096), "pipeline": ("base", "sparse_dist")})
-    budget = Budget(99, effort=0.01)
+    budget = Budget(99, effort=0.002)
     try:
         found = Tuning(case, grid, goals, budget, new_study(case, grid, goals, 0, {})).run()
     except InfeasibleError:
@@ -167,7 +167,7 @@ def test_a_bound_that_known_values_reach_rules_out() -> None:
     problem, goals = small().problem(), [GOALS["time"]]
     bound_ms, _ = root_bound(problem)
     at = values_of(goals, problem, bound_ms, 0.0)
-    stop = Stop(effort=0.01)
+    stop = Stop(effort=0.002)
     with pytest.raises(RuledOutError) as ruled:
         try_setting(problem, goals, lambda: [at], [], stop, 0, ())
     assert ruled.value.bound == at
@@ -242,7 +242,9 @@ def test_a_plan_survives_being_packed() -> None:
 
 
 def solve_one() -> Any:
-    return search_from(small().problem(), [], Stop(effort=0.01), 0, searchers=(), top_k=1).best.plan
+    return search_from(
+        small().problem(), [], Stop(effort=0.002), 0, searchers=(), top_k=1
+    ).best.plan
 
 
 # --- bad input, interruptions --------------------------------------------------------------------

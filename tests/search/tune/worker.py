@@ -35,7 +35,7 @@ def a_tuning(storage: str, study: str, trials: int) -> Tuning:
     grid = grid_of(case, {"batch_size": None, "qcomm": None, "pipeline": ("base", "sparse_dist")})
     shared = open_storage(storage, LIVENESS)
     made = new_study(case, grid, goals, 0, {}, name=study, shared=shared)
-    return Tuning(case, grid, goals, Budget(trials, effort=0.01), made, shared)
+    return Tuning(case, grid, goals, Budget(trials, effort=0.002), made, shared)
 
 
 def main() -> None:
