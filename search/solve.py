@@ -1,12 +1,12 @@
-"""The spine: space -> baselines -> candidates -> improvement -> bound -> result.
+"""The search, from a problem to ranked plans and a bound. Read `solve` from top to bottom.
 
-space         options per table, with what was left out and why   (search.space)
-baselines     what others would choose: the first incumbents      (search.baselines)
-              a plan in use, and how far to stay near it          (search.in_use)
-candidates    the bound's programs, packed, CP-SAT and Optuna     (search.propose.searchers)
-improvement   all are improved on the full timeline               (search.improve.local_search)
-bound         no plan of the space is predicted to be faster      (search.bound.lower_bound)
-none          which demands exclude each other, and what helps    (search.infeasible.remedy)
+space         the options of every table, with what was left out and why   (search.space)
+baselines     what other methods would choose, as first candidates         (search.baselines)
+plan in use   a candidate too, and how far the search may move from it     (search.in_use)
+candidates    proposed by the bound's programs, packing, CP-SAT, Optuna    (search.propose)
+improvement   the best candidates, on the full timeline                    (search.improve)
+bound         no plan of the space is predicted to be faster               (search.bound)
+no plan       which demands exclude each other, and what would help        (search.infeasible)
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from search.problem import Problem, Progress, RankedPlan, Result, silent
 from search.propose.searchers import BOUND_STEPS, SEARCHERS, propose, rescue
 from search.space.build import whole_space
 from search.space.filters import drop_uvm, is_sound
+from search.space.option import Space
 from search.stop import Stop
 from search.surrogate import Surrogate
 
@@ -101,7 +102,7 @@ def solve(
         search_seconds=stop.elapsed_s,
         evaluations=objective.evaluations,
         seed=seed,
-        in_use=None if in_use is None else rate_plan_in_use(objective, in_use),
+        in_use=rate_plan_in_use(objective, in_use) if in_use else None,
     )
 
 
@@ -126,33 +127,46 @@ def _start(
     progress: Progress,
 ) -> _Start:
     """Baselines and candidates; in the whole space if nothing fits in the reduced one."""
+    for space in _spaces(problem, stop, in_use):
+        objective = Objective(problem, space)
+        surrogate = Surrogate(objective)
+        bound = LowerBound(problem, space_of_bound(space), objective.batch)
+        progress("baselines", 0.0, None, None)
+        baselines = _baselines(objective, surrogate, seed)
+        # what TorchRec would run with wrong results is shown, but never chosen
+        known = [c for c in baselines + candidates_in_use(objective) if _is_valid(objective, c)]
+        able = pick_searchers(space, searchers)
+        found, gap = propose(objective, surrogate, stop, seed, able, known, bound, progress)
+        if known + found:
+            return _Start(objective, surrogate, bound, baselines, known + found, gap)
+        found, nearest = rescue(objective, surrogate, stop, seed)
+        if found:
+            return _Start(objective, surrogate, bound, baselines, found, gap)
+    raise explain_no_plan(objective, surrogate, nearest, in_use, stop, seed)
+
+
+def _spaces(problem: Problem, stop: Stop, in_use: PlanInUse | None) -> list[Space]:
+    """The options worth trying, then all options if those are more."""
     try:
         whole = whole_space(problem)
     except InfeasibleError as error:
         raise explain_infeasible(problem, error, stop) from None
     reduced = drop_uvm(whole, problem.topology)
     spaces = [reduced] if reduced.size == whole.size else [reduced, whole]
-    for space in spaces if in_use is None else [space_near(s, problem, in_use) for s in spaces]:
-        objective = Objective(problem, space)
-        surrogate = Surrogate(objective)
-        bound = LowerBound(problem, space_of_bound(space), objective.batch)
-        able = pick_searchers(space, searchers)
-        progress("baselines", 0.0, None, None)
-        others = plan_baselines(objective.over(lift_move_limit(space)), surrogate, seed)
-        times = objective.score(list(others.values())).tolist()
-        shown = [Candidate(others[n], ms, n) for n, ms in zip(others, times, strict=True)]
-        # what TorchRec would run with wrong results is shown, but never chosen
-        known = [c for c in [*shown, *candidates_in_use(objective)] if _may(objective, c)]
-        found, gap = propose(objective, surrogate, stop, seed, able, known, bound, progress)
-        if known + found:
-            return _Start(objective, surrogate, bound, shown, known + found, gap)
-        found, nearest = rescue(objective, surrogate, stop, seed)
-        if found:
-            return _Start(objective, surrogate, bound, shown, found, gap)
-    raise explain_no_plan(objective, surrogate, nearest, in_use, stop, seed)
+    return spaces if in_use is None else [space_near(s, problem, in_use) for s in spaces]
 
 
-def _may(objective: Objective, candidate: Candidate) -> bool:
+def _baselines(objective: Objective, surrogate: Surrogate, seed: int) -> list[Candidate]:
+    """What other methods would choose, with its predicted time."""
+    plans = plan_baselines(objective.over(lift_move_limit(objective.space)), surrogate, seed)
+    times = objective.score(list(plans.values())).tolist()
+    return [
+        Candidate(plan, ms, name) for (name, plan), ms in zip(plans.items(), times, strict=True)
+    ]
+
+
+def _is_valid(objective: Objective, candidate: Candidate) -> bool:
+    """It fits, and TorchRec computes it right."""
     workload, device = objective.problem.workload, objective.problem.hardware.device
     sound = all(is_sound(option, workload, device) for option, _ in candidate.assignment)
     return sound and objective.fits(candidate.assignment)
@@ -168,10 +182,10 @@ def _improve(start: _Start, stop: Stop, seed: int, progress: Progress) -> list[C
     size = len(starts[0].assignment) * start.objective.problem.topology.world_size
     budget = stop.work(round(EVALUATIONS * min(1.0, LARGE / size))) // 2
     improved: list[Candidate] = []
-    for round_, share in enumerate([budget // len(starts)] * len(starts) + [budget]):
-        one = starts[round_] if round_ < len(starts) else rank_distinct(improved)[0]
+    for turn, share in enumerate([budget // len(starts)] * len(starts) + [budget]):
+        one = starts[turn] if turn < len(starts) else rank_distinct(improved)[0]
         best_ms = min(c.iteration_ms for c in [*improved, *starts])
-        progress("local search", 0.5 + 0.3 * round_ / (len(starts) + 1), best_ms, None)
+        progress("local search", 0.5 + 0.3 * turn / (len(starts) + 1), best_ms, None)
         plan, ms = search.improve(
             one.assignment, share, lambda best: stop.reached(best, start.bound.proven_ms)
         )

@@ -261,7 +261,8 @@ class _Search:
         balanced = self.balancer.balance(plan, self.seed, RESTARTS).assignment
         moved, spent = self.mover.descend(balanced, steps)
         again = self.balancer.balance(moved, self.seed, 0).assignment
-        return min((moved, again), key=self.mover.rating_ms), spent + BALANCE_PUTS
+        # the 16-norm that both minimise may fall while the maximum rises
+        return min((moved, again, plan), key=self.mover.rating_ms), spent + BALANCE_PUTS
 
     def _done(self, rating: float, lower: float) -> bool:
         return self.stop.reached() or rating <= lower * (1 + CLOSED)

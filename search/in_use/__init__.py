@@ -1,1 +1,4 @@
-"""A plan that is already running: which tables stay, and what moving the others takes."""
+"""A plan that is already running: which tables may stay, and what moving the others takes.
+
+May import `candidate`, `objective`, `space` and `problem`.
+"""

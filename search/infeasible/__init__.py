@@ -1,1 +1,4 @@
-"""Why nothing fits: a smallest set of conflicting demands, and what would help."""
+"""Why nothing fits: a smallest set of conflicting demands, and what would help.
+
+May import `propose` and what lies below.
+"""

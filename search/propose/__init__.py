@@ -1,1 +1,4 @@
-"""Candidates: plans for the local descent to start from."""
+"""Candidates: plans for the local search to start from.
+
+`searchers` runs the others in turn. May import `bound`, `improve` and what lies below.
+"""
