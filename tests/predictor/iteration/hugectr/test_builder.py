@@ -10,13 +10,13 @@ from predictor.cost.loads import Load
 from predictor.hardware.loader import load_hardware
 from predictor.iteration.hugectr.builder import HugeCtrBuilder
 from predictor.iteration.hugectr.hybrid_embedding import HybridRule
-from predictor.iteration.hugectr.runtime import runtime_of_round
+from predictor.iteration.hugectr.runtime import Runtime, runtime_of_round
 from predictor.model.distribution import Zipf
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import DcnV2, DenseArch, Feature, Table, Workload
 from tests.public_data import EXCERPTS
-from tools.fit_runtime import fit_dcnv2, fit_hybrid
+from tools.fit_runtime import Rows, fit_dcnv2, fit_hybrid
 
 RANKS = 4
 HUGECTR_V20, HUGECTR_V30, HUGECTR_V31 = (
@@ -151,6 +151,33 @@ def test_the_hybrid_embedding_balances_the_ranks() -> None:
     made = builder()
     made.use(HUGECTR_V20)
     assert made.loads.std(axis=2).max() == pytest.approx(0, abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def measured() -> Rows:
+    """The systems of rounds v3.0 and v3.1 that the constants were fitted to."""
+    return Rows(EXCERPTS, lambda version: version >= (3, 0))
+
+
+FITTED = ("lookup_factor", "update_factor", "gemm_factor", "step_us")
+
+
+@pytest.mark.parametrize("constant", FITTED)
+def test_the_shipped_constants_fit_better_than_their_neighbours(
+    measured: Rows, constant: str
+) -> None:
+    """On the systems that they were fitted to; the fit itself is a slow test."""
+
+    def loss(factor: float) -> float:
+        def runtime(version: tuple[int, ...]) -> Runtime:
+            shipped = runtime_of_round(version)
+            return replace(shipped, **{constant: factor * getattr(shipped, constant)})
+
+        return measured.loss(runtime)
+
+    shipped = loss(1.0)
+    assert shipped < 0.05
+    assert shipped < min(loss(0.8), loss(1.25))
 
 
 @pytest.mark.slow
