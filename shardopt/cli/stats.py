@@ -146,7 +146,7 @@ def stats(
         show_stats,
         stats_object,
     )
-    from shardopt.stats.collect import Reading, collect
+    from shardopt.stats.collect import ReadOptions, collect
     from shardopt.stats.result import summarise, write_stats
 
     check_writable(output, data)
@@ -158,7 +158,7 @@ def stats(
     ):
         if value < low:
             raise InputError(f"--{flag}: got {value}; allowed: {low} and up")
-    reading = Reading(
+    reading = ReadOptions(
         _names(features),
         _rows(table_rows, model, modulo),
         modulo,

@@ -83,7 +83,7 @@ def best_changes(problem: Problem, plan: ShardingPlan, prediction: Prediction) -
     are predicted one by one.
     """
     try:
-        space, base = _around(problem, plan)
+        space, base = _space_around(problem, plan)
     except InfeasibleError:
         return Changes(0, (), "some table has no sharding that fits in memory")
     objective = Objective(problem, space)
@@ -91,13 +91,13 @@ def best_changes(problem: Problem, plan: ShardingPlan, prediction: Prediction) -
     most = max(FEWEST, min(MOST, RANKS_TRIED // problem.topology.world_size))
     tried = list(islice(search.neighbours(base), most))
     times = objective.score_neighbours(base, tried)
-    best = _apart(tried[i] for i in np.argsort(times, kind="stable").tolist())
-    found = [_predicted(objective, base, change, prediction.iteration_ms) for change in best]
+    best = _without_shared_tables(tried[i] for i in np.argsort(times, kind="stable").tolist())
+    found = [_predict_change(objective, base, change, prediction.iteration_ms) for change in best]
     worth = [c for c in found if c.saving_ms > MIN_SAVING * prediction.iteration_ms]
     return Changes(len(tried), tuple(sorted(worth, key=lambda c: -c.saving_ms)))
 
 
-def _around(problem: Problem, plan: ShardingPlan) -> tuple[Space, Assignment]:
+def _space_around(problem: Problem, plan: ShardingPlan) -> tuple[Space, Assignment]:
     """The search space with the plan's own choices in it, and the plan as one of its points."""
     space = reduced_space(problem)
     candidate = match_plan(problem.workload, problem.topology, plan)
@@ -139,11 +139,11 @@ def _own_option(problem: Problem, index: int, plan: TablePlan) -> Option:
     if option.is_legal(plan.ranks, problem.topology):
         return option
     known = {field.name: getattr(option, field.name) for field in fields(option)}
-    return _Given(**known, placed=plan.ranks)
+    return _PlacedOption(**known, placed=plan.ranks)
 
 
 @dataclass(frozen=True, eq=False)
-class _Given(Option):
+class _PlacedOption(Option):
     """A table on ranks where the search would not put it; its shards stay where they are."""
 
     placed: tuple[int, ...] = ()
@@ -152,7 +152,7 @@ class _Given(Option):
         return Legal(((self.placed,),))
 
 
-def _apart(changes: Iterable[Change]) -> list[Change]:
+def _without_shared_tables(changes: Iterable[Change]) -> list[Change]:
     """The first few changes that share no table, and at most one of a whole group of tables."""
     found: list[Change] = []
     touched: set[int] = set()
@@ -168,7 +168,7 @@ def _apart(changes: Iterable[Change]) -> list[Change]:
     return found
 
 
-def _predicted(
+def _predict_change(
     objective: Objective, base: Assignment, change: Change, before_ms: float
 ) -> PlanChange:
     plan = objective.sharding_plan(apply(base, change))
@@ -176,13 +176,13 @@ def _predicted(
     after = predict(problem.workload, problem.topology, problem.hardware, plan).iteration_ms
     keys = objective.space.keys
     tables = {keys[table]: plan.tables[keys[table]] for table in sorted(change)}
-    return PlanChange(_words(keys, base, change), tables, after, before_ms - after)
+    return PlanChange(_describe(keys, base, change), tables, after, before_ms - after)
 
 
-def _words(keys: Sequence[str], base: Assignment, change: Change) -> str:
+def _describe(keys: Sequence[str], base: Assignment, change: Change) -> str:
     if len(change) == 1:
         ((table, new),) = change.items()
-        return f"{keys[table]}: {_one(base[table], new)}"
+        return f"{keys[table]}: {_describe_one(base[table], new)}"
     first, *others = sorted(change)
     moved = all(change[table][0] is base[table][0] for table in change)
     if moved and len(change) == 2:
@@ -195,7 +195,7 @@ def _words(keys: Sequence[str], base: Assignment, change: Change) -> str:
     return f"{plural(len(change), 'table')} to {into}: {named}{more}"
 
 
-def _one(old: Choice, new: Choice) -> str:
+def _describe_one(old: Choice, new: Choice) -> str:
     (before, here), (after, there) = old, new
     if before is not after:
         kernel = before.compute_kernel is not after.compute_kernel

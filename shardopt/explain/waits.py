@@ -113,7 +113,7 @@ def find_waits(problem: Problem, plan: ShardingPlan, prediction: Prediction) -> 
     """
     least = MIN_SHARE * prediction.iteration_ms
     tables = _Tables(problem, plan)
-    find = _host_meetings if COMPUTE in prediction.graph.inline_streams else _meetings
+    find = _host_arrivals if COMPUTE in prediction.graph.inline_streams else _arrivals
     found = []
     for step, index, path in find(prediction):
         wait = _wait(prediction.graph, step, index, path, tables)
@@ -122,11 +122,11 @@ def find_waits(problem: Problem, plan: ShardingPlan, prediction: Prediction) -> 
     return sorted(found, key=lambda w: (-w.wait_ms, w.collective))
 
 
-Meeting = tuple[Step, int, Sequence[Segment]]
+Arrival = tuple[Step, int, Sequence[Segment]]
 """A collective, the iteration it belongs to, and the path up to its last arrival."""
 
 
-def _meetings(prediction: Prediction) -> Iterator[Meeting]:
+def _arrivals(prediction: Prediction) -> Iterator[Arrival]:
     """Collectives that started when a segment of the path ended and that the next one is."""
     graph, path = prediction.graph, prediction.critical_path
     for place, (before, after) in enumerate(pairwise(path), start=1):
@@ -136,7 +136,7 @@ def _meetings(prediction: Prediction) -> Iterator[Meeting]:
                 yield step, index, path[:place]
 
 
-def _host_meetings(prediction: Prediction) -> Iterator[Meeting]:
+def _host_arrivals(prediction: Prediction) -> Iterator[Arrival]:
     """Collectives that take no time, as the work is the host's: the path of the last rank to come
     passes all of them."""
     graph, path = prediction.graph, prediction.critical_path

@@ -80,10 +80,10 @@ def _throughput(problem: Problem, changed: Problem, before: float, after: float)
     )
 
 
-Changed = Iterator[tuple[str, str, Problem]]
+ChangedProblems = Iterator[tuple[str, str, Problem]]
 
 
-def _machines(problem: Problem) -> Changed:
+def _machines(problem: Problem) -> ChangedProblems:
     """Each bandwidth, rate and host cost better by `STEP`."""
     hw, topology = problem.hardware, problem.topology
     more, faster = f"+{percent(STEP)}", 1 + STEP
@@ -128,7 +128,7 @@ def _link(hw: HardwareProfile, name: str, faster: float) -> HardwareProfile:
     return _group(hw, "collectives", {name: link.model_copy(update=update)})
 
 
-def _workloads(problem: Problem) -> Changed:
+def _workloads(problem: Problem) -> ChangedProblems:
     """Another batch, other skew, cheaper exchanges, another pipeline."""
     workload = problem.workload
     for factor in (1 + STEP, 1 - STEP):

@@ -13,7 +13,7 @@ from rich.status import Status
 from rich.text import Text
 
 from shardopt.report.console import heading, line, show, table
-from shardopt.stats.result import FeatureStats, Seen, yaml_line
+from shardopt.stats.result import FeatureStats, IdStatistics, yaml_line
 
 POOR_FIT = 0.05
 """Error of the distinct rows above which a Zipf distribution cannot replace the file."""
@@ -112,7 +112,7 @@ def _object(feature: FeatureStats) -> dict[str, Any]:
     return found if feature.seen is None else {**found, **_seen(feature.seen, feature.ids)}
 
 
-def _seen(seen: Seen, ids: int) -> dict[str, Any]:
+def _seen(seen: IdStatistics, ids: int) -> dict[str, Any]:
     return {
         "exact": seen.exact,
         "distinct": float(seen.distinct[-1]),

@@ -24,7 +24,7 @@ OnChunk = Callable[[Path, int], None]
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadOptions:
     """What to read and how.
 
     Args:
@@ -50,7 +50,7 @@ class Reading:
 
 def collect(
     paths: Sequence[Path],
-    reading: Reading,
+    reading: ReadOptions,
     *,
     checkpoint: Path | None = None,
     every: int = CHECKPOINT_CHUNKS,
@@ -73,7 +73,7 @@ def collect(
     key = _key(paths, reading, wanted)
     done = (0, 0)
     if checkpoint is not None and checkpoint.exists():
-        done = _load(checkpoint, key, counts)
+        done, counts = _load(checkpoint, key, wanted)
     since = 0
     for number, path in enumerate(paths):
         if number < done[0]:
@@ -95,7 +95,7 @@ def collect(
     return counts
 
 
-def _open(path: Path, reading: Reading) -> Source:
+def _open(path: Path, reading: ReadOptions) -> Source:
     """Raises InputError where the file is missing, or not of its format."""
     try:
         with path.open("rb"):
@@ -125,7 +125,7 @@ def _open(path: Path, reading: Reading) -> Source:
             return TensorSource(path)
 
 
-def _choose_features(path: Path, source: Source, reading: Reading) -> list[str]:
+def _choose_features(path: Path, source: Source, reading: ReadOptions) -> list[str]:
     rows = reading.rows if isinstance(reading.rows, Mapping) else None
     wanted = list(dict.fromkeys(reading.features or rows or source.features))
     if not wanted:
@@ -144,7 +144,7 @@ def _samples(counts: Mapping[str, FeatureCounts]) -> int:
     return next(iter(counts.values())).samples
 
 
-def _check_ids(path: Path, chunk: Chunk, reading: Reading) -> Iterator[tuple[str, Bags]]:
+def _check_ids(path: Path, chunk: Chunk, reading: ReadOptions) -> Iterator[tuple[str, Bags]]:
     """The bags of a chunk with ids that their tables have."""
     for name, bags in chunk.bags.items():
         rows = reading.rows_of(name)
@@ -172,7 +172,7 @@ def _out_of_range(path: Path, chunk: Chunk, name: str, at: int, rows: int | None
     )
 
 
-def _key(paths: Sequence[Path], reading: Reading, wanted: Sequence[str]) -> str:
+def _key(paths: Sequence[Path], reading: ReadOptions, wanted: Sequence[str]) -> str:
     """What a checkpoint must have been made from."""
     files = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
     rows = {name: reading.rows_of(name) for name in wanted}
@@ -189,8 +189,10 @@ def _save(path: Path, key: str, done: tuple[int, int], counts: Mapping[str, Feat
         np.savez(stream, allow_pickle=False, **arrays)
 
 
-def _load(path: Path, key: str, counts: dict[str, FeatureCounts]) -> tuple[int, int]:
-    """Fill in the counts; files and chunks that are done."""
+def _load(
+    path: Path, key: str, wanted: Sequence[str]
+) -> tuple[tuple[int, int], dict[str, FeatureCounts]]:
+    """Files and chunks that are done, and what was counted in them."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
@@ -201,8 +203,9 @@ def _load(path: Path, key: str, counts: dict[str, FeatureCounts]) -> tuple[int, 
             f"{path}: is a checkpoint of other data or options; delete it or use another file",
             inputs=("checkpoint",),
         )
-    for number, name in enumerate(counts):
+    counts = {}
+    for number, name in enumerate(wanted):
         mine = f"{number}."
         state = {k.removeprefix(mine): v for k, v in arrays.items() if k.startswith(mine)}
         counts[name] = FeatureCounts.of_state(state)
-    return int(arrays["done"][0]), int(arrays["done"][1])
+    return (int(arrays["done"][0]), int(arrays["done"][1])), counts

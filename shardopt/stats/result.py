@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from predictor.model.distribution import Bins
 from shardopt.files import atomic_open
-from shardopt.stats.collect import Reading
+from shardopt.stats.collect import ReadOptions
 from shardopt.stats.counts import FeatureCounts
 from shardopt.stats.mixture import Mixture, estimate
 from shardopt.stats.zipf import ZipfFit, fit_zipf
@@ -36,7 +36,7 @@ class HotRow:
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class IdStatistics:
     """What the ids of a feature say.
 
     Args:
@@ -87,7 +87,7 @@ class FeatureStats:
     samples: int
     ids: int
     empty_share: float
-    seen: Seen | None
+    seen: IdStatistics | None
 
     @property
     def pooling_factor(self) -> float:
@@ -96,7 +96,7 @@ class FeatureStats:
 
 
 def summarise(
-    counts: Mapping[str, FeatureCounts], reading: Reading, hot: int
+    counts: Mapping[str, FeatureCounts], reading: ReadOptions, hot: int
 ) -> Iterator[FeatureStats]:
     """The features one by one, in order.
 
@@ -117,7 +117,7 @@ def summarise(
         )
 
 
-def _seen(found: FeatureCounts, rows: int, hot: int) -> Seen:
+def _seen(found: FeatureCounts, rows: int, hot: int) -> IdStatistics:
     spectrum = found.spectrum(rows)
     fit = fit_zipf(spectrum)
     mixture = estimate(spectrum, fit)
@@ -125,7 +125,7 @@ def _seen(found: FeatureCounts, rows: int, hot: int) -> Seen:
     bins = Bins(mixture.counts, mixture.probs)
     errors = np.array([bins.unique(n) for n in draws]) / distinct - 1
     hottest = zip(*found.hottest(hot), strict=True)
-    return Seen(
+    return IdStatistics(
         spectrum.exact,
         draws,
         distinct,
@@ -158,7 +158,7 @@ def write_stats(path: Path, features: Iterable[FeatureStats]) -> None:
         np.savez_compressed(stream, allow_pickle=False, **arrays)
 
 
-def _arrays(feature: FeatureStats, seen: Seen) -> Iterator[tuple[str, Any]]:
+def _arrays(feature: FeatureStats, seen: IdStatistics) -> Iterator[tuple[str, Any]]:
     yield "counts", seen.mixture.counts
     yield "weights", seen.mixture.probs * feature.ids
     yield "range_rows", seen.mixture.range_rows.astype(np.float32)

@@ -84,9 +84,8 @@ class TsvSource:
     def _parse(
         self, lines: list[bytes], first: int, width: int, columns: Sequence[int]
     ) -> dict[str, Bags]:
-        if not lines[-1].endswith(b"\n"):
-            lines[-1] += b"\n"
-        text = np.frombuffer(b"".join(lines).replace(b"\r\n", b"\n"), dtype=np.uint8)
+        end = b"" if lines[-1].endswith(b"\n") else b"\n"
+        text = np.frombuffer((b"".join(lines) + end).replace(b"\r\n", b"\n"), dtype=np.uint8)
         breaks = np.flatnonzero((text == 9) | (text == 10))
         regular = len(breaks) == len(lines) * width
         if not regular or (text[breaks[width - 1 :: width]] != 10).any():

@@ -17,13 +17,13 @@ with needs_torchrec():
     from torchrec.distributed.planner.types import ShardingOption
     from torchrec.distributed.types import CacheParams
 
-Place = tuple[str, str]
+TableKey = tuple[str, str]
 """Path of the module that is sharded, and name of the table."""
 
 
-def group_by_table(options: Iterable[ShardingOption]) -> dict[Place, list[ShardingOption]]:
+def group_by_table(options: Iterable[ShardingOption]) -> dict[TableKey, list[ShardingOption]]:
     """The options of every table of a search space, in its order."""
-    found: dict[Place, list[ShardingOption]] = {}
+    found: dict[TableKey, list[ShardingOption]] = {}
     for option in options:
         found.setdefault((option.path, option.name), []).append(option)
     return found

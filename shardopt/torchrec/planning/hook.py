@@ -56,7 +56,7 @@ Options = list[ShardingOption]
 
 
 @dataclass(frozen=True)
-class Found:
+class LastSearch:
     """The problem of the last search and its result."""
 
     problem: Problem
@@ -134,7 +134,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         self._effort = 1.0 if effort is None else effort
         self._seed = seed
         self._request: tuple[nn.Module, Sequence[ModuleSharder[nn.Module]]] | None = None
-        self.found: Found | None = None
+        self.found: LastSearch | None = None
 
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
         """The plan with the least predicted iteration time.
@@ -181,7 +181,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             result = solve(problem, Stop(self._effort, self._timeout_seconds), self._seed)
         except InfeasibleError as error:
             raise PlannerError(error_type=PlannerErrorType.PARTITION, message=str(error)) from error
-        self.found = Found(problem, result)
+        self.found = LastSearch(problem, result)
         best = result.best
         logger.info(
             "predicted %.3g ms per iteration on %s, at most %.1f %% from optimal; baselines: %s",

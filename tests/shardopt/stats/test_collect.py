@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from predictor.errors import InputError
-from shardopt.stats.collect import Reading, collect
+from shardopt.stats.collect import ReadOptions, collect
 from shardopt.stats.counts import FeatureCounts
 
-READING = Reading(chunk_rows=500, max_ids=900)
+READING = ReadOptions(chunk_rows=500, max_ids=900)
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from shardopt.stats.collect import Reading, collect
+from shardopt.stats.collect import ReadOptions, collect
 
 left = int(sys.argv[3])
 
@@ -29,7 +29,7 @@ def kill(path, samples):
         os.kill(os.getpid(), signal.SIGKILL)
 
 paths = [Path(name) for name in sys.argv[4:]]
-collect(paths, Reading(chunk_rows=500, max_ids=900), checkpoint=Path(sys.argv[1]),
+collect(paths, ReadOptions(chunk_rows=500, max_ids=900), checkpoint=Path(sys.argv[1]),
         every=int(sys.argv[2]), on_chunk=kill)
 """
 
@@ -71,7 +71,7 @@ def test_killed_and_continued_gives_the_same(
 def test_a_checkpoint_of_something_else_is_refused(data: list[Path], tmp_path: Path) -> None:
     checkpoint = tmp_path / "state.npz"
     collect(data, READING, checkpoint=checkpoint, every=3)
-    for paths, reading in ((data[:1], READING), (data, Reading(chunk_rows=500, max_ids=7))):
+    for paths, reading in ((data[:1], READING), (data, ReadOptions(chunk_rows=500, max_ids=7))):
         with pytest.raises(InputError, match="of other data or options; delete it"):
             collect(paths, reading, checkpoint=checkpoint)
     checkpoint.write_text("no checkpoint")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from predictor.errors import InputError
-from shardopt.stats.collect import Reading, collect
+from shardopt.stats.collect import ReadOptions, collect
 from shardopt.stats.counts import FeatureCounts
 from shardopt.stats.source import DataFormat, format_of
 
@@ -36,7 +36,7 @@ def multi_hot(path: Path) -> Path:
 
 
 def counts(*paths: Path, **more: object) -> dict[str, FeatureCounts]:
-    return collect(paths, Reading(chunk_rows=70, **more))  # type: ignore[arg-type]
+    return collect(paths, ReadOptions(chunk_rows=70, **more))  # type: ignore[arg-type]
 
 
 def same(found: FeatureCounts, ids: np.ndarray) -> None:
