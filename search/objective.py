@@ -96,7 +96,7 @@ class Objective:
         return np.asarray(np.sum([self.footprint(*choice) for choice in assignment], axis=0))
 
     def fits(self, assignment: Assignment) -> bool:
-        """Within every cap, co-located tables together, no more tables moved than may."""
+        """It is within every cap and within the limit on moves; co-located tables lie together."""
         together = self.space.co_located([ranks for _, ranks in assignment])
         near = self.space.in_use is None or self.space.in_use.allows(assignment)
         return near and together and bool((self.memory(assignment) <= self.caps).all())

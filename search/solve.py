@@ -70,7 +70,7 @@ def solve(
         searchers: which of `SEARCHERS` propose candidates.
         in_use: a plan in use to start from, near which the search stays if it limits the moves. If
             it allows none, that plan is rated against the bound of all plans.
-        progress: told what is going on.
+        progress: called with every stage of the search.
 
     Raises:
         InfeasibleError: no plan fits, or a table has no option left.

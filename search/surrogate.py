@@ -136,7 +136,7 @@ class Surrogate:
         return total
 
     def _constant_ms(self, option: Option) -> float:
-        """What a data-parallel table costs beside its lookups: gradients and optimizer."""
+        """What a data-parallel table costs besides its lookups: gradients and optimizer."""
         if option.sharding_type is not ShardingType.DATA_PARALLEL:
             return 0.0
         load = np.zeros((self.problem.topology.world_size, COLUMNS))

@@ -1,4 +1,4 @@
-"""The same search on TorchRec's estimate: a plan whose costliest rank is as cheap as can be.
+"""The same kind of search on TorchRec's estimate: the costliest rank is as cheap as possible.
 
 TorchRec rates a plan by the largest sum of shard costs on a rank. Beside TorchRec's planner, which
 minimises the same number, this tells what better search is worth; the rest of what shardopt's plans
@@ -44,9 +44,9 @@ from search.surrogate import FORWARD, PHASES, Surrogate
 TARGETS = (1.0, 1.003, 1.01, 1.03, 1.1, 1.3)
 """Ratings aimed at, over the bound."""
 PRESSURES = (1.0, 1.02, 1.1, 1.5)
-"""How much less than all memory the options may take, where what fits in all does not pack."""
+"""Divisors of the memory that options may take: what fits in total may not fit rank by rank."""
 LARGEST = (1.0, 0.5, 0.25, 0.1)
-"""Shares of a rank's memory that a shard may take: small shards pack where large ones do not."""
+"""Shares of a rank's memory that a shard may take: small shards fit where large ones do not."""
 NEAR = 1.02
 """Rating over the bound at which no more starts are tried."""
 STARTS = 3

@@ -1,4 +1,4 @@
-"""Tables whole or halved by columns on the device: what most papers choose from."""
+"""Whole tables and halves of their columns, in device memory: what most papers choose from."""
 
 from __future__ import annotations
 

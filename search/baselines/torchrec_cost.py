@@ -37,7 +37,7 @@ def _gib_per_s(value: float) -> float:
 
 @dataclass(frozen=True)
 class Bandwidths:
-    """Bytes/ms, with TorchRec's defaults (planner/constants.py): whatever the GPU, a V100's."""
+    """Bytes/ms, with TorchRec's defaults (planner/constants.py): those of a V100 on any GPU."""
 
     hbm: float = _gib_per_s(897)
     ddr: float = _gib_per_s(51)

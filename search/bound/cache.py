@@ -1,4 +1,4 @@
-"""What ``fused_uvm_caching`` options fetch at least, whatever tables share their caches.
+"""What ``fused_uvm_caching`` options fetch at least, whichever tables share their caches.
 
 The tables of a launch share a cache, so what one of them fetches follows from the others. What all
 of them fetch has a lower bound that is a sum over shards, which the program of

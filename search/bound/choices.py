@@ -86,7 +86,7 @@ class BoundChoices:
         topology = problem.topology
         caps = [sum(topology.hbm_cap_bytes) / GIB, sum(topology.ddr_cap_bytes) / GIB]
         if space.in_use is not None and space.in_use.is_limited:
-            # moves are a resource like memory, of which the plan in use leaves so many
+            # moves are limited like memory
             moves = np.array([[float(c.moves)] for c in self.all])
             self.needs = np.hstack([self.needs, moves])
             caps.append(float(space.in_use.max_moves))
@@ -128,7 +128,7 @@ class BoundChoices:
         return before is None or before[0] is not option
 
     def _share_caches(self) -> None:
-        """Enter into the choices what they fetch at least, whatever tables share their caches."""
+        """Add to the choices what they fetch at least through caches that tables share."""
         world = self.problem.topology.world_size
         for group in {choice.group for choice in self.all}:
             caches = {i: self._caches(c.option) for i, c in enumerate(self.all) if c.group == group}

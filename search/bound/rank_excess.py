@@ -24,10 +24,10 @@ Array = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
 MAX_CHOICES = 1000
-"""Where tables have more choices in all, nothing is known of shards: programs stay small, and one
-shard of many is little of what a rank has."""
+"""With more choices, longest shards are ignored: programs stay small, and one shard of many is a
+small part of what a rank has."""
 WORTH = 1e-4
-"""Rows that raise a segment by less than this share of the time are left out."""
+"""Rows that raise a segment by less than this share of the time are not added."""
 ROWS = 4
 """Rows that a segment gets at a time."""
 TIMES = [Load.FORWARD_MS, Load.BACKWARD_MS, Load.PREFETCH_MS]
@@ -38,8 +38,8 @@ def longest_shard(shards: Array, *, cached: bool) -> Array:
 
     Args:
         shards: ``[shards, COLUMNS]``.
-        cached: tables may lend them room of a UVM cache, which shortens their lookups by what no
-            shard alone tells: nothing is certain.
+        cached: tables share a UVM cache, which can shorten lookups by an unknown amount; the bound
+            is then 0.
     """
     times = shards[:, TIMES]
     longest: Array = times[np.argmax(times.sum(axis=1))]

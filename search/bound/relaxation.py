@@ -6,12 +6,12 @@ Three steps, each of which can only lower the predicted time:
    positions within all hosts alike) does not change the time of a plan. The timeline is a maximum
    over sums of operation times, hence convex in them; the mean over all renamings, which gives
    every rank the average load, is therefore not slower (Jensen).
-2. *Convex laws.* Times that are not convex in bytes (bandwidth that grows with size) are replaced
+2. *Convex costs.* Times that are not convex in bytes (bandwidth that grows with size) are replaced
    by their lower convex hull over the sizes that any plan can have: where all plans use an
    exchange, none below its least option. The launch floor of a lookup or
    a prefetch, which a rank without shards does not pay, is left out, but where all ranks pay it.
 3. *Critical cycles.* The period of the timeline is the largest mean over the cycles of its event
-   graph. Any one cycle is a bound; with supporting lines in the place of the laws it is linear in
+   graph. Any one cycle is a bound; with supporting lines in the place of the cost models it is linear in
    the loads, and valid for all loads.
 
 What remains is a family of linear cuts ``time >= constant + slope . load`` for one set of
@@ -42,26 +42,26 @@ from predictor.model.plan import ShardingType
 Array = NDArray[np.float64]
 
 SAMPLES = 8192
-"""Points at which a law is sampled; the staircase below them keeps the hull a lower bound."""
+"""Points at which a cost model is sampled; the staircase below them keeps the hull a lower bound."""
 SMALLEST_BYTES = 64.0
 LOOKUPS = ("embedding_forward", "embedding_backward", "prefetch")
 UNIFORM = (ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL)
 
 
 class Hull:
-    """Lower convex hull of a non-decreasing law over sizes from ``least`` to ``top``.
+    """Lower convex hull of a non-decreasing cost model over sizes from ``least`` to ``top``.
 
-    Below ``least``, where no plan is, it stays at the law there.
+    Below ``least``, where no plan is, it stays at its value there.
     """
 
-    def __init__(self, law: CostModel, top: float, least: float = 0.0) -> None:
-        # sizes are bytes: below one there is nothing to tell apart
+    def __init__(self, model: CostModel, top: float, least: float = 0.0) -> None:
+        # sizes are bytes: fractions of one do not matter
         start = max(least, min(SMALLEST_BYTES, top))
         samples = np.geomspace(start, top, SAMPLES) if top > max(1.0, start) else np.zeros(0)
         # samples of a narrow range may be out of order by their last digit
         sizes = np.sort(np.concatenate(([least], samples)))
-        values = np.asarray(law(sizes), dtype=np.float64)
-        # between two samples the law is at least its value at the first of them
+        values = np.asarray(model(sizes), dtype=np.float64)
+        # between two samples the cost is at least its value at the first of them
         self.x, self.y = _lower_hull(sizes, np.concatenate((values[:1], values[:-1])))
 
     def tangent(self, at: float) -> tuple[float, float]:
@@ -91,7 +91,7 @@ def _above(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float
 
 
 class Hulls:
-    """Hulls of one exchange's laws, remembered in the order in which the builder asks for them.
+    """Hulls of one exchange's cost models, remembered in the order in which the builder asks for them.
 
     Args:
         ceiling: load ``[columns]`` that no plan exceeds on average over the ranks.
@@ -105,13 +105,13 @@ class Hulls:
         """As of two ranks: a mean or a maximum over them is what every plan has at least."""
         self.known: list[Hull] = []
 
-    def get(self, position: int, law: CostModel, size: Size) -> Hull:
-        """The hull of the ``position``-th law."""
+    def get(self, position: int, model: CostModel, size: Size) -> Hull:
+        """The hull of the ``position``-th cost model."""
         if position == len(self.known):
             least = size(self.least)
             # of a size that each rank has its own of, some rank may have nothing
             low = float(least.max()) if least.shape[-1] == 1 else 0.0
-            self.known.append(Hull(law, float(np.max(size(self.ceiling))), low))
+            self.known.append(Hull(model, float(np.max(size(self.ceiling))), low))
         return self.known[position]
 
 
@@ -214,12 +214,12 @@ class Relaxation:
         probes[np.arange(1, count + 1), self.columns] += 1.0
         loads = probes.reshape(len(probes), len(self.groups), 1, COLUMNS)
         loads[..., Load.SHARDS] = 1.0 if exact else np.array(self.certain)[:, None]
-        loads[-1, :, 0, Load.SHARDS] = self.certain  # tells apart what a plan may do without
+        loads[-1, :, 0, Load.SHARDS] = self.certain  # shows what a plan may do without
         many = self._builder(loads).build()
         costs = np.stack(
             [np.broadcast_to(op.cost_ms.reshape(-1), len(probes)) for op in many.ops], axis=1
         )
-        # where caches that tables lend each other make a lookup less than nothing, it is nothing
+        # a shared cache can make the cost of one lookup negative; it counts as zero
         slopes = np.where(costs[0] < 0, 0.0, costs[1:-1] - costs[0])
         one = Graph(1, 1, many.inline_streams, many.launch_latency_ms)
         one.ops = [self._single(op, costs[0, i]) for i, op in enumerate(many.ops)]
@@ -234,11 +234,11 @@ class Relaxation:
 
             asked = 0
 
-            def cost(self, law: CostModel, size: Size) -> Array:
+            def cost(self, model: CostModel, size: Size) -> Array:
                 if self.name not in known:
                     mine = list(self.members)
                     known[self.name] = Hulls(ceiling[mine].sum(axis=0), least[mine].min(axis=0))
-                hull = known[self.name].get(self.asked, law, size)
+                hull = known[self.name].get(self.asked, model, size)
                 self.asked += 1
                 sizes = size(self.total)
                 at = float(sizes[0].max())
@@ -269,7 +269,7 @@ class Relaxation:
 
 def _runs(ops: Sequence[int], scopes: Sequence[Scope | None]) -> list[list[int]]:
     """A cycle's operations parted at the collectives of all ranks, without them. Where some ranks
-    meet others in between, a rank is not told from those: such parts are left out."""
+    meet others in between, such parts cannot be assigned to one rank and are left out."""
     runs: list[list[int]] = [[]]
     for op in ops:
         if scopes[op] == "world":

@@ -29,7 +29,7 @@ NORM = 16
 SHAKEN = 6
 """Shards that change places to leave a local optimum."""
 GAIN = 1e-6
-"""A smaller relative gain is none."""
+"""Relative gain below which a change does not count."""
 MAX_STEPS = 4000
 
 

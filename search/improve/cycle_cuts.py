@@ -1,10 +1,10 @@
-"""What sets the pace of a plan, as a sum of maxima over ranks that other plans can be held against.
+"""What limits the speed of a plan, as a sum of maxima over ranks that nearby plans share.
 
 The critical cycle of a plan's timeline runs along one rank until a collective, where it may pass
 to the last rank that arrives. So the period is at least a constant, plus the work of the slowest
 rank in every segment between two collectives, plus the collectives at their busiest ranks. At the
 plan itself that is its period (`predictor.iteration.critical_path`); of other plans that use the
-same exchanges it is a lower estimate, exact but for laws that are not linear.
+same exchanges it is a lower estimate, exact where costs are linear in the loads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Packs shards under what sets the pace: tables change options and ranks, shards move and swap.
+"""Packs shards under the critical cycle: tables change options and ranks, shards move and swap.
 
-Plans near a given one are compared by the cuts of `search.improve.cycle_cuts`: each is a sum of
+Plans near the current one are compared by the cuts of `search.improve.cycle_cuts`: each is a sum of
 maxima over ranks. A maximum is flat almost everywhere, so it gets a target instead, nearer to the
 mean, and what ranks exceed their targets by, squared, is driven out; maxima of other segments keep
 theirs. After every round the plan is scored on the full timeline, and its own critical cycle joins
@@ -24,17 +24,17 @@ from search.objective import Assignment, Objective
 from search.surrogate import Surrogate
 
 RELIEVED = 3
-"""Ranks above a target that are relieved at a time."""
+"""Ranks above a target that are relieved in one step."""
 ENOUGH = 1e-12
-"""Excess in ms^2 that is none."""
+"""Excess in ms^2 below which targets count as met."""
 STALLED, PROGRESS = 8, 0.8
-"""A descent ends when so many steps leave more than this part of the excess."""
+"""A descent ends when this many steps leave more than this share of the excess."""
 TIGHTER = (0.5, 0.8)
-"""Of the distance of the slowest rank to the mean, what the next target leaves."""
+"""A target lies at these shares of the distance from the mean to the slowest rank, in turn."""
 NEAR = 2e-3
-"""Of the mean: nearer to it a slowest rank need not come."""
+"""Relative distance to the mean at which the slowest rank is close enough."""
 GAIN = 1e-6
-"""A smaller relative gain is none."""
+"""Relative gain below which a change does not count."""
 ROUNDS = 4
 """Rounds that share the budget, at least: each new cut is worth more than a longer descent."""
 PATIENCE = 3
@@ -91,7 +91,7 @@ class _Descent(CutPlan):
     """Drives ranks below their targets."""
 
     def tighten(self, budget: int, stop: Callable[[], bool]) -> None:
-        """To lower maxima, column after column, those first that stand out most."""
+        """Lower the maxima column by column, those farthest above their mean first."""
         self.steps, self.budget = 0, budget
         for share in TIGHTER:
             apart = (self.now.loads.max(axis=0) - self.now.loads.mean(axis=0)) * self.scale
@@ -105,7 +105,7 @@ class _Descent(CutPlan):
         return float((self.member @ slowest + self.constants + self.even_ms).max())
 
     def _tightened(self, column: int, share: float) -> bool:
-        """The slowest rank of a column comes nearer to the mean, and the largest cut is lower."""
+        """Bring the slowest rank of a column nearer to the mean; whether the largest cut fell."""
         most, mean = self.now.loads.max(axis=0), self.now.loads.mean(axis=0)
         if most[column] - mean[column] < NEAR:
             return False
@@ -120,7 +120,7 @@ class _Descent(CutPlan):
         return False
 
     def descend(self, targets: Array) -> None:
-        """To where no change of what lies on a rank above a target helps, or none is above.
+        """Change what lies on ranks above their targets until that no longer helps.
 
         Args:
             targets: of every column, in units of its mean.

@@ -3,7 +3,7 @@
 What is minimised is pluggable: a `RankCost` says what the loads of one rank contribute and what
 the sum of these contributions over all ranks is worth. So a change costs no more to score than the
 two ranks that it touches, and thousands are scored in one step. `search.improve.balance` and
-`search.improve.packing` descend with costs of their own.
+`search.improve.packing` each bring a cost.
 """
 
 from __future__ import annotations
@@ -128,8 +128,7 @@ class Neighbourhood:
 
 
 def pick_apart(changes: Iterable[tuple[float, Change, set[int]]], below: float) -> list[Change]:
-    """The changes that cost less than ``below``, as far as no two touch one rank, so that each fits
-    beside the others.
+    """The changes that cost less than ``below`` and touch different ranks, so that all fit at once.
 
     Args:
         changes: cost, change and the ranks that it touches; best first.

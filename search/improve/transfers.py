@@ -1,7 +1,7 @@
 """Block moves: tables of one exchange join another of their module.
 
 All of them, which saves an exchange with its collectives and launches; or a random part, which
-lets the collectives of one exchange run beside the lookups of the other. Neither can be reached by
+lets the collectives of one exchange overlap with the lookups of the other. Neither is reached by
 changing tables one at a time, because the first change only adds an exchange.
 
 Why: docs/decisions/0009.

@@ -25,7 +25,7 @@ from search.objective import Assignment, Objective
 from search.space.option import Choice
 
 SAME = 1e-9
-"""Relative difference of times that is none."""
+"""Relative difference below which two times count as equal."""
 
 
 def rename_ranks(objective: Objective, candidate: Candidate) -> Candidate:

@@ -23,7 +23,7 @@ from search.space.option import Choice, ChoicesInUse, Option, Space
 
 NAME = "given plan"
 NEARBY = ("cpsat",)
-"""Searchers that can be told how many tables may move; the others place all tables afresh."""
+"""Searchers that can keep to a limit on moves; the others place all tables anew."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def lift_move_limit(space: Space) -> Space:
 
 def space_of_bound(space: Space) -> Space:
     """The space that the bound is of: where no table may move at all, that of all plans, because
-    a plan that is only rated is best held against what moving could bring."""
+    a plan that is only rated is compared with the best that moving could bring."""
     fixed = space.in_use is not None and not space.in_use.max_moves
     return lift_move_limit(space) if fixed else space
 

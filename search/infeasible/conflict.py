@@ -1,9 +1,9 @@
-"""What makes a problem infeasible: an irreducible set of demands, and what would mend it.
+"""What makes a problem infeasible: a smallest set of demands that exclude each other.
 
 Demands are the memory of the ranks, by kind, and each thing that a table's constraints ask for. A
 set of them is irreducible when no plan meets it and every smaller one can be met. It is found by
-dividing the demands (QuickXplain, Junker 2004) over proofs of CP-SAT; whether one of several sets
-is found is chance, that it is one is not.
+dividing the demands (QuickXplain, Junker 2004) over proofs of CP-SAT. If there are several such
+sets, any of them may be found.
 
 Why: docs/decisions/0024.
 """
@@ -35,7 +35,7 @@ FIELDS = (
 ENDLESS = 1 << 50
 """Bytes that no table needs."""
 MAX_DEMANDS = 400
-"""With more, telling them apart takes too many proofs."""
+"""With more, finding the smallest set takes too many proofs."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What would mend an infeasible problem, cheapest first, and the message that says so."""
+"""What would make an infeasible problem feasible, cheapest first, and the message about it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from search.surrogate import Surrogate
 WORK = 1.0
 """Deterministic time of one proof at effort 1, about seconds on one core."""
 ANSWERS = 60
-"""Proofs that the search for an irreducible set may take."""
+"""Proofs that the search for an irreducible set may ask for."""
 LARGEST = 4000
-"""Tables times ranks beyond which one proof takes seconds: only bytes are told then."""
+"""Tables times ranks beyond which a proof takes seconds: the error only says what is missing."""
 SIZES = 10
 """Larger clusters that are tried, at most."""
 TIMES = (2, 4, 8)
-"""Larger clusters have so many hosts where few more than now do not do."""
+"""Multiples of the hosts that are tried after up to three more hosts."""
 GPUS_OF_A_HOST = 8
 ADVICE = "\nTo try:"
 INPUTS = {HBM: ("hbm_gib", "reserve"), DDR: ("ddr_gib",)}
@@ -46,8 +46,8 @@ class Remedy:
 
 
 def explain_infeasible(problem: Problem, error: InfeasibleError, stop: Stop) -> InfeasibleError:
-    """The error with the demands that exclude each other and what would mend them, as far as they
-    can be told in the time left."""
+    """The error with the demands that exclude each other and what would help, as far as the time
+    left allows to prove them."""
     size = len(problem.workload.tables) * problem.topology.world_size
     oracle = Oracle(problem, WORK * max(1.0, stop.effort), ANSWERS, lambda: stop.remaining_s <= 0)
     found = find_conflict(oracle) if size <= LARGEST else None
@@ -75,7 +75,7 @@ def explain_no_plan(
     stop: Stop,
     seed: int,
 ) -> InfeasibleError:
-    """The error of a search that has no plan; too few moves are told from too little memory."""
+    """The error of a search without a plan: too few moves are allowed, or memory is short."""
     limit = objective.space.in_use
     if in_use is not None and limit is not None and limit.is_limited:
         work = FEASIBILITY_WORK * max(1.0, stop.effort)

@@ -1,6 +1,6 @@
 """CP-SAT chooses option and ranks of every table jointly, minimising the surrogate.
 
-Identical shards of a table are counted per rank instead of told apart, which removes their
+Identical shards of a table are counted per rank, not placed one by one, which removes their
 symmetry. One worker and a deterministic time limit make the result reproducible.
 """
 
@@ -25,7 +25,7 @@ Array = NDArray[np.float64]
 UNITS_PER_MS = 1e5
 """Time resolution of the integer model: 10 ns."""
 MEMORY_STEPS = 1 << 16
-"""Memory resolution: a rank's memory in so many steps. Shards are rounded up to full ones."""
+"""Memory resolution: a rank's memory has this many steps. Shards are rounded up."""
 MAX_VARIABLES = 40_000
 """Larger models do not improve on their hint within any reasonable budget."""
 
@@ -264,7 +264,7 @@ class Model:
                     self.model.add(sum(counts) <= most * used)
 
     def _limit_moves(self) -> None:
-        """No more tables differ from the plan in use than may."""
+        """At most ``max_moves`` tables differ from the plan in use."""
         in_use = self.objective.space.in_use
         if in_use is not None and in_use.is_limited:
             self.model.add(sum(self.stays()) >= len(self.placed) - in_use.max_moves)

@@ -1,4 +1,4 @@
-"""Is there any plan that fits? The last resort where memory is tight, and the proof where none is.
+"""Does any plan fit? Finds one where memory is tight, or proves that there is none.
 
 CP-SAT places every table under caps that may be exceeded, and minimises by how much. Bytes are
 exact. Nothing exceeded is a plan; anything else says what is missing, and whether that is proven.
@@ -46,7 +46,7 @@ def find_feasible(
     seed: int,
     time_limit_s: float = float("inf"),
 ) -> Feasibility:
-    """Search for a plan that fits, whatever its time.
+    """Search for any plan that fits, however slow.
 
     Args:
         work: deterministic time of CP-SAT, about seconds on one core.

@@ -126,7 +126,7 @@ def _rounded(
 def rescue(
     objective: Objective, surrogate: Surrogate, stop: Stop, seed: int
 ) -> tuple[list[Candidate], Feasibility]:
-    """Any plan that fits, for want of a better one; it has a second even when time is up."""
+    """Any plan that fits, if nothing else was found; it has a second even when time is up."""
     work, left = FEASIBILITY_WORK * max(1.0, stop.effort), max(1.0, stop.remaining_s)
     found = find_feasible(objective, surrogate, work, seed, left)
     if found.assignment is None or not objective.fits(found.assignment):

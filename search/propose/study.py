@@ -29,7 +29,7 @@ class Shape:
         penalty: sharding type -> factor on the cost of its options.
         min_width: columns of a column shard, at least.
         max_replica_bytes: largest table that may be data-parallel.
-        peak: how much the largest shard of an option counts beside its mean load, in [0, 1].
+        peak: weight of the largest shard of an option against its mean load, in [0, 1].
         weights: of the phases.
     """
 
@@ -53,7 +53,7 @@ class Study:
     def run(
         self, trials: int, stop: Callable[[], bool] = lambda: False
     ) -> list[tuple[Assignment, float]]:
-        """Run so many trials.
+        """Run this many trials.
 
         Args:
             stop: asked after every trial.

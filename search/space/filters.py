@@ -26,7 +26,7 @@ def deduplicate(space: Space, topology: Topology) -> Space:
 
     An option goes only if the one it repeats stays, so that a constraint's only type is kept.
     Column-wise with one shard stays where other tables of the module can be split by columns: it
-    joins their exchange, where table-wise would need one of its own.
+    joins their exchange, where table-wise would add another exchange.
     """
     splitting = {(o.module, o.table) for table in space.options for o in table if _splits(o)}
     options: list[tuple[Option, ...]] = []
@@ -132,7 +132,7 @@ def _misfit(option: Option, topology: Topology) -> str:
 
 
 def _fits_anywhere(option: Option, topology: Topology) -> bool:
-    """The largest shard fits the smallest rank: the usual case, told without looking at ranks."""
+    """The largest shard fits the smallest rank: the usual case, and quick to see."""
     return max(m.hbm_bytes for m in option.memory) <= min(topology.hbm_cap_bytes) and max(
         m.ddr_bytes for m in option.memory
     ) <= min(topology.ddr_cap_bytes)

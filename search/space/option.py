@@ -103,7 +103,7 @@ class Option:
 
     @property
     def way(self) -> tuple[object, ...]:
-        """What tells it from the other options of its table."""
+        """What makes it different from the other options of its table."""
         parameters = {"enforce_hbm": self.enforce_hbm}
         host = _host_memory(self.compute_kernel, self.cache_load_factor, parameters)
         return self.sharding_type, self.compute_kernel, self.sizes, self.offsets, *host
@@ -236,7 +236,7 @@ class ChoicesInUse:
         return [table for table, (now, before) in enumerate(pairs) if now != before]
 
     def allows(self, assignment: Sequence[Choice]) -> bool:
-        """No more tables move than may."""
+        """It moves no more tables than allowed."""
         return not self.is_limited or len(self.moved(assignment)) <= self.max_moves
 
 

@@ -18,7 +18,7 @@ from search.tune.grid import Grid
 STARTUP = 6
 """Settings tried at random before TPE has something to learn from."""
 ENUMERATED = 1 << 12
-"""Grids of so many settings are listed to find one that is left."""
+"""Grids of up to this many settings are listed to find an untried one."""
 
 
 def distributions(grid: Grid) -> dict[str, BaseDistribution]:

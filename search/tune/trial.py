@@ -22,7 +22,7 @@ from search.surrogate import Surrogate
 from search.tune.goals import Goal, Values, covers, least_bytes, shard_bytes, values_of
 
 ROOT_STEPS = 20
-"""Refinements of a trial's bound: that of all exchanges, and a look at the sets of exchanges."""
+"""Refinements of a trial's bound."""
 WARM_EVALUATIONS = 20_000
 """Plans scored around a plan that is known, at effort 1."""
 WARM = "another trial + local search"
@@ -150,7 +150,7 @@ def search_from(
 
 
 def carry_over_plan(plan: ShardingPlan, objective: Objective) -> Assignment | None:
-    """A plan of another setting as one of this problem, or None where it is none that fits."""
+    """A plan of another setting as an assignment of this problem, None if it does not fit."""
     if plan.world_size != objective.problem.topology.world_size:
         return None
     choices: list[Choice] = []

@@ -306,7 +306,7 @@ class Tuning:
     def _tell(
         self, trial: optuna.Trial, values: Values | None = None, state: TrialState | None = None
     ) -> bool:
-        """Finish a trial; False if another worker has taken it over, as this one was held up."""
+        """Finish a trial; False if another worker has taken it over from a slow one."""
         with suppress(UpdateFinishedTrialError):
             told = self.study.tell(trial, values, state=state, skip_if_finished=True)
             return told.state is (TrialState.COMPLETE if state is None else state)
