@@ -11,7 +11,7 @@ Three steps, each of which can only lower the predicted time:
    exchange, none below its least option. The launch floor of a lookup or
    a prefetch, which a rank without shards does not pay, is left out, but where all ranks pay it.
 3. *Critical cycles.* The period of the timeline is the largest mean over the cycles of its event
-   graph. Any one cycle is a bound; with supporting lines in the place of the cost models it is linear in
+   graph. Any one cycle is a bound; with supporting lines instead of cost models it is linear in
    the loads, and valid for all loads.
 
 What remains is a family of linear cuts ``time >= constant + slope . load`` for one set of
@@ -42,7 +42,7 @@ from predictor.model.plan import ShardingType
 Array = NDArray[np.float64]
 
 SAMPLES = 8192
-"""Points at which a cost model is sampled; the staircase below them keeps the hull a lower bound."""
+"""Points at which a cost is sampled; the staircase below them keeps the hull a lower bound."""
 SMALLEST_BYTES = 64.0
 LOOKUPS = ("embedding_forward", "embedding_backward", "prefetch")
 UNIFORM = (ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL)
@@ -91,7 +91,7 @@ def _above(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float
 
 
 class Hulls:
-    """Hulls of one exchange's cost models, remembered in the order in which the builder asks for them.
+    """Hulls of one exchange's costs, remembered in the order in which the builder asks for them.
 
     Args:
         ceiling: load ``[columns]`` that no plan exceeds on average over the ranks.
