@@ -15,3 +15,11 @@ def make_parser(file: str, description: str | None) -> argparse.ArgumentParser:
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+
+def existing_folder(text: str) -> Path:
+    """The type of arguments that name a folder to read or to write to."""
+    folder = Path(text)
+    if not folder.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: no such folder")
+    return folder

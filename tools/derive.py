@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from predictor.hardware.loader import list_hardware, load_hardware
 from predictor.hardware.schema import GROUP_NAMES, HardwareProfile
-from tools import make_parser
+from tools import existing_folder, make_parser
 from tools.profile_facts import Facts, with_facts
 
 HBM_SHARE = 0.8946
@@ -282,10 +281,8 @@ def text_of(card: Card) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Write every derived profile into a folder."""
     parser = make_parser(__file__, __doc__)
-    parser.add_argument("folder", type=Path, help="folder to write the profiles to")
+    parser.add_argument("folder", type=existing_folder, help="folder to write the profiles to")
     folder = parser.parse_args(argv).folder
-    if not folder.is_dir():
-        parser.error(f"{folder}: no such folder")
     for card in CARDS:
         (folder / f"{card.name}.yaml").write_text(text_of(card), encoding="utf-8")
     return 0

@@ -17,7 +17,7 @@ from predictor.fit.public_tables import GEMM_FILE, by_split, read_collectives, r
 from predictor.fit.scores import gmae, mape
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import Curve
-from tools import make_parser
+from tools import existing_folder, make_parser
 
 FEWEST_ROWS = 8
 """Fewer sizes than this are not worth a fit."""
@@ -85,10 +85,10 @@ def _gemm_lines(path: Path) -> Iterator[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print every fit as the profiles hold it."""
     parser = make_parser(__file__, __doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the public tables")
+    parser.add_argument(
+        "--data", type=existing_folder, required=True, help="folder of the public tables"
+    )
     folder = parser.parse_args(argv).data
-    if not folder.is_dir():
-        parser.error(f"--data {folder}: no such folder")
     for line in fit_lines(folder):
         print(line)
     return 0

@@ -22,7 +22,7 @@ from predictor.iteration.hugectr.runtime import Runtime, runtime_of_round
 from shardopt.validate.mlperf.cases import Case, case_of
 from shardopt.validate.mlperf.suite import is_fitted
 from shardopt.validate.mlperf.systems import Planner, read_systems
-from tools import make_parser
+from tools import existing_folder, make_parser
 
 Array = NDArray[np.float64]
 PULL = 0.01
@@ -118,7 +118,9 @@ def _minimum(loss: Callable[[Array], float], start: Sequence[float]) -> Array:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the fitted runtimes."""
     parser = make_parser(__file__, __doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the public tables")
+    parser.add_argument(
+        "--data", type=existing_folder, required=True, help="folder of the public tables"
+    )
     folder = parser.parse_args(argv).data
     v30, v31 = fit_dcnv2(folder)
     for runtime in (fit_hybrid(folder, v31), v30, v31):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from predictor.hardware.loader import load_hardware
 from predictor.iteration.megatron.runtime import CONSTANTS, Configuration, MegatronRuntime
 from predictor.iteration.megatron.step import MegatronStep
 from shardopt.validate.transformers import Measured, read_single
-from tools import make_parser
+from tools import existing_folder, make_parser
 
 Array = NDArray[np.float64]
 
@@ -88,7 +87,9 @@ def _runtime(values: Iterable[float]) -> MegatronRuntime:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the constants, their errors, and the configurations that were fitted."""
     parser = make_parser(__file__, __doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the public tables")
+    parser.add_argument(
+        "--data", type=existing_folder, required=True, help="folder of the public tables"
+    )
     rows, held_out = split_rows(read_single(parser.parse_args(argv).data).rows)
     step = MegatronStep(load_hardware(HARDWARE), START)
     runtime = fit(step, rows)

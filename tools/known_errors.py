@@ -26,7 +26,7 @@ from shardopt.validate.gemm import validate_gemm
 from shardopt.validate.mlperf.suite import validate_mlperf_dlrm
 from shardopt.validate.report import Compared, Report, Summary
 from shardopt.validate.torchrec_p4d import validate_torchrec_p4d
-from tools import make_parser
+from tools import existing_folder, make_parser
 from tools.derive import CARDS, Card
 from tools.fit_profiles import gpu_fits, held_out_errors
 from tools.profile_facts import Facts, Ranges, with_facts
@@ -180,8 +180,10 @@ def write(folder: Path, profiles: Path) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Write what is computed into a folder of profiles."""
     parser = make_parser(__file__, __doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the public tables")
-    parser.add_argument("profiles", type=Path, help="folder of the shipped profiles")
+    parser.add_argument(
+        "--data", type=existing_folder, required=True, help="folder of the public tables"
+    )
+    parser.add_argument("profiles", type=existing_folder, help="folder of the shipped profiles")
     given = parser.parse_args(argv)
     try:
         changed = write(given.data, given.profiles)
