@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shardopt.bench.rows import read_rows
-from shardopt.bench.tasks import batch
+from shardopt.bench.tasks import measure
 from shardopt.bench.tasks.draw import Task
 from shardopt.bench.tasks.structures import plan_of, row_wise, table_wise
 from shardopt.calibrate.design import points as design
@@ -33,7 +33,7 @@ def a_task(seed: int, *, world_size: int, local_world_size: int) -> Task:
 def test_a_batch_of_two_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(batch, "draw_task", a_task)
+    monkeypatch.setattr(measure, "draw_task", a_task)
     monkeypatch.setattr(design, "QUICK", design.TINY)
     folder = tmp_path / "batch"
     words = ["bench", "batch", str(folder), "--tasks", "0-1", "--repeat", "1", "--block", "2"]
