@@ -77,7 +77,9 @@ def run_bench(
                 on_start=on_start,
             )
     except RankDiedError as error:
-        raise RankDiedError(f"{error}\n{keeper.left_words()}", error.exit_code) from None
+        raise RankDiedError(
+            f"{error}\n{keeper.left_words()}", error.exit_code, error.inputs
+        ) from None
     return keeper.rows
 
 

@@ -63,7 +63,7 @@ class CalibrationSettings:
         return None if self.link is None else self.link.gbit_s
 
 
-def check(
+def check_calibration(
     backend: str,
     ranks: int,
     link: Link | None = None,
@@ -217,6 +217,7 @@ def measure(settings: CalibrationSettings, say: Say) -> CalibrationRows:
                 f"{error}\n{settings.rows} keeps what was measured; run the same command again to "
                 "continue from there",
                 error.exit_code,
+                error.inputs,
             ) from None
     return file
 
@@ -285,11 +286,11 @@ class Saver:
         )
         self.file.append(kept)
         verdict = "" if row.stable else "  unstable"
-        what = " ".join(filter(None, (row.point.family, row.part, _named(row))))
+        what = " ".join(filter(None, (row.point.family, row.part, _describe(row))))
         self.say(f"[{self.done}/{self.total}] {what}: {row.median_us / 1e3:.3f} ms{verdict}")
 
 
-def _named(row: Measurement) -> str:
+def _describe(row: Measurement) -> str:
     if "tables" in row.facts:
         rows = sum(table[4] for table in row.facts["tables"])
         return f"{len(row.facts['tables'])} tables, {rows:.0f} distinct rows"

@@ -128,7 +128,7 @@ def calibrate(
     between = None if link is None else Link(link)
     if join is not None and between is not None:
         raise InputError("--link starts its own ranks; leave it out under torchrun")
-    run.check(backend.value, count, between, workload, hosts)
+    run.check_calibration(backend.value, count, between, workload, hosts)
     size = design.QUICK if quick else design.FULL
     settings = run.CalibrationSettings(backend.value, count, size, kept, between, workload, hosts)
     quiet = quiet or bool(join and join.index)

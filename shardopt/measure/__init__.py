@@ -1,1 +1,4 @@
-"""Timing, noise and load: what every measurement shares."""
+"""What every measurement shares: timing, noise, the machine, and the store of measured rows.
+
+Imports `shardopt.torchrec` for the reference kernels, and `shardopt.files`.
+"""

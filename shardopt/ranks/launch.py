@@ -95,17 +95,21 @@ def run_ranks(
     """
     with hosts_of(link) as hosts, scratch_folder() as folder:
         (folder / JOB).write_bytes(pickle.dumps((body, arguments, count, hosts)))
-        path = os.pathsep.join(filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH"))))
         python = [sys.executable, "-P", "-W", "ignore", "-m", "shardopt.ranks.worker"]
         commands = [
             Command(
                 [*python, str(folder), str(index)],
-                {**rank_environment(index, count, local_world_size), "PYTHONPATH": path},
+                {**rank_environment(index, count, local_world_size), "PYTHONPATH": python_path()},
                 reports=True,
             )
             for index in range(count)
         ]
         run_commands(commands, folder, on_report, on_start, silence_s)
+
+
+def python_path() -> str:
+    """PYTHONPATH of a process that imports these three packages, wherever it is started."""
+    return os.pathsep.join(filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH"))))
 
 
 def rank_environment(
@@ -261,7 +265,9 @@ def _cause(folder: Path, failed: Mapping[int, tuple[int, float]]) -> RankDiedErr
     if error is None:
         return RankDiedError(_silent_death(rank, code, log), rank=rank, signal=number, log=log)
     if error["exit_code"] is not None:
-        return RankDiedError(error["message"], error["exit_code"], rank=rank, log=log)
+        return RankDiedError(
+            error["message"], error["exit_code"], error["inputs"], rank=rank, log=log
+        )
     return RankDiedError(death_line(rank, error), rank=rank, log=log)
 
 

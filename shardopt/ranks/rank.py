@@ -9,7 +9,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,12 +38,13 @@ class RankDiedError(ShardoptError):
         self,
         message: str,
         exit_code: int = 2,
+        inputs: Iterable[str] = (),
         *,
         rank: int | None = None,
         signal: int | None = None,
         log: str = "",
     ) -> None:
-        super().__init__(message)
+        super().__init__(message, inputs)
         self.exit_code = exit_code
         self.rank = rank
         self.signal = signal
@@ -174,6 +175,7 @@ def error_facts(error: Exception) -> dict[str, Any]:
         "message": str(error),
         "where": where,
         "exit_code": error.exit_code if isinstance(error, ShardoptError) else None,
+        "inputs": error.inputs if isinstance(error, ShardoptError) else (),
         "at": time.time(),
     }
 

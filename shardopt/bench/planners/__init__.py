@@ -1,1 +1,1 @@
-"""Planners compared: how long they take, and what their plans are worth."""
+"""Compares planners: how long they take, and what their plans are worth."""

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from predictor.errors import ShardoptError
 from predictor.model.plan import ShardingPlan
@@ -18,6 +17,7 @@ from search.solve import solve
 from search.stop import Stop
 from shardopt.measure.machine import machine
 from shardopt.measure.timing import Samples, interleave
+from shardopt.ranks.launch import python_path
 from shardopt.torchrec.planning.torchrec_planner import (
     TorchRecAnswer,
     plan_with_torchrec,
@@ -27,9 +27,6 @@ from shardopt.torchrec.planning.torchrec_planner import (
 SEARCH = "shardopt search"
 COMMAND = "shardopt plan"
 TORCHREC = "torchrec planner"
-
-PACKAGES = Path(__file__).resolve().parents[3]
-"""Where the three packages lie; the command is started from there."""
 
 
 class CommandError(ShardoptError):
@@ -151,10 +148,9 @@ class _Runs:
 
 def _run_command(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """The command as its script would run it: these packages, not those of the directory."""
-    path = os.pathsep.join(filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH"))))
     return subprocess.run(
         [sys.executable, "-P", "-m", "shardopt", *words],
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": python_path()},
         capture_output=True,
         text=True,
         check=False,

@@ -1,1 +1,1 @@
-"""Random sharding tasks, measured one after the other."""
+"""Sets of random tasks: drawn, planned, measured one after the other, and read back."""

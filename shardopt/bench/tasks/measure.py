@@ -218,7 +218,7 @@ def _calibrate(settings: TaskSetSettings, say: Say) -> None:
 
         from shardopt.calibrate import run
         from shardopt.calibrate.design import points as design
-    run.check(BACKEND, settings.world_size, settings.link)
+    run.check_calibration(BACKEND, settings.world_size, settings.link)
     rows = settings.folder / CALIBRATION_FILE
     wanted = run.CalibrationSettings(
         BACKEND, settings.world_size, design.QUICK, rows, settings.link

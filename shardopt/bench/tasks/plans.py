@@ -74,14 +74,14 @@ def task_plans(
     named = dict(zip(["searched", "searched_2"], searched, strict=False))
     named |= structures(workload, topology, random.Random(f"shardopt plans {seed}"))
     named["table_wise_by_skew"] = table_wise_by_skew(workload, topology, hardware)
-    plans = _distinct(named)
+    plans = _drop_equal(named)
     times = dict(zip(plans, predictor.score(list(plans.values())).tolist(), strict=True))
     best = min(times, key=lambda name: times[name])
     best_ms = times[best]
     close = {name for name, ms in times.items() if ms <= (1 + CLOSE) * best_ms}
-    near = _near(predictor, plans[best], best_ms, plans, max(1, MIN_CLOSE - len(close)))
+    near = _find_neighbours(predictor, plans[best], best_ms, plans, max(1, MIN_CLOSE - len(close)))
     close |= near.keys()
-    left_out = _left_out(seed, plans, close, len(plans) + len(near) - MAX_PLANS)
+    left_out = _pick_spare(seed, plans, close, len(plans) + len(near) - MAX_PLANS)
     kept = {name: plan for name, plan in (plans | near).items() if name not in left_out}
     if len(close - left_out) < MIN_CLOSE:
         return None
@@ -90,7 +90,7 @@ def task_plans(
     return TaskPlans(made, best_ms)
 
 
-def _near(
+def _find_neighbours(
     predictor: PlanScorer,
     best: Candidate,
     best_ms: float,
@@ -130,14 +130,14 @@ def _changes(tables: Sequence[Table], best: Candidate, world: int) -> list[dict[
     return changes
 
 
-def _left_out(seed: int, plans: Mapping[str, Candidate], close: set[str], count: int) -> set[str]:
+def _pick_spare(seed: int, plans: Mapping[str, Candidate], close: set[str], count: int) -> set[str]:
     """So many structures that a task can spare; those close to the best last."""
     turn = seed % len(SPARE)
     spare = [name for name in SPARE[turn:] + SPARE[:turn] if name in plans]
     return set(sorted(spare, key=lambda name: name in close)[: max(0, count)])
 
 
-def _distinct(plans: Mapping[str, Candidate]) -> dict[str, Candidate]:
+def _drop_equal(plans: Mapping[str, Candidate]) -> dict[str, Candidate]:
     """The first of every kind of plan."""
     seen: set[object] = set()
     found = {}

@@ -157,7 +157,7 @@ def table_wise_by_skew(
     plans = [_halves(tables, order, cut, topology.world_size) for cut in range(1, len(order))]
     return max(
         plans,
-        key=lambda plan: _crossed(
+        key=lambda plan: _crossing_bytes(
             predict(workload, topology, hardware, plan_of(workload, topology, plan))
         ),
     )
@@ -174,7 +174,7 @@ def _halves(tables: Sequence[Table], order: Sequence[int], cut: int, world: int)
     return _table_wise(tables, ranks)
 
 
-def _crossed(predicted: Prediction) -> float:
+def _crossing_bytes(predicted: Prediction) -> float:
     """How much slower the first half of the ranks is forward and the second backward, at least."""
     half = len(predicted.per_rank) // 2
     busy = {

@@ -1,1 +1,1 @@
-"""Which points a calibration measures, and in which order."""
+"""Which points a calibration measures, and in which order. Imports `predictor`, never torch."""

@@ -1,1 +1,1 @@
-"""The code that times one kind of kernel each. Imported by the ranks: all here needs torch."""
+"""Times one kind of kernel in each module. Only ranks import it, as all of it needs torch."""

@@ -51,27 +51,27 @@ def measure_blocks(
     """Rows block by block; every rank must run this, all get the same rows."""
     for first in range(0, len(points), POINTS_PER_BLOCK):
         block = points[first : first + POINTS_PER_BLOCK]
-        calls = [_call(point, among) for point in block]
+        calls = [_make_call(point, among) for point in block]
         entered: list[list[float]] = [[] for _ in block]
         left: list[list[float]] = [[] for _ in block]
         for round_ in range(WARM_UP + rounds):
             for i in range(len(calls)):
                 at = (i + round_) % len(calls)
-                times = _entered_and_left(calls[at], among, block[at].params["op"])
+                times = _time_entry_and_exit(calls[at], among, block[at].params["op"])
                 if round_ >= WARM_UP:
                     entered[at].append(times[0])
                     left[at].append(times[1])
-        last_in = _over_ranks(entered, among, latest=True)
-        last_out = _over_ranks(left, among, latest=among.one_clock)
+        last_in = _reduce(entered, among, latest=True)
+        last_out = _reduce(left, among, latest=among.one_clock)
         for point, begins, ends in zip(block, last_in, last_out, strict=True):
             taken = (end - begin for begin, end in zip(begins, ends, strict=True))
             yield point, row_of_samples(point, Samples(tuple(taken)))
 
 
-def _entered_and_left(call: Callable[[], object], among: Ranks, op: str) -> tuple[float, float]:
+def _time_entry_and_exit(call: Callable[[], object], among: Ranks, op: str) -> tuple[float, float]:
     """When this rank entered and when it left; of ranks without a common clock it enters at 0."""
     if not among.one_clock:
-        return 0.0, _issued(call, among) if op == ISSUE else _after_meeting(call, among)
+        return 0.0, _time_issue(call, among) if op == ISSUE else _time_after_meeting(call, among)
     times = _enter_together(call, among)
     # the host's own time, whoever else is where
     return (0.0, times[1] - times[0]) if op == ISSUE else times
@@ -93,7 +93,7 @@ def _enter_together(call: Callable[[], object], among: Ranks) -> tuple[float, fl
     return entered, entered + taken
 
 
-def _after_meeting(call: Callable[[], object], among: Ranks) -> float:
+def _time_after_meeting(call: Callable[[], object], among: Ranks) -> float:
     """Seconds of a call that follows a collective of all."""
     import torch
     import torch.distributed as dist
@@ -104,7 +104,7 @@ def _after_meeting(call: Callable[[], object], among: Ranks) -> float:
     return among.timer.seconds(call)
 
 
-def _issued(call: Callable[[], object], among: Ranks) -> float:
+def _time_issue(call: Callable[[], object], among: Ranks) -> float:
     """Seconds of the host's part of a call; the device has nothing else to do."""
     among.timer.synchronize()
     start = time.perf_counter()
@@ -114,7 +114,7 @@ def _issued(call: Callable[[], object], among: Ranks) -> float:
     return taken
 
 
-def _over_ranks(times: list[list[float]], among: Ranks, *, latest: bool) -> list[list[float]]:
+def _reduce(times: list[list[float]], among: Ranks, *, latest: bool) -> list[list[float]]:
     """The latest or the least of all ranks, element by element."""
     import torch
     import torch.distributed as dist
@@ -126,7 +126,7 @@ def _over_ranks(times: list[list[float]], among: Ranks, *, latest: bool) -> list
     return found
 
 
-def _call(point: Point, among: Ranks) -> Callable[[], Any]:
+def _make_call(point: Point, among: Ranks) -> Callable[[], Any]:
     """One collective; sizes follow nccl-tests, outputs are new tensors as in TorchRec."""
     import torch
     import torch.distributed as dist
@@ -149,7 +149,7 @@ def _call(point: Point, among: Ranks) -> Callable[[], Any]:
 
     calls: dict[str, Callable[[], Any]] = {
         "all_to_all": all_to_all,
-        "all_to_all_uneven": _uneven(elements, among),
+        "all_to_all_uneven": _make_uneven(elements, among),
         "all_reduce": lambda: dist.all_reduce(full, group=group),
         "reduce_scatter": reduce_scatter,
         "all_gather": all_gather,
@@ -172,7 +172,7 @@ def _finish_before(call: Callable[[], Any], pending: list[Any]) -> Callable[[], 
     return issue
 
 
-def _uneven(elements: int, among: Ranks) -> Callable[[], Any]:
+def _make_uneven(elements: int, among: Ranks) -> Callable[[], Any]:
     """An all-to-all in which rank 0 sends all its elements and the others a quarter of them."""
     import torch
     import torch.distributed as dist

@@ -88,15 +88,15 @@ def measure_pooled(point: Point, timer: Timer, seconds: float) -> list[Measureme
     whole = torch.ones(batch, sum(dims), device=timer.device, requires_grad=True)
     pieces = [torch.ones(batch, dim, device=timer.device, requires_grad=True) for dim in dims]
     forward, inputs = {
-        "permute": (lambda: _permuted(whole, dims), [whole]),
+        "permute": (lambda: _permute(whole, dims), [whole]),
         "cat": (lambda: torch.cat(pieces, dim=1), pieces),
         "split": (lambda: torch.split(whole, dims, dim=1), [whole]),
     }[point.params["op"]]
     facts = {"pieces": len(dims), "bytes": FLOAT_BYTES * whole.numel()}
-    return _differentiated(point, forward, inputs, timer, seconds, facts)
+    return _measure_both_passes(point, forward, inputs, timer, seconds, facts)
 
 
-def _permuted(whole: Any, dims: list[int]) -> Any:
+def _permute(whole: Any, dims: list[int]) -> Any:
     from fbgemm_gpu.permute_pooled_embedding_modules import PermutePooledEmbeddings
 
     backwards = list(range(len(dims)))[::-1]
@@ -121,10 +121,10 @@ def measure_interaction(point: Point, timer: Timer, seconds: float) -> list[Meas
         "bmm": (lambda: torch.bmm(stacked, stacked.transpose(1, 2)), [stacked]),
         "dot": (lambda: dot(single), single),
     }[p["op"]]
-    return _differentiated(point, forward, inputs, timer, seconds, {})
+    return _measure_both_passes(point, forward, inputs, timer, seconds, {})
 
 
-def _differentiated(
+def _measure_both_passes(
     point: Point,
     forward: Callable[[], Any],
     inputs: list[Any],

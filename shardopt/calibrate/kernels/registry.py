@@ -1,4 +1,4 @@
-"""Points to the code that measures them; imported by the ranks, as all below needs torch."""
+"""Which code measures which points; imported by the ranks, as all of it needs torch."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from shardopt.calibrate.kernels.ops import (
     measure_optimizer,
     measure_pooled,
 )
-from shardopt.calibrate.kernels.reference import References
-from shardopt.calibrate.rows import Measurement
+from shardopt.calibrate.rows import Measurement, row_of_samples
 from shardopt.measure.sampling import BRIEF_FLUSH_BYTES, Timer, timer_of
+from shardopt.measure.timing import Samples
 from shardopt.ranks.realtime import hasten_gloo
 
 Measure = Callable[[Point, Timer, float], list[Measurement]]
@@ -70,11 +70,11 @@ def measure_alone(
         seconds = size.seconds * (1.0 if point.family in LONG else SHORT)
         yield from measures[point.family](point, timer, seconds)
         if device.type == "cuda":
-            _give_back()
+            _free_memory()
 
 
-def _give_back() -> None:
-    """Tables of the last point, of which a cycle may hold some: the next needs the memory."""
+def _free_memory() -> None:
+    """Free the tables of the last point, some of which a reference cycle may hold."""
     import torch
 
     gc.collect()
@@ -91,7 +91,7 @@ def measure_together(
     """
     if device.type == "cpu":
         hasten_gloo()
-    references = References(device, size)
+    references = _References(device, size)
     for family, run in groupby(points, key=lambda point: point.family):
         of_family = list(run)
         if family == "reference":
@@ -117,3 +117,38 @@ def _collectives(
         group, _ = dist.new_subgroups(dist.get_world_size() // hosts)
         neighbours = Ranks(timer, group, one_clock=device.type == "cpu")
         yield from (row for _, row in measure_blocks(within, neighbours, size.rounds))
+
+
+class _References:
+    """The kernels that every bench run times too, before, between and after the collectives.
+
+    They are built when the first is measured, which is collective over all ranks.
+    """
+
+    def __init__(self, device: Any, size: Size) -> None:
+        self.device, self.size = device, size
+        self._reference: Any = None
+
+    def rows(self, points: Sequence[Point]) -> Iterator[Measurement]:
+        """A row for each kernel, of all repeats of all ranks."""
+        for _, kernels in groupby(points, key=lambda point: point.params["at"]):
+            spent = self._measure()
+            for point in kernels:
+                seconds = tuple(ms * 1e-3 for ms in spent[point.params["kernel"]])
+                yield row_of_samples(point, Samples(seconds))
+
+    def _measure(self) -> dict[str, list[float]]:
+        """Milliseconds of every repeat by the kernel's name."""
+        import torch.distributed as dist
+
+        if self._reference is None:
+            from shardopt.measure.reference import Reference
+
+            self._reference = Reference(self.device, dist.get_rank())
+            # the first lookups of a process are slower than all later ones
+            self._reference.measure()
+        mine = [self._reference.measure() for _ in range(self.size.reference_calls)]
+        ranks: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(ranks, mine)
+        calls = [call for rank in ranks for call in rank]
+        return {kernel: [ms for call in calls for ms in call[kernel]] for kernel in mine[0]}

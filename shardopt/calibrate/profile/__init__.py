@@ -1,1 +1,1 @@
-"""From measured rows to the file of a hardware profile."""
+"""From measured rows to the file of a hardware profile. Reads rows, and measures nothing."""

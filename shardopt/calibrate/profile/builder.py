@@ -22,8 +22,8 @@ from predictor.hardware.groups import Provenance
 from predictor.hardware.schema import HardwareProfile
 from shardopt.calibrate.design.phases import REFERENCE_KERNELS, TOGETHER
 from shardopt.calibrate.design.points import COLLECTIVE_OPS
-from shardopt.calibrate.profile.machine import source_on
-from shardopt.calibrate.profile.tables import curve_errors, curve_rows, less, span
+from shardopt.calibrate.profile.source import source_on
+from shardopt.calibrate.profile.tables import curve_errors, curve_rows, span, subtract
 from shardopt.calibrate.rows import Measurement, Origin
 
 MIN_REL_ERROR = 0.01
@@ -120,7 +120,7 @@ class Builder(ABC):
         rms = held_out.rms if held_out.n else group.rel_error
         provenance = Provenance(
             kind="measured",
-            source=f"{source_on(self.origin.machine)}held-out rows: {_scored(held_out)}{also}",
+            source=f"{source_on(self.origin.machine)}held-out rows: {_error_text(held_out)}{also}",
             versions=self.origin.versions,
             date=max(row.date for row in fitted)[:10],
             n=len(fitted),
@@ -157,7 +157,7 @@ class Builder(ABC):
         for op, found in by_op.items():
             outside = issued + (self._inner_us(within[op], op) if name == "inter" else 0.0)
             fit, test = (curve_rows([r for r in found if r.point.test == t]) for t in (0, 1))
-            curves[op] = fit_curve(less(fit, outside), op, reweightings=fit_cpu.REWEIGHTINGS)
+            curves[op] = fit_curve(subtract(fit, outside), op, reweightings=fit_cpu.REWEIGHTINGS)
             held_out = HeldOut(curve_errors(curves[op], test, op, outside), len(fit.size_bytes))
             self.made.errors[self._label(name, op)] = held_out
             large = test.where(test.size_bytes >= LARGE_BYTES)
@@ -212,7 +212,7 @@ class Builder(ABC):
         self.made.notes.append(f"{unstable} of {len(self.rows)} rows are unstable")
 
 
-def _scored(held_out: HeldOut) -> str:
+def _error_text(held_out: HeldOut) -> str:
     if not held_out.n:
         return "none"
     said = f"mean absolute error {held_out.mape:.1%}, bias {held_out.bias:+.1%}"

@@ -58,7 +58,7 @@ class CudaBuilder(Builder):
             return
         self.made.profile = fit_cuda.fit_streaming(self.made.profile, memory_rows(fit))
         times = fit_cuda.predict_streaming(self.made.profile, memory_rows(test))
-        held_out = self._scored("streaming", fit, times, test)
+        held_out = self._score("streaming", fit, times, test)
         said = "; all as in the base profile but hbm_gb_s"
         self._put("memory", self.made.profile.memory, fit, held_out, said)
 
@@ -69,11 +69,11 @@ class CudaBuilder(Builder):
             return
         found = fit_cuda.fit_moves(self.made.profile, memory_rows(fit))
         times = fit_cuda.predict_moves(found.hw, memory_rows(test))
-        held_out = self._scored("elementwise", fit, times, test)
+        held_out = self._score("elementwise", fit, times, test)
         self.made.profile = found.hw
         sizes = span(r.facts["bytes_moved"] for r in fit + test)
         group = found.hw.elementwise
-        self._put("elementwise", group, fit, held_out, _kept(found), bytes_moved=sizes)
+        self._put("elementwise", group, fit, held_out, _kept_text(found), bytes_moved=sizes)
 
     def copies(self) -> None:
         """The host link, of the memory group, whose error stays that of streaming."""
@@ -82,7 +82,7 @@ class CudaBuilder(Builder):
             return
         found = fit_cuda.fit_copies(self.made.profile, memory_rows(fit))
         times = fit_cuda.predict_copies(found.hw, memory_rows(test))
-        held_out = self._scored("copy_h2d", fit, times, test)
+        held_out = self._score("copy_h2d", fit, times, test)
         self._extend_memory(
             found, "host_link_gb_s and host_link_latency_us of copies", fit, held_out
         )
@@ -100,14 +100,14 @@ class CudaBuilder(Builder):
         for dtype, rows in fit.items():
             of = test.get(dtype, [])
             times = fit_cuda.predict_gemms(found.hw, {dtype: gemm_rows(of)})
-            scores.append(self._scored(f"gemm {dtype}", rows, times, of))
+            scores.append(self._score(f"gemm {dtype}", rows, times, of))
         self.made.profile = found.hw
         used = [row for rows in fit.values() for row in rows]
         sizes = {side: span(r.point.params[side] for r in used) for side in ("m", "n", "k")}
         held_out = sum(scores[1:], start=scores[0])
         # an event timer adds nothing that the floor has not
         group = found.hw.gemm.model_copy(update={"timing_floor_us": found.hw.gemm.floor_us})
-        self._put("gemm", group, used, held_out, _kept(found), **sizes)
+        self._put("gemm", group, used, held_out, _kept_text(found), **sizes)
 
     def lookups(self) -> None:
         """Constants of the TBE's kernel model, and the L2's bandwidth, seen in gathers alone."""
@@ -121,7 +121,7 @@ class CudaBuilder(Builder):
             of = [r for r in test if keep(r)]
             if of:
                 times = fit_cuda.predict_launches(found.hw, launch_rows(of))
-                scores.append(self._scored(label, [r for r in fit if keep(r)], times, of))
+                scores.append(self._score(label, [r for r in fit if keep(r)], times, of))
         held_out = sum(scores[1:], start=scores[0]) if scores else HeldOut(np.zeros(0), len(fit))
         self._extend_memory(found, "l2_gb_s of lookups", fit, held_out)
         self._put(
@@ -129,7 +129,7 @@ class CudaBuilder(Builder):
             found.hw.embedding,
             fit,
             held_out,
-            _kept(found),
+            _kept_text(found),
             tables=span(len(r.facts["tables"]) for r in rows),
             ids=span(sum(t[3] for t in r.facts["tables"]) for r in rows),
             rows=span(t[0] for r in rows for t in r.facts["tables"]),
@@ -179,7 +179,7 @@ class CudaBuilder(Builder):
         held_out = HeldOut(np.concatenate(errors), len(rows) // 2)
         self.made.errors["host"] = held_out
         self.made.profile = found.hw
-        return rows, held_out, _kept(found)
+        return rows, held_out, _kept_text(found)
 
     def issued_us(self, rows: Sequence[Measurement]) -> float:
         """Events of the device see nothing of the host's issuing."""
@@ -194,7 +194,7 @@ class CudaBuilder(Builder):
     def _of_all_parts(self, family: str) -> list[Measurement]:
         return [row for row in self.rows if row.point.family == family]
 
-    def _scored(
+    def _score(
         self,
         label: str,
         fit: Sequence[Measurement],
@@ -257,7 +257,7 @@ def _labels() -> dict[str, Callable[[Measurement], bool]]:
     }
 
 
-def _kept(found: FittedProfile) -> str:
+def _kept_text(found: FittedProfile) -> str:
     """What the provenance says of constants that the rows do not tell."""
     if not found.kept:
         return ""

@@ -62,9 +62,9 @@ def host_costs(
     errors = []
     for i in range(len(cpu)):
         others = np.arange(len(cpu)) != i
-        costs = _fitted(ops[others], (main_us - kernels_us)[others])
+        costs = _fit(ops[others], (main_us - kernels_us)[others])
         errors.append((ops[i] @ costs + kernels_us[i]) / main_us[i] - 1.0)
-    op_us, layer_op_us, iteration_us = _fitted(ops, main_us - kernels_us)
+    op_us, layer_op_us, iteration_us = _fit(ops, main_us - kernels_us)
     base = np.array([row.point.params["pipeline"] == "base" for row in cpu])
     beyond = np.array([wholes[key_of(row.point)] for row in cpu]) - main_us
     return HostCosts(
@@ -76,7 +76,7 @@ def host_costs(
     )
 
 
-def _fitted(ops: Array, times_us: Array) -> Array:
+def _fit(ops: Array, times_us: Array) -> Array:
     """Cost of each kind of op, and of the iteration, ``[3]``."""
     return non_negative(ops, np.maximum(times_us, 1.0))
 

@@ -125,7 +125,7 @@ def _on_the_link(params: dict[str, Any]) -> tuple[float, float]:
     return size / local, float(hosts)
 
 
-def less(rows: CollectiveRows, issued_us: float) -> CollectiveRows:
+def subtract(rows: CollectiveRows, issued_us: float) -> CollectiveRows:
     """Times without the host's issuing, which the iteration graph charges by itself."""
     return CollectiveRows(rows.size_bytes, rows.ranks, np.maximum(rows.time_us - issued_us, 1.0))
 
@@ -134,6 +134,6 @@ def curve_errors(curve: Curve, rows: CollectiveRows, op: str, issued_us: float) 
     """Errors of the whole time, issuing included."""
     if not len(rows.size_bytes):
         return np.zeros(0)
-    without = relative_errors(curve, less(rows, issued_us), op)
-    predicted = (1 + without) * less(rows, issued_us).time_us + issued_us
+    without = relative_errors(curve, subtract(rows, issued_us), op)
+    predicted = (1 + without) * subtract(rows, issued_us).time_us + issued_us
     return np.asarray(predicted / rows.time_us - 1.0)

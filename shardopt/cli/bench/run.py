@@ -182,7 +182,7 @@ def _predicted(
     """Name of the profile, and the prediction of each plan."""
     from dataclasses import replace
 
-    from shardopt.calibrate.profile.machine import other_machine_note
+    from shardopt.calibrate.profile.source import other_machine_note
     from shardopt.calibrate.run import origin
     from shardopt.cli.output import note
     from shardopt.cli.setting import predict_plans

@@ -23,21 +23,21 @@ def test_rows_and_profile_in_one_file(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_ranks_that_make_no_sense() -> None:
     with pytest.raises(InputError, match="1 ranks are asked for; there must be at least 2"):
-        run.check("gloo", 1)
+        run.check_calibration("gloo", 1)
 
 
 def test_a_model_larger_than_memory() -> None:
     huge = Table("huge", 10**12, 128, (Feature("f", 1.0),))
     model = Workload("huge", 8, (huge,), DenseArch(1, (1,), (1,)))
     with pytest.raises(InputError, match=r"table 'huge' of the model has .* choose a model"):
-        run.check("gloo", 2, model=model)
+        run.check_calibration("gloo", 2, model=model)
 
 
 def test_more_gpus_than_there_are() -> None:
     torch = pytest.importorskip("torch")
     ranks = torch.cuda.device_count() + 2
     with pytest.raises(InputError, match="or gloo to measure CPU ranks"):
-        run.check("nccl", ranks)
+        run.check_calibration("nccl", ranks)
 
 
 def test_broken_rows_end_with_their_line(

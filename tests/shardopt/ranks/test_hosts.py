@@ -128,7 +128,7 @@ def test_sizes_end_where_a_call_takes_too_long() -> None:
 )
 def test_calibrate_refuses_other_ranks(backend: str, ranks: int, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        run.check(backend, ranks, Link(1.0))
+        run.check_calibration(backend, ranks, Link(1.0))
 
 
 def make_job(folder: Path, ranks_a_host: int = 1, **settings: object) -> Job:

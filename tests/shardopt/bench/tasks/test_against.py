@@ -79,10 +79,10 @@ def test_the_shipped_profiles_plan_stands_once(
 def test_a_model_that_torchrec_cannot_place_is_refused(
     asked: TaskSetSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shardopt.torchrec.planning import planner
+    from shardopt.torchrec.planning import torchrec_planner
 
-    answer = planner.TorchRecAnswer(None, 0.1, None)
-    monkeypatch.setattr(planner, "torchrec_plan", lambda *_: answer)
+    answer = torchrec_planner.TorchRecAnswer(None, 0.1, None)
+    monkeypatch.setattr(torchrec_planner, "plan_with_torchrec", lambda *_: answer)
     with pytest.raises(InputError, match="no plan for task 3 that fits"):
         draw_planners_task(asked, 3)
 

@@ -16,7 +16,7 @@ from shardopt.bench.tasks import draw
 from shardopt.bench.tasks.draw import Task, draw_task, task_topology
 from shardopt.bench.tasks.plans import CLOSE, MAX_PLANS, MIN_CLOSE, signature
 from shardopt.bench.tasks.structures import column_wise, distinct_share, plan_of, table_wise_by_skew
-from shardopt.torchrec.plan.rules import Setting, in_torchrec_order, runtime_problem
+from shardopt.torchrec.plan.rules import RuntimeSetting, find_runtime_problem, in_torchrec_order
 from tests.builders import a_table, a_workload
 from tests.quick import quick_first
 
@@ -99,8 +99,8 @@ def test_torchrec_runs_every_plan(seed: int, local: int) -> None:
         assert (plan.world_size, plan.local_world_size) == (2, local)
         check_plan(plan, made.workload, where=name)
         for key, table in plan.tables.items():
-            setting = Setting(shapes[key], "sum", 2, local, "cpu")
-            assert runtime_problem(in_torchrec_order(table), setting) is None, (name, key)
+            setting = RuntimeSetting(shapes[key], "sum", 2, local, "cpu")
+            assert find_runtime_problem(in_torchrec_order(table), setting) is None, (name, key)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

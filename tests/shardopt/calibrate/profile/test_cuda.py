@@ -272,7 +272,7 @@ def test_the_command_writes_a_file_over_the_base_of_its_device(
         file.rows = few
         return file
 
-    monkeypatch.setattr(run, "check", lambda *_: None)
+    monkeypatch.setattr(run, "check_calibration", lambda *_: None)
     monkeypatch.setattr(run, "measure", measure)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "NVIDIA H200")
     path = tmp_path / "here.yaml"

@@ -1,7 +1,7 @@
 """A profile says on which machine it was measured."""
 
 from predictor.hardware.loader import load_hardware
-from shardopt.calibrate.profile.machine import measured_on, other_machine_note, source_on
+from shardopt.calibrate.profile.source import measured_on, other_machine_note, source_on
 
 CPU = load_hardware("cpu-gloo")
 
