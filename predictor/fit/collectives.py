@@ -22,10 +22,10 @@ Array = NDArray[np.float64]
 EDGES_MIB = (0.0, 0.015625, 0.0625, 0.25, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0)
 """Default size bands: one edge every two octaves from 16 KiB to 1 GiB of bus bytes."""
 FINE_EDGES_MIB = (0.0, *(2.0**k for k in range(-8, 11)))
-"""A band an octave from 4 KiB to 1 GiB: NCCL changes protocol (LL, LL128, Simple) and channels
-within an octave, and two octaves smear the change."""
+"""One band per octave from 4 KiB to 1 GiB: NCCL changes protocol (LL, LL128, Simple) and channels
+within an octave, which wider bands would smear."""
 ROBUST = 20
-"""Reweightings for tables of few repeats and whole microseconds, such as vidur's."""
+"""Reweightings for tables with few repeats and whole microseconds, such as vidur's."""
 TRUSTED_ERROR = 0.01
 """Relative errors below it count as equally good in a reweighted fit."""
 SMOOTHING = 0.05
@@ -186,8 +186,8 @@ def _score(error: Array, large: NDArray[np.bool_]) -> Score:
 def fit_rank_cost(rows: CollectiveRows, op: str, reference: int) -> Curve:
     """A curve fitted at one rank count, with a factor on its marginal costs at the others.
 
-    For wirings whose bandwidth jumps with the ranks, such as the cube mesh of V100 hosts, where the
-    number of rings differs.
+    For wirings whose bandwidth jumps with the ranks, such as the cube mesh of V100 hosts, whose
+    number of rings depends on them.
     """
     curve = fit_curve(rows.where(rows.ranks == reference), op)
     cost = {}

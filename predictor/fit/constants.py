@@ -30,7 +30,7 @@ TOLERANCE = 1e-4
 """Relative tolerance of the loss and the logs of constants; times scatter far more."""
 SHORTEST_MS = 1e-12
 FEWEST_PER_CONSTANT = 2
-"""Rows for each free constant, at least."""
+"""Fewest rows for each free constant."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class FreeConstant:
 
     Args:
         group: of the profile.
-        key: in the group; of a mapping as ``tflops.fp32``.
+        key: in the group; for an entry of a mapping such as ``tflops.fp32``.
         low, high: both > 0, in the key's unit.
     """
 
@@ -126,7 +126,7 @@ def _solve(
         return last[0][1].copy()  # the solver scales it in place
 
     def gradient(x: Array) -> Array:
-        # the solver has just asked for the errors here
+        # the solver has just evaluated the errors here
         return _differences(off, x, off(x), high)
 
     solution = least_squares(
@@ -164,7 +164,7 @@ def _standard_errors(jacobian: Array, spread: float) -> Array:
     size[silent] = 1.0
     scaled = information / np.outer(size, size)
     inverse = np.linalg.pinv(scaled, rcond=1e-8)
-    # a direction that pinv leaves out is one that the rows say nothing of
+    # the rows do not determine a direction that pinv leaves out
     missing = 1.0 - np.diag(inverse @ scaled)
     errors = np.sqrt(np.maximum(np.diag(inverse), 0.0)) / size
     return np.where(silent | (missing > 1e-3), math.inf, errors)

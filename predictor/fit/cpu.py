@@ -114,7 +114,7 @@ def lookup_errors(constants: CpuEmbedding, rows: TbeRows, names: Sequence[str]) 
 
 
 def fit_lookups(forward: TbeRows, backward: TbeRows, base: CpuEmbedding) -> CpuEmbedding:
-    """``base`` with every coefficient fitted; the grid's choice is that of the smallest loss."""
+    """``base`` with every coefficient fitted, at the grid point with the smallest loss."""
     best, least = base, math.inf
     for page, tlb in itertools.product(PAGE_KIB, TLB_MIB):
         constants = base.model_copy(update={"page_kib": page, "tlb_mib": tlb})
@@ -183,7 +183,7 @@ def fit_cpu_gemm(rows: GemmRows, hbm: float, base: Gemm, dtype: str = "fp32") ->
     found = []
     for tile in GEMM_TILES:
         fitted = fit_gemm(rows, 1, hbm, base.model_copy(update={"tiles": (tile,)}), dtype)
-        # on a CPU the rows' floor is the call's own, not what an event timer adds
+        # on a CPU the floor of the rows belongs to the call, no event timer adds to it
         fitted = fitted.model_copy(
             update={"floor_us": fitted.timing_floor_us, "timing_floor_us": fitted.timing_floor_us}
         )
@@ -199,7 +199,7 @@ def cpu_gemm_errors(gemm: Gemm, hbm: float, rows: GemmRows, dtype: str = "fp32")
 
 
 def fit_gemm_rate(rows: GemmRows, hbm: float, gemm: Gemm, dtype: str) -> Gemm:
-    """``gemm`` with the rate of one more data type; all else as fitted before."""
+    """``gemm`` with the rate of one more data type; all else stays as fitted."""
     from scipy.optimize import minimize_scalar
 
     def at(log_rate: float) -> Gemm:

@@ -45,12 +45,12 @@ LOOKUPS = (
     FreeConstant("embedding", "segment_us", 0.05, 50.0),
     FreeConstant("memory", "l2_gb_s", 100.0, 100_000.0),
 )
-"""Of lookups from device memory."""
+"""Constants of lookups from device memory."""
 UVM = (
     FreeConstant("embedding", "uvm_efficiency", 0.005, 1.0),
     FreeConstant("embedding", "prefetch_ns_per_lookup", 1e-3, 100.0),
 )
-"""Of lookups from host memory, when those from device memory are known."""
+"""Constants of lookups from host memory, fitted after those from device memory."""
 MOVES = (
     FreeConstant("elementwise", "efficiency", 0.05, 1.0),
     FreeConstant("elementwise", "floor_us", 0.2, 50.0),
@@ -65,7 +65,7 @@ GEMM = (
     FreeConstant("gemm", "prologue_k", 1.0, 2000.0),
     FreeConstant("gemm", "floor_us", 0.2, 50.0),
 )
-"""Besides the rate of every data type that the rows have."""
+"""Constants of multiplications, besides a rate for every data type in the rows."""
 TFLOPS = (0.1, 20_000.0)
 HBM = FreeConstant("memory", "hbm_gb_s", 1.0, 1e6)
 MOST_ALPHA = 4.0
@@ -199,7 +199,7 @@ def predict_streaming(hw: HardwareProfile, rows: MemoryRows) -> Array:
 
 
 def fit_streaming(hw: HardwareProfile, rows: MemoryRows) -> HardwareProfile:
-    """The bandwidth that reading reaches, which all other kernels' efficiencies are shares of."""
+    """The bandwidth that reading reaches; efficiencies of other kernels are shares of it."""
     rate = float(np.median(rows.bytes_moved / rows.time_ms)) / units.gb_per_s(1.0)
     return HBM.put(hw, rate)
 
@@ -222,7 +222,7 @@ def predict_copies(hw: HardwareProfile, rows: MemoryRows) -> Array:
 def fit_copies(hw: HardwareProfile, rows: MemoryRows) -> FittedProfile:
     """Bandwidth and latency of the host link.
 
-    Host memory that the profile takes for slower than the measured link is at least as fast.
+    Host memory must be at least as fast as the measured link, so its bandwidth is raised to it.
     """
     free_memory = FreeConstant("memory", "ddr_gb_s", 0.5, 1e6)
     known = free_memory.value(hw)
@@ -250,6 +250,6 @@ def fit_gemms(hw: HardwareProfile, rows: Mapping[str, GemmRows]) -> FittedProfil
     """A rate for each data type; prologue and floor for all of them."""
     rates = tuple(FreeConstant("gemm", f"tflops.{dtype}", *TFLOPS) for dtype in rows)
     for rate, of in zip(rates, rows.values(), strict=True):
-        # no slower than the fastest row says
+        # at least the rate of the fastest row
         hw = rate.put(hw, float((2.0 * of.m * of.n * of.k / of.time_ms).max() * 1e-9))
     return fit_free(hw, (*rates, *GEMM), lambda at: predict_gemms(at, rows), gemm_ms(rows))

@@ -20,7 +20,7 @@ class HeldOut:
 
     Args:
         fitted: rows of the fit.
-        times: of the rows, in any unit; None: all count alike.
+        times: of the rows, in any unit, as weights; None: equal weights.
     """
 
     errors: Array

@@ -68,7 +68,7 @@ def _vidur(row: Row) -> tuple[Key, tuple[float, float, float]]:
     ranks, local = _ranks(row, "num_workers"), count(row, "devices_per_node")
     op = OPS.get(row["collective"], row["collective"])
     key = (f"{row['platform']} (vidur)", f"{_parts(ranks, local)}x{local}", op)
-    # the shortest over ranks and repeats: a kernel that starts early only waits for the others
+    # the shortest over ranks and repeats, because kernels that start early wait for the others
     return key, (number(row, "size"), float(ranks), number(row, "us_min"))
 
 
@@ -115,7 +115,7 @@ Timing: TypeAlias = tuple[float, float, float, float]
 
 
 def read_gemm(path: Path) -> ParsedRows[tuple[GemmKey, Timing]]:
-    """CollectiveRows of the NeuSight table; a batch multiplies m.
+    """Rows of the NeuSight table; a batch multiplies m.
 
     Raises:
         InputError: the file cannot be read, or lacks a column.

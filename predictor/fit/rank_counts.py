@@ -1,14 +1,14 @@
-"""Predicting collectives at rank counts that were not measured.
+"""Predicts collectives at rank counts that were not measured.
 
 Costs per byte change with the ranks where the wiring does. Two cases are modelled:
 
-- *A switch* (NVSwitch): every rank keeps its links whatever the others do, so the bus cost stays
-  and the latency grows with the doublings. Every measured rank count has a factor on the costs;
+- *A switch* (NVSwitch): every rank keeps its links for any number of ranks, so the bus cost stays
+  and the latency grows with each doubling. Every measured rank count has a factor on the costs;
   between them it is interpolated, beyond them the last one holds.
 - *The cube mesh of a DGX-1* (V100): NCCL runs as many rings as the links of the chosen GPUs can
   close. A ring enters and leaves each GPU through different neighbours, so a GPU with links
   ``l_i`` takes part in at most ``min(sum l, 2 (sum l - max l))`` of them, and the tightest GPU
-  decides. A GPU that hangs on one neighbour closes no ring: then a chain reduces over one link.
+  decides. A GPU with one neighbour closes no ring; then NCCL runs a chain over one link.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ def has_cube_mesh(platform: str, ranks: Array) -> bool:
 
 
 def predict_ranks(known: CollectiveRows, asked: CollectiveRows, op: str, platform: str) -> Array:
-    """Times in microseconds at rank counts of their own, from rows at others.
+    """Times in microseconds at some rank counts, from rows at others.
 
     Args:
         known: rows to fit, of two rank counts or more.
-        asked: sizes and rank counts to predict; their times are not looked at.
+        asked: sizes and rank counts to predict; their times are not used.
     """
     if has_cube_mesh(platform, np.concatenate((known.ranks, asked.ranks))):
         known, asked = _per_ring(known), _per_ring(asked)
@@ -70,7 +70,7 @@ def predict_ranks(known: CollectiveRows, asked: CollectiveRows, op: str, platfor
 
 
 def _per_ring(rows: CollectiveRows) -> CollectiveRows:
-    """Sizes as eight ranks would see them: what one ring carries decides, protocol and all."""
+    """Sizes that load each ring as among eight ranks: time depends on the load of one ring."""
     most = cube_mesh_rings(CUBE_MESH_GPUS)
     share = np.array([most / cube_mesh_rings(int(n)) for n in rows.ranks])
     return CollectiveRows(rows.size_bytes * share, rows.ranks, rows.time_us)
@@ -85,7 +85,7 @@ def _fit_switch(rows: CollectiveRows, op: str) -> Curve:
 
 
 def _factor(curve: Curve, rows: CollectiveRows, op: str) -> float:
-    """Median factor on the transfer time that one rank count asks for, where transfer counts."""
+    """Median factor on the transfer time at one rank count, of rows where transfer dominates."""
     latency = latency_ms(curve, int(rows.ranks[0])) / units.us(1.0)
     transfer = predict_us(curve, rows, op) - latency
     large = transfer > latency

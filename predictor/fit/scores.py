@@ -30,19 +30,19 @@ def relative_errors(measured: ArrayLike, predicted: ArrayLike) -> Array:
 
 
 def mape(errors: ArrayLike) -> float:
-    """Mean of the absolute errors; NaN of none."""
+    """Mean of the absolute errors; NaN if there are none."""
     size = np.abs(_array(errors))
     return float(size.mean()) if size.size else math.nan
 
 
 def geomean(errors: ArrayLike) -> float:
-    """``exp(mean(ln |error|))``; NaN of none."""
+    """``exp(mean(ln |error|))``; NaN if there are no errors."""
     size = np.abs(_array(errors))
     return float(np.exp(np.log(np.maximum(size, EXACT_HIT)).mean())) if size.size else math.nan
 
 
 def gmae(errors: ArrayLike) -> float:
-    """`geomean` in the form of Lin et al., with a floor added to every error; NaN of none."""
+    """`geomean` as Lin et al. define it, with a floor added to every error; NaN if there are none."""
     size = np.abs(_array(errors))
     return float(np.exp(np.mean(np.log(size + GMAE_FLOOR)))) if size.size else math.nan
 
@@ -76,7 +76,7 @@ def faster_half(measured: ArrayLike) -> NDArray[np.intp]:
 
 
 def regrets(measured: ArrayLike) -> Array:
-    """What every plan loses against the fastest: ``measured / min - 1``."""
+    """How much slower every plan is than the fastest: ``measured / min - 1``."""
     times = _array(measured)
     return np.asarray(times / times.min() - 1.0)
 
@@ -90,7 +90,7 @@ def picks(scores: ArrayLike) -> Array:
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:
-    """95 % interval of a share of ``n`` independent trials (Wilson 1927); (0, 1) of none.
+    """95 % interval of a share of ``n`` independent trials (Wilson 1927); (0, 1) if there are none.
 
     Args:
         share: of successes, in [0, 1]; a mean chance where picks are random.
@@ -104,7 +104,7 @@ def wilson(share: float, n: int) -> tuple[float, float]:
 
 
 def coverage(measured: ArrayLike, low: ArrayLike, high: ArrayLike) -> float:
-    """Share of measurements inside their intervals, bounds included; NaN of none."""
+    """Share of measurements inside their intervals, bounds included; NaN if there are none."""
     times = _array(measured)
     inside = (_array(low) <= times) & (times <= _array(high))
     return float(inside.mean()) if inside.size else math.nan

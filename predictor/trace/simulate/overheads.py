@@ -1,5 +1,5 @@
-"""Host overheads read from traces: the five kinds of Lin et al. 2022 (section on overheads; code
-owensgroup/ml_perf_model) by operator, and what a call takes until the device runs.
+"""Host overheads from traces: the five kinds of Lin et al. 2022 (section on overheads; code
+owensgroup/ml_perf_model) by operator, and the latency from a call to the device.
 
 Besides T1 to T5 (`predictor.trace.simulate.host`) a table holds, by the kind of work: from a launch
 call's end to the start on an idle stream, the gap between work that queued, and what a blocking
@@ -24,20 +24,20 @@ from predictor.trace.simulate.host import (
 )
 
 PROFILER_US = 2.0
-"""What PyTorch's profiler adds to the time of an event on the host (Lin et al. 2022, code
+"""Time that PyTorch's profiler adds to an event on the host (Lin et al. 2022, code
 owensgroup/ml_perf_model: 2 us)."""
 PROFILER_LAUNCH_US = 4.0
-"""What it adds to an event that the device works off (same source: 4 us)."""
+"""Time that it adds to a launch (same source: 4 us)."""
 OUTLIER_IQR = 1.5
 """Tukey's fence: times further than this many interquartile ranges beyond a quartile are cut."""
 FEWEST_TO_CUT = 4
 QUEUED_US = 15.0
-"""Launched this long before the stream was free: what lies between is the device's own gap."""
+"""A pause after work that was launched this long before it is a gap of the device itself."""
 
 HOST_KINDS = frozenset({Kind.T1, Kind.T2, Kind.T3, Kind.T4, Kind.T5})
 
 Key = tuple[str, ...]
-"""A kind, then names from the general to the particular; the kind alone is the shared entry."""
+"""A kind, then names from general to specific; the kind alone is the entry of all."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Overhead:
     """Time of ``count`` pieces of one key, and the profiler's events in one piece.
 
     Args:
-        us: mean of all pieces, with the profiler on: what to expect of one in a sum.
+        us: mean of all pieces with the profiler on, for use in sums.
         typical_us: mean without outliers.
     """
 
@@ -57,7 +57,7 @@ class Overhead:
 
     @property
     def clean_us(self) -> float:
-        """Typical, without what the profiler itself took."""
+        """Typical time less the profiler's own."""
         cost = PROFILER_US * self.events + PROFILER_LAUNCH_US * self.launches
         return max(0.0, self.typical_us - cost)
 
@@ -69,7 +69,7 @@ class OverheadTable:
     entries: Mapping[Key, Overhead]
 
     def find(self, kind: Kind, names: Key = ()) -> Overhead:
-        """The most particular entry there is; nothing at all for a kind never seen."""
+        """The most specific entry there is; zero for a kind never seen."""
         for end in range(len(names), -1, -1):
             found = self.entries.get((kind.value, *names[:end]))
             if found is not None:
@@ -93,7 +93,7 @@ class OverheadSamples:
     times: dict[Key, list[tuple[float, int, int]]] = field(default_factory=dict)
 
     def add(self, piece: Piece) -> None:
-        """Count a piece under each of its names."""
+        """Add a piece under each of its names."""
         for end in range(len(piece.names) + 1):
             key = (piece.kind.value, *piece.names[:end])
             self.times.setdefault(key, []).append((piece.us, piece.events, piece.launches))
@@ -108,7 +108,7 @@ class OverheadSamples:
         return merged
 
     def table(self) -> OverheadTable:
-        """Means by key, outliers cut."""
+        """Means by key, without outliers."""
         return OverheadTable({key: _mean(times) for key, times in self.times.items()})
 
 
@@ -130,7 +130,7 @@ def _mean(times: list[tuple[float, int, int]]) -> Overhead:
 
 
 def _quantile(ordered: list[float], share: float) -> float:
-    """Linear between the two nearest."""
+    """Interpolated linearly between the two nearest values."""
     place = share * (len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
@@ -173,7 +173,7 @@ def _of_call(item: HostItem, latest: DeviceEvent | None) -> Iterator[Piece]:
 
 
 def _of_device(trace: RankTrace, step: TraceStep, launches: Launches) -> Iterator[Piece]:
-    """Gaps between queued work of a stream, and the way from a call to an idle device."""
+    """Gaps between queued work of a stream, and latencies from a call to an idle device."""
     streams: dict[int, DeviceEvent] = {}
     busy_until = 0.0
     for event in trace.device:
@@ -200,7 +200,7 @@ def gap_piece(before: DeviceEvent, after: DeviceEvent, us: float, *, same: bool)
 
 
 def host_costs(table: OverheadTable) -> dict[str, float]:
-    """What a table says of a profile's group ``overheads``, the profiler's own cost taken off.
+    """Constants of a profile's group ``overheads`` by a table, without the profiler's own cost.
 
     ``op_us`` is the mean time of an outermost operator without its launch calls, with the gap
     before it; ``collective_us`` the same of an operator that launches a collective, its launch

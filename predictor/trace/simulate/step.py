@@ -64,7 +64,7 @@ class SimulatedTrace:
 
     Args:
         overheads: the host times, pooled over everything that was read.
-        notes: what the reader of the figures must know.
+        notes: caveats for the user.
     """
 
     steps: tuple[SimulatedStep, ...]
@@ -78,7 +78,7 @@ class SimulatedTrace:
 
 @dataclass(frozen=True, eq=False)
 class TracedHosts:
-    """The host side of every rank's steps, walked once."""
+    """The host items of every rank's steps, computed once."""
 
     traces: tuple[RankTrace, ...]
     items: tuple[tuple[list[HostItem], ...], ...]

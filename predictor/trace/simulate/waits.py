@@ -1,4 +1,4 @@
-"""Which work a stream waits for, where the trace says only that it waits.
+"""Finds which work a stream waits for, where the trace says only that it waits.
 
 A trace lists ``cudaStreamWaitEvent`` without the event. Two uses make up nearly all of them: a
 collective waits for what its thread's current stream was given before, and a consumer waits for a
@@ -16,7 +16,7 @@ from predictor.trace.events import DeviceEvent
 from predictor.trace.simulate.host import JOINING, HostItem
 
 COMMON = ("ProfilerStep", "autograd::", "torch::autograd::", "aten::", "## forward", *JOINING)
-"""Beginnings of names that say nothing about what is waited for."""
+"""Prefixes of names that do not help to find what is waited for."""
 FEWEST_ALIKE = 6
 
 
@@ -35,7 +35,7 @@ class _Wait:
 
 @dataclass
 class Outstanding:
-    """Work that was launched on each stream, and waits that no launch has followed yet."""
+    """Work launched on each stream, and waits that no launch has followed yet."""
 
     collectives: list[_Work] = field(default_factory=list)
     latest: dict[str, _Work] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Outstanding:
     def record_issue(
         self, stream: str, node: int, event: DeviceEvent, stack: tuple[str, ...]
     ) -> None:
-        """Note launched work."""
+        """Record launched work."""
         work = _Work(node, event, stack)
         if event.collective is not None:
             self.collectives.append(work)
@@ -52,7 +52,7 @@ class Outstanding:
             self.latest[stream] = work
 
     def wait(self, item: HostItem) -> None:
-        """Note a wait that is not part of launching a collective."""
+        """Record a wait that is not part of launching a collective."""
         if not item.joins:
             collective = any(name.startswith("record_param_comms") for name in item.stack)
             self.waits.append(_Wait(item.stack, collective or not item.stack))
@@ -60,7 +60,7 @@ class Outstanding:
     def release(self, stream: str, event: DeviceEvent) -> list[int]:
         """What the next work of ``stream`` has to wait for.
 
-        What started later in the trace was not waited for.
+        Work that started later in the trace is left out.
         """
         found: list[int] = []
         before = [w for w in self.collectives if w.event.start_us <= event.start_us]
@@ -78,10 +78,10 @@ class Outstanding:
 
 
 def _find_awaited(wait: _Wait, before: list[_Work], event: DeviceEvent) -> Iterator[_Work]:
-    """The collective launched in the most alike surroundings, and all that had ended by then.
+    """The collective launched in the most similar context, and all that had ended by then.
 
-    Collectives share a stream and end in order. If none was launched in surroundings like those of
-    the wait, it is the last.
+    Collectives share a stream and end in order. If none was launched in a context like that of the
+    wait, it is the last.
     """
     scored = [(_alike(wait.stack, work.stack), index) for index, work in enumerate(before)]
     likeness, best = max(scored, default=(0, -1))
@@ -93,7 +93,7 @@ def _find_awaited(wait: _Wait, before: list[_Work], event: DeviceEvent) -> Itera
 
 
 def _alike(first: tuple[str, ...], second: tuple[str, ...]) -> int:
-    """Length of the longest beginning that a name of each shares, common words left out."""
+    """Length of the longest common prefix of a name of each, without common words."""
     telling = [[name for name in stack if not name.startswith(COMMON)] for stack in (first, second)]
     return max((_shared(a, b) for a in telling[0] for b in telling[1]), default=0)
 

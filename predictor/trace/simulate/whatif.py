@@ -25,7 +25,7 @@ from predictor.units import us
 
 ARITHMETIC = re.compile(r"conv|winograd|cudnn|wgrad|dgrad", re.IGNORECASE)
 GPUS_OF_A_HOST = 8
-"""Ranks of one host, where a trace does not say."""
+"""Ranks per host, where the trace does not say."""
 BATCH_WISE = ("all_to_all", "send_recv")
 """Collectives whose size grows with the batch; the others carry gradients or parameters."""
 MODEL = "by a model of both devices"
@@ -44,17 +44,17 @@ def what_if(
 ) -> SimulatedTrace:
     """Simulate traced steps with something changed; ``measured_ms`` stays what was traced.
 
-    Host times are the steps' own. A collective's wait for ranks that were not traced is part of its
-    time and cannot be separated from it.
+    Host times are those of the steps. The wait of a collective for ranks that were not traced is
+    part of its time.
 
     Args:
         hardware: the profile of the device to run on instead.
-        batch_scale: times the batch; kernels, copies and all-to-alls scale beyond their fixed time.
-        link_scale: times the bandwidth of the links among ranks; 0.5: links half as fast.
+        batch_scale: factor on the batch; kernels, copies and all-to-alls scale beyond a fixed time.
+        link_scale: factor on the bandwidth of the links among ranks; 0.5: half as fast.
         plans: another sharding plan in place of the traced one.
 
     Returns:
-        The replay; its notes say how much of the device's time was scaled by what.
+        The simulation; its notes say how much of the device's time was scaled by what.
 
     Raises:
         InputError: a scale that is not above 0, or a device that no profile describes.
@@ -105,7 +105,7 @@ class Scaling:
                 self.gemms.update({id(kernel): call for kernel in call.kernels})
 
     def factor(self, trace: RankTrace, event: DeviceEvent) -> float:
-        """How many times as long as traced something takes."""
+        """Predicted over traced time of a kernel, copy or collective."""
         old, new = self.old[trace.rank], self.new[trace.rank]
         if event.collective is not None:
             basis, factor = self._collective(trace, event, event.collective, old, new)
@@ -172,7 +172,7 @@ class Scaling:
         return basis, (fixed + moving / self.links) / sum(before)
 
     def notes(self) -> tuple[str, ...]:
-        """How much of the device's time was scaled by what, after a replay."""
+        """How much of the device's time was scaled by what, after a simulation."""
         before = sum(traced for _, traced, _ in self.basis.values()) or 1.0
         shares: dict[str, float] = {}
         for basis, traced, _ in self.basis.values():
