@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardopt.bench.planners.synthetic import draw_table
+from shardopt.bench.planners.instances import draw_table
 
 HEADER = "name,num_embeddings,embedding_dim,feature,pooling_factor,zipf_alpha"
 

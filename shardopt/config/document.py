@@ -16,10 +16,10 @@ from predictor.errors import InputError
 from shardopt.config.problems import KeyPath, Place, Problems, key_text, shown
 
 MAX_NODES = 500_000
-"""More is not a model file but aliases that multiply."""
+"""Most YAML nodes of a file; more come from aliases that multiply."""
 
 MAX_DEPTH = 50
-"""A model file needs seven."""
+"""Most levels of nesting; a model file needs seven."""
 
 SUSPECT_DEPTH = 200
 _FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

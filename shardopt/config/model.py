@@ -40,7 +40,7 @@ def load_model(path: str | Path, *, batch_size: int | None = None) -> Workload:
 def load_model_with_notes(
     path: str | Path, *, batch_size: int | None = None
 ) -> tuple[Workload, list[str]]:
-    """The workload that a model file describes, and what its user should be told once.
+    """The workload that a model file describes, and notes for its user.
 
     Args:
         path: a model.yaml, schema 1. Files that it names (a CSV of tables, .npz statistics) are

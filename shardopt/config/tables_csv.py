@@ -1,4 +1,4 @@
-"""Embedding tables from a CSV file with one row a feature.
+"""Embedding tables from a CSV file with one row per feature.
 
 Columns have the names of the YAML keys. ``name`` is the table's name, and rows of one table
 repeat it; ``feature`` is the feature's name (the table's own when the column is left out). What
@@ -48,7 +48,7 @@ def read_tables_csv(path: Path, problems: Problems) -> tuple[list[dict[str, Any]
     for line, row in rows:
         tables.add(line, row)
     if not tables.raw and not problems.found:
-        problems.add_at(Place(str(path)), "the file has no row; give one row a feature")
+        problems.add_at(Place(str(path)), "the file has no row; give one row per feature")
     return tables.raw, content
 
 

@@ -28,12 +28,12 @@ MAX_CHANGES = 3
 MIN_SAVING = 1e-3
 """Savings below this share of the iteration are not worth a line."""
 RANKS_TRIED = 65_536
-"""Plans tried, times their ranks: a few seconds on any size."""
+"""Most changes tried times ranks, which takes a few seconds for any number of ranks."""
 FEWEST, MOST = 512, 4096
-"""Plans tried at least and at most."""
+"""Fewest and most changes tried."""
 MAX_NAMED = 3
 SWAPPED = 2
-"""Tables that a swap changes; more are a group that joins another exchange."""
+"""Most tables in a swap; larger changes move a group of tables to another exchange."""
 
 
 @dataclass(frozen=True)

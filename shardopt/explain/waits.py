@@ -108,8 +108,8 @@ def _cause_words(cause: Cause) -> str:
 def find_waits(problem: Problem, plan: ShardingPlan, prediction: Prediction) -> list[Wait]:
     """What ranks wait for on the critical path, the longest first.
 
-    A wait hidden behind other work is not told: only collectives that the path passes count, and
-    only the time in which a rank computes nothing.
+    Waits hidden behind other work are left out: only collectives on the path count, and only the
+    time in which a rank computes nothing.
     """
     least = MIN_SHARE * prediction.iteration_ms
     tables = _Tables(problem, plan)

@@ -15,9 +15,9 @@ from rich.text import Text
 
 MAX_WIDTH = 120
 PLAIN_WIDTH = 100
-"""Where the output goes to a file and nothing says how wide it is."""
+"""Width of output that goes to a file, unless COLUMNS is set."""
 FOLD_WIDTH = 8
-"""Text that breaks over lines keeps at least so many columns, or as many as its header has."""
+"""Smallest width of a column that wraps, or of its header where that is shorter."""
 
 
 def make_console(file: TextIO | None = None, *, width: int | None = None) -> Console:

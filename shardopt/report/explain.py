@@ -69,7 +69,7 @@ def show_explanation(console: Console, explanation: Explanation) -> None:
 
 
 def in_words(explanation: Explanation) -> list[str]:
-    """What to know first: the largest part, who computes longest, who waits for whose tables."""
+    """What to know first: the largest part, the busiest rank, which rank waits for which tables."""
     prediction = explanation.given.prediction
     phase, part = max(prediction.breakdown.items(), key=lambda item: item[1])
     share = percent(part / prediction.iteration_ms)
@@ -101,7 +101,7 @@ def _what_runs(section: PathSection) -> str:
 
 
 def show_sections(console: Console, found: Iterable[PathSection]) -> None:
-    """A row a section of a critical path, in order of time."""
+    """One row per section of a critical path, in order of time."""
     made = table(
         [
             ("from ms", "right"),

@@ -28,7 +28,7 @@ def hardware_object(profile: HardwareProfile) -> dict[str, Any]:
 
 
 def show_list(console: Console, profiles: Sequence[HardwareProfile]) -> None:
-    """A row a profile, with the groups of each provenance."""
+    """One row per profile, with the groups of each provenance."""
     heading(console, "Hardware profiles", "shipped with shardopt; a path to a profile works too")
     made = table(
         [

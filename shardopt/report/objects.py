@@ -83,7 +83,7 @@ def plan_object(
         meta: ``model``, ``hardware``, ``world_size``, ``local_world_size``, ``batch_size``,
             ``seed`` and ``versions``, which come first in the object.
 
-    Keys, beside those of ``meta``:
+    Keys, in addition to those of ``meta``:
         iteration_ms, interval_ms, provenance, out_of_range: of the best plan.
         lower_bound_ms: no plan of the search space is predicted to be faster.
         gap: ``iteration_ms / lower_bound_ms - 1``, a fraction; null where the bound is 0.

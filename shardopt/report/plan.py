@@ -251,7 +251,7 @@ SHOWN_MOVES = 12
 
 
 def show_moves(console: Console, result: Result, moves: Moves | None) -> None:
-    """The plan in use beside plan 1: times, what moves, what keeps it from staying."""
+    """The plan in use compared with plan 1: times, what moves, why it cannot stay."""
     given, best = result.in_use, result.best
     if given is None or moves is None:
         return

@@ -52,7 +52,7 @@ class RankTimes:
 
     @classmethod
     def of(cls, load: RankLoad, iteration_ms: float) -> RankTimes:
-        """Compute splits into embedding and the rest; transfers run beside it."""
+        """Compute is embedding and the rest; transfers overlap with it."""
         forward = load.busy_ms.get("embedding_forward", 0.0)
         backward = load.busy_ms.get("embedding_backward", 0.0)
         idle = min(load.idle_ms, iteration_ms)
@@ -153,7 +153,7 @@ PROVENANCE_SENTENCES = {
     "derived": "Based on published figures, not measured on your GPUs; run `shardopt calibrate`.",
     "not validated": "Based on a model that nothing has validated; run `shardopt calibrate`.",
 }
-"""Weakest provenance kind on the critical path -> what stands beside the headline number."""
+"""Weakest provenance kind on the critical path -> the sentence after the headline number."""
 
 
 def provenance_text(prediction: Prediction) -> str:
@@ -175,7 +175,7 @@ _KIB = 1024
 
 
 def range_lines(found: Iterable[OutOfRange]) -> list[str]:
-    """A short line a group: ``collectives.inter of h100-sxm: messages of 12 GiB, ...``."""
+    """One short line per group: ``collectives.inter of h100-sxm: messages of 12 GiB, ...``."""
     by_group: dict[str, list[str]] = {}
     for item in found:
         by_group.setdefault(f"{item.group} of {item.profile}", []).append(_words(item))
@@ -265,13 +265,13 @@ def show_predictions(console: Console, given: Sequence[PredictedPlan]) -> None:
 
 
 def show_headlines(console: Console, given: Sequence[PredictedPlan]) -> None:
-    """The report under ``--quiet``: a line a plan, in the order given."""
+    """The report under ``--quiet``: one line per plan, in the order given."""
     for item in given:
         line(console, f"{item.name}: {ms(item.prediction.iteration_ms)}")
 
 
 def show_comparison(console: Console, ranked: Sequence[PredictedPlan]) -> None:
-    """A row a plan."""
+    """One row per plan."""
     heading(console, "Plans", "predicted iteration time, best first")
     made = table(
         [
@@ -301,7 +301,7 @@ def show_comparison(console: Console, ranked: Sequence[PredictedPlan]) -> None:
 
 
 def show_breakdowns(console: Console, ranked: Sequence[PredictedPlan]) -> None:
-    """A row a phase, a column a plan; empty where a phase is not on the critical path."""
+    """One row per phase, one column per plan; empty where a phase is not on the critical path."""
     shown = ranked[:MAX_COLUMNS]
     aside = "ms on the critical path; plans are numbered as above"
     heading(console, "Where the time goes", aside)

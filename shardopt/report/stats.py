@@ -82,7 +82,7 @@ def show_stats(
 
 
 def show_short(console: Console, found: Sequence[FeatureStats]) -> None:
-    """A line a feature."""
+    """One line per feature."""
     for feature in found:
         fit = feature.seen.fit if feature.seen else None
         alpha = "-" if fit is None else f"{fit.alpha:.3f}"

@@ -22,10 +22,10 @@ from shardopt.report.objects import tables_object
 from shardopt.report.plan import PlanReport, show_headline, show_plan
 
 MAX_SHOWN = 8
-"""Trials in the table; the one as given comes on top of them."""
+"""Most trials in the table, not counting the one as given."""
 
 NOTHING = 5e-4
-"""A fraction that is not worth a change."""
+"""Changes of a smaller fraction count as nothing."""
 
 HEADERS = {"time": "ms per 1000", "memory": "GiB on a rank", "gpu_hours": "GPU-h per 10^9"}
 WORDS = {

@@ -26,7 +26,7 @@ def report_object(report: Report) -> dict[str, Any]:
             ``predicted_ms``, ``error`` (predicted / measured - 1), ``part``, ``family`` and
             ``source``.
         n: how many; ``mape`` and ``geomean`` of those whose ``part`` is ``headline``, fractions.
-        other_rows: the same for rows that constants were fitted on, or that count apart.
+        other_rows: the same for rows that constants were fitted on, or outside the headline.
         parts, families: the same by part, and by part and family.
         skipped: ``count`` and ``rows``, a line of text each.
         scores: further tables, if the suite has any: name -> ``about`` and ``rows``.

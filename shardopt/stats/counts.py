@@ -15,9 +15,9 @@ from shardopt.stats.spectrum import RANGES, Spectrum
 Ids = NDArray[np.int64]
 
 SURE = 0.1
-"""Largest share of a hot row's count that may be slack."""
+"""A hot row's count is used if at most this share of it is uncertain."""
 HOT_KNOWN = 4096
-"""Hot rows whose own counts are used where the others' are sampled."""
+"""Most hot rows whose own counts replace those of the sample."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -47,7 +47,7 @@ USUAL = 0.98
 """Share of the ranges that chance alone leaves within two deviations."""
 HALVINGS = 20
 RANGE_DRAWS = 200
-"""Ids of rare rows that a range needs, on average, to be told from its neighbours."""
+"""Ids of rare rows that a range needs, on average, to be distinguished from its neighbours."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +140,7 @@ def _ranges(whole: Array, seen: Array, at: Array, likely: Array) -> Array:
 
     Rows of a range are first taken to be likely as one shape says, times a factor of the range. The
     shape starts as the table's, which it stays where ids are shuffled, and narrows where hot and
-    cold rows lie apart. From there each range follows what its own rows say.
+    cold rows lie in different ranges. From there each range follows what its own rows say.
     """
     rows = seen.sum(axis=1)
     draws = seen @ np.arange(OFTEN, dtype=np.float64)

@@ -143,7 +143,7 @@ def write_stats(path: Path, features: Iterable[FeatureStats]) -> None:
 
     Arrays of each feature: ``counts`` and ``weights`` (rows of each bin, and draws per row, hottest
     first), ``range_rows [bins, ranges]``, ``range_width`` and ``rows`` (where they lie), which the
-    predictor reads; and for whoever looks closer ``pooling_factor``, ``samples``, ``ids``,
+    predictor reads; and for closer looks ``pooling_factor``, ``samples``, ``ids``,
     ``empty_share``, ``draws`` and ``distinct`` (the curve), ``frequencies`` and
     ``frequency_rows``, ``zipf`` (alpha, q), ``hot_ids`` and ``hot_shares``.
 

@@ -20,7 +20,7 @@ class IdSample:
     """Exact counts of all rows, or, beyond ``limit`` rows, of a random sample of them.
 
     A row belongs to the sample of level l if its hash starts with l zero bits, so levels are nested
-    and whoever is in the last one has been counted from its first occurrence on: adaptive sampling
+    and a row in the last one has been counted from its first occurrence on: adaptive sampling
     (Wegman; Flajolet 1990), which Gibbons 2001 calls distinct sampling. A row of the sample stands
     for ``2^level`` rows; the estimate of their number has a relative standard error of about
     ``1.2 / sqrt(limit)`` (Flajolet 1990).

@@ -39,7 +39,7 @@ ENDINGS = {
     ".pt": DataFormat.TORCH,
     ".pth": DataFormat.TORCH,
 }
-"""Formats by the last part of a file name, ``.gz`` apart."""
+"""Formats by the last part of a file name, without ``.gz``."""
 GZIPPED = (DataFormat.TSV, DataFormat.TORCH)
 
 

@@ -21,7 +21,7 @@ CATEGORIES = 26
 NAMES = tuple(f"cat_{i}" for i in range(CATEGORIES))
 """As TorchRec names them (torchrec/datasets/criteo.py, DEFAULT_CAT_NAMES)."""
 COLUMNS = (40, 39)
-"""With the label, and without it as in Criteo's test files."""
+"""Columns of a line: with the label, or without it as in Criteo's test files."""
 MAX_DIGITS = 15
 
 _DIGITS = np.full(256, 255, dtype=np.uint8)

@@ -18,7 +18,8 @@ FLATTENINGS = (0.0, *(float(q) for q in np.geomspace(0.5, 1e5, 12)))
 FEW_DRAWS = 32
 """Fewer draws, or fewer than two rows that occur, say nothing of the skew."""
 NEAR, NEGLIGIBLE = 1.2, 1e-6
-"""Sums of squares that are no worse: by this factor, or by a tenth of a percent a point."""
+"""A fit counts as equally good if its sum of squares is within this factor of the least, plus this
+much per point of the curve (an error of 0.1 %)."""
 PRECISION = 1e-4
 GOLDEN = 0.6180339887
 

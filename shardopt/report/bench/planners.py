@@ -46,7 +46,7 @@ def bench_object(found: Comparison) -> dict[str, Any]:
             ``max_s``, ``stable`` (null for a single sample).
         start_up_s: the command's median beyond the search's.
         ratio: TorchRec's median over that of ``shardopt_search``; ``significant`` tells whether
-            the samples of the two are apart (null for a single sample).
+            the samples of the two do not overlap (null for a single sample).
         plans: ``shardopt`` and ``torchrec`` -> what a prediction holds, ``fits`` (by shardopt's
             count of memory), ``sharding`` and ``tables`` as in a plan file; null where TorchRec
             found none. ``shardopt`` has ``lower_bound_ms``, ``gap``, ``stopped_by``, ``found_by``;
@@ -115,7 +115,7 @@ def show_bench(console: Console, found: Comparison) -> None:
 
 
 def show_headline(console: Console, found: Comparison) -> None:
-    """The report under ``--quiet``: a line a planner."""
+    """The report under ``--quiet``: one line per planner."""
     names = {"shardopt": (SEARCH, found.ours), "torchrec": (TORCHREC, found.theirs)}
     for name, (timed, answer) in names.items():
         prediction = answer.prediction

@@ -160,7 +160,7 @@ def comparison_section(plans: Sequence[PredictedPlan]) -> Element:
 
 
 def _phases(plans: Sequence[PredictedPlan]) -> Element:
-    """A row a phase, a column a plan."""
+    """One row per phase, one column per plan."""
     columns = [Column("phase"), *(Column(item.name, True) for item in plans)]
     rows: list[Row] = []
     for phase in PHASES:

@@ -21,9 +21,9 @@ LANE_PX = 18
 LABELLED = 0.004
 """Bars of at least this share of the iteration carry their name, where it fits."""
 TICKS = 10
-"""On the ruler, at most."""
+"""Most ticks on the ruler."""
 KEPT = 3
-"""Iterations that may overlap: no pipeline has more batches under way."""
+"""Iterations that may overlap: no pipeline has more batches in flight."""
 _OTHER_KINDS = {"issue": "host issues work", "wait": "waits for other ranks"}
 
 

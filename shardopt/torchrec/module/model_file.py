@@ -1,4 +1,4 @@
-"""A model file from a real module, for planning where the module is not."""
+"""A model file written from a real module, to plan where the module is not available."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what TorchRec offers for a table, and the module it lies in, to our table.
+"""One table of a user's module as the search takes it.
 
 Features come from the module's config, the optimizer from the backward or the sharder.
 """
@@ -167,8 +167,8 @@ def _by_feature(
 
 
 def _is_default(values: Sequence[float]) -> bool:
-    """Whether a list is what `ParameterConstraints` fills in for pooling factors that it was not
-    given: its own constant, that very object, which nobody's 1.0 is."""
+    """Whether `ParameterConstraints` filled in the list because no pooling factors were given: it
+    uses its own constant object then, which a user's 1.0 is not."""
     return len(values) == 1 and values[0] is POOLING_FACTOR
 
 

@@ -1,4 +1,4 @@
-"""Where the tables of a user's module are, and what their configs say."""
+"""The tables of a user's module, with what their configs say."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ UNPOOLED_TYPES = (
     ShardingType.COLUMN_WISE,
     ShardingType.ROW_WISE,
 )
-"""What an EmbeddingCollection can do."""
+"""Sharding types of an EmbeddingCollection."""
 
 FUSED_WIDTH = 4
 """FBGEMM's fused kernels take widths in multiples of this (`construct_split_state`)."""

@@ -43,7 +43,7 @@ NO_DENSE = DenseArch(in_features=1, bottom_mlp=(), top_mlp=(), interaction="conc
 
 class ShardoptPerfEstimator(ShardEstimator):
     """Fills the `Perf` of every shard from shardopt's predictor: give it to an
-    `EmbeddingEnumerator` in the place of `EmbeddingPerfEstimator`, beside a storage estimator.
+    `EmbeddingEnumerator` instead of `EmbeddingPerfEstimator`, with a storage estimator.
 
     A shard is costed alone. What only a plan as a whole decides is left out: launch floors and
     latencies, which the tables of a launch share, waiting for other ranks, what overlaps, and

@@ -1,4 +1,4 @@
-"""A workload trained for real under a plan, one iteration at a call."""
+"""A workload trained for real with a plan, one iteration per call."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def _sum_sequences(sequences: JaggedTensor) -> torch.Tensor:
 
 
 class Dot(nn.Module):
-    """The bottom output beside all pairwise dots of it and the pooled embeddings."""
+    """The bottom output and all pairwise dots of it and the pooled embeddings."""
 
     def __init__(self, vectors: int, device: torch.device) -> None:
         super().__init__()
