@@ -42,7 +42,7 @@ def geomean(errors: ArrayLike) -> float:
 
 
 def gmae(errors: ArrayLike) -> float:
-    """`geomean` as Lin et al. define it, with a floor added to every error; NaN if there are none."""
+    """`geomean` as Lin et al. define it, with a floor added to every error; NaN without errors."""
     size = np.abs(_array(errors))
     return float(np.exp(np.mean(np.log(size + GMAE_FLOOR)))) if size.size else math.nan
 
