@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json as json_
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -19,17 +17,11 @@ from shardopt.cli.tune.flags import TRIALS, TuneFlags, read_goals, read_knobs
 
 if TYPE_CHECKING:
     from predictor.predict import Prediction
-    from search.tune.case import Case
-    from search.tune.goals import Goal
-    from search.tune.grid import Grid
-    from search.tune.storage import Shared
     from search.tune.study import Trial
-    from search.tune.tune import Budget, Member, Tuned, Tuning
+    from search.tune.tune import Member, Tuned, Tuning
     from shardopt.report.tune import TuneReport
 
 EXIT_INTERRUPTED = 130
-STUDY_DIGITS = 10
-"""Of the digest in the name of a study."""
 
 
 @dataclass(frozen=True)
@@ -59,30 +51,29 @@ def run_tuning(
         InputError: a knob, objective or storage that cannot be used.
         InfeasibleError: no setting has a plan that fits.
     """
-    from search.tune.case import Case
-    from search.tune.grid import grid_of
-    from search.tune.study import new_study
-    from search.tune.tune import Budget, Tuning
+    from search.tune.tune import Budget
+    from shardopt.api.tuning import new_tuning
 
     assert flags.tune is not None
     knobs = read_knobs(flags.tune)
     goals = read_goals(flags.objectives, knobs)
-    case = Case(setting.workload, setting.installed, setting.hardware, reserve)
-    grid = grid_of(case, knobs)
-    budget = Budget(flags.trials or TRIALS, *limits)
-    facts = study_facts(setting, case, budget)
-    shared = _shared(flags)
-    name = None
-    if shared is not None:
-        name = flags.study or study_name(setting, facts, grid, goals, budget.seed)
-        note([f"study '{name}' in {shared.name}"], quiet=show.quiet)
-    study = new_study(case, grid, goals, budget.seed, facts, name=name, shared=shared)
-    tuning = Tuning(case, grid, goals, budget, study, shared)
-    _finish(model, setting, tuning, name, show)
+    tuning, study = new_tuning(
+        setting,
+        reserve,
+        knobs,
+        goals,
+        Budget(flags.trials or TRIALS, *limits),
+        storage=flags.storage,
+        study=flags.study,
+    )
+    if tuning.shared is not None:
+        note([f"study '{study}' in {tuning.shared.name}"], quiet=show.quiet)
+    _finish(model, setting, tuning, study, show)
 
 
 def _finish(model: Path, setting: Setting, tuning: Tuning, study: str | None, show: Show) -> None:
     """Run the trials and the last searches, write and report."""
+    from shardopt.api.tuning import tuned_setting
     from shardopt.report.tune import TuneReport, tune_object
 
     tuned, members, interrupted = _search(tuning, on=not (show.json or show.quiet))
@@ -125,13 +116,6 @@ def _search(tuning: Tuning, *, on: bool) -> tuple[Tuned, list[Member], bool]:
     return tuned, members, interrupted
 
 
-def tuned_setting(setting: Setting, tuning: Tuning, member: Member) -> Setting:
-    """What the command would have worked on, had it been given this setting."""
-    case = tuning.grid.apply_setting(tuning.case, member.trial.setting)
-    topology = case.problem().topology
-    return replace(setting, workload=case.workload, installed=case.installed, topology=topology)
-
-
 def _print(
     model: Path,
     best: Setting,
@@ -151,46 +135,3 @@ def _print(
     )
     plan_report = PlanReport(best, report.best.result, predictions, written, following)
     (show_tuned_headline if show.quiet else show_tuned)(make_console(), report, plan_report)
-
-
-def study_facts(setting: Setting, case: Case, budget: Budget) -> dict[str, Any]:
-    """What the trials of a study are made for; workers must agree on all of it."""
-    from shardopt import __version__
-
-    machine = case.installed
-    profile = hashlib.sha256(case.hardware.model_dump_json().encode()).hexdigest()
-    return {
-        "shardopt": __version__,
-        "model": case.workload.name,
-        "digest of the model": case.workload.sha256,
-        "batch size": case.workload.batch_size,
-        "hardware": setting.hardware_name,
-        "digest of the hardware": profile,
-        "ranks": machine.world_size,
-        "ranks per host": machine.local_world_size,
-        "NVLink domain": machine.nvlink_domain,
-        "HBM bytes": _one_or_all(machine.hbm_cap_bytes),
-        "DDR bytes": _one_or_all(machine.ddr_cap_bytes),
-        "reserve": case.reserve,
-        "effort": budget.effort,
-        "searchers": list(budget.searchers),
-    }
-
-
-def _one_or_all(caps: tuple[int, ...]) -> int | list[int]:
-    return caps[0] if len(set(caps)) == 1 else list(caps)
-
-
-def study_name(
-    setting: Setting, facts: Mapping[str, Any], grid: Grid, goals: list[Goal], seed: int
-) -> str:
-    """The name that the same model and flags give on every machine."""
-    what = [facts, {k: list(v) for k, v in grid.values.items()}, [g.name for g in goals], seed]
-    digest = hashlib.sha256(json_.dumps(what).encode()).hexdigest()[:STUDY_DIGITS]
-    return f"shardopt-{setting.workload.name}-{digest}"
-
-
-def _shared(flags: TuneFlags) -> Shared | None:
-    from search.tune.storage import Liveness, open_storage
-
-    return None if flags.storage is None else open_storage(flags.storage, Liveness())

@@ -130,8 +130,8 @@ def a_closed_port() -> int:
 @pytest.mark.parametrize(
     ("storage", "says"),
     [
-        ("tune.txt", "--storage is 'tune.txt'; give a database such as postgresql://"),
-        ("journal:", "--storage names no file"),
+        ("tune.txt", "storage is 'tune.txt'; give a database such as postgresql://"),
+        ("journal:", "storage names no file"),
         ("no/such/tune.log", "there is no directory no/such"),
         ("journal:.", "is a directory"),
         ("mysqlx://u@127.0.0.1/x", "'mysqlx' is no kind of database; give a database such as"),
