@@ -8,8 +8,6 @@ import numpy as np
 
 from predictor.model.plan import ComputeKernel, ShardingType
 from search.baselines.greedy import Array, Ints, Shards
-from search.baselines.planner import PlannerInputs
-from search.objective import Assignment
 from search.space.option import Option
 
 ON_DEVICE = (ComputeKernel.FUSED, ComputeKernel.DENSE)
@@ -51,13 +49,6 @@ def shards_of(chosen: Sequence[Option], costs: Sequence[Array]) -> tuple[Shards,
     ).reshape(-1, 2)
     dims = np.array([size[1] for o in chosen for size in o.sizes], dtype=np.float64)
     return Shards(np.concatenate([np.zeros(0), *costs]), memory, dims), owner
-
-
-def assigned(
-    inputs: PlannerInputs, placed: dict[int, tuple[Option, tuple[int, ...]]]
-) -> Assignment:
-    """The plan that places every table as told, in the workload's order."""
-    return tuple(placed[table] for table in range(len(inputs.options)))
 
 
 def ranks_of(owner: Ints, ranks: Ints, chosen: Sequence[Option]) -> list[tuple[int, ...]]:

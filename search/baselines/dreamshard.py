@@ -45,9 +45,9 @@ class DreamShardGreedy:
             if stop.reached():
                 return
             shards, owner = shards_of(whole, [np.array([c]) for c in np.array(mixture) @ costs])
-            ranks, fits = place_greedily(shards, room)
-            if fits[0]:
-                yield tuple(zip(whole, ranks_of(owner, ranks[0], whole), strict=True))
+            (ranks,) = place_greedily(shards, room)
+            if ranks is not None:
+                yield tuple(zip(whole, ranks_of(owner, ranks, whole), strict=True))
 
 
 def _mixtures(count: int) -> Iterator[tuple[int, ...]]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from predictor.model.plan import ShardingType
 from predictor.model.workload import Table
-from search.baselines.columns import assigned, halvings, of_type, ranks_of, shards_of
+from search.baselines.columns import halvings, of_type, ranks_of, shards_of
 from search.baselines.greedy import Array, place_greedily
 from search.baselines.planner import PlannerInputs
 from search.objective import Assignment
@@ -104,9 +104,9 @@ def _placed(inputs: PlannerInputs, chosen: Sequence[Option]) -> Assignment | Non
         else:
             free.append(option)
     shards, owner = shards_of(free, [np.full(o.num_shards, _cost(inputs, o)) for o in free])
-    ranks, fits = place_greedily(shards, room)
-    if (room < 0).any() or not fits[0]:
+    (ranks,) = place_greedily(shards, room)
+    if ranks is None or (room < 0).any():
         return None
-    for option, where in zip(free, ranks_of(owner, ranks[0], free), strict=True):
+    for option, where in zip(free, ranks_of(owner, ranks, free), strict=True):
         placed[option.table] = (option, where)
-    return assigned(inputs, placed)
+    return tuple(placed[table] for table in range(len(inputs.options)))

@@ -92,14 +92,14 @@ def _placed(inputs: PlannerInputs, chosen: list[Option]) -> _Found:
     shards, owner = shards_of(chosen, computation)
     world = inputs.problem.topology.world_size
     mean = float(shards.dims.sum()) / world
-    ranks, fits = place_greedily(shards, inputs.objective.caps.T, LIMITS * mean)
-    if not fits.any():
-        return _Found(np.inf, None)
+    tries = place_greedily(shards, inputs.objective.caps.T, (LIMITS * mean).tolist())
     everything = np.concatenate([p.sum(axis=1) for p in phases])
-    loads = np.zeros((len(ranks), world))
-    for tried, where in zip(loads, ranks, strict=True):
-        np.add.at(tried, where, everything)
-    costs = np.where(fits, loads.max(axis=1), np.inf)
-    at = int(costs.argmin())
-    places = ranks_of(owner, ranks[at], chosen)
-    return _Found(float(costs[at]), tuple(zip(chosen, places, strict=True)))
+    best = _Found(np.inf, None)
+    for ranks in tries:
+        if ranks is None:
+            continue
+        cost = float(np.bincount(ranks, everything, world).max())
+        if cost < best.cost:
+            places = ranks_of(owner, ranks, chosen)
+            best = _Found(cost, tuple(zip(chosen, places, strict=True)))
+    return best

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from predictor.model.plan import ShardingType
 from predictor.model.topology import Topology
+from search.baselines.greedy import Key, NoRoomError, place_shards
 from search.baselines.torchrec_cost import Perf
 from search.space.option import Option, Partition
 
@@ -46,8 +47,8 @@ class CostedOption:
         object.__setattr__(self, "uniform", self.option.partition is Partition.UNIFORM)
 
 
-class NoRoomError(Exception):
-    """The proposal cannot be placed."""
+OptionShard = tuple[CostedOption, int]
+"""A shard by its position among those of an option."""
 
 
 class RankState:
@@ -60,12 +61,14 @@ class RankState:
         self.perf = [Perf(0.0, 0.0, 0.0, 0.0)] * topology.world_size
         self.total = [0.0] * topology.world_size
 
-    def fits(self, choice: CostedOption, shard: int, rank: int) -> bool:
+    def fits(self, one: OptionShard, rank: int) -> bool:
         """The shard has room on the rank."""
+        choice, shard = one
         return choice.hbm[shard] <= self.hbm[rank] and choice.ddr[shard] <= self.ddr[rank]
 
-    def put(self, choice: CostedOption, shard: int, rank: int) -> None:
+    def put(self, one: OptionShard, rank: int) -> None:
         """Place a shard. Parts of the cost are summed one by one, as TorchRec does."""
+        choice, shard = one
         self.hbm[rank] -= choice.hbm[shard]
         self.ddr[rank] -= choice.ddr[shard]
         a, b = self.perf[rank], choice.perf
@@ -73,26 +76,26 @@ class RankState:
         self.perf[rank] = perf
         self.total[rank] = perf[0] + perf[2] + perf[1] + perf[3]
 
-    def key(self, rank: int) -> tuple[float, int, int]:
-        """RankState of the least cost first; ties go round the hosts."""
+    def key(self, rank: int) -> Key:
+        """Ranks of the least cost first; ties go round the hosts."""
         return self.total[rank], rank % self.local, rank
 
     def put_all(self, choice: CostedOption, ranks: Sequence[int], first: int = 0) -> None:
         """Shard ``first + i`` on ``ranks[i]``, or `NoRoomError` with nothing placed."""
         done: list[tuple[int, Perf, float]] = []
         for shard, rank in enumerate(ranks, start=first):
-            if not self.fits(choice, shard, rank):
+            if not self.fits((choice, shard), rank):
                 for back, (there, perf, total) in reversed(list(enumerate(done, start=first))):
                     self.hbm[there] += choice.hbm[back]
                     self.ddr[there] += choice.ddr[back]
                     self.perf[there], self.total[there] = perf, total
                 raise NoRoomError
             done.append((rank, self.perf[rank], self.total[rank]))
-            self.put(choice, shard, rank)
+            self.put((choice, shard), rank)
 
 
 def partition(choices: Sequence[CostedOption], topology: Topology) -> list[tuple[int, ...]]:
-    """RankState of every shard of every choice; raises `NoRoomError`."""
+    """Ranks of every shard of every choice; raises `NoRoomError`."""
     ranks = RankState(topology)
     placed: list[tuple[int, ...]] = [()] * len(choices)
     everyone = tuple(range(topology.world_size))
@@ -102,7 +105,7 @@ def partition(choices: Sequence[CostedOption], topology: Topology) -> list[tuple
             placed[i] = everyone
     rest = [i for i, choice in enumerate(choices) if not choice.uniform]
     rest.sort(key=lambda i: (choices[i].sum_hbm, choices[i].sum_ddr), reverse=True)
-    heap: list[tuple[float, int, int]] | None = None
+    heap: list[Key] | None = None
     for i in rest:
         choice = choices[i]
         if choice.option.partition is Partition.DEVICE:
@@ -117,24 +120,9 @@ def partition(choices: Sequence[CostedOption], topology: Topology) -> list[tuple
     return placed
 
 
-def _by_device(
-    choice: CostedOption, ranks: RankState, heap: list[tuple[float, int, int]]
-) -> tuple[int, ...]:
+def _by_device(choice: CostedOption, ranks: RankState, heap: list[Key]) -> tuple[int, ...]:
     """`_device_partition`: every shard to the cheapest rank that has room."""
-    placed = []
-    for shard in range(choice.count):
-        full = []
-        while heap and not ranks.fits(choice, shard, heap[0][2]):
-            full.append(heapq.heappop(heap))
-        if not heap:
-            raise NoRoomError
-        rank = heap[0][2]
-        ranks.put(choice, shard, rank)
-        heapq.heapreplace(heap, ranks.key(rank))
-        for entry in full:
-            heapq.heappush(heap, entry)
-        placed.append(rank)
-    return tuple(placed)
+    return tuple(place_shards(((choice, shard) for shard in range(choice.count)), ranks, heap))
 
 
 def _hosts_by_cost(ranks: RankState, topology: Topology) -> list[range]:

@@ -23,8 +23,9 @@ from predictor.model.memory import MemoryRules, shard_memory
 from predictor.model.plan import TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
+from search.baselines.greedy import NoRoomError
 from search.baselines.torchrec_cost import Bandwidths, CostModel
-from search.baselines.torchrec_partition import CostedOption, NoRoomError, partition
+from search.baselines.torchrec_partition import CostedOption, partition
 from search.space.enumerate import enumerate_space
 from search.space.option import Option, place
 
