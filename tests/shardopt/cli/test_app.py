@@ -188,10 +188,11 @@ def named_inputs() -> dict[str, str]:
     found = {}
     for package in ("predictor", "search", "shardopt"):
         for path in (ROOT / package).rglob("*.py"):
-            raised = (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Raise))
-            for node in (node for error in raised for node in ast.walk(error)):
-                if isinstance(node, ast.keyword) and node.arg == "inputs":
-                    lists = (x for x in ast.walk(node.value) if isinstance(x, ast.Tuple))
+            tree = ast.parse(path.read_text())
+            for error in (node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise)):
+                if isinstance(error, ast.Call):
+                    given = [*error.args[1:], *(k.value for k in error.keywords)]
+                    lists = (x for of in given for x in ast.walk(of) if isinstance(x, ast.Tuple))
                     names = (name for of in lists for name in of.elts)
                     found.update({n.value: str(path) for n in names if isinstance(n, ast.Constant)})
     return found
