@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from predictor.cost.lookup import shared_cache
 from predictor.cost.lookup.embedding import (
     SHARERS,
-    LookupShard,
     backward_longest_ms,
     backward_ms,
     fetch_ms,
@@ -30,6 +29,7 @@ from predictor.cost.lookup.embedding import (
     sort_pass_ms,
     sort_passes,
 )
+from predictor.cost.lookup.shard import LookupShard
 from predictor.cost.lookup.uvm_cache import table_of
 from predictor.hardware.loader import HardwareProfile
 from predictor.model.distribution import Bins, EmpiricalByRange

@@ -13,13 +13,13 @@ from predictor.cost.collectives import OPS, Collectives
 from predictor.cost.elementwise import copy_h2d_ms, memory_ms
 from predictor.cost.gemm import gemm_ms
 from predictor.cost.lookup.embedding import (
-    LookupShard,
     backward_kernels,
     backward_ms,
     forward_kernels,
     forward_ms,
     lookup_model,
 )
+from predictor.cost.lookup.shard import LookupShard
 from predictor.hardware.loader import HardwareProfile, list_hardware, load_hardware
 from predictor.model.distribution import ReuseHistogram, Uniform, Zipf
 from predictor.model.plan import ComputeKernel

@@ -18,37 +18,12 @@ from predictor.cost.lookup.cuda import CudaLookups
 from predictor.cost.lookup.shard import (
     LookupModel,
     LookupShard,
-    optimizer_state_bytes,
-    state_row_bytes,
 )
 from predictor.hardware.groups import CpuEmbedding
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import ComputeKernel
 
 Array = NDArray[np.float64]
-
-__all__ = [
-    "SHARERS",
-    "LookupModel",
-    "LookupShard",
-    "backward_floor_ms",
-    "backward_kernels",
-    "backward_longest_ms",
-    "backward_ms",
-    "fetch_ms",
-    "forward_floor_ms",
-    "forward_kernels",
-    "forward_longest_ms",
-    "forward_ms",
-    "lookup_model",
-    "optimizer_state_bytes",
-    "prefetch_floor_ms",
-    "prefetch_ms",
-    "sharing_ms",
-    "sort_pass_ms",
-    "sort_passes",
-    "state_row_bytes",
-]
 
 SHARERS = (2, 4, 8, 16)
 """Numbers of tables that share the L2 for which a forward is tabulated; the last holds for more."""

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.lookup.embedding import LookupShard, fetch_ms
+from predictor.cost.lookup.embedding import fetch_ms
+from predictor.cost.lookup.shard import LookupShard
 from predictor.cost.lookup.uvm_cache import cache_rows, fetched_rows, own_fetched_rows
 from predictor.hardware.loader import HardwareProfile
 

@@ -22,7 +22,7 @@ from predictor.cost.loads import Load, LookupGroup, fused_backward_ms, fused_for
 from predictor.cost.lookup.embedding import backward_floor_ms, forward_floor_ms, prefetch_floor_ms
 from predictor.iteration.graph import Mask
 from predictor.model.plan import ShardingType
-from predictor.model.reservation import INDEX_BYTES as INDEX_BYTES
+from predictor.model.reservation import INDEX_BYTES
 from predictor.model.workload import DATA_TYPE_BYTES
 
 Array = NDArray[np.float64]

@@ -10,7 +10,8 @@ import numpy as np
 from predictor import units
 from predictor.fit.cpu import non_negative
 from predictor.hardware.schema import HardwareProfile
-from predictor.iteration.torchrec.sparse import COPY_PASSES, INDEX_BYTES, OUTPUT_BYTES
+from predictor.iteration.torchrec.sparse import COPY_PASSES, OUTPUT_BYTES
+from predictor.model.reservation import INDEX_BYTES
 from shardopt.calibrate.rows import Measurement
 
 COLUMN_COPIES = (("forward", "cat"), ("backward", "split"))

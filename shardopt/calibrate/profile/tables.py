@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.lookup.embedding import LookupShard
+from predictor.cost.lookup.shard import LookupShard
 from predictor.fit.collectives import CollectiveRows
 from predictor.fit.collectives import errors as relative_errors
 from predictor.fit.cpu import MemoryRows, TableCounts, TbeRows

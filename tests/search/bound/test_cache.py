@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from predictor.cost.lookup import shared_cache
-from predictor.cost.lookup.embedding import LookupShard
+from predictor.cost.lookup.shard import LookupShard
 from predictor.model.distribution import Uniform, Zipf
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.workload import Constraints, Workload

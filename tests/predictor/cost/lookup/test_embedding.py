@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from predictor.cost.lookup.cuda import CudaLookups
 from predictor.cost.lookup.embedding import (
     SHARERS,
-    LookupShard,
     backward_floor_ms,
     backward_longest_ms,
     backward_ms,
@@ -20,12 +19,12 @@ from predictor.cost.lookup.embedding import (
     forward_longest_ms,
     forward_ms,
     lookup_model,
-    optimizer_state_bytes,
     prefetch_ms,
     sharing_ms,
     sort_pass_ms,
     sort_passes,
 )
+from predictor.cost.lookup.shard import LookupShard, optimizer_state_bytes
 from predictor.hardware.loader import CudaEmbedding, list_hardware, load_hardware
 from predictor.model.distribution import Uniform, Zipf
 from predictor.model.plan import ComputeKernel
