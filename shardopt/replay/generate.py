@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from predictor.errors import InputError
@@ -148,9 +148,11 @@ def _of_kineto(
     program = build(
         made.trace, made.chosen, made.us, annotations, _match_tables(tables, trace.rank)
     )
-    program.left_out += made.left_out
-    program.notes += made.notes
-    return program
+    return replace(
+        program,
+        left_out=[*program.left_out, *made.left_out],
+        notes=[*program.notes, *made.notes],
+    )
 
 
 def program_of(

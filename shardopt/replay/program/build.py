@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from predictor.errors import InputError
@@ -89,12 +90,10 @@ class _Builder:
             except (UnwritableError, InputError) as error:
                 us = self.us.get(of.node.id)
                 self.left_out.append(LeftOut(_public_name(of.node), str(error), us))
-        self.calls = list(_add_waits(self.calls, self.tensors, set(self.sent.values())))
-        _drop_unused(self.calls)
-        _free_when_dead(self.calls, self.tensors)
+        calls = list(_add_waits(self.calls, self.tensors, set(self.sent.values())))
         return RankProgram(
             self.trace.rank,
-            self.calls,
+            list(_free_when_dead(_drop_unused(calls), self.tensors)),
             self.tensors.made,
             self.legal.fills,
             self.left_out,
@@ -132,9 +131,8 @@ class _Builder:
         call = self._call(of, schema.name, schema.overload, arguments, keywords, outputs)
         if paired:
             handle = self.tensors.handle()
-            call.outputs = (*call.outputs, handle)
             self.native.handles[of.node.id] = handle
-            call.collective = WITH_GRAD
+            call = replace(call, outputs=(*call.outputs, handle), collective=WITH_GRAD)
         self.legal.note_outputs(call, schema)
         self.calls.append(call)
 
@@ -218,9 +216,12 @@ class _Builder:
         if group not in self.groups:
             self.groups.append(group)
         arguments, size = collective_call(of.node, schema, self._tensor)
-        call = self._call(of, schema.name, "", arguments, {}, ())
-        call.collective, call.bytes = schema.name.removeprefix(COLLECTIVES), size
-        call.keywords = {"group": Number(self.groups.index(group))}
+        keywords = {"group": Number(self.groups.index(group))}
+        call = replace(
+            self._call(of, schema.name, "", arguments, keywords, ()),
+            collective=schema.name.removeprefix(COLLECTIVES),
+            bytes=size,
+        )
         self.legal.note_received(call)
         sequence = self.native.sequence(of.node)
         # without a number of its own nothing can name it
@@ -241,8 +242,7 @@ class _Builder:
         given = self.native.gradient(of)
         output = None if given is None else self.tensors.give(given, {})
         call = self._call(of, self.native.name_of(of), "", (Slot(handle), grad), {}, (output,))
-        call.specs = ()
-        return call
+        return replace(call, specs=())
 
 
 def _public_name(node: Node) -> str:
@@ -283,7 +283,7 @@ def _add_waits(calls: Sequence[Call], tensors: Tensors, open_ends: set[int]) -> 
         if call.op == "wait":
             target = call.arguments[0]
             assert isinstance(target, Number)
-            call.arguments = (Number(moved[int(target.value)]),)
+            call = replace(call, arguments=(Number(moved[int(target.value)]),))
         elif call.is_collective:
             moved[at] = count
             if at in open_ends:
@@ -298,25 +298,27 @@ def _wait_for(at: int, before: Call) -> Call:
     return Call("wait", "", (Number(at),), {}, (), before.section, -1)
 
 
-def _drop_unused(calls: Sequence[Call]) -> None:
-    """Outputs that nothing reads need no number."""
+def _drop_unused(calls: Sequence[Call]) -> list[Call]:
+    """The calls without numbers for outputs that nothing reads."""
     read = {number for call in calls for number in call.reads()}
 
-    def kept(output: Any) -> Any:
+    def keep(output: Any) -> Any:
         if isinstance(output, tuple):
-            return tuple(kept(item) for item in output)
+            return tuple(keep(item) for item in output)
         return output if output in read else None
 
-    for call in calls:
-        call.outputs = tuple(kept(output) for output in call.outputs)
+    return [replace(call, outputs=tuple(map(keep, call.outputs))) for call in calls]
 
 
-def _free_when_dead(calls: Sequence[Call], tensors: Tensors) -> None:
-    """Each tensor that an op gives is let go of after its last use."""
+def _free_when_dead(calls: Sequence[Call], tensors: Tensors) -> Iterator[Call]:
+    """The calls, each of which frees the tensors that ops gave and that it is the last to use."""
     last: dict[int, int] = {}
     for at, call in enumerate(calls):
         for number in (*call.reads(), *call.gives()):
             last[number] = at
+    frees: dict[int, list[int]] = defaultdict(list)
     for number, at in sorted(last.items()):
         if number not in tensors.made:
-            calls[at].frees.append(number)
+            frees[at].append(number)
+    for at, call in enumerate(calls):
+        yield replace(call, frees=tuple(frees[at])) if at in frees else call

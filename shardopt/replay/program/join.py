@@ -32,22 +32,30 @@ def join_jobs(jobs: Sequence[Sequence[RankProgram]]) -> list[RankProgram]:
 def _concatenate(programs: Sequence[RankProgram]) -> RankProgram:
     whole = RankProgram(programs[0].rank, [], {}, {}, [], [], [()])
     for program in programs:
-        numbers = 1 + max(_numbers(whole), default=-1)
-        stores = 1 + max((spec.storage for spec in whole.made.values()), default=-1)
-        for group in program.groups:
-            if group not in whole.groups:
-                whole.groups.append(group)
-        groups = [whole.groups.index(group) for group in program.groups]
-        before = len(whole.calls)
-        whole.calls += [_move_call(call, numbers, before, groups) for call in program.calls]
-        whole.made |= {
-            number + numbers: replace(spec, storage=spec.storage + stores)
-            for number, spec in program.made.items()
-        }
-        whole.fills |= {number + numbers: fill for number, fill in program.fills.items()}
-        whole.left_out.extend(program.left_out)
-        whole.notes.extend(program.notes)
+        whole = _append(whole, program)
     return whole
+
+
+def _append(whole: RankProgram, program: RankProgram) -> RankProgram:
+    numbers = 1 + max(_numbers(whole), default=-1)
+    stores = 1 + max((spec.storage for spec in whole.made.values()), default=-1)
+    groups = [*whole.groups, *(group for group in program.groups if group not in whole.groups)]
+    places = [groups.index(group) for group in program.groups]
+    calls = [_move_call(call, numbers, len(whole.calls), places) for call in program.calls]
+    made = {
+        number + numbers: replace(spec, storage=spec.storage + stores)
+        for number, spec in program.made.items()
+    }
+    fills = {number + numbers: fill for number, fill in program.fills.items()}
+    return RankProgram(
+        whole.rank,
+        [*whole.calls, *calls],
+        {**whole.made, **made},
+        {**whole.fills, **fills},
+        [*whole.left_out, *program.left_out],
+        [*whole.notes, *program.notes],
+        groups,
+    )
 
 
 def _numbers(program: RankProgram) -> list[int]:
@@ -70,7 +78,7 @@ def _move_call(call: Call, numbers: int, before: int, groups: Sequence[int]) -> 
         arguments=tuple(_shift(term, numbers) for term in call.arguments),
         keywords=keywords,
         outputs=tuple(_renumber(output, numbers) for output in call.outputs),
-        frees=[number + numbers for number in call.frees],
+        frees=tuple(number + numbers for number in call.frees),
     )
 
 

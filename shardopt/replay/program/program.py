@@ -81,7 +81,7 @@ class TensorSpec:
         return self.offset + 1 + sum((size - 1) * step for size, step in spans)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Call:
     """An op, or a collective, with the numbers of what it takes and gives.
 
@@ -90,6 +90,7 @@ class Call:
         overload: of a collective and a backward function empty.
         outputs: numbers as the op returns them, nested for lists; None: not used.
         us: recorded time; None: not recorded.
+        frees: numbers of tensors that nothing uses after it.
         node: id in the trace, which is not written.
     """
 
@@ -102,7 +103,7 @@ class Call:
     node: int
     us: float | None = None
     bytes: int | None = None
-    frees: list[int] = field(default_factory=list)
+    frees: tuple[int, ...] = ()
     specs: tuple[Any, ...] = ()
     collective: str = ""
 
@@ -129,7 +130,7 @@ class LeftOut:
     us: float | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class RankProgram:
     """What one rank runs.
 

@@ -107,8 +107,8 @@ def _free_last(same: list[Call], own: set[int]) -> None:
     """What the copies share with the first is let go of after the last of them."""
     shared = [n for n in same[0].frees if n not in own]
     if shared:
-        same[0] = replace(same[0], frees=[n for n in same[0].frees if n in own])
-        same[-1] = replace(same[-1], frees=[*same[-1].frees, *shared])
+        same[0] = replace(same[0], frees=tuple(n for n in same[0].frees if n in own))
+        same[-1] = replace(same[-1], frees=(*same[-1].frees, *shared))
 
 
 class _Copy:
@@ -149,11 +149,11 @@ class _Copy:
             arguments=tuple(_rename(term, self.numbers) for term in call.arguments),
             keywords={k: _rename(term, self.numbers) for k, term in call.keywords.items()},
             outputs=tuple(_outputs(output, self.numbers) for output in call.outputs),
-            frees=[
+            frees=tuple(
                 self.numbers[n]
                 for n in touched
                 if n in self.numbers and n not in self.program.made and self.last[n] == at
-            ],
+            ),
         )
 
 

@@ -104,7 +104,7 @@ def restore_transposes(
                 reader,
                 arguments=tuple(_rename(t, number, last) for t in reader.arguments),
                 keywords={k: _rename(t, number, last) for k, t in reader.keywords.items()},
-                frees=[*reader.frees, last],
+                frees=(*reader.frees, last),
             )
     return replace(program, calls=calls)
 

@@ -1,6 +1,7 @@
 """Programs as source: what the written lines call when they run."""
 
 import sys
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -150,7 +151,7 @@ def programs(draw: st.DrawFn) -> RankProgram:
             section=draw(st.sampled_from([(), ("forward",), ("forward", "x²/y")])),
         )
         freed = [n for n in live if n > 2 and draw(st.booleans())]
-        made.frees.extend(freed)
+        made = replace(made, frees=tuple(freed))
         live = [n for n in live if n not in freed]
         calls.append(made)
     return program_of(*calls, made=3)

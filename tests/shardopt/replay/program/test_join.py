@@ -1,5 +1,6 @@
 """Joined programs: the parts in order, with nothing in common but process groups."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def sending(groups: list[tuple[int, ...]]) -> RankProgram:
             bytes=8,
             collective="allreduce_",
         ),
-        Call("wait", "", (Number(1),), {}, (), (), -1, frees=[1]),
+        Call("wait", "", (Number(1),), {}, (), (), -1, frees=(1,)),
     ]
     return RankProgram(0, calls, {0: spec}, {0: {"kind": "positive"}}, [], [], groups)
 
@@ -63,8 +64,7 @@ def test_joined_programs_run_what_both_ran(traces: Path) -> None:
 
 
 def test_jobs_of_unlike_ranks(traces: Path, tmp_path: Path) -> None:
-    other = sending([()])
-    other.rank = 1
+    other = replace(sending([()]), rank=1)
     with pytest.raises(InputError, match=r"has ranks \[0\], another \[1\]"):
         join_jobs([[sending([()])], [other]])
     made = generate([traces, traces], tmp_path / "b", join=True)
