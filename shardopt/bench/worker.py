@@ -1,4 +1,4 @@
-"""One rank of a bench run: builds every plan in one process group and times them in turns.
+"""One rank of a bench run: builds every plan in one process group, and times one after another.
 
 Why: docs/decisions/0010.
 """

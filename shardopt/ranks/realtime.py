@@ -1,4 +1,4 @@
-"""What the system does for ranks on CPUs, and would do by chance if it were left alone.
+"""Real-time threads and kept memory: they make times of ranks on CPUs repeatable.
 
 gloo's threads come before everything else on their core, as NCCL's kernels do not wait for a host.
 

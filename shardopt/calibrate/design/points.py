@@ -41,6 +41,10 @@ TEST_EVERY = 5
 ONE_TABLE = (7, (0, 2, 4))
 """Points ``i`` with ``i % 7`` among these are TBEs of one table: they tell the terms apart, the
 others add them up. Strides are odd: the bits of a Sobol point follow from those of its number."""
+OPTIMIZER, DTYPE = "exact_row_wise_adagrad", "fp32"
+"""Of a lookup point that names none."""
+MIX, MIX_LAUNCHES = 5, 3
+"""Small ops timed as one by a host point, and those of them that launch a kernel on a GPU."""
 
 
 @dataclass(frozen=True)

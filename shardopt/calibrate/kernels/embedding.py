@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 
 from predictor.model.plan import ComputeKernel
-from shardopt.calibrate.design.points import Point
+from shardopt.calibrate.design.points import DTYPE, OPTIMIZER, Point
 from shardopt.calibrate.rows import PARTS, Measurement, row_of_samples
 from shardopt.measure.sampling import Timer, sample_passes, sample_stages
 
 BATCHES = 4
 """Distinct batches in turn: one batch again and again would find its rows in the caches."""
 LEARNING_RATE = 0.01
-OPTIMIZER, DTYPE = "exact_row_wise_adagrad", "fp32"
-"""Where a point names none."""
 WARM_CACHE = 4
 """Distinct rows looked up before a cache counts as warm, as multiples of what it holds."""
 MOST_WARMING = 400

@@ -6,15 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from predictor.units import GIB, MIB
-from shardopt.calibrate.design.points import Point
+from shardopt.calibrate.design.points import MIX, Point
 from shardopt.calibrate.rows import Measurement, row_of_samples
 from shardopt.measure.sampling import CpuTimer, Timer
 from shardopt.measure.timing import Samples
 
 OPS_PER_SAMPLE = 200
 """Small ops are timed many at once: one is shorter than the clock is good for."""
-MIX, MIX_LAUNCHES = 5, 3
-"""Ops of the mix, and those among them that launch a kernel where there is a device."""
 TRIPS_PER_SAMPLE = 20
 
 

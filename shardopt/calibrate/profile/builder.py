@@ -112,7 +112,7 @@ class Builder(ABC):
         also: str = "",
         ranges: Mapping[str, tuple[float, float]] | None = None,
     ) -> Any:
-        """``group`` with measured provenance and the held-out error as its own.
+        """``group`` with measured provenance and the held-out error.
 
         Args:
             also: said after the error, such as constants that stay as they were.

@@ -10,7 +10,7 @@ import numpy as np
 from predictor.fit import cpu as fit_cpu
 from predictor.fit.held_out import HeldOut
 from predictor.hardware.groups import CpuEmbedding
-from shardopt.calibrate.kernels.embedding import OPTIMIZER
+from shardopt.calibrate.design.points import OPTIMIZER
 from shardopt.calibrate.profile.builder import FEWEST, Builder
 from shardopt.calibrate.profile.host import host_costs
 from shardopt.calibrate.profile.small_ops import batched_products, copies, gathers

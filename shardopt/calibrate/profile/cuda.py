@@ -16,7 +16,7 @@ from predictor.fit.constants import FittedProfile, FreeConstant, Predict, fit_fr
 from predictor.fit.held_out import HeldOut
 from predictor.hardware.loader import HardwareProfile
 from shardopt.calibrate.design.near_empty import batch_of, near_empty
-from shardopt.calibrate.kernels.host import MIX, MIX_LAUNCHES
+from shardopt.calibrate.design.points import MIX, MIX_LAUNCHES
 from shardopt.calibrate.profile.builder import FEWEST, Builder
 from shardopt.calibrate.profile.tables import gemm_rows, launch_rows, memory_rows, span
 from shardopt.calibrate.rows import Measurement

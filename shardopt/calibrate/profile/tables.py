@@ -1,4 +1,4 @@
-"""CollectiveRows of a file as the tables that the fits take."""
+"""Rows of a file as the arrays that the fits take."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from predictor.model.distribution import Zipf
 from predictor.model.memory import DEFAULT_CACHE_LOAD_FACTOR
 from predictor.model.plan import ComputeKernel
 from predictor.model.workload import DATA_TYPE_BYTES
-from shardopt.calibrate.kernels.embedding import DTYPE, OPTIMIZER
+from shardopt.calibrate.design.points import DTYPE, OPTIMIZER
 from shardopt.calibrate.rows import Measurement
 
 Array = NDArray[np.float64]
@@ -58,7 +58,7 @@ def launch_rows(rows: Sequence[Measurement]) -> LaunchRows:
     """Of lookups on a GPU: points of several tables, with skews, and tables of a model.
 
     The distribution of ids is the one that they were drawn from; where only the model has that, the
-    Zipf law with as many distinct rows.
+    Zipf distribution with as many distinct rows.
     """
     return LaunchRows(
         [_shards(row) for row in rows],
