@@ -26,7 +26,7 @@ class Objective:
     def __init__(self, problem: Problem, space: Space) -> None:
         self.problem = problem
         self.space = space
-        self.batch = PlanScorer(problem.workload, problem.topology, problem.hardware)
+        self.scorer = PlanScorer(problem.workload, problem.topology, problem.hardware)
         self.caps = np.array(
             [problem.topology.hbm_cap_bytes, problem.topology.ddr_cap_bytes], dtype=np.float64
         )
@@ -58,12 +58,12 @@ class Objective:
         self.evaluations += len(assignments)
         if not assignments:
             return np.zeros(0)
-        return self.batch.score_numbered(np.array([self._numbers(a) for a in assignments]))
+        return self.scorer.score_numbered(np.array([self._numbers(a) for a in assignments]))
 
     def score_neighbours(self, base: Assignment, changes: Sequence[Mapping[int, Choice]]) -> Array:
         """Predicted iteration time in ms of ``base`` with each of the changes."""
         self.evaluations += len(changes)
-        return self.batch.score_changed(
+        return self.scorer.score_changed(
             np.array(self._numbers(base)),
             [{t: self.number(*choice) for t, choice in change.items()} for change in changes],
         )
@@ -73,7 +73,7 @@ class Objective:
 
     def _number(self, option: Option, ranks: Ranks) -> int:
         """What stands for a choice where many plans are scored."""
-        return self.batch.number(option.table, self.place(option, ranks))
+        return self.scorer.number(option.table, self.place(option, ranks))
 
     def _legal(self, option: Option) -> Legal:
         """Where the shards of an option may lie."""

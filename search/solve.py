@@ -130,7 +130,7 @@ def _start(
     for space in _spaces(problem, stop, in_use):
         objective = Objective(problem, space)
         surrogate = Surrogate(objective)
-        bound = LowerBound(problem, space_of_bound(space), objective.batch)
+        bound = LowerBound(problem, space_of_bound(space), objective.scorer)
         progress("baselines", 0.0, None, None)
         baselines = _baselines(objective, surrogate, seed)
         # what TorchRec would run with wrong results is shown, but never chosen

@@ -73,10 +73,10 @@ class Surrogate:
 
     def _shard_loads(self, option: Option) -> tuple[int, Array]:
         """Lookup group of an option and the load of every shard, ``[shards, COLUMNS]``."""
-        batch = self.objective.batch
+        scorer = self.objective.scorer
         plan = place(option, self._somewhere(option))
-        loads = np.stack([batch.shards.of_shard(option.table, plan, s) for s in plan.shards])
-        return batch.group_index(option.table, plan), loads
+        loads = np.stack([scorer.shards.of_shard(option.table, plan, s) for s in plan.shards])
+        return scorer.group_index(option.table, plan), loads
 
     def standing(self, assignment: Assignment, without: Container[int]) -> tuple[Array, Array]:
         """What all tables but some put on the ranks.
@@ -120,9 +120,9 @@ class Surrogate:
         )
 
     def _probe(self, option: Option, loads: Array) -> Exchange:
-        batch = self.objective.batch
-        group = batch.groups[self.shard_loads(option)[0]]
-        return Exchange(batch.costs, [group], [0], loads[None, None])
+        scorer = self.objective.scorer
+        group = scorer.groups[self.shard_loads(option)[0]]
+        return Exchange(scorer.costs, [group], [0], loads[None, None])
 
     @cached_property
     def _everything(self) -> Array:

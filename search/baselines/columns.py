@@ -13,7 +13,7 @@ from search.space.option import Option
 ON_DEVICE = (ComputeKernel.FUSED, ComputeKernel.DENSE)
 
 
-def halvings(options: Sequence[Option]) -> list[Option]:
+def list_halvings(options: Sequence[Option]) -> list[Option]:
     """The table whole, then in 2, 4, 8, ... column shards, as far as the space has them.
 
     A table that may not lie whole on a rank begins with its coarsest split; empty if its
@@ -29,7 +29,7 @@ def halvings(options: Sequence[Option]) -> list[Option]:
     return [found[count] for count in sorted(found)]
 
 
-def of_type(options: Sequence[Option], sharding_type: ShardingType) -> Option | None:
+def option_of_type(options: Sequence[Option], sharding_type: ShardingType) -> Option | None:
     """The table's option of this type on the device, if it has one."""
     fitting = (
         o for o in options if o.sharding_type is sharding_type and o.compute_kernel in ON_DEVICE

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from predictor.model.plan import ShardingType
-from search.baselines.columns import of_type, ranks_of, shards_of
+from search.baselines.columns import option_of_type, ranks_of, shards_of
 from search.baselines.greedy import place_greedily
 from search.baselines.planner import PlannerInputs
 from search.baselines.starting_plans import GREEDY
@@ -33,7 +33,7 @@ class DreamShardGreedy:
 
     def propose(self, inputs: PlannerInputs, seed: int, stop: Stop) -> Iterator[Assignment]:
         """A plan for every mixture under which the tables fit."""
-        chosen = [of_type(options, ShardingType.TABLE_WISE) for options in inputs.options]
+        chosen = [option_of_type(options, ShardingType.TABLE_WISE) for options in inputs.options]
         whole = [option for option in chosen if option is not None]
         if len(whole) < len(chosen):
             return

@@ -19,7 +19,7 @@ import numpy as np
 
 from predictor.model.plan import ShardingType
 from predictor.model.workload import Table
-from search.baselines.columns import halvings, of_type, ranks_of, shards_of
+from search.baselines.columns import list_halvings, option_of_type, ranks_of, shards_of
 from search.baselines.greedy import Array, place_greedily
 from search.baselines.planner import PlannerInputs
 from search.objective import Assignment
@@ -70,11 +70,11 @@ class HugeCtr:
 
 def _ladder(table: Table, options: Sequence[Option], threshold: int, rows: bool) -> list[Option]:
     """A table's options, each a finer split than the one before."""
-    replica = of_type(options, ShardingType.DATA_PARALLEL)
+    replica = option_of_type(options, ShardingType.DATA_PARALLEL)
     if table.weight_bytes <= threshold and replica is not None:
         return [replica]
-    columns = halvings(options)
-    by_row = of_type(options, ShardingType.ROW_WISE)
+    columns = list_halvings(options)
+    by_row = option_of_type(options, ShardingType.ROW_WISE)
     ladder = columns[:1] if rows else columns
     return [*ladder, by_row] if by_row is not None else ladder
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from search.baselines.columns import halvings, ranks_of, shards_of
+from search.baselines.columns import list_halvings, ranks_of, shards_of
 from search.baselines.greedy import place_greedily
 from search.baselines.planner import PlannerInputs
 from search.objective import Assignment
@@ -48,7 +48,7 @@ class NeuroShard:
 
     def propose(self, inputs: PlannerInputs, seed: int, stop: Stop) -> Iterator[Assignment]:
         """The cheapest plan so far, whenever there is a cheaper one."""
-        steps = [halvings(options) for options in inputs.options]
+        steps = [list_halvings(options) for options in inputs.options]
         if not all(steps):
             return
         whole: Splits = (0,) * len(steps)

@@ -55,7 +55,7 @@ class BoundChoices:
     """All choices of a space, table by table.
 
     Args:
-        batch: shares its shard loads with the search.
+        scorer: shares its shard loads with the search.
 
     Attributes:
         loads: mean over the ranks, ``[choices, COLUMNS]``.
@@ -68,9 +68,9 @@ class BoundChoices:
         hulls: of every exchange, the same for all sets of exchanges.
     """
 
-    def __init__(self, problem: Problem, space: Space, batch: PlanScorer) -> None:
+    def __init__(self, problem: Problem, space: Space, scorer: PlanScorer) -> None:
         self.problem = problem
-        self.batch = batch
+        self.scorer = scorer
         self.all = list(self._of_space(space))
         self._share_caches()
         self.tables = len(space.options)
@@ -100,7 +100,7 @@ class BoundChoices:
                 plan = self._placed(option)
                 if plan is None:
                     continue
-                group, load = self.batch.table(table, plan)
+                group, load = self.scorer.table(table, plan)
                 shards = self._shards(table, plan, load)
                 yield BoundChoice(
                     table,
@@ -120,7 +120,7 @@ class BoundChoices:
         ranks = np.array(plan.ranks)
         if len(np.unique(ranks)) == len(ranks):
             return np.asarray(load[ranks])
-        return self.batch.shards.of_table(table, plan)[1]
+        return self.scorer.shards.of_table(table, plan)[1]
 
     def _moves(self, space: Space, option: Option) -> bool:
         """The option is another than the plan in use has, so its table moves."""
@@ -140,7 +140,7 @@ class BoundChoices:
 
     def _caches(self, option: Option) -> list[Array]:
         """What each shard of an option adds to a UVM cache."""
-        plan, shards = self._placed(option), self.batch.shards
+        plan, shards = self._placed(option), self.scorer.shards
         assert plan is not None
         found = (shards.cache_of_shard(option.table, plan, shard) for shard in plan.shards)
         return [cache for cache in found if cache is not None]
@@ -171,4 +171,4 @@ class BoundChoices:
 
     def exchange(self, choice: BoundChoice) -> tuple[str, str]:
         """Module and sharding type of a choice."""
-        return exchange_of(self.batch.groups[choice.group])
+        return exchange_of(self.scorer.groups[choice.group])

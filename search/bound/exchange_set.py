@@ -86,9 +86,9 @@ class ExchangeSet:
         self.members = [np.flatnonzero(self.group == i) for i in range(len(used))]
         self.loads, self.sharing = known.loads[self.index], known.sharing[self.index]
         ceiling = np.stack([self._ceiling(mine) for mine in self.members])
-        groups = [known.batch.groups[g] for g in used]
+        groups = [known.scorer.groups[g] for g in used]
         certain = [self._is_certain(group, used) for group in used]
-        costs = known.batch.costs
+        costs = known.scorer.costs
         if self.exact:
             least = np.stack([self._least(mine) for mine in self.members])
             self.relaxation = Relaxation(costs, groups, ceiling, certain, known.hulls, least)
@@ -114,8 +114,8 @@ class ExchangeSet:
     def _is_certain(self, group: int, groups: list[int]) -> bool:
         """Every plan of the set uses the lookup group: some table has no other, or its exchange
         has no other."""
-        key = exchange_of(self.known.batch.groups[group])
-        alone = sum(exchange_of(self.known.batch.groups[g]) == key for g in groups) == 1
+        key = exchange_of(self.known.scorer.groups[group])
+        alone = sum(exchange_of(self.known.scorer.groups[g]) == key for g in groups) == 1
         mine = np.array([c.group == group for c in self.choices])
         return (self.exact and alone) or bool(np.logical_and.reduceat(mine, self.first).any())
 

@@ -33,11 +33,11 @@ class LowerBound:
     """The bound of a problem over a space, refined step by step.
 
     Args:
-        batch: shares its shard loads with the search.
+        scorer: shares its shard loads with the search.
     """
 
-    def __init__(self, problem: Problem, space: Space, batch: PlanScorer) -> None:
-        self.choices = BoundChoices(problem, space, batch)
+    def __init__(self, problem: Problem, space: Space, scorer: PlanScorer) -> None:
+        self.choices = BoundChoices(problem, space, scorer)
         self.sets: list[ExchangeSet] = []
         # sets that may still be refined, least bound first; the least bound of the others
         self._open: list[tuple[float, int, ExchangeSet]] | None = None

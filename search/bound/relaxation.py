@@ -230,7 +230,7 @@ class Relaxation:
         known, ceiling, least, certain = self.hulls, self.ceiling, self.least, self.certain
 
         class Relaxed(Exchange):
-            """Costs are supporting lines at the loads of the first plan of the batch."""
+            """Costs are supporting lines at the loads of the first of the plans."""
 
             asked = 0
 

@@ -62,18 +62,18 @@ class CutPlan:
     """A plan and its loads; columns are the segments of all cuts, in units of their mean.
 
     Args:
-        bound: tables that stay as they are.
+        staying: tables that stay as they are.
     """
 
     def __init__(
         self,
         objective: Objective,
         surrogate: Surrogate,
-        bound: Collection[int],
+        staying: Collection[int],
         cuts: Sequence[CycleCut],
         start: Assignment,
     ) -> None:
-        self.objective, self.surrogate, self.bound = objective, surrogate, bound
+        self.objective, self.surrogate, self.staying = objective, surrogate, staying
         self.groups = cuts[-1].groups
         self.world = self.objective.problem.topology.world_size
         self._columns(cuts)
@@ -197,7 +197,7 @@ class CutPlan:
         owner = np.repeat(np.arange(len(sizes)), sizes)
         keep = np.array(
             [
-                seen.allowed is not None and table not in self.bound
+                seen.allowed is not None and table not in self.staying
                 for table, (seen, _) in enumerate(self.chosen)
             ]
         )[owner]

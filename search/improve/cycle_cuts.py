@@ -47,16 +47,16 @@ class CycleCut:
 
 def critical_cut(objective: Objective, assignment: Assignment) -> CycleCut | None:
     """The cut that is tight at a plan; None if nothing but the host sets its pace."""
-    batch = objective.batch
-    totals = batch.totals(objective.table_plans(assignment))
-    graph = batch.graph(totals[None])
+    scorer = objective.scorer
+    totals = scorer.totals(objective.table_plans(assignment))
+    graph = scorer.graph(totals[None])
     found = critical_cycle(graph, simulate(graph, keep_steps=True))
     if found is None or not found[0]:
         return None
     ops, length, iterations = found
     used = np.flatnonzero(totals[..., Load.SHARDS].any(axis=1))
     slopes, at = _slopes(objective, totals, used)
-    shape = (len(batch.groups), COLUMNS)
+    shape = (len(scorer.groups), COLUMNS)
     even = np.zeros(shape)
     segments = []
     for run in _runs(graph, ops):
@@ -103,7 +103,7 @@ def _slopes(
     there = totals[..., Load.SHARDS] > 0
     for i, (group, column) in enumerate(pairs):
         probes[1 + i, group, there[group], column] += steps[i]
-    costs = [op.cost_ms for op in objective.batch.graph(probes).ops]
+    costs = [op.cost_ms for op in objective.scorer.graph(probes).ops]
     slopes = np.empty((len(pairs), len(costs)))
     for op, cost in enumerate(costs):
         found = np.broadcast_to(cost, (len(probes), cost.shape[-1]))

@@ -52,7 +52,7 @@ class Packer:
                 surrogate.shard_loads(option)
         tied = {table for group in objective.space.co_locate for table in group}
         limited = objective.space.in_use is not None and objective.space.in_use.is_limited
-        self.bound = set(range(len(objective.space.options))) if limited else tied
+        self.staying = set(range(len(objective.space.options))) if limited else tied
 
     def pack(
         self,
@@ -76,7 +76,7 @@ class Packer:
             if cut is None or not len(cut.segments):
                 break
             cuts = [*(c for c in cuts if c.groups == cut.groups), cut]
-            state = _Descent(self.objective, self.surrogate, self.bound, cuts, best)
+            state = _Descent(self.objective, self.surrogate, self.staying, cuts, best)
             state.tighten(min(steps, each), partial(stop, best_ms))
             steps -= state.steps + 1
             current = state.assignment

@@ -172,7 +172,7 @@ def rate_plan_in_use(objective: Objective, in_use: PlanInUse) -> RatedPlanInUse:
     """The plan in use as it is: its time, and why it cannot stay."""
     plan, space = in_use.plan, objective.space
     tables = tuple(plan.tables[key] for key in space.keys)
-    ms = float(objective.batch.score([tables])[0])
+    ms = float(objective.scorer.score([tables])[0])
     return RatedPlanInUse(
         plan, ms, find_misfits(space, objective.problem, in_use), in_use.max_moves
     )

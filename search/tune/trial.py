@@ -98,8 +98,8 @@ def root_bound(problem: Problem) -> tuple[float, float]:
     space, topology = whole_space(problem), problem.topology
     least = least_bytes(space)
     _check_pooled(problem, least)
-    batch = PlanScorer(problem.workload, topology, problem.hardware)
-    bound_ms = LowerBound(problem, space, batch).solve(ROOT_STEPS)
+    scorer = PlanScorer(problem.workload, topology, problem.hardware)
+    bound_ms = LowerBound(problem, space, scorer).solve(ROOT_STEPS)
     if not math.isfinite(bound_ms):
         raise InfeasibleError("no plan fits, not even with every table cut at will over the ranks")
     hbm, ddr = least

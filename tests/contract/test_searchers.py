@@ -51,7 +51,7 @@ def by_study(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
 
 
 def by_rounding(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
-    bound = LowerBound(objective.problem, objective.space, objective.batch)
+    bound = LowerBound(objective.problem, objective.space, objective.scorer)
     bound.solve(200)
     return list(Rounding(objective, surrogate, 0).propose(bound))
 

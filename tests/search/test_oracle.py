@@ -134,7 +134,7 @@ def test_the_search_finds_the_optimum_and_the_bound_stays_below_it(case: str) ->
     assert result.best.iteration_ms == pytest.approx(optimum, rel=1e-9)
     assert result.lower_bound_ms <= optimum
     objective, _ = objective_of(problem)
-    alone = LowerBound(problem, objective.space, objective.batch).solve(3000)
+    alone = LowerBound(problem, objective.space, objective.scorer).solve(3000)
     assert 0 < alone <= optimum * (1 + 1e-9)
     if case != "two hosts":  # two modules of seven types each: too many sets to tell apart
         assert alone > 0.6 * optimum

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from predictor.model.plan import ShardingType
 from predictor.model.workload import Constraints
-from search.baselines.columns import halvings
+from search.baselines.columns import list_halvings
 from search.baselines.dreamshard import DreamShardGreedy
 from search.baselines.greedy import Shards, place_greedily
 from search.baselines.hugectr import HugeCtr
@@ -145,7 +145,7 @@ def test_a_rival_without_options_proposes_nothing() -> None:
 
 def test_halvings_are_of_one_table_and_ever_finer() -> None:
     inputs = PlannerInputs(a_problem(a_workload(a_table("t", dim=256)), hosts(8)))
-    found = halvings(inputs.options[0])
+    found = list_halvings(inputs.options[0])
     assert [o.num_shards for o in found] == [1, 2, 4, 8]
     assert [o.column_width for o in found] == [256, 128, 64, 32]
 

@@ -89,7 +89,7 @@ def test_a_price_of_the_room_beats_none() -> None:
 
 
 def bound_of(objective: Objective) -> float:
-    return LowerBound(objective.problem, objective.space, objective.batch).solve(3000)
+    return LowerBound(objective.problem, objective.space, objective.scorer).solve(3000)
 
 
 def workload(seed: int, tables: int, kernels: tuple[str, ...], **wants: object) -> Workload:

@@ -33,7 +33,7 @@ PIPELINES = ("base", "sparse_dist", "prefetch_sparse_dist")
 
 
 def bound_of(objective: Objective, steps: int = 3000) -> float:
-    return LowerBound(objective.problem, objective.space, objective.batch).solve(steps)
+    return LowerBound(objective.problem, objective.space, objective.scorer).solve(steps)
 
 
 def unlimited(seed: int, **more: object) -> Objective:
@@ -62,7 +62,7 @@ def test_what_a_launch_adds_to_its_shards_is_above_the_bound(batch_size: int) ->
     objective, _ = objective_of(a_problem(a_workload(*tables, batch_size=batch_size), hosts(2)))
     rng = random.Random(batch_size)
     plans = [random_plan(objective, rng) for _ in range(300)]
-    totals = [objective.batch.totals(objective.table_plans(plan)) for plan in plans[:20]]
+    totals = [objective.scorer.totals(objective.table_plans(plan)) for plan in plans[:20]]
     assert any(total[..., LONGEST].any() for total in totals)
     assert batch_size != 256 or any(total[..., SHARED].any() for total in totals)
     assert 0 < bound_of(objective) <= objective.score(plans).min() * (1 + 1e-9)
@@ -135,7 +135,7 @@ def test_less_memory_never_lowers_the_bound() -> None:
 def test_upper_and_stop_end_early_and_stay_valid() -> None:
     objective = unlimited(3)
     full = bound_of(objective)
-    bound = LowerBound(objective.problem, objective.space, objective.batch)
+    bound = LowerBound(objective.problem, objective.space, objective.scorer)
     assert bound.solve(3000, upper_ms=0.5 * full) <= 0.5 * full
     asked: list[float] = []
 
@@ -143,7 +143,7 @@ def test_upper_and_stop_end_early_and_stay_valid() -> None:
         asked.append(so_far)
         return True
 
-    fresh = LowerBound(objective.problem, objective.space, objective.batch)
+    fresh = LowerBound(objective.problem, objective.space, objective.scorer)
     assert 0 < fresh.solve(3000, stop=at_once) <= full * (1 + 1e-9)
     assert len(asked) == 1
     assert np.isfinite(asked[0])
@@ -155,7 +155,7 @@ def test_options_left_out_of_the_program_do_not_matter(
 ) -> None:
     objective = unlimited(seed)
     monkeypatch.setattr(bound_choices, "MAX_CHOICES", 0)
-    bound = LowerBound(objective.problem, objective.space, objective.batch)
+    bound = LowerBound(objective.problem, objective.space, objective.scorer)
     needed = bound.choices.undominated(np.arange(len(bound.choices.all)))
     assert not needed.all()
     few = bound.solve(3000)
@@ -168,7 +168,7 @@ def test_options_left_out_of_the_program_do_not_matter(
 def test_options_with_shorter_shards_are_not_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = a_problem(mid_size(6, 1), hosts(8))
     objective, _ = objective_of(problem)
-    bound = LowerBound(problem, objective.space, objective.batch)
+    bound = LowerBound(problem, objective.space, objective.scorer)
     needed = bound.choices.undominated(np.arange(len(bound.choices.all)))
     few = bound.solve(3000)
     bound.choices.longest = np.zeros_like(bound.choices.longest)

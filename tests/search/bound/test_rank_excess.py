@@ -38,7 +38,7 @@ MIXED = (ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE, ShardingType.ROW_WIS
 
 
 def bound_of(objective: Objective) -> float:
-    return LowerBound(objective.problem, objective.space, objective.batch).solve(3000)
+    return LowerBound(objective.problem, objective.space, objective.scorer).solve(3000)
 
 
 def bound_of_means(objective: Objective, monkeypatch: pytest.MonkeyPatch) -> float:

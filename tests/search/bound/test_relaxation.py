@@ -116,11 +116,11 @@ def test_cuts_bound_every_plan_of_their_exchanges(seed: int, profile: HardwarePr
     objective, _ = objective_of(replace(random_problem(seed), hardware=profile))
     rng = random.Random(seed)
     plans = [random_plan(objective, rng) for _ in range(150)]
-    times, batch = objective.score(plans), objective.batch
-    totals = np.stack([batch.totals(objective.table_plans(p)) for p in plans])
+    times, scorer = objective.score(plans), objective.scorer
+    totals = np.stack([scorer.totals(objective.table_plans(p)) for p in plans])
     used = totals[..., Load.SHARDS].any(axis=-1)
     kinds = [
-        {(g.module, g.sharding_type) for g, u in zip(batch.groups, one, strict=True) if u}
+        {(g.module, g.sharding_type) for g, u in zip(scorer.groups, one, strict=True) if u}
         for one in used
     ]
     for first in range(3):
@@ -130,7 +130,7 @@ def test_cuts_bound_every_plan_of_their_exchanges(seed: int, profile: HardwarePr
         loads[..., Load.SHARDS] = 0.0
         certain = used[like][:, groups].all(axis=0).tolist()
         relaxed = Relaxation(
-            batch.costs, [batch.groups[g] for g in groups], loads.max(axis=0), certain, {}
+            scorer.costs, [scorer.groups[g] for g in groups], loads.max(axis=0), certain, {}
         )
         assert loads.shape[-1] == COLUMNS
         ms, cut = relaxed.evaluate(loads[0])
@@ -157,21 +157,21 @@ def test_cuts_of_any_exchanges_bound_plans_of_one_and_of_two(
     workload = a_workload(*tables, batch_size=2048, train_pipeline=pipeline)
     objective, _ = objective_of(a_problem(workload, hosts(2), profile))
     plans = list(every_plan(objective))
-    times, batch = objective.score(plans), objective.batch
-    totals = np.stack([batch.totals(objective.table_plans(p)) for p in plans])
+    times, scorer = objective.score(plans), objective.scorer
+    totals = np.stack([scorer.totals(objective.table_plans(p)) for p in plans])
     assert {len(np.flatnonzero(t[..., Load.SHARDS].any(axis=-1))) for t in totals} == {1, 2}
     loads = totals.mean(axis=2)
     loads[..., Load.SHARDS] = 0.0
     for certain in ([False, False], [True, False], [False, True]):
         used = totals[..., Load.SHARDS].any(axis=-1)
         allowed = (used | ~np.array(certain)).all(axis=1)
-        relaxed = Relaxation(batch.costs, batch.groups, loads.max(axis=0), certain, {})
+        relaxed = Relaxation(scorer.costs, scorer.groups, loads.max(axis=0), certain, {})
         for at in loads[allowed]:
             for cut in relaxed.busy(at):
                 below = cut.constant + (cut.slope * loads[allowed]).sum(axis=(1, 2))
                 assert (below <= times[allowed] * (1 + 1e-9)).all()
     together = used.all(axis=1)
-    relaxed = Relaxation(batch.costs, batch.groups, loads.max(axis=0), [True, True], {})
+    relaxed = Relaxation(scorer.costs, scorer.groups, loads.max(axis=0), [True, True], {})
     for at, time in zip(loads[together], times[together], strict=True):
         ms, cut = relaxed.evaluate(at)
         assert ms <= time * (1 + 1e-9)
@@ -186,12 +186,12 @@ def test_a_lookup_that_costs_less_than_nothing_costs_nothing() -> None:
     workload = a_workload(a_table("a", 50_000, 64, 4.0, constraints=only), batch_size=65536)
     objective, _ = objective_of(a_problem(workload, hosts(2), copying(H100)))
     (plan,) = every_plan(objective)
-    batch = objective.batch
-    load = batch.totals(objective.table_plans(plan)).mean(axis=1)
+    scorer = objective.scorer
+    load = scorer.totals(objective.table_plans(plan)).mean(axis=1)
     load[..., Load.SHARDS] = 0.0
     lent, free = load.copy(), load.copy()
     lent[..., Load.FORWARD_MS], free[..., Load.FORWARD_MS] = -50.0, 0.0
-    relaxed = Relaxation(batch.costs, batch.groups, load, [True], {})
+    relaxed = Relaxation(scorer.costs, scorer.groups, load, [True], {})
     # the launch's floor is not paid either
     assert relaxed.evaluate(lent)[0] <= relaxed.evaluate(free)[0]
     for exact in (True, False):

@@ -26,7 +26,7 @@ from tests.search.problems import (
 
 
 def value_of(cut: CycleCut, objective: Objective, plan: Assignment) -> float:
-    totals = objective.batch.totals(objective.table_plans(plan))
+    totals = objective.scorer.totals(objective.table_plans(plan))
     segments = np.einsum("sgc,grc->sr", cut.segments, totals).max(axis=1).sum()
     return float(cut.constant + segments + (cut.even * totals.mean(axis=1)).sum())
 
@@ -63,4 +63,4 @@ def test_groups_are_those_of_the_plan() -> None:
         ranks = tuple(r for unit in objective.legal(option).units for r in unit[0])
         cut = critical_cut(objective, ((option, ranks),))
         if cut is not None:
-            assert cut.groups == {objective.batch.group_index(0, objective.place(option, ranks))}
+            assert cut.groups == {objective.scorer.group_index(0, objective.place(option, ranks))}

@@ -114,7 +114,7 @@ def test_fewer_moves_never_lower_the_bound(seed: int) -> None:
         objective = Objective(
             problem, space_near(reduced_space(problem), problem, PlanInUse(plan, moves))
         )
-        bounds.append(LowerBound(problem, objective.space, objective.batch).solve(500))
+        bounds.append(LowerBound(problem, objective.space, objective.scorer).solve(500))
     assert bounds[0] > bounds[1] * (1 + 1e-3)
 
 

@@ -18,7 +18,7 @@ def many_tables() -> tuple[Objective, Surrogate]:
 
 def test_many_like_tables_come_close_to_the_bound() -> None:
     objective, surrogate = many_tables()
-    bound = LowerBound(objective.problem, objective.space, objective.batch)
+    bound = LowerBound(objective.problem, objective.space, objective.scorer)
     proven = bound.solve(200)
     plans = list(Rounding(objective, surrogate, 0).propose(bound))
     for plan in plans:
@@ -31,7 +31,7 @@ def test_sets_that_the_clock_cut_short_are_solved_first() -> None:
     objective, surrogate = many_tables()
     best = {}
     for cut_short in (False, True):
-        bound = LowerBound(objective.problem, objective.space, objective.batch)
+        bound = LowerBound(objective.problem, objective.space, objective.scorer)
         bound.solve(5)
         plans = list(Rounding(objective, surrogate, 0).propose(bound, cut_short=cut_short))
         best[cut_short] = objective.score(plans).min()
@@ -42,7 +42,7 @@ def test_one_table_too_busy_for_a_rank_is_split() -> None:
     """All work at one table: where it stays whole, seven ranks wait."""
     tables = [a_table("busy", 1_000_000, 128, 100.0), *(a_table(f"t{i}") for i in range(7))]
     objective, surrogate = objective_of(a_problem(a_workload(*tables, batch_size=16384), hosts(8)))
-    bound = LowerBound(objective.problem, objective.space, objective.batch)
+    bound = LowerBound(objective.problem, objective.space, objective.scorer)
     bound.solve(200)
     plans = list(Rounding(objective, surrogate, 0).propose(bound))
     best = plans[int(objective.score(plans).argmin())]
@@ -51,7 +51,7 @@ def test_one_table_too_busy_for_a_rank_is_split() -> None:
 
 def test_a_bound_that_was_not_solved_proposes_nothing() -> None:
     objective, surrogate = objective_of(a_problem(a_workload(a_table()), hosts(2)))
-    bound = LowerBound(objective.problem, objective.space, objective.batch)
+    bound = LowerBound(objective.problem, objective.space, objective.scorer)
     assert list(Rounding(objective, surrogate, 0).propose(bound)) == []
 
 
@@ -59,7 +59,7 @@ def test_solving_in_parts_proves_what_solving_at_once_does() -> None:
     tables = [a_table(f"t{i}", 200_000 * (i + 1), 64, 3.0 * (i + 1)) for i in range(5)]
     objective, _ = objective_of(a_problem(a_workload(*tables), hosts(4)))
     whole, parts = (
-        LowerBound(objective.problem, objective.space, objective.batch) for _ in range(2)
+        LowerBound(objective.problem, objective.space, objective.scorer) for _ in range(2)
     )
     proven = [parts.solve(3) for _ in range(100)]
     assert proven == sorted(proven)
