@@ -174,6 +174,7 @@ def test_ranks_of_several_hosts_tell_the_link_between_them(tmp_path: Path) -> No
     assert profile.collectives.intra == load_hardware("cpu-gloo").collectives.intra
 
 
+@pytest.mark.slow
 def test_another_number_of_ranks_than_torchruns_is_refused(tmp_path: Path) -> None:
     (done,) = torchrun(tmp_path, 1, "--ranks", "4")
     assert done.returncode

@@ -142,6 +142,7 @@ def test_the_search_finds_the_optimum_and_the_bound_stays_below_it(case: str) ->
         assert result.best.iteration_ms <= ms, name
 
 
+@pytest.mark.slow
 def test_what_brute_force_cannot_place_is_infeasible() -> None:
     """Three tables that may not be split, on two ranks that take one and a half each."""
     whole = Constraints(sharding_types=(ShardingType.TABLE_WISE,), compute_kernels=("fused",))

@@ -86,6 +86,7 @@ def check_retried(after: list[optuna.trial.FrozenTrial]) -> None:
     assert stale.user_attrs["worker"] != again[0].user_attrs["worker"]
 
 
+@pytest.mark.slow
 def test_a_killed_worker_on_a_journal(tmp_path: Path) -> None:
     one_is_killed(f"journal:{tmp_path / 'study'}")
 
