@@ -81,9 +81,7 @@ def load_plan(path: str | PathLike[str]) -> ShardingPlan:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise PlanError(
-            f"{path}: no such file; `shardopt plan MODEL -o {path}` writes a plan"
-        ) from None
+        raise PlanError(f"{path}: no such file; `shardopt plan` writes plan files") from None
     except UnicodeDecodeError as error:
         raise PlanError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     except OSError as error:

@@ -75,10 +75,10 @@ def reserve_topology(
     if min(left) < 0:
         rank = left.index(min(left))
         raise InfeasibleError(
-            f"rank {rank} has {format_bytes(topology.hbm_cap_bytes[rank])} of HBM, "
-            f"{-left[rank]} bytes ({format_bytes(-left[rank])}) less than the dense part, the "
-            f"input batch and the reserve of {reserve:.0%} take before any table is placed; "
-            "try a smaller batch, a smaller reserve or more HBM",
+            f"rank {rank} has {format_bytes(topology.hbm_cap_bytes[rank])} of HBM; before any "
+            f"table is placed, the dense part, the input batch and the reserve of {reserve:.0%} "
+            f"need {-left[rank]} bytes ({format_bytes(-left[rank])}) more; try a smaller batch, a "
+            "smaller reserve or more HBM",
             inputs=("batch_size", "reserve", "hbm_gib"),
         )
     return replace(topology, hbm_cap_bytes=left)

@@ -149,7 +149,7 @@ def simulate_trace(
     if one_step and len(traces) == 1 and overheads is None and not own_host:
         raise InputError(
             f"{traces[0].source}: a single step of a single rank has no other step to take host "
-            "times from; trace several steps, or give overheads of another trace"
+            "times from; trace several steps"
         )
     steps: list[SimulatedStep] = []
     collectives: list[SimulatedCollective] = []
