@@ -39,7 +39,8 @@ demo: setup ## plan MLPerf DLRM-DCNv2 on 8 GPUs
 
 # Two workers fit a machine of two cores. Each begins with half of the tests, in their order, so that
 # tests of one file share what they set up; who is done takes over half of what the other has left.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+# Compiled code is kept even where the machine's settings say otherwise: many tests start processes.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test: setup ## the quick tests: under 4 minutes on two idle cores
 	$(PYTEST) -m "not slow"
@@ -83,4 +84,4 @@ wheel: setup ## build the wheel, install it in a clean environment and use it th
 
 clean: ## remove what building, testing and checking leave behind (not .venv)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find shardopt predictor search tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find shardopt predictor search tests tools examples -name __pycache__ -type d -prune -exec rm -rf {} +

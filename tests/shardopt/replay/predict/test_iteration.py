@@ -100,6 +100,7 @@ def test_ranks_meet_in_collectives() -> None:
         two_ranks([sent], [sent, sent])
 
 
+@pytest.mark.slow
 def test_ops_are_those_of_the_step(tmp_path: Path) -> None:
     """A benchmark of a step, listed over fake tensors, has the ops of the step's own list."""
     from shardopt.bench.transformers.ops import record_step, step_calls
@@ -129,6 +130,7 @@ def test_profiles_of_gpus_and_folders_without_data(tmp_path: Path, traces: Path)
         predict(tmp_path, "cpu-gloo")
 
 
+@pytest.mark.slow
 def test_convolutions_and_pooling_have_models(tmp_path: Path, traces: Path) -> None:
     generate([traces], tmp_path / "b")
     result = predict(tmp_path / "b", "cpu-gloo")
