@@ -19,7 +19,7 @@ from typing import Any
 
 from predictor.errors import InputError
 from predictor.trace.comms import CommInfo, collective_kind, groups_of, in_group, info_of_args
-from predictor.trace.ranks import rank_of
+from predictor.trace.files import rank_of
 
 NODES = "nodes"
 COMMS = "record_param_comms"
