@@ -155,7 +155,7 @@ class _State:
         for _ in range(MAX_STEPS):
             now = self.occupancy(ranks)
             norm = float(self._norm(_power(now.loads).sum(axis=0)))
-            changes = self._improvements(ranks, now, norm * (1 - GAIN))
+            changes = self._find_improvements(ranks, now, norm * (1 - GAIN))
             if not changes:
                 break
             joint = {shard: rank for change in changes for shard, rank in change.items()}
@@ -166,7 +166,7 @@ class _State:
             ranks = after
         return ranks
 
-    def _improvements(self, ranks: Ints, now: Occupancy, below: float) -> list[dict[int, int]]:
+    def _find_improvements(self, ranks: Ints, now: Occupancy, below: float) -> list[dict[int, int]]:
         """The best change of every shard on a slowest rank, as shard -> new rank; best first."""
         mine = np.flatnonzero(np.isin(ranks, np.argmax(now.loads, axis=0)))
         near = Neighbourhood(replace(self.shards, ranks=ranks), now, self.cost, mine)

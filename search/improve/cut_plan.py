@@ -81,16 +81,16 @@ class CutPlan:
         self.many: dict[int, CutOptions | None] = {}
         self.scale = np.ones(self.slopes.shape[0])
         self.chosen = [(self.see(option), np.array(ranks)) for option, ranks in start]
-        self._wholes()
+        self._count_whole_tables()
         self.count()
         self.scale = np.maximum(self.now.loads.mean(axis=0), 1e-12)
         self.known.clear()
-        self._wholes()
+        self._count_whole_tables()
         self.chosen = [(self.see(option), np.array(ranks)) for option, ranks in start]
         self.count()
 
     def _columns(self, cuts: Sequence[CycleCut]) -> None:
-        """Stretches that several cuts share are one column."""
+        """Segments that several cuts share are one column."""
         slopes: list[Array] = []
         self.member = np.zeros((len(cuts), sum(len(c.segments) for c in cuts)))
         for row, cut in enumerate(cuts):
@@ -222,7 +222,7 @@ class CutPlan:
         """Lookup group of an option."""
         return self.surrogate.shard_loads(seen.option)[0]
 
-    def _wholes(self) -> None:
+    def _count_whole_tables(self) -> None:
         """Of every table and group, what it would be as one shard; not a number where it cannot.
 
         Only trades with tables that are whole themselves make sense: others have nothing here.

@@ -96,7 +96,7 @@ class _Descent(CutPlan):
         for share in TIGHTER:
             apart = (self.now.loads.max(axis=0) - self.now.loads.mean(axis=0)) * self.scale
             for column in np.argsort(-apart, kind="stable").tolist():
-                while self.steps < budget and not stop() and self._tightened(column, share):
+                while self.steps < budget and not stop() and self._tighten_column(column, share):
                     pass
 
     def _value(self) -> float:
@@ -104,7 +104,7 @@ class _Descent(CutPlan):
         slowest = self.now.loads.max(axis=0) * self.scale
         return float((self.member @ slowest + self.constants + self.even_ms).max())
 
-    def _tightened(self, column: int, share: float) -> bool:
+    def _tighten_column(self, column: int, share: float) -> bool:
         """Bring the slowest rank of a column nearer to the mean; whether the largest cut fell."""
         most, mean = self.now.loads.max(axis=0), self.now.loads.mean(axis=0)
         if most[column] - mean[column] < NEAR:
@@ -140,7 +140,7 @@ class _Descent(CutPlan):
                 then = now
             order = np.argsort(-excess, kind="stable")
             busy = order[: np.count_nonzero(excess)]
-            found = self._improvements(busy[failed : failed + RELIEVED], now * (1 - GAIN))
+            found = self._find_improvements(busy[failed : failed + RELIEVED], now * (1 - GAIN))
             if not found:
                 failed += RELIEVED
                 if failed >= len(busy):
@@ -157,7 +157,7 @@ class _Descent(CutPlan):
         """What the plan exceeds the targets by."""
         return float(self.add_even(self.excess(self.now.loads).sum(), self.even_ms))
 
-    def _improvements(self, slowest: Ints, below: float) -> list[Changes]:
+    def _find_improvements(self, slowest: Ints, below: float) -> list[Changes]:
         """The best change of every table on a slowest rank; best first, no two touch one rank."""
         mine = np.flatnonzero(np.isin(self.shards.ranks, slowest))
         near = Neighbourhood(self.shards, self.now, self.cost, mine)
@@ -168,7 +168,7 @@ class _Descent(CutPlan):
             for row, target in enumerate(best.tolist()):
                 value = float(values[row, target])
                 if value < below:
-                    self._keep(found, value, self._exchanged(near, int(mine[row]), target))
+                    self._keep(found, value, self._changes_of(near, int(mine[row]), target))
         for table in self._owners(slowest):
             self._keep(found, *self._other_option(table, near))
         return pick_apart(
@@ -197,11 +197,11 @@ class _Descent(CutPlan):
         if table >= 0 and (table not in found or value < found[table][0]):
             found[table] = value, change
 
-    def _exchanged(self, near: Neighbourhood, one: int, target: int) -> Changes:
+    def _changes_of(self, near: Neighbourhood, one: int, target: int) -> Changes:
         """A shard's move to a rank, its swap with a shard, or its trade with one."""
         shards = self.shards
         if target >= self.world + len(shards.ranks):
-            return self._traded(one, target - self.world - len(shards.ranks))
+            return self._trade_of(one, target - self.world - len(shards.ranks))
         changes: dict[int, list[int]] = {}
         for shard, rank in near.placements(one, target).items():
             table = int(shards.table[shard])
@@ -209,7 +209,7 @@ class _Descent(CutPlan):
             ranks[int(shards.position[shard])] = rank
         return {t: (self.chosen[t][0].option, tuple(ranks)) for t, ranks in changes.items()}
 
-    def _traded(self, one: int, two: int) -> Changes:
+    def _trade_of(self, one: int, two: int) -> Changes:
         a, b = (int(self.shards.table[shard]) for shard in (one, two))
         changes: Changes = {}
         for table, other in ((a, b), (b, a)):

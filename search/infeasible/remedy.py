@@ -54,7 +54,7 @@ def explain_infeasible(problem: Problem, error: InfeasibleError, stop: Stop) -> 
     text, inputs = str(error), error.inputs
     parts: list[str] = []
     if found is not None:
-        head = "Of all that is asked for, this alone cannot be met together; each part is needed:"
+        head = "These demands alone cannot be met together; with any one of them dropped, they can:"
         parts.append("\n".join([head, *(f"  {demand.words}" for demand in found)]))
     if size <= LARGEST:
         told = find_remedies(oracle, list_memory_demands(problem) if found is None else found)
@@ -62,7 +62,7 @@ def explain_infeasible(problem: Problem, error: InfeasibleError, stop: Stop) -> 
             # general advice gives way to what is shown to help
             text = text.partition(ADVICE)[0]
             inputs = tuple(dict.fromkeys(name for r in told for name in r.inputs))
-            lines = ["To try; any one of these would do:", *(f"  {r.words}" for r in told)]
+            lines = ["Any one of these makes a plan possible:", *(f"  {r.words}" for r in told)]
             parts.append("\n".join(lines))
     return InfeasibleError("\n".join([text, *parts]), inputs)
 

@@ -131,7 +131,7 @@ def test_pins_that_fill_a_rank() -> None:
     )
     text = message(problem)
     assert "rank 0 is short of" in text
-    assert "each part is needed" in text
+    assert "cannot be met together" in text
     for i in range(3):
         assert f"constraints.ranks [0] of table 'pinned{i}'" in text
         assert f"dropping constraints.ranks [0] of table 'pinned{i}'" in text
@@ -194,7 +194,7 @@ def test_nothing_is_claimed_without_proof(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("search.infeasible.remedy.WORK", 1e-6)
     text = message(problem)
     assert text.startswith("no plan was found that fits")
-    assert "each part is needed" not in text
+    assert "cannot be met together" not in text
 
 
 def test_a_search_out_of_time_explains_no_further() -> None:
