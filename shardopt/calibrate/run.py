@@ -80,8 +80,8 @@ def check_calibration(
     """
     if not 2 <= ranks <= MAX_RANKS:
         raise InputError(
-            f"{ranks} ranks are asked for; there must be at least 2, as collectives need someone "
-            f"to talk to, and at most {MAX_RANKS}",
+            f"the number of ranks is {ranks}; it must be at least 2, because collectives need a "
+            f"partner, and at most {MAX_RANKS}",
             inputs=("ranks",),
         )
     if link is not None:

@@ -9,7 +9,6 @@ import pytest
 
 from predictor.errors import InfeasibleError, InputError, PlanError
 from predictor.model.plan_json import plan_to_dict
-from shardopt.bench import job as bench_job
 from shardopt.bench.job import Job, check_job, check_memory, rank_bytes
 from shardopt.bench.rows import read_rows
 from shardopt.bench.run import run_bench
@@ -161,7 +160,7 @@ def test_what_the_machine_lacks_is_said_with_numbers(
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(InputError, match="nccl needs CUDA"):
         check_job(make_job(tmp_path, backend="nccl"))
-    monkeypatch.setattr(bench_job.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("shardopt.extras.find_spec", lambda name: None)
     with pytest.raises(ImportError, match="pip install torchrec"):
         check_job(job)
 

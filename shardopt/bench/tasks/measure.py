@@ -132,7 +132,7 @@ def _check(settings: TaskSetSettings) -> None:
     cores = len(os.sched_getaffinity(0))
     if not 2 <= settings.world_size <= cores:
         raise InputError(
-            f"{settings.world_size} ranks are asked for; there must be at least 2, and at most "
+            f"the number of ranks is {settings.world_size}; it must be at least 2 and at most "
             f"{cores}, the cores that this process may use",
             inputs=("ranks",),
         )

@@ -22,7 +22,7 @@ def test_rows_and_profile_in_one_file(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_ranks_that_make_no_sense() -> None:
-    with pytest.raises(InputError, match="1 ranks are asked for; there must be at least 2"):
+    with pytest.raises(InputError, match="number of ranks is 1; it must be at least 2"):
         run.check_calibration("gloo", 1)
 
 

@@ -92,7 +92,7 @@ def test_a_model_that_torchrec_cannot_place_is_refused(
     [
         (["--tasks", "5-2"], "--tasks is '5-2'"),
         (["--tasks", "1", "--rounds", "0"], "--rounds is 0"),
-        (["--tasks", "1", "--ranks", "9999"], "9999 ranks are asked for"),
+        (["--tasks", "1", "--ranks", "9999"], "number of ranks is 9999"),
     ],
 )
 def test_bad_numbers_start_nothing(

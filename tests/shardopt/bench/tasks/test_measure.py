@@ -214,8 +214,8 @@ def test_a_link_makes_two_hosts(tmp_path: Path, lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"world_size": 1}, "1 ranks are asked for; there must be at least 2, and at most 2"),
-        ({"world_size": 3}, "3 ranks are asked for"),
+        ({"world_size": 1}, "number of ranks is 1; it must be at least 2 and at most 2"),
+        ({"world_size": 3}, "number of ranks is 3"),
         ({"repeats": [5]}, "task 5 is to be repeated"),
     ],
 )
