@@ -77,9 +77,9 @@ def generate(
             alone; one of each a rank.
         indices: how ids of lookups are drawn where no other is asked for: ``uniform`` or
             ``zipf:ALPHA``.
-        keep_annotations: names of annotations to write as they are, beside PyTorch's own.
+        keep_annotations: names of annotations to write unchanged, in addition to PyTorch's.
         strict: refuse a trace of which something is left out.
-        join: each path is a job of its own; an iteration runs them one after the other.
+        join: each path is a separate job; an iteration runs the jobs one after the other.
         doubled: traces of the same job at twice the batch, which tell which sizes are the batch's.
         samples: of a rank in the traces, where these do not tell.
         scale: the benchmark over the traces.

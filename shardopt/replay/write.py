@@ -77,8 +77,8 @@ def write(
 def _common(
     programs: Sequence[RankProgram], jobs: Sequence[TraceSet], indices: str
 ) -> dict[str, Any]:
-    told = [of.world_size for job in jobs for of in job.executions or job.traces]
-    sizes = [size for size in told if size]
+    worlds = [of.world_size for job in jobs for of in job.executions or job.traces]
+    sizes = [size for size in worlds if size]
     world = max([*sizes, *(program.rank + 1 for program in programs)])
     world = max(world, *(max(group, default=-1) + 1 for p in programs for group in p.groups), 1)
     return {

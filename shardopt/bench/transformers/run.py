@@ -23,31 +23,31 @@ def run_transformers(
     folder: Path,
     rounds: int,
     ranks: tuple[int, ...] = RANKS,
-    told: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Measure until every number of ranks has its rounds; what is there already stays.
 
     Args:
         folder: made if it is not there.
         rounds: of each number of ranks.
-        told: what is going on, a line at a time.
+        report: called with a line of text for each stage.
 
     Raises:
         RankDiedError: a rank failed; finished rounds are in the folder by then.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / OPS).exists():
-        told("ops of every shape, without running them")
+        report("ops of every shape, without running them")
         write_ops(folder, list_steps())
         about = {"realtime": may_be_realtime(), **environment("gloo")}
         atomic_write_text(folder / MACHINE, json.dumps(about, indent=1) + "\n")
     for count in ranks:
         done = len(rounds_of(folder, count).rows)
-        told(f"{count} rank{'' if count == 1 else 's'}: {done} of {rounds} rounds are there")
+        report(f"{count} rank{'' if count == 1 else 's'}: {done} of {rounds} rounds are there")
         if done < rounds:
             run_ranks(time_rounds, count, folder, rounds)
     if not (folder / TRACES).exists():
-        told("traces of a shape of each family")
+        report("traces of a shape of each family")
         run_ranks(trace_families, 1, folder)
 
 

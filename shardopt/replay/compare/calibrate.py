@@ -99,7 +99,7 @@ def replays(names: Sequence[str], work: Path) -> list[ModelCalls]:
 
 
 def side_by_side(names: Sequence[str], work: Path) -> list[dict[str, Any]]:
-    """Rows of the models that ran beside their benchmarks in some round."""
+    """Rows of the models that were timed against their benchmarks in some round."""
     from shardopt.replay.compare.originals import NAMES
 
     timed = [(name, _rounds(name, work)) for name in names if name in NAMES]

@@ -35,7 +35,7 @@ class Convnet:
 
 @dataclass(frozen=True)
 class Recommender:
-    """A DLRM under TorchRec, its tables whole and in turns on the ranks.
+    """A DLRM under TorchRec; its tables are table-wise, dealt out over the ranks.
 
     Args:
         batch: samples of a rank.

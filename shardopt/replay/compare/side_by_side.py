@@ -1,4 +1,4 @@
-"""Steps of a model and of its generated benchmark, in turns in the same processes."""
+"""Steps of a model and of its generated benchmark, alternating in the same processes."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ IDLE_CALLS = 1000
 
 
 class CallTimers:
-    """Times each call of a replay where it happens, in steps of its own.
+    """Times each call of a replay where it happens, in steps that are not timed otherwise.
 
     Args:
         replay: not yet tried; it is tried here.

@@ -261,7 +261,7 @@ class Training:
         """Gradients set to none, forward, backward, optimizer.
 
         Args:
-            mark: told the name of each part as it starts.
+            mark: called with the name of each part as it starts.
         """
         mark("forward")
         self.optimizer.zero_grad(set_to_none=True)

@@ -80,14 +80,14 @@ class Arguments:
         schema: Schema,
         inputs: Sequence[Input],
         other: Autograd,
-        told: bool,
+        has_values: bool,
         copied: str = "",
     ) -> MadeArguments:
         """One argument a recorded input.
 
         Args:
             other: what the op's backward function shows of it, or the op of the one it lies in.
-            told: the trace holds values.
+            has_values: the trace records the values of numbers.
             copied: what the GPU copied for the op: ``HtoD``, ``DtoH`` or nothing.
 
         Raises:
@@ -116,7 +116,7 @@ class Arguments:
             value = derive_value(schema.name, parameter.name, parameter.type, named, other)
             if value is None:
                 guessed += given.kind == "number"
-                value = self._fill_in(parameter, given, told)
+                value = self._fill_in(parameter, given, has_values)
             made.append(Argument(value, (), _kind(value)))
         return MadeArguments(tuple(made), guessed, lists)
 
@@ -147,7 +147,7 @@ class Arguments:
         return Argument(values, given.shapes, list_type(types), given.strides)
 
     def _auxiliary(self, named: Mapping[str, Input]) -> Argument:
-        """What a lookup takes beside its tables: places in a cache, of which there is none."""
+        """What a lookup takes besides its tables: places in a cache, of which there is none."""
         largest = named.get("max_B")
         if largest is not None and largest.value != -1:
             raise UnwritableError(f"the trace does not hold `{AUXILIARY}` of uneven batches")
@@ -163,11 +163,11 @@ class Arguments:
         votes = sum((self.types.get(shape, Counter()) for shape in listed.shapes), Counter[str]())
         return other or (votes.most_common(1)[0][0] if votes else "float")
 
-    def _fill_in(self, parameter: Parameter, given: Input, told: bool) -> Value:
+    def _fill_in(self, parameter: Parameter, given: Input, has_values: bool) -> Value:
         base, name = parameter.base, parameter.name
         if parameter.type == "Device":
             return HOST
-        absent = given.kind == "other" and (told or "[" not in base)
+        absent = given.kind == "other" and (has_values or "[" not in base)
         if parameter.type.endswith("?") and absent:
             return None
         if parameter.default is not None and not (base == "Scalar" and parameter.default == "None"):

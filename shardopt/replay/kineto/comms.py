@@ -66,13 +66,13 @@ def collective_of(
         UnwritableError: its size is not in the trace, or no call is known for it.
     """
     events = [span, *span.below()]
-    told = next((s.event.args for s in events if "Collective name" in (s.event.args or {})), None)
-    info = info_of_args(told or {})
+    record = next((s.event.args for s in events if "Collective name" in (s.event.args or {})), None)
+    info = info_of_args(record or {})
     op, named = _find_call(events)
     kind = collective_kind(
-        op or (str((told or {})["Collective name"]) if told else _find_note(events))
+        op or (str((record or {})["Collective name"]) if record else _find_note(events))
     )
-    if (op is None and kind == "other") or str((told or {}).get("Collective name")) in WAITS:
+    if (op is None and kind == "other") or str((record or {}).get("Collective name")) in WAITS:
         return None
     op = op or NAMES.get(kind, kind)
     if op not in KNOWN or not schemas(C10D + op):
@@ -81,10 +81,10 @@ def collective_of(
     ranks = len(group) or world_size or 1
     if ranks > MAX_RANKS or any(not 0 <= rank < MAX_RANKS for rank in group):
         raise UnwritableError("more ranks than a job has")
-    sizes = _Sizes(kind, told or {}, events, ranks)
+    sizes = _Sizes(kind, record or {}, events, ranks)
     schema = schemas(C10D + op)[0]
     arguments = (
-        _argument(p, named.get(p.name), sizes, told or {})
+        _argument(p, named.get(p.name), sizes, record or {})
         if p.name in KNOWN[op]
         else Argument(None, (), "None")
         for p in schema.parameters
@@ -114,7 +114,7 @@ class _Sizes:
     """Elements that this rank sends and receives, as far as anything says."""
 
     def __init__(
-        self, kind: str, told: Mapping[str, Any], events: Sequence[Span], ranks: int
+        self, kind: str, record: Mapping[str, Any], events: Sequence[Span], ranks: int
     ) -> None:
         self.ranks = ranks
         shapes = [
@@ -123,14 +123,14 @@ class _Sizes:
             if s.event.name.startswith("nccl:") and s.event.shapes
         ]
         shape, dtype = shapes[0] if shapes else (None, "float")
-        self.dtype = SPELLED.get(str(told.get("dtype")), dtype or "float")
-        self.sent = _count(told.get("In msg nelems"))
+        self.dtype = SPELLED.get(str(record.get("dtype")), dtype or "float")
+        self.sent = _count(record.get("In msg nelems"))
         if self.sent is None and shape is not None:
             self.sent = prod(shape)
-        self.note_received = _count(told.get("Out msg nelems"))
-        if self.note_received is None and self.sent is not None:
+        self.received = _count(record.get("Out msg nelems"))
+        if self.received is None and self.sent is not None:
             times = {"all_gather": ranks, "reduce_scatter": 1 / ranks}.get(kind, 1)
-            self.note_received = int(self.sent * times)
+            self.received = int(self.sent * times)
 
 
 def _count(value: Any) -> int | None:
@@ -139,18 +139,18 @@ def _count(value: Any) -> int | None:
 
 
 def _argument(
-    parameter: Parameter, given: Input | None, sizes: _Sizes, told: Mapping[str, Any]
+    parameter: Parameter, given: Input | None, sizes: _Sizes, record: Mapping[str, Any]
 ) -> Argument:
     name = parameter.name
     if "Tensor" not in parameter.type:
         value = given.value if given is not None else None
         if value is None:
-            value = (int_list(told.get(SPLITS[name])) or ()) if name in SPLITS else 0
+            value = (int_list(record.get(SPLITS[name])) or ()) if name in SPLITS else 0
         return Argument(value, (), type(value).__name__)
     if given is not None and given.shapes:
         listed = parameter.type != "Tensor"
         return _tensors(given.shapes, given.strides, given.dtype or sizes.dtype, listed)
-    count = sizes.note_received if name in RECEIVED else sizes.sent
+    count = sizes.received if name in RECEIVED else sizes.sent
     if count is None or count > MAX_ELEMENTS:
         raise UnwritableError("the trace does not hold a size of it that can be")
     times = sizes.ranks if parameter.type == "Tensor[][]" else 1

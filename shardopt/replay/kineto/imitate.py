@@ -1,7 +1,7 @@
 """The ops of one iteration of a Kineto trace without an execution trace, as a program takes them.
 
 Such a trace names no tensors and shows no outputs. So nothing is chained: what ops take is made up
-front, and what they give is let go of.
+front, and what they give is freed.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _waits(items: Sequence[Item], gloo: Sequence[float]) -> dict[int, list[int]]
     """Position of an item -> the collectives (counted from 0) that are waited for before it.
 
     A trace shows no waits. What started after a collective had ended comes after it here too, so
-    that just what was seen to run beside a collective does so again.
+    that exactly the ops that ran during a collective do so again.
     """
     on_gpu = any(item.span.work() for item in items)
     begins = [_begin(item.span, on_gpu) for item in items]

@@ -191,8 +191,8 @@ class Reader:
         if span.event.sequence is not None and within is None:
             within = self.autograd.get((span.event.sequence, _plain(name)))
         try:
-            told, copied = "Concrete Inputs" in args, _copy_direction(span)
-            made = self.arguments.of(schema, inputs, within or Autograd(), told, copied)
+            has_values, copied = "Concrete Inputs" in args, _copy_direction(span)
+            made = self.arguments.of(schema, inputs, within or Autograd(), has_values, copied)
         except UnwritableError as error:
             return Item(span, schema, reason=str(error))
         gradient = self.gradients.get(id(span))

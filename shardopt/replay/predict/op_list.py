@@ -177,7 +177,7 @@ def list_ops(folder: Path) -> dict[str, Any]:
 
 
 def _ops(listing: _Listing, program: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What calls do to data, in order; a call that touches none is a view of its own name."""
+    """What calls do to data, in order; a call that touches none is a view, under its name."""
     calls = [recorded.call for recorded in listing.recorder.recording.calls]
     found: dict[int, list[dict[str, Any]]] = {}
     for at, call, reuse in zip(listing.outer, calls, reuse_bytes(calls), strict=True):

@@ -224,7 +224,7 @@ class _Builder:
         )
         self.legal.note_received(call)
         sequence = self.native.sequence(of.node)
-        # without a number of its own nothing can name it
+        # a collective without a number cannot be named by a wait
         self.sent[-len(self.calls) - 1 if sequence is None else sequence] = len(self.calls)
         self.calls.append(call)
 

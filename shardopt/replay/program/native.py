@@ -1,4 +1,4 @@
-"""Backward functions in C++ without an op of their own, and the collectives' own records."""
+"""Backward functions in C++ that no op stands for, and the records of collectives."""
 
 from __future__ import annotations
 

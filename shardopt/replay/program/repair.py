@@ -23,7 +23,7 @@ GLOO = "gloo:"
 def fix_callers(trace: ExecutionTrace, times: RankTrace | None) -> ExecutionTrace:
     """The trace with the callers that its Kineto trace shows, if gloo took part.
 
-    gloo ends its records on threads of its own, after which the observer takes later ops for
+    gloo ends its records on its own threads, after which the observer takes later ops for
     children of whatever was open. Spans on a thread nest, whoever ends a record.
     """
     gloo = any(node.name.startswith(GLOO) for node in trace.nodes)

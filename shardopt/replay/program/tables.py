@@ -269,10 +269,10 @@ def fits(group: LookupTables, arguments: Mapping[str, Any]) -> bool:
 
 def _describe_recorded(arguments: Mapping[str, Any]) -> str:
     total, elements = arguments.get("total_D"), elements_of(arguments)
-    told = [f"features: {features_of(arguments)}"]
-    told += [] if total is None else [f"sum of their widths: {total}"]
-    told += [f"weights: {elements:,}"] if elements else []
-    return ", ".join(told)
+    parts = [f"features: {features_of(arguments)}"]
+    parts += [] if total is None else [f"sum of their widths: {total}"]
+    parts += [f"weights: {elements:,}"] if elements else []
+    return ", ".join(parts)
 
 
 def _shapes(value: Any) -> list[tuple[int, ...]]:

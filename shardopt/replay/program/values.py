@@ -95,7 +95,7 @@ _JAGGED: dict[str, Callable[[Named], Fill]] = {
 
 
 def _even_widths(offsets: str) -> Callable[[Named], Fill]:
-    """Sums of the widths of pooled vectors beside each other, all alike."""
+    """Cumulated widths of pooled vectors that are concatenated; all have one width."""
     return lambda of: {
         "kind": "list",
         "values": _cumulate(_split_evenly(of["pooled_embs"][-1], prod(of[offsets]) - 1)),

@@ -1,4 +1,4 @@
-"""Which collectives of the ranks belong together, told from what each rank says of its own."""
+"""Which collectives of the ranks belong together, from what each rank says of its collectives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ IN_PLACE = frozenset({"allreduce_", "allreduce_coalesced_", "broadcast_", "reduc
 ROOTED = frozenset({"broadcast_", "reduce_", "gather_", "scatter_"})
 
 CollectiveCall = dict[str, Any]
-"""What a rank says of one of its collectives; see `exchange.told`."""
+"""What a rank says of one of its collectives; see `exchange.describe`."""
 Plan = dict[str, Any]
 """How it runs: as recorded if empty; ``skip`` (why it does not), ``even`` (items of the largest
 part, in memory of its own, with ``dtype`` and ``root``), or ``peer`` (the other rank)."""
@@ -30,14 +30,14 @@ def plans(every: Sequence[Sequence[CollectiveCall]]) -> list[list[Plan]]:
         every: of each rank, its collectives in order.
     """
     found: list[list[Plan]] = [[{} for _ in of] for of in every]
-    groups = sorted({tuple(told["group"]) for of in every for told in of})
+    groups = sorted({tuple(call["group"]) for of in every for call in of})
     for group in groups:
         members = group or tuple(range(len(every)))
         own = [
             [
                 at
-                for at, told in enumerate(every[rank])
-                if tuple(told["group"]) == group and told["kind"] not in P2P
+                for at, call in enumerate(every[rank])
+                if tuple(call["group"]) == group and call["kind"] not in P2P
             ]
             for rank in members
         ]
@@ -154,25 +154,25 @@ def _pairs(every: Sequence[Sequence[CollectiveCall]]) -> Iterator[tuple[int, int
     sends: dict[Any, deque[tuple[int, int]]] = defaultdict(deque)
     receives: list[tuple[Any, int, int]] = []
     for rank, of in enumerate(every):
-        for at, told in enumerate(of):
-            if told["kind"] not in P2P:
+        for at, call in enumerate(of):
+            if call["kind"] not in P2P:
                 continue
-            if told["kind"] == SEND:
-                sends[(*told["group"],), rank, told["peer"], told["tag"]].append((rank, at))
+            if call["kind"] == SEND:
+                sends[(*call["group"],), rank, call["peer"], call["tag"]].append((rank, at))
             else:
-                receives.append((told, rank, at))
+                receives.append((call, rank, at))
     # who names a sender comes first: the others take what is left
     receives.sort(key=lambda item: item[0]["kind"] == FROM_ANY)
-    for told, rank, at in receives:
-        sources = [told["peer"]] if told["kind"] == RECEIVE else list(range(len(every)))
-        keys = [((*told["group"],), source, rank, told["tag"]) for source in sources]
+    for call, rank, at in receives:
+        sources = [call["peer"]] if call["kind"] == RECEIVE else list(range(len(every)))
+        keys = [((*call["group"],), source, rank, call["tag"]) for source in sources]
         key = next((key for key in keys if sends[key] and key[1] != rank), None)
         if key is None:
-            yield rank, at, {"skip": _alone(told, len(every))}
+            yield rank, at, {"skip": _alone(call, len(every))}
             continue
         other, place = sends[key].popleft()
         sent = every[other][place]
-        same = (sent["sent"], sent["dtype"]) == (told["got"], told["dtype"])
+        same = (sent["sent"], sent["dtype"]) == (call["got"], call["dtype"])
         size = {} if same else {"even": sum(sent["sent"]), "dtype": sent["dtype"]}
         yield rank, at, {"peer": other, **size}
         yield other, place, {"peer": rank, **size}
@@ -181,8 +181,8 @@ def _pairs(every: Sequence[Sequence[CollectiveCall]]) -> Iterator[tuple[int, int
             yield rank, at, {"skip": _alone(every[rank][at], len(every))}
 
 
-def _alone(told: CollectiveCall, ranks: int) -> str:
-    peer = told["peer"]
+def _alone(call: CollectiveCall, ranks: int) -> str:
+    peer = call["peer"]
     if peer is not None and peer >= ranks:
         return f"its partner, rank {peer}, is not replayed"
     return "no rank that is replayed has its partner"

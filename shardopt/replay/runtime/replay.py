@@ -136,7 +136,7 @@ def is_wanted(part: Any) -> bool:
 
 
 def _flat(call: dict[str, Any]) -> list[Any]:
-    """Specs of the outputs that have a number, in order; as many as can be told."""
+    """Specs of the outputs that have a number, in order; as many as are known."""
     found: list[Any] = []
     for spec in call.get("outputs", ()):
         if spec is not None and not isinstance(spec[-1], str):

@@ -143,11 +143,11 @@ def _check(iteration: Sequence[Any], mine: dict[str, Any], together: bool) -> No
             f"{settings.subset}{hint}"
         )
     if device.type == "cuda":
-        told = too_large([own], torch.cuda.mem_get_info(device)[0])
+        problem = too_large([own], torch.cuda.mem_get_info(device)[0])
     else:
-        told = too_large([of["needed"] for of in every if of["host"] == host], available_bytes())
-    if told:
-        refuse(told)
+        problem = too_large([of["needed"] for of in every if of["host"] == host], available_bytes())
+    if problem:
+        refuse(problem)
 
 
 def run(replay: Replay, together: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which sizes are the batch's: what the ops leave open is told by a few rules, or refused.
+"""Which sizes are the batch's: a few rules decide what the ops leave open; the rest is refused.
 
 1. Without lookups, the one size that is the number of samples is the batch. Beside lookups, each
    such size is that leads a tensor made up front, unless another one stands in a tensor with it.
@@ -6,7 +6,7 @@
 3. A tensor of whole numbers, or one that no op computes with, that is tied to no other is as those
    of the same shape and type.
 4. Tensors without items are as what a lookup gives.
-5. Parts of one storage beside parameters stay.
+5. Parts of a storage that also holds parameters keep their sizes.
 What is then still open, and could be the batch's, is refused.
 """
 

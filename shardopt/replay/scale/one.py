@@ -1,6 +1,6 @@
 """A program at another batch size, out of one trace of it. The spine.
 
-Sizes become symbols (`walk`), the symbols that are the batch's are told from the rest
+Sizes become symbols (`walk`), the symbols that are the batch's are separated from the rest
 (`decide`), and what comes out is run again on fake tensors, op by op (`check`).
 """
 

@@ -2,7 +2,7 @@
 
 Each size that may be the batch's is a symbol of PyTorch's `ShapeEnv`. Ops that run on tensors of
 such sizes tell which sizes must be equal (`torch.fx.experimental.symbolic_shapes`); what is left is
-told by constraints, each symbol being as recorded or `times` as large.
+decided by constraints, each symbol being as recorded or `times` as large.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""More embedding modules: the sparse part of programs several times, on tensors of its own.
+"""More embedding modules: the sparse part of programs several times, each on its own tensors.
 
 What a model with more embedding collections beside the first would run, but that the dense part
 reads the first alone.
@@ -27,7 +27,7 @@ def repeat_tables(programs: Sequence[RankProgram], times: int) -> list[RankProgr
     optimizer are looked up as often, but their gradients are those of the first.
 
     Raises:
-        InputError: there are no lookups, or it cannot be told what belongs to them.
+        InputError: there are no lookups, or the traces do not tell what belongs to them.
     """
     slices = [SparseSlice(program) for program in programs]
     if not any(of.lookups for of in slices):
@@ -104,7 +104,7 @@ def _repeat(of: SparseSlice, times: int) -> RankProgram:
 
 
 def _free_last(same: list[Call], own: set[int]) -> None:
-    """What the copies share with the first is let go of after the last of them."""
+    """Free what the copies share with the first only after the last of them."""
     shared = [n for n in same[0].frees if n not in own]
     if shared:
         same[0] = replace(same[0], frees=tuple(n for n in same[0].frees if n in own))

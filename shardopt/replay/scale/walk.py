@@ -128,7 +128,7 @@ def _call(walk: SymbolicProgram, call: Call) -> tuple[Call, tuple[Any, ...]]:
 
 
 def _tie(walk: SymbolicProgram, call: Call, op: Any) -> None:
-    """Sizes among arguments that PyTorch does not compare with the tensors beside them."""
+    """Sizes among arguments that PyTorch does not compare with the other tensors."""
     names = [argument.name for argument in op._schema.arguments]
     named = dict(zip(names, call.arguments, strict=False))
     first = walk.known.of(call.arguments[0]) if _is_tensor(call) else ()
@@ -254,6 +254,6 @@ def _is_float(spec: TensorSpec | None) -> bool:
 
 
 def _mixes(specs: Mapping[int, TensorSpec], call: Call, number: int) -> bool:
-    """Whether an op takes tensors of another shape beside this one."""
+    """Whether an op also takes tensors of another shape."""
     shapes = {specs[n].shape for n in call.reads() if n in specs}
     return bool(shapes - {specs[number].shape, ()})
