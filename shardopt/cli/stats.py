@@ -139,9 +139,9 @@ def stats(
 ) -> None:
     """Measure pooling factors, distinct rows, skew and hot rows of a data sample."""
     from shardopt.cli.output import check_writable, note, print_json
+    from shardopt.report.progress import ReadingProgress
     from shardopt.report.stats import (
         Hints,
-        ReadingProgress,
         show_short,
         show_stats,
         stats_object,

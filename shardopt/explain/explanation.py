@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from predictor.cost.loads import Load, ShardLoads
+from predictor.model.plan import ShardingPlan
 from predictor.predict import Prediction, profile_groups
 from search.problem import Problem
 from shardopt.api.given_plans import PredictedPlan
 from shardopt.explain.changes import Changes, best_changes
-from shardopt.explain.table_times import TableTimes, table_times
 from shardopt.explain.waits import Wait, find_waits
 from shardopt.explain.whatif import WhatIf, sensitivity
+
+TableTimes = dict[str, tuple[float, float]]
+"""Plan key -> ms of the table's shards forward and backward, alone, on the rank where they take
+longest."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ def explain_plan(problem: Problem, plans: Sequence[PredictedPlan]) -> Explanatio
         best_changes(problem, plan, prediction),
         sensitivity(problem, plan, prediction),
         others,
-        table_times(problem, plan),
+        _table_times(problem, plan),
         _critical_groups(problem, prediction),
     )
 
@@ -65,3 +70,17 @@ def _critical_groups(problem: Problem, prediction: Prediction) -> frozenset[str]
     return frozenset(
         name for name, group in hardware.groups.items() if any(group is other for other in used)
     )
+
+
+def _table_times(problem: Problem, plan: ShardingPlan) -> TableTimes:
+    """The times of every table of the plan."""
+    loads = ShardLoads(problem.workload, problem.topology, problem.hardware)
+    found = {}
+    for index, key in enumerate(problem.workload.keys):
+        ranks, load = loads.of_table(index, plan.tables[key])
+        forward, backward = (
+            max(float(load[ranks == rank, column].sum()) for rank in set(ranks.tolist()))
+            for column in (Load.FORWARD_MS, Load.BACKWARD_MS)
+        )
+        found[key] = (forward, backward)
+    return found

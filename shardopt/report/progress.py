@@ -1,13 +1,15 @@
-"""What a search is doing, on stderr, while it runs."""
+"""What a search or a reading of data is doing, on stderr, while it runs."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.status import Status
 
 from shardopt.formatting import ms
 
@@ -60,3 +62,30 @@ class SearchProgress:
                 best="" if best_ms is None else f"best {ms(best_ms)}",
                 bound="" if bound_ms is None else f"bound {ms(bound_ms)}",
             )
+
+
+class ReadingProgress:
+    """Which file is read and how many samples were, on stderr; nothing when off or piped away."""
+
+    def __init__(self, *, on: bool) -> None:
+        console = Console(stderr=True)
+        self._status = Status("reading", console=console) if on and console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def __call__(self, path: Path, samples: int) -> None:
+        """Samples so far, over all files."""
+        if self._status is not None:
+            self._status.update(f"reading {path.name}: {samples:,} samples")

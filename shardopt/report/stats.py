@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
-from rich.status import Status
 from rich.text import Text
 
 from shardopt.report.console import heading, line, show, table
@@ -18,33 +16,6 @@ from shardopt.stats.result import FeatureStats, IdStatistics, yaml_line
 POOR_FIT = 0.05
 """Error of the distinct rows above which a Zipf distribution cannot replace the file."""
 HOT_SHOWN = 3
-
-
-class ReadingProgress:
-    """Which file is read and how many samples were, on stderr; nothing when off or piped away."""
-
-    def __init__(self, *, on: bool) -> None:
-        console = Console(stderr=True)
-        self._status = Status("reading", console=console) if on and console.is_terminal else None
-
-    def __enter__(self) -> Self:
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def __call__(self, path: Path, samples: int) -> None:
-        """Samples so far, over all files."""
-        if self._status is not None:
-            self._status.update(f"reading {path.name}: {samples:,} samples")
 
 
 @dataclass(frozen=True)
