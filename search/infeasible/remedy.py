@@ -98,7 +98,7 @@ def _too_few(moves: int, least: int, found: int, why: Sequence[str]) -> str:
             f"No plan was found in which at most {tables} from it; whether there is one is not "
             f"known, with {found} there is"
         )
-    lines.append(f"To try: allow {found} moves")
+    lines.append(f"To try: allow {found} {'move' if found == 1 else 'moves'}")
     return "\n".join(lines)
 
 
