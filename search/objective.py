@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.plan import ShardingPlan, TablePlan
 from search.problem import Problem
-from search.space.option import Choice, Legal, Option, Space, place
+from search.space.option import AllowedPlacements, Choice, Option, Space, place
 
 Array = NDArray[np.float64]
 Ranks = tuple[int, ...]
@@ -75,7 +75,7 @@ class Objective:
         """What stands for a choice where many plans are scored."""
         return self.scorer.number(option.table, self.place(option, ranks))
 
-    def _legal(self, option: Option) -> Legal:
+    def _legal(self, option: Option) -> AllowedPlacements:
         """Where the shards of an option may lie."""
         return option.legal_ranks(self.problem.topology)
 

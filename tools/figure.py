@@ -18,7 +18,7 @@ from predictor.errors import ShardoptError
 from shardopt.bench.tasks.against import OURS, THEIRS
 from shardopt.files import atomic_write_text
 from shardopt.report.html.nodes import node
-from shardopt.validate.report import Compared, Report
+from shardopt.validate.report import ComparedRow, Report
 from shardopt.validate.suites import run_suites
 from tools import make_parser
 
@@ -56,7 +56,7 @@ def figure(plans: Report, tasks: Report) -> str:
     return tostring(drawing, encoding="unicode") + "\n"
 
 
-def _scatter(rows: Sequence[Compared], error: float) -> Iterator[Element]:
+def _scatter(rows: Sequence[ComparedRow], error: float) -> Iterator[Element]:
     """Both axes logarithmic and of one range, so that equal errors lie equally far off."""
     times = [time for row in rows for time in (row.measured_ms, row.predicted_ms)]
     low, high = 0.95 * min(times), 1.05 * max(times)
@@ -97,7 +97,7 @@ def _scatter(rows: Sequence[Compared], error: float) -> Iterator[Element]:
     yield _text(right - 6, floor - 26, f"shaded: within {100 * BAND:.0f} %", anchor="end")
 
 
-def _bars(rows: Sequence[Compared]) -> Iterator[Element]:
+def _bars(rows: Sequence[ComparedRow]) -> Iterator[Element]:
     """A pair of bars a task, measured; the prediction of each is a mark across it."""
     tasks = dict.fromkeys((row.name["batch"], row.name["task"]) for row in rows)
     named = {(row.name["batch"], row.name["task"], row.name["plan"]): row for row in rows}

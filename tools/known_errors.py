@@ -24,7 +24,7 @@ from predictor.hardware.loader import list_hardware, load_hardware
 from shardopt.files import atomic_write_text
 from shardopt.validate.gemm import validate_gemm
 from shardopt.validate.mlperf.suite import validate_mlperf_dlrm
-from shardopt.validate.report import Compared, Report, Summary
+from shardopt.validate.report import ComparedRow, Report, Summary
 from shardopt.validate.torchrec_p4d import validate_torchrec_p4d
 from tools import existing_folder, make_parser
 from tools.derive import CARDS, Card
@@ -140,14 +140,14 @@ def iteration_errors(folder: Path) -> dict[str, list[KnownError]]:
     return dict(found)
 
 
-def _by_profile(rows: Iterable[Compared]) -> dict[str, list[Compared]]:
-    found: dict[str, list[Compared]] = defaultdict(list)
+def _by_profile(rows: Iterable[ComparedRow]) -> dict[str, list[ComparedRow]]:
+    found: dict[str, list[ComparedRow]] = defaultdict(list)
     for row in rows:
         found[str(row.name["profile"])].append(row)
     return dict(found)
 
 
-def _known(suite: str, which: str, rows: Sequence[Compared]) -> KnownError:
+def _known(suite: str, which: str, rows: Sequence[ComparedRow]) -> KnownError:
     summary = Summary.of(rows)
     mean, middle = _figure(summary.mape), _figure(summary.geomean)
     return KnownError(suite=suite, rows=which, n=summary.n, mean=mean, geomean=middle)

@@ -20,7 +20,7 @@ TAR_MAGIC, TAR_AT = b"ustar", 257
 SUFFIXES = (".json", ".json.gz", ".tar", ".tar.gz", ".tgz")
 
 
-class Readable(Protocol):
+class ByteReader(Protocol):
     """What a document is read from."""
 
     def read(self, size: int, /) -> bytes:
@@ -38,7 +38,7 @@ class TraceFile:
     """
 
     source: str
-    stream: Readable
+    stream: ByteReader
     named: bool
 
     def chunks(self) -> Iterator[bytes]:
@@ -116,7 +116,7 @@ def _unpack(file: IO[bytes]) -> _Peekable:
 class _Peekable:
     """A stream whose first bytes can be peeked at: archives need not have the right suffix."""
 
-    def __init__(self, stream: Readable) -> None:
+    def __init__(self, stream: ByteReader) -> None:
         self.stream = stream
         self.start = b""
 
@@ -132,7 +132,7 @@ class _Peekable:
         return kept or self.stream.read(size)
 
 
-def _members(stream: Readable, archive: str) -> Iterator[TraceFile]:
+def _members(stream: ByteReader, archive: str) -> Iterator[TraceFile]:
     found = False
     tar_stream = cast("IO[bytes]", stream)
     with _readable(archive), tarfile.open(fileobj=tar_stream, mode="r|") as tar:

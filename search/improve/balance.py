@@ -34,7 +34,7 @@ MAX_STEPS = 4000
 
 
 @dataclass(frozen=True)
-class Balanced:
+class BalancedAssignment:
     """A placement and its sum of phase maxima in ms."""
 
     assignment: Assignment
@@ -48,7 +48,7 @@ class Balancer:
         self.objective = objective
         self.surrogate = surrogate
 
-    def balance(self, assignment: Assignment, seed: int, restarts: int) -> Balanced:
+    def balance(self, assignment: Assignment, seed: int, restarts: int) -> BalancedAssignment:
         """The same options on better ranks.
 
         Args:
@@ -58,7 +58,7 @@ class Balancer:
         state = _State(self.objective, self.surrogate, assignment)
         start = state.shards.ranks
         if not len(start):
-            return Balanced(assignment, state.slowest_ms(start))
+            return BalancedAssignment(assignment, state.slowest_ms(start))
         rng = np.random.default_rng(seed)
         best = state.descend(start)
         for _ in range(restarts):
@@ -68,7 +68,7 @@ class Balancer:
             if state.fits(shaken):
                 found = state.descend(shaken)
                 best = min(best, found, key=state.slowest_ms)
-        return Balanced(state.assignment(best), state.slowest_ms(best))
+        return BalancedAssignment(state.assignment(best), state.slowest_ms(best))
 
 
 class _State:

@@ -104,7 +104,7 @@ def least_moves(
     return lower, round(solver.ObjectiveValue())
 
 
-class Untimed(Surrogate):
+class MemorySurrogate(Surrogate):
     """A surrogate for models of memory alone: nothing takes any time."""
 
     def _phases(self, option: Option) -> NDArray[np.float64]:
@@ -123,7 +123,7 @@ def can_fit(problem: Problem, space: Space, work: float) -> bool | None:
     if not _fits_pooled(problem, space):
         return False
     objective = Objective(problem, space)
-    model = _memory_model(objective, Untimed(objective))
+    model = _memory_model(objective, MemorySurrogate(objective))
     if model is None:
         return None
     model.build(timed=False)
@@ -146,7 +146,7 @@ def least_extra_bytes(
         Bytes that do, None if none were found, and whether fewer are proven not to.
     """
     objective = Objective(problem, space)
-    model = _memory_model(objective, Untimed(objective))
+    model = _memory_model(objective, MemorySurrogate(objective))
     if model is None:
         return None, False
     model.build(timed=False)

@@ -27,7 +27,7 @@ from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Table, Workload
 from search.space.filters import raise_nothing_left
-from search.space.option import Option, Pruned, Size, Space
+from search.space.option import Option, PrunedOption, Size, Space
 
 TORCHREC_MIN_WIDTH = 128
 """TorchRec's `MIN_CW_DIM`."""
@@ -73,7 +73,7 @@ def enumerate_space(
         extended: also what shardopt adds; without it, TorchRec's options alone.
     """
     per_table: list[tuple[Option, ...]] = []
-    pruned: list[Pruned] = []
+    pruned: list[PrunedOption] = []
     groups: dict[str, list[int]] = {}
     for index, (key, table) in enumerate(zip(workload.keys, workload.tables, strict=True)):
         _check_ranks(key, table, topology)
@@ -337,19 +337,19 @@ def added_widths(table: Table) -> list[int]:
     return [w for w in range(minimum, dim) if _divides(w, dim)]
 
 
-def _pruned_by_constraints(key: str, table: Table, device: str) -> list[Pruned]:
+def _pruned_by_constraints(key: str, table: Table, device: str) -> list[PrunedOption]:
     """What the constraints on types and kernels leave out, an entry a type or kernel."""
     wants = table.constraints
-    out: list[Pruned] = []
+    out: list[PrunedOption] = []
     if wants.sharding_types:
         allowed = ", ".join(wants.sharding_types)
         out += [
-            Pruned(key, t.value, f"constraints.sharding_types allows only {allowed}")
+            PrunedOption(key, t.value, f"constraints.sharding_types allows only {allowed}")
             for t in listed_types(table, device)
             if t not in wants.sharding_types
         ]
         out += [
-            Pruned(key, str(t), _not_listed(table, device))
+            PrunedOption(key, str(t), _not_listed(table, device))
             for t in wants.sharding_types
             if t not in listed_types(table, device)
         ]
@@ -359,7 +359,7 @@ def _pruned_by_constraints(key: str, table: Table, device: str) -> list[Pruned]:
             k for t in listed_types(table, device) for k in listed_kernels(t, device)
         )
         out += [
-            Pruned(key, k.value, f"constraints.compute_kernels allows only {allowed}")
+            PrunedOption(key, k.value, f"constraints.compute_kernels allows only {allowed}")
             for k in known
             if k not in wants.compute_kernels
         ]

@@ -13,7 +13,7 @@ from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
 from predictor.units import format_bytes
-from search.space.option import Option, Pruned, Space
+from search.space.option import Option, PrunedOption, Space
 
 AMPLE = 0.7
 """Share of all device memory below which everything fits without host memory
@@ -44,7 +44,7 @@ def deduplicate(space: Space, topology: Topology) -> Space:
             if twin and (twin[0], option.compute_kernel, twin[1]) in there:
                 reason = twin[2]
             if reason:
-                pruned.append(Pruned(key, option.label, reason))
+                pruned.append(PrunedOption(key, option.label, reason))
             else:
                 kept.append(option)
         options.append(tuple(kept))
@@ -92,11 +92,11 @@ def prune(space: Space, topology: Topology) -> Space:
     pruned = list(space.pruned)
     for key, table in zip(space.keys, space.options, strict=True):
         kept: list[Option] = []
-        out: list[Pruned] = []
+        out: list[PrunedOption] = []
         for option in table:
             reason = _misfit(option, topology)
             if reason:
-                out.append(Pruned(key, option.label, reason))
+                out.append(PrunedOption(key, option.label, reason))
             else:
                 kept.append(option)
         if not kept:
@@ -155,7 +155,7 @@ def _short(option: Option, shards: Sequence[int], ranks: Sequence[int], topology
     )
 
 
-def raise_nothing_left(key: str, out: Sequence[Pruned]) -> NoReturn:
+def raise_nothing_left(key: str, out: Sequence[PrunedOption]) -> NoReturn:
     """The error for a table that no option remains for."""
     lines = "".join(f"\n  {p.what}: {p.reason}" for p in out)
     memory = any("bytes more" in p.reason for p in out)
@@ -187,7 +187,7 @@ def drop_unsound(space: Space, workload: Workload, device: str) -> Space:
         kept.append(stay or options)
         if stay:
             key = space.keys[index]
-            pruned += [Pruned(key, o.label, r) for o in options if (r := reasons[id(o)])]
+            pruned += [PrunedOption(key, o.label, r) for o in options if (r := reasons[id(o)])]
     return replace(space, options=tuple(kept), pruned=tuple(pruned))
 
 
@@ -228,7 +228,7 @@ def drop_uvm(space: Space, topology: Topology) -> Space:
         stay = _on_device(options)
         kept.append(stay)
         reason = f"device memory is ample: the tables take {need} bytes of HBM without it"
-        pruned += [Pruned(key, o.label, reason) for o in options if o not in stay]
+        pruned += [PrunedOption(key, o.label, reason) for o in options if o not in stay]
     return replace(space, options=tuple(kept), pruned=tuple(pruned))
 
 

@@ -38,7 +38,7 @@ PARTITION = {
 
 
 @dataclass(frozen=True)
-class Legal:
+class AllowedPlacements:
     """The placements an option allows.
 
     Args:
@@ -122,7 +122,7 @@ class Option:
         share = f"@{self.cache_load_factor:g}" if cached and not usual else ""
         return f"{self.sharding_type.short}{width}/{self.compute_kernel}{share}"
 
-    def legal_ranks(self, topology: Topology) -> Legal:
+    def legal_ranks(self, topology: Topology) -> AllowedPlacements:
         """Where the shards may lie: partition, constraint ``ranks`` and groups taken together.
 
         After the partitioner of TorchRec (planner/partitioners.py, `GreedyPerfPartitioner`):
@@ -130,19 +130,19 @@ class Option:
         Like there, the column blocks of a GRID may share a host.
         """
         if self.pinned is not None:
-            return Legal(((self.pinned,),))
+            return AllowedPlacements(((self.pinned,),))
         allowed = range(topology.world_size) if self.ranks is None else sorted(set(self.ranks))
         groups = [g for g in _groups(topology) if set(g) <= set(allowed)]
         if self.partition is Partition.UNIFORM:
             everyone = tuple(range(topology.world_size))
             complete = len(allowed) == len(everyone) == self.num_shards
-            return Legal(((everyone,) if complete else (),))
+            return AllowedPlacements(((everyone,) if complete else (),))
         if self.partition is Partition.MULTI_HOST:
             blocks = self.num_shards // topology.intra_group_size
-            return Legal((tuple(groups),) * blocks)
+            return AllowedPlacements((tuple(groups),) * blocks)
         if self.sharding_type is ShardingType.TABLE_ROW_WISE:
-            return Legal((tuple(groups),))
-        return Legal(
+            return AllowedPlacements((tuple(groups),))
+        return AllowedPlacements(
             (_one_by_one(tuple(allowed)),) * self.num_shards, self.partition is Partition.HOST
         )
 
@@ -201,7 +201,7 @@ def place(option: Option, ranks: Sequence[int]) -> TablePlan:
 
 
 @dataclass(frozen=True)
-class Pruned:
+class PrunedOption:
     """An option that is not tried, and why."""
 
     table: str
@@ -254,7 +254,7 @@ class Space:
 
     keys: tuple[str, ...]
     options: tuple[tuple[Option, ...], ...]
-    pruned: tuple[Pruned, ...] = ()
+    pruned: tuple[PrunedOption, ...] = ()
     co_locate: tuple[tuple[int, ...], ...] = ()
     in_use: ChoicesInUse | None = None
 

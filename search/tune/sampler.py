@@ -53,7 +53,7 @@ def is_complete(grid: Grid, trial: FrozenTrial) -> bool:
     return all(name in trial.params for name in grid.values)
 
 
-class Untried(BaseSampler):
+class SettingSampler(BaseSampler):
     """The case as given first, then what TPE proposes, or one at random where that was tried.
 
     What is drawn depends on the seed, the trial's number and the study so far alone, so a study

@@ -71,7 +71,7 @@ class Liveness:
 
 
 @dataclass
-class Shared:
+class SharedStorage:
     """A storage that several processes use.
 
     Args:
@@ -159,7 +159,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def open_storage(where: str, liveness: Liveness) -> Shared:
+def open_storage(where: str, liveness: Liveness) -> SharedStorage:
     """The storage at an address.
 
     Raises:
@@ -174,7 +174,7 @@ def open_storage(where: str, liveness: Liveness) -> Shared:
     raise InputError(f"the storage is '{where}'; give {FORMS}", ("storage",))
 
 
-def _open_journal(path: str, liveness: Liveness) -> Shared:
+def _open_journal(path: str, liveness: Liveness) -> SharedStorage:
     if not path:
         raise InputError(f"the storage names no file; give {FORMS}", ("storage",))
     if Path(path).is_dir():
@@ -192,10 +192,10 @@ def _open_journal(path: str, liveness: Liveness) -> Shared:
             storage = JournalStorage(JournalFileBackend(path, lock_obj=lock))
         except (ValueError, KeyError, TypeError, AttributeError, AssertionError):
             raise InputError(f"{path}: is no Optuna journal; choose another file") from None
-    return Shared(storage, path, liveness)
+    return SharedStorage(storage, path, liveness)
 
 
-def _open_database(url: str, liveness: Liveness) -> Shared:
+def _open_database(url: str, liveness: Liveness) -> SharedStorage:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
@@ -222,7 +222,7 @@ def _open_database(url: str, liveness: Liveness) -> Shared:
 
     with storage_errors(name):
         try:
-            return Shared(_patiently(attempt), name, liveness)
+            return SharedStorage(_patiently(attempt), name, liveness)
         except NoSuchModuleError:
             raise InputError(
                 f"{name}: '{parsed.drivername}' is no kind of database; give {FORMS}"

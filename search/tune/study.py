@@ -19,8 +19,8 @@ from predictor.model.plan_json import plan_from_dict, plan_to_dict
 from search.tune.case import Case, Value
 from search.tune.goals import Goal, Values
 from search.tune.grid import Grid
-from search.tune.sampler import Untried, is_complete, setting_of
-from search.tune.storage import Shared, quiet, storage_errors
+from search.tune.sampler import SettingSampler, is_complete, setting_of
+from search.tune.storage import SharedStorage, quiet, storage_errors
 
 SETTINGS = "shardopt"
 """Attribute of a study: what its trials were made for."""
@@ -84,7 +84,7 @@ def new_study(
     facts: Mapping[str, Any],
     *,
     name: str | None = None,
-    shared: Shared | None = None,
+    shared: SharedStorage | None = None,
 ) -> optuna.Study:
     """A study, or the one of that name that another worker began.
 
@@ -104,7 +104,7 @@ def new_study(
     with nullcontext() if shared is None else storage_errors(shared.name), quiet():
         study = optuna.create_study(
             storage=None if shared is None else shared.storage,
-            sampler=Untried(grid, grid.nearest(case), seed),
+            sampler=SettingSampler(grid, grid.nearest(case), seed),
             study_name=name,
             directions=["minimize"] * len(goals),
             load_if_exists=True,

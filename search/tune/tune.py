@@ -33,7 +33,7 @@ from search.tune.case import Case
 from search.tune.goals import Goal, Values, covers, pareto_front, shard_bytes, values_of
 from search.tune.grid import Grid
 from search.tune.sampler import distributions, is_complete, setting_of
-from search.tune.storage import Shared, quiet, requeue, storage_errors
+from search.tune.storage import SharedStorage, quiet, requeue, storage_errors
 from search.tune.study import FINISHED, Trial, decode_plan, encode_plan, read_trial
 from search.tune.trial import RuledOutError, search_from, try_setting
 
@@ -70,7 +70,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TuneResult:
     """Outcome of the trials.
 
     Args:
@@ -125,11 +125,11 @@ class Tuning:
     goals: Sequence[Goal]
     budget: Budget
     study: optuna.Study
-    shared: Shared | None = None
+    shared: SharedStorage | None = None
     watch: Watch = watch_nothing
     _start: float = field(default_factory=time.monotonic)
 
-    def run(self) -> Tuned:
+    def run(self) -> TuneResult:
         """Run trials until the study has as many as it should.
 
         Raises:
@@ -150,9 +150,9 @@ class Tuning:
             raise _nothing_found(trials, stopped_by)
         points = [t.values for t in searched if t.values is not None]
         members = sorted((searched[i] for i in pareto_front(points)), key=lambda t: t.values or ())
-        return Tuned(trials, tuple(members), stopped_by)
+        return TuneResult(trials, tuple(members), stopped_by)
 
-    def finish(self, tuned: Tuned, progress: Progress = silent) -> tuple[list[Member], bool]:
+    def finish(self, tuned: TuneResult, progress: Progress = silent) -> tuple[list[Member], bool]:
         """The plans of the front, searched with more effort, best by the first goal first.
 
         A plan of the last search may be faster and take more memory than that of the trial; both
@@ -195,7 +195,7 @@ class Tuning:
                 found[name] = goal / member.values[0] - 1
         return found
 
-    def _search(self, trial: Trial, ahead: int, tuned: Tuned, progress: Progress) -> Member:
+    def _search(self, trial: Trial, ahead: int, tuned: TuneResult, progress: Progress) -> Member:
         """The last search of a setting; ``ahead`` searches share the time that is left."""
         assert trial.plan is not None
         share = 1.0 if len(tuned.front) == 1 else FRONT_EFFORT

@@ -11,7 +11,7 @@ import typer
 from shardopt.cli import options
 
 if TYPE_CHECKING:
-    from shardopt.calibrate.profile.build import Calibrated
+    from shardopt.calibrate.profile.build import CalibratedProfile
     from shardopt.calibrate.rows import CalibrationRows
     from shardopt.calibrate.run import CalibrationSettings, Say
     from shardopt.ranks.rank import Rank
@@ -185,7 +185,7 @@ def _write(
     _show(found, output, settings.rows)
 
 
-def _object(found: Calibrated, output: Path, rows: Path) -> dict[str, object]:
+def _object(found: CalibratedProfile, output: Path, rows: Path) -> dict[str, object]:
     return {
         "profile": str(output),
         "rows": str(rows),
@@ -198,7 +198,7 @@ def _object(found: Calibrated, output: Path, rows: Path) -> dict[str, object]:
     }
 
 
-def _show(found: Calibrated, output: Path, rows: Path) -> None:
+def _show(found: CalibratedProfile, output: Path, rows: Path) -> None:
     from shardopt.report.console import heading, line, make_console, show, table
 
     console = make_console()

@@ -62,9 +62,9 @@ def plan(
     setting = resolve(model, machine, in_use, strict=strict)
 
     if tune is not None:
-        from shardopt.cli.tune.run import Show, run_tuning
+        from shardopt.cli.tune.run import OutputChoice, run_tuning
 
-        show = Show(json, output, quiet, strict)
+        show = OutputChoice(json, output, quiet, strict)
         limits = (effort, time_limit, seed, search.names, top_k)
         run_tuning(model, setting, reserve, tuning, limits, show)
         return

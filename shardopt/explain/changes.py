@@ -20,7 +20,7 @@ from search.improve.transfers import Change
 from search.objective import Assignment, Objective
 from search.problem import Problem
 from search.space.build import reduced_space
-from search.space.option import Choice, Legal, Option, Space
+from search.space.option import AllowedPlacements, Choice, Option, Space
 from search.surrogate import Surrogate
 from shardopt.formatting import plural, ranks_text
 
@@ -148,8 +148,8 @@ class _PlacedOption(Option):
 
     placed: tuple[int, ...] = ()
 
-    def legal_ranks(self, topology: Topology) -> Legal:
-        return Legal(((self.placed,),))
+    def legal_ranks(self, topology: Topology) -> AllowedPlacements:
+        return AllowedPlacements(((self.placed,),))
 
 
 def _without_shared_tables(changes: Iterable[Change]) -> list[Change]:

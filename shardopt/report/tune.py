@@ -15,7 +15,7 @@ from predictor.units import GIB
 from search.tune.case import Case, Value
 from search.tune.goals import Goal, Values
 from search.tune.study import Trial
-from search.tune.tune import Member, Tuned, Tuning
+from search.tune.tune import Member, TuneResult, Tuning
 from shardopt.formatting import number, percent, plural
 from shardopt.report.console import heading, line, show, table
 from shardopt.report.objects import tables_object
@@ -52,7 +52,7 @@ class TuneReport:
     """
 
     tuning: Tuning
-    tuned: Tuned
+    tuned: TuneResult
     members: Sequence[Member]
     study: str | None
     undone: Sequence[Mapping[str, float]]

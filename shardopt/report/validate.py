@@ -10,7 +10,7 @@ from rich.console import Console
 
 from shardopt.formatting import number, percent, plural
 from shardopt.report.console import heading, line, show, table
-from shardopt.validate.report import Cell, Compared, Report, Scores, Summary
+from shardopt.validate.report import Cell, ComparedRow, Report, Scores, Summary
 
 MOST_SKIPPED = 12
 """Left-out rows that the console lists; the JSON output has all."""
@@ -55,7 +55,7 @@ def report_object(report: Report) -> dict[str, Any]:
     return found
 
 
-def _row(row: Compared) -> dict[str, Any]:
+def _row(row: ComparedRow) -> dict[str, Any]:
     return {
         **row.name,
         "measured_ms": row.measured_ms,

@@ -26,7 +26,7 @@ from predictor.fit.rank_counts import predict_ranks
 from predictor.fit.scores import geomean, mape
 from predictor.hardware.schema import Curve
 from predictor.units import us
-from shardopt.validate.report import Compared, Report, data_folder
+from shardopt.validate.report import ComparedRow, Report, data_folder
 
 Array = NDArray[np.float64]
 
@@ -49,7 +49,7 @@ def validate_collectives(folder: Path) -> Report:
     """
     found = read_collectives(data_folder(folder, COLLECTIVE_FILES))
     skipped = list(found.problems)
-    rows: list[Compared] = []
+    rows: list[ComparedRow] = []
     notes = ["fitted on every second size and tested on the others"]
     for key, table in _one_rank_count(found.tables).items():
         if len(set(table.size_bytes)) < FEWEST_SIZES:
@@ -73,7 +73,7 @@ def validate_collectives(folder: Path) -> Report:
     )
 
 
-def _scatter_note(key: Key, rows: list[Compared]) -> Iterator[str]:
+def _scatter_note(key: Key, rows: list[ComparedRow]) -> Iterator[str]:
     """Of a table that misses the bar: how far its rows lie from any curve that never falls."""
     missed = geomean([row.error for row in rows])
     if len(rows) < FEWEST_FOR_SCATTER or missed <= BAR:
@@ -119,7 +119,7 @@ def _fitted(rows: CollectiveRows, op: str) -> Curve:
     return fit_curve(rows, op, FINE_EDGES_MIB, latency_us=latency_us, reweightings=ROBUST)
 
 
-def _ranks_left_out(tables: dict[Key, CollectiveRows]) -> Iterator[Compared]:
+def _ranks_left_out(tables: dict[Key, CollectiveRows]) -> Iterator[ComparedRow]:
     """Families of tables that differ in the ranks of a host alone: fit 2, 4, 8, test the rest."""
     families: dict[Key, list[tuple[float, float, float]]] = defaultdict(list)
     for (platform, wiring, op), rows in tables.items():
@@ -134,12 +134,12 @@ def _ranks_left_out(tables: dict[Key, CollectiveRows]) -> Iterator[Compared]:
             yield from _compare(key, predicted, asked, RANKS)
 
 
-def _compare(key: Key, predicted: Array, rows: CollectiveRows, part: str) -> Iterator[Compared]:
+def _compare(key: Key, predicted: Array, rows: CollectiveRows, part: str) -> Iterator[ComparedRow]:
     platform, wiring, op = key
     for size, ranks, measured, time in zip(
         rows.size_bytes, rows.ranks, rows.time_us, predicted, strict=True
     ):
-        yield Compared(
+        yield ComparedRow(
             {
                 "platform": platform,
                 "wiring": wiring,

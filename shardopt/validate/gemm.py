@@ -13,7 +13,7 @@ import numpy as np
 from predictor.fit.gemm import GemmRows, predict_ms
 from predictor.fit.public_tables import GEMM_FILE, by_split, read_gemm
 from predictor.hardware.loader import load_hardware
-from shardopt.validate.report import Compared, Report, data_folder
+from shardopt.validate.report import ComparedRow, Report, data_folder
 
 SEEN = "devices of the train split"
 UNSEEN = "unseen devices"
@@ -52,7 +52,7 @@ def validate_gemm(folder: Path) -> Report:
     table = read_gemm(folder / GEMM_FILE)
     tables = by_split(table.rows)
     trained = {device for device, split in tables if split == "train"} | TRAINED
-    rows: list[Compared] = []
+    rows: list[ComparedRow] = []
     skipped = list(table.problems)
     for (device, split), shapes in tables.items():
         if split == "test" and device not in PROFILES:
@@ -66,11 +66,11 @@ def validate_gemm(folder: Path) -> Report:
     return Report("gemm", tuple(rows), SEEN, tuple(skipped), notes, held_out=(UNSEEN,))
 
 
-def _predict(device: str, shapes: GemmRows, part: str) -> list[Compared]:
+def _predict(device: str, shapes: GemmRows, part: str) -> list[ComparedRow]:
     hw = load_hardware(PROFILES[device])
     predicted = predict_ms(hw.gemm, hw.sms, hw.memory.hbm, shapes, DATA_TYPE)
     return [
-        Compared(
+        ComparedRow(
             {"device": device, "profile": hw.name, "m": int(m), "n": int(n), "k": int(k)},
             float(measured),
             float(time),

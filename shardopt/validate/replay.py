@@ -18,7 +18,7 @@ from predictor.hardware.loader import load_hardware
 from shardopt.replay.predict.fit import captured_step, fit_replays, read_replays
 from shardopt.replay.predict.iteration import OP_MODELS, predict_ranks
 from shardopt.replay.predict.rows import FILE, FIT, TEST, ModelCalls
-from shardopt.validate.report import Compared, Report, Scores, errors_by_ranks
+from shardopt.validate.report import ComparedRow, Report, Scores, errors_by_ranks
 
 NAME = "replay"
 DEFAULT_FOLDER = Path(__file__).resolve().parents[2] / "configs" / "bench" / "replay"
@@ -70,9 +70,9 @@ def _predict(model: ModelCalls, models: OpModels) -> dict[str, float]:
     return predict_ranks(model.ranks, models, load_hardware(OP_MODELS))
 
 
-def _compare(model: ModelCalls, predicted_ms: float, part: str) -> Compared:
+def _compare(model: ModelCalls, predicted_ms: float, part: str) -> ComparedRow:
     count = len(model.ranks)
-    return Compared(
+    return ComparedRow(
         {"model": model.name, "ranks": count},
         median(model.replay_ms),
         predicted_ms,
@@ -81,7 +81,7 @@ def _compare(model: ModelCalls, predicted_ms: float, part: str) -> Compared:
     )
 
 
-def predict_held_out(models: Sequence[ModelCalls]) -> list[Compared]:
+def predict_held_out(models: Sequence[ModelCalls]) -> list[ComparedRow]:
     """Every calibration model, predicted from the others."""
     found = []
     for model in models:
@@ -92,7 +92,7 @@ def predict_held_out(models: Sequence[ModelCalls]) -> list[Compared]:
     return found
 
 
-def _summary_table(rows: Sequence[Compared], held: Sequence[Compared]) -> Scores:
+def _summary_table(rows: Sequence[ComparedRow], held: Sequence[ComparedRow]) -> Scores:
     models = [row for row in rows if row.part == PARTS[TEST]]
     kinds = (
         ("models", models),

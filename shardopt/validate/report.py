@@ -15,7 +15,7 @@ from predictor.fit.scores import geomean, mape
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedRow:
     """One measurement and the prediction made without it.
 
     Args:
@@ -48,7 +48,7 @@ class Summary:
     worst: float
 
     @classmethod
-    def of(cls, rows: Iterable[Compared]) -> Summary:
+    def of(cls, rows: Iterable[ComparedRow]) -> Summary:
         """The summary of some rows."""
         errors = [row.error for row in rows]
         worst = max((abs(error) for error in errors), default=math.nan)
@@ -96,21 +96,21 @@ class Report:
     """
 
     suite: str
-    rows: tuple[Compared, ...]
+    rows: tuple[ComparedRow, ...]
     headline: str
     skipped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    parts: Mapping[str, Sequence[Compared]] = field(default_factory=dict)
+    parts: Mapping[str, Sequence[ComparedRow]] = field(default_factory=dict)
     held_out: tuple[str, ...] = ()
     scores: tuple[Scores, ...] = ()
 
     @property
-    def counted(self) -> list[Compared]:
+    def counted(self) -> list[ComparedRow]:
         """The rows behind the headline."""
         return [row for row in self.rows if row.part == self.headline]
 
     @property
-    def listed(self) -> list[Compared]:
+    def listed(self) -> list[ComparedRow]:
         """The rows that nothing was fitted on."""
         return [row for row in self.rows if row.part == self.headline or row.part in self.held_out]
 
@@ -132,7 +132,7 @@ class Report:
 
 
 def errors_by_ranks(
-    name: str, first: str, kinds: Iterable[tuple[str, Sequence[Compared]]], title: str
+    name: str, first: str, kinds: Iterable[tuple[str, Sequence[ComparedRow]]], title: str
 ) -> Scores:
     """A table of errors.
 

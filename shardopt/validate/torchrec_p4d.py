@@ -22,7 +22,7 @@ from predictor.model.topology import Topology
 from predictor.model.workload import DcnV2, DenseArch, Feature, Table, Workload
 from predictor.predict import predict
 from search.baselines.torchrec_planner import torchrec_plan
-from shardopt.validate.report import Compared, Report, data_folder
+from shardopt.validate.report import ComparedRow, Report, data_folder
 
 FILE = "torchrec_dlrm_p4d_measured.csv"
 HARDWARE = "a100-40gb"
@@ -113,8 +113,8 @@ def _parse(row: Row) -> Run:
     )
 
 
-def _compared(run: Run) -> Compared:
-    return Compared(
+def _compared(run: Run) -> ComparedRow:
+    return ComparedRow(
         {
             "gpus": run.gpus,
             "local_batch": run.local_batch,

@@ -16,7 +16,7 @@ from predictor.trace.simulate.kernels import GemmCall, gemm_calls
 from predictor.trace.simulate.overheads import OverheadSamples
 from predictor.trace.simulate.step import SimulatedStep, SimulatedTrace, TracedHosts, simulate_trace
 from predictor.trace.simulate.whatif import traced_profile
-from shardopt.validate.report import Compared, Report, Scores, data_folder
+from shardopt.validate.report import ComparedRow, Report, Scores, data_folder
 
 STEPS = (
     "traces/hta_nccl_parser_rank0of2.json.gz",
@@ -48,7 +48,7 @@ def validate_traces(folder: Path) -> Report:
     data_folder(folder, names)
     found = {name: read_traces([folder / name]) for name in names if (folder / name).is_file()}
     missing = tuple(f"{name}: not there" for name in names if name not in found)
-    rows: list[Compared] = []
+    rows: list[ComparedRow] = []
     ends: list[tuple[str, SimulatedTrace]] = []
     single = {name: traces for name, traces in found.items() if name != RANKS}
     rows += _single(single)
@@ -83,7 +83,7 @@ NOTES = (
 )
 
 
-def _single(found: dict[str, list[RankTrace]]) -> Iterator[Compared]:
+def _single(found: dict[str, list[RankTrace]]) -> Iterator[ComparedRow]:
     hosts = {name: TracedHosts.of(traces) for name, traces in found.items()}
     for name, traces in found.items():
         for step in simulate_trace(traces).steps:
@@ -98,13 +98,13 @@ def _single(found: dict[str, list[RankTrace]]) -> Iterator[Compared]:
                 yield _row(name, step, step.predicted_ms, OTHER_TRACES)
 
 
-def _row(name: str, step: SimulatedStep, predicted_ms: float, part: str) -> Compared:
+def _row(name: str, step: SimulatedStep, predicted_ms: float, part: str) -> ComparedRow:
     trace = name.removeprefix("traces/").split(".")[0]
     where: dict[str, str | int | float] = {"trace": trace, "rank": step.rank, "step": step.step}
-    return Compared(where, step.measured_ms, predicted_ms, trace, part, SOURCES[name])
+    return ComparedRow(where, step.measured_ms, predicted_ms, trace, part, SOURCES[name])
 
 
-def _gemms(name: str, traces: Sequence[RankTrace]) -> Iterator[Compared]:
+def _gemms(name: str, traces: Sequence[RankTrace]) -> Iterator[ComparedRow]:
     """One row a shape: the median of its kernels against the profile of the device."""
     hw = traced_profile(traces[0])
     shapes: dict[tuple[int, int, int, int, str], list[GemmCall]] = {}
@@ -117,7 +117,7 @@ def _gemms(name: str, traces: Sequence[RankTrace]) -> Iterator[Compared]:
             continue
         trace_name = name.removeprefix("traces/").split(".")[0]
         shape = f"{count}x{m}x{n}x{k} {data_type}"
-        yield Compared(
+        yield ComparedRow(
             {"trace": trace_name, "rank": shape, "step": "all"},
             median(call.measured_us for call in calls) / 1e3,
             calls[0].predicted_ms(hw),
@@ -153,9 +153,9 @@ def _ends(found: Sequence[tuple[str, SimulatedTrace]]) -> Scores:
     )
 
 
-def _steps(rows: Sequence[Compared]) -> Scores:
+def _steps(rows: Sequence[ComparedRow]) -> Scores:
     """Every step with its forecasts."""
-    by_step: dict[tuple[str, int, int], dict[str, Compared]] = {}
+    by_step: dict[tuple[str, int, int], dict[str, ComparedRow]] = {}
     for row in rows:
         if row.part != GEMM:
             key = (str(row.name["trace"]), int(row.name["rank"]), int(row.name["step"]))

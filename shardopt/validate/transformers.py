@@ -15,7 +15,7 @@ from predictor.hardware.loader import load_hardware
 from predictor.iteration.megatron.kernels import GptTraining
 from predictor.iteration.megatron.runtime import Configuration, load_megatron
 from predictor.iteration.megatron.step import MegatronStep
-from shardopt.validate.report import Compared, Report, data_folder
+from shardopt.validate.report import ComparedRow, Report, data_folder
 
 SINGLE_FILE = "vtrain_gpt_8xA100_measured_iteration.csv"
 MULTI_FILE = "vtrain_gpt_multinode_A100_measured_iteration.csv"
@@ -65,7 +65,7 @@ def validate_transformers(folder: Path) -> Report:
     """
     data_folder(folder, [SINGLE_FILE, MULTI_FILE])
     known = load_megatron()
-    rows: list[Compared] = []
+    rows: list[ComparedRow] = []
     skipped: list[str] = []
     for name, reader, hardware in (
         (SINGLE_FILE, read_single, known.hardware),
@@ -130,9 +130,9 @@ def _parser(
 
 def _compared(
     configuration: Configuration, model: GptTraining, measured: float, time: float, part: str
-) -> Compared:
+) -> ComparedRow:
     split = f"t={model.tensor} d={model.data} p={model.pipeline}"
-    return Compared(
+    return ComparedRow(
         dict(zip(COLUMNS, configuration, strict=True)),
         measured,
         time,

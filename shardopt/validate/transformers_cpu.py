@@ -28,7 +28,7 @@ from shardopt.bench.transformers.files import (
     read_traces,
     rounds_file,
 )
-from shardopt.validate.report import Compared, Report, Scores, Summary, errors_by_ranks
+from shardopt.validate.report import ComparedRow, Report, Scores, Summary, errors_by_ranks
 
 NAME = "transformers-cpu"
 RANKS = (1, 2)
@@ -158,7 +158,7 @@ def _targets(predictor: _Predictor) -> list[str]:
     return [name for name in predictor.rounds.steps if name not in predictor.rounds.captured]
 
 
-def _compare(predictor: _Predictor) -> list[Compared]:
+def _compare(predictor: _Predictor) -> list[ComparedRow]:
     """Every shape; those that were captured are no part of the headline."""
     names = sorted(predictor.rounds.steps, key=lambda name: _order(name, predictor))
     return [
@@ -172,9 +172,9 @@ def _order(name: str, predictor: _Predictor) -> tuple[bool, int, str]:
     return name in predictor.rounds.captured, FAMILIES.index(parse_shape(name).family), name
 
 
-def _row(predictor: _Predictor, name: str, predicted_ms: float, part: str) -> Compared:
+def _row(predictor: _Predictor, name: str, predicted_ms: float, part: str) -> ComparedRow:
     shape = parse_shape(name)
-    return Compared(
+    return ComparedRow(
         {"ranks": predictor.ranks, "shape": name},
         predictor.rounds.steps[name],
         predicted_ms,
@@ -183,7 +183,7 @@ def _row(predictor: _Predictor, name: str, predicted_ms: float, part: str) -> Co
     )
 
 
-def _scale_by_flop(predictor: _Predictor) -> list[Compared]:
+def _scale_by_flop(predictor: _Predictor) -> list[ComparedRow]:
     """FLOP over the rate of the family's captured shape whose FLOP are closest."""
     shapes = {name: parse_shape(name) for name in predictor.rounds.steps}
     return [
@@ -200,7 +200,7 @@ def _scale(
     return rounds.steps[near] * target.flop / shapes[near].flop
 
 
-def _held_out(predictor: _Predictor) -> list[Compared]:
+def _held_out(predictor: _Predictor) -> list[ComparedRow]:
     """Every captured shape, predicted from the others."""
     rounds, steps, ranks = predictor.rounds, predictor.steps, predictor.ranks
     found = []
@@ -232,7 +232,7 @@ def _noise_note(predictor: _Predictor) -> str:
 
 
 def _summary_table(
-    rows: Sequence[Compared], naive: Sequence[Compared], held: Sequence[Compared]
+    rows: Sequence[ComparedRow], naive: Sequence[ComparedRow], held: Sequence[ComparedRow]
 ) -> Scores:
     kinds = (
         ("targets", [row for row in rows if row.part == "targets"]),
@@ -242,7 +242,7 @@ def _summary_table(
     return errors_by_ranks("steps", "shapes", kinds, "errors of step times")
 
 
-def _target_table(rows: Sequence[Compared], naive: Sequence[Compared]) -> Scores:
+def _target_table(rows: Sequence[ComparedRow], naive: Sequence[ComparedRow]) -> Scores:
     by_flop = {tuple(row.name.values()): row.error for row in naive}
     return Scores(
         "targets",

@@ -6,15 +6,15 @@ from xml.etree import ElementTree
 import pytest
 
 from shardopt.bench.tasks.against import OURS, THEIRS
-from shardopt.validate.report import Compared, Report
+from shardopt.validate.report import ComparedRow, Report
 from tools.figure import BOTTOM, LEFT_PANEL, TOP, figure, main
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def compared(task: int, plan: str, measured: float, predicted: float) -> Compared:
+def compared(task: int, plan: str, measured: float, predicted: float) -> ComparedRow:
     name = {"batch": "b", "task": task, "plan": plan}
-    return Compared(name, measured, predicted, family="loopback", part="plans")
+    return ComparedRow(name, measured, predicted, family="loopback", part="plans")
 
 
 PLANS = Report(

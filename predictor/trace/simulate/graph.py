@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from predictor.trace.events import CollectiveCall, DeviceEvent, RankTrace, TraceStep
 from predictor.trace.simulate.host import HostItem, Kind, Launches, Piece, Role, plain
 from predictor.trace.simulate.overheads import OverheadTable, call_piece, gap_piece
-from predictor.trace.simulate.waits import Outstanding
+from predictor.trace.simulate.waits import OutstandingWork
 
 Factor = Callable[[RankTrace, DeviceEvent], float]
 """Predicted over traced duration of a kernel or copy of a rank."""
@@ -78,7 +78,7 @@ class RankBuilder:
         self.comms = {d.stream for d in trace.device if d.collective is not None}
         self.last: dict[str, tuple[int, DeviceEvent]] = {}
         self.current: dict[int, str] = {}
-        self.outstanding = Outstanding()
+        self.outstanding = OutstandingWork()
         self.start_us = start_us
 
     def scale(self, factor: Factor) -> None:

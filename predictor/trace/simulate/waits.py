@@ -34,7 +34,7 @@ class _Wait:
 
 
 @dataclass
-class Outstanding:
+class OutstandingWork:
     """Work launched on each stream, and waits that no launch has followed yet."""
 
     collectives: list[_Work] = field(default_factory=list)

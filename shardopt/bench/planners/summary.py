@@ -51,7 +51,7 @@ class HeadToHead:
 
 
 @dataclass(frozen=True)
-class Reached:
+class TimeToMatch:
     """When our search first had a plan at least as good as TorchRec's default.
 
     Args:
@@ -148,9 +148,11 @@ def against(
     )
 
 
-def speed(instances: Mapping[str, InstanceRows], least_tables: int = MANY_TABLES) -> list[Reached]:
+def speed(
+    instances: Mapping[str, InstanceRows], least_tables: int = MANY_TABLES
+) -> list[TimeToMatch]:
     """Time to a plan as good as TorchRec's default by the predictor, an instance each."""
-    found: list[Reached] = []
+    found: list[TimeToMatch] = []
     for name, rows in instances.items():
         theirs, mine = rows.get(TORCHREC), rows.get(SHARDOPT)
         if theirs is None or mine is None or theirs.tables < least_tables:
@@ -159,7 +161,7 @@ def speed(instances: Mapping[str, InstanceRows], least_tables: int = MANY_TABLES
             as_good = _reached(mine, theirs.iteration_ms)
             better = _reached(mine, theirs.iteration_ms * (1 - MUCH))
             cut = theirs.ended != "done"
-            found.append(Reached(name, as_good, better, theirs.seconds, cut))
+            found.append(TimeToMatch(name, as_good, better, theirs.seconds, cut))
     return found
 
 
@@ -171,7 +173,7 @@ def _reached(row: SearchRow, ms: float) -> float | None:
     return at
 
 
-def shares(found: Iterable[Reached], *, better: bool = False) -> list[float]:
+def shares(found: Iterable[TimeToMatch], *, better: bool = False) -> list[float]:
     """Our seconds over TorchRec's, where ours has reached it."""
     mine = ((one.better_s if better else one.as_good_s, one.theirs_s) for one in found)
     return [at / theirs for at, theirs in mine if at is not None]

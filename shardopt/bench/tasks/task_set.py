@@ -26,7 +26,7 @@ from predictor.units import GIB
 from shardopt.bench.rows import BenchRows
 from shardopt.bench.rows import read_rows as read_bench
 from shardopt.calibrate.design.phases import REFERENCE_KERNELS as KERNELS
-from shardopt.calibrate.profile.build import Calibrated, build_profile
+from shardopt.calibrate.profile.build import CalibratedProfile, build_profile
 from shardopt.calibrate.rows import Measurement, Origin
 from shardopt.calibrate.rows import read_rows as read_calibration
 from shardopt.config import load_model
@@ -88,7 +88,7 @@ class TaskSet:
     name: str
     topology: str
     ranks: Topology
-    made: Calibrated
+    made: CalibratedProfile
     reference_ms: dict[str, float]
     calibrated: datetime
     tasks: tuple[MeasuredTask, ...]

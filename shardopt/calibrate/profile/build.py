@@ -9,12 +9,12 @@ import yaml
 
 from predictor.errors import InputError
 from predictor.hardware.schema import HardwareProfile
-from shardopt.calibrate.profile.builder import Builder, Calibrated, Wiring
+from shardopt.calibrate.profile.builder import Builder, CalibratedProfile, Wiring
 from shardopt.calibrate.profile.cpu import CpuBuilder
 from shardopt.calibrate.profile.cuda import CudaBuilder
 from shardopt.calibrate.rows import Measurement, Origin
 
-__all__ = ["Calibrated", "build_profile", "profile_text"]
+__all__ = ["CalibratedProfile", "build_profile", "profile_text"]
 
 
 def build_profile(
@@ -26,7 +26,7 @@ def build_profile(
     memory_gib: float,
     link_gbit_s: float | None = None,
     hosts: int = 1,
-) -> Calibrated:
+) -> CalibratedProfile:
     """The profile that the rows give.
 
     Args:
@@ -62,7 +62,7 @@ def build_profile(
     return builder.made
 
 
-def profile_text(found: Calibrated, base: str | None = None) -> str:
+def profile_text(found: CalibratedProfile, base: str | None = None) -> str:
     """The profile as YAML, figures to five digits.
 
     Args:

@@ -35,7 +35,7 @@ LARGE_BYTES = 4 * units.MIB
 
 
 @dataclass
-class Calibrated:
+class CalibratedProfile:
     """A profile, and the held-out error of every family that was fitted.
 
     Args:
@@ -76,7 +76,7 @@ class Builder(ABC):
     ) -> None:
         self.origin, self.wiring = origin, wiring
         self.rows = [row for row in rows if _of_wiring(row, wiring)]
-        self.made = Calibrated(base)
+        self.made = CalibratedProfile(base)
 
     @abstractmethod
     def build(self) -> None:

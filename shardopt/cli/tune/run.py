@@ -18,14 +18,14 @@ from shardopt.cli.tune.flags import TRIALS, TuneFlags, read_goals, read_knobs
 if TYPE_CHECKING:
     from predictor.predict import Prediction
     from search.tune.study import Trial
-    from search.tune.tune import Member, Tuned, Tuning
+    from search.tune.tune import Member, TuneResult, Tuning
     from shardopt.report.tune import TuneReport
 
 EXIT_INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
-class Show:
+class OutputChoice:
     """Where the outcome goes."""
 
     json: bool
@@ -40,7 +40,7 @@ def run_tuning(
     reserve: float,
     flags: TuneFlags,
     limits: tuple[float, float | None, int, Sequence[str], int],
-    show: Show,
+    show: OutputChoice,
 ) -> None:
     """Tune, search the best setting with full effort, report.
 
@@ -71,7 +71,9 @@ def run_tuning(
     _finish(model, setting, tuning, study, show)
 
 
-def _finish(model: Path, setting: Setting, tuning: Tuning, study: str | None, show: Show) -> None:
+def _finish(
+    model: Path, setting: Setting, tuning: Tuning, study: str | None, show: OutputChoice
+) -> None:
     """Run the trials and the last searches, write and report."""
     from shardopt.api.tuning import tuned_setting
     from shardopt.report.tune import TuneReport, tune_object
@@ -100,7 +102,7 @@ def _finish(model: Path, setting: Setting, tuning: Tuning, study: str | None, sh
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def _search(tuning: Tuning, *, on: bool) -> tuple[Tuned, list[Member], bool]:
+def _search(tuning: Tuning, *, on: bool) -> tuple[TuneResult, list[Member], bool]:
     """The trials, the plans of the settings that no other beats, and whether Ctrl-C ended it."""
     from shardopt.report.progress import SearchProgress
 
@@ -121,7 +123,7 @@ def _print(
     best: Setting,
     report: TuneReport,
     predictions: list[Prediction],
-    show: Show,
+    show: OutputChoice,
 ) -> None:
     from shardopt.report.console import make_console
     from shardopt.report.plan import PlanReport

@@ -20,7 +20,7 @@ from shardopt.replay.kineto.items import NO_SHAPES, Item, Reader
 from shardopt.replay.kineto.spans import Span, gloo_ends, last_step, spans
 from shardopt.replay.program.program import LeftOut
 from shardopt.replay.program.schema import parse_schema
-from shardopt.replay.program.select import Chosen
+from shardopt.replay.program.select import ChosenOp
 
 SHOWN = 4
 
@@ -36,7 +36,7 @@ class Imitation:
     """
 
     trace: ExecutionTrace
-    chosen: tuple[Chosen, ...]
+    chosen: tuple[ChosenOp, ...]
     us: Mapping[int, float]
     left_out: tuple[LeftOut, ...]
     notes: tuple[str, ...]
@@ -148,7 +148,7 @@ class _Nodes:
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
-        self.chosen: list[Chosen] = []
+        self.chosen: list[ChosenOp] = []
         self.us: dict[int, float] = {}
         self.memory = MemoryPool()
         self.collectives = 0
@@ -173,7 +173,7 @@ class _Nodes:
 
     def _choose(self, node: Node, item: Item) -> None:
         self.nodes.append(node)
-        self.chosen.append(Chosen(node, item.span.section, item.native))
+        self.chosen.append(ChosenOp(node, item.span.section, item.native))
         self.us[node.id] = item.span.us
 
     def wait(self, number: int) -> None:

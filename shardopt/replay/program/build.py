@@ -28,7 +28,7 @@ from shardopt.replay.program.program import (
     Term,
 )
 from shardopt.replay.program.schema import Parameter, Schema, parse_schema
-from shardopt.replay.program.select import Chosen
+from shardopt.replay.program.select import ChosenOp
 from shardopt.replay.program.tables import MatchedTables, UnmatchedError
 from shardopt.replay.program.tensors import Key, Tensors, TensorUse, tensors_of
 
@@ -41,7 +41,7 @@ DROPPED = frozenset({"pin_memory", "generator"})
 
 def build(
     trace: ExecutionTrace,
-    chosen: Sequence[Chosen],
+    chosen: Sequence[ChosenOp],
     us: Mapping[int, float],
     annotations: Annotations,
     tables: MatchedTables | None = None,
@@ -62,7 +62,7 @@ class _Builder:
     def __init__(
         self,
         trace: ExecutionTrace,
-        chosen: Sequence[Chosen],
+        chosen: Sequence[ChosenOp],
         us: Mapping[int, float],
         annotations: Annotations,
         tables: MatchedTables | None,
@@ -117,7 +117,7 @@ class _Builder:
             notes.append(f"{self.numbers} Python numbers without a recorded value are 1")
         return notes
 
-    def _add(self, of: Chosen) -> None:
+    def _add(self, of: ChosenOp) -> None:
         if of.native:
             self.calls.append(self._backward(of))
             return
@@ -138,7 +138,7 @@ class _Builder:
 
     def _call(
         self,
-        of: Chosen,
+        of: ChosenOp,
         name: str,
         overload: str,
         arguments: Iterable[Term],
@@ -211,7 +211,7 @@ class _Builder:
             found.append(numbers if listed else (numbers[0] if numbers else None))
         return tuple(found)
 
-    def _collective(self, of: Chosen, schema: Schema) -> None:
+    def _collective(self, of: ChosenOp, schema: Schema) -> None:
         group = self.native.tree_comm(of.node)
         if group not in self.groups:
             self.groups.append(group)
@@ -234,7 +234,7 @@ class _Builder:
         if at is not None:
             self.calls.append(_wait_for(at, self.calls[at]))
 
-    def _backward(self, of: Chosen) -> Call:
+    def _backward(self, of: ChosenOp) -> Call:
         handle = self.native.handle_of(of)
         if handle is None:
             raise UnwritableError("a backward function whose forward op is not in the trace")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from predictor.trace.execution import COMMS, ExecutionTrace, Node
-from shardopt.replay.program.select import Chosen, Tree
+from shardopt.replay.program.select import ChosenOp, Tree
 from shardopt.replay.program.tensors import TensorUse, tensors_of
 
 KIND = re.compile(r"Split(?:NoBag)?LookupFunction_(\w+?)_Op")
@@ -19,7 +19,7 @@ class NativePairs:
     under which its autograd graph is kept.
     """
 
-    def __init__(self, chosen: Sequence[Chosen], trace: ExecutionTrace) -> None:
+    def __init__(self, chosen: Sequence[ChosenOp], trace: ExecutionTrace) -> None:
         self.tree = Tree(trace)
         self.forward: dict[int, Node] = {}
         self.handles: dict[int, int] = {}
@@ -35,16 +35,16 @@ class NativePairs:
                     self.forward[node.id] = node
                     self._of[of.node.id] = node
 
-    def handle_of(self, of: Chosen) -> int | None:
+    def handle_of(self, of: ChosenOp) -> int | None:
         """The number of the lookup's autograd graph."""
         node = self._of.get(of.node.id)
         return None if node is None else self.handles.get(node.id)
 
-    def name_of(self, of: Chosen) -> str:
+    def name_of(self, of: ChosenOp) -> str:
         """What the backward function is called in a program."""
         return f"backward of {self._of[of.node.id].name}"
 
-    def gradient(self, of: Chosen) -> TensorUse | None:
+    def gradient(self, of: ChosenOp) -> TensorUse | None:
         """The gradient of the lookup's first argument, where an op inside made it."""
         shape = self._of[of.node.id].inputs[0].shape
         for child in self.tree.below(of.node):

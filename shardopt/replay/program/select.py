@@ -33,7 +33,7 @@ class View(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenOp:
     """An op to replay.
 
     Args:
@@ -74,7 +74,7 @@ class Tree:
             stack.extend(reversed(self.children[child.id]))
 
 
-def choose(trace: ExecutionTrace, composite: Callable[[str], bool]) -> list[Chosen]:
+def choose(trace: ExecutionTrace, composite: Callable[[str], bool]) -> list[ChosenOp]:
     """The ops to replay, in the order of their starts.
 
     Args:
@@ -114,19 +114,19 @@ def _at(nested: Shape, i: int) -> Shape:
     return inner if isinstance(inner, tuple) else ()
 
 
-def _outermost(tree: Tree, opened: set[int]) -> list[Chosen]:
+def _outermost(tree: Tree, opened: set[int]) -> list[ChosenOp]:
     chosen = []
     around = _around_others(tree)
     stack = [(node, around.get(node.id, ())) for node in reversed(tree.roots)]
     while stack:
         node, section = stack.pop()
         if node.schema and node.id not in opened:
-            chosen.append(Chosen(node, section))
+            chosen.append(ChosenOp(node, section))
             after = [] if not node.name.startswith("c10d::") else _part_children(tree, node)[1]
             stack.extend((child, section) for child in reversed(after))
             continue
         if _is_native(tree, node):
-            chosen.append(Chosen(node, section, native=True))
+            chosen.append(ChosenOp(node, section, native=True))
             continue
         if node.scope == USER and not node.schema:
             section = (*section, node.name)
@@ -194,7 +194,7 @@ def _part_children(tree: Tree, node: Node) -> tuple[list[Node], list[Node]]:
     return children[:count], children[count:]
 
 
-def _drop_gloo(tree: Tree, chosen: Sequence[Chosen]) -> list[Chosen]:
+def _drop_gloo(tree: Tree, chosen: Sequence[ChosenOp]) -> list[ChosenOp]:
     """Leave out what gloo runs later for a collective: it works on memory of its own.
 
     That is on its threads, and on the one that waits for a reduce-scatter.
@@ -205,7 +205,7 @@ def _drop_gloo(tree: Tree, chosen: Sequence[Chosen]) -> list[Chosen]:
     own = {child.id for of in chosen for child in _own_calls(tree, of.node)}
     maker: dict[int, int] = {}
     at = 0
-    kept: list[Chosen] = []
+    kept: list[ChosenOp] = []
     for of in chosen:
         while at < len(tree.nodes) and tree.nodes[at].id < of.node.id:
             maker.update(dict.fromkeys(_new_storages(tree.nodes[at]), tree.nodes[at].id))
@@ -225,9 +225,9 @@ def _drop_gloo(tree: Tree, chosen: Sequence[Chosen]) -> list[Chosen]:
     return kept
 
 
-def _drop_barrier_tensors(chosen: Sequence[Chosen]) -> list[Chosen]:
+def _drop_barrier_tensors(chosen: Sequence[ChosenOp]) -> list[ChosenOp]:
     """Leave out the empty tensor that a barrier makes for itself before its record starts."""
-    kept: list[Chosen] = []
+    kept: list[ChosenOp] = []
     for of in chosen:
         if of.node.name in BARRIERS and kept and kept[-1].node.name == "aten::empty":
             taken = {view.storage for a in of.node.inputs for _, view in views_of(a)}
@@ -256,7 +256,7 @@ def _new_storages(node: Node) -> set[int]:
     return given - {view.storage for a in node.inputs for _, view in views_of(a)}
 
 
-def _to_open(tree: Tree, chosen: Sequence[Chosen], composite: Callable[[str], bool]) -> set[int]:
+def _to_open(tree: Tree, chosen: Sequence[ChosenOp], composite: Callable[[str], bool]) -> set[int]:
     """Composite ops that hide a tensor which a later chosen op reads."""
     hidden: dict[int, dict[View, Node]] = defaultdict(dict)
     more: set[int] = set()

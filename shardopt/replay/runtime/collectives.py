@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from .checks import LOST, refuse
-from .exchange import CALLS, Batch, Done, describe, exchange_evenly, from_any, one_to_one
+from .exchange import CALLS, Batch, EndedCollective, describe, exchange_evenly, from_any, one_to_one
 from .matching import FROM_ANY, P2P, CollectiveCall, Plan, plans
 
 TIMEOUT = timedelta(minutes=5)
@@ -82,7 +82,7 @@ class Collectives:
             self._told.append(
                 {**describe(kind, arguments, self._wanted[group], here), "opened": group}
             )
-            return Done()
+            return EndedCollective()
         call = self._calls[self._at]
         self._at += 1
         try:
@@ -126,7 +126,7 @@ class Collectives:
         """None if the collective runs as it was recorded, else what runs in its place."""
         kind, group = of["kind"], self._groups[of["opened"]]
         if "skip" in plan:
-            return lambda _: Done()
+            return lambda _: EndedCollective()
         if kind == FROM_ANY:
             return lambda arguments: from_any(arguments, plan, group)
         if kind in P2P:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from .matching import FROM_ANY, IN_PLACE, P2P, RECEIVE, ROOTED, SEND, CollectiveCall, Plan
 
 
-class Done:
+class EndedCollective:
     """A collective that has ended, or was not run."""
 
     def wait(self) -> None:
@@ -217,7 +217,7 @@ def _monitored_barrier(_: Sequence[Any], group: Any) -> Any:
     if dist.get_backend(group) != "gloo":
         return dist.barrier(group=group, async_op=True)
     dist.monitored_barrier(group)
-    return Done()
+    return EndedCollective()
 
 
 CALLS: dict[str, Callable[[Sequence[Any], Any], Any]] = {

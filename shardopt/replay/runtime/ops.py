@@ -11,7 +11,7 @@ import torch
 
 from .checks import refuse
 from .collectives import Collectives
-from .exchange import Done
+from .exchange import EndedCollective
 from .host import ON_CPU
 from .settings import COMMS, device, settings
 from .tensors import like
@@ -137,7 +137,7 @@ class Op:
     def stand_in(self, at: int, arguments: Sequence[Any]) -> Any:
         """What the op gave in the trace, made once."""
         if self.name.startswith(COMMS):
-            return Done()
+            return EndedCollective()
         if at not in self.instead:
             specs = self.recorded[at] if at < len(self.recorded) else None
             made = [like(spec, _place(arguments)) for spec in specs or ()]

@@ -11,7 +11,7 @@ from shardopt.replay.program.program import Call, Number, Slot, Term
 from shardopt.replay.scale.sizes import Shape, Size, Sizes, UndecidedError
 
 
-class Known:
+class KnownShapes:
     """Shapes of the tensors so far.
 
     `saved` has those of lookups whose gradients come later, `bags` rows of lookups' outputs in the
@@ -76,7 +76,7 @@ class Known:
         return fitting[0] if len(fitting) == 1 else None
 
 
-Rule = Callable[[Known, Call], tuple[Call, tuple[Any, ...]]]
+Rule = Callable[[KnownShapes, Call], tuple[Call, tuple[Any, ...]]]
 """A call -> the call with sizes in place of numbers, and the shapes of its outputs."""
 
 

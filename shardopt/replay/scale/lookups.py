@@ -10,16 +10,16 @@ from typing import Any
 from shardopt.replay.program.collectives import KNOWN
 from shardopt.replay.program.program import Call, Number, Slot, slots
 from shardopt.replay.program.values import is_lookup
-from shardopt.replay.scale.known import Known, Rule, shapes_of, whole_numbers, with_argument
+from shardopt.replay.scale.known import KnownShapes, Rule, shapes_of, whole_numbers, with_argument
 from shardopt.replay.scale.sizes import Shape, Size, Sizes, UndecidedError
 
 
-def _cumsum(known: Known, call: Call) -> tuple[Call, tuple[Any, ...]]:
+def _cumsum(known: KnownShapes, call: Call) -> tuple[Call, tuple[Any, ...]]:
     source = known.of(call.arguments[0])
     return call, ((*source[:-1], source[-1] + 1),)
 
 
-def _permuted(known: Known, call: Call) -> tuple[Call, tuple[Any, ...]]:
+def _permuted(known: KnownShapes, call: Call) -> tuple[Call, tuple[Any, ...]]:
     """Lengths (features x samples) and their values in another order of features."""
     order, lengths, values = (known.of(call.arguments[at]) for at in (0, 1, 2))
     sizes = known.sizes
@@ -41,7 +41,7 @@ def _permuted(known: Known, call: Call) -> tuple[Call, tuple[Any, ...]]:
     return made, (sizes.plain((order[0], *lengths[1:])), (total,), weights)
 
 
-def _bucketized(known: Known, call: Call) -> tuple[Call, tuple[Any, ...]]:
+def _bucketized(known: KnownShapes, call: Call) -> tuple[Call, tuple[Any, ...]]:
     """Ids by the rank that holds their rows: lengths grow by the ranks, ids stay as many."""
     lengths, values = (known.of(call.arguments[at]) for at in (0, 1))
     known.sizes.grows(lengths[0])
@@ -59,7 +59,7 @@ def _bucketized(known: Known, call: Call) -> tuple[Call, tuple[Any, ...]]:
     return call, tuple(shapes)
 
 
-def _checked(known: Known, call: Call) -> tuple[Call, tuple[Any, ...]]:
+def _checked(known: KnownShapes, call: Call) -> tuple[Call, tuple[Any, ...]]:
     rows, values, offsets = (known.of(call.arguments[at]) for at in (0, 1, 2))
     known.sizes.stays(rows[0])
     known.sizes.grows(values[0], ids=True)
@@ -67,7 +67,7 @@ def _checked(known: Known, call: Call) -> tuple[Call, tuple[Any, ...]]:
     return call, shapes_of(call.specs)
 
 
-def _lookup(known: Known, call: Call) -> tuple[Call, tuple[Any, ...]]:
+def _lookup(known: KnownShapes, call: Call) -> tuple[Call, tuple[Any, ...]]:
     """Ids and offsets follow each other; `offsets` has tables x samples + 1 entries."""
     sizes = known.sizes
     given = [term for term in call.arguments if isinstance(term, Slot)]
@@ -106,7 +106,7 @@ def _alike(sizes: Sizes, shape: Shape, other: Shape) -> bool:
     return list(map(sizes.hint, shape)) == list(map(sizes.hint, other))
 
 
-def _rows(known: Known, rows: int, values: Size, offsets: Size) -> Size:
+def _rows(known: KnownShapes, rows: int, values: Size, offsets: Size) -> Size:
     """Rows of a lookup's output: bags, or ids where it does not pool."""
     sizes = known.sizes
     entries = sizes.hint(offsets) - 1
@@ -120,7 +120,7 @@ def _rows(known: Known, rows: int, values: Size, offsets: Size) -> Size:
     raise UndecidedError("a lookup gives neither a row a sample nor a row an id")
 
 
-def _backward(known: Known, call: Call) -> tuple[Call, tuple[Any, ...]]:
+def _backward(known: KnownShapes, call: Call) -> tuple[Call, tuple[Any, ...]]:
     handle = call.arguments[0]
     assert isinstance(handle, Slot)
     if handle.number not in known.saved:
@@ -131,7 +131,7 @@ def _backward(known: Known, call: Call) -> tuple[Call, tuple[Any, ...]]:
     return call, (first,)
 
 
-def _collective(known: Known, call: Call) -> tuple[Call, tuple[Any, ...]]:
+def _collective(known: KnownShapes, call: Call) -> tuple[Call, tuple[Any, ...]]:
     """What a rank gets grows as what it gives; parts grow as what they are parts of."""
     names = KNOWN.get(call.collective, ())
     made = call
@@ -156,7 +156,7 @@ def _collective(known: Known, call: Call) -> tuple[Call, tuple[Any, ...]]:
     return made, ()
 
 
-def _like_first(known: Known, call: Call) -> tuple[Call, tuple[Any, ...]]:
+def _like_first(known: KnownShapes, call: Call) -> tuple[Call, tuple[Any, ...]]:
     return call, (known.of(call.arguments[0]),)
 
 

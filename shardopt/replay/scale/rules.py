@@ -11,7 +11,13 @@ from typing import Any
 
 from shardopt.replay.program.program import Call, Number, Term
 from shardopt.replay.program.tensors import contiguous
-from shardopt.replay.scale.known import Known, Rule, whole_number, whole_numbers, with_argument
+from shardopt.replay.scale.known import (
+    KnownShapes,
+    Rule,
+    whole_number,
+    whole_numbers,
+    with_argument,
+)
 from shardopt.replay.scale.lookups import foreign_rule_of
 from shardopt.replay.scale.sizes import Shape, Size, Sizes, UndecidedError
 
@@ -19,7 +25,7 @@ END = 1 << 62
 """Ends of slices beyond it mean: to the end."""
 
 
-def _view(known: Known, call: Call) -> tuple[Call, tuple[Any, ...]]:
+def _view(known: KnownShapes, call: Call) -> tuple[Call, tuple[Any, ...]]:
     """`aten::view` and its like: source and wanted sizes."""
     source = known.of(call.arguments[0])
     given = whole_numbers(call.arguments[1])
@@ -29,7 +35,7 @@ def _view(known: Known, call: Call) -> tuple[Call, tuple[Any, ...]]:
     return with_argument(call, 1, term), (made,)
 
 
-def view_shape(known: Known, source: Shape, wanted: Sequence[int]) -> Shape:
+def view_shape(known: KnownShapes, source: Shape, wanted: Sequence[int]) -> Shape:
     """Sizes of a view: groups of extents with one product on both sides keep it."""
     sizes = known.sizes
     hints = [sizes.hint(size) for size in source]
@@ -57,7 +63,7 @@ def view_shape(known: Known, source: Shape, wanted: Sequence[int]) -> Shape:
     return sizes.plain(made)
 
 
-def _group(known: Known, source: Shape, wanted: Sequence[int]) -> list[Size]:
+def _group(known: KnownShapes, source: Shape, wanted: Sequence[int]) -> list[Size]:
     sizes = known.sizes
     whole: Size = 1
     for size in source:
@@ -82,7 +88,7 @@ def _group(known: Known, source: Shape, wanted: Sequence[int]) -> list[Size]:
     return made
 
 
-def _slice(known: Known, call: Call) -> tuple[Call, tuple[Any, ...]]:
+def _slice(known: KnownShapes, call: Call) -> tuple[Call, tuple[Any, ...]]:
     source = known.of(call.arguments[0])
     dim = whole_number(call, 1) % len(source)
     extent, step = source[dim], whole_number(call, 4, 1)
@@ -104,7 +110,7 @@ def _ends(sizes: Sizes, extent: Size, bounds: Sequence[Size]) -> tuple[Size, Siz
     return start, extent if sizes.hint(end) >= sizes.hint(extent) else end
 
 
-def _bound(known: Known, extent: Size, bound: int, *, ids: bool = False) -> Size:
+def _bound(known: KnownShapes, extent: Size, bound: int, *, ids: bool = False) -> Size:
     """Where a tensor is cut; one that may hold ids, where it has a part of them.
 
     Args:
@@ -117,7 +123,7 @@ def _bound(known: Known, extent: Size, bound: int, *, ids: bool = False) -> Size
     )
 
 
-def _narrow(known: Known, call: Call) -> tuple[Call, tuple[Any, ...]]:
+def _narrow(known: KnownShapes, call: Call) -> tuple[Call, tuple[Any, ...]]:
     source = known.of(call.arguments[0])
     dim = whole_number(call, 1) % len(source)
     start, length = (_bound(known, source[dim], whole_number(call, at)) for at in (2, 3))
@@ -125,7 +131,7 @@ def _narrow(known: Known, call: Call) -> tuple[Call, tuple[Any, ...]]:
     return made, (known.sizes.plain((*source[:dim], length, *source[dim + 1 :])),)
 
 
-def _split(known: Known, call: Call) -> tuple[Call, tuple[Any, ...]]:
+def _split(known: KnownShapes, call: Call) -> tuple[Call, tuple[Any, ...]]:
     source = known.of(call.arguments[0])
     dim = whole_number(call, 2) % len(source)
     term = call.arguments[1]
@@ -142,13 +148,13 @@ def _split(known: Known, call: Call) -> tuple[Call, tuple[Any, ...]]:
     return with_argument(call, 1, cuts), (shapes,)
 
 
-def _select(known: Known, call: Call) -> tuple[Call, tuple[Any, ...]]:
+def _select(known: KnownShapes, call: Call) -> tuple[Call, tuple[Any, ...]]:
     source = known.of(call.arguments[0])
     dim = whole_number(call, 1) % len(source)
     return call, ((*source[:dim], *source[dim + 1 :]),)
 
 
-def _as_strided(known: Known, call: Call) -> tuple[Call, tuple[Any, ...]]:
+def _as_strided(known: KnownShapes, call: Call) -> tuple[Call, tuple[Any, ...]]:
     source = known.of(call.arguments[0])
     wanted = whole_numbers(call.arguments[1])
     if all(isinstance(size, int) for size in source):
@@ -169,7 +175,7 @@ def _as_strided(known: Known, call: Call) -> tuple[Call, tuple[Any, ...]]:
     return call, (tuple(wanted),)
 
 
-def _sliced_back(known: Known, call: Call) -> tuple[Call, tuple[Any, ...]]:
+def _sliced_back(known: KnownShapes, call: Call) -> tuple[Call, tuple[Any, ...]]:
     """`slice_backward` and `select_backward`: the gradient of what was cut."""
     grad = known.of(call.arguments[0])
     wanted = whole_numbers(call.arguments[1])
@@ -193,13 +199,13 @@ def _sliced_back(known: Known, call: Call) -> tuple[Call, tuple[Any, ...]]:
     return made, (known.sizes.plain(shape),)
 
 
-def _like_first(known: Known, call: Call) -> tuple[Call, tuple[Any, ...]]:
+def _like_first(known: KnownShapes, call: Call) -> tuple[Call, tuple[Any, ...]]:
     return call, tuple(
         known.of(call.arguments[0]) if spec is not None else None for spec in call.specs
     )
 
 
-def _norm_back(known: Known, call: Call) -> tuple[Call, tuple[Any, ...]]:
+def _norm_back(known: KnownShapes, call: Call) -> tuple[Call, tuple[Any, ...]]:
     """`cudnn_batch_norm_backward`: input, gradient, weight."""
     source, grad, weight = (known.of(call.arguments[at]) for at in (0, 1, 2))
     for a, b in zip(source, grad, strict=True):

@@ -27,7 +27,7 @@ from shardopt.replay.program.program import (
     number_outputs,
     slots,
 )
-from shardopt.replay.scale.known import Known
+from shardopt.replay.scale.known import KnownShapes
 from shardopt.replay.scale.ops import op_of, run, with_symbols, written_tensors
 from shardopt.replay.scale.rules import rule_of
 from shardopt.replay.scale.sizes import Shape, Sizes, UndecidedError
@@ -60,7 +60,7 @@ class SymbolicProgram:
     shapes: list[tuple[Any, ...]]
     made: dict[int, Shape]
     fixed: frozenset[int]
-    known: Known
+    known: KnownShapes
     specs: dict[int, TensorSpec]
     opaque: dict[str, str] = field(default_factory=dict)
     transposes: Transposes = field(default_factory=Transposes)
@@ -75,7 +75,7 @@ def walk_program(program: RankProgram, samples: int) -> SymbolicProgram:
     """
     sizes = Sizes(samples)
     ids = frozenset(n for n, fill in program.fills.items() if fill["kind"] in ("table_ids", "ids"))
-    known = Known(sizes, ids)
+    known = KnownShapes(sizes, ids)
     fixed = fixed_tensors(program)
     for number, spec in program.made.items():
         sizes.at = f"tensor {number}"

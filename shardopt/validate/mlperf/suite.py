@@ -20,7 +20,7 @@ from shardopt.validate.mlperf.systems import (
     System,
     read_systems,
 )
-from shardopt.validate.report import Compared, Report, data_folder
+from shardopt.validate.report import ComparedRow, Report, data_folder
 
 LAST_FIT_ROUND = (3, 1)
 FIT_PROFILES = ("a100-40gb", "a100-80gb", "h100-sxm")
@@ -39,7 +39,7 @@ def validate_mlperf_dlrm(folder: Path) -> Report:
     skipped += problems
     parts = parts_of(systems)
     times: dict[tuple[object, ...], float] = {}
-    rows: list[Compared] = []
+    rows: list[ComparedRow] = []
     for system, part in zip(systems, parts, strict=True):
         case = case_of(system, planner)
         if isinstance(case, str):
@@ -82,9 +82,9 @@ def is_fitted(system: System) -> bool:
     return system.version <= LAST_FIT_ROUND and profile_of(system.accelerator) in FIT_PROFILES
 
 
-def _compared(case: Case, predicted_ms: float, part: str) -> Compared:
+def _compared(case: Case, predicted_ms: float, part: str) -> ComparedRow:
     system = case.system
-    return Compared(
+    return ComparedRow(
         {
             "system": system.system,
             "org": system.org,

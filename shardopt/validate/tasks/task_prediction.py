@@ -20,7 +20,7 @@ from search.space.option import Option
 from shardopt.bench.rows import BenchRows
 from shardopt.bench.summary import flat
 from shardopt.bench.tasks.task_set import MeasuredTask, TaskSet, task_reference
-from shardopt.validate.report import Compared
+from shardopt.validate.report import ComparedRow
 from shardopt.validate.tasks.ablations import ABLATIONS, FULL
 from shardopt.validate.tasks.drift import correct_drift, drift_ratios
 
@@ -84,10 +84,10 @@ class TaskPrediction:
         used = {table.sharding_type for table in self.task.plans[plan].tables.values()}
         return "+".join(kind.short for kind in _ORDER if kind in used)
 
-    def rows(self) -> list[Compared]:
+    def rows(self) -> list[ComparedRow]:
         """A row a plan."""
         return [
-            Compared(
+            ComparedRow(
                 {
                     "batch": self.batch.name,
                     "topology": self.batch.topology,

@@ -7,7 +7,7 @@ import pytest
 from optuna.trial import TrialState
 
 from search.tune.grid import Grid
-from search.tune.sampler import Untried, distributions, params_of, setting_of
+from search.tune.sampler import SettingSampler, distributions, params_of, setting_of
 
 GRID = Grid({"batch_size": (8, 16, 32, 64), "pipeline": ("base", "sparse_dist")})
 FIRST = {"batch_size": 32, "pipeline": "base"}
@@ -15,7 +15,7 @@ FIRST = {"batch_size": 32, "pipeline": "base"}
 
 def drawn(seed: int, count: int, directions: int = 1, *, prune: bool = False) -> list[object]:
     study = optuna.create_study(
-        sampler=Untried(GRID, FIRST, seed), directions=["minimize"] * directions
+        sampler=SettingSampler(GRID, FIRST, seed), directions=["minimize"] * directions
     )
     for _ in range(count):
         trial = study.ask(distributions(GRID))
@@ -44,7 +44,7 @@ def test_a_larger_grid_is_learnt() -> None:
     """Of 64 x 64 settings the best corner is approached, not found by chance."""
     grid = Grid({"batch_size": tuple(range(1, 65)), "bucket": tuple(map(float, range(1, 65)))})
     first = {"batch_size": 1, "bucket": 1.0}
-    study = optuna.create_study(sampler=Untried(grid, first, 0))
+    study = optuna.create_study(sampler=SettingSampler(grid, first, 0))
     for _ in range(60):
         trial = study.ask(distributions(grid))
         setting = setting_of(grid, trial.params)

@@ -16,7 +16,7 @@ from search.tune.storage import (
     MAX_RETRIES,
     WORKER,
     Liveness,
-    Shared,
+    SharedStorage,
     open_storage,
     storage_errors,
 )
@@ -28,7 +28,7 @@ LONGEST_S = 60.0
 NEVER = Liveness(every_s=1, stale_s=600)
 
 
-def a_study(shared: Shared) -> optuna.Study:
+def a_study(shared: SharedStorage) -> optuna.Study:
     return optuna.create_study(storage=shared.storage, study_name="s", load_if_exists=True)
 
 

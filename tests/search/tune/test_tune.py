@@ -21,7 +21,7 @@ from search.tune.goals import GOALS, covers, values_of
 from search.tune.grid import grid_of
 from search.tune.study import Trial, decode_plan, encode_plan, new_study
 from search.tune.trial import RuledOutError, carry_over_plan, root_bound, search_from, try_setting
-from search.tune.tune import Budget, Tuned, Tuning
+from search.tune.tune import Budget, TuneResult, Tuning
 from tests.quick import quick_first
 from tests.search.problems import (
     H100,
@@ -96,7 +96,7 @@ def test_a_journal_and_memory_give_the_same(tmp_path: Path) -> None:
     assert plain(kept.run()) == plain(alone.run())
 
 
-def plain(found: Tuned) -> list[Trial]:
+def plain(found: TuneResult) -> list[Trial]:
     return [replace(t, plan=t.plan and decode_plan(encode_plan(t.plan))) for t in found.trials]
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from predictor.errors import InputError
-from shardopt.validate.report import Compared, Report, Summary, data_folder
+from shardopt.validate.report import ComparedRow, Report, Summary, data_folder
 
 
-def compared(measured: float, predicted: float, part: str = "test") -> Compared:
-    return Compared({"name": "x"}, measured, predicted, family="f", part=part)
+def compared(measured: float, predicted: float, part: str = "test") -> ComparedRow:
+    return ComparedRow({"name": "x"}, measured, predicted, family="f", part=part)
 
 
 def test_a_summary_of_nothing_has_no_figures() -> None:

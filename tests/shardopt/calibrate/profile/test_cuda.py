@@ -33,7 +33,7 @@ from shardopt.calibrate.design import points as design
 from shardopt.calibrate.design.near_empty import near_empty
 from shardopt.calibrate.design.points import Point
 from shardopt.calibrate.profile.build import build_profile, profile_text
-from shardopt.calibrate.profile.builder import Calibrated
+from shardopt.calibrate.profile.builder import CalibratedProfile
 from shardopt.calibrate.profile.tables import launch_rows
 from shardopt.calibrate.rows import (
     PARTS,
@@ -172,17 +172,17 @@ def rows() -> list[Measurement]:
     return [*alone, *draws.together(ranks=4)]
 
 
-def built(rows: list[Measurement], **wiring: int) -> Calibrated:
+def built(rows: list[Measurement], **wiring: int) -> CalibratedProfile:
     return build_profile(rows, ORIGIN, BASE, "mine", wiring.pop("ranks", 4), 512.0, **wiring)
 
 
 @pytest.fixture(scope="module")
-def found(rows: list[Measurement]) -> Calibrated:
+def found(rows: list[Measurement]) -> CalibratedProfile:
     return built(rows)
 
 
 @pytest.mark.slow
-def test_rows_held_out_are_predicted(found: Calibrated) -> None:
+def test_rows_held_out_are_predicted(found: CalibratedProfile) -> None:
     families = {"lookup forward", "lookup backward", "cache prefetch", "streaming", "elementwise"}
     families |= {"gemm fp32", "gemm tf32", "gemm bf16", "lookup forward, fused_uvm", "host"}
     families |= {"lookup backward, cached", "copy_h2d"}
@@ -195,7 +195,7 @@ def test_rows_held_out_are_predicted(found: Calibrated) -> None:
 
 
 @pytest.mark.slow
-def test_hidden_constants_come_back(found: Calibrated) -> None:
+def test_hidden_constants_come_back(found: CalibratedProfile) -> None:
     for group, constants in HIDDEN.items():
         if group in ("gemm", "overheads"):
             continue
@@ -211,7 +211,7 @@ def test_hidden_constants_come_back(found: Calibrated) -> None:
 
 @pytest.mark.slow
 def test_the_file_holds_what_was_measured_and_takes_the_rest_from_its_base(
-    found: Calibrated, tmp_path: Path
+    found: CalibratedProfile, tmp_path: Path
 ) -> None:
     path = tmp_path / "mine.yaml"
     text = profile_text(found, "h100-sxm")

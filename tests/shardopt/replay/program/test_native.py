@@ -7,7 +7,7 @@ import pytest
 from predictor.trace.comms import CommInfo
 from predictor.trace.execution import COMMS, Node
 from shardopt.replay.program.native import NativePairs
-from shardopt.replay.program.select import Chosen
+from shardopt.replay.program.select import ChosenOp
 from tests.shardopt.replay.nodes import note, op, plain, tensor, trace
 
 SGD = "fbgemm::split_embedding_codegen_lookup_sgd_function"
@@ -25,12 +25,12 @@ def backward(number: int, kind: str, shape: tuple[int, ...]) -> Node:
 
 
 def pairs(*nodes: Node) -> NativePairs:
-    chosen = [Chosen(n, (), native=n.scope == 1) for n in nodes if not n.parent]
+    chosen = [ChosenOp(n, (), native=n.scope == 1) for n in nodes if not n.parent]
     return NativePairs(chosen, trace(*nodes))
 
 
-def of(node: Node) -> Chosen:
-    return Chosen(node, (), native=True)
+def of(node: Node) -> ChosenOp:
+    return ChosenOp(node, (), native=True)
 
 
 def test_a_backward_function_belongs_to_the_last_lookup_of_its_kind_and_shape() -> None:
