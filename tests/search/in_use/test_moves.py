@@ -190,7 +190,8 @@ def test_too_few_moves_say_how_many_would_do() -> None:
         text = str(raised.value)
         assert "rank 0 misses" in text
         assert "at least 2 must" in text
-        assert "--max-moves 2" in text
+        assert "allow 2 moves" in text
+        assert raised.value.inputs == ("max_moves",)
         assert raised.value.exit_code == 3
     result = solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, 2))
     assert len(moved_tables(plan, result.best.plan)) == 2
