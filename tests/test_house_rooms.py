@@ -59,7 +59,7 @@ SLEEPERS = {
     "tests/search/tune/worker.py": "hangs until it is killed",
     "tests/shardopt/cli/test_app.py": "an interrupt at any moment has the same words",
     "tests/shardopt/ranks/test_launch.py": "hangs until it is killed; a poll",
-    "tests/shardopt/ranks/test_limited.py": "hangs until its time is over",
+    "tests/shardopt/ranks/test_calls.py": "hangs until its time is over",
     "tests/shardopt/replay/test_launch.py": "hangs until it is killed; a poll",
 }
 """Files that sleep, and why no slow machine breaks them: a test waits for what it needs."""
