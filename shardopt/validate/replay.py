@@ -17,12 +17,10 @@ from predictor.fit.cpu_ops import errors_by_group
 from predictor.hardware.loader import load_hardware
 from shardopt.replay.predict.fit import captured_step, fit_replays, read_replays
 from shardopt.replay.predict.iteration import OP_MODELS, predict_ranks
-from shardopt.replay.predict.rows import FILE, FIT, TEST, ModelCalls
+from shardopt.replay.predict.rows import FIT, TEST, ModelCalls
 from shardopt.validate.report import ComparedRow, Report, Scores, errors_by_ranks
 
 NAME = "replay"
-DEFAULT_FOLDER = Path(__file__).resolve().parents[2] / "configs" / "bench" / "replay"
-"""Of a source checkout; an installed package has none."""
 LARGEST_GROUPS = 14
 PARTS = {TEST: "models", FIT: "calibration"}
 FRESH = frozenset(
@@ -30,11 +28,6 @@ FRESH = frozenset(
     | {"mlp narrow"}
 )
 """Models that were added, and first measured, after the form of the kernel models was fixed."""
-
-
-def has_replays(folder: Path) -> bool:
-    """Whether a folder holds replays with their calls."""
-    return (folder / FILE).is_file()
 
 
 def validate_replay(folder: Path) -> Report:

@@ -67,18 +67,13 @@ def step_ms(step: RankCalls, models: OpModels, sync: GradientSync | None, ranks:
     return float(simulate(graph).iteration_ms[0])
 
 
-def has_transformers(folder: Path) -> bool:
-    """Whether a folder holds measured transformers."""
-    return (folder / OPS).is_file()
-
-
 def validate_transformers_cpu(folder: Path) -> Report:
     """Fit on the calibration shapes of a folder and predict all others.
 
     Raises:
         InputError: the folder is not what `shardopt bench transformers` writes.
     """
-    if not has_transformers(folder):
+    if not (folder / OPS).is_file():
         raise _no_data(folder)
     steps = read_ops(folder)
     predictors = [

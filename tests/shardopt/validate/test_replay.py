@@ -13,13 +13,16 @@ from predictor.hardware.loader import load_hardware
 from shardopt.replay.predict.fit import read_replays
 from shardopt.replay.predict.iteration import OP_MODELS, load_models, predict_ranks
 from shardopt.replay.predict.rows import FILE, FIT, write_models
-from shardopt.validate.replay import DEFAULT_FOLDER, has_replays, validate_replay
+from shardopt.validate.replay import validate_replay
+from shardopt.validate.suites import COMMITTED
+
+FOLDER = COMMITTED / "replay"
 
 
 @pytest.mark.slow
 def test_figures_are_those_of_the_committed_rows() -> None:
-    models = read_replays(DEFAULT_FOLDER)
-    report = validate_replay(DEFAULT_FOLDER)
+    models = read_replays(FOLDER)
+    report = validate_replay(FOLDER)
     assert report.summary.n == sum(model.part != FIT for model in models) == 19
     one = next(model for model in models if model.name == "dlrm 2 ranks wide")
     row = next(row for row in report.counted if row.name["model"] == one.name)
@@ -32,7 +35,7 @@ def test_figures_are_those_of_the_committed_rows() -> None:
 
 def test_slower_replays_are_larger_errors(tmp_path: Path) -> None:
     names = ("convnet a", "convnet e", "mlp a", "mlp b", "mlp", "convnet small")
-    models = [model for model in read_replays(DEFAULT_FOLDER) if model.name in names]
+    models = [model for model in read_replays(FOLDER) if model.name in names]
     slower = [
         model
         if model.part == FIT
@@ -52,6 +55,5 @@ def test_slower_replays_are_larger_errors(tmp_path: Path) -> None:
 
 
 def test_folders_without_rows(tmp_path: Path) -> None:
-    assert not has_replays(tmp_path)
     with pytest.raises(InputError, match="bench compare"):
         validate_replay(tmp_path)
