@@ -62,6 +62,7 @@ def test_collectives_of_all_ranks(job: Path, tmp_path: Path) -> None:
         assert collectives(program) == ALL_RANKS
 
 
+@pytest.mark.slow
 def test_sends_and_receives(job: Path, tmp_path: Path) -> None:
     zero, one = check_fixpoint(job / "one_to_one", tmp_path)
     both = ["send", "recv_", "send", "recv_"]

@@ -137,6 +137,7 @@ def test_the_variants_propose_other_plans() -> None:
     assert ratings[Variant.BALANCED] is not None
 
 
+@pytest.mark.slow
 def test_it_ends_at_its_limit_with_what_it_has() -> None:
     workload = one_dim(modules.dlrm_dcnv2())
     many = replace(

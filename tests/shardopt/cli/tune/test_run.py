@@ -82,6 +82,7 @@ def test_the_report_says_what_to_change(run, model: Path) -> None:
     assert done.err == ""
 
 
+@pytest.mark.slow
 def test_a_front_lists_its_members(run, model: Path) -> None:
     done = run(
         "plan", model, *QUICK, "--tune", "batch_size=512/65536", "--objectives", "time,memory"
