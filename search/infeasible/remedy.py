@@ -62,7 +62,7 @@ def explain_infeasible(problem: Problem, error: InfeasibleError, stop: Stop) -> 
             # general advice gives way to what is shown to help
             text = text.partition(ADVICE)[0]
             inputs = tuple(dict.fromkeys(name for r in told for name in r.inputs))
-            lines = ["Any one of these makes a plan possible:", *(f"  {r.words}" for r in told)]
+            lines = ["To try; each of these makes a plan possible:", *(f"  {r.words}" for r in told)]
             parts.append("\n".join(lines))
     return InfeasibleError("\n".join([text, *parts]), inputs)
 
