@@ -62,8 +62,8 @@ def explain_infeasible(problem: Problem, error: InfeasibleError, stop: Stop) -> 
             # general advice gives way to what is shown to help
             text = text.partition(ADVICE)[0]
             inputs = tuple(dict.fromkeys(name for r in told for name in r.inputs))
-            lines = ["To try; each of these makes a plan possible:", *(f"  {r.words}" for r in told)]
-            parts.append("\n".join(lines))
+            head = "To try; each of these makes a plan possible:"
+            parts.append("\n".join([head, *(f"  {remedy.words}" for remedy in told)]))
     return InfeasibleError("\n".join([text, *parts]), inputs)
 
 
