@@ -70,14 +70,14 @@ def test_under_torchrun(dlrm: Path, tmp_path: Path) -> None:
     assert told["collective_bytes"] == result["collective_bytes"]
     shown = torchrun(3, *command)
     assert shown.returncode == 0, shown.stderr
-    assert shown.stdout.count("ms an iteration on 3 CPU ranks") == 1
+    assert shown.stdout.count("ms per iteration on 3 CPU ranks") == 1
     wrong = torchrun(2, *command, "--from-annotation", "nowhere")
     assert wrong.returncode != 0
     assert "no part has this name" in wrong.stderr
     assert wrong.stdout == ""
     refused = torchrun(1, *command, "--ranks", "1")
     assert refused.returncode != 0
-    assert "--ranks is for a run without torchrun" in refused.stderr
+    assert "leave --ranks out under torchrun" in refused.stderr
 
 
 def test_two_jobs_of_ranks_joined(dlrm: Path, collectives: Path, tmp_path: Path) -> None:
