@@ -13,8 +13,6 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("predictor", "search", "shardopt")
 MIRRORED = (*PACKAGES, "tools")
 MOST_MODULES = 15
-LARGER = {"shardopt/replay/program", "shardopt/replay/scale"}
-"""Folders of one idea in many small steps."""
 
 CROSS_CUTTING = {
     # several modules at once, as their user meets them
@@ -83,7 +81,7 @@ def test_a_folder_is_small_enough_to_see() -> None:
         relative(folder): len([p for p in folder.glob("*.py") if p.name != "__init__.py"])
         for folder in folders()
     }
-    large = {name: n for name, n in sizes.items() if n > MOST_MODULES and name not in LARGER}
+    large = {name: n for name, n in sizes.items() if n > MOST_MODULES}
     assert not large, f"more than {MOST_MODULES} modules: make rooms inside: {large}"
 
 

@@ -64,6 +64,7 @@ def assert_sound(problem: Problem, found: AdditivePlan) -> None:
         assert len({frozenset(shared[t]) for t in group}) == 1
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=20)
 @given(seed=st.integers(0, 10_000))
 def test_never_worse_than_torchrec_and_never_below_the_bound(seed: int) -> None:

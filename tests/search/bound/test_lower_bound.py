@@ -132,6 +132,7 @@ def test_less_memory_never_lowers_the_bound() -> None:
     assert tight >= loose * (1 - 1e-9)
 
 
+@pytest.mark.slow
 def test_upper_and_stop_end_early_and_stay_valid() -> None:
     objective = unlimited(3)
     full = bound_of(objective)

@@ -149,7 +149,7 @@ def test_no_move_only_rates() -> None:
 
 def test_a_warm_start_is_never_worse_than_what_is_given() -> None:
     problem = small(2, 6, (4, 2))
-    best = solve(problem, Stop(effort=0.2), 0).best
+    best = solve(problem, Stop(effort=0.05), 0).best
     again = solve(problem, Stop(effort=1e-3), 0, in_use=PlanInUse(best.plan), searchers=["optuna"])
     assert again.best.iteration_ms <= best.iteration_ms * (1 + 1e-9)
 

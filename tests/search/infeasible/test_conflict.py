@@ -168,6 +168,7 @@ def test_one_table_with_no_option() -> None:
     assert "more HBM for tables on every rank" in text
 
 
+@pytest.mark.slow
 def test_the_least_number_of_gpus() -> None:
     wants = Constraints(sharding_types=TABLE_WISE, compute_kernels=FUSED)
     tables = [a_table(f"t{i}", 200_000, 64, constraints=wants) for i in range(5)]

@@ -44,7 +44,7 @@ def packed(seed: int, fill: float) -> Problem:
 
 
 @pytest.mark.parametrize("fill", [0.99, 0.999])
-@pytest.mark.parametrize("seed", quick_first(3, range(6)))
+@pytest.mark.parametrize("seed", quick_first(1, range(6)))
 def test_what_is_packed_to_the_brim_is_found(seed: int, fill: float) -> None:
     problem = packed(seed, fill)
     assert 20 <= len(problem.workload.tables) <= 60

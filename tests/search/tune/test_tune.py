@@ -84,6 +84,7 @@ def test_a_study_on_a_journal_goes_on_as_if_it_had_not_ended(tmp_path: Path) -> 
     assert len(found.trials) == 5
 
 
+@pytest.mark.slow
 def test_a_journal_and_memory_give_the_same(tmp_path: Path) -> None:
     kept = a_tuning(str(tmp_path / "a.log"), "s", 3)
     alone = Tuning(
@@ -222,6 +223,7 @@ def test_what_each_change_is_worth_alone() -> None:
     assert worth["bucket"] == pytest.approx(0.0, abs=1e-12)  # all gradients fit into one
 
 
+@pytest.mark.slow
 def test_a_front_trades_memory_for_time() -> None:
     tables = tuple(a_table(f"t{i}", 400_000, 64, 8.0) for i in range(4))
     case = Case(a_workload(*tables), hosts(2, hbm=GIB), H100)

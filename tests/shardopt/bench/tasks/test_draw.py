@@ -38,6 +38,7 @@ def times(made: Task, local: int = 2) -> dict[str, float]:
     }
 
 
+@pytest.mark.slow
 def test_a_seed_gives_one_task() -> None:
     again = draw_task(0)
     assert again == task(0)

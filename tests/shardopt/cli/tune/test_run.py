@@ -92,6 +92,7 @@ def test_a_front_lists_its_members(run, model: Path) -> None:
     assert "GiB on a rank" in done.out
 
 
+@pytest.mark.slow
 def test_one_command_after_another_shares_a_study(run, model: Path) -> None:
     words = ("plan", model, *QUICK, *KNOBS, "--json", "--storage", "tune.journal")
     first, again = run(*words), run(*words)
