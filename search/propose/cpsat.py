@@ -32,11 +32,14 @@ MAX_VARIABLES = 40_000
 
 @dataclass(frozen=True)
 class Solution:
-    """What the solver found; ``gap`` is its own, on the surrogate, as a fraction."""
+    """What the solver found; ``gap`` is its own, on the surrogate, as a fraction.
+
+    A solver stopped before it proved a bound above zero has no gap: None.
+    """
 
     assignment: Assignment
     surrogate_ms: float
-    gap: float
+    gap: float | None
 
 
 @dataclass
@@ -94,7 +97,7 @@ class CpSat:
         if run(solver, build.model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None
         value, bound = solver.ObjectiveValue(), solver.BestObjectiveBound()
-        gap = value / bound - 1 if bound > 0 else float("inf")
+        gap = value / bound - 1 if bound > 0 else None
         return Solution(build.read(solver), value / UNITS_PER_MS, gap)
 
 

@@ -87,7 +87,7 @@ def plan_object(
         iteration_ms, interval_ms, provenance, out_of_range: of the best plan.
         lower_bound_ms: no plan of the search space is predicted to be faster.
         gap: ``iteration_ms / lower_bound_ms - 1``, a fraction; null where the bound is 0.
-        surrogate_gap: the exact solver's own gap, a fraction; null if it did not run.
+        surrogate_gap: the exact solver's own gap, a fraction; null if not known.
         stopped_by: ``work``, ``gap`` or ``time``.
         search_seconds: wall time of the search.
         evaluations: plans scored on the full timeline.

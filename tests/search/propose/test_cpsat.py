@@ -79,3 +79,12 @@ def test_small_tables_are_counted_in_small_units() -> None:
     workload = a_workload(*tables, batch_size=16)
     objective, surrogate = objective_of(a_problem(workload, hosts(1, hbm=100 * 1024)))
     assert CpSat(objective, surrogate).solve(objective.space.options, 1.0, 0) is not None
+
+
+def test_a_gap_without_a_bound_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JSON has no infinity: a solver stopped before its bound rose above zero has no gap."""
+    monkeypatch.setattr(cpsat.cp_model.CpSolver, "BestObjectiveBound", lambda solver: 0.0)
+    objective, surrogate = setting()
+    found = CpSat(objective, surrogate).solve(objective.space.options, 20.0, 0)
+    assert found is not None
+    assert found.gap is None
