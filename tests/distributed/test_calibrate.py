@@ -56,6 +56,7 @@ def test_a_tiny_calibration_measures_resumes_and_loads(tmp_path: Path) -> None:
     assert load_hardware(str(path)).groups["embedding"].provenance.kind == "measured"
 
 
+@pytest.mark.slow
 def test_every_table_of_a_model_is_looked_up_as_the_model_says() -> None:
     feature = Feature("f", 3.0)
     tables = (

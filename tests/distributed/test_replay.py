@@ -92,6 +92,7 @@ def rewritten(traces: Path, change: Callable[[dict], None]) -> Path:
     return edited(traces / "rank0.et.json", change)
 
 
+@pytest.mark.slow
 def test_ops_that_are_not_installed_are_replaced(tmp_path: Path) -> None:
     def rename(node: dict) -> None:
         for attribute in node["attrs"]:

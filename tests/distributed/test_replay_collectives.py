@@ -57,6 +57,7 @@ def check_fixpoint(traces: Path, place: Path) -> list[RankProgram]:
     return first
 
 
+@pytest.mark.slow
 def test_collectives_of_all_ranks(job: Path, tmp_path: Path) -> None:
     for program in check_fixpoint(job / "all_ranks", tmp_path):
         assert collectives(program) == ALL_RANKS

@@ -99,6 +99,7 @@ def test_thousands_of_random_plans_on_real_sizes(ranks: int, pipeline: str) -> N
     assert bound_of(objective, 400) <= times.min() * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", quick_only((0, 2), range(6)))
 def test_too_many_sets_leave_a_weaker_bound(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     objective = unlimited(seed)
@@ -111,6 +112,7 @@ def test_too_many_sets_leave_a_weaker_bound(seed: int, monkeypatch: pytest.Monke
     assert floor <= times.min() * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_the_only_plan_is_its_own_bound() -> None:
     """One rank, one option: all ranks are alike, so nothing is lost but the curves' hulls."""
     from predictor.model.plan import ShardingType

@@ -147,6 +147,7 @@ def test_no_move_only_rates() -> None:
     assert result.best.found_by == "given plan"
 
 
+@pytest.mark.slow
 def test_a_warm_start_is_never_worse_than_what_is_given() -> None:
     problem = small(2, 6, (4, 2))
     best = solve(problem, Stop(effort=0.05), 0).best
@@ -212,6 +213,7 @@ def test_what_constraints_forbid_must_move() -> None:
     assert result.best.plan.tables["t0"].ranks == (1,)
 
 
+@pytest.mark.slow
 def test_a_split_that_no_option_has_may_stay() -> None:
     """Columns 48 + 16: rated as `predict` does, and left alone where moves are limited."""
     problem = small(0, 3)

@@ -56,6 +56,7 @@ def small(**more: Any) -> Case:
     return Case(a_workload(*tables, **more), hosts(2), H100)
 
 
+@pytest.mark.slow
 def test_all_settings_are_tried_once_and_the_first_is_the_case_as_given() -> None:
     tuning = a_study(small(), {"batch_size": BATCHES, "pipeline": LOOPS}, trials=99)
     found = tuning.run()
@@ -309,6 +310,7 @@ def test_ctrl_c_before_anything_is_known(monkeypatch: pytest.MonkeyPatch) -> Non
         a_study(small(), {"batch_size": None}).run()
 
 
+@pytest.mark.slow
 def test_a_trial_that_another_worker_took_over_is_let_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,6 +96,7 @@ def test_a_killed_worker_on_postgresql(database: str) -> None:
     one_is_killed(database)
 
 
+@pytest.mark.slow
 def test_any_worker_can_read_the_best_plan(database: str) -> None:
     """And a study that has all of its trials is not searched again."""
     ours = a_tuning(database, "best", 3)

@@ -17,6 +17,7 @@ def refuse() -> None:
     raise InputError("not this")
 
 
+@pytest.mark.slow
 def test_it_answers_from_another_process() -> None:
     assert LIMITED.call(60.0, os.getpid) != os.getpid()
     assert LIMITED.call(None, divmod, 7, 2) == (3, 1)

@@ -71,6 +71,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
     return write
 
 
+@pytest.mark.slow
 def test_an_op_that_ends_the_process_is_left_out(
     unkind: Path, module: Callable[[str], str]
 ) -> None:

@@ -47,6 +47,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> TaskSetSettings:
     return TaskSetSettings(FOLDER, [3])
 
 
+@pytest.mark.slow
 def test_both_planners_plans_theirs_first(asked: TaskSetSettings) -> None:
     task = draw_planners_task(asked, 3)
     assert list(task.plans)[:2] == [THEIRS, OURS]

@@ -50,6 +50,7 @@ def test_another_seed_gives_another_task() -> None:
     assert task(7).workload != task(0).workload
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_model_is_within_the_ranges(seed: int) -> None:
     workload = task(seed).workload
@@ -69,6 +70,7 @@ def test_five_of_forty_seeds_are_pipelined() -> None:
     assert sum(seed % 8 == draw.PIPELINED for seed in range(40)) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "local"), PAIRS)
 def test_plans_are_many_different_and_close(seed: int, local: int) -> None:
     made = task(seed, local)

@@ -78,6 +78,7 @@ def test_scales_that_there_are_not(
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alone", [True, False])
 def test_scaled_benchmarks_run(run, traces: Path, tmp_path: Path, alone: bool) -> None:
     """Of two traces, a job whose sizes do not grow is its own double."""
@@ -92,7 +93,6 @@ def test_scaled_benchmarks_run(run, traces: Path, tmp_path: Path, alone: bool) -
     assert result["coverage_by"] == "count"
 
 
-@pytest.mark.slow
 def test_predict(run, traces: Path, tmp_path: Path) -> None:
     assert run("bench", "generate", traces, "-o", tmp_path / "b").code == 0
     done = run("bench", "predict", tmp_path / "b", "--json")

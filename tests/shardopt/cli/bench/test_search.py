@@ -22,6 +22,7 @@ def model(model: Path) -> Path:
     return model
 
 
+@pytest.mark.slow
 def test_json_holds_times_and_plans(run, model: Path) -> None:
     pytest.importorskip("torchrec")
     done = run("bench", "search", model, *QUICK, "--json", "--hardware", "a100-80gb")

@@ -121,6 +121,7 @@ def test_rounds_that_other_work_disturbed_do_not_count(
     assert model.replay_ms == (11.0, 12.0)
 
 
+@pytest.mark.slow
 def test_each_call_of_a_replay_is_timed(tmp_path: Path) -> None:
     capture("convnet a", tmp_path)
     (of,) = measure("convnet a", tmp_path)

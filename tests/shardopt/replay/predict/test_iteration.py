@@ -142,6 +142,7 @@ def test_a_number_that_is_read_costs_a_call() -> None:
     assert not OpCall("_local_scalar_dense", (), ()).moves
 
 
+@pytest.mark.slow
 def test_predict_takes_a_folder_as_its_model(tmp_path: Path, traces: Path) -> None:
     from typer.testing import CliRunner
 
