@@ -114,6 +114,7 @@ def test_the_command_runs_sparse_dist_and_prints_rows(
     assert found["hardware"] == "cpu-gloo"
 
 
+@pytest.mark.slow
 def test_a_plan_that_torchrec_cannot_run_ends_in_its_own_message(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     data = plan_to_dict(job.plans["split"])

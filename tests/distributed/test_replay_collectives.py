@@ -84,6 +84,7 @@ def test_functional_collectives_and_dtensors(job: Path, tmp_path: Path) -> None:
         assert "aten::mm" in [call.op for call in program.calls]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_sends_without_their_partner_are_named_and_not_run(
     job: Path, tmp_path: Path, ranks: int

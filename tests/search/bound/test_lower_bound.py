@@ -44,6 +44,7 @@ def unlimited(seed: int, **more: object) -> Objective:
     return objective_of(replace(problem, workload=workload, topology=topology))[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", quick_only((1, 2, 4), range(12)))
 def test_random_plans_of_random_problems(seed: int) -> None:
     objective = unlimited(seed)

@@ -125,6 +125,7 @@ def tiny(seed: int) -> Case:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", quick_first(1, range(6)))
 def test_no_plan_of_a_setting_that_is_ruled_out_beats_the_incumbent(seed: int) -> None:
     goals = [GOALS[n] for n in ([["time"], ["time", "memory"], ["gpu_hours"]][seed % 3])]

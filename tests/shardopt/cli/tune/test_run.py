@@ -65,6 +65,7 @@ def test_predict_agrees_with_the_plan_that_was_written(run, model: Path) -> None
     assert predicted == pytest.approx(json.loads(done.out)["iteration_ms"], rel=1e-9)
 
 
+@pytest.mark.slow
 def test_the_report_says_what_to_change(run, model: Path) -> None:
     done = run("plan", model, *QUICK, "--tune", "batch_size=512/65536,pipeline,qcomm=bf16")
     assert done.code == 0, done.err
