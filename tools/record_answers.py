@@ -2,8 +2,8 @@
 
 ``python -m tools.record_answers record OUT --data DIR`` runs every case with the `shardopt` of
 ``--tree`` (another checkout, this one unless given) and writes one JSON file a case; a case that is
-there already is not run again. ``python -m tools.record_answers compare BEFORE AFTER`` lists every
-value that differs; it exits with 1 if there are any. Figures are compared to the last digit.
+there already is not run again. ``python -m tools.record_answers compare BEFORE AFTER`` lists what
+differs, and exits with 1 if anything but wording does. Figures are compared to the last digit.
 """
 
 from __future__ import annotations
