@@ -68,6 +68,11 @@ BACKWARD = (
     *("backward_ns_per_output", "backward_ns_per_lookup_pass"),
 )
 """Coefficients in the order of the columns; the backward's last is the sort's."""
+DENSE = (
+    *("backward_dense_table_us", "backward_dense_ns_per_weight", "backward_dense_ns_per_lookup"),
+    *("backward_dense_ns_per_lookup_dim", "backward_dense_ns_per_row_dim"),
+)
+"""The same of the backward of dense gradients, beyond the cost of its launch."""
 
 
 def lookup_columns(constants: CpuEmbedding, rows: TbeRows, names: Sequence[str]) -> Array:
@@ -91,8 +96,9 @@ def _terms(constants: CpuEmbedding, t: TableCounts, names: Sequence[str]) -> lis
         "ns_per_row_tlb": NS * t.distinct * tlb,
         "ns_per_output": NS * t.bags * t.dim,
         "ns_per_lookup_pass": NS * t.ids * digits,
+        "ns_per_weight": NS * t.rows * t.dim,
     }
-    return [terms[name.split("_", 1)[1]] for name in names]
+    return [terms[name.split("_", 1)[1].removeprefix("dense_")] for name in names]
 
 
 def _once(rows: TbeRows, names: Sequence[str]) -> Array:
@@ -128,6 +134,24 @@ def fit_lookups(forward: TbeRows, backward: TbeRows, base: CpuEmbedding) -> CpuE
         if loss < least - 1e-12:
             best, least = constants, loss
     return best
+
+
+def fit_dense(rows: TbeRows, base: CpuEmbedding) -> tuple[CpuEmbedding, float]:
+    """``base`` with the constants of dense gradients, and what a launch takes beside them, us.
+
+    A launch in these rows is a call of cold code; among other kernels it costs what a fused one
+    does, so that it is no constant of its own.
+    """
+    launch = np.full((len(rows.tables), 1), units.us(1.0))
+    columns = np.hstack((launch, lookup_columns(base, rows, DENSE)))
+    launch_us, *found = non_negative(columns, rows.time_ms).tolist()
+    return base.model_copy(update=dict(zip(DENSE, found, strict=True))), launch_us
+
+
+def dense_errors(constants: CpuEmbedding, launch_us: float, rows: TbeRows) -> Array:
+    """Relative errors ``[rows]`` of backwards with dense gradients, launches included."""
+    predicted = predict_lookups(constants, rows, DENSE) + units.us(launch_us)
+    return np.asarray(predicted / rows.time_ms - 1.0)
 
 
 def _coefficients(constants: CpuEmbedding, rows: TbeRows, names: Sequence[str]) -> dict[str, float]:

@@ -47,6 +47,18 @@ def gmae(errors: ArrayLike) -> float:
     return float(np.exp(np.mean(np.log(size + GMAE_FLOOR)))) if size.size else math.nan
 
 
+def mean_interval(values: ArrayLike) -> tuple[float, float, float]:
+    """Mean, and the 95 % interval of it by Student's t; NaN where there are too few values."""
+    found = _array(values)
+    if found.size < 2:
+        return (float(found.mean()) if found.size else math.nan), math.nan, math.nan
+    from scipy.stats import t
+
+    half = t.ppf(0.975, found.size - 1) * found.std(ddof=1) / math.sqrt(found.size)
+    mean = float(found.mean())
+    return mean, mean - float(half), mean + float(half)
+
+
 def shape_errors(measured: ArrayLike, predicted: ArrayLike) -> Array:
     """Relative errors once one common factor, the median ratio, is divided out."""
     ratios = np.log(_array(predicted) / _array(measured))

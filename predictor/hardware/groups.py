@@ -56,6 +56,19 @@ class KnownError(StrictModel):
     geomean: NonNegative
 
 
+class Verdict(StrictModel):
+    """What the calibration of a profile is worth, judged by its own rows.
+
+    Args:
+        quality: ``quiet``: nothing stands against it; ``worse than the shipped one``: the profile
+            that it started from predicts the rows held out better.
+        why: what stands against a better one.
+    """
+
+    quality: Literal["quiet", "usable", "worse than the shipped one"]
+    why: tuple[str, ...] = ()
+
+
 class Provenance(StrictModel):
     """Where a group's constants come from, and how far they can be trusted.
 
@@ -251,13 +264,22 @@ class CpuEmbedding(Group):
     backward_ns_per_row_dim: NonNegative
     backward_ns_per_row_tlb: NonNegative
     backward_ns_per_output: NonNegative
+    backward_dense_table_us: NonNegative = 0.0
+    """The backward of a dense gradient, which is a kernel of its own: see
+    `predictor.cost.lookup.cpu`."""
+    backward_dense_ns_per_weight: NonNegative = 0.0
+    """Time to write an element of the gradient with zero; 0: dense gradients were not measured, and
+    cost a backward without optimizer state, and its bytes."""
+    backward_dense_ns_per_lookup: NonNegative = 0.0
+    backward_dense_ns_per_lookup_dim: NonNegative = 0.0
+    backward_dense_ns_per_row_dim: NonNegative = 0.0
     sort_digit_bits: Positive
     page_kib: Positive
     """Memory that the access to one distinct row makes the TLB cover."""
     tlb_mib: Positive
     """Working set beyond which the TLB misses."""
     backward_stateless: Positive = 1.0
-    """Factor on a backward without optimizer state: SGD and dense gradients."""
+    """Factor on a backward without optimizer state."""
     backward_weighted: Positive = 1.0
     """Factor on the backward of weighted lookups."""
     kernels: int = Field(ge=1)

@@ -36,7 +36,8 @@ def merge_onto(document: ProfileDocument, base: HardwareProfile) -> dict[str, An
 
     A group is replaced as a whole, never key by key: its constants were fitted together and share
     one provenance. Groups of the base stay as they are, provenance included. The base's errors of
-    whole iterations do not hold for the mixture, so they are left out.
+    whole iterations, and the verdict on its calibration, do not hold for the mixture, so they are
+    left out.
     """
     fields = type(base).model_fields
     kept = {field.alias or name: getattr(base, name) for name, field in fields.items()}
@@ -45,7 +46,7 @@ def merge_onto(document: ProfileDocument, base: HardwareProfile) -> dict[str, An
     if isinstance(links, dict):
         joined = {"intra": base.collectives.intra, "inter": base.collectives.inter}
         given["collectives"] = joined | links
-    own = {"name": PurePath(document.origin).stem or base.name, "known_error": ()}
+    own = {"name": PurePath(document.origin).stem or base.name, "known_error": (), "verdict": None}
     return kept | own | given
 
 

@@ -27,6 +27,7 @@ from predictor.hardware.groups import (
     Positive,
     ProvenanceKind,
     StrictModel,
+    Verdict,
 )
 
 GROUP_NAMES = (
@@ -105,7 +106,10 @@ class HardwareProfile(StrictModel):
         gpus_per_host: ranks per host as the platform is sold.
         nvlink_domain: ranks joined by NVLink; may be smaller or larger than a host.
         sms: streaming multiprocessors, or cores of one rank on a CPU.
+        runtime: of the CPU ranks that measured it: ``plain``, as a training script starts them, or
+            ``tuned``, with real-time threads and kept memory.
         known_error: errors of whole iterations predicted with this profile.
+        verdict: of its calibration; None: nobody judged it.
     """
 
     schema_version: Literal[1] = Field(alias="schema")
@@ -117,7 +121,9 @@ class HardwareProfile(StrictModel):
     gpus_per_host: int = Field(ge=1)
     nvlink_domain: int = Field(ge=1)
     sms: int = Field(ge=1)
+    runtime: Literal["plain", "tuned"] | None = None
     known_error: tuple[KnownError, ...] = ()
+    verdict: Verdict | None = None
     memory: Memory
     gemm: Gemm
     embedding: Annotated[CudaEmbedding | CpuEmbedding, Field(discriminator="law")]

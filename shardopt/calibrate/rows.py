@@ -15,14 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from predictor.errors import InputError
 from shardopt.calibrate.design.points import Point
 from shardopt.files import decode, read_bytes
 from shardopt.measure import store
 from shardopt.measure.store import Fields, RowKind, RowsFile
 from shardopt.measure.timing import Samples
+from shardopt.ranks.realtime import Runtime
 
 SCHEMA = "shardopt.calibration/2"
+UNSTEADY = 0.15
+"""Share of the median by which the mean of an unsteady row is off."""
 TIMES = ("median_us", "mean_us", "p10_us", "p25_us", "p75_us", "p90_us")
 COLUMNS = (
     *("schema", "machine", "versions", "settings", "date", "load"),
@@ -31,9 +36,15 @@ COLUMNS = (
     *("n", "stable"),
 )
 
+TRIMMED_SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
+"""Shares of the samples that lie below the percentiles of a row."""
+
 PASSES = ("forward", "backward")
 PARTS = {
-    **dict.fromkeys(("lookup", "lookup_variant", "model_lookup", "interaction", "pooled"), PASSES),
+    **dict.fromkeys(
+        ("lookup", "lookup_variant", "lookup_dense", "model_lookup", "interaction", "pooled"),
+        PASSES,
+    ),
     "lookup_cached": ("prefetch", *PASSES),
     "iteration": ("wall", "cpu", "process"),
 }
@@ -56,6 +67,9 @@ class Measurement:
         part: what of the point was timed: one of `PARTS`, or empty for the only one.
         facts: what the time depends on and only the measurement knows, such as distinct rows.
         load: load average of the machine when the row was written.
+
+    The column ``stable`` of the file says whether the row is steady; it is for those who read the
+    file, and rows written before 2026-11-22 have another rule's answer there.
     """
 
     point: Point
@@ -68,15 +82,40 @@ class Measurement:
     p75_us: float
     p90_us: float
     n: int
-    stable: bool
     settings: str = ""
     date: str = ""
     load: float = 0.0
 
     @property
+    def runtime(self) -> Runtime:
+        """Of the ranks that measured it; rows that say nothing are from before there were two."""
+        return next((r for r in Runtime if runtime_words(r) in self.settings), Runtime.TUNED)
+
+    @property
     def key(self) -> str:
         """Names what was timed, whatever the settings."""
         return key_of(self.point, self.part)
+
+    @property
+    def unevenness(self) -> float:
+        """How far the mean is off the median, as a share of it."""
+        return abs(self.mean_us / self.median_us - 1.0)
+
+    @property
+    def trimmed_us(self) -> float:
+        """Mean without the lowest and the highest tenth, from the percentiles.
+
+        For costs that have modes, where a median is one of them, and a mean has the odd hiccup.
+        """
+        quantiles = (self.p10_us, self.p25_us, self.median_us, self.p75_us, self.p90_us)
+        return float(np.trapezoid(quantiles, TRIMMED_SHARES)) / (
+            TRIMMED_SHARES[-1] - TRIMMED_SHARES[0]
+        )
+
+
+def runtime_words(runtime: Runtime) -> str:
+    """How the settings of a row say in which runtime it was measured."""
+    return f"{runtime.value} runtime"
 
 
 def key_of(point: Point, part: str = "") -> str:
@@ -99,7 +138,6 @@ def row_of_samples(point: Point, samples: Samples, part: str = "", **facts: Any)
         p75_us=round(_percentile(ordered, 0.75) * 1e6, 3),
         p90_us=round(_percentile(ordered, 0.9) * 1e6, 3),
         n=len(ordered),
-        stable=bool(samples.stable),
     )
 
 
@@ -182,7 +220,7 @@ def _fields(row: Measurement) -> dict[str, object]:
         "facts": _compact(row.facts),
         **{column: f"{getattr(row, column):.3f}" for column in TIMES},
         "n": row.n,
-        "stable": "yes" if row.stable else "no",
+        "stable": "yes" if row.unevenness <= UNSTEADY else "no",
     }
 
 
@@ -217,7 +255,6 @@ def _row_of(row: Fields) -> Measurement:
         facts,
         **times,
         n=int(row["n"]),
-        stable=row["stable"] == "yes",
         settings=row["settings"],
         date=row["date"],
         load=float(row["load"]),

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -18,17 +18,24 @@ from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import DEFAULT_HARDWARE
 from predictor.model.workload import Workload
 from predictor.units import GIB, format_bytes
+from shardopt.calibrate.accepted import points_again
 from shardopt.calibrate.design import phases
 from shardopt.calibrate.design.cuda import Device
 from shardopt.calibrate.design.points import Point, Size
-from shardopt.calibrate.rows import CalibrationRows, Measurement, Origin
+from shardopt.calibrate.rows import (
+    UNSTEADY,
+    CalibrationRows,
+    Measurement,
+    Origin,
+    runtime_words,
+)
 from shardopt.calibrate.worker import Job, measure_points
 from shardopt.measure.machine import available_bytes, machine, memory_bytes
 from shardopt.measure.sampling import BRIEF_FLUSH_BYTES, CUDA_SETTINGS, FLUSH_BYTES, SETTINGS
 from shardopt.ranks.hosts import HOSTS, Link, check_hosts
 from shardopt.ranks.launch import run_ranks
 from shardopt.ranks.rank import RankDiedError, available_cores
-from shardopt.ranks.realtime import may_be_realtime
+from shardopt.ranks.realtime import Runtime, may_be_realtime
 
 MAX_RANKS = 1024
 BUSY = 0.5
@@ -47,6 +54,7 @@ class CalibrationSettings:
         link: that collectives go over, each rank a host; None: within this machine.
         model: whose tables are looked up too.
         hosts: that the ranks lie on.
+        runtime: of the ranks.
     """
 
     backend: str
@@ -56,6 +64,7 @@ class CalibrationSettings:
     link: Link | None = None
     model: Workload | None = None
     hosts: int = 1
+    runtime: Runtime = Runtime.PLAIN
 
     @property
     def link_gbit_s(self) -> float | None:
@@ -190,36 +199,68 @@ def points_of(settings: CalibrationSettings) -> tuple[list[Point], list[Point]]:
 
 
 def measure(settings: CalibrationSettings, say: Say) -> CalibrationRows:
-    """Measure every point that the rows file lacks, in processes of their own.
+    """Measure every point that the rows file lacks, then once more those whose rows are doubtful.
+
+    Ranks are processes of their own.
 
     Raises:
         InputError: the rows file is of another machine, or corrupt.
         RankDiedError: a rank failed; the rows measured before are in the file.
     """
     file = open_rows(settings, say)
-    kernels, exchanges = points_of(settings)
-    total = len(kernels) + len(exchanges)
-    for before, points, ranks in ((0, kernels, 1), (len(kernels), exchanges, settings.ranks)):
-        missing = [point for point in points if not file.has(point)]
-        done = before + len(points) - len(missing)
-        if not missing:
-            say(f"{len(points)} points are already in {settings.rows}")
-            continue
-        link = settings.link if points is exchanges else None
-        cores = len(available_cores())
-        if ranks > cores and settings.backend == "gloo":
-            say(f"{ranks} ranks share {cores} cores: their times are not good enough to fit")
-        job = Job(missing, settings.size, ranks, settings.backend, link, settings.model)
-        try:
-            run_job(job, Saver(file, settings, done, total, say).save)
-        except RankDiedError as error:
-            raise RankDiedError(
-                f"{error}\n{settings.rows} keeps what was measured; run the same command again to "
-                "continue from there",
-                error.exit_code,
-                error.inputs,
-            ) from None
+    _measure_those(missing, settings, file, say)
+    # a point that turns out faster may make a neighbour doubtful; each is repeated once at most
+    while _measure_those(doubtful, settings, file, say):
+        pass
     return file
+
+
+def _measure_those(
+    wanted: Callable[[CalibrationRows, Sequence[Point]], list[Point]],
+    settings: CalibrationSettings,
+    file: CalibrationRows,
+    say: Say,
+) -> bool:
+    """Measure the wanted ones of all points; whether there were any."""
+    kernels, exchanges = points_of(settings)
+    measured = False
+    for points, ranks in ((kernels, 1), (exchanges, settings.ranks)):
+        chosen = wanted(file, points)
+        if chosen:
+            link = settings.link if points is exchanges else None
+            _measure_some(settings, chosen, ranks, link, saver_of(settings, file, chosen, say))
+            measured = True
+    return measured
+
+
+def _measure_some(
+    settings: CalibrationSettings, points: list[Point], ranks: int, link: Link | None, saver: Saver
+) -> None:
+    cores = len(available_cores())
+    if ranks > cores and settings.backend == "gloo":
+        saver.say(f"{ranks} ranks share {cores} cores: their times are not good enough to fit")
+    job = Job(
+        points, settings.size, ranks, settings.backend, link, settings.model, settings.runtime
+    )
+    try:
+        run_job(job, saver.save)
+    except RankDiedError as error:
+        raise RankDiedError(
+            f"{error}\n{settings.rows} keeps what was measured; run the same command again to "
+            "continue from there",
+            error.exit_code,
+            error.inputs,
+        ) from None
+
+
+def missing(file: CalibrationRows, points: Sequence[Point]) -> list[Point]:
+    """Those of the points that have no rows yet."""
+    return [point for point in points if not file.has(point)]
+
+
+def doubtful(file: CalibrationRows, points: Sequence[Point]) -> list[Point]:
+    """Those of the points whose rows are not good enough, and which may be measured again."""
+    return [point for point in points_again(file.rows) if point in points]
 
 
 def run_job(job: Job, on_row: Callable[[Measurement], None]) -> None:
@@ -241,6 +282,14 @@ def run_job(job: Job, on_row: Callable[[Measurement], None]) -> None:
 def open_rows(settings: CalibrationSettings, say: Say) -> CalibrationRows:
     """The rows that there are; says where the machine is too busy for more."""
     file = CalibrationRows(settings.rows, origin(settings.backend))
+    other = next((row for row in file.rows if row.runtime is not settings.runtime), None)
+    if other is not None:
+        raise InputError(
+            f"{settings.rows}: holds rows of the {other.runtime} runtime, but the "
+            f"{settings.runtime} one is asked for; times of the two are never mixed: choose the "
+            "other runtime, or another file of rows",
+            inputs=("runtime",),
+        )
     load = os.getloadavg()[0]
     if load > BUSY:
         say(f"other work runs on this machine (load average {load:.1f}): times will be too long")
@@ -255,13 +304,14 @@ class Saver:
     ) -> None:
         self.file, self.settings, self.total, self.say = file, settings, total, say
         self.done = done
-        self.realtime = settings.backend == "gloo" and may_be_realtime()
+        tuned = settings.runtime is Runtime.TUNED
+        self.realtime = tuned and settings.backend == "gloo" and may_be_realtime()
         self._last: Point | None = None
 
     def _settings(self, point: Point) -> str:
         """What a row's time depends on apart from its point."""
         nccl = self.settings.backend == "nccl"
-        said = [CUDA_SETTINGS if nccl else SETTINGS]
+        said = [CUDA_SETTINGS if nccl else SETTINGS, runtime_words(self.settings.runtime)]
         said += [self.settings.backend] if point.family in phases.TOGETHER else []
         if point.family in phases.TOGETHER and self.realtime:
             said.append("its threads in real time")
@@ -285,9 +335,23 @@ class Saver:
             load=round(os.getloadavg()[0], 2),
         )
         self.file.append(kept)
-        verdict = "" if row.stable else "  unstable"
+        verdict = "" if row.unevenness <= UNSTEADY else "  unsteady"
         what = " ".join(filter(None, (row.point.family, row.part, _describe(row))))
         self.say(f"[{self.done}/{self.total}] {what}: {row.median_us / 1e3:.3f} ms{verdict}")
+
+
+def saver_of(
+    settings: CalibrationSettings, file: CalibrationRows, chosen: Sequence[Point], say: Say
+) -> Saver:
+    """What keeps the rows of these points, which are `missing` or `doubtful`; says what it is."""
+    if file.has(chosen[0]):
+        say(f"measuring {len(chosen)} points again, whose times differ or stand out")
+        return Saver(file, settings, 0, len(chosen), say)
+    everything = [point for points in points_of(settings) for point in points]
+    done = len(everything) - len(missing(file, everything))
+    if done:
+        say(f"{done} points are already in {settings.rows}")
+    return Saver(file, settings, done, len(everything), say)
 
 
 def _describe(row: Measurement) -> str:

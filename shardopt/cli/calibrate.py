@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardopt.cli import options
+from shardopt.ranks.realtime import Runtime
 
 if TYPE_CHECKING:
     from shardopt.calibrate.profile.build import CalibratedProfile
@@ -90,6 +91,7 @@ def calibrate(
     ranks: Ranks = None,
     link: LinkRate = None,
     model: Model = None,
+    runtime: options.RuntimeOption = Runtime.PLAIN,
     quick: Quick = False,
     output: Profile = DEFAULT_PROFILE,
     rows: Rows = None,
@@ -130,7 +132,9 @@ def calibrate(
         raise InputError("--link starts its own ranks; leave it out under torchrun")
     run.check_calibration(backend.value, count, between, workload, hosts)
     size = design.QUICK if quick else design.FULL
-    settings = run.CalibrationSettings(backend.value, count, size, kept, between, workload, hosts)
+    settings = run.CalibrationSettings(
+        backend.value, count, size, kept, between, workload, hosts, runtime
+    )
     quiet = quiet or bool(join and join.index)
     say = (lambda text: None) if quiet else run.progress
     measured = run.measure(settings, say) if join is None else measure_joined(settings, join, say)
@@ -194,6 +198,7 @@ def _object(found: CalibratedProfile, output: Path, rows: Path) -> dict[str, obj
             for family, e in found.errors.items()
             if e.n
         },
+        "verdict": found.profile.verdict and found.profile.verdict.model_dump(),
         "notes": found.notes,
     }
 
@@ -218,5 +223,9 @@ def _show(found: CalibratedProfile, output: Path, rows: Path) -> None:
     show(console, made)
     for text in found.notes:
         line(console, f"  {text}")
+    if found.profile.verdict is not None:
+        why = found.profile.verdict.why
+        said = f": {'; '.join(why)}" if why else ""
+        line(console, f"  verdict: {found.profile.verdict.quality}{said}")
     line(console, f"  rows: {rows}")
     line(console, f"  profile: {output}; use it with --hardware {output}")

@@ -1,4 +1,4 @@
-"""How one thing is timed: warm-up, repeats, pinned threads, no garbage collector.
+"""How one thing is timed: warm-up, repeats, pinned threads.
 
 A CPU is timed by the clock. A GPU is timed between two of its events, and its L2 is emptied before
 the first, see `CudaTimer`.
@@ -29,8 +29,8 @@ FLUSH_BYTES = 128 * 2**20
 what a kernel finds in no cache it copies at less than half the speed."""
 BRIEF_FLUSH_BYTES = 8 * 2**20
 """Read where there is no time for more: what the core's own caches hold."""
-SETTINGS = "one thread a rank, pinned, gc off"
-CUDA_SETTINGS = "CUDA events, memory of 4 L2 written and read before a sample, gc off"
+SETTINGS = "one thread a rank, pinned"
+CUDA_SETTINGS = "CUDA events, memory of 4 L2 written and read before a sample"
 L2_MULTIPLE = 4
 """Of the L2, written and read before a sample: replacement is not exactly least recently used."""
 UNKNOWN_L2_BYTES = 64 * 2**20

@@ -5,6 +5,7 @@ Processes are started by `shardopt.ranks.launch`, or by torchrun: see `rank_of_t
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from predictor.errors import InputError, ShardoptError
-from shardopt.ranks.realtime import keep_freed_memory
+from shardopt.ranks.realtime import Runtime, keep_freed_memory
 
 TEARDOWN_S = 0.3
 """gloo's threads may abort a process that exits right after its last collective."""
@@ -101,12 +102,19 @@ def available_cores() -> tuple[int, ...]:
     return tuple(range(os.cpu_count() or 1))
 
 
-def prepare(rank: Rank, backend: str = "gloo", *, last_cores: bool = False) -> Any:
-    """Make this process one that measures: pinned, with one thread, keeping freed memory.
+def prepare(
+    rank: Rank,
+    backend: str = "gloo",
+    runtime: Runtime = Runtime.TUNED,
+    *,
+    last_cores: bool = False,
+) -> Any:
+    """Make this process one that measures: pinned, with one thread.
 
     Call it before anything imports torch, so that the threads that torch starts inherit the cores.
 
     Args:
+        runtime: a tuned one collects no garbage, and on CPUs keeps freed memory.
         last_cores: count cores from the last one, which takes fewer interrupts than the first.
 
     Returns:
@@ -115,8 +123,10 @@ def prepare(rank: Rank, backend: str = "gloo", *, last_cores: bool = False) -> A
     gloo = backend == "gloo"
     _pin(rank, gpu=not gloo, last_cores=last_cores)
     os.environ["OMP_NUM_THREADS"] = "1"
-    if gloo:
-        keep_freed_memory()
+    if runtime is Runtime.TUNED:
+        gc.disable()
+        if gloo:
+            keep_freed_memory()
     import torch
 
     torch.set_num_threads(1)

@@ -1,12 +1,14 @@
-"""Real-time threads and kept memory: they make times of ranks on CPUs repeatable.
+"""The two runtimes of ranks on CPUs: as a training script starts them, or so that times repeat.
 
-gloo's threads come before everything else on their core, as NCCL's kernels do not wait for a host.
+Plain ranks have a core and one thread each, as ``torchrun`` with a binding to cores gives them, and
+nothing else. Tuned ones also keep freed memory, collect no garbage, and have real-time threads:
+gloo's come before everything else on their core, as NCCL's kernels do not wait for a host.
 
 A kernel that does not preempt (PREEMPT_NONE, or the lazy model) lets a thread that wakes up on a
 busy core wait for the scheduler's tick: 3 to 4 ms, against 0.3 ms for a small collective. A message
 then takes either time, by chance. Threads of a real-time class run as soon as they are woken.
 
-Why: docs/decisions/0011.
+Why: docs/decisions/0011, docs/decisions/0036.
 """
 
 from __future__ import annotations
@@ -15,6 +17,15 @@ import ctypes
 import os
 import threading
 from contextlib import suppress
+from enum import StrEnum
+
+
+class Runtime(StrEnum):
+    """How ranks run; times of one hold for that one alone."""
+
+    PLAIN = "plain"
+    TUNED = "tuned"
+
 
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3
 """Options of glibc's mallopt (malloc.h)."""

@@ -4,6 +4,12 @@ Fitted on microbenchmarks: a distinct row costs a cache miss and, where the rows
 more memory than the TLB reaches, an address translation, which grows with the logarithm of the
 working set. The backward adds one pass of the radix sort per digit of the row number. `calibrate`
 fits the constants on your machine.
+
+The backward of a dense gradient (data-parallel tables) is another kernel, which does not sort: it
+writes zeros over the whole gradient, then adds the gradient of each output to the rows that were
+looked up, in the order of the ids (FBGEMM, embedding_backward_split_cpu_template.cpp,
+`split_embedding_backward_exact_cpu_dense_kernel`). A row touched for the first time misses the
+caches.
 """
 
 from __future__ import annotations
@@ -52,6 +58,8 @@ class CpuLookups:
 
     def backward_ms(self, shard: LookupShard) -> float:
         """Sort, accumulate, update each distinct row once."""
+        if shard.kernel is ComputeKernel.DENSE and self.constants.backward_dense_ns_per_weight > 0:
+            return self._dense_backward_ms(shard)
         cost, ids, rows = self.constants, shard.ids, shard.distinct_rows
         digits = math.ceil(math.log2(max(shard.rows, 2)) / cost.sort_digit_bits)
         nanoseconds = (
@@ -69,6 +77,17 @@ class CpuLookups:
         if shard.kernel is ComputeKernel.DENSE:
             time += float(shard.rows) * shard.dim * GRADIENT_ELEMENT_BYTES / self.hw.memory.hbm
         return time
+
+    def _dense_backward_ms(self, shard: LookupShard) -> float:
+        """Zeros, then one addition an id; weights of the ids are multiplied in either way."""
+        cost, dim = self.constants, shard.dim
+        nanoseconds = (
+            float(shard.rows) * dim * cost.backward_dense_ns_per_weight
+            + shard.ids * cost.backward_dense_ns_per_lookup
+            + shard.ids * dim * cost.backward_dense_ns_per_lookup_dim
+            + shard.distinct_rows * dim * cost.backward_dense_ns_per_row_dim
+        )
+        return units.us(cost.backward_dense_table_us + nanoseconds * 1e-3)
 
     def prefetch_ms(self, shard: LookupShard) -> float:
         """0: the tables are in host memory already."""

@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardopt.calibrate.design.points import (
+    ALPHA,
     DIMS,
     MAX_IDS,
+    WEIGHT_BYTES,
     Point,
     Size,
     gemm_points,
@@ -38,6 +40,10 @@ MAX_DOTS = 2**22
 INTERACTION_OPS = ("bmm", "dot")
 LAYERS, WIDTH = (2, 16), (16, 1024)
 OPTIMIZERS = ("sgd", "adagrad", "adam")
+DENSE_TABLES, DENSE_BATCH, DENSE_ROWS = (1, 4), (128, 4096), (100, 2e5)
+"""Tables a launch, samples of a rank, and rows where every rank has a copy."""
+MAX_DENSE_BYTES = 16 * 2**20
+"""Of the tables of one launch."""
 VARIANTS = (
     ("exact_sgd", False),
     ("exact_adagrad", False),
@@ -60,7 +66,8 @@ def op_points(size: Size) -> list[Point]:
         for op in ops
         for i, u in enumerate(sobol(size.ops, dims))
     ]
-    return [*points, *linear_points(size.ops), *variant_points(size.variants)]
+    variants = [*variant_points(size.variants), *dense_points(2 * size.ops)]
+    return [*points, *linear_points(size.ops), *variants]
 
 
 def linear_points(count: int) -> Iterator[Point]:
@@ -75,6 +82,26 @@ def variant_points(count: int) -> Iterator[Point]:
         variant = {"optimizer": optimizer, "weighted": weighted}
         for point in lookup_points(count):
             yield Point("lookup_variant", {**point.params, **variant}, point.test)
+
+
+def dense_points(count: int) -> Iterator[Point]:
+    """Lookups whose gradient is dense, of tables as small as those that every rank copies."""
+    for i, u in enumerate(sobol(count, dims=6)):
+        tables = round(logarithmic(u[5], *DENSE_TABLES))
+        batch = round(logarithmic(u[2], *DENSE_BATCH))
+        most = MAX_IDS / 2 / (batch * tables)
+        table = {
+            "dim": DIMS[int(u[0] * len(DIMS))],
+            "pooling": round(max(0.1, min(logarithmic(u[3], *POOLING), most)), 2),
+            "alpha": round(float(u[4]) * ALPHA[1], 3),
+        }
+        bytes_of_row = table["dim"] * WEIGHT_BYTES * tables
+        rows = round(min(logarithmic(u[1], *DENSE_ROWS), MAX_DENSE_BYTES / bytes_of_row))
+        yield Point(
+            "lookup_dense",
+            {"batch": batch, "tables": [{"rows": rows, **table}] * tables},
+            is_test(i),
+        )
 
 
 def _jagged(u: NDArray[np.float64]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,11 +29,32 @@ def measure_lookup(point: Point, timer: Timer, seconds: float) -> list[Measureme
     Their facts: per table ``[rows, dim, bags, ids, distinct rows]``, means over the batches.
     """
     launch = Launch(point.params, timer.device)
+    return _measure_passes(
+        point, launch, timer, seconds, lambda output: output.backward(launch.gradient)
+    )
+
+
+def measure_dense_lookup(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
+    """The same of a TBE whose backward makes a dense gradient and no step."""
+    import torch
+
+    launch = Launch({**point.params, "kernel": ComputeKernel.DENSE}, timer.device)
+
+    def backward(output: Any) -> Any:
+        # not .backward(), which would add to the gradient of the sample before
+        return torch.autograd.grad(output, launch.tbe.weights, launch.gradient)
+
+    return _measure_passes(point, launch, timer, seconds, backward)
+
+
+def _measure_passes(
+    point: Point, launch: Launch, timer: Timer, seconds: float, run_backward: Callable[[Any], Any]
+) -> list[Measurement]:
     batches = [launch.draw() for _ in range(BATCHES)]
     forward, backward = sample_passes(
         timer,
         lambda i: launch.tbe(*batches[i % BATCHES].arguments),
-        lambda output: output.backward(launch.gradient),
+        run_backward,
         seconds,
     )
     facts = launch.facts(batches)
@@ -158,10 +180,17 @@ def make_tbe(
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
         ComputeDevice,
+        DenseTableBatchedEmbeddingBagsCodegen,
         SplitTableBatchedEmbeddingBagsCodegen,
     )
 
     cuda = device == "cuda"
+    if kernel == ComputeKernel.DENSE:
+        dense = DenseTableBatchedEmbeddingBagsCodegen(
+            shapes, weights_precision=SparseType(dtype), use_cpu=not cuda
+        )
+        dense.weights.data.fill_(0.01)
+        return dense
     on_gpu = {
         ComputeKernel.FUSED: EmbeddingLocation.DEVICE,
         ComputeKernel.FUSED_UVM: EmbeddingLocation.MANAGED,

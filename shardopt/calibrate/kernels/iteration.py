@@ -20,7 +20,7 @@ from shardopt.calibrate.design.points import Point, Size
 from shardopt.calibrate.rows import Measurement, row_of_samples
 from shardopt.measure.sampling import BRIEF_FLUSH_BYTES, CpuTimer
 from shardopt.measure.timing import Samples
-from shardopt.ranks.realtime import hasten_gloo
+from shardopt.ranks.realtime import Runtime, hasten_gloo
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time, "process": time.process_time}
 BLOCK = 6
@@ -30,7 +30,9 @@ WARM_UP_ROUNDS = 3
 Marks = dict[str, list[float]]
 
 
-def measure_iterations(points: Sequence[Point], device: Any, size: Size) -> Iterator[Measurement]:
+def measure_iterations(
+    points: Sequence[Point], device: Any, size: Size, runtime: Runtime
+) -> Iterator[Measurement]:
     """Rows ``wall``, ``cpu`` and ``process`` of every point; all ranks have to call it."""
     import torch.distributed as dist
 
@@ -40,9 +42,10 @@ def measure_iterations(points: Sequence[Point], device: Any, size: Size) -> Iter
         # the host of a GPU runs nothing but framework code
         for training in trainings:
             flush.between(training.model)
+    if runtime is Runtime.TUNED:
         hasten_gloo()
-    gc.collect()
-    gc.freeze()
+        gc.collect()
+        gc.freeze()
     spent: list[Marks] = [{clock: [] for clock in CLOCKS} for _ in points]
     for round_ in range(WARM_UP_ROUNDS + size.iteration_rounds):
         gc.collect()

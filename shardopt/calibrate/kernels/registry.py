@@ -17,7 +17,11 @@ from shardopt.calibrate.kernels.dense import (
     measure_gemm,
     measure_streaming,
 )
-from shardopt.calibrate.kernels.embedding import measure_cached, measure_lookup
+from shardopt.calibrate.kernels.embedding import (
+    measure_cached,
+    measure_dense_lookup,
+    measure_lookup,
+)
 from shardopt.calibrate.kernels.host import measure_host
 from shardopt.calibrate.kernels.iteration import measure_iterations
 from shardopt.calibrate.kernels.model import measure_model_lookup
@@ -30,7 +34,7 @@ from shardopt.calibrate.kernels.ops import (
 from shardopt.calibrate.rows import Measurement, row_of_samples
 from shardopt.measure.sampling import BRIEF_FLUSH_BYTES, Timer, timer_of
 from shardopt.measure.timing import Samples
-from shardopt.ranks.realtime import hasten_gloo
+from shardopt.ranks.realtime import Runtime, hasten_gloo
 
 Measure = Callable[[Point, Timer, float], list[Measurement]]
 ALONE: dict[str, Measure] = {
@@ -43,11 +47,14 @@ ALONE: dict[str, Measure] = {
     "interaction": measure_interaction,
     "optimizer": measure_optimizer,
     "lookup_variant": measure_lookup,
+    "lookup_dense": measure_dense_lookup,
     "lookup_cached": measure_cached,
     "copy_h2d": measure_copy_h2d,
     "streaming": measure_streaming,
 }
-LONG = ("lookup", "lookup_variant", "lookup_cached", "model_lookup")
+LONG = ("lookup", "lookup_variant", "lookup_dense", "lookup_cached", "model_lookup")
+PLAIN_ROUNDS = 2
+"""Times the rounds of collectives among plain ranks: their times have modes (decision 36)."""
 SHORT = 0.25
 """Of the seconds of a lookup, whose every sample is long."""
 
@@ -82,28 +89,35 @@ def _free_memory() -> None:
 
 
 def measure_together(
-    points: Sequence[Point], device: Any, size: Size, hosts: int = 1
+    points: Sequence[Point],
+    device: Any,
+    size: Size,
+    runtime: Runtime = Runtime.PLAIN,
+    hosts: int = 1,
 ) -> Iterator[Measurement]:
     """Rows of what needs all ranks; every rank gets them.
 
     Args:
         hosts: that the ranks lie on, evenly and one after the other.
     """
-    if device.type == "cpu":
+    rounds = size.rounds
+    if device.type == "cpu" and runtime is Runtime.TUNED:
         hasten_gloo()
+    elif device.type == "cpu":
+        rounds *= PLAIN_ROUNDS
     references = _References(device, size)
     for family, run in groupby(points, key=lambda point: point.family):
         of_family = list(run)
         if family == "reference":
             yield from references.rows(of_family)
         elif family == "iteration":
-            yield from measure_iterations(of_family, device, size)
+            yield from measure_iterations(of_family, device, size, runtime)
         else:
-            yield from _collectives(of_family, device, size, hosts)
+            yield from _collectives(of_family, device, rounds, hosts)
 
 
 def _collectives(
-    points: Sequence[Point], device: Any, size: Size, hosts: int
+    points: Sequence[Point], device: Any, rounds: int, hosts: int
 ) -> Iterator[Measurement]:
     """Among all ranks, and among those of each host where there are several of both."""
     import torch.distributed as dist
@@ -112,11 +126,11 @@ def _collectives(
     between = [point for point in points if point.params.get("hosts", 1) == hosts]
     within = [point for point in points if point not in between]
     everyone = Ranks(timer, one_clock=device.type == "cpu" and hosts == 1)
-    yield from (row for _, row in measure_blocks(between, everyone, size.rounds))
+    yield from (row for _, row in measure_blocks(between, everyone, rounds))
     if within:
         group, _ = dist.new_subgroups(dist.get_world_size() // hosts)
         neighbours = Ranks(timer, group, one_clock=device.type == "cpu")
-        yield from (row for _, row in measure_blocks(within, neighbours, size.rounds))
+        yield from (row for _, row in measure_blocks(within, neighbours, rounds))
 
 
 class _References:

@@ -43,9 +43,9 @@ def build_profile(
     kind = CpuBuilder if base.inline else CudaBuilder
     builder: Builder = kind(rows, origin, base, wiring)
     builder.build()
-    builder.drift()
     if not builder.made.errors:
         raise InputError(f"{len(rows)} rows are too few to fit anything; measure more points")
+    builder.judge()
     local = wiring.local
     over = "" if link_gbit_s is None else f" on hosts joined by {link_gbit_s:g} Gbit/s"
     over = f" on {hosts} hosts" if hosts > 1 else over
@@ -55,6 +55,7 @@ def build_profile(
         "known_error": (),  # of whole iterations that the base predicted
     }
     if base.inline:
+        shape |= {"runtime": rows[0].runtime.value}
         share = round(memory_gib / local, 2) if hosts > 1 else round(memory_gib / ranks, 2)
         shape |= {"gpus_per_host": local, "nvlink_domain": local}
         shape |= {"hbm_gib": share, "ddr_gib": share}
@@ -79,7 +80,7 @@ def profile_text(found: CalibratedProfile, base: str | None = None) -> str:
 def _over_base(data: dict[str, Any], base: str, groups: set[str]) -> dict[str, Any]:
     """What the file says over its base: the device, and the groups that were measured."""
     kept = {"schema": data["schema"], "base": base}
-    kept |= {key: data[key] for key in ("name", "title", "hbm_gib", "sms")}
+    kept |= {key: data[key] for key in ("name", "title", "hbm_gib", "sms", "verdict")}
     kept |= {key: value for key, value in data.items() if key in groups}
     links = {
         key: value for key, value in data["collectives"].items() if f"collectives.{key}" in groups

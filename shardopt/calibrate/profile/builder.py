@@ -19,17 +19,21 @@ from predictor.fit import cpu as fit_cpu
 from predictor.fit.collectives import fit_curve
 from predictor.fit.held_out import HeldOut
 from predictor.hardware.groups import Provenance
-from predictor.hardware.schema import HardwareProfile
+from predictor.hardware.schema import Curve, HardwareProfile
+from shardopt.calibrate.accepted import accept
 from shardopt.calibrate.design.phases import REFERENCE_KERNELS, TOGETHER
 from shardopt.calibrate.design.points import COLLECTIVE_OPS
 from shardopt.calibrate.profile.source import source_on
 from shardopt.calibrate.profile.tables import curve_errors, curve_rows, span, subtract
+from shardopt.calibrate.profile.verdict import judge
 from shardopt.calibrate.rows import Measurement, Origin
 
 MIN_REL_ERROR = 0.01
 MAX_REL_ERROR = 2.0
 FEWEST = 6
 """Fit rows of a family below which nothing is fitted."""
+FEWEST_SIZES = 3
+"""Fit rows of a collective below which no curve of its link is fitted."""
 LARGE_BYTES = 4 * units.MIB
 """Messages whose error is reported apart."""
 
@@ -39,11 +43,13 @@ class CalibratedProfile:
     """A profile, and the held-out error of every family that was fitted.
 
     Args:
+        shipped: errors of the base profile on the same rows, of families that hold rows out.
         groups: of the profile that were fitted, as `HardwareProfile.groups` names them.
     """
 
     profile: HardwareProfile
     errors: dict[str, HeldOut] = field(default_factory=dict)
+    shipped: dict[str, HeldOut] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     groups: set[str] = field(default_factory=set)
 
@@ -75,8 +81,9 @@ class Builder(ABC):
         self, rows: Sequence[Measurement], origin: Origin, base: HardwareProfile, wiring: Wiring
     ) -> None:
         self.origin, self.wiring = origin, wiring
-        self.rows = [row for row in rows if _of_wiring(row, wiring)]
-        self.made = CalibratedProfile(base)
+        self.accepted = accept(row for row in rows if _of_wiring(row, wiring))
+        self.rows = self.accepted.rows
+        self.base, self.made = base, CalibratedProfile(base)
 
     @abstractmethod
     def build(self) -> None:
@@ -149,7 +156,9 @@ class Builder(ABC):
     def _wire(self, name: str, rows: list[Measurement]) -> bool:
         """Fit the curves of one link; whether there were enough rows."""
         by_op = {op: [r for r in rows if r.point.params["op"] == op] for op in COLLECTIVE_OPS}
-        if min(sum(not r.point.test for r in found) for found in by_op.values()) < 3:
+        if min(sum(not r.point.test for r in found) for found in by_op.values()) < FEWEST_SIZES:
+            if rows:
+                self._keep(f"collectives.{name}")
             return False
         issued = self.issued_us(rows)
         within = {op: getattr(self.made.profile.collectives.intra, op) for op in COLLECTIVE_OPS}
@@ -160,6 +169,12 @@ class Builder(ABC):
             curves[op] = fit_curve(subtract(fit, outside), op, reweightings=fit_cpu.REWEIGHTINGS)
             held_out = HeldOut(curve_errors(curves[op], test, op, outside), len(fit.size_bytes))
             self.made.errors[self._label(name, op)] = held_out
+            shipped = getattr(getattr(self.base.collectives, name), op)
+            # what bytes cost is compared: the latency of rows is not that of iterations
+            shipped = shipped.model_copy(update={"latency_us": curves[op].latency_us})
+            self.made.shipped[self._label(name, op)] = HeldOut(
+                curve_errors(shipped, test, op, outside), 0
+            )
             large = test.where(test.size_bytes >= LARGE_BYTES)
             self.made.errors[self._label(name, f"{op}, from 4 MiB")] = HeldOut(
                 curve_errors(curves[op], large, op, outside), len(fit.size_bytes)
@@ -170,8 +185,14 @@ class Builder(ABC):
             table = curve_rows(uneven)
             error = curve_errors(curves["all_to_all"], table, "all_to_all", issued)
             self.made.errors[self._label(name, "all_to_all, uneven")] = HeldOut(error, 0)
-        self._put_wire(name, rows, curves, sum(errors[1:], start=errors[0]))
+        used = {op: self.in_iterations(op, curve) for op, curve in curves.items()}
+        self._put_wire(name, rows, used, sum(errors[1:], start=errors[0]))
         return True
+
+    def in_iterations(self, op: str, curve: Curve) -> Curve:
+        """A curve fitted on its rows as iterations are charged for it."""
+        del op
+        return curve
 
     def _label(self, name: str, op: str) -> str:
         """Of an error; says the link where there are two."""
@@ -200,16 +221,28 @@ class Builder(ABC):
         self.made.groups.add(f"collectives.{name}")
         self.update(collectives=base.collectives.model_copy(update={name: wire}))
 
-    def drift(self) -> None:
-        """How the reference kernels changed from the start to the end."""
+    def _keep(self, what: str) -> None:
+        self.made.notes.append(f"{what}: too few rows are left; the base profile's constants stay")
+
+    def judge(self) -> None:
+        """The verdict; says how the reference kernels changed from the start to the end."""
+        drift = {}
         for kernel in REFERENCE_KERNELS:
             rows = (r for r in self.of("reference") if r.point.params["kernel"] == kernel)
             times = [r.median_us for r in rows]
             if len(times) > 1:
-                moved = max(times) / min(times) - 1
-                self.made.notes.append(f"reference {kernel} moved by {moved:.1%} meanwhile")
-        unstable = sum(not row.stable for row in self.rows)
-        self.made.notes.append(f"{unstable} of {len(self.rows)} rows are unstable")
+                drift[kernel] = max(times) / min(times) - 1
+                self.made.notes.append(f"reference {kernel} moved by {drift[kernel]:.1%} meanwhile")
+        found, made = self.accepted, self.made
+        for family in sorted({r.point.family for r in found.refused} - set(TOGETHER)):
+            left = sum(r.point.family == family and not r.point.test for r in self.rows)
+            if left < FEWEST:
+                self._keep(family)
+        made.notes.append(
+            f"{found.repeated} rows were measured again, {len(found.refused)} are refused"
+        )
+        ranks = self.wiring.ranks // self.wiring.hosts
+        self.update(verdict=judge(found, drift, made.errors, made.shipped, ranks))
 
 
 def _error_text(held_out: HeldOut) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from predictor.fit import cpu as fit_cpu
 from predictor.fit.held_out import HeldOut
 from predictor.hardware.groups import CpuEmbedding
+from predictor.hardware.schema import Curve
 from shardopt.calibrate.design.points import OPTIMIZER
 from shardopt.calibrate.profile.builder import FEWEST, Builder
 from shardopt.calibrate.profile.host import host_costs
@@ -17,15 +18,14 @@ from shardopt.calibrate.profile.small_ops import batched_products, copies, gathe
 from shardopt.calibrate.profile.tables import by_tables, gemm_rows, memory_rows, span, tbe_rows
 from shardopt.calibrate.rows import PASSES, Measurement
 
-SMALL_BYTES = 1024
-"""Up to it, the size of a message does not matter."""
-
 
 class CpuBuilder(Builder):
     """Fits family after family onto a base profile."""
 
-    message_us: float | None = None
-    """What a small collective takes beyond the main thread; None: nobody measured it."""
+    latency_us: Mapping[str, float] | None = None
+    """Of messages in an iteration, beyond the main thread's time; None: no row says it."""
+    fitted_host = False
+    """Whether ops of the host have what the main thread does of a collective."""
     call_us = 0.0
 
     def build(self) -> None:
@@ -44,8 +44,10 @@ class CpuBuilder(Builder):
             return
         floor, gb_s = fit_cpu.fit_memory(memory_rows(fit))
         held_out = HeldOut(fit_cpu.memory_errors(floor, gb_s, memory_rows(test)), len(fit))
-        self.made.errors["elementwise"] = held_out
         base = self.made.profile
+        errors = fit_cpu.memory_errors(floor, base.memory.hbm_gb_s, memory_rows(test))
+        self.made.errors["elementwise"] = held_out
+        self.made.shipped["elementwise"] = HeldOut(errors, 0)
         sizes = {"bytes_moved": span(row.facts["bytes_moved"] for row in fit + test)}
         elementwise = base.elementwise.model_copy(
             update={
@@ -100,6 +102,9 @@ class CpuBuilder(Builder):
         errors = fit_cpu.cpu_gemm_errors(gemm, hbm, tested)
         held_out = HeldOut(errors, len(fit), tested.time_ms)
         self.made.errors["gemm fp32"] = held_out
+        shipped = self.base.gemm.model_copy(update={"floor_us": gemm.floor_us})
+        errors = fit_cpu.cpu_gemm_errors(shipped, self.base.memory.hbm, tested)
+        self.made.shipped["gemm fp32"] = HeldOut(errors, 0)
         narrow = [r for r in self.of("gemm", test=False) if r.point.params["dtype"] == "bf16"]
         if narrow:
             gemm = fit_cpu.fit_gemm_rate(gemm_rows(narrow), hbm, gemm, "bf16")
@@ -133,6 +138,8 @@ class CpuBuilder(Builder):
             errors = fit_cpu.lookup_errors(fitted, tbe_rows(rows), names)
             held_out = HeldOut(errors, len(parts[part]), tbe_rows(rows).time_ms)
             self.made.errors[f"lookup {part}"] = held_out
+            shipped = fit_cpu.lookup_errors(embedding, tbe_rows(rows), names)
+            self.made.shipped[f"lookup {part}"] = HeldOut(shipped, 0)
             for label, keep in by_tables(rows):
                 self.made.errors[f"lookup {part}, {label}"] = HeldOut(errors[keep], held_out.fitted)
             scores.append(held_out)
@@ -140,7 +147,7 @@ class CpuBuilder(Builder):
             if of_model:
                 errors = fit_cpu.lookup_errors(fitted, tbe_rows(of_model), names)
                 self.made.errors[f"model's lookup {part}"] = HeldOut(errors, held_out.fitted)
-        fitted = fitted.model_copy(update=self._variants(fitted))
+        fitted = self._dense(fitted.model_copy(update=self._variants(fitted)))
         rows = parts["forward"] + parts["backward"]
         group = self.group(
             fitted,
@@ -181,13 +188,23 @@ class CpuBuilder(Builder):
             found[name] = float(np.median(table.time_ms / predicted))
         return found
 
+    def _dense(self, embedding: CpuEmbedding) -> CpuEmbedding:
+        """Backwards that make dense gradients; as they were where there are too few rows."""
+        fit, test = (self.of("lookup_dense", "backward", test=held) for held in (False, True))
+        if len(fit) < FEWEST:
+            return embedding
+        fitted, launch_us = fit_cpu.fit_dense(tbe_rows(fit), embedding)
+        errors = fit_cpu.dense_errors(fitted, launch_us, tbe_rows(test))
+        self.made.errors["lookup backward, dense gradient"] = HeldOut(errors, len(fit))
+        return fitted
+
     def host(self) -> None:
         """Host time of an op of the graph, from near-empty iterations."""
         cpu, wall = (self.of("iteration", part) for part in ("cpu", "wall"))
         if not cpu:
             return
         found = host_costs(cpu, wall, self.made.profile)
-        self.message_us = found.message_us
+        self.latency_us, self.fitted_host = found.latency_us, True
         self.made.errors["host"] = found.held_out
         overheads = self.made.profile.overheads.model_copy(
             update={
@@ -199,19 +216,21 @@ class CpuBuilder(Builder):
         self.update(overheads=self.group(overheads, cpu, found.held_out))
 
     def issued_us(self, rows: Sequence[Measurement]) -> float:
-        """What the main thread does of a collective: host ops of the iteration graph count it."""
-        if self.message_us is None:
-            return self.issue_us(rows)
-        small = [
-            r.median_us
-            for r in rows
-            if r.point.params["op"] == "all_to_all" and r.point.params["bytes"] <= SMALL_BYTES
-        ]
-        return max(0.0, float(np.median(small)) - self.message_us) if small else 0.0
+        """What the main thread does of a collective, unless the latency is that of iterations."""
+        return self.issue_us(rows) if self.latency_us is None else 0.0
 
     def collective_us(self, rows: Sequence[Measurement]) -> float:
         """Nothing where the host's ops, fitted on iterations, have it."""
-        return self.issued_us(rows) if self.message_us is None else 0.0
+        return 0.0 if self.fitted_host else self.issued_us(rows)
+
+    def in_iterations(self, op: str, curve: Curve) -> Curve:
+        """The latency is that of iterations: ranks enter as they come from other work there, and
+        the main thread's part is in the host's ops; from the rows comes what bytes cost."""
+        if self.latency_us is None:
+            return curve
+        return curve.model_copy(
+            update={"latency_us": self.latency_us[op], "latency_per_doubling_us": 0.0}
+        )
 
 
 def _is_plain(row: Measurement) -> bool:

@@ -6,7 +6,7 @@ Why: docs/decisions/0015.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,7 @@ HOST_OPS = (
     FreeConstant("overheads", "layer_op_us", 0.5, 500.0),
     FreeConstant("overheads", "iteration_us", 1.0, 100_000.0),
 )
+Rows = TypeVar("Rows")
 LOOKUP_FAMILIES = ("lookup", "lookup_cached", "model_lookup")
 
 
@@ -57,8 +58,9 @@ class CudaBuilder(Builder):
         if not fit:
             return
         self.made.profile = fit_cuda.fit_streaming(self.made.profile, memory_rows(fit))
-        times = fit_cuda.predict_streaming(self.made.profile, memory_rows(test))
-        held_out = self._score("streaming", fit, times, test)
+        held_out = self._score(
+            "streaming", fit, test, fit_cuda.predict_streaming, memory_rows(test)
+        )
         said = "; all as in the base profile but hbm_gb_s"
         self._put("memory", self.made.profile.memory, fit, held_out, said)
 
@@ -68,9 +70,8 @@ class CudaBuilder(Builder):
         if len(fit) < FEWEST:
             return
         found = fit_cuda.fit_moves(self.made.profile, memory_rows(fit))
-        times = fit_cuda.predict_moves(found.hw, memory_rows(test))
-        held_out = self._score("elementwise", fit, times, test)
         self.made.profile = found.hw
+        held_out = self._score("elementwise", fit, test, fit_cuda.predict_moves, memory_rows(test))
         sizes = span(r.facts["bytes_moved"] for r in fit + test)
         group = found.hw.elementwise
         self._put("elementwise", group, fit, held_out, _kept_text(found), bytes_moved=sizes)
@@ -81,8 +82,8 @@ class CudaBuilder(Builder):
         if len(fit) < FEWEST:
             return
         found = fit_cuda.fit_copies(self.made.profile, memory_rows(fit))
-        times = fit_cuda.predict_copies(found.hw, memory_rows(test))
-        held_out = self._score("copy_h2d", fit, times, test)
+        self.made.profile = found.hw
+        held_out = self._score("copy_h2d", fit, test, fit_cuda.predict_copies, memory_rows(test))
         self._extend_memory(
             found, "host_link_gb_s and host_link_latency_us of copies", fit, held_out
         )
@@ -96,12 +97,12 @@ class CudaBuilder(Builder):
         found = fit_cuda.fit_gemms(
             self.made.profile, {dtype: gemm_rows(rows) for dtype, rows in fit.items()}
         )
+        self.made.profile = found.hw
         scores = []
         for dtype, rows in fit.items():
             of = test.get(dtype, [])
-            times = fit_cuda.predict_gemms(found.hw, {dtype: gemm_rows(of)})
-            scores.append(self._score(f"gemm {dtype}", rows, times, of))
-        self.made.profile = found.hw
+            given = {dtype: gemm_rows(of)}
+            scores.append(self._score(f"gemm {dtype}", rows, of, fit_cuda.predict_gemms, given))
         used = [row for rows in fit.values() for row in rows]
         sizes = {side: span(r.point.params[side] for r in used) for side in ("m", "n", "k")}
         held_out = sum(scores[1:], start=scores[0])
@@ -116,12 +117,13 @@ class CudaBuilder(Builder):
         if len(fit) < FEWEST:
             return
         found = fit_cuda.fit_launches(self.made.profile, launch_rows(fit))
+        self.made.profile = found.hw
         scores = []
         for label, keep in _labels().items():
-            of = [r for r in test if keep(r)]
+            fitted, of = ([r for r in some if keep(r)] for some in (fit, test))
             if of:
-                times = fit_cuda.predict_launches(found.hw, launch_rows(of))
-                scores.append(self._score(label, [r for r in fit if keep(r)], times, of))
+                predict, given = fit_cuda.predict_launches, launch_rows(of)
+                scores.append(self._score(label, fitted, of, predict, given))
         held_out = sum(scores[1:], start=scores[0]) if scores else HeldOut(np.zeros(0), len(fit))
         self._extend_memory(found, "l2_gb_s of lookups", fit, held_out)
         self._put(
@@ -198,12 +200,18 @@ class CudaBuilder(Builder):
         self,
         label: str,
         fit: Sequence[Measurement],
-        predicted_ms: Any,
         test: Sequence[Measurement],
+        predict: Callable[[HardwareProfile, Rows], Any],
+        rows: Rows,
     ) -> HeldOut:
-        """Errors of rows held out, kept under a label."""
-        held_out = HeldOut(predicted_ms / _ms(test) - 1.0, len(fit), _ms(test))
+        """Errors of rows held out, of the profile as it is now, kept under a label.
+
+        Args:
+            rows: those of ``test`` as ``predict`` takes them.
+        """
+        held_out = HeldOut(predict(self.made.profile, rows) / _ms(test) - 1.0, len(fit), _ms(test))
         self.made.errors[label] = held_out
+        self.made.shipped[label] = HeldOut(predict(self.base, rows) / _ms(test) - 1.0, 0)
         return held_out
 
     def _put(

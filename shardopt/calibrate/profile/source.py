@@ -1,4 +1,4 @@
-"""On which machine a profile was measured, as its provenance says it."""
+"""On which machine, and in which runtime, a profile was measured."""
 
 from __future__ import annotations
 
@@ -30,4 +30,15 @@ def other_machine_note(profile: HardwareProfile, machine: str) -> str | None:
         f"hardware {profile.name} was measured on {'; '.join(others)}, and this is {machine}: "
         "predicted and measured times will differ by what the machines do; "
         "measure this one with shardopt calibrate"
+    )
+
+
+def other_runtime_note(profile: HardwareProfile, runtime: str) -> str | None:
+    """What there is to say where a profile was measured in another runtime than ``runtime``."""
+    if profile.runtime in (None, runtime):
+        return None
+    return (
+        f"hardware {profile.name} was measured in the {profile.runtime} runtime, and these ranks "
+        f"run in the {runtime} one: collectives and host code take other times; calibrate in the "
+        f"{runtime} runtime"
     )

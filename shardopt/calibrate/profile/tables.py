@@ -99,13 +99,14 @@ def by_tables(rows: Sequence[Measurement]) -> list[tuple[str, NDArray[np.bool_]]
 
 
 def curve_rows(rows: Sequence[Measurement]) -> CollectiveRows:
-    """Of points of one collective; the means, which is what many of them in an iteration add up to.
+    """Of points of one collective; trimmed means, which is what many of them in an iteration add up
+    to without the hiccups of other work.
 
     Over a link a message takes once or twice its time on the wire: acknowledgements of one
     direction wait behind the data of the other, or do not. Among ranks of several hosts sizes and
     ranks are those that the link between hosts sees.
     """
-    return CollectiveRows.of([(*_on_the_link(r.point.params), r.mean_us) for r in rows])
+    return CollectiveRows.of([(*_on_the_link(r.point.params), r.trimmed_us) for r in rows])
 
 
 def _on_the_link(params: dict[str, Any]) -> tuple[float, float]:

@@ -15,6 +15,7 @@ from predictor.fit.collectives import (
     errors,
     fit_curve,
     fit_rank_cost,
+    predict_us,
     score_every_second,
     score_ranks,
 )
@@ -99,16 +100,20 @@ def test_rank_counts_left_out_of_the_a100_table(folder: Path) -> None:
     assert score_ranks(rows, "all_reduce", (2, 4, 8)).gmae < 0.04
 
 
+EVERY_SIZE = CollectiveRows.of([(2.0**k, n, 1.0) for k in range(2, 34) for n in (2, 4, 8)])
+
+
 @every_table
 def test_shipped_curves_are_those_of_the_tables(folder: Path) -> None:
     for name, fit in gpu_fits(folder).items():
         link = load_hardware(name).collectives.intra
         for op, curve in fit.curves.items():
             shipped = getattr(link, op)
-            assert shipped.latency_us == pytest.approx(curve.latency_us, rel=1e-3)
             assert shipped.edge_mib == pytest.approx(curve.edge_mib, rel=1e-3)
-            assert shipped.us_per_mib == pytest.approx(curve.us_per_mib, rel=1e-3, abs=1e-6)
             assert shipped.rank_cost == pytest.approx(curve.rank_cost, rel=1e-3)
+            # where two bands go together, processors differ in which of them has the time
+            times = (predict_us(of, EVERY_SIZE, op) for of in (shipped, curve))
+            assert next(times) == pytest.approx(next(times), rel=1e-3)
 
 
 @every_table

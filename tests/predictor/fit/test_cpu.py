@@ -8,10 +8,11 @@ from predictor.cost.gemm import gemm_times
 from predictor.cost.lookup.embedding import lookup_model
 from predictor.cost.lookup.shard import LookupShard
 from predictor.fit import cpu as fit_cpu
-from predictor.fit.cpu import BACKWARD, FORWARD, GemmRows, MemoryRows, TableCounts, TbeRows
+from predictor.fit.cpu import BACKWARD, DENSE, FORWARD, GemmRows, MemoryRows, TableCounts, TbeRows
 from predictor.fit.held_out import HeldOut
 from predictor.hardware.loader import CpuEmbedding, load_hardware
 from predictor.model.distribution import Uniform
+from predictor.model.plan import ComputeKernel
 
 pytest.importorskip("scipy")
 
@@ -62,6 +63,57 @@ def test_the_embedding_law_is_recovered() -> None:
     for names in (FORWARD, BACKWARD):
         errors = fit_cpu.lookup_errors(fitted, rows_of(LAW, names, 2), names)
         assert np.abs(errors).max() < 1e-3
+
+
+DENSE_LAW = LAW.model_copy(
+    update={
+        "backward_dense_table_us": 300.0,
+        "backward_dense_ns_per_weight": 0.4,
+        "backward_dense_ns_per_lookup": 6.0,
+        "backward_dense_ns_per_lookup_dim": 0.05,
+        "backward_dense_ns_per_row_dim": 0.8,
+    }
+)
+
+
+def test_the_law_of_dense_gradients_is_recovered() -> None:
+    assert isinstance(LAW, CpuEmbedding)
+    assert isinstance(DENSE_LAW, CpuEmbedding)
+    rows = rows_of(DENSE_LAW, DENSE, seed=4)
+    rows = TbeRows(rows.tables, rows.time_ms + units.us(500.0))
+    found, launch_us = fit_cpu.fit_dense(rows, LAW)
+    assert launch_us == pytest.approx(500.0, rel=1e-3)
+    for name in DENSE:
+        assert getattr(found, name) == pytest.approx(getattr(DENSE_LAW, name), rel=1e-3), name
+    assert np.abs(fit_cpu.dense_errors(found, launch_us, rows)).max() < 1e-3
+    assert found.backward_ns_per_row == LAW.backward_ns_per_row
+
+
+def test_the_law_of_dense_gradients_is_the_one_that_predicts() -> None:
+    hw = HARDWARE.model_copy(update={"embedding": DENSE_LAW})
+    shard = LookupShard(
+        Uniform().bins(5000), 2e4, 512.0, 5000, 64, kernel=ComputeKernel.DENSE, optimizer="sgd"
+    )
+    table = TableCounts(shard.rows, shard.dim, shard.bags, shard.ids, shard.distinct_rows)
+    assert isinstance(DENSE_LAW, CpuEmbedding)
+    fitted = fit_cpu.predict_lookups(DENSE_LAW, TbeRows([[table]], np.ones(1)), DENSE)[0]
+    assert lookup_model(hw).backward_ms(shard) == pytest.approx(fitted)
+
+
+def test_a_dense_gradient_does_not_sort_and_is_written_for_rows_that_nobody_looks_up() -> None:
+    hw = HARDWARE.model_copy(update={"embedding": DENSE_LAW})
+    model = lookup_model(hw)
+
+    def backward_ms(rows: int, kernel: ComputeKernel, optimizer: str = "sgd") -> float:
+        # the same ids on the same hot rows, of a table with more that are never drawn
+        bins = Uniform().bins(1000)
+        shard = LookupShard(bins, 2e4, 512.0, rows, 64, kernel=kernel, optimizer=optimizer)
+        return model.backward_ms(shard)
+
+    dense = backward_ms(100_000, ComputeKernel.DENSE) - backward_ms(1000, ComputeKernel.DENSE)
+    assert dense == pytest.approx(0.4e-6 * 99_000 * 64)
+    of_optimizer = (backward_ms(1000, ComputeKernel.DENSE, name) for name in ("sgd", "adagrad"))
+    assert next(of_optimizer) == next(of_optimizer)
 
 
 def test_one_wild_row_does_not_pull_the_fit() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
 from predictor import units
+from predictor.cost.collectives import OPS
 from predictor.hardware.loader import HardwareProfile
+from predictor.hardware.schema import Curve
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.plan_check import match_plan
 from predictor.model.topology import Topology
@@ -19,40 +21,51 @@ NO_TABLES = {"forward_table_us": 0.0, "backward_table_us": 0.0}
 """A table with next to no ids takes less than the constant that other tables were fitted on."""
 
 
-def busy_us(profile: HardwareProfile, params: dict[str, object]) -> float:
-    """What the main thread of the busier rank computes in one iteration, as the graph has it."""
+def spent_us(profile: HardwareProfile, params: dict[str, object]) -> tuple[float, float]:
+    """What the main thread of the busier rank computes in one iteration, as the graph has it, and
+    what its collectives take."""
     workload, plan = near_empty(params)
     topology = Topology.uniform(2, plan.local_world_size, hbm_bytes=2**33, ddr_bytes=2**33)
     batch = PlanScorer(workload, topology, profile)
     graph = batch.graph(batch.totals(match_plan(workload, topology, plan))[None])
-    own = [op for op in graph.ops if op.resource != "collectives"]
-    spent = sum(op.host_ms for op in graph.ops) + sum(op.cost_ms.max() for op in own)
-    return float(spent / units.us(1.0))
+    spent = {True: 0.0, False: sum(op.host_ms for op in graph.ops)}
+    for op in graph.ops:
+        spent[op.resource == "collectives"] += float(op.cost_ms.max())
+    return spent[False] / units.us(1.0), spent[True] / units.us(1.0)
+
+
+def with_latency(profile: HardwareProfile, latency_us: Mapping[str, float]) -> HardwareProfile:
+    """Messages take their latency, whatever their size."""
+    curves = {
+        op: Curve(latency_us=latency_us[op], edge_mib=(0.0,), us_per_mib=(1e-9,)) for op in OPS
+    }
+    links = profile.collectives
+    wires = {n: getattr(links, n).model_copy(update=curves) for n in ("intra", "inter")}
+    return profile.model_copy(update={"collectives": links.model_copy(update=wires)})
 
 
 @pytest.fixture(scope="session")
 def iteration_rows() -> Callable[..., list[Measurement]]:
     """Rows of a profile's overheads; parts ``wall``, ``cpu`` and ``process`` of every point.
 
-    A message takes ``message_us`` beyond the main thread; where ids travel ahead, all is hidden.
+    A message takes ``latency_us`` beyond the main thread, of its collective or of all alike; where
+    ids travel ahead, all is hidden.
     """
 
-    def made(profile: HardwareProfile, message_us: float, **among: object) -> list[Measurement]:
+    def made(
+        profile: HardwareProfile, latency_us: float | Mapping[str, float], **among: object
+    ) -> list[Measurement]:
+        of = latency_us if isinstance(latency_us, Mapping) else dict.fromkeys(OPS, latency_us)
+        overheads = profile.overheads.model_copy(update={"collective_us": 0.0})
         embedding = profile.embedding.model_copy(update=NO_TABLES)
-        profiles = [
-            profile.model_copy(
-                update={
-                    "embedding": embedding,
-                    "overheads": profile.overheads.model_copy(update={"collective_us": us}),
-                }
-            )
-            for us in (0.0, message_us)
-        ]
+        known = {"embedding": embedding, "overheads": overheads}
+        profile = with_latency(profile.model_copy(update=known), of)
         rows = []
         for point in iteration_points(2, **among):
-            main, whole = (busy_us(p, point.params) for p in profiles)
+            main, messages = spent_us(profile, point.params)
             hidden = point.params["pipeline"] != "base"
-            times = {"wall": main if hidden else whole, "cpu": main, "process": 1.5 * main}
+            whole = main if hidden else main + messages
+            times = {"wall": whole, "cpu": main, "process": 1.5 * main}
             for part, us in times.items():
                 row = row_of_samples(point, Samples((us * 1e-6,) * 3), part)
                 row.__dict__["date"] = "2026-01-02T03:04:05Z"

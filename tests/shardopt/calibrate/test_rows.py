@@ -8,6 +8,7 @@ from predictor.errors import InputError
 from shardopt.calibrate.design.points import Point
 from shardopt.calibrate.rows import CalibrationRows, Origin, read_rows, row_of_samples
 from shardopt.measure.timing import Samples
+from shardopt.ranks.realtime import Runtime
 
 ORIGIN = Origin("some processor, 2 cores", "torch 2, fbgemm 1")
 GEMM = Point("gemm", {"m": 64, "n": 8, "k": 13, "dtype": "fp32", "layout": "nn"}, test=True)
@@ -38,6 +39,12 @@ def test_rows_of_families_that_are_no_longer_measured_are_read(file: Calibration
     again = CalibrationRows(file.path, ORIGIN)
     assert [row.point for row in again.rows[-2:]] == list(old)
     assert all(again.has(point) for point in old)
+
+
+def test_rows_from_before_there_were_two_runtimes_are_of_the_tuned_one(
+    file: CalibrationRows,
+) -> None:
+    assert {row.runtime for row in file.rows} == {Runtime.TUNED}
 
 
 def test_only_complete_points_are_left_out_of_the_next_run(file: CalibrationRows) -> None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from predictor.errors import InputError
 from shardopt.calibrate import run
+from shardopt.calibrate.accepted import accept
 from shardopt.calibrate.design import points as design
 from shardopt.calibrate.design.points import Point
-from shardopt.calibrate.rows import CalibrationRows, Origin, row_of_samples
+from shardopt.calibrate.rows import CalibrationRows, Measurement, Origin, row_of_samples
+from shardopt.calibrate.worker import Job
 from shardopt.measure.timing import Samples
+from shardopt.ranks.realtime import Runtime
 
+ORIGIN = Origin("machine", "versions")
 TABLES = [[1000, 8, 64, 288.0, 240.0]]
 
 
@@ -34,10 +41,59 @@ def test_a_row_is_named_kept_and_counted(
     tmp_path: Path, point: Point, facts: dict[str, object], said: str
 ) -> None:
     asked = run.CalibrationSettings("gloo", 2, design.TINY, tmp_path / "rows.csv")
-    file, lines = CalibrationRows(asked.rows, Origin("machine", "versions")), list[str]()
+    file, lines = CalibrationRows(asked.rows, ORIGIN), list[str]()
     saver = run.Saver(file, asked, 3, 9, lines.append)
     saver.save(row_of_samples(point, Samples((1e-3, 1e-3, 1e-3)), "forward", **facts))
-    assert [line.removesuffix("  unstable") for line in lines] == [f"[4/9] {said}: 1.000 ms"]
+    assert lines == [f"[4/9] {said}: 1.000 ms"]
     assert [row.point for row in file.rows] == [point]
     assert file.rows[0].settings
     assert asked.rows.is_file()
+
+
+@pytest.mark.parametrize("runtime", Runtime)
+def test_rows_say_their_runtime_and_two_are_never_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: Runtime
+) -> None:
+    monkeypatch.setattr(run, "origin", lambda backend: ORIGIN)
+    asked = run.CalibrationSettings("gloo", 2, design.TINY, tmp_path / "rows.csv", runtime=runtime)
+    point = Point("gemm", {"m": 64, "dtype": "fp32", "layout": "nn"})
+    saver = run.Saver(run.open_rows(asked, print), asked, 0, 1, print)
+    saver.save(row_of_samples(point, Samples((1e-3, 1e-3))))
+    assert [row.runtime for row in run.open_rows(asked, print).rows] == [runtime]
+    other = next(r for r in Runtime if r is not runtime)
+    with pytest.raises(InputError, match=f"rows of the {runtime} runtime") as caught:
+        run.open_rows(replace(asked, runtime=other), print)
+    assert caught.value.inputs == ("runtime",)
+
+
+def test_doubtful_points_are_measured_again_after_all_others_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the run is interrupted before it, and resumed."""
+    kernel = Point("gemm", {"m": 64, "dtype": "fp32", "layout": "nn"})
+    exchange = Point("collective", {"op": "all_reduce", "bytes": 256, "ranks": 2})
+    monkeypatch.setattr(run, "origin", lambda backend: ORIGIN)
+    monkeypatch.setattr(run, "points_of", lambda settings: ([kernel], [exchange]))
+    measured = list[Point]()
+
+    def uneven(job: Job, on_row: Callable[[Measurement], None]) -> None:
+        for point in job.points:
+            measured.append(point)
+            last = 1e-3 if measured.count(exchange) == 2 else 0.1
+            on_row(row_of_samples(point, Samples((1e-3,) * 9 + (last,))))
+
+    monkeypatch.setattr(run, "run_job", uneven)
+    asked = run.CalibrationSettings("gloo", 2, design.TINY, tmp_path / "rows.csv")
+    lines = list[str]()
+    file = run.measure(asked, lines.append)
+    assert measured == [kernel, exchange, kernel, exchange]
+    assert sum("again" in line for line in lines) == 2
+    assert [row.point for row in accept(file.rows).rows] == [kernel, exchange]
+
+    whole = asked.rows.read_text().splitlines(keepends=True)
+    asked.rows.write_text("".join(whole[:3]))
+    measured[:] = []
+    run.measure(asked, lines.append)
+    assert measured == [kernel, exchange]
+    run.measure(asked, lines.append)
+    assert measured == [kernel, exchange], "what was repeated stays so"

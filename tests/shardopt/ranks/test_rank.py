@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from predictor.errors import InputError, PlanError
-from shardopt.ranks.rank import RankDiedError, errors_of, host_count, rank_of_torchrun
+from shardopt.ranks import rank as module
+from shardopt.ranks.rank import (
+    Rank,
+    RankDiedError,
+    errors_of,
+    host_count,
+    prepare,
+    rank_of_torchrun,
+)
+from shardopt.ranks.realtime import Runtime
 
 
 def test_torchrun_is_known_by_its_variables() -> None:
@@ -38,3 +47,18 @@ def test_hosts_of_torchrun_have_equally_many_ranks() -> None:
     assert [hosts(2, 2), hosts(2, 1), hosts(16, 8)] == [1, 2, 2]
     with pytest.raises(InputError, match="give every host as many ranks"):
         hosts(5, 2)
+
+
+@pytest.mark.parametrize("runtime", Runtime)
+def test_only_tuned_ranks_keep_memory_and_garbage(
+    monkeypatch: pytest.MonkeyPatch, runtime: Runtime
+) -> None:
+    pytest.importorskip("torch")
+    done: list[str] = []
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(module, "keep_freed_memory", lambda: done.append("keeps memory"))
+    monkeypatch.setattr(module.gc, "disable", lambda: done.append("no collector"))
+    monkeypatch.setattr(module.os, "sched_setaffinity", lambda *_: done.append("pinned"))
+    prepare(Rank(0, 2, 0, 2), "gloo", runtime)
+    more = ["no collector", "keeps memory"] if runtime is Runtime.TUNED else []
+    assert done == ["pinned", *more]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from shardopt.calibrate.design import phases
+from shardopt.calibrate.design import ops, phases
 from shardopt.calibrate.design import points as design
 from shardopt.calibrate.rows import key_of
 
@@ -46,12 +46,22 @@ def test_lookups_stay_inside_what_can_be_measured() -> None:
 
 def test_every_family_has_fit_and_test_points() -> None:
     points = phases.alone(design.QUICK) + phases.together(design.QUICK, 2)
-    ops = ("jagged", "pooled", "interaction", "optimizer")
-    for family in ("lookup", "gemm", "elementwise", "collective", *ops):
+    kinds = ("jagged", "pooled", "interaction", "optimizer", "lookup_dense")
+    for family in ("lookup", "gemm", "elementwise", "collective", *kinds):
         held = [p.test for p in points if p.family == family]
         assert 0.15 < np.mean(held) < 0.6, family
     narrow = {p.test for p in points if p.params.get("dtype") == "bf16"}
     assert narrow == {False, True}
+
+
+def test_dense_lookups_are_of_tables_that_ranks_copy() -> None:
+    points = [p for p in phases.alone(design.FULL) if p.family == "lookup_dense"]
+    for point in points:
+        tables = point.params["tables"]
+        assert sum(t["rows"] * t["dim"] * 4 for t in tables) <= 1.01 * ops.MAX_DENSE_BYTES
+        assert point.params["batch"] * sum(t["pooling"] for t in tables) < 1.2 * design.MAX_IDS
+    assert {len(p.params["tables"]) for p in points} == {1, 2, 3, 4}
+    assert {t["dim"] for p in points for t in p.params["tables"]} == set(design.DIMS)
 
 
 def test_largest_and_smallest_messages_are_fitted() -> None:

@@ -11,7 +11,13 @@ from predictor.fit.cuda import cache_bins
 from predictor.model.distribution import Zipf
 from shardopt.calibrate.design.points import Point
 from shardopt.calibrate.kernels import embedding as measure_embedding
-from shardopt.calibrate.kernels.embedding import Launch, make_tbe, measure_cached, measure_lookup
+from shardopt.calibrate.kernels.embedding import (
+    Launch,
+    make_tbe,
+    measure_cached,
+    measure_dense_lookup,
+    measure_lookup,
+)
 from shardopt.measure.sampling import FEWEST, WARM_UP, CpuTimer
 
 torch = pytest.importorskip("torch")
@@ -151,3 +157,13 @@ def test_a_gpu_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA X9000")
     assert run.base_of_gpu(said.append) == "h100-sxm"
     assert "no profile ships for NVIDIA X9000" in said[0]
+
+
+def test_a_dense_gradient_is_made_anew_in_every_sample() -> None:
+    pytest.importorskip("fbgemm_gpu")
+    point = Point("lookup_dense", {"batch": 16, "tables": TABLES})
+    rows = measure_dense_lookup(point, CpuTimer(1024), 1e-3)
+    assert [row.part for row in rows] == ["forward", "backward"]
+    tbe = Launch({**point.params, "kernel": "dense"}, "cpu").tbe
+    assert type(tbe).__name__ == "DenseTableBatchedEmbeddingBagsCodegen"
+    assert tbe.weights.grad is None

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from predictor.cost.collectives import OPS
 from predictor.hardware.loader import HardwareProfile, load_hardware
 from shardopt.calibrate.profile.host import HostCosts, host_costs
 from shardopt.calibrate.rows import Measurement
@@ -30,7 +31,7 @@ def fitted(rows: Sequence[Measurement]) -> HostCosts:
 
 
 @pytest.mark.parametrize(
-    ("op_us", "layer_op_us", "iteration_us", "message_us"),
+    ("op_us", "layer_op_us", "iteration_us", "latency_us"),
     [(9.0, 6.0, 900.0, 300.0), (14.0, 14.0, 0.0, 0.0), (5.0, 0.0, 400.0, 80.0)],
 )
 def test_known_costs_are_found(
@@ -38,14 +39,14 @@ def test_known_costs_are_found(
     op_us: float,
     layer_op_us: float,
     iteration_us: float,
-    message_us: float,
+    latency_us: float,
 ) -> None:
-    rows = iteration_rows(machine(op_us, layer_op_us, iteration_us), message_us)
+    rows = iteration_rows(machine(op_us, layer_op_us, iteration_us), latency_us)
     found = fitted(rows)
     assert found.op_us == pytest.approx(op_us, rel=0.01)
     assert found.layer_op_us == pytest.approx(layer_op_us, rel=0.02, abs=0.1)
     assert found.iteration_us == pytest.approx(iteration_us, rel=0.02, abs=10.0)
-    assert found.message_us == pytest.approx(message_us, rel=0.01, abs=0.01)
+    assert found.latency_us == pytest.approx(dict.fromkeys(OPS, latency_us), rel=0.01, abs=1.0)
     assert found.held_out.n == len(rows) // 3
     assert found.held_out.fitted == found.held_out.n - 1
     cpu = [r for r in rows if r.part == "cpu"]
@@ -85,7 +86,7 @@ def test_waiting_that_a_pipeline_hides_says_nothing_of_messages(iteration_rows: 
         for row in rows
     ]
     assert len(base) < len(rows)
-    assert fitted(longer).message_us == fitted(rows).message_us
+    assert fitted(longer).latency_us == fitted(rows).latency_us
 
 
 def test_an_iteration_shorter_than_its_main_thread_has_free_messages(iteration_rows: Rows) -> None:
@@ -93,4 +94,12 @@ def test_an_iteration_shorter_than_its_main_thread_has_free_messages(iteration_r
         replace(row, median_us=0.5 * row.median_us) if row.part == "wall" else row
         for row in iteration_rows(machine(9.0, 6.0, 900.0), 1.0)
     ]
-    assert fitted(rows).message_us == 0.0
+    assert max(fitted(rows).latency_us.values()) < 1.0
+
+
+def test_every_collective_has_a_latency_of_its_own(iteration_rows: Rows) -> None:
+    """A plain gloo all-reduce of two ranks takes four times an all-to-all."""
+    known = {"all_to_all": 560.0, "all_reduce": 2240.0, "reduce_scatter": 1260.0}
+    known["all_gather"] = known["reduce_scatter"]
+    found = fitted(iteration_rows(machine(9.0, 6.0, 900.0), known))
+    assert found.latency_us == pytest.approx(known, rel=0.02)

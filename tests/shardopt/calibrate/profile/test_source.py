@@ -1,7 +1,12 @@
 """A profile says on which machine it was measured."""
 
 from predictor.hardware.loader import load_hardware
-from shardopt.calibrate.profile.source import measured_on, other_machine_note, source_on
+from shardopt.calibrate.profile.source import (
+    measured_on,
+    other_machine_note,
+    other_runtime_note,
+    source_on,
+)
 
 CPU = load_hardware("cpu-gloo")
 
@@ -23,3 +28,12 @@ def test_another_machine_is_said() -> None:
 def test_published_constants_are_of_no_machine() -> None:
     assert measured_on(load_hardware("h100-sxm")) == ()
     assert other_machine_note(load_hardware("h100-sxm"), "this machine") is None
+
+
+def test_another_runtime_is_said_where_the_profile_names_one() -> None:
+    assert other_runtime_note(CPU, "tuned") is None
+    assert other_runtime_note(load_hardware("h100-sxm"), "plain") is None
+    said = other_runtime_note(CPU, "plain")
+    assert said is not None
+    assert "cpu-gloo was measured in the tuned runtime" in said
+    assert "calibrate in the plain runtime" in said
