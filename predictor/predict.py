@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from predictor.cost.errors import resource_groups
 from predictor.hardware.loader import Group, HardwareProfile, ProvenanceKind, weakest
 from predictor.iteration.critical_path import HOST, Segment, critical_path
 from predictor.iteration.graph import Graph
@@ -140,14 +141,7 @@ def _per_rank(graph: Graph, iteration_ms: float) -> tuple[RankLoad, ...]:
 
 def profile_groups(resource: str, hardware: HardwareProfile, topology: Topology) -> list[Group]:
     """The profile groups behind a resource: collectives use every kind of link the ranks span."""
-    if resource != "collectives":
-        return [hardware.groups[resource]]
-    names = []
-    if topology.nvlink_domain > 1:
-        names.append("collectives.intra")
-    if topology.groups > 1:
-        names.append("collectives.inter")
-    return [hardware.groups[name] for name in names or ["collectives.intra"]]
+    return [hardware.groups[name] for name in resource_groups(resource, topology)]
 
 
 def _provenance(

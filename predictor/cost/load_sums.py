@@ -167,6 +167,37 @@ class LoadSums:
             sums = np.bincount(target, values, size).reshape(groups + 1, width, plans)
             total[column] += sums[:groups]
 
+    def added(
+        self, column: int, chosen: Selection, place: Ints, shape: tuple[int, int], more: Array
+    ) -> Array:
+        """What shardings add to a column that is larger by some shares, draw by draw.
+
+        Args:
+            place: lookup group -> its position; all groups of the shardings have one.
+            shape: ``(groups, plans)``.
+            more: of each chosen sharding, the shares ``[shardings, draws]``.
+
+        Returns:
+            ``[groups, ranks, plans, draws]``.
+        """
+        groups, plans = shape
+        draws = more.shape[1]
+        total = np.zeros((groups, self.world_size, plans, draws))
+        at = place[self.group(chosen.numbers)]
+        for rows, width in ((self.alone, self.world_size), (self.everywhere, 1)):
+            owner, ranks, found = rows.of(chosen.numbers)
+            if not len(owner):
+                continue
+            target = (at[owner] * width + ranks) * plans + chosen.owners[owner]
+            order = np.argsort(target, kind="stable")
+            target, owner = target[order], owner[order]
+            first = np.flatnonzero(np.r_[True, target[1:] != target[:-1]])
+            values = rows.column(column)[found[order]][:, None] * more[owner]
+            sums = np.zeros((groups * width * plans, draws))
+            sums[target[first]] = np.add.reduceat(values, first, axis=0)
+            total += sums.reshape(groups, width, plans, draws)
+        return total
+
     def put_longest(self, total: Array, chosen: Selection, at: Ints) -> None:
         """Enter the longest latencies of shardings into ``[COLUMNS, groups, ranks, plans]``.
 

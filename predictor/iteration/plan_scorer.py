@@ -112,7 +112,7 @@ class PlanScorer:
         self.shards = ShardLoads(workload, topology, hardware)
         self.groups: list[LookupGroup] = []
         self._index: dict[LookupGroup, int] = {}
-        self._rows = LoadSums(self.shards)
+        self.rows = LoadSums(self.shards)
         self._caches = CacheSums(self.shards)
         self._numbers: dict[tuple[int, TablePlan], int] = {}
         self._programs: dict[tuple[bool, *tuple[int, ...]], CompiledTimeline] = {}
@@ -131,7 +131,7 @@ class PlanScorer:
         if found is None:
             found = len(self._numbers)
             group = self.group_index(index, plan)
-            self._rows.append(index, plan, group)
+            self.rows.append(index, plan, group)
             self._caches.append(found, index, plan, group)
             self._numbers[index, plan] = found
         return found
@@ -142,7 +142,11 @@ class PlanScorer:
         The longest latencies, which do not add up, are left out, and UVM caches count as if no
         other table shared them.
         """
-        return self.group_index(index, plan), self._rows.load(self.number(index, plan))
+        return self.group_index(index, plan), self.rows.load(self.number(index, plan))
+
+    def used_groups(self, plans: Ints) -> Ints:
+        """Positions of the lookup groups that plans ``[plans, tables]`` use, in a graph's order."""
+        return self._sort_groups(np.unique(self.rows.group(plans)))
 
     def totals(self, plans: Sequence[TablePlan]) -> Array:
         """Summed loads of one plan, ``[groups, ranks, COLUMNS]``."""
@@ -152,9 +156,10 @@ class PlanScorer:
     def graph(self, totals: Array) -> Graph:
         """The iteration graph of summed loads ``[plans, groups, ranks, COLUMNS]``."""
         used = self._sort_groups(np.flatnonzero(totals[..., Load.SHARDS].any(axis=(0, 2))))
-        return self._build(used, totals[:, used])
+        return self.build(used, totals[:, used])
 
-    def _build(self, used: Ints, loads: Array) -> Graph:
+    def build(self, used: Ints, loads: Array) -> Graph:
+        """The iteration graph of loads ``[plans, groups, ranks, COLUMNS]`` of some groups."""
         return DlrmBuilder(self.costs, [self.groups[i] for i in used], loads).build()
 
     def _sort_groups(self, groups: Ints) -> Ints:
@@ -172,9 +177,7 @@ class PlanScorer:
 
     def score_numbered(self, plans: Ints) -> Array:
         """As `score`, of plans ``[plans, tables]`` given by the numbers of their shardings."""
-        count, tables = plans.shape
-        owners = np.repeat(np.arange(count), tables)
-        return self._score(_Job(count, owners, np.tile(np.arange(tables), count), plans.ravel()))
+        return self._score(_job_of(plans))
 
     def score_neighbours(self, base: Sequence[TablePlan], changes: Sequence[Change]) -> Array:
         """Predicted iteration time in ms of ``base`` with each of the changes, ``[changes]``."""
@@ -189,6 +192,11 @@ class PlanScorer:
         tables = np.array([table for change in changes for table in change], dtype=np.intp)
         numbers = np.array([n for change in changes for n in change.values()], dtype=np.intp)
         return self._score(_Job(len(changes), owners, tables, numbers, base))
+
+    def sum_loads(self, plans: Ints, used: Ints) -> Array:
+        """Summed loads ``[COLUMNS, groups, ranks, plans]`` of plans ``[plans, tables]`` given by
+        numbers, of the lookup groups ``used``."""
+        return self._totals(_job_of(plans), used, None)
 
     def _score(self, job: _Job) -> Array:
         times = np.zeros(job.count)
@@ -231,58 +239,74 @@ class PlanScorer:
     def _used_groups(self, job: _Job) -> NDArray[np.bool_]:
         """Lookup groups that plans use, ``[plans, groups]``."""
         count, chosen = len(self.groups), job.chosen
-        at = chosen.owners * count + self._rows.group(chosen.numbers)
+        at = chosen.owners * count + self.rows.group(chosen.numbers)
         uses = np.bincount(at, chosen.signs, job.count * count).reshape(job.count, count)
         if job.base is not None:
-            uses = uses + np.bincount(self._rows.group(job.base), minlength=count)
+            uses = uses + np.bincount(self.rows.group(job.base), minlength=count)
         return np.asarray(uses > 0.5)
 
     def _whole(self, numbers: Ints) -> Array:
         """Summed loads of one plan, ``[COLUMNS, groups, ranks, 1]``."""
         owners = np.zeros(len(numbers), dtype=np.intp)
         chosen, place = Selection(numbers, owners, None), np.arange(len(self.groups))
-        total = self._rows.totals(chosen, 1, place, len(place))
+        total = self.rows.totals(chosen, 1, place, len(place))
         self._caches.add_sharing(total[filling_column(self.workload)], chosen, place, {})
-        self._rows.put_longest(total, chosen, self._rows.group(numbers))
+        self.rows.put_longest(total, chosen, self.rows.group(numbers))
         return total
 
     def _times(self, job: _Job, alike: _Alike, base: _Base | None) -> Array:
-        used, chosen = alike.used, job.chosen
-        place = np.full(len(self.groups), len(used))
-        place[used] = np.arange(len(used))
-        total = self._rows.totals(chosen, job.count, place, len(used))
-        column = total[filling_column(self.workload)]
-        self._caches.add_sharing(column, chosen, place, {} if base is None else base.filled)
-        if base is not None:
-            total += base.total[:, used]
-        self._put_longest(total, job, place, used, base)
-        graph = self._build(used, total.transpose(3, 1, 2, 0))
+        used = alike.used
+        graph = self.build(used, self._totals(job, used, base).transpose(3, 1, 2, 0))
         key = alike.whole, *used.tolist()
         if key not in self._programs:
             self._programs[key] = CompiledTimeline(graph, whole=alike.whole)
         return self._programs[key].iteration_ms(graph, job.count)
 
+    def _totals(self, job: _Job, used: Ints, base: _Base | None) -> Array:
+        """Summed loads of some lookup groups, ``[COLUMNS, groups, ranks, plans]``."""
+        place, chosen = self._places(used), job.chosen
+        total = self.rows.totals(chosen, job.count, place, len(used))
+        column = total[filling_column(self.workload)]
+        self._caches.add_sharing(column, chosen, place, {} if base is None else base.filled)
+        if base is not None:
+            total += base.total[:, used]
+        self._put_longest(total, job, place, used, base)
+        return total
+
+    def _places(self, used: Ints) -> Ints:
+        """Lookup group -> its position among some; the number of these for all others."""
+        place = np.full(len(self.groups), len(used))
+        place[used] = np.arange(len(used))
+        return place
+
     def _put_longest(
         self, total: Array, job: _Job, place: Ints, used: Ints, base: _Base | None
     ) -> None:
         """Enter, in place, longest latencies where a lookup is short enough for them to count."""
-        most = self._rows.most(used)[..., None, None]
+        most = self.rows.most(used)[..., None, None]
         short = (total[Load.FORWARD_MS : Load.BACKWARD_MS + 1] < most).any(axis=0)
         short = (short & (total[Load.SHARDS] > 0)).any(axis=1)
         if base is not None:  # unchanged lookups already have those of the base
             touched = np.zeros((len(short) + 1, job.count), dtype=bool)
             chosen = job.chosen
-            touched[place[self._rows.group(chosen.numbers)], chosen.owners] = True
+            touched[place[self.rows.group(chosen.numbers)], chosen.owners] = True
             short &= touched[:-1]
         plans = np.flatnonzero(short.any(axis=0))
         if len(plans):
             numbers = job.whole(plans)
-            at = place[self._rows.group(numbers)]
+            at = place[self.rows.group(numbers)]
             wanted = np.vstack((short, np.zeros(job.count, dtype=bool)))[at, plans[:, None]]
             groups, owners = np.nonzero(short)
             total[LONGEST][:, groups, :, owners] = 0.0
             owners = np.broadcast_to(plans[:, None], at.shape)[wanted]
-            self._rows.put_longest(total, Selection(numbers[wanted], owners, None), at[wanted])
+            self.rows.put_longest(total, Selection(numbers[wanted], owners, None), at[wanted])
+
+
+def _job_of(plans: Ints) -> _Job:
+    """Plans ``[plans, tables]`` given by the numbers of their shardings."""
+    count, tables = plans.shape
+    owners = np.repeat(np.arange(count), tables)
+    return _Job(count, owners, np.tile(np.arange(tables), count), plans.ravel())
 
 
 class _Alike(NamedTuple):

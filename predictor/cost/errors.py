@@ -1,0 +1,121 @@
+"""Draws of the errors that a prediction's costs may have: what a profile states, as numbers.
+
+A profile says how wrong the times of a group are (``rel_error``, and the error on held-out rows). A
+draw multiplies every cost by log-normal factors of median one: one for the group, which all of its
+costs share, and one for each kernel. The kernels of a lookup group have one per table and direction
+(forward or backward) and, as other sharding types run other kernels and other shapes, one more per
+sharding type; of equal variance.
+
+Draws come in pairs of opposite signs (antithetic variates, Hammersley and Morton 1956), so that
+means over few draws are steady. A factor depends on the seed and on its name alone, not on what was
+asked before.
+
+Why: docs/decisions/0040.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor.hardware.loader import HardwareProfile
+from predictor.model.plan import ShardingType
+from predictor.model.topology import Topology
+
+Array = NDArray[np.float64]
+
+KERNEL_ERROR = 0.07
+"""1-sigma error of one lookup, or of another kernel of a group without held-out rows: what
+`shardopt validate` finds for single lookups (docs/accuracy.md, lookup forward and backward)."""
+SIGMA_OVER_MEAN = math.sqrt(math.pi / 2)
+"""Of a normal error: its standard deviation over its mean absolute value."""
+HOST = "overheads"
+"""The resource whose costs are those of the host."""
+
+
+def resource_groups(resource: str, topology: Topology) -> list[str]:
+    """Names of the profile groups behind a resource: collectives use every kind of link the ranks
+    span."""
+    if resource != "collectives":
+        return [resource]
+    names = []
+    if topology.nvlink_domain > 1:
+        names.append("collectives.intra")
+    if topology.groups > 1:
+        names.append("collectives.inter")
+    return names or ["collectives.intra"]
+
+
+@dataclass(frozen=True)
+class ErrorSize:
+    """1-sigma relative errors of the costs of one resource.
+
+    Args:
+        shared: that all of its costs have in common.
+        own: that each kernel has by itself.
+    """
+
+    shared: float
+    own: float
+
+
+def known_errors(hardware: HardwareProfile, topology: Topology) -> dict[str, ErrorSize]:
+    """Resource -> how wrong its costs may be, by the profile."""
+    resources = {name.split(".")[0] for name in hardware.groups}
+    return {name: _size(name, hardware, topology) for name in sorted(resources)}
+
+
+def _size(resource: str, hardware: HardwareProfile, topology: Topology) -> ErrorSize:
+    groups = [hardware.groups[g] for g in resource_groups(resource, topology)]
+    held_out = [g.provenance.error.mean for g in groups if g.provenance.error is not None]
+    own = SIGMA_OVER_MEAN * max(held_out) if held_out else KERNEL_ERROR
+    return ErrorSize(max(g.rel_error for g in groups), own)
+
+
+class CostErrors:
+    """Factors on costs, in so many draws.
+
+    Args:
+        sizes: resource -> its errors.
+        draws: how many, even and at least 2; or 1.
+        seed: of all draws, >= 0.
+    """
+
+    def __init__(self, sizes: Mapping[str, ErrorSize], draws: int, seed: int) -> None:
+        self.sizes = sizes
+        self.draws = draws
+        self.seed = seed
+        self.shared = lru_cache(maxsize=None)(self._shared)
+        self.op = lru_cache(maxsize=None)(self._op)
+        self.lookup = lru_cache(maxsize=None)(self._lookup)
+
+    def _shared(self, resource: str) -> Array:
+        """What all costs of a resource are multiplied by, ``[draws]``."""
+        return np.asarray(np.exp(self.sizes[resource].shared * self._normal(resource)))
+
+    def _op(self, resource: str, name: str) -> Array:
+        """What an operation is multiplied by, ``[draws]``; of lookups, without `lookup`."""
+        if resource in ("embedding", HOST):
+            return self.shared(resource)
+        own = self.sizes[resource].own * self._normal(f"{resource}/{name}")
+        return np.asarray(self.shared(resource) * np.exp(own))
+
+    def _lookup(self, table: int, sharding_type: ShardingType) -> Array:
+        """What a table's forward and backward are multiplied by, ``[2, draws]``, beside what all
+        lookups share."""
+        names = [f"table {table} {way}" for way in ("forward", "backward")]
+        every = np.array([self._normal(name) for name in names])
+        one = np.array([self._normal(f"{name} {sharding_type}") for name in names])
+        return np.asarray(np.exp(self.sizes["embedding"].own * math.sqrt(0.5) * (every + one)))
+
+    def _normal(self, name: str) -> Array:
+        """Standard normal draws ``[draws]`` of one error."""
+        rng = np.random.default_rng([self.seed, crc32(name.encode())])
+        half = rng.standard_normal(max(1, self.draws // 2))
+        return np.concatenate((half, -half))[: self.draws]

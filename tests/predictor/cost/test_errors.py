@@ -1,0 +1,61 @@
+"""Draws of cost errors: sizes from profiles, repeatable, independent by name, in pairs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from predictor.cost.errors import KERNEL_ERROR, CostErrors, ErrorSize, known_errors
+from predictor.hardware.loader import load_hardware
+from predictor.model.plan import ShardingType
+from tests.search.problems import hosts
+
+SIZES = {"embedding": ErrorSize(0.1, 0.07), "gemm": ErrorSize(0.2, 0.1)}
+TW, CW = ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE
+
+
+def test_sizes_come_from_the_profile() -> None:
+    hardware = load_hardware("cpu-gloo")
+    sizes = known_errors(hardware, hosts(2))
+    assert set(sizes) >= {"embedding", "gemm", "memory", "elementwise", "overheads", "collectives"}
+    embedding = hardware.embedding
+    assert sizes["embedding"].shared == embedding.rel_error
+    assert embedding.provenance.error is not None
+    assert sizes["embedding"].own == pytest.approx(
+        1.2533 * embedding.provenance.error.mean, rel=1e-3
+    )
+    derived = known_errors(load_hardware("h100-sxm"), hosts(2))
+    assert derived["embedding"].own == KERNEL_ERROR
+
+
+def test_collectives_between_hosts_have_the_larger_error_of_both_links() -> None:
+    hardware = load_hardware("cpu-gloo")
+    intra, inter = (hardware.groups[f"collectives.{n}"].rel_error for n in ("intra", "inter"))
+    assert known_errors(hardware, hosts(2))["collectives"].shared == intra
+    assert known_errors(hardware, hosts(4, 2))["collectives"].shared == max(intra, inter)
+
+
+def test_a_factor_depends_on_seed_and_name_alone() -> None:
+    first, second = CostErrors(SIZES, 8, 5), CostErrors(SIZES, 8, 5)
+    second.op("gemm", "another")
+    assert (first.op("gemm", "top 0") == second.op("gemm", "top 0")).all()
+    assert (first.op("gemm", "top 0") != CostErrors(SIZES, 8, 6).op("gemm", "top 0")).all()
+    assert (first.op("gemm", "top 0") != first.op("gemm", "top 1")).all()
+
+
+def test_draws_come_in_pairs_around_one() -> None:
+    errors = CostErrors(SIZES, 10, 0)
+    for factor in (errors.shared("gemm"), errors.op("gemm", "x"), *errors.lookup(3, TW)):
+        assert factor[:5] * factor[5:] == pytest.approx(np.ones(5))
+
+
+def test_spread_and_correlation_are_as_stated() -> None:
+    errors = CostErrors(SIZES, 20_000, 1)
+    whole, columns = (np.log(errors.lookup(0, kind)) for kind in (TW, CW))
+    assert whole.std(axis=1) == pytest.approx(0.07, rel=0.05)
+    assert np.corrcoef(whole[0], columns[0])[0, 1] == pytest.approx(0.5, abs=0.03)
+    assert abs(np.corrcoef(whole[0], whole[1])[0, 1]) < 0.03
+    assert abs(np.corrcoef(whole[0], np.log(errors.lookup(1, TW))[0])[0, 1]) < 0.03
+    layer = np.log(errors.op("gemm", "top 0"))
+    assert layer.std() == pytest.approx(np.hypot(0.2, 0.1), rel=0.05)
+    assert np.corrcoef(layer, np.log(errors.shared("gemm")))[0, 1] == pytest.approx(0.894, abs=0.02)

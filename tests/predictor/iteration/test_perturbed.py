@@ -1,0 +1,130 @@
+"""Plans under draws of the costs' errors, held against profiles that have these errors."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from predictor.cost.errors import CostErrors, ErrorSize, known_errors
+from predictor.iteration.perturbed import PerturbedScorer
+from search.objective import Objective
+from search.problem import Problem
+from search.space.build import reduced_space
+from tests.search.problems import (
+    CPU,
+    H100,
+    a_problem,
+    a_table,
+    a_workload,
+    hosts,
+    random_plan,
+    random_problem,
+)
+
+NONE = ErrorSize(0.0, 0.0)
+
+
+def some_plans(problem: Problem, seed: int, count: int = 5) -> tuple[Objective, np.ndarray]:
+    objective, rng = Objective(problem, reduced_space(problem)), random.Random(seed)
+    plans = [random_plan(objective, rng) for _ in range(count)]
+    return objective, np.array([objective.numbers(plan) for plan in plans])
+
+
+def no_errors(problem: Problem) -> dict[str, ErrorSize]:
+    return dict.fromkeys(known_errors(problem.hardware, problem.topology), NONE)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_without_errors_every_draw_is_the_prediction(seed: int) -> None:
+    problem = random_problem(seed)
+    objective, plans = some_plans(problem, seed)
+    perturbed = PerturbedScorer(objective.scorer, CostErrors(no_errors(problem), 4, seed))
+    expected = objective.scorer.score_numbered(plans)
+    assert perturbed.score_numbered(plans) == pytest.approx(np.tile(expected, (4, 1)).T, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_plans_scored_together_and_alone_agree(seed: int) -> None:
+    problem = random_problem(seed)
+    objective, plans = some_plans(problem, seed)
+    errors = CostErrors(known_errors(problem.hardware, problem.topology), 6, seed)
+    perturbed = PerturbedScorer(objective.scorer, errors)
+    alone = np.concatenate([perturbed.score_numbered(plan[None]) for plan in plans])
+    assert perturbed.score_numbered(plans) == pytest.approx(alone, rel=1e-9)
+    assert (alone.std(axis=1) > 0).all()
+
+
+def test_one_error_for_everything_scales_the_iteration() -> None:
+    """With the same factor on all costs, host and device, an iteration takes so much longer."""
+    problem = a_problem(a_workload(*(a_table(f"t{i}") for i in range(4))), hosts(2))
+    objective, plans = some_plans(problem, 0)
+
+    class Same(CostErrors):
+        def _normal(self, name: str) -> np.ndarray:
+            return np.array([1.0, -1.0])
+
+    sizes = dict.fromkeys(no_errors(problem), ErrorSize(0.3, 0.0))
+    times = PerturbedScorer(objective.scorer, Same(sizes, 2, 0)).score_numbered(plans)
+    nominal = objective.scorer.score_numbered(plans)
+    assert times == pytest.approx(np.outer(nominal, np.exp([0.3, -0.3])), rel=1e-9)
+
+
+def test_the_hosts_error_is_that_of_a_profile_with_such_overheads() -> None:
+    workload = a_workload(*(a_table(f"t{i}") for i in range(4)), batch_size=512)
+    problem = a_problem(workload, hosts(2), H100)
+    objective, plans = some_plans(problem, 1)
+    errors = CostErrors(no_errors(problem) | {"overheads": ErrorSize(0.3, 0.0)}, 2, 3)
+    times = PerturbedScorer(objective.scorer, errors).score_numbered(plans)
+    for draw, factor in enumerate(errors.shared("overheads").tolist()):
+        cost = H100.overheads
+        slow = {n: v * factor for n, v in cost if n.endswith("_us") and v is not None}
+        hardware = H100.model_copy(update={"overheads": cost.model_copy(update=slow)})
+        other, again = some_plans(a_problem(workload, hosts(2), hardware), 1)
+        assert times[:, draw] == pytest.approx(other.scorer.score_numbered(again), rel=1e-6)
+
+
+def test_a_tables_error_counts_on_the_ranks_that_hold_it() -> None:
+    """On CPU ranks lookups are never hidden: the slowest rank's error is the iteration's."""
+    problem = a_problem(a_workload(a_table("large", 500_000, 128, 20.0)), hosts(2), CPU)
+    objective, plans = some_plans(problem, 0, count=1)
+    sizes = no_errors(problem) | {"embedding": ErrorSize(0.0, 0.2)}
+    errors = CostErrors(sizes, 2, 0)
+    times = PerturbedScorer(objective.scorer, errors).score_numbered(plans)[0]
+    nominal = float(objective.scorer.score_numbered(plans)[0])
+    group = objective.scorer.groups[int(objective.scorer.rows.group(plans[0, :1])[0])]
+    forward, backward = errors.lookup(0, group.sharding_type)
+    low = nominal * np.minimum(np.minimum(forward, backward), 1.0)
+    high = nominal * np.maximum(np.maximum(forward, backward), 1.0)
+    assert ((times >= low * (1 - 1e-9)) & (times <= high * (1 + 1e-9))).all()
+    assert abs(times / nominal - 1).max() > 0.01
+
+
+class BoundedErrors(CostErrors):
+    """Errors of at most one standard deviation."""
+
+    def _normal(self, name: str) -> np.ndarray:
+        return np.clip(super()._normal(name), -1.0, 1.0)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 3), st.integers(0, 10**6), st.floats(0, 0.4), st.floats(0, 0.2))
+def test_an_iteration_changes_by_no_more_than_its_costs(
+    problem_seed: int, seed: int, shared: float, own: float
+) -> None:
+    """Every cost within a factor: so is the iteration, as no cost ever shortens it."""
+    problem = a_problem(
+        a_workload(*(a_table(f"t{i}", dim=16 << i) for i in range(4))),
+        hosts(2),
+        CPU if problem_seed % 2 else H100,
+    )
+    objective, plans = some_plans(problem, problem_seed, count=2)
+    sizes = dict.fromkeys(no_errors(problem), ErrorSize(shared, own))
+    times = PerturbedScorer(objective.scorer, BoundedErrors(sizes, 4, seed)).score_numbered(plans)
+    nominal = objective.scorer.score_numbered(plans)[:, None]
+    most = np.exp(shared + np.sqrt(2) * own)
+    assert (times <= nominal * most * (1 + 1e-6)).all()
+    assert (times >= nominal / most * (1 - 1e-6)).all()

@@ -1,0 +1,189 @@
+"""Who waits for whom in the builder's graph: its structure, with costs set by hand.
+
+Loads are crossed: one rank has more to do before a collective, another after it. What is expected
+is counted by hand; without the meeting of the ranks it would be less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from predictor.iteration.graph import Graph
+from predictor.iteration.plan_scorer import PlanScorer
+from predictor.iteration.steady_state import CompiledTimeline
+from predictor.iteration.timeline import simulate
+from predictor.model.plan import ComputeKernel, ShardingType
+from predictor.model.topology import Topology
+from tests.builders import Candidate, a_table, a_topology, a_workload, hardware, sharded
+
+T, K = ShardingType, ComputeKernel
+CPU, GPU = "cpu-gloo", "h100-sxm"
+PIPELINES = ("base", "sparse_dist", "prefetch_sparse_dist")
+Costs = Mapping[str, Sequence[float]]
+
+
+def built(
+    kinds: Sequence[ShardingType] = (T.TABLE_WISE,),
+    modules: Sequence[str] = ("ebc",),
+    pipeline: str = "base",
+    profile: str = CPU,
+    topology: Topology | None = None,
+) -> Graph:
+    """A table for each sharding type, of the module at the same place."""
+    topology = topology or a_topology(2)
+    pairs = list(zip(kinds, modules, strict=True))
+    tables = [a_table(f"t{i}", module=module) for i, (_, module) in enumerate(pairs)]
+    workload = a_workload(*tables, train_pipeline=pipeline)
+    candidate: Candidate = tuple(
+        sharded(workload, topology, kind, K.DENSE if kind is T.DATA_PARALLEL else K.FUSED)[i]
+        for i, (kind, _) in enumerate(pairs)
+    )
+    scorer = PlanScorer(workload, topology, hardware(profile))
+    return scorer.graph(scorer.totals(candidate)[None])
+
+
+def period_ms(found: Graph, costs: Costs) -> float:
+    """The iteration time when the named operations cost so much by rank and all others nothing."""
+    assert set(costs) <= {op.name for op in found.ops}
+    nothing = (0.0,) * found.world_size
+    ops = [
+        replace(op, host_ms=0.0, cost_ms=np.array([costs.get(op.name, nothing)], dtype=float))
+        for op in found.ops
+    ]
+    timed = Graph(found.world_size, found.intra_group_size, found.inline_streams, ops=ops)
+    time = float(simulate(timed).iteration_ms[0])
+    compiled = CompiledTimeline(timed, whole=True).iteration_ms(timed, 1)
+    assert compiled == pytest.approx([time]), "the search's timeline says the same"
+    return time
+
+
+@pytest.mark.parametrize("profile", [CPU, GPU])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("ebc.TW permute ids", "ebc.TW read splits"),
+        ("ebc.TW read splits", "ebc.TW permute received ids"),
+        ("ebc.TW lookup", "concat embeddings"),
+        ("concat embeddings backward", "ebc.TW lookup backward"),
+        ("ebc.TW lookup backward", "optimizer step"),
+    ],
+    ids=["splits", "ids", "outputs", "outputs backward", "gradients"],
+)
+def test_a_collective_lets_the_last_rank_set_the_time(
+    before: str, after: str, profile: str
+) -> None:
+    """Rank 0 arrives last, after 5, and rank 1 goes on for 7; each alone would need 7 or 8."""
+    found = built(profile=profile)
+    assert period_ms(found, {before: (5, 1), after: (2, 7)}) == pytest.approx(5 + 7)
+    assert period_ms(found, {before: (5, 1), after: (7, 2)}) == pytest.approx(5 + 7)
+
+
+@pytest.mark.parametrize("profile", [CPU, GPU])
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_one_rank_waits_in_the_forward_and_the_other_in_the_backward(
+    pipeline: str, profile: str
+) -> None:
+    """As every rank has 13 to do, an iteration would take 13 if nobody waited."""
+    found = built(pipeline=pipeline, profile=profile)
+    costs = {"ebc.TW lookup": (10, 3), "ebc.TW lookup backward": (3, 10)}
+    assert period_ms(found, costs) == pytest.approx(10 + 10)
+
+
+@pytest.mark.parametrize("profile", [CPU, GPU])
+@pytest.mark.parametrize("kind", [T.TABLE_WISE, T.COLUMN_WISE, T.ROW_WISE])
+def test_outputs_of_every_type_are_waited_for(kind: ShardingType, profile: str) -> None:
+    found = built([kind], profile=profile)
+    name = f"ebc.{kind.short}"
+    backward = "gather" if kind is T.ROW_WISE else "all_to_all"
+    costs = {
+        f"{name} lookup": (10, 3),
+        "top.0": (1, 6),
+        f"{name}.{backward} backward": (2, 2),
+        f"{name} lookup backward": (3, 8),
+    }
+    assert period_ms(found, costs) == pytest.approx(10 + 6 + 2 + 8)
+
+
+@pytest.mark.parametrize(("pipeline", "forward"), [("base", 10 + 9), ("sparse_dist", 12)])
+def test_modules_wait_for_each_others_ids_alone(pipeline: str, forward: float) -> None:
+    """Ids of the second module are exchanged after the first one's lookups, unless they came one
+    batch ahead; outputs are waited for after both. Backward nothing lies between the lookups."""
+    found = built([T.TABLE_WISE] * 2, ["one", "two"], pipeline)
+    costs = {
+        "one.TW lookup": (10, 1),
+        "two.TW lookup": (2, 9),
+        "two.TW lookup backward": (6, 1),
+        "one.TW lookup backward": (1, 7),
+    }
+    assert period_ms(found, costs) == pytest.approx(forward + max(6 + 1, 1 + 7))
+
+
+def test_exchanges_of_a_module_do_not_wait_between_their_lookups() -> None:
+    found = built([T.TABLE_WISE, T.ROW_WISE], ["ebc"] * 2)
+    costs = {
+        "ebc.TW lookup": (10, 1),
+        "ebc.RW lookup": (2, 9),
+        "ebc.RW lookup backward": (1, 6),
+        "ebc.TW lookup backward": (7, 2),
+    }
+    assert period_ms(found, costs) == pytest.approx((10 + 2) + (1 + 7))
+
+
+def test_lookups_of_replicated_tables_wait_for_nobody() -> None:
+    """Outputs of the others are there at 12; rank 0 is then ready at 13, and rank 1 at 15, when
+    gradients of the others arrive. By then rank 0 has begun: it goes on from 13 for 4, 1 and 7."""
+    found = built([T.TABLE_WISE, T.ROW_WISE, T.DATA_PARALLEL], ["ebc"] * 3)
+    costs = {
+        "ebc.TW lookup": (10, 1),
+        "ebc.RW lookup": (2, 9),
+        "ebc.DP lookup": (1, 5),
+        "ebc.DP lookup backward": (4, 1),
+        "ebc.RW lookup backward": (1, 6),
+        "ebc.TW lookup backward": (7, 2),
+    }
+    assert period_ms(found, costs) == pytest.approx(13 + 4 + 1 + 7)
+
+
+def test_row_blocks_meet_within_the_host_and_then_across() -> None:
+    """Hosts of ranks 0 and 1, and of 2 and 3; when each rank is ready, from the lookup on.
+
+    ======================  ===============  =================
+    work of each rank       ready            met
+    ======================  ===============  =================
+    lookup 6, 1, 2, 3       6, 1, 2, 3       host 6, 6, 3, 3
+    0, 2, 4, 0              6, 8, 7, 3       across 7, 8, 7, 8
+    concat 3, 0, 0, 5       10, 8, 7, 13     across 10, 13, 10, 13
+    2, 0, 6, 0              12, 13, 16, 13   host 13, 13, 16, 16
+    backward 7, 0, 0, 5     20, 13, 16, 21   all 21
+    ======================  ===============  =================
+    """
+    found = built([T.TABLE_ROW_WISE], topology=a_topology(4, 2, 2))
+    costs = {
+        "ebc.TWRW lookup": (6, 1, 2, 3),
+        "ebc.TWRW.all_to_all on the host": (0, 2, 4, 0),
+        "concat embeddings": (3, 0, 0, 5),
+        "ebc.TWRW.gather backward on the host": (2, 0, 6, 0),
+        "ebc.TWRW lookup backward": (7, 0, 0, 5),
+    }
+    assert period_ms(found, costs) == pytest.approx(21)
+
+
+@pytest.mark.parametrize("profile", [CPU, GPU])
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_all_that_is_sent_lets_ranks_meet(pipeline: str, profile: str) -> None:
+    """Also where another collective hides it: those of a stream follow one another."""
+    kinds = [T.TABLE_WISE, T.ROW_WISE, T.DATA_PARALLEL, T.COLUMN_WISE]
+    found = built(kinds, ["ebc", "ebc", "ebc", "other"], pipeline, profile)
+    sent = [op for op in found.ops if op.stream == "comm"]
+    assert {op.scope for op in sent} == {"world"}
+    assert {op.phase for op in sent} == {
+        "input_dist",
+        "output_dist_forward",
+        "output_dist_backward",
+        "all_reduce",
+    }
+    assert all(op.scope is None for op in found.ops if op.stream != "comm")
