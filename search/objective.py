@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.iteration.plan_scorer import PlanScorer
+from predictor.cost.errors import CostErrors
 from predictor.model.plan import ShardingPlan, TablePlan
 from search.problem import Problem
 from search.space.option import AllowedPlacements, Choice, Option, Space, place
@@ -26,7 +26,7 @@ class Objective:
     def __init__(self, problem: Problem, space: Space) -> None:
         self.problem = problem
         self.space = space
-        self.scorer = PlanScorer(problem.workload, problem.topology, problem.hardware)
+        self.scorer = problem.scorer()
         self.caps = np.array(
             [problem.topology.hbm_cap_bytes, problem.topology.ddr_cap_bytes], dtype=np.float64
         )
@@ -58,17 +58,23 @@ class Objective:
         self.evaluations += len(assignments)
         if not assignments:
             return np.zeros(0)
-        return self.scorer.score_numbered(np.array([self._numbers(a) for a in assignments]))
+        return self.scorer.score_numbered(np.array([self.numbers(a) for a in assignments]))
 
     def score_neighbours(self, base: Assignment, changes: Sequence[Mapping[int, Choice]]) -> Array:
         """Predicted iteration time in ms of ``base`` with each of the changes."""
         self.evaluations += len(changes)
         return self.scorer.score_changed(
-            np.array(self._numbers(base)),
+            np.array(self.numbers(base)),
             [{t: self.number(*choice) for t, choice in change.items()} for change in changes],
         )
 
-    def _numbers(self, assignment: Assignment) -> list[int]:
+    def score_draws(self, assignments: Sequence[Assignment], errors: CostErrors) -> Array:
+        """Predicted iteration time in ms of each under draws of the errors, ``[plans, draws]``."""
+        numbers = np.array([self.numbers(a) for a in assignments])
+        return self.problem.perturbed(self.scorer, errors).score_numbered(numbers)
+
+    def numbers(self, assignment: Assignment) -> list[int]:
+        """What stands for an assignment where many plans are scored."""
         return [self.number(option, ranks) for option, ranks in assignment]
 
     def _number(self, option: Option, ranks: Ranks) -> int:

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from predictor.cost.errors import CostErrors
 from predictor.hardware.loader import HardwareProfile
+from predictor.iteration.perturbed import PerturbedScorer
+from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.plan import ShardingPlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
@@ -19,6 +22,18 @@ class Problem:
     workload: Workload
     topology: Topology
     hardware: HardwareProfile
+
+    def scorer(self) -> PlanScorer:
+        """What predicts plans."""
+        return PlanScorer(self.workload, self.topology, self.hardware)
+
+    def perturbed(self, scorer: PlanScorer, errors: CostErrors) -> PerturbedScorer:
+        """What predicts plans under draws of the costs' errors.
+
+        Args:
+            scorer: as `scorer` returns it.
+        """
+        return PerturbedScorer(scorer, errors)
 
 
 @dataclass(frozen=True)
@@ -51,7 +66,8 @@ class Result:
     """Outcome of a search.
 
     Args:
-        plans: best first; no two are the same up to a renaming of ranks.
+        plans: the preferred one, then slower ones by time; no two are the same up to a renaming of
+            ranks.
         lower_bound_ms: no plan of the search space is predicted to be faster.
         surrogate_gap: gap of the exact solver on its own separable objective, as a fraction; None
             if it did not run or proved no bound above zero.
@@ -60,6 +76,8 @@ class Result:
         baseline_plans: the plans themselves.
         evaluations: plans scored on the full timeline.
         in_use: the plan in use, if the search started from one.
+        fastest: the fastest plan found, where a simpler one that cannot be told apart from it is
+            preferred.
     """
 
     plans: tuple[RankedPlan, ...]
@@ -72,10 +90,11 @@ class Result:
     evaluations: int
     seed: int
     in_use: RatedPlanInUse | None = None
+    fastest: RankedPlan | None = None
 
     @property
     def best(self) -> RankedPlan:
-        """The plan with the least predicted iteration time."""
+        """The plan with the least predicted iteration time, or a simpler one as good."""
         return self.plans[0]
 
     @property

@@ -5,6 +5,7 @@ baselines     what other methods would choose, as first candidates         (sear
 plan in use   a candidate too, and how far the search may move from it     (search.in_use)
 candidates    proposed by the bound's programs, packing, CP-SAT, Optuna    (search.propose)
 improvement   the best candidates, on the full timeline                    (search.improve)
+preference    of plans that cannot be told apart, the simplest             (search.prefer)
 bound         no plan of the space is predicted to be faster               (search.bound)
 no plan       which demands exclude each other, and what would help        (search.infeasible)
 """
@@ -33,6 +34,7 @@ from search.in_use.plan import (
 )
 from search.infeasible.remedy import explain_infeasible, explain_no_plan
 from search.objective import Objective
+from search.prefer import TOLERANCE, prefer_simple
 from search.problem import Problem, Progress, RankedPlan, Result, silent
 from search.propose.searchers import BOUND_STEPS, SEARCHERS, propose, rescue
 from search.space.build import whole_space
@@ -58,6 +60,7 @@ def solve(
     top_k: int = 3,
     searchers: Sequence[str] = SEARCHERS,
     in_use: PlanInUse | None = None,
+    tolerance: float = TOLERANCE,
     progress: Progress = silent,
 ) -> Result:
     """Search the sharding plans of a problem.
@@ -70,6 +73,9 @@ def solve(
         searchers: which of `SEARCHERS` propose candidates.
         in_use: a plan in use to start from, near which the search stays if it limits the moves. If
             it allows none, that plan is rated against the bound of all plans.
+        tolerance: by which share the best plan may be slower than the fastest one found, if it is
+            simpler and cannot be told apart from that, >= 0; never slower than a baseline. Without
+            effect where a plan is in use, of which the best should move little.
         progress: called with every stage of the search.
 
     Raises:
@@ -79,9 +85,13 @@ def solve(
     in_use = in_use and check_plan_in_use(in_use, problem)
     start = _start(problem, stop, seed, searchers, in_use, progress)
     objective = start.objective
-    improved = _improve(start, stop, seed, progress)
-    ranked = rank_distinct([*improved, *start.candidates], objective.space.in_use)[:top_k]
-    ranked = [rename_ranks(objective, candidate) for candidate in ranked]
+    search = LocalSearch(objective, start.surrogate, seed)
+    improved = _improve(start, search, stop, progress)
+    ranked = rank_distinct([*improved, *start.candidates], objective.space.in_use)
+    fastest = ranked[0]
+    if tolerance and in_use is None and stop.remaining_s > 0:
+        ranked = prefer_simple(search, ranked, _limit_ms(start, fastest, tolerance, stop))
+    ranked = [rename_ranks(objective, candidate) for candidate in ranked[:top_k]]
     best_ms = ranked[0].iteration_ms
     progress("lower bound", 0.8, best_ms, None)
     bound = start.bound.solve(
@@ -89,11 +99,13 @@ def solve(
     )
     stop.reached(best_ms, bound)  # remembers a gap that was closed before
     progress("done", 1.0, best_ms, bound)
+
+    def finished(c: Candidate) -> RankedPlan:
+        plan = finish_plan(objective, in_use, c.assignment)
+        return RankedPlan(plan, c.iteration_ms, c.found_by)
+
     return Result(
-        plans=tuple(
-            RankedPlan(finish_plan(objective, in_use, c.assignment), c.iteration_ms, c.found_by)
-            for c in ranked
-        ),
+        plans=tuple(finished(c) for c in ranked),
         lower_bound_ms=bound,
         surrogate_gap=start.surrogate_gap,
         stopped_by=stop.reason,
@@ -103,6 +115,7 @@ def solve(
         evaluations=objective.evaluations,
         seed=seed,
         in_use=rate_plan_in_use(objective, in_use) if in_use else None,
+        fastest=finished(fastest) if fastest.iteration_ms < best_ms else None,
     )
 
 
@@ -172,12 +185,11 @@ def _is_valid(objective: Objective, candidate: Candidate) -> bool:
     return sound and objective.fits(candidate.assignment)
 
 
-def _improve(start: _Start, stop: Stop, seed: int, progress: Progress) -> list[Candidate]:
+def _improve(start: _Start, search: LocalSearch, stop: Stop, progress: Progress) -> list[Candidate]:
     """Local search: half of the budget over the best few candidates, half on the best of those."""
     limit = start.objective.space.in_use
     if limit is not None and not limit.max_moves:
         return []
-    search = LocalSearch(start.objective, start.surrogate, seed)
     starts = rank_distinct(start.candidates)[:IMPROVED]
     size = len(starts[0].assignment) * start.objective.problem.topology.world_size
     budget = stop.work(round(EVALUATIONS * min(1.0, LARGE / size))) // 2
@@ -192,3 +204,12 @@ def _improve(start: _Start, stop: Stop, seed: int, progress: Progress) -> list[C
         name = one.found_by.removesuffix(IMPROVED_BY) + IMPROVED_BY
         improved.append(Candidate(plan, ms, name))
     return improved
+
+
+def _limit_ms(start: _Start, fastest: Candidate, tolerance: float, stop: Stop) -> float:
+    """No slower plan is preferred: one that a baseline beats, or that opens a closed gap."""
+    limits = [fastest.iteration_ms * (1 + tolerance)]
+    limits += [c.iteration_ms for c in start.baselines if c in start.candidates]
+    if stop.reached(fastest.iteration_ms, start.bound.proven_ms):
+        limits.append(start.bound.proven_ms * (1 + stop.gap))
+    return max(fastest.iteration_ms, min(limits))

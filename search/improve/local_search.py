@@ -45,6 +45,7 @@ class LocalSearch:
         self.placer = GreedyPartitioner(objective, surrogate)
         self.random = random.Random(seed)
         self.transfers = Transfers(objective, surrogate, self.random)
+        self.visited: dict[Assignment, float] = {}
 
     def improve(
         self,
@@ -66,6 +67,7 @@ class LocalSearch:
             step = self._descend(current, current_ms, limit, stop)
             if step is not None:
                 current, current_ms = step
+                self.visited[current] = current_ms
             if current_ms < best_ms:
                 best, best_ms = current, current_ms
             if step is None:

@@ -69,6 +69,18 @@ def objective_of(problem: Problem, space: Space | None = None) -> tuple[Objectiv
     return objective, Surrogate(objective)
 
 
+def several_lookups(seed: int, tables: int = 10) -> Problem:
+    """Tables whose lookups are most of an iteration, on two CPU ranks."""
+    rng = random.Random(seed)
+    made = [
+        a_table(
+            f"t{i}", int(10 ** rng.uniform(3, 5.5)), rng.choice([16, 64, 128]), rng.uniform(1, 40)
+        )
+        for i in range(tables)
+    ]
+    return a_problem(a_workload(*made, batch_size=2048), hosts(2), CPU)
+
+
 def random_problem(seed: int, *, world: tuple[int, int] | None = None, tables: int = 6) -> Problem:
     """Tables, pipeline, dtypes, modules, constraints, ranks and memory at random."""
     rng = random.Random(seed)

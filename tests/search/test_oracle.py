@@ -129,7 +129,7 @@ def test_the_search_finds_the_optimum_and_the_bound_stays_below_it(case: str) ->
     problem = a_problem(*CASES[case])
     plans, times = brute_force(problem)
     assert len(plans) >= 10
-    result = solve(problem, Stop(effort=0.1), 0)
+    result = solve(problem, Stop(effort=0.1), 0, tolerance=0.0)
     optimum = float(times.min())
     assert result.best.iteration_ms == pytest.approx(optimum, rel=1e-9)
     assert result.lower_bound_ms <= optimum

@@ -1,0 +1,101 @@
+"""What a plan is expected to save over a baseline, priced by the errors that its costs may have.
+
+A search balances the ranks by the predicted costs, so every error of a cost makes some rank of the
+chosen plan the slowest one; a baseline that was not balanced by these costs has no such loss. The
+foretold gain is therefore too high even where every cost is right in the mean: the optimizer's
+curse (Smith and Winkler 2006). It is priced by a parametric bootstrap (Efron and Tibshirani 1993):
+the gain is computed again under draws of all costs, and its mean and spread are what is foretold.
+
+Why: docs/decisions/0040.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor.cost.errors import CostErrors, known_errors
+from predictor.model.plan import ShardingPlan
+from predictor.model.plan_check import match_plan
+from search.problem import Problem, Result
+
+Array = NDArray[np.float64]
+
+TORCHREC = "torchrec default"
+"""TorchRec's planner with its defaults, among the baselines of a search."""
+DRAWS = 128
+Z_90 = 1.6449
+"""Half-width of a 90 % normal interval in standard deviations."""
+GAIN_SEED = 1
+"""Of the draws; a search that chooses by draws uses others."""
+
+
+@dataclass(frozen=True)
+class ExpectedGain:
+    """Share of a baseline's iteration time that a plan is expected to save.
+
+    Args:
+        baseline: whose plan it is compared with.
+        mean: over the draws.
+        interval: 90 %, ``(low, high)``.
+        nominal: where every cost is as predicted.
+        draws: of the errors.
+    """
+
+    baseline: str
+    mean: float
+    interval: tuple[float, float]
+    nominal: float
+    draws: int
+
+
+def expected_gain(
+    problem: Problem,
+    plan: ShardingPlan,
+    baseline: ShardingPlan,
+    name: str,
+    *,
+    draws: int = DRAWS,
+    seed: int = GAIN_SEED,
+) -> ExpectedGain:
+    """The gain of a plan over a baseline's under the errors that the profile states.
+
+    Args:
+        plan, baseline: both cover the problem's tables and ranks.
+        name: of the baseline.
+        draws: even; 2 or more.
+        seed: of the draws, >= 0.
+
+    Raises:
+        PlanError: a plan does not cover the workload's tables or the topology's ranks.
+    """
+    nominal, drawn = gains(problem, plan, baseline, draws=draws, seed=seed)
+    mean, width = float(drawn.mean()), Z_90 * float(drawn.std(ddof=1))
+    return ExpectedGain(name, mean, (mean - width, mean + width), nominal, draws)
+
+
+def gains(
+    problem: Problem, plan: ShardingPlan, baseline: ShardingPlan, *, draws: int, seed: int
+) -> tuple[float, Array]:
+    """The gain as predicted, and under every draw ``[draws]``."""
+    scorer = problem.scorer()
+    both = [match_plan(problem.workload, problem.topology, p) for p in (plan, baseline)]
+    numbers = np.array([[scorer.number(i, t) for i, t in enumerate(tables)] for tables in both])
+    ours, theirs = scorer.score_numbered(numbers).tolist()
+    errors = CostErrors(known_errors(problem.hardware, problem.topology), draws, seed)
+    times = problem.perturbed(scorer, errors).score_numbered(numbers)
+    return 1 - ours / theirs, 1 - times[0] / times[1]
+
+
+def gain_over_baseline(
+    problem: Problem, result: Result, name: str = TORCHREC
+) -> ExpectedGain | None:
+    """The expected gain of a search's best plan over one of its baselines.
+
+    Returns:
+        None where the baseline has no plan that fits.
+    """
+    baseline = result.baseline_plans.get(name)
+    return None if baseline is None else expected_gain(problem, result.best.plan, baseline, name)

@@ -1,0 +1,153 @@
+"""What a plan is expected to save: repeatable, priced, and right on simulated truths."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from predictor.cost.errors import CostErrors, known_errors
+from predictor.errors import PlanError
+from predictor.model.plan import ShardingPlan
+from search.expected_gain import TORCHREC, ExpectedGain, expected_gain, gain_over_baseline, gains
+from search.objective import Objective
+from search.problem import Problem
+from search.solve import solve
+from search.space.build import reduced_space
+from search.stop import Stop
+from tests.search.problems import (
+    CPU,
+    H100,
+    a_problem,
+    a_table,
+    a_workload,
+    hosts,
+    random_plan,
+    several_lookups,
+)
+
+
+def two_plans(problem: Problem, seed: int = 0) -> tuple[ShardingPlan, ShardingPlan]:
+    objective, rng = Objective(problem, reduced_space(problem)), random.Random(seed)
+    one, other = (objective.sharding_plan(random_plan(objective, rng)) for _ in range(2))
+    return one, other
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_same_seed_gives_the_same_gain(seed: int) -> None:
+    problem = several_lookups(seed)
+    one, other = two_plans(problem, seed)
+    first, second = (expected_gain(problem, one, other, "x", seed=3) for _ in range(2))
+    assert first == second
+    assert first.interval[0] <= first.mean <= first.interval[1]
+    assert first.baseline == "x"
+    assert all(map(math.isfinite, (first.mean, *first.interval, first.nominal)))
+    assert first != expected_gain(problem, one, other, "x", seed=4)
+
+
+def test_a_plan_gains_nothing_over_itself() -> None:
+    problem = several_lookups(0)
+    plan, _ = two_plans(problem)
+    found = expected_gain(problem, plan, plan, "itself")
+    assert found == ExpectedGain("itself", 0.0, (0.0, 0.0), 0.0, found.draws)
+
+
+def test_without_errors_the_gain_is_the_foretold_one() -> None:
+    """A profile that states no errors."""
+    problem = several_lookups(1)
+    exact = {}
+    for name in ("memory", "gemm", "embedding", "elementwise", "overheads"):
+        group = getattr(CPU, name)
+        told = group.provenance.model_copy(
+            update={"error": CPU.embedding.provenance.error.model_copy(update={"mean": 0.0})}
+        )
+        exact[name] = group.model_copy(update={"rel_error": 0.0, "provenance": told})
+    links = {}
+    for name in ("intra", "inter"):
+        link = getattr(CPU.collectives, name)
+        told = link.provenance.model_copy(update={"error": exact["gemm"].provenance.error})
+        links[name] = link.model_copy(update={"rel_error": 0.0, "provenance": told})
+    exact["collectives"] = CPU.collectives.model_copy(update=links)
+    hardware = CPU.model_copy(update=exact)
+    one, other = two_plans(problem)
+    found = expected_gain(a_problem(problem.workload, hosts(2), hardware), one, other, "x")
+    assert found.mean == pytest.approx(found.nominal)
+    assert found.interval == pytest.approx((found.nominal, found.nominal))
+
+
+def test_a_plan_of_another_model_is_refused() -> None:
+    plan, _ = two_plans(several_lookups(0))
+    with pytest.raises(PlanError):
+        expected_gain(several_lookups(0, tables=4), plan, plan, "x")
+
+
+def test_the_gain_over_a_baseline_is_that_of_the_best_plan() -> None:
+    problem = several_lookups(2)
+    result = solve(problem, Stop(effort=0.02), 0)
+    found = gain_over_baseline(problem, result)
+    assert found is not None
+    assert found.baseline == TORCHREC
+    foretold = 1 - result.best.iteration_ms / result.baselines[TORCHREC]
+    assert found.nominal == pytest.approx(foretold)
+    assert gain_over_baseline(problem, result, "no such planner") is None
+
+
+def test_what_was_balanced_by_predicted_costs_is_expected_to_gain_less() -> None:
+    """Every error of a cost makes one rank of a balanced plan slower than the others; where one
+    rank has more work than the others anyway, errors even out."""
+    tables = [a_table(f"t{i}", 50_000, 64, 30.0) for i in range(8)]
+    problem = a_problem(a_workload(*tables, batch_size=2048), hosts(2), CPU)
+    objective = Objective(problem, reduced_space(problem))
+    whole = [next(o for o in t if o.sharding_type == "table_wise") for t in objective.space.options]
+    even, uneven = (
+        objective.sharding_plan(tuple((o, (int(i < first),)) for i, o in enumerate(whole)))
+        for first in (4, 6)
+    )
+    found = expected_gain(problem, even, uneven, "uneven")
+    assert 0.005 < found.nominal - found.mean < 0.05
+
+
+def test_the_interval_holds_nine_truths_of_ten() -> None:
+    """Truths drawn with other seeds than the gain's."""
+    held, off = [], []
+    for seed in range(4):
+        problem = several_lookups(seed)
+        result = solve(problem, Stop(effort=0.02), 0)
+        found = gain_over_baseline(problem, result)
+        assert found is not None
+        theirs = result.baseline_plans[TORCHREC]
+        _, truths = gains(problem, result.best.plan, theirs, draws=400, seed=100 + seed)
+        low, high = found.interval
+        held.append(float(np.mean((truths >= low) & (truths <= high))))
+        off.append(found.mean - float(truths.mean()))
+    assert 0.85 <= np.mean(held) <= 0.95
+    assert max(map(abs, off)) < 0.01
+
+
+def test_errors_that_all_plans_share_leave_little_spread() -> None:
+    """One error of all lookups changes both plans; errors by table decide between them."""
+    problem = several_lookups(4)
+    plan, other = two_plans(problem)
+    numbers = Objective(problem, reduced_space(problem)).scorer
+    rows = np.array(
+        [
+            [numbers.number(i, p.tables[k]) for i, k in enumerate(problem.workload.keys)]
+            for p in (plan, other)
+        ]
+    )
+    sizes = known_errors(problem.hardware, problem.topology)
+    spread = {}
+    for name, error in (("shared", "own"), ("own", "shared")):
+        kept = {k: type(s)(**{name: 0.07, error: 0.0}) for k, s in sizes.items()}
+        times = problem.perturbed(numbers, CostErrors(kept, 64, 0)).score_numbered(rows)
+        spread[name] = float((times[0] / times[1]).std())
+    assert spread["shared"] < spread["own"]
+
+
+def test_gpu_ranks_are_priced_too() -> None:
+    problem = a_problem(several_lookups(5).workload, hosts(4), H100)
+    one, other = two_plans(problem)
+    found = expected_gain(problem, one, other, "x")
+    assert found.interval[0] < found.mean < found.interval[1]
