@@ -15,6 +15,7 @@ from predictor.units import GIB, format_bytes
 from shardopt.extras import require_packages
 from shardopt.measure.machine import available_bytes
 from shardopt.ranks.hosts import HOSTS, Link, check_hosts
+from shardopt.ranks.realtime import Runtime
 
 RANK_BYTES = GIB // 2
 """What a rank holds apart from tables: libraries, dense part, batches; 0.35 GiB is seen."""
@@ -31,6 +32,7 @@ class Job:
         warmup: rounds before measuring; None lets the samples decide.
         first_round: the first that is still to be measured.
         link: between the ranks, each of which is then a separate host on this machine.
+        runtime: of the ranks.
     """
 
     workload: Workload
@@ -42,6 +44,7 @@ class Job:
     seed: int = 0
     first_round: int = 0
     link: Link | None = None
+    runtime: Runtime = Runtime.PLAIN
 
     @property
     def world_size(self) -> int:

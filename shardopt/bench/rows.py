@@ -7,6 +7,7 @@ History of the format, which `SCHEMA` names:
         repeats of `shardopt.measure.reference` in the same round; `other_cores` is how many cores
         were busy with something else meanwhile (null where the system does not tell). Times have
         four decimals, and what a plan leaves open is left out; files from before have all digits.
+    `settings.runtime` is plain or tuned; files from before it are of the tuned runtime.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 from predictor.errors import InputError
 from shardopt.files import atomic_write_text
 from shardopt.measure.store import read_json
+from shardopt.ranks.realtime import Runtime
 
 SCHEMA = "shardopt.bench-rows/1"
 _TIMES = ("lead_ms", "ranks_ms", "reference_ms")
@@ -103,6 +105,7 @@ def read_rows(path: Path) -> BenchRows:
     kinds = {**dict.fromkeys(_HEAD[1:], dict), **dict.fromkeys(_LISTS, list)}
     file = read_json(path, "rows file", SCHEMA, kinds, "restore the file, or measure into another")
     rows = BenchRows(**{key: file.data[key] for key in kinds})
+    rows.settings.setdefault("runtime", Runtime.TUNED.value)
     problems = {
         "plans": [_plan_problem(entry) for entry in rows.plans],
         "sessions": [_session_problem(entry) for entry in rows.sessions],

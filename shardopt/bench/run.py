@@ -24,7 +24,7 @@ from shardopt.measure.machine import environment
 from shardopt.measure.timing import REFERENCE_VERSION
 from shardopt.ranks.launch import run_ranks
 from shardopt.ranks.rank import Rank, RankDiedError, errors_of
-from shardopt.ranks.realtime import may_be_realtime
+from shardopt.ranks.realtime import Runtime, may_be_realtime
 
 
 def run_bench(
@@ -146,6 +146,8 @@ def warmup_words(warmup: Mapping[str, Any]) -> str:
 def new_rows(job: Job) -> BenchRows:
     """Rows of a job without any round."""
     workload = job.workload
+    tuned = job.runtime is Runtime.TUNED
+    gloo = job.backend == "gloo"
     return BenchRows(
         model={
             "name": workload.name,
@@ -163,9 +165,10 @@ def new_rows(job: Job) -> BenchRows:
             "seed": job.seed,
             "threads": 1,
             "pinned": True,
-            "gc": False,
-            "realtime": job.backend == "gloo" and may_be_realtime(),
-            "keeps_freed_memory": job.backend == "gloo",
+            "runtime": job.runtime.value,
+            "gc": not tuned,
+            "realtime": tuned and gloo and may_be_realtime(),
+            "keeps_freed_memory": tuned and gloo,
             "reference_version": REFERENCE_VERSION,
         },
         plans=[

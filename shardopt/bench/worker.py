@@ -18,7 +18,7 @@ from typing import Any
 from shardopt.bench.job import Job
 from shardopt.measure.machine import other_cores, usage
 from shardopt.ranks.rank import Rank, Report, join_group, prepare
-from shardopt.ranks.realtime import hasten_gloo
+from shardopt.ranks.realtime import Runtime, hasten_gloo
 
 MIN_BLOCK = 6
 """Samples a block: with fewer no difference between two blocks could be significant."""
@@ -34,8 +34,7 @@ def run_rank(rank: Rank, report: Report, job: Job) -> None:
         report: called on rank 0 alone with what a rows file keeps: `kind` is ready, warmup (`ms`,
             `rounds`, `settled`) or round.
     """
-    device = prepare(rank, job.backend)
-    gc.disable()
+    device = prepare(rank, job.backend, job.runtime)
     import torch.distributed as dist
 
     join_group(rank, job.backend)
@@ -67,7 +66,8 @@ class _Rank:
         }
         self.reference = Reference(device, rank.index)
         gc.collect()
-        gc.freeze()
+        if job.runtime is Runtime.TUNED:
+            gc.freeze()
 
     def run(self) -> None:
         """Warm-up, then every round that is left."""
@@ -145,7 +145,7 @@ class _Rank:
 
         training = self.trainings[name]
         dist.barrier()
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" and self.job.runtime is Runtime.TUNED:
             hasten_gloo()
         marks = [self._mark()]
         for _ in range(1 + count):

@@ -1,13 +1,17 @@
-"""`shardopt bench batch` for real: a calibration and two small tasks, one of them twice."""
+"""Tasks for real: a calibration and two small ones, one of them twice; random plans train."""
 
 import json
 from pathlib import Path
 
 import pytest
 
+from shardopt.bench.job import Job
 from shardopt.bench.rows import read_rows
+from shardopt.bench.run import run_bench
 from shardopt.bench.tasks import measure
 from shardopt.bench.tasks.draw import Task
+from shardopt.bench.tasks.models.families import draw_model
+from shardopt.bench.tasks.random_plans import random_plans
 from shardopt.bench.tasks.structures import plan_of, row_wise, table_wise
 from shardopt.calibrate.design import points as design
 from shardopt.cli.app import main
@@ -19,7 +23,7 @@ pytest.importorskip("torchrec")
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 
-def a_task(seed: int, *, world_size: int, local_world_size: int) -> Task:
+def a_task(seed: int, *, world_size: int, local_world_size: int, models: str) -> Task:
     made = with_digest(a_workload(*(a_table(n, 1000 + seed, 8) for n in "ab"), batch_size=16))
     topology = a_topology(world_size, local_world_size)
     shardings = {
@@ -57,3 +61,14 @@ def test_a_batch_of_two_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert rows.model["sha256"] == load_model(folder / "task-000.yaml").sha256
     text = (folder / "task-000.rows.json").read_text()
     assert "null" not in "".join(line for line in text.splitlines() if '"plan"' in line)
+
+
+@pytest.mark.parametrize("seed", [3, 4], ids=["weighted", "sequences"])
+def test_random_plans_of_a_drawn_model_train(seed: int) -> None:
+    """What the planners are compared on runs, weighted features and sequences included."""
+    model = draw_model("shapes", seed).with_batch_size(16)
+    plans = random_plans(seed, model, a_topology(), 4)
+    rows = run_bench(Job(model, plans, rounds=1, block=1, warmup=0))
+    assert rows is not None
+    assert rows.names == list(plans)
+    assert len(rows.rounds) == 1

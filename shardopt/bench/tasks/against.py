@@ -2,9 +2,10 @@
 
 Both planners get the same model, with its real pooling factors, and the same memory. TorchRec's
 runs with its defaults. Ours runs twice: on the calibration of the task set, which no measured
-iteration is part of, and on the shipped profile, as whoever does not calibrate would.
+iteration is part of, and on the shipped profile, as whoever does not calibrate would. Plans drawn
+at random run beside them, to tell how much of the error comes from choosing.
 
-Why: docs/decisions/0028.
+Why: docs/decisions/0028, docs/decisions/0037.
 """
 
 from __future__ import annotations
@@ -17,28 +18,47 @@ from predictor.model.workload import Workload
 from search.problem import Problem
 from search.solve import solve
 from search.stop import Stop
-from shardopt.bench.tasks.draw import PROFILE, Task, draw_task
+from shardopt.bench.tasks.draw import PROFILE, Task, draw_workload
 from shardopt.bench.tasks.measure import TaskSetSettings
+from shardopt.bench.tasks.models.families import CROSSED, FAMILIES
 from shardopt.bench.tasks.plans import signature
+from shardopt.bench.tasks.random_plans import random_plans
+from shardopt.bench.tasks.task_set import load_task_set, task_name
 
 THEIRS, OURS, SHIPPED = "torchrec", "shardopt", "shardopt_shipped_profile"
-"""The plans, by their names in the rows file; the last is left out where it is one of the others
-up to a renaming of ranks."""
+"""The chosen plans, by their names in the rows file; the last is left out where it is one of the
+others up to a renaming of ranks."""
+
+
+def check_models(family: str) -> None:
+    """Refuse a family that has plans of its own, before minutes are spent on the calibration.
+
+    Raises:
+        InputError: it has.
+    """
+    if family == CROSSED:
+        raise InputError(
+            f"models '{CROSSED}' come with plans of their own, beside which no planner's would "
+            f"tell anything; choose another of {', '.join(FAMILIES)}",
+            inputs=("models",),
+        )
 
 
 def draw_planners_task(settings: TaskSetSettings, seed: int) -> Task:
-    """The model of a task, with what each planner makes of it; TorchRec's plan is the first.
+    """The model of a task, what each planner makes of it, TorchRec's first, and random plans.
 
     Raises:
         InputError: TorchRec's planner finds no plan.
     """
-    from shardopt.bench.tasks.task_set import load_task_set
     from shardopt.torchrec.planning.torchrec_planner import plan_with_torchrec
 
     task_set = load_task_set(settings.folder)
-    workload = draw_task(
-        seed, world_size=settings.world_size, local_world_size=settings.local_world_size
-    ).workload
+    workload = draw_workload(
+        seed,
+        world_size=settings.world_size,
+        local_world_size=settings.local_world_size,
+        models=settings.models,
+    )
     theirs = plan_with_torchrec(workload, task_set.ranks, "cpu").plan
     if theirs is None:
         raise InputError(
@@ -49,7 +69,9 @@ def draw_planners_task(settings: TaskSetSettings, seed: int) -> Task:
     shipped = _search(workload, task_set.ranks, load_hardware(PROFILE))
     if _signature(shipped, workload) not in {_signature(plan, workload) for plan in plans.values()}:
         plans[SHIPPED] = shipped
-    return Task(seed, workload.name, workload, plans)
+    # what is drawn must not depend on what the profiles choose
+    plans |= random_plans(seed, workload, task_set.ranks, settings.random_plans, [theirs])
+    return Task(seed, task_name(seed), workload, plans)
 
 
 def _search(workload: Workload, ranks: Topology, hardware: HardwareProfile) -> ShardingPlan:

@@ -1,8 +1,10 @@
 """Sharding tasks drawn at random: what predictions are tested on.
 
-After Lin et al. 2024, who draw tables, dims, pooling factors and the dense part of each task. Here
-each is sized so that its best plan is predicted to take some tens of milliseconds on CPU ranks:
-long enough for a clock, short enough to measure dozens of tasks.
+The models of the family `random` are drawn here, after Lin et al. 2024, who draw tables, dims,
+pooling factors and the dense part of each task. Each is sized so that its best plan is predicted to
+take some tens of milliseconds on CPU ranks: long enough for a clock, short enough to measure dozens
+of tasks. The predictor was developed on this family; `shardopt.bench.tasks.models` has others,
+which no prediction sizes.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from predictor.model.distribution import Distribution, Uniform, Zipf
 from predictor.model.plan import ShardingPlan
 from predictor.model.topology import Topology
 from predictor.model.workload import DenseArch, Feature, Table, Workload
-from shardopt.bench.tasks.plans import quick_ms, task_plans
+from shardopt.bench.tasks.models.families import RANDOM, draw_model
+from shardopt.bench.tasks.plans import MIN_CLOSE, quick_ms, task_plans
 from shardopt.bench.tasks.task_set import task_name
 from shardopt.config.write import with_digest
 
@@ -66,28 +69,50 @@ class Task:
     plans: Mapping[str, ShardingPlan]
 
 
-def draw_task(seed: int, *, world_size: int = 2, local_world_size: int = 2) -> Task:
+def draw_task(
+    seed: int, *, world_size: int = 2, local_world_size: int = 2, models: str = RANDOM
+) -> Task:
     """The task of a seed: the same on any machine.
 
     Args:
         seed: at least 0.
         local_world_size: ranks on each host. The plans of a seed depend on it, its model does not.
+        models: the family, one of `shardopt.bench.tasks.models.families`. The model of another
+            than `RANDOM` depends on the seed alone.
 
     Raises:
         InputError: a number is out of range.
     """
+    hardware = load_hardware(PROFILE)
+    topology = task_topology(hardware, world_size, local_world_size)
+    if models == RANDOM:
+        return _draw_random(seed, topology, hardware)
+    workload = draw_model(models, seed)
+    plans = task_plans(seed, workload, topology, hardware).plans
+    return Task(seed, task_name(seed), workload, plans)
+
+
+def draw_workload(seed: int, *, world_size: int, local_world_size: int, models: str) -> Workload:
+    """The model of a task alone, as `draw_task` has it."""
+    if models != RANDOM:
+        return draw_model(models, seed)
+    return draw_task(seed, world_size=world_size, local_world_size=local_world_size).workload
+
+
+def _draw_random(seed: int, topology: Topology, hardware: HardwareProfile) -> Task:
     if seed < 0:
         raise InputError(f"a task's seed is {seed}; it must be at least 0")
-    hardware = load_hardware(PROFILE)
+    world_size = topology.world_size
     one_host = task_topology(hardware, world_size, world_size)
-    topology = task_topology(hardware, world_size, local_world_size)
     for attempt in range(DRAWS):
         rng = random.Random(f"shardopt task {seed} {attempt}")
         workload = _scale_to_time(_draw_workload(seed, rng), rng, one_host, hardware)
         if workload is None:
             continue
         found = task_plans(seed, workload, topology, hardware)
-        if found is not None and (topology != one_host or MIN_MS <= found.best_ms <= MAX_MS):
+        if found.close < MIN_CLOSE:
+            continue
+        if topology != one_host or MIN_MS <= found.best_ms <= MAX_MS:
             return Task(seed, workload.name, workload, found.plans)
     raise InputError(
         f"no task of seed {seed} on {world_size} ranks has a best plan predicted within "

@@ -15,13 +15,25 @@ from pathlib import Path
 from typing import Any
 
 from predictor.errors import InfeasibleError, InputError, ShardoptError
+from predictor.model.plan import ShardingPlan
 from predictor.model.plan_json import plan_from_dict
+from predictor.model.workload import Workload
 from predictor.units import GIB
 from shardopt.bench.job import Job
-from shardopt.bench.rows import read_rows
-from shardopt.bench.run import run_bench
+from shardopt.bench.rows import read_rows, write_rows
+from shardopt.bench.run import new_rows, run_bench
+from shardopt.bench.tasks.crossed import draw_crossed_task
 from shardopt.bench.tasks.draw import Task, draw_task
-from shardopt.bench.tasks.task_set import CALIBRATION_FILE, SCHEMA, TASK_SET_FILE, task_name
+from shardopt.bench.tasks.models.families import CROSSED, RANDOM, check_family
+from shardopt.bench.tasks.parts import part_path, part_paths, split_plans
+from shardopt.bench.tasks.task_set import (
+    CALIBRATION_FILE,
+    OLD_FILES,
+    SCHEMA,
+    TASK_SET_FILE,
+    load_task_set,
+    task_name,
+)
 from shardopt.config import load_model
 from shardopt.config.write import write_model
 from shardopt.files import atomic_write_text
@@ -29,6 +41,7 @@ from shardopt.measure.machine import environment
 from shardopt.measure.store import read_json
 from shardopt.ranks.hosts import HOSTS, Link
 from shardopt.ranks.rank import RankDiedError
+from shardopt.ranks.realtime import Runtime
 
 BACKEND = "gloo"
 KINDS = {"environment": dict, "tasks": list}
@@ -37,9 +50,19 @@ Say = Callable[[str], None]
 
 
 def draw_random_task(settings: TaskSetSettings, seed: int) -> Task:
-    """A task with a dozen plans of every structure."""
+    """A task with a dozen plans of every structure, or with crossed plans."""
+    if settings.models == CROSSED:
+        return draw_crossed_task(
+            seed,
+            world_size=settings.world_size,
+            local_world_size=settings.local_world_size,
+            hardware=load_task_set(settings.folder).made.profile,
+        )
     return draw_task(
-        seed, world_size=settings.world_size, local_world_size=settings.local_world_size
+        seed,
+        world_size=settings.world_size,
+        local_world_size=settings.local_world_size,
+        models=settings.models,
     )
 
 
@@ -53,6 +76,9 @@ class TaskSetSettings:
         repeats: those of them to measure a second time, after all others.
         rounds, block: of each task, as `Job` has them.
         link_gbit_s: of the link between two hosts of a rank each; None: all ranks on one host.
+        runtime: of the ranks.
+        models: the family that models are drawn from.
+        random_plans: how many a task has beside those that were chosen.
         draw: makes the task of a seed; by then the folder holds the whole calibration.
     """
 
@@ -63,6 +89,9 @@ class TaskSetSettings:
     block: int = 6
     world_size: int = 2
     link_gbit_s: float | None = None
+    runtime: Runtime = Runtime.PLAIN
+    models: str = RANDOM
+    random_plans: int = 0
     draw: Callable[[TaskSetSettings, int], Task] = draw_random_task
 
     @property
@@ -96,12 +125,12 @@ def measure_task_set(settings: TaskSetSettings, say: Say) -> None:
     _open(settings)
     _calibrate(settings, say)
     failed: dict[str, ShardoptError] = {}
-    for title, name, seed, again in _runs(settings):
-        if again and not (settings.folder / f"{task_name(seed)}.rows.json").exists():
-            say(f"{title}: left out, as it was never measured a first time")
-            continue
+    for title, seed, again in _runs(settings):
         try:
-            _measure(settings, title, seed, settings.folder / name, say)
+            if again:
+                _repeat(settings, title, seed, say)
+            else:
+                _measure(settings, title, seed, say)
         except (RankDiedError, InfeasibleError) as error:
             failed[title] = error
             say(f"{title}: {error}")
@@ -109,14 +138,13 @@ def measure_task_set(settings: TaskSetSettings, say: Say) -> None:
         raise _failure(failed)
 
 
-def _runs(settings: TaskSetSettings) -> list[tuple[str, str, int, bool]]:
-    """Title, rows file, seed and whether it is a repeat, in order."""
-    runs: list[tuple[str, str, int, bool]] = []
+def _runs(settings: TaskSetSettings) -> list[tuple[str, int, bool]]:
+    """Title, seed and whether it is a repeat, in order."""
+    runs: list[tuple[str, int, bool]] = []
     for again, seeds in ((False, settings.tasks), (True, settings.repeats)):
         for at, seed in enumerate(seeds, start=1):
             title = f"task {seed}{' again' if again else ''} ({at} of {len(seeds)})"
-            end = ".again.rows.json" if again else ".rows.json"
-            runs.append((title, task_name(seed) + end, seed, again))
+            runs.append((title, seed, again))
     return runs
 
 
@@ -142,6 +170,12 @@ def _check(settings: TaskSetSettings) -> None:
             f"{HOSTS}, or leave the link out",
             inputs=("link", "ranks"),
         )
+    check_family(settings.models)
+    if settings.random_plans < 0:
+        raise InputError(
+            f"the number of random plans is {settings.random_plans}; it must be at least 0",
+            inputs=("random_plans",),
+        )
 
 
 def _open(settings: TaskSetSettings) -> None:
@@ -157,7 +191,9 @@ def _open(settings: TaskSetSettings) -> None:
         "link_gbit_s": settings.link_gbit_s,
         "world_size": settings.world_size,
         "local_world_size": settings.local_world_size,
+        "runtime": settings.runtime.value,
         "block": settings.block,
+        "models": settings.models,
         "environment": environment(BACKEND),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "tasks": sorted(set(settings.tasks)),
@@ -189,15 +225,16 @@ def _make(folder: Path) -> None:
 
 
 def _refuse_mixed(path: Path, old: Mapping[str, Any], new: dict[str, Any]) -> None:
-    keys = ("topology", "link_gbit_s", "world_size", "local_world_size", "block")
+    keys = ("topology", "link_gbit_s", "world_size", "local_world_size", "block", *OLD_FILES)
+    old = {**OLD_FILES, **old}
     was = {**{key: old.get(key) for key in keys}, **_machine(old["environment"])}
     now = {**{key: new[key] for key in keys}, **_machine(new["environment"])}
     for key in {**was, **now}:
         if was.get(key) != now.get(key):
             raise InputError(
                 f"{path}: {key} was {was.get(key)!r}, now it is {now.get(key)!r}; one folder holds "
-                "one machine, topology and set of versions: measure into another folder, or go "
-                "back to what it was"
+                "one machine, topology, runtime, family of models and set of versions: measure "
+                "into another folder, or go back to what it was"
             )
 
 
@@ -221,36 +258,76 @@ def _calibrate(settings: TaskSetSettings, say: Say) -> None:
     run.check_calibration(BACKEND, settings.world_size, settings.link)
     rows = settings.folder / CALIBRATION_FILE
     wanted = run.CalibrationSettings(
-        BACKEND, settings.world_size, design.QUICK, rows, settings.link
+        BACKEND,
+        settings.world_size,
+        design.QUICK,
+        rows,
+        settings.link,
+        runtime=settings.runtime,
     )
     run.measure(wanted, lambda text: say(f"calibration: {text}"))
 
 
-def _measure(settings: TaskSetSettings, title: str, seed: int, path: Path, say: Say) -> None:
-    """Measure the rounds that a rows file lacks."""
+def _measure(settings: TaskSetSettings, title: str, seed: int, say: Say) -> None:
+    """Measure the rounds that the parts of a task lack."""
+    name = task_name(seed)
+    if not part_paths(settings.folder, name):
+        _draw(settings, title, seed, say)
+    paths = part_paths(settings.folder, name)
+    for number, path in enumerate(paths, start=1):
+        part = title if len(paths) == 1 else f"{title}, part {number} of {len(paths)}"
+        _run(settings, part, seed, path, path, say)
+
+
+def _repeat(settings: TaskSetSettings, title: str, seed: int, say: Say) -> None:
+    """Measure the first part of a task again, in a file of its own."""
+    first = part_path(settings.folder, task_name(seed), 1)
+    if not first.exists() or not read_rows(first).rounds:
+        say(f"{title}: left out, as it was never measured a first time")
+        return
+    _run(settings, title, seed, first, first.with_name(f"{task_name(seed)}.again.rows.json"), say)
+
+
+def _run(
+    settings: TaskSetSettings, title: str, seed: int, plans: Path, path: Path, say: Say
+) -> None:
+    """Run the plans of one rows file until another has all rounds; it may be the same."""
     if path.exists() and len(read_rows(path).rounds) >= settings.rounds:
         say(f"{title}: complete")
         return
-    run_bench(_job(settings, seed), path, say=lambda text: say(f"{title}: {text}"))
+    workload = load_model(settings.folder / f"{task_name(seed)}.yaml")
+    chosen = {
+        entry["name"]: plan_from_dict(entry["plan"], where=f"{plans}: plan '{entry['name']}'")
+        for entry in read_rows(plans).plans
+    }
+    job = _job(settings, seed, workload, chosen)
+    run_bench(job, path, say=lambda text: say(f"{title}: {text}"))
 
 
-def _job(settings: TaskSetSettings, seed: int) -> Job:
-    """The job of a task: as its files have it, or drawn where it has none yet.
+def _draw(settings: TaskSetSettings, title: str, seed: int, say: Say) -> None:
+    """Draw a task, and write its model and its plans: rows files without any round.
 
-    The files win, as what is drawn changes with the profile that tasks are sized by.
+    From then on the files say what the task is, since what is drawn changes with the calibration
+    and with this code.
     """
-    model = settings.folder / f"{task_name(seed)}.yaml"
-    rows = settings.folder / f"{task_name(seed)}.rows.json"
-    if rows.exists():
-        workload = load_model(model)
-        plans = {
-            entry["name"]: plan_from_dict(entry["plan"], where=f"{rows}: plan '{entry['name']}'")
-            for entry in read_rows(rows).plans
-        }
-    else:
-        task = settings.draw(settings, seed)
-        workload, plans = task.workload, dict(task.plans)
-        write_model(model, workload)
+    task = settings.draw(settings, seed)
+    memory_bytes = environment(BACKEND)["memory_bytes"]
+    parts, left_out = split_plans(task.workload, task.plans, memory_bytes)
+    if left_out:
+        say(
+            f"{title}: left out {', '.join(left_out)}, which with {next(iter(task.plans))} need "
+            "more than half of the memory"
+        )
+    write_model(settings.folder / f"{task_name(seed)}.yaml", task.workload)
+    # the first part last: where it is there, all are
+    for number, plans in reversed(list(enumerate(parts, start=1))):
+        rows = new_rows(_job(settings, seed, task.workload, plans))
+        write_rows(part_path(settings.folder, task_name(seed), number), rows)
+
+
+def _job(
+    settings: TaskSetSettings, seed: int, workload: Workload, plans: dict[str, ShardingPlan]
+) -> Job:
     return Job(
         workload,
         plans,
@@ -259,4 +336,5 @@ def _job(settings: TaskSetSettings, seed: int) -> Job:
         block=settings.block,
         seed=seed,
         link=settings.link,
+        runtime=settings.runtime,
     )

@@ -1,7 +1,7 @@
 """The plans of a task: simple ones of every structure, the searched ones, and their neighbours.
 
-Ten to a dozen, no two the same up to a renaming of ranks. At least `MIN_CLOSE` are predicted within
-`CLOSE` of the best: telling those apart is what a prediction is good for.
+Ten to a dozen, no two the same up to a renaming of ranks. `MIN_CLOSE` are predicted within `CLOSE`
+of the best, where there are so many: telling those apart is what a prediction is good for.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ SPARE = (
 
 @dataclass(frozen=True)
 class TaskPlans:
-    """Plans by name, the best first, and its predicted time."""
+    """Plans by name, the best first, its predicted time, and how many are close to it."""
 
     plans: dict[str, ShardingPlan]
     best_ms: float
+    close: int
 
 
 def quick_ms(workload: Workload, topology: Topology, hardware: HardwareProfile) -> float:
@@ -62,14 +63,15 @@ def quick_ms(workload: Workload, topology: Topology, hardware: HardwareProfile) 
 
 def task_plans(
     seed: int, workload: Workload, topology: Topology, hardware: HardwareProfile
-) -> TaskPlans | None:
-    """The plans of a task; None where too few are close to the best.
+) -> TaskPlans:
+    """The plans of a task.
 
     Args:
         seed: of the search, of the random plan, and of which structures are left out.
     """
     predictor = PlanScorer(workload, topology, hardware)
-    result = solve(Problem(workload, topology, hardware), Stop(effort=EFFORT), seed, top_k=SEARCHED)
+    problem = Problem(workload, topology, hardware)
+    result = solve(problem, Stop(effort=EFFORT), seed, top_k=SEARCHED, tolerance=0.0)
     searched = [tuple(r.plan.tables[k] for k in workload.keys) for r in result.plans]
     named = dict(zip(["searched", "searched_2"], searched, strict=False))
     named |= structures(workload, topology, random.Random(f"shardopt plans {seed}"))
@@ -83,11 +85,9 @@ def task_plans(
     close |= near.keys()
     left_out = _pick_spare(seed, plans, close, len(plans) + len(near) - MAX_PLANS)
     kept = {name: plan for name, plan in (plans | near).items() if name not in left_out}
-    if len(close - left_out) < MIN_CLOSE:
-        return None
     order = sorted(kept, key=lambda name: name != best)
     made = {name: plan_of(workload, topology, kept[name]) for name in order}
-    return TaskPlans(made, best_ms)
+    return TaskPlans(made, best_ms, len(close - left_out))
 
 
 def _find_neighbours(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 
 from predictor.hardware.loader import HardwareProfile
@@ -42,8 +42,10 @@ def structures(workload: Workload, topology: Topology, rng: random.Random) -> di
     local = topology.local_world_size
     if local > 1:
         hosts = greedy(lookups, topology.hosts)
+        # an EmbeddingCollection has no such type, but the same shards
+        kinds = {True: ShardingType.TABLE_COLUMN_WISE, False: ShardingType.COLUMN_WISE}
         plans["table_column_wise"] = tuple(
-            column_wise(t, local, ShardingType.TABLE_COLUMN_WISE, hosts[i] * local)
+            column_wise(t, local, kinds[t.is_pooled], hosts[i] * local)
             for i, t in enumerate(tables)
         )
     return plans | _mixes(tables, lookups, world)
@@ -154,7 +156,7 @@ def table_wise_by_skew(
     tables = workload.tables
     samples = workload.batch_size * topology.world_size
     order = sorted(range(len(tables)), key=lambda i: (distinct_share(tables[i], samples), i))
-    plans = [_halves(tables, order, cut, topology.world_size) for cut in range(1, len(order))]
+    plans = [halves(tables, order[:cut], topology.world_size) for cut in range(1, len(order))]
     return max(
         plans,
         key=lambda plan: _crossing_bytes(
@@ -163,11 +165,12 @@ def table_wise_by_skew(
     )
 
 
-def _halves(tables: Sequence[Table], order: Sequence[int], cut: int, world: int) -> Candidate:
-    """The first tables of an order on one half of the ranks, the others on the other."""
-    first = max(1, world // 2)
+def halves(tables: Sequence[Table], first: Collection[int], world: int) -> Candidate:
+    """Some tables on the first half of the ranks, the others on the second; by lookups in each."""
+    half = max(1, world // 2)
     ranks = [0] * len(tables)
-    for part, start, count in ((order[:cut], 0, first), (order[cut:], first, world - first)):
+    rest = [i for i in range(len(tables)) if i not in first]
+    for part, start, count in ((sorted(first), 0, half), (rest, half, world - half)):
         weights = [tables[i].lookups_per_sample * tables[i].embedding_dim for i in part]
         for i, rank in zip(part, greedy(weights, max(1, count)), strict=True):
             ranks[i] = (start + rank) % world

@@ -2,8 +2,9 @@
 
 A task set is a folder, schema ``shardopt.lab-batch/1``: ``batch.json`` (topology, machine, tasks),
 ``calibration.rows.csv`` (`shardopt.calibrate.rows`), and for each task ``task-007.yaml`` (model),
-``task-007.rows.json`` (`shardopt.bench.rows`) and, where the plans were measured a second time,
-``task-007.again.rows.json``.
+``task-007.rows.json`` (`shardopt.bench.rows`), where there are more plans than run at once
+``task-007.part-2.rows.json`` and so on, and, where the plans of the first file were measured a
+second time, ``task-007.again.rows.json``.
 """
 
 from __future__ import annotations
@@ -25,17 +26,22 @@ from predictor.model.workload import Workload
 from predictor.units import GIB
 from shardopt.bench.rows import BenchRows
 from shardopt.bench.rows import read_rows as read_bench
+from shardopt.bench.tasks.models.families import RANDOM
+from shardopt.bench.tasks.parts import part_paths
 from shardopt.calibrate.design.phases import REFERENCE_KERNELS as KERNELS
 from shardopt.calibrate.profile.build import CalibratedProfile, build_profile
 from shardopt.calibrate.rows import Measurement, Origin
 from shardopt.calibrate.rows import read_rows as read_calibration
 from shardopt.config import load_model
 from shardopt.measure.store import read_json
+from shardopt.ranks.realtime import Runtime
 
 SCHEMA = "shardopt.lab-batch/1"
 """Of the file that describes a task set."""
 TASK_SET_FILE = "batch.json"
 CALIBRATION_FILE = "calibration.rows.csv"
+OLD_FILES = {"models": RANDOM, "runtime": Runtime.TUNED.value}
+"""What a file of a task set means that does not say it."""
 BASE = "cpu-gloo"
 FBGEMM = ("fbgemm_gpu", "fbgemm_gpu-cpu", "fbgemm-gpu-cpu", "fbgemm-gpu")
 MACHINE = ("system", "processor", "machine", "torch", "torchrec", *FBGEMM)
@@ -52,7 +58,10 @@ class MeasuredTask:
     """One model with its plans, measured side by side.
 
     Args:
-        again: the same plans measured a second time; None where they were not.
+        plans: of all parts.
+        rows: of the first part.
+        again: its plans measured a second time; None where they were not.
+        more: rows of further parts, each with the first plan and others.
     """
 
     number: int
@@ -60,6 +69,7 @@ class MeasuredTask:
     plans: dict[str, ShardingPlan]
     rows: BenchRows
     again: BenchRows | None
+    more: tuple[BenchRows, ...] = ()
 
     @property
     def name(self) -> str:
@@ -79,6 +89,8 @@ class TaskSet:
 
     Args:
         topology: as batch.json calls it.
+        models: the family of the tasks' models.
+        runtime: what the ranks ran in.
         made: profile of the calibration, with its held-out errors.
         reference_ms: reference kernels during the calibration.
         calibrated: when the calibration ended.
@@ -87,6 +99,8 @@ class TaskSet:
 
     name: str
     topology: str
+    models: str
+    runtime: str
     ranks: Topology
     made: CalibratedProfile
     reference_ms: dict[str, float]
@@ -129,6 +143,7 @@ def load_task_set(folder: Path) -> TaskSet:
         raise InputError(f"{path}: no such file; a task set has the calibration made before it")
     origin, measured = read_calibration(path)
     _refuse_mixed(path, origin, environment)
+    _refuse_runtimes(path, measured, about["runtime"])
     ranks, memory_bytes = about["world_size"], environment["memory_bytes"]
     base = load_hardware(BASE)
     link = about.get("link_gbit_s")
@@ -143,6 +158,8 @@ def load_task_set(folder: Path) -> TaskSet:
     return TaskSet(
         folder.name,
         about["topology"],
+        about["models"],
+        about["runtime"],
         topology,
         made,
         _reference(path, measured, link),
@@ -169,7 +186,7 @@ def _read_about(path: Path) -> Mapping[str, Any]:
         "environment": dict,
         "tasks": list,
     }
-    data = read_json(path, "task set file", SCHEMA, kinds, "restore it").data
+    data = {**OLD_FILES, **read_json(path, "task set file", SCHEMA, kinds, "restore it").data}
     if not isinstance(data["environment"].get("memory_bytes"), int):
         raise InputError(f"{path}: environment: 'memory_bytes' is missing or malformed")
     apart = data["world_size"] > data["local_world_size"]
@@ -197,52 +214,80 @@ def _refuse_mixed(path: Path, origin: Origin, environment: Mapping[str, Any]) ->
         )
 
 
+def _refuse_runtimes(path: Path, measured: Sequence[Measurement], runtime: str) -> None:
+    """The calibration must be of the runtime that the tasks ran in."""
+    other = next((row.runtime for row in measured if row.runtime != runtime), None)
+    if other is not None:
+        raise InputError(
+            f"{path}: calibrated in the {other} runtime, but {TASK_SET_FILE} says {runtime}; times "
+            "of one hold for that one alone: measure into another folder"
+        )
+
+
 def _tasks(folder: Path, about: Mapping[str, Any]) -> tuple[list[MeasuredTask], list[str]]:
     tasks: list[MeasuredTask] = []
     skipped = []
     for number in about["tasks"]:
-        path = folder / f"{task_name(number)}.rows.json"
-        if not path.is_file():
+        paths = part_paths(folder, task_name(number))
+        parts = [(path, _read_rows(path, about)) for path in paths]
+        if not parts:
             skipped.append(f"{folder.name} {task_name(number)}: not measured")
-            continue
-        rows = _read_rows(path, about)
-        if not rows.rounds:
-            skipped.append(f"{folder.name} {task_name(number)}: no round was finished")
-            continue
-        tasks.append(_task(folder, number, rows, about))
+        skipped += [
+            f"{folder.name} {path.name.removesuffix('.rows.json')}: no round was finished"
+            for path, rows in parts
+            if not rows.rounds
+        ]
+        if parts and parts[0][1].rounds:
+            measured = [(path, rows) for path, rows in parts if rows.rounds]
+            tasks.append(_task(folder, number, measured, about))
     return tasks, skipped
 
 
-def _task(folder: Path, number: int, rows: BenchRows, about: Mapping[str, Any]) -> MeasuredTask:
-    path = folder / f"{task_name(number)}.rows.json"
-    model = folder / f"{task_name(number)}.yaml"
-    workload = load_model(model)
-    digest = rows.model.get("sha256")
-    if digest and digest != workload.sha256:
-        raise InputError(f"{path}: its rows are of another version of {model.name}")
-    plans = {}
-    for entry in rows.plans:
-        where = f"{path}: plan '{entry['name']}'"
-        plan = check_plan(plan_from_dict(entry["plan"], where=where), workload, where=where)
-        plans[entry["name"]] = plan
+def _task(
+    folder: Path, number: int, parts: list[tuple[Path, BenchRows]], about: Mapping[str, Any]
+) -> MeasuredTask:
+    workload = load_model(folder / f"{task_name(number)}.yaml")
+    plans: dict[str, ShardingPlan] = {}
+    for path, rows in parts:
+        plans |= _plans(path, rows, workload)
     again = folder / f"{task_name(number)}.again.rows.json"
     second = _read_rows(again, about) if again.is_file() else None
-    return MeasuredTask(number, workload, plans, rows, second if second and second.rounds else None)
+    second = second if second and second.rounds else None
+    first, *more = (rows for _, rows in parts)
+    return MeasuredTask(number, workload, plans, first, second, tuple(more))
+
+
+def _plans(path: Path, rows: BenchRows, workload: Workload) -> dict[str, ShardingPlan]:
+    digest = rows.model.get("sha256")
+    if digest and digest != workload.sha256:
+        model = f"{path.name.partition('.')[0]}.yaml"
+        raise InputError(f"{path}: its rows are of another version of {model}")
+    found = {}
+    for entry in rows.plans:
+        where = f"{path}: plan '{entry['name']}'"
+        found[entry["name"]] = check_plan(
+            plan_from_dict(entry["plan"], where=where), workload, where=where
+        )
+    return found
 
 
 def _read_rows(path: Path, about: Mapping[str, Any]) -> BenchRows:
-    """Rows of a task, if the task set's machine measured them on its ranks."""
+    """Rows of a task, if the task set's machine measured them on its ranks in its runtime."""
     rows = read_bench(path)
-    ranks = rows.settings.get("world_size")
-    if ranks != about["world_size"]:
-        raise InputError(f"{path}: {ranks} ranks, but {TASK_SET_FILE} says {about['world_size']}")
-    wanted = _machine(about["environment"])
+    found = rows.settings.get("world_size"), rows.settings["runtime"]
+    wanted = about["world_size"], about["runtime"]
+    if found != wanted:
+        raise InputError(
+            f"{path}: {found[0]} ranks in the {found[1]} runtime, but {TASK_SET_FILE} says "
+            f"{wanted[0]} in the {wanted[1]} one; measure the task again"
+        )
+    machine = _machine(about["environment"])
     for session in rows.sessions:
-        found = _machine(session["environment"])
-        if found != wanted:
-            key = next(k for k in wanted if found[k] != wanted[k])
+        of = _machine(session["environment"])
+        if of != machine:
+            key = next(k for k in machine if of[k] != machine[k])
             raise InputError(
-                f"{path}: {key} is {found[key]!r}, but {TASK_SET_FILE} says {wanted[key]!r}; rows "
+                f"{path}: {key} is {of[key]!r}, but {TASK_SET_FILE} says {machine[key]!r}; rows "
                 "of different machines or versions are never mixed: measure the task again"
             )
     return rows

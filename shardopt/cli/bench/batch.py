@@ -8,13 +8,14 @@ import typer
 
 from shardopt.cli import options
 from shardopt.cli.bench import options as bench
+from shardopt.ranks.realtime import Runtime
 
 Repeats = Annotated[
     str | None,
     typer.Option(
         "--repeat",
         metavar="SEEDS",
-        help="bench.Tasks to measure a second time, after all others.",
+        help="Tasks to measure a second time, after all others.",
         rich_help_panel=bench.MEASURE,
         show_default=False,
     ),
@@ -28,10 +29,12 @@ def batch(
     rounds: bench.Rounds = 10,
     block: bench.Block = 6,
     link: bench.LinkRate = None,
+    runtime: options.RuntimeOption = Runtime.PLAIN,
     ranks: bench.Ranks = 2,
+    models: bench.Models = "random",
     quiet: options.Quiet = False,
 ) -> None:
-    """Draw random models, calibrate, and run a dozen plans of each for real.
+    """Draw models, calibrate, and run a dozen plans of each for real.
 
     After an interruption the same command continues with what is left.
     """
@@ -49,5 +52,7 @@ def batch(
         block,
         ranks,
         link,
+        runtime,
+        models,
     )
     measure_task_set(settings, lambda text: note([text], quiet=quiet))

@@ -63,6 +63,18 @@ Ranks = Annotated[
         rich_help_panel=MEASURE,
     ),
 ]
+Models = Annotated[
+    str,
+    typer.Option(
+        "--models",
+        metavar="NAME",
+        help="Family that models are drawn from: random (sized by predictions; the predictor was "
+        "developed on it), published (DLRM-DCNv2, RM1 to RM3 and Meta's tables, scaled down) or "
+        "shapes (many small tables, few wide ones, weighted, sequences and others), and, for batch "
+        "alone, crossed (plans whose ranks wait for each other).",
+        rich_help_panel=MEASURE,
+    ),
+]
 
 
 def seeds(flag: str, given: str) -> list[int]:

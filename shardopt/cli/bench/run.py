@@ -11,6 +11,7 @@ import typer
 
 from shardopt.cli import options
 from shardopt.cli.bench import options as bench
+from shardopt.ranks.realtime import Runtime
 
 if TYPE_CHECKING:
     from shardopt.api.setting import Machine
@@ -72,6 +73,7 @@ def run(
     warmup: Warmup = "auto",
     seed: OrderSeed = 0,
     link: bench.LinkRate = None,
+    runtime: options.RuntimeOption = Runtime.PLAIN,
     gpus: options.Gpus = None,
     hardware: options.Hardware = None,
     batch_size: options.BatchSize = None,
@@ -101,11 +103,13 @@ def run(
     machine = Machine(gpus=gpus, hardware=hardware, batch_size=batch_size)
     check_machine(machine, needs_ranks=False)
     job, paths = _job(model, plans, machine, Backend(backend), rounds, block, warm, seed)
-    job = replace(job, link=None if link is None else Link(link))
+    job = replace(job, link=None if link is None else Link(link), runtime=runtime)
     join = rank_of_torchrun()
     check_job(job, given_ranks=join.world_size if join else gpus, joined=join is not None)
     quiet = quiet or bool(join and join.index)
-    profile, predicted = _predicted(model, plans, list(paths), machine, Backend(backend), quiet)
+    profile, predicted = _predicted(
+        model, plans, list(paths), machine, Backend(backend), runtime, quiet
+    )
     rows = run_bench(
         job, output, given_ranks=gpus, join=join, say=lambda text: note([text], quiet=quiet)
     )
@@ -177,19 +181,23 @@ def _predicted(
     names: Sequence[str],
     machine: Machine,
     backend: Backend,
+    runtime: Runtime,
     quiet: bool,
 ):
     """Name of the profile, and the prediction of each plan."""
     from dataclasses import replace
 
-    from shardopt.calibrate.profile.source import other_machine_note
+    from shardopt.calibrate.profile.source import other_machine_note, other_runtime_note
     from shardopt.calibrate.run import origin
     from shardopt.cli.output import note
     from shardopt.cli.setting import predict_plans
 
     hardware = machine.hardware or ("cpu-gloo" if backend is Backend.GLOO else None)
     setting, found = predict_plans(model, plans, replace(machine, hardware=hardware))
-    told = other_machine_note(setting.hardware, origin(backend.value).machine)
-    note([*setting.notes, *([told] if told else [])], quiet=quiet)
+    told = (
+        other_machine_note(setting.hardware, origin(backend.value).machine),
+        other_runtime_note(setting.hardware, runtime),
+    )
+    note([*setting.notes, *filter(None, told)], quiet=quiet)
     predictions = {name: item.prediction for name, item in zip(names, found, strict=True)}
     return setting.hardware_name, predictions

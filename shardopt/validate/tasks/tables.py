@@ -32,6 +32,7 @@ from shardopt.validate.tasks.ranking import (
     ranking,
     within,
 )
+from shardopt.validate.tasks.synchronisation import over_balanced, synchronisation
 from shardopt.validate.tasks.task_prediction import TaskPrediction, medians_ms
 
 MINUTES = (30.0, 60.0, 120.0, 240.0)
@@ -49,6 +50,8 @@ def all_scores(tasks: Sequence[TaskPrediction], batches: Sequence[TaskSet]) -> t
         intervals(tasks),
         truth(tasks),
         ablations(tasks),
+        synchronisation(tasks),
+        *over_balanced(tasks),
         held_out(batches),
         by_task(tasks),
     )

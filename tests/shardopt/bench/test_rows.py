@@ -25,7 +25,7 @@ def rows(rounds: int = 2) -> BenchRows:
 
     return BenchRows(
         model={"name": "m", "sha256": "", "batch_size": 2, "train_pipeline": "base"},
-        settings={"backend": "gloo", "world_size": 2, "block": 2},
+        settings={"backend": "gloo", "world_size": 2, "block": 2, "runtime": "plain"},
         plans=[{"name": "a", "plan": {}}, {"name": "b", "plan": {}}],
         sessions=[{"environment": {"cores": 2}, "started": "", "load": 0.1, "warmup": {}}],
         rounds=[measured(index) for index in range(rounds)],
@@ -38,6 +38,13 @@ def test_round_trip(tmp_path: Path, rounds: int) -> None:
     write_rows(path, rows(rounds))
     assert read_rows(path) == rows(rounds)
     assert json.loads(path.read_text())["schema"] == "shardopt.bench-rows/1"
+
+
+def test_files_from_before_there_were_two_runtimes_are_of_the_tuned_one(tmp_path: Path) -> None:
+    old = rows()
+    del old.settings["runtime"]
+    write_rows(tmp_path / "rows.json", old)
+    assert read_rows(tmp_path / "rows.json").settings["runtime"] == "tuned"
 
 
 def test_samples_of_a_rank() -> None:

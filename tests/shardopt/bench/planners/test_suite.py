@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("torchrec")
 
 from predictor.errors import InputError
+from search.prefer import TOLERANCE
 from shardopt.bench.planners.instances import Instance
 from shardopt.bench.planners.rows import KILLED, NO_PLAN, RATED, SEARCH_ROWS, SHARDOPT
 from shardopt.bench.planners.run import Outcome, PlannerSettings, run_planner
@@ -171,7 +172,9 @@ def test_every_planner_against_ours(instance: Instance) -> None:
     ours = run_planner(SHARDOPT, instance, PlannerSettings(effort=0.1))
     assert ours.fits
     assert rated.rating_fits
-    assert ours.incumbents[-1][1] == pytest.approx(ours.iteration_ms)
+    fastest = ours.incumbents[-1][1]
+    assert ours.iteration_ms is not None
+    assert fastest * (1 - 1e-9) <= ours.iteration_ms <= fastest * (1 + TOLERANCE)
     for planner in ("torchrec", "torchrec balanced", "neuroshard", "hugectr", "random"):
         found = run_planner(planner, instance, asked)
         assert found.seconds > 0

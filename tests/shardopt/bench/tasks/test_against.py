@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from predictor.model.distribution import Zipf
 from predictor.model.plan import ShardingPlan
 from predictor.model.workload import Feature, Workload
 from predictor.predict import predict
+from search.prefer import TOLERANCE
 from search.stop import Stop
 from shardopt.bench.tasks import against
 from shardopt.bench.tasks.against import OURS, SHIPPED, THEIRS, draw_planners_task
-from shardopt.bench.tasks.draw import PROFILE, Task
+from shardopt.bench.tasks.draw import PROFILE
 from shardopt.bench.tasks.measure import TaskSetSettings
 from shardopt.bench.tasks.task_set import load_task_set, task_set_folders
 from shardopt.cli.app import main
@@ -43,21 +45,22 @@ def a_model() -> Workload:
 def asked(monkeypatch: pytest.MonkeyPatch) -> TaskSetSettings:
     model = a_model()
     monkeypatch.setattr(against, "Stop", lambda: Stop(effort=0.02))
-    monkeypatch.setattr(against, "draw_task", lambda seed, **_: Task(seed, "task", model, {}))
-    return TaskSetSettings(FOLDER, [3])
+    monkeypatch.setattr(against, "draw_workload", lambda seed, **_: model)
+    return TaskSetSettings(FOLDER, [3], random_plans=2)
 
 
 @pytest.mark.slow
 def test_both_planners_plans_theirs_first(asked: TaskSetSettings) -> None:
     task = draw_planners_task(asked, 3)
     assert list(task.plans)[:2] == [THEIRS, OURS]
+    assert list(task.plans)[-2:] == ["random_1", "random_2"]
     assert task.workload == a_model()
     batch = load_task_set(FOLDER)
     times = {
         name: predict(task.workload, batch.ranks, batch.made.profile, plan).iteration_ms
         for name, plan in task.plans.items()
     }
-    assert times[OURS] <= min(times.values()) * (1 + 1e-9)
+    assert times[OURS] <= min(times.values()) * (1 + TOLERANCE)
 
 
 def test_the_shipped_profiles_plan_stands_once(
@@ -94,6 +97,8 @@ def test_a_model_that_torchrec_cannot_place_is_refused(
         (["--tasks", "5-2"], "--tasks is '5-2'"),
         (["--tasks", "1", "--rounds", "0"], "--rounds is 0"),
         (["--tasks", "1", "--ranks", "9999"], "number of ranks is 9999"),
+        (["--tasks", "1", "--random-plans", "-1"], "--random-plans is -1"),
+        (["--tasks", "1", "--models", "shape"], "did you mean 'shapes'"),
     ],
 )
 def test_bad_numbers_start_nothing(
@@ -112,8 +117,15 @@ def test_the_command_asks_for_the_planners_plans(
         "shardopt.bench.tasks.measure.measure_task_set", lambda given, say: asked.append(given)
     )
     assert main(["bench", "against", str(tmp_path), "--tasks", "200-202", "--link", "1"]) == 0
-    assert asked == [
-        TaskSetSettings(
-            tmp_path, [200, 201, 202], rounds=16, link_gbit_s=1.0, draw=draw_planners_task
-        )
-    ]
+    words = ["--models", "shapes", "--random-plans", "200"]
+    assert main(["bench", "against", str(tmp_path), "--tasks", "0", *words]) == 0
+    given = TaskSetSettings(
+        tmp_path,
+        [200, 201, 202],
+        rounds=16,
+        link_gbit_s=1.0,
+        random_plans=4,
+        draw=draw_planners_task,
+    )
+    other = replace(given, tasks=[0], link_gbit_s=None, models="shapes", random_plans=200)
+    assert asked == [given, other]

@@ -11,7 +11,7 @@ from predictor.errors import InputError
 from shardopt.bench.job import Job
 from shardopt.bench.rows import check_continues, read_rows, write_rows
 from shardopt.bench.run import new_rows
-from shardopt.bench.tasks import measure
+from shardopt.bench.tasks import measure, parts
 from shardopt.bench.tasks.draw import Task
 from shardopt.bench.tasks.measure import TaskSetSettings, measure_task_set
 from shardopt.cli.app import main
@@ -19,20 +19,23 @@ from shardopt.cli.bench.options import seeds
 from shardopt.config import load_model
 from shardopt.config.write import with_digest
 from shardopt.ranks.rank import RankDiedError
+from shardopt.ranks.realtime import Runtime
 from tests.builders import a_table, a_topology, a_workload, plan_of, table_wise
 
 MACHINE = {"processor": "a", "memory_bytes": 2**34, "torch": "2"}
 
 
-def a_task(seed: int, *, world_size: int, local_world_size: int) -> Task:
+def a_task(
+    seed: int, plans: int, *, world_size: int, local_world_size: int, models: str = "random"
+) -> Task:
     name = f"task-{seed:03d}"
     made = with_digest(a_workload(a_table("t", rows=100 + seed, dim=8)))
     topology = a_topology(world_size, local_world_size)
-    plans = {
-        f"on_{rank}": plan_of(made, topology, [table_wise(made.tables[0], rank)])
-        for rank in range(2)
+    found = {
+        f"on_{at}": plan_of(made, topology, [table_wise(made.tables[0], at % world_size)])
+        for at in range(plans)
     }
-    return Task(seed, name, made, plans)
+    return Task(seed, name, made, found)
 
 
 class Lab:
@@ -44,13 +47,14 @@ class Lab:
         self.drawn: list[int] = []
         self.dies: dict[str, int] = {}
         """Rows file -> rounds after which a rank dies."""
+        self.plans = 2
 
     def calibrate(self, asked: TaskSetSettings, say: Callable[[str], None]) -> None:
         self.calls.append("calibrate")
 
-    def draw_task(self, seed: int, **ranks: int) -> Task:
+    def draw_task(self, seed: int, **how: Any) -> Task:
         self.drawn.append(seed)
-        return a_task(seed, **ranks)
+        return a_task(seed, self.plans, **how)
 
     def run_bench(self, job: Job, path: Path, say: Callable[[str], None]) -> None:
         self.calls.append(path.name)
@@ -60,6 +64,7 @@ class Lab:
         if path.exists():
             old = read_rows(path)
             check_continues(path, old, rows)
+            old.sessions = old.sessions or rows.sessions
             rows = old
         for index in range(len(rows.rounds), job.rounds):
             if self.dies.get(path.name) == index:
@@ -123,6 +128,8 @@ def test_calibration_first_then_tasks_then_repeats(tmp_path: Path, lab: Lab) -> 
         "world_size": 2,
         "local_world_size": 2,
         "block": 3,
+        "models": "random",
+        "runtime": "plain",
         "environment": MACHINE,
         "tasks": [0, 3, 7],
     }
@@ -202,6 +209,61 @@ def test_another_topology_is_refused(tmp_path: Path, lab: Lab) -> None:
         measure_task_set(asked(tmp_path, [0], block=4), quiet)
 
 
+def test_another_runtime_or_family_is_refused(tmp_path: Path, lab: Lab) -> None:
+    measure_task_set(asked(tmp_path, [0], runtime=Runtime.TUNED), quiet)
+    lab.calls = []
+    with pytest.raises(InputError, match="runtime was 'tuned', now it is 'plain'"):
+        measure_task_set(asked(tmp_path, [1]), quiet)
+    with pytest.raises(InputError, match="models was 'random', now it is 'shapes'"):
+        measure_task_set(asked(tmp_path, [1], runtime=Runtime.TUNED, models="shapes"), quiet)
+    assert lab.calls == []
+
+
+def test_a_folder_that_says_neither_is_tuned_and_random(tmp_path: Path, lab: Lab) -> None:
+    measure_task_set(asked(tmp_path, [0], runtime=Runtime.TUNED), quiet)
+    path = tmp_path / "batch" / "batch.json"
+    about = json.loads(path.read_text())
+    del about["runtime"], about["models"]
+    path.write_text(json.dumps(about))
+    with pytest.raises(InputError, match="runtime was 'tuned', now it is 'plain'"):
+        measure_task_set(asked(tmp_path, [1]), quiet)
+    measure_task_set(asked(tmp_path, [1], runtime=Runtime.TUNED), quiet)
+
+
+def test_plans_that_are_too_many_run_in_parts(
+    tmp_path: Path, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "MAX_AT_ONCE", 3)
+    lab.plans = 6
+    said: list[str] = []
+    lab.dies = {"task-004.part-2.rows.json": 1}
+    with pytest.raises(RankDiedError):
+        measure_task_set(asked(tmp_path, [4], repeats=[4]), said.append)
+    names = ["task-004.rows.json", "task-004.part-2.rows.json", "task-004.part-3.rows.json"]
+    # a part that dies ends the task, what is left of it is measured by the next call
+    assert lab.calls == ["calibrate", *names[:2], "task-004.again.rows.json"]
+    assert "task 4 (1 of 1), part 2 of 3: round 1 of 2" in said
+    lab.calls, lab.dies = [], {}
+    measure_task_set(asked(tmp_path, [4], repeats=[4]), said.append)
+    assert lab.calls == ["calibrate", *names[1:]]
+    assert lab.drawn == [4]
+    folder = tmp_path / "batch"
+    found = [read_rows(folder / name).names for name in names]
+    assert found == [["on_0", "on_1", "on_2"], ["on_0", "on_3", "on_4"], ["on_0", "on_5"]]
+    assert read_rows(folder / "task-004.again.rows.json").names == found[0]
+
+
+def test_a_plan_that_never_fits_is_named_and_left_out(
+    tmp_path: Path, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "split_plans", lambda _, plans, __: ([dict(plans)], ["huge"]))
+    said: list[str] = []
+    measure_task_set(asked(tmp_path, [4]), said.append)
+    assert said[0] == (
+        "task 4 (1 of 1): left out huge, which with on_0 need more than half of the memory"
+    )
+
+
 def test_a_link_makes_two_hosts(tmp_path: Path, lab: Lab) -> None:
     measure_task_set(asked(tmp_path, [0], link_gbit_s=4), quiet)
     about = json.loads((tmp_path / "batch" / "batch.json").read_text())
@@ -217,6 +279,8 @@ def test_a_link_makes_two_hosts(tmp_path: Path, lab: Lab) -> None:
         ({"world_size": 1}, "number of ranks is 1; it must be at least 2 and at most 2"),
         ({"world_size": 3}, "number of ranks is 3"),
         ({"repeats": [5]}, "task 5 is to be repeated"),
+        ({"models": "shape"}, "no models 'shape'"),
+        ({"random_plans": -1}, "random plans is -1"),
     ],
 )
 def test_what_cannot_run_is_refused_at_once(

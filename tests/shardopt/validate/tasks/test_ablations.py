@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,14 @@ from predictor.model.topology import Topology
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 from predictor.predict import predict
 from shardopt.calibrate.design.phases import REFERENCE_KERNELS as KERNELS
-from shardopt.validate.tasks.ablations import ABLATIONS, FULL, WithoutRepeats, constant_bandwidth
+from shardopt.validate.tasks.ablations import (
+    ABLATIONS,
+    FULL,
+    WithoutRepeats,
+    busiest_ms,
+    constant_bandwidth,
+    period_ms,
+)
 from shardopt.validate.tasks.drift import correct_drift, drift_ratios
 
 CPU = load_hardware("cpu-gloo")
@@ -52,6 +61,15 @@ def test_each_ablation_changes_the_time_in_its_direction() -> None:
     assert found["without collectives and their copies"] < full
     assert found["sums in place of synchronisation"] != full
     assert found["constant bandwidth of collectives"] < full
+
+
+def test_on_a_cpu_the_largest_sum_is_the_timeline_in_which_nobody_waits() -> None:
+    for plan in (APART, TOGETHER):
+        found = predict(WORKLOAD, RANKS, CPU, plan).graph
+        alone = dataclasses.replace(
+            found, ops=[dataclasses.replace(op, scope=None) for op in found.ops]
+        )
+        assert period_ms(alone) == pytest.approx(busiest_ms(found))
 
 
 def test_every_id_is_a_row_of_its_own() -> None:

@@ -138,6 +138,9 @@ def test_intervals_ablations_kernels_and_tasks(report: Report) -> None:
     assert len(ablations) == 6
     assert ablations["everything"]["error"] == table(report, "ranking")[0]["error"]
     assert ablations["everything"]["within 5 %"] == 1.0
+    waiting = table(report, "synchronisation")
+    assert [line["n"] for line in waiting] == [8, 0, 0, 0]
+    assert waiting[0]["error"] == ablations["everything"]["error"]
     kernels = {line["family"]: line["n"] for line in table(report, "held-out kernels")}
     assert kernels["all_to_all"] > 0
     tasks = table(report, "tasks")

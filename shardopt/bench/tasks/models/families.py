@@ -1,0 +1,55 @@
+"""The families by name. Predictions size `random` and `crossed`, which are drawn elsewhere."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+
+from predictor.errors import InputError, did_you_mean
+from predictor.model.workload import Workload
+from shardopt.bench.tasks.models.published import draw_published
+from shardopt.bench.tasks.models.shapes import draw_shape
+from shardopt.config.write import with_digest
+
+RANDOM = "random"
+"""The family that is drawn in `shardopt.bench.tasks.draw`."""
+CROSSED = "crossed"
+"""The family that is drawn, with plans of its own, in `shardopt.bench.tasks.crossed`."""
+
+COUNTED: Mapping[str, Callable[[int, random.Random], Workload]] = {
+    "published": draw_published,
+    "shapes": draw_shape,
+}
+"""Families whose models are sized by counting: name -> the model of a seed."""
+
+FAMILIES = (RANDOM, *COUNTED, CROSSED)
+
+
+def check_family(name: str) -> None:
+    """Refuse a name that is no family.
+
+    Raises:
+        InputError: it is none.
+    """
+    if name not in FAMILIES:
+        raise InputError(
+            f"there are no models '{name}'{did_you_mean(name, FAMILIES)}; "
+            f"choose {', '.join(FAMILIES[:-1])} or {FAMILIES[-1]}",
+            inputs=("models",),
+        )
+
+
+def draw_model(family: str, seed: int) -> Workload:
+    """The model of a seed, as a reader of its file finds it: the same on any machine.
+
+    Args:
+        family: one of `COUNTED`.
+        seed: at least 0.
+
+    Raises:
+        InputError: a seed below 0.
+    """
+    if seed < 0:
+        raise InputError(f"a task's seed is {seed}; it must be at least 0")
+    rng = random.Random(f"shardopt {family} {seed}")
+    return with_digest(COUNTED[family](seed, rng))
