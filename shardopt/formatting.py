@@ -70,6 +70,12 @@ def percent(fraction: float) -> str:
     return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:.0f} %"
 
 
+def points(fraction: float) -> str:
+    """Percentage points with their sign: ``+2.1``, ``-1.0`` or ``0.0``."""
+    value = round(100 * fraction, 1)
+    return f"{value:+.1f}" if value else "0.0"
+
+
 def at_most(fraction: float) -> str:
     """``at most 5.3 %``, or ``less than 0.1 %``."""
     return "less than 0.1 %" if 0 < 100 * fraction < 0.05 else f"at most {percent(fraction)}"

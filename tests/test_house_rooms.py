@@ -18,6 +18,7 @@ CROSS_CUTTING = {
     # several modules at once, as their user meets them
     "predictor/cost/test_loads_fused.py",
     "predictor/iteration/test_timeline_threads.py",
+    "predictor/iteration/torchrec/test_dlrm_waits.py",
     "search/test_oracle.py",
     "search/tune/test_workers.py",
     "shardopt/calibrate/kernels/test_measure_kernels.py",

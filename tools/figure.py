@@ -1,7 +1,8 @@
 """The picture of the README: plans timed for real, beside what was predicted of them.
 
 Left, every plan of `validate torchrec-cpu`, predicted against measured. Right, every task of
-`validate against-torchrec`: the time of TorchRec's plan and of ours, with the predictions as marks.
+`validate against-torchrec` in the plain runtime, which users run: the time of TorchRec's plan and
+of ours, with the predictions as marks.
 Both come from the committed rows:
 
     python -m tools.figure docs/measured.svg
@@ -17,6 +18,7 @@ from xml.etree.ElementTree import Element, tostring
 from predictor.errors import ShardoptError
 from shardopt.bench.tasks.against import OURS, THEIRS
 from shardopt.files import atomic_write_text
+from shardopt.ranks.realtime import Runtime
 from shardopt.report.html.nodes import node
 from shardopt.validate.report import ComparedRow, Report
 from shardopt.validate.suites import run_suites
@@ -40,7 +42,7 @@ def figure(plans: Report, tasks: Report) -> str:
         plans: of `validate_torchrec_cpu`.
         tasks: of `validate_against_torchrec`.
     """
-    parts = (*_scatter(plans.counted, plans.summary.mape), *_bars(tasks.counted))
+    parts = (*_scatter(plans.counted, plans.summary.mape), *_bars(_plain(tasks.counted)))
     drawing = node(
         "svg",
         node("title", "Measured and predicted iteration times of sharding plans"),
@@ -97,6 +99,11 @@ def _scatter(rows: Sequence[ComparedRow], error: float) -> Iterator[Element]:
     yield _text(right - 6, floor - 26, f"shaded: within {100 * BAND:.0f} %", anchor="end")
 
 
+def _plain(rows: Sequence[ComparedRow]) -> list[ComparedRow]:
+    """Rows of the plain runtime, or all where there are none."""
+    return [row for row in rows if row.family.startswith(Runtime.PLAIN)] or list(rows)
+
+
 def _bars(rows: Sequence[ComparedRow]) -> Iterator[Element]:
     """A pair of bars a task, measured; the prediction of each is a mark across it."""
     tasks = dict.fromkeys((row.name["batch"], row.name["task"]) for row in rows)
@@ -109,8 +116,9 @@ def _bars(rows: Sequence[ComparedRow]) -> Iterator[Element]:
     def y(ms: float) -> float:
         return BOTTOM - (BOTTOM - TOP) * ms / high
 
-    yield from _head(left, f"{len(tasks)} random models: TorchRec's plan, ours", "ms an iteration")
-    for tick in range(0, math.ceil(high), 20):
+    title = f"{len(tasks)} models on plain ranks: TorchRec's plan, ours"
+    yield from _head(left, title, "ms an iteration")
+    for tick in range(0, math.ceil(high), 50):
         yield _line(left, y(tick), right, y(tick), PALE)
         yield _text(left - 6, y(tick) + 4, str(tick), anchor="end")
     for at, task in enumerate(tasks):

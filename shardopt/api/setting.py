@@ -114,7 +114,19 @@ def resolve(
             inputs=("cluster",) if cluster else ("gpus",),
         )
     topology = reserve_topology(workload, installed, machine.reserve, hardware.device)
-    return Setting(workload, topology, installed, hardware, name, origin, tuple(notes))
+    told = (*notes, *_verdict_notes(hardware))
+    return Setting(workload, topology, installed, hardware, name, origin, told)
+
+
+def _verdict_notes(hardware: HardwareProfile) -> list[str]:
+    """What there is to say of a profile whose calibration was not quiet."""
+    verdict = hardware.verdict
+    if verdict is None or verdict.quality == "quiet":
+        return []
+    return [
+        f"hardware {hardware.name}: its calibration is {verdict.quality} "
+        f"({'; '.join(verdict.why)}); measure again on a quiet machine"
+    ]
 
 
 def check_machine(machine: Machine, *, needs_ranks: bool) -> None:

@@ -12,6 +12,8 @@ from typing import Annotated
 
 import typer
 
+from shardopt.ranks.realtime import Runtime
+
 MACHINE = "Machine"
 SEARCH = "Search"
 OUTPUT = "Output"
@@ -193,6 +195,15 @@ MaxMoves = Annotated[
     ),
 ]
 
+RuntimeOption = Annotated[
+    Runtime,
+    typer.Option(
+        "--runtime",
+        help="How CPU ranks run: plain as torchrun and a training script run them; tuned with "
+        "real-time gloo threads and kept memory, which repeats better but is not what users run.",
+        rich_help_panel="Measurement",
+    ),
+]
 Json = Annotated[
     bool,
     typer.Option(

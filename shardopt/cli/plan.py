@@ -9,14 +9,10 @@ from shardopt.cli import options
 from shardopt.cli.tune import options as tune_options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from predictor.model.plan import ShardingPlan
-    from predictor.predict import Prediction
     from search.in_use.plan import PlanInUse
-    from search.problem import Result
     from shardopt.api.setting import Setting
-    from shardopt.explain.differences import Moves
+    from shardopt.report.plan import PlanReport
 
 
 def plan(
@@ -70,6 +66,7 @@ def plan(
         return
 
     # the solvers are imported only once the input is known to be good
+    from search.expected_gain import gain_over_baseline
     from search.solve import solve
     from search.stop import Stop
     from shardopt.explain.differences import find_moves
@@ -87,6 +84,7 @@ def plan(
         )
     predictions = [setting.predict(ranked.plan) for ranked in result.plans]
     moves = find_moves(setting.problem(), result)
+    gain = gain_over_baseline(setting.problem(), result)
     if strict:
         refuse_outside(predictions[0].out_of_range)
     from shardopt.api.plan_file import plan_meta, write_best
@@ -99,10 +97,16 @@ def plan(
         from shardopt.report.objects import from_object, plan_object
 
         note(setting.notes, quiet=quiet)
-        made = plan_object(result, predictions, meta, setting.notes)
+        made = plan_object(result, predictions, meta, setting.notes, gain)
         print_json({**made, **from_object(result, moves, from_)})
         return
-    _show(model, setting, result, predictions, moves, output, quiet)
+    from shardopt.report.plan import PlanReport
+
+    written = None if output is None else str(output)
+    following = (
+        f"shardopt explain {model} {written}" if written else "the same command with -o plan.json"
+    )
+    _show(PlanReport(setting, result, predictions, written, following, moves, gain), quiet)
 
 
 def plan_in_use(path: Path | None, max_moves: int | None) -> ShardingPlan | None:
@@ -140,21 +144,8 @@ def placed_tables(
     return PlanInUse(fitting, max_moves)
 
 
-def _show(
-    model: Path,
-    setting: Setting,
-    result: Result,
-    predictions: Sequence[Prediction],
-    moves: Moves | None,
-    output: Path | None,
-    quiet: bool,
-) -> None:
+def _show(report: PlanReport, quiet: bool) -> None:
     from shardopt.report.console import make_console
-    from shardopt.report.plan import PlanReport, show_headline, show_plan
+    from shardopt.report.plan import show_headline, show_plan
 
-    written = None if output is None else str(output)
-    following = (
-        f"shardopt explain {model} {written}" if written else "the same command with -o plan.json"
-    )
-    report = PlanReport(setting, result, predictions, written, following, moves)
     (show_headline if quiet else show_plan)(make_console(), report)

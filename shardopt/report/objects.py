@@ -9,6 +9,7 @@ from predictor.iteration.ranges import OutOfRange
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_json import plan_to_dict
 from predictor.predict import Prediction
+from search.expected_gain import ExpectedGain
 from search.problem import Result
 from shardopt.explain.differences import Moves
 from shardopt.formatting import gap_of
@@ -74,7 +75,11 @@ def range_objects(found: Iterable[OutOfRange]) -> list[dict[str, Any]]:
 
 
 def plan_object(
-    result: Result, predictions: Sequence[Prediction], meta: Mapping[str, Any], notes: Sequence[str]
+    result: Result,
+    predictions: Sequence[Prediction],
+    meta: Mapping[str, Any],
+    notes: Sequence[str],
+    gain: ExpectedGain | None = None,
 ) -> Object:
     """``shardopt plan --json``.
 
@@ -82,6 +87,7 @@ def plan_object(
         predictions: of ``result.plans``, in their order.
         meta: ``model``, ``hardware``, ``world_size``, ``local_world_size``, ``batch_size``,
             ``seed`` and ``versions``, which come first in the object.
+        gain: of the best plan over TorchRec's.
 
     Keys, in addition to those of ``meta``:
         iteration_ms, interval_ms, provenance, out_of_range: of the best plan.
@@ -94,6 +100,9 @@ def plan_object(
         plans: best first, each with the keys of `prediction_object`, ``found_by`` and ``tables``
             as in plan.json.
         baselines: name -> iteration_ms under the same predictor.
+        expected_gain: `gain_object`.
+        preferred_to: the fastest plan found, as ``iteration_ms`` and ``found_by``, where a simpler
+            one that cannot be told apart from it is the best plan; else null.
         notes: what the console says once.
     """
     best = predictions[0]
@@ -118,7 +127,35 @@ def plan_object(
             for ranked, prediction in zip(result.plans, predictions, strict=True)
         ],
         "baselines": dict(result.baselines),
+        "expected_gain": gain_object(gain),
+        "preferred_to": None
+        if result.fastest is None
+        else {
+            "iteration_ms": result.fastest.iteration_ms,
+            "found_by": result.fastest.found_by,
+        },
         "notes": list(notes),
+    }
+
+
+def gain_object(gain: ExpectedGain | None) -> Object | None:
+    """``expected_gain`` of ``shardopt plan --json``; null where TorchRec's planner has no plan.
+
+    Keys:
+        baseline: whose plan the best one is compared with, as in ``baselines``.
+        mean: share of the baseline's iteration time that is expected to be saved, a fraction.
+        interval: ``[low, high]``, 90 %.
+        nominal: the share if every cost were as predicted.
+        draws: of the costs' errors behind mean and interval.
+    """
+    if gain is None:
+        return None
+    return {
+        "baseline": gain.baseline,
+        "mean": gain.mean,
+        "interval": list(gain.interval),
+        "nominal": gain.nominal,
+        "draws": gain.draws,
     }
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 from predictor.model.plan import ComputeKernel, TablePlan
 from predictor.predict import Prediction
 from predictor.units import format_bytes
+from search.expected_gain import TORCHREC, ExpectedGain
 from search.problem import Result
 from shardopt.api.setting import Setting
 from shardopt.explain.differences import Moves
@@ -25,6 +26,7 @@ from shardopt.formatting import (
     number,
     percent,
     plural,
+    points,
     ranks_text,
     times,
     type_mix,
@@ -38,6 +40,8 @@ from shardopt.report.prediction import (
     show_ranks,
 )
 
+WORDS = {TORCHREC: "TorchRec's plan"}
+"""Baselines -> what the report calls their plans."""
 MAX_BAR = 3.0
 """Bars of baselines are cut off at this multiple of the best plan's time."""
 
@@ -51,6 +55,7 @@ class PlanReport:
         written: where the best plan was written, if it was.
         next_command: what to type next.
         moves: what the best plan changes in the plan in use, where there is one.
+        gain: of the best plan over TorchRec's, where that has one.
     """
 
     setting: Setting
@@ -59,6 +64,7 @@ class PlanReport:
     written: str | None
     next_command: str
     moves: Moves | None = None
+    gain: ExpectedGain | None = None
 
 
 def show_plan(console: Console, report: PlanReport) -> None:
@@ -67,6 +73,7 @@ def show_plan(console: Console, report: PlanReport) -> None:
     show_setting(console, report.setting)
     show_ranking(console, report.result, report.predictions)
     show_baselines(console, report.result.baselines, best.iteration_ms)
+    show_gain(console, report.gain)
     show_moves(console, report.result, report.moves)
     heading(console, "Where the time goes", "plan 1, along its critical path")
     show_breakdown(console, best)
@@ -184,6 +191,33 @@ def show_baselines(console: Console, baselines: Mapping[str, float], best_ms: fl
     show(console, made)
 
 
+def show_gain(console: Console, gain: ExpectedGain | None) -> None:
+    """What the best plan is expected to gain over TorchRec's, priced by the costs' known errors."""
+    if gain is not None:
+        line(console, gain_text(gain))
+
+
+def gain_text(gain: ExpectedGain) -> str:
+    """One sentence; says so where the errors could hide the gain."""
+    low, high = gain.interval
+    hidden = "; the known errors of the costs could hide it" if low < 0 < gain.mean else ""
+    return (
+        f"Expected gain over {WORDS.get(gain.baseline, gain.baseline)} {points(gain.mean)} %, "
+        f"90 % interval {points(low)} to {points(high)}{hidden}."
+    )
+
+
+def preferred_text(result: Result) -> str | None:
+    """Why the best plan is not the fastest one, where it is not."""
+    if result.fastest is None:
+        return None
+    slower = result.best.iteration_ms / result.fastest.iteration_ms - 1
+    return (
+        f"Plan 1 is preferred to one predicted to be {percent(slower)} faster: under the known "
+        "errors of the costs it is expected to be as fast, and it is simpler or better balanced."
+    )
+
+
 def show_verdict(console: Console, result: Result, best: Prediction) -> None:
     """The headline number, what it is based on and what is proved."""
     console.print()
@@ -196,6 +230,9 @@ def show_verdict(console: Console, result: Result, best: Prediction) -> None:
         )
     )
     line(console, _claim(best.iteration_ms, result))
+    preferred = preferred_text(result)
+    if preferred:
+        line(console, preferred)
     show_ranges(console, best.out_of_range)
     problem = misfit_text(best)
     if problem:

@@ -1,5 +1,6 @@
 """The picture, of rows made by hand."""
 
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -49,6 +50,15 @@ def test_points_and_bars_are_where_the_times_are() -> None:
     assert "mean error 12.5 %" in words
     assert "2 plans under TorchRec, two CPU ranks" in words
     assert "200" in words
+
+
+def test_bars_are_of_plain_ranks_where_there_are_any() -> None:
+    plain = [replace(row, family="plain, shapes, loopback") for row in TASKS.rows]
+    plain = [replace(row, name={**row.name, "task": 7}) for row in plain]
+    both = replace(TASKS, rows=(*TASKS.rows, *plain))
+    words = [t.text for t in ElementTree.fromstring(figure(PLANS, both)).iter(f"{SVG}text")]
+    assert "7" in words
+    assert "1 models on plain ranks: TorchRec's plan, ours" in words
 
 
 def test_a_file_that_cannot_be_written_is_named(

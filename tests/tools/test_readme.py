@@ -11,7 +11,7 @@ from tools.readme import SHOWN, main, updated
 ROOT = Path(__file__).resolve().parents[2]
 EMPTY = """# Title
 <!-- generated: accuracy -->
-old
+stale
 <!-- end of accuracy -->
 between
 <!-- generated: gain -->
@@ -25,9 +25,21 @@ AGAINST = """
 
 Gain.
 
-| plans of | tasks | faster | equal | slower | median gain | largest | median predicted | sign |
-|---|---|---|---|---|---|---|---|---|
-| shardopt, machine calibrated | 12 | 10 | 2 | 0 | +5.9 % | +13.8 % | +6.8 % | 12 |
+| plans of | runtime | models | task set | tasks | faster | equal | slower | mean gain | from | to |
+|---|---|---|---|---|---|---|---|---|---|---|
+| shardopt, machine calibrated | plain | all | all | 12 | 7 | 4 | 1 | +2.9 % | +1.0 % | +4.8 % |
+| shardopt, machine calibrated | plain | shapes | b | 5 | 5 | 0 | 0 | +3.5 % | +1.1 % | +5.9 % |
+| shardopt, shipped profile | plain | all | all | 3 | 1 | 1 | 1 | +9.9 % | +1.0 % | +4.8 % |
+
+### foretold gains
+
+Optimism.
+
+| plans of | runtime | models | task set | mean foretold |
+|---|---|---|---|---|
+| shardopt, machine calibrated | plain | shapes | b | +4.4 % |
+| shardopt, machine calibrated | plain | all | all | +3.3 % |
+| random plans | plain | all | all | -30.0 % |
 
 ### tasks
 
@@ -49,12 +61,14 @@ def page() -> str:
 def test_each_table_goes_to_its_place() -> None:
     found = updated(EMPTY, page())
     accuracy, gain = found.split("between")
-    assert "| `torchrec-cpu` | the same, all 50 models | 0 | 4.5 %" in accuracy
+    assert "| `torchrec-cpu` | the same, all 51 models | 0 | 4.5 %" in accuracy
     assert accuracy.count("\n| `") == 1 + len(SHOWN)
-    assert "| 12 | +5.9 % (median) | +6.8 % (median) | 10 faster, 2 equal, 0 slower |" in gain
+    assert "| 12 | +2.9 % (+1.0 % to +4.8 %) | +3.3 % | 7 faster, 4 equal, 1 slower |" in gain
+    assert "models: shapes, task set: b | 5 | +3.5 % (+1.1 % to +5.9 %) | +4.4 % |" in gain
+    assert "9.9 %" not in gain
     assert "| -0.9 % (mean) | +4.0 % (mean) |" in gain
     assert "| task |" not in gain
-    assert "old" not in found
+    assert "stale" not in found
     assert found.startswith("# Title\n")
     assert found.endswith("end\n")
     assert updated(found, page()) == found
@@ -79,7 +93,7 @@ def test_the_command_writes_the_file(tmp_path: Path, capsys: pytest.CaptureFixtu
     readme.write_text(EMPTY)
     accuracy.write_text(page())
     assert main([str(readme), str(accuracy)]) == 0
-    assert "10 faster, 2 equal" in readme.read_text()
+    assert "7 faster, 4 equal" in readme.read_text()
     with pytest.raises(SystemExit) as ended:
         main([str(readme), str(tmp_path / "none.md")])
     assert ended.value.code == 2

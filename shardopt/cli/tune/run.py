@@ -17,6 +17,7 @@ from shardopt.cli.tune.flags import TRIALS, TuneFlags, read_goals, read_knobs
 
 if TYPE_CHECKING:
     from predictor.predict import Prediction
+    from search.expected_gain import ExpectedGain
     from search.tune.study import Trial
     from search.tune.tune import Member, TuneResult, Tuning
     from shardopt.report.tune import TuneReport
@@ -75,6 +76,7 @@ def _finish(
     model: Path, setting: Setting, tuning: Tuning, study: str | None, show: OutputChoice
 ) -> None:
     """Run the trials and the last searches, write and report."""
+    from search.expected_gain import gain_over_baseline
     from shardopt.api.tuning import tuned_setting
     from shardopt.report.tune import TuneReport, tune_object
 
@@ -89,15 +91,16 @@ def _finish(
         write_best(show.output, result, predictions[0], {**meta, **values})
     undone = [tuning.undone(member) for member in members]
     report = TuneReport(tuning, tuned, members, study, undone)
+    gain = gain_over_baseline(best.problem(), result)
     if show.json:
         from shardopt.cli.output import print_json
         from shardopt.report.objects import plan_object
 
         note(setting.notes, quiet=show.quiet)
-        made = plan_object(result, predictions, meta, setting.notes)
+        made = plan_object(result, predictions, meta, setting.notes, gain)
         print_json({**made, "tune": tune_object(report)})
     else:
-        _print(model, best, report, predictions, show)
+        _print(model, best, report, predictions, gain, show)
     if interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
 
@@ -123,6 +126,7 @@ def _print(
     best: Setting,
     report: TuneReport,
     predictions: list[Prediction],
+    gain: ExpectedGain | None,
     show: OutputChoice,
 ) -> None:
     from shardopt.report.console import make_console
@@ -135,5 +139,5 @@ def _print(
         if written
         else "the same command with -o plan.json"
     )
-    plan_report = PlanReport(best, report.best.result, predictions, written, following)
+    plan_report = PlanReport(best, report.best.result, predictions, written, following, gain=gain)
     (show_tuned_headline if show.quiet else show_tuned)(make_console(), report, plan_report)

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from predictor.model.topology import Topology
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 from predictor.predict import Prediction, RankLoad
 from predictor.units import GIB
+from search.expected_gain import ExpectedGain
 from search.problem import RankedPlan, Result
 from shardopt.api.given_plans import PredictedPlan
 from shardopt.api.setting import Setting
@@ -102,7 +104,9 @@ def report(plan_data: dict[str, Any], bound_ms: float = 9.5) -> PlanReport:
     )
     baselines = {"torchrec_greedy": 15.0, "greedy_size": 12.5, "random": 31.0, "even": 10.0}
     result = Result(plans, bound_ms, 0.01, "work", baselines, {}, 1.25, 4321, 0)
-    return PlanReport(setting(), result, predictions, "plan.json", "shardopt explain m plan.json")
+    gain = ExpectedGain("torchrec default", 0.021, (-0.0104, 0.0496), 0.034, 128)
+    following = "shardopt explain m plan.json"
+    return PlanReport(setting(), result, predictions, "plan.json", following, gain=gain)
 
 
 def drawn(width: int, show: Callable[..., None], *args: object) -> str:
@@ -122,6 +126,23 @@ def test_plan(width: int, plan_data: dict[str, Any], golden: Golden) -> None:
 def test_plan_that_is_optimal_says_so(plan_data: dict[str, Any]) -> None:
     text = drawn(100, show_plan, report(plan_data, bound_ms=10.0))
     assert "Proved: no plan is predicted to be faster; plan 1 is optimal." in text
+
+
+def test_a_gain_that_errors_cannot_hide_is_said_without_doubt(plan_data: dict[str, Any]) -> None:
+    made = report(plan_data)
+    sure = ExpectedGain("torchrec default", 0.12, (0.0996, 0.14), 0.13, 128)
+    text = " ".join(drawn(100, show_plan, replace(made, gain=sure)).split())
+    assert "Expected gain over TorchRec's plan +12.0 %, 90 % interval +10.0 to +14.0." in text
+    assert "hide" not in text
+    assert "Expected gain" not in drawn(100, show_plan, replace(made, gain=None))
+
+
+def test_a_preferred_plan_says_what_was_faster(plan_data: dict[str, Any]) -> None:
+    made = report(plan_data)
+    fastest = replace(made.result.best, iteration_ms=made.result.best.iteration_ms / 1.003)
+    result = replace(made.result, fastest=fastest)
+    text = " ".join(drawn(100, show_plan, replace(made, result=result)).split())
+    assert "Plan 1 is preferred to one predicted to be 0.3 % faster" in text
 
 
 def test_a_bound_of_nothing_claims_nothing(plan_data: dict[str, Any]) -> None:

@@ -42,6 +42,23 @@ def test_json_holds_the_contract(run, model: Path) -> None:
     assert all(value >= data["lower_bound_ms"] for value in data["baselines"].values())
 
 
+def test_json_and_console_say_what_the_plan_is_expected_to_gain(run, model: Path) -> None:
+    data = json.loads(run("plan", model, *QUICK, "--json").out)
+    gain = data["expected_gain"]
+    assert gain.keys() == {"baseline", "mean", "interval", "nominal", "draws"}
+    assert gain["baseline"] in data["baselines"]
+    foretold = 1 - data["iteration_ms"] / data["baselines"][gain["baseline"]]
+    assert gain["nominal"] == pytest.approx(foretold)
+    low, high = gain["interval"]
+    assert low <= gain["mean"] <= high
+    preferred = data["preferred_to"]
+    assert preferred is None or preferred["iteration_ms"] < data["iteration_ms"]
+    again = json.loads(run("plan", model, *QUICK, "--json").out)
+    assert again["expected_gain"] == gain
+    shown = " ".join(run("plan", model, *QUICK).out.split())
+    assert "Expected gain over TorchRec's plan" in shown
+
+
 def test_plans_of_the_json_are_ranked_and_whole(run, model: Path) -> None:
     data = json.loads(run("plan", model, *QUICK, "--json", "--top-k", 2).out)
     assert 1 <= len(data["plans"]) <= 2

@@ -123,10 +123,15 @@ def test_no_tested_shape_is_fitted_on() -> None:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_stored_models_are_those_fitted_on_the_committed_rows(ranks: int) -> None:
     group = load_op_models("cpu-gloo")
-    stored, fitted = OpModels.of_group(group, ranks), fit_replays(read_replays(REPLAYS), ranks)
+    replays = read_replays(REPLAYS)
+    stored, fitted = OpModels.of_group(group, ranks), fit_replays(replays, ranks)
     assert stored.coefficients.keys() == fitted.coefficients.keys()
-    for name, of in stored.coefficients.items():
-        # least squares may differ in the last digits from one library to the next
-        assert of == pytest.approx(fitted.coefficients[name], rel=1e-4, abs=1e-10), name
+    # where two terms of a model go together, processors differ in which of them has the time
+    fitted_on = [r for r in replays if r.part == FIT and len(r.ranks) >= ranks]
+    every = (c for replay in fitted_on for rank in replay.ranks for c in rank.calls)
+    rows = [row for call in every for row in call.rows if stored.has(row.kind)]
+    assert len(rows) > 100
+    for row in rows:
+        assert stored.row_ms(row) == pytest.approx(fitted.row_ms(row), rel=1e-4), row.kind
     assert stored.stretch == pytest.approx(fitted.stretch, rel=1e-6)
     assert (stored.op_ms, stored.caches) == (pytest.approx(fitted.op_ms), fitted.caches)
