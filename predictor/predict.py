@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from predictor.cost.errors import resource_groups
+from predictor.cost.errors import Z_90, resource_groups
 from predictor.hardware.loader import Group, HardwareProfile, ProvenanceKind, weakest
 from predictor.iteration.critical_path import HOST, Segment, critical_path
 from predictor.iteration.graph import Graph
@@ -39,9 +39,6 @@ PHASES = (
     HOST,
 )
 """The named parts of a breakdown, in the order of an iteration."""
-
-Z_90 = 1.6449
-"""Half-width of a 90 % normal interval in standard deviations."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +103,7 @@ def predict(
     iteration_ms = float(timeline.iteration_ms[0])
     return Prediction(
         iteration_ms=iteration_ms,
-        interval_ms=_interval(iteration_ms, path, hardware, topology),
+        interval_ms=iteration_interval(iteration_ms, path, hardware, topology),
         breakdown=_breakdown(path),
         per_rank=_per_rank(graph, iteration_ms),
         memory=tuple(plan_memory(workload, topology, plan, hardware.device)),
@@ -151,10 +148,12 @@ def _provenance(
     return weakest(tuple(g.provenance.kind for g in groups))
 
 
-def _interval(
+def iteration_interval(
     iteration_ms: float, path: list[Segment], hardware: HardwareProfile, topology: Topology
 ) -> tuple[float, float]:
-    """Errors of one profile group are taken as fully correlated, those of different groups as
+    """90 % interval ``(low, high)`` in ms of an iteration with this critical path.
+
+    Errors of one profile group are taken as fully correlated, those of different groups as
     independent; the interval is log-normal, so that it stays positive."""
     by_resource: dict[str, float] = {}
     for segment in path:

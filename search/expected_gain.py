@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.errors import CostErrors, known_errors
+from predictor.cost.errors import Z_90, CostErrors, known_errors
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import match_plan
 from search.problem import Problem, Result
@@ -26,8 +26,6 @@ Array = NDArray[np.float64]
 TORCHREC = "torchrec default"
 """TorchRec's planner with its defaults, among the baselines of a search."""
 DRAWS = 128
-Z_90 = 1.6449
-"""Half-width of a 90 % normal interval in standard deviations."""
 GAIN_SEED = 1
 """Of the draws; a search that chooses by draws uses others."""
 

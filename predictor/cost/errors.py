@@ -16,7 +16,7 @@ Why: docs/decisions/0040.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from zlib import crc32
@@ -35,6 +35,8 @@ KERNEL_ERROR = 0.07
 `shardopt validate` finds for single lookups (docs/accuracy.md, lookup forward and backward)."""
 SIGMA_OVER_MEAN = math.sqrt(math.pi / 2)
 """Of a normal error: its standard deviation over its mean absolute value."""
+Z_90 = 1.6449
+"""Half-width of a 90 % normal interval in standard deviations."""
 HOST = "overheads"
 """The resource whose costs are those of the host."""
 
@@ -71,8 +73,26 @@ def known_errors(hardware: HardwareProfile, topology: Topology) -> dict[str, Err
     return {name: _size(name, hardware, topology) for name in sorted(resources)}
 
 
+def kernel_interval(
+    hardware: HardwareProfile, groups: Iterable[str], predicted_ms: float
+) -> tuple[float, float]:
+    """90 % interval ``(low, high)`` in ms of the time of one kernel or collective.
+
+    Args:
+        groups: of the profile that its cost comes from, such as ``collectives.inter``.
+        predicted_ms: > 0.
+    """
+    size = _error_size(hardware, groups)
+    factor = math.exp(Z_90 * math.hypot(size.shared, size.own))
+    return predicted_ms / factor, predicted_ms * factor
+
+
 def _size(resource: str, hardware: HardwareProfile, topology: Topology) -> ErrorSize:
-    groups = [hardware.groups[g] for g in resource_groups(resource, topology)]
+    return _error_size(hardware, resource_groups(resource, topology))
+
+
+def _error_size(hardware: HardwareProfile, names: Iterable[str]) -> ErrorSize:
+    groups = [hardware.groups[name] for name in names]
     held_out = [g.provenance.error.mean for g in groups if g.provenance.error is not None]
     own = SIGMA_OVER_MEAN * max(held_out) if held_out else KERNEL_ERROR
     return ErrorSize(max(g.rel_error for g in groups), own)

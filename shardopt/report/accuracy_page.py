@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from shardopt.report.validate import scores_markdown
+from shardopt.report.validate import ERRORS, scores_markdown
 from shardopt.validate.report import Report, Summary
 
 HEAD = """# Accuracy
@@ -155,10 +155,13 @@ def accuracy_text(reports: Sequence[Report]) -> str:
 def _section(report: Report) -> Iterator[str]:
     yield f"## {report.suite}\n"
     yield ABOUT.get(report.suite, "") + "\n"
-    yield "| rows | n | MAPE | geomean | worst |\n|---|---|---|---|---|"
+    yield from _head("rows")
     for name, summary in report.by_part().items():
         yield f"| {name}{' *' if name == report.headline else ''} | {_errors(summary)} |"
-    yield "\n| part | platform | n | MAPE | geomean | worst |\n|---|---|---|---|---|---|"
+    for name, summary in report.noise.items():
+        yield f"| noise: {name} | {_errors(summary)} |"
+    yield ""
+    yield from _head("part", "platform")
     for (part, family), summary in report.by_family().items():
         yield f"| {part} | {family} | {_errors(summary)} |"
     yield ""
@@ -193,7 +196,13 @@ def _rows(report: Report) -> Iterator[str]:
         )
 
 
+def _head(*first: str) -> Iterator[str]:
+    titles = (*first, *ERRORS)
+    yield f"| {' | '.join(titles)} |"
+    yield "|" + "---|" * len(titles)
+
+
 def _errors(summary: Summary) -> str:
-    figures = (summary.mape, summary.geomean, summary.worst)
+    figures = (summary.mape, summary.geomean, summary.worst, summary.covered)
     shown = ("-" if math.isnan(f) else f"{100 * f:.1f} %" for f in figures)
     return f"{summary.n} | " + " | ".join(shown)

@@ -23,11 +23,13 @@ def report_object(report: Report) -> dict[str, Any]:
 
     Keys:
         rows: comparisons that nothing was fitted on: what names it, ``measured_ms``,
-            ``predicted_ms``, ``error`` (predicted / measured - 1), ``part``, ``family`` and
-            ``source``.
-        n: how many; ``mape`` and ``geomean`` of those whose ``part`` is ``headline``, fractions.
+            ``predicted_ms``, ``interval_ms`` (90 %, low and high; null where there is none),
+            ``error`` (predicted / measured - 1), ``part``, ``family`` and ``source``.
+        n: how many; ``mape`` and ``geomean`` of those whose ``part`` is ``headline``, fractions;
+            ``covered``: the share of them that lies in its interval.
         other_rows: the same for rows that constants were fitted on, or outside the headline.
         parts, families: the same by part, and by part and family.
+        noise: the same of repeated measurements, each against the median of the others.
         skipped: ``count`` and ``rows``, a line of text each.
         scores: further tables, if the suite has any: name -> ``about`` and ``rows``.
     """
@@ -42,6 +44,7 @@ def report_object(report: Report) -> dict[str, Any]:
             {"part": part, "family": family, **_summary(summary)}
             for (part, family), summary in report.by_family().items()
         ],
+        "noise": {name: _summary(summary) for name, summary in report.noise.items()},
         "rows": [_row(row) for row in report.listed],
         "other_rows": [_row(row) for row in report.rows if id(row) not in listed],
         "skipped": {"count": len(report.skipped), "rows": list(report.skipped)},
@@ -60,6 +63,7 @@ def _row(row: ComparedRow) -> dict[str, Any]:
         **row.name,
         "measured_ms": row.measured_ms,
         "predicted_ms": row.predicted_ms,
+        "interval_ms": row.interval_ms and list(row.interval_ms),
         "error": row.error,
         "part": row.part,
         "family": row.family,
@@ -73,6 +77,7 @@ def _summary(summary: Summary) -> dict[str, float | int | None]:
         "mape": _figure(summary.mape),
         "geomean": _figure(summary.geomean),
         "worst": _figure(summary.worst),
+        "covered": _figure(summary.covered),
     }
 
 
@@ -105,26 +110,28 @@ def show_report(console: Console, report: Report, *, quiet: bool = False) -> Non
             )
 
 
-_ERRORS = [("n", "right"), ("MAPE", "right"), ("geomean", "right"), ("worst", "right")]
+ERRORS = ("n", "MAPE", "geomean", "worst", "in 90 % interval")
+"""Columns of a summary."""
 
 
-def _errors(summary: Summary) -> tuple[str, str, str, str]:
-    figures = (summary.mape, summary.geomean, summary.worst)
-    shown = ["-" if math.isnan(value) else percent(value) for value in figures]
-    return str(summary.n), shown[0], shown[1], shown[2]
+def _errors(summary: Summary) -> list[str]:
+    figures = (summary.mape, summary.geomean, summary.worst, summary.covered)
+    return [str(summary.n), *("-" if math.isnan(value) else percent(value) for value in figures)]
 
 
 def _show_parts(console: Console, report: Report) -> None:
-    made = table([("rows", "fold"), *_ERRORS])
+    made = table([("rows", "fold"), *((title, "right") for title in ERRORS)])
     for name, summary in report.by_part().items():
         mark = " *" if name == report.headline else ""
         made.add_row(name + mark, *_errors(summary))
+    for name, summary in report.noise.items():
+        made.add_row(f"noise: {name}", *_errors(summary))
     show(console, made)
     line(console, "  * the headline: rows not used for fitting")
 
 
 def _show_families(console: Console, report: Report) -> None:
-    made = table([("part", "left"), ("platform", "fold"), *_ERRORS])
+    made = table([("part", "left"), ("platform", "fold"), *((title, "right") for title in ERRORS)])
     for (part, family), summary in report.by_family().items():
         made.add_row(part, family, *_errors(summary))
     console.print()

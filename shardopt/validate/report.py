@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import statistics
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from predictor.errors import InputError
-from predictor.fit.scores import geomean, mape
+from predictor.fit.scores import coverage, geomean, mape
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class ComparedRow:
         family: rows of one family share a line of the console table.
         part: the part of the suite that the row counts in, e.g. ``test`` against ``fit``.
         source: where the measurement was published.
+        interval_ms: the prediction's 90 % interval ``(low, high)``; None where it has none.
     """
 
     name: Mapping[str, str | int | float]
@@ -31,6 +34,7 @@ class ComparedRow:
     family: str
     part: str = "test"
     source: str = ""
+    interval_ms: tuple[float, float] | None = None
 
     @property
     def error(self) -> float:
@@ -40,19 +44,31 @@ class ComparedRow:
 
 @dataclass(frozen=True)
 class Summary:
-    """Errors of some rows as fractions; NaN where there are none."""
+    """Errors of some rows as fractions; NaN where there are none.
+
+    Args:
+        covered: share of the rows that have an interval which it holds.
+    """
 
     n: int
     mape: float
     geomean: float
     worst: float
+    covered: float = math.nan
 
     @classmethod
     def of(cls, rows: Iterable[ComparedRow]) -> Summary:
         """The summary of some rows."""
-        errors = [row.error for row in rows]
+        listed = list(rows)
+        pairs = [(r.measured_ms, *r.interval_ms) for r in listed if r.interval_ms is not None]
+        held = coverage(*zip(*pairs, strict=True)) if pairs else math.nan
+        return cls.of_errors([row.error for row in listed], held)
+
+    @classmethod
+    def of_errors(cls, errors: Sequence[float], covered: float = math.nan) -> Summary:
+        """The summary of relative errors."""
         worst = max((abs(error) for error in errors), default=math.nan)
-        return cls(len(errors), mape(errors), geomean(errors), worst)
+        return cls(len(errors), mape(errors), geomean(errors), worst, covered)
 
 
 Interval = tuple[float, float, float]
@@ -93,6 +109,7 @@ class Report:
         notes: what a reader of the figures must know.
         parts: further parts of the same rows: name -> those that belong to it.
         scores: further figures; where there are any, pages show them in place of the rows.
+        noise: name -> how far repeats of one measurement lie apart: what no prediction can beat.
     """
 
     suite: str
@@ -103,6 +120,7 @@ class Report:
     parts: Mapping[str, Sequence[ComparedRow]] = field(default_factory=dict)
     held_out: tuple[str, ...] = ()
     scores: tuple[Scores, ...] = ()
+    noise: Mapping[str, Summary] = field(default_factory=dict)
 
     @property
     def counted(self) -> list[ComparedRow]:
@@ -129,6 +147,22 @@ class Report:
         """(part, family) -> summary, in the order of the rows."""
         keys = dict.fromkeys((row.part, row.family) for row in self.rows)
         return {key: Summary.of(r for r in self.rows if (r.part, r.family) == key) for key in keys}
+
+
+def noise_of(measured: Iterable[tuple[Hashable, float]]) -> Summary:
+    """How far repeats of one measurement lie from the median of the others.
+
+    Args:
+        measured: what was measured, and its time.
+    """
+    repeats = defaultdict(list)
+    for key, time in measured:
+        repeats[key].append(time)
+    errors = []
+    for times in repeats.values():
+        for i, time in enumerate(times if len(times) > 1 else ()):
+            errors.append(statistics.median(times[:i] + times[i + 1 :]) / time - 1.0)
+    return Summary.of_errors(errors)
 
 
 def errors_by_ranks(

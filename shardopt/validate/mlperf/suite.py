@@ -40,6 +40,7 @@ def validate_mlperf_dlrm(folder: Path) -> Report:
     parts = parts_of(systems)
     times: dict[tuple[object, ...], float] = {}
     rows: list[ComparedRow] = []
+    recent: list[ComparedRow] = []
     for system, part in zip(systems, parts, strict=True):
         case = case_of(system, planner)
         if isinstance(case, str):
@@ -50,14 +51,9 @@ def validate_mlperf_dlrm(folder: Path) -> Report:
         if key not in times:
             times[key] = case.builder().iteration_ms()
         rows.append(_compared(case, times[key], part))
+        recent += rows[-1:] if part == TEST and system.version >= (4, 0) else []
     parts_by_profile = {
-        f"{name} from v4.0 on": [
-            r
-            for r in rows
-            if r.part == TEST
-            and r.name["profile"] == name
-            and tuple(map(int, str(r.name["round"]).strip("v").split("."))) >= (4, 0)
-        ]
+        f"{name} from v4.0 on": [r for r in recent if r.name["profile"] == name]
         for name in ("h100-sxm", "a100-80gb", "h200-sxm")
     }
     never = [r for r in rows if r.part == TEST and r.name["profile"] not in FIT_PROFILES]

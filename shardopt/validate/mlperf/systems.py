@@ -87,6 +87,8 @@ def parse_system(row: Row) -> System | str:
         return f"{name}: {row['accelerator']} is a TPU; no profile describes one"
     if gpus in ("", "0"):
         return f"{name}: trained on CPUs ({row['cpu']}); no profile describes such a cluster"
+    if not re.fullmatch(r"v\d+\.\d+", row["round"]):
+        raise ValueError(f"round is '{row['round']}'; rounds read like v4.0")
     nodes, per_node = (count(row, column, MOST_RANKS) for column in ("nodes", "accel_per_node"))
     if nodes * per_node > MOST_RANKS:
         raise ValueError(f"has {nodes * per_node:,} accelerators; at most {MOST_RANKS:,} are read")

@@ -100,6 +100,7 @@ class TaskPrediction:
                 },
                 measured_ms=float(self.measured_ms[i]),
                 predicted_ms=float(self.predicted_ms[i]),
+                interval_ms=(float(self.low_ms[i]), float(self.high_ms[i])),
                 family=self.batch.topology,
                 part="plans",
                 source=f"{self.batch.name}/{self.task.name}.rows.json",

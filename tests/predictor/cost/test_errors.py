@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from predictor.cost.errors import KERNEL_ERROR, CostErrors, ErrorSize, known_errors
+from predictor.cost.errors import (
+    KERNEL_ERROR,
+    CostErrors,
+    ErrorSize,
+    kernel_interval,
+    known_errors,
+)
 from predictor.hardware.loader import load_hardware
 from predictor.model.plan import ShardingType
 from tests.search.problems import hosts
@@ -59,3 +65,12 @@ def test_spread_and_correlation_are_as_stated() -> None:
     layer = np.log(errors.op("gemm", "top 0"))
     assert layer.std() == pytest.approx(np.hypot(0.2, 0.1), rel=0.05)
     assert np.corrcoef(layer, np.log(errors.shared("gemm")))[0, 1] == pytest.approx(0.894, abs=0.02)
+
+
+def test_the_interval_of_a_kernel_holds_nine_tenths_of_the_draws() -> None:
+    hardware = load_hardware("cpu-gloo")
+    errors = CostErrors(known_errors(hardware, hosts(2)), 20_000, 1)
+    low, high = kernel_interval(hardware, ["gemm"], 3.0)
+    times = 3.0 * errors.op("gemm", "top 0")
+    assert ((low < times) & (times < high)).mean() == pytest.approx(0.9, abs=0.01)
+    assert low * high == pytest.approx(9.0)

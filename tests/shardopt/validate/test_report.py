@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from predictor.errors import InputError
-from shardopt.validate.report import ComparedRow, Report, Summary, data_folder
+from shardopt.validate.report import ComparedRow, Report, Summary, data_folder, noise_of
 
 
 def compared(measured: float, predicted: float, part: str = "test") -> ComparedRow:
@@ -17,6 +17,24 @@ def compared(measured: float, predicted: float, part: str = "test") -> ComparedR
 
 def test_a_summary_of_nothing_has_no_figures() -> None:
     assert math.isnan(Summary.of([]).mape)
+
+
+def test_intervals_are_counted_where_there_are_any() -> None:
+    inside, outside = ((0.9, 1.1), (1.1, 1.2))
+    rows = [
+        ComparedRow({}, 1.0, 1.0, "f", interval_ms=interval)
+        for interval in (inside, inside, outside, None)
+    ]
+    assert Summary.of(rows).covered == pytest.approx(2 / 3)
+    assert math.isnan(Summary.of(rows[3:]).covered)
+
+
+def test_noise_is_that_of_repeats_alone() -> None:
+    """Each repeat against the median of the others."""
+    noise = noise_of([("a", 1.0), ("a", 1.25), ("b", 7.0), ("c", 3.0), ("c", 3.0), ("c", 6.0)])
+    assert noise.n == 5
+    errors = [1.25 / 1.0 - 1, 1.0 / 1.25 - 1, 4.5 / 3 - 1, 4.5 / 3 - 1, 3 / 6 - 1]
+    assert noise.mape == pytest.approx(sum(map(abs, errors)) / 5)
 
 
 def test_the_headline_counts_its_own_part_only() -> None:
