@@ -14,6 +14,7 @@ from predictor.hardware.loader import list_hardware
         ("NVIDIA H100 80GB HBM3", "h100-sxm"),
         ("NVIDIA H100 PCIe", "h100-pcie"),
         ("NVIDIA H200", "h200-sxm"),
+        ("NVIDIA H100 96GB HBM2e", "h100-96gb"),
         ("NVIDIA H200 NVL", "h200-nvl"),
         ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
         ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
