@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +12,8 @@ from predictor.errors import InputError
 from shardopt.cli import options
 
 if TYPE_CHECKING:
+    from shardopt.stats.collect import ReadOptions
+    from shardopt.stats.result import FeatureStats
     from shardopt.stats.source import DataFormat
 
 DATA = "Data"
@@ -64,6 +66,17 @@ ModelRows = Annotated[
         metavar="FILE",
         help="Model file: its features are read, and its tables say how many rows there are.",
         rich_help_panel=DATA,
+        show_default=False,
+    ),
+]
+WriteModel = Annotated[
+    Path | None,
+    typer.Option(
+        "--write-model",
+        metavar="FILE",
+        help="Copy the model file with the pooling factors and distributions found; needs --model "
+        "and -o.",
+        rich_help_panel=options.OUTPUT,
         show_default=False,
     ),
 ]
@@ -133,6 +146,7 @@ def stats(
     chunk_rows: ChunkRows = 65536,
     hot: Hot = 10,
     output: Output = None,
+    write_model: WriteModel = None,
     checkpoint: Checkpoint = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
@@ -150,6 +164,7 @@ def stats(
     from shardopt.stats.result import summarise, write_stats
 
     check_writable(output, data)
+    _check_copy(write_model, model, output, data)
     check_writable(checkpoint, [*data, *([output] if output else [])])
     for flag, value, low in (
         ("max-ids", max_ids, 1),
@@ -170,9 +185,13 @@ def stats(
         counts = collect(data, reading, checkpoint=checkpoint, on_chunk=progress)
     found = list(summarise(counts, reading, hot))
     told = [f"feature '{f.name}' has no ids; no file describes it" for f in found if f.seen is None]
+    told += _lacking(reading, [f.name for f in found])
     if output is not None:
         write_stats(output, found)
         told.append(f"wrote {output}")
+    if write_model is not None and model is not None and output is not None:
+        _write_model(write_model, model, output, found)
+        told.append(f"wrote {write_model}")
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)
     note(told, quiet=quiet)
@@ -190,10 +209,44 @@ def stats(
         show_stats(make_console(), found, output, hints)
 
 
-def _at_least(low: int, flags: Mapping[str, int]) -> None:
-    for flag, value in flags.items():
-        if value < low:
-            raise InputError(f"{flag}: got {value}; allowed: {low} and up")
+def _check_copy(
+    copy: Path | None, model: Path | None, output: Path | None, data: Sequence[Path]
+) -> None:
+    from shardopt.cli.output import check_writable
+
+    if copy is None:
+        return
+    if model is None or output is None:
+        raise InputError(
+            "--write-model copies the file of --model, and names that of --output; give both"
+        )
+    check_writable(copy, [*data, model, output])
+    if copy.resolve() == output.resolve():
+        raise InputError(f"{copy}: --write-model and --output name the same file")
+
+
+def _lacking(reading: ReadOptions, found: Sequence[str]) -> list[str]:
+    """Features of the model, or of the file of rows, that the data has not."""
+    if reading.features is not None or not isinstance(reading.rows, Mapping):
+        return []
+    lacking = [name for name in reading.rows if name not in found]
+    if not lacking:
+        return []
+    return [
+        f"the data lacks {len(lacking)} of the {len(reading.rows)} features whose rows are given: "
+        f"{', '.join(lacking)}"
+    ]
+
+
+def _write_model(copy: Path, model: Path, output: Path, found: Sequence[FeatureStats]) -> None:
+    from shardopt.config.fill import fill_model, relative
+    from shardopt.files import atomic_write_text, decode, read_bytes
+    from shardopt.stats.result import model_values
+
+    file = relative(output, copy)
+    values = {f.name: model_values(f, file) for f in found if f.seen is not None}
+    text = decode(read_bytes(model, "model file"), model)
+    atomic_write_text(copy, fill_model(text, values, model, copy))
 
 
 def _names(features: str | None) -> tuple[str, ...] | None:

@@ -28,7 +28,7 @@ class ReadOptions:
     """What to read and how.
 
     Args:
-        features: to count; None for those of ``rows``, or else all of the first file.
+        features: to count; None for those of ``rows`` that the first file has, or else all of it.
         rows: of each feature's table, or of every table; None where nothing limits the ids.
         modulo: take ids modulo the rows, as hashing does.
         max_ids: distinct ids of a feature that are counted exactly, >= 1.
@@ -127,9 +127,11 @@ def _open(path: Path, reading: ReadOptions) -> Source:
 
 def _choose_features(path: Path, source: Source, reading: ReadOptions) -> list[str]:
     rows = reading.rows if isinstance(reading.rows, Mapping) else None
-    wanted = list(dict.fromkeys(reading.features or rows or source.features))
-    if not wanted:
+    if not source.features:
         raise InputError(f"{path}: has no features with integer ids")
+    wanted = list(dict.fromkeys(reading.features or rows or source.features))
+    if reading.features is None:
+        wanted = [name for name in wanted if name in source.features] or wanted
     pick(path, source.features, wanted)
     for name in wanted:
         if rows is not None and name not in rows:

@@ -173,13 +173,21 @@ def _arrays(feature: FeatureStats, seen: IdStatistics) -> Iterator[tuple[str, An
     yield "hot_shares", np.array([row.share for row in seen.hottest])
 
 
+def model_values(feature: FeatureStats, file: str) -> dict[str, Any]:
+    """What model.yaml says of the feature.
+
+    Args:
+        file: that holds the statistics, as the model file names it.
+    """
+    pooling = float(f"{feature.pooling_factor:.6g}")
+    return {
+        "pooling_factor": int(pooling) if pooling.is_integer() else pooling,
+        "index_distribution": {"file": file, "feature": feature.name},
+    }
+
+
 def yaml_line(feature: FeatureStats, file: Path) -> str:
     """The feature as model.yaml takes it."""
-    pooling = float(f"{feature.pooling_factor:.6g}")
-    data = {
-        "name": feature.name,
-        "pooling_factor": int(pooling) if pooling.is_integer() else pooling,
-        "index_distribution": {"file": str(file), "feature": feature.name},
-    }
+    data = {"name": feature.name, **model_values(feature, str(file))}
     text = yaml.safe_dump(data, sort_keys=False, default_flow_style=True, width=10**6)
     return text.strip()

@@ -63,11 +63,31 @@ def test_a_model_reads_the_file(run, data: Path, model: Path, tmp_path: Path) ->
     assert sum(part.mass for part in parts if part) == pytest.approx(1)
     assert sum(part.rows for part in parts if part) == pytest.approx(ROWS, rel=1e-3)
     assert run("plan", model, "--gpus", 2, "--effort", 0.1, "--quiet").code == 0
-    # and the model gives features and rows in return; "item" and "day" are not all there
+    # and the model gives features and rows in return; "item" is not there
     done = run("stats", data, "--model", model)
+    assert done.code == 0, done.err
+    assert "the data lacks 1 of the 3 features whose rows are given: item" in done.err
+    done = run("stats", data, "--model", model, "--features", "user,item")
     assert done.code == 2
     assert "has no feature 'item'" in done.err
-    assert run("stats", data, "--model", model, "--features", "user,day").code == 0
+
+
+def test_a_copy_of_the_model_has_the_statistics(run, data: Path, model: Path) -> None:
+    (model.parent / "copies").mkdir()
+    copy = model.parent / "copies" / "filled.yaml"
+    words = ("stats", data, "--modulo", "--model", model)
+    done = run(*words, "-o", "stats.npz", "--write-model", copy)
+    assert done.code == 0, done.err
+    assert f"wrote {copy}" in done.err
+    before, after = ({f.name: f for t in load_model(m).tables for f in t.features}
+                     for m in (model, copy))  # fmt: skip
+    assert after["user"].pooling_factor == 4
+    assert isinstance(after["user"].distribution, EmpiricalByRange)
+    assert after["item"] == before["item"], "the data has no such feature"
+    assert run("plan", copy, "--gpus", 2, "--effort", 0.1, "--quiet").code == 0
+
+    assert "give both" in run("stats", data, "--write-model", copy).err
+    assert "is an input" in run(*words, "-o", "stats.npz", "--write-model", model).err
 
 
 def test_samples_without_ids_and_a_single_sample(run, tmp_path: Path) -> None:
