@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -19,6 +19,7 @@ NCCL_FILE = "nccl_collectives_measured.csv"
 VIDUR_FILE = "vidur_collectives_measured.csv"
 VTRAIN_FILE = "vtrain_allreduce_measured.csv"
 GEMM_FILE = "neusight_linear_gemm_measured.csv"
+MATMUL_FILE = "xla_matmul_measured.csv"
 
 OPS = {
     "alltoall": "all_to_all",
@@ -127,6 +128,75 @@ def _gemm(row: Row) -> tuple[GemmKey, Timing]:
     m = number(row, "B") * number(row, "M")
     timing = (m, number(row, "N"), number(row, "K"), number(row, "latency_ms"))
     return (row["device"], row["split"]), timing
+
+
+@dataclass(frozen=True)
+class Product:
+    """A measured product ``[count, m, k] @ [count, k, n]``.
+
+    Args:
+        data_type: of the operands, by the name that profiles use; a float of four bytes is
+            multiplied as tf32.
+        doubt: why the file does not believe the time; empty if it does.
+    """
+
+    gpu: str
+    data_type: str
+    operands: str
+    count: int
+    m: int
+    n: int
+    k: int
+    time_ms: float
+    date: str
+    doubt: str
+
+
+OPERANDS = {"f32": "tf32", "bf16": "bf16", "f16": "fp16", "f8e4m3fn": "fp8", "f8e5m2": "fp8"}
+"""Type of an operand in XLA -> name in a profile."""
+
+
+def read_matmul(path: Path, usable: Callable[[Product], str]) -> ParsedRows[Product]:
+    """Rows of XLA's table of products.
+
+    Args:
+        usable: why a row cannot be used, with its column; empty if it can.
+
+    Raises:
+        InputError: the file cannot be read, or lacks a column.
+    """
+    columns = ("gpu", "b", "m", "n", "k", "lhs", "rhs", "out", "time_us", "date", "flag")
+
+    def parse(row: Row) -> Product:
+        product = _product(row)
+        problem = usable(product)
+        if problem:
+            raise ValueError(problem)
+        return product
+
+    return read_table(path, columns, parse)
+
+
+def _product(row: Row) -> Product:
+    types = []
+    for side in ("lhs", "rhs"):
+        if row[side] not in OPERANDS:
+            raise ValueError(f"{side} is '{row[side]}'; known are {', '.join(OPERANDS)}")
+        types.append(OPERANDS[row[side]])
+    if types[0] != types[1]:
+        raise ValueError(f"lhs is {row['lhs']} and rhs is {row['rhs']}; no kernel multiplies them")
+    return Product(
+        gpu=row["gpu"],
+        data_type=types[0],
+        operands=f"{row['lhs']} x {row['rhs']} -> {row['out']}",
+        count=count(row, "b"),
+        m=count(row, "m"),
+        n=count(row, "n"),
+        k=count(row, "k"),
+        time_ms=number(row, "time_us") * 1e-3,
+        date=row["date"],
+        doubt=row["flag"],
+    )
 
 
 def by_split(rows: Iterable[tuple[GemmKey, Timing]]) -> dict[GemmKey, GemmRows]:

@@ -36,12 +36,18 @@ tested on the other sizes. The part `rank counts left out` is fitted at 2, 4 and
   rows. Bands one octave wide, absolute errors and vidur's shortest times are the best of eight
   variants (over all tables the eight lie between 2.0 and 2.5 % geomean above 64 KiB, and between
   3.3 and 5.5 % below). The ring rule for V100 was found with its rows in view.""",
-    "gemm": """Devices of the train split: constants fitted on rows of the train split. Unseen
+    "gemm": """Tensor cores: batched products of sides 256 to 4096 that XLA timed, kernels alone,
+with the constants of each GPU's profile. Repeats on other dates are the noise.
+
+Devices of the train split: constants fitted on rows of the train split of NeuSight. Unseen
 devices: datasheet peaks times the fraction that A100 reaches. T4 and L4 are 70 W cards, which
 cannot hold their boost clock in long products; the rule does not know that and misses them. P100's
 8 % is borderline: the same model fitted to 900 other train rows has 8.1 % on the test split and 9.4
 % on train rows left out. The test split is not blind: its errors were looked at while the model was
 developed. Unseen devices are.""",
+    "ops": """Times out of pull requests, most of traced kernels. An op is charged what a prediction
+charges it: joined columns for a regroup, one pass over its bytes otherwise, a kernel a tensor where
+the implementation runs one.""",
     "mlperf-dlrm": """HugeCTR (not TorchRec) in half precision under CUDA graphs, with the plans of
 its public planner. The runtime's constants were fitted on A100-SXM and H100-SXM rows of rounds up
 to v3.1 (part `fit`, which includes later submissions of the same measurement) and are frozen. Known

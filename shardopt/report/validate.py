@@ -51,8 +51,8 @@ def report_object(report: Report) -> dict[str, Any]:
         "notes": list(report.notes),
     }
     if report.suite == "gemm":
-        unseen = [s for name, s in report.by_part().items() if name != report.headline]
-        found["unseen_geomean"] = _figure(unseen[0].geomean) if unseen else None
+        unseen = report.by_part().get("unseen devices")
+        found["unseen_geomean"] = _figure(unseen.geomean) if unseen else None
     if report.scores:
         found["scores"] = {s.name: scores_object(s) for s in report.scores}
     return found

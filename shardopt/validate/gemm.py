@@ -1,20 +1,35 @@
-"""Matrix multiplication: the shipped constants on the test rows of the public table.
+"""Matrix multiplication: the shipped constants on two public tables.
 
-Devices of the table's train split gave the constants of a profile and make the headline; the others
-(``unseen``) are predicted from their datasheets alone.
+``xla_matmul_measured.csv`` times batched products on tensor cores; it makes the headline. The table
+of NeuSight times linear layers in fp32: devices of its train split gave the constants of a profile,
+the others (``unseen``) are predicted from their datasheets alone. One of the two files is enough.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from predictor.cost.errors import kernel_interval
+from predictor.cost.gemm import batched_ms
+from predictor.csv_rows import merged_lines
 from predictor.fit.gemm import GemmRows, predict_ms
-from predictor.fit.public_tables import GEMM_FILE, by_split, read_gemm
+from predictor.fit.public_tables import (
+    GEMM_FILE,
+    MATMUL_FILE,
+    Product,
+    by_split,
+    read_gemm,
+    read_matmul,
+)
+from predictor.hardware.device_names import no_profile, profile_of_device
 from predictor.hardware.loader import load_hardware
-from shardopt.validate.report import ComparedRow, Report, data_folder
+from shardopt.validate.report import ComparedRow, Report, Summary, data_folder, noise_of
 
+TENSOR = "tensor cores: tf32, bf16"
+FP8 = "tensor cores: fp8"
 SEEN = "devices of the train split"
 UNSEEN = "unseen devices"
 DATA_TYPE = "fp32"
@@ -40,30 +55,96 @@ PROFILES = {
 
 TRAINED = frozenset({"NVIDIA A100-PCIE-40GB", "Tesla V100-PCIE-32GB", "Tesla P100-PCIE-16GB"})
 """Devices whose train rows the constants were fitted to."""
+SHAPE = ("gpu", "operands", "b", "m", "n", "k")
+"""What a product timed again on another day has in common."""
+NOTES = {
+    TENSOR: "rows of XLA are times of kernels alone; on NVIDIA its f32 is tf32",
+    SEEN: f"{DATA_TYPE}: NeuSight's way of timing adds a fixed time to every row, and so does the "
+    "prediction of its rows",
+}
 
 
 def validate_gemm(folder: Path) -> Report:
-    """Predict every test row in ``folder`` with the shipped constants.
+    """Predict every row in ``folder`` with the shipped constants.
 
     Raises:
-        InputError: the folder or the table is not there.
+        InputError: the folder is not there, or neither table, or one cannot be read.
     """
-    data_folder(folder, [GEMM_FILE], every=True)
-    table = read_gemm(folder / GEMM_FILE)
+    data_folder(folder, [MATMUL_FILE, GEMM_FILE])
+    products: list[ComparedRow] = []
+    linears: list[ComparedRow] = []
+    skipped: list[str] = []
+    if (folder / MATMUL_FILE).is_file():
+        table = read_matmul(folder / MATMUL_FILE, _usable)
+        products = [_predict_product(product) for product in table.rows]
+        skipped += merged_lines(table.problems)
+    if (folder / GEMM_FILE).is_file():
+        linears, problems = _neusight(folder / GEMM_FILE)
+        skipped += problems
+    headline = TENSOR if any(row.part == TENSOR for row in products) else SEEN
+    return Report(
+        "gemm",
+        (*products, *linears),
+        headline,
+        tuple(skipped),
+        tuple(NOTES.values()),
+        held_out=tuple(part for part in (TENSOR, FP8, SEEN, UNSEEN) if part != headline),
+        noise={name: found for name, found in _noise(products) if found.n},
+    )
+
+
+def _noise(rows: Sequence[ComparedRow]) -> Iterator[tuple[str, Summary]]:
+    """Family -> how far its products lie apart that were timed again on another day."""
+    for family in dict.fromkeys(row.family for row in rows):
+        of = [row for row in rows if row.family == family]
+        timed = ((tuple(row.name[key] for key in SHAPE), row.measured_ms) for row in of)
+        yield f"{family}, other dates", noise_of(timed)
+
+
+def _usable(product: Product) -> str:
+    if "not credible" in product.doubt:
+        return f"flag is '{product.doubt}'"
+    profile = profile_of_device(product.gpu)
+    if profile is None:
+        return no_profile(product.gpu)
+    if product.data_type not in load_hardware(profile).gemm.tflops:
+        given = product.operands.split()[0]
+        return f"lhs is {given}, and {profile} has no rate of {product.data_type}"
+    return ""
+
+
+def _predict_product(product: Product) -> ComparedRow:
+    hw = load_hardware(str(profile_of_device(product.gpu)))
+    sizes = (product.count, product.m, product.n, product.k)
+    predicted_ms = batched_ms(hw, *sizes, product.data_type)
+    return ComparedRow(
+        {
+            **{"gpu": product.gpu, "profile": hw.name, "operands": product.operands},
+            **dict(zip(SHAPE[2:], sizes, strict=True)),
+            **{"date": product.date, "flag": product.doubt},
+        },
+        product.time_ms,
+        predicted_ms,
+        family=f"{product.gpu} {product.data_type}",
+        part=FP8 if product.data_type == "fp8" else TENSOR,
+        source="ROCm/xla xla/service/gpu/model",
+        interval_ms=kernel_interval(hw, ["gemm"], predicted_ms),
+    )
+
+
+def _neusight(path: Path) -> tuple[list[ComparedRow], list[str]]:
+    """Rows of the test split, and what was left out."""
+    table = read_gemm(path)
     tables = by_split(table.rows)
     trained = {device for device, split in tables if split == "train"} | TRAINED
     rows: list[ComparedRow] = []
     skipped = list(table.problems)
     for (device, split), shapes in tables.items():
         if split == "test" and device not in PROFILES:
-            skipped.append(f"{device}: no profile describes it ({len(shapes.m)} rows)")
+            skipped.append(f"{path.name}: {len(shapes.m)} rows: {no_profile(device, 'device')}")
         elif split == "test":
             rows += _predict(device, shapes, SEEN if device in trained else UNSEEN)
-    notes = (
-        f"{DATA_TYPE}; predicted with the shipped constants of each profile, plus the fixed time "
-        "that the table's way of timing adds to every row",
-    )
-    return Report("gemm", tuple(rows), SEEN, tuple(skipped), notes, held_out=(UNSEEN,))
+    return rows, skipped
 
 
 def _predict(device: str, shapes: GemmRows, part: str) -> list[ComparedRow]:
@@ -77,6 +158,7 @@ def _predict(device: str, shapes: GemmRows, part: str) -> list[ComparedRow]:
             family=device,
             part=part,
             source="sitar-lab/NeuSight scripts/asplos/data/dataset",
+            interval_ms=kernel_interval(hw, ["gemm"], float(time)),
         )
         for m, n, k, measured, time in zip(
             shapes.m, shapes.n, shapes.k, shapes.time_ms, np.asarray(predicted), strict=True

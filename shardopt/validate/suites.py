@@ -68,6 +68,7 @@ class Suite:
 SUITES = (
     Suite("collectives", "collectives of NCCL", "shardopt.validate.collectives"),
     Suite("gemm", "matrix products on ten GPUs", "shardopt.validate.gemm"),
+    Suite("ops", "memory-bound ops beside lookups", "shardopt.validate.ops"),
     Suite("mlperf-dlrm", "MLPerf training of DLRM", "shardopt.validate.mlperf.suite"),
     Suite("torchrec-p4d", "TorchRec on A100-40GB", "shardopt.validate.torchrec_p4d"),
     Suite("transformers", "GPT under Megatron", "shardopt.validate.transformers"),

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from predictor.errors import InputError
-from predictor.fit.public_tables import GEMM_FILE, NCCL_FILE, VTRAIN_FILE
+from predictor.fit.public_tables import GEMM_FILE, MATMUL_FILE, NCCL_FILE, VTRAIN_FILE
 from shardopt.validate.collectives import RANKS, SIZES, validate_collectives
-from shardopt.validate.gemm import SEEN, UNSEEN, validate_gemm
+from shardopt.validate.gemm import SEEN, TENSOR, UNSEEN, validate_gemm
 from tests.public_data import every_table
 
 NCCL_HEADER = (
@@ -82,7 +82,30 @@ def test_gemm_tells_seen_from_unseen_devices(tmp_path: Path) -> None:
     assert report.summary.n == 1
     assert len(report.listed) == 2
     assert f"{GEMM_FILE}:5: M is 0; it must be above 0" in report.skipped
-    assert any("Abacus: no profile" in text for text in report.skipped)
+    assert any("device is 'Abacus', which no profile" in text for text in report.skipped)
+
+
+MATMUL_HEADER = "gpu,b,m,n,k,lhs,rhs,out,time_us,date,flag\n"
+
+
+def test_products_on_tensor_cores_lead_and_doubtful_ones_are_left_out(tmp_path: Path) -> None:
+    lines = [
+        "H100,1,512,512,512,bf16,bf16,bf16,6.0,2025-10-21,\n",
+        "H100,2,512,512,512,f32,f32,f32,12.0,2025-10-21,\n",
+        "H100,1,512,512,512,f32,f32,f32,1.0,2025-10-21,above dense peak: not credible\n",
+        "MI300X-class(gfx942),1,512,512,512,bf16,bf16,bf16,6.0,2025-10-21,\n",
+        "H100,1,512,512,512,bf16,f32,bf16,6.0,2025-10-21,\n",
+        *["H100,1,512,512,512,i8,i8,bf16,6.0,2025-10-21,\n"] * 2,
+    ]
+    (tmp_path / MATMUL_FILE).write_text(MATMUL_HEADER + "".join(lines))
+    report = validate_gemm(tmp_path)
+    assert report.headline == TENSOR
+    assert [row.family for row in report.counted] == ["H100 bf16", "H100 tf32"]
+    assert [text.split(":")[1] for text in report.skipped] == ["4", "5", "6", "7-8"]
+    for text, words in zip(
+        report.skipped, ("not credible", "nearest is", "rhs is f32", "lhs is 'i8'"), strict=True
+    ):
+        assert words in text
 
 
 def test_missing_tables_are_said(tmp_path: Path) -> None:
@@ -104,5 +127,5 @@ def test_the_bar_for_collectives(folder: Path) -> None:
 def test_the_bar_for_gemm(folder: Path) -> None:
     report = validate_gemm(folder)
     for (part, family), summary in report.by_family().items():
-        assert part == UNSEEN or summary.geomean < 0.08, family
+        assert part != SEEN or summary.geomean < 0.08, family
     assert report.by_family()[UNSEEN, "NVIDIA H100 80GB HBM3"].geomean < 0.1
