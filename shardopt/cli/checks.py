@@ -10,7 +10,7 @@ MAX_SEED = 2**31 - 1
 MAX_TOP_K = 1000
 
 
-def check_number(flag: str, value: int, low: int, high: int) -> None:
+def check_number(flag: str, value: float, low: int, high: int) -> None:
     """Refuse a value outside ``low`` to ``high``."""
     if not low <= value <= high:
         raise InputError(f"{flag} is {value}; it must be at least {low} and at most {high}")

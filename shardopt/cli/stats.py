@@ -153,7 +153,7 @@ def stats(
 ) -> None:
     """Measure pooling factors, distinct rows, skew and hot rows of a data sample."""
     from shardopt.cli.output import check_writable, note, print_json
-    from shardopt.report.progress import ReadingProgress
+    from shardopt.report.progress import StatusLine
     from shardopt.report.stats import (
         Hints,
         show_short,
@@ -181,8 +181,8 @@ def stats(
         chunk_rows,
         _format(data_format),
     )
-    with ReadingProgress(on=not quiet) as progress:
-        counts = collect(data, reading, checkpoint=checkpoint, on_chunk=progress)
+    with StatusLine("reading", on=not quiet) as status:
+        counts = collect(data, reading, checkpoint=checkpoint, on_chunk=status.reading)
     found = list(summarise(counts, reading, hot))
     told = [f"feature '{f.name}' has no ids; no file describes it" for f in found if f.seen is None]
     told += _lacking(reading, [f.name for f in found])

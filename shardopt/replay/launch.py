@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +20,9 @@ MAX_TRIES = 8
 """Starts of a benchmark, each without one more op that ends the process."""
 DEADLY = (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGBUS)
 """Signals by which an op ends its process."""
+
+
+OnIteration = Callable[[int, int, float], None]
 
 
 class ReplayError(ShardoptError):
@@ -51,7 +54,12 @@ def check_benchmark(folder: Path) -> dict[str, Any]:
     return data
 
 
-def replay(folder: Path, words: Sequence[str] = (), ranks: int | None = None) -> dict[str, Any]:
+def replay(
+    folder: Path,
+    words: Sequence[str] = (),
+    ranks: int | None = None,
+    on_iteration: OnIteration = lambda done, total, left_s: None,
+) -> dict[str, Any]:
     """Run a benchmark, one process a rank on this machine; none is left behind.
 
     An op that ends a process is left out, and the benchmark is started again without it.
@@ -59,6 +67,8 @@ def replay(folder: Path, words: Sequence[str] = (), ranks: int | None = None) ->
     Args:
         words: options of `runtime/settings.py`.
         ranks: as many as the traced job had unless given.
+        on_iteration: called as each begins, with how many are done, of how many, and the seconds
+            that are left.
 
     Raises:
         InputError: no benchmark, options that it refuses, or no place for temporary files.
@@ -76,7 +86,7 @@ def replay(folder: Path, words: Sequence[str] = (), ranks: int | None = None) ->
                 for rank in range(count)
             ]
             try:
-                run_commands(commands, scratch)
+                run_commands(commands, scratch, lambda _, report: on_iteration(*report))
                 return _result(scratch)
             except RankDiedError as error:
                 op = _deadly_op(scratch, error)
@@ -89,7 +99,11 @@ def replay(folder: Path, words: Sequence[str] = (), ranks: int | None = None) ->
                 without.append(op)
 
 
-def replay_rank(folder: Path, words: Sequence[str]) -> dict[str, Any]:
+def replay_rank(
+    folder: Path,
+    words: Sequence[str],
+    on_iteration: OnIteration = lambda done, total, left_s: None,
+) -> dict[str, Any]:
     """Run rank 0 of a job that torchrun started in this process's place.
 
     Raises:
@@ -98,7 +112,8 @@ def replay_rank(folder: Path, words: Sequence[str]) -> dict[str, Any]:
     """
     with scratch_folder() as scratch:
         try:
-            run_commands([_command(folder, scratch, words, 0, os.environ)], scratch)
+            command = _command(folder, scratch, words, 0, os.environ)
+            run_commands([command], scratch, lambda _, report: on_iteration(*report))
         except RankDiedError as error:
             raise ReplayError(_message(error, _deadly_op(scratch, error))) from None
         return _result(scratch)
@@ -115,8 +130,8 @@ def _command(
 ) -> Command:
     command = [sys.executable, str(folder / MAIN), *words, "--last-op", str(scratch / f"op.{rank}")]
     if rank == 0:
-        command += ["--result", str(scratch / "result.json")]
-    return Command(command, environment)
+        command += ["--result", str(scratch / "result.json"), "--report"]
+    return Command(command, environment, reports=rank == 0)
 
 
 def _result(scratch: Path) -> dict[str, Any]:

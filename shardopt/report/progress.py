@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.status import Status
 
@@ -64,12 +65,12 @@ class SearchProgress:
             )
 
 
-class ReadingProgress:
-    """Which file is read and how many samples were, on stderr; nothing when off or piped away."""
+class StatusLine:
+    """What is being done, in one line on stderr; nothing when off or piped away."""
 
-    def __init__(self, *, on: bool) -> None:
+    def __init__(self, starting: str, *, on: bool) -> None:
         console = Console(stderr=True)
-        self._status = Status("reading", console=console) if on and console.is_terminal else None
+        self._status = Status(starting, console=console) if on and console.is_terminal else None
 
     def __enter__(self) -> Self:
         if self._status is not None:
@@ -85,7 +86,15 @@ class ReadingProgress:
         if self._status is not None:
             self._status.stop()
 
-    def __call__(self, path: Path, samples: int) -> None:
-        """Samples so far, over all files."""
+    def say(self, text: str) -> None:
+        """Replace the line."""
         if self._status is not None:
-            self._status.update(f"reading {path.name}: {samples:,} samples")
+            self._status.update(escape(text))
+
+    def reading(self, path: Path, samples: int) -> None:
+        """Which file is read, and the samples so far, over all files."""
+        self.say(f"reading {path.name}: {samples:,} samples")
+
+    def replaying(self, done: int, total: int, left_s: float) -> None:
+        """Iterations done, of how many, and the time that is left."""
+        self.say(f"iteration {done + 1} of {total}, {left_s:.0f} s left")

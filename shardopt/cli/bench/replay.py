@@ -15,6 +15,8 @@ from shardopt.cli.bench.options import MEASURE
 
 WHICH = "What is replayed"
 MAX_ITERATIONS = 1_000_000
+MAX_SECONDS = 10**7
+STARTING = "trying every op"
 
 
 class Subset(StrEnum):
@@ -112,6 +114,15 @@ Iterations = Annotated[
         "--iterations", metavar="N", help="Iterations to measure.", rich_help_panel=MEASURE
     ),
 ]
+TimeLimit = Annotated[
+    float,
+    typer.Option(
+        "--time-limit",
+        metavar="SECONDS",
+        help="Make fewer iterations where all of them would take longer; 0 for no limit.",
+        rich_help_panel=MEASURE,
+    ),
+]
 Profile = Annotated[
     Path | None,
     typer.Option(
@@ -136,6 +147,7 @@ def replay(
     device: Where = Device.AUTO,
     warm_up: WarmUp = 5,
     iterations: Iterations = 20,
+    time_limit: TimeLimit = 60.0,
     profile: Profile = None,
     strict: Strict = False,
     json: options.Json = False,
@@ -152,13 +164,16 @@ def replay(
     from shardopt.replay.check import check_indices
     from shardopt.replay.launch import become_rank, check_benchmark, replay_rank
     from shardopt.replay.launch import replay as run
+    from shardopt.report.progress import StatusLine
 
     check_number("--warm-up", warm_up, 0, MAX_ITERATIONS)
     check_number("--iterations", iterations, 1, MAX_ITERATIONS)
+    check_number("--time-limit", time_limit, 0, MAX_SECONDS)
     if ranks is not None:
         check_number("--ranks", ranks, 1, 4096)
     words = ["--subset", subset.value, "--device", device.value]
     words += ["--warm-up", str(warm_up), "--iterations", str(iterations)]
+    words += ["--time-limit", str(time_limit)]
     if indices is not None:
         check_indices(indices)
         words += ["--indices", indices]
@@ -176,9 +191,11 @@ def replay(
             raise InputError("leave --ranks out under torchrun, which sets the number of ranks")
         if os.environ["RANK"] != "0":
             become_rank(folder, words)
-        result = replay_rank(folder, words)
+        with StatusLine(STARTING, on=not quiet) as status:
+            result = replay_rank(folder, words, status.replaying)
     else:
-        result = run(folder, words, ranks)
+        with StatusLine(STARTING, on=not quiet) as status:
+            result = run(folder, words, ranks, status.replaying)
     if json:
         print_json(result)
         return

@@ -27,7 +27,7 @@ from .collectives import Collectives
 from .memory import available_bytes, needed_bytes, too_large
 from .ops import Ops
 from .replay import Replay, is_wanted
-from .settings import COMMS, HOME, data, device, is_selected, rank, settings
+from .settings import COMMS, HOME, data, device, is_selected, rank, reports, settings
 
 INTERRUPTED = 130
 TEARDOWN_S = 0.3
@@ -152,25 +152,67 @@ def _check(iteration: Sequence[Any], mine: dict[str, Any], together: bool) -> No
 
 def run(replay: Replay, together: bool) -> dict[str, Any]:
     """Times of iterations and what ran, of all ranks."""
+    begun = _now()
     replay.try_ops()
     mine = replay.coverage()
     if settings.strict and mine["reasons"]:
         refuse("--strict: not replayed: " + "; ".join(mine["reasons"]))
-    for _ in range(settings.warm_up):
-        replay.step()
-    samples = []
-    for _ in range(settings.iterations):
-        start = _now()
-        replay.step()
-        samples.append((_now() - start) * 1e3)
+    first_s = _timed(replay)
+    # all ranks make the same iterations: those of the slowest
+    paces = _gather({"step": first_s, "spent": _now() - begun}, together)
+    step_s, spent_s = (max(of[key] for of in paces) for key in ("step", "spent"))
+    warm_up, iterations = fitting(step_s, spent_s)
+    samples = [] if settings.warm_up and iterations else [first_s * 1e3]
+    for done in range(warm_up + iterations):
+        _report(done + 1, warm_up + iterations + 1, step_s)
+        took_ms = _timed(replay) * 1e3
+        samples += [took_ms] if done >= warm_up else []
     if settings.profile is not None:
         capture(replay.step, settings.profile, rank, gpu=device.type == "cuda")
     collectives = replay.ops.collectives
     mine["samples_ms"] = samples
     notes = [] if collectives is None else collectives.notes
-    mine["notes"] = sorted({*notes, *replay.ops.notes()})
+    mine["notes"] = sorted({*notes, *replay.ops.notes(), *_shortened(samples, step_s)})
     mine["bytes"] = [] if collectives is None else collectives.bytes
     return summary(_gather(mine, together))
+
+
+def _timed(replay: Replay) -> float:
+    """Seconds of one iteration."""
+    start = _now()
+    replay.step()
+    return _now() - start
+
+
+def fitting(step_s: float, spent_s: float) -> tuple[int, int]:
+    """Further iterations to warm up, and to measure, that end within the time limit.
+
+    One has been made. As many are measured as there is time for, a sixth of them at most warmed up.
+    """
+    warm_up = max(0, settings.warm_up - 1)
+    wanted = settings.warm_up + settings.iterations - 1
+    left_s = settings.time_limit - spent_s
+    if not settings.time_limit or wanted * step_s <= left_s:
+        return warm_up, wanted - warm_up
+    room = max(0, int(left_s / step_s))
+    warm_up = min(warm_up, room // 6)
+    return warm_up, room - warm_up
+
+
+def _shortened(samples: Sequence[float], step_s: float) -> list[str]:
+    if len(samples) == settings.iterations:
+        return []
+    return [
+        f"{len(samples)} of {settings.iterations} iterations were measured: one takes "
+        f"{step_s:.3g} s, and --time-limit is {settings.time_limit:g} s"
+    ]
+
+
+def _report(done: int, total: int, step_s: float) -> None:
+    """Tell who started this rank how far it is."""
+    if reports is not None:
+        with suppress(OSError):
+            reports.send((done, total, (total - done) * step_s))
 
 
 def summary(every: Sequence[dict[str, Any]]) -> dict[str, Any]:

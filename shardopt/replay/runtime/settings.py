@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--warm-up", type=int, default=5, metavar="N")
     parser.add_argument("--iterations", type=int, default=20, metavar="N")
+    parser.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="0: none.")
     parser.add_argument("--threads", type=int, default=1, metavar="N")
     parser.add_argument("--subset", choices=("all", "compute", "comms"), default="all")
     parser.add_argument("--ops", action="append", default=[], metavar="NAME")
@@ -28,6 +30,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE")
     parser.add_argument("--without", action="append", default=[], metavar="NAME")
     parser.add_argument("--last-op", type=Path, metavar="FILE", help=argparse.SUPPRESS)
+    parser.add_argument("--report", type=int, metavar="PIPE", help=argparse.SUPPRESS)
     parser.add_argument("--profile", type=Path, metavar="FOLDER")
     parser.add_argument("--strict", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
@@ -41,6 +44,7 @@ cpu = torch.device("cpu")
 on_gpu = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
 device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else cpu
 stream: Any = torch.cuda.Stream(device) if on_gpu else None
+reports = None if settings.report is None else Connection(settings.report, readable=False)
 data = read(HOME / "data.json", common_data)
 
 

@@ -187,3 +187,14 @@ def test_data_and_options_that_cannot_be_used(unkind: Path, tmp_path: Path) -> N
     (folder / "data.json").write_text('{"schema": "shardopt.replay/1", "world_size": "two"}')
     with pytest.raises(InputError, match=r"data\.json: `world_size` must be a whole number"):
         replay(folder, QUICK)
+
+
+def test_iterations_are_counted_down(traces: Path, tmp_path: Path) -> None:
+    generate([traces / "rank0.et.json"], tmp_path / "b")
+    seen: list[tuple[int, int, float]] = []
+    words = ["--device", "cpu", "--warm-up", "2", "--iterations", "3"]
+    replay(tmp_path / "b", words, on_iteration=lambda *told: seen.append(told))
+    assert [(done, total) for done, total, _ in seen] == [(1, 5), (2, 5), (3, 5), (4, 5)]
+    left = [left_s for *_, left_s in seen]
+    assert left == sorted(left, reverse=True)
+    assert left[-1] > 0

@@ -27,6 +27,12 @@ def test_generate_and_replay(run, traces: Path, tmp_path: Path) -> None:
     assert result["coverage"] == 1.0
     assert result["median_ms"] > 0
     assert len(result["samples_ms"]) == 2
+    assert not any("time-limit" in note for note in result["notes"])
+
+    done = run("bench", "replay", tmp_path / "b", "--device", "cpu", "--time-limit", 1e-6, "--json")
+    result = json.loads(done.out)
+    assert len(result["samples_ms"]) == 1
+    assert any("1 of 20 iterations were measured" in note for note in result["notes"])
 
 
 @pytest.mark.parametrize("indices", ["zipf", "zipf:x", "zipf:-1", "zipf:nan", "normal:1", ""])
