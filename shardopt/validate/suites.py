@@ -67,6 +67,7 @@ class Suite:
 
 SUITES = (
     Suite("collectives", "collectives of NCCL", "shardopt.validate.collectives"),
+    Suite("tbe", "FBGEMM's lookups on GPUs", "shardopt.validate.tbe"),
     Suite("gemm", "matrix products on ten GPUs", "shardopt.validate.gemm"),
     Suite("ops", "memory-bound ops beside lookups", "shardopt.validate.ops"),
     Suite("mlperf-dlrm", "MLPerf training of DLRM", "shardopt.validate.mlperf.suite"),
