@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from predictor.cost.collectives import OPS
 from predictor.hardware.loader import list_hardware, load_hardware
 from predictor.hardware.schema import GROUP_NAMES, HardwareProfile
 from tools import existing_folder, make_parser
@@ -50,6 +51,8 @@ class Card:
         tflops: dense peaks by data type.
         pcie: generation of the slot.
         link: profile whose NVLink curves hold, None for cards that talk over PCIe.
+        link_factor: bandwidth of that NVLink over the card's own.
+        l2_gb_s: where it was measured on the same chip.
         gemm: constants fitted for this very device, with their source.
         gemm_error, gemm_note: assumed relative error, and what rows that were not fitted show.
         nic_gbit_s: as such hosts are sold.
@@ -72,6 +75,7 @@ class Card:
     gpus_per_host: int = 8
     nvlink_domain: int = 8
     host_link_gb_s: float | None = None
+    l2_gb_s: float | None = None
     gemm: Mapping[str, Any] = field(default_factory=dict)
     gemm_source: str = ""
     gemm_error: float = 0.2
@@ -134,6 +138,11 @@ CARDS = (
          {"fp32": 80, "tf32": 1250, "fp16": 2500, "bf16": 2500}, 5, 800, link="b200",
          link_note="NVLink 5, 72 GPUs in one domain", gpus_per_host=4, nvlink_domain=72,
          host_link_gb_s=360),
+    Card("v100-dgx2", "NVIDIA V100-SXM3-32GB, 16 per host (DGX-2, NVSwitch)", "v100-32gb", 32, 900,
+         80, 1.53, 6, {"fp32": 15.7, "fp16": 125}, 3, 50, link="a100-80gb", link_factor=2.0,
+         link_note="NVSwitch too; NVLink 2 has six links a GPU where NVLink 3 has twelve",
+         gpus_per_host=16, nvlink_domain=16, l2_gb_s=2847.5, gemm={"tflops": {"fp32": 14.1}},
+         gemm_source="Constants of v100-32gb, the same chip.", gemm_error=0.15),
     Card("t4", "NVIDIA T4-16GB, PCIe", "v100-32gb", 15, 320, 40, 1.59, 4,
          {"fp32": 8.1, "fp16": 65}, 3, 100, gemm_error=0.4, gemm_note=ROWS + " 42 %" + THROTTLES),
     Card("p4", "NVIDIA P4-8GB, PCIe", "v100-32gb", 7.5, 192, 20, 1.063, 2,
@@ -187,6 +196,8 @@ def _memory(card: Card, like: HardwareProfile) -> dict[str, Any]:
     )
     if card.like == "b200":
         l2, l2_rule = like.memory.l2_gb_s, "as b200"
+    if card.l2_gb_s:
+        l2, l2_rule = card.l2_gb_s, f"as {card.like}, the same chip"
     return {
         "hbm_gb_s": round(HBM_SHARE * card.peak_gb_s),
         "l2_gb_s": round(l2),
@@ -229,6 +240,7 @@ def _intra(card: Card, like: dict[str, Any]) -> dict[str, Any]:
         source = f"Curves of {card.link} ({card.link_note}), whose source says how they came."
         linked = load_hardware(card.link).collectives.intra
         group = linked.model_dump(mode="json", exclude_none=True)
+        group |= {op: _scaled(group[op], card.link_factor) for op in OPS}
         return group | {"provenance": _provenance(source), "rel_error": 0.25}
     rate = PEER_SHARE * PCIE_GB_S[card.pcie]
     curve = {
@@ -250,12 +262,18 @@ def _intra(card: Card, like: dict[str, Any]) -> dict[str, Any]:
     return curves | {"provenance": _provenance(source), "rel_error": 0.4}
 
 
+def _scaled(curve: dict[str, Any], factor: float) -> dict[str, Any]:
+    """A curve of a link with ``1 / factor`` of the bandwidth."""
+    if factor == 1.0:
+        return curve
+    return dict(curve) | {"us_per_mib": [round(cost * factor, 3) for cost in curve["us_per_mib"]]}
+
+
 def _inter(card: Card, like: HardwareProfile, group: dict[str, Any]) -> dict[str, Any]:
     scale = like.collectives.inter.nic_gbit_s / card.nic_gbit_s
     found = dict(group) | {"nic_gbit_s": card.nic_gbit_s, "rel_error": 0.3}
-    for op in ("all_to_all", "all_reduce", "reduce_scatter", "all_gather"):
-        costs = [round(cost * scale, 3) for cost in group[op]["us_per_mib"]]
-        found[op] = dict(group[op]) | {"us_per_mib": costs}
+    for op in OPS:
+        found[op] = _scaled(group[op], scale)
     found["provenance"] = _provenance(
         f"Curves of {card.like} scaled to {card.nic_gbit_s:g} Gbit/s a GPU, as such hosts are sold."
     )

@@ -1,13 +1,18 @@
 """DLRM of NVIDIA's DeepLearningExamples: published throughput on V100 and A100 hosts.
 
-Embeddings are model-parallel, whole tables on ranks, and MLPs data-parallel; batches are global;
-one id a feature, SGD. No row comes from TorchRec: PyTorch and TensorFlow ran their own embeddings,
-and the table says that from 2021 on CUDA graphs launch the kernels and fused kernels run the MLPs.
-Rows are apart by that and by precision, and the headline is of those that fuse nothing.
+Whole tables lie on ranks, MLPs are data-parallel or, the bottom one, on the first rank; batches are
+global, one id a feature, SGD. PyTorch and TensorFlow ran embeddings of their own, no TorchRec; what
+the software did by date is in `predictor.iteration.examples`. Rows are apart by precision and by
+what they fuse: the table says that from 2021 on CUDA graphs launch the kernels and fused kernels
+run the MLPs. Nothing was fitted on any row.
+
+Why: docs/decisions/0046.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cache
@@ -15,22 +20,25 @@ from pathlib import Path
 
 from predictor import units
 from predictor.csv_rows import MOST_RANKS, Row, count, number, read_table
-from predictor.errors import ShardoptError
+from predictor.errors import InputError, did_you_mean
 from predictor.hardware.device_names import profile_of_device
-from predictor.hardware.loader import HardwareProfile, load_hardware
+from predictor.hardware.loader import list_hardware, load_hardware
+from predictor.iteration.critical_path import critical_path
+from predictor.iteration.examples.builder import ExamplesBuilder
+from predictor.iteration.examples.runtime import load_examples
+from predictor.iteration.plan_scorer import PlanScorer
+from predictor.iteration.timeline import simulate
 from predictor.model.distribution import Zipf
-from predictor.model.plan import ShardingPlan, ShardingType
-from predictor.model.reservation import reserve_topology
+from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
-from predictor.model.workload import Constraints, DcnV2, DenseArch, Feature, QComm, Table, Workload
-from predictor.predict import Prediction, predict
-from search.baselines.torchrec_planner import torchrec_plan
-from shardopt.validate.report import ComparedRow, Report, data_folder
+from predictor.model.workload import DcnV2, DenseArch, Feature, QComm, Table, Workload
+from predictor.predict import iteration_interval
+from shardopt.validate.report import ComparedRow, Report, data_folder, noise_of
 from shardopt.validate.torchrec_p4d import UNCAPPED_ROWS, ZIPF_ALPHA
 
 FILE = "dlrm_published_throughput.csv"
 COLUMNS = (
-    *("date", "model", "gpu", "gpu_mem", "gpus", "model_size", "emb_gb", "tables", "dim"),
+    *("source", "date", "model", "gpu", "gpu_mem", "gpus", "model_size", "emb_gb", "tables", "dim"),
     *("global_batch", "precision", "phase", "iter_ms"),
 )
 SMALL_ROWS = (
@@ -40,13 +48,25 @@ SMALL_ROWS = (
 """Criteo 1 TB with ids that occur fewer than 15 times as one: the head of the table."""
 LARGE_FROM = 100_000
 """Tables of so many rows grow as rarer ids are kept; smaller ones have all their ids already."""
-FUSED_FROM = date(2021, 1, 1)
-"""From then on CUDA graphs and fused MLPs ran: the head of the table."""
 PRECISIONS = {"fp32": "fp32", "tf32": "tf32", "mixed precision": "fp16", "amp": "fp16"}
-UNFUSED, FUSED, MIXED = PARTS = (
-    "unfused fp32 and TF32",
-    "graphs and fused MLP, fp32 and TF32",
-    "mixed precision",
+WEIGHTS_SHARE = 0.9
+"""Of a card's memory that whole tables may take; larger ones are cut into columns."""
+ROOMY_RANKS = 4
+"""With more ranks, the one that has the bottom MLP has no table."""
+MESH = "dgx-1"
+"""Host whose cards are joined by a cube mesh."""
+UNFUSED, FUSED, MIXED, MIXED_FUSED = (
+    "fp32 and TF32, unfused",
+    "fp32 and TF32, CUDA graphs and fused MLPs",
+    "mixed precision, fused interaction at most",
+    "mixed precision, CUDA graphs and fused MLPs",
+)
+PARTS = (UNFUSED, FUSED, MIXED, MIXED_FUSED)
+NOTES = (
+    "nothing was fitted on these rows; the software of each date is described in "
+    "predictor/hardware/runtimes/examples.yaml",
+    "fused rows launch no kernel from the host; that a fused MLP adds its bias gradient for "
+    "nothing, and what fused interactions save, is not in the prediction",
 )
 
 
@@ -59,7 +79,7 @@ class Run:
         embedding_gib: of all tables; None where the row does not say.
     """
 
-    date: date
+    day: date
     model: str
     gpu: str
     gpu_gib: int
@@ -72,26 +92,75 @@ class Run:
     measured_ms: float
 
     @property
+    def dtype(self) -> str:
+        """Data type of the multiplications."""
+        return PRECISIONS[self.precision.lower()]
+
+    @property
+    def framework(self) -> str:
+        """``pytorch`` or ``tensorflow``."""
+        return "tensorflow" if "tf2" in self.model.lower() else "pytorch"
+
+    @property
     def part(self) -> str:
         """Which part of the report it counts in."""
-        if PRECISIONS[self.precision.lower()] == "fp16":
-            return MIXED
-        return FUSED if self.date >= FUSED_FROM else UNFUSED
+        fused = load_examples().fuses(self.day)
+        if self.dtype == "fp16":
+            return MIXED_FUSED if fused else MIXED
+        return FUSED if fused else UNFUSED
+
+    @property
+    def profile(self) -> str:
+        """Name of the shipped profile of its GPU.
+
+        Raises:
+            InputError: there is none.
+        """
+        device = f"{self.gpu.replace('(', '').replace(')', '')} {self.gpu_gib}GB"
+        name = profile_of_device(device)
+        if name is None:
+            known = list_hardware()
+            near = did_you_mean(self.gpu.split()[0].lower(), known)
+            raise InputError(
+                f"no profile describes it{near}; copy the nearest file of "
+                "predictor/hardware/profiles and give what differs (CONTRIBUTING.md), or let "
+                f"shardopt calibrate write one; there are {', '.join(known)}"
+            )
+        return name
 
     def rows(self) -> tuple[int, ...]:
         """Rows of every table: those of the nearest published list, grown to the bytes given."""
-        known = SMALL_ROWS if self.size in ("small", "") else UNCAPPED_ROWS
-        if self.embedding_gib is None or self.size in ("small", ""):
+        small = self.size in ("small", "")
+        known = SMALL_ROWS if small else UNCAPPED_ROWS
+        if small or self.embedding_gib is None:
             return known
-        row_bytes = 4 * self.dim
         large = sum(size for size in known if size >= LARGE_FROM)
-        others = sum(known) - large
-        factor = (units.gib(self.embedding_gib) / row_bytes - others) / large
+        wanted = units.gib(self.embedding_gib) / (4 * self.dim) - (sum(known) - large)
+        factor = max(wanted / large, 0.01)
         return tuple(round(size * factor) if size >= LARGE_FROM else size for size in known)
 
+    @property
+    def first_gpu(self) -> bool:
+        """Whether the first rank ran the bottom MLP of all samples."""
+        return load_examples().on_first_gpu(self.framework, self.day)
+
+    @property
+    def local_gpus(self) -> int:
+        """Ranks of a host."""
+        return min(self.gpus, load_hardware(self.profile).gpus_per_host)
+
+    def plan(self) -> ShardingPlan:
+        """Which rank has which table.
+
+        Raises:
+            InputError: the tables do not fit.
+        """
+        hbm_bytes = units.gib(self.gpu_gib)
+        tables = self.workload().tables
+        return place(tables, self.gpus, self.local_gpus, hbm_bytes, first_gpu=self.first_gpu)
+
     def workload(self) -> Workload:
-        """The model and its batch per rank; whole tables, or column shards of the largest."""
-        kinds = (ShardingType.TABLE_WISE,)
+        """The model and its batch per rank."""
         tables = tuple(
             Table(
                 f"t_cat_{i}",
@@ -99,17 +168,15 @@ class Run:
                 self.dim,
                 (Feature(f"cat_{i}", 1.0, distribution=Zipf(ZIPF_ALPHA, 0.0)),),
                 optimizer="exact_sgd",
-                constraints=Constraints(sharding_types=kinds, compute_kernels=("fused",)),
             )
             for i, size in enumerate(self.rows())
         )
-        dtype = PRECISIONS[self.precision.lower()]
-        wire = "fp16" if dtype == "fp16" else "fp32"
+        wire = "fp16" if self.dtype == "fp16" else "fp32"
         interaction = DcnV2(3, 512) if "dcn" in self.model.lower() else "dot"
         bottom, top = (512, 256, self.dim), (1024, 1024, 512, 256, 1)
-        arch = DenseArch(13, bottom, top, interaction, dtype, "sgd")
+        arch = DenseArch(13, bottom, top, interaction, self.dtype, "sgd")
         batch = max(1, self.global_batch // self.gpus)
-        return Workload("DLRM", batch, tables, arch, "sparse_dist", QComm(wire, wire))
+        return Workload("DLRM", batch, tables, arch, "base", QComm(wire, wire))
 
 
 def validate_dlrm_published(folder: Path) -> Report:
@@ -120,68 +187,140 @@ def validate_dlrm_published(folder: Path) -> Report:
     """
     data_folder(folder, [FILE], every=True)
     table = read_table(folder / FILE, COLUMNS, _parse)
-    rows, skipped = [], list(table.problems)
-    for run in table.rows:
-        try:
-            rows.append(_compared(run))
-        except ShardoptError as error:
-            skipped.append(f"{run.gpus} {run.gpu} {run.size} {run.precision}: {error}")
-    return Report("dlrm-published", tuple(rows), UNFUSED, tuple(skipped))
-
-
-def _parse(row: Row) -> Run:
-    text = row["emb_gb"].strip()
-    return Run(
-        date.fromisoformat(row["date"]),
-        row["model"],
-        row["gpu"],
-        count(row, "gpu_mem"),
-        count(row, "gpus", MOST_RANKS),
-        row["model_size"].strip(),
-        number(row, "emb_gb") if text else None,
-        count(row, "dim"),
-        count(row, "global_batch"),
-        row["precision"].strip(),
-        number(row, "iter_ms"),
+    rows = [_compared(run) for run in table.rows]
+    rows.sort(key=lambda row: PARTS.index(row.part))
+    repeats = [(tuple(v for k, v in r.name.items() if k != "date"), r.measured_ms) for r in rows]
+    return Report(
+        "dlrm-published",
+        tuple(rows),
+        UNFUSED,
+        tuple(table.problems),
+        NOTES,
+        held_out=PARTS[1:],
+        noise={"the same on other dates, with other software": noise_of(repeats)},
     )
 
 
+def _parse(row: Row) -> Run:
+    text, precision = row["emb_gb"].strip(), row["precision"].strip()
+    if row["phase"].strip() != "training":
+        raise ValueError(f"phase is '{row['phase']}'; only training is predicted")
+    if precision.lower() not in PRECISIONS:
+        known = ", ".join(PRECISIONS)
+        raise ValueError(f"precision is '{precision}'; known are {known}")
+    if count(row, "tables") != len(SMALL_ROWS):
+        raise ValueError(f"tables is {row['tables']}; the rows of {len(SMALL_ROWS)} are known")
+    try:
+        day = date.fromisoformat(row["date"].strip())
+    except ValueError:
+        raise ValueError(f"date is '{row['date']}'; it must be year-month-day") from None
+    gpus, batch = count(row, "gpus", MOST_RANKS), count(row, "global_batch")
+    if batch < gpus:
+        raise ValueError(f"global_batch is {batch}, fewer than the {gpus} gpus")
+    run = Run(
+        day,
+        row["model"].strip(),
+        row["gpu"].strip(),
+        count(row, "gpu_mem"),
+        gpus,
+        row["model_size"].strip(),
+        number(row, "emb_gb") if text else None,
+        count(row, "dim"),
+        batch,
+        precision,
+        number(row, "iter_ms"),
+    )
+    try:
+        name = run.profile
+    except InputError as error:
+        raise ValueError(f"gpu is '{run.gpu}': {error}") from error
+    if gpus % run.local_gpus:
+        raise ValueError(f"gpus is {gpus}; hosts of {name} have {run.local_gpus}")
+    try:
+        run.plan()
+    except InputError as error:
+        raise ValueError(f"gpu_mem is {run.gpu_gib}: {error}") from error
+    return run
+
+
 def _compared(run: Run) -> ComparedRow:
-    name = profile_of_device(f"{run.gpu} {run.gpu_gib}GB")
-    assert name is not None
-    found = _prediction(run)
+    predicted, interval = _predicted(run)
     return ComparedRow(
         {
-            "date": run.date.isoformat(),
+            "date": run.day.isoformat(),
             "model": run.model,
             "gpu": run.gpu,
             "gpus": run.gpus,
             "model_size": run.size,
             "global_batch": run.global_batch,
             "precision": run.precision,
-            "profile": name,
+            "profile": run.profile,
         },
         run.measured_ms,
-        found.iteration_ms,
-        family=f"{run.gpu} x{run.gpus} {run.precision}",
+        predicted,
+        family=f"{run.profile} x{run.gpus} {run.framework}",
         part=run.part,
+        source="NVIDIA/DeepLearningExamples",
+        interval_ms=interval,
     )
 
 
 @cache
-def _prediction(run: Run) -> Prediction:
-    hw = load_hardware(profile_of_device(f"{run.gpu} {run.gpu_gib}GB"))
-    workload = run.workload()
-    machine = Topology.uniform(
+def _predicted(run: Run) -> tuple[float, tuple[float, float]]:
+    """Time of an iteration and its 90 % interval."""
+    runtime, workload = load_examples(), run.workload()
+    through_host = MESH in run.gpu.lower() and runtime.crosses_sockets(run.gpus, run.day)
+    hardware = load_hardware(run.profile)
+    hardware = runtime.profile(hardware, run.day, through_host=through_host)
+    topology = Topology.uniform(
         run.gpus,
-        min(run.gpus, hw.gpus_per_host),
+        run.local_gpus,
         hbm_bytes=units.gib(run.gpu_gib),
-        ddr_bytes=hw.ddr_bytes,
+        ddr_bytes=hardware.ddr_bytes,
     )
-    topology = reserve_topology(workload, machine, device=hw.device)
-    found = torchrec_plan(workload, topology, hw.device)
-    if found is None:
-        raise ShardoptError("TorchRec's planner finds no plan that fits")
-    tables = dict(zip(workload.keys, found.tables, strict=True))
-    plan = ShardingPlan(tables, run.gpus, min(run.gpus, hw.gpus_per_host))
-    return predict(workload, topology, hw, plan)
+    scorer = PlanScorer(workload, topology, hardware)
+    builder = ExamplesBuilder(scorer, run.plan(), first_gpu=run.first_gpu, shared_link=through_host)
+    graph = builder.build()
+    timeline = simulate(graph, keep_steps=True)
+    time = float(timeline.iteration_ms[0])
+    return time, iteration_interval(time, critical_path(graph, timeline), hardware, topology)
+
+
+def place(
+    tables: Sequence[Table], gpus: int, local: int, hbm_bytes: int, *, first_gpu: bool
+) -> ShardingPlan:
+    """Tables by falling size, each to the rank with the fewest bytes that has room for one more.
+
+    Every rank takes equally many tables, as far as that goes; what does not fit one card is cut
+    into columns.
+
+    Args:
+        local: ranks of a host.
+        hbm_bytes: of one rank.
+        first_gpu: the first rank has the bottom MLP, and no table beside it where ranks are many.
+
+    Raises:
+        InputError: the tables do not fit the cards.
+    """
+    ranks = range(1 if first_gpu and gpus > ROOMY_RANKS else 0, gpus)
+    cap = WEIGHTS_SHARE * hbm_bytes
+    pieces = {t.name: max(1, math.ceil(t.weight_bytes / cap)) for t in tables}
+    most = math.ceil(sum(pieces.values()) / len(ranks))
+    held, count_of = dict.fromkeys(ranks, 0.0), dict.fromkeys(ranks, 0)
+    found = {}
+    for table in sorted(tables, key=lambda t: -t.weight_bytes / pieces[t.name]):
+        parts, first, shards = pieces[table.name], 0, []
+        for part in range(parts):
+            rank = min((r for r in ranks if count_of[r] < most), key=lambda r: held[r])
+            end = table.embedding_dim * (part + 1) // parts
+            shards.append(Shard(rank, (0, first), (table.num_embeddings, end - first)))
+            held[rank] += table.weight_bytes / parts
+            count_of[rank] += 1
+            first = end
+        kind = ShardingType.TABLE_WISE if parts == 1 else ShardingType.COLUMN_WISE
+        found[table.name] = TablePlan(kind, ComputeKernel.FUSED, tuple(shards))
+    worst = max(held.values())
+    if worst > hbm_bytes:
+        need, have = (size / units.gib(1) for size in (worst, hbm_bytes))
+        raise InputError(f"a card needs {need:.0f} GiB for its tables and has {have:.0f}")
+    return ShardingPlan(found, gpus, local)

@@ -71,6 +71,7 @@ SUITES = (
     Suite("gemm", "matrix products on ten GPUs", "shardopt.validate.gemm"),
     Suite("ops", "memory-bound ops beside lookups", "shardopt.validate.ops"),
     Suite("mlperf-dlrm", "MLPerf training of DLRM", "shardopt.validate.mlperf.suite"),
+    Suite("dlrm-published", "DLRM in NVIDIA's examples", "shardopt.validate.dlrm_published"),
     Suite("torchrec-p4d", "TorchRec on A100-40GB", "shardopt.validate.torchrec_p4d"),
     Suite("transformers", "GPT under Megatron", "shardopt.validate.transformers"),
     Suite("traces", "steps of public PyTorch traces", "shardopt.validate.traces"),

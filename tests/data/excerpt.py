@@ -19,7 +19,7 @@ from pathlib import Path
 from predictor.csv_rows import read_table
 from predictor.fit import public_tables
 from predictor.iteration.megatron.runtime import load_megatron
-from shardopt.validate import transformers
+from shardopt.validate import dlrm_published, transformers
 from tests.public_data import EXCERPTS, FULL
 
 Row = dict[str, str]
@@ -98,6 +98,7 @@ TABLES = {
     "mlperf_dlrm_measured_iteration_time.csv": Excerpt(MLPERF_COLUMNS),
     "mlperf_dlrm_dcnv2_configs.csv": Excerpt(CONFIG_COLUMNS),
     "torchrec_dlrm_p4d_measured.csv": Excerpt(),
+    dlrm_published.FILE: Excerpt(" ".join(dlrm_published.COLUMNS)),
     transformers.SINGLE_FILE: Excerpt(rows=fitted_and_some),
     transformers.MULTI_FILE: Excerpt(rows=some_large),
 }

@@ -20,6 +20,7 @@ from predictor.hardware.loader import list_hardware
         ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
         ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
         ("Tesla V100-SXM2-32GB", "v100-32gb"),
+        ("Tesla V100-SXM3-32GB", "v100-dgx2"),
         ("NVIDIA L40S", "l40s"),
         ("NVIDIA L4", "l4"),
         ("Tesla T4", "t4"),
