@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,12 +74,17 @@ def atomic_open(path: str | Path) -> Iterator[BinaryIO]:
     leaves what the file held before.
 
     The bytes go to a temporary file in the same directory, which then takes the name. A file that
-    is replaced keeps its permissions; a symbolic link stays one and its target is replaced.
+    is replaced keeps its permissions; a symbolic link stays one and its target is replaced. What
+    is no file to replace (`is_stream`) is written to as it stands.
 
     Raises:
         InputError: the directory is missing or not writable, or the disk is full; an existing file
             is left as it was.
     """
+    if is_stream(path):
+        with _open_stream(path) as stream:
+            yield stream
+        return
     target = Path(os.path.realpath(path))
     if target.is_dir():
         raise InputError(f"{path}: is a directory; give the name of a file to write")
@@ -104,6 +110,43 @@ def atomic_open(path: str | Path) -> Iterator[BinaryIO]:
     finally:
         if temporary and os.path.exists(temporary):
             os.unlink(temporary)
+
+
+def is_stream(path: str | Path) -> bool:
+    """Whether a file takes what is written to it and keeps its place: a device, a FIFO, or
+    whatever stdout and stderr of this process go to."""
+    try:
+        there = os.stat(path)
+    except (OSError, ValueError):
+        return False
+    if not stat.S_ISREG(there.st_mode):
+        return not stat.S_ISDIR(there.st_mode)
+    return _own_stream(there) is not None
+
+
+@contextmanager
+def _open_stream(path: str | Path) -> Iterator[BinaryIO]:
+    try:
+        own = _own_stream(os.stat(path))
+        # a second opening of a file that stdout goes to would write over what stands there
+        with open(path if own is None else os.dup(own), "wb") as stream:
+            yield stream
+            stream.flush()
+    except BrokenPipeError:
+        raise
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"{path}: cannot write: {_reason(error)}; choose another file") from None
+
+
+def _own_stream(there: os.stat_result) -> int | None:
+    """Which of stdout and stderr goes to a file."""
+    for number in (1, 2):
+        try:
+            if os.path.samestat(there, os.fstat(number)):
+                return number
+        except OSError:  # it is closed
+            continue
+    return None
 
 
 def _mode(target: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from predictor.errors import InputError
-from shardopt.files import atomic_write_text
+from shardopt.files import atomic_write_text, is_stream
 
 
 def warn(text: str) -> None:
@@ -39,6 +40,8 @@ def check_writable(path: Path | None, inputs: Iterable[Path] = ()) -> None:
         return
     if path.is_dir():
         raise InputError(f"{path}: is a directory; give the name of a file to write")
+    if is_stream(path):
+        return
     folder = Path(os.path.realpath(path)).parent
     if not folder.is_dir():
         raise InputError(
@@ -67,5 +70,14 @@ def print_json(data: Mapping[str, Any]) -> None:
 
 
 def to_json(data: Mapping[str, Any]) -> str:
-    """Indented JSON that other languages read too: no NaN, no infinity."""
-    return json.dumps(data, indent=1, allow_nan=False) + "\n"
+    """Indented JSON that other languages read too: a number that is not finite is not known, and
+    null."""
+    return json.dumps(_known(data), indent=1, allow_nan=False) + "\n"
+
+
+def _known(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _known(of) for key, of in value.items()}
+    if isinstance(value, list | tuple):
+        return [_known(of) for of in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from predictor.errors import InputError
-from shardopt.files import atomic_write_text
+from shardopt.files import atomic_open, atomic_write_text
 
 
 def test_writes_and_replaces(tmp_path: Path) -> None:
@@ -37,6 +40,59 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     atomic_write_text(tmp_path / "link", "new")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "real").read_text() == "new"
+
+
+def test_a_fifo_is_written_to_and_stays_one(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    (tmp_path / "link").symlink_to("fifo")
+    # a reader, so that opening does not wait for one
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        for path in (fifo, tmp_path / "link"):
+            atomic_write_text(path, "text")
+            assert os.read(reader, 10) == b"text"
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO(fifo.stat().st_mode)
+    assert sorted(os.listdir(tmp_path)) == ["fifo", "link"]
+
+
+def test_a_device_is_written_to_and_stays_one(tmp_path: Path) -> None:
+    # a pseudo terminal is a device that any user may make
+    shown, device = os.openpty()
+    try:
+        atomic_write_text(os.ttyname(device), "text")
+        assert os.read(shown, 10) == b"text"
+        assert stat.S_ISCHR(os.stat(os.ttyname(device)).st_mode)
+    finally:
+        os.close(shown)
+        os.close(device)
+    with pytest.raises(InputError, match="/dev/full: cannot write: No space left on device"):
+        atomic_write_text("/dev/full", "text")
+
+
+@pytest.mark.parametrize("into", ["file", "pipe"])
+def test_stdout_by_name_is_written_to(tmp_path: Path, into: str) -> None:
+    code = (
+        "from shardopt.files import atomic_write_text; print('a', flush=True); "
+        "atomic_write_text('/dev/stdout', 'b\\n'); print('c')"
+    )
+    out = tmp_path / "out"
+    with out.open("wb") as stream:
+        where = stream if into == "file" else subprocess.PIPE
+        done = subprocess.run([sys.executable, "-c", code], stdout=where, check=True, timeout=60)
+    assert (out.read_bytes() if into == "file" else done.stdout) == b"a\nb\nc\n"
+
+
+def test_a_reader_that_has_left_is_a_broken_pipe() -> None:
+    ends = os.pipe()
+    os.close(ends[0])
+    try:
+        with pytest.raises(BrokenPipeError), atomic_open(f"/proc/self/fd/{ends[1]}") as stream:
+            stream.write(b"text")
+    finally:
+        os.close(ends[1])
 
 
 def test_missing_directory_and_directory_as_file(tmp_path: Path) -> None:
