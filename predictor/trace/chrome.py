@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from predictor.iteration.critical_path import Segment
+from predictor.iteration.critical_path import HOST_NAME, Segment
 from predictor.iteration.graph import MAIN, Graph, Op
 from predictor.iteration.timeline import Step
 from predictor.predict import Prediction
@@ -21,6 +21,8 @@ US_PER_MS = 1e3
 HOST_TRACK = "host"
 WAIT = "wait"
 TOLERANCE_MS = 1e-9
+STREAMS = ("compute", "prefetch", "comm", "copy")
+"""In the order of their tracks; others come behind."""
 
 Event = dict[str, Any]
 
@@ -92,24 +94,26 @@ def step_events(
     """What runs in one simulated step.
 
     Args:
-        path: the critical path, whose operations are marked.
+        path: the critical path; its operations are marked, and what the host issues meanwhile
+            where it leads over the host.
         origin_ms: time of the simulation that becomes 0.
         processes: of each rank of the graph.
         iteration: goes into the arguments of the events.
     """
-    writer = _Writer(graph, step, iteration, origin_ms, processes)
-    critical = _critical(path, step, graph)
+    writer = _Writer(graph, step, iteration, origin_ms, processes, _by_name(path))
     absent = [op.absent(graph.world_size) for op in graph.ops]
     for rank in range(graph.world_size):
         for index, gone in enumerate(absent):
             if gone is None or not np.broadcast_to(gone[0], graph.world_size)[rank]:
-                yield from writer.events(index, rank, (index, rank) in critical)
+                yield from writer.events(index, rank)
 
 
 def _tracks(graph: Graph) -> dict[str, int]:
-    """Track -> thread id, host threads first, then streams in the order of the program."""
+    """Track -> thread id: host threads, then streams, in one order for all pipelines."""
     hosts = (_host_track(op) for op in graph.ops)
-    names = dict.fromkeys((HOST_TRACK, *hosts, *(op.stream for op in graph.ops)))
+    streams = {op.stream for op in graph.ops}
+    known = [stream for stream in STREAMS if stream in streams]
+    names = dict.fromkeys((HOST_TRACK, *hosts, *known, *sorted(streams)))
     return {name: i for i, name in enumerate(names)}
 
 
@@ -121,36 +125,43 @@ def _meta(name: str, rank: int, track: int, args: Event) -> Event:
     return {"ph": "M", "name": name, "pid": rank, "tid": track, "args": args}
 
 
-def _critical(path: tuple[Segment, ...], step: Step, graph: Graph) -> frozenset[tuple[int, int]]:
-    """``(op, rank)`` of this step that a segment of the critical path lies in."""
-    on_rank: dict[tuple[str, int], list[Segment]] = {}
+Stretches = Mapping[tuple[str, int], Sequence[Segment]]
+"""Segments of the critical path by name and rank."""
+
+
+def _by_name(path: Sequence[Segment]) -> Stretches:
+    found: dict[tuple[str, int], list[Segment]] = {}
     for segment in path:
-        on_rank.setdefault((segment.name, segment.rank), []).append(segment)
-    found = set()
-    for index, op in enumerate(graph.ops):
-        for rank in range(graph.world_size):
-            start, end = float(step.start[index, 0, rank]), float(step.end[index, 0, rank])
-            for segment in on_rank.get((op.name, rank), ()):
-                overlap = min(end, segment.end_ms) - max(start, segment.start_ms)
-                if overlap > TOLERANCE_MS:
-                    found.add((index, rank))
-    return frozenset(found)
+        found.setdefault((segment.name, segment.rank), []).append(segment)
+    return found
+
+
+def _overlaps(segments: Sequence[Segment], start: float, end: float) -> bool:
+    """Whether some segment lies within these times."""
+    return any(min(end, s.end_ms) - max(start, s.start_ms) > TOLERANCE_MS for s in segments)
 
 
 class _Writer:
     """Events of one iteration."""
 
     def __init__(
-        self, graph: Graph, step: Step, iteration: int, origin: float, processes: Sequence[int]
+        self,
+        graph: Graph,
+        step: Step,
+        iteration: int,
+        origin: float,
+        processes: Sequence[int],
+        critical: Stretches,
     ) -> None:
         self.graph = graph
+        self.critical = critical
         self.step = step
         self.iteration = iteration
         self.origin = origin
         self.processes = processes
         self.tracks = _tracks(graph)
 
-    def events(self, index: int, rank: int, critical: bool) -> Iterator[Event]:
+    def events(self, index: int, rank: int) -> Iterator[Event]:
         """Issue on the host, wait for other ranks, execution."""
         op = self.graph.ops[index]
         times = self.step
@@ -159,14 +170,13 @@ class _Writer:
             for array in (times.issue, times.ready, times.start, times.end)
         )
         if op.host_ms > 0:
-            yield self._event(
-                f"issue {op.name}", _host_track(op), rank, issue - op.host_ms, issue, op
-            )
+            name, begun = f"issue {op.name}", issue - op.host_ms
+            yield self._event(name, _host_track(op), rank, begun, issue, op, path=HOST_NAME)
         if op.scope is not None and start - ready > TOLERANCE_MS:
             name = f"wait for ranks: {op.name}"
             yield self._event(name, op.stream, rank, ready, start, op, category=WAIT)
         if end - start > 0:
-            yield self._event(op.name, op.stream, rank, start, end, op, critical=critical)
+            yield self._event(op.name, op.stream, rank, start, end, op, path=op.name)
 
     def _event(
         self,
@@ -178,12 +188,13 @@ class _Writer:
         op: Op,
         *,
         category: str = "",
-        critical: bool = False,
+        path: str = "",
     ) -> Event:
+        """``path``: as what it is on the critical path, if it is."""
         args: Event = {"phase": op.phase, "costs": op.resource, "iteration": self.iteration}
         if op.scope is not None:
             args["ranks"] = op.scope
-        if critical:
+        if _overlaps(self.critical.get((path, rank), ()), start, end):
             args["critical"] = True
         return {
             "ph": "X",

@@ -53,10 +53,20 @@
 
   const lanes = document.querySelector(".lanes");
   const frame = lanes.parentElement;
+  // a name is shown where all of it fits its bar, and a time before the end of the ruler
+  const labels = [...lanes.querySelectorAll("svg text")];
+  const right = (element) => element.getBoundingClientRect().right;
+  const fit = () => {
+    const fits = labels.map((label) => right(label) + 2 <= right(label.parentElement));
+    labels.forEach((label, i) => (label.style.visibility = fits[i] ? "" : "hidden"));
+  };
+  fit();
+  window.addEventListener("resize", fit);
   document.getElementById("zoom").addEventListener("input", (event) => {
     const middle = (frame.scrollLeft + frame.clientWidth / 2) / frame.scrollWidth;
     lanes.style.setProperty("--zoom", 2 ** Number(event.target.value));
     frame.scrollLeft = middle * frame.scrollWidth - frame.clientWidth / 2;
+    fit();
   });
 
   const tip = document.getElementById("tip");

@@ -110,13 +110,13 @@ def _warnings(prediction: Prediction) -> list[Element]:
 
 def _words_section(explanation: Explanation) -> Element:
     prediction = explanation.given.prediction
-    longest = max(prediction.breakdown.values())
+    whole = prediction.iteration_ms
     rows: list[Row] = [
         [
             phase_words(phase),
             number(part),
-            percent(part / prediction.iteration_ms),
-            bar([(part, f"p-{phase}", f"{phase_words(phase)}\n{ms(part)}")], longest),
+            percent(part / whole),
+            bar([(part, f"p-{phase}", f"{phase_words(phase)}\n{ms(part)}")], whole),
         ]
         for phase, part in prediction.breakdown.items()
     ]

@@ -10,6 +10,7 @@ from predictor.iteration.graph import Graph
 from predictor.iteration.timeline import simulate
 from predictor.predict import Prediction
 from predictor.trace import chrome_trace
+from predictor.trace.chrome import process_names
 
 
 def prediction() -> Prediction:
@@ -96,6 +97,21 @@ def test_the_critical_path_is_marked_on_the_rank_that_set_it() -> None:
     trace = chrome_trace(prediction(), iterations=1)
     marked = {e["pid"] for e in events(trace, "lookup") if e["args"].get("critical")}
     assert marked == {1}
+
+
+def test_what_the_host_issues_on_the_critical_path_is_marked() -> None:
+    """The host issues lookups only after it has waited for the dense work."""
+    trace = chrome_trace(prediction(), iterations=1)
+    assert [e["pid"] for e in events(trace, "issue lookup") if e["args"].get("critical")] == [1]
+
+
+def test_tracks_have_one_order_whatever_the_program_issues_first() -> None:
+    graph = Graph(1, 1)
+    for stream in ("copy", "spare", "comm", "compute"):
+        graph.add(stream, phase="p", resource="gemm", stream=stream, cost_ms=1.0)
+    events = process_names(graph, [0], ["rank 0"])
+    named = [e["args"]["name"] for e in events if e["name"] == "thread_name"]
+    assert named == ["host", "compute", "comm", "copy", "spare"]
 
 
 @pytest.mark.parametrize("iterations", [1, 2, 99])

@@ -114,6 +114,24 @@ def test_it_fits_the_window_in_both_schemes(
     assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("width", [1400, 700])
+def test_no_label_of_the_timeline_is_cut_off(browser: Browser, file: Path, width: int) -> None:
+    browser.open(file, width=width)
+    shown = browser.run(
+        "[...document.querySelectorAll('.lanes svg text')]"
+        ".filter(t => getComputedStyle(t).visibility !== 'hidden')"
+        ".map(t => [t.getBoundingClientRect().right,"
+        " t.parentElement.getBoundingClientRect().right])"
+    )
+    assert shown
+    assert all(right <= edge for right, edge in shown)
+
+
+def test_all_ranks_are_on_the_page(browser: Browser) -> None:
+    frame = "document.querySelector('.timeline')"
+    assert browser.run(f"{frame}.scrollHeight <= {frame}.clientHeight")
+
+
 def test_bars_of_the_timeline_are_drawn(browser: Browser) -> None:
     boxes = browser.run(
         "[...document.querySelectorAll('.timeline svg svg rect')].map(r => "

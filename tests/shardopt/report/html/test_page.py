@@ -51,6 +51,14 @@ def text() -> str:
     return page(*nasty(), VERSIONS)
 
 
+def test_bars_of_phases_are_shares_of_the_iteration(text: str) -> None:
+    """A phase of a third of the iteration fills a third of its track."""
+    bar = r'<td class="number">([\d.]+) %</td><td><div class="bar"><i [^>]*?style="width:([\d.]+)%"'
+    found = [(float(share), float(width)) for share, width in re.findall(bar, text)]
+    assert len(found) > 3
+    assert [width for _, width in found] == pytest.approx([share for share, _ in found], abs=0.51)
+
+
 def test_names_are_text_and_never_markup(text: str) -> None:
     reader = read(text)
     assert [tag for tag, _ in reader.tags].count("script") == 1
