@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from predictor.errors import InputError
 from predictor.model.distribution import Distribution, Uniform
-from predictor.model.plan import ShardingType
+from predictor.model.plan import ComputeKernel, ShardingType
 
 
 class Optimizer(StrEnum):
@@ -56,7 +56,12 @@ class Feature:
 
 @dataclass(frozen=True)
 class Constraints:
-    """What the user requires of one table's sharding; `None` leaves the choice open."""
+    """What the user requires of one table's sharding; `None` leaves the choice open.
+
+    Args:
+        offered: the pairs of sharding type and compute kernel that the table's sharder offers,
+            where that is known; else those of TorchRec's own sharders.
+    """
 
     sharding_types: tuple[ShardingType, ...] | None = None
     compute_kernels: tuple[str, ...] | None = None
@@ -66,6 +71,7 @@ class Constraints:
     ranks: tuple[int, ...] | None = None
     co_locate: str | None = None
     device_group: str | None = None
+    offered: tuple[tuple[ShardingType, ComputeKernel], ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -121,16 +121,22 @@ def _check_device(key: str, table: Table, device: str) -> None:
 
 def listed_types(table: Table, device: str) -> tuple[ShardingType, ...]:
     """Sharding types the table's sharder lists, in its order."""
+    if table.constraints.offered is not None:
+        return tuple(dict.fromkeys(kind for kind, _ in table.constraints.offered))
     if not table.is_pooled:
         return _SEQUENCE
     return _POOLED_CUDA if device == "cuda" else _POOLED
 
 
-def listed_kernels(sharding_type: ShardingType, device: str) -> tuple[ComputeKernel, ...]:
-    """Kernels the sharders list for a type (`BaseEmbeddingSharder.compute_kernels`).
+def listed_kernels(
+    table: Table, sharding_type: ShardingType, device: str
+) -> tuple[ComputeKernel, ...]:
+    """Kernels the table's sharder lists for a type (`BaseEmbeddingSharder.compute_kernels`).
 
     The key-value and virtual-table kernels, which TorchRec offers on demand, are not planned here.
     """
+    if table.constraints.offered is not None:
+        return tuple(kernel for kind, kernel in table.constraints.offered if kind is sharding_type)
     if sharding_type is ShardingType.DATA_PARALLEL:
         return (ComputeKernel.DENSE,)
     if device != "cuda":
@@ -142,8 +148,10 @@ def _types(table: Table, device: str) -> list[ShardingType]:
     """`EmbeddingEnumerator._filter_sharding_types`: GRID only where a constraint names it."""
     listed = listed_types(table, device)
     named = table.constraints.sharding_types
-    if not named:
+    if not named and table.constraints.offered is None:
         return [t for t in listed if t is not ShardingType.GRID_SHARD]
+    if not named:
+        return list(listed)
     return [t for t in listed if t in named]
 
 
@@ -153,7 +161,7 @@ def _kernels(table: Table, sharding_type: ShardingType, device: str) -> list[Com
     Its rule that `dense` goes where `fused` is there never fires: no sharder lists both.
     """
     named = table.constraints.compute_kernels
-    return [k for k in listed_kernels(sharding_type, device) if not named or k in named]
+    return [k for k in listed_kernels(table, sharding_type, device) if not named or k in named]
 
 
 def _torchrec_options(
@@ -291,7 +299,8 @@ def _added_options(
         for kernel in _kernels(table, sharding_type, device):
             yield _option(index, workload, topology, device, sharding_type, kernel, width, reason)
     named = table.constraints
-    if ComputeKernel.DENSE not in (named.compute_kernels or ()) or not named.sharding_types:
+    dense_named = ComputeKernel.DENSE in (named.compute_kernels or ())
+    if named.offered is not None or not dense_named or not named.sharding_types:
         return
     width = column_width(table.embedding_dim, named.min_partition)
     taken = {option.sharding_type for option in have}
@@ -307,6 +316,7 @@ def _added_splits(
 ) -> Iterator[tuple[ShardingType, int, str]]:
     """Sharding type, column width and reason of every added split."""
     named, dim = table.constraints.sharding_types, table.embedding_dim
+    known = table.constraints.offered is not None
     pooled_cuda = table.is_pooled and device == "cuda"
     usual = column_width(dim, table.constraints.min_partition)
     several = topology.groups > 1
@@ -319,14 +329,14 @@ def _added_splits(
         ):
             if width != usual and blocks <= limit and sharding_type in _types(table, device):
                 yield sharding_type, width, f"columns of {width}; TorchRec tries {usual} alone"
-        grid_named = named is not None and ShardingType.GRID_SHARD in named
+        grid_named = ShardingType.GRID_SHARD in _types(table, device)
         if pooled_cuda and blocks <= topology.groups:
             if grid_named and width != usual:
                 yield ShardingType.GRID_SHARD, width, f"columns of {width}"
-            elif not named:
+            elif not named and not known:
                 yield ShardingType.GRID_SHARD, width, "TorchRec tries GRID only where it is named"
     by_row = ShardingType.ROW_WISE
-    if device == "cpu" and table.is_pooled and (not named or by_row in named):
+    if device == "cpu" and table.is_pooled and not known and (not named or by_row in named):
         yield by_row, dim, "TorchRec's sharder lists row_wise for cuda only; the runtime has it"
 
 
@@ -356,7 +366,7 @@ def _pruned_by_constraints(key: str, table: Table, device: str) -> list[PrunedOp
     if wants.compute_kernels:
         allowed = ", ".join(wants.compute_kernels)
         known = dict.fromkeys(
-            k for t in listed_types(table, device) for k in listed_kernels(t, device)
+            k for t in listed_types(table, device) for k in listed_kernels(table, t, device)
         )
         out += [
             PrunedOption(key, k.value, f"constraints.compute_kernels allows only {allowed}")

@@ -7,8 +7,7 @@ from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
-from predictor.model.plan import ShardingType
-from predictor.model.workload import Table, Workload
+from predictor.model.workload import Workload
 from shardopt.config.write import with_digest, write_model
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.logs import silence_torchrec
@@ -56,22 +55,11 @@ def to_yaml(
         any_device = {name: replace(item, device_group=None) for name, item in given.items()}
         options = EmbeddingEnumerator(one_gpu, batch_size, any_device).enumerate(module, chosen)
     workload = read_workload(module, chosen, options, UserInputs(batch_size, given, None))
-    tables = tuple(_keep_given_constraints(table, given) for table in workload.tables)
+    # with the user's constraints alone, not with all that a sharder offers
+    tables = tuple(
+        replace(table, constraints=replace(table.constraints, offered=None))
+        for table in workload.tables
+    )
     written = replace(workload, tables=tables)
     write_model(Path(path), written)
     return with_digest(written)
-
-
-def _keep_given_constraints(table: Table, given: Mapping[str, ParameterConstraints]) -> Table:
-    """With the user's constraints alone, not with all that a sharder offers."""
-    wanted = given.get(table.name)
-    types = None if wanted is None else wanted.sharding_types
-    kernels = None if wanted is None else wanted.compute_kernels
-    return replace(
-        table,
-        constraints=replace(
-            table.constraints,
-            sharding_types=tuple(map(ShardingType, types)) if types else None,
-            compute_kernels=tuple(kernels) if kernels else None,
-        ),
-    )

@@ -22,7 +22,6 @@ with needs_torchrec():
     from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
 
 DATA_TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-FUSED = (ComputeKernel.FUSED, ComputeKernel.FUSED_UVM, ComputeKernel.FUSED_UVM_CACHING)
 ADVICE = (
     "give the mean ids per sample of each feature: "
     "constraints={{'{table}': ParameterConstraints(pooling_factors=[...])}}, with [1.0] where a "
@@ -174,31 +173,24 @@ def _is_default(values: Sequence[float]) -> bool:
 
 def _constraints(options: Sequence[ShardingOption], inputs: UserInputs, where: str) -> Constraints:
     """What the user asks for, as far as the enumerator offers it."""
-    constraint = inputs.constraints.get(options[0].name)
-    types = {ShardingType(o.sharding_type) for o in options}
-    offered = {o.compute_kernel for o in options}
-    planned = tuple(kernel.value for kernel in ComputeKernel if kernel in offered)
-    if not planned:
+    constraint = inputs.constraints.get(options[0].name) or ParameterConstraints()
+    planned = list(ComputeKernel)
+    pairs = {(o.sharding_type, o.compute_kernel) for o in options if o.compute_kernel in planned}
+    if not pairs:
         raise InputError(
-            f"{where} can only have the compute kernels {', '.join(sorted(offered))}; shardopt "
-            f"plans {', '.join(ComputeKernel)}; use TorchRec's EmbeddingShardingPlanner for it"
+            f"{where} can only have the compute kernels "
+            f"{', '.join(sorted({o.compute_kernel for o in options}))}; shardopt plans "
+            f"{', '.join(planned)}; use TorchRec's EmbeddingShardingPlanner for it"
         )
-    # a list that names the dense kernel allows it for other types than data-parallel too
-    chosen = constraint is not None and constraint.compute_kernels
-    fused = FUSED if ComputeKernel.FUSED_UVM in offered else (ComputeKernel.FUSED,)
-    kernels = planned if chosen or not offered.issuperset(fused) else None
-    load_factor = (
-        None
-        if constraint is None or constraint.cache_params is None
-        else constraint.cache_params.load_factor
-    )
+    cache = constraint.cache_params
     return Constraints(
-        sharding_types=tuple(t for t in ShardingType if t in types),
-        compute_kernels=kernels,
-        min_partition=None if constraint is None else constraint.min_partition,
-        cache_load_factor=load_factor,
-        enforce_hbm=None if constraint is None else constraint.enforce_hbm,
-        device_group=None if constraint is None else constraint.device_group,
+        sharding_types=tuple(map(ShardingType, constraint.sharding_types or ())) or None,
+        compute_kernels=tuple(constraint.compute_kernels or ()) or None,
+        min_partition=constraint.min_partition,
+        cache_load_factor=None if cache is None else cache.load_factor,
+        enforce_hbm=constraint.enforce_hbm,
+        device_group=constraint.device_group,
+        offered=tuple((t, k) for t in ShardingType for k in planned if (t, k) in pairs),
     )
 
 

@@ -12,6 +12,7 @@ import torch
 import torchrec
 from torch import nn
 from torchrec.distributed.embedding_tower_sharding import EmbeddingTowerSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner
 from torchrec.distributed.planner.stats import EmbeddingStats
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
@@ -24,6 +25,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 
 from predictor.errors import InputError
 from predictor.units import GIB
+from search.space.build import whole_space
 from shardopt import from_torchrec, predict
 from shardopt.torchrec import ShardoptPerfModel, to_yaml
 from tests.shardopt.torchrec.hook_models import (
@@ -129,6 +131,43 @@ def test_what_fits_nowhere_as_a_whole_is_a_strict_constraint() -> None:
     assert "rank" in str(caught.value)
 
 
+class Offering(EmbeddingBagCollectionSharder):
+    """Offers what it is told to, whatever the device."""
+
+    def __init__(self, **kernels_of: list[str]) -> None:
+        super().__init__()
+        self.kernels_of = kernels_of
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return list(self.kernels_of)
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        return self.kernels_of[sharding_type]
+
+
+def test_kernels_that_the_sharder_does_not_offer_are_never_chosen() -> None:
+    """As in TorchRec's `test_fail_then_rerun`: nothing is moved to host memory unasked."""
+    made = planner(topology=topology(2, 2 * 2**20), constraints=factors(a=1.0))
+    model = Model(bag("a", 4096, 128))
+    with pytest.raises(PlannerError) as caught:
+        made.plan(model, [Offering(table_wise=["fused"])])
+    assert caught.value.error_type is PlannerErrorType.STRICT_CONSTRAINTS
+    both = Offering(table_wise=["fused"], row_wise=["fused"])
+    assert made.plan(model, [both]).plan["ebc"]["a"].sharding_type == "row_wise"
+
+
+def test_a_kernel_is_offered_for_its_sharding_type_alone() -> None:
+    """Beside rows in host memory, whole tables on the device: rows on the device do not follow."""
+    sharder = Offering(table_wise=["fused"], row_wise=["fused_uvm"])
+    made = planner(constraints=factors(a=20.0, b=20.0))
+    made.plan(Model(bag("a", 100_000, 128), bag("b", 100_000, 128)), [sharder])
+    for options in whole_space(made.found.problem).options:
+        assert {(o.sharding_type, o.compute_kernel) for o in options} == {
+            ("table_wise", "fused"),
+            ("row_wise", "fused_uvm"),
+        }
+
+
 # --- modules --------------------------------------------------------------------------------
 
 
@@ -169,8 +208,8 @@ def test_a_feature_processor_keeps_to_what_torchrec_allows() -> None:
     made = planner(constraints=factors(a=2.0))
     plan = made.plan(model, [FeatureProcessedEmbeddingBagCollectionSharder()])
     assert set(plan.plan["fp"]) == {"a"}
-    types = made.found.problem.workload.tables[0].constraints.sharding_types
-    assert "row_wise" not in types
+    offered = made.found.problem.workload.tables[0].constraints.offered
+    assert "row_wise" not in {kind for kind, _ in offered}
 
 
 def test_towers_are_refused_with_a_reason() -> None:
