@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from predictor.errors import InputError
+from shardopt.report.validate import report_object
+from shardopt.validate.suites import find_suites
+from tests.public_data import FULL, TRACES
 from tools.readme import SHOWN, main, updated
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,3 +107,21 @@ def test_the_readme_links_to_files_that_are_there() -> None:
     targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / "README.md").read_text())
     assert "docs/measured.svg" in targets
     assert not [t for t in targets if "://" not in t and not (ROOT / t).exists()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suite", dict.fromkeys(suite for suite, *_ in SHOWN))
+def test_the_figures_are_those_that_the_suite_gives(suite: str) -> None:
+    """As ``shardopt validate SUITE --json`` prints them."""
+    (found,) = find_suites(suite)
+    if not (found.committed or TRACES.is_dir()):
+        pytest.skip("the public data is not here")
+    parts = report_object(found.run(None if found.committed else FULL))["parts"]
+    readme = (ROOT / "README.md").read_text()
+    for _, part, about, _ in (row for row in SHOWN if row[0] == suite):
+        (line,) = re.findall(rf"^\| `{suite}` \| {re.escape(about)} \| (.*) \|$", readme, re.M)
+        n, mean, geomean, _ = line.split(" | ")
+        given = parts[part.removesuffix(" *")]
+        assert int(n) == given["n"]
+        shown = [float(cell.removesuffix(" %")) for cell in (mean, geomean)]
+        assert shown == pytest.approx([100 * given[key] for key in ("mape", "geomean")], abs=0.06)
