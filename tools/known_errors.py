@@ -9,7 +9,8 @@ very device, or, of collectives within a host, of the same wiring. What has no s
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,15 @@ from predictor.fit.scores import geomean, mape
 from predictor.hardware.groups import KnownError
 from predictor.hardware.loader import list_hardware, load_hardware
 from shardopt.files import atomic_write_text
+from shardopt.validate.dlrm_published import FUSED, UNFUSED, validate_dlrm_published
 from shardopt.validate.gemm import SEEN, UNSEEN, validate_gemm
-from shardopt.validate.mlperf.suite import validate_mlperf_dlrm
+from shardopt.validate.mlperf.suite import (
+    LATER,
+    NEVER,
+    by_configuration,
+    by_profile,
+    validate_mlperf_dlrm,
+)
 from shardopt.validate.report import ComparedRow, Report, Summary
 from shardopt.validate.torchrec_p4d import validate_torchrec_p4d
 from tools import existing_folder, make_parser
@@ -54,8 +62,46 @@ WIRINGS = {
     "h200-sxm": "8xH100-SXM5, whose NVLink is the same (dgxc-benchmarking)",
 }
 """Profile -> the hosts whose every second size its rule of collectives is held against."""
-ITERATIONS: tuple[Callable[[Path], Report], ...] = (validate_mlperf_dlrm, validate_torchrec_p4d)
-"""Suites of whole iterations whose rows name the profile that predicted them."""
+
+
+@dataclass(frozen=True)
+class Iterations:
+    """A suite of whole iterations whose rows name the profile that predicted them.
+
+    Args:
+        run: the suite.
+        runtime: the software that ran the iterations.
+        rows: what rows of a report are, in words -> those rows.
+    """
+
+    run: Callable[[Path], Report]
+    runtime: str
+    rows: Callable[[Report], Mapping[str, Sequence[ComparedRow]]]
+
+
+def _published(report: Report) -> dict[str, list[ComparedRow]]:
+    return {report.headline: report.counted}
+
+
+def _examples(report: Report) -> dict[str, list[ComparedRow]]:
+    return {"fp32 and TF32": [row for row in report.rows if row.part in (UNFUSED, FUSED)]}
+
+
+def _mlperf(report: Report) -> dict[str, list[ComparedRow]]:
+    """Systems that repeat a configuration of a fitted family count once."""
+    later = by_configuration(report.parts.get(LATER, ()))
+    return {
+        "later rounds of fitted families, one row a configuration": later,
+        NEVER: list(report.parts.get(NEVER, ())),
+    }
+
+
+ITERATIONS = (
+    Iterations(validate_torchrec_p4d, "TorchRec", _published),
+    Iterations(validate_dlrm_published, "DeepLearningExamples", _examples),
+    Iterations(validate_mlperf_dlrm, "HugeCTR", _mlperf),
+)
+"""TorchRec's own first."""
 
 WRITTEN = ("gemm", INTRA)
 """Groups whose figures are computed here; those of calibrated ones are with their rows."""
@@ -113,7 +159,7 @@ def gemm_errors(folder: Path) -> dict[str, KnownError]:
     report = validate_gemm(folder)
     found = {}
     fp32 = [row for row in report.listed if row.part in (SEEN, UNSEEN)]
-    for name, rows in _by_profile(fp32).items():
+    for name, rows in by_profile(fp32).items():
         devices = " and ".join(dict.fromkeys(str(row.name["device"]) for row in rows))
         found[name] = _known(report.suite, f"fp32 test rows of {devices} (NeuSight)", rows)
     return found
@@ -135,16 +181,11 @@ def iteration_errors(folder: Path) -> dict[str, list[KnownError]]:
     """Profile -> error of every suite of whole iterations that has test rows of it."""
     found: dict[str, list[KnownError]] = defaultdict(list)
     for suite in ITERATIONS:
-        report = suite(folder)
-        for name, rows in _by_profile(report.counted).items():
-            found[name].append(_known(report.suite, report.headline, rows))
-    return dict(found)
-
-
-def _by_profile(rows: Iterable[ComparedRow]) -> dict[str, list[ComparedRow]]:
-    found: dict[str, list[ComparedRow]] = defaultdict(list)
-    for row in rows:
-        found[str(row.name["profile"])].append(row)
+        report = suite.run(folder)
+        for words, listed in suite.rows(report).items():
+            for name, rows in by_profile(listed).items():
+                known = _known(report.suite, words, rows)
+                found[name].append(known.model_copy(update={"runtime": suite.runtime}))
     return dict(found)
 
 

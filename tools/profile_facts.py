@@ -54,12 +54,12 @@ class Facts:
         return {
             "n": self.rows.get(name),
             "range": ranges or None,
-            "error": None if error is None else error.model_dump(),
+            "error": None if error is None else error.model_dump(exclude_none=True),
         }
 
     def of_profile(self) -> list[dict[str, Any]]:
         """``known_error`` of the profile, as plain data."""
-        return [error.model_dump() for error in self.iterations]
+        return [error.model_dump(exclude_none=True) for error in self.iterations]
 
 
 def _whole(value: float) -> float:

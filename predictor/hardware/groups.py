@@ -47,9 +47,11 @@ class KnownError(StrictModel):
         n: how many.
         mean: mean absolute relative error, a fraction.
         geomean: geometric mean of the same errors, which the literature reports.
+        runtime: of whole iterations, the software that ran them, such as ``TorchRec``.
     """
 
     suite: str = Field(min_length=1)
+    runtime: str | None = None
     rows: str = Field(min_length=1)
     n: int = Field(ge=1)
     mean: NonNegative

@@ -13,6 +13,7 @@ from predictor.hardware.loader import DEFAULT_HARDWARE, PROVENANCE_ORDER, Group,
 from shardopt.formatting import KIND_WORDS, percent, plural
 from shardopt.report.console import heading, line, show, table
 
+TORCHREC = "TorchRec"
 _NOT_VALIDATED = "not validated"
 _NOT_CONSTANTS = ("provenance", "rel_error", "law")
 
@@ -80,8 +81,8 @@ def _show_errors(console: Console, profiles: Sequence[HardwareProfile]) -> None:
 
 
 def _errors(profile: HardwareProfile) -> str:
-    """Mean errors of whole iterations, then of groups: ``mlperf-dlrm 3.3 % (11); ...``."""
-    known = [(error.suite, error) for error in profile.known_error]
+    """Mean errors of whole iterations, then of groups: ``HugeCTR iterations 5.1 % (4); ...``."""
+    known = [(f"{error.runtime} iterations", error) for error in profile.known_error]
     for name, group in profile.groups.items():
         if group.provenance.error is not None:
             known.append((name, group.provenance.error))
@@ -98,6 +99,19 @@ def error_words(error: KnownError) -> str:
     )
 
 
+def iteration_words(profile: HardwareProfile) -> list[str]:
+    """What is known of whole iterations, TorchRec's first, each with the software that ran them."""
+    known = [(error.runtime or error.suite, error_words(error)) for error in profile.known_error]
+    if all(runtime != TORCHREC for runtime, _ in known):
+        known.insert(0, (TORCHREC, _NOT_VALIDATED))
+    known.sort(key=lambda pair: pair[0] != TORCHREC)
+    return [f"under {_named(runtime)}: {text}" for runtime, text in known]
+
+
+def _named(runtime: str) -> str:
+    return runtime if runtime == TORCHREC else f"{runtime} (not TorchRec)"
+
+
 def show_profile(console: Console, profile: HardwareProfile) -> None:
     """Every constant, with its unit in its name, group by group, and where it comes from."""
     console.print()
@@ -108,8 +122,8 @@ def show_profile(console: Console, profile: HardwareProfile) -> None:
         f"{plural(profile.gpus_per_host, 'GPU')} per host, NVLink domain of "
         f"{profile.nvlink_domain}, {plural(profile.sms, 'SM')} per GPU",
     )
-    for text in [error_words(error) for error in profile.known_error] or [_NOT_VALIDATED]:
-        line(console, f"Whole iterations: {text}")
+    for text in iteration_words(profile):
+        line(console, f"Whole iterations {text}")
     mixed = len(set(profile.origins.values())) > 1
     for name, group in profile.groups.items():
         _show_group(console, name, group, f"from {profile.origins[name]}; " if mixed else "")

@@ -1,12 +1,14 @@
 """GPT under Megatron: the public iteration times of vTrain on one node, and on several.
 
-Rows of the one-node table that the runtime's constants were fitted on keep the part ``fit`` in any
-file; all others are ``test``. Nothing was fitted on the table of several nodes.
+Rows of one node are sums of what the source timed once for each hidden size, tensor parallelism and
+micro-batch. Rows that the runtime's constants were fitted on keep the part ``fit`` in any file.
+Others are composed of timings that the fit saw in other sums, or of timings that it did not see:
+only these, the headline, test the constants. Nothing was fitted on the table of several nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from predictor.csv_rows import MOST_RANKS, ParsedRows, Row, count, number, read_table
@@ -15,13 +17,19 @@ from predictor.hardware.loader import load_hardware
 from predictor.iteration.megatron.kernels import GptTraining
 from predictor.iteration.megatron.runtime import Configuration, load_megatron
 from predictor.iteration.megatron.step import MegatronStep
+from shardopt.formatting import plural
 from shardopt.validate.report import ComparedRow, Report, data_folder
 
 SINGLE_FILE = "vtrain_gpt_8xA100_measured_iteration.csv"
 MULTI_FILE = "vtrain_gpt_multinode_A100_measured_iteration.csv"
 MULTI_HARDWARE = "a100-80gb"
 """175 billion parameters on 512 GPUs, 64 shards of the weights, do not fit 40 GB."""
-TEST, FIT, MULTI = PARTS = "test", "fit", "several nodes"
+UNSEEN, SEEN, FIT, MULTI = PARTS = (
+    "timings that no fit saw",
+    "other sums of fitted timings",
+    "fit",
+    "several nodes",
+)
 SPLIT = ("tensor_parallel", "data_parallel", "pipeline_parallel")
 SOURCE = "VIA-Research/vTrain data"
 
@@ -43,6 +51,8 @@ COLUMNS = {
     "pipeline_parallel": "pipeline parallelism",
 }
 """Columns of the one-node table -> those of the other."""
+TIMED = ("hidden_size", "attention_heads", "sequence_length", "tensor_parallel", "micro_batch")
+"""Columns that say of which timings a row of one node is a sum (docs/decisions/0018)."""
 TIMES = ("iteration_ms", "iteration time (ms)")
 MOST_PASSES = 10**6
 """Micro-batches times stages; the largest published have 12 288."""
@@ -78,12 +88,26 @@ def validate_transformers(folder: Path) -> Report:
         step = MegatronStep(load_hardware(hardware), known.runtime)
         times = step.iteration_ms([model for _, model, _ in table.rows])
         for (configuration, model, measured), time in zip(table.rows, times, strict=True):
-            part = MULTI if name == MULTI_FILE else TEST
-            if part == TEST and configuration in known.rows:
-                part = FIT
+            part = MULTI if name == MULTI_FILE else part_of(configuration)
             rows.append(_compared(configuration, model, measured, float(time), part))
     rows.sort(key=lambda row: (PARTS.index(row.part), *(int(row.name[key]) for key in SPLIT)))
-    return Report("transformers", tuple(rows), TEST, tuple(skipped), NOTES)
+    timings = {_timing(row.name) for row in rows if row.part == UNSEEN}
+    notes = (*NOTES, f"rows of '{UNSEEN}' are sums of {plural(len(timings), 'timing')}")
+    return Report("transformers", tuple(rows), UNSEEN, tuple(skipped), notes)
+
+
+def part_of(configuration: Configuration) -> str:
+    """Part of a row of one node."""
+    known = load_megatron()
+    if configuration in known.rows:
+        return FIT
+    seen = {_timing(dict(zip(COLUMNS, row, strict=True))) for row in known.rows}
+    return SEEN if _timing(dict(zip(COLUMNS, configuration, strict=True))) in seen else UNSEEN
+
+
+def _timing(values: Mapping[str, str | int | float]) -> tuple[str | int | float, ...]:
+    """What was timed once, for all rows of one node that agree in it."""
+    return tuple(values[name] for name in TIMED)
 
 
 def read_single(folder: Path) -> ParsedRows[Measured]:

@@ -20,7 +20,7 @@ from shardopt.formatting import (
     plural,
 )
 from shardopt.report.explain import in_words, signed, signed_percent
-from shardopt.report.hardware import error_words
+from shardopt.report.hardware import error_words, iteration_words
 from shardopt.report.html.nodes import Cell, Column, Row, bar, grid, node, section, text_of
 from shardopt.report.html.plan import comparison_section, plan_section
 from shardopt.report.html.timeline import timeline
@@ -251,11 +251,13 @@ def _provenance_section(setting: Setting, critical: frozenset[str]) -> Element:
                 node("div", kind, source),
             ]
         )
-    whole = [error_words(error) for error in hardware.known_error] or ["not validated"]
     return section(
         "Provenance",
         "where the constants come from",
-        *(node("p", f"Whole iterations on {hardware.name}: {text}.") for text in whole),
+        *(
+            node("p", f"Whole iterations on {hardware.name} {text}.")
+            for text in iteration_words(hardware)
+        ),
         grid(columns, rows),
     )
 

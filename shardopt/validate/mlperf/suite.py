@@ -1,13 +1,18 @@
 """MLPerf Training systems of DLRM and DLRM-DCNv2: whole iterations under HugeCTR.
 
 Rows are apart: ``test`` (the headline) were never used, ``fit`` are those that the runtime's
-constants were fitted on, with re-submissions of the same measurement in later rounds.
+constants were fitted on, with re-submissions of the same measurement in later rounds. Of the first,
+systems of platforms that were never fitted are one further part, and later rounds of fitted
+families another: most of these repeat a few configurations that were fitted on earlier software.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 from shardopt.validate.mlperf.cases import Case, case_of, family_of, profile_of
 from shardopt.validate.mlperf.systems import (
@@ -25,6 +30,8 @@ from shardopt.validate.report import ComparedRow, Report, data_folder
 LAST_FIT_ROUND = (3, 1)
 FIT_PROFILES = ("a100-40gb", "a100-80gb", "h100-sxm")
 FIT, TEST = "fit", "test"
+NEVER = "platforms never fitted"
+LATER = "fitted families, later rounds"
 
 
 def validate_mlperf_dlrm(folder: Path) -> Report:
@@ -52,15 +59,39 @@ def validate_mlperf_dlrm(folder: Path) -> Report:
             times[key] = case.builder().iteration_ms()
         rows.append(_compared(case, times[key], part))
         recent += rows[-1:] if part == TEST and system.version >= (4, 0) else []
-    parts_by_profile = {
-        f"{name} from v4.0 on": [r for r in recent if r.name["profile"] == name]
-        for name in ("h100-sxm", "a100-80gb", "h200-sxm")
-    }
+    later = [r for r in rows if r.part == TEST and r.name["profile"] in FIT_PROFILES]
     never = [r for r in rows if r.part == TEST and r.name["profile"] not in FIT_PROFILES]
-    parts_by_profile["accelerators never fitted"] = never
-    kept = {name: found for name, found in parts_by_profile.items() if found}
+    parts_of_rows = {
+        NEVER: never,
+        LATER: later,
+        **{
+            f"{LATER}, {name}, one row a configuration": by_configuration(found)
+            for name, found in by_profile(later).items()
+        },
+    }
+    kept = {name: found for name, found in parts_of_rows.items() if found}
     notes = tuple(plan_change(systems, planner))
     return Report("mlperf-dlrm", tuple(rows), TEST, tuple(skipped), notes, kept)
+
+
+def by_profile(rows: Iterable[ComparedRow]) -> dict[str, list[ComparedRow]]:
+    """Profile that predicted them -> rows."""
+    found: dict[str, list[ComparedRow]] = defaultdict(list)
+    for row in rows:
+        found[str(row.name["profile"])].append(row)
+    return dict(found)
+
+
+def by_configuration(rows: Iterable[ComparedRow]) -> list[ComparedRow]:
+    """One row for all systems that ran the same: the prediction, and their median time."""
+    found: dict[tuple[object, ...], list[ComparedRow]] = defaultdict(list)
+    for row in rows:
+        keys = ("profile", "runtime", "benchmark", "accels", "global_batch")
+        found[*(row.name[key] for key in keys), row.predicted_ms].append(row)
+    return [
+        replace(alike[0], measured_ms=median(row.measured_ms for row in alike))
+        for alike in found.values()
+    ]
 
 
 def parts_of(systems: list[System]) -> list[str]:

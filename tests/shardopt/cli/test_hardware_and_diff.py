@@ -30,14 +30,18 @@ def test_hardware_says_how_far_it_can_be_trusted(run) -> None:
     assert "gemm 12 % (541)" in listed
     assert "b200 not validated" in listed
     shown = " ".join(run("hardware", "h100-sxm").out.split())
-    assert "Whole iterations: mean error" in shown
+    own = shown.index("Whole iterations under TorchRec: not validated")
+    assert own < shown.index("Whole iterations under HugeCTR (not TorchRec): mean error")
+    assert "one row a configuration" in shown
     assert "on 541 rows of gemm: fp32 test rows of NVIDIA H100" in shown
     assert "Known error: not validated" in shown
     data = json.loads(run("hardware", "h100-sxm", "--json").out)
     assert data["gemm"]["provenance"]["error"]["n"] == 541
     assert data["memory"]["provenance"]["error"] is None
     assert data["known_error"][0]["suite"] == "mlperf-dlrm"
-    assert "Whole iterations: not validated" in run("hardware", "b200").out
+    assert data["known_error"][0]["runtime"] == "HugeCTR"
+    assert "Whole iterations under TorchRec: mean error" in run("hardware", "a100-40gb").out
+    assert "Whole iterations under TorchRec: not validated" in run("hardware", "b200").out
     assert json.loads(run("hardware", "b200", "--json").out)["known_error"] == []
 
 
@@ -48,7 +52,7 @@ def test_hardware_of_a_file_over_a_base(run, tmp_path: Path) -> None:
     assert shown.code == 0
     assert "overheads  from mine.yaml;" in shown.out
     assert "gemm  from h100-sxm;" in shown.out
-    assert "Whole iterations: not validated" in shown.out
+    assert "Whole iterations under TorchRec: not validated" in shown.out
     data = json.loads(run("hardware", "mine.yaml", "--json").out)
     assert (data["name"], data["origins"]["overheads"]) == ("mine", "mine.yaml")
     assert data["origins"]["collectives.intra"] == "h100-sxm"
