@@ -78,7 +78,7 @@ def test_each_table_goes_to_its_place() -> None:
 
 
 def test_what_is_missing_is_named() -> None:
-    with pytest.raises(InputError, match="no part 'plans \\*' of the suite 'torchrec-cpu'"):
+    with pytest.raises(InputError, match="no part 'plans \\*' of the suite 'against-torchrec'"):
         updated(EMPTY, page().replace("| plans *", "| plans"))
     with pytest.raises(InputError, match="no row 'shardopt, machine calibrated' in 'against"):
         updated(EMPTY, page().replace("### against", "### for"))

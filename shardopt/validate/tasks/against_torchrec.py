@@ -17,6 +17,7 @@ from predictor.fit.scores import mean_interval
 from shardopt.bench.tasks.against import OURS, SHIPPED, THEIRS
 from shardopt.bench.tasks.random_plans import PREFIX
 from shardopt.bench.tasks.task_set import MeasuredTask, TaskSet, load_task_sets
+from shardopt.formatting import percent
 from shardopt.validate.report import Cell, ComparedRow, Report, Scores
 from shardopt.validate.tasks.gains import (
     FEWEST_ROUNDS,
@@ -90,8 +91,8 @@ def validate_against_torchrec(folder: Path) -> Report:
             "measured: both plans interleaved in one process group; a gain is the median over "
             "rounds, with a sign-test interval of at least 95 %",
             f"rounds in which other work kept more than {QUIET:g} of a core busy are in the files "
-            f"but are not counted; a task needs {FEWEST_ROUNDS} others. Measured in part under "
-            f"load: {_loaded(tasks)}",
+            f"but are not counted: {_dropped(tasks)}. A task needs {FEWEST_ROUNDS} others. "
+            f"Measured in part under load: {_loaded(tasks)}",
             "predicted from the calibration of the batch, without using any iteration of a task",
             "from, to: 95 % interval of the mean by Student's t over tasks; tasks are what is "
             "drawn, so plans of one task count once",
@@ -111,6 +112,21 @@ def _too_loaded(batch: TaskSet, task: MeasuredTask) -> str:
     return (
         f"{batch.name} {task.name}: only {quiet} of {len(task.rows.rounds)} rounds without other "
         f"work, and {FEWEST_ROUNDS} are needed; measure more rounds with `shardopt bench against`"
+    )
+
+
+def _dropped(tasks: Sequence[TaskGains]) -> str:
+    """How many rounds that is, over all tasks and by runtime."""
+    groups = {"all": tasks} | {
+        runtime: [t for t in tasks if t.batch.runtime == runtime]
+        for runtime in dict.fromkeys(t.batch.runtime for t in tasks)
+    }
+    counted = {
+        name: (sum(t.loaded for t in of), sum(t.rounds for t in of)) for name, of in groups.items()
+    }
+    return ", ".join(
+        f"{dropped} of {dropped + kept} ({percent(dropped / max(1, dropped + kept))}) {name}"
+        for name, (dropped, kept) in counted.items()
     )
 
 

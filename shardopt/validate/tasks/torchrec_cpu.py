@@ -1,12 +1,14 @@
 """Plans run for real by TorchRec on CPU ranks, against predictions from calibration alone.
 
 Every batch (`shardopt.bench.tasks.task_set`) brings the calibration made before its tasks;
-nothing is fitted on an iteration. Reference kernels, which run between the plans, correct for drift
-of the machine; figures without that correction are shown as well.
+nothing is fitted on an iteration. Batches that the predictor was not developed on lead. Reference
+kernels, which run between the plans, correct for drift of the machine; figures without that
+correction are shown as well.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from shardopt.bench.tasks.task_set import load_task_sets
@@ -15,6 +17,9 @@ from shardopt.validate.tasks.tables import all_scores
 from shardopt.validate.tasks.task_prediction import DEVELOPED_ON, predict_task
 
 NAME = "torchrec-cpu"
+FRESH, DEVELOPED = "batches fresh", "batches developed on"
+ALL = "all plans"
+UNCORRECTED = f"{FRESH}, not corrected for drift"
 VARIANTS_TRIED = 21
 """Versions of the predictor that were scored on `DEVELOPED_ON` before the one reported."""
 
@@ -30,15 +35,28 @@ def validate_torchrec_cpu(folder: Path) -> Report:
         "a folder whose sub-folders hold batch.json, calibration.rows.csv and the tasks' rows",
     )
     tasks = [predict_task(batch, task) for batch in batches for task in batch.tasks]
+    rows = tuple(
+        replace(row, part=FRESH if task.fresh else DEVELOPED)
+        for task in tasks
+        for row in task.rows()
+    )
+    raw = [
+        replace(row, predicted_ms=float(row.name["uncorrected_ms"]), interval_ms=None)
+        for row in rows
+        if row.part == FRESH
+    ]
     return Report(
         NAME,
-        tuple(row for task in tasks for row in task.rows()),
-        headline="plans",
+        rows,
+        headline=FRESH,
+        held_out=(DEVELOPED,),
+        parts={ALL: rows} | ({UNCORRECTED: raw} if raw else {}),
         skipped=tuple(text for batch in batches for text in batch.skipped),
         notes=(
             "measured: the median over all iterations of a plan on rank 0",
-            "predicted from the calibration of the batch, corrected for drift by the reference "
-            "kernels of the task, without using any iteration of a task",
+            "predicted from the calibration of the batch, without using any iteration of a task, "
+            "and corrected for drift: every constant is scaled by what reference kernels took "
+            f"while the task ran, over what they took at calibration; '{UNCORRECTED}' is without",
             f"{VARIANTS_TRIED} versions of the predictor were tried before this one, most of them "
             f"on {DEVELOPED_ON[0]}; fresh batches were scored with this one only",
         ),

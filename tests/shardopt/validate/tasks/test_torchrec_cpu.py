@@ -17,7 +17,13 @@ from shardopt.cli import app
 from shardopt.report.validate import scores_object
 from shardopt.validate.report import Report
 from shardopt.validate.tasks import ranking, task_prediction
-from shardopt.validate.tasks.torchrec_cpu import validate_torchrec_cpu
+from shardopt.validate.tasks.torchrec_cpu import (
+    ALL,
+    DEVELOPED,
+    FRESH,
+    UNCORRECTED,
+    validate_torchrec_cpu,
+)
 
 pytest.importorskip("scipy")
 
@@ -265,3 +271,7 @@ def test_fresh_tasks_are_told_apart(lab, report: Report, monkeypatch: pytest.Mon
     assert [(r["tasks"], r["error"]) for r in fresh] == [(1, pytest.approx(1 - 1 / FACTOR))]
     groups = {r["plans"]: r["n"] for r in table(found, "absolute error")}
     assert groups["batches fresh"] == groups["batches developed on"] == 4
+    parts = found.by_part()
+    assert found.headline == FRESH
+    assert [parts[name].n for name in (FRESH, DEVELOPED, UNCORRECTED, ALL)] == [4, 4, 4, 8]
+    assert len(found.listed) == 8
