@@ -9,14 +9,18 @@ only these, the headline, test the constants. Nothing was fitted on the table of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from predictor.csv_rows import MOST_RANKS, ParsedRows, Row, count, number, read_table
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
+from predictor.iteration.critical_path import Segment
 from predictor.iteration.megatron.kernels import GptTraining
 from predictor.iteration.megatron.runtime import Configuration, load_megatron
 from predictor.iteration.megatron.step import MegatronStep
+from predictor.model.topology import Topology
+from predictor.predict import iteration_interval
 from shardopt.formatting import plural
 from shardopt.validate.report import ComparedRow, Report, data_folder
 
@@ -89,11 +93,26 @@ def validate_transformers(folder: Path) -> Report:
         times = step.iteration_ms([model for _, model, _ in table.rows])
         for (configuration, model, measured), time in zip(table.rows, times, strict=True):
             part = MULTI if name == MULTI_FILE else part_of(configuration)
-            rows.append(_compared(configuration, model, measured, float(time), part))
+            row = _compared(configuration, model, measured, float(time), part)
+            rows.append(replace(row, interval_ms=_interval(step, model, float(time))))
     rows.sort(key=lambda row: (PARTS.index(row.part), *(int(row.name[key]) for key in SPLIT)))
     timings = {_timing(row.name) for row in rows if row.part == UNSEEN}
     notes = (*NOTES, f"rows of '{UNSEEN}' are sums of {plural(len(timings), 'timing')}")
     return Report("transformers", tuple(rows), UNSEEN, tuple(skipped), notes)
+
+
+def _interval(step: MegatronStep, model: GptTraining, time: float) -> tuple[float, float]:
+    """90 % interval of an iteration, by how much of it each group of the profile gives."""
+    hardware = step.hardware
+    local = min(model.gpus, hardware.gpus_per_host)
+    topology = Topology.uniform(
+        model.gpus, local, hbm_bytes=hardware.hbm_bytes, ddr_bytes=hardware.ddr_bytes
+    )
+    path = [
+        Segment(resource, "", resource, 0, 0.0, share * time)
+        for resource, share in step.shares(model).items()
+    ]
+    return iteration_interval(time, path, hardware, topology)
 
 
 def part_of(configuration: Configuration) -> str:

@@ -107,6 +107,30 @@ class MegatronStep:
             }
         return self._segments[key]
 
+    def shares(self, model: GptTraining) -> dict[str, float]:
+        """Resource of the profile -> its share of an iteration.
+
+        Within a segment the device waits for the host in what its kernels leave.
+        """
+        times = self.segments_ms(model)
+        layers = model.layers / model.pipeline
+        found: dict[str, float] = defaultdict(float)
+        for name, kernels in segment_kernels(model).items():
+            passes = model.micro_batches * (layers if name.startswith("layer") else 1.0)
+            left = times[name]
+            for kernel in kernels:
+                joins = kernel.kind == "all_reduce"
+                time = self.tensor_ms(model, kernel) if joins else self.kernel_ms(kernel)
+                resource = RESOURCES.get(kernel.kind, "elementwise").split(".")[0]
+                found[resource] += passes * time
+                left -= time
+            found["overheads"] += passes * max(left, 0.0)
+        sends = 2 * model.micro_batches * self.send_ms(model) if model.pipeline > 1 else 0.0
+        found["collectives"] += self.reduce_ms(model) + sends
+        found["elementwise"] += self.optimizer_ms(model)
+        total = sum(found.values())
+        return {resource: time / total for resource, time in found.items()}
+
     def segment(self, name: str, kernels: Iterable[Kernel], model: GptTraining) -> Graph:
         """The kernels of a segment on one GPU, launched from idle."""
         graph = Graph(1, 1)

@@ -14,6 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
+from predictor.iteration.critical_path import critical_path
+from predictor.iteration.timeline import simulate
+from predictor.predict import iteration_interval
 from shardopt.validate.mlperf.cases import Case, case_of, family_of, profile_of
 from shardopt.validate.mlperf.systems import (
     CONFIGS_FILE,
@@ -45,7 +48,7 @@ def validate_mlperf_dlrm(folder: Path) -> Report:
     planner, problems = Planner.read(folder)
     skipped += problems
     parts = parts_of(systems)
-    times: dict[tuple[object, ...], float] = {}
+    times: dict[tuple[object, ...], tuple[float, tuple[float, float]]] = {}
     rows: list[ComparedRow] = []
     recent: list[ComparedRow] = []
     for system, part in zip(systems, parts, strict=True):
@@ -56,8 +59,8 @@ def validate_mlperf_dlrm(folder: Path) -> Report:
         key = (case.runtime.name, case.hardware.name, system.nodes, system.gpus_per_node,
                system.global_batch, planner.matrix(system))  # fmt: skip
         if key not in times:
-            times[key] = case.builder().iteration_ms()
-        rows.append(_compared(case, times[key], part))
+            times[key] = _predicted(case)
+        rows.append(_compared(case, *times[key], part))
         recent += rows[-1:] if part == TEST and system.version >= (4, 0) else []
     later = [r for r in rows if r.part == TEST and r.name["profile"] in FIT_PROFILES]
     never = [r for r in rows if r.part == TEST and r.name["profile"] not in FIT_PROFILES]
@@ -109,7 +112,18 @@ def is_fitted(system: System) -> bool:
     return system.version <= LAST_FIT_ROUND and profile_of(system.accelerator) in FIT_PROFILES
 
 
-def _compared(case: Case, predicted_ms: float, part: str) -> ComparedRow:
+def _predicted(case: Case) -> tuple[float, tuple[float, float]]:
+    """Time of an iteration and its 90 % interval."""
+    graph = case.builder().build()
+    timeline = simulate(graph, keep_steps=True)
+    time = float(timeline.iteration_ms[0])
+    path = critical_path(graph, timeline)
+    return time, iteration_interval(time, path, case.hardware, case.topology)
+
+
+def _compared(
+    case: Case, predicted_ms: float, interval_ms: tuple[float, float], part: str
+) -> ComparedRow:
     system = case.system
     return ComparedRow(
         {
@@ -128,6 +142,7 @@ def _compared(case: Case, predicted_ms: float, part: str) -> ComparedRow:
         family=family_of(system),
         part=part,
         source=f"MLPerf Training {system.round}, {system.org}",
+        interval_ms=interval_ms,
     )
 
 

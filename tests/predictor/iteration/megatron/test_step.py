@@ -102,6 +102,20 @@ def test_replicas_add_the_reduction_of_their_gradients() -> None:
     assert far.reduce_ms(two) > step.reduce_ms(two)
 
 
+def test_shares_of_an_iteration() -> None:
+    """A slow host leaves kernels next to nothing, a fast one waits for nothing."""
+    slow, fast = (
+        MegatronStep(A100, replace(RUNTIME, kernel_us=us)).shares(MODEL) for us in (5e4, 1e-6)
+    )
+    for found in (slow, fast):
+        assert sum(found.values()) == pytest.approx(1.0)
+    assert slow["overheads"] > 0.99
+    assert fast["overheads"] == pytest.approx(0.0, abs=1e-6)
+    assert fast["collectives"] == 0.0
+    split = MegatronStep(A100, RUNTIME).shares(replace(MODEL, tensor=2, data=2))
+    assert split["collectives"] > 0
+
+
 def test_misalignment_halves_the_load_step_by_step() -> None:
     shapes = [(8, 16, 64), (8, 12, 64), (8, 6, 64), (8, 16, 50257)]
     assert [misalignment(shape) for shape in shapes] == [0, 1, 2, 3]
