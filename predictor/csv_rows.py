@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from predictor.errors import InputError, did_you_mean
+from predictor.files import read_whole
 
 Row = Mapping[str, str]
 T = TypeVar("T")
@@ -48,7 +49,7 @@ def read_table(path: Path, columns: Sequence[str], parse: Callable[[Row], T]) ->
         InputError: the file cannot be read at all, is empty, or lacks a column.
     """
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_whole(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from error
     return parse_table(path, text, columns, parse)

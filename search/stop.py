@@ -7,6 +7,11 @@ from dataclasses import dataclass, field
 
 from predictor.errors import InputError
 
+MOST_EFFORT = 1e6
+"""A year of search."""
+MOST_SECONDS = 1e9
+"""Thirty years; what counts in milliseconds or in 32 bits of seconds still holds it."""
+
 
 @dataclass
 class Stop:
@@ -26,10 +31,18 @@ class Stop:
     _start: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        if not self.effort > 0:
-            raise InputError(f"effort is {self.effort}; it must be above 0 (1 is the default)")
-        if self.time_limit_s is not None and not self.time_limit_s > 0:
-            raise InputError(f"time limit is {self.time_limit_s} s; it must be above 0")
+        if not 0 < self.effort <= MOST_EFFORT:
+            raise InputError(
+                f"effort is {self.effort:g}; it must be above 0 and at most {MOST_EFFORT:g} "
+                "(1 is the default)",
+                inputs=("effort",),
+            )
+        if self.time_limit_s is not None and not 0 < self.time_limit_s <= MOST_SECONDS:
+            raise InputError(
+                f"time_limit is {self.time_limit_s:g}; give seconds, above 0 and at most "
+                f"{MOST_SECONDS:g}",
+                inputs=("time_limit",),
+            )
         if not self.gap >= 0:
             raise InputError(f"gap is {self.gap}; it must be a fraction of at least 0")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from predictor.errors import InputError, did_you_mean
+from predictor.files import read_whole
 
 
 def read_bytes(path: str | Path, what: str) -> bytes:
@@ -21,12 +22,22 @@ def read_bytes(path: str | Path, what: str) -> bytes:
         what: what the file is, for the message, such as ``model file``.
 
     Raises:
-        InputError: the file is missing, a directory or not readable.
+        InputError: the file is missing, a directory, not readable, or longer than any such file.
     """
     try:
-        return Path(path).read_bytes()
+        return read_whole(path)
     except (OSError, ValueError) as error:
         raise InputError(read_problem(path, what, error)) from None
+
+
+def refuse_streams(path: Path, what: str) -> None:
+    """Refuse a file that another one names and that is none: a FIFO would be waited for.
+
+    Raises:
+        InputError: it is a FIFO or a device.
+    """
+    if is_stream(path):
+        raise InputError(f"{path}: is a FIFO or a device; give a regular {what}")
 
 
 def read_problem(path: str | Path, what: str, error: Exception) -> str:

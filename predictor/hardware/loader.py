@@ -15,6 +15,7 @@ import yaml
 from pydantic import ValidationError
 
 from predictor.errors import ProfileError, did_you_mean
+from predictor.files import read_whole
 from predictor.hardware.groups import (
     PROVENANCE_ORDER,
     CpuEmbedding,
@@ -112,7 +113,7 @@ def _load(name_or_path: str, folder: Path, chain: tuple[Path, ...]) -> HardwareP
         files = " -> ".join(file.name for file in (*chain[chain.index(real) :], real))
         raise ProfileError(f"{path} builds on itself: {files}")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_whole(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ProfileError(f"hardware profile {path}: cannot be read: {error}") from error
     return _profile(read_document(text, str(path)), path.parent, (*chain, real))

@@ -12,6 +12,8 @@ from predictor.errors import ProfileError
 
 MAX_NODES = 20_000
 """Limit against aliases that multiply; the largest shipped profile has 700 nodes."""
+MAX_BYTES = 2**20
+"""Longest text; the largest shipped profile has 60 kB."""
 MAX_DEPTH = 30
 """Limit on nesting; profiles have six levels."""
 
@@ -57,6 +59,8 @@ def read_document(text: str, origin: str) -> ProfileDocument:
     Raises:
         ProfileError: the text is not YAML, or not a mapping.
     """
+    if text.count("\n") + text.count(",") > MAX_NODES or len(text) > MAX_BYTES:
+        raise ProfileError(f"{origin}: is too long to be a hardware profile")
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         _check_size(root, origin)

@@ -7,13 +7,16 @@ whether it fits a model.
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from os import PathLike
-from pathlib import Path
 from typing import Any, TypeVar
 
+from predictor.csv_rows import MOST_RANKS
 from predictor.errors import PlanError, did_you_mean
+from predictor.files import read_whole
 from predictor.model.plan import (
     PARAMETER_FIELDS,
     ComputeKernel,
@@ -22,6 +25,7 @@ from predictor.model.plan import (
     ShardingType,
     TablePlan,
 )
+from predictor.model.plan_fields import read_parameters
 
 SCHEMA = "shardopt.plan/1"
 
@@ -41,7 +45,6 @@ _HEADER = (
 _OWN = ("schema", "world_size", "local_world_size", "tables")
 _REQUIRED = ("sharding_type", "compute_kernel", "shards")
 _TABLE_KEYS = (*_REQUIRED, "module", *PARAMETER_FIELDS)
-_OBJECT_FIELDS = ("cache_params", "key_value_params")
 _SHARD_KEYS = ("rank", "offset", "size")
 
 Name = TypeVar("Name", bound=StrEnum)
@@ -79,13 +82,14 @@ def load_plan(path: str | PathLike[str]) -> ShardingPlan:
         PlanError: the file is missing, is not JSON, or does not have the form of a plan.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_whole(path).decode("utf-8")
     except FileNotFoundError:
         raise PlanError(f"{path}: no such file; `shardopt plan` writes plan files") from None
     except UnicodeDecodeError as error:
         raise PlanError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
-    except OSError as error:
-        raise PlanError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise PlanError(f"{path}: cannot be read: {reason}") from None
     return plan_from_dict(_parse(text, str(path)), where=str(path))
 
 
@@ -94,13 +98,31 @@ def _parse(text: str, where: str) -> Any:
         # json keeps the last of two equal keys, so a table planned twice would silently lose one
         result = dict(pairs)
         if len(result) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
+            ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
             raise PlanError(f"{where}: the key '{twice}' is there twice in one object; remove one")
         return result
 
+    def finite(number: str) -> float:
+        # other readers have neither NaN nor a number beyond the range of a double
+        value = float(number)
+        if not math.isfinite(value):
+            raise PlanError(f"{where}: {number} is no finite number; write null if it is not known")
+        return value
+
+    def fits(number: str) -> int:
+        value = int(number)
+        if not -(2**63) <= value < 2**63:
+            raise PlanError(f"{where}: {number[:20]}... does not fit into 64 bits")
+        return value
+
     try:
-        return json.loads(text, object_pairs_hook=unique)
+        return json.loads(
+            text,
+            object_pairs_hook=unique,
+            parse_constant=finite,
+            parse_float=finite,
+            parse_int=fits,
+        )
     except json.JSONDecodeError as error:
         raise PlanError(
             f"{where}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}"
@@ -122,6 +144,8 @@ def plan_from_dict(data: object, *, where: str) -> ShardingPlan:
     _check_schema(root, where)
     _require(root, ("world_size", "tables"), where)
     world_size = _integer(root["world_size"], f"{where}: world_size", at_least=1)
+    if world_size > MOST_RANKS:
+        raise PlanError(f"{where}: world_size is {world_size}; it must be at most {MOST_RANKS}")
     local = root.get("local_world_size")
     if local is None:
         local = min(8, world_size)
@@ -163,7 +187,7 @@ def _table(value: object, where: str, key: str, world_size: int) -> TablePlan:
             _shard(shard, f"{where}: shards[{i}]", world_size) for i, shard in enumerate(shards)
         ),
         module=_module(entry.get("module"), where, key),
-        parameters=_parameters(entry, where),
+        parameters=read_parameters(entry, where),
     )
 
 
@@ -173,14 +197,6 @@ def _module(value: object, where: str, key: str) -> str:
     if not isinstance(value, str):
         raise PlanError(f"{where}: module is {value!r}; it must be the embedding module's name")
     return value
-
-
-def _parameters(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
-    given = {name: entry[name] for name in PARAMETER_FIELDS if entry.get(name) is not None}
-    for name in _OBJECT_FIELDS:
-        if name in given:
-            _object(given[name], f"{where}: {name}", f"{name} (or null)")
-    return given
 
 
 def _shard(value: object, where: str, world_size: int) -> Shard:

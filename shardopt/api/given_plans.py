@@ -6,11 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from predictor.errors import InputError
-from predictor.model.plan import ShardingPlan
+from predictor.errors import InputError, PlanError
+from predictor.model.plan import ShardingPlan, ShardingType
 from predictor.model.plan_check import check_plan, model_mismatch
 from predictor.model.plan_json import load_plan
+from predictor.model.runtime_rules import (
+    RuntimeSetting,
+    find_mean_problem,
+    find_runtime_problem,
+    in_torchrec_order,
+)
 from predictor.predict import Prediction
+from search.in_use.plan import find_broken_constraint
 from shardopt.api.setting import Machine, Setting, check_machine, resolve
 
 
@@ -44,10 +51,35 @@ def predict_plans(
     setting = resolve(model, machine, plans[0])
     found = []
     for path, plan in zip(paths, plans, strict=True):
-        fitting = check_plan(plan, setting.workload, where=str(path))
-        doubts = _doubts(plan, setting)
+        fitting = fit_plan(plan, setting, where=str(path))
+        doubts = (*_doubts(plan, setting), *_broken(fitting, setting))
         found.append(PredictedPlan(str(path), fitting, setting.predict(fitting), doubts))
     return setting, found
+
+
+def fit_plan(plan: ShardingPlan, setting: Setting, *, where: str) -> ShardingPlan:
+    """The plan under the model's own table keys, if it fits the model and TorchRec can run it.
+
+    Args:
+        where: the plan's file, for messages.
+
+    Raises:
+        PlanError: a table is unknown, missing, planned twice, not tiled by its shards, or split as
+            TorchRec splits no table.
+    """
+    fitting = check_plan(plan, setting.workload, where=where)
+    for (key, planned), table in zip(fitting.tables.items(), setting.workload.tables, strict=True):
+        about = RuntimeSetting(
+            (table.num_embeddings, table.embedding_dim),
+            table.pooling,
+            plan.world_size,
+            setting.topology.local_world_size,
+            setting.hardware.device,
+        )
+        problem = find_runtime_problem(in_torchrec_order(planned), about)
+        if problem:
+            raise PlanError(f"{where}: table '{key}': {problem}")
+    return fitting
 
 
 def _check_alike(paths: Sequence[Path], plans: Sequence[ShardingPlan], machine: Machine) -> None:
@@ -81,3 +113,27 @@ def _doubts(plan: ShardingPlan, setting: Setting) -> tuple[str, ...]:
             f"{setting.workload.batch_size}; a batch size of {batch} predicts what it was made for"
         )
     return tuple(doubts)
+
+
+def _broken(plan: ShardingPlan, setting: Setting) -> list[str]:
+    """Constraints of the model that a plan breaks, and means that TorchRec would compute wrong."""
+    workload = setting.workload
+    planned = list(zip(plan.tables.items(), workload.tables, strict=True))
+    found = [
+        f"table '{key}' breaks the model's constraints: {broken}"
+        for (key, sharding), table in planned
+        if (broken := find_broken_constraint(table, sharding))
+    ]
+    ranks: dict[str, set[frozenset[int]]] = {}
+    for (_, sharding), table in planned:
+        if table.constraints.co_locate is not None:
+            ranks.setdefault(table.constraints.co_locate, set()).add(frozenset(sharding.ranks))
+    found += [
+        f"tables of constraints.co_locate '{group}' lie on different ranks"
+        for group, places in ranks.items()
+        if len(places) > 1
+    ]
+    modules: dict[str, dict[str, tuple[ShardingType, str]]] = {}
+    for (_, sharding), table in planned:
+        modules.setdefault(table.module, {})[table.name] = (sharding.sharding_type, table.pooling)
+    return found + [problem for m in modules.values() if (problem := find_mean_problem(m))]

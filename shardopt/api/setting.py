@@ -8,6 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from predictor.csv_rows import MOST_RANKS
 from predictor.errors import InputError
 from predictor.hardware.loader import DEFAULT_HARDWARE, HardwareProfile, load_hardware
 from predictor.model.plan import ShardingPlan
@@ -18,7 +19,7 @@ from predictor.predict import Prediction, predict
 from predictor.units import gib
 from search.problem import Problem
 from shardopt.config import ClusterConfig, load_cluster, load_model_with_notes
-from shardopt.config.cluster import MAX_GIB, MAX_RANKS, default_nvlink_domain
+from shardopt.config.cluster import MAX_GIB, default_nvlink_domain
 
 
 @dataclass(frozen=True)
@@ -131,8 +132,8 @@ def _verdict_notes(hardware: HardwareProfile) -> list[str]:
 
 def check_machine(machine: Machine, *, needs_ranks: bool) -> None:
     """Refuse numbers outside their range and choices that exclude each other."""
-    _check_count("gpus", machine.gpus, "the number of GPUs", MAX_RANKS)
-    _check_count("gpus_per_node", machine.gpus_per_node, "the GPUs of one host", MAX_RANKS)
+    _check_count("gpus", machine.gpus, "the number of GPUs", MOST_RANKS)
+    _check_count("gpus_per_node", machine.gpus_per_node, "the GPUs of one host", MOST_RANKS)
     _check_count("batch_size", machine.batch_size, "samples per rank", 2**40)
     _check_gib("hbm_gib", machine.hbm_gib)
     _check_gib("ddr_gib", machine.ddr_gib)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 from predictor.errors import InputError
+from search.stop import Stop
 
 MAX_SEED = 2**31 - 1
 MAX_TOP_K = 1000
@@ -19,8 +18,5 @@ def check_number(flag: str, value: float, low: int, high: int) -> None:
 def check_search(seed: int, effort: float, time_limit: float | None, top_k: int) -> None:
     """Refuse values of the search flags outside their range."""
     check_number("--seed", seed, 0, MAX_SEED)
-    if not (math.isfinite(effort) and effort > 0):
-        raise InputError(f"--effort is {effort:g}; it must be above 0 (1 is the default)")
-    if time_limit is not None and not time_limit > 0:
-        raise InputError(f"--time-limit is {time_limit:g}; give seconds above 0")
+    Stop(effort, time_limit)
     check_number("--top-k", top_k, 1, MAX_TOP_K)

@@ -131,13 +131,14 @@ def placed_tables(
     setting: Setting, path: Path | None, plan: ShardingPlan | None, max_moves: int | None
 ) -> PlanInUse | None:
     """The plan in use as the search takes it, if it is one of this model."""
-    from predictor.model.plan_check import check_plan, model_mismatch
+    from predictor.model.plan_check import model_mismatch
     from search.in_use.plan import PlanInUse
+    from shardopt.api.given_plans import fit_plan
     from shardopt.cli.output import warn
 
     if plan is None:
         return None
-    fitting = check_plan(plan, setting.workload, where=str(path))
+    fitting = fit_plan(plan, setting, where=str(path))
     doubt = model_mismatch(plan, setting.workload)
     if doubt:
         warn(f"{path}: {doubt}")

@@ -156,10 +156,10 @@ def _changed(
 def _swapped(found: TraceSet, model: Path, old: Path, new: Path) -> PlanSwap:
     """The traced device stands for the hardware of both plans."""
     from predictor.errors import InputError
-    from predictor.model.plan_check import check_plan
     from predictor.model.plan_json import load_plan
     from predictor.trace.simulate.plan_swap import plan_swap
     from predictor.trace.simulate.whatif import traced_profile
+    from shardopt.api.given_plans import fit_plan
     from shardopt.api.setting import Machine, resolve
 
     hardware = traced_profile(found.traces[0])
@@ -168,7 +168,7 @@ def _swapped(found: TraceSet, model: Path, old: Path, new: Path) -> PlanSwap:
             f"--swap-plan: no profile describes the device {found.traces[0].device_name!r}"
         )
     setting = resolve(model, Machine(hardware=hardware.name), load_plan(old))
-    plans = [check_plan(load_plan(path), setting.workload, where=str(path)) for path in (old, new)]
+    plans = [fit_plan(load_plan(path), setting, where=str(path)) for path in (old, new)]
     return plan_swap(found.traces, setting.workload, setting.topology, hardware, *plans)
 
 

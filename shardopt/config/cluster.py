@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from predictor.csv_rows import MOST_RANKS
 from predictor.errors import InputError
 from predictor.hardware.loader import HardwareProfile
 from predictor.units import gib
@@ -18,10 +19,9 @@ from shardopt.config.schema import Name, SchemaVersion, Section, check
 from shardopt.config.values import as_number, whole
 from shardopt.files import decode, read_bytes
 
-MAX_RANKS = 2**20
 MAX_GIB = 1e6
 
-Ranks = Annotated[int, whole(1, MAX_RANKS)]
+Ranks = Annotated[int, whole(1, MOST_RANKS)]
 
 
 class ClusterSection(Section):
@@ -88,8 +88,8 @@ def load_cluster(path: str | Path) -> ClusterConfig:
         )
     section = check(ClusterSection, raw, (), problems)
     ranks = section.hosts * section.ranks_per_host if section else None
-    if ranks is not None and ranks > MAX_RANKS:
-        problems.add(("hosts",), f"hosts x ranks_per_host is {ranks}; at most {MAX_RANKS} ranks")
+    if ranks is not None and ranks > MOST_RANKS:
+        problems.add(("hosts",), f"hosts x ranks_per_host is {ranks}; at most {MOST_RANKS} ranks")
         ranks = None
     hbm = _caps(raw.get("hbm_gib"), "hbm_gib", ranks, problems)
     ddr = _caps(raw.get("ddr_gib"), "ddr_gib", ranks, problems)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,14 @@ from predictor.model.distribution import (
 )
 from shardopt.config.problems import KeyPath, Problems, shown
 from shardopt.config.schema import HistogramSection, StatsSection, ZipfSection, check
+from shardopt.files import refuse_streams
+from shardopt.npz import BROKEN, load_arrays
 
 KINDS = "uniform, {zipf: {alpha: 1.05}}, {reuse_histogram: {lookups, fractions}}, {file, feature}"
+
+
+MOST_BYTES = 2**26
+"""Of a stats file; those of forty features have a few hundred kilobytes."""
 
 
 @dataclass
@@ -108,10 +113,13 @@ class DistributionReader:
         if file not in self._files:
             self._files[file] = None
             try:
+                refuse_streams(self.directory / file, "stats file")
                 self._files[file] = _read_npz(self.directory / file)
+            except InputError as error:
+                self.problems.add(path, str(error))
             except FileNotFoundError:
                 self.problems.add(path, f"there is no file {self.directory / file}")
-            except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            except (OSError, TypeError, *BROKEN) as error:
                 self.problems.add(
                     path,
                     f"{file} is not an .npz file of number arrays: {error}",
@@ -120,10 +128,8 @@ class DistributionReader:
 
 
 def _read_npz(path: Path) -> dict[str, NDArray[np.float64]]:
-    with np.load(path, allow_pickle=False) as archive:
-        if not hasattr(archive, "files"):
-            raise ValueError("it holds one array")
-        return {name: np.asarray(archive[name], dtype=np.float64) for name in archive.files}
+    arrays = load_arrays(path, MOST_BYTES)
+    return {name: np.asarray(array, dtype=np.float64) for name, array in arrays.items()}
 
 
 def _measured(arrays: dict[str, NDArray[np.float64]], feature: str) -> Empirical | EmpiricalByRange:

@@ -18,6 +18,9 @@ from shardopt.config.problems import KeyPath, Place, Problems, key_text, shown
 MAX_NODES = 500_000
 """Most YAML nodes of a file; more come from aliases that multiply."""
 
+MAX_BYTES = 2**25
+"""Longest text: libyaml keeps several copies of it."""
+
 MAX_DEPTH = 50
 """Most levels of nesting; a model file needs seven."""
 
@@ -41,6 +44,11 @@ def parse_yaml(text: str, problems: Problems) -> Any:
     Raises:
         InputError: the text is not YAML, is empty, or holds more than one document.
     """
+    # before libyaml makes a node of each value, which take a kilobyte
+    if len(text) > MAX_BYTES or text.count("\n") + text.count(",") > MAX_NODES:
+        raise InputError(
+            f"{problems.file}: is too long; at most {MAX_NODES:,} lines and {MAX_BYTES >> 20} MiB"
+        )
     node = _compose(text, problems.file)
     if node is None:
         raise InputError(f"{problems.file}: the file is empty")

@@ -9,6 +9,9 @@ from predictor.errors import InputError
 
 KeyPath = tuple[str | int, ...]
 
+MOST_SHOWN = 100
+"""Problems that a message lists; whoever has more has one that repeats."""
+
 
 def key_text(path: KeyPath) -> str:
     """A key path as people write it: ``tables[3].features[0].pooling_factor``."""
@@ -56,7 +59,7 @@ class Problems:
     file: str
     places: dict[KeyPath, Place] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    _found: list[tuple[Place, str]] = field(default_factory=list)
+    _found: dict[tuple[Place, str], None] = field(default_factory=dict)
     _inputs: list[str] = field(default_factory=list)
 
     @property
@@ -83,16 +86,16 @@ class Problems:
 
     def add_at(self, place: Place, message: str) -> None:
         """Record a problem at a place that no key leads to."""
-        if (place, message) not in self._found:
-            self._found.append((place, message))
+        self._found[place, message] = None
 
     def raise_if_any(self) -> None:
-        """Raise one `InputError` with a line for every problem, in the order of the file."""
+        """Raise one `InputError` with a line a problem, in the order of the file."""
         if not self._found:
             return
         order = sorted(self._found, key=lambda p: (p[0].file != self.file, p[0].file, p[0].line))
         lines = [f"{place}: {message}" for place, message in order]
         if len(lines) == 1:
             raise InputError(lines[0], self._inputs)
-        text = "\n  ".join([f"{self.file}: {len(lines)} problems", *lines])
+        more = [f"and {len(lines) - MOST_SHOWN} more"] if len(lines) > MOST_SHOWN else []
+        text = "\n  ".join([f"{self.file}: {len(lines)} problems", *lines[:MOST_SHOWN], *more])
         raise InputError(text, self._inputs)

@@ -20,7 +20,7 @@ from shardopt.config.document import parse_yaml
 from shardopt.config.problems import KeyPath, Place, Problems, shown
 from shardopt.config.schema import ConstraintsSection, FeatureSection, TableSection, known_keys
 from shardopt.config.values import nearest
-from shardopt.files import decode, read_bytes
+from shardopt.files import decode, read_bytes, refuse_streams
 
 _CONSTRAINTS = known_keys(ConstraintsSection)
 _TABLE = [key for key in known_keys(TableSection) if key != "features"]
@@ -39,6 +39,7 @@ def read_tables_csv(path: Path, problems: Problems) -> tuple[list[dict[str, Any]
         problems: takes errors (file, line, column) and the places of all values.
     """
     try:
+        refuse_streams(path, "CSV file of tables")
         content = read_bytes(path, "CSV file of tables")
         rows = list(_rows(decode(content, path), path, problems))
     except InputError as error:

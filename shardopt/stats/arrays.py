@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
-from numpy.lib import format as npy
 
 from predictor.errors import InputError
 from shardopt.files import read_problem
+from shardopt.npz import BROKEN, Head, read_head
 from shardopt.stats.counts import Bags
-from shardopt.stats.source import Chunk, whole_numbers
+from shardopt.stats.source import CHUNK_ROWS, Chunk, whole_numbers
 
-_BROKEN = (ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError)
+MOST_FEATURES = 2**16
+MOST_BYTES = 2**30
+"""Of a chunk of samples of one feature."""
 
 
 class NpySource:
@@ -27,14 +28,18 @@ class NpySource:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self.array = np.load(path, mmap_mode="r", allow_pickle=False)
+            self.array = _map(path)
         except OSError as error:
             raise InputError(read_problem(path, "data file", error)) from None
-        except _BROKEN as error:
+        except BROKEN as error:
             raise InputError(f"{path}: is no .npy file of numbers, or truncated: {error}") from None
         if self.array.ndim != 2:
             raise InputError(
                 f"{path}: holds an array of shape {self.array.shape}; allowed: [samples, features]"
+            )
+        if self.array.shape[1] > MOST_FEATURES:
+            raise InputError(
+                f"{path}: has {self.array.shape[1]} columns; one a feature, at most {MOST_FEATURES}"
             )
         whole_numbers(self.array[:0], str(path))
         self.features: Sequence[str] = [f"cat_{i}" for i in range(self.array.shape[1])]
@@ -63,10 +68,10 @@ class NpzSource:
         try:
             with zipfile.ZipFile(path) as archive:
                 members = [name for name in archive.namelist() if name.endswith(".npy")]
-                self.heads = {_name(m): (m, *self._head(archive, m)) for m in members}
+                self.heads = {_name(m): (m, self._head(archive, m)) for m in members}
         except OSError as error:
             raise InputError(read_problem(path, "data file", error)) from None
-        except _BROKEN as error:
+        except BROKEN as error:
             raise InputError(f"{path}: is no .npz file, or truncated: {error}") from None
         self.features: Sequence[str] = list(self.heads)
 
@@ -80,10 +85,11 @@ class NpzSource:
                 archive = stack.enter_context(zipfile.ZipFile(self.path))
                 streams = {}
                 for name in wanted:
-                    member, shape, dtype = self.heads[name]
+                    member, head = self.heads[name]
                     stream = stack.enter_context(archive.open(member))
-                    _skip_head(stream)
-                    stream.seek(stream.tell() + skip * rows * _ids(shape) * dtype.itemsize)
+                    read_head(stream)
+                    size = _ids(head.shape) * head.dtype.itemsize
+                    stream.seek(stream.tell() + skip * rows * size)
                     streams[name] = stream
                 for first in range(skip * rows, total, rows):
                     count = min(rows, total - first)
@@ -91,38 +97,42 @@ class NpzSource:
                     yield Chunk(first, "row", bags)
         except OSError as error:
             raise InputError(read_problem(self.path, "data file", error)) from None
-        except _BROKEN as error:
+        except BROKEN as error:
             raise InputError(f"{self.path}: is truncated or damaged: {error}") from None
 
-    def _head(self, archive: zipfile.ZipFile, member: str) -> tuple[tuple[int, ...], np.dtype]:
+    def _head(self, archive: zipfile.ZipFile, member: str) -> Head:
         with archive.open(member) as stream:
-            shape, fortran, dtype = _skip_head(stream)
-        name = _name(member)
-        if len(shape) not in (1, 2) or (fortran and len(shape) == 2 and min(shape) > 1):
+            head = read_head(stream)
+        name, shape = _name(member), head.shape
+        if len(shape) not in (1, 2) or (head.fortran and len(shape) == 2 and min(shape) > 1):
             raise InputError(
                 f"{self.path}: {name}: has the shape {shape}; allowed: [samples, ids] or [samples],"
                 " in C order"
             )
-        return shape, dtype
+        if _ids(shape) * head.dtype.itemsize * CHUNK_ROWS > MOST_BYTES:
+            raise InputError(f"{self.path}: {name}: has {_ids(shape)} ids a sample, too many")
+        return head
 
     def _samples(self, wanted: Sequence[str]) -> int:
         first = wanted[0]
+        samples = {name: self.heads[name][1].shape[0] for name in wanted}
         for name in wanted:
-            whole_numbers(np.empty(0, self.heads[name][2]), f"{self.path}: {name}")
-            if self.heads[name][1][0] != self.heads[first][1][0]:
+            whole_numbers(np.empty(0, self.heads[name][1].dtype), f"{self.path}: {name}")
+            if samples[name] != samples[first]:
                 raise InputError(
-                    f"{self.path}: '{name}' has {self.heads[name][1][0]} samples and '{first}' has "
-                    f"{self.heads[first][1][0]}; all features must have as many"
+                    f"{self.path}: '{name}' has {samples[name]} samples and '{first}' has "
+                    f"{samples[first]}; all features must have as many"
                 )
-        return self.heads[first][1][0]
+        return samples[first]
 
     def _bags(self, stream: IO[bytes], name: str, count: int) -> Bags:
-        _, shape, dtype = self.heads[name]
-        each = _ids(shape)
-        raw = stream.read(count * each * dtype.itemsize)
-        if len(raw) < count * each * dtype.itemsize:
+        _, head = self.heads[name]
+        each = _ids(head.shape)
+        size = count * each * head.dtype.itemsize
+        raw = stream.read(size)
+        if len(raw) < size:
             raise EOFError(f"{name} ends early")
-        ids = whole_numbers(np.frombuffer(raw, dtype=dtype), f"{self.path}: {name}")
+        ids = whole_numbers(np.frombuffer(raw, dtype=head.dtype), f"{self.path}: {name}")
         return Bags(ids) if each == 1 else Bags(ids, np.full(count, each, dtype=np.int64))
 
 
@@ -135,9 +145,18 @@ def _ids(shape: tuple[int, ...]) -> int:
     return shape[1] if len(shape) == 2 else 1
 
 
-def _skip_head(stream: IO[bytes]) -> Any:
-    """Shape, Fortran order and type of an array; the stream then stands at its data."""
-    version = npy.read_magic(stream)
-    if version == (1, 0):
-        return npy.read_array_header_1_0(stream)
-    return npy.read_array_header_2_0(stream)
+def _map(path: Path) -> np.ndarray:
+    """The array of a file, without reading it.
+
+    Raises:
+        OSError, or one of `BROKEN`: it cannot be read, is damaged or shorter than its head says.
+    """
+    with path.open("rb") as stream:
+        head = read_head(stream)
+        at, there = stream.tell(), path.stat().st_size
+    if at + head.size * head.dtype.itemsize > there:
+        raise EOFError("it ends early")
+    order = "F" if head.fortran else "C"
+    if not head.size:
+        return np.empty(head.shape, head.dtype)
+    return np.memmap(path, head.dtype, "r", at, head.shape, order)

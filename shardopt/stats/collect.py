@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +11,15 @@ import numpy as np
 
 from predictor.errors import InputError, did_you_mean
 from shardopt.files import atomic_open, read_problem
+from shardopt.npz import BROKEN, load_arrays
 from shardopt.stats.counts import Bags, FeatureCounts
 from shardopt.stats.source import CHUNK_ROWS, Chunk, DataFormat, Source, format_of, pick
 
 CHECKPOINT_CHUNKS = 32
 """Chunks between two checkpoints."""
 MAX_IDS = 2**20
+MOST_CHECKPOINT = 2**30
+"""Bytes of a checkpoint: a hundred features with `MAX_IDS` ids each."""
 SCHEMA = "shardopt.stats-checkpoint/1"
 
 OnChunk = Callable[[Path, int], None]
@@ -196,9 +198,8 @@ def _load(
 ) -> tuple[tuple[int, int], dict[str, FeatureCounts]]:
     """Files and chunks that are done, and what was counted in them."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+        arrays = load_arrays(path, MOST_CHECKPOINT)
+    except (OSError, *BROKEN) as error:
         raise InputError(f"{path}: is no checkpoint of shardopt stats: {error}") from None
     if str(arrays.get("key")) != key:
         raise InputError(
@@ -206,8 +207,11 @@ def _load(
             inputs=("checkpoint",),
         )
     counts = {}
-    for number, name in enumerate(wanted):
-        mine = f"{number}."
-        state = {k.removeprefix(mine): v for k, v in arrays.items() if k.startswith(mine)}
-        counts[name] = FeatureCounts.of_state(state)
-    return (int(arrays["done"][0]), int(arrays["done"][1])), counts
+    try:
+        for number, name in enumerate(wanted):
+            mine = f"{number}."
+            state = {k.removeprefix(mine): v for k, v in arrays.items() if k.startswith(mine)}
+            counts[name] = FeatureCounts.of_state(state)
+        return (int(arrays["done"][0]), int(arrays["done"][1])), counts
+    except (TypeError, ValueError, LookupError) as error:
+        raise InputError(f"{path}: is a damaged checkpoint: {error}; delete it") from None

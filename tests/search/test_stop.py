@@ -13,8 +13,8 @@ from search.stop import Stop
     [
         ({"effort": 0}, "effort is 0; it must be above 0"),
         ({"effort": float("nan")}, "effort is nan"),
-        ({"time_limit_s": 0}, "time limit is 0 s"),
-        ({"time_limit_s": -1.5}, "time limit is -1.5 s"),
+        ({"time_limit_s": 0}, "time_limit is 0"),
+        ({"time_limit_s": -1.5}, "time_limit is -1.5"),
         ({"gap": -0.1}, "gap is -0.1"),
     ],
 )

@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 from predictor.model.plan import Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.runtime_rules import RuntimeSetting, find_runtime_problem, in_torchrec_order
 from predictor.model.topology import Topology
 from predictor.model.workload import Table, Workload
 from search.space.enumerate import enumerate_space
@@ -17,7 +18,6 @@ from search.space.option import Option
 from shardopt.bench.tasks.models.chance import pick, whole
 from shardopt.bench.tasks.plans import signature
 from shardopt.bench.tasks.structures import SMALL_BYTES, Candidate, plan_of, structures
-from shardopt.torchrec.plan.rules import RuntimeSetting, find_runtime_problem, in_torchrec_order
 
 PREFIX = "random_"
 """Of the names of random plans; a number from 1 follows."""

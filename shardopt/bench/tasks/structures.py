@@ -8,10 +8,10 @@ from collections.abc import Set as AbstractSet
 
 from predictor.hardware.loader import HardwareProfile
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.runtime_rules import row_blocks
 from predictor.model.topology import Topology
 from predictor.model.workload import Table, Workload
 from predictor.predict import Prediction, predict
-from shardopt.torchrec.plan.rules import row_blocks
 
 SMALL_BYTES = 2 * 2**20
 """Tables up to it are replicated by the plans that replicate small ones."""

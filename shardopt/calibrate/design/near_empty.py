@@ -18,10 +18,10 @@ from predictor.model.plan import (
     TablePlans,
 )
 from predictor.model.plan_check import match_plan
+from predictor.model.runtime_rules import row_blocks
 from predictor.model.topology import Topology
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 from shardopt.calibrate.design.points import Point
-from shardopt.torchrec.plan.rules import row_blocks
 
 ROWS, NARROW, WIDE = 64, 4, 8
 """Column-wise tables are wide, and each half as narrow as FBGEMM's fused kernels allow."""

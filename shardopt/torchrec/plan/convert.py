@@ -10,15 +10,15 @@ from typing import Any
 from predictor.errors import PlanError, did_you_mean
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.plan_check import assign_tables
-from shardopt.extras import needs_torchrec
-from shardopt.torchrec.plan.fields import read_fields, write_fields
-from shardopt.torchrec.plan.module_tables import ModuleTable, find_tables
-from shardopt.torchrec.plan.rules import (
+from predictor.model.runtime_rules import (
     RuntimeSetting,
     find_mean_problem,
     find_runtime_problem,
     in_torchrec_order,
 )
+from shardopt.extras import needs_torchrec
+from shardopt.torchrec.plan.fields import read_fields, write_fields
+from shardopt.torchrec.plan.module_tables import ModuleTable, find_tables
 
 with needs_torchrec():
     import torch

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.runtime_rules import in_torchrec_order
 from predictor.model.workload import Workload
 from shardopt.extras import needs_torchrec
-from shardopt.torchrec.plan.rules import in_torchrec_order
 
 with needs_torchrec():
     from torchrec.distributed.planner.enumerators import get_partition_by_type

@@ -24,7 +24,7 @@ from predictor.model.workload import DenseArch, Feature, Table, Workload
 
 NAMES = st.text("abcdefgh_0123456789", min_size=1, max_size=6)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    st.none() | st.booleans() | st.integers() | st.floats(-1e300, 1e300) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
     max_leaves=6,
 )
@@ -48,7 +48,7 @@ def plans(draw: st.DrawFn) -> ShardingPlan:
     parameters = st.fixed_dictionaries(
         {},
         optional={
-            "cache_params": st.fixed_dictionaries({"load_factor": st.floats(0, 1)}),
+            "cache_params": st.fixed_dictionaries({"load_factor": st.floats(0.01, 1)}),
             "enforce_hbm": st.booleans(),
             "output_dtype": st.sampled_from(["FP32", "FP16"]),
         },
@@ -152,6 +152,20 @@ def edit(path: str, value: Any) -> dict[str, Any]:
         ("tables.t0.modul", "ebc", ["'t0'", "unknown key 'modul'", "did you mean 'module'"]),
         ("tables.t0.module", 3, ["'t0'", "module is 3"]),
         ("tables.t0.cache_params", 0.2, ["'t0'", "cache_params", "object"]),
+        ("tables.t0.cache_params", {"load_factor": "x"}, ["load_factor is 'x'", "at most 1"]),
+        ("tables.t0.cache_params", {"load_factor": -0.5}, ["load_factor is -0.5", "above 0"]),
+        ("tables.t0.cache_params", {"load_factor": 0}, ["load_factor is 0", "above 0"]),
+        ("tables.t0.cache_params", {"load_factor": float("nan")}, ["load_factor is nan"]),
+        ("tables.t0.cache_params", {"load_factor": 1e30}, ["load_factor is 1e+30", "at most 1"]),
+        ("tables.t0.cache_params", {"load_factor": True}, ["load_factor is True"]),
+        ("tables.t0.cache_params", {"reserved_memory": -1}, ["reserved_memory is -1"]),
+        ("tables.t0.cache_params", {"algorithm": "lru"}, ["algorithm is 'lru'", "LRU, LFU"]),
+        ("tables.t0.enforce_hbm", "false", ["enforce_hbm is 'false'", "true or false"]),
+        ("tables.t0.stochastic_rounding", 1, ["stochastic_rounding is 1"]),
+        ("tables.t0.bounds_check_mode", 2, ["bounds_check_mode is 2", "WARNING"]),
+        ("tables.t0.output_dtype", "fp16", ["output_dtype is 'fp16'", "FP16"]),
+        ("tables.t0.key_value_params", [], ["key_value_params is []", "object"]),
+        ("world_size", 10**9, ["world_size is 1000000000", "at most 65536"]),
         ("tables.t0.shards.0.rank", 2, ["'t0'", "shards[0].rank is 2", "0..1"]),
         ("tables.t0.shards.0.rank", -1, ["'t0'", "shards[0].rank is -1"]),
         ("tables.t0.shards.0.rank", ..., ["'t0'", "shards[0]", "rank", "missing"]),
@@ -190,6 +204,10 @@ def test_load(tmp_path: Path) -> None:
         (b'{"tables": {"t0": 1, "t0": 2}}', ["'t0' is there twice"]),
         (b"[" * 100_000, ["not usable as JSON"]),
         (b'{"world_size": ' + b"9" * 5000 + b"}", ["not usable as JSON"]),
+        (b'{"world_size": ' + b"9" * 59 + b"}", ["does not fit into 64 bits"]),
+        (b'{"iteration_ms": NaN}', ["NaN is no finite number"]),
+        (b'{"iteration_ms": -Infinity}', ["-Infinity is no finite number"]),
+        (b'{"iteration_ms": 1e999}', ["1e999 is no finite number"]),
     ],
 )
 def test_a_file_that_is_no_plan(tmp_path: Path, content: bytes, words: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -193,3 +194,50 @@ def test_statistics_files(
     assert "model.yaml:14: tables[0].features[0].index_distribution" in message
     for part in parts:
         assert part in message
+
+
+def test_many_duplicate_keys_are_read_at_once_and_not_all_listed(tmp_path: Path) -> None:
+    path = tmp_path / "model.yaml"
+    path.write_text("schema: 1\n" + "x: 1\n" * 40_000)
+    with pytest.raises(InputError) as caught:
+        load_model(path)
+    lines = str(caught.value).split("\n")
+    assert lines[0].endswith(" problems")
+    assert len(lines) == 102
+    assert re.fullmatch(r"  and 39[0-9]+ more", lines[-1])
+
+
+@pytest.mark.parametrize("text", ["schema: [" + "a," * 600_000 + "]", "# c\n" * 600_000])
+def test_a_text_of_more_values_than_any_model_is_not_parsed(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "model.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"model\.yaml: is too long; at most 500,000 lines"):
+        load_model(path)
+
+
+def test_what_has_no_end_is_not_read_to_the_end() -> None:
+    with pytest.raises(InputError, match="/dev/zero: is longer than 256 MiB"):
+        load_model(Path("/dev/zero"))
+
+
+@pytest.mark.parametrize(
+    "wanted", ["tables: {csv: fifo}", "features: [{name: f, index_distribution: {file: fifo}}]"]
+)
+def test_a_fifo_that_a_model_names_is_refused_and_not_waited_for(
+    tmp_path: Path, wanted: str
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    tables = wanted if wanted.startswith("tables") else f"tables:\n  - name: t\n    {wanted}"
+    path = tmp_path / "model.yaml"
+    path.write_text(f"schema: 1\n{tables}\n")
+    with pytest.raises(InputError, match="fifo: is a FIFO or a device; give a regular"):
+        load_model(path)
+
+
+def test_a_stats_file_that_unpacks_to_gigabytes_is_refused(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "s.npz", **{"f.counts": np.zeros(2**24), "f.weights": [1.0]})
+    path = tmp_path / "model.yaml"
+    feature = "{name: f, pooling_factor: 1, index_distribution: {file: s.npz}}"
+    path.write_text(f"schema: 1\ntables:\n  - name: t\n    features: [{feature}]\n")
+    with pytest.raises(InputError, match=r"s\.npz is not an \.npz file .* larger than any"):
+        load_model(path)

@@ -35,6 +35,12 @@ def multi_hot(path: Path) -> Path:
     return path
 
 
+def npy(head: str) -> bytes:
+    """A file with a head of one's own, and no data."""
+    text = head.encode("latin1")
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
 def counts(*paths: Path, **more: object) -> dict[str, FeatureCounts]:
     return collect(paths, ReadOptions(chunk_rows=70, **more))  # type: ignore[arg-type]
 
@@ -182,6 +188,30 @@ BROKEN: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "cut.npy": (
         lambda path: (np.save(path, IDS), path.write_bytes(path.read_bytes()[:-9])),
         ["no .npy file of numbers, or truncated"],
+    ),
+    **{
+        f"head{number}.npy": (
+            lambda path, head=head: path.write_bytes(npy(head)),
+            ["no .npy file of numbers, or truncated"],
+        )
+        for number, head in enumerate(
+            [
+                "{'descr': '<i8', 'fortran_order': False, 'shape': (3, 2",
+                "{'descr': [1], 'fortran_order': False, 'shape': (3, 2)}",
+                "{'descr': (), 'fortran_order': False, 'shape': (3, 2)}",
+                "{'descr': '|O', 'fortran_order': False, 'shape': (3, 2)}",
+                "{'descr': '|V0', 'fortran_order': False, 'shape': (3, 2)}",
+                "{'descr': '<i8', 'fortran_order': False, 'shape': (-3, -2)}",
+                "{'descr': '<i8', 'fortran_order': False, 'shape': (10**18, 2)}",
+                "{'descr': '<i8', 'fortran_order': False, 'shape': (1000000000000000000, 99)}",
+                "{" * 5000,
+                "\x00\xff",
+            ]
+        )
+    },
+    "wide.npy": (
+        lambda path: np.save(path, np.zeros((1, 70_000), dtype=np.int8)),
+        ["has 70000 columns", "at most 65536"],
     ),
     "negative.npy": (
         lambda path: np.save(path, np.where(np.arange(300)[:, None] == 80, -3, IDS)),

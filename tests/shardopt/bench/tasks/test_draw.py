@@ -8,6 +8,7 @@ from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from predictor.model.plan import ShardingType
 from predictor.model.plan_check import check_plan
+from predictor.model.runtime_rules import RuntimeSetting, find_runtime_problem, in_torchrec_order
 from predictor.model.workload import Feature
 from predictor.predict import predict
 from predictor.units import GIB
@@ -16,7 +17,6 @@ from shardopt.bench.tasks import draw
 from shardopt.bench.tasks.draw import Task, draw_task, task_topology
 from shardopt.bench.tasks.plans import CLOSE, MAX_PLANS, MIN_CLOSE, signature
 from shardopt.bench.tasks.structures import column_wise, distinct_share, plan_of, table_wise_by_skew
-from shardopt.torchrec.plan.rules import RuntimeSetting, find_runtime_problem, in_torchrec_order
 from tests.builders import a_table, a_workload
 from tests.quick import quick_first
 

@@ -6,11 +6,11 @@ import pytest
 
 from predictor.model.plan import ShardingType
 from predictor.model.plan_check import check_plan
+from predictor.model.runtime_rules import RuntimeSetting, find_runtime_problem, in_torchrec_order
 from shardopt.bench.tasks.models.families import draw_model
 from shardopt.bench.tasks.plans import signature
 from shardopt.bench.tasks.random_plans import random_plans
 from shardopt.bench.tasks.structures import SMALL_BYTES
-from shardopt.torchrec.plan.rules import RuntimeSetting, find_runtime_problem, in_torchrec_order
 from tests.builders import a_table, a_topology, a_workload
 
 MODELS = [("published", 0), ("published", 4), *(("shapes", seed) for seed in range(7))]

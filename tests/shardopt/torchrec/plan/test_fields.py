@@ -25,6 +25,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.types import DataType
 
 from predictor.errors import PlanError
+from predictor.model import plan_fields
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.plan_json import plan_from_dict, plan_to_dict
 from shardopt.torchrec.plan.convert import from_torchrec, to_torchrec
@@ -188,3 +189,15 @@ def test_field_values_that_cannot_be(parameters: dict[str, Any], words: str) -> 
     with pytest.raises(PlanError, match=words) as caught:
         to_torchrec(plan_of(**parameters), collection())
     assert "table 't0'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "known"),
+    [
+        (DataType, plan_fields.DATA_TYPES),
+        (BoundsCheckMode, plan_fields.BOUNDS_CHECKS),
+        (CacheAlgorithm, plan_fields.ALGORITHMS),
+    ],
+)
+def test_every_name_of_torchrec_is_read(kind: Any, known: tuple[str, ...]) -> None:
+    assert set(kind.__members__) <= set(known)

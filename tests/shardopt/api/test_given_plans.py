@@ -1,0 +1,101 @@
+"""Plans that are given: what TorchRec would refuse, and what a model's constraints forbid."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from predictor.errors import PlanError
+from shardopt.api.given_plans import predict_plans
+from shardopt.api.setting import Machine
+
+ROWS = {"users": 200000, "items": 50000, "days": 7}
+
+
+def table(kind: str, kernel: str, *shards: tuple[int, list[int], list[int]]) -> dict[str, Any]:
+    return {
+        "sharding_type": kind,
+        "compute_kernel": kernel,
+        "shards": [{"rank": r, "offset": o, "size": s} for r, o, s in shards],
+    }
+
+
+def written(folder: Path, **tables: dict[str, Any]) -> Path:
+    """A plan of the model on two ranks; tables that are not given are table-wise on rank 0."""
+    given = {
+        name: table("table_wise", "fused", (0, [0, 0], [rows, 64])) for name, rows in ROWS.items()
+    }
+    path = folder / "plan.json"
+    plan = {"schema": "shardopt.plan/1", "world_size": 2, "tables": {**given, **tables}}
+    path.write_text(json.dumps(plan))
+    return path
+
+
+def halves(first: int, second: int, cut: int) -> dict[str, Any]:
+    """The items row-wise on two ranks, cut after a row."""
+    return table(
+        "row_wise",
+        "fused",
+        (first, [0, 0], [cut, 64]),
+        (second, [cut, 0], [50000 - cut, 64]),
+    )
+
+
+REPLICAS = tuple((rank, [0, 0], [7, 64]) for rank in (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ({"items": halves(1, 1, 25000)}, ["'items'", "row_wise", "ranks [1, 1]", "[0, 1]"]),
+        ({"items": halves(0, 1, 30000)}, ["'items'", "30000 rows", "blocks of 25000"]),
+        ({"items": halves(1, 0, 25000)}, ["'items'", "ranks [1, 0]"]),
+        ({"days": table("data_parallel", "fused", *REPLICAS)}, ["'days'", "dense only"]),
+    ],
+)
+def test_what_torchrec_would_refuse(
+    model: Path, tmp_path: Path, tables: dict[str, Any], words: list[str]
+) -> None:
+    path = written(tmp_path, **tables)
+    with pytest.raises(PlanError) as caught:
+        predict_plans(model, [path], Machine())
+    for word in [str(path), *words]:
+        assert word in str(caught.value)
+
+
+def test_what_torchrec_runs(model: Path, tmp_path: Path) -> None:
+    days = table("data_parallel", "dense", *REPLICAS)
+    path = written(tmp_path, items=halves(0, 1, 25000), days=days)
+    _, (found,) = predict_plans(model, [path], Machine())
+    assert len(found.doubts) == 1
+    assert "does not say which model file" in found.doubts[0]
+
+
+def test_broken_constraints_are_named(model: Path, tmp_path: Path) -> None:
+    text = model.read_text()
+    wants = {
+        200000: "{sharding_types: [row_wise], co_locate: together}",
+        50000: "{ranks: [1], co_locate: together}",
+        7: "{compute_kernels: [dense], co_locate: together}",
+    }
+    for rows, given in wants.items():
+        line = f"    num_embeddings: {rows}\n"
+        text = text.replace(line, f"{line}    constraints: {given}\n")
+    model.write_text(text)
+    items = table("table_wise", "fused", (1, [0, 0], [50000, 64]))
+    _, (found,) = predict_plans(model, [written(tmp_path, items=items)], Machine())
+    told = "\n".join(found.doubts)
+    assert "'users' breaks the model's constraints: constraints.sharding_types" in told
+    assert "'days' breaks the model's constraints: constraints.compute_kernels" in told
+    assert "constraints.co_locate 'together' lie on different ranks" in told
+    assert "'items'" not in told
+
+
+def test_means_that_torchrec_computes_wrong_are_a_doubt(model: Path, tmp_path: Path) -> None:
+    line = "    num_embeddings: 50000\n"
+    model.write_text(model.read_text().replace(line, f"{line}    pooling: mean\n"))
+    _, (found,) = predict_plans(model, [written(tmp_path, items=halves(0, 1, 25000))], Machine())
+    assert any("divide the output" in doubt for doubt in found.doubts)
