@@ -73,6 +73,11 @@ SUITES = (
     Suite("mlperf-dlrm", "MLPerf training of DLRM", "shardopt.validate.mlperf.suite"),
     Suite("dlrm-published", "DLRM in NVIDIA's examples", "shardopt.validate.dlrm_published"),
     Suite("torchrec-p4d", "TorchRec on A100-40GB", "shardopt.validate.torchrec_p4d"),
+    Suite(
+        "torchrec-steps",
+        "steps of TorchRec's pipeline benchmark",
+        "shardopt.validate.torchrec_steps.suite",
+    ),
     Suite("transformers", "GPT under Megatron", "shardopt.validate.transformers"),
     Suite("traces", "steps of public PyTorch traces", "shardopt.validate.traces"),
     Suite(

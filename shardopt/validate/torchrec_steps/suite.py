@@ -1,0 +1,105 @@
+"""Whole steps of TorchRec's pipeline benchmark (`runs` says what was trained, `plans` under what).
+
+A row with one loop was cold: the first batches of a process, which fill the pipeline, grow the
+allocator and load kernels, are in its mean. It is predicted like any other, but stands apart: what
+it took beyond the prediction is its excess.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from predictor.csv_rows import read_table
+from predictor.errors import ShardoptError
+from predictor.hardware.loader import load_hardware
+from predictor.model.topology import Topology
+from predictor.predict import predict
+from shardopt.validate.report import ComparedRow, Report, data_folder, noise_of
+from shardopt.validate.torchrec_steps import plans, runs
+from shardopt.validate.torchrec_steps.order import order_scores
+from shardopt.validate.torchrec_steps.runs import Run
+
+STEADY, COLD = "steady steps", "one cold loop"
+UNLIKE = "with work that is not modelled"
+
+
+def validate_torchrec_steps(folder: Path) -> Report:
+    """Predict every row of the table in ``folder``.
+
+    Raises:
+        InputError: the folder or the tables are not there.
+    """
+    data_folder(folder, [runs.FILE, plans.FILE], every=True)
+    table = read_table(folder / runs.FILE, runs.COLUMNS, runs.parse_run)
+    printed = read_table(folder / plans.FILE, plans.COLUMNS, plans.parse_group)
+    groups = tuple(group for group in printed.rows if group is not None)
+    skipped = [*table.problems, *printed.problems]
+    pairs: list[tuple[Run, ComparedRow]] = []
+    for run in table.rows:
+        try:
+            pairs.append((run, _compared(run, groups)))
+        except ShardoptError as error:
+            skipped.append(f"{run.commit} {run.name}: {error}")
+    rows = tuple(row for _, row in pairs)
+    kept = [pair for pair in pairs if not pair[0].unlike]
+    noise = noise_of((run.key, run.measured_ms) for run, _ in kept)
+    return Report(
+        "torchrec-steps",
+        rows,
+        STEADY,
+        tuple(skipped),
+        NOTES,
+        held_out=(COLD, UNLIKE),
+        scores=order_scores(kept, noise),
+        noise={"repeats of one configuration": noise},
+    )
+
+
+NOTES = (
+    "the GPU of most rows was inferred from memory totals and step time, not stated: column "
+    "certainty",
+    "nothing was fitted on the times of these rows",
+)
+
+
+def _compared(run: Run, groups: tuple[plans.Group, ...]) -> ComparedRow:
+    found, iteration_ms, interval_ms = _predicted(run, groups)
+    part = UNLIKE if run.unlike else STEADY if run.steady else COLD
+    name: dict[str, str | int | float] = {
+        "commit": run.commit,
+        "run": run.name,
+        "gpu": run.gpu,
+        "certainty": run.certainty,
+        "profile": run.profile,
+        "ranks": run.ranks,
+        "batch_per_rank": run.workload.batch_size,
+        "pipeline": run.workload.train_pipeline,
+        "plan": found,
+    }
+    if run.unlike:
+        name["not modelled"] = run.unlike
+    return ComparedRow(
+        name,
+        run.measured_ms,
+        iteration_ms,
+        f"{run.profile}, {run.workload.name}",
+        part,
+        "meta-pytorch/torchrec, benchmark_train_pipeline",
+        interval_ms,
+    )
+
+
+@cache
+def _predicted(run: Run, groups: tuple[plans.Group, ...]) -> tuple[str, float, tuple[float, float]]:
+    """Where the plan comes from, the time of a step and its interval."""
+    hw = load_hardware(run.profile)
+    found = plans.plan_of(run.workload, run.ranks, run.plan_commit, groups, hw)
+    topology = Topology.uniform(
+        run.ranks,
+        min(run.ranks, hw.gpus_per_host),
+        hbm_bytes=hw.hbm_bytes,
+        ddr_bytes=hw.ddr_bytes,
+    )
+    prediction = predict(run.workload, topology, hw, found.plan)
+    return found.source, prediction.iteration_ms, prediction.interval_ms
