@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from functools import cache
 
+from predictor.hardware.groups import Overheads
 from predictor.hardware.loader import HardwareProfile, load_hardware
 from predictor.model.distribution import Uniform, Zipf
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
@@ -29,8 +30,10 @@ def hardware(name: str = "h100-sxm") -> HardwareProfile:
 def device_bound(name: str = "h100-sxm") -> HardwareProfile:
     """A shipped profile with a host so fast that kernels and links set the time."""
     found = load_hardware(name)
-    fields = ("op_us", "launch_us", "launch_latency_us", "sync_us", "collective_us")
-    quick = {field: getattr(found.overheads, field) * 1e-3 for field in fields}
+    costs = found.overheads.model_dump(
+        include={f for f in Overheads.model_fields if f.endswith("_us")}
+    )
+    quick = {name: 1e-3 * (cost or 0.0) for name, cost in costs.items()}
     return found.model_copy(update={"overheads": found.overheads.model_copy(update=quick)})
 
 

@@ -56,6 +56,7 @@ class Card:
         gemm: constants fitted for this very device, with their source.
         gemm_error, gemm_note: assumed relative error, and what rows that were not fitted show.
         nic_gbit_s: as such hosts are sold.
+        host: profile of a GPU whose hosts are of the same years; None: ``like``.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Card:
     gemm_error: float = 0.2
     gemm_note: str = ""
     sheet: str = SHEET
+    host: str | None = None
 
 
 P100_GEMM = {
@@ -110,11 +112,11 @@ CARDS = (
          {"fp32": 37.4, "tf32": 74.8, "fp16": 149.7, "bf16": 149.7}, 4, 100),
     Card("l4", "NVIDIA L4-24GB, PCIe", "a100-80gb", 22.5, 300, 58, 2.04, 48,
          {"fp32": 30.3, "tf32": 60, "fp16": 121, "bf16": 121}, 4, 100,
-         gemm_error=0.6, gemm_note=ROWS + " 63 %" + THROTTLES),
+         gemm_error=0.6, gemm_note=ROWS + " 63 %" + THROTTLES, host="h100-sxm"),
     Card("l40", "NVIDIA L40-48GB, PCIe", "a100-80gb", 45, 864, 142, 2.49, 96,
-         {"fp32": 90.5, "tf32": 90.5, "fp16": 181, "bf16": 181}, 4, 200),
+         {"fp32": 90.5, "tf32": 90.5, "fp16": 181, "bf16": 181}, 4, 200, host="h100-sxm"),
     Card("l40s", "NVIDIA L40S-48GB, PCIe", "a100-80gb", 45, 864, 142, 2.52, 96,
-         {"fp32": 91.6, "tf32": 183, "fp16": 362, "bf16": 362}, 4, 200),
+         {"fp32": 91.6, "tf32": 183, "fp16": 362, "bf16": 362}, 4, 200, host="h100-sxm"),
     Card("a100-pcie-80gb", "NVIDIA A100-PCIe-80GB", "a100-80gb", 80, 1935, 108, 1.41, 40,
          {"fp32": 19.5, "tf32": 156, "fp16": 312, "bf16": 312}, 4, 200,
          gemm_error=0.15, gemm_note=ROWS + " 9.8 %."),
@@ -168,7 +170,7 @@ def derive(card: Card) -> dict[str, Any]:
     data["gemm"] = _gemm(card, data["gemm"])
     data["embedding"] = _taken(data["embedding"], card, 0.4)
     data["elementwise"] = _taken(data["elementwise"], card, 0.2)
-    data["overheads"] = _taken(data["overheads"], card, 0.3)
+    data["overheads"] = _host(card)
     data["collectives"] = {
         "intra": _intra(card, data["collectives"]["intra"]),
         "inter": _inter(card, like, data["collectives"]["inter"]),
@@ -184,6 +186,13 @@ def _taken(group: dict[str, Any], card: Card, rel_error: float) -> dict[str, Any
     source = f"Constants of {card.like} (see its source), on this device's own bandwidths."
     error = max(rel_error, float(group["rel_error"]))
     return group | {"provenance": _provenance(source), "rel_error": error}
+
+
+def _host(card: Card) -> dict[str, Any]:
+    """Costs of the host, which follow its years and not the card."""
+    name = card.host or card.like
+    group = load_hardware(name).overheads.model_dump(mode="json", exclude_none=True)
+    return group | {"provenance": _provenance(f"As {name}, whose hosts are of the same years.")}
 
 
 def _memory(card: Card, like: HardwareProfile) -> dict[str, Any]:
