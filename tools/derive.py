@@ -28,8 +28,9 @@ L2_GB_S, L2_SMS, L2_GHZ = 2270.9, 108, 1.095
 """L2 of A100-40GB and the core clock it was locked to (ml_perf_model)."""
 PCIE_GB_S = {3: 15.75, 4: 31.5, 5: 63.0}
 """One direction of an x16 slot."""
-BULK_SHARE = 0.8
-"""Of a slot's line rate that bulk copies reach."""
+BULK_SHARE = {3: 0.8, 4: 0.8, 5: 0.883}
+"""Of a slot's line rate that bulk copies reach; PCIe 3 and 4: nvbandwidth's page and A100, 12.4 and
+24.8 GB/s; PCIe 5: H100, 55.6 GB/s (NVIDIA's post on nvbandwidth)."""
 PEER_SHARE = 0.727
 """Of a slot's line rate: bus bandwidth of an all-to-all on RTX 6000D cards over PCIe 5."""
 SWITCH_CARDS = 4
@@ -196,7 +197,7 @@ def _host(card: Card) -> dict[str, Any]:
 
 
 def _memory(card: Card, like: HardwareProfile) -> dict[str, Any]:
-    link = card.host_link_gb_s or round(BULK_SHARE * PCIE_GB_S[card.pcie], 1)
+    link = card.host_link_gb_s or round(BULK_SHARE[card.pcie] * PCIE_GB_S[card.pcie], 1)
     over = "C2C, 450 GB/s a direction" if card.host_link_gb_s else f"PCIe {card.pcie} x16"
     l2 = L2_GB_S * card.sms / L2_SMS * card.boost_ghz / L2_GHZ
     l2_rule = (
@@ -220,7 +221,7 @@ def _memory(card: Card, like: HardwareProfile) -> dict[str, Any]:
         "provenance": _provenance(
             f"{card.peak_gb_s:g} GB/s ({card.sheet}) times {HBM_SHARE}, the fraction of its peak "
             f"that A100-40GB reaches (owensgroup/ml_perf_model analysis/utils.py); L2: {l2_rule}; "
-            f"host link: {BULK_SHARE} of {over}; host memory as {card.like}."
+            f"host link: {BULK_SHARE[card.pcie]} of {over}; host memory as {card.like}."
         ),
         "rel_error": 0.15,
     }

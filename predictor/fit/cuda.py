@@ -43,11 +43,14 @@ LOOKUPS = (
     FreeConstant("embedding", "row_latency_us", 0.01, 10.0),
     FreeConstant("embedding", "linearize_us", 0.05, 50.0),
     FreeConstant("embedding", "segment_us", 0.05, 50.0),
+    FreeConstant("embedding", "update_latency_us", 0.01, 50.0),
     FreeConstant("memory", "l2_gb_s", 100.0, 100_000.0),
 )
 """Constants of lookups from device memory."""
 UVM = (
     FreeConstant("embedding", "uvm_efficiency", 0.005, 1.0),
+    FreeConstant("embedding", "uvm_both_ways", 0.05, 1.0),
+    FreeConstant("embedding", "uvm_l1_kib", 1.0, 256.0),
     FreeConstant("embedding", "prefetch_ns_per_lookup", 1e-3, 100.0),
 )
 """Constants of lookups from host memory, fitted after those from device memory."""

@@ -205,9 +205,9 @@ class CudaEmbedding(Group):
 
     law: Literal["fbgemm_cuda"]
     forward_efficiency: Fraction
-    """Share of ``memory.hbm_gb_s`` that gathering whole rows reaches."""
+    """Share of ``memory.hbm_gb_s`` that gathering whole rows reaches, of weights or gradients."""
     backward_efficiency: Fraction
-    """The same of the gradient kernels."""
+    """The same of reading and writing distinct rows and their states."""
     sort_efficiency: Fraction
     """The same of sorting the ids."""
     row_overhead_bytes: NonNegative
@@ -234,6 +234,8 @@ class CudaEmbedding(Group):
     """Time to number up to 32 ids of each of a warp's bags, beyond ``kernel_us``."""
     segment_us: NonNegative = 0.0
     """Latency of one segment in the two update kernels, beyond ``kernel_us``."""
+    update_latency_us: NonNegative = 0.0
+    """Time that a warp spends on a distinct row beyond its bytes: the chain of loads to it."""
     kernel_us: NonNegative
     """Shortest time of one kernel of the sequence."""
     forward_kernels: int = Field(ge=1)
@@ -243,6 +245,12 @@ class CudaEmbedding(Group):
     """Time to find, evict and insert a row in the UVM cache."""
     uvm_efficiency: Fraction
     """Share of the host link that reading rows through unified memory reaches."""
+    uvm_both_ways: Fraction = 1.0
+    """Share of that which each direction keeps when rows are read and written back at once."""
+    uvm_request_bytes: NonNegative = 0.0
+    """A read of up to 128 bytes over the host link takes as long as this many bytes at least."""
+    uvm_l1_kib: NonNegative = 0.0
+    """Part of an SM's L1 that keeps rows read from host memory, which the L2 does not."""
 
 
 class CpuEmbedding(Group):

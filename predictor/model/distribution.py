@@ -102,6 +102,19 @@ class Bins:
         local = draws * self.mass
         return max(0.0, min(local - self.unique(draws), local * self.hit_rate(cache_rows)))
 
+    def batch_misses(self, draws: float, cache_rows: float) -> float:
+        """Expected misses in a cache that starts empty and sees ``draws`` draws over the table.
+
+        Least recently used rows leave. Until the cache is full every new row misses, from then on
+        as in the steady state (Che's approximation, as `hit_rate`).
+        """
+        if cache_rows >= self.rows:
+            return self.unique(draws)
+        full = min(draws, self.characteristic_time(cache_rows)) if cache_rows > 0 else 0.0
+        time = np.array(full)
+        misses = float(self.resident(time)) + (draws - full) * float(self.missed(time))
+        return max(self.unique(draws), min(draws * self.mass, misses))
+
     def slice(self, first: float, last: float) -> Bins:
         """Rows ``first..last`` by popularity rank (0 is the hottest); bins are cut where needed."""
         edges = np.concatenate(([0.0], np.cumsum(self.counts)))

@@ -34,6 +34,8 @@ ID_WEIGHT_BYTES = 4
 WARP = 32
 BLOCK_WARPS = 32
 """Warps of a thread block that adds up the gradients of one row (`kMaxThreads` / warp)."""
+REQUEST_BYTES = 128
+"""Most that a warp reads over the host link at once."""
 UNPOOLED_INFO_BYTES = 4
 """Extra bytes per sorted id without pooling: its position takes 8 bytes instead of 4."""
 
@@ -94,13 +96,7 @@ class CudaLookups:
 
     def backward_ms(self, shard: LookupShard) -> float:
         """Sort the ids, then gather gradients row by row and update each distinct row once."""
-        gradients, updates = self._gradient_bytes(shard), self._update_bytes(shard)
-        bandwidth = self.constants.backward_efficiency * self.hw.memory.hbm
-        gathered = shard.ids * self._row_cost(shard.dim * GRADIENT_ELEMENT_BYTES)
-        update = max((gradients + updates) / bandwidth, gathered / self.hw.memory.l2)
-        # data in host memory crosses the full-duplex link once in each direction
-        update = max(update, self._link_ms(shard.distinct_rows * self._managed_row_bytes(shard)))
-        time = self._sort_ms(shard) + update
+        time = self.sort_ms(shard) + self._gradients_ms(shard) + self._updates_ms(shard)
         if shard.mean:
             time += self._mean_gradient_ms(shard)
         if shard.weighted and shard.pooled:
@@ -138,8 +134,8 @@ class CudaLookups:
         return probe + rows * self.fetch_ms(shard)
 
     def fetch_ms(self, shard: LookupShard) -> float:
-        """Time to fetch one row of the shard from the host."""
-        return self._link_ms(self._row_bytes(shard))
+        """Time to fetch one row of the shard from the host while another one is written back."""
+        return self._exchange_ms(self._row_bytes(shard))
 
     def sort_passes(self, rows: ArrayLike) -> Array:
         """Passes of a radix sort of the ids of tables with ``rows`` rows together, >= 1.
@@ -175,12 +171,23 @@ class CudaLookups:
         )
         row = self._row_cost(shard.dim * shard.element_bytes)
         managed = shard.kernel is ComputeKernel.FUSED_UVM
-        over_link = self._link_ms(ids * self._row_bytes(shard)) if managed else 0.0
+        over_link = (
+            self._managed_reads(shard) * self._link_ms(self._row_bytes(shard)) if managed else 0.0
+        )
         misses = 0.0 if managed else ids - self._l2_hits(shard, tables)
         from_hbm = (streamed + misses * row) / (
             self.constants.forward_efficiency * self.hw.memory.hbm
         )
         return max(from_hbm, ids * row / self.hw.memory.l2, over_link)
+
+    def _managed_reads(self, shard: LookupShard) -> float:
+        """Rows of managed memory that cross the link in a forward.
+
+        The L2 does not keep them: 65536 ids of 27 thousand rows, which would fit into it, read as
+        large a share over the link as a million. An SM's L1 does, for the bags of that SM.
+        """
+        held = units.mib(self.constants.uvm_l1_kib / 1024) / self._row_bytes(shard)
+        return self.hw.sms * shard.bins.batch_misses(shard.draws / self.hw.sms, held)
 
     def _sectors(self, size: float) -> float:
         sector = self.hw.memory.sector_bytes
@@ -205,13 +212,15 @@ class CudaLookups:
             return max(0.0, ids - distinct)
         return shard.bins.batch_hits(shard.draws, rows)
 
-    def _sort_ms(self, shard: LookupShard) -> float:
+    def sort_ms(self, shard: LookupShard) -> float:
         """Linearise, radix-sort (id, bag) pairs digit by digit, find the runs.
 
         With the passes that the shard's own rows need; a launch sorts the numbers of all its rows,
-        see `predictor.cost.loads`.
+        see `predictor.cost.loads`. Places in a UVM cache are sorted along, by a second sort.
         """
         one = self.sort_pass_ms(weighted=shard.weighted, pooled=shard.pooled)
+        if shard.kernel is ComputeKernel.FUSED_UVM_CACHING:
+            one += self.sort_pass_ms(weighted=False, pooled=True)
         prepare = self.constants.prepare_bytes / self._sort_bandwidth
         return shard.ids * (prepare + float(self.sort_passes(shard.rows)) * one)
 
@@ -220,51 +229,66 @@ class CudaLookups:
         moved = 2 * shard.bags * self._sectors(shard.dim * GRADIENT_ELEMENT_BYTES)
         return moved / (self.constants.forward_efficiency * self.hw.memory.hbm)
 
-    def _gradient_bytes(self, shard: LookupShard) -> float:
-        """Gradient rows from HBM; sorted ids visit the bags in random order."""
+    def _gradients_ms(self, shard: LookupShard) -> float:
+        """Gradient rows are gathered as weights are; sorted ids visit the bags in random order."""
         row = self._sectors(shard.dim * GRADIENT_ELEMENT_BYTES)
         if shard.bags <= 0:
             return 0.0
         ids = shard.ids
         first_touches = -shard.bags * math.expm1(-ids / shard.bags) if shard.pooled else ids
         uncached = max(0.0, 1.0 - self._cache_rows(row) / shard.bags)
-        return max(first_touches, ids * uncached) * row
+        from_hbm = max(first_touches, ids * uncached) * row
+        gathered = ids * self._row_cost(shard.dim * GRADIENT_ELEMENT_BYTES)
+        efficiency = self.constants.forward_efficiency
+        return max(from_hbm / (efficiency * self.hw.memory.hbm), gathered / self.hw.memory.l2)
 
-    def _update_bytes(self, shard: LookupShard) -> float:
-        """Distinct rows and their optimizer state are read and written; a dense gradient is not
-        read, but all of it is written first as zeros."""
-        distinct = shard.distinct_rows
+    def _updates_ms(self, shard: LookupShard) -> float:
+        """Distinct rows and their optimizer state are read and written, in HBM or over the link; a
+        dense gradient is not read, but all of it is written first as zeros.
+
+        What lies in host memory crosses the full-duplex link once in each direction. One group of
+        lanes updates a row, after a chain of loads to find it.
+        """
+        distinct, on_host = shard.distinct_rows, 0.0
         if shard.kernel is ComputeKernel.DENSE:
             row = shard.dim * GRADIENT_ELEMENT_BYTES
-            return float(shard.rows) * row + distinct * self._row_cost(row)
-        if shard.kernel is ComputeKernel.FUSED_UVM:
-            return 0.0
-        in_hbm = self._row_cost(shard.dim * shard.element_bytes)
-        if shard.kernel is ComputeKernel.FUSED:
-            in_hbm += self._state_bytes(shard)
-        return 2.0 * distinct * in_hbm
+            moved = float(shard.rows) * row + distinct * self._row_cost(row)
+        else:
+            scalars, vectors = map(self._sectors, state_row_bytes(shard.optimizer, shard.dim))
+            weights = self._row_cost(shard.dim * shard.element_bytes)
+            # a UVM cache holds weights only; states per weight stay with the table, those per row
+            # are always on the device (FBGEMM, construct_split_state)
+            in_hbm = scalars
+            if shard.kernel is not ComputeKernel.FUSED_UVM:
+                in_hbm += weights
+            if shard.kernel is ComputeKernel.FUSED:
+                in_hbm += vectors
+            else:
+                on_host = vectors
+            if shard.kernel is ComputeKernel.FUSED_UVM:
+                on_host += self._row_bytes(shard)
+            moved = 2.0 * distinct * in_hbm
+        warps = self.hw.sms * max(self.constants.warps_per_sm, 1.0) * WARP / _lanes(shard.dim)
+        waiting = distinct * units.us(self.constants.update_latency_us) / warps
+        bandwidth = self.constants.backward_efficiency * self.hw.memory.hbm
+        return moved / bandwidth + waiting + distinct * self._exchange_ms(on_host)
 
     def _row_bytes(self, shard: LookupShard) -> float:
         return self._sectors(shard.dim * shard.element_bytes)
 
-    def _state_bytes(self, shard: LookupShard) -> float:
-        """Optimizer state of one row, in sectors."""
-        scalars, vectors = state_row_bytes(shard.optimizer, shard.dim)
-        return self._sectors(scalars) + self._sectors(vectors)
-
-    def _managed_row_bytes(self, shard: LookupShard) -> float:
-        """Bytes of a row's weights and state that the backward finds in host memory.
-
-        The UVM cache holds weights only; states stay managed (FBGEMM, apply_split_helper).
-        """
-        if shard.kernel is ComputeKernel.FUSED_UVM:
-            return self._row_bytes(shard) + self._state_bytes(shard)
-        cached = shard.kernel is ComputeKernel.FUSED_UVM_CACHING
-        return self._state_bytes(shard) if cached else 0.0
-
     def _link_ms(self, size: float) -> float:
-        """Bytes through unified memory over the host link, one direction."""
+        """Bytes of one row read over the host link through unified memory.
+
+        A warp reads up to 128 bytes a request. The link carries so many requests at once, so that
+        small ones fill it less (EMOGI, arXiv 2006.06890, on zero-copy reads over PCIe).
+        """
+        requests = math.ceil(size / REQUEST_BYTES)
+        size = max(size, requests * self.constants.uvm_request_bytes)
         return size / (self.constants.uvm_efficiency * self.hw.memory.host_link)
+
+    def _exchange_ms(self, size: float) -> float:
+        """Bytes of one row read over the link while as many are written back."""
+        return self._link_ms(size) / self.constants.uvm_both_ways
 
 
 def _lanes(dim: int) -> int:

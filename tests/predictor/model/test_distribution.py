@@ -114,6 +114,38 @@ def test_hit_rate_rises_with_the_cache(
     assert 0 <= bins.batch_hits(5000, small * n) <= 5000 - bins.unique(5000) + 1e-6
 
 
+def test_misses_from_an_empty_cache_agree_with_a_simulated_one() -> None:
+    rng = np.random.default_rng(1)
+    n, cache, draws = 5000, 200, 3000
+    bins = Zipf(1.0).bins(n)
+    misses = []
+    for _ in range(20):
+        held: dict[int, None] = {}
+        missed = 0
+        for row in rng.choice(n, draws, p=zipf_probs(1.0, 0.0, n)).tolist():
+            missed += row not in held
+            held.pop(row, None)
+            held[row] = None
+            if len(held) > cache:
+                held.pop(next(iter(held)))
+        misses.append(missed)
+    assert bins.batch_misses(draws, cache) == pytest.approx(np.mean(misses), rel=0.03)
+
+
+@given(distributions, rows, st.floats(1, 1e6), st.floats(1, 1e6), st.floats(1, 10))
+@settings(max_examples=150, deadline=None)
+def test_misses_from_an_empty_cache_rise_with_draws_and_fall_with_room(
+    distribution: Distribution, n: int, draws: float, room: float, factor: float
+) -> None:
+    bins = distribution.bins(n)
+    found = bins.batch_misses(draws, room)
+    slack = 1e-6 * (1 + found)
+    assert bins.unique(draws) - slack <= found <= draws + slack
+    assert bins.batch_misses(draws * factor, room) >= found - slack
+    assert bins.batch_misses(draws, room * factor) <= found + slack
+    assert bins.batch_misses(draws, n) == bins.unique(draws)
+
+
 def test_uniform_hit_rate_is_the_cached_share() -> None:
     assert Uniform().bins(1000).hit_rate(250) == pytest.approx(0.25, rel=1e-6)
 

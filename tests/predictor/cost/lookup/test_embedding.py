@@ -111,6 +111,75 @@ def test_uvm_is_bound_by_the_host_link(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GPUS)
+def test_rows_of_host_memory_repeat_in_the_l1_alone(name: str) -> None:
+    """A table that fits into the L2 is read over the link again and again, but not a hot row."""
+    hw = load_hardware(name)
+    small = shard(rows=10_000, draws=1e6, bags=1e6, kernel=ComputeKernel.FUSED_UVM)
+    over_link = forward_ms(small, hw) * hw.memory.host_link / 512
+    assert small.distinct_rows < 10_001 < 0.5 * small.ids < over_link < 1.2 * small.ids
+    skewed = shard(rows=10_000, alpha=1.3, draws=1e6, bags=1e6, kernel=ComputeKernel.FUSED_UVM)
+    assert forward_ms(skewed, hw) < 0.7 * forward_ms(small, hw)
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_what_crosses_the_link_in_a_backward(name: str) -> None:
+    """Weights of a managed table and states per weight; states per row are on the device."""
+    hw = load_hardware(name)
+
+    def backward(kernel: ComputeKernel, optimizer: Optimizer) -> float:
+        return backward_ms(shard(kernel=kernel, optimizer=optimizer), hw)
+
+    one_way = shard().distinct_rows * 512 / hw.memory.host_link
+    cached, uvm = ComputeKernel.FUSED_UVM_CACHING, ComputeKernel.FUSED_UVM
+    sgd, rowwise, adam = Optimizer.EXACT_SGD, Optimizer.ROWWISE_ADAGRAD, Optimizer.ADAM
+    on_device = backward(ComputeKernel.FUSED, sgd)
+    assert backward(cached, sgd) < on_device + 0.2 * one_way
+    assert backward(uvm, sgd) > one_way
+    for kernel in (cached, uvm):
+        assert backward(kernel, rowwise) - backward(kernel, sgd) < 0.1 * one_way
+        assert backward(kernel, adam) - backward(kernel, sgd) > 2 * one_way
+
+
+def test_places_in_a_cache_are_sorted_along() -> None:
+    hw = load_hardware("h100-sxm")
+    fused, cached = (
+        backward_ms(shard(kernel=kernel, optimizer=Optimizer.EXACT_SGD), hw)
+        for kernel in (ComputeKernel.FUSED, ComputeKernel.FUSED_UVM_CACHING)
+    )
+    passes = float(sort_passes(shard().rows, hw))
+    one = sort_pass_ms(hw, weighted=False, pooled=True)
+    assert cached - fused == pytest.approx(shard().ids * passes * one)
+
+
+def test_small_reads_over_the_link_cost_a_request() -> None:
+    hw = load_hardware("h100-sxm")
+    narrow, half, wide = (
+        forward_ms(shard(dim=dim, kernel=ComputeKernel.FUSED_UVM), hw) for dim in (8, 16, 64)
+    )
+    assert narrow == pytest.approx(half, rel=0.05)
+    assert wide > 2.5 * half
+
+
+@given(
+    st.sampled_from(GPUS),
+    st.sampled_from([4, 8, 16, 32, 64, 128, 256, 512, 1024]),
+    st.sampled_from(list(ComputeKernel)),
+    st.sampled_from([0.0, 1.05]),
+    st.floats(1, 1000),
+)
+@settings(max_examples=100, deadline=None)
+def test_never_falls_with_the_rows_of_the_table(
+    name: str, dim: int, kernel: ComputeKernel, alpha: float, factor: float
+) -> None:
+    """More rows mean more distinct ones and more misses; the ids stay."""
+    hw = load_hardware(name)
+    few = shard(rows=10_000, alpha=alpha, dim=dim, kernel=kernel)
+    many = shard(rows=int(10_000 * factor), alpha=alpha, dim=dim, kernel=kernel)
+    for cost in (forward_ms, backward_ms):
+        assert cost(many, hw) >= cost(few, hw) * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("name", GPUS)
 def test_skew_helps_through_the_cache_until_everything_fits(name: str) -> None:
     hw = load_hardware(name)
     small, large = shard(rows=1000), shard(rows=40_000_000)
