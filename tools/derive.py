@@ -169,7 +169,9 @@ def derive(card: Card) -> dict[str, Any]:
     }
     data["memory"] = _memory(card, like)
     data["gemm"] = _gemm(card, data["gemm"])
-    data["embedding"] = _taken(data["embedding"], card, 0.4)
+    data["embedding"] = _taken(
+        data["embedding"], card, round(max(0.2, like.embedding.rel_error + 0.05), 2)
+    )
     data["elementwise"] = _taken(data["elementwise"], card, 0.2)
     data["overheads"] = _host(card)
     data["collectives"] = {
