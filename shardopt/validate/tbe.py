@@ -7,6 +7,8 @@ say their GPU: of those only the shape counts, which is what remains after one f
 of a sweep.
 
 A pass that is timed alone waits for the host that issues it.
+
+Why: docs/decisions/0042.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Bytes of shards add up inside a launch. Two things do not add up and have functi
 the latency of the longest chain of dependent loads, which a launch pays once, and the share of the
 L2 that a table keeps while warps of other tables run.
 
-Why: docs/decisions/0014.
+Why: docs/decisions/0014, docs/decisions/0042.
 """
 
 from __future__ import annotations
