@@ -91,7 +91,7 @@ read. Small one-hot batches are host-bound too (1.2 of 7.7 ms are device time at
 the host cost per op is that of another machine. Runs with the same 256 samples per rank were
 published with 7.2 and 10.0 ms.""",
     "transformers": """GPT in half precision under Megatron, with tensor, data and pipeline
-parallelism. Five constants of the software were fitted on 100 rows of one node (part `fit`, chosen
+parallelism. Six constants of the software were fitted on 100 rows of one node (part `fit`, chosen
 by a hash of the configuration); matrix products, softmax and collectives are those of the profile.
 vTrain, the simulator that the rows were published with, reports 8.37 % on one node and 14.73 % on
 several.

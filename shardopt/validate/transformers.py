@@ -8,7 +8,7 @@ only these, the headline, test the constants. Nothing was fitted on the table of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,13 +62,15 @@ MOST_PASSES = 10**6
 """Micro-batches times stages; the largest published have 12 288."""
 
 NOTES = (
-    "five constants of the software were fitted on the rows `fit`, 100 rows chosen by a hash of "
+    "six constants of the software were fitted on the rows `fit`, 100 rows chosen by a hash of "
     "their configuration; GEMM, softmax and collectives are those of the profile",
     "rows of one node are sums of times that the source measured once per hidden size, tensor "
     "parallelism and micro-batch, so errors are shared by all rows of such a combination",
 )
 
 Measured = tuple[Configuration, GptTraining, float]
+Timing = tuple[int, ...]
+"""Values of the columns `TIMED`."""
 
 
 def validate_transformers(folder: Path) -> Report:
@@ -96,7 +98,8 @@ def validate_transformers(folder: Path) -> Report:
             row = _compared(configuration, model, measured, float(time), part)
             rows.append(replace(row, interval_ms=_interval(step, model, float(time))))
     rows.sort(key=lambda row: (PARTS.index(row.part), *(int(row.name[key]) for key in SPLIT)))
-    timings = {_timing(row.name) for row in rows if row.part == UNSEEN}
+    unseen = [row.name for row in rows if row.part == UNSEEN]
+    timings = {tuple(name[column] for column in TIMED) for name in unseen}
     notes = (*NOTES, f"rows of '{UNSEEN}' are sums of {plural(len(timings), 'timing')}")
     return Report("transformers", tuple(rows), UNSEEN, tuple(skipped), notes)
 
@@ -120,12 +123,13 @@ def part_of(configuration: Configuration) -> str:
     known = load_megatron()
     if configuration in known.rows:
         return FIT
-    seen = {_timing(dict(zip(COLUMNS, row, strict=True))) for row in known.rows}
-    return SEEN if _timing(dict(zip(COLUMNS, configuration, strict=True))) in seen else UNSEEN
+    seen = {timing_of(row) for row in known.rows}
+    return SEEN if timing_of(configuration) in seen else UNSEEN
 
 
-def _timing(values: Mapping[str, str | int | float]) -> tuple[str | int | float, ...]:
+def timing_of(configuration: Configuration) -> Timing:
     """What was timed once, for all rows of one node that agree in it."""
+    values = dict(zip(COLUMNS, configuration, strict=True))
     return tuple(values[name] for name in TIMED)
 
 

@@ -105,6 +105,8 @@ class Kernel:
         bytes_moved: read and written, or the buffer of the all-reduce.
         shape: m, n and k of a multiplication.
         count: multiplications of that shape in one kernel.
+        eager: an op of PyTorch for itself, with its call in Python and its node in the backward;
+            other kernels share theirs.
     """
 
     name: str
@@ -112,6 +114,7 @@ class Kernel:
     bytes_moved: float = 0.0
     shape: tuple[int, int, int] = (0, 0, 0)
     count: int = 1
+    eager: bool = False
 
 
 SEGMENTS = (
@@ -245,25 +248,22 @@ def _softmax_forward(z: _Sizes) -> Iterator[Kernel]:
     if z.batch % FUSED_ROWS == 0:
         yield _moves("softmax", 2 * z.w, "softmax")
         return
-    yield _moves("to fp32", 3 * z.w)
-    yield _moves("scale", 4 * z.w)
-    yield _moves("mask to bool", 1.5 * z.w)
-    yield _moves("mask", 4.5 * z.w)
-    yield _moves("softmax", 4 * z.w)
-    yield _moves("to fp16", 3 * z.w)
+    for name, passes in (
+        ("to fp32", 3), ("scale", 4), ("mask to bool", 1.5), ("mask", 4.5), ("softmax", 4),
+        ("to fp16", 3),
+    ):  # fmt: skip
+        yield Kernel(name, "elementwise", passes * z.w, eager=True)
 
 
 def _softmax_backward(z: _Sizes) -> Iterator[Kernel]:
     if z.batch % FUSED_ROWS == 0:
         yield _moves("softmax", 3 * z.w, "softmax")
         return
-    yield _moves("to fp32", 3 * z.w)
-    yield _moves("gradient times output", 6 * z.w)
-    yield _moves("softmax", 6 * z.w)
-    yield _moves("copy", 4 * z.w)
-    yield _moves("mask", 2.5 * z.w)
-    yield _moves("scale", 4 * z.w)
-    yield _moves("to fp16", 3 * z.w)
+    for name, passes in (
+        ("to fp32", 3), ("gradient times output", 6), ("softmax", 6), ("copy", 4), ("mask", 2.5),
+        ("scale", 4), ("to fp16", 3),
+    ):  # fmt: skip
+        yield Kernel(name, "elementwise", passes * z.w, eager=True)
 
 
 def _embedding_forward(model: GptTraining) -> Iterator[Kernel]:

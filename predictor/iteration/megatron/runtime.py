@@ -22,6 +22,7 @@ class MegatronRuntime:
 
     Args:
         kernel_us: host time to launch one kernel.
+        eager_factor: the same over it where each kernel is an op of PyTorch for itself.
         elementwise_factor: kernel times of dropout, layer norm, GELU, bias and residual over the
             profile's; Megatron's fused softmax runs at the profile's.
         loss_factor: kernel times of the softmax over the vocabulary over the profile's.
@@ -31,6 +32,7 @@ class MegatronRuntime:
     """
 
     kernel_us: float
+    eager_factor: float
     elementwise_factor: float
     loss_factor: float
     misaligned_factor: float

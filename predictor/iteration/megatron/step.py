@@ -142,10 +142,15 @@ class MegatronStep:
                 resource=RESOURCES.get(kernel.kind, "elementwise"),
                 stream=COMPUTE,
                 cost_ms=self.tensor_ms(model, kernel) if joins else self.kernel_ms(kernel),
-                host_ms=0.0 if joins else units.us(self.runtime.kernel_us),
+                host_ms=0.0 if joins else self.launch_ms(kernel),
                 blocks_host=joins,
             )
         return graph
+
+    def launch_ms(self, kernel: Kernel) -> float:
+        """Time of the host for one kernel."""
+        factor = self.runtime.eager_factor if kernel.eager else 1.0
+        return factor * units.us(self.runtime.kernel_us)
 
     def kernel_ms(self, kernel: Kernel) -> float:
         """Time of one kernel on the device."""

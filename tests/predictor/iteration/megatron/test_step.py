@@ -15,7 +15,7 @@ from predictor.iteration.megatron.runtime import CONSTANTS, MegatronRuntime, loa
 from predictor.iteration.megatron.step import MegatronStep, misalignment
 
 A100 = load_hardware("a100-80gb")
-RUNTIME = MegatronRuntime(50.0, 1.5, 2.0, 1.5, 15.0)
+RUNTIME = MegatronRuntime(50.0, 1.5, 1.5, 2.0, 1.5, 15.0)
 MODEL = GptTraining(
     hidden=1024, heads=16, layers=8, sequence=512, vocabulary=50304,
     micro_batch=2, global_batch=16, tensor=1, data=1, pipeline=1,
