@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from os import PathLike
 
 from predictor.errors import InputError
 
@@ -11,7 +11,7 @@ MOST_BYTES = 2**28
 end."""
 
 
-def read_whole(path: str | Path) -> bytes:
+def read_whole(path: str | PathLike[str]) -> bytes:
     """Content of a file.
 
     Raises:

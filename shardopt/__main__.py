@@ -1,6 +1,28 @@
-"""`python -m shardopt`: the command, where its script is not on the path."""
+"""`python -m shardopt`, and the script `shardopt`: the command."""
 
-from shardopt.cli.app import main
+from __future__ import annotations
+
+import os
+import signal
+
+
+def main() -> int:
+    """Run one command; Ctrl-C ends it with its message while its imports run, too."""
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours:
+        signal.signal(signal.SIGINT, _end)
+    from shardopt.cli import app
+
+    if ours:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    return app.main()
+
+
+def _end(*_: object) -> None:
+    # an exception would be taken for a failure of whatever is just being imported
+    os.write(2, b"shardopt: error: interrupted\n")
+    os._exit(130)
+
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -8,7 +8,7 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 import numpy as np
 from numpy.lib import format as npy
@@ -41,6 +41,11 @@ class Head:
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+    @property
+    def order(self) -> Literal["C", "F"]:
+        """As NumPy names it."""
+        return "F" if self.fortran else "C"
 
 
 def read_head(stream: IO[bytes]) -> Head:
@@ -80,7 +85,6 @@ def load_arrays(path: Path, most_bytes: int) -> dict[str, NDArray]:
                 raw = stream.read(size)
             if len(raw) < size:
                 raise EOFError(f"{member} ends early")
-            order = "F" if head.fortran else "C"
-            array = np.frombuffer(raw, dtype=head.dtype).reshape(head.shape, order=order)
+            array = np.frombuffer(raw, dtype=head.dtype).reshape(head.shape, order=head.order)
             arrays[member.removesuffix(".npy")] = array
     return arrays

@@ -70,8 +70,9 @@ def _one_of(names: Iterable[str]) -> Check:
 
 def _number(low: float, high: float, allowed: str) -> Check:
     def check(value: object) -> str | None:
-        real = isinstance(value, int | float) and not isinstance(value, bool)
-        return None if real and low <= value <= high else allowed
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return allowed
+        return None if low <= value <= high else allowed
 
     return check
 

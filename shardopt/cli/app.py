@@ -6,11 +6,10 @@ contract: 2 bad usage or input, 3 no feasible plan, 4 no usable hardware profile
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from io import TextIOWrapper
 from threading import Event, current_thread, main_thread
 from types import FrameType
 from typing import Annotated
@@ -21,11 +20,14 @@ from predictor.errors import ShardoptError
 from shardopt import __version__
 from shardopt.cli import calibrate, diff, explain, hardware, plan, predict, stats, trace, validate
 from shardopt.cli.bench import group as bench
+from shardopt.cli.output import close_stdout, open_streams, say
 from shardopt.extras import missing_package
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+"""Why nothing more can be written to stdout."""
 
 # Typer brings its own copy of click since 0.26 and used the package before; the base class of all
 # usage errors is found from the one error that typer exports either way.
@@ -88,39 +90,45 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code; nothing that a user can cause raises.
     """
     words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    _print_anything()
+    open_streams()
     interrupted = _remember_interrupts()
     try:
         # without standalone mode typer raises usage errors and returns the code of an Exit
         code = typer.main.get_command(app).main(words, prog_name="shardopt", standalone_mode=False)
-    except ShardoptError as error:
-        return _fail(_with_flags(error), error.exit_code)
-    except ModuleNotFoundError as error:
-        missing = missing_package(error)
-        if missing is None:
-            raise
-        return _fail(str(missing), missing.exit_code)
-    except UsageError as error:
-        return _fail(_usage_message(error), EXIT_USAGE)
+        sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
-        return _interrupted()
-    except BrokenPipeError:
-        return _reader_gone()
-    except Exception:
+        code = EXIT_INTERRUPTED
+    except SystemExit:  # rich, with which typer prints, ends so where nobody reads
+        code = EXIT_BROKEN_PIPE
+    except Exception as error:
         # C code that Ctrl-C interrupts may raise an error of its own in its place
-        if interrupted.is_set():
-            return _interrupted()
-        raise
+        code = EXIT_INTERRUPTED if interrupted.is_set() else _explain(error)
+        if code is None:
+            raise
+    close_stdout()
     if code == EXIT_INTERRUPTED:
-        return _interrupted()
+        return _fail("interrupted", EXIT_INTERRUPTED)
     return code if isinstance(code, int) else 0
 
 
-def _print_anything() -> None:
-    """A terminal that lacks a character shows `?` in its place instead of ending the command."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")
+def _explain(error: Exception) -> int | None:
+    """Say what a user can do about an error; None if nothing, as it is ours.
+
+    Returns:
+        The exit code.
+    """
+    if isinstance(error, ShardoptError):
+        return _fail(_with_flags(error), error.exit_code)
+    if isinstance(error, ModuleNotFoundError):
+        missing = missing_package(error)
+        return None if missing is None else _fail(str(missing), missing.exit_code)
+    if isinstance(error, UsageError):
+        return _fail(_usage_message(error), EXIT_USAGE)
+    if isinstance(error, BrokenPipeError):
+        return EXIT_BROKEN_PIPE
+    if isinstance(error, OSError) and error.errno in FULL:
+        return _fail(f"cannot write: {error.strerror}; make room, or write elsewhere", EXIT_USAGE)
+    return None
 
 
 def _remember_interrupts() -> Event:
@@ -141,7 +149,7 @@ def _remember_interrupts() -> Event:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"shardopt: error: {message}", file=sys.stderr)
+    say(f"error: {message}")
     return code
 
 
@@ -151,17 +159,6 @@ def _with_flags(error: ShardoptError) -> str:
         return str(error)
     flags = ", ".join("--" + name.replace("_", "-") for name in error.inputs)
     return f"{error}\n  flags: {flags}"
-
-
-def _interrupted() -> int:
-    return _fail("interrupted", EXIT_INTERRUPTED)
-
-
-def _reader_gone() -> int:
-    """`shardopt ... | head`: whoever read stdout has enough; Python must not flush it again."""
-    with suppress(OSError):
-        sys.stdout.close()
-    return EXIT_BROKEN_PIPE
 
 
 def _usage_message(error: Exception) -> str:

@@ -7,23 +7,33 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 from predictor.errors import InputError
 from shardopt.files import atomic_write_text, is_stream
+from shardopt.printable import printable
+
+
+def say(text: str) -> None:
+    """A message on stderr, on which nothing else depends: not that somebody reads it, nor that the
+    names in it leave the terminal alone."""
+    with suppress(OSError):
+        print(f"shardopt: {printable(text)}", file=sys.stderr)
 
 
 def warn(text: str) -> None:
     """Say what may make the result wrong; shown even under ``--quiet``."""
-    print(f"shardopt: warning: {text}", file=sys.stderr)
+    say(f"warning: {text}")
 
 
 def note(texts: Iterable[str], *, quiet: bool) -> None:
     """Say what is good to know; nothing under ``--quiet``."""
     if not quiet:
         for text in texts:
-            print(f"shardopt: {text}", file=sys.stderr)
+            say(text)
 
 
 def check_writable(path: Path | None, inputs: Iterable[Path] = ()) -> None:
@@ -81,3 +91,23 @@ def _known(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_known(of) for of in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def open_streams() -> None:
+    """Make stdout and stderr fit to be printed on: what is closed takes everything, and a terminal
+    that lacks a character shows `?` in its place."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the process ends
+        elif isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def close_stdout() -> None:
+    """What stdout could not take is given up; Python would try again when it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError):
+            sys.stdout.close()

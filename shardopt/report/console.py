@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from shardopt.printable import printable
 
 MAX_WIDTH = 120
 PLAIN_WIDTH = 100
@@ -20,12 +23,30 @@ FOLD_WIDTH = 8
 """Smallest width of a column that wraps, or of its header where that is shorter."""
 
 
+class EscapingConsole(Console):
+    """A console on which names from files cannot steer the terminal."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """What is printed; everything passes here, whatever made it."""
+        for segment in super().render(renderable, options):
+            if segment.control is None:
+                yield segment._replace(text=printable(segment.text))
+            else:
+                yield segment
+
+    def on_broken_pipe(self) -> None:
+        """The command ends; rich would end the process."""
+        raise BrokenPipeError
+
+
 def make_console(file: TextIO | None = None, *, width: int | None = None) -> Console:
     """A console on stdout, at most `MAX_WIDTH` wide; plain text when it is not a terminal."""
     stream = sys.stdout if file is None else file
     if width is None and not stream.isatty() and "COLUMNS" not in os.environ:
         width = PLAIN_WIDTH
-    console = Console(file=stream, width=width, highlight=False, emoji=False, markup=False)
+    console = EscapingConsole(file=stream, width=width, highlight=False, emoji=False, markup=False)
     if console.width > MAX_WIDTH:
         console.width = MAX_WIDTH
     return console

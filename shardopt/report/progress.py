@@ -13,13 +13,14 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.status import Status
 
 from shardopt.formatting import ms
+from shardopt.report.console import EscapingConsole
 
 
 class SearchProgress:
     """A `search.problem.Progress` on the terminal; nothing when off or stderr is no terminal."""
 
     def __init__(self, *, on: bool, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True)
+        self._console = console or EscapingConsole(stderr=True)
         self._on = on and self._console.is_terminal
         self._progress: Progress | None = None
         self._task = TaskID(0)
@@ -69,7 +70,7 @@ class StatusLine:
     """What is being done, in one line on stderr; nothing when off or piped away."""
 
     def __init__(self, starting: str, *, on: bool) -> None:
-        console = Console(stderr=True)
+        console = EscapingConsole(stderr=True)
         self._status = Status(starting, console=console) if on and console.is_terminal else None
 
     def __enter__(self) -> Self:

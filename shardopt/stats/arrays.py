@@ -156,7 +156,6 @@ def _map(path: Path) -> np.ndarray:
         at, there = stream.tell(), path.stat().st_size
     if at + head.size * head.dtype.itemsize > there:
         raise EOFError("it ends early")
-    order = "F" if head.fortran else "C"
     if not head.size:
         return np.empty(head.shape, head.dtype)
-    return np.memmap(path, head.dtype, "r", at, head.shape, order)
+    return np.memmap(path, head.dtype, "r", at, head.shape, head.order)

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import shardopt
 from predictor.errors import InputError
 from shardopt import __version__
 from shardopt.cli.app import app, main
+from tests.quick import quick_first
 
 ROOT = Path(shardopt.__file__).parent.parent
 HEAVY = {
@@ -90,16 +92,113 @@ def test_a_terminal_without_our_characters_is_no_error(model: Path) -> None:
     assert done.stdout.isascii()
 
 
-def test_a_reader_that_leaves_early_is_no_traceback() -> None:
-    code = "from shardopt.cli.app import main; raise SystemExit(main(['hardware', 'h100-sxm']))"
+PRINTING = quick_first(
+    2,
+    [
+        (["hardware", "h100-sxm"],),
+        (["--help"],),
+        (["hardware", "h100-sxm", "--json"],),
+        (["--version"],),
+    ],
+)
+
+
+@pytest.mark.parametrize("words", PRINTING)
+def test_a_reader_that_leaves_early_is_told_nothing(words: list[str]) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "shardopt", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
-        assert "Traceback" not in process.stderr.read()
-    assert process.returncode != 0
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
+
+
+@pytest.mark.parametrize("words", PRINTING)
+def test_a_full_disk_is_one_message(words: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "shardopt", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "shardopt: error: cannot write: No space left on device; make room, or write elsewhere\n"
+    )
+
+
+@pytest.mark.parametrize("words", PRINTING)
+def test_a_closed_stdout_takes_everything(words: list[str]) -> None:
+    done = python("-m", "shardopt", *words, preexec_fn=lambda: os.close(1))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_an_error_that_nobody_can_read_keeps_its_exit_code(closed: bool) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "shardopt", "hardware", "nope"],
+            stderr=full,
+            preexec_fn=(lambda: os.close(2)) if closed else None,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 4
+
+
+@pytest.mark.parametrize("after_s", quick_first(2, [0.1, 0.2, 0.15, 0.3, 0.4, 0.6, 0.8]))
+def test_an_interrupt_during_imports_is_the_interrupt(model: Path, after_s: float) -> None:
+    code = (
+        "import shardopt.__main__ as entry; print('begun', flush=True); "
+        "raise SystemExit(entry.main())"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "plan", str(model), "--gpus", "16", "--effort", "500"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    time.sleep(after_s)
+    process.send_signal(signal.SIGINT)
+    try:
+        shown, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, shown) == (130, ""), said
+    assert said == "shardopt: error: interrupted\n"
+
+
+def test_names_cannot_steer_the_terminal(run, model: Path, tmp_path: Path) -> None:
+    """Escape sequences in every name of a model and a plan, on stdout and on stderr."""
+    evil = "\\e]0;owned\\a\\e[2J\\u202e\\x9b31m"
+    text = model.read_text().replace("name: small", f'name: "{evil}"')
+    model.write_text(text.replace("name: users", f'name: "users{evil}"'))
+    done = [run("plan", model, "--gpus", 2, "--effort", 0.005, "-o", "p.json")]
+    done.append(run("explain", model, "p.json"))
+    done.append(run("predict", model, "p.json"))
+    plan = json.loads((tmp_path / "p.json").read_text())
+    plan["tables"]["\x1b[31mother"] = plan["tables"].pop(next(iter(plan["tables"])))
+    plan["hard\x1b[31mware"] = "\x1b[31m"
+    (tmp_path / "q.json").write_text(json.dumps(plan))
+    done.append(run("diff", "p.json", "q.json"))
+    done.append(run("predict", model, "q.json"))
+    assert [of.code for of in done] == [0, 0, 0, 0, 2], done
+    for of in done:
+        assert not set("\x1b\x07\x9b\u202e") & set(of.out + of.err)
+    assert "\\x1b[31mother" in done[-1].err
+    assert "\\x1b[31mother" in done[-2].out
+    assert "\\x1b]0;owned" in done[0].out
 
 
 def test_an_interrupted_search_ends_at_once_with_130_and_writes_nothing(
