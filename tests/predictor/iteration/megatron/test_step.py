@@ -75,6 +75,8 @@ def test_more_work_takes_longer_however_it_is_split(tensor: int, data: int, pipe
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_every_constant_counts(name: str) -> None:
     model = replace(MODEL, pipeline=2, vocabulary=50257)
+    if name == "eager_factor":  # Megatron's softmax takes heads in fours
+        model = replace(model, heads=1, micro_batch=1)
     changed = replace(RUNTIME, **{name: 2 * getattr(RUNTIME, name)})
     slower = iteration_ms(model, changed) > iteration_ms(model)
     assert slower is (name != "send_gb_s")
