@@ -11,7 +11,7 @@ from datetime import date
 from functools import cache
 
 from predictor import units
-from predictor.hardware.loader import HardwareProfile, load_runtime
+from predictor.hardware.loader import HardwareProfile, Overheads, load_runtime
 
 MESH_RANKS = 8
 """Cards of a DGX-1's cube mesh: two sockets of four, each card with one neighbour across."""
@@ -57,13 +57,7 @@ class ExamplesRuntime:
         Args:
             through_host: all-to-alls go through the link between the sockets of a DGX-1.
         """
-        found = hardware
-        if self.fuses(day):
-            free = {"op_us": 0.0, "layer_op_us": 0.0, "iteration_us": 0.0, "collective_us": 0.0}
-            overheads = hardware.overheads.model_copy(
-                update=free | {"launch_us": self.graph_node_us, "launch_latency_us": 0.0}
-            )
-            found = found.model_copy(update={"overheads": overheads})
+        found = hardware.model_copy(update={"overheads": self._overheads(hardware, day)})
         if through_host:
             intra = found.collectives.intra
             curve = intra.all_to_all.model_copy(
@@ -74,6 +68,16 @@ class ExamplesRuntime:
             )
             found = found.model_copy(update={"collectives": links})
         return found
+
+    def _overheads(self, hardware: HardwareProfile, day: date) -> Overheads:
+        """No TorchRec runs: every op costs what those of dense layers do, and nothing is fixed."""
+        cost = hardware.overheads
+        if not self.fuses(day):
+            each = cost.op_us if cost.layer_op_us is None else cost.layer_op_us
+            return cost.model_copy(update={"op_us": each, "iteration_us": 0.0})
+        free = {"op_us": 0.0, "layer_op_us": 0.0, "iteration_us": 0.0, "collective_us": 0.0}
+        node = {"launch_us": self.graph_node_us, "launch_latency_us": 0.0}
+        return cost.model_copy(update=free | node)
 
     def _mesh_us_per_mib(self) -> float:
         """Of a rank's bus bytes, all but its own eighth: an eighth goes to each other rank."""

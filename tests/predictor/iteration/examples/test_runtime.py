@@ -25,7 +25,9 @@ def test_graphs_take_the_host_out() -> None:
     fused = runtime.profile(hardware, NEW).overheads
     assert (fused.op_us, fused.iteration_us, fused.collective_us) == (0, 0, 0)
     assert fused.launch_us == runtime.graph_node_us
-    assert runtime.profile(hardware, OLD) == hardware
+    plain = runtime.profile(hardware, OLD).overheads
+    assert plain.op_us == plain.layer_op_us == hardware.overheads.layer_op_us
+    assert (plain.iteration_us, plain.launch_us) == (0, hardware.overheads.launch_us)
 
 
 def test_on_an_old_mesh_three_eighths_of_a_buffer_cross_the_sockets() -> None:
