@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 
 def main() -> int:
     """Run one command; Ctrl-C ends it with its message while its imports run, too."""
+    _leave_working_directory()
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if ours:
         signal.signal(signal.SIGINT, _end)
@@ -16,6 +18,14 @@ def main() -> int:
     if ours:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     return app.main()
+
+
+def _leave_working_directory() -> None:
+    """`python -m` looks for modules there first: a file `numpy.py` would run. Only where shardopt
+    itself lies there is it meant."""
+    here, packages = os.getcwd(), os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if sys.orig_argv[1:2] == ["-m"] and sys.path[:1] == [here] and here != packages:
+        del sys.path[0]
 
 
 def _end(*_: object) -> None:

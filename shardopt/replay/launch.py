@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from predictor.csv_rows import MOST_RANKS
 from predictor.errors import InputError, ShardoptError
 from shardopt.ranks.launch import Command, rank_environment, run_commands, scratch_folder
 from shardopt.ranks.rank import RankDiedError
@@ -47,8 +48,10 @@ def check_benchmark(folder: Path) -> dict[str, Any]:
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise InputError(f"{path}: not a benchmark of schema {SCHEMA}; generate it again")
     world = data.get("world_size")
-    if type(world) is not int or world < 1:
-        raise InputError(f"{path}: `world_size` must be a whole number from 1, not {world!r:.40}")
+    if type(world) is not int or not 1 <= world <= MOST_RANKS:
+        raise InputError(
+            f"{path}: `world_size` must be a whole number from 1 to {MOST_RANKS}, not {world!r:.40}"
+        )
     if not (folder / MAIN).is_file():
         raise InputError(f"{folder}: has no {MAIN}; generate the benchmark again")
     return data

@@ -32,6 +32,7 @@ from predictor.iteration.timeline import simulate
 from predictor.model.topology import Topology
 from predictor.units import GIB
 from shardopt.extras import needs_torchrec
+from shardopt.ranks.launch import python_path
 from shardopt.replay.launch import check_benchmark
 from shardopt.replay.predict.rows import group_calls
 
@@ -135,10 +136,16 @@ def list_rank(folder: Path, rank: int, ranks: int) -> dict[str, Any]:
     with needs_torchrec():
         if find_spec("torch") is None:
             raise ModuleNotFoundError("No module named 'torch'", name="torch")
-    environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": python_path(),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+    }
     with tempfile.TemporaryDirectory(prefix="shardopt-predict-") as place:
         out = Path(place) / "ops.json"
-        command = [sys.executable, "-m", "shardopt.replay.predict.op_list", str(folder), str(out)]
+        module = "shardopt.replay.predict.op_list"
+        command = [sys.executable, "-P", "-m", module, str(folder), str(out)]
         done = subprocess.run(command, env=environment, capture_output=True, check=False)
         if done.returncode:
             words = done.stderr.decode(errors="replace").strip().splitlines()[-1:]

@@ -1,14 +1,15 @@
 """The ops that a generated benchmark runs, without running it: its program over fake tensors.
 
-Run as ``python -m shardopt.replay.predict.op_list FOLDER OUT`` with a rank's environment by
-`shardopt.replay.predict.iteration`; the program goes through PyTorch's dispatcher with tensors that
-have shapes, strides and memory but no data.
+Run as ``python -P -m shardopt.replay.predict.op_list FOLDER OUT`` with a rank's environment by
+`shardopt.replay.predict.iteration`. The program is read as data and goes through PyTorch's
+dispatcher with tensors that have shapes, strides and memory but no data; no code of the folder
+runs.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 from predictor.cost.cpu_ops import VIEW, kind_and_sizes
 from predictor.cost.op_calls import OpCall, Operand
 from predictor.cost.reuse import BINS, reuse_bytes
+from predictor.errors import InputError
 from shardopt.extras import needs_torchrec
 
 with needs_torchrec():
@@ -27,7 +29,9 @@ with needs_torchrec():
 
 from shardopt.replay.predict.lookups import Lookup, lookup_of
 from shardopt.replay.predict.recorder import RecordedCall, Recorder
+from shardopt.replay.predict.source import read_program
 from shardopt.replay.program.values import is_lookup
+from shardopt.replay.write import MAIN
 
 OWN = frozenset({"aten", "prim", "prims"})
 COMMS = "c10d::"
@@ -149,22 +153,27 @@ def _note_calls(op: Any, listing: _Listing, program: _Program) -> Callable[..., 
 
 def list_ops(folder: Path) -> dict[str, Any]:
     """The calls of one rank's program with their sizes, and its collectives, in order."""
-    sys.path.insert(0, str(folder))
-    sys.argv = [str(folder / "benchmark.py"), "--device", "cpu"]
-    runtime = importlib.import_module("runtime.run")
+    # our own runtime, on the folder's data; it reads its options and its data when it is imported
+    os.environ["BENCHMARK_FOLDER"] = str(folder)
+    sys.argv = [str(folder / MAIN), "--device", "cpu"]
+    from shardopt.replay.runtime import run as runtime
+    from shardopt.replay.runtime.settings import cpu, device, stream
+
     mine = runtime.own_data()
-    program = importlib.import_module(Path(mine["program"]).stem)
+    ops = runtime.Ops()
+    words = {"device": device, "cpu": cpu, "stream": stream}
+    program = read_program(folder / Path(mine["program"]).name, ops, words)
     listing = _Listing()
     with FakeTensorMode(), torch.no_grad():
-        replay = runtime.Replay(program.ITERATION, program.ops, mine)
-        program.ops.collectives = listing
+        replay = runtime.Replay(program.iteration, ops, mine)
+        ops.collectives = listing  # type: ignore[assignment]
         known = _Program(replay, mine, replay.indices)
-        for op in program.ops.named.values():
+        for op in ops.named.values():
             if callable(op.function):
                 op.function = _note_calls(op, listing, known)
         with listing.recorder:
             replay.step()
-    for op in program.ops.named.values():
+    for op in ops.named.values():
         listing.replaced |= {op.calls[at]: op.name.rpartition(".")[0] for at in op.reasons}
     return {
         "ops": _ops(listing, mine["calls"]),
@@ -204,4 +213,8 @@ def _elements(operands: Sequence[Operand]) -> int:
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore")
-    Path(sys.argv[2]).write_text(json.dumps(list_ops(Path(sys.argv[1]).absolute())))
+    target = Path(sys.argv[2])
+    try:
+        target.write_text(json.dumps(list_ops(Path(sys.argv[1]).absolute())))
+    except InputError as error:
+        raise SystemExit(str(error)) from None

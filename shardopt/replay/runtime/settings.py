@@ -12,7 +12,7 @@ import torch
 
 from .checks import common_data, read
 
-HOME = Path(__file__).resolve().parent.parent
+HOME = Path(os.environ.get("BENCHMARK_FOLDER") or Path(__file__).resolve().parent.parent)
 COMMS = "c10d::"
 
 

@@ -85,6 +85,16 @@ def test_planning_imports_neither_torch_nor_torchrec(model: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_nothing_of_the_working_directory_runs(model: Path, tmp_path: Path) -> None:
+    spy = f"import pathlib; pathlib.Path({str(tmp_path / 'marker')!r}).write_text('ran')"
+    for name in ("numpy", "yaml", "typer", "ortools", "random"):
+        (tmp_path / f"{name}.py").write_text(spy)
+    words = ("-m", "shardopt", "plan", str(model), "--gpus", "2", "--effort", "0.005", "--quiet")
+    done = python(*words, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "marker").exists()
+
+
 def test_a_terminal_without_our_characters_is_no_error(model: Path) -> None:
     code = "import sys; from shardopt.cli.app import main; sys.exit(main(['hardware', 'h100-sxm']))"
     done = python("-c", code, env={"PYTHONIOENCODING": "ascii"})

@@ -21,6 +21,7 @@ from predictor.model.transformer import TransformerShape
 from shardopt.replay.generate import generate
 from shardopt.replay.predict.iteration import collective_ms, list_rank, load_models, predict
 from shardopt.replay.predict.rows import group_calls
+from shardopt.replay.predict.source import read_program
 from tests.shardopt.replay.captured import capture
 
 MODELS = OpModels({"relu c>1": np.array([0.5, *[0.0] * 6])}, Caches(1e6, 1e7), op_ms=0.25)
@@ -157,3 +158,50 @@ def test_predict_takes_a_folder_as_its_model(tmp_path: Path, traces: Path) -> No
     assert json.loads(one.stdout) == json.loads(other.stdout)
     refused = CliRunner().invoke(app, ["predict", str(tmp_path / "b"), "--gpus", "8"])
     assert isinstance(refused.exception, (InputError, SystemExit))
+
+
+SPY = "import pathlib; pathlib.Path({marker!r}).write_text('ran')\n"
+
+
+def test_no_code_of_the_folder_or_the_working_directory_runs(
+    tmp_path: Path, traces: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, marker = tmp_path / "b", tmp_path / "marker"
+    generate([traces], folder)
+    before = predict(folder, "cpu-gloo")
+    spy = SPY.format(marker=str(marker))
+    for name in ("numpy", "torch", "json", "runtime"):
+        (tmp_path / f"{name}.py").write_text(spy)
+        (folder / f"{name}.py").write_text(spy)
+    for path in (folder / "runtime").iterdir():
+        path.write_text(spy)
+    monkeypatch.chdir(tmp_path)
+    assert predict(folder, "cpu-gloo") == before
+    monkeypatch.chdir(folder)
+    assert predict(folder, "cpu-gloo") == before
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "open('{marker}', 'w')",
+        "x = open('{marker}', 'w')",
+        "class A: x = open('{marker}', 'w')",
+        "x = [open('{marker}', 'w')]",
+        "@open('{marker}', 'w')\ndef f(t, c, work): ''",
+        "def f(t, c, work, d=open('{marker}', 'w')): ''",
+        "def f(t, c, work):\n    ''\n    open('{marker}', 'w')",
+        "def f(t, c, work):\n    ''\n    t[open('{marker}', 'w')] = None",
+        "def f(t, c, work):\n    ''\n    t[0] = torch.serialization.os.system('touch {marker}')",
+        "def f(t, c, work):\n    ''\n    t[0] = float.__class__('{marker}')",
+        "ITERATION = [(('',), open)]",
+        "ops.named = 1",
+    ],
+)
+def test_a_program_that_was_not_generated_is_refused(tmp_path: Path, line: str) -> None:
+    path, marker = tmp_path / "benchmark.py", tmp_path / "marker"
+    path.write_text(f'"""A program."""\n{line.format(marker=marker)}\n')
+    with pytest.raises(InputError, match=r"benchmark\.py:[0-9]+: is not what `bench generate`"):
+        read_program(path, None, {})
+    assert not marker.exists()
