@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from predictor.trace.breakdown import (
 from predictor.trace.events import RankTrace
 from predictor.trace.execution import ExecutionTrace
 from predictor.trace.read import TraceSet
-from predictor.trace.simulate.step import SimulatedTrace
+from predictor.trace.simulate.step import SimulatedStep, SimulatedTrace
 from shardopt.formatting import ranks_text
 
 MAX_KERNELS = 8
@@ -33,6 +33,7 @@ class TraceSummary:
         parts: mean ms of a step by part; empty where there are no steps.
         kernels: the longest by their sum over all steps and ranks.
         predicted: rank and name of a step -> its predicted time in ms.
+        outside: rank and name of steps that began before the trace; they count in no mean.
         critical_path: predicted, with the job's ranks.
         notes: what the user should know, each once, with the ranks it holds for.
         what_if: what the prediction changes in the traced job; empty where it changes nothing.
@@ -43,6 +44,7 @@ class TraceSummary:
     parts: Mapping[str, float]
     kernels: Sequence[KernelTotal]
     predicted: Mapping[tuple[int, str], float]
+    outside: Collection[tuple[int, str]]
     critical_path: Sequence[Segment]
     notes: Sequence[str]
     what_if: Mapping[str, Any]
@@ -57,24 +59,24 @@ def summarise_trace(
         simulated: the prediction of its steps; None where there is none.
     """
     steps = [step for trace in found.traces for step in breakdown(trace)]
+    simulated_steps = simulated.steps if simulated is not None else ()
     return TraceSummary(
         found,
         steps,
         mean_parts(steps) if steps else {},
         top_kernels(found.traces, MAX_KERNELS),
-        _predicted_ms(found, simulated),
+        {_name(found, s): s.predicted_ms for s in simulated_steps},
+        {_name(found, s) for s in simulated_steps if s.outside},
         _path(found, simulated),
         _notes(found, simulated),
         what_if,
     )
 
 
-def _predicted_ms(
-    found: TraceSet, simulated: SimulatedTrace | None
-) -> dict[tuple[int, str], float]:
-    names = {(t.rank, i): s.name for t in found.traces for i, s in enumerate(t.steps)}
-    steps = simulated.steps if simulated is not None else ()
-    return {(s.rank, names[s.rank, s.step]): s.predicted_ms for s in steps}
+def _name(found: TraceSet, step: SimulatedStep) -> tuple[int, str]:
+    """Rank and name of a simulated step."""
+    trace = next(trace for trace in found.traces if trace.rank == step.rank)
+    return step.rank, trace.steps[step.step].name
 
 
 def _path(found: TraceSet, simulated: SimulatedTrace | None) -> tuple[Segment, ...]:

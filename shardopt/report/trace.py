@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -50,8 +50,9 @@ def trace_object(summary: TraceSummary) -> dict[str, Any]:
 
     Keys:
         steps: a list of ``rank``, ``step``, ``measured_ms``, ``predicted_ms`` (None where there is
-            no prediction), ``breakdown`` (parts that sum to ``measured_ms``) and
-            ``hidden_communication_ms``, which lies in the part ``compute``.
+            no prediction), ``outside`` (it began before the trace, and counts in no mean error),
+            ``breakdown`` (parts that sum to ``measured_ms``) and ``hidden_communication_ms``,
+            which lies in the part ``compute``.
         breakdown: the mean of the steps' parts; empty where there are no steps.
         ranks: a list of ``rank``, ``source``, ``world_size``, ``device``, ``host_events``,
             ``device_events``.
@@ -91,6 +92,7 @@ def _step_object(step: StepBreakdown, summary: TraceSummary) -> dict[str, Any]:
         "step": step.step,
         "measured_ms": step.measured_ms,
         "predicted_ms": summary.predicted.get((step.rank, step.step)),
+        "outside": (step.rank, step.step) in summary.outside,
         "breakdown": step.parts(),
         "hidden_communication_ms": step.hidden_communication_ms,
     }
@@ -161,7 +163,9 @@ def _headline(summary: TraceSummary) -> Text:
     mean_ms = fmean(step.measured_ms for step in steps)
     text = Text.assemble("Measured ", (ms(mean_ms), "bold"), " per step")
     pairs = [
-        (s.measured_ms, predicted[s.rank, s.step]) for s in steps if (s.rank, s.step) in predicted
+        (s.measured_ms, predicted[s.rank, s.step])
+        for s in steps
+        if (s.rank, s.step) in predicted and (s.rank, s.step) not in summary.outside
     ]
     errors = [abs(p / m - 1) for m, p in pairs if m > 0]
     if not errors:
@@ -210,7 +214,7 @@ def _show_steps(console: Console, summary: TraceSummary) -> None:
             step.step,
             str(step.rank),
             number(step.measured_ms),
-            *(_against(step, predicted) if predicted else ()),
+            *(_against(step, summary) if predicted else ()),
             _bar(step, longest, width),
         )
     show(console, made)
@@ -223,12 +227,14 @@ def _show_steps(console: Console, summary: TraceSummary) -> None:
         )
 
 
-def _against(step: StepBreakdown, predicted: Mapping[tuple[int, str], float]) -> tuple[str, str]:
-    value = predicted.get((step.rank, step.step))
+def _against(step: StepBreakdown, summary: TraceSummary) -> tuple[str, str]:
+    key = (step.rank, step.step)
+    value = summary.predicted.get(key)
     if value is None:
         return "-", "-"
     error = 100 * (value / step.measured_ms - 1) if step.measured_ms > 0 else 0.0
-    return number(value), f"{error:+.1f} %"
+    mark = " (began before the trace)" if key in summary.outside else ""
+    return number(value), f"{error:+.1f} %{mark}"
 
 
 def _bar(step: StepBreakdown, longest: float, width: int) -> Text:

@@ -26,7 +26,8 @@ COPY = "copy"
 class HostTimes:
     """Where host times come from: the table, or, if ``own``, the rank's measured times.
 
-    Times of calls that waited for the device always come from the table.
+    Times of calls that waited for the device always come from the table. A pause in which the host
+    waited for something that no trace shows, such as data, is the step's own, like a kernel's time.
     """
 
     table: OverheadTable
@@ -34,7 +35,7 @@ class HostTimes:
 
     def us(self, piece: Piece) -> float:
         """Time of a piece."""
-        return piece.us if self.own else self.table.us(piece)
+        return piece.us if self.own or piece.idle else self.table.us(piece)
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ class Piece:
         names: what it is known by, from the general to the particular.
         us: as the profiler saw it.
         events, launches: events that the profiler recorded in it, and launches among them.
+        idle: nothing ran on the thread for so long that it waited, as for the next batch.
     """
 
     kind: Kind
@@ -49,6 +50,7 @@ class Piece:
     us: float
     events: int = 0
     launches: int = 0
+    idle: bool = False
 
 
 class Role(StrEnum):
@@ -98,6 +100,13 @@ WAITS = re.compile(r"(cuda|hip|cu)StreamWaitEvent$")
 DIGITS = re.compile(r"\d+")
 JOINING = ("record_param_comms", "c10d::", "nccl:")
 """Operators that torch.distributed puts around the launch of a collective."""
+
+
+WAITING_US = 5000.0
+"""A pause of a thread that is no framework code: between operators that takes tens of microseconds,
+and up to 3 ms where Python collects garbage (public traces of docs/data.md)."""
+LOADS = re.compile(r"DataLoader|data_?load", re.IGNORECASE)
+"""Operators in which the host waits for the next batch, such as ``enumerate(DataLoader)``."""
 
 
 STAGED_AT_ONCE_BYTES = 64 * 1024
@@ -202,7 +211,8 @@ def _handed_over(items: list[HostItem], step: TraceStep, main: int) -> Iterator[
             before = last if woken else own.get(thread, own[main])
             taken = before.thread != thread
             us = max(0.0, item.start_us - before.end_us)
-            gap = Piece(Kind.T1, (item.label, before.label), us, item.before.events)
+            names = (item.label, before.label)
+            gap = Piece(Kind.T1, names, us, item.before.events, idle=us >= WAITING_US)
             item = replace(item, before=gap, handoff=before.thread if taken else None)
         if item.label.startswith("<"):
             inside.add(thread)
@@ -261,8 +271,11 @@ class _Walk:
 
     def _piece(self, at_us: float, kind: Kind) -> Piece:
         """Of T1, only the events: what came before may be another thread's."""
-        names = () if self.top is None else (plain(self.top.name), str(self.stops))
-        return Piece(kind, names, max(0.0, at_us - self.position), self.count)
+        us = max(0.0, at_us - self.position)
+        if self.top is None:
+            return Piece(kind, (), us, self.count)
+        idle = us >= WAITING_US and LOADS.search(self.top.name) is not None
+        return Piece(kind, (plain(self.top.name), str(self.stops)), us, self.count, idle=idle)
 
     def _mark(self, at_us: float, label: str, kind: Kind) -> None:
         piece = self._piece(at_us, kind)

@@ -144,7 +144,8 @@ def collect_samples(
     samples = OverheadSamples()
     latest: dict[int, DeviceEvent] = {}
     for item in items:
-        samples.add(item.before)
+        if not item.before.idle:
+            samples.add(item.before)
         for piece in _of_call(item, latest.get(item.thread)):
             samples.add(piece)
         if item.device and item.device[-1].collective is None:

@@ -2,7 +2,8 @@
 
 Of a step only this is used: which thread issued what in which order, on which stream, what waited
 for what, and how long kernels and copies ran. Host times come from other steps or ranks. Start and
-end times are not used, except for when each rank began the first operation.
+end times are not used, except for when each rank began the first operation, and for pauses in
+which the host waited for something else than the device, which are the step's own.
 
 Why: docs/decisions/0017.
 """
@@ -21,12 +22,13 @@ from predictor.trace.events import RankTrace
 from predictor.trace.simulate.graph import Factor, HostTimes, RankBuilder, RankGraph, latency_us
 from predictor.trace.simulate.host import HostItem, Launches, walk_host
 from predictor.trace.simulate.job_graph import JobGraph, join_ranks
+from predictor.trace.simulate.outside import begins_outside
 from predictor.trace.simulate.overheads import OverheadSamples, OverheadTable, collect_samples
 from predictor.units import us
 
 FIRST_STEP = (
-    "the first step is predicted as if the device was idle when it began: the trace does not show "
-    "what was launched before"
+    "the first step began before the trace: what was launched before it is unknown, so the step is "
+    "marked and counts in no mean"
 )
 
 
@@ -38,6 +40,7 @@ class SimulatedStep:
         measured_ms: from its marker to the next.
         predicted_ms: the same in the simulation.
         naive_ms: the median of the other steps of the trace; None if there are none.
+        outside: it began before the trace did, so what it waited for is not all known.
     """
 
     rank: int
@@ -45,6 +48,7 @@ class SimulatedStep:
     measured_ms: float
     predicted_ms: float
     naive_ms: float | None
+    outside: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,7 +161,7 @@ def simulate_trace(
         tables = _tables(hosts, step, overheads, own_host=own_host, one_step=one_step)
         job, programs = build_graph(hosts, step, tables, own_host=own_host, factor=factor)
         timeline = simulate_once(job.graph)
-        steps += _steps(traces, step, job, programs, timeline)
+        steps += _steps(hosts, step, job, programs, timeline)
         collectives += _collectives(traces, step, job, programs, timeline)
     return SimulatedTrace(
         tuple(steps),
@@ -166,7 +170,7 @@ def simulate_trace(
         job.graph,
         timeline,
         overheads or hosts.pooled().table(),
-        (*dict.fromkeys(note for trace in traces for note in trace.notes), FIRST_STEP),
+        (*dict.fromkeys(note for trace in traces for note in trace.notes), *_outside(steps)),
     )
 
 
@@ -212,15 +216,19 @@ def build_graph(
     return join_ranks(programs, latency_us(tables[0])), programs
 
 
+def _outside(steps: Sequence[SimulatedStep]) -> list[str]:
+    return [FIRST_STEP] if any(step.outside for step in steps) else []
+
+
 def _steps(
-    traces: Sequence[RankTrace],
+    hosts: TracedHosts,
     step: int,
     job: JobGraph,
     programs: Sequence[RankGraph],
     timeline: Timeline,
 ) -> list[SimulatedStep]:
     found = []
-    for rank, (trace, of_rank) in enumerate(zip(traces, programs, strict=True)):
+    for rank, (trace, of_rank) in enumerate(zip(hosts.traces, programs, strict=True)):
         first, last = (job.place[rank][node] for node in (of_rank.begin, of_rank.end))
         ends = timeline.steps[0].end[:, 0, rank]
         others = [
@@ -233,6 +241,7 @@ def _steps(
                 us(trace.steps[step].end_us - trace.steps[step].start_us),
                 float(ends[last] - ends[first]),
                 median(others) if others else None,
+                begins_outside(trace, step, hosts.items[rank][step], hosts.launches[rank]),
             )
         )
     return found

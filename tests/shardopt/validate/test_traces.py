@@ -9,12 +9,12 @@ import pytest
 from predictor.errors import InputError
 from shardopt.validate.report import Report
 from shardopt.validate.traces import (
-    FOLLOWING,
     GEMM,
     NAIVE,
     OTHER_RANKS,
     OTHER_STEPS,
     OTHER_TRACES,
+    OUTSIDE,
     OWN_HOST,
     RANKS,
     STEPS,
@@ -34,7 +34,8 @@ def test_steps_are_predicted_better_than_by_the_others(report: Report) -> None:
     assert report.headline == OTHER_STEPS
     assert parts[OTHER_STEPS].mape < 0.05
     assert parts[OTHER_STEPS].geomean < 0.03
-    assert parts[FOLLOWING].mape < parts[OTHER_STEPS].mape < parts[NAIVE].mape / 2
+    assert parts[OTHER_STEPS].mape < parts[NAIVE].mape / 2
+    assert parts[OUTSIDE].n == 1
 
 
 @needs_public_data
@@ -54,7 +55,7 @@ def test_every_part_has_rows_and_every_step_its_line(report: Report) -> None:
     assert {OTHER_TRACES, GEMM} <= set(parts)
     assert parts[OTHER_TRACES].n == parts[OTHER_STEPS].n == parts[NAIVE].n
     (_, steps) = report.scores
-    assert len(steps.rows) == parts[OTHER_STEPS].n + parts[OWN_HOST].n
+    assert len(steps.rows) == parts[OTHER_STEPS].n + parts[OUTSIDE].n + parts[OWN_HOST].n
 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:
@@ -69,3 +70,14 @@ def test_one_trace_is_enough(tmp_path: Path) -> None:
     report = validate_traces(tmp_path)
     assert {row.part for row in report.rows} == {OTHER_STEPS, NAIVE}
     assert f"{RANKS}: not there" in report.skipped
+
+
+@needs_public_data
+def test_traces_that_someone_put_there_are_predicted_or_named(tmp_path: Path) -> None:
+    (tmp_path / "traces").mkdir()
+    (tmp_path / STEPS[1]).symlink_to(FULL / STEPS[1])
+    (tmp_path / "traces/mine.json.gz").symlink_to(FULL / STEPS[0])
+    (tmp_path / "traces/broken.json").write_text("{")
+    report = validate_traces(tmp_path)
+    assert {row.name["trace"] for row in report.rows} >= {"mine"}
+    assert any("broken.json" in text for text in report.skipped)
