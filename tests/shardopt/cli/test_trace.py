@@ -32,7 +32,8 @@ def test_json(run, files: list[Path]) -> None:
     assert data["device"] == "Some GPU"
     assert data["kernels"][0]["name"] == "ncclKernel_AllReduce_RING_LL_Sum_float"
     assert {s["rank"] for s in data["critical_path"]} <= {0, 1}
-    assert data["notes"] == [] and not any(s["outside"] for s in data["steps"])
+    assert data["notes"] == []
+    assert not any(s["outside"] for s in data["steps"])
 
 
 def test_report(run, files: list[Path]) -> None:
