@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from predictor.errors import InfeasibleError
 from predictor.model.memory import MemoryRules, shard_memory
 from predictor.model.plan import TablePlan
 from predictor.model.topology import Topology
@@ -70,7 +71,10 @@ def torchrec_plan(
         bandwidths: TorchRec's defaults if None.
     """
     order = _torchrec_order(workload)
-    choices = _choices(workload, topology, device, bandwidths or Bandwidths())
+    try:
+        choices = _choices(workload, topology, device, bandwidths or Bandwidths())
+    except InfeasibleError:
+        return None  # a table that only our search has an option for
     best = _Best(topology)
     tables = [choices[t] for t in order]
     for proposals in (_grid(tables), _greedy(tables, depth=True), _greedy(tables, depth=False)):
