@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,11 @@ from shardopt.files import atomic_write_text
 _CONSTRAINTS = tuple(Constraints.__dataclass_fields__)
 
 
-def model_text(workload: Workload) -> str:
+def model_text(workload: Workload, notes: Sequence[str] = ()) -> str:
     """The model file that `load_model` reads as this workload.
+
+    Args:
+        notes: comments at the top of the file, a line each.
 
     The digest of the file is no part of the file: `with_digest` gives the workload that a reader
     finds, with its `sha256`.
@@ -37,18 +41,19 @@ def model_text(workload: Workload) -> str:
         "tables": [_table(table) for table in workload.tables],
     }
     # lists and mappings of scalars stand in a line: tables are what makes a model file long
-    return yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=100)
+    text: str = yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=100)
+    return "".join(f"# {note}\n" for note in notes) + text
 
 
-def with_digest(workload: Workload) -> Workload:
+def with_digest(workload: Workload, notes: Sequence[str] = ()) -> Workload:
     """The workload as a reader of its model file finds it."""
-    content = model_text(workload).encode("utf-8")
+    content = model_text(workload, notes).encode("utf-8")
     return replace(workload, sha256=hashlib.sha256(content).hexdigest())
 
 
-def write_model(path: Path, workload: Workload) -> None:
+def write_model(path: Path, workload: Workload, notes: Sequence[str] = ()) -> None:
     """Write the model file, or replace it."""
-    atomic_write_text(path, model_text(workload))
+    atomic_write_text(path, model_text(workload, notes))
 
 
 def _dense(dense: DenseArch) -> dict[str, Any]:

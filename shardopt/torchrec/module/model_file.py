@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
+from predictor.errors import InputError
 from predictor.model.workload import Workload
+from shardopt.config.schema import DENSE_OPTIMIZERS, PIPELINES
 from shardopt.config.write import with_digest, write_model
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.logs import silence_torchrec
-from shardopt.torchrec.module.read_module import read_workload
-from shardopt.torchrec.module.read_table import UserInputs
+from shardopt.torchrec.module.read_module import fused_params_of, read_workload
+from shardopt.torchrec.module.read_table import UserInputs, names_optimizer
 
 with needs_torchrec():
     from torch import nn
     from torchrec.distributed.planner import Topology as TorchRecTopology
     from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
-    from torchrec.distributed.planner.types import ParameterConstraints
+    from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
     from torchrec.distributed.sharding_plan import get_default_sharders
     from torchrec.distributed.types import ModuleSharder
+
+DENSE_TYPES = ("fp32", "tf32", "bf16")
 
 
 def to_yaml(
@@ -30,23 +34,37 @@ def to_yaml(
     batch_size: int,
     constraints: Mapping[str, ParameterConstraints] | None = None,
     sharders: Sequence[ModuleSharder[nn.Module]] | None = None,
+    default_pooling_factor: float | None = None,
+    train_pipeline: str | None = None,
+    dense_data_type: str | None = None,
+    dense_optimizer: str | None = None,
 ) -> Workload:
     """Write the model file of a module, or replace it.
 
-    Index distributions are written as uniform; `shardopt stats` or the user knows better ones.
+    What no module holds and nobody gives is guessed, and the file begins with a comment on each
+    guess. Index distributions are written as uniform; `shardopt stats` or the user knows better
+    ones.
 
     Args:
         module: unsharded, on any device, ``meta`` too.
         batch_size: samples per rank.
         constraints: TorchRec's, by table name; they carry the pooling factors.
         sharders: TorchRec's default ones unless given.
+        default_pooling_factor: of features for which no constraint gives one.
+        train_pipeline: ``base``, ``sparse_dist`` or ``prefetch_sparse_dist``.
+        dense_data_type: of the products: ``fp32``, ``tf32`` or ``bf16``.
+        dense_optimizer: of the dense layers.
 
     Returns:
         The workload as a reader of the file finds it.
 
     Raises:
-        InputError: a fact is missing or the module holds what shardopt does not plan.
+        InputError: a fact is missing, a value is not allowed, or the module holds what shardopt
+            does not plan.
     """
+    _check("train_pipeline", train_pipeline, PIPELINES)
+    _check("dense_data_type", dense_data_type, DENSE_TYPES)
+    _check("dense_optimizer", dense_optimizer, DENSE_OPTIMIZERS)
     given = dict(constraints or {})
     chosen = list(get_default_sharders() if sharders is None else sharders)
     with silence_torchrec():
@@ -54,12 +72,50 @@ def to_yaml(
         # the file is for any device: one that a constraint asks for is checked when it is planned
         any_device = {name: replace(item, device_group=None) for name, item in given.items()}
         options = EmbeddingEnumerator(one_gpu, batch_size, any_device).enumerate(module, chosen)
-    workload = read_workload(module, chosen, options, UserInputs(batch_size, given, None))
+    inputs = UserInputs(batch_size, given, None, default_pooling_factor, strict=True)
+    workload = read_workload(module, chosen, options, inputs)
     # with the user's constraints alone, not with all that a sharder offers
     tables = tuple(
         replace(table, constraints=replace(table.constraints, offered=None))
         for table in workload.tables
     )
-    written = replace(workload, tables=tables)
-    write_model(Path(path), written)
-    return with_digest(written)
+    dense = replace(
+        workload.dense,
+        data_type=dense_data_type or workload.dense.data_type,
+        optimizer=dense_optimizer or workload.dense.optimizer,
+    )
+    pipeline = train_pipeline or workload.train_pipeline
+    written = replace(workload, tables=tables, dense=dense, train_pipeline=pipeline)
+    guessed = {
+        f"train_pipeline is {written.train_pipeline}": train_pipeline,
+        f"dense.data_type is {dense.data_type}, that of the weights; autocast changes it": (
+            dense_data_type
+        ),
+        f"dense.optimizer is {dense.optimizer}": dense_optimizer,
+        "index_distribution of every feature is uniform": None,
+        **_guessed_optimizers(options, chosen),
+    }
+    notes = ["Written from a module. Guessed, so correct what is otherwise:"]
+    notes += [f"  {what}" for what, known in guessed.items() if known is None]
+    write_model(Path(path), written, notes)
+    return with_digest(written, notes)
+
+
+def _check(what: str, given: str | None, allowed: Collection[str]) -> None:
+    if given is not None and given not in allowed:
+        raise InputError(f"{what} is {given!r}; allowed are {', '.join(allowed)}")
+
+
+def _guessed_optimizers(
+    options: Sequence[ShardingOption], sharders: Sequence[ModuleSharder[nn.Module]]
+) -> dict[str, None]:
+    """A note where neither the backward nor a sharder names the optimizer of tables."""
+    by_type = {sharder.module_type: sharder for sharder in sharders}
+    tables = dict.fromkeys(
+        o.name
+        for o in options
+        if not names_optimizer(o, fused_params_of(by_type[type(o.module[1])]))
+    )
+    if not tables:
+        return {}
+    return {f"optimizer is exact_sgd, FBGEMM's default, of {', '.join(tables)}": None}
