@@ -12,13 +12,19 @@ from predictor.errors import InputError, did_you_mean
 from predictor.model.workload import DenseArch, QComm, Workload
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.logs import logger
-from shardopt.torchrec.module.read_table import DATA_TYPES, UserInputs, read_table
+from shardopt.torchrec.module.read_table import (
+    DATA_TYPES,
+    UserInputs,
+    features_without_factors,
+    read_table,
+)
 from shardopt.torchrec.plan.module_tables import find_tables
 from shardopt.torchrec.plan.options import group_by_table
 
 with needs_torchrec():
     import torch
     from torch import nn
+    from torchrec.distributed.planner.constants import POOLING_FACTOR
     from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
     from torchrec.distributed.types import ModuleSharder
 
@@ -43,12 +49,12 @@ def read_workload(
     """
     offered = group_by_table(options)
     by_type = {sharder.module_type: sharder for sharder in sharders}
-    tables = []
-    for found in offered.values():
-        _check_kind(found[0])
-        sharder = by_type[type(found[0].module[1])]
-        tables.append(read_table(found, getattr(sharder, "fused_params", None) or {}, inputs))
-    _warn_unknown_tables(inputs, {table.name for table in tables})
+    tell_missing_factors(offered.values(), inputs)
+    tables = [
+        read_table(found, fused_params_of(by_type[type(found[0].module[1])]), inputs)
+        for found in offered.values()
+    ]
+    _warn_unknown_tables(inputs, {o.name for o in options} | {t.table for t in find_tables(module)})
     known = inputs.known
     return Workload(
         name=type(module).__name__ if known is None else known.name,
@@ -60,20 +66,32 @@ def read_workload(
     )
 
 
-def _check_kind(option: ShardingOption) -> None:
-    """Refuse what TorchRec plans and shardopt cannot predict."""
-    where = f"table '{option.name}' of module '{option.path}'"
-    instead = "use TorchRec's EmbeddingShardingPlanner for this module"
-    if option.dependency is not None:
-        raise InputError(
-            f"{where} is part of an embedding tower, whose tables must share a host; shardopt does "
-            f"not plan towers; {instead}"
-        )
-    if option.compute_kernel.startswith("quant"):
-        raise InputError(
-            f"{where} is quantised for inference (compute kernel {option.compute_kernel}); "
-            f"shardopt predicts training iterations only; {instead}"
-        )
+def fused_params_of(sharder: Any) -> Mapping[str, Any]:
+    """What a sharder passes on to FBGEMM."""
+    return getattr(sharder, "fused_params", None) or {}
+
+
+def tell_missing_factors(offered: Collection[Sequence[ShardingOption]], inputs: UserInputs) -> None:
+    """Say once for which features nobody gives a pooling factor, if no default is given.
+
+    Raises:
+        InputError: the same, if the inputs are strict.
+    """
+    if inputs.default_pooling_factor is not None:
+        return
+    missing = {o[0].name: names for o in offered if (names := features_without_factors(o, inputs))}
+    if not missing:
+        return
+    features = [f"{name} (table '{table}')" for table, names in missing.items() for name in names]
+    what = f"{len(features)} features have no pooling factor: {', '.join(features)}"
+    advice = (
+        "give the mean ids per sample, 1.0 where a sample has one id: default_pooling_factor=... "
+        f"for all, constraints={{'{next(iter(missing))}': ParameterConstraints("
+        "pooling_factors=[...])}} a table, or model='model.yaml'"
+    )
+    if inputs.strict:
+        raise InputError(f"{what}; {advice}")
+    logger.warning("%s; TorchRec's default of %g is taken: %s", what, POOLING_FACTOR, advice)
 
 
 def _warn_unknown_tables(inputs: UserInputs, tables: Collection[str]) -> None:

@@ -5,6 +5,7 @@ Features come from the module's config, the optimizer from the backward or the s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from predictor.errors import InputError
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.workload import Constraints, Feature, Optimizer, Table, Workload
 from shardopt.extras import needs_torchrec
+from shardopt.torchrec.logs import logger
 from shardopt.torchrec.plan.module_tables import ModuleTable, find_tables
 from shardopt.torchrec.training.optimizers import SPARSE_OPTIMIZERS
 
@@ -22,11 +24,6 @@ with needs_torchrec():
     from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
 
 DATA_TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-ADVICE = (
-    "give the mean ids per sample of each feature: "
-    "constraints={{'{table}': ParameterConstraints(pooling_factors=[...])}}, with [1.0] where a "
-    "sample has one id, or model='model.yaml'"
-)
 
 
 class UserInputs(NamedTuple):
@@ -37,11 +34,62 @@ class UserInputs(NamedTuple):
         constraints: TorchRec's, by table name.
         known: a workload, read from a model file, with pooling factors and index distributions by
             feature, train pipeline and dense part; None where there is none.
+        default_pooling_factor: of features for which nothing is given; None for TorchRec's 1,
+            which is said.
+        strict: features for which nothing is given are an error.
     """
 
     batch_size: int
     constraints: Mapping[str, ParameterConstraints]
     known: Workload | None
+    default_pooling_factor: float | None = None
+    strict: bool = False
+
+    def constraint(self, table: str) -> ParameterConstraints:
+        """That of a table; one that asks for nothing if there is none."""
+        return self.constraints.get(table) or ParameterConstraints()
+
+    def known_features(self, table: str) -> dict[str, Feature]:
+        """Features of a table in the model file, by name."""
+        tables = self.known.tables if self.known else ()
+        return {f.name: f for t in tables if t.name == table for f in t.features}
+
+
+def why_not_predicted(
+    options: Sequence[ShardingOption], fused_params: Mapping[str, Any]
+) -> str | None:
+    """What of a table TorchRec plans and shardopt has no model for; None if it has one.
+
+    Args:
+        options: what TorchRec offers for the table.
+        fused_params: those of its sharder.
+    """
+    option = options[0]
+    kernels = {o.compute_kernel for o in options}
+    if option.dependency is not None:
+        return "it is part of an embedding tower, whose tables must share a host"
+    if kernels.isdisjoint(ComputeKernel):
+        return f"it can only have the compute kernels {', '.join(sorted(kernels))}"
+    if option.tensor.dtype not in DATA_TYPES:
+        return f"its weights are {option.tensor.dtype}"
+    if _find_table(option) is None:
+        return (
+            "no EmbeddingBagCollection or EmbeddingCollection below "
+            f"{type(option.module[1]).__name__} has a config for it"
+        )
+    kind = _optimizer(option, fused_params)
+    return None if kind in list(Optimizer) else f"it is stepped by {kind}"
+
+
+def features_without_factors(
+    options: Sequence[ShardingOption], inputs: UserInputs
+) -> tuple[str, ...]:
+    """Features of a table for which nobody gives a pooling factor."""
+    table = _find_table(options[0])
+    if table is None or _given_factors(options[0], inputs) is not None:
+        return ()
+    known = inputs.known_features(table.table)
+    return tuple(name for name in table.features if name not in known)
 
 
 def read_table(
@@ -54,115 +102,100 @@ def read_table(
         fused_params: those of its sharder.
 
     Raises:
-        InputError: a fact is missing or contradicts the module, or shardopt does not know what the
-            module holds; says which table and what to do.
+        InputError: a fact contradicts the module, or shardopt does not predict such a table
+            (`why_not_predicted`); says which.
     """
     option = options[0]
     where = f"table '{option.name}' of module '{option.path}'"
-    module_table = _find_table(option, where)
-    dtype = DATA_TYPES.get(option.tensor.dtype)
-    if dtype is None:
-        raise InputError(
-            f"{where} has weights of {option.tensor.dtype}; shardopt plans tables of "
-            f"{', '.join(map(str, DATA_TYPES))}"
-        )
+    problem = why_not_predicted(options, fused_params)
+    module_table = _find_table(option)
+    if problem or module_table is None:
+        raise InputError(f"{where}: {problem}, which shardopt does not predict")
     return Table(
         name=option.name,
         num_embeddings=module_table.shape[0],
         embedding_dim=module_table.shape[1],
-        features=_features(module_table, inputs, where),
+        features=_features(module_table, option, inputs, where),
         module=option.path or "ebc",
-        data_type=dtype,
+        data_type=DATA_TYPES[option.tensor.dtype],
         pooling=module_table.pooling,
         weighted=_weighted(option, inputs),
-        optimizer=_optimizer(option, fused_params, where),
-        constraints=_constraints(options, inputs, where),
+        optimizer=_optimizer(option, fused_params),
+        constraints=_constraints(options, fused_params, inputs),
     )
 
 
 def _weighted(option: ShardingOption, inputs: UserInputs) -> bool:
     """As in `ShardPerfContext.build_shard_perf_contexts` (planner/estimator/types.py): the module
     overrides the constraint, and feature processors weight the lookup."""
-    constraint = inputs.constraints.get(option.name)
     weighted = option.is_weighted
     if weighted is None:
-        weighted = constraint is not None and constraint.is_weighted
+        weighted = inputs.constraint(option.name).is_weighted
     return bool(weighted or option.has_feature_processor)
 
 
-def _find_table(option: ShardingOption, where: str) -> ModuleTable:
+def _find_table(option: ShardingOption) -> ModuleTable | None:
     """Found anywhere below the module that is sharded as a whole."""
-    for module_table in find_tables(option.module[1]):
-        if module_table.table == option.name:
-            return module_table
-    raise InputError(
-        f"{where}: no EmbeddingBagCollection or EmbeddingCollection below "
-        f"{type(option.module[1]).__name__} has a config for it; shardopt plans tables of those"
-    )
+    tables = find_tables(option.module[1])
+    return next((table for table in tables if table.table == option.name), None)
 
 
-def _features(module_table: ModuleTable, inputs: UserInputs, where: str) -> tuple[Feature, ...]:
-    constraint = inputs.constraints.get(module_table.table)
-    known = {
-        feature.name: feature
-        for table in (inputs.known.tables if inputs.known else ())
-        if table.name == module_table.table
-        for feature in table.features
-    }
-    names = _feature_order(constraint, module_table, where)
-    lists = {
-        what: _by_feature(constraint and getattr(constraint, what), names, what, where)
-        for what in ("pooling_factors", "num_poolings", "batch_sizes")
-    }
-    found = []
-    for name in module_table.features:
-        feature = known.get(name)
-        if name in lists["pooling_factors"]:
-            factor = lists["pooling_factors"][name]
-            feature = replace(feature or Feature(name, 1.0), pooling_factor=factor)
-        if feature is None:
+def _features(
+    module_table: ModuleTable, option: ShardingOption, inputs: UserInputs, where: str
+) -> tuple[Feature, ...]:
+    """With the pooling factors that TorchRec rates by, else the model file's, else the default."""
+    known = inputs.known_features(module_table.table)
+    names = _feature_order(inputs.constraint(option.name), module_table)
+    default = inputs.default_pooling_factor or POOLING_FACTOR
+    found = {name: known.get(name) or Feature(name, default) for name in module_table.features}
+    given = _given_factors(option, inputs)
+    count = len(names if given is None else given)
+    ones = (1.0,) * count
+    poolings = _list(option.num_poolings or inputs.constraint(option.name).num_poolings, count)
+    batches = [
+        size / inputs.batch_size
+        for size in _list(inputs.constraint(option.name).batch_sizes, count)
+        or (inputs.batch_size,) * count
+    ]
+    if given is not None and len(given) != len(names):
+        # what TorchRec counts: it never looks at how many features the table has
+        weights = zip(given, poolings or ones, batches, strict=True)
+        share = sum(math.prod(of_feature) for of_feature in weights) / len(names)
+        logger.warning(
+            "%s has %d features (%s), but its constraint has %d pooling_factors; as in TorchRec "
+            "they count for the table as a whole: %g ids per sample a feature; give one a feature",
+            where,
+            len(names),
+            ", ".join(names),
+            len(given),
+            share,
+        )
+        return tuple(replace(f, pooling_factor=share, num_poolings=1.0) for f in found.values())
+    for index, name in enumerate(names):
+        feature = found[name]
+        factor = feature.pooling_factor if given is None else float(given[index])
+        if not factor > 0:
             raise InputError(
-                f"{where}: feature '{name}' has no pooling factor; "
-                + ADVICE.format(table=module_table.table)
-            )
-        if not feature.pooling_factor > 0:
-            raise InputError(
-                f"{where}: feature '{name}' has pooling factor {feature.pooling_factor}; "
+                f"{where}: feature '{name}' has pooling factor {factor}; "
                 "give the mean ids per sample, above 0"
             )
-        poolings = lists["num_poolings"].get(name, feature.num_poolings)
         # a feature with another batch size is pooled more, or less, often per sample
-        poolings *= lists["batch_sizes"].get(name, inputs.batch_size) / inputs.batch_size
-        found.append(replace(feature, num_poolings=poolings))
-    return tuple(found)
+        pooled = (poolings[index] if poolings else feature.num_poolings) * batches[index]
+        found[name] = replace(feature, pooling_factor=factor, num_poolings=pooled)
+    return tuple(found.values())
 
 
-def _feature_order(
-    constraint: ParameterConstraints | None, module_table: ModuleTable, where: str
-) -> Sequence[str]:
-    """The features in the order in which the lists of the constraint name them."""
-    names = (constraint and constraint.feature_names) or module_table.features
-    if sorted(names) != sorted(module_table.features):
-        raise InputError(
-            f"{where} has the features {', '.join(module_table.features)}, but its constraint has "
-            f"feature_names {', '.join(names)}; give those of the module, in the order of "
-            "pooling_factors, or leave feature_names out"
-        )
-    return names
+def _list(values: Sequence[float] | None, count: int) -> Sequence[float] | None:
+    """One number a feature; TorchRec asserts that a list of another length is not there."""
+    return values if values and len(values) == count else None
 
 
-def _by_feature(
-    values: Sequence[float] | None, names: Sequence[str], what: str, where: str
-) -> dict[str, float]:
-    """Feature name -> value of a list in a constraint; TorchRec pads it silently."""
-    if values is None or _is_default(values):
-        return {}
-    if len(values) != len(names):
-        raise InputError(
-            f"{where} has {len(names)} features ({', '.join(names)}), but its "
-            f"constraint has {len(values)} {what}; give one a feature"
-        )
-    return dict(zip(names, map(float, values), strict=True))
+def _given_factors(option: ShardingOption, inputs: UserInputs) -> Sequence[float] | None:
+    """The pooling factors that the enumerator was given, else the planner; None if neither was."""
+    for values in (option.input_lengths, inputs.constraint(option.name).pooling_factors):
+        if values and not _is_default(values):
+            return values
+    return None
 
 
 def _is_default(values: Sequence[float]) -> bool:
@@ -171,51 +204,56 @@ def _is_default(values: Sequence[float]) -> bool:
     return len(values) == 1 and values[0] is POOLING_FACTOR
 
 
-def _constraints(options: Sequence[ShardingOption], inputs: UserInputs, where: str) -> Constraints:
-    """What the user asks for, as far as the enumerator offers it."""
-    constraint = inputs.constraints.get(options[0].name) or ParameterConstraints()
-    planned = list(ComputeKernel)
-    pairs = {(o.sharding_type, o.compute_kernel) for o in options if o.compute_kernel in planned}
-    if not pairs:
-        raise InputError(
-            f"{where} can only have the compute kernels "
-            f"{', '.join(sorted({o.compute_kernel for o in options}))}; shardopt plans "
-            f"{', '.join(planned)}; use TorchRec's EmbeddingShardingPlanner for it"
-        )
-    cache = constraint.cache_params
+def _feature_order(constraint: ParameterConstraints, module_table: ModuleTable) -> Sequence[str]:
+    """The features in the order in which the lists of the constraint name them; TorchRec does not
+    look whether its names are those of the module."""
+    names = constraint.feature_names or ()
+    return names if sorted(names) == sorted(module_table.features) else module_table.features
+
+
+def _constraints(
+    options: Sequence[ShardingOption], fused_params: Mapping[str, Any], inputs: UserInputs
+) -> Constraints:
+    """What the user asks for, as far as the enumerator offers it.
+
+    A load factor that no constraint sets is the sharder's, as for `EmbeddingStorageEstimator`
+    (planner/shard_estimators.py) and FBGEMM.
+    """
+    constraint = inputs.constraint(options[0].name)
+    pairs = {(o.sharding_type, o.compute_kernel) for o in options}
+    factor = options[0].cache_load_factor
     return Constraints(
         sharding_types=tuple(map(ShardingType, constraint.sharding_types or ())) or None,
         compute_kernels=tuple(constraint.compute_kernels or ()) or None,
         min_partition=constraint.min_partition,
-        cache_load_factor=None if cache is None else cache.load_factor,
-        enforce_hbm=constraint.enforce_hbm,
+        cache_load_factor=fused_params.get("cache_load_factor") if factor is None else factor,
+        enforce_hbm=options[0].enforce_hbm,
         device_group=constraint.device_group,
-        offered=tuple((t, k) for t in ShardingType for k in planned if (t, k) in pairs),
+        offered=tuple((t, k) for t in ShardingType for k in ComputeKernel if (t, k) in pairs),
     )
 
 
-def _optimizer(option: ShardingOption, fused_params: Mapping[str, Any], where: str) -> str:
+def _optimizer(option: ShardingOption, fused_params: Mapping[str, Any]) -> str:
     """From the backward (`apply_optimizer_in_backward`), from a module that has one fused into it
-    (`FusedEmbeddingBagCollection`), else from the sharder's fused_params.
+    (`FusedEmbeddingBagCollection`), else from the sharder's fused_params; its class where it is
+    none of `Optimizer`.
 
     FBGEMM's own default is plain SGD.
     """
+    for kind in _optimizer_classes(option):
+        names = (n for n, k in SPARSE_OPTIMIZERS.items() if k.__name__ == kind.__name__)
+        return str(next(names, kind.__name__))
+    fused = fused_params.get("optimizer", Optimizer.EXACT_SGD)
+    return str(getattr(fused, "value", fused))
+
+
+def _optimizer_classes(option: ShardingOption) -> list[Any]:
     kinds = list(getattr(option.tensor, "_optimizer_classes", None) or ())
     if hasattr(option.module[1], "optimizer_type"):
         kinds.append(option.module[1].optimizer_type())
-    for kind in kinds:
-        for name, known in SPARSE_OPTIMIZERS.items():
-            if known is kind or known.__name__ == kind.__name__:
-                return name
-        raise InputError(
-            f"{where} is stepped by {kind.__name__}, which shardopt does not know; it knows "
-            f"{', '.join(sorted({k.__name__ for k in SPARSE_OPTIMIZERS.values()}))}"
-        )
-    fused = fused_params.get("optimizer", Optimizer.EXACT_SGD)
-    value = str(getattr(fused, "value", fused))
-    if value not in list(Optimizer):
-        raise InputError(
-            f"{where}: fused_params of its sharder name the optimizer {value}, which shardopt does "
-            f"not know; it knows {', '.join(Optimizer)}"
-        )
-    return value
+    return kinds
+
+
+def names_optimizer(option: ShardingOption, fused_params: Mapping[str, Any]) -> bool:
+    """Whether the optimizer of a table is set anywhere, and not FBGEMM's default."""
+    return bool(_optimizer_classes(option)) or "optimizer" in fused_params

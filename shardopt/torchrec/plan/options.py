@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
+from predictor.model.memory import DEFAULT_CACHE_LOAD_FACTOR
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.runtime_rules import in_torchrec_order
 from predictor.model.workload import Workload
 from shardopt.extras import needs_torchrec
 
 with needs_torchrec():
-    from torchrec.distributed.planner.enumerators import get_partition_by_type
     from torchrec.distributed.planner.types import Shard as TorchRecShard
     from torchrec.distributed.planner.types import ShardingOption
     from torchrec.distributed.types import CacheParams
@@ -39,18 +40,35 @@ def to_options(
         space: TorchRec's; whatever an option carries for the runtime comes from it.
     """
     offered = group_by_table(space).values()
+    names_factor = _named_factors(plan, workload)
     return [
-        _to_option(plan.tables[key], options)
+        _to_option(plan.tables[key], options, name_factor=key in names_factor)
         for key, options in zip(workload.keys, offered, strict=True)
     ]
 
 
-def _to_option(table: TablePlan, offered: Sequence[ShardingOption]) -> ShardingOption:
-    kind, kernel = table.sharding_type.value, table.compute_kernel.value
-    alike = [o for o in offered if (o.sharding_type, o.compute_kernel) == (kind, kernel)]
-    option = copy.deepcopy((alike or offered)[0])
-    option.sharding_type, option.compute_kernel = kind, kernel
-    option.partition_by = get_partition_by_type(kind)
+def _named_factors(plan: ShardingPlan, workload: Workload) -> set[str]:
+    """Tables whose load factor the search chose and the plan must name.
+
+    One that the user set stays where it was set. TorchRec gives a launch the mean of the factors
+    that its tables name (`group_tables` in embedding_sharding.py), so the default is named as soon
+    as another one is.
+    """
+    free = {
+        key: factor
+        for key, table in zip(workload.keys, workload.tables, strict=True)
+        if table.constraints.cache_load_factor is None
+        and (factor := plan.tables[key].cache_load_factor) is not None
+    }
+    return set(free) if set(free.values()) - {DEFAULT_CACHE_LOAD_FACTOR} else set()
+
+
+def _to_option(
+    table: TablePlan, offered: Sequence[ShardingOption], *, name_factor: bool
+) -> ShardingOption:
+    kind = table.sharding_type.value, table.compute_kernel.value
+    same = (o for o in offered if (o.sharding_type, o.compute_kernel) == kind)
+    option = copy.deepcopy(next(same))
     rows = int(option.tensor.shape[0])
     option.shards = [
         TorchRecShard(
@@ -61,8 +79,8 @@ def _to_option(table: TablePlan, offered: Sequence[ShardingOption]) -> ShardingO
         )
         for shard in in_torchrec_order(table).shards
     ]
-    given = option.cache_params or CacheParams()
-    if given.load_factor is None and table.cache_load_factor is not None:
+    if name_factor:
+        given = option.cache_params or CacheParams()
         option.cache_params = replace(given, load_factor=table.cache_load_factor)
     return option
 
@@ -75,9 +93,10 @@ def to_plan(
     Args:
         workload: of the same tables, in the order of the options.
     """
+    placed = _in_order(options, workload)
     tables = {
-        key: to_table_plan(option)
-        for key, option in zip(workload.keys, _in_order(options, workload), strict=True)
+        key: to_table_plan(option, table.constraints.cache_load_factor)
+        for key, table, option in zip(workload.keys, workload.tables, placed, strict=True)
     }
     return ShardingPlan(tables, world_size, local_world_size)
 
@@ -87,17 +106,27 @@ def _in_order(options: Sequence[ShardingOption], workload: Workload) -> list[Sha
     return [by_place[table.module, table.name] for table in workload.tables]
 
 
-def to_table_plan(option: ShardingOption) -> TablePlan:
-    """The plan of one table that an option makes; shards without a rank are put on rank 0."""
+def to_table_plan(option: ShardingOption, load_factor: float | None = None) -> TablePlan:
+    """The plan of one table that an option makes; shards without a rank are put on rank 0.
+
+    Args:
+        load_factor: of its cache, where the option names none.
+    """
     shards = tuple(
         Shard(int(s.rank or 0), (s.offset[0], s.offset[1]), (s.size[0], s.size[1]))
         for s in option.shards
     )
-    load_factor = option.cache_load_factor
+    named = option.cache_load_factor
+    factor = load_factor if named is None else named
+    parameters: dict[str, Any] = {}
+    if factor is not None:
+        parameters["cache_params"] = {"load_factor": factor}
+    if option.enforce_hbm is not None:
+        parameters["enforce_hbm"] = option.enforce_hbm
     return TablePlan(
         ShardingType(option.sharding_type),
         ComputeKernel(option.compute_kernel),
         shards,
         option.path or "ebc",
-        {} if load_factor is None else {"cache_params": {"load_factor": load_factor}},
+        parameters,
     )

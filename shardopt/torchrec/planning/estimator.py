@@ -18,8 +18,10 @@ from predictor.model.workload import DenseArch, QComm, Table, Workload
 from shardopt.config import load_model
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.logs import logger
+from shardopt.torchrec.module.read_module import tell_missing_factors
 from shardopt.torchrec.module.read_table import UserInputs, read_table
 from shardopt.torchrec.plan.options import group_by_table, to_table_plan
+from shardopt.torchrec.planning.left_over import describe_reasons, reasons_to_leave
 from shardopt.torchrec.planning.machine import check_bandwidths, detect_hardware, read_topology
 
 with needs_torchrec():
@@ -74,6 +76,7 @@ class ShardoptPerfEstimator(ShardEstimator):
         self._topology = read_topology(topology, self._hardware)
         self._constraints = dict(constraints or {})
         self._known = model if isinstance(model, Workload | None) else load_model(Path(model))
+        self._told_factors = False
         self._torchrec_estimator = EmbeddingPerfEstimator(topology, self._constraints)
 
     def estimate(
@@ -81,30 +84,40 @@ class ShardoptPerfEstimator(ShardEstimator):
     ) -> None:
         """Set ``perf`` of every shard, in ms.
 
-        Options with a compute kernel that shardopt does not predict keep TorchRec's estimate,
-        which is logged.
-
-        Raises:
-            InputError: a fact is missing, as in `ShardoptPlanner.plan`.
+        Options that shardopt has no model for keep TorchRec's estimate, which is logged.
         """
-        ours = [o for o in sharding_options if o.compute_kernel in list(ComputeKernel)]
-        others = [o for o in sharding_options if o.compute_kernel not in list(ComputeKernel)]
+        reasons = reasons_to_leave(
+            sharding_options, lambda o: sharder_data_map[o.module_type_key].fused_params or {}
+        )
+        kernels = {o.compute_kernel for o in sharding_options} - set(ComputeKernel)
+
+        def is_ours(option: ShardingOption) -> bool:
+            return (option.path, option.name) not in reasons and (
+                option.compute_kernel not in kernels
+            )
+
+        ours = [o for o in sharding_options if is_ours(o)]
+        others = [o for o in sharding_options if not is_ours(o)]
         if others:
             logger.warning(
-                "shardopt does not predict the compute kernels %s; their options keep TorchRec's "
-                "estimates",
-                ", ".join(sorted({o.compute_kernel for o in others})),
+                "options that shardopt does not predict keep TorchRec's estimates: %s",
+                describe_reasons(reasons) or f"compute kernels {', '.join(sorted(kernels))}",
             )
             self._torchrec_estimator.estimate(others, sharder_data_map=sharder_data_map)
         if not ours:
             return
         offered = group_by_table(ours)
+        if not self._told_factors:
+            facts = UserInputs(ours[0].batch_size, self._constraints, self._known)
+            tell_missing_factors(offered.values(), facts)
+            self._told_factors = True
         workload = self._workload(offered.values(), sharder_data_map)
         costs = ShardCosts(workload, FixedCosts(workload, self._topology, self._hardware))
         for index, options in enumerate(offered.values()):
             for option in options:
                 option.is_weighted = workload.tables[index].weighted
-                table = to_table_plan(option)
+                factor = workload.tables[index].constraints.cache_load_factor
+                table = to_table_plan(option, factor)
                 for shard, perf in zip(option.shards, costs.shard_perfs(index, table), strict=True):
                     shard.perf = perf
 
@@ -116,7 +129,7 @@ class ShardoptPerfEstimator(ShardEstimator):
         for options in offered:
             facts = UserInputs(options[0].batch_size, self._constraints, known)
             sharder = sharders[options[0].module_type_key]
-            tables.append(read_table(options, sharder.fused_params, facts))
+            tables.append(read_table(options, sharder.fused_params or {}, facts))
             wires.append(_wire_precision(sharder))
         return Workload(
             name="tables",

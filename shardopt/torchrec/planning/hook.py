@@ -7,26 +7,50 @@ and a performance model in turn; here one search answers for all three.
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-from predictor.errors import InfeasibleError, InputError
+from predictor.errors import InfeasibleError, InputError, ShardoptError
 from predictor.hardware.loader import HardwareProfile
+from predictor.model.plan import ShardingPlan as OurPlan
 from predictor.model.workload import Workload
+from predictor.predict import predict
 from search.problem import Problem, Result
 from search.solve import solve
 from search.stop import Stop
 from shardopt.config import load_model
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.logs import logger
-from shardopt.torchrec.module.read_module import check_device_groups, read_workload
+from shardopt.torchrec.module.read_module import (
+    check_device_groups,
+    fused_params_of,
+    read_workload,
+)
 from shardopt.torchrec.module.read_table import UserInputs
-from shardopt.torchrec.plan.options import group_by_table, to_options
+from shardopt.torchrec.plan.options import TableKey, group_by_table, to_options, to_plan
 from shardopt.torchrec.planning.collective import plan_on_first_rank
+from shardopt.torchrec.planning.errors import as_planner_errors
+from shardopt.torchrec.planning.found import LastSearch, describe
+from shardopt.torchrec.planning.left_over import (
+    TorchRecSearch,
+    all_left,
+    describe_reasons,
+    reasons_to_leave,
+    without,
+)
+from shardopt.torchrec.planning.loaded import LoadedOptions
 from shardopt.torchrec.planning.machine import check_bandwidths, detect_hardware, read_topology
+from shardopt.torchrec.planning.stand_ins import (
+    PredictedPerfModel,
+    SearchPartitioner,
+    SmallestProposer,
+    check_storage,
+)
 from shardopt.torchrec.planning.torchrec_planner import parameter_constraints
 
 with needs_torchrec():
@@ -53,16 +77,27 @@ with needs_torchrec():
 
 
 Options = list[ShardingOption]
+_Planner = TypeVar("_Planner", bound=EmbeddingShardingPlanner)
 
 
 @dataclass(frozen=True)
-class LastSearch:
-    """The problem of the last search and its result."""
+class _Searched:
+    """What a search chose, before callbacks see it."""
 
     problem: Problem
     result: Result
+    plan: OurPlan
 
 
+def _with_their_annotations(ours: type[_Planner]) -> type[_Planner]:
+    """TorchRec's test of its stable interface compares annotations as objects, not by meaning."""
+    for name in ("__init__", "plan", "collective_plan"):
+        theirs = inspect.unwrap(getattr(EmbeddingShardingPlanner, name)).__annotations__
+        inspect.unwrap(getattr(ours, name)).__annotations__.update(theirs)
+    return ours
+
+
+@_with_their_annotations
 class ShardoptPlanner(EmbeddingShardingPlanner):
     """TorchRec's planner with shardopt's objective and search.
 
@@ -70,37 +105,57 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         topology: ranks and memory; by default those of the process group. Its bandwidths are not
             used: costs come from ``hardware``.
         batch_size: samples per rank; by default the model file's, else TorchRec's 512.
-        hardware: name or file of a hardware profile; by default that of the GPU found.
+        enumerator, storage_reservation, stats, debug, callbacks, plan_loader: as in
+            `EmbeddingShardingPlanner`. Of a table, only what the enumerator offers is considered,
+            and constraints that it alone was given count, too.
+        proposer, partitioner, performance_model: decide over tables that shardopt has no model
+            for; for all others the search replaces them.
         constraints: TorchRec's, by table name; all fields are honoured.
-        storage_reservation, enumerator, stats, callbacks, plan_loader, debug: as in
-            `EmbeddingShardingPlanner`. Of a table, only what the enumerator offers is considered.
-        seed: of every random choice of the search, >= 0; all processes find the same plan.
-        effort: multiple of the default work budget, > 0.
         timeout_seconds: ceiling on the search, > 0; the best plan found by then is returned.
+        hardware: name or file of a hardware profile; by default that of the GPU found.
         model: a model file (or its `Workload`) with what no module holds: pooling factors, index
             distributions, train pipeline, dense part. Tables and features are matched by name.
+        default_pooling_factor: mean ids per sample of features for which nobody gives them, > 0;
+            if None TorchRec's 1, with a warning.
+        strict: refuse to plan where such features are.
+        seed: of every random choice of the search, >= 0; all processes find the same plan.
+        effort: multiple of the default work budget, > 0.
 
     Attributes:
-        found: the problem of the last `plan` and its ranked plans with their bound; None before.
+        found: what the last `plan` found; None before, and where nothing can be predicted.
+
+    Raises:
+        PlannerError: something given cannot be used.
     """
 
+    _callbacks: list[Callable[[Options], Options]]
+    _proposers: list[Proposer]
+    _partitioner: Partitioner
+    _perf_model: PerfModel
+
+    @as_planner_errors()
     def __init__(
         self,
         topology: TorchRecTopology | None = None,
         batch_size: int | None = None,
+        enumerator: Enumerator | None = None,
+        storage_reservation: StorageReservation | None = None,
+        proposer: Proposer | list[Proposer] | None = None,
+        partitioner: Partitioner | None = None,
+        performance_model: PerfModel | None = None,
+        stats: Stats | list[Stats] | None = None,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+        debug: bool = True,
+        callbacks: list[Callable[[Options], Options]] | None = None,
+        timeout_seconds: int | None = None,
+        plan_loader: PlanLoader | None = None,
         *,
         hardware: str | HardwareProfile | None = None,
-        constraints: Mapping[str, ParameterConstraints] | None = None,
-        storage_reservation: StorageReservation | None = None,
-        enumerator: Enumerator | None = None,
-        stats: Stats | list[Stats] | None = None,
-        callbacks: list[Callable[[Options], Options]] | None = None,
-        plan_loader: PlanLoader | None = None,
-        debug: bool = True,
+        model: str | PathLike[str] | Workload | None = None,
+        default_pooling_factor: float | None = None,
+        strict: bool = False,
         seed: int = 0,
         effort: float | None = None,
-        timeout_seconds: int | None = None,
-        model: str | PathLike[str] | Workload | None = None,
     ) -> None:
         known = model if isinstance(model, Workload | None) else load_model(Path(model))
         constraints = merge_constraints(known, constraints)
@@ -111,44 +166,74 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
                 "batch_size is not given; planning for TorchRec's default of %d samples per rank",
                 BATCH_SIZE,
             )
-        smallest = _SmallestProposer()
+        if default_pooling_factor is not None and not 0 < default_pooling_factor < math.inf:
+            raise InputError(
+                f"default_pooling_factor is {default_pooling_factor}; give the mean ids per "
+                "sample, above 0"
+            )
         super().__init__(
             topology=topology,
             batch_size=batch_size,
             enumerator=enumerator,
             storage_reservation=storage_reservation,
-            proposer=smallest,
-            partitioner=_SearchPartitioner(self),
-            performance_model=_PredictedPerfModel(self),
+            proposer=proposer,
+            partitioner=partitioner,
+            performance_model=performance_model,
             stats=stats,
             constraints=constraints,
             debug=debug,
-            callbacks=callbacks,
+            callbacks=[*(callbacks or []), self._note],
             timeout_seconds=timeout_seconds,
             plan_loader=plan_loader,
         )
+        if plan_loader is not None:
+            loaded = LoadedOptions(plan_loader, self._enumerator)
+            self.plan_loader, self._callbacks = loaded, [loaded.restored, *self._callbacks]
         check_bandwidths(self._topology)
-        self._proposer = smallest
         self._hardware = detect_hardware(hardware, self._topology.compute_device)
+        given = {
+            "proposer": proposer,
+            "partitioner": partitioner,
+            "performance_model": performance_model,
+        }
+        replaced = [name for name, part in given.items() if part]
+        if replaced:
+            logger.warning(
+                "%s: shardopt's search takes the place; only tables that it has no model for are "
+                "left to them",
+                ", ".join(replaced),
+            )
+        self._their_search = TorchRecSearch(
+            self._proposers, self._partitioner, self._perf_model, self._enumerator
+        )
+        self._smallest = SmallestProposer()
+        self._proposers = [self._smallest]
+        self._partitioner = SearchPartitioner(self)
+        self._perf_model = PredictedPerfModel(self)
         self._known = known
+        self._default_pooling_factor = default_pooling_factor
+        self._strict = strict
         self._effort = 1.0 if effort is None else effort
         self._seed = seed
         self._request: tuple[nn.Module, Sequence[ModuleSharder[nn.Module]]] | None = None
+        self._searched: _Searched | None = None
+        self.rating = 0.0
         self.found: LastSearch | None = None
 
+    @as_planner_errors()
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
         """The plan with the least predicted iteration time.
 
         Raises:
-            PlannerError: nothing fits, with TorchRec's error types and remedies.
-            InputError: a fact is missing (say, a pooling factor) or shardopt does not plan what
-                the module holds.
+            PlannerError: nothing fits, with TorchRec's error types and remedies; or something
+                given cannot be used.
         """
         check_device_groups(module, self._constraints or {}, self._topology.compute_device)
         self._request = (module, sharders)
-        self.found = None
+        self._searched = self.found = None
         return super().plan(module, sharders)
 
+    @as_planner_errors()
     def collective_plan(
         self,
         module: nn.Module,
@@ -158,8 +243,8 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         """Rank 0 of the group plans, and all ranks get its plan, or the error it met.
 
         Raises:
-            PlannerError: as `plan`, or a rank of the group does not answer within its timeout.
-            InputError: as `plan`, or there is no process group.
+            PlannerError: as `plan`; or there is no process group, or a rank of the group does not
+                answer within its timeout.
         """
         chosen = get_default_sharders() if sharders is None else sharders
         return plan_on_first_rank(lambda: self.plan(module, chosen), pg)
@@ -170,30 +255,108 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         Args:
             left: ranks with the memory that the reservation left.
         """
+        space = self._smallest.space
+        reasons = self._reasons(space)
+        mine = [o for o in space if (o.path, o.name) not in reasons]
+        theirs = [o for o in space if (o.path, o.name) in reasons]
+        placed, self.rating = self._leave(theirs, reasons, left) if theirs else ([], 0.0)
+        if mine:
+            placed += self._choose(mine, without(left, placed))
+        check_storage(placed, left)
+        by_table = {(option.path, option.name): option for option in placed}
+        return [by_table[key] for key in group_by_table(space)]
+
+    @property
+    def _asked(self) -> tuple[nn.Module, Sequence[ModuleSharder[nn.Module]]]:
         if self._request is None:
             raise InputError("there is no module to plan; call plan(module, sharders)")
-        module, sharders = self._request
-        space = self._proposer.space
-        facts = UserInputs(self._batch_size, self._constraints or {}, self._known)
-        workload = read_workload(module, sharders, space, facts)
+        return self._request
+
+    def _reasons(self, options: Options) -> dict[TableKey, str]:
+        """Tables that are left to TorchRec, and why."""
+        _, sharders = self._asked
+        by_type = {sharder.module_type: sharder for sharder in sharders}
+        return all_left(options, self._topology) or reasons_to_leave(
+            options, lambda o: fused_params_of(by_type.get(type(o.module[1])))
+        )
+
+    def _leave(
+        self, space: Options, reasons: Mapping[TableKey, str], left: TorchRecTopology
+    ) -> tuple[Options, float]:
+        """TorchRec's plan for tables that shardopt has no model for, and its rating."""
+        placed, rating = self._their_search.place(space, left)
+        logger.warning(
+            "left to TorchRec's own estimate (%.3g ms, not validated, and not in the predicted "
+            "time): %s",
+            rating,
+            describe_reasons(reasons),
+        )
+        return placed, rating
+
+    def _choose(self, space: Options, left: TorchRecTopology) -> Options:
+        """What the search chooses for tables that shardopt predicts."""
+        module, sharders = self._asked
+        workload = read_workload(module, sharders, space, self._inputs())
         problem = Problem(workload, read_topology(left, self._hardware), self._hardware)
         try:
             result = solve(problem, Stop(self._effort, self._timeout_seconds), self._seed)
         except InfeasibleError as error:
             raise PlannerError(error_type=PlannerErrorType.PARTITION, message=str(error)) from error
-        self.found = LastSearch(problem, result)
-        best = result.best
-        logger.info(
-            "predicted %.3g ms per iteration on %s, at most %.1f %% from optimal; baselines: %s",
-            best.iteration_ms,
-            self._hardware.name,
-            100 * (best.iteration_ms / result.lower_bound_ms - 1),
-            ", ".join(f"{ms:.3g} ms ({name})" for name, ms in result.baselines.items()),
-        )
-        options = to_options(best.plan, workload, space)
+        options = to_options(result.best.plan, workload, space)
         self._enumerator.populate_estimates(options)
-        _check_storage(options, left)
+        self._searched = _Searched(problem, result, _plan_of(options, problem))
+        self.rating = result.best.iteration_ms
         return options
+
+    def _inputs(self) -> UserInputs:
+        """What the user gives; the enumerator's own constraints decide, as in TorchRec."""
+        theirs = getattr(self._enumerator, "_constraints", None) or {}
+        return UserInputs(
+            self._batch_size,
+            {**(self._constraints or {}), **theirs},
+            self._known,
+            self._default_pooling_factor,
+            self._strict,
+        )
+
+    def _note(self, options: Options) -> Options:
+        """Keep what is known of the plan that is returned; the last callback."""
+        try:
+            self.found = self._describe(options)
+        except (ShardoptError, KeyError, ValueError) as error:  # callbacks may return anything
+            logger.warning("the plan cannot be predicted: %s", error)
+        if self.found is not None:
+            logger.warning("%s", describe(self.found))
+        return options
+
+    def _describe(self, options: Options) -> LastSearch | None:
+        module, sharders = self._asked
+        left = self._reasons(options)
+        mine = [option for option in options if (option.path, option.name) not in left]
+        if not mine:
+            return None
+        searched = self._searched
+        if searched is None:
+            workload = read_workload(module, sharders, mine, self._inputs())
+            reserved = self._storage_reservation.last_reserved_topology or self._topology
+            problem = Problem(workload, read_topology(reserved, self._hardware), self._hardware)
+        else:
+            problem = searched.problem
+        plan = _plan_of(mine, problem)
+        before = plan if searched is None else searched.plan
+        return LastSearch(
+            problem,
+            None if searched is None else searched.result,
+            plan,
+            predict(problem.workload, problem.topology, problem.hardware, plan),
+            tuple(key for key, table in plan.tables.items() if table != before.tables[key]),
+            left,
+        )
+
+
+def _plan_of(options: Options, problem: Problem) -> OurPlan:
+    ranks = problem.topology
+    return to_plan(options, problem.workload, ranks.world_size, ranks.local_world_size)
 
 
 def merge_constraints(
@@ -203,69 +366,3 @@ def merge_constraints(
     if known is None:
         return None if given is None else dict(given)
     return {**parameter_constraints(known), **(given or {})}
-
-
-def _check_storage(options: Sequence[ShardingOption], left: TorchRecTopology) -> None:
-    """Refuse a plan that does not fit by the user's own storage estimator."""
-    taken: dict[int, Any] = {}
-    for shard in (shard for option in options for shard in option.shards):
-        before = taken.get(shard.rank)
-        taken[shard.rank] = shard.storage if before is None else before + shard.storage
-    for device in left.devices:
-        if device.rank in taken and not taken[device.rank].fits_in(device.storage):
-            raise PlannerError(
-                error_type=PlannerErrorType.PARTITION,
-                message=f"the storage estimator counts {taken[device.rank]} on rank {device.rank}, "
-                f"which has only {device.storage} left, while shardopt counted less; use a larger "
-                "storage_reservation",
-            )
-
-
-class _SmallestProposer(Proposer):
-    """Proposes once, the options of least memory: TorchRec explains from them why nothing fits."""
-
-    space: Options
-    """All options of the enumerator."""
-
-    def load(self, search_space: Options, enumerator: Enumerator | None = None) -> None:
-        self.space = search_space
-        self._proposals = [[min(o, key=_bytes) for o in group_by_table(search_space).values()]]
-
-    def propose(self) -> Options | None:
-        return self._proposals.pop() if self._proposals else None
-
-    def feedback(
-        self,
-        partitionable: bool,
-        plan: Options | None = None,
-        perf_rating: float | None = None,
-        storage_constraint: TorchRecTopology | None = None,
-    ) -> None:
-        """There is nothing to learn."""
-
-
-def _bytes(option: ShardingOption) -> int:
-    return sum(shard.storage.hbm + shard.storage.ddr for shard in option.shards if shard.storage)
-
-
-class _SearchPartitioner(Partitioner):
-    """Searches all that the enumerator offers, whatever is proposed."""
-
-    def __init__(self, planner: ShardoptPlanner) -> None:
-        self._planner = planner
-
-    def partition(self, proposal: Options, storage_constraint: TorchRecTopology) -> Options:
-        return self._planner.search(storage_constraint)
-
-
-class _PredictedPerfModel(PerfModel):
-    """The iteration time that the search predicted."""
-
-    def __init__(self, planner: ShardoptPlanner) -> None:
-        self._planner = planner
-
-    def rate(self, plan: Options) -> float:
-        found = self._planner.found
-        if found is None:
-            raise InputError("no plan was searched yet; call plan(module, sharders)")
-        return found.result.best.iteration_ms

@@ -18,6 +18,7 @@ with needs_torchrec():
     import torch
     from torchrec.distributed.planner import Topology as TorchRecTopology
 
+DEVICES = ("cuda", "cpu")
 CPU_PROFILE = "cpu-gloo"
 MOST_GB_S = 100_000.0
 """Above any memory or link of a GPU (HBM3e: 8,000). Bytes/s mistaken for bytes/ms exceed it."""
@@ -31,7 +32,8 @@ def read_topology(theirs: TorchRecTopology, hardware: HardwareProfile) -> Topolo
     Raises:
         InputError: the ranks do not fill their hosts.
     """
-    world, local = theirs.world_size, theirs.local_world_size
+    world = theirs.world_size
+    local = min(theirs.local_world_size, world)
     group = theirs.intra_group_size
     domain = group if group > local else min(default_nvlink_domain(hardware, world, local), group)
     return Topology(
@@ -72,11 +74,24 @@ def detect_hardware(given: str | HardwareProfile | None, device: str) -> Hardwar
 
     Args:
         device: type of the device to plan for, ``cuda`` or ``cpu``.
+
+    Raises:
+        InputError: there is no profile of such a device, or the given one is of another.
     """
-    if isinstance(given, HardwareProfile):
-        return given
+    if device not in DEVICES:
+        raise InputError(
+            f"the topology is of {device} devices, and shardopt knows the costs of "
+            f"{' and '.join(DEVICES)} only; use TorchRec's EmbeddingShardingPlanner for it"
+        )
     if given is not None:
-        return load_hardware(given)
+        profile = given if isinstance(given, HardwareProfile) else load_hardware(given)
+        if profile.device != device:
+            raise InputError(
+                f"the topology is of {device} devices, but the hardware profile {profile.name} is "
+                f"of {profile.device}; give a profile of {device} devices as hardware, or "
+                f"Topology(compute_device='{profile.device}')"
+            )
+        return profile
     if device == "cpu":
         name, why = CPU_PROFILE, "the topology is of CPUs"
     else:

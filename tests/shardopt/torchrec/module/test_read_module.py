@@ -17,6 +17,7 @@ from torchrec.distributed.embedding_tower_sharding import (
     EmbeddingTowerSharder,
 )
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fused_embedding import FusedEmbeddingCollectionSharder
 from torchrec.distributed.fused_embeddingbag import FusedEmbeddingBagCollectionSharder
 from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
@@ -43,6 +44,7 @@ from torchrec.modules.mc_modules import (
 from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantCollection
 
 from predictor.errors import InputError
+from predictor.model.plan import ComputeKernel
 from shardopt.config import load_model
 from shardopt.torchrec import ShardoptPerfModel, to_yaml
 from tests.shardopt.torchrec.hook_models import (
@@ -149,6 +151,14 @@ def test_planned_within_what_torchrec_offers(kind: str) -> None:
     assert [table.features[0].pooling_factor for table in tables if table.name == "b"] == [5.0]
 
 
+class WithQuantKernels(EmbeddingBagCollectionSharder):
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return ["table_wise"]
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        return ["fused", "quant"]
+
+
 def towers() -> nn.Module:
     pair = [EmbeddingTower(Model(bag(n, 1000)).ebc, nn.Linear(64, 64)) for n in "ab"]
     return EmbeddingTowerCollection(pair)
@@ -161,36 +171,35 @@ def quantised() -> nn.Module:
     return QuantCollection(tables, is_weighted=False, device=torch.device("cpu"))
 
 
-REFUSED = {
+LEFT = {
     "tower": (
         lambda: EmbeddingTower(bags(), nn.Linear(128, 64)),
         EmbeddingTowerSharder,
-        r"embedding tower.*EmbeddingShardingPlanner",
+        "part of an embedding tower",
     ),
-    "towers": (
-        towers,
-        EmbeddingTowerCollectionSharder,
-        r"embedding tower.*EmbeddingShardingPlanner",
-    ),
-    "quantised": (
-        quantised,
-        QuantEmbeddingBagCollectionSharder,
-        r"quantised for inference.*training.*EmbeddingShardingPlanner",
-    ),
+    "towers": (towers, EmbeddingTowerCollectionSharder, "part of an embedding tower"),
+    "quantised": (quantised, QuantEmbeddingBagCollectionSharder, "compute kernels quant"),
 }
 
 
-@pytest.mark.parametrize("kind", REFUSED)
-def test_refused_with_the_way_that_torchrec_goes(kind: str) -> None:
-    make, sharder, words = REFUSED[kind]
+@pytest.mark.parametrize("kind", LEFT)
+def test_what_no_law_predicts_is_left_to_torchrec(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, sharder, words = LEFT[kind]
     model, by = holding(make()), [sharder()]
     told = factors(**FACTORS)
-    with pytest.raises(InputError, match=words):
-        planner(constraints=told).plan(model, by)
+    made = planner(constraints=told)
+    with caplog.at_level(logging.WARNING, "shardopt"):
+        plan = made.plan(model, by)
+    assert "left to TorchRec's own estimate" in caplog.text
+    assert "not validated" in caplog.text
+    assert words in caplog.text
+    assert made.found is None
     theirs = EmbeddingShardingPlanner(
         topology=topology(), batch_size=512, constraints=told, debug=False
     )
-    assert set(theirs.plan(model, by).plan["x"]) == {"a", "b"}  # the advice is good
+    assert str(plan) == str(theirs.plan(model, by))
 
 
 # --- every field of ParameterConstraints ---------------------------------------------------------
@@ -228,9 +237,9 @@ def test_lists_follow_the_features_that_a_constraint_names() -> None:
     found = {f.name: (f.pooling_factor, f.num_poolings) for f in a.features}
     # a feature with twice the batch is pooled twice a sample
     assert found == {"a_f0": (5.0, 2.0), "a_f1": (3.0, 2.0)}
-    told["a"].feature_names = ["a_f0", "elsewhere"]
-    with pytest.raises(InputError, match=r"features a_f0, a_f1.*feature_names a_f0, elsewhere"):
-        workload_of(Model(bag("a", features=2), bag("b")), constraints=told)
+    told["a"].feature_names = ["a_f0", "elsewhere"]  # TorchRec does not look at the names
+    (a, _) = workload_of(Model(bag("a", features=2), bag("b")), constraints=told).tables
+    assert [f.pooling_factor for f in a.features] == [3.0, 5.0]
 
 
 def test_a_weighted_constraint_goes_behind_the_modules_word() -> None:
@@ -262,11 +271,31 @@ def test_a_table_of_another_device_is_refused_not_left_out(tmp_path: Any) -> Non
 
 
 @pytest.mark.parametrize("kernel", sorted(OFFERED & {"key_value", "dram_virtual_table"}))
-def test_kernels_that_no_law_predicts_are_refused(kernel: str) -> None:
+def test_kernels_that_no_law_predicts_are_left_to_torchrec(kernel: str) -> None:
+    """The other tables are planned in the memory that is left."""
     told = factors(a=20.0, b=2.0)
     told["a"].compute_kernels, told["a"].sharding_types = [kernel], ["table_wise"]
-    with pytest.raises(InputError, match=rf"table 'a'.*{kernel}.*EmbeddingShardingPlanner"):
-        planner(constraints=told).plan(Model(), SHARDERS)
+    made = planner(constraints=told)
+    plan = made.plan(Model(), SHARDERS).plan["ebc"]
+    assert plan["a"].compute_kernel == kernel
+    assert plan["b"].compute_kernel in list(ComputeKernel)
+    assert list(made.found.left) == [("ebc", "a")]
+    assert [t.name for t in made.found.problem.workload.tables] == ["b"]
+    before = made.found.problem.topology
+    assert sum(before.hbm_cap_bytes) < sum(
+        d.storage.hbm for d in made._storage_reservation.last_reserved_topology.devices
+    )
+
+
+def test_a_sharder_with_kernels_for_inference_too_is_planned_for_training() -> None:
+    """Whatever the order in which a set gives them: it changes with PYTHONHASHSEED."""
+    made = planner(constraints=factors(a=20.0, b=2.0))
+    enumerate_ = made._enumerator.enumerate
+    made._enumerator.enumerate = lambda **given: sorted(
+        enumerate_(**given), key=lambda o: (o.name, not o.compute_kernel.startswith("quant"))
+    )
+    plan = made.plan(Model(), [WithQuantKernels()]).plan["ebc"]
+    assert {sharding.compute_kernel for sharding in plan.values()} == {"fused"}
 
 
 # --- bad input ----------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ from torchrec.distributed.planner.shard_estimators import (
 )
 
 from predictor.cost.lookup.embedding import backward_floor_ms, forward_floor_ms
-from predictor.errors import InputError
 from shardopt import from_torchrec, predict
 from shardopt.torchrec import ShardoptPerfEstimator
 from shardopt.torchrec.plan.options import group_by_table, to_plan
@@ -152,10 +151,11 @@ def test_torchrecs_planner_finds_a_better_plan_with_it() -> None:
     assert times[0] <= times[1]
 
 
-def test_facts_are_asked_for() -> None:
+def test_features_without_a_pooling_factor_are_named(caplog: pytest.LogCaptureFixture) -> None:
     told = factors(a=20.0)
-    with pytest.raises(InputError, match="'b_f0' has no pooling factor"):
+    with caplog.at_level(logging.WARNING, "shardopt"):
         enumerated(ours(told), told, Model())
+    assert "1 features have no pooling factor: b_f0" in caplog.text
 
 
 def test_other_kernels_keep_torchrecs_cost(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,68 @@
+"""What a planner found, and the line that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from predictor.model.plan import ShardingPlan
+from predictor.predict import Prediction
+from search.problem import Problem, Result
+from shardopt.torchrec.plan.options import TableKey
+
+TORCHREC = "torchrec default"
+"""Name of TorchRec's planner among the baselines of a search."""
+
+
+@dataclass(frozen=True)
+class LastSearch:
+    """What the last `plan` found.
+
+    Args:
+        problem: the tables that shardopt predicts, the ranks with the memory left for them, costs.
+        result: of the search; None where a plan was loaded.
+        plan: as it was returned, with what callbacks changed.
+        prediction: of that plan.
+        changed: keys of the tables that callbacks changed.
+        left: tables that shardopt has no model for, and why; TorchRec placed them.
+    """
+
+    problem: Problem
+    result: Result | None
+    plan: ShardingPlan
+    prediction: Prediction
+    changed: tuple[str, ...] = ()
+    left: Mapping[TableKey, str] = field(default_factory=dict)
+
+
+def describe(found: LastSearch) -> str:
+    """One line: predicted time, gain over TorchRec's plan, gap, and what it rests on."""
+    prediction, hardware = found.prediction, found.problem.hardware
+    low, high = prediction.interval_ms
+    parts = [
+        f"predicted {prediction.iteration_ms:.4g} ms per iteration on "
+        f"{found.problem.topology.world_size} x {hardware.name} (90 %: {low:.4g} to {high:.4g})"
+    ]
+    parts += _comparison(found)
+    if found.left:
+        parts.append(f"without {len(found.left)} tables that are left to TorchRec")
+    if found.changed:
+        parts.append(f"callbacks changed {', '.join(found.changed)}")
+    parts.append(f"constants: {prediction.provenance}")
+    return "; ".join(parts)
+
+
+def _comparison(found: LastSearch) -> list[str]:
+    """With TorchRec's plan and with the bound, where a search has them."""
+    if found.result is None:
+        return ["a loaded plan, not searched"]
+    ms, bound = found.prediction.iteration_ms, found.result.lower_bound_ms
+    theirs = found.result.baselines.get(TORCHREC)
+    parts = [
+        "TorchRec's planner finds no plan that fits"
+        if theirs is None
+        else f"{theirs / ms:.3g} times as fast as TorchRec's plan ({theirs:.4g} ms)"
+    ]
+    if bound > 0:
+        parts.append(f"at most {100 * (ms / bound - 1):.1f} % from the best possible")
+    return parts
