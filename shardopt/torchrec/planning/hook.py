@@ -46,9 +46,9 @@ from shardopt.torchrec.planning.left_over import (
 from shardopt.torchrec.planning.loaded import LoadedOptions
 from shardopt.torchrec.planning.machine import check_bandwidths, detect_hardware, read_topology
 from shardopt.torchrec.planning.stand_ins import (
+    MinimumProposer,
     PredictedPerfModel,
     SearchPartitioner,
-    SmallestProposer,
     check_storage,
 )
 from shardopt.torchrec.planning.torchrec_planner import parameter_constraints
@@ -206,7 +206,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         self._their_search = TorchRecSearch(
             self._proposers, self._partitioner, self._perf_model, self._enumerator
         )
-        self._smallest = SmallestProposer()
+        self._smallest = MinimumProposer()
         self._proposers = [self._smallest]
         self._partitioner = SearchPartitioner(self)
         self._perf_model = PredictedPerfModel(self)

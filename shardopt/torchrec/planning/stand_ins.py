@@ -33,7 +33,7 @@ class Searcher(Protocol):
         ...
 
 
-class SmallestProposer(Proposer):
+class MinimumProposer(Proposer):
     """Proposes once, the options of least memory: TorchRec explains from them why nothing fits."""
 
     space: Options

@@ -5,10 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 import pickle
-import re
-import subprocess
-import sys
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,21 +21,18 @@ from torchrec.distributed.planner.perf_models import NoopPerfModel
 from torchrec.distributed.planner.proposers import GreedyProposer
 from torchrec.distributed.planner.stats import EmbeddingStats
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-from torchrec.distributed.planner.types import PlanLoader, PlannerError, PlannerErrorType
+from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
 from torchrec.distributed.types import CacheParams
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from predictor.errors import InputError
-from predictor.model.plan import ShardingPlan
 from predictor.units import GIB
 from search.space.build import whole_space
-from search.space.option import place
 from shardopt import from_torchrec, predict
 from shardopt.config import load_model
 from shardopt.torchrec import ShardoptPerfModel, ShardoptPlanner, to_yaml
-from shardopt.torchrec.plan.options import to_options
 from tests.shardopt.torchrec.hook_models import (
     EFFORT,
     SHARDERS,
@@ -250,189 +243,6 @@ def test_callbacks_and_statistics_see_placed_options_with_estimates() -> None:
                 assert shard.storage is not None
 
 
-def loading(first: ShardoptPlanner) -> PlanLoader:
-    """Loads the best plan of another planner, under the hashes of its options."""
-
-    class Loader(PlanLoader):
-        def load(self) -> dict[int, Any]:
-            return {option.storage_hash(): option for option in first._best_plan}
-
-        def plan_context_hash(self) -> str:
-            return first.hash_planner_context_inputs_str()
-
-        def get_plan_id(self) -> str:
-            return "kept"
-
-    return Loader()
-
-
-def test_a_loaded_plan_is_not_searched_again() -> None:
-    first = planner()
-    first.plan(Model(), SHARDERS)
-    second = planner(plan_loader=loading(first))
-    plan = second.plan(Model(), SHARDERS)
-    assert str(plan) == str(first.plan(Model(), SHARDERS))
-    assert second.found.result is None
-    assert second.found.plan == first.found.plan
-    assert second.found.prediction.iteration_ms == first.found.prediction.iteration_ms
-
-
-def test_a_plan_with_what_no_enumerator_lists_loads_again() -> None:
-    """Cuts of columns and load factors that the search adds."""
-    model = Model(bag("a", 4_000_000, 256), bag("b", 4_000_000, 256))
-    told = factors(a=40.0, b=40.0)
-    for constraint in told.values():
-        constraint.sharding_types = ["column_wise"]
-        constraint.compute_kernels = ["fused_uvm_caching"]
-        constraint.min_partition = 64
-    given = {"constraints": told, "topology": topology(4, 4 * GIB), "effort": 0.05}
-    first = planner(**given)
-
-    def cut(options: list[Any]) -> list[Any]:
-        """A plan that the search may find."""
-        problem = first.found or first._searched
-        space = whole_space(problem.problem)
-        wanted = ((2, 0.2), (4, 0.05))
-        tables = {
-            key: place(
-                next(o for o in options if (o.num_shards, o.cache_load_factor) == want),
-                range(want[0]),
-            )
-            for key, options, want in zip(space.keys, space.options, wanted, strict=True)
-        }
-        plan = ShardingPlan(tables, 4, 4)
-        made = to_options(plan, problem.problem.workload, first._smallest.space)
-        first._enumerator.populate_estimates(made)
-        return made
-
-    first._callbacks.insert(0, cut)
-    plan = first.plan(model, SHARDERS)
-    assert {len(t.ranks) for t in plan.plan["ebc"].values()} == {2, 4}
-    assert first.found.changed
-    again = planner(**given, plan_loader=loading(first)).plan(model, SHARDERS)
-    assert str(again) == str(plan)
-    assert [t.cache_params.load_factor for t in again.plan["ebc"].values()] == [0.2, 0.05]
-
-
-def test_the_usual_load_factor_is_not_written_into_a_plan() -> None:
-    told = factors(a=20.0, b=2.0)
-    for constraint in told.values():
-        constraint.compute_kernels = ["fused_uvm_caching"]
-    made = planner(constraints=told)
-    made.plan(Model(), SHARDERS)
-    workload, space = made.found.problem.workload, made._smallest.space
-    tables = {
-        key: place(next(o for o in options if o.cache_load_factor == 0.2), (0,))
-        for key, options in zip(workload.keys, whole_space(made.found.problem).options, strict=True)
-    }
-    usual = to_options(ShardingPlan(tables, 4, 4), workload, space)
-    assert {option.cache_load_factor for option in usual} == {None}
-    key = workload.keys[0]
-    tables[key] = replace(tables[key], parameters={"cache_params": {"load_factor": 0.5}})
-    mixed = to_options(ShardingPlan(tables, 4, 4), workload, space)
-    assert [option.cache_load_factor for option in mixed] == [0.5, 0.2]
-
-
-def test_what_callbacks_change_is_in_what_was_found() -> None:
-    def to_rank_0(options: list[Any]) -> list[Any]:
-        for option in options:
-            if option.name == "a":
-                option.sharding_type, option.partition_by = "table_wise", "device"
-                option.shards = option.shards[:1]
-                option.shards[0].size, option.shards[0].offset = [100_000, 64], [0, 0]
-                option.shards[0].rank = 0
-        return options
-
-    told = factors(a=20.0, b=2.0)
-    told["a"].sharding_types = ["row_wise"]
-    made = planner(constraints=told, callbacks=[to_rank_0])
-    made.plan(Model(), SHARDERS)
-    found = made.found
-    assert found.changed == ("a",)
-    assert found.plan.tables["a"].sharding_type == "table_wise"
-    assert found.prediction.iteration_ms != found.result.best.iteration_ms
-
-
-def test_without_logging_set_up_one_line_says_what_was_found() -> None:
-    script = (
-        "from tests.shardopt.torchrec.hook_models import SHARDERS, Model, planner\n"
-        "planner().plan(Model(), SHARDERS)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=True
-    )
-    (line,) = [x for x in done.stderr.splitlines() if "predicted" in x]
-    assert re.search(
-        r"predicted [\d.]+ ms per iteration on 4 x a100-80gb \(90 %: .*\); [\d.]+ times as fast as "
-        r"TorchRec's plan \([\d.]+ ms\); at most [\d.]+ % from the best possible; constants: \w+",
-        line,
-    )
-
-
-# --- the whole signature ------------------------------------------------------------------------
-
-
-def test_all_arguments_of_torchrec_are_taken_in_its_order(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    theirs = list(inspect.signature(EmbeddingShardingPlanner.__init__).parameters)
-    ours = list(inspect.signature(ShardoptPlanner.__init__).parameters)
-    assert ours[: len(theirs)] == theirs
-    ranks = topology()
-    with caplog.at_level(logging.WARNING, "shardopt"):
-        made = ShardoptPlanner(
-            ranks,
-            512,
-            None,
-            None,
-            GreedyProposer(),
-            GreedyPerfPartitioner(),
-            NoopPerfModel(ranks),
-            None,
-            factors(a=1.0, b=1.0),
-            False,
-            effort=EFFORT,
-        )
-    assert caplog.text.count("search takes the place") == 1
-    assert "proposer, partitioner, performance_model" in caplog.text
-    assert set(made.plan(Model(), SHARDERS).plan["ebc"]) == {"a", "b"}
-
-
-def test_errors_are_torchrecs_too() -> None:
-    told = factors(a=1.0)
-    told["a"].device_group = "cpu"
-    with pytest.raises(PlannerError, match="device_group") as caught:
-        planner(constraints=told).plan(Model(), SHARDERS)
-    assert isinstance(caught.value, InputError)
-    assert caught.value.error_type is PlannerErrorType.INPUT_VALIDATION
-    assert pickle.loads(pickle.dumps(caught.value)).error_type is caught.value.error_type
-
-
-# --- machines -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("device", "hardware", "words"),
-    [
-        ("cpu", "h100-sxm", "topology is of cpu.*h100-sxm is of cuda"),
-        ("cuda", "cpu-gloo", "topology is of cuda.*cpu-gloo is of cpu"),
-        ("mtia", None, "of mtia devices.*cuda and cpu only"),
-    ],
-)
-def test_hardware_of_another_device_is_told(device: str, hardware: str, words: str) -> None:
-    ranks = Topology(world_size=2, compute_device=device)
-    with pytest.raises(PlannerError, match=words):
-        planner(topology=ranks, hardware=hardware)
-
-
-def test_ranks_that_do_not_fill_hosts_are_planned_as_torchrec_does() -> None:
-    given = {"constraints": factors(a=20.0, b=2.0), "batch_size": 512, "debug": False}
-    made = planner(topology=topology(12, local_world_size=8), **given)
-    theirs = EmbeddingShardingPlanner(topology(12, local_world_size=8), **given)
-    assert str(made.plan(Model(), SHARDERS)) == str(theirs.plan(Model(), SHARDERS))
-    assert made.found is None
-
-
 def test_a_baseline_that_finds_nothing_does_not_end_the_search() -> None:
     """A CPU sharder with row_wise alone: TorchRec's own lists it for GPUs only."""
     made = planner(topology=Topology(world_size=2, compute_device="cpu"), hardware="cpu-gloo")
@@ -498,3 +308,42 @@ def test_torchrecs_own_planner_can_rate_by_our_prediction() -> None:
     chosen = predict(problem.workload, problem.topology, problem.hardware, plan)
     assert chosen.iteration_ms == pytest.approx(min(rated))
     assert made.found.result.best.iteration_ms <= min(rated) * (1 + 1e-9)
+
+
+# --- the whole signature ------------------------------------------------------------------------
+
+
+def test_all_arguments_of_torchrec_are_taken_in_its_order(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    theirs = list(inspect.signature(EmbeddingShardingPlanner.__init__).parameters)
+    ours = list(inspect.signature(ShardoptPlanner.__init__).parameters)
+    assert ours[: len(theirs)] == theirs
+    ranks = topology()
+    with caplog.at_level(logging.WARNING, "shardopt"):
+        made = ShardoptPlanner(
+            ranks,
+            512,
+            None,
+            None,
+            GreedyProposer(),
+            GreedyPerfPartitioner(),
+            NoopPerfModel(ranks),
+            None,
+            factors(a=1.0, b=1.0),
+            False,
+            effort=EFFORT,
+        )
+    assert caplog.text.count("search takes the place") == 1
+    assert "proposer, partitioner, performance_model" in caplog.text
+    assert set(made.plan(Model(), SHARDERS).plan["ebc"]) == {"a", "b"}
+
+
+def test_errors_are_torchrecs_too() -> None:
+    told = factors(a=1.0)
+    told["a"].device_group = "cpu"
+    with pytest.raises(PlannerError, match="device_group") as caught:
+        planner(constraints=told).plan(Model(), SHARDERS)
+    assert isinstance(caught.value, InputError)
+    assert caught.value.error_type is PlannerErrorType.INPUT_VALIDATION
+    assert pickle.loads(pickle.dumps(caught.value)).error_type is caught.value.error_type

@@ -1,0 +1,56 @@
+"""What a planner found, and its line."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torchrec")
+
+
+from tests.shardopt.torchrec.hook_models import (
+    SHARDERS,
+    Model,
+    factors,
+    planner,
+)
+
+
+def test_what_callbacks_change_is_in_what_was_found() -> None:
+    def to_rank_0(options: list[Any]) -> list[Any]:
+        for option in options:
+            if option.name == "a":
+                option.sharding_type, option.partition_by = "table_wise", "device"
+                option.shards = option.shards[:1]
+                option.shards[0].size, option.shards[0].offset = [100_000, 64], [0, 0]
+                option.shards[0].rank = 0
+        return options
+
+    told = factors(a=20.0, b=2.0)
+    told["a"].sharding_types = ["row_wise"]
+    made = planner(constraints=told, callbacks=[to_rank_0])
+    made.plan(Model(), SHARDERS)
+    found = made.found
+    assert found.changed == ("a",)
+    assert found.plan.tables["a"].sharding_type == "table_wise"
+    assert found.prediction.iteration_ms != found.result.best.iteration_ms
+
+
+def test_without_logging_set_up_one_line_says_what_was_found() -> None:
+    script = (
+        "from tests.shardopt.torchrec.hook_models import SHARDERS, Model, planner\n"
+        "planner().plan(Model(), SHARDERS)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=True
+    )
+    (line,) = [x for x in done.stderr.splitlines() if "predicted" in x]
+    assert re.search(
+        r"predicted [\d.]+ ms per iteration on 4 x a100-80gb \(90 %: .*\); [\d.]+ times as fast as "
+        r"TorchRec's plan \([\d.]+ ms\); at most [\d.]+ % from the best possible; constants: \w+",
+        line,
+    )

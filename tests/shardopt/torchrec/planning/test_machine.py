@@ -1,0 +1,40 @@
+"""Topologies and hardware profiles of several devices."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torchrec")
+
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import PlannerError
+
+from tests.shardopt.torchrec.hook_models import (
+    SHARDERS,
+    Model,
+    factors,
+    planner,
+    topology,
+)
+
+
+@pytest.mark.parametrize(
+    ("device", "hardware", "words"),
+    [
+        ("cpu", "h100-sxm", "topology is of cpu.*h100-sxm is of cuda"),
+        ("cuda", "cpu-gloo", "topology is of cuda.*cpu-gloo is of cpu"),
+        ("mtia", None, "of mtia devices.*cuda and cpu only"),
+    ],
+)
+def test_hardware_of_another_device_is_told(device: str, hardware: str, words: str) -> None:
+    ranks = Topology(world_size=2, compute_device=device)
+    with pytest.raises(PlannerError, match=words):
+        planner(topology=ranks, hardware=hardware)
+
+
+def test_ranks_that_do_not_fill_hosts_are_planned_as_torchrec_does() -> None:
+    given = {"constraints": factors(a=20.0, b=2.0), "batch_size": 512, "debug": False}
+    made = planner(topology=topology(12, local_world_size=8), **given)
+    theirs = EmbeddingShardingPlanner(topology(12, local_world_size=8), **given)
+    assert str(made.plan(Model(), SHARDERS)) == str(theirs.plan(Model(), SHARDERS))
+    assert made.found is None
