@@ -22,8 +22,11 @@ PROVENANCE_ORDER: tuple[ProvenanceKind, ...] = (
 )
 """Kinds of provenance, from the most to the least trustworthy."""
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+MOST = 1e18
+"""Larger than any constant of a device, in any unit; products of a few still are numbers."""
+Positive = Annotated[float, Field(gt=0, le=MOST, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, le=MOST, allow_inf_nan=False)]
+Size = Annotated[int, Field(ge=1, le=2**31)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -53,7 +56,7 @@ class KnownError(StrictModel):
     suite: str = Field(min_length=1)
     runtime: str | None = None
     rows: str = Field(min_length=1)
-    n: int = Field(ge=1)
+    n: Size
     mean: NonNegative
     geomean: NonNegative
 
@@ -87,7 +90,7 @@ class Provenance(StrictModel):
     source: str = Field(min_length=1)
     versions: str | None = None
     date: str | None = None
-    n: int | None = Field(default=None, ge=0)
+    n: int | None = Field(default=None, ge=0, le=2**62)
     range: dict[str, tuple[FiniteFloat, FiniteFloat]] = {}
     error: KnownError | None = None
 
@@ -118,7 +121,7 @@ class Memory(Group):
     """Bandwidth that streaming kernels achieve; on a CPU the rank's share of main memory."""
     l2_gb_s: Positive
     l2_mib: Positive
-    sector_bytes: int = Field(gt=0)
+    sector_bytes: Size
     """Smallest unit that moves between the caches and HBM."""
     host_link_gb_s: Positive
     """Bandwidth of bulk copies over PCIe or C2C in one direction."""
@@ -152,17 +155,17 @@ class Gemm(Group):
 
     tflops: dict[Literal["fp32", "tf32", "fp16", "bf16"], Positive]
     """Data type -> rate that large multiplications achieve."""
-    tiles: tuple[tuple[int, int], ...] = Field(min_length=1)
+    tiles: tuple[tuple[Size, Size], ...] = Field(min_length=1)
     """Output tiles the library chooses from."""
     tile_overhead: NonNegative
     """Cost of loading operands: a tile reaches ``1 / (1 + tile_overhead (1/rows + 1/cols))``."""
-    k_step: int = Field(gt=0)
+    k_step: Size
     """The K loop advances in steps of this many elements."""
     prologue_k: NonNegative
     """Filling and draining the pipeline costs as much as this many elements of K."""
     tiles_per_sm: Positive
     """Tiles that one SM must hold at once to reach its full rate."""
-    split_k: int = Field(ge=1)
+    split_k: Size
     """Largest number of pieces that K is split into to fill the device."""
     wide_cost: NonNegative = 0.0
     """Arithmetic slows by ``1 + wide_cost min(1, n / wide_columns)^wide_power`` as the tiles of a
@@ -214,7 +217,7 @@ class CudaEmbedding(Group):
     """A very narrow row costs as much as a row of this many bytes."""
     l2_share: Fraction
     """Share of the L2 that holds rows."""
-    index_bytes: int = Field(gt=0)
+    index_bytes: Size
     bag_bytes: NonNegative
     """Offsets and metadata read per output row."""
     sort_item_bytes: Positive
@@ -238,9 +241,9 @@ class CudaEmbedding(Group):
     """Time that a warp spends on a distinct row beyond its bytes: the chain of loads to it."""
     kernel_us: NonNegative
     """Shortest time of one kernel of the sequence."""
-    forward_kernels: int = Field(ge=1)
-    backward_kernels: int = Field(ge=1)
-    prefetch_kernels: int = Field(ge=1)
+    forward_kernels: Size
+    backward_kernels: Size
+    prefetch_kernels: Size
     prefetch_ns_per_lookup: NonNegative
     """Time to find, evict and insert a row in the UVM cache."""
     uvm_efficiency: Fraction
@@ -292,7 +295,7 @@ class CpuEmbedding(Group):
     """Factor on a backward without optimizer state."""
     backward_weighted: Positive = 1.0
     """Factor on the backward of weighted lookups."""
-    kernels: int = Field(ge=1)
+    kernels: Size
 
 
 class Overheads(Group):

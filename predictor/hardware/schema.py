@@ -26,6 +26,7 @@ from predictor.hardware.groups import (
     Overheads,
     Positive,
     ProvenanceKind,
+    Size,
     StrictModel,
     Verdict,
 )
@@ -60,7 +61,7 @@ class Curve(StrictModel):
     latency_per_doubling_us: NonNegative = 0.0
     edge_mib: tuple[NonNegative, ...]
     us_per_mib: tuple[NonNegative, ...]
-    rank_cost: dict[int, Positive] = Field(default_factory=dict)
+    rank_cost: dict[Size, Positive] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _check_bands(self) -> Self:
@@ -118,9 +119,9 @@ class HardwareProfile(StrictModel):
     execution: Literal["async", "inline"]
     hbm_gib: Positive
     ddr_gib: Positive
-    gpus_per_host: int = Field(ge=1)
-    nvlink_domain: int = Field(ge=1)
-    sms: int = Field(ge=1)
+    gpus_per_host: Size
+    nvlink_domain: Size
+    sms: Size
     runtime: Literal["plain", "tuned"] | None = None
     known_error: tuple[KnownError, ...] = ()
     verdict: Verdict | None = None

@@ -151,6 +151,8 @@ def schemas(name: str) -> tuple[Schema, ...]:
         with suppress(ImportError, OSError):
             importlib.import_module(library)
     found = []
+    if not name.isascii():  # C++ takes no other name
+        return ()
     for schema in torch._C._jit_get_schemas_for_operator(name):
         with suppress(InputError):
             made = parse_schema(str(schema))

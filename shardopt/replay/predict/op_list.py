@@ -156,16 +156,18 @@ def list_ops(folder: Path) -> dict[str, Any]:
     # our own runtime, on the folder's data; it reads its options and its data when it is imported
     os.environ["BENCHMARK_FOLDER"] = str(folder)
     sys.argv = [str(folder / MAIN), "--device", "cpu"]
-    from shardopt.replay.runtime import run as runtime
+    from shardopt.replay.runtime.ops import Ops
+    from shardopt.replay.runtime.replay import Replay
+    from shardopt.replay.runtime.run import own_data
     from shardopt.replay.runtime.settings import cpu, device, stream
 
-    mine = runtime.own_data()
-    ops = runtime.Ops()
+    mine = own_data()
+    ops = Ops()
     words = {"device": device, "cpu": cpu, "stream": stream}
     program = read_program(folder / Path(mine["program"]).name, ops, words)
     listing = _Listing()
     with FakeTensorMode(), torch.no_grad():
-        replay = runtime.Replay(program.iteration, ops, mine)
+        replay = Replay(program.iteration, ops, mine)
         ops.collectives = listing  # type: ignore[assignment]
         known = _Program(replay, mine, replay.indices)
         for op in ops.named.values():

@@ -5,6 +5,7 @@ Why: docs/decisions/0029.
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -172,6 +173,8 @@ class _Builder:
             self.numbers += number is not None
             if not parameter.keyword:
                 positional.append(term)
+            elif keyword.iskeyword(parameter.name):
+                raise UnwritableError(f"Python takes no argument called `{parameter.name}`")
             elif term is not None and parameter.name not in DROPPED:
                 keywords[parameter.name] = term
         return tuple(positional), keywords

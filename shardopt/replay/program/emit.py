@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,13 @@ from shardopt.replay.program.program import (
     flat,
 )
 
+RESERVED = frozenset(
+    {
+        "t", "c", "work", "torch", "Ops", "main", "cpu", "device", "stream", "ops", "float",
+        "ITERATION", "forward", "backward",
+    }
+)  # fmt: skip
+"""Names that a program uses."""
 MAX_CALLS = 120
 """Of one function."""
 HEADER = '''"""{title}
@@ -196,22 +204,27 @@ def _place(output: object) -> str:
 def _name(call: Call, names: dict[str, str]) -> tuple[str, str]:
     """The function that a line calls, and its first argument if that is not one of the op's."""
     if call.is_collective:
-        name = _identifier(call.collective).strip("_")
-        names[name] = f"ops.collective({call.collective!r})"
-        return name, ""
+        wanted = _identifier(call.collective).strip("_")
+        return _named(wanted, f"ops.collective({call.collective!r})", names), ""
     if call.op.startswith("backward of "):
         names["backward"] = "ops.backward"
         return "backward", ""
     overload = "" if call.overload == "default" else f"_{call.overload}"
-    made = f"ops({call.op!r}, {call.overload!r})"
-    name = _identifier(call.op) + overload
-    # an op may be named as another with its overload
-    while names.setdefault(name, made) != made:
-        name += "_"
+    name = _named(_identifier(call.op) + overload, f"ops({call.op!r}, {call.overload!r})", names)
     if call.collective == WITH_GRAD:
         names["forward"] = "ops.forward"
         return "forward", name
     return name, ""
+
+
+def _named(wanted: str, made: str, names: dict[str, str]) -> str:
+    """A name of the module for an op, which no other name of the program or of Python is."""
+    taken = wanted in RESERVED or keyword.iskeyword(wanted) or wanted.startswith(("__", "part_"))
+    name = wanted if wanted.isidentifier() and not taken else f"op_{wanted}"
+    # an op may be named as another with its overload
+    while names.setdefault(name, made) != made:
+        name += "_"
+    return name
 
 
 def _write_term(term: Term) -> Iterator[str | Number]:

@@ -65,8 +65,12 @@ def literal(value: Any, parameter: Parameter, op: str) -> Term:
         )
     if isinstance(value, tuple):
         return tuple(literal(item, parameter, op) for item in value)
+    if isinstance(value, Tensor):
+        raise UnwritableError(f"`{parameter.name}` is a tensor where its schema has none")
     if isinstance(value, float) and not math.isfinite(value):
         return Word(f'float("{value}")')
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise UnwritableError(f"`{parameter.name}` is a number of more than 64 bits")
     return Number(value)
 
 

@@ -8,9 +8,11 @@ from functools import lru_cache
 
 from predictor.errors import InputError
 
-HEAD = re.compile(r"([\w:]+)(?:\.(\w+))?\((.*)\)\s*->\s*(.*)$")
-ARGUMENT = re.compile(r"(.+?)\s+(\w+)(?:=(.*))?$")
+HEAD = re.compile(r"([A-Za-z_]\w*::\w+)(?:\.(\w+))?\((.*)\)\s*->\s*(.*)$", re.ASCII)
+ARGUMENT = re.compile(r"(.+?)\s+([A-Za-z_]\w*)(?:=(.*))?$", re.ASCII)
 ALIAS = re.compile(r"\([\w\s!|*>-]*\)")
+LONGEST = 20_000
+"""Characters of a schema; those of FBGEMM have 3,000."""
 OPENING, CLOSING = "([", ")]"
 
 
@@ -60,7 +62,7 @@ def parse_schema(text: str) -> Schema:
     Raises:
         InputError: the text is no schema.
     """
-    match = HEAD.match(text)
+    match = HEAD.match(text) if len(text) <= LONGEST else None
     if match is None:
         raise InputError("not the schema of an op")
     name, overload, arguments, returns = match.groups()
@@ -101,6 +103,8 @@ def has_kernel(op: str, key: str) -> bool:
     """Whether an op (with its overload, if it has one) is registered under a dispatch key."""
     import torch
 
+    if not op.isascii():  # C++ takes no other name
+        return False
     try:
         return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op, key))
     except RuntimeError:

@@ -140,3 +140,14 @@ def test_other_bytes(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "mine.yaml"
     path.write_bytes(data)
     loads_or_explains(path)
+
+
+@pytest.mark.parametrize(
+    "tiles", [f"[[{10**59}, 128]]", "[[0, 128]]", "[[-1, 128]]", f"[[128, {2**31 + 1}]]"]
+)
+def test_sizes_have_bounds(tmp_path: Path, tiles: str) -> None:
+    data = {**OVERLAY, "gemm": {**GROUPS["gemm"], "tiles": yaml.safe_load(tiles)}}
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(data))
+    with pytest.raises(ProfileError, match=r"gemm\.tiles"):
+        load_hardware(str(path))

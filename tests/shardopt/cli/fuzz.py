@@ -1,0 +1,339 @@
+"""Commands on mutated input, many in one process: whatever it is, no traceback and no hang.
+
+Run as ``python -m tests.shardopt.cli.fuzz FAMILY SEED COUNT FOLDER``; prints JSON: what went wrong,
+the exit codes, and the most memory the process had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+import math
+import random
+import resource
+import shutil
+import signal
+import sys
+import traceback
+import warnings
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from shardopt.cli.app import main
+from tests.predictor.trace.synthetic import OLD, RECENT, execution, kineto
+from tests.shardopt.conftest import MODEL
+
+ALLOWED = frozenset({0, 2, 3, 4, 130, 141})
+HANG_S = 60
+Words = list[str]
+Family = Callable[[random.Random, Path], Words]
+
+NUMBERS = (
+    0, 1, -1, 2, 3, 7, 64, 2**31, 2**63, -(2**70), 10**59, 0.5, -0.5, 1e-300, 1e300, math.inf,
+    -math.inf, math.nan, True, False,
+)  # fmt: skip
+TEXTS = (
+    "", "x", " ", "\x00", "\x1b[31m", "\x9b", "\u202e", "\ud800", "a" * 5000, "é", "名", "main",
+    "ops", "lambda", "t", "work", "torch", "__name__", "../x", "/dev/zero", "-1", "nan", "1e999",
+    "a\nb", "a\rb", '"', "'''", '"""', "\\", "{", "%s", "{x}", "<b>", "[red]x[/red]", "aten::add",
+    "fused_uvm_caching", "row_wise", "data_parallel", "column_wise", "grid_shard", "ebc/users",
+)  # fmt: skip
+
+
+def scalar(rng: random.Random) -> Any:
+    """A number, a text or nothing."""
+    return rng.choice((rng.choice(NUMBERS), rng.choice(TEXTS), None))
+
+
+def junk(rng: random.Random) -> Any:
+    """A value that does not belong where it is put."""
+    kind = rng.randrange(6)
+    if kind == 0:
+        return [scalar(rng) for _ in range(rng.randrange(4))]
+    if kind == 1:
+        return {str(rng.choice(TEXTS)): scalar(rng) for _ in range(rng.randrange(3))}
+    return scalar(rng)
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every (container, key) of a document."""
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
+    for key, inner in list(items):
+        yield value, key
+        yield from places(inner)
+
+
+def mutate(rng: random.Random, document: Any, most: int = 3) -> Any:
+    """The document after a few replacements, deletions, copies and renamings."""
+    document = copy.deepcopy(document)
+    for _ in range(rng.randint(1, most)):
+        found = list(places(document))
+        if not found:
+            return junk(rng)
+        where, key = rng.choice(found)
+        how = rng.randrange(5)
+        if how == 0:
+            del where[key]
+        elif how == 1 and isinstance(where, list):
+            where.append(copy.deepcopy(where[key]))
+        elif how == 1:
+            where[str(rng.choice(TEXTS))] = where.pop(key)
+        else:
+            where[key] = junk(rng)
+    return document
+
+
+def damage(rng: random.Random, content: bytes, head: int) -> bytes:
+    """Some bytes replaced, put in or cut off, mostly in the head."""
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randrange(min(len(content), head) if rng.random() < 0.8 else len(content))
+        some = rng.randbytes(rng.randint(1, 4))
+        new = rng.choice((some, b"9" * 19, b"(", b"'", b"-", b"\n", b""))
+        keep = at if rng.random() < 0.3 else at + len(new)
+        content = content[:at] + new + content[keep:] or b"x"
+        if rng.random() < 0.1:
+            content = content[: rng.randrange(len(content)) + 1]
+    return content
+
+
+def plan_document() -> dict[str, Any]:
+    """A plan of the model on two ranks with every field set somewhere."""
+    rows = {"users": 200000, "items": 50000, "days": 7}
+
+    def shards(*of: tuple[int, list[int], list[int]]) -> list[dict[str, Any]]:
+        return [{"rank": r, "offset": o, "size": s} for r, o, s in of]
+
+    def table(kind: str, kernel: str, *of: Any, **more: Any) -> dict[str, Any]:
+        return {"sharding_type": kind, "compute_kernel": kernel, "shards": shards(*of), **more}
+
+    cached = {"cache_params": {"load_factor": 0.2}, "enforce_hbm": False, "module": "ebc"}
+    half = rows["items"] // 2
+    return {
+        "schema": "shardopt.plan/1",
+        "model": {"name": "small", "sha256": "0" * 64},
+        "hardware": "a100-80gb",
+        "world_size": 2,
+        "local_world_size": 2,
+        "batch_size": 32768,
+        "seed": 0,
+        "iteration_ms": 20.5,
+        "lower_bound_ms": 20.0,
+        "versions": {"shardopt": "0"},
+        "tables": {
+            "users": table(
+                "table_wise", "fused_uvm_caching", (0, [0, 0], [rows["users"], 64]), **cached
+            ),
+            "items": table(
+                "row_wise", "fused", (0, [0, 0], [half, 64]), (1, [half, 0], [half, 64])
+            ),
+            "days": table("data_parallel", "dense", (0, [0, 0], [7, 64]), (1, [0, 0], [7, 64])),
+        },
+    }
+
+
+def plan_fields(rng: random.Random, folder: Path) -> Words:
+    """Plans with fields of any kind, and plans with damaged bytes."""
+    plan, other = folder / "plan.json", folder / "other.json"
+    text = json.dumps(mutate(rng, plan_document()))
+    if rng.random() < 0.1:
+        plan.write_bytes(damage(rng, text.encode(), len(text)))
+    else:
+        plan.write_text(text)
+    other.write_text(json.dumps(plan_document()))
+    model = folder / "model.yaml"
+    model.write_text(MODEL)
+    json_flag = ["--json"] if rng.random() < 0.5 else []
+    words = rng.choice((["predict", model, plan], ["diff", other, plan], ["diff", plan, plan]))
+    words = ["explain", model, plan] if rng.random() < 0.1 else words
+    return [*map(str, words), *json_flag]
+
+
+def names(rng: random.Random, folder: Path) -> Words:
+    """Names of models, features, tables, modules and columns; names of ops and their parameters."""
+    if rng.random() < 0.5:
+        return _op_names(rng, folder)
+    document = yaml.safe_load(MODEL)
+    plan = plan_document()
+    for table in document["tables"]:
+        old = table["name"]
+        if rng.random() < 0.4:
+            table["name"] = rng.choice(TEXTS)
+            plan["tables"][table["name"]] = plan["tables"].pop(old)
+        if rng.random() < 0.3:
+            table["module"] = rng.choice(TEXTS)
+        if rng.random() < 0.3:
+            table["features"][0]["name"] = rng.choice(TEXTS)
+        if rng.random() < 0.1:
+            table[rng.choice(TEXTS)] = scalar(rng)
+    document["name"] = rng.choice(TEXTS)
+    plan["model"]["name"] = rng.choice(TEXTS)
+    model, file = folder / "model.yaml", folder / "plan.json"
+    # JSON is YAML, and holds characters that YAML's writer refuses
+    model.write_text(json.dumps(document))
+    file.write_text(json.dumps(plan))
+    return [rng.choice(("predict", "explain", "predict")), str(model), str(file)]
+
+
+def _op_names(rng: random.Random, folder: Path) -> Words:
+    document: Any = execution(nested=rng.random() < 0.5)
+    kind = rng.choice(("Tensor", "int", "float[]", "Scalar", "str", "Device", "ScalarType", "bool"))
+    for node in document["nodes"]:
+        attributes = {a["name"]: a for a in node.get("attrs", ())}
+        name = rng.choice((*TEXTS, *(f"x::{text}" for text in TEXTS), "aten::relu", "c10d::main"))
+        if rng.random() < 0.5:
+            continue
+        star = rng.choice(("", "*, "))
+        called = rng.choice(("self", *TEXTS))
+        schema = f"{name}({star}{kind} {called}, Tensor b) -> Tensor"
+        node["name"] = name
+        if "op_schema" in attributes:
+            attributes["op_schema"]["value"] = schema
+        else:
+            node["op_schema"] = schema
+    path = folder / "et.json"
+    path.write_text(json.dumps(document))
+    return ["bench", "generate", str(path), "-o", str(folder / "benchmark")]
+
+
+def traces(rng: random.Random, folder: Path) -> Words:
+    """Kineto and execution traces with anything in them."""
+    made = [execution(nested=True), execution(), kineto(schema=RECENT), kineto(schema=OLD, steps=1)]
+    paths = []
+    for number in range(rng.randint(1, 2)):
+        path = folder / f"rank{number}.json"
+        path.write_text(json.dumps(mutate(rng, rng.choice(made), most=6)))
+        paths.append(str(path))
+    if rng.random() < 0.5:
+        return ["bench", "generate", *paths, "-o", str(folder / "benchmark")]
+    return ["trace", *paths, *(["--json"] if rng.random() < 0.5 else [])]
+
+
+STATS = {"user.counts": np.array([1.0, 2.0]), "user.weights": np.array([0.5, 0.5])}
+TYPES = ("<i8", "<f8", "|b1", "|O", "<U4", "|V0", "<M8[s]", "<c16", "|i1", ">i4")
+SHAPES = ("(3,)", "()", "(0,)", "(-1,)", "(10**9,)", "(9999999999999, 2)", "(3, 2)", "3", "(3,1,1)")
+
+
+def _head(rng: random.Random) -> bytes:
+    """The head of an array as nobody writes it, with some data."""
+    order, shape = rng.choice(("True", "False", "None", "1")), rng.choice(SHAPES)
+    kind = repr(rng.choice(TYPES)) if rng.random() < 0.8 else rng.choice(("[1]", "()", "[('a',)]"))
+    text = f"{{'descr': {kind}, 'fortran_order': {order}, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + rng.randbytes(48)
+
+
+def npy(rng: random.Random, folder: Path) -> Words:
+    """Damaged arrays of ids, by head and by bytes."""
+    path = folder / "ids.npy"
+    if rng.random() < 0.4:
+        path.write_bytes(_head(rng))
+    else:
+        np.save(path, np.arange(60).reshape(20, 3) % 7)
+        path.write_bytes(damage(rng, path.read_bytes(), 128))
+    return ["stats", str(path), *(["--json"] if rng.random() < 0.5 else [])]
+
+
+def npz(rng: random.Random, folder: Path) -> Words:
+    """Damaged archives: of ids, and of the distributions that a model names."""
+    path = folder / "s.npz"
+    arrays: dict[str, Any] = dict(STATS) if rng.random() < 0.5 else {"a": np.arange(40) % 5}
+    if rng.random() < 0.2:
+        arrays[rng.choice([*arrays, "b"])] = np.zeros(rng.choice([10**6, 3 * 10**7]))
+        np.savez_compressed(path, **arrays)
+    elif rng.random() < 0.5:
+        np.savez(path, **arrays)
+        path.write_bytes(damage(rng, path.read_bytes(), 400))
+    else:
+        with zipfile.ZipFile(path, "w") as archive:
+            for name in (*arrays, "user.range_rows", "user.rows"):
+                archive.writestr(f"{name}.npy", _head(rng))
+    if rng.random() < 0.4:
+        return ["stats", str(path)]
+    model, plan = folder / "model.yaml", folder / "plan.json"
+    model.write_text(MODEL.replace("{zipf: {alpha: 1.05}}", "{file: s.npz}", 1))
+    plan.write_text(json.dumps(plan_document()))
+    return ["predict", str(model), str(plan)]
+
+
+FAMILIES: dict[str, Family] = {
+    "plan_fields": plan_fields,
+    "names": names,
+    "traces": traces,
+    "npy": npy,
+    "npz": npz,
+}
+
+
+class NamedOps:
+    """Finds no op, and takes every name."""
+
+    forward = backward = collective = str
+
+    def __call__(self, name: str, overload: str) -> str:
+        return name + overload
+
+
+def check_programs(folder: Path) -> None:
+    """What was generated is a program of calls of ops, and nothing else."""
+    from shardopt.replay.predict.source import read_program
+
+    for path in folder.glob("benchmark*.py"):
+        read_program(path, NamedOps(), {"device": 0, "cpu": 0, "stream": 0})
+
+
+def attempt(family: Family, seed: int, folder: Path) -> tuple[int | None, str]:
+    """Exit code of one command, and what was wrong with how it ended."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    words = family(random.Random(seed), folder)
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    signal.alarm(HANG_S)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main(words)
+        if words[:2] == ["bench", "generate"] and code == 0:
+            check_programs(folder / "benchmark")
+    except BaseException:
+        return None, f"{words[0]}: {traceback.format_exc()}"
+    finally:
+        signal.alarm(0)
+    shown = b"".join(of.buffer.getvalue() for of in (out, err))  # type: ignore[attr-defined]
+    if b"Traceback" in shown or b"\x1b" in shown:
+        return code, f"{words[0]}: {shown[-3000:].decode(errors='replace')}"
+    return code, "" if code in ALLOWED else f"{words[0]}: exit code {code}"
+
+
+def _hangs(*_: object) -> None:
+    raise TimeoutError(f"no end after {HANG_S} s")
+
+
+def run(name: str, first: int, count: int, folder: Path) -> dict[str, Any]:
+    """Many inputs of a family."""
+    codes: Counter[str] = Counter()
+    wrong = []
+    signal.signal(signal.SIGALRM, _hangs)
+    for seed in range(first, first + count):
+        code, problem = attempt(FAMILIES[name], seed, folder)
+        codes[str(code)] += 1
+        if problem:
+            wrong.append({"seed": seed, "problem": problem})
+    most_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"wrong": wrong, "codes": codes, "most_bytes": most_bytes}
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    print(json.dumps(run(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))))
