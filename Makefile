@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-torchrec check wheel clean
+.PHONY: help setup demo test test-slow test-torchrec test-torchrec-own check wheel clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -57,6 +57,11 @@ test-torchrec: setup ## the tests of the TorchRec hook and plans under the oldes
 	  PYTHONPATH=$$folder $(BIN)/python -m pytest -m "not slow" \
 	    tests/shardopt/torchrec tests/torchrec_parity tests/distributed/test_training.py; \
 	done
+
+# Needs a checkout of https://github.com/meta-pytorch/torchrec; docs/hook.md lists what differs.
+test-torchrec-own: setup ## TorchRec's own planner tests with our planner in place: DIR=<its checkout>
+	@test -n "$(DIR)" || { echo "make test-torchrec-own DIR=<checkout of torchrec>" >&2; exit 1; }
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tools.torchrec_own $(DIR)
 
 check: setup ## ruff, mypy, and the staircase of imports
 	$(BIN)/ruff check .

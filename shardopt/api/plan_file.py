@@ -27,8 +27,9 @@ def versions() -> dict[str, str]:
 
 
 def plan_meta(setting: Setting, seed: int) -> dict[str, Any]:
-    """The head of a plan file, before the times."""
-    return {**setting.facts(), "seed": seed, "versions": versions()}
+    """The head of a plan file, before the times; `to_torchrec` places shards on its device."""
+    device = setting.hardware.device
+    return {**setting.facts(), "device": device, "seed": seed, "versions": versions()}
 
 
 def write_best(output: Path, result: Result, best: Prediction, meta: Mapping[str, Any]) -> None:

@@ -42,8 +42,8 @@ def to_torchrec(
 
     Args:
         module: the model that `DistributedModelParallel` will wrap, unsharded.
-        device: device type of the shards. By default the one the plan came from, if it came from
-            TorchRec, else cuda where there is a GPU, else cpu.
+        device: device type of the shards. By default the one that the plan is for; cuda where
+            there is a GPU, else cpu, if the plan does not say.
         intra_group_size: ranks among which TWRW, TWCW and GRID split a table, where TorchRec runs
             with NVLink domains larger than a host (TORCHREC_RESOLVED_POD_SIZE); by default the
             host's.

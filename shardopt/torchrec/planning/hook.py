@@ -41,6 +41,7 @@ from shardopt.torchrec.planning.left_over import (
     all_left,
     describe_reasons,
     reasons_to_leave,
+    runnable,
     without,
 )
 from shardopt.torchrec.planning.loaded import LoadedOptions
@@ -261,7 +262,8 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         theirs = [o for o in space if (o.path, o.name) in reasons]
         placed, self.rating = self._leave(theirs, reasons, left) if theirs else ([], 0.0)
         if mine:
-            placed += self._choose(mine, without(left, placed))
+            able = runnable(mine, self._topology.compute_device)
+            placed += self._choose(able, without(left, placed))
         check_storage(placed, left)
         by_table = {(option.path, option.name): option for option in placed}
         return [by_table[key] for key in group_by_table(space)]

@@ -31,9 +31,13 @@ from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from predictor.errors import PlanError, ShardoptError
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.plan_json import plan_from_dict, plan_to_dict
+from shardopt.api.plan_file import plan_meta
+from shardopt.api.setting import Machine, resolve
+from shardopt.config.write import write_model
 from shardopt.extras import needs_torchrec
 from shardopt.plan import load_plan
 from shardopt.torchrec.plan.convert import from_torchrec, to_torchrec
+from tests.builders import a_workload
 
 T = ShardingType
 ROWS, COLUMNS, WORLD, LOCAL = 10, 16, 4, 2
@@ -343,6 +347,19 @@ def test_load_plan_has_the_way_to_torchrec(tmp_path: Path) -> None:
     model = bags(*ONE_OF_EACH.tables)
     theirs = load_plan(path).to_torchrec(model, device="cpu")
     assert same(theirs, to_torchrec(ONE_OF_EACH, model, device="cpu"))
+
+
+@pytest.mark.parametrize(("hardware", "device"), [("h100-sxm", "cuda"), ("cpu-gloo", "cpu")])
+def test_a_plan_is_for_the_device_it_was_planned_for(
+    tmp_path: Path, hardware: str, device: str
+) -> None:
+    """Whatever device is here."""
+    write_model(tmp_path / "model.yaml", a_workload())
+    setting = resolve(tmp_path / "model.yaml", Machine(gpus=WORLD, hardware=hardware))
+    plan = replace(ONE_OF_EACH, meta=plan_meta(setting, 0))
+    theirs = to_torchrec(plan, bags(*ONE_OF_EACH.tables)).plan[""]
+    specs = [table.sharding_spec for table in theirs.values() if table.sharding_spec]
+    assert {s.placement.device().type for spec in specs for s in spec.shards} == {device}
 
 
 def test_without_torchrec_the_message_says_how_to_install_it(

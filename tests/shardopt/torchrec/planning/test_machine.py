@@ -6,12 +6,17 @@ import pytest
 
 pytest.importorskip("torchrec")
 
+import torch
+from torch import nn
+from torchrec.distributed.fused_embeddingbag import FusedEmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import PlannerError
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
 from tests.shardopt.torchrec.hook_models import (
     SHARDERS,
     Model,
+    bag,
     factors,
     planner,
     topology,
@@ -30,6 +35,17 @@ def test_hardware_of_another_device_is_told(device: str, hardware: str, words: s
     ranks = Topology(world_size=2, compute_device=device)
     with pytest.raises(PlannerError, match=words):
         planner(topology=ranks, hardware=hardware)
+
+
+def test_tables_with_a_fused_optimizer_are_not_replicated_on_cpus() -> None:
+    """TorchRec offers it, and its DistributedDataParallel refuses it."""
+    fused = FusedEmbeddingBagCollection(
+        [bag("a", 100), bag("b", 100)], torch.optim.SGD, {"lr": 0.1}, device=torch.device("meta")
+    )
+    model = nn.ModuleDict({"x": fused})
+    made = planner(topology=Topology(world_size=2, compute_device="cpu"), hardware="cpu-gloo")
+    plan = made.plan(model, [FusedEmbeddingBagCollectionSharder()]).plan["x"]
+    assert "data_parallel" not in {sharding.sharding_type for sharding in plan.values()}
 
 
 def test_ranks_that_do_not_fill_hosts_are_planned_as_torchrec_does() -> None:
