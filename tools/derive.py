@@ -39,6 +39,10 @@ PEER_LATENCY_US = 48.0
 """Empty all-to-all on the same cards."""
 
 DATA_TYPES = ("fp32", "tf32", "fp16", "bf16")
+TENSOR_RULE = (
+    " Tensor cores: kernels of {like} at the shares of the datasheet peaks that it reaches; "
+    "operands into an SM by the boost clock, out of the L2 by SMs and clock."
+)
 SHEET = "NVIDIA datasheet"
 
 
@@ -85,6 +89,23 @@ class Card:
     sheet: str = SHEET
     host: str | None = None
 
+
+@dataclass(frozen=True)
+class TensorSheet:
+    """Datasheet of a card whose tensor-core kernels were measured."""
+
+    sms: int
+    boost_ghz: float
+    tflops: Mapping[str, float]
+
+
+_HOPPER = TensorSheet(132, 1.98, {"tf32": 494.7, "fp16": 989.4, "bf16": 989.4, "fp8": 1978.8})
+TENSOR_SHEETS = {
+    "h100-sxm": _HOPPER,
+    "h200-sxm": _HOPPER,
+    "b200": TensorSheet(148, 1.965, {"tf32": 1125, "fp16": 2250, "bf16": 2250, "fp8": 4500}),
+}
+"""Profile that others take their kernels from -> its datasheet."""
 
 P100_GEMM = {
     "tflops": {"fp32": 8.144},
@@ -239,7 +260,38 @@ def _gemm(card: Card, like: dict[str, Any]) -> dict[str, Any]:
         f"tiles, prologue and floors of {card.like}.{card.gemm_note}"
     )
     group = like | dict(card.gemm) | {"tflops": peaks}
+    if like["tensor_cores"]:
+        group |= _tensor_cores(card, like, peaks)
+        source += TENSOR_RULE.format(like=card.like)
+    group = {key: value for key, value in group.items() if value != {}}
     return group | {"provenance": _provenance(source), "rel_error": card.gemm_error}
+
+
+def _tensor_cores(card: Card, like: dict[str, Any], peaks: Mapping[str, float]) -> dict[str, Any]:
+    """Rates, kernels and batched kernels on tensor cores, by `TENSOR_RULE`."""
+    measured = TENSOR_SHEETS[card.like]
+    clock = card.boost_ghz / measured.boost_ghz
+    rates = dict(peaks)
+    for name, rate in like["tflops"].items():
+        if name in like["tensor_cores"]:
+            # the datasheets' fp8 is twice their bf16
+            sheet = card.tflops.get(name, 2 * card.tflops["bf16"])
+            rates[name] = round(sheet * rate / measured.tflops[name], 3)
+    found: dict[str, Any] = {"tflops": rates}
+    for kind in ("tensor_cores", "tensor_batched"):
+        found[kind] = {
+            name: cores
+            | {
+                limit: round(cores[limit] * scale)
+                for limit, scale in (
+                    ("sm_gb_s", clock),
+                    ("l2_gb_s", clock * card.sms / measured.sms),
+                )
+                if limit in cores
+            }
+            for name, cores in like[kind].items()
+        }
+    return found
 
 
 def _uplink(ranks: int) -> float:

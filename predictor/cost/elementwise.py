@@ -33,6 +33,14 @@ def columns_ms(hw: HardwareProfile, bytes_moved: ArrayLike) -> Array:
     return memory_ms(hw, np.asarray(bytes_moved, dtype=np.float64) / hw.elementwise.columns)
 
 
+def decode_ms(hw: HardwareProfile, bytes_moved: ArrayLike) -> Array:
+    """Time of one kernel that unpacks groups of quantised values, in the shape of the bytes.
+
+    As `memory_ms`, at the lower bandwidth of kernels that also shift and scale.
+    """
+    return memory_ms(hw, np.asarray(bytes_moved, dtype=np.float64) / hw.elementwise.decode)
+
+
 def copy_h2d_ms(hw: HardwareProfile, bytes_moved: ArrayLike) -> Array:
     """Time of one bulk copy from pinned host memory to the device, in the shape of the bytes.
 

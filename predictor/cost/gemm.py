@@ -12,6 +12,14 @@ the tiles, so the time never falls with m, n or k. Operands and result cross HBM
 that while it computes, a CPU core in addition, because it waits for its loads. Where the tiles of
 one wave spread over so many columns that their operands no longer share the L2 (a P100 with its
 4 MiB), arithmetic slows with the columns up to a limit; that factor is fitted.
+
+Tensor cores wait for operands before they are full: an ``a x b`` tile takes ``(a + b) e`` bytes an
+element of K, and an SM takes in 64 bytes a clock, more where SMs of a cluster share what one of
+them loads. Where a profile has the kernels of a data type, a choice of tiles and pieces takes
+
+    max(waves D max(2 a b / (peak / SMs), (a + b) e / sm), tiles (a + b) e K / l2)
+
+with ``D`` the padded depth, prologue and, if K is split, its cost. Why: docs/decisions/0044.
 """
 
 from __future__ import annotations
@@ -21,16 +29,18 @@ from numpy.typing import ArrayLike, NDArray
 
 from predictor import units
 from predictor.errors import ProfileError
-from predictor.hardware.groups import Gemm
+from predictor.hardware.groups import Gemm, TensorCores
 from predictor.hardware.schema import HardwareProfile
 
 Array = NDArray[np.float64]
 
-DATA_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
+DATA_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+RESULT_BYTES = DATA_BYTES | {"fp8": 2}
+"""Products of fp8 are written as bf16."""
 
 
 def gemm_ms(hw: HardwareProfile, m: float, n: float, k: float, dtype: str) -> float:
-    """Time of ``[m, k] @ [k, n] -> [m, n]``; ``dtype`` is fp32, tf32, fp16 or bf16."""
+    """Time of ``[m, k] @ [k, n] -> [m, n]``; ``dtype`` is fp32, tf32, fp16, bf16 or fp8."""
     return float(gemm_times(hw.gemm, hw.sms, hw.memory.hbm, (m, n, k), dtype, hw.name))
 
 
@@ -40,6 +50,12 @@ def batched_ms(hw: HardwareProfile, count: int, m: float, n: float, k: float, dt
     Libraries for GPUs run them as one kernel; those for CPUs one by one (MKL's gemm_batch).
     """
     gemm = hw.gemm
+    cores = gemm.cores(dtype, batched=count > 1)
+    if cores is not None:
+        rate = _peak_tflops(gemm, dtype, hw.name)
+        shape = _arrays((m, n, k))
+        times = tensor_times(gemm, cores, rate, (hw.sms, hw.memory.hbm), shape, dtype, count)
+        return float(times)
     if not gemm.batched_us:
         return gemm_ms(hw, count * m, n, k, dtype)
     rate = units.tflops(_peak_tflops(gemm, dtype, hw.name)) * gemm.batched_share
@@ -70,7 +86,10 @@ def gemm_times(
         shape: m, n and k, each of one shape ``[...]``.
     """
     peak = _peak_tflops(gemm, dtype, name)
-    m, n, k = (np.asarray(size, dtype=np.float64) for size in shape)
+    m, n, k = _arrays(shape)
+    cores = gemm.cores(dtype)
+    if cores is not None:
+        return tensor_times(gemm, cores, peak, (sms, hbm), (m, n, k), dtype)
     compute = tiled_flops(gemm, sms, m, n, k).min(axis=(-2, -1)) / units.tflops(peak)
     compute = compute * (
         1 + gemm.wide_cost * np.minimum(n / gemm.wide_columns, 1) ** gemm.wide_power
@@ -78,6 +97,49 @@ def gemm_times(
     traffic = DATA_BYTES[dtype] * (m * k + k * n + m * n) / hbm
     both = np.maximum(compute, traffic) if gemm.overlaps else compute + traffic
     return np.asarray(units.us(gemm.floor_us) + both)
+
+
+def _arrays(shape: tuple[ArrayLike, ArrayLike, ArrayLike]) -> tuple[Array, Array, Array]:
+    m, n, k = (np.asarray(size, dtype=np.float64) for size in shape)
+    return m, n, k
+
+
+def tensor_times(
+    gemm: Gemm,
+    cores: TensorCores,
+    tflops: float,
+    device: tuple[int, float],
+    shape: tuple[Array, Array, Array],
+    dtype: str,
+    count: float = 1,
+) -> Array:
+    """Times in ms of batches of ``count`` products by the tensor-core kernels of a data type.
+
+    Args:
+        device: SMs, and achieved HBM bandwidth in bytes/ms.
+        shape: m, n and k, each of one shape ``[...]``.
+    """
+    sms, hbm = device
+    item = DATA_BYTES[dtype]
+    m, n, k = shape
+    traffic = count * (item * (m * k + k * n) + RESULT_BYTES[dtype] * m * n) / hbm
+    sides = np.array(gemm.tiles, dtype=np.float64)
+    rows, columns = sides[:, :1], sides[:, 1:]
+    pieces = 2.0 ** np.arange(int(np.log2(cores.split_k)) + 1)
+    m, n, k = (size[..., None, None] for size in (m, n, k))
+    tiles = np.ceil(m / rows) * np.ceil(n / columns) * count * pieces
+    depth = np.ceil(k / pieces / cores.k_step) * cores.k_step
+    drained = depth + cores.prologue_k + np.where(pieces > 1, cores.split_cost_k, 0.0)
+    operands = item * (rows + columns)
+    element = 2 * rows * columns / (units.tflops(tflops) / sms)
+    if cores.sm_gb_s is not None:
+        element = np.maximum(element, operands / units.gb_per_s(cores.sm_gb_s))
+    compute = np.ceil(tiles / sms) * drained * element
+    if cores.l2_gb_s is not None:
+        compute = np.maximum(compute, tiles * depth * operands / units.gb_per_s(cores.l2_gb_s))
+    busy = compute.min(axis=(-2, -1))
+    hidden = np.minimum(busy, traffic)
+    return np.asarray(units.us(cores.floor_us) + np.maximum(busy, traffic) + cores.exposed * hidden)
 
 
 def tiled_flops(gemm: Gemm, sms: int, m: Array, n: Array, k: Array) -> Array:

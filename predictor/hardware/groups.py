@@ -150,11 +150,38 @@ class Memory(Group):
         return units.gb_per_s(min(self.host_link_gb_s, self.ddr_gb_s))
 
 
+class TensorCores(StrictModel):
+    """The kernels of one data type on tensor cores; see `predictor.cost.gemm`."""
+
+    sm_gb_s: Positive | None = None
+    """Rate at which one SM takes operands in; None where no measured row shows the limit."""
+    l2_gb_s: Positive | None = None
+    """Rate at which the L2 gives operands out to all SMs; None as above."""
+    k_step: Size
+    prologue_k: NonNegative
+    """Filling and draining the pipeline costs as much as this many elements of K."""
+    split_k: Size
+    """Largest number of pieces that K is split into to fill the device."""
+    split_cost_k: NonNegative
+    """Adding the partial sums of a split K costs as much as this many elements of K."""
+    exposed: float = Field(default=0.0, ge=0, le=1)
+    """Share of the shorter of arithmetic and HBM traffic that does not hide behind the other."""
+    floor_us: NonNegative
+
+
+TensorType = Literal["tf32", "fp16", "bf16", "fp8"]
+DataType = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+
+
 class Gemm(Group):
     """Dense matrix multiplication; see `predictor.cost.gemm`."""
 
-    tflops: dict[Literal["fp32", "tf32", "fp16", "bf16"], Positive]
+    tflops: dict[DataType, Positive]
     """Data type -> rate that large multiplications achieve."""
+    tensor_cores: dict[TensorType, TensorCores] = {}
+    """Data type -> its kernels, where they were measured; other types run as fp32 does."""
+    tensor_batched: dict[TensorType, TensorCores] = {}
+    """The same of batches, where these run by other kernels."""
     tiles: tuple[tuple[Size, Size], ...] = Field(min_length=1)
     """Output tiles the library chooses from."""
     tile_overhead: NonNegative
@@ -183,6 +210,18 @@ class Gemm(Group):
     timing_floor_us: NonNegative = 0.0
     """What the timing method of the fitted rows adds to each; used only to compare with them."""
 
+    def cores(self, data_type: str, *, batched: bool = False) -> TensorCores | None:
+        """The tensor-core kernels of a data type; None where it has none of its own."""
+        found = {str(key): value for key, value in self.tensor_cores.items()}
+        if batched:
+            found |= {str(key): value for key, value in self.tensor_batched.items()}
+        return found.get(data_type)
+
+    def floor_of(self, data_type: str) -> float:
+        """Time in us of the smallest product of a data type."""
+        cores = self.cores(data_type)
+        return self.floor_us if cores is None else cores.floor_us
+
 
 class Elementwise(Group):
     """Memory-bound kernels: ``floor + bytes/(hbm efficiency) + ramp bytes/(bytes + half)``."""
@@ -195,6 +234,8 @@ class Elementwise(Group):
     columns: Fraction = 1.0
     """Share of that bandwidth that copies of columns reach: concatenation along the last dimension
     and its backward."""
+    decode: Fraction = 1.0
+    """Share of that bandwidth that kernels reach which unpack groups of quantised values."""
     bucketize_ns_per_id: NonNegative = 0.0
     """Time to sort an id into the bucket of its row block, beyond the bytes moved."""
     fused_bias: bool = True

@@ -7,6 +7,7 @@ the others (``unseen``) are predicted from their datasheets alone. One of the tw
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from predictor.hardware.loader import load_hardware
 from shardopt.validate.report import ComparedRow, Report, Summary, data_folder, noise_of
 
 TENSOR = "tensor cores: tf32, bf16"
+GAVE = "gave constants"
 FP8 = "tensor cores: fp8"
 SEEN = "devices of the train split"
 UNSEEN = "unseen devices"
@@ -57,6 +59,13 @@ TRAINED = frozenset({"NVIDIA A100-PCIE-40GB", "Tesla V100-PCIE-32GB", "Tesla P10
 """Devices whose train rows the constants were fitted to."""
 SHAPE = ("gpu", "operands", "b", "m", "n", "k")
 """What a product timed again on another day has in common."""
+FITTED_COUNTS: dict[tuple[str, str], tuple[int, ...]] = {
+    ("H100", "bf16"): (1,),
+    ("H100", "tf32"): (1, 2),
+    ("B200", "bf16"): (1,),
+    ("B200", "tf32"): (1,),
+}
+"""GPU and type -> batches whose rows gave constants, where log2(m n k) is an even number."""
 NOTES = {
     TENSOR: "rows of XLA are times of kernels alone; on NVIDIA its f32 is tf32",
     SEEN: f"{DATA_TYPE}: NeuSight's way of timing adds a fixed time to every row, and so does the "
@@ -126,10 +135,18 @@ def _predict_product(product: Product) -> ComparedRow:
         product.time_ms,
         predicted_ms,
         family=f"{product.gpu} {product.data_type}",
-        part=FP8 if product.data_type == "fp8" else TENSOR,
+        part=_part(product),
         source="ROCm/xla xla/service/gpu/model",
         interval_ms=kernel_interval(hw, ["gemm"], predicted_ms),
     )
+
+
+def _part(product: Product) -> str:
+    if product.data_type == "fp8":
+        return FP8
+    gpu = product.gpu, product.data_type
+    even = float(math.log2(product.m * product.n * product.k) % 2) == 0.0
+    return GAVE if even and product.count in FITTED_COUNTS.get(gpu, ()) else TENSOR
 
 
 def _neusight(path: Path) -> tuple[list[ComparedRow], list[str]]:

@@ -1,21 +1,24 @@
 """Memory-bound ops of a TorchRec step beside its lookups: regroup, index select and the like.
 
-Each is predicted by what the predictor charges for such an op: joined columns for a regroup, one
-pass over the bytes for all else. An implementation that runs one kernel a tensor pays a kernel for
-each. Bytes are those that the file counts: one read and one write a direction.
+Each is predicted by what the predictor charges for such an op: joined columns for a regroup, a
+decoding pass for quantised values, one pass over the bytes for all else. Implementations share the
+bytes among their kernels: PyTorch runs one a tensor, FBGEMM's batched index select those of its
+lookups. Bytes are those that the file counts: one read and one write a direction.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from predictor.cost.elementwise import columns_ms, memory_ms
+from predictor.cost.elementwise import Array, columns_ms, decode_ms, memory_ms
 from predictor.cost.errors import kernel_interval
+from predictor.cost.lookup.embedding import backward_kernels, forward_kernels
 from predictor.csv_rows import Row, merged_lines, number, read_table
 from predictor.hardware.device_names import no_profile, profile_of_device
-from predictor.hardware.loader import load_hardware
+from predictor.hardware.loader import HardwareProfile, load_hardware
 from shardopt.validate.report import ComparedRow, Report, data_folder
 
 FILE = "membound_ops_measured.csv"
@@ -24,11 +27,28 @@ COLUMNS = (
     "ideal_bytes_GB",
 )
 PART = "memory-bound ops"
-JOINS = ("regroup", "concat", "permute")
-"""Words in the names of ops that copy columns."""
+GAVE = "gave constants"
+FITTED = frozenset(
+    {
+        ("#4634", "triton", "see PR", "fp32", "fwd"),
+        ("#4720", "triton", "B=2048 F=957 width=100468", "bf16", "fwd"),
+        ("#4688", "triton", "T1024 R100 B2048 D128", "fp16", "fwd"),
+        ("#6148 3ac119c0", "triton after", "out 1272824832 group 16", "fp32 out", "fwd"),
+        ("#6148 3ac119c0", "triton after", "out 1054586880 group 8", "fp32 out", "fwd"),
+    }
+)
+"""Rows that gave ``elementwise.efficiency`` of Hopper and ``decode`` of Blackwell: pull request,
+impl, shape, dtype and mode."""
+COSTS: dict[str, Callable[[HardwareProfile, float], Array]] = {
+    **dict.fromkeys(("regroup", "concat", "permute"), columns_ms),
+    "dequantize": decode_ms,
+}
+"""Word in the name of an op -> its model; all others make one pass over their bytes."""
+LOOKUP = "batch_index_select"
+"""Op that FBGEMM runs with the kernels of its lookups."""
 ONE_BY_ONE = "torch"
 """Implementation that runs a kernel a tensor."""
-DIRECTIONS = {"fwd": 1, "bwd": 1, "fwd+bwd": 2}
+DIRECTIONS = ("fwd", "bwd", "fwd+bwd")
 CODE_BYTES = {"mx4": 0.5}
 """Format of quantised values -> bytes of one; each group of them has a scale of one byte."""
 
@@ -46,16 +66,16 @@ class MeasuredOp:
     profile: str
     bytes_moved: float
     kernels: int
-    joins: bool
+    cost: Callable[[HardwareProfile, float], Array]
+    fitted: bool
     time_ms: float
     source: str
 
     @property
     def predicted_ms(self) -> float:
         """With the shipped constants."""
-        cost = columns_ms if self.joins else memory_ms
-        each = cost(load_hardware(self.profile), self.bytes_moved / self.kernels)
-        return self.kernels * float(each)
+        hardware = load_hardware(self.profile)
+        return self.kernels * float(self.cost(hardware, self.bytes_moved / self.kernels))
 
 
 def validate_ops(folder: Path) -> Report:
@@ -72,7 +92,7 @@ def validate_ops(folder: Path) -> Report:
             op.time_ms,
             op.predicted_ms,
             family=f"{op.profile} {op.name['op']}",
-            part=PART,
+            part=GAVE if op.fitted else PART,
             source=op.source,
             interval_ms=kernel_interval(
                 load_hardware(op.profile), ["elementwise", "memory"], op.predicted_ms
@@ -90,17 +110,28 @@ def _parse(row: Row) -> MeasuredOp:
         raise ValueError(no_profile(row["gpu"]))
     if row["mode"] not in DIRECTIONS:
         raise ValueError(f"mode is '{row['mode']}'; known are {', '.join(DIRECTIONS)}")
-    tensors = re.match(r"T(\d+)\b", row["shape"])
-    each = int(tensors[1]) if tensors and row["impl"] == ONE_BY_ONE else 1
     return MeasuredOp(
         {column: row[column] for column in ("gpu", "op", "impl", "shape", "dtype", "mode")},
         profile,
         _bytes(row),
-        each * DIRECTIONS[row["mode"]],
-        any(word in row["op"] for word in JOINS),
+        _kernels(row, load_hardware(profile)),
+        next((cost for word, cost in COSTS.items() if word in row["op"]), memory_ms),
+        tuple(row[name] for name in ("pr", "impl", "shape", "dtype", "mode")) in FITTED,
         time_ms,
         f"{row['source']} {row['pr']}",
     )
+
+
+def _kernels(row: Row, hardware: HardwareProfile) -> int:
+    """Kernels that share the bytes."""
+    directions = row["mode"].split("+")
+    tensors = re.match(r"T(\d+)\b", row["shape"])
+    if row["impl"] == ONE_BY_ONE and tensors:
+        return int(tensors[1]) * len(directions)
+    if row["impl"] == "fbgemm" and LOOKUP in row["op"]:
+        counts = {"fwd": forward_kernels(hardware), "bwd": backward_kernels(hardware)}
+        return sum(counts[direction] for direction in directions)
+    return len(directions)
 
 
 def _bytes(row: Row) -> float:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from predictor.cost.collectives import OPS, Collectives
-from predictor.cost.elementwise import copy_h2d_ms, memory_ms
-from predictor.cost.gemm import gemm_ms
+from predictor.cost.elementwise import columns_ms, copy_h2d_ms, decode_ms, memory_ms
+from predictor.cost.gemm import batched_ms, gemm_ms
 from predictor.cost.lookup.embedding import (
     backward_kernels,
     backward_ms,
@@ -51,9 +51,13 @@ def _collective(op: str, world: int) -> Cost:
 MODELS: dict[str, Cost] = {
     "memory": lambda hw, x: float(memory_ms(hw, 1e4 * x)),
     "copy_h2d": lambda hw, x: float(copy_h2d_ms(hw, 1e4 * x)),
+    "columns": lambda hw, x: float(columns_ms(hw, 1e4 * x)),
+    "decode": lambda hw, x: float(decode_ms(hw, 1e4 * x)),
     "gemm_m": lambda hw, x: gemm_ms(hw, 16 * x, 512, 256, "fp32"),
     "gemm_n": lambda hw, x: gemm_ms(hw, 512, 16 * x, 256, "bf16"),
     "gemm_k": lambda hw, x: gemm_ms(hw, 512, 256, 16 * x, "tf32"),
+    "batch_m": lambda hw, x: batched_ms(hw, 4, 16 * x, 512, 256, "tf32"),
+    "batch_count": lambda hw, x: batched_ms(hw, 2 * x, 128, 128, 64, "bf16"),
     **{f"{op}_{world}": _collective(op, world) for op in OPS for world in (2, 8, 16, 64)},
     **{
         f"lookup_{kernel}_{i}_{'bwd' if backward else 'fwd'}": _by_draws(

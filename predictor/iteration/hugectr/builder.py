@@ -340,7 +340,9 @@ class HugeCtrBuilder:
 
     def _gemm(self, m: int, n: int, k: int) -> float:
         """One multiplication with what is fused into it."""
-        time = gemm_ms(self.hardware, m, n, k, self.dtype) - us(self.hardware.gemm.floor_us)
+        time = gemm_ms(self.hardware, m, n, k, self.dtype) - us(
+            self.hardware.gemm.floor_of(self.dtype)
+        )
         return self.runtime.gemm_factor * time
 
     def _arrange_ms(self) -> float:

@@ -128,7 +128,7 @@ class Scaling:
         if new is old and self.batch == 1:
             return KEPT, 1.0
         before, after = call.predicted_ms(old), call.predicted_ms(new)
-        floor = us(new.gemm.floor_us)
+        floor = us(new.gemm.floor_of(call.data_type))
         return MODEL, (floor + (after - floor) * self.batch) / before
 
     def _by_resource(

@@ -66,8 +66,8 @@ def test_many_shapes_at_once() -> None:
 
 
 def test_unknown_type_lists_known_ones() -> None:
-    with pytest.raises(ProfileError, match=r"gemm.tflops for fp8.*fp32"):
-        gemm_ms(load_hardware("h100-sxm"), 1, 1, 1, "fp8")
+    with pytest.raises(ProfileError, match=r"gemm.tflops for int8.*fp32"):
+        gemm_ms(load_hardware("h100-sxm"), 1, 1, 1, "int8")
 
 
 @given(st.integers(1, 5000), st.integers(1, 64), st.integers(1, 64), st.integers(1, 512))
@@ -75,6 +75,48 @@ def test_unknown_type_lists_known_ones() -> None:
 def test_a_gpu_runs_a_batch_as_one_multiplication(count: int, m: int, n: int, k: int) -> None:
     hw = load_hardware("h100-sxm")
     assert batched_ms(hw, count, m, n, k, "fp32") == gemm_ms(hw, count * m, n, k, "fp32")
+
+
+@pytest.mark.parametrize("dtype", ["tf32", "bf16", "fp8"])
+@given(st.integers(1, 64), sizes, sizes, sizes)
+@settings(max_examples=50, deadline=None)
+def test_a_batch_on_tensor_cores_costs_at_most_its_products_one_by_one(
+    dtype: str, count: int, m: int, n: int, k: int
+) -> None:
+    hw = load_hardware("b200")
+    one = gemm_ms(hw, m, n, k, dtype)
+    assert one * (1 - 1e-12) <= batched_ms(hw, count, m, n, k, dtype) <= count * one * (1 + 1e-12)
+
+
+@given(st.sampled_from(["tf32", "bf16", "fp8"]), st.integers(1, 64), sizes, sizes, sizes)
+@settings(max_examples=100, deadline=None)
+def test_a_batch_never_falls_with_its_length(
+    dtype: str, count: int, m: int, n: int, k: int
+) -> None:
+    """Longer than one: single products of tf32 on H100 run by other kernels."""
+    hw = load_hardware("h100-sxm")
+    times = [batched_ms(hw, length, m, n, k, dtype) for length in (count + 1, 2 * count + 1)]
+    assert times[0] <= times[1] * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("name", ["h100-sxm", "h100-pcie", "b200", "gb300"])
+def test_tensor_cores_are_bound_by_rate_operands_and_memory(name: str) -> None:
+    hw = load_hardware(name)
+    for dtype, cores in hw.gemm.tensor_cores.items():
+        ideal = 2.0 * 8192**3 / (hw.gemm.tflops[dtype] * 1e9)
+        assert ideal <= gemm_ms(hw, 8192, 8192, 8192, dtype) <= 1.35 * ideal
+        assert gemm_ms(hw, 1, 1, 1, dtype) == pytest.approx(1e-3 * cores.floor_us, rel=0.5)
+        # a thin product reads its long operand
+        assert gemm_ms(hw, 65536, 1, 4096, dtype) >= 65536 * 4096 / hw.memory.hbm
+
+
+def test_a_long_k_with_few_tiles_is_split() -> None:
+    hw = load_hardware("h100-sxm")
+    cores = hw.gemm.tensor_cores["bf16"].model_copy(update={"split_k": 1})
+    whole = hw.gemm.model_copy(update={"tensor_cores": {"bf16": cores}})
+    shape = (256, 256, 65536)
+    unsplit = float(gemm_times(whole, hw.sms, hw.memory.hbm, shape, "bf16"))
+    assert gemm_ms(hw, *shape, "bf16") < 0.5 * unsplit
 
 
 @given(st.integers(1, 5000), st.integers(1, 64), st.integers(1, 64), st.integers(1, 512))

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from predictor.cost.elementwise import columns_ms, memory_ms
+from predictor.cost.elementwise import columns_ms, decode_ms, memory_ms
+from predictor.cost.lookup.embedding import backward_kernels, forward_kernels
 from predictor.hardware.loader import load_hardware
 from shardopt.validate.ops import COLUMNS, FILE, validate_ops
 
@@ -22,13 +23,16 @@ def test_bytes_are_shared_by_the_kernels(tmp_path: Path) -> None:
         tmp_path,
         f"r,#1,{DEVICE},pooled regroup,triton,see PR,fp32,fwd+bwd,900,2.0",
         f"r,#1,{DEVICE},batch_index_select,torch,T16 R1 B256,fp16,fwd,120,0.002",
+        f"r,#1,{DEVICE},batch_index_select,fbgemm,T16 R1 B256,fp16,fwd+bwd,120,0.002",
         f"r,#1,{DEVICE},mx4 dequantize,triton,out 1000000 group 16,fp32 out,fwd,9,",
     )
     hw = load_hardware("h100-96gb")
-    join, select, unpack = (row.predicted_ms for row in validate_ops(tmp_path).rows)
+    join, select, lookup, unpack = (row.predicted_ms for row in validate_ops(tmp_path).rows)
     assert join == pytest.approx(2 * float(columns_ms(hw, 1e9)))
     assert select == pytest.approx(16 * float(memory_ms(hw, 2e6 / 16)))
-    assert unpack == pytest.approx(float(memory_ms(hw, 1e6 * (4 + 0.5 + 1 / 16))))
+    kernels = forward_kernels(hw) + backward_kernels(hw)
+    assert lookup == pytest.approx(kernels * float(memory_ms(hw, 2e6 / kernels)))
+    assert unpack == pytest.approx(float(decode_ms(hw, 1e6 * (4 + 0.5 + 1 / 16))))
 
 
 def test_rows_that_cannot_be_predicted_are_named(tmp_path: Path) -> None:
