@@ -71,7 +71,7 @@ class Result:
         lower_bound_ms: no plan of the search space is predicted to be faster.
         surrogate_gap: gap of the exact solver on its own separable objective, as a fraction; None
             if it did not run or proved no bound above zero.
-        stopped_by: ``work`` (the deterministic budget), ``gap`` or ``time``.
+        stopped_by: ``work`` (the deterministic budget), ``gap``, ``time`` or ``interrupted``.
         baselines: name -> predicted iteration time of the plan that other methods give.
         baseline_plans: the plans themselves.
         evaluations: plans scored on the full timeline.

@@ -81,6 +81,7 @@ def solve(
     Raises:
         InfeasibleError: no plan fits, or a table has no option left.
         InputError: the plan in use is of another model or world size.
+        KeyboardInterrupt: before any plan was found, or twice, or `stop` is not interruptible.
     """
     in_use = in_use and check_plan_in_use(in_use, problem)
     start = _start(problem, stop, seed, searchers, in_use, progress)
@@ -90,13 +91,14 @@ def solve(
     ranked = rank_distinct([*improved, *start.candidates], objective.space.in_use)
     fastest = ranked[0]
     if tolerance and in_use is None and stop.remaining_s > 0:
-        ranked = prefer_simple(search, ranked, _limit_ms(start, fastest, tolerance, stop))
+        try:
+            ranked = prefer_simple(search, ranked, _limit_ms(start, fastest, tolerance, stop))
+        except KeyboardInterrupt:
+            stop.interrupt()
     ranked = [rename_ranks(objective, candidate) for candidate in ranked[:top_k]]
     best_ms = ranked[0].iteration_ms
     progress("lower bound", 0.8, best_ms, None)
-    bound = start.bound.solve(
-        stop.work(BOUND_STEPS), best_ms, lambda bound: stop.reached(best_ms, bound)
-    )
+    bound = _bound(start, best_ms, stop)
     stop.reached(best_ms, bound)  # remembers a gap that was closed before
     progress("done", 1.0, best_ms, bound)
 
@@ -198,12 +200,27 @@ def _improve(start: _Start, search: LocalSearch, stop: Stop, progress: Progress)
         one = starts[turn] if turn < len(starts) else rank_distinct(improved)[0]
         best_ms = min(c.iteration_ms for c in [*improved, *starts])
         progress("local search", 0.5 + 0.3 * turn / (len(starts) + 1), best_ms, None)
-        plan, ms = search.improve(
-            one.assignment, share, lambda best: stop.reached(best, start.bound.proven_ms)
-        )
+        try:
+            plan, ms = search.improve(
+                one.assignment, share, lambda best: stop.reached(best, start.bound.proven_ms)
+            )
+        except KeyboardInterrupt:
+            stop.interrupt()
+            reached = {one.assignment: one.iteration_ms, **search.visited}
+            plan, ms = min(reached.items(), key=lambda item: item[1])
         name = one.found_by.removesuffix(IMPROVED_BY) + IMPROVED_BY
         improved.append(Candidate(plan, ms, name))
     return improved
+
+
+def _bound(start: _Start, best_ms: float, stop: Stop) -> float:
+    """The lower bound in ms; after Ctrl-C what was proven before."""
+    try:
+        steps = 0 if stop.is_interrupted else stop.work(BOUND_STEPS)
+        return start.bound.solve(steps, best_ms, lambda bound: stop.reached(best_ms, bound))
+    except KeyboardInterrupt:
+        stop.interrupt()
+        return start.bound.solve(0, best_ms)
 
 
 def _limit_ms(start: _Start, fastest: Candidate, tolerance: float, stop: Stop) -> float:

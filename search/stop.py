@@ -13,6 +13,9 @@ MOST_SECONDS = 1e9
 """Thirty years; what counts in milliseconds or in 32 bits of seconds still holds it."""
 
 
+INTERRUPTED = "interrupted"
+
+
 @dataclass
 class Stop:
     """Stopping rule of one search.
@@ -22,11 +25,14 @@ class Stop:
             plan on any machine unless the time limit cut the search short.
         time_limit_s: ceiling on wall time in seconds, > 0; None for no ceiling.
         gap: end as soon as the gap is at most this fraction, >= 0.
+        interruptible: the first Ctrl-C ends the search with the best plan found so far, if there
+            is one; otherwise, and at the second, it raises as everywhere.
     """
 
     effort: float = 1.0
     time_limit_s: float | None = None
     gap: float = 0.0
+    interruptible: bool = False
     reason: str = "work"
     _start: float = field(default_factory=time.monotonic)
 
@@ -46,6 +52,21 @@ class Stop:
         if not self.gap >= 0:
             raise InputError(f"gap is {self.gap}; it must be a fraction of at least 0")
 
+    def interrupt(self) -> None:
+        """Ctrl-C came: the search ends and remembers why.
+
+        Raises:
+            KeyboardInterrupt: it was not to be kept from anybody, or came before.
+        """
+        if not self.interruptible or self.is_interrupted:
+            raise KeyboardInterrupt
+        self.reason = INTERRUPTED
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Ctrl-C ended the search."""
+        return self.reason == INTERRUPTED
+
     def work(self, default: int) -> int:
         """A budget of ``default`` units at effort 1, at least one unit."""
         return max(1, round(default * self.effort))
@@ -58,6 +79,8 @@ class Stop:
     @property
     def remaining_s(self) -> float:
         """Seconds left under the ceiling, infinite without one."""
+        if self.is_interrupted:
+            return 0.0
         if self.time_limit_s is None:
             return float("inf")
         return max(0.0, self.time_limit_s - self.elapsed_s)
@@ -65,7 +88,7 @@ class Stop:
     def reached(self, best_ms: float | None = None, bound_ms: float | None = None) -> bool:
         """Whether to end now; remembers why. Once out of time, the result depends on the machine,
         so that stays the reason."""
-        if self.reason == "time":
+        if self.reason == "time" or self.is_interrupted:
             return True
         if (
             best_ms is not None

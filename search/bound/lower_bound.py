@@ -62,7 +62,11 @@ class LowerBound:
             if not self._open or self.proven_ms >= min(self._fathomed, upper_ms):
                 break
             before, index, one = heapq.heappop(self._open)
-            bound, done = one.refine()
+            try:
+                bound, done = one.refine()
+            except KeyboardInterrupt:  # the bound is of all sets, also of this one
+                heapq.heappush(self._open, (before, index, one))
+                raise
             bound = max(bound, before)
             if done:
                 self._fathomed = min(self._fathomed, bound)

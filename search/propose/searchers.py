@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from search.bound.lower_bound import LowerBound
 from search.candidate import Candidate
@@ -48,13 +48,39 @@ def propose(
     """
     found: list[Candidate] = []
     gap = None
+    try:
+        for candidate, proven in _candidates(
+            objective, surrogate, stop, seed, searchers, known, bound, progress
+        ):
+            found.append(candidate)
+            gap = proven if candidate.found_by == "cpsat" else gap
+    except KeyboardInterrupt:
+        if not known and not found:
+            raise
+        stop.interrupt()
+    return found, gap
+
+
+def _candidates(
+    objective: Objective,
+    surrogate: Surrogate,
+    stop: Stop,
+    seed: int,
+    searchers: Sequence[str],
+    known: Sequence[Candidate],
+    bound: LowerBound,
+    progress: Progress,
+) -> Iterator[tuple[Candidate, float | None]]:
+    """Candidates one by one, with CP-SAT's gap."""
+    first = min(known, key=lambda c: c.iteration_ms, default=None)
     if "rounding" in searchers and not stop.reached():
-        found += _rounded(objective, surrogate, stop, seed, known, bound, progress)
-    cpsat = CpSat(objective, surrogate)
-    first = min([*known, *found], key=lambda c: c.iteration_ms, default=None)
+        for candidate in _rounded(objective, surrogate, stop, seed, known, bound, progress):
+            yield candidate, None
+            first = min([first or candidate, candidate], key=lambda c: c.iteration_ms)
     best_ms = first.iteration_ms if first else None
     if "cpsat" in searchers and not stop.reached():
         progress("CP-SAT", 0.3, best_ms, None)
+        cpsat = CpSat(objective, surrogate)
         for options in _few_and_all(objective.space):
             solution = cpsat.solve(
                 options,
@@ -65,16 +91,14 @@ def propose(
             )
             if solution is not None:
                 ms = float(objective.score([solution.assignment])[0])
-                found.append(Candidate(solution.assignment, ms, "cpsat"))
-                gap = solution.gap
+                yield Candidate(solution.assignment, ms, "cpsat"), solution.gap
     if "optuna" in searchers and not stop.reached():
         progress("Optuna study", 0.4, best_ms, None)
         study = Study(objective, surrogate, seed)
         size = len(objective.space.options) * objective.problem.topology.world_size
         trials = stop.work(round(TRIALS * min(1.0, TRIAL_SIZE / size)))
         for plan, ms in study.run(trials, stop.reached):
-            found.append(Candidate(plan, ms, "optuna"))
-    return found, gap
+            yield Candidate(plan, ms, "optuna"), None
 
 
 def _few_and_all(space: Space) -> list[tuple[tuple[Option, ...], ...]]:
@@ -95,7 +119,7 @@ def _rounded(
     known: Sequence[Candidate],
     bound: LowerBound,
     progress: Progress,
-) -> list[Candidate]:
+) -> Iterator[Candidate]:
     """Plans from the bound's programs, and the best of them packed.
 
     Under a time limit the bound has a third of what is left.
@@ -110,6 +134,7 @@ def _rounded(
     for plan in Rounding(objective, surrogate, seed).propose(bound, cut_short=cut_short):
         progress("rounding", 0.2, min([best_ms, *(c.iteration_ms for c in found)]), bound.proven_ms)
         found.append(Candidate(plan, float(objective.score([plan])[0]), "rounding"))
+        yield found[-1]
         if stop.reached():
             break
     if found and not stop.reached():
@@ -119,8 +144,7 @@ def _rounded(
         plan, ms = Packer(objective, surrogate).pack(
             first.assignment, steps, lambda best: stop.reached(best, bound.proven_ms)
         )
-        found.append(Candidate(plan, ms, "packing"))
-    return found
+        yield Candidate(plan, ms, "packing")
 
 
 def rescue(

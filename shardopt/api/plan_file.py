@@ -13,6 +13,7 @@ from typing import Any
 from predictor.model.plan_json import plan_to_dict
 from predictor.predict import Prediction
 from search.problem import Result
+from search.stop import INTERRUPTED
 from shardopt.api.setting import Setting
 from shardopt.files import atomic_write_text
 from shardopt.version import __version__
@@ -40,8 +41,9 @@ def write_best(output: Path, result: Result, best: Prediction, meta: Mapping[str
         meta: the head of the file: `plan_meta`, and what else should stand there.
     """
     times = {"iteration_ms": best.iteration_ms, "lower_bound_ms": result.lower_bound_ms}
+    ended = {"stopped_by": INTERRUPTED} if result.stopped_by == INTERRUPTED else {}
     head = {key: value for key, value in meta.items() if not key.endswith("world_size")}
-    data = plan_to_dict(replace(result.best.plan, meta={**head, **times}))
+    data = plan_to_dict(replace(result.best.plan, meta={**head, **times, **ended}))
     atomic_write_text(output, _plan_text(data))
 
 

@@ -26,6 +26,9 @@ from shardopt.ranks.launch import run_ranks
 from shardopt.ranks.rank import Rank, RankDiedError, errors_of
 from shardopt.ranks.realtime import Runtime, may_be_realtime
 
+SILENCE_S = 600.0
+"""Longer than a round of slow plans, or building their tables, takes."""
+
 
 def run_bench(
     job: Job,
@@ -33,6 +36,7 @@ def run_bench(
     *,
     given_ranks: int | None = None,
     join: Rank | None = None,
+    silence_s: float = SILENCE_S,
     say: Callable[[str], None] = lambda text: None,
     on_start: Callable[[list[int]], None] = lambda pids: None,
 ) -> BenchRows | None:
@@ -42,6 +46,7 @@ def run_bench(
         path: the rows file. If it is there, the rounds that it lacks are measured.
         given_ranks: world size that the user asks for.
         join: the rank to be, instead of starting all of them.
+        silence_s: without any report for so long, the ranks count as hung.
         say: called with what is going on, a line at a time.
         on_start: called with the ranks' process ids.
 
@@ -75,6 +80,7 @@ def run_bench(
                 link=job.link,
                 on_report=lambda _, message: keeper(message),
                 on_start=on_start,
+                silence_s=silence_s,
             )
     except RankDiedError as error:
         raise RankDiedError(

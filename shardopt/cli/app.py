@@ -7,11 +7,8 @@ contract: 2 bad usage or input, 3 no feasible plan, 4 no usable hardware profile
 from __future__ import annotations
 
 import errno
-import signal
 import sys
 from collections.abc import Sequence
-from threading import Event, current_thread, main_thread
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -20,11 +17,11 @@ from predictor.errors import ShardoptError
 from shardopt import __version__
 from shardopt.cli import calibrate, diff, explain, hardware, plan, predict, stats, trace, validate
 from shardopt.cli.bench import group as bench
+from shardopt.cli.interrupts import EXIT_INTERRUPTED, MESSAGE, remember_interrupts
 from shardopt.cli.output import close_stdout, open_streams, say
 from shardopt.extras import missing_package
 
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 """Why nothing more can be written to stdout."""
@@ -91,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     open_streams()
-    interrupted = _remember_interrupts()
+    interrupts = remember_interrupts()
     try:
         # without standalone mode typer raises usage errors and returns the code of an Exit
         code = typer.main.get_command(app).main(words, prog_name="shardopt", standalone_mode=False)
@@ -102,12 +99,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = EXIT_BROKEN_PIPE
     except Exception as error:
         # C code that Ctrl-C interrupts may raise an error of its own in its place
-        code = EXIT_INTERRUPTED if interrupted.is_set() else _explain(error)
+        code = EXIT_INTERRUPTED if interrupts else _explain(error)
         if code is None:
             raise
     close_stdout()
     if code == EXIT_INTERRUPTED:
-        return _fail("interrupted", EXIT_INTERRUPTED)
+        return _fail(MESSAGE, EXIT_INTERRUPTED)
     return code if isinstance(code, int) else 0
 
 
@@ -129,23 +126,6 @@ def _explain(error: Exception) -> int | None:
     if isinstance(error, OSError) and error.errno in FULL:
         return _fail(f"cannot write: {error.strerror}; make room, or write elsewhere", EXIT_USAGE)
     return None
-
-
-def _remember_interrupts() -> Event:
-    """An event that Ctrl-C sets, which raises KeyboardInterrupt all the same."""
-    interrupted = Event()
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        interrupted.set()
-        signal.default_int_handler(number, frame)
-
-    # not ours to change where somebody else handles it, nor outside the main thread
-    if (
-        current_thread() is main_thread()
-        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    ):
-        signal.signal(signal.SIGINT, handle)
-    return interrupted
 
 
 def _fail(message: str, code: int) -> int:

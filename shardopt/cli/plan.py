@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from shardopt.cli import options
+from shardopt.cli.interrupts import EXIT_INTERRUPTED
 from shardopt.cli.tune import options as tune_options
 
 if TYPE_CHECKING:
     from predictor.model.plan import ShardingPlan
     from search.in_use.plan import PlanInUse
+    from search.problem import Result
     from shardopt.api.setting import Setting
     from shardopt.report.plan import PlanReport
 
@@ -75,7 +79,7 @@ def plan(
     with SearchProgress(on=not (json or quiet)) as progress:
         result = solve(
             setting.problem(),
-            Stop(effort=effort, time_limit_s=time_limit),
+            Stop(effort=effort, time_limit_s=time_limit, interruptible=True),
             seed,
             top_k=top_k,
             searchers=search.names,
@@ -99,6 +103,7 @@ def plan(
         note(setting.notes, quiet=quiet)
         made = plan_object(result, predictions, meta, setting.notes, gain)
         print_json({**made, **from_object(result, moves, from_)})
+        _end(result)
         return
     from shardopt.report.plan import PlanReport
 
@@ -107,6 +112,7 @@ def plan(
         f"shardopt explain {model} {written}" if written else "the same command with -o plan.json"
     )
     _show(PlanReport(setting, result, predictions, written, following, moves, gain), quiet)
+    _end(result)
 
 
 def plan_in_use(path: Path | None, max_moves: int | None) -> ShardingPlan | None:
@@ -150,3 +156,9 @@ def _show(report: PlanReport, quiet: bool) -> None:
     from shardopt.report.plan import show_headline, show_plan
 
     (show_headline if quiet else show_plan)(make_console(), report)
+
+
+def _end(result: Result) -> None:
+    """The exit code says whether the search was interrupted; its plan is written and shown."""
+    if result.stopped_by == "interrupted":
+        raise typer.Exit(EXIT_INTERRUPTED)

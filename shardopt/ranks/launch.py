@@ -15,10 +15,9 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -26,7 +25,9 @@ from typing import Any
 
 from predictor.errors import InputError
 from shardopt.ranks.hosts import Link, hosts_of
+from shardopt.ranks.hung import hung_words
 from shardopt.ranks.rank import RankDiedError, death_line
+from shardopt.ranks.scratch import scratch_folder
 from shardopt.ranks.worker import JOB
 
 PACKAGES = Path(__file__).resolve().parents[2]
@@ -153,24 +154,6 @@ def run_commands(
         raise _cause(folder, failed)
 
 
-@contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """A folder for the files of a launch.
-
-    Raises:
-        InputError: it cannot be made.
-    """
-    try:
-        folder = tempfile.TemporaryDirectory(prefix="shardopt-", ignore_cleanup_errors=True)
-    except OSError as error:
-        raise InputError(
-            f"no place for temporary files: {error.strerror or error}; set TMPDIR to a folder that "
-            "can be written"
-        ) from None
-    with folder as name:
-        yield Path(name)
-
-
 def _start(command: Command, log: Path) -> _Started:
     reader, writer = os.pipe()
     try:
@@ -222,7 +205,7 @@ def _watch(
         if (not ready and not alive) or now > ends:
             return failed
         if silence_s is not None and now - heard > silence_s:
-            raise RankDiedError(f"no rank reported anything for {silence_s:g} s")
+            raise RankDiedError(hung_words([rank.process.pid for rank in ranks], silence_s))
 
 
 def _note_ended(ranks: Sequence[_Started], failed: dict[int, tuple[int, float]]) -> bool:

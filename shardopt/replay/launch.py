@@ -13,8 +13,9 @@ from typing import Any, NoReturn
 
 from predictor.csv_rows import MOST_RANKS
 from predictor.errors import InputError, ShardoptError
-from shardopt.ranks.launch import Command, rank_environment, run_commands, scratch_folder
+from shardopt.ranks.launch import Command, rank_environment, run_commands
 from shardopt.ranks.rank import RankDiedError
+from shardopt.ranks.scratch import scratch_folder
 from shardopt.replay.write import MAIN, SCHEMA
 
 MAX_TRIES = 8

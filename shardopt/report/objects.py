@@ -94,7 +94,7 @@ def plan_object(
         lower_bound_ms: no plan of the search space is predicted to be faster.
         gap: ``iteration_ms / lower_bound_ms - 1``, a fraction; null where the bound is 0.
         surrogate_gap: the exact solver's own gap, a fraction; null if not known.
-        stopped_by: ``work``, ``gap`` or ``time``.
+        stopped_by: ``work``, ``gap``, ``time`` or ``interrupted``.
         search_seconds: wall time of the search.
         evaluations: plans scored on the full timeline.
         plans: best first, each with the keys of `prediction_object`, ``found_by`` and ``tables``

@@ -261,6 +261,7 @@ _STOPPED = {
     "work": "stopped at its work budget (a larger effort searches further)",
     "gap": "stopped because the gap to the lower bound is closed",
     "time": "stopped at the time limit, so another run may find another plan",
+    "interrupted": "interrupted, so this is the best plan of a part of the search",
 }
 
 

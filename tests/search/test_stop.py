@@ -51,3 +51,14 @@ def test_out_of_time_stays_the_reason() -> None:
     assert stop.reached()
     assert stop.reached(10.0, 10.0)
     assert stop.reason == "time"
+
+
+def test_an_interrupt_ends_an_interruptible_search_once() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        Stop().interrupt()
+    stop = Stop(interruptible=True)
+    stop.interrupt()
+    assert stop.reached(2.0, 1.0)
+    assert (stop.reason, stop.remaining_s) == ("interrupted", 0)
+    with pytest.raises(KeyboardInterrupt):
+        stop.interrupt()

@@ -60,10 +60,9 @@ def compare(
     Calibration models are measured as well: their calls are timed inside their replays, and the
     kernel models that `bench predict --data DIR` uses are fitted on them.
     """
-    import tempfile
-
     from predictor.errors import InputError, did_you_mean
     from shardopt.cli.checks import check_number
+    from shardopt.ranks.scratch import scratch_folder
     from shardopt.replay.compare.originals import MODELS
 
     check_number("--rounds", rounds, 1, MAX_ROUNDS)
@@ -79,8 +78,8 @@ def compare(
     if work is not None:
         _run(names, output, rounds, work, quiet)
         return
-    with tempfile.TemporaryDirectory(prefix="shardopt-compare-") as here:
-        _run(names, output, rounds, Path(here), quiet)
+    with scratch_folder() as here:
+        _run(names, output, rounds, here, quiet)
 
 
 def _check_folder(place: Path) -> None:

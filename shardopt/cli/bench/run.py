@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shardopt.bench.job import Job
 
 MAX_WARMUP = 1000
+MAX_SILENCE = 10**6
 
 
 class Backend(StrEnum):
@@ -51,6 +52,15 @@ OrderSeed = Annotated[
         rich_help_panel=bench.MEASURE,
     ),
 ]
+Silence = Annotated[
+    float,
+    typer.Option(
+        "--silence",
+        metavar="S",
+        help="End the run if no rank reports anything for so many seconds, and say which hangs.",
+        rich_help_panel=bench.MEASURE,
+    ),
+]
 RowsFile = Annotated[
     Path | None,
     typer.Option(
@@ -73,6 +83,7 @@ def run(
     warmup: Warmup = "auto",
     seed: OrderSeed = 0,
     link: bench.LinkRate = None,
+    silence: Silence = 600.0,
     runtime: options.RuntimeOption = Runtime.PLAIN,
     gpus: options.Gpus = None,
     hardware: options.Hardware = None,
@@ -98,6 +109,7 @@ def run(
     check_number("--rounds", rounds, 1, bench.MAX_ROUNDS)
     check_number("--block", block, 1, bench.MAX_BLOCK)
     check_number("--seed", seed, 0, 2**31 - 1)
+    check_number("--silence", silence, 1, MAX_SILENCE)
     warm = _warmup(warmup)
     check_writable(output, [model, *plans])
     machine = Machine(gpus=gpus, hardware=hardware, batch_size=batch_size)
@@ -111,7 +123,12 @@ def run(
         model, plans, list(paths), machine, Backend(backend), runtime, quiet
     )
     rows = run_bench(
-        job, output, given_ranks=gpus, join=join, say=lambda text: note([text], quiet=quiet)
+        job,
+        output,
+        given_ranks=gpus,
+        join=join,
+        silence_s=silence,
+        say=lambda text: note([text], quiet=quiet),
     )
     if rows is not None:
         if json:

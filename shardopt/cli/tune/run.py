@@ -11,6 +11,7 @@ import typer
 
 from shardopt.api.plan_file import plan_meta, write_best
 from shardopt.api.setting import Setting
+from shardopt.cli.interrupts import EXIT_INTERRUPTED
 from shardopt.cli.output import note
 from shardopt.cli.setting import refuse_outside
 from shardopt.cli.tune.flags import TRIALS, TuneFlags, read_goals, read_knobs
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from search.tune.study import Trial
     from search.tune.tune import Member, TuneResult, Tuning
     from shardopt.report.tune import TuneReport
-
-EXIT_INTERRUPTED = 130
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -33,6 +32,7 @@ from predictor.model.topology import Topology
 from predictor.units import GIB
 from shardopt.extras import needs_torchrec
 from shardopt.ranks.launch import python_path
+from shardopt.ranks.scratch import scratch_folder
 from shardopt.replay.launch import check_benchmark
 from shardopt.replay.predict.rows import group_calls
 
@@ -142,8 +142,8 @@ def list_rank(folder: Path, rank: int, ranks: int) -> dict[str, Any]:
         "RANK": str(rank),
         "WORLD_SIZE": str(ranks),
     }
-    with tempfile.TemporaryDirectory(prefix="shardopt-predict-") as place:
-        out = Path(place) / "ops.json"
+    with scratch_folder() as place:
+        out = place / "ops.json"
         module = "shardopt.replay.predict.op_list"
         command = [sys.executable, "-P", "-m", module, str(folder), str(out)]
         done = subprocess.run(command, env=environment, capture_output=True, check=False)

@@ -251,7 +251,7 @@ def npz(rng: random.Random, folder: Path) -> Words:
     path = folder / "s.npz"
     arrays: dict[str, Any] = dict(STATS) if rng.random() < 0.5 else {"a": np.arange(40) % 5}
     if rng.random() < 0.2:
-        arrays[rng.choice([*arrays, "b"])] = np.zeros(rng.choice([10**6, 3 * 10**7]))
+        arrays[rng.choice([*arrays, "b"])] = np.zeros(rng.choice([10**6, 9 * 10**6]))
         np.savez_compressed(path, **arrays)
     elif rng.random() < 0.5:
         np.savez(path, **arrays)

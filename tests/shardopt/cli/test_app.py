@@ -211,31 +211,60 @@ def test_names_cannot_steer_the_terminal(run, model: Path, tmp_path: Path) -> No
     assert "\\x1b]0;owned" in done[0].out
 
 
-def test_an_interrupted_search_ends_at_once_with_130_and_writes_nothing(
-    model: Path, tmp_path: Path
-) -> None:
-    code = "from shardopt.cli.app import main; print('begun', flush=True); raise SystemExit(main())"
-    out = tmp_path / "plan.json"
-    words = ["plan", str(model), "--gpus", "16", "--effort", "500", "-o", str(out)]
+def searching(model: Path, out: Path) -> subprocess.Popen[str]:
+    """A search that takes minutes, under way."""
+    code = (
+        "import sys; from shardopt.cli.app import main; from search.solve import LocalSearch; "
+        "improve = LocalSearch.improve; LocalSearch.improve = lambda *a: "
+        "(print('begun', file=sys.stderr, flush=True), improve(*a))[1]; raise SystemExit(main())"
+    )
+    words = ["plan", str(model), "--gpus", "16", "--effort", "500", "-o", str(out), "--json"]
     process = subprocess.Popen(
-        [sys.executable, "-c", code, *words],
+        [sys.executable, "-c", code, *words, "--search", "rounding"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         # a shell starts what runs in the background without it
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
-    time.sleep(2)  # into the search; an interrupt before it must end in the same words
+    assert process.stderr is not None
+    while "begun" not in process.stderr.readline():
+        assert process.poll() is None
+    return process
+
+
+def test_an_interrupted_search_writes_the_best_plan_so_far(model: Path, tmp_path: Path) -> None:
+    process = searching(model, tmp_path / "plan.json")
     process.send_signal(signal.SIGINT)
     try:
-        shown, said = process.communicate(timeout=30)
+        shown, said = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert (process.returncode, shown) == (130, "")
-    assert said == "shardopt: error: interrupted\n"
-    assert not out.exists()
+    assert process.returncode == 130, said
+    assert said.endswith("shardopt: error: interrupted\n")
+    assert "Traceback" not in said
+    made = json.loads(shown)
+    assert made["stopped_by"] == "interrupted"
+    assert made["lower_bound_ms"] <= made["iteration_ms"] <= min(made["baselines"].values())
+    written = json.loads((tmp_path / "plan.json").read_text())
+    assert written["stopped_by"] == "interrupted"
+    assert written["iteration_ms"] == pytest.approx(made["iteration_ms"])
+    assert main(["predict", str(model), str(tmp_path / "plan.json")]) == 0
+
+
+def test_a_second_interrupt_ends_at_once(model: Path, tmp_path: Path) -> None:
+    process = searching(model, tmp_path / "plan.json")
+    try:
+        while process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.02)
+        shown, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, shown) == (130, ""), said
+    assert "Traceback" not in said
+    assert said.endswith("shardopt: error: interrupted\n")
+    assert not (tmp_path / "plan.json").exists()
 
 
 def test_an_error_in_place_of_the_interrupt_is_the_interrupt(

@@ -1,0 +1,65 @@
+"""Folders for temporary files, which not even a killed process leaves behind for long."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from predictor.errors import InputError
+
+PREFIX = "shardopt-"
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder for the files of a launch; those that killed processes left are removed first.
+
+    Its process holds a lock on it, which the system lifts when that ends, however it ends.
+
+    Raises:
+        InputError: it cannot be made.
+    """
+    try:
+        _remove_left()
+        name, lock = _make()
+    except OSError as error:
+        raise InputError(
+            f"no place for temporary files: {error.strerror or error}; set TMPDIR to a folder that "
+            "can be written"
+        ) from None
+    try:
+        yield Path(name)
+    finally:
+        shutil.rmtree(name, ignore_errors=True)
+        os.close(lock)
+
+
+def _make() -> tuple[str, int]:
+    """A new folder and the lock on it."""
+    while True:
+        name = tempfile.mkdtemp(prefix=PREFIX)
+        with suppress(FileNotFoundError):  # another process took it for one that was left
+            lock = os.open(name, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.path.isdir(name):
+                return name, lock
+            os.close(lock)
+
+
+def _remove_left() -> None:
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        # a link may lead anywhere, and what others own is theirs
+        with suppress(OSError):
+            if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.geteuid():
+                continue
+            lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)
