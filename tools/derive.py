@@ -55,7 +55,11 @@ class Card:
         peak_gb_s: memory bandwidth.
         tflops: dense peaks by data type.
         pcie: generation of the slot.
-        link: profile whose NVLink curves hold, None for cards that talk over PCIe.
+        link: profile whose NVLink curves hold, None for cards that talk over PCIe; its own name
+            where its file holds curves of its own (`tools.fit_profiles`).
+        switched: whether a switch joins the cards, which then adds up all-reduces where it can.
+        nics: profile whose curves between hosts hold, if not ``like``; its own name as above.
+        all_to_all_factor: on what bytes of an all-to-all cost between hosts.
         link_factor: bandwidth of that NVLink over the card's own.
         l2_gb_s: where it was measured on the same chip.
         gemm: constants fitted for this very device, with their source.
@@ -78,6 +82,10 @@ class Card:
     link: str | None = None
     link_factor: float = 1.0
     link_note: str = ""
+    switched: bool = True
+    nics: str | None = None
+    all_to_all_factor: float = 1.0
+    nic_note: str = ""
     gpus_per_host: int = 8
     nvlink_domain: int = 8
     host_link_gb_s: float | None = None
@@ -124,6 +132,14 @@ P100_SOURCE = (
     "wave stop sharing operands in 4 MiB of L2."
 )
 
+GB300_EXCHANGE = 3.73
+"""Cost of an all-to-all's bytes between racks over that of other bytes: 8 GiB on 128 ranks took 180
+ms (oci-hpc documentation), 24 GB/s of a rank's 100."""
+GB300_NOTE = (
+    f" Bytes of an all-to-all cost {GB300_EXCHANGE} times as much: one of 8 GiB on two racks of 64 "
+    "took 180 ms (oci-hpc documentation), 24 GB/s of a rank's 100; no other table says why."
+)
+
 ROWS = " On NeuSight's fp32 rows of this card, never fitted: MAPE"
 THROTTLES = ", predictions too short: the card (about 70 W) does not hold its boost clock."
 
@@ -150,18 +166,24 @@ CARDS = (
          sheet="meta-pytorch/torchrec PR 4637"),
     Card("h200-nvl", "NVIDIA H200-NVL-141GB, four joined by NVLink", "h200-sxm", 140, 4800, 132,
          1.785, 50, {"fp32": 60, "tf32": 417.5, "fp16": 835.5, "bf16": 835.5}, 5, 400,
-         link="h200-sxm", nvlink_domain=4, link_note="NVLink 4 bridge, 900 GB/s among four"),
+         link="h200-sxm", switched=False, nvlink_domain=4,
+         link_note="NVLink 4 bridge, 900 GB/s among four"),
+    Card("gh200", "NVIDIA GH200-96GB, 4 per host, Slingshot 11", "h100-sxm", 94.5, 4000, 132, 1.98,
+         50, {"fp32": 66.9, "tf32": 494.7, "fp16": 989.4, "bf16": 989.4}, 5, 200, link="h100-sxm",
+         link_note="NVLink 4, four cards joined directly", switched=False, gpus_per_host=4,
+         nvlink_domain=4,
+         host_link_gb_s=360, nics="gh200"),
     Card("gb200", "NVIDIA GB200 NVL72, 4 per host", "b200", 185, 8000, 148, 1.965, 126,
-         {"fp32": 80, "tf32": 1250, "fp16": 2500, "bf16": 2500}, 5, 400, link="b200",
+         {"fp32": 80, "tf32": 1250, "fp16": 2500, "bf16": 2500}, 5, 400, link="gb200",
          link_note="NVLink 5, 72 GPUs in one domain", gpus_per_host=4, nvlink_domain=72,
          host_link_gb_s=360),
     Card("b300", "NVIDIA B300-SXM, 8 per host", "b200", 268, 8000, 148, 1.92, 126,
          {"fp32": 75, "tf32": 1125, "fp16": 2250, "bf16": 2250}, 5, 800, link="b200",
          link_note="NVLink 5"),
     Card("gb300", "NVIDIA GB300 NVL72, 4 per host", "b200", 277, 8000, 152, 1.92, 126,
-         {"fp32": 80, "tf32": 1250, "fp16": 2500, "bf16": 2500}, 5, 800, link="b200",
+         {"fp32": 80, "tf32": 1250, "fp16": 2500, "bf16": 2500}, 5, 800, link="gb200",
          link_note="NVLink 5, 72 GPUs in one domain", gpus_per_host=4, nvlink_domain=72,
-         host_link_gb_s=360),
+         host_link_gb_s=360, all_to_all_factor=GB300_EXCHANGE, nic_note=GB300_NOTE),
     Card("v100-dgx2", "NVIDIA V100-SXM3-32GB, 16 per host (DGX-2, NVSwitch)", "v100-32gb", 32, 900,
          80, 1.53, 6, {"fp32": 15.7, "fp16": 125}, 3, 50, link="a100-80gb", link_factor=2.0,
          link_note="NVSwitch too; NVLink 2 has six links a GPU where NVLink 3 has twelve",
@@ -197,7 +219,7 @@ def derive(card: Card) -> dict[str, Any]:
     data["overheads"] = _host(card)
     data["collectives"] = {
         "intra": _intra(card, data["collectives"]["intra"]),
-        "inter": _inter(card, like, data["collectives"]["inter"]),
+        "inter": _inter(card, like),
     }
     return data
 
@@ -300,12 +322,17 @@ def _uplink(ranks: int) -> float:
 
 
 def _intra(card: Card, like: dict[str, Any]) -> dict[str, Any]:
+    if card.link == card.name:
+        own = load_hardware(card.name).collectives.intra
+        return own.model_dump(mode="json", exclude_none=True)
     if card.link is not None:
         source = f"Curves of {card.link} ({card.link_note}), whose source says how they came."
         linked = load_hardware(card.link).collectives.intra
         group = linked.model_dump(mode="json", exclude_none=True)
         group |= {op: _scaled(group[op], card.link_factor) for op in OPS}
-        return group | {"provenance": _provenance(source), "rel_error": 0.25}
+        if not card.switched:
+            group.pop("in_switch", None)
+        return group | {"provenance": _provenance(source), "rel_error": 0.12}
     rate = PEER_SHARE * PCIE_GB_S[card.pcie]
     curve = {
         "latency_us": 0.0,
@@ -333,13 +360,20 @@ def _scaled(curve: dict[str, Any], factor: float) -> dict[str, Any]:
     return dict(curve) | {"us_per_mib": [round(cost * factor, 3) for cost in curve["us_per_mib"]]}
 
 
-def _inter(card: Card, like: HardwareProfile, group: dict[str, Any]) -> dict[str, Any]:
-    scale = like.collectives.inter.nic_gbit_s / card.nic_gbit_s
-    found = dict(group) | {"nic_gbit_s": card.nic_gbit_s, "rel_error": 0.3}
+def _inter(card: Card, like: HardwareProfile) -> dict[str, Any]:
+    if card.nics == card.name:
+        own = load_hardware(card.name).collectives.inter
+        return own.model_dump(mode="json", exclude_none=True)
+    from_name = card.nics or card.like
+    link = load_hardware(from_name).collectives.inter.at(card.nic_gbit_s)
+    found = link.model_dump(mode="json", exclude_none=True) | {"rel_error": 0.3}
     for op in OPS:
-        found[op] = _scaled(group[op], scale)
+        factor = card.all_to_all_factor if op == "all_to_all" else 1.0
+        costs = [round(factor * cost, 3) for cost in found[op]["us_per_mib"]]
+        found[op] = found[op] | {"us_per_mib": costs}
     found["provenance"] = _provenance(
-        f"Curves of {card.like} scaled to {card.nic_gbit_s:g} Gbit/s a GPU, as such hosts are sold."
+        f"Curves of {from_name} scaled to {card.nic_gbit_s:g} Gbit/s a GPU, as such hosts are "
+        f"sold.{card.nic_note}"
     )
     return found
 

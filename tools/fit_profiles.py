@@ -9,35 +9,55 @@ same rule when it sees every second size only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from predictor.cost.collectives import OPS, Op
+from predictor.cost.collectives import OPS
+from predictor.cost.levels import Op
 from predictor.csv_rows import Row, number, read_table
 from predictor.errors import InputError
-from predictor.fit.collectives import Array, CollectiveRows, errors, fit_curve, fit_rank_cost
+from predictor.fit.collectives import (
+    ROBUST,
+    Array,
+    CollectiveRows,
+    errors,
+    fit_curve,
+    fit_own_part,
+    fit_rank_cost,
+)
 from predictor.fit.public_tables import Key, read_collectives
+from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import Curve
+from predictor.units import us
+from shardopt.validate.links.rows import LinkRow, read_links
+from shardopt.validate.links.sources import (
+    curve_of_a_host,
+    curve_of_a_rack,
+    few_ranks_of_a_host,
+)
 
-Curves = dict[Op, Curve]
+Curves = dict[str, Curve]
+"""By collective; ``in_switch``: an all-reduce that the switch does."""
 
-SIMAI_FILE = "simai_alltoall_efficiency.csv"
 V100_TRACE_FILE = "trace_param_dlrm8xV100_collectives.csv"
 
-NVLINK4_BYTES_PER_US = 450e3
-"""One direction of NVLink 4 (NVIDIA H100 datasheet: 900 GB/s both ways)."""
 CUBE_MESH_HOPS = 10 / 7
 """Mean hops between V100s of a DGX-1: 4 peers adjacent, 3 two hops away."""
-NVLINK5_ALL_TO_ALL = 347 / 680
-NVLINK5_ALL_REDUCE = 480.16 / 838.38
-"""Bus bandwidth of H100 over GB300 on one domain at 4-16 GiB (SimAI and nccl-tests tables)."""
+LINK_EDGES_MIB = (0.0, 0.5, 4.0, 64.0, 1024.0)
+"""Bands of tables with few sizes and several rank counts."""
 A2A_EDGES_MIB = (0.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
 LAUNCH_BOUND_BYTES = 8 * 2**20
 """Below it, one process that launches on eight GPUs sets the time of the A100 all-to-all table."""
+SWITCH_BYTES = 2**30
+"""From it on the switch is the faster one among the 8 to 64 ranks of a rack."""
+RING_BYTES = (2**20, 2**25)
+"""Between them rings are, among eight H100."""
+TIMER_BYTES = 2**26
+"""From it on the program around a collective does not count."""
 SMALL_MESSAGE_BYTES = 20000
 """Too small for bandwidth to count."""
 
@@ -88,16 +108,27 @@ class PublicRows:
         self.taken.append(rows)
         return rows
 
+    @cached_property
+    def links(self) -> list[LinkRow]:
+        """All rows with the profile of their GPU."""
+        return read_links(self.folder)[0]
+
+    def of(self, rows: Sequence[LinkRow], op: Op) -> CollectiveRows:
+        """Rows of one collective without the copy that their timer counts; all are taken, none is
+        held out."""
+        found = [row for row in rows if row.op == op]
+        if not found:
+            raise LookupError(f"no rows of {op}")
+        return self.take(
+            CollectiveRows.of(
+                [(r.size_bytes, r.wiring.ranks, r.time_us - _copy_us(r)) for r in found]
+            )
+        )
+
     def send_recv_us(self, platform: str) -> float:
         """Median time of messages too small for bandwidth to count."""
         rows = _small(self.tables, f"{platform} (vidur)")
         return float(np.median(self.take(rows).time_us))
-
-    def simai(self) -> CollectiveRows:
-        """An all-to-all on one host of eight, from its efficiency against NVLink's line rate."""
-        found = read_table(self.folder / SIMAI_FILE, ("Size", "1 Node(NVLinkx)"), _simai)
-        self.problems += found.problems
-        return self.take(CollectiveRows.of(found.rows))
 
     def trace_minima(self) -> dict[str, CollectiveRows]:
         """Kernel times once the last rank has arrived: the shortest over ranks, by collective."""
@@ -213,36 +244,49 @@ def _v100(public: PublicRows) -> Curves:
     }
 
 
-def _h100(public: PublicRows) -> Curves:
-    """All-reduce from its table; all-to-all from an efficiency curve times NVLink's rate."""
-    fitted = fit_curve(public.table("dgxc", "1x8", "all_reduce"), "all_reduce")
-    # A100's rows tell the growth with ranks and nothing of sizes
-    all_reduce = _spread(fitted, _a100(PublicRows(public.folder))["all_reduce"])
-    all_to_all = fit_curve(
-        public.simai(),
-        "all_to_all",
-        edges_mib=A2A_EDGES_MIB,
-        latency_us=public.send_recv_us("h100_dgx"),
-    )
-    latency = {
-        "latency_us": all_reduce.latency_us,
-        "latency_per_doubling_us": all_reduce.latency_per_doubling_us,
-    }
-    reduction = all_to_all.model_copy(update=latency)
-    return {
-        "all_reduce": all_reduce,
-        "all_to_all": all_to_all,
-        "reduce_scatter": reduction,
-        "all_gather": reduction,
-    }
+def _gb200(public: PublicRows) -> Curves:
+    """nccl-tests within a rack, 4 to 64 ranks; all-reduces from 1 GiB among eight or more tell what
+    the switch does."""
+    rows = [row for row in public.links if curve_of_a_rack(row)]
+    switched = [row for row in rows if row.wiring.ranks >= 8 and row.size_bytes >= SWITCH_BYTES]
+    ring = [row for row in rows if row.op != "all_reduce" or row not in switched]
+    found: Curves = {op: fit_own_part(public.of(ring, op), op, LINK_EDGES_MIB) for op in OPS}
+    of = public.of(switched, "all_reduce")
+    found["in_switch"] = fit_curve(of, "all_reduce", (0.0,), reweightings=ROBUST, own_part=1.0)
+    return found
 
 
 def _b200(public: PublicRows) -> Curves:
-    """H100's curves at the bandwidth that NVLink 5 reached on GB300."""
-    return {
-        op: _scaled(curve, NVLINK5_ALL_REDUCE if op == "all_reduce" else NVLINK5_ALL_TO_ALL)
-        for op, curve in _h100(public).items()
+    """XLA's timer from 1 MiB; latencies as on GB200, where nccl-tests measured small messages."""
+    rows = [row for row in public.links if curve_of_a_host(row) and row.wiring.profile == "b200"]
+    empty = _gb200(PublicRows(public.folder))
+    return {op: _like(public.of(rows, op), op, empty[op]) for op in OPS}
+
+
+def _h100(public: PublicRows) -> Curves:
+    """What the switch does from nccl-tests on eight ranks; rings from fewer ranks, and from sizes
+    at which they are the faster one; the others from XLA's timer."""
+    rows = [
+        row for row in public.links if curve_of_a_host(row) and row.wiring.profile == "h100-sxm"
+    ]
+    empty = _gb200(PublicRows(public.folder))
+    found: Curves = {
+        op: _like(public.of(rows, op), op, empty[op]) for op in OPS if op != "all_reduce"
     }
+    table = public.table("dgxc", "1x8", "all_reduce")
+    # A100's rows tell the growth with ranks and nothing of sizes
+    known = _spread(fit_curve(table, "all_reduce"), _a100(PublicRows(public.folder))["all_reduce"])
+    found["in_switch"] = _scaled(known, 7 / 8).model_copy(update={"own_part": 1.0})
+    timed = [row for row in rows if row.size_bytes >= TIMER_BYTES]
+    few = public.of([*timed, *filter(few_ranks_of_a_host, public.links)], "all_reduce")
+    sized = (table.size_bytes >= RING_BYTES[0]) & (table.size_bytes <= RING_BYTES[1])
+    ring = _join(few, table.where(sized))
+    found["all_reduce"] = _like(ring, "all_reduce", known)
+    return found
+
+
+def _like(rows: CollectiveRows, op: str, empty: Curve) -> Curve:
+    return fit_own_part(rows, op, LINK_EDGES_MIB[:-1], like=empty)
 
 
 RULES: Mapping[str, Callable[[PublicRows], Curves]] = {
@@ -252,8 +296,13 @@ RULES: Mapping[str, Callable[[PublicRows], Curves]] = {
     "h100-sxm": _h100,
     "h200-sxm": _h100,
     "b200": _b200,
+    "gb200": _gb200,
 }
 """Profile -> the rule of its curves within a host."""
+
+
+def _copy_us(row: LinkRow) -> float:
+    return 2 * row.copied_bytes / load_hardware(row.wiring.profile).streaming / us(1.0)
 
 
 def _small(tables: Mapping[Key, CollectiveRows], platform: str) -> CollectiveRows:
@@ -277,11 +326,6 @@ def _spread(curve: Curve, like: Curve, ranks: int = 8) -> Curve:
 
 def _scaled(curve: Curve, factor: float) -> Curve:
     return curve.model_copy(update={"us_per_mib": tuple(factor * c for c in curve.us_per_mib)})
-
-
-def _simai(row: Row) -> tuple[float, float, float]:
-    size, efficiency = number(row, "Size"), number(row, "1 Node(NVLinkx)")
-    return size, 8.0, size * 7 / 8 / (efficiency * NVLINK4_BYTES_PER_US)
 
 
 def _traced(row: Row) -> tuple[tuple[str, str], float, float]:

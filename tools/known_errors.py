@@ -23,6 +23,13 @@ from predictor.fit.scores import geomean, mape
 from predictor.hardware.groups import KnownError
 from predictor.hardware.loader import list_hardware, load_hardware
 from shardopt.files import atomic_write_text
+from shardopt.validate.collectives import (
+    ACROSS_LARGE,
+    ACROSS_SMALL,
+    WITHIN_LARGE,
+    WITHIN_MEDIUM,
+    validate_collectives,
+)
 from shardopt.validate.dlrm_published import FUSED, UNFUSED, validate_dlrm_published
 from shardopt.validate.gemm import FP8, validate_gemm
 from shardopt.validate.mlperf.suite import (
@@ -40,6 +47,7 @@ from tools.fit_profiles import gpu_fits, held_out_errors
 from tools.profile_facts import Facts, Ranges, with_facts
 
 INTRA = "collectives.intra"
+INTER = "collectives.inter"
 FITTED = "tools.fit_profiles"
 GEMM_FITS = {
     "a100-40gb": "NVIDIA A100-PCIE-40GB",
@@ -57,11 +65,18 @@ TRAIN = "train"
 WIRINGS = {
     "v100-32gb": "DGX-1 V100, 2 to 8 ranks (vTrain)",
     "a100-40gb": "8xA100-SXM4-40GB (superbenchmark, vTrain)",
-    "a100-80gb": "8xA100-SXM4-40GB, whose NVLink is the same (superbenchmark, vTrain)",
-    "h100-sxm": "8xH100-SXM5 (dgxc-benchmarking)",
-    "h200-sxm": "8xH100-SXM5, whose NVLink is the same (dgxc-benchmarking)",
 }
-"""Profile -> the hosts whose every second size its rule of collectives is held against."""
+"""Profile -> the hosts whose every second size its rule of collectives is held against, since all
+their rows gave it constants."""
+FEWEST_LINKS = 8
+"""Fewer rows held out tell no error."""
+SAME_LINKS = {"h200-sxm": "h100-sxm", "b300": "b200"}
+"""Profile -> the one with the same NVLink whose rows tell its error."""
+HELD_OUT = {
+    INTRA: ("held out, from 1 MiB within a domain", (WITHIN_LARGE, WITHIN_MEDIUM)),
+    INTER: ("held out, across hosts", (ACROSS_LARGE, ACROSS_SMALL)),
+}
+"""Group -> the rows of the suite of collectives that tell its error."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +118,7 @@ ITERATIONS = (
 )
 """TorchRec's own first."""
 
-WRITTEN = ("gemm", INTRA)
+WRITTEN = ("gemm", INTRA, INTER)
 """Groups whose figures are computed here; those of calibrated ones are with their rows."""
 
 
@@ -118,14 +133,16 @@ def computed(folder: Path) -> dict[str, Facts]:
     shapes = gemm_ranges(gemm_rows)
     fits = gpu_fits(folder)
     gemm, iterations = gemm_errors(folder), iteration_errors(folder)
+    links = link_errors(folder)
     found = {}
     for name in list_hardware():
-        if load_hardware(name).inline:
-            continue
         card = cards.get(name)
+        if load_hardware(name).inline or (card is None and name not in GEMM_FITS):
+            continue
         linked = card.link if card else name
         ranges: dict[str, Ranges] = {"gemm": shapes[_gemm_device(name, card)]}
         errors = {"gemm": gemm[name]} if name in gemm else {}
+        errors |= links.get(name, {})
         if linked is not None:
             ranges[INTRA] = fits[linked].ranges
         if name in WIRINGS:
@@ -170,6 +187,22 @@ def gemm_errors(folder: Path) -> dict[str, KnownError]:
             which.append(f"{' and '.join(dict.fromkeys(products))} (XLA)")
         found[name] = _known(report.suite, "; ".join(which), rows)
     return found
+
+
+def link_errors(folder: Path) -> dict[str, dict[str, KnownError]]:
+    """Profile -> group of links -> error on rows held out."""
+    report = validate_collectives(folder)
+    found: dict[str, dict[str, KnownError]] = defaultdict(dict)
+    for group, (what, parts) in HELD_OUT.items():
+        of = by_profile(row for row in report.listed if row.part in parts)
+        for name, rows in of.items():
+            if len(rows) >= FEWEST_LINKS:
+                found[name][group] = _known(report.suite, what, rows)
+    for name, like in SAME_LINKS.items():
+        error = found[like][INTRA]
+        which = f"{error.rows}, of {like}, whose NVLink is the same"
+        found[name][INTRA] = error.model_copy(update={"rows": which})
+    return dict(found)
 
 
 def collective_error(folder: Path, name: str) -> KnownError:

@@ -70,7 +70,8 @@ def with_facts(text: str, groups: Sequence[str], facts: Facts) -> str:
     """The text of a profile with these figures in place of those that it states.
 
     Args:
-        groups: whose provenance is changed; others keep what they state.
+        groups: whose provenance is changed; others keep what they state, and so do those that the
+            text takes from a base.
     """
     data = yaml.safe_load(text)
     if facts.iterations or "known_error" in data:
@@ -79,7 +80,9 @@ def with_facts(text: str, groups: Sequence[str], facts: Facts) -> str:
         stated = data
         path = [*name.split("."), "provenance"]
         for key in path:
-            stated = stated[key]
+            stated = stated.get(key, {})
+        if not stated:
+            continue
         for key, value in facts.of_group(name).items():
             if stated.get(key) != value:
                 text = set_key(text, [*path, key], value)

@@ -33,6 +33,8 @@ Array = NDArray[np.float64]
 KERNEL_ERROR = 0.07
 """1-sigma error of one lookup, or of another kernel of a group without held-out rows: what
 `shardopt validate` finds for single lookups (docs/accuracy.md, lookup forward and backward)."""
+SMALL_BYTES = 2**20
+"""Below it latency bounds a message."""
 SIGMA_OVER_MEAN = math.sqrt(math.pi / 2)
 """Of a normal error: its standard deviation over its mean absolute value."""
 Z_90 = 1.6449
@@ -74,16 +76,25 @@ def known_errors(hardware: HardwareProfile, topology: Topology) -> dict[str, Err
 
 
 def kernel_interval(
-    hardware: HardwareProfile, groups: Iterable[str], predicted_ms: float
+    hardware: HardwareProfile,
+    groups: Iterable[str],
+    predicted_ms: float,
+    size_bytes: float = math.inf,
 ) -> tuple[float, float]:
     """90 % interval ``(low, high)`` in ms of the time of one kernel or collective.
 
     Args:
         groups: of the profile that its cost comes from, such as ``collectives.inter``.
         predicted_ms: > 0.
+        size_bytes: of a message; links may be less sure of small ones.
     """
-    size = _error_size(hardware, groups)
-    factor = math.exp(Z_90 * math.hypot(size.shared, size.own))
+    names = tuple(groups)
+    size = _error_size(hardware, names)
+    shared = [size.shared]
+    if size_bytes < SMALL_BYTES:
+        links = (hardware.groups[name] for name in names)
+        shared += [getattr(link, "small_rel_error", None) or 0.0 for link in links]
+    factor = math.exp(Z_90 * math.hypot(max(shared), size.own))
     return predicted_ms / factor, predicted_ms * factor
 
 

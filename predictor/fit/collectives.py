@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor import units
-from predictor.cost.collectives import bands, bus_factor, latency_ms, transfer_ms
+from predictor.cost.link_curve import bands, bus_factor, latency_ms, transfer_ms
 from predictor.fit.scores import gmae, mape
 from predictor.hardware.schema import Curve
 
@@ -30,6 +30,9 @@ TRUSTED_ERROR = 0.01
 """Relative errors below it count as equally good in a reweighted fit."""
 SMOOTHING = 0.05
 """Weight of the penalty on cost steps between neighbouring bands, against relative errors of 1."""
+FIRM = 0.2
+"""The same for rows of several rank counts and few sizes."""
+OWN_PARTS = tuple(k / 20 for k in range(41))
 SMALL_BYTES = 65536
 """Messages up to this size are bound by latency; their error is reported separately."""
 
@@ -69,6 +72,9 @@ def fit_curve(
     smoothing: float = SMOOTHING,
     latency_us: float | None = None,
     reweightings: int = 0,
+    like: Curve | None = None,
+    own_part: float = 0.0,
+    hops: bool = False,
 ) -> Curve:
     """The curve whose relative errors have the least squares, or the least absolute values.
 
@@ -80,16 +86,27 @@ def fit_curve(
         latency_us: taken as given instead of fitted.
         reweightings: 0 for least squares; a dozen come close to least absolute errors, which
             tables need where one row in three is off by a factor (see `ROBUST`).
+        like: a curve whose latencies are taken as given.
+        own_part: of the curve.
+        hops: the latency grows with the ranks too, not with their log2 alone.
     """
     time, bus_mib = rows.time_us, _bus_mib(rows, op)
     edges = [e for e in edges_mib if e < bus_mib.max()] or [0.0]
-    given = latency_us is not None
-    constant = np.zeros_like(time) if given else np.ones_like(time)
-    growth = np.log2(rows.ranks) if len(np.unique(rows.ranks)) > 1 else np.zeros_like(time)
-    columns = np.column_stack((constant, growth, bands(bus_mib, edges))) / time[:, None]
-    target = 1.0 - (latency_us or 0.0) / time
+    start = like or Curve(latency_us=latency_us or 0.0, edge_mib=(0.0,), us_per_mib=(1.0,))
+    given = np.array([latency_ms(start, int(n)) for n in rows.ranks]) / units.us(1.0)
+    several = len(np.unique(rows.ranks)) > 1 and like is None
+    latencies = np.column_stack(
+        (
+            np.full_like(time, latency_us is None and like is None),
+            np.log2(rows.ranks) * several,
+            (rows.ranks - 1) * (several and hops),
+        )
+    )
+    own = 1.0 + own_part / (rows.ranks - 1)
+    columns = np.hstack((latencies, bands(bus_mib, edges) * own[:, None])) / time[:, None]
+    target = 1.0 - given / time
     steps = smoothing * _step_penalty(edges, bus_mib, time)
-    penalty = np.pad(steps, ((0, 0), (2, 0)))
+    penalty = np.pad(steps, ((0, 0), (latencies.shape[1], 0)))
     weight = np.ones_like(time)
     solution = _non_negative(columns, target, penalty)
     for _ in range(reweightings):
@@ -97,12 +114,41 @@ def fit_curve(
         weight = 1.0 / np.sqrt(np.maximum(off, TRUSTED_ERROR))
         weight /= np.sqrt((weight**2).mean())
         solution = _non_negative(columns * weight[:, None], target * weight, penalty)
+    first, growth, per_rank, *costs = solution.tolist()
     return Curve(
-        latency_us=latency_us if latency_us is not None else float(solution[0]),
-        latency_per_doubling_us=float(solution[1]),
+        latency_us=start.latency_us + first,
+        latency_per_doubling_us=start.latency_per_doubling_us + growth,
+        latency_per_rank_us=start.latency_per_rank_us + per_rank,
         edge_mib=tuple(edges),
-        us_per_mib=(*solution[2:-1].tolist(), max(float(solution[-1]), 1e-9)),
+        us_per_mib=(*costs[:-1], max(costs[-1], 1e-9)),
+        own_part=own_part,
     )
+
+
+def fit_own_part(
+    rows: CollectiveRows, op: str, edges_mib: Sequence[float], like: Curve | None = None
+) -> Curve:
+    """The curve over several rank counts, with what a rank's own part costs.
+
+    Least absolute errors; the share is the best of `OWN_PARTS`.
+    """
+
+    def fitted(own: float) -> Curve:
+        return fit_curve(
+            rows,
+            op,
+            edges_mib,
+            smoothing=FIRM,
+            reweightings=ROBUST,
+            like=like,
+            own_part=own,
+            hops=True,
+        )
+
+    def missed(curve: Curve) -> float:
+        return mape(errors(curve, rows, op))
+
+    return min((fitted(own) for own in OWN_PARTS), key=missed)
 
 
 def _non_negative(columns: Array, target: Array, penalty: Array) -> Array:

@@ -16,6 +16,7 @@ Key: TypeAlias = tuple[str, str, str]
 """Platform, wiring (hosts x ranks, or a rank range), collective."""
 
 NCCL_FILE = "nccl_collectives_measured.csv"
+NCCL_EXTRA_FILE = "nccl_rccl_extra_measured.csv"
 VIDUR_FILE = "vidur_collectives_measured.csv"
 VTRAIN_FILE = "vtrain_allreduce_measured.csv"
 GEMM_FILE = "neusight_linear_gemm_measured.csv"
@@ -92,14 +93,16 @@ def _parts(ranks: int, by: int) -> int:
     return ranks // by
 
 
-_READERS = {
-    NCCL_FILE: (
-        (
-            *("source", "gpu", "nodes", "n_gpus", "collective", "size_bytes"),
-            *("time_us_out_of_place", "time_us_in_place"),
-        ),
-        _nccl,
+_NCCL = (
+    (
+        *("source", "gpu", "nodes", "n_gpus", "collective", "size_bytes"),
+        *("time_us_out_of_place", "time_us_in_place"),
     ),
+    _nccl,
+)
+_READERS = {
+    NCCL_FILE: _NCCL,
+    NCCL_EXTRA_FILE: _NCCL,
     VIDUR_FILE: (
         ("platform", "collective", "num_workers", "devices_per_node", "size", "us_min"),
         _vidur,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from difflib import get_close_matches
 
 from predictor.hardware.loader import DEFAULT_HARDWARE
@@ -14,6 +15,7 @@ PROFILES = (
     (("B200",), "b200"),
     (("H200", "NVL"), "h200-nvl"),
     (("H200",), "h200-sxm"),
+    (("GH200",), "gh200"),
     (("H100", "96GB"), "h100-96gb"),
     (("H100", "PCIE"), "h100-pcie"),
     (("H100",), "h100-sxm"),
@@ -40,7 +42,7 @@ def profile_of_device(name: str) -> str | None:
     Args:
         name: e.g. ``NVIDIA H100 80GB HBM3`` or ``Tesla V100-SXM2-32GB``.
     """
-    words = name.upper().replace("-", " ").split()
+    words = re.sub(r"[^A-Z0-9.]+", " ", name.upper()).split()
     for wanted, profile in PROFILES:
         if set(wanted) <= {*words}:
             return profile

@@ -43,10 +43,10 @@ GROUP_NAMES = (
 
 
 class Curve(StrictModel):
-    """Time of one collective on one kind of link; evaluated in `predictor.cost.collectives`.
+    """Time of one collective on one kind of link; evaluated in `predictor.cost.link_curve`.
 
-    ``latency_us + latency_per_doubling_us log2(n)`` plus the bus bytes at the marginal cost of
-    each size band.
+    ``latency_us + latency_per_doubling_us log2(n) + latency_per_rank_us (n - 1)`` plus the bus
+    bytes at the marginal cost of each size band.
 
     Args:
         source: of this curve, where it differs from the group's.
@@ -54,14 +54,18 @@ class Curve(StrictModel):
         us_per_mib: marginal cost of a bus byte in each band.
         rank_cost: rank count -> factor on the marginal costs, where wiring makes rank counts
             unequal; interpolated between, constant beyond.
+        own_part: cost of a byte of a rank's own part of the buffer, which it copies or reduces
+            itself, over that of a bus byte.
     """
 
     source: str | None = None
     latency_us: NonNegative
     latency_per_doubling_us: NonNegative = 0.0
+    latency_per_rank_us: NonNegative = 0.0
     edge_mib: tuple[NonNegative, ...]
     us_per_mib: tuple[NonNegative, ...]
     rank_cost: dict[Size, Positive] = Field(default_factory=dict)
+    own_part: NonNegative = 0.0
 
     @model_validator(mode="after")
     def _check_bands(self) -> Self:
@@ -76,8 +80,17 @@ class Curve(StrictModel):
 
 
 class LinkCurves(Group):
-    """Collectives among ranks joined by one kind of link."""
+    """Collectives among ranks joined by one kind of link.
 
+    Args:
+        small_rel_error: as ``rel_error``, of messages below 1 MiB, which latency bounds; None: no
+            other than that.
+        in_switch: an all-reduce that the switch does (NVLS), if it can; the faster of it and
+            ``all_reduce`` counts.
+    """
+
+    small_rel_error: Annotated[float, Field(ge=0, le=2)] | None = None
+    in_switch: Curve | None = None
     all_to_all: Curve
     all_reduce: Curve
     reduce_scatter: Curve
@@ -85,9 +98,34 @@ class LinkCurves(Group):
 
 
 class Inter(LinkCurves):
-    """Collectives between hosts, one NIC per rank."""
+    """Collectives between hosts, one NIC per rank.
+
+    Args:
+        nic_gbit_s: line rate of a NIC.
+        tree_cost: factor on what bytes of an all-reduce cost within a domain while a tree joins the
+            domains: a rank then also passes on what comes from the network.
+        in_network: the switches between hosts reduce (SHARP).
+    """
 
     nic_gbit_s: Positive
+    tree_cost: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    in_network: bool = False
+
+    def at(self, nic_gbit_s: float) -> Self:
+        """The same hosts with NICs of another line rate.
+
+        The time on the wire changes, at the share of the line rate that large messages reach. What
+        bytes of small messages cost beyond that is latency of the protocol, and stays.
+        """
+        slower = self.nic_gbit_s / nic_gbit_s - 1.0
+        curves = {}
+        for name in ("all_to_all", "all_reduce", "reduce_scatter", "all_gather"):
+            curve: Curve = getattr(self, name)
+            wire = curve.us_per_mib[-1] * slower
+            # a band without cost hides behind the latency
+            costs = tuple(max(c + wire, 0.0) if c else 0.0 for c in curve.us_per_mib)
+            curves[name] = curve.model_copy(update={"us_per_mib": costs})
+        return self.model_copy(update={"nic_gbit_s": nic_gbit_s, **curves})
 
 
 class CollectiveGroups(StrictModel):
@@ -181,6 +219,12 @@ class HardwareProfile(StrictModel):
         copy = self.model_copy()
         copy._origins = dict(origins)
         return copy
+
+    def with_nic(self, nic_gbit_s: float) -> Self:
+        """The same device in hosts whose NICs have another line rate, per rank."""
+        inter = self.collectives.inter.at(nic_gbit_s)
+        links = self.collectives.model_copy(update={"inter": inter})
+        return self.model_copy(update={"collectives": links})
 
     def group_kind(self, group: str) -> ProvenanceKind:
         """Provenance kind of one group of `groups`."""

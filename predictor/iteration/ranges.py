@@ -23,9 +23,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from predictor.cost.collectives import Collectives, Op, Scope
+from predictor.cost.collectives import Collectives, Scope
 from predictor.cost.dense import DenseLayers
 from predictor.cost.fixed_costs import FixedCosts
+from predictor.cost.levels import Op
 from predictor.cost.loads import Load
 from predictor.hardware.loader import HardwareProfile
 from predictor.model.plan import TablePlan

@@ -119,7 +119,7 @@ def _link(hw: HardwareProfile, name: str, faster: float) -> HardwareProfile:
     """Every collective of one kind of link moves bytes faster; latencies stay."""
     link: LinkCurves = getattr(hw.collectives, name)
     update: dict[str, Any] = {}
-    for collective in _CURVES:
+    for collective in (*_CURVES, *(["in_switch"] if link.in_switch else [])):
         curve = getattr(link, collective)
         costs = tuple(cost / faster for cost in curve.us_per_mib)
         update[collective] = curve.model_copy(update={"us_per_mib": costs})

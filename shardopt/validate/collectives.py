@@ -1,155 +1,141 @@
-"""Collectives: fitted on every second size of every table, held against the other sizes.
+"""Collectives: every public row predicted with the shipped profile of its GPU.
 
-Beside that, rank counts left out: where a table has 2, 4 or 8 ranks and others, the curve is fitted
-on those and held against the rest. Both are reported row by row; only the sizes make the headline.
+Nothing is fitted for a table at hand. Rows that gave the profile a constant are a part of their
+own, and so is the form of the curve, fitted to every second size (`links.form`).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
+from predictor.cost.collectives import Collectives
+from predictor.cost.errors import kernel_interval, resource_groups
+from predictor.hardware.loader import load_hardware
+from predictor.model.topology import Topology
+from predictor.units import mib, us
+from shardopt.validate.links.form import form_of_the_curve
+from shardopt.validate.links.rows import LINK_FILES, LinkRow, Wiring, read_links
+from shardopt.validate.links.sources import gave_constants
+from shardopt.validate.report import ComparedRow, Report, data_folder, noise_of
 
-from predictor.fit.collectives import (
-    FINE_EDGES_MIB,
-    ROBUST,
-    SMALL_BYTES,
-    CollectiveRows,
-    fit_curve,
-    predict_us,
+WITHIN_LARGE = "within a domain, from 16 MiB"
+WITHIN_MEDIUM = "within a domain, 1 to 16 MiB"
+WITHIN_SMALL = "within a domain, below 1 MiB"
+WITHIN_TIMER = "within a domain, below 1 MiB, with a program around it"
+ACROSS_LARGE = "across hosts, from 8 MiB"
+ACROSS_SMALL = "across hosts, below 8 MiB"
+BAD_NETWORK = "across hosts, network said to be poorly configured"
+UNSTATED = "across hosts, line rate of the network not stated"
+PAIRED = "cards with NVLink bridges in pairs, which no shipped profile is of"
+GAVE = "gave constants"
+HELD_OUT = (WITHIN_MEDIUM, WITHIN_SMALL, ACROSS_LARGE, ACROSS_SMALL)
+NOTES = (
+    "predicted with the shipped profile of each GPU; the line rate of a NIC is the table's where "
+    "it states one",
+    "below 1 MiB nccl-tests is believed: XLA's timer has a program around the collective, two to "
+    "five times its time; its all-reduce counts a copy of the buffer, which is predicted too",
 )
-from predictor.fit.public_tables import COLLECTIVE_FILES, Key, read_collectives
-from predictor.fit.rank_counts import predict_ranks
-from predictor.fit.scores import geomean, mape
-from predictor.hardware.schema import Curve
-from predictor.units import us
-from shardopt.validate.report import ComparedRow, Report, data_folder
-
-Array = NDArray[np.float64]
-
-FIT_RANKS = (2, 4, 8)
-FEWEST_SIZES = 2
-FEWEST_FOR_LATENCY = 3
-LARGE_BYTES = 2**24
-FEWEST_FOR_SCATTER = 8
-BAR = 0.04
-"""Geometric mean error that a table should stay within."""
-SIZES = "sizes left out"
-RANKS = "rank counts left out"
 
 
 def validate_collectives(folder: Path) -> Report:
-    """Fit and test every table of collectives in ``folder``.
+    """Predict every row of the tables in ``folder``.
 
     Raises:
         InputError: the folder is not there or holds none of the tables.
     """
-    found = read_collectives(data_folder(folder, COLLECTIVE_FILES))
-    skipped = list(found.problems)
-    rows: list[ComparedRow] = []
-    notes = ["fitted on every second size and tested on the others"]
-    for key, table in _one_rank_count(found.tables).items():
-        if len(set(table.size_bytes)) < FEWEST_SIZES:
-            skipped.append(f"{' '.join(key)}: a single size leaves none to test on")
-            continue
-        chosen = table.every_second
-        curve, asked = _fitted(table.where(chosen), key[2]), table.where(~chosen)
-        found_rows = list(_compare(key, predict_us(curve, asked, key[2]), asked, SIZES))
-        rows += found_rows
-        notes += _scatter_note(key, found_rows)
-    rows += _ranks_left_out(found.tables)
-    large = [r for r in rows if r.part == SIZES and int(r.name["size_bytes"]) > SMALL_BYTES]
-    small = [r for r in rows if r.part == SIZES and int(r.name["size_bytes"]) <= SMALL_BYTES]
+    measured, problems = read_links(data_folder(folder, LINK_FILES))
+    rows = [_compared(row) for row in measured]
+    form = form_of_the_curve(folder)
+    skipped = dict.fromkeys((*problems, *form.skipped))
+    large = [r for r in rows if r.part in (WITHIN_LARGE, ACROSS_LARGE)]
     return Report(
         "collectives",
-        tuple(rows),
-        SIZES,
+        (*rows, *form.rows),
+        WITHIN_LARGE,
         tuple(skipped),
-        tuple(notes),
-        {"above_64kib": large, "up_to_64kib": small},
+        (*NOTES, *form.notes),
+        dict(_by_gpu(large)),
+        HELD_OUT,
+        noise={name: noise_of(pairs) for name, pairs in _repeats(measured)},
     )
 
 
-def _scatter_note(key: Key, rows: list[ComparedRow]) -> Iterator[str]:
-    """Of a table that misses the bar: how far its rows lie from any curve that never falls."""
-    missed = geomean([row.error for row in rows])
-    if len(rows) < FEWEST_FOR_SCATTER or missed <= BAR:
-        return
-    ordered = sorted(rows, key=lambda row: row.name["size_bytes"])
-    scatter = mape(never_falling([row.measured_ms for row in ordered]))
-    yield (
-        f"{' '.join(key)}: geomean {missed:.1%}; its rows scatter by {scatter:.1%} (mean) around "
-        "even the best monotone curve through them"
+def predicted_ms(row: LinkRow) -> float:
+    """Time of a row's collective under the shipped profile of its GPU, and of the copy that its
+    timer counts too."""
+    engine = _collectives(row.wiring)
+    copied = 2 * row.copied_bytes / engine.hardware.streaming
+    return float(getattr(engine, row.op)(row.size_bytes)) + copied
+
+
+@cache
+def _collectives(wiring: Wiring) -> Collectives:
+    hardware = load_hardware(wiring.profile)
+    if wiring.nic_gbit_s is not None:
+        hardware = hardware.with_nic(wiring.nic_gbit_s)
+    topology = Topology.uniform(
+        wiring.ranks,
+        wiring.ranks // wiring.hosts if wiring.ranks % wiring.hosts == 0 else wiring.ranks,
+        hbm_bytes=hardware.hbm_bytes,
+        ddr_bytes=hardware.ddr_bytes,
+        nvlink_domain=wiring.domain,
+    )
+    return Collectives(hardware, topology)
+
+
+def _compared(row: LinkRow) -> ComparedRow:
+    wiring, time = row.wiring, predicted_ms(row)
+    engine = _collectives(wiring)
+    groups = resource_groups("collectives", engine.topology)
+    return ComparedRow(
+        {
+            "profile": wiring.profile,
+            "hosts": wiring.hosts,
+            "file": row.file,
+            **row.cells,
+            "collective": row.op,
+            "ranks": wiring.ranks,
+            "size_bytes": int(row.size_bytes),
+        },
+        us(row.time_us),
+        time,
+        family=f"{wiring.profile} {row.op}",
+        part=_part(row),
+        source=row.cells.get("source", row.file),
+        interval_ms=kernel_interval(engine.hardware, groups, time, row.size_bytes),
     )
 
 
-def never_falling(times: Sequence[float]) -> Array:
-    """Relative errors of the best rising step curve through times in order of size.
-
-    Neighbours that fall are pooled at their median (isotonic regression of absolute log errors).
-    """
-    pools: list[list[float]] = []
-    for time in times:
-        pools.append([time])
-        while len(pools) > 1 and np.median(pools[-2]) > np.median(pools[-1]):
-            last = pools.pop()
-            pools[-1] += last
-    steps = np.concatenate([np.full(len(pool), np.median(pool)) for pool in pools])
-    return np.asarray(steps / np.asarray(times) - 1.0)
-
-
-def _one_rank_count(tables: dict[Key, CollectiveRows]) -> dict[Key, CollectiveRows]:
-    """A table that spans rank counts becomes one for each."""
-    found = {}
-    for (platform, wiring, op), rows in tables.items():
-        for n in np.unique(rows.ranks):
-            hosts = wiring.split("x")[0]
-            wires = wiring if ".." not in wiring else f"{hosts}x{int(n) // int(hosts)}"
-            found[platform, wires, op] = rows.where(rows.ranks == n)
-    return found
+def _part(row: LinkRow) -> str:
+    wiring, size = row.wiring, row.size_bytes
+    if gave_constants(row):
+        return GAVE
+    if wiring.across:
+        if "poorly configured" in row.note:
+            return BAD_NETWORK
+        if not wiring.rate_known:
+            return UNSTATED
+        return ACROSS_LARGE if size >= mib(8) else ACROSS_SMALL
+    if wiring.pairs:
+        return PAIRED
+    if size < mib(1):
+        return WITHIN_TIMER if row.timer_of_a_program else WITHIN_SMALL
+    return WITHIN_LARGE if size >= mib(16) else WITHIN_MEDIUM
 
 
-def _fitted(rows: CollectiveRows, op: str) -> Curve:
-    """One or two large messages do not tell the latency: their time is all transfer."""
-    blind = len(rows.size_bytes) < FEWEST_FOR_LATENCY and rows.size_bytes.min() > LARGE_BYTES
-    latency_us = 0.0 if blind else None
-    return fit_curve(rows, op, FINE_EDGES_MIB, latency_us=latency_us, reweightings=ROBUST)
+def _by_gpu(rows: list[ComparedRow]) -> Iterator[tuple[str, list[ComparedRow]]]:
+    for part in (WITHIN_LARGE, ACROSS_LARGE):
+        for profile in dict.fromkeys(str(r.name["profile"]) for r in rows if r.part == part):
+            of = [r for r in rows if r.part == part and r.name["profile"] == profile]
+            yield f"{profile} {part}", of
 
 
-def _ranks_left_out(tables: dict[Key, CollectiveRows]) -> Iterator[ComparedRow]:
-    """Families of tables that differ in the ranks of a host alone: fit 2, 4, 8, test the rest."""
-    families: dict[Key, list[tuple[float, float, float]]] = defaultdict(list)
-    for (platform, wiring, op), rows in tables.items():
-        key = (platform, f"{wiring.split('x')[0]}x..", op)
-        families[key] += zip(rows.size_bytes, rows.ranks, rows.time_us, strict=True)
-    for key, members in families.items():
-        rows = CollectiveRows.of(members)
-        known = np.isin(rows.ranks, FIT_RANKS)
-        if len(np.unique(rows.ranks[known])) > 1 and not known.all():
-            asked = rows.where(~known)
-            predicted = predict_ranks(rows.where(known), asked, key[2], key[0])
-            yield from _compare(key, predicted, asked, RANKS)
-
-
-def _compare(key: Key, predicted: Array, rows: CollectiveRows, part: str) -> Iterator[ComparedRow]:
-    platform, wiring, op = key
-    for size, ranks, measured, time in zip(
-        rows.size_bytes, rows.ranks, rows.time_us, predicted, strict=True
+def _repeats(rows: list[LinkRow]) -> Iterator[tuple[str, list[tuple[object, float]]]]:
+    for name, low, high in (
+        ("repeats from 16 MiB", mib(16), float("inf")),
+        ("repeats of 1 to 16 MiB", mib(1), mib(16)),
+        ("repeats below 1 MiB", 0, mib(1)),
     ):
-        yield ComparedRow(
-            {
-                "platform": platform,
-                "wiring": wiring,
-                "collective": op,
-                "ranks": int(ranks),
-                "size_bytes": int(size),
-            },
-            us(float(measured)),
-            us(float(time)),
-            family=f"{platform} {wiring} {op}",
-            part=part,
-            source=platform,
-        )
+        yield name, [(r.key, r.time_us) for r in rows if low <= r.size_bytes < high]

@@ -20,10 +20,15 @@ from predictor.csv_rows import read_table
 from predictor.fit import public_tables
 from predictor.iteration.megatron.runtime import load_megatron
 from shardopt.validate import dlrm_published, transformers
+from shardopt.validate.links.rows import XLA_FILE
 from tests.public_data import EXCERPTS, FULL
 
 Row = dict[str, str]
-NCCL_COLUMNS = "source gpu nodes n_gpus collective size_bytes time_us_out_of_place time_us_in_place"
+NCCL_COLUMNS = (
+    "source gpu nodes n_gpus network collective size_bytes time_us_out_of_place time_us_in_place "
+    "note"
+)
+XLA_COLUMNS = "gpu collective dtype ranks concurrent_groups size_bytes time_us method date"
 MLPERF_COLUMNS = (
     "round org system benchmark nodes accel_per_node accels accelerator accel_interconnect cpu "
     "global_batch iter_ms_median"
@@ -37,6 +42,17 @@ EVERY_TEST_ROW, EVERY_TRAIN_ROW, EVERY_GPT_ROW, EVERY_LARGE_GPT_ROW = 4, 40, 4, 
 
 def all_rows(rows: list[Row]) -> list[Row]:
     return rows
+
+
+def predicted(rows: list[Row]) -> list[Row]:
+    """Collectives of GPUs with a profile, among two ranks or more."""
+    return [
+        row
+        for row in rows
+        if row["gpu"] in ("H100", "B200", "GB200")
+        and row["collective"] != "permute"
+        and row["ranks"] != "1"
+    ]
 
 
 def gpus_of_one_host(rows: list[Row]) -> list[Row]:
@@ -88,12 +104,13 @@ class Excerpt:
 
 TABLES = {
     public_tables.NCCL_FILE: Excerpt(NCCL_COLUMNS),
+    public_tables.NCCL_EXTRA_FILE: Excerpt(NCCL_COLUMNS),
+    XLA_FILE: Excerpt(XLA_COLUMNS, predicted),
     public_tables.VIDUR_FILE: Excerpt(
         "platform collective num_workers devices_per_node size us_min", gpus_of_one_host
     ),
     public_tables.VTRAIN_FILE: Excerpt("gpu n_gpus size_bytes time_us_out_of_place"),
     public_tables.GEMM_FILE: Excerpt("split device B M N K latency_ms", some_shapes),
-    "simai_alltoall_efficiency.csv": Excerpt("Size|1 Node(NVLinkx)"),
     "trace_param_dlrm8xV100_collectives.csv": Excerpt("et_collective idx kernel_dur_us in_bytes"),
     "mlperf_dlrm_measured_iteration_time.csv": Excerpt(MLPERF_COLUMNS),
     "mlperf_dlrm_dcnv2_configs.csv": Excerpt(CONFIG_COLUMNS),

@@ -72,7 +72,9 @@ def test_stated_figures_written_again_change_nothing(name: str) -> None:
     text = file.read_text(encoding="utf-8")
     profile = load_hardware(name)
     again = with_facts(text, GROUP_NAMES, Facts.stated(profile))
-    assert parse_hardware(again, name) == profile
+    assert parse_hardware(again, file.name) == profile
+    if text.startswith("base:") or "\nbase:" in text:
+        return  # what it takes from there keeps its facts
     bare = parse_hardware(with_facts(text, GROUP_NAMES, Facts()), name)
     assert Facts.stated(bare) == Facts()
     assert bare.gemm.tflops == profile.gemm.tflops

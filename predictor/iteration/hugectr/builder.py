@@ -294,17 +294,13 @@ class HugeCtrBuilder:
         the parts of one rail (SHARP, so each NIC carries them once either way), and every rank
         loads the other parts; in blocks, so that the slower of the two links counts.
         """
-        comms, hosts = self.costs.collectives, self.topology.groups
+        comms = self.costs.collectives
         inside = 2 * comms.direct(size)
-        if hosts == 1:
+        if self.topology.groups == 1:
             return inside
-        part = size / self.topology.intra_group_size * hosts / (hosts - 1)
-        across = comms.reduce_scatter(part, "cross")
-        waits = (
-            comms.floor_ms("reduce_scatter", "cross"),
-            2 * comms.floor_ms("all_to_all", "intra"),
-        )
-        return np.maximum(inside + waits[0], across + waits[1])
+        across = comms.rail(size / self.topology.intra_group_size)
+        waits = (float(comms.rail(0.0)), 2 * comms.floor_ms("all_to_all", "intra"))
+        return np.asarray(np.maximum(inside + waits[0], across + waits[1]))
 
     # --- dense ---------------------------------------------------------------------------------
 

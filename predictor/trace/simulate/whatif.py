@@ -11,7 +11,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from predictor.cost.collectives import OPS, Collectives, Op
+from predictor.cost.collectives import OPS, Collectives
+from predictor.cost.levels import Op
 from predictor.errors import InputError
 from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import load_hardware

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from predictor import units
-from predictor.cost.collectives import latency_ms
+from predictor.cost.link_curve import latency_ms
 from predictor.fit import cpu as fit_cpu
 from predictor.fit.collectives import fit_curve
 from predictor.fit.held_out import HeldOut
@@ -163,9 +163,12 @@ class Builder(ABC):
         issued = self.issued_us(rows)
         within = {op: getattr(self.made.profile.collectives.intra, op) for op in COLLECTIVE_OPS}
         curves, errors = {}, []
+        rings = not self.made.profile.inline
         for op, found in by_op.items():
             outside = issued + (self._inner_us(within[op], op) if name == "inter" else 0.0)
-            fit, test = (curve_rows([r for r in found if r.point.test == t]) for t in (0, 1))
+            fit, test = (
+                curve_rows([r for r in found if r.point.test == t], rings=rings) for t in (0, 1)
+            )
             curves[op] = fit_curve(subtract(fit, outside), op, reweightings=fit_cpu.REWEIGHTINGS)
             held_out = HeldOut(curve_errors(curves[op], test, op, outside), len(fit.size_bytes))
             self.made.errors[self._label(name, op)] = held_out
@@ -182,7 +185,7 @@ class Builder(ABC):
             errors.append(held_out)
         uneven = [r for r in rows if r.point.params["op"] == "all_to_all_uneven"]
         if uneven:
-            table = curve_rows(uneven)
+            table = curve_rows(uneven, rings=rings)
             error = curve_errors(curves["all_to_all"], table, "all_to_all", issued)
             self.made.errors[self._label(name, "all_to_all, uneven")] = HeldOut(error, 0)
         used = {op: self.in_iterations(op, curve) for op, curve in curves.items()}
@@ -213,7 +216,8 @@ class Builder(ABC):
             "size_bytes": span(r.point.params["bytes"] for r in rows),
             "ranks": span(r.point.params["ranks"] for r in rows),
         }
-        changed = dict(curves)
+        # rows of an all-reduce hold what the switch does of it
+        changed = {**curves, "in_switch": None, "small_rel_error": None}
         if name == "inter" and self.wiring.link_gbit_s is not None:
             changed["nic_gbit_s"] = self.wiring.link_gbit_s
         wire = getattr(base.collectives, name).model_copy(update=changed)

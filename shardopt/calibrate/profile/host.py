@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor import units
-from predictor.cost.collectives import OPS, Op
+from predictor.cost.collectives import OPS
+from predictor.cost.levels import Op
 from predictor.fit.cpu import non_negative
 from predictor.fit.held_out import HeldOut
 from predictor.hardware.groups import CpuEmbedding

@@ -98,23 +98,26 @@ def by_tables(rows: Sequence[Measurement]) -> list[tuple[str, NDArray[np.bool_]]
     return [("one table", ~many), ("several tables", many)]
 
 
-def curve_rows(rows: Sequence[Measurement]) -> CollectiveRows:
+def curve_rows(rows: Sequence[Measurement], *, rings: bool = False) -> CollectiveRows:
     """Of points of one collective; trimmed means, which is what many of them in an iteration add up
     to without the hiccups of other work.
 
     Over a link a message takes once or twice its time on the wire: acknowledgements of one
     direction wait behind the data of the other, or do not. Among ranks of several hosts sizes and
     ranks are those that the link between hosts sees.
+
+    Args:
+        rings: the backend runs rings and trees over all ranks, as NCCL does.
     """
-    return CollectiveRows.of([(*_on_the_link(r.point.params), r.trimmed_us) for r in rows])
+    return CollectiveRows.of([(*_on_the_link(r.point.params, rings), r.trimmed_us) for r in rows])
 
 
-def _on_the_link(params: dict[str, Any]) -> tuple[float, float]:
+def _on_the_link(params: dict[str, Any], rings: bool) -> tuple[float, float]:
     """Bytes and ranks with which a curve of one link gives this collective.
 
-    As `predictor.cost.collectives` joins levels: an all-to-all sends the link what is for other
-    hosts, to each of whose ranks it is one peer more; a reduction sends one share of what a host
-    holds.
+    As `predictor.cost.levels` joins levels: an all-to-all sends the link what is for other hosts,
+    to each of whose ranks it is one peer more; a reduction sends one share of what a host holds, or
+    over rings and trees the bytes of all ranks.
     """
     size, ranks, hosts = float(params["bytes"]), params["ranks"], params.get("hosts", 1)
     local = ranks // hosts
@@ -123,6 +126,10 @@ def _on_the_link(params: dict[str, Any]) -> tuple[float, float]:
     if params["op"].startswith("all_to_all"):
         parties = ranks - local + 1
         return size * parties / ranks, float(parties)
+    if rings and (hosts > 2 or params["op"] != "all_reduce"):
+        # the curve counts (hosts - 1) / hosts of what it is given, all-reduces twice
+        passed = 1.0 if params["op"] == "all_reduce" else (ranks - 1) / ranks
+        size *= passed * hosts / (hosts - 1)
     return size / local, float(hosts)
 
 

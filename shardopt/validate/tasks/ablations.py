@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor import units
-from predictor.cost.collectives import OPS, latency_ms, transfer_ms
+from predictor.cost.collectives import OPS
+from predictor.cost.link_curve import latency_ms, transfer_ms
 from predictor.hardware.loader import HardwareProfile
 from predictor.hardware.schema import Curve, LinkCurves
 from predictor.iteration.graph import Graph
@@ -96,9 +97,8 @@ def constant_bandwidth(hardware: HardwareProfile) -> HardwareProfile:
 def _flat(link: LinkCurves, hardware: HardwareProfile) -> LinkCurves:
     largest = link.provenance.range.get("size_bytes", (0.0, LARGEST_BYTES))[1]
     ranks = max(2, hardware.nvlink_domain)
-    return link.model_copy(
-        update={op: _at_rate_of(getattr(link, op), largest, ranks) for op in OPS}
-    )
+    flat: dict[str, Curve] = {op: _at_rate_of(getattr(link, op), largest, ranks) for op in OPS}
+    return link.model_copy(update=flat | {"in_switch": None})
 
 
 def _at_rate_of(curve: Curve, bus_bytes: float, ranks: int) -> Curve:

@@ -9,15 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predictor.cost.collectives import (
-    OPS,
-    Collectives,
-    bands,
-    bus_factor,
-    hyperbola,
-    switches_of,
-    uplink_size,
-)
+from predictor.cost.collectives import OPS, Collectives, switches_of, uplink_size
 from predictor.errors import InputError
 from predictor.hardware.loader import list_hardware, load_hardware
 from predictor.model.topology import Topology
@@ -32,28 +24,6 @@ def topology(world: int, local: int = 8, domain: int = 0) -> Topology:
 
 def collectives(name: str, world: int, local: int = 8, domain: int = 0) -> Collectives:
     return Collectives(load_hardware(name), topology(world, local, domain))
-
-
-def test_hyperbola_is_flat_then_slope_one_without_cancellation() -> None:
-    w = np.array([0.0, 1.0, 1e3, 1e12])
-    assert hyperbola(w, 0.0) == pytest.approx(w)
-    assert hyperbola(w, 1e9)[1] == pytest.approx(0.5e-9, rel=1e-6)
-    assert hyperbola(w, 1e9)[3] == pytest.approx(1e12 - 1e9, rel=1e-3)
-
-
-@given(
-    st.lists(st.floats(1, 1e9), min_size=1, max_size=6, unique=True),
-    st.floats(0, 1e12),
-)
-def test_bands_share_out_every_byte(edges: list[float], size: float) -> None:
-    parts = bands(np.array([size]), [0.0, *sorted(edges)])
-    assert parts.min() >= -1e-6 * size
-    assert parts.sum() == pytest.approx(size, rel=1e-9)
-
-
-def test_bus_factors_of_nccl_tests() -> None:
-    assert bus_factor("all_to_all", 8) == 7 / 8
-    assert bus_factor("all_reduce", 8) == 14 / 8
 
 
 @pytest.mark.parametrize("name", list_hardware())

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predictor.cost.collectives import OPS, SCOPES, Collectives, bus_factor
+from predictor.cost.collectives import OPS, SCOPES, Collectives
+from predictor.cost.link_curve import bus_factor
 from predictor.hardware.loader import HardwareProfile, load_hardware
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.ranges import OutOfRange, RecordingCosts, ranks_outside

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from predictor import units
-from predictor.cost.collectives import bus_factor, latency_ms, transfer_ms
 from predictor.cost.gemm import gemm_ms
+from predictor.cost.link_curve import bus_factor, latency_ms, transfer_ms
 from predictor.errors import InputError
 from predictor.fit import cpu as fit_cpu
 from predictor.hardware.loader import CpuEmbedding, HardwareProfile, load_hardware

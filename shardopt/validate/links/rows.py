@@ -1,0 +1,251 @@
+"""Public rows of collectives, each with the profile and the wiring that it was measured on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from predictor.cost.levels import Op
+from predictor.csv_rows import MOST_RANKS, Row, count, number, read_table
+from predictor.fit.public_tables import (
+    NCCL_EXTRA_FILE,
+    NCCL_FILE,
+    OPS,
+    VIDUR_FILE,
+    VTRAIN_FILE,
+)
+from predictor.hardware.device_names import no_profile, profile_of_device
+from predictor.hardware.loader import load_hardware
+
+XLA_FILE = "xla_collectives_measured.csv"
+
+NAMES: Mapping[str, Op] = {
+    **OPS,  # type: ignore[dict-item]
+    "all_to_all": "all_to_all",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    # dstack's rows do not say which; an all-to-all would put 214 GB/s through NICs of 100 GB/s
+    "allgather_or_alltoall": "all_gather",
+}
+TCPX = "h100-sxm-tcpx"
+"""Profile of H100 hosts whose NICs are reached over GPUDirect-TCPX."""
+UNSTATED_GBIT_S = {"unspecified IB": 800.0}
+"""Of a host whose table names no line rate: its largest message moves 91.7 GB/s of bus bytes out of
+a host, and the next rate that NICs of hosts are sold with is 100 GB/s."""
+PAIRS = "NVLINK PAIRS"
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """Where the ranks of a row sat.
+
+    Args:
+        profile: shipped one of its GPU.
+        hosts: of equally many ranks.
+        domain: ranks joined by NVLink.
+        nic_gbit_s: line rate of the hosts' NICs over the ranks of a host, where the table gives
+            it; None: the profile's.
+        network: as the table names it.
+    """
+
+    profile: str
+    hosts: int
+    ranks: int
+    domain: int
+    nic_gbit_s: float | None = None
+    network: str = ""
+
+    @property
+    def across(self) -> bool:
+        """Whether NICs join some of the ranks."""
+        return self.ranks > self.domain and self.hosts > 1
+
+    @property
+    def pairs(self) -> bool:
+        """Whether bridges join the cards two by two."""
+        return PAIRS in self.network.upper()
+
+    @property
+    def rate_known(self) -> bool:
+        """Whether the NICs are those that the profile's platform is sold with, or stated."""
+        return self.nic_gbit_s is not None or self.domain > self.ranks // self.hosts
+
+
+@dataclass(frozen=True)
+class LinkRow:
+    """One measured collective.
+
+    Args:
+        cells: the file's own columns.
+        size_bytes: as `predictor.cost.collectives` counts it.
+        key: rows with equal keys measured the same thing.
+    """
+
+    file: str
+    cells: Mapping[str, str]
+    wiring: Wiring
+    op: Op
+    size_bytes: float
+    time_us: float
+    key: tuple[str | float, ...] = ()
+
+    @property
+    def timer_of_a_program(self) -> bool:
+        """Whether the time is of a whole program around the collective, not of nccl-tests."""
+        return self.cells.get("method", "").startswith("XLA")
+
+    @property
+    def copied_bytes(self) -> float:
+        """Bytes that the timed program copies beside the collective.
+
+        XLA reduces in place, so its program first copies the buffer: its all-reduce among one rank
+        takes as long as reading and writing it (822 us for 1 GiB on an H100).
+        """
+        return self.size_bytes if self.timer_of_a_program and self.op == "all_reduce" else 0.0
+
+    @property
+    def note(self) -> str:
+        """What the table says of the row."""
+        return self.cells.get("note", "")
+
+
+def read_links(folder: Path) -> tuple[list[LinkRow], list[str]]:
+    """Rows of every table in ``folder``, and a line of text for each that is left out."""
+    rows: list[LinkRow] = []
+    problems: list[str] = []
+    for name, (columns, parse) in READERS.items():
+        if (folder / name).is_file():
+            table = read_table(folder / name, columns, parse)
+            problems += table.problems
+            rows += table.rows
+    return rows, problems
+
+
+def _nccl(row: Row) -> LinkRow:
+    op = _op(row)
+    hosts, ranks = count(row, "nodes", MOST_RANKS), _ranks(row, "n_gpus")
+    wiring = _wiring(row, "gpu", hosts, ranks)
+    timed = "time_us_out_of_place" if row["time_us_out_of_place"] else "time_us_in_place"
+    size = number(row, "size_bytes")
+    key = (row["source"], wiring.profile, hosts, ranks, op, size)
+    return LinkRow(NCCL_FILE, row, wiring, op, size, number(row, timed), key)
+
+
+def _xla(row: Row) -> LinkRow:
+    op = _op(row)
+    ranks = _ranks(row, "ranks")
+    profile = _profile(row, "gpu")
+    local = load_hardware(profile).gpus_per_host
+    hosts = -(-ranks // local)
+    wiring = Wiring(profile, hosts, ranks, ranks)
+    size = number(row, "size_bytes")
+    groups = row.get("concurrent_groups", "")
+    key = (row["method"], wiring.profile, ranks, groups, row.get("dtype", ""), op, size)
+    return LinkRow(XLA_FILE, row, wiring, op, size, number(row, "time_us"), key)
+
+
+def _vidur(row: Row) -> LinkRow:
+    op = _op(row)
+    ranks, local = _ranks(row, "num_workers"), count(row, "devices_per_node", MOST_RANKS)
+    if ranks % local:
+        raise ValueError(f"num_workers: {ranks} ranks do not divide by devices_per_node, {local}")
+    column = "gpu" if row.get("gpu") else "platform"
+    wiring = _wiring(row, column, ranks // local, ranks)
+    size = number(row, "size")
+    key = (row["platform"], wiring.profile, local, ranks, op, size)
+    # the shortest over ranks and repeats, because kernels that start early wait for the others
+    return LinkRow(VIDUR_FILE, row, wiring, op, size, number(row, "us_min"), key)
+
+
+def _vtrain(row: Row) -> LinkRow:
+    ranks, size = _ranks(row, "n_gpus"), number(row, "size_bytes")
+    wiring = _wiring(row, "gpu", 1, ranks)
+    time = number(row, "time_us_out_of_place")
+    return LinkRow(VTRAIN_FILE, row, wiring, "all_reduce", size, time, (row["gpu"], ranks, size))
+
+
+def _op(row: Row) -> Op:
+    name = row["collective"].strip()
+    if name not in NAMES:
+        raise ValueError(f"collective is '{name}', which no predicted iteration runs")
+    return NAMES[name]
+
+
+def _ranks(row: Row, column: str) -> int:
+    ranks = count(row, column, MOST_RANKS)
+    if ranks == 1:
+        raise ValueError(f"{column} is 1; a rank alone exchanges nothing")
+    return ranks
+
+
+def _profile(row: Row, column: str) -> str:
+    name = profile_of_device(row[column])
+    if name is None:
+        raise ValueError(no_profile(row[column], column))
+    return name
+
+
+def _wiring(row: Row, column: str, hosts: int, ranks: int) -> Wiring:
+    if ranks % hosts:
+        raise ValueError(f"{ranks} ranks do not fill {hosts} equal hosts")
+    local = ranks // hosts
+    network = row.get("network", "")
+    profile = TCPX if "TCPX" in network.upper() else _profile(row, column)
+    hardware = load_hardware(profile)
+    rack = hardware.nvlink_domain > hardware.gpus_per_host
+    domain = joined_ranks(hardware.nvlink_domain, hosts if rack else 1, local)
+    if PAIRS in network.upper():
+        domain = min(2, local)
+    if hosts == 1:
+        return Wiring(profile, hosts, ranks, domain, None, network)
+    own = profile == TCPX or "SLINGSHOT" in network.upper()
+    rate = hardware.collectives.inter.nic_gbit_s if own else line_rate(network, local)
+    return Wiring(profile, hosts, ranks, domain, rate, network)
+
+
+def joined_ranks(most: int, hosts: int, local: int) -> int:
+    """Ranks of an NVLink domain of up to ``most``: whole hosts in equal domains, or part of one.
+
+    Args:
+        hosts: that one domain may span; 1 but for racks.
+    """
+    if local >= most:
+        return max(n for n in range(1, most + 1) if local % n == 0)
+    return local * max(k for k in range(1, hosts + 1) if hosts % k == 0 and k * local <= most)
+
+
+def line_rate(network: str, local: int) -> float | None:
+    """Gbit/s of NIC per rank that the name of a host's network states, None where it states none.
+
+    Args:
+        network: e.g. ``RoCE 8x400G + NVSwitch`` or ``IB 100G x1 per node``.
+        local: ranks of a host.
+    """
+    if network in UNSTATED_GBIT_S:
+        return UNSTATED_GBIT_S[network] / local
+    for pattern, rate, nics in ((r"(\d+)x(\d+)G", 2, 1), (r"(\d+)G x(\d+) per node", 1, 2)):
+        if found := re.search(pattern, network):
+            return float(found[rate]) * float(found[nics]) / local
+    return None
+
+
+_NCCL = (
+    (
+        *("source", "gpu", "nodes", "n_gpus", "collective", "size_bytes"),
+        *("time_us_out_of_place", "time_us_in_place"),
+    ),
+    _nccl,
+)
+READERS: Mapping[str, tuple[tuple[str, ...], Callable[[Row], LinkRow]]] = {
+    NCCL_FILE: _NCCL,
+    NCCL_EXTRA_FILE: _NCCL,
+    XLA_FILE: (("gpu", "collective", "ranks", "size_bytes", "time_us", "method"), _xla),
+    VIDUR_FILE: (
+        ("platform", "collective", "num_workers", "devices_per_node", "size", "us_min"),
+        _vidur,
+    ),
+    VTRAIN_FILE: (("gpu", "n_gpus", "size_bytes", "time_us_out_of_place"), _vtrain),
+}
+LINK_FILES = tuple(READERS)
