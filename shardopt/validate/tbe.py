@@ -30,6 +30,7 @@ from predictor.fit.cuda import counted_bins, launch_ms
 from predictor.hardware.device_names import no_profile, profile_of_device
 from predictor.hardware.groups import CudaEmbedding
 from predictor.hardware.loader import DEFAULT_HARDWARE, load_hardware
+from predictor.iteration.torchrec.host_ops import HOST_OPS
 from predictor.model.distribution import Bins, Uniform, Zipf
 from predictor.model.plan import ComputeKernel
 from predictor.model.workload import Optimizer
@@ -60,17 +61,13 @@ KERNELS = {
     "uvm_caching": ComputeKernel.FUSED_UVM_CACHING,
 }
 OPTIMIZERS = {
+    **{str(optimizer.value): optimizer for optimizer in Optimizer},
     "": Optimizer.EXACT_SGD,
-    "sgd": Optimizer.EXACT_SGD,
-    "exact_sgd": Optimizer.EXACT_SGD,
-    "adam": Optimizer.ADAM,
     "adagrad": Optimizer.ADAGRAD,
-    "exact_adagrad": Optimizer.ADAGRAD,
     "rowwise_adagrad": Optimizer.ROWWISE_ADAGRAD,
     "exact_rowwise_adagrad": Optimizer.ROWWISE_ADAGRAD,
-    "exact_row_wise_adagrad": Optimizer.ROWWISE_ADAGRAD,
 }
-ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+ELEMENT_BYTES = {"fp32": 4, "float32": 4, "fp16": 2, "float16": 2, "bf16": 2, "bfloat16": 2}
 FLOORED = 0.5
 """Zipf's ``q`` of ids that are drawn from a continuous power law and rounded down: the integral of
 ``x^-alpha`` from k to k + 1 is about ``(k + 1/2)^-alpha``."""
@@ -130,27 +127,27 @@ class Launch:
     def predicted_ms(self) -> float:
         """With the shipped constants.
 
-        The clock starts on an idle device. So the first kernel waits for the host, and the last
-        one starts when the host has issued it, or when the device is through with the others.
+        The clock starts on an idle device. So the first kernel waits for the host, and the longest
+        one, which comes last, starts when the host has issued all, or when the device is through
+        with the others.
         """
         hw = load_hardware(self.profile)
         constants, host = hw.embedding, hw.overheads
         if not isinstance(constants, CudaEmbedding):
             raise TypeError(f"{self.profile} is no GPU")
         model = CudaLookups(hw, constants)
-        kernels = {
-            "forward": constants.forward_kernels,
-            "backward": constants.backward_kernels,
-            "prefetch": constants.prefetch_kernels,
-        }
         device = sum(self._pass_ms(model, phase) for phase in self.phases)
         if self.sweep:
             return device
-        before = sum(self._pass_ms(model, phase) for phase in self.phases[:-1])
-        before += self._before_last_ms(model, self.phases[-1])
-        launches = sum(kernels[phase] for phase in self.phases) - 1
-        issued = units.us(launches * host.launch_us)
-        return units.us(host.op_us + host.launch_us) + device + max(0.0, issued - before)
+        work = {
+            "prefetch": (1.0, constants.prefetch_kernels),
+            "forward": (1.0, constants.forward_kernels),
+            "backward": (HOST_OPS.lookup_backward, constants.backward_kernels),
+        }
+        counts = [work[phase] for phase in self.phases]
+        issued_us = sum(ops * host.op_us + kernels * host.launch_us for ops, kernels in counts)
+        last = self._last_ms(model, self.phases[-1])
+        return max(units.us(host.op_us + host.launch_us) + device, units.us(issued_us) + last)
 
     def _pass_ms(self, model: CudaLookups, phase: str) -> float:
         """On the device."""
@@ -159,11 +156,11 @@ class Launch:
         fetched = [_fetched_rows(table, self.cache_ratio) for table in self.tables]
         return model.prefetch_floor_ms() + sum(map(model.prefetch_ms, self.tables, fetched))
 
-    def _before_last_ms(self, model: CudaLookups, phase: str) -> float:
-        """Of a pass, what precedes its longest kernel, which comes last."""
+    def _last_ms(self, model: CudaLookups, phase: str) -> float:
+        """Bytes of a pass's last kernel: all of a forward, and all but the sort of a backward."""
         if phase == "backward":
-            return model.backward_floor_ms() + sum(map(model.sort_ms, self.tables))
-        return model.forward_floor_ms() if phase == "forward" else model.prefetch_floor_ms()
+            return sum(model.backward_ms(table) - model.sort_ms(table) for table in self.tables)
+        return self._pass_ms(model, phase) - model.forward_floor_ms()
 
 
 def _fetched_rows(table: LookupShard, cache_ratio: float) -> float:
@@ -286,8 +283,8 @@ def _phases(timed: str, kernel: ComputeKernel) -> tuple[str, ...]:
 
 def _bins(row: Row, rows: int, ids: float, tables: float) -> Bins:
     """By the distinct ids where they are recorded and no power law gives them, else by it."""
-    law = Zipf(number(row, "alpha"), FLOORED) if row["alpha"].strip() else Uniform()
-    bins = law.bins(rows)
+    uniform = row["alpha"].strip() in ("", "0", "0.0", "uniform")
+    bins = (Uniform() if uniform else Zipf(number(row, "alpha"), FLOORED)).bins(rows)
     if not row["ids_distinct"].strip():
         return bins
     distinct = number(row, "ids_distinct") / tables
