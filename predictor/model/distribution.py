@@ -110,10 +110,28 @@ class Bins:
         """
         if cache_rows >= self.rows:
             return self.unique(draws)
-        full = min(draws, self.characteristic_time(cache_rows)) if cache_rows > 0 else 0.0
+        full = self._filled_at(cache_rows, draws)
         time = np.array(full)
         misses = float(self.resident(time)) + (draws - full) * float(self.missed(time))
         return max(self.unique(draws), min(draws * self.mass, misses))
+
+    def _filled_at(self, cache_rows: float, most: float) -> float:
+        """`characteristic_time`, or ``most`` if that is shorter.
+
+        Newton's method from below: the rows in the cache are a concave function of time, so that no
+        step goes too far. A few steps do, where bisection takes sixty.
+        """
+        time = cache_rows / self.mass if self.mass > 0 else most
+        while time < most:
+            absent = np.exp(-self.probs * time)
+            missing = cache_rows - float(self.counts @ (1.0 - absent))
+            slope = float((self.counts * self.probs) @ absent)
+            if missing <= 1e-9 * cache_rows:
+                return time
+            if slope <= 0:  # the rows that are ever drawn do not fill it
+                return most
+            time += missing / slope
+        return most
 
     def slice(self, first: float, last: float) -> Bins:
         """Rows ``first..last`` by popularity rank (0 is the hottest); bins are cut where needed."""

@@ -143,7 +143,18 @@ def test_misses_from_an_empty_cache_rise_with_draws_and_fall_with_room(
     assert bins.unique(draws) - slack <= found <= draws + slack
     assert bins.batch_misses(draws * factor, room) >= found - slack
     assert bins.batch_misses(draws, room * factor) <= found + slack
-    assert bins.batch_misses(draws, n) == bins.unique(draws)
+    assert bins.batch_misses(draws, n) == pytest.approx(bins.unique(draws), rel=1e-6)
+
+
+@given(st.floats(0, 2), st.integers(2, 10**7), st.floats(0.01, 0.9))
+@settings(max_examples=60, deadline=None)
+def test_a_cache_is_full_at_its_characteristic_time(alpha: float, n: int, share: float) -> None:
+    """Misses of very many draws are those of a cache with that time."""
+    bins, room = Zipf(alpha).bins(n), max(1.0, share * n)
+    time = bins.characteristic_time(room)
+    draws = 1e3 * time
+    missed = room + (draws - time) * float(bins.missed(np.array(time)))
+    assert bins.batch_misses(draws, room) == pytest.approx(missed, rel=1e-4)
 
 
 def test_uniform_hit_rate_is_the_cached_share() -> None:
