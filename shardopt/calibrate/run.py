@@ -55,6 +55,7 @@ class CalibrationSettings:
         model: whose tables are looked up too.
         hosts: that the ranks lie on.
         runtime: of the ranks.
+        only: the one group that is measured; None: all.
     """
 
     backend: str
@@ -65,6 +66,7 @@ class CalibrationSettings:
     model: Workload | None = None
     hosts: int = 1
     runtime: Runtime = Runtime.PLAIN
+    only: phases.Group | None = None
 
     @property
     def link_gbit_s(self) -> float | None:
@@ -78,19 +80,22 @@ def check_calibration(
     link: Link | None = None,
     model: Workload | None = None,
     hosts: int = 1,
+    only: phases.Group | None = None,
 ) -> None:
     """Refuse what cannot be measured here.
 
     Args:
         hosts: that the ranks lie on, of which this machine is one.
+        only: the one group that is measured; one rank is enough for its own work on the host.
 
     Raises:
         InputError: says what is missing and what to do.
     """
-    if not 2 <= ranks <= MAX_RANKS:
+    fewest = 1 if only is phases.Group.HOST and backend == "nccl" else 2
+    if not fewest <= ranks <= MAX_RANKS:
         raise InputError(
-            f"the number of ranks is {ranks}; it must be at least 2, because collectives need a "
-            f"partner, and at most {MAX_RANKS}",
+            f"the number of ranks is {ranks}; it must be at least {fewest}, because collectives "
+            f"need a partner, and at most {MAX_RANKS}",
             inputs=("ranks",),
         )
     if link is not None:
@@ -151,6 +156,13 @@ def origin(backend: str) -> Origin:
     return Origin(said, f"torch {_version('torch')}, fbgemm {_fbgemm()}")
 
 
+def ranks_for_host(backend: str) -> int:
+    """Ranks that the host is measured with unless given: two, or one where there is but one GPU."""
+    import torch
+
+    return 1 if backend == "nccl" and torch.cuda.device_count() == 1 else 2
+
+
 def base_of_gpu(say: Say) -> str:
     """Name of the shipped profile of this GPU; says so where there is none, and takes the default.
 
@@ -193,9 +205,8 @@ def points_of(settings: CalibrationSettings) -> tuple[list[Point], list[Point]]:
         about = torch.cuda.get_device_properties(0)
         gpu = Device(about.total_memory, units.gib(round(memory_bytes() / GIB)))
     kernels = phases.alone(settings.size, settings.model, settings.ranks, gpu)
-    return kernels, phases.together(
-        settings.size, settings.ranks, settings.link_gbit_s, settings.hosts
-    )
+    exchanges = phases.together(settings.size, settings.ranks, settings.link_gbit_s, settings.hosts)
+    return phases.of_group(kernels, settings.only), phases.of_group(exchanges, settings.only)
 
 
 def measure(settings: CalibrationSettings, say: Say) -> CalibrationRows:

@@ -63,6 +63,26 @@ Model = Annotated[
 Quick = Annotated[
     bool, typer.Option("--quick", help="Measure fewer points, in at most five minutes.")
 ]
+
+
+class Only(StrEnum):
+    """The groups of `shardopt.calibrate.design.phases.Group`, which needs numpy to import."""
+
+    HOST = "host"
+    EMBEDDING = "embedding"
+    GEMM = "gemm"
+    COLLECTIVES = "collectives"
+
+
+OnlyOption = Annotated[
+    Only | None,
+    typer.Option(
+        "--only",
+        help="Measure this group alone and write it over the base profile, which keeps all "
+        "others; the host takes less than a minute.",
+        show_default=False,
+    ),
+]
 Rows = Annotated[
     Path | None,
     typer.Option(
@@ -93,6 +113,7 @@ def calibrate(
     model: Model = None,
     runtime: options.RuntimeOption = Runtime.PLAIN,
     quick: Quick = False,
+    only: OnlyOption = None,
     output: Profile = DEFAULT_PROFILE,
     rows: Rows = None,
     json: options.Json = False,
@@ -104,6 +125,7 @@ def calibrate(
     an interruption the same command continues with the rows that it has saved.
     """
     from predictor.errors import InputError
+    from shardopt.calibrate.design import phases
     from shardopt.calibrate.design import points as design
     from shardopt.cli.output import check_writable
     from shardopt.config.model import load_model
@@ -126,14 +148,19 @@ def calibrate(
         from shardopt.calibrate import run
         from shardopt.calibrate.joined import measure_joined
     require_packages("scipy")
+    group = None if only is None else phases.Group(only.value)
     count, hosts = _ranks(ranks, join), 1 if join is None else host_count(join)
+    if group is phases.Group.HOST and join is None and ranks is None:
+        count = run.ranks_for_host(backend.value)
     between = None if link is None else Link(link)
     if join is not None and between is not None:
         raise InputError("--link starts its own ranks; leave it out under torchrun")
-    run.check_calibration(backend.value, count, between, workload, hosts)
+    run.check_calibration(backend.value, count, between, workload, hosts, group)
     size = design.QUICK if quick else design.FULL
+    if group is phases.Group.HOST:
+        size = phases.BRIEF
     settings = run.CalibrationSettings(
-        backend.value, count, size, kept, between, workload, hosts, runtime
+        backend.value, count, size, kept, between, workload, hosts, runtime, group
     )
     quiet = quiet or bool(join and join.index)
     say = (lambda text: None) if quiet else run.progress
@@ -178,8 +205,10 @@ def _write(
         memory_bytes() / GIB,
         settings.link_gbit_s,
         settings.hosts,
+        settings.only,
     )
-    atomic_write_text(output, profile_text(found, None if settings.backend == "gloo" else base))
+    whole = settings.backend == "gloo" and settings.only is None
+    atomic_write_text(output, profile_text(found, None if whole else base))
     load_hardware(str(output) if output.parent != Path() else f"./{output}")
     if json:
         from shardopt.cli.output import print_json

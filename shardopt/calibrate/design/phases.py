@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import StrEnum
 from typing import Any
 
 from predictor.model.workload import Workload
@@ -9,11 +12,46 @@ from shardopt.calibrate.design import cuda as design_cuda
 from shardopt.calibrate.design.cuda import Device
 from shardopt.calibrate.design.near_empty import iteration_points
 from shardopt.calibrate.design.ops import op_points
-from shardopt.calibrate.design.points import Point, Size, collective_points, kernel_points
+from shardopt.calibrate.design.points import (
+    QUICK,
+    Point,
+    Size,
+    collective_points,
+    kernel_points,
+)
 
 REFERENCE_KERNELS = ("lookup_forward", "lookup_backward", "gemm", "all_to_all")
 TOGETHER = ("reference", "collective", "iteration")
 """Families that need all ranks."""
+BRIEF = replace(QUICK, iteration_rounds=10)
+"""Of the host alone: ten rounds of each near-empty iteration, well under a minute."""
+
+
+class Group(StrEnum):
+    """What can be calibrated by itself."""
+
+    HOST = "host"
+    EMBEDDING = "embedding"
+    GEMM = "gemm"
+    COLLECTIVES = "collectives"
+
+    @property
+    def families(self) -> frozenset[str]:
+        """Families of the rows that its constants are fitted on."""
+        return _FAMILIES[self]
+
+
+_FAMILIES = {
+    Group.HOST: frozenset({"host", "iteration"}),
+    Group.EMBEDDING: frozenset({"lookup", "lookup_cached", "lookup_dense", "model_lookup"}),
+    Group.GEMM: frozenset({"gemm"}),
+    Group.COLLECTIVES: frozenset({"collective"}),
+}
+
+
+def of_group(points: Sequence[Point], group: Group | None) -> list[Point]:
+    """Those of the points that a group needs; all where there is none."""
+    return [point for point in points if group is None or point.family in group.families]
 
 
 def alone(

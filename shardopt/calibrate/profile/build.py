@@ -9,6 +9,7 @@ import yaml
 
 from predictor.errors import InputError
 from predictor.hardware.schema import HardwareProfile
+from shardopt.calibrate.design.phases import Group
 from shardopt.calibrate.profile.builder import Builder, CalibratedProfile, Wiring
 from shardopt.calibrate.profile.cpu import CpuBuilder
 from shardopt.calibrate.profile.cuda import CudaBuilder
@@ -26,6 +27,7 @@ def build_profile(
     memory_gib: float,
     link_gbit_s: float | None = None,
     hosts: int = 1,
+    only: Group | None = None,
 ) -> CalibratedProfile:
     """The profile that the rows give.
 
@@ -35,16 +37,18 @@ def build_profile(
         link_gbit_s: of the link between hosts of one rank, whose rows are fitted; None: those of
             ranks within the machine.
         hosts: that the ranks lie on.
+        only: the one group whose rows are fitted, whatever others there are; None: all.
 
     Raises:
         InputError: there are too few rows of every family.
     """
     wiring = Wiring(ranks, hosts, link_gbit_s)
     kind = CpuBuilder if base.inline else CudaBuilder
-    builder: Builder = kind(rows, origin, base, wiring)
+    used = [row for row in rows if only is None or row.point.family in only.families]
+    builder: Builder = kind(used, origin, base, wiring)
     builder.build()
     if not builder.made.errors:
-        raise InputError(f"{len(rows)} rows are too few to fit anything; measure more points")
+        raise InputError(f"{len(used)} rows are too few to fit anything; measure more points")
     builder.judge()
     local = wiring.local
     over = "" if link_gbit_s is None else f" on hosts joined by {link_gbit_s:g} Gbit/s"
@@ -54,6 +58,9 @@ def build_profile(
         "title": f"{origin.machine}, {ranks} ranks{over}, measured by shardopt calibrate",
         "known_error": (),  # of whole iterations that the base predicted
     }
+    if only is not None:
+        found = builder.made.profile.groups
+        builder.made.groups |= {name for name in found if found[name] != base.groups[name]}
     if base.inline:
         shape |= {"runtime": rows[0].runtime.value}
         share = round(memory_gib / local, 2) if hosts > 1 else round(memory_gib / ranks, 2)
@@ -80,7 +87,8 @@ def profile_text(found: CalibratedProfile, base: str | None = None) -> str:
 def _over_base(data: dict[str, Any], base: str, groups: set[str]) -> dict[str, Any]:
     """What the file says over its base: the device, and the groups that were measured."""
     kept = {"schema": data["schema"], "base": base}
-    kept |= {key: data[key] for key in ("name", "title", "hbm_gib", "sms", "verdict")}
+    shape = ("hbm_gib", "ddr_gib", "gpus_per_host", "nvlink_domain", "runtime", "sms", "verdict")
+    kept |= {key: data[key] for key in ("name", "title", *shape) if key in data}
     kept |= {key: value for key, value in data.items() if key in groups}
     links = {
         key: value for key, value in data["collectives"].items() if f"collectives.{key}" in groups

@@ -1,12 +1,15 @@
-"""What `calibrate` refuses, before anything is measured."""
+"""What `calibrate` refuses before anything is measured, and one group measured alone."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from predictor.errors import InputError
+from predictor.hardware.loader import load_hardware
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 from shardopt.calibrate import run
+from shardopt.calibrate.design.phases import Group
 from shardopt.cli.app import main
 
 
@@ -66,3 +69,30 @@ def test_a_link_is_for_ranks_that_we_start(
     assert "leave it out under torchrun" in capsys.readouterr().err
     assert main(["calibrate", "--ranks", "3", "-o", str(tmp_path / "p.yaml")]) == 2
     assert "torchrun has started 2" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_the_host_alone_is_measured_and_written_over_the_base(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("fbgemm_gpu")
+    path = tmp_path / "p.yaml"
+    assert main(["calibrate", "--only", "host", "-o", str(path), "--quiet", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["errors"]) == {"host"}
+    mine, base = load_hardware(str(path)), load_hardware("cpu-gloo")
+    assert mine.overheads.provenance.kind == "measured"
+    assert mine.overheads.iteration_us > 0
+    assert mine.embedding == base.embedding
+
+
+def test_one_rank_is_enough_for_the_host_of_a_gpu_alone() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(InputError, match="it must be at least 2"):
+        run.check_calibration("nccl", 1)
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match="as many GPUs"):
+            run.check_calibration("nccl", 1, only=Group.HOST)
+    with pytest.raises(InputError, match="it must be at least 2"):
+        run.check_calibration("gloo", 1, only=Group.HOST)

@@ -15,6 +15,7 @@ from predictor.errors import InputError
 from predictor.fit import cpu as fit_cpu
 from predictor.hardware.loader import CpuEmbedding, HardwareProfile, load_hardware
 from shardopt.calibrate.design import points as design
+from shardopt.calibrate.design.phases import Group
 from shardopt.calibrate.design.points import Point
 from shardopt.calibrate.profile.build import build_profile, profile_text
 from shardopt.calibrate.rows import Measurement, Origin, row_of_samples
@@ -201,3 +202,26 @@ def test_the_floor_of_a_kernel_is_at_most_a_small_op_in_a_loop(
         given.append(row(Point("host", {"what": "op"}), units.us(small_us)))
     found = build_profile(given, ORIGIN, load_hardware("cpu-gloo"), "mine", 2, 24.0)
     assert found.profile.elementwise.floor_us == pytest.approx(floor_us, rel=1e-3)
+
+
+def test_one_group_is_fitted_and_written_over_the_base(
+    rows: list[Measurement],
+    iteration_rows: Callable[..., list[Measurement]],
+    tmp_path: Path,
+) -> None:
+    """Whatever other rows the file holds."""
+    base = load_hardware("cpu-gloo")
+    known = {"op_us": 8.0, "layer_op_us": 5.0, "iteration_us": 700.0}
+    true = TRUE.model_copy(update={"overheads": TRUE.overheads.model_copy(update=known)})
+    given = [*rows, *iteration_rows(true, 100.0)]
+    found = build_profile(given, ORIGIN, base, "mine", 2, 24.0, only=Group.HOST)
+    assert found.groups == {"overheads"}
+    path = tmp_path / "mine.yaml"
+    path.write_text(profile_text(found, "cpu-gloo"))
+    loaded = load_hardware(str(path))
+    assert loaded.overheads.op_us == pytest.approx(8.0, rel=0.1)
+    assert loaded.overheads.provenance.kind == "measured"
+    for name, group in loaded.groups.items():
+        assert name == "overheads" or group == base.groups[name], name
+    with pytest.raises(InputError, match="0 rows are too few"):
+        build_profile(rows[:0], ORIGIN, base, "mine", 2, 24.0, only=Group.GEMM)
