@@ -25,6 +25,24 @@ OPTIMIZER_PASSES = {"sgd": 3, "adagrad": 5, "adam": 7}
 
 
 @dataclass(frozen=True)
+class Activation:
+    """Passes over a layer's output and the kernels that make them, forward and backward."""
+
+    forward: int
+    backward: int
+    forward_kernels: int
+    backward_kernels: int
+
+
+ACTIVATIONS = {
+    "relu": Activation(2, 3, 1, 1),
+    # forward: normalise 2, sigmoid 2, multiply 3; backward: two multiplications 6, sigmoid 3,
+    # normalisation 5 with its weights' sums, sum of the two gradients 3
+    "swish_layer_norm": Activation(7, 17, 3, 6),
+}
+
+
+@dataclass(frozen=True)
 class Layer:
     """One layer; times in ms, kernels are launches, parameters are elements."""
 
@@ -86,7 +104,8 @@ class DenseLayers:
         """The top MLP, whose last layer has no ReLU; or layers of unknown wiring."""
         if self.dense.linears:
             layers = enumerate(self.dense.linears)
-            return [self._linear(f"linear.{i}", *shape, True, True) for i, shape in layers]
+            relu = ACTIVATIONS["relu"]
+            return [self._linear(f"linear.{i}", *shape, relu, True) for i, shape in layers]
         return self._mlp(
             "top", self.top_input, self.dense.top_mlp, first_input=True, bare_last=True
         )
@@ -130,11 +149,16 @@ class DenseLayers:
         found = []
         for i, out in enumerate(layers):
             relu = not (bare_last and i == len(layers) - 1)
-            found.append(self._linear(f"{name}.{i}", width, out, relu, first_input or i > 0))
+            kind = self.dense.activation if bare_last else "relu"
+            last = kind == "relu" and not relu
+            act = None if last else ACTIVATIONS[kind]
+            found.append(self._linear(f"{name}.{i}", width, out, act, first_input or i > 0))
             width = out
         return found
 
-    def _linear(self, name: str, width: int, out: int, relu: bool, input_gradient: bool) -> Layer:
+    def _linear(
+        self, name: str, width: int, out: int, activation: Activation | None, input_gradient: bool
+    ) -> Layer:
         batch = self.batch
         forward = self._gemm(batch, out, width)
         if not self.hardware.elementwise.fused_bias:
@@ -143,11 +167,13 @@ class DenseLayers:
         backward = self._gemm(out, width, batch) + self._memory(batch * out)
         if input_gradient:
             backward += self._gemm(batch, width, out)
-        if relu:
-            forward += self._memory(2 * batch * out)
-            backward += self._memory(3 * batch * out)
-        kernels = 2 + input_gradient + relu
-        return Layer(name, forward, backward, 1 + relu, kernels, width * out + out)
+        kernels = [1, 2 + input_gradient]
+        if activation is not None:
+            forward += self._memory(activation.forward * batch * out)
+            backward += self._memory(activation.backward * batch * out)
+            kernels[0] += activation.forward_kernels
+            kernels[1] += activation.backward_kernels
+        return Layer(name, forward, backward, *kernels, width * out + out)
 
     def _cross(self, name: str, dcn: DcnV2) -> Layer:
         """``x0 * (W (V x) + b) + x``: two GEMMs and a chain of elementwise kernels."""

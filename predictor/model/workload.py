@@ -132,6 +132,10 @@ class DenseArch:
     Args:
         linears: (in, out) of the linear layers of a module whose wiring is unknown; they run one
             after the other behind the lookups, in place of MLPs and interaction.
+        activation: of the top MLP: ``relu``, or ``swish_layer_norm``, TorchRec's
+            ``x * sigmoid(layer_norm(x))`` (modules/activation.py).
+        copies: elements per sample that the model's own code reads and writes between embeddings
+            and layers, forward and backward, beyond one concatenation.
         bucket_cap_mb: MiB of dense gradients that one all-reduce carries, > 0; the
             ``bucket_cap_mb`` of TorchRec's `DefaultDataParallelWrapper` (model_parallel.py).
     """
@@ -143,6 +147,8 @@ class DenseArch:
     data_type: str = "fp32"
     optimizer: str = "sgd"
     linears: tuple[tuple[int, int], ...] = ()
+    activation: str = "relu"
+    copies: tuple[float, float] = (0.0, 0.0)
     bucket_cap_mb: float = 25.0
 
 

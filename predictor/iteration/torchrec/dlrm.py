@@ -221,9 +221,10 @@ class DlrmBuilder:
 
     def _concat(self, name: str, deps: Sequence[Dep]) -> int:
         """Outputs of all exchanges, pooled, side by side (or their gradient split again)."""
-        elements = 2 * self.dense.sparse_width + self.dense.sequence_width
-        moved = elements * self.workload.batch_size * OUTPUT_BYTES
         backward = name.endswith("backward")
+        elements = 2 * self.dense.sparse_width + self.dense.sequence_width
+        elements += self.workload.dense.copies[backward]
+        moved = elements * self.workload.batch_size * OUTPUT_BYTES
         return self.graph.add(
             name,
             phase="dense_backward" if backward else "dense_forward",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from predictor.csv_rows import LARGEST, MOST_RANKS, Row, count, number
@@ -162,7 +162,11 @@ def _workload(row: Row) -> Workload:
         raise ValueError("n_unweighted and n_weighted are 0 and extra_tables is empty: no tables")
     if row["model"].strip() == "mixed_embedding":
         dense = _mixed(dense, tables)
-    elif row["model"].strip() not in ("", "test_sparse_nn"):
+    elif row["model"].strip() in ("", "test_sparse_nn"):
+        # both modules' outputs are put side by side, then again with the dense part's
+        width = sum(table.embedding_dim for table in tables)
+        dense = replace(dense, activation="swish_layer_norm", copies=(2.0 * width, 0.0))
+    else:
         raise ValueError(
             f"model is '{row['model']}'; predicted are test_sparse_nn and mixed_embedding"
         )
@@ -186,11 +190,28 @@ def _dense(row: Row) -> DenseArch:
 
 
 def _mixed(dense: DenseArch, tables: tuple[Table, ...]) -> DenseArch:
-    """One linear layer over pooled outputs and padded sequences."""
-    width = sum(t.embedding_dim * (1 if t.is_pooled else MAX_SEQUENCE) for t in tables)
+    """One linear layer over pooled outputs and padded sequences.
+
+    Sequences are padded, put side by side, then beside the pooled outputs, then beside the dense
+    part's; of these the predictor has one concatenation and one pass over the sequences.
+    """
+    pooled = sum(t.embedding_dim for t in tables if t.is_pooled)
+    padded = sum(MAX_SEQUENCE * t.embedding_dim for t in tables if not t.is_pooled)
+    widths = sum(t.embedding_dim for t in tables)
+    sequences = sum(t.embedding_dim * t.lookups_per_sample for t in tables if not t.is_pooled)
+    moved = 4 * padded + 4 * (pooled + padded) - 2 * widths - sequences
     bottom = dense.bottom_mlp[-1]
-    layers = ((dense.in_features, bottom), (width + bottom, dense.top_mlp[-1]))
-    return DenseArch(dense.in_features, (), (), "concat", "fp32", dense.optimizer, layers)
+    layers = ((dense.in_features, bottom), (pooled + padded + bottom, dense.top_mlp[-1]))
+    return DenseArch(
+        dense.in_features,
+        (),
+        (),
+        "concat",
+        "fp32",
+        dense.optimizer,
+        layers,
+        copies=(max(0.0, moved), 2.0 * padded),
+    )
 
 
 def _sizes(row: Row, column: str) -> Iterator[int]:
