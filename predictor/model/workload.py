@@ -168,6 +168,7 @@ class Workload:
         batch_size: samples per rank per iteration.
         train_pipeline: ``base``, ``sparse_dist`` or ``prefetch_sparse_dist``.
         sha256: digest of the file it came from, empty when built in code.
+        training: False where only the forward runs, as in an evaluation.
     """
 
     name: str
@@ -177,6 +178,7 @@ class Workload:
     train_pipeline: str = "base"
     qcomm: QComm = field(default_factory=QComm)
     sha256: str = ""
+    training: bool = True
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:

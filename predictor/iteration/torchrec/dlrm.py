@@ -264,6 +264,8 @@ class DlrmBuilder:
 
     def _backward(self) -> None:
         """Autograd runs the last created node first: top MLP, embeddings, then the bottom MLP."""
+        if not self.workload.training:
+            return
         self._layers_backward([*self.dense.top, self.dense.loss])
         self._layers_backward(self.dense.interaction)
         concat = self._concat("concat embeddings backward", [])
@@ -309,6 +311,8 @@ class DlrmBuilder:
 
     def _optimizer_step(self) -> None:
         """Dense parameters, and data-parallel tables as a whole: their gradient is dense."""
+        if not self.workload.training:
+            return
         layers = [*self.dense.bottom, *self.dense.interaction, *self.dense.top]
         step_ms = self.dense.optimizer_ms(float(sum(p.parameters for p in layers)))
         for exchange in self.exchanges:

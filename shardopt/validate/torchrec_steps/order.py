@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from predictor.cost.errors import SIGMA_OVER_MEAN
-from shardopt.validate.report import ComparedRow, Scores, Summary
+from shardopt.validate.report import ComparedRow, Scores, Summary, noise_of
 from shardopt.validate.torchrec_steps.runs import Run
 
 SIGMAS = 2.0
@@ -25,31 +25,48 @@ def order_scores(compared: Sequence[tuple[Run, ComparedRow]], noise: Summary) ->
     Args:
         noise: of repeats.
     """
-    mean = UNKNOWN_NOISE if math.isnan(noise.mape) else noise.mape
-    least = SIGMAS * math.sqrt(2.0) * SIGMA_OVER_MEAN * mean
     commits = defaultdict(list)
     for run, row in compared:
         commits[run.commit, run.gpu, run.steady].append((run, row))
     pairs = [pair for found in commits.values() for pair in combinations(found, 2)]
     told = [pair for pair in pairs if pair[0][0].key != pair[1][0].key]
-    apart = [pair for pair in told if _distance(pair) > least]
     alike = [pair for pair in pairs if pair[0][0].key == pair[1][0].key]
-    cells: list[tuple[str, int, int, float]] = [
-        ("configurations differ, times differ by more than the noise", *_share(apart)),
-        ("configurations differ", *_share(told)),
-    ]
-    unknown = sum(_distance(pair) > least for pair in alike)
-    cells.append(
-        ("no column tells them apart, times differ by more than the noise", unknown, 0, math.nan)
+    of_kind = _noise_by_kind(compared, noise)
+    every = _least(noise)
+    rows = (
+        ("apart by more than the noise of all repeats", [p for p in told if _distance(p) > every]),
+        (
+            "apart by more than the noise of their own configurations",
+            [p for p in told if _distance(p) > max(of_kind[run.workload.name] for run, _ in p)],
+        ),
+        ("all of unlike configuration", told),
     )
+    unknown = sum(_distance(pair) > every for pair in alike)
+    cells = [(name, *_share(found)) for name, found in rows]
+    cells.append(("no column tells them apart, but their times do", unknown, 0, math.nan))
     return (
         Scores(
             "order within a commit",
             (("pairs", "text"), ("n", "count"), ("right", "count"), ("share", "share")),
             tuple(cells),
-            f"two times differ by more than the noise if they are {math.expm1(least):.0%} apart",
+            f"by the noise of all repeats, times differ if they are {math.expm1(every):.0%} apart",
         ),
     )
+
+
+def _least(noise: Summary) -> float:
+    """Log ratio above which two times differ."""
+    mean = UNKNOWN_NOISE if math.isnan(noise.mape) else noise.mape
+    return SIGMAS * math.sqrt(2.0) * SIGMA_OVER_MEAN * mean
+
+
+def _noise_by_kind(compared: Sequence[tuple[Run, ComparedRow]], noise: Summary) -> dict[str, float]:
+    """Model -> log ratio above which its runs differ; that of all where it was not repeated."""
+    kinds = defaultdict(list)
+    for run, row in compared:
+        kinds[run.workload.name].append((run.key, row.measured_ms))
+    found = {name: noise_of(times) for name, times in kinds.items()}
+    return {name: _least(own if own.n else noise) for name, own in found.items()}
 
 
 def _distance(pair: Pair) -> float:

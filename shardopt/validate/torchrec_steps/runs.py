@@ -22,7 +22,8 @@ from predictor.model.workload import Constraints, DenseArch, Feature, Optimizer,
 
 FILE = "torchrec_steps_measured.csv"
 COLUMNS = (
-    *("commit", "run", "gpu", "gpu_certainty", "world_size", "batch_per_rank", "num_benchmarks"),
+    *("commit", "run", "gpu", "gpu_certainty", "world_size", "batch_per_rank", "n_batches"),
+    "num_benchmarks",
     *("ms_per_batch", "steady_ms_per_batch", "pooling", "n_unweighted", "n_weighted", "dim"),
     *("rows_per_table", "extra_tables", "default_sharding", "constraints", "model", "pipeline"),
     *("extra", "float_features", "dense_hidden", "dense_out", "over_out", "over_layers"),
@@ -43,7 +44,13 @@ PIPELINES = {
     "base": "base",
     "sparse": "sparse_dist",
     "prefetch": "prefetch_sparse_dist",
+    # evaluation exchanges ids ahead as training does; a fused pipeline starts lookups ahead as well
+    "eval-sdd": "sparse_dist",
+    "eval-fused": "sparse_dist",
+    "eval": "sparse_dist",
 }
+MODES = {"": True, "train": True, "training": True, "eval": False, "evaluation": False}
+"""Whether a backward runs."""
 OPTIMIZERS = {
     "EXACT_SGD": Optimizer.EXACT_SGD,
     "SGD": Optimizer.EXACT_SGD,
@@ -73,6 +80,7 @@ class Run:
 
     Args:
         steady: the time is of a steady loop, not of one that was cold.
+        batches: of that loop.
         cells: of `CONFIGURATION`, in its order.
         profile: that predicts its GPU.
     """
@@ -84,6 +92,7 @@ class Run:
     profile: str
     ranks: int
     steady: bool
+    batches: int
     measured_ms: float
     plan_commit: str
     workload: Workload
@@ -98,9 +107,9 @@ class Run:
     @cached_property
     def unlike(self) -> str:
         """What of the run the predictor does not know; empty if nothing."""
-        text = self.notes.lower()
-        known = ("shampoo", "mpzch", "kvzch", "ssd", "stash", "ems", "vbe")
-        return ", ".join(word for word in known if re.search(rf"\b{word}\b", text))
+        text = self.notes.lower().replace("-", "_")
+        known = ("shampoo", "sync_fwd", "mpzch", "kvzch", "ssd", "stash", "ems", "vbe")
+        return ", ".join(word for word in known if re.search(rf"(?<![a-z]){word}(?![a-z])", text))
 
 
 def parse_run(row: Row) -> Run:
@@ -112,9 +121,6 @@ def parse_run(row: Row) -> Run:
     steady_text = row["steady_ms_per_batch"].strip()
     steady = bool(steady_text) or _whole(row, "num_benchmarks", 1) > 1
     measured = number(row, "steady_ms_per_batch" if steady_text else "ms_per_batch")
-    mode = row["mode"].strip().lower()
-    if mode not in ("", "train"):
-        raise ValueError(f"mode is '{row['mode']}'; only training is predicted")
     return Run(
         row["commit"],
         row["run"],
@@ -123,6 +129,7 @@ def parse_run(row: Row) -> Run:
         _profile(row["gpu"]),
         count(row, "world_size", MOST_RANKS),
         steady,
+        _whole(row, "n_batches", 0),
         measured,
         row["plan_commit"].strip(),
         _workload(row),
@@ -171,7 +178,11 @@ def _workload(row: Row) -> Workload:
             f"model is '{row['model']}'; predicted are test_sparse_nn and mixed_embedding"
         )
     name = row["yaml"] if "yaml" in row else row["run"]
-    return Workload(name, count(row, "batch_per_rank"), tables, dense, pipeline)
+    training = MODES.get(row["mode"].strip().lower())
+    if training is None:
+        raise ValueError(f"mode is '{row['mode']}'; predicted are train and eval")
+    found = Workload(name, count(row, "batch_per_rank"), tables, dense, pipeline)
+    return replace(found, training=training)
 
 
 def _dense(row: Row) -> DenseArch:

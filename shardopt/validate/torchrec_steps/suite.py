@@ -7,15 +7,18 @@ it took beyond the prediction is its excess.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from statistics import median
 
 from predictor.csv_rows import read_table
 from predictor.errors import ShardoptError
 from predictor.hardware.loader import load_hardware
 from predictor.model.topology import Topology
 from predictor.predict import predict
-from shardopt.validate.report import ComparedRow, Report, data_folder, noise_of
+from shardopt.validate.report import ComparedRow, Report, Scores, data_folder, noise_of
 from shardopt.validate.torchrec_steps import plans, runs
 from shardopt.validate.torchrec_steps.order import order_scores
 from shardopt.validate.torchrec_steps.runs import Run
@@ -51,7 +54,7 @@ def validate_torchrec_steps(folder: Path) -> Report:
         tuple(skipped),
         NOTES,
         held_out=(COLD, UNLIKE),
-        scores=order_scores(kept, noise),
+        scores=(*order_scores(kept, noise), *_excess(pairs)),
         noise={"repeats of one configuration": noise},
     )
 
@@ -61,6 +64,27 @@ NOTES = (
     "certainty",
     "nothing was fitted on the times of these rows",
 )
+
+
+def _excess(pairs: Sequence[tuple[Run, ComparedRow]]) -> tuple[Scores, ...]:
+    """What cold loops took beyond the steady steps predicted for them."""
+    kinds = defaultdict(list)
+    for run, row in pairs:
+        if row.part == COLD:
+            more_s = run.batches * (row.measured_ms - row.predicted_ms) / 1e3
+            kinds[run.profile, run.workload.name].append(
+                (row.measured_ms / row.predicted_ms, more_s)
+            )
+    cells = [
+        (*kind, len(found), median(a for a, _ in found) - 1.0, median(b for _, b in found))
+        for kind, found in kinds.items()
+    ]
+    columns = (
+        *(("profile", "text"), ("model", "text"), ("n", "count")),
+        *(("excess", "signed"), ("seconds a loop", "figure")),
+    )
+    about = "medians; a steady loop of the same model on GB200 took 0.5 s less than its cold one"
+    return (Scores("excess of cold loops", columns, tuple(cells), about),) if cells else ()
 
 
 def _compared(run: Run, groups: tuple[plans.Group, ...]) -> ComparedRow:
