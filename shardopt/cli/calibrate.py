@@ -65,7 +65,7 @@ Quick = Annotated[
 ]
 
 
-class Only(StrEnum):
+class MeasuredGroup(StrEnum):
     """The groups of `shardopt.calibrate.design.phases.Group`, which needs numpy to import."""
 
     HOST = "host"
@@ -75,7 +75,7 @@ class Only(StrEnum):
 
 
 OnlyOption = Annotated[
-    Only | None,
+    MeasuredGroup | None,
     typer.Option(
         "--only",
         help="Measure this group alone and write it over the base profile, which keeps all "

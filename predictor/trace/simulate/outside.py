@@ -1,4 +1,7 @@
-"""Steps that begin before the trace does: part of what they waited for is not in it."""
+"""Steps that begin before the trace does: part of what they waited for is not in it.
+
+Why: docs/decisions/0045.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 A row with one loop was cold: the first batches of a process, which fill the pipeline, grow the
 allocator and load kernels, are in its mean. It is predicted like any other, but stands apart: what
 it took beyond the prediction is its excess.
+
+Why: docs/decisions/0045.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import pytest
 from shardopt.calibrate.design import phases
 from shardopt.calibrate.design.cuda import Device
 from shardopt.calibrate.design.points import QUICK, TINY
-from shardopt.cli.calibrate import Only
+from shardopt.cli.calibrate import MeasuredGroup
 
 GPU = Device(80 * 2**30, 256 * 2**30)
 
@@ -31,4 +31,4 @@ def test_the_host_alone_is_brief() -> None:
 
 
 def test_the_flag_names_every_group() -> None:
-    assert [only.value for only in Only] == [group.value for group in phases.Group]
+    assert [only.value for only in MeasuredGroup] == [group.value for group in phases.Group]
