@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from predictor import units
 from predictor.errors import ProfileError
-from predictor.hardware.groups import Gemm, TensorCores
+from predictor.hardware.groups import Gemm, TensorKernels
 from predictor.hardware.schema import HardwareProfile
 
 Array = NDArray[np.float64]
@@ -106,7 +106,7 @@ def _arrays(shape: tuple[ArrayLike, ArrayLike, ArrayLike]) -> tuple[Array, Array
 
 def tensor_times(
     gemm: Gemm,
-    cores: TensorCores,
+    cores: TensorKernels,
     tflops: float,
     device: tuple[int, float],
     shape: tuple[Array, Array, Array],

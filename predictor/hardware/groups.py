@@ -150,7 +150,7 @@ class Memory(Group):
         return units.gb_per_s(min(self.host_link_gb_s, self.ddr_gb_s))
 
 
-class TensorCores(StrictModel):
+class TensorKernels(StrictModel):
     """The kernels of one data type on tensor cores; see `predictor.cost.gemm`."""
 
     sm_gb_s: Positive | None = None
@@ -178,9 +178,9 @@ class Gemm(Group):
 
     tflops: dict[DataType, Positive]
     """Data type -> rate that large multiplications achieve."""
-    tensor_cores: dict[TensorType, TensorCores] = {}
+    tensor_cores: dict[TensorType, TensorKernels] = {}
     """Data type -> its kernels, where they were measured; other types run as fp32 does."""
-    tensor_batched: dict[TensorType, TensorCores] = {}
+    tensor_batched: dict[TensorType, TensorKernels] = {}
     """The same of batches, where these run by other kernels."""
     tiles: tuple[tuple[Size, Size], ...] = Field(min_length=1)
     """Output tiles the library chooses from."""
@@ -210,7 +210,7 @@ class Gemm(Group):
     timing_floor_us: NonNegative = 0.0
     """What the timing method of the fitted rows adds to each; used only to compare with them."""
 
-    def cores(self, data_type: str, *, batched: bool = False) -> TensorCores | None:
+    def cores(self, data_type: str, *, batched: bool = False) -> TensorKernels | None:
         """The tensor-core kernels of a data type; None where it has none of its own."""
         found = {str(key): value for key, value in self.tensor_cores.items()}
         if batched:
