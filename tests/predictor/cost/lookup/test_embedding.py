@@ -107,7 +107,8 @@ def test_uvm_is_bound_by_the_host_link(name: str) -> None:
     assert isinstance(hw.embedding, CudaEmbedding)
     probe = 1e-6 * hw.embedding.prefetch_ns_per_lookup * warm.ids
     assert prefetch_ms(warm, hw) == pytest.approx(probe)
-    assert probe < 0.6 * prefetch_ms(caching, hw)
+    # rows over PCIe outlast it; over NVLink-C2C they need not
+    assert probe < (0.6 if hw.memory.host_link_gb_s < 64 else 1.0) * prefetch_ms(caching, hw)
 
 
 @pytest.mark.parametrize("name", GPUS)
