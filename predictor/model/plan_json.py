@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -28,6 +29,9 @@ from predictor.model.plan import (
 from predictor.model.plan_fields import read_parameters
 
 SCHEMA = "shardopt.plan/1"
+
+MODEL_FILE = re.compile(r"^(tables|dense):", re.MULTILINE)
+SWAPPED = "is a model file, not a plan; the model comes first, then the plans"
 
 # The order that people read: what the plan is for, then what it promises.
 _HEADER = (
@@ -124,6 +128,8 @@ def _parse(text: str, where: str) -> Any:
             parse_int=fits,
         )
     except json.JSONDecodeError as error:
+        if MODEL_FILE.search(text):
+            raise PlanError(f"{where}: {SWAPPED}") from None
         raise PlanError(
             f"{where}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}"
         ) from None
@@ -166,6 +172,8 @@ def plan_from_dict(data: object, *, where: str) -> ShardingPlan:
 def _check_schema(root: Mapping[str, Any], where: str) -> None:
     if "schema" not in root:
         raise PlanError(f'{where}: the key \'schema\' is missing; a plan has "schema": "{SCHEMA}"')
+    if root["schema"] == 1:
+        raise PlanError(f"{where}: {SWAPPED}")
     if root["schema"] != SCHEMA:
         raise PlanError(
             f"{where}: schema is {root['schema']!r}, but this version reads '{SCHEMA}'; "

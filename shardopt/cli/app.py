@@ -31,10 +31,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 USER, DEVELOPER = "Commands", "For developers of shardopt"
-EPILOG = """Start with: shardopt plan MODEL --gpus 8 -o plan.json
-
-Exit codes: 0 done; 2 bad usage or input; 3 no plan fits; 4 hardware profile missing, or asked \
-outside its range under --strict; 130 interrupted."""
+EXIT_CODES = """Exit codes: 0 done; 2 bad usage or input; 3 no plan fits; 4 hardware profile \
+missing, or asked outside its range under --strict; 130 interrupted; 141 nobody reads the output."""
+EPILOG = f"Start with: shardopt plan MODEL --gpus 8 -o plan.json\n\n{EXIT_CODES}"
 
 app = typer.Typer(
     name="shardopt",
@@ -54,7 +53,7 @@ for command in (
     hardware.hardware,
     trace.trace,
 ):
-    app.command(command.__name__, rich_help_panel=USER)(command)
+    app.command(command.__name__, rich_help_panel=USER, epilog=EXIT_CODES)(command)
 app.command("validate", rich_help_panel=DEVELOPER, epilog=validate.EPILOG)(validate.validate)
 app.add_typer(bench.app, name="bench", rich_help_panel=DEVELOPER)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from predictor.errors import InputError
 from predictor.model.plan import ShardingType
+from predictor.model.plan_json import SCHEMA as PLAN_SCHEMA
 from predictor.model.workload import Constraints, DcnV2, DenseArch, Feature, QComm, Table, Workload
 from shardopt.config.consistency import check_consistency
 from shardopt.config.distributions import DistributionReader
@@ -63,6 +64,8 @@ def load_model_with_notes(
         raise InputError(
             f"{path}:1: got {shown(raw)}; a model file is a mapping that starts with 'schema: 1'"
         )
+    if raw.get("schema") == PLAN_SCHEMA:
+        raise InputError(f"{path}: is a plan, not a model file; the model comes first, then plans")
     reader = _Reader(Path(path).parent, problems)
     workload = reader.read(raw, content, batch_size)
     problems.raise_if_any()

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from predictor.model.plan import PARAMETER_FIELDS, ShardingPlan, TablePlan
+from predictor.model.plan import PARAMETER_FIELDS, ShardingPlan, ShardingType, TablePlan
 from search.in_use.moves import moved_bytes, moved_tables
 from search.problem import Problem, Result
+
+COLUMN_TYPES = (ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE)
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class TableDiff:
         if a is None or b is None:
             return ("tables",)
         differs = {
-            "type": a.sharding_type != b.sharding_type,
+            "type": _type(a) != _type(b),
             "kernel": a.compute_kernel != b.compute_kernel,
             "split": [(s.offset, s.size) for s in a.shards]
             != [(s.offset, s.size) for s in b.shards],
@@ -33,6 +35,12 @@ class TableDiff:
             "parameters": any(a.parameters.get(f) != b.parameters.get(f) for f in PARAMETER_FIELDS),
         }
         return tuple(name for name, differ in differs.items() if differ)
+
+
+def _type(plan: TablePlan) -> ShardingType:
+    """A table in one shard is table-wise, whatever its plan calls it."""
+    whole = len(plan.shards) == 1 and plan.sharding_type in COLUMN_TYPES
+    return ShardingType.TABLE_WISE if whole else plan.sharding_type
 
 
 def table_diffs(a: ShardingPlan, b: ShardingPlan) -> list[TableDiff]:

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 
 def test_hardware_lists_every_profile(run) -> None:
     done = run("hardware")
@@ -91,3 +93,32 @@ def test_diff_of_a_missing_file(run, tmp_path: Path) -> None:
     done = run("diff", "a.json", "b.json")
     assert (done.code, done.out) == (2, "")
     assert "a.json: no such file" in done.err
+
+
+def test_a_table_in_one_column_shard_is_table_wise(run, tmp_path: Path, plan_data) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(plan_data))
+    for kind in ("column_wise", "table_column_wise"):
+        plan_data["tables"]["users"]["sharding_type"] = kind
+        (tmp_path / "b.json").write_text(json.dumps(plan_data))
+        done = run("diff", "a.json", "b.json", "--json")
+        assert json.loads(done.out)["same"]
+
+
+@pytest.mark.parametrize("command", ["predict", "explain"])
+def test_a_model_and_a_plan_in_each_others_place(
+    run, model: Path, tmp_path: Path, plan_data, command: str
+) -> None:
+    (tmp_path / "p.json").write_text(json.dumps(plan_data))
+    done = run(command, "p.json", model)
+    assert done.code == 2
+    assert "model.yaml: is a model file, not a plan; the model comes first" in done.err
+    done = run(command, "p.json", "p.json")
+    assert done.code == 2
+    assert "p.json: is a plan, not a model file; the model comes first" in done.err
+
+
+@pytest.mark.parametrize("command", ["plan", "predict", "diff", "stats", "--help"])
+def test_the_help_lists_the_exit_codes(run, command: str) -> None:
+    shown = " ".join(run(*dict.fromkeys((command, "--help"))).out.split())
+    assert "Exit codes: 0 done; 2 bad usage or input; 3 no plan fits; 4" in shown
+    assert "130 interrupted; 141" in shown
