@@ -11,6 +11,7 @@ from typing import Any
 from predictor.errors import InputError, did_you_mean
 from predictor.model.workload import DenseArch, QComm, Workload
 from shardopt.extras import needs_torchrec
+from shardopt.formatting import plural
 from shardopt.torchrec.logs import logger
 from shardopt.torchrec.module.read_table import (
     DATA_TYPES,
@@ -79,15 +80,15 @@ def tell_missing_factors(offered: Collection[Sequence[ShardingOption]], inputs: 
     """
     if inputs.default_pooling_factor is not None:
         return
-    missing = {o[0].name: names for o in offered if (names := features_without_factors(o, inputs))}
+    missing = [(o[0].name, f) for o in offered for f in features_without_factors(o, inputs)]
     if not missing:
         return
-    features = [f"{name} (table '{table}')" for table, names in missing.items() for name in names]
-    what = f"{len(features)} features have no pooling factor: {', '.join(features)}"
+    features = ", ".join(f"{feature} (table '{table}')" for table, feature in missing)
+    what = f"no pooling factor is given for {plural(len(missing), 'feature')}: {features}"
     advice = (
         "give the mean ids per sample, 1.0 where a sample has one id: default_pooling_factor=... "
-        f"for all, constraints={{'{next(iter(missing))}': ParameterConstraints("
-        "pooling_factors=[...])}} a table, or model='model.yaml'"
+        f"for all, constraints={{'{missing[0][0]}': ParameterConstraints(pooling_factors=[...])}} "
+        "for a table, or model='model.yaml'"
     )
     if inputs.strict:
         raise InputError(f"{what}; {advice}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from predictor.model.plan import ShardingPlan
 from predictor.predict import Prediction
 from search.problem import Problem, Result
+from shardopt.formatting import at_most, gap_of, interval, ms, plural, times
 from shardopt.torchrec.plan.options import TableKey
 
 TORCHREC = "torchrec default"
@@ -37,15 +38,14 @@ class LastSearch:
 
 def describe(found: LastSearch) -> str:
     """One line: predicted time, gain over TorchRec's plan, gap, and what it rests on."""
-    prediction, hardware = found.prediction, found.problem.hardware
-    low, high = prediction.interval_ms
+    prediction, ranks = found.prediction, found.problem.topology.world_size
     parts = [
-        f"predicted {prediction.iteration_ms:.4g} ms per iteration on "
-        f"{found.problem.topology.world_size} x {hardware.name} (90 %: {low:.4g} to {high:.4g})"
+        f"predicted {ms(prediction.iteration_ms)} per iteration on {ranks} x "
+        f"{found.problem.hardware.name} (90 %: {interval(prediction.interval_ms)} ms)"
     ]
     parts += _comparison(found)
     if found.left:
-        parts.append(f"without {len(found.left)} tables that are left to TorchRec")
+        parts.append(f"without {plural(len(found.left), 'table')} left to TorchRec")
     if found.changed:
         parts.append(f"callbacks changed {', '.join(found.changed)}")
     parts.append(f"constants: {prediction.provenance}")
@@ -56,13 +56,13 @@ def _comparison(found: LastSearch) -> list[str]:
     """With TorchRec's plan and with the bound, where a search has them."""
     if found.result is None:
         return ["a loaded plan, not searched"]
-    ms, bound = found.prediction.iteration_ms, found.result.lower_bound_ms
-    theirs = found.result.baselines.get(TORCHREC)
+    ours, theirs = found.prediction.iteration_ms, found.result.baselines.get(TORCHREC)
     parts = [
         "TorchRec's planner finds no plan that fits"
         if theirs is None
-        else f"{theirs / ms:.3g} times as fast as TorchRec's plan ({theirs:.4g} ms)"
+        else f"TorchRec's plan takes {ms(theirs)} ({times(theirs / ours)})"
     ]
-    if bound > 0:
-        parts.append(f"at most {100 * (ms / bound - 1):.1f} % from the best possible")
+    gap = gap_of(ours, found.result.lower_bound_ms)
+    if gap is not None:
+        parts.append(f"{at_most(gap)} from the best possible")
     return parts

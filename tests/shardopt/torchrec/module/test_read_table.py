@@ -49,7 +49,9 @@ def test_features_without_a_pooling_factor_are_all_named_at_once(
         planner(constraints=told, strict=True).plan(model, SHARDERS)
     with caplog.at_level(logging.WARNING, "shardopt"):
         tables = workload_of(model, constraints=told)
-    said = [r for r in caplog.records if r.name == "shardopt" and "have no" in r.getMessage()]
+    said = [
+        r for r in caplog.records if r.name == "shardopt" and "no pooling factor" in r.getMessage()
+    ]
     assert len(said) == 1
     assert re.search(words, caplog.text)
     found = {f.name: f.pooling_factor for t in tables.tables for f in t.features}
@@ -61,7 +63,7 @@ def test_a_default_pooling_factor_answers_for_all(caplog: pytest.LogCaptureFixtu
         tables = workload_of(
             Model(), constraints=factors(a=2.0), default_pooling_factor=7.0, strict=True
         ).tables
-    assert "have no pooling factor" not in caplog.text
+    assert "no pooling factor" not in caplog.text
     assert {t.name: t.features[0].pooling_factor for t in tables} == {"a": 2.0, "b": 7.0}
     with pytest.raises(PlannerError, match="default_pooling_factor is 0"):
         planner(default_pooling_factor=0.0)
@@ -71,11 +73,11 @@ def test_a_constraint_for_other_reasons_gives_no_pooling_factor(tmp_path: Any) -
     """TorchRec fills in 1.0, which an explicit 1.0 is not."""
     told = factors(a=20.0, b=2.0)
     told["b"] = ParameterConstraints(sharding_types=["table_wise"])
-    with pytest.raises(InputError, match=r"no pooling factor: b_f0 .*1\.0 where.*one id"):
+    with pytest.raises(InputError, match=r"no pooling factor.*: b_f0 .*1\.0 where.*one id"):
         planner(constraints=told, strict=True).plan(Model(), SHARDERS)
-    with pytest.raises(InputError, match=r"no pooling factor: b_f0"):
+    with pytest.raises(InputError, match=r"no pooling factor.*: b_f0"):
         to_yaml(Model(), tmp_path / "m.yaml", batch_size=512, constraints=told)
-    with pytest.raises(InputError, match=r"no pooling factor: b_f0"):
+    with pytest.raises(InputError, match=r"no pooling factor.*: b_f0"):
         planner(constraints=copy.deepcopy(told), strict=True).plan(Model(), SHARDERS)
     told["b"].pooling_factors = [1.0]
     tables = workload_of(Model(), constraints=told, strict=True).tables

@@ -155,7 +155,7 @@ def test_features_without_a_pooling_factor_are_named(caplog: pytest.LogCaptureFi
     told = factors(a=20.0)
     with caplog.at_level(logging.WARNING, "shardopt"):
         enumerated(ours(told), told, Model())
-    assert "1 features have no pooling factor: b_f0" in caplog.text
+    assert "no pooling factor is given for 1 feature: b_f0" in caplog.text
 
 
 def test_other_kernels_keep_torchrecs_cost(caplog: pytest.LogCaptureFixture) -> None:
