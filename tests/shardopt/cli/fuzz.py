@@ -17,7 +17,6 @@ import shutil
 import signal
 import sys
 import traceback
-import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -335,5 +334,4 @@ def run(name: str, first: int, count: int, folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore")
     print(json.dumps(run(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))))
