@@ -22,6 +22,8 @@ algorithm that it expects to be faster, here the faster one.
 
 Gloo has no such rings: there level ``i`` works on what the level inside has already reduced or will
 still spread.
+
+Why: docs/decisions/0043.
 """
 
 from __future__ import annotations

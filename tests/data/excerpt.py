@@ -28,6 +28,14 @@ NCCL_COLUMNS = (
     "source gpu nodes n_gpus network collective size_bytes time_us_out_of_place time_us_in_place "
     "note"
 )
+SIMAI_FILE = "simai_alltoall_efficiency.csv"
+SIMAI_HOSTS = {
+    "2Node-16GPU(NIC )": 2,
+    "4Node-32GPU(NIC)": 4,
+    "8Node-64GPU(NIC)": 8,
+    "16Node-128GPU(NIC)": 16,
+}
+"""Column -> hosts of eight."""
 XLA_COLUMNS = "gpu collective dtype ranks concurrent_groups size_bytes time_us method date"
 MLPERF_COLUMNS = (
     "round org system benchmark nodes accel_per_node accels accelerator accel_interconnect cpu "
@@ -111,6 +119,7 @@ TABLES = {
     ),
     public_tables.VTRAIN_FILE: Excerpt("gpu n_gpus size_bytes time_us_out_of_place"),
     public_tables.GEMM_FILE: Excerpt("split device B M N K latency_ms", some_shapes),
+    SIMAI_FILE: Excerpt("|".join(("Size", *SIMAI_HOSTS))),
     "trace_param_dlrm8xV100_collectives.csv": Excerpt("et_collective idx kernel_dur_us in_bytes"),
     "mlperf_dlrm_measured_iteration_time.csv": Excerpt(MLPERF_COLUMNS),
     "mlperf_dlrm_dcnv2_configs.csv": Excerpt(CONFIG_COLUMNS),

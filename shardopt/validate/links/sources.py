@@ -1,6 +1,8 @@
 """Which public rows gave a shipped profile a constant of its collectives.
 
 The rules of `tools.fit_profiles` and `tools.fit_networks` take their rows from here.
+
+Why: docs/decisions/0043.
 """
 
 from __future__ import annotations

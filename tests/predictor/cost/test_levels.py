@@ -1,0 +1,156 @@
+"""How several links join: rings, trees and switches against counts by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from predictor.cost.collectives import OPS, Collectives, switches_of
+from predictor.cost.levels import Level, hierarchical, ring_or_tree
+from predictor.hardware.loader import list_hardware, load_hardware
+from predictor.hardware.schema import Curve
+from predictor.model.topology import Topology
+from predictor.units import MIB, us
+
+GPUS = [name for name in list_hardware() if not load_hardware(name).inline]
+HOUR = 3.6e6
+
+
+def flat(us_per_mib: float, latency_us: float = 0.0, per_rank_us: float = 0.0) -> dict[str, Curve]:
+    curve = Curve(
+        latency_us=latency_us,
+        latency_per_rank_us=per_rank_us,
+        edge_mib=(0.0,),
+        us_per_mib=(us_per_mib,),
+    )
+    return dict.fromkeys(OPS, curve)
+
+
+def hosts(
+    count: int, local: int, nvlink: float, nic: float, tree_cost: float = 1.0, sharp: bool = False
+) -> list[Level]:
+    return [
+        Level("intra", flat(nvlink), 1, local),
+        Level("inter", flat(nic), local, local * count, "nic", tree_cost, sharp),
+    ]
+
+
+def mib_of(time_ms: float, us_per_mib: float) -> float:
+    return time_ms / us(1.0) / us_per_mib
+
+
+@pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
+def test_a_ring_passes_the_bytes_of_all_ranks_over_the_nics_of_a_host(op: str) -> None:
+    """2 hosts of 8: 15/16 of the buffer leaves each host over 8 NICs, not one half of it."""
+    time = float(ring_or_tree(op, np.array(64 * MIB), hosts(2, 8, 0.001, 1.0)))  # type: ignore[arg-type]
+    assert mib_of(time, 1.0) == pytest.approx(64 * 15 / 16 / 8)
+
+
+def test_a_ring_passes_them_over_every_nvlink_too() -> None:
+    time = float(ring_or_tree("all_gather", np.array(64 * MIB), hosts(2, 8, 1.0, 0.001)))
+    assert mib_of(time, 1.0) == pytest.approx(64 * 15 / 16)
+
+
+@pytest.mark.parametrize(
+    ("count", "sharp", "spread"), [(2, False, 1), (4, False, 31 / 16), (4, True, 1)]
+)
+def test_an_all_reduce_takes_the_tree_or_the_ring(count: int, sharp: bool, spread: float) -> None:
+    """A tree sends the buffer once over two hosts or through switches that add up, twice over more,
+    where the ring of 32 ranks is as good: 2 * 31/32."""
+    levels = hosts(count, 8, 0.001, 1.0, sharp=sharp)
+    time = float(ring_or_tree("all_reduce", np.array(64 * MIB), levels))
+    assert mib_of(time, 1.0) == pytest.approx(64 * spread / 8)
+
+
+def test_a_tree_slows_the_reduction_within() -> None:
+    size = np.array(64 * MIB)
+    plain, slowed = (
+        float(ring_or_tree("all_reduce", size, hosts(2, 8, 1.0, 0.001, tree_cost=c)))
+        for c in (1.0, 1.05)
+    )
+    assert mib_of(plain, 1.0) == pytest.approx(64 * 14 / 8)
+    assert slowed == pytest.approx(1.05 * plain)
+
+
+def test_a_ring_hops_over_every_rank() -> None:
+    """16 ranks on 2 hosts: 7 hops in the first host, one between, 7 in the second."""
+    levels = [
+        Level("intra", flat(1.0, per_rank_us=2.0), 1, 8),
+        Level("inter", flat(1.0, per_rank_us=9.0), 8, 16, "nic"),
+    ]
+    empty = float(ring_or_tree("all_gather", np.array(0.0), levels))
+    assert empty == pytest.approx(us(7 * 2.0 + 9.0 + 7 * 2.0))
+
+
+def test_a_ring_crosses_between_the_pairs_of_a_host_over_one_slot() -> None:
+    levels = [
+        Level("intra", flat(0.001), 1, 2),
+        Level("memory", flat(1.0), 2, 4, "host"),
+    ]
+    time = float(ring_or_tree("all_reduce", np.array(64 * MIB), levels))
+    assert mib_of(time, 1.0) == pytest.approx(64 * 1.5)
+
+
+def test_the_switch_reduces_where_it_is_faster() -> None:
+    slow = Curve(latency_us=100.0, edge_mib=(0.0,), us_per_mib=(0.5,), own_part=1.0)
+    levels = [Level("intra", flat(1.0), 1, 8, switch=slow)]
+    sizes = np.array([1.0, 1024.0]) * MIB
+    ring, switched = ring_or_tree("all_reduce", sizes, levels)
+    assert ring == pytest.approx(us(1.75))
+    assert switched == pytest.approx(us(100 + 1024))
+    gathered = ring_or_tree("all_gather", sizes, levels)
+    assert gathered == pytest.approx(us(0.875 * np.array([1.0, 1024.0])))
+
+
+def test_gloo_reduces_level_by_level() -> None:
+    time = float(hierarchical("all_gather", np.array(64 * MIB), hosts(2, 8, 0.001, 1.0)))
+    assert mib_of(time, 1.0) == pytest.approx(64 / 2 / 8)
+
+
+@pytest.mark.parametrize("name", GPUS)
+@pytest.mark.parametrize("op", OPS)
+def test_more_hosts_take_no_less_time(name: str, op: str) -> None:
+    hardware = load_hardware(name)
+    if op == "all_to_all" and switches_of(hardware.collectives.intra.all_to_all, 8):
+        pytest.skip("on a second host less goes through the uplinks of PCIe switches")
+    local = max(hardware.gpus_per_host, hardware.nvlink_domain)
+    sizes = np.geomspace(1, 1e11, 40)
+    before = np.zeros_like(sizes)
+    for count in (1, 2, 4, 16, 64):
+        top = Topology.uniform(local * count, local, hbm_bytes=1, ddr_bytes=1)
+        times = getattr(Collectives(hardware, top), op)(sizes, "world")
+        assert (times >= before * (1 - 1e-3)).all(), count
+        assert times.max() < HOUR
+        before = times
+
+
+@pytest.mark.parametrize("name", GPUS)
+@given(st.integers(2, 72), st.sampled_from(OPS))
+def test_ranks_between_the_measured_ones_lie_between_them(name: str, ranks: int, op: str) -> None:
+    """Bus bandwidth of a large message neither collapses nor explodes at odd rank counts."""
+    hardware = load_hardware(name)
+    most = hardware.nvlink_domain
+    ranks = 2 + (ranks - 2) % (most - 1) if most > 1 else 2
+    size = 2.0**32
+    few, here, many = (
+        float(getattr(Collectives(hardware, host(n)), op)(size)) for n in (2, ranks, most)
+    )
+    if not hardware.collectives.intra.all_reduce.rank_cost:  # a cube mesh jumps
+        assert 0.9 * min(few, many) <= here <= 1.25 * max(few, many)
+
+
+def host(ranks: int) -> Topology:
+    return Topology.uniform(ranks, ranks, hbm_bytes=1, ddr_bytes=1)
+
+
+def test_a_network_of_another_line_rate_keeps_its_latency() -> None:
+    hardware = load_hardware("h100-sxm")
+    slower = hardware.with_nic(100)
+    two = Topology.uniform(16, 8, hbm_bytes=1, ddr_bytes=1)
+    before, after = (Collectives(hw, two) for hw in (hardware, slower))
+    assert after.floor_ms("all_gather") == before.floor_ms("all_gather")
+    large = 2.0**34
+    assert float(after.all_gather(large) / before.all_gather(large)) == pytest.approx(4, rel=0.25)
+    assert hardware.with_nic(400) == hardware
