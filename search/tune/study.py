@@ -40,6 +40,7 @@ class Trial:
         lower_bound_ms: no plan of the setting takes fewer ms; 0 unless searched.
         plan: the best plan found; None unless searched.
         reason: why it is infeasible.
+        evaluations: plans that its search scored.
     """
 
     number: int
@@ -51,6 +52,7 @@ class Trial:
     lower_bound_ms: float = 0.0
     plan: ShardingPlan | None = None
     reason: str = ""
+    evaluations: int = 0
 
 
 def read_trial(grid: Grid, trial: FrozenTrial) -> Trial:
@@ -73,6 +75,7 @@ def read_trial(grid: Grid, trial: FrozenTrial) -> Trial:
         notes["iteration_ms"],
         notes["lower_bound_ms"],
         decode_plan(notes["plan"]),
+        evaluations=notes.get("evaluations", 0),
     )
 
 

@@ -49,6 +49,7 @@ class Outcome:
     best: RankedPlan
     lower_bound_ms: float
     stopped_by: str
+    evaluations: int
 
 
 def try_setting(
@@ -83,6 +84,7 @@ def try_setting(
         best,
         result.lower_bound_ms,
         result.stopped_by,
+        result.evaluations,
     )
 
 

@@ -171,7 +171,8 @@ class Tuning:
                     found.append(last)
                 except KeyboardInterrupt:
                     interrupted = True
-            tried = self._as_tried(trial, "interrupted" if interrupted else "work")
+            scored = sum(t.evaluations for t in tuned.trials)
+            tried = self._as_tried(trial, "interrupted" if interrupted else "work", scored)
             if last is None or len(self.goals) == 1 or not _alike(last.values, tried.values):
                 found.append(tried)
         best = [found[i] for i in pareto_front([member.values for member in found])]
@@ -216,8 +217,8 @@ class Tuning:
             trial, values_of(self.goals, problem, result.best.iteration_ms, taken), result
         )
 
-    def _as_tried(self, trial: Trial, stopped_by: str) -> Member:
-        """What the trial found."""
+    def _as_tried(self, trial: Trial, stopped_by: str, evaluations: int) -> Member:
+        """What the trial found; ``evaluations`` are those of all trials, as the time is."""
         assert trial.plan is not None
         assert trial.values is not None
         assert trial.iteration_ms is not None
@@ -229,7 +230,7 @@ class Tuning:
             baselines={},
             baseline_plans={},
             search_seconds=time.monotonic() - self._start,
-            evaluations=0,
+            evaluations=evaluations,
             seed=self.budget.seed,
         )
         return Member(trial, trial.values, result)
@@ -331,7 +332,7 @@ class Tuning:
             values = found.values
             notes |= {"state": "searched", "bound": found.bound}
             notes |= {"iteration_ms": found.best.iteration_ms, "plan": encode_plan(found.best.plan)}
-            notes |= {"lower_bound_ms": found.lower_bound_ms}
+            notes |= {"lower_bound_ms": found.lower_bound_ms, "evaluations": found.evaluations}
         with suppress(UpdateFinishedTrialError):  # taken over
             for name, note in notes.items():
                 trial.set_user_attr(name, note)

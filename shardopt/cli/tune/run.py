@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,15 +110,29 @@ def _search(tuning: Tuning, *, on: bool) -> tuple[TuneResult, list[Member], bool
     from shardopt.report.progress import SearchProgress
 
     with SearchProgress(on=on) as progress:
+        begun: list[tuple[float, int]] = []
 
         def watch(done: int, total: int, best: Trial | None) -> None:
             best_ms = None if best is None else best.iteration_ms
-            progress(f"trial {min(done + 1, total)} of {total}", done / total, best_ms, None)
+            begun.append((time.monotonic(), done))
+            left = time_left(begun[0], begun[-1], total)
+            text = f"trial {min(done + 1, total)} of {total}{left}"
+            progress(text, done / total, best_ms, None)
 
         tuning.watch = watch
         tuned = tuning.run()
         members, interrupted = tuning.finish(tuned, progress)
     return tuned, members, interrupted
+
+
+def time_left(first: tuple[float, int], last: tuple[float, int], total: int) -> str:
+    """``, about 40 s left`` by the pace of the trials so far; empty before the first has ended.
+
+    Args:
+        first, last: when the study was looked at, in s, and how many trials had ended by then.
+    """
+    passed, done = last[0] - first[0], last[1] - first[1]
+    return f", about {passed / done * (total - last[1]):.0f} s left" if done else ""
 
 
 def _print(

@@ -219,6 +219,7 @@ def test_the_last_search_is_no_worse_than_the_trial() -> None:
 def test_what_each_change_is_worth_alone() -> None:
     tuning = a_study(small(), {"batch_size": (8192,), "bucket": (50.0,), "hosts": (2,)}, trials=1)
     members, _ = tuning.finish(tuning.run())
+    assert all(member.result.evaluations > 0 for member in members)
     worth = tuning.undone(members[0])
     assert set(worth) == {"batch_size", "bucket"}  # two hosts' plan is none for one
     assert worth["batch_size"] > 0
@@ -231,6 +232,7 @@ def test_a_front_trades_memory_for_time() -> None:
     case = Case(a_workload(*tables), hosts(2, hbm=GIB), H100)
     tuning = a_study(case, {"hbm": (0.6, 1.0), "batch_size": (512, 4096)}, ("time", "memory"))
     members, _ = tuning.finish(tuning.run())
+    assert all(member.result.evaluations > 0 for member in members)
     assert len(members) > 1
     values = [m.values for m in members]
     assert values == sorted(values)
@@ -293,6 +295,7 @@ def test_ctrl_c_keeps_what_is_known_and_leaves_the_trial_to_others(
     assert [t.state for t in found.trials][2:] == ["failed", "open"]
     assert found.best.plan is not None
     members, stopped = tuning.finish(found)
+    assert all(member.result.evaluations > 0 for member in members)
     assert stopped
     assert members[0].result.best.plan == found.best.plan
     assert members[0].result.stopped_by == "interrupted"

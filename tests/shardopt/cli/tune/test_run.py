@@ -10,6 +10,7 @@ import pytest
 
 from predictor.model.plan_json import load_plan
 from search.tune import tune
+from shardopt.cli.tune.run import time_left
 
 QUICK = ("--gpus", 2, "--effort", 0.005, "--trials", 3)
 KNOBS = ("--tune", "batch_size=8192/32768,pipeline=base/sparse_dist")
@@ -160,3 +161,8 @@ def test_a_server_that_is_down(run, model: Path, scheme: str) -> None:
     assert "onnection refused" in done.err
     assert "secret" not in done.err
     assert len(done.err.splitlines()) == 1
+
+
+def test_the_time_that_is_left_goes_by_the_pace_so_far() -> None:
+    assert time_left((0.0, 0), (0.0, 0), 24) == ""
+    assert time_left((100.0, 4), (130.0, 10), 24) == ", about 70 s left"
