@@ -167,13 +167,13 @@ class DenseLayers:
         backward = self._gemm(out, width, batch) + self._memory(batch * out)
         if input_gradient:
             backward += self._gemm(batch, width, out)
-        kernels = [1, 2 + input_gradient]
+        launched, launched_back = 1, 2 + input_gradient
         if activation is not None:
             forward += self._memory(activation.forward * batch * out)
             backward += self._memory(activation.backward * batch * out)
-            kernels[0] += activation.forward_kernels
-            kernels[1] += activation.backward_kernels
-        return Layer(name, forward, backward, *kernels, width * out + out)
+            launched += activation.forward_kernels
+            launched_back += activation.backward_kernels
+        return Layer(name, forward, backward, launched, launched_back, width * out + out)
 
     def _cross(self, name: str, dcn: DcnV2) -> Layer:
         """``x0 * (W (V x) + b) + x``: two GEMMs and a chain of elementwise kernels."""

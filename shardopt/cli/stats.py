@@ -153,7 +153,7 @@ def stats(
 ) -> None:
     """Measure pooling factors, distinct rows, skew and hot rows of a data sample."""
     from shardopt.cli.output import check_writable, note, print_json
-    from shardopt.report.progress import StatusLine
+    from shardopt.report.progress import LineProgress
     from shardopt.report.stats import (
         Hints,
         show_short,
@@ -181,7 +181,7 @@ def stats(
         chunk_rows,
         _format(data_format),
     )
-    with StatusLine("reading", on=not quiet) as status:
+    with LineProgress("reading", on=not quiet) as status:
         counts = collect(data, reading, checkpoint=checkpoint, on_chunk=status.reading)
     found = list(summarise(counts, reading, hot))
     told = [f"feature '{f.name}' has no ids; no file describes it" for f in found if f.seen is None]

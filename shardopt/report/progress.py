@@ -66,7 +66,7 @@ class SearchProgress:
             )
 
 
-class StatusLine:
+class LineProgress:
     """What is being done, in one line on stderr; nothing when off or piped away."""
 
     def __init__(self, starting: str, *, on: bool) -> None:

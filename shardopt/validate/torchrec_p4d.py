@@ -150,5 +150,5 @@ def _predicted_ms(run: Run) -> tuple[float, tuple[float, float]]:
         raise ShardoptError("TorchRec's planner finds no plan that fits")
     tables = dict(zip(workload.keys, found.tables, strict=True))
     plan = ShardingPlan(tables, run.gpus, min(run.gpus, GPUS_PER_HOST))
-    found = predict(workload, topology, hw, plan)
-    return found.iteration_ms, found.interval_ms
+    prediction = predict(workload, topology, hw, plan)
+    return prediction.iteration_ms, prediction.interval_ms

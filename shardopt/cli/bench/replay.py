@@ -164,7 +164,7 @@ def replay(
     from shardopt.replay.check import check_indices
     from shardopt.replay.launch import become_rank, check_benchmark, replay_rank
     from shardopt.replay.launch import replay as run
-    from shardopt.report.progress import StatusLine
+    from shardopt.report.progress import LineProgress
 
     check_number("--warm-up", warm_up, 0, MAX_ITERATIONS)
     check_number("--iterations", iterations, 1, MAX_ITERATIONS)
@@ -191,10 +191,10 @@ def replay(
             raise InputError("leave --ranks out under torchrun, which sets the number of ranks")
         if os.environ["RANK"] != "0":
             become_rank(folder, words)
-        with StatusLine(STARTING, on=not quiet) as status:
+        with LineProgress(STARTING, on=not quiet) as status:
             result = replay_rank(folder, words, status.replaying)
     else:
-        with StatusLine(STARTING, on=not quiet) as status:
+        with LineProgress(STARTING, on=not quiet) as status:
             result = run(folder, words, ranks, status.replaying)
     if json:
         print_json(result)

@@ -124,7 +124,7 @@ def _placed(text: str) -> Iterator[tuple[tuple[int, ...], int]]:
 
 
 @dataclass(frozen=True)
-class FoundPlan:
+class StepPlan:
     """A plan, and the commit that printed it or `RULE`."""
 
     plan: ShardingPlan
@@ -133,7 +133,7 @@ class FoundPlan:
 
 def plan_of(
     workload: Workload, ranks: int, commit: str, groups: Sequence[Group], hardware: HardwareProfile
-) -> FoundPlan:
+) -> StepPlan:
     """The plan of a run.
 
     Args:
@@ -148,7 +148,7 @@ def plan_of(
     for name, found in sorted(printed, key=lambda item: item[0] != commit):
         tables = _from_groups(workload, ranks, found)
         if tables is not None:
-            return FoundPlan(ShardingPlan(tables, ranks, ranks), f"printed in {name}")
+            return StepPlan(ShardingPlan(tables, ranks, ranks), f"printed in {name}")
     machine = Topology.uniform(
         ranks, ranks, hbm_bytes=hardware.hbm_bytes, ddr_bytes=hardware.ddr_bytes
     )
@@ -156,7 +156,7 @@ def plan_of(
     made = torchrec_plan(workload, topology, hardware.device)
     if made is None:
         raise ShardoptError("no plan was printed, and TorchRec's planner finds none that fits")
-    return FoundPlan(
+    return StepPlan(
         ShardingPlan(dict(zip(workload.keys, made.tables, strict=True)), ranks, ranks), RULE
     )
 
