@@ -1,4 +1,7 @@
-"""Reading small files whole, never more than a machine can hold."""
+"""Reading small files whole, never more than a machine can hold.
+
+Why: docs/decisions/0049.
+"""
 
 from __future__ import annotations
 

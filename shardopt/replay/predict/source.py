@@ -2,6 +2,8 @@
 
 Whoever is sent a benchmark predicts it before trusting it. What `shardopt.replay.program.emit`
 writes are calls of PyTorch's ops on numbered tensors; a text that holds anything else is refused.
+
+Why: docs/decisions/0049.
 """
 
 from __future__ import annotations
