@@ -42,7 +42,7 @@ from shardopt.validate.mlperf.suite import (
 from shardopt.validate.report import ComparedRow, Report, Summary
 from shardopt.validate.torchrec_p4d import validate_torchrec_p4d
 from tools import existing_folder, make_parser
-from tools.derive import CARDS, Card
+from tools.cards import CARDS, Card
 from tools.fit_profiles import gpu_fits, held_out_errors
 from tools.profile_facts import Facts, Ranges, with_facts
 

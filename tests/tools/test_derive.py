@@ -9,7 +9,8 @@ import pytest
 
 from predictor.cost.gemm import gemm_ms
 from predictor.hardware.loader import load_hardware, parse_hardware
-from tools.derive import CARDS, SWITCH_CARDS, derive, main, text_of
+from tools.cards import CARDS
+from tools.derive import SWITCH_CARDS, derive, main, text_of
 
 NAMES = [card.name for card in CARDS]
 
