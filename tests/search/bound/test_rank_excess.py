@@ -53,15 +53,17 @@ def one_heavy(
     *,
     ranks: tuple[int, ...] | None = None,
     co_locate: str | None = None,
+    pooling_factor: float = 200.0,
+    batch_size: int = 65536,
 ) -> Workload:
     """One table has most of the lookups; the others may be pinned or have to lie together."""
     free = Constraints(sharding_types=kinds, compute_kernels=("fused",))
     bound = replace(free, ranks=ranks, co_locate=co_locate)
     return a_workload(
-        a_table("heavy", 2_000_000, 128, 200.0, constraints=free),
+        a_table("heavy", 2_000_000, 128, pooling_factor, constraints=free),
         a_table("b", 100_000, 128, 4.0, constraints=bound),
         a_table("c", 100_000, 64, 2.0, constraints=bound),
-        batch_size=65536,
+        batch_size=batch_size,
         train_pipeline=pipeline,
     )
 
@@ -95,7 +97,8 @@ def test_it_stays_below_the_best_of_all_plans(
 def test_a_table_that_cannot_be_split_sets_the_pace(
     ranks: int, least: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    objective, _ = objective_of(a_problem(one_heavy(WHOLE), hosts(ranks)))
+    workload = one_heavy(WHOLE, pooling_factor=300.0, batch_size=24576)
+    objective, _ = objective_of(a_problem(workload, hosts(ranks)))
     optimum = float(objective.score(list(every_plan(objective))).min())
     bound, means = bound_of(objective), bound_of_means(objective, monkeypatch)
     assert bound > least * means
