@@ -19,7 +19,8 @@ them loads. Where a profile has the kernels of a data type, a choice of tiles an
 
     max(waves D max(2 a b / (peak / SMs), (a + b) e / sm), tiles (a + b) e K / l2)
 
-with ``D`` the padded depth, prologue and, if K is split, its cost. Why: docs/decisions/0044.
+with ``D`` the padded depth, prologue and, if K is split, its cost; a share of one wave's loads and
+stores hides behind nothing. Why: docs/decisions/0044.
 """
 
 from __future__ import annotations
@@ -134,12 +135,16 @@ def tensor_times(
     element = 2 * rows * columns / (units.tflops(tflops) / sms)
     if cores.sm_gb_s is not None:
         element = np.maximum(element, operands / units.gb_per_s(cores.sm_gb_s))
-    compute = np.ceil(tiles / sms) * drained * element
+    wave = drained * element
+    busy = np.ceil(tiles / sms) * wave
     if cores.l2_gb_s is not None:
-        compute = np.maximum(compute, tiles * depth * operands / units.gb_per_s(cores.l2_gb_s))
-    busy = compute.min(axis=(-2, -1))
-    hidden = np.minimum(busy, traffic)
-    return np.asarray(units.us(cores.floor_us) + np.maximum(busy, traffic) + cores.exposed * hidden)
+        each = depth * operands / units.gb_per_s(cores.l2_gb_s)
+        wave = np.maximum(wave, np.minimum(tiles, sms) * each)
+        busy = np.maximum(busy, tiles * each)
+    traffic = traffic[..., None, None]
+    exposed = cores.exposed * wave * np.minimum(1.0, traffic / busy)
+    times = (np.maximum(busy, traffic) + exposed).min(axis=(-2, -1))
+    return np.asarray(units.us(cores.floor_us) + times)
 
 
 def tiled_flops(gemm: Gemm, sms: int, m: Array, n: Array, k: Array) -> Array:

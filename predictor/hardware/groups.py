@@ -165,7 +165,7 @@ class TensorKernels(StrictModel):
     split_cost_k: NonNegative
     """Adding the partial sums of a split K costs as much as this many elements of K."""
     exposed: float = Field(default=0.0, ge=0, le=1)
-    """Share of the shorter of arithmetic and HBM traffic that does not hide behind the other."""
+    """Share of one wave's HBM traffic that hides behind no arithmetic."""
     floor_us: NonNegative
 
 
