@@ -1,4 +1,7 @@
-"""Tables that shardopt has no model for: TorchRec places them, by its own estimates."""
+"""Tables that shardopt has no model for: TorchRec places them, by its own estimates.
+
+Why: docs/decisions/0048.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -67,6 +70,31 @@ def test_a_planner_may_be_asked_twice_and_answers_alike() -> None:
     made = planner()
     first, second = (str(made.plan(Model(), SHARDERS)) for _ in range(2))
     assert first == second == str(planner().plan(Model(), SHARDERS))
+
+
+@pytest.mark.slow
+def test_the_plan_does_not_hang_on_the_hash_seed() -> None:
+    """TorchRec's enumerator goes through sets, so the order of a table's options does."""
+    script = (
+        "from tests.shardopt.torchrec.planning.test_hook import *\n"
+        "told = factors(a=20.0, b=2.0)\n"
+        "for constraint in told.values():\n"
+        "    constraint.sharding_types = ['row_wise', 'table_wise', 'column_wise']\n"
+        "kernels = ['fused', 'quant', 'fused_uvm', 'quant_uvm', 'fused_uvm_caching']\n"
+        "sharder = Offering(**dict.fromkeys(told['a'].sharding_types, kernels))\n"
+        "print(planner(constraints=told).plan(Model(bag('a', 10**5, 128), bag('b')), [sharder]))\n"
+    )
+    plans = {
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", script],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in (0, 1)
+    }
+    assert len(plans) == 1
 
 
 def test_a_module_without_tables_has_an_empty_plan() -> None:
