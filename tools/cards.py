@@ -77,6 +77,7 @@ class TensorSheet:
 
 _HOPPER = TensorSheet(132, 1.98, {"tf32": 494.7, "fp16": 989.4, "bf16": 989.4, "fp8": 1978.8})
 TENSOR_SHEETS = {
+    "a100-80gb": TensorSheet(108, 1.41, {"tf32": 156, "fp16": 312, "bf16": 312}),
     "h100-sxm": _HOPPER,
     "h200-sxm": _HOPPER,
     "b200": TensorSheet(148, 1.965, {"tf32": 1125, "fp16": 2250, "bf16": 2250, "fp8": 4500}),
