@@ -17,7 +17,8 @@ from predictor.fit.collectives import ROBUST, CollectiveRows, fit_curve
 from predictor.fit.public_tables import read_collectives
 from predictor.hardware.schema import Curve
 from predictor.units import mib
-from shardopt.validate.links.rows import LinkRow
+from shardopt.validate.links.rows import LinkRow, read_links
+from shardopt.validate.links.sources import SLINGSHOT
 from shardopt.validate.links.sources import slingshot as slingshot_row
 from shardopt.validate.links.sources import tcpx as tcpx_row
 
@@ -25,6 +26,7 @@ RDMA_PLATFORM = "MI350-class"
 RDMA_GBIT_S = 400.0
 RDMA_EDGES_MIB = (0.0, 0.25, 1.0, 4.0, 16.0)
 """Of bytes past one NIC."""
+RDMA_PROFILES = ("h100-sxm", "h200-sxm", "b200", "a100-40gb", "a100-80gb", "v100-32gb")
 FEWEST_BYTES = 2**20
 SLINGSHOT_EDGES_MIB = (0.0, 0.0625, 0.5, 4.0, 16.0)
 SEND_RECV_US = {"h100": 9.1, "a100": 15.3}
@@ -40,6 +42,14 @@ def rdma(folder: Path) -> Curve:
     Rows: all-reduces from 1 MiB on 2x8 MI350-class cards (rccl-tests), whose two rings-over-all
     halves each send ``15/16`` of the buffer past eight NICs.
     """
+    large = _ring_rows(folder)
+    past = large.size_bytes * bus_factor("all_gather", 16) / 8
+    each = CollectiveRows(past, np.full_like(past, 2.0), large.time_us)
+    return fit_curve(each, "past a NIC", RDMA_EDGES_MIB, latency_us=0.0, reweightings=ROBUST)
+
+
+def _ring_rows(folder: Path) -> CollectiveRows:
+    """From 1 MiB, with the time beyond an empty one of either half."""
     found = [
         rows
         for (platform, wiring, op), rows in read_collectives(folder).tables.items()
@@ -50,9 +60,14 @@ def rdma(folder: Path) -> Curve:
     rows = found[0]
     empty = float(rows.time_us.min())
     large = rows.where(rows.size_bytes >= FEWEST_BYTES)
-    past = large.size_bytes * bus_factor("all_gather", 16) / 8
-    each = CollectiveRows(past, np.full_like(past, 2.0), (large.time_us - empty) / 2)
-    return fit_curve(each, "past a NIC", RDMA_EDGES_MIB, latency_us=0.0, reweightings=ROBUST)
+    return CollectiveRows(large.size_bytes, large.ranks, (large.time_us - empty) / 2)
+
+
+def rows_behind(folder: Path) -> dict[str, int]:
+    """Profile -> rows that tell what a byte past its NICs costs."""
+    of_ring = len(_ring_rows(folder).ranks)
+    rows = [row for row in read_links(folder)[0] if slingshot_row(row)]
+    return dict.fromkeys(RDMA_PROFILES, of_ring) | {SLINGSHOT: len(rows)}
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ from shardopt.validate.report import ComparedRow, Report, Summary
 from shardopt.validate.torchrec_p4d import validate_torchrec_p4d
 from tools import existing_folder, make_parser
 from tools.cards import CARDS, Card
+from tools.fit_networks import rows_behind
 from tools.fit_profiles import gpu_fits, held_out_errors
 from tools.profile_facts import Facts, Ranges, with_facts
 
@@ -133,7 +134,7 @@ def computed(folder: Path) -> dict[str, Facts]:
     shapes = gemm_ranges(gemm_rows)
     fits = gpu_fits(folder)
     gemm, iterations = gemm_errors(folder), iteration_errors(folder)
-    links = link_errors(folder)
+    links, past_nics = link_errors(folder), rows_behind(folder)
     found = {}
     for name in list_hardware():
         card = cards.get(name)
@@ -148,6 +149,8 @@ def computed(folder: Path) -> dict[str, Facts]:
         if name in WIRINGS:
             errors[INTRA] = collective_error(folder, name)
         counted = {INTRA: len(fits[name].rows.ranks)} if name in fits else {}
+        if name in past_nics:
+            counted[INTER] = past_nics[name]
         if name in GEMM_FITTED:
             counted["gemm"] = len(gemm_rows[GEMM_FITS[name], TRAIN].m)
         found[name] = Facts(ranges, counted, errors, tuple(iterations.get(name, ())))

@@ -70,7 +70,9 @@ def test_the_command_writes_them_and_nothing_else(
     assert capsys.readouterr().out == "changed: none\n"
     for name in list_hardware():
         again = (tmp_path / f"{name}.yaml").read_text(encoding="utf-8")
-        assert without_errors(parse_hardware(again, name)) == without_errors(load_hardware(name))
+        assert without_errors(parse_hardware(again, f"{name}.yaml")) == without_errors(
+            load_hardware(name)
+        )
 
 
 def test_folders_that_hold_nothing_are_said(
