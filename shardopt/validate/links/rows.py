@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from predictor.cost.levels import Op
@@ -119,7 +119,7 @@ def read_links(folder: Path) -> tuple[list[LinkRow], list[str]]:
         if (folder / name).is_file():
             table = read_table(folder / name, columns, parse)
             problems += table.problems
-            rows += table.rows
+            rows += [replace(row, file=name) for row in table.rows]
     return rows, problems
 
 
@@ -137,9 +137,12 @@ def _xla(row: Row) -> LinkRow:
     op = _op(row)
     ranks = _ranks(row, "ranks")
     profile = _profile(row, "gpu")
-    local = load_hardware(profile).gpus_per_host
-    hosts = -(-ranks // local)
-    wiring = Wiring(profile, hosts, ranks, ranks)
+    hardware = load_hardware(profile)
+    hosts = -(-ranks // hardware.gpus_per_host)
+    if ranks <= hardware.nvlink_domain:
+        wiring = Wiring(profile, hosts, ranks, ranks)
+    else:
+        wiring = _wiring(row, "gpu", hosts, ranks)
     size = number(row, "size_bytes")
     groups = row.get("concurrent_groups", "")
     key = (row["method"], wiring.profile, ranks, groups, row.get("dtype", ""), op, size)

@@ -195,10 +195,14 @@ def test_the_timer_of_a_program_counts_its_copy_and_repeats_are_noise(tmp_path: 
         for op in ("allreduce", "allgather")
         for time, date in ((600, "2025-04-11"), (660, "2025-06-05"))
     ]
+    lines.append(f"H100,allgather,f32,16,1,{2**27},5000,{timer},2025-04-11\n")
+    lines.append(f"GB200,allgather,f32,6,1,{2**27},500,nccl-tests,2025-04-11\n")
     lines.append(f"H100,permute,f32,8,1,{2**27},600,{timer},2025-04-11\n")
     (tmp_path / XLA_FILE).write_text(XLA_HEADER + "".join(lines))
     report = validate_collectives(tmp_path)
-    assert len(report.rows) == 4
+    assert len(report.rows) == 6
+    *_, hosts, part_of_a_rack = report.rows
+    assert (hosts.part, part_of_a_rack.part) == (UNSTATED, WITHIN_LARGE)
     hardware = load_hardware("h100-sxm")
     host = Topology.uniform(8, hbm_bytes=1, ddr_bytes=1)
     alone = Collectives(hardware, host)
