@@ -125,7 +125,7 @@ def _parse(row: Row) -> MeasuredOp:
 def _kernels(row: Row, hardware: HardwareProfile) -> int:
     """Kernels that share the bytes."""
     directions = row["mode"].split("+")
-    tensors = re.match(r"T(\d+)\b", row["shape"])
+    tensors = re.match(r"T([1-9]\d{0,5})\b", row["shape"])
     if row["impl"] == ONE_BY_ONE and tensors:
         return int(tensors[1]) * len(directions)
     if row["impl"] == "fbgemm" and LOOKUP in row["op"]:
@@ -138,7 +138,7 @@ def _bytes(row: Row) -> float:
     """Bytes that the op reads and writes."""
     if row["ideal_bytes_GB"].strip():
         return number(row, "ideal_bytes_GB") * 1e9
-    unpacked = re.fullmatch(r"out (\d+) group (\d+)", row["shape"])
+    unpacked = re.fullmatch(r"out ([1-9]\d{0,14}) group ([1-9]\d{0,8})", row["shape"])
     code = next((size for name, size in CODE_BYTES.items() if name in row["op"]), None)
     if unpacked is None or code is None:
         raise ValueError(

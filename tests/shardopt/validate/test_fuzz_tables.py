@@ -11,12 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from predictor.errors import InputError
-from predictor.fit.public_tables import GEMM_FILE, NCCL_FILE, VIDUR_FILE, VTRAIN_FILE
+from predictor.fit.public_tables import GEMM_FILE, MATMUL_FILE, NCCL_FILE, VIDUR_FILE, VTRAIN_FILE
 from shardopt.report.validate import report_object
 from shardopt.validate.collectives import validate_collectives
 from shardopt.validate.gemm import validate_gemm
 from shardopt.validate.mlperf.suite import validate_mlperf_dlrm
 from shardopt.validate.mlperf.systems import CONFIGS_FILE, PLANS_FILE, ROWS_FILE
+from shardopt.validate.ops import FILE as OPS_FILE
+from shardopt.validate.ops import validate_ops
 from shardopt.validate.report import Report
 from shardopt.validate.torchrec_p4d import FILE as P4D_FILE
 from shardopt.validate.torchrec_p4d import validate_torchrec_p4d
@@ -38,6 +40,17 @@ GEMM = (
     "split,device,B,M,N,K,latency_ms\n"
     "train,NVIDIA A100-PCIE-40GB,1,512,512,512,0.1\n"
     "test,NVIDIA A100-PCIE-40GB,4,512,1024,512,0.2\ntest,Tesla T4,1,8,8,8,0.05\n"
+)
+MATMUL = (
+    "# kernels\ngpu,b,m,n,k,lhs,rhs,out,time_us,date,flag\n"
+    "H100,1,512,512,512,bf16,bf16,bf16,6.0,2025-10-21,\n"
+    "H100,2,512,512,512,f32,f32,f32,12.0,2025-10-21,\nMI300X,1,512,512,512,bf16,bf16,bf16,6,x,\n"
+)
+OPS = (
+    "source,pr,gpu,op,impl,shape,dtype,mode,time_us,ideal_bytes_GB\n"
+    "r,#1,H100 96GB,pooled regroup,triton,see PR,fp32,fwd+bwd,900,2.0\n"
+    "r,#1,H100 96GB,batch_index_select,torch,T16 R1 B256,fp16,fwd,120,0.002\n"
+    "r,#1,GB300,mx4 dequantize,triton,out 1000000 group 16,fp32 out,fwd,9,\n"
 )
 SYSTEMS = (
     "round,org,system,benchmark,nodes,accel_per_node,accelerator,accel_interconnect,cpu,"
@@ -72,7 +85,8 @@ SUITES: dict[str, tuple[Callable[[Path], Report], dict[str, str]]] = {
         {NCCL_FILE: NCCL, VIDUR_FILE: VIDUR, VTRAIN_FILE: VTRAIN},
     ),
     "torchrec-p4d": (validate_torchrec_p4d, {P4D_FILE: P4D}),
-    "gemm": (validate_gemm, {GEMM_FILE: GEMM}),
+    "gemm": (validate_gemm, {GEMM_FILE: GEMM, MATMUL_FILE: MATMUL}),
+    "ops": (validate_ops, {OPS_FILE: OPS}),
     "mlperf-dlrm": (
         validate_mlperf_dlrm,
         {ROWS_FILE: SYSTEMS, CONFIGS_FILE: CONFIGS, PLANS_FILE: PLANS},
