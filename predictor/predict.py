@@ -149,12 +149,21 @@ def _provenance(
 
 
 def iteration_interval(
-    iteration_ms: float, path: list[Segment], hardware: HardwareProfile, topology: Topology
+    iteration_ms: float,
+    path: list[Segment],
+    hardware: HardwareProfile,
+    topology: Topology,
+    software_error: float = 0.0,
 ) -> tuple[float, float]:
     """90 % interval ``(low, high)`` in ms of an iteration with this critical path.
 
     Errors of one profile group are taken as fully correlated, those of different groups as
-    independent; the interval is log-normal, so that it stays positive."""
+    independent; the interval is log-normal, so that it stays positive.
+
+    Args:
+        software_error: 1-sigma relative error of the iteration from software that ran in other
+            ways than predicted.
+    """
     by_resource: dict[str, float] = {}
     for segment in path:
         by_resource[segment.resource] = by_resource.get(segment.resource, 0) + segment.duration_ms
@@ -162,5 +171,5 @@ def iteration_interval(
         (ms * max(g.rel_error for g in profile_groups(resource, hardware, topology))) ** 2
         for resource, ms in by_resource.items()
     )
-    factor = math.exp(Z_90 * math.sqrt(variance) / iteration_ms)
+    factor = math.exp(Z_90 * math.hypot(math.sqrt(variance) / iteration_ms, software_error))
     return iteration_ms / factor, iteration_ms * factor

@@ -283,7 +283,8 @@ def _predicted(run: Run) -> tuple[float, tuple[float, float]]:
     graph = builder.build()
     timeline = simulate(graph, keep_steps=True)
     time = float(timeline.iteration_ms[0])
-    return time, iteration_interval(time, critical_path(graph, timeline), hardware, topology)
+    path = critical_path(graph, timeline)
+    return time, iteration_interval(time, path, hardware, topology, runtime.software_error)
 
 
 def place(

@@ -29,6 +29,7 @@ class ExamplesRuntime:
         one_hop_from: first day of an NCCL that sends through a neighbour's NVLink.
         first_gpu_until: framework -> last day of a bottom MLP on the first GPU alone.
         socket_link_gb_s: from one socket of a DGX-1 to the other.
+        software_error: 1-sigma relative error of iterations from releases that did other things.
     """
 
     graph_node_us: float
@@ -36,6 +37,7 @@ class ExamplesRuntime:
     one_hop_from: date
     first_gpu_until: Mapping[str, date]
     socket_link_gb_s: float
+    software_error: float
 
     def fuses(self, day: date) -> bool:
         """Whether graphs launched the kernels and MLPs were fused."""
