@@ -1,6 +1,8 @@
 """Predictions against measurements: errors, and what a suite reports.
 
 `predictor.fit.scores` says what the errors are.
+
+Why: docs/decisions/0047.
 """
 
 from __future__ import annotations
