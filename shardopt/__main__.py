@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
-from shardopt.cli.interrupts import end_at_interrupts
+from shardopt.cli.interrupts import EXIT_INTERRUPTED, end_at_interrupts
 
 
 def main() -> int:
@@ -14,7 +15,10 @@ def main() -> int:
     end_at_interrupts()
     from shardopt.cli import app
 
-    return app.main()
+    code = app.main()
+    if code == EXIT_INTERRUPTED:  # one more, while Python shuts down, would kill the process
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return code
 
 
 def _leave_working_directory() -> None:

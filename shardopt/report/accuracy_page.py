@@ -19,7 +19,7 @@ on the same rows. The part marked * is the headline of a suite: no constant was 
 That does not make it blind. Where the form of a model was chosen with the rows in view, the suite
 says so.
 
-Where a suite has intervals, the last column says how many rows lie in their 90 % interval. *Noise*
+Where a suite has intervals, *covered* is the share of rows that lie in their 90 % interval. *Noise*
 compares repeats of one measurement: no prediction can be better.
 
 **Not validated**, since no public row measures it: overlap of kernels and NCCL on one GPU, TWRW and

@@ -110,7 +110,7 @@ def show_report(console: Console, report: Report, *, quiet: bool = False) -> Non
             )
 
 
-ERRORS = ("n", "MAPE", "geomean", "worst", "in 90 % interval")
+ERRORS = ("n", "MAPE", "geomean", "worst", "covered")
 """Columns of a summary."""
 
 
@@ -127,7 +127,7 @@ def _show_parts(console: Console, report: Report) -> None:
     for name, summary in report.noise.items():
         made.add_row(f"noise: {name}", *_errors(summary))
     show(console, made)
-    line(console, "  * the headline: rows not used for fitting")
+    line(console, "  * the headline: rows not used for fitting; covered: in their 90 % interval")
 
 
 def _show_families(console: Console, report: Report) -> None:

@@ -45,6 +45,9 @@ CONFIG_COLUMNS = (
     "round org config global_batch nodes gpus_per_node sharding_plan mem_comm_bw_ratio "
     "dp_sharding_threshold_gb"
 )
+MATMUL_COLUMNS = "gpu b m n k lhs rhs out time_us date flag"
+EVERY_PRODUCT = 4
+"""As of the fp32 test rows, so that errors over both count them alike."""
 EVERY_TEST_ROW, EVERY_TRAIN_ROW, EVERY_GPT_ROW, EVERY_LARGE_GPT_ROW = 4, 40, 4, 2
 
 
@@ -89,6 +92,10 @@ def some_shapes(rows: list[Row]) -> list[Row]:
     return kept
 
 
+def some_products(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row["gpu"] in ("H100", "B200")][::EVERY_PRODUCT]
+
+
 def fitted_and_some(rows: list[Row]) -> list[Row]:
     """The rows that the constants were fitted on, and every few others."""
     shipped = {tuple(map(float, configuration)) for configuration in load_megatron().rows}
@@ -119,6 +126,7 @@ TABLES = {
     ),
     public_tables.VTRAIN_FILE: Excerpt("gpu n_gpus size_bytes time_us_out_of_place"),
     public_tables.GEMM_FILE: Excerpt("split device B M N K latency_ms", some_shapes),
+    public_tables.MATMUL_FILE: Excerpt(MATMUL_COLUMNS, some_products),
     SIMAI_FILE: Excerpt("|".join(("Size", *SIMAI_HOSTS))),
     "trace_param_dlrm8xV100_collectives.csv": Excerpt("et_collective idx kernel_dur_us in_bytes"),
     "mlperf_dlrm_measured_iteration_time.csv": Excerpt(MLPERF_COLUMNS),

@@ -27,8 +27,8 @@ def test_without_a_group_the_way_to_one_is_named(met: list[dict[str, Any]]) -> N
 def test_the_planning_ranks_error_reaches_all(met: list[dict[str, Any]]) -> None:
     """TorchRec leaves the others waiting for a plan."""
     for rank in met:
-        assert rank["failed"].startswith("InputError")
-        assert "2 pooling_factors" in rank["failed"]
+        assert rank["failed"].startswith("PlannerInputError")
+        assert "no pooling factor is given for 1 feature" in rank["failed"]
     assert met[0]["failed"] == met[1]["failed"]
 
 

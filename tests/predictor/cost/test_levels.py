@@ -44,7 +44,8 @@ def mib_of(time_ms: float, us_per_mib: float) -> float:
 @pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
 def test_a_ring_passes_the_bytes_of_all_ranks_over_the_nics_of_a_host(op: str) -> None:
     """2 hosts of 8: 15/16 of the buffer leaves each host over 8 NICs, not one half of it."""
-    time = float(ring_or_tree(op, np.array(64 * MIB), hosts(2, 8, 0.001, 1.0)))  # type: ignore[arg-type]
+    levels = hosts(2, 8, 0.001, 1.0)
+    time = float(ring_or_tree(op, np.array(64 * MIB), levels))  # type: ignore[arg-type]
     assert mib_of(time, 1.0) == pytest.approx(64 * 15 / 16 / 8)
 
 

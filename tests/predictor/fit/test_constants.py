@@ -78,7 +78,7 @@ def test_a_constant_may_be_one_of_a_mapping_and_may_be_absent() -> None:
     rate = FreeConstant("gemm", "tflops.bf16", 1.0, 1e4)
     assert rate.value(rate.put(BASE, 321.0)) == 321.0
     assert rate.put(BASE, 321.0).gemm.tflops["fp32"] == BASE.gemm.tflops["fp32"]
-    assert FreeConstant("gemm", "tflops.fp8", 1.0, 1e4).value(BASE) == 0.0
+    assert FreeConstant("gemm", "tflops.int8", 1.0, 1e4).value(BASE) == 0.0
     absent = BASE.overheads.model_copy(update={"layer_op_us": None})
     bare = BASE.model_copy(update={"overheads": absent})
     assert FreeConstant("overheads", "layer_op_us", 0.5, 500.0).value(bare) == 0.0
