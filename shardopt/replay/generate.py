@@ -18,7 +18,7 @@ from shardopt.replay.program.build import build
 from shardopt.replay.program.join import join_jobs
 from shardopt.replay.program.program import RankProgram
 from shardopt.replay.program.repair import fix_callers, open_wrappers
-from shardopt.replay.program.schema import has_kernel
+from shardopt.replay.program.schema import has_gpu, has_kernel
 from shardopt.replay.program.select import choose
 from shardopt.replay.program.tables import MatchedTables, TableSummary
 from shardopt.replay.scale.doubled import scale_by_pair
@@ -100,7 +100,7 @@ def generate(
         programs = _scale_alone(programs, scale.batch, samples)
     if scale.tables > 1:
         programs = repeat_tables(programs, scale.tables)
-    notes = list(_notes(programs, annotations))
+    notes = [*_notes(programs, annotations), *_absent_devices(jobs)]
     left = sum(len(program.left_out) for program in programs)
     if strict and left:
         raise InputError(f"{left} ops would be left out\n" + "\n".join(notes), inputs=("strict",))
@@ -186,6 +186,17 @@ def _durations(times: RankTrace | None) -> dict[int, float]:
     """Id of a node -> microseconds on the host."""
     events = () if times is None else times.host
     return {e.node: e.end_us - e.start_us for e in events if e.node is not None}
+
+
+def _absent_devices(jobs: Sequence[TraceSet]) -> Iterable[str]:
+    """That the traced GPUs are not here, where a replay would take long."""
+    names = {trace.device_name for job in jobs for trace in job.traces if trace.device}
+    if names and not has_gpu():
+        known = ", ".join(sorted(filter(None, names))) or "GPUs"
+        yield (
+            f"captured on {known}, and PyTorch sees no GPU here: `bench replay` runs the ops on "
+            "the CPU, where an iteration may take minutes"
+        )
 
 
 def _notes(programs: Sequence[RankProgram], annotations: Annotations) -> Iterable[str]:

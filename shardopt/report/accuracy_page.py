@@ -225,11 +225,11 @@ MOST_ROWS = 200
 
 
 def _rows(report: Report) -> Iterator[str]:
-    keys = list(report.rows[0].name) if report.rows else []
+    keys = list(dict.fromkeys(key for row in report.rows for key in row.name))
     yield "\n| part | " + " | ".join(keys) + " | measured ms | predicted ms | error | source |"
     yield "|" + "---|" * (len(keys) + 5)
     for row in report.rows:
-        cells = " | ".join(str(row.name[key]) for key in keys)
+        cells = " | ".join(str(row.name.get(key, "-")) for key in keys)
         yield (
             f"| {row.part} | {cells} | {row.measured_ms:.4g} | {row.predicted_ms:.4g} | "
             f"{100 * row.error:+.1f} % | {row.source} |"

@@ -139,12 +139,11 @@ def _show_families(console: Console, report: Report) -> None:
 
 
 def _show_rows(console: Console, report: Report) -> None:
-    keys = list(report.rows[0].name) if report.rows else []
-    keys = [key for key in keys if key in _SHOWN]
+    keys = dict.fromkeys(key for row in report.rows for key in row.name if key in _SHOWN)
     ends = [("measured ms", "right"), ("predicted ms", "right"), ("error", "right")]
     made = table([("part", "left"), *((key, "fold") for key in keys), *ends])
     for row in report.rows:
-        cells = [str(row.name[key]) for key in keys]
+        cells = [str(row.name.get(key, "-")) for key in keys]
         times = (number(row.measured_ms), number(row.predicted_ms))
         made.add_row(row.part, *cells, *times, f"{100 * row.error:+.1f} %")
     console.print()

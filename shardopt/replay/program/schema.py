@@ -109,3 +109,10 @@ def has_kernel(op: str, key: str) -> bool:
         return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op, key))
     except RuntimeError:
         return False
+
+
+def has_gpu() -> bool:
+    """Whether PyTorch sees a GPU on this machine."""
+    import torch
+
+    return torch.cuda.is_available()

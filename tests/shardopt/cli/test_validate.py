@@ -9,6 +9,8 @@ import pytest
 
 from predictor.fit.public_tables import GEMM_FILE, NCCL_FILE
 from shardopt.cli.app import main
+from shardopt.report.accuracy_page import accuracy_text
+from shardopt.validate.report import ComparedRow, Report, noise_of
 from shardopt.validate.torchrec_p4d import FILE as P4D_FILE
 
 GEMM = (
@@ -78,3 +80,17 @@ def test_a_table_without_a_column_is_bad_input(
     (tmp_path / NCCL_FILE).write_text("source,gpu\na,b\n")
     assert main(["validate", "collectives", "--data", str(tmp_path)]) == 2
     assert "no column 'nodes'" in capsys.readouterr().err
+
+
+def test_rows_of_several_files_have_columns_of_their_own() -> None:
+    """A suite reads files with other columns; the page shows all of them, with dashes."""
+    rows = (
+        ComparedRow({"gpu": "H100", "commit": "abc"}, 1.0, 1.1, "f"),
+        ComparedRow({"gpu": "B200", "dim": 64}, 2.0, 2.2, "f", interval_ms=(1.9, 2.5)),
+    )
+    report = Report("tbe", rows, "test", noise={"other dates": noise_of([(1, 1.0), (1, 1.1)])})
+    text = accuracy_text([report])
+    assert "| part | gpu | commit | dim | measured ms |" in text
+    assert "| test | B200 | - | 64 | 2 | 2.2 | +10.0 % |" in text
+    assert "| test * | 2 | 10.0 % | 10.0 % | 10.0 % | 100.0 % |" in text
+    assert "| noise: other dates | 2 |" in text

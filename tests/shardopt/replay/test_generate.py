@@ -13,6 +13,7 @@ from predictor.trace.read import load_traces
 from shardopt.replay.generate import generate, is_composite, program_of
 from shardopt.replay.program.annotations import Annotations
 from shardopt.replay.program.select import choose
+from tests.predictor.trace import synthetic
 from tests.public_data import TRACES, needs_public_data
 from tests.shardopt.replay.captured import SECRETS, attribute, edited, program
 
@@ -161,3 +162,15 @@ def _flat(specs: tuple) -> list:
     for spec in specs:
         found.extend(_flat(spec) if isinstance(spec, tuple) else [spec] if spec else [])
     return found
+
+
+@pytest.mark.parametrize("here", [False, True])
+def test_a_trace_of_a_gpu_that_is_not_here_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: bool
+) -> None:
+    monkeypatch.setattr("shardopt.replay.generate.has_gpu", lambda: here)
+    synthetic.write(tmp_path, "kineto.json", synthetic.kineto())
+    path = synthetic.write(tmp_path, "et.json", synthetic.execution())
+    made = generate([path.parent], tmp_path / "b")
+    said = any("captured on Some GPU, and PyTorch sees no GPU here" in note for note in made.notes)
+    assert said != here
