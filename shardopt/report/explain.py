@@ -14,6 +14,7 @@ from predictor.predict import Prediction
 from shardopt.explain.changes import Changes
 from shardopt.explain.critical_path import PathSection, path_sections
 from shardopt.explain.explanation import Explanation
+from shardopt.explain.host import host_work
 from shardopt.explain.waits import Wait
 from shardopt.explain.whatif import WhatIf
 from shardopt.formatting import interval, ms, number, percent, phase_words, plural
@@ -31,6 +32,7 @@ from shardopt.report.prediction import (
 
 MAX_SECTIONS = 24
 MAX_WAITS = 3
+MAX_HOST_PARTS = 4
 SAME_MS = 5e-4
 """Times that differ by less look the same on the console."""
 NO_WAITS = "On the critical path no rank waits for another for more than 0.1 % of the iteration."
@@ -74,6 +76,8 @@ def in_words(explanation: Explanation) -> list[str]:
     phase, part = max(prediction.breakdown.items(), key=lambda item: item[1])
     share = percent(part / prediction.iteration_ms)
     sentences = [f"The largest part is {phase_words(phase)}: {ms(part)}, {share} of the iteration."]
+    if HOST in prediction.breakdown:
+        sentences.append(_host_words(prediction))
     loads = prediction.per_rank
     if len(loads) > 1:
         busiest = min(loads, key=lambda load: (load.idle_ms, load.rank))
@@ -89,6 +93,18 @@ def in_words(explanation: Explanation) -> list[str]:
         if not explanation.waits:
             sentences.append(NO_WAITS)
     return sentences
+
+
+def _host_words(prediction: Prediction) -> str:
+    """What the host does in an iteration, where GPUs wait for it."""
+    work = host_work(prediction.graph)
+    names = {phase: phase_words(phase) for phase in work}
+    if "optimizer" in names:  # the time of an iteration that belongs to no op is its last one's
+        names["optimizer"] += " and the fixed time of an iteration"
+    parts = [f"{names[phase]} {ms(spent)}" for phase, spent in work.items()]
+    shown = ", ".join(parts[:MAX_HOST_PARTS])
+    more = f" and {len(parts) - MAX_HOST_PARTS} more" if len(parts) > MAX_HOST_PARTS else ""
+    return f"The host issues work for {ms(sum(work.values()))} an iteration: {shown}{more}."
 
 
 def _what_runs(section: PathSection) -> str:
@@ -194,6 +210,8 @@ def explain_object(explanation: Explanation) -> dict[str, Any]:
     Keys:
         critical_path: a list of ``name``, ``phase``, ``resource``, ``rank``, ``start_ms`` and
             ``duration_ms``, in order of time from the start of the period.
+        host_work: phase -> ms that the busiest host takes to issue its work; the fixed time of an
+            iteration counts with the optimizer.
         waits: on the critical path, the longest first: ``collective``, ``phase``, ``rank``,
             ``late_rank``, ``wait_ms``, ``median_ms``, ``words``, ``causes`` (``name``, ``phase``,
             ``late_ms``, ``excess_ms``, ``tables``: key -> share, ``more`` that are not named).
@@ -204,6 +222,7 @@ def explain_object(explanation: Explanation) -> dict[str, Any]:
     """
     return {
         "critical_path": path_object(explanation.given.prediction.critical_path),
+        "host_work": host_work(explanation.given.prediction.graph),
         "waits": [_wait_object(wait) for wait in explanation.waits],
         "changes": {
             "tried": explanation.changes.tried,
