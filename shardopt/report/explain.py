@@ -77,7 +77,7 @@ def in_words(explanation: Explanation) -> list[str]:
     share = percent(part / prediction.iteration_ms)
     sentences = [f"The largest part is {phase_words(phase)}: {ms(part)}, {share} of the iteration."]
     if HOST in prediction.breakdown:
-        sentences.append(_host_words(prediction))
+        sentences += _host_words(prediction)
     loads = prediction.per_rank
     if len(loads) > 1:
         busiest = min(loads, key=lambda load: (load.idle_ms, load.rank))
@@ -95,16 +95,18 @@ def in_words(explanation: Explanation) -> list[str]:
     return sentences
 
 
-def _host_words(prediction: Prediction) -> str:
+def _host_words(prediction: Prediction) -> list[str]:
     """What the host does in an iteration, where GPUs wait for it."""
     work = host_work(prediction.graph)
+    if sum(work.values()) < SAME_MS:
+        return []
     names = {phase: phase_words(phase) for phase in work}
     if "optimizer" in names:  # the time of an iteration that belongs to no op is its last one's
         names["optimizer"] += " and the fixed time of an iteration"
     parts = [f"{names[phase]} {ms(spent)}" for phase, spent in work.items()]
     shown = ", ".join(parts[:MAX_HOST_PARTS])
     more = f" and {len(parts) - MAX_HOST_PARTS} more" if len(parts) > MAX_HOST_PARTS else ""
-    return f"The host issues work for {ms(sum(work.values()))} an iteration: {shown}{more}."
+    return [f"The host issues work for {ms(sum(work.values()))} an iteration: {shown}{more}."]
 
 
 def _what_runs(section: PathSection) -> str:

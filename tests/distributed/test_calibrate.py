@@ -164,7 +164,7 @@ def test_ranks_of_torchrun_are_joined_and_the_first_writes(tmp_path: Path) -> No
     assert "gemm fp32" in said["errors"]
     profile = load_hardware(str(tmp_path / "made.yaml"))
     measured = has_curves(tmp_path / "made.rows.csv")
-    assert ("all_to_all" in said["errors"]) == measured
+    assert measured or "all_to_all" not in said["errors"]
     assert (profile.collectives.intra.provenance.kind == "measured") == measured
     assert profile.gpus_per_host == 2
     assert profile.collectives.inter == load_hardware("cpu-gloo").collectives.inter

@@ -148,7 +148,7 @@ def test_the_time_limit_is_a_ceiling() -> None:
 
 @pytest.mark.slow
 def test_time_that_is_not_used_up_changes_nothing() -> None:
-    problem = a_problem(several(4), hosts(2))
+    problem = a_problem(several().with_batch_size(65_536), hosts(4))  # device-bound
     free, limited = (
         solve(problem, Stop(effort=QUICK, time_limit_s=limit), 0) for limit in (None, 500.0)
     )

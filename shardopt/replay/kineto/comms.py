@@ -18,6 +18,7 @@ from shardopt.replay.kineto.inputs import MAX_ELEMENTS, Input, UnreadableError, 
 from shardopt.replay.kineto.spans import Span
 from shardopt.replay.program.collectives import KNOWN
 from shardopt.replay.program.literals import UnwritableError
+from shardopt.replay.program.program import ITEMS
 from shardopt.replay.program.schema import Parameter, Schema
 from shardopt.replay.program.tensors import contiguous
 
@@ -164,6 +165,8 @@ def _tensors(
     dtype: str,
     listed: bool,
 ) -> Argument:
+    if dtype not in ITEMS:
+        raise UnwritableError("a tensor of a type that is not known")
     values = tuple(tensor_of(shape, dtype, False) for shape in shapes)
     if not listed:
         return Argument(values[0], shapes[0], f"Tensor({dtype})", strides[0])

@@ -120,7 +120,7 @@ class Reader:
         open_lookups = self.lookups[match[1].lower()] if match else []
         if open_lookups:
             forward = open_lookups.pop()
-            dtype = (span.event.dtypes or ("float",))[0]
+            dtype = next((of for of in span.event.dtypes or () if of in ITEMS), "float")
             tensor = tensor_of(shape, dtype, not self.on_gpu)
             gradient = Argument(tensor, shape, f"Tensor({dtype})", contiguous(shape))
             self.forward_of[id(span)] = forward

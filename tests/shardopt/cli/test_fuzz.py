@@ -34,6 +34,12 @@ def test_a_few_inputs(family: str, tmp_path: Path) -> None:
     fuzz(family, 0, 25, tmp_path)
 
 
+@pytest.mark.parametrize("seed", [1734, 2666])
+def test_inputs_that_once_failed(seed: int, tmp_path: Path) -> None:
+    """Collectives of tensors of a type that there is not."""
+    fuzz("traces", seed, 1, tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_many_inputs(family: str, tmp_path: Path) -> None:

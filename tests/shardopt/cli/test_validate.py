@@ -42,8 +42,9 @@ def test_json_of_one_suite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_console_shows_platforms_and_what_is_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     (tmp_path / GEMM_FILE).write_text(GEMM)
     assert main(["validate", "gemm", "--data", str(tmp_path)]) == 0
     text = capsys.readouterr().out

@@ -46,5 +46,6 @@ def test_a_hundredth_of_the_samples_is_enough(name: str, pooling: int, shuffled:
     some = np.random.default_rng(12).random(len(bags)) < 0.01
     full, sample = measured(counted(ids), ROWS), measured(counted(bags[some].ravel()), ROWS)
     for kind in (ShardingType.TABLE_WISE, ShardingType.ROW_WISE):
-        expected = predicted(full, kind, pooling)
-        assert predicted(sample, kind, pooling) == pytest.approx(expected, rel=0.03)
+        wrong = abs(predicted(sample, kind, pooling) / predicted(full, kind, pooling) - 1.0)
+        # a backward costs little but its distinct rows, of which a sample tells least
+        assert (wrong < [0.01, 0.02, 0.035]).all(), wrong

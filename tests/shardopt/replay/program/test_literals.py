@@ -67,7 +67,7 @@ def read(term: Term) -> Any:
     return eval(repr(term.value)) if isinstance(term, Number) else None
 
 
-NUMBERS = st.one_of(st.integers(), st.booleans(), st.floats())
+NUMBERS = st.one_of(st.integers(-(2**63), 2**64 - 1), st.booleans(), st.floats())
 
 
 @given(st.one_of(NUMBERS, st.lists(NUMBERS, max_size=4).map(tuple)))
@@ -75,6 +75,12 @@ def test_numbers_of_an_ops_schema_come_back_as_they_were(value: Any) -> None:
     kind = "float[]" if isinstance(value, tuple) else "float"
     # nan differs from itself, 1 equals True: their texts tell
     assert repr(read(literal(value, of(kind), "aten::f"))) == repr(value)
+
+
+@pytest.mark.parametrize("value", [-(2**63) - 1, 2**64])
+def test_numbers_of_more_than_64_bits_are_refused(value: int) -> None:
+    with pytest.raises(UnwritableError, match="64 bits"):
+        literal(value, of("int"), "aten::f")
 
 
 @given(NUMBERS)
