@@ -146,13 +146,12 @@ class DenseLayers:
         first_input: bool,
         bare_last: bool = False,
     ) -> list[Layer]:
+        kind = self.dense.activation if bare_last else "relu"
         found = []
         for i, out in enumerate(layers):
-            relu = not (bare_last and i == len(layers) - 1)
-            kind = self.dense.activation if bare_last else "relu"
-            last = kind == "relu" and not relu
-            act = None if last else ACTIVATIONS[kind]
-            found.append(self._linear(f"{name}.{i}", width, out, act, first_input or i > 0))
+            is_bare = bare_last and kind == "relu" and i == len(layers) - 1
+            activation = None if is_bare else ACTIVATIONS[kind]
+            found.append(self._linear(f"{name}.{i}", width, out, activation, first_input or i > 0))
             width = out
         return found
 
