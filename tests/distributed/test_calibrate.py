@@ -163,11 +163,12 @@ def test_ranks_of_torchrun_are_joined_and_the_first_writes(tmp_path: Path) -> No
     said = json.loads(done.stdout)
     assert "gemm fp32" in said["errors"]
     profile = load_hardware(str(tmp_path / "made.yaml"))
+    base = load_hardware("cpu-gloo")
     measured = has_curves(tmp_path / "made.rows.csv")
     assert measured or "all_to_all" not in said["errors"]
-    assert (profile.collectives.intra.provenance.kind == "measured") == measured
+    assert (profile.collectives.intra != base.collectives.intra) == measured
     assert profile.gpus_per_host == 2
-    assert profile.collectives.inter == load_hardware("cpu-gloo").collectives.inter
+    assert profile.collectives.inter == base.collectives.inter
     rows = (tmp_path / "made.rows.csv").read_text()
 
     (again,) = torchrun(tmp_path, 1)
@@ -182,11 +183,13 @@ def test_ranks_of_several_hosts_tell_the_link_between_them(tmp_path: Path) -> No
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert second.stdout == ""
     profile = load_hardware(str(tmp_path / "made.yaml"))
-    inter = profile.collectives.inter.provenance
-    assert (inter.kind == "measured") == has_curves(tmp_path / "made.rows.csv")
-    assert inter.kind != "measured" or inter.range["ranks"] == (2, 2)
+    base = load_hardware("cpu-gloo")
+    inter = profile.collectives.inter
+    measured = has_curves(tmp_path / "made.rows.csv")
+    assert (inter != base.collectives.inter) == measured
+    assert not measured or inter.provenance.range["ranks"] == (2, 2)
     assert profile.gpus_per_host == 1
-    assert profile.collectives.intra == load_hardware("cpu-gloo").collectives.intra
+    assert profile.collectives.intra == base.collectives.intra
 
 
 @pytest.mark.slow
