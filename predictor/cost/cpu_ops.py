@@ -25,10 +25,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from predictor import units
-from predictor.cost.op_calls import OpCall, Operand
 from predictor.cost.reuse import EDGES
 from predictor.errors import InputError
 from predictor.hardware.op_models import CpuOps
+from predictor.model.op_calls import OpCall, Operand
 
 Array = NDArray[np.float64]
 

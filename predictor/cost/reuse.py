@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.op_calls import OpCall, Operand
+from predictor.model.op_calls import OpCall, Operand
 
 Array = NDArray[np.float64]
 

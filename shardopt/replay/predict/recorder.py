@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from predictor.cost.op_calls import OpCall, Operand
+from predictor.model.op_calls import OpCall, Operand
 from shardopt.extras import needs_torchrec
 
 with needs_torchrec():

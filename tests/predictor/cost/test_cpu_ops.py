@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from predictor.cost.cpu_ops import VIEW, Caches, OpModels, OpRow, kind_and_sizes, work
-from predictor.cost.op_calls import OpCall, Operand
 from predictor.cost.reuse import BINS
 from predictor.errors import InputError
+from predictor.model.op_calls import OpCall, Operand
 
 CACHES = Caches(2.0**20, 2.0**26)
 NOWHERE = (0.0,) * BINS

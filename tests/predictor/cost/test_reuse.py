@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictor.cost.op_calls import OpCall, Operand
 from predictor.cost.reuse import BINS, EDGES, Arena, reuse_bytes
+from predictor.model.op_calls import OpCall, Operand
 
 MIB = 2**20
 

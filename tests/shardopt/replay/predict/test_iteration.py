@@ -11,11 +11,11 @@ pytest.importorskip("torchrec")
 
 from predictor.cost.collectives import Collectives
 from predictor.cost.cpu_ops import VIEW, Caches, OpModels
-from predictor.cost.op_calls import OpCall
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from predictor.iteration.op_graph import op_graph, rank_times
 from predictor.iteration.timeline import simulate
+from predictor.model.op_calls import OpCall
 from predictor.model.topology import Topology
 from predictor.model.transformer import TransformerShape
 from shardopt.replay.generate import generate

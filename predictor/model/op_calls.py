@@ -15,6 +15,7 @@ class Operand:
         storage_bytes: of that memory.
         offset, strides: in elements.
         item_bytes: of one element.
+        data_type: such as ``fp32``, ``bf16`` or ``int64``; empty where it was not noted.
     """
 
     storage: int
@@ -23,6 +24,7 @@ class Operand:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     item_bytes: int
+    data_type: str = ""
 
     @property
     def elements(self) -> int:
