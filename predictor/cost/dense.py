@@ -60,9 +60,9 @@ class DenseLayers:
     def __init__(self, workload: Workload, hardware: HardwareProfile) -> None:
         self.workload = workload
         self.hardware = hardware
-        self.dense = workload.dense
+        self.dense = workload.dlrm
         self.batch = workload.batch_size
-        self.dtype = workload.dense.data_type
+        self.dtype = workload.dlrm.data_type
         self.element_bytes = DATA_TYPE_BYTES[self.dtype]
 
     @property

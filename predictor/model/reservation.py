@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from predictor.errors import InfeasibleError
+from predictor.model.measured_dense import MeasuredDense
 from predictor.model.topology import Topology
 from predictor.model.workload import DATA_TYPE_BYTES, DcnV2, Workload
 from predictor.units import format_bytes
@@ -26,7 +27,7 @@ KJT_COPIES = 20
 
 def dense_parameters(workload: Workload) -> int:
     """Parameters of bottom MLP, interaction and top MLP, biases included."""
-    dense = workload.dense
+    dense = workload.dlrm
     if dense.linears:
         return sum((i + 1) * o for i, o in dense.linears)
     bottom = dense.bottom_mlp[-1] if dense.bottom_mlp else dense.in_features
@@ -42,6 +43,13 @@ def dense_parameters(workload: Workload) -> int:
     return cross + sum((i + 1) * o for dims in layers for i, o in pairwise(dims))
 
 
+def dense_parameter_bytes(workload: Workload) -> int:
+    """Bytes of the dense part's parameters."""
+    if isinstance(workload.dense, MeasuredDense):
+        return workload.dense.gradient_bytes
+    return dense_parameters(workload) * DATA_TYPE_BYTES[workload.dlrm.data_type]
+
+
 def reserved_bytes(workload: Workload, hbm_bytes: int, reserve: float = 0.15) -> int:
     """Device memory of a rank that shards cannot use.
 
@@ -53,8 +61,7 @@ def reserved_bytes(workload: Workload, hbm_bytes: int, reserve: float = 0.15) ->
 
 
 def _dense_and_kjt_bytes(workload: Workload) -> int:
-    element = DATA_TYPE_BYTES[workload.dense.data_type]
-    dense = PARAMETER_MULTIPLIER * dense_parameters(workload) * element
+    dense = PARAMETER_MULTIPLIER * dense_parameter_bytes(workload)
     # num_poolings is left out, as TorchRec does
     ids = sum(f.pooling_factor for t in workload.tables for f in t.features) * workload.batch_size
     return dense + math.ceil(ids * INDEX_BYTES) * KJT_COPIES

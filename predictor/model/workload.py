@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from predictor.errors import InputError
 from predictor.model.distribution import Distribution, Uniform
+from predictor.model.measured_dense import MeasuredDense
 from predictor.model.plan import ComputeKernel, ShardingType
 
 
@@ -174,7 +175,7 @@ class Workload:
     name: str
     batch_size: int
     tables: tuple[Table, ...]
-    dense: DenseArch
+    dense: DenseArch | MeasuredDense
     train_pipeline: str = "base"
     qcomm: QComm = field(default_factory=QComm)
     sha256: str = ""
@@ -199,6 +200,20 @@ class Workload:
     def modules(self) -> tuple[str, ...]:
         """Embedding modules in order of first appearance."""
         return tuple(dict.fromkeys(t.module for t in self.tables))
+
+    @property
+    def dlrm(self) -> DenseArch:
+        """The dense part, where it must be known layer by layer.
+
+        Raises:
+            InputError: it is not.
+        """
+        if not isinstance(self.dense, DenseArch):
+            raise InputError(
+                f"model '{self.name}' gives its dense part in measured times, but its layers are "
+                "needed here; give in_features, bottom_mlp and top_mlp under 'dense' instead"
+            )
+        return self.dense
 
     @property
     def embedding_bytes(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from predictor.model.measured_dense import MeasuredDense
 from predictor.model.workload import DenseArch, Table
 from shardopt.config.problems import KeyPath, Problems
 
@@ -12,19 +13,22 @@ IndexedTables = Sequence[tuple[int, Table]]
 
 
 def check_consistency(
-    raw_tables: Sequence[Any], tables: IndexedTables, dense: DenseArch | None, problems: Problems
+    raw_tables: Sequence[Any],
+    tables: IndexedTables,
+    dense: DenseArch | MeasuredDense | None,
+    problems: Problems,
 ) -> None:
     """Record what does not fit together.
 
     Args:
         raw_tables: all tables as written; names are compared even where the rest has problems.
         tables: the good ones with their place in the list.
-        dense: the dense layers, None if they have problems.
+        dense: the dense part, None if it has problems.
         problems: where errors and notes go.
     """
     _unique("table", _table_names(raw_tables), problems)
     _unique("feature", _feature_names(raw_tables), problems)
-    if dense is not None and dense.interaction == "dot":
+    if isinstance(dense, DenseArch) and dense.interaction == "dot":
         _one_dim(tables, dense, problems)
     for index, table in tables:
         if table.weighted and not table.is_pooled:

@@ -7,30 +7,26 @@ from pathlib import Path
 from typing import Any
 
 from predictor.errors import InputError
+from predictor.model.measured_dense import MeasuredDense
 from predictor.model.plan import ShardingType
 from predictor.model.plan_json import SCHEMA as PLAN_SCHEMA
-from predictor.model.workload import Constraints, DcnV2, DenseArch, Feature, QComm, Table, Workload
+from predictor.model.workload import Constraints, Feature, QComm, Table, Workload
 from shardopt.config.consistency import check_consistency
+from shardopt.config.dense import read_dense
 from shardopt.config.distributions import DistributionReader
 from shardopt.config.document import parse_yaml
 from shardopt.config.problems import KeyPath, Problems, shown
 from shardopt.config.schema import (
     ConstraintsSection,
     CsvSection,
-    DcnSection,
-    DenseSection,
     FeatureSection,
-    LinearsSection,
     ModelSection,
     QCommSection,
     TableSection,
     check,
 )
 from shardopt.config.tables_csv import read_tables_csv
-from shardopt.config.values import nearest
 from shardopt.files import decode, read_bytes
-
-INTERACTIONS = ("dot", "concat", "dcn_v2")
 
 
 def load_model(path: str | Path, *, batch_size: int | None = None) -> Workload:
@@ -91,12 +87,13 @@ class _Reader:
             self.optimizer = top.optimizer
         batch = self._batch_size(raw, top, batch_size)
         qcomm = self._qcomm(raw.get("qcomm"))
-        dense = self._dense(raw["dense"]) if raw.get("dense") is not None else None
+        dense = read_dense(raw["dense"], self.problems) if raw.get("dense") is not None else None
         raw_tables = self._raw_tables(raw.get("tables"))
         tables = [self._table(item, ("tables", i)) for i, item in enumerate(raw_tables)]
         good = [(i, table) for i, table in enumerate(tables) if table is not None]
         check_consistency(raw_tables, good, dense, self.problems)
         self._note_uniform()
+        self._note_extrapolated(dense, batch)
         if top is None or batch is None or qcomm is None or dense is None:
             return None
         workload = (
@@ -215,60 +212,18 @@ class _Reader:
             device_group=section.device_group,
         )
 
-    def _dense(self, raw: object) -> DenseArch | None:
-        if isinstance(raw, dict) and "linears" in raw:
-            return self._linears(raw)
-        section = check(DenseSection, raw, ("dense",), self.problems)
-        interaction = None
-        if isinstance(raw, dict):
-            interaction = self._interaction(raw.get("interaction"), ("dense", "interaction"))
-        if section is None or interaction is None:
-            return None
-        return DenseArch(
-            in_features=section.in_features,
-            bottom_mlp=tuple(section.bottom_mlp),
-            top_mlp=tuple(section.top_mlp),
-            interaction=interaction,
-            data_type=section.data_type,
-            optimizer=section.optimizer,
-            bucket_cap_mb=section.bucket_cap_mb,
-        )
-
-    def _linears(self, raw: object) -> DenseArch | None:
-        section = check(LinearsSection, raw, ("dense",), self.problems)
-        if section is None:
-            return None
-        return DenseArch(
-            in_features=section.in_features,
-            bottom_mlp=(),
-            top_mlp=(),
-            interaction="concat",
-            data_type=section.data_type,
-            optimizer=section.optimizer,
-            bucket_cap_mb=section.bucket_cap_mb,
-            linears=tuple((width, out) for width, out in section.linears),
-        )
-
-    def _interaction(self, raw: object, path: KeyPath) -> str | DcnV2 | None:
-        if raw is None:
-            return "dot"
-        if isinstance(raw, str) and raw in ("dot", "concat"):
-            return raw
-        if isinstance(raw, dict) and list(raw) == ["dcn_v2"]:
-            section = check(DcnSection, raw["dcn_v2"], (*path, "dcn_v2"), self.problems)
-            return DcnV2(section.layers, section.low_rank_dim) if section else None
-        word = raw if isinstance(raw, str) else next(iter(raw), "") if isinstance(raw, dict) else ""
-        self.problems.add(
-            path,
-            f"got {shown(raw)}; allowed: dot, concat, {{dcn_v2: {{layers: 3, low_rank_dim: 512}}}}"
-            f"{nearest(str(word), INTERACTIONS)}",
-        )
-        return None
-
     def _note_uniform(self) -> None:
         if self.distributions.left_out:
             missing, total = self.distributions.left_out, self.distributions.total
             self.problems.notes.append(
                 f"{self.problems.file}: index_distribution is missing for {missing} of {total} "
                 "features, which count as uniform; real ids are skewed, which makes lookups faster"
+            )
+
+    def _note_extrapolated(self, dense: object, batch: int | None) -> None:
+        if isinstance(dense, MeasuredDense) and batch and batch != dense.batch_size:
+            self.problems.notes.append(
+                f"{self.problems.file}: the dense part was measured at a batch of "
+                f"{dense.batch_size}; at {batch} its times are scaled in proportion, which is an "
+                "extrapolation"
             )

@@ -26,6 +26,7 @@ Dim = Annotated[int, whole(4, MAX_WIDTH, multiple_of=4, why=" (FBGEMM reads 4 co
 Count = Annotated[int, whole(1, MAX_COUNT)]
 Name = Annotated[str, text()]
 TableName = Annotated[str, text(forbidden={".": "a torch module cannot have such a name"})]
+Milliseconds = Annotated[float, real(0, 1e7)]
 Flag = Annotated[bool, flag()]
 EmbeddingType = Annotated[str, choice(["fp32", "fp16", "bf16"])]
 EmbeddingOptimizer = Annotated[str, choice(Optimizer)]
@@ -153,6 +154,28 @@ class LinearsSection(Section):
     data_type: Annotated[str, choice(["fp32", "tf32", "bf16"])] = "fp32"
     optimizer: Annotated[str, choice(DENSE_OPTIMIZERS)] = "sgd"
     bucket_cap_mb: Annotated[float, real(0, 1e6, above=True)] = 25.0
+
+
+class MeasuredDenseSection(Section):
+    """A dense part by its measured times."""
+
+    measured: Any
+    in_features: Annotated[int, whole(0, MAX_WIDTH)] = 0
+    optimizer: Annotated[str, choice(DENSE_OPTIMIZERS)] = "sgd"
+    bucket_cap_mb: Annotated[float, real(0, 1e6, above=True)] = 25.0
+
+
+class MeasuredSection(Section):
+    """What one rank's dense part took, without lookups and collectives."""
+
+    batch_size: Count = Field(description="the samples per rank when it was measured")
+    forward_ms: Milliseconds = Field(description="the time of its forward kernels")
+    backward_ms: Milliseconds = Field(description="the time of its backward kernels")
+    optimizer_ms: Milliseconds = Field(description="the time of its optimizer step")
+    gradient_mib: Annotated[float, real(0, 1e8)] = Field(
+        description="the MiB of all dense gradients, which are all-reduced"
+    )
+    activation_gib: Annotated[float, real(0, 1e5)] | None = None
 
 
 class DcnSection(Section):

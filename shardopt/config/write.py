@@ -12,7 +12,9 @@ import yaml
 
 from predictor.errors import InputError
 from predictor.model.distribution import Distribution, ReuseHistogram, Uniform, Zipf
+from predictor.model.measured_dense import MeasuredDense
 from predictor.model.workload import Constraints, DcnV2, DenseArch, Feature, Table, Workload
+from predictor.units import GIB, MIB
 from shardopt.config.schema import SCHEMA_VERSION
 from shardopt.files import atomic_write_text
 
@@ -37,7 +39,7 @@ def model_text(workload: Workload, notes: Sequence[str] = ()) -> str:
         "batch_size": workload.batch_size,
         "train_pipeline": workload.train_pipeline,
         "qcomm": {"forward": workload.qcomm.forward, "backward": workload.qcomm.backward},
-        "dense": _dense(workload.dense),
+        "dense": dense_section(workload.dense),
         "tables": [_table(table) for table in workload.tables],
     }
     # lists and mappings of scalars stand in a line: tables are what makes a model file long
@@ -56,7 +58,10 @@ def write_model(path: Path, workload: Workload, notes: Sequence[str] = ()) -> No
     atomic_write_text(path, model_text(workload, notes))
 
 
-def _dense(dense: DenseArch) -> dict[str, Any]:
+def dense_section(dense: DenseArch | MeasuredDense) -> dict[str, Any]:
+    """The ``dense`` section that is read as this dense part."""
+    if isinstance(dense, MeasuredDense):
+        return _measured(dense)
     if dense.linears:
         return {
             "in_features": dense.in_features,
@@ -75,6 +80,24 @@ def _dense(dense: DenseArch) -> dict[str, Any]:
         "interaction": interaction,
         "top_mlp": list(dense.top_mlp),
         "data_type": dense.data_type,
+        "optimizer": dense.optimizer,
+        "bucket_cap_mb": dense.bucket_cap_mb,
+    }
+
+
+def _measured(dense: MeasuredDense) -> dict[str, Any]:
+    measured = {
+        "batch_size": dense.batch_size,
+        "forward_ms": dense.forward_ms,
+        "backward_ms": dense.backward_ms,
+        "optimizer_ms": dense.optimizer_ms,
+        "gradient_mib": dense.gradient_bytes / MIB,
+    }
+    if dense.activation_bytes is not None:
+        measured["activation_gib"] = dense.activation_bytes / GIB
+    return {
+        "measured": measured,
+        "in_features": dense.in_features,
         "optimizer": dense.optimizer,
         "bucket_cap_mb": dense.bucket_cap_mb,
     }

@@ -71,7 +71,7 @@ class HugeCtrBuilder:
         self.dtype = runtime.dense_type
         self.workload = replace(
             workload,
-            dense=replace(workload.dense, data_type=self.dtype),
+            dense=replace(workload.dlrm, data_type=self.dtype),
             qcomm=QComm(self.dtype, self.dtype),
         )
         self.topology = topology
@@ -305,19 +305,19 @@ class HugeCtrBuilder:
     # --- dense ---------------------------------------------------------------------------------
 
     def _bottom(self) -> list[tuple[int, int]]:
-        dense = self.workload.dense
+        dense = self.workload.dlrm
         return _widths(dense.in_features, dense.bottom_mlp)
 
     def _interaction(self) -> list[tuple[int, int]]:
         """Multiplications of the interaction as (inputs, outputs)."""
-        dense, layers = self.workload.dense, self.costs.dense
+        dense, layers = self.workload.dlrm, self.costs.dense
         if isinstance(dense.interaction, DcnV2):
             width, rank = layers.interaction_width, dense.interaction.low_rank_dim
             return [(width, rank), (rank, width)] * dense.interaction.layers
         return []
 
     def _top(self) -> list[tuple[int, int]]:
-        return _widths(self.costs.dense.top_input, self.workload.dense.top_mlp)
+        return _widths(self.costs.dense.top_input, self.workload.dlrm.top_mlp)
 
     def _layers(self, layers: Sequence[tuple[int, int]], name: str) -> int:
         op = -1
@@ -351,7 +351,7 @@ class HugeCtrBuilder:
 
     def _dot_ms(self) -> float:
         """Pairwise products as one fused kernel: vectors in, products out."""
-        if self.workload.dense.interaction != "dot":
+        if self.workload.dlrm.interaction != "dot":
             return 0.0
         elements = self.costs.dense.interaction_width + self.costs.dense.top_input
         size = DATA_TYPE_BYTES[self.dtype] * self.workload.batch_size * elements

@@ -223,7 +223,7 @@ class DlrmBuilder:
         """Outputs of all exchanges, pooled, side by side (or their gradient split again)."""
         backward = name.endswith("backward")
         elements = 2 * self.dense.sparse_width + self.dense.sequence_width
-        elements += self.workload.dense.copies[backward]
+        elements += self.workload.dlrm.copies[backward]
         moved = elements * self.workload.batch_size * OUTPUT_BYTES
         return self.graph.add(
             name,

@@ -80,9 +80,9 @@ def to_yaml(
         for table in workload.tables
     )
     dense = replace(
-        workload.dense,
-        data_type=dense_data_type or workload.dense.data_type,
-        optimizer=dense_optimizer or workload.dense.optimizer,
+        workload.dlrm,
+        data_type=dense_data_type or workload.dlrm.data_type,
+        optimizer=dense_optimizer or workload.dlrm.optimizer,
     )
     pipeline = train_pipeline or workload.train_pipeline
     written = replace(workload, tables=tables, dense=dense, train_pipeline=pipeline)

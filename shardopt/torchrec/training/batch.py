@@ -80,7 +80,7 @@ def synthetic_batch(workload: Workload, *, seed: int = 0, rank: int = 0, index: 
     """
     rng = np.random.default_rng([seed, rank, index])
     size = workload.batch_size
-    dense = rng.standard_normal((size, workload.dense.in_features), dtype=np.float32)
+    dense = rng.standard_normal((size, workload.dlrm.in_features), dtype=np.float32)
     labels = rng.integers(0, 2, size).astype(np.float32)
     sparse = {
         module: _sparse([t for t in workload.tables if t.module == module], size, seed, rng)

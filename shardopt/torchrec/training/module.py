@@ -50,7 +50,7 @@ class DLRM(nn.Module):
 
     def __init__(self, workload: Workload, device: torch.device) -> None:
         super().__init__()
-        dense = workload.dense
+        dense = workload.dlrm
         tables = {m: [t for t in workload.tables if t.module == m] for m in workload.modules}
         for name, of in tables.items():
             _check_name("module", name)

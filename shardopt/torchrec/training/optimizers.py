@@ -79,7 +79,7 @@ def dense_optimizer(
 
 def set_matmul_precision(workload: Workload) -> None:
     """Let float32 matrix products use TF32 if the model says so; a setting of the process."""
-    torch.set_float32_matmul_precision("high" if workload.dense.data_type == "tf32" else "highest")
+    torch.set_float32_matmul_precision("high" if workload.dlrm.data_type == "tf32" else "highest")
 
 
 def _optimizer(known: dict[str, Any], name: str, whose: str) -> Any:

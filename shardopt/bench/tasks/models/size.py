@@ -56,7 +56,7 @@ def count(workload: Workload) -> float:
 
 def products(workload: Workload) -> int:
     """Multiplications of a sample's way forward through the dense part."""
-    dense = workload.dense
+    dense = workload.dlrm
     vectors = [t.embedding_dim for t in workload.tables for _ in t.features]
     width = dense.bottom_mlp[-1] + sum(vectors)
     crossed = 0

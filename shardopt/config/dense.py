@@ -1,0 +1,99 @@
+"""The ``dense`` section of model.yaml: the layers of a DLRM, or what was measured of any model."""
+
+from __future__ import annotations
+
+from predictor.model.measured_dense import MeasuredDense
+from predictor.model.workload import DcnV2, DenseArch
+from predictor.units import gib, mib
+from shardopt.config.problems import KeyPath, Problems, shown
+from shardopt.config.schema import (
+    DcnSection,
+    DenseSection,
+    LinearsSection,
+    MeasuredDenseSection,
+    MeasuredSection,
+    check,
+)
+from shardopt.config.values import nearest
+
+INTERACTIONS = ("dot", "concat", "dcn_v2")
+PATH: KeyPath = ("dense",)
+
+
+def read_dense(raw: object, problems: Problems) -> DenseArch | MeasuredDense | None:
+    """The dense part in the form that its keys show; None when it has problems."""
+    if isinstance(raw, dict) and "measured" in raw:
+        return _measured(raw, problems)
+    if isinstance(raw, dict) and "linears" in raw:
+        return _linears(raw, problems)
+    return _layers(raw, problems)
+
+
+def _measured(raw: dict[str, object], problems: Problems) -> MeasuredDense | None:
+    form = check(MeasuredDenseSection, raw, PATH, problems)
+    section = check(MeasuredSection, raw["measured"], (*PATH, "measured"), problems)
+    if form is None or section is None:
+        return None
+    activations = section.activation_gib
+    return MeasuredDense(
+        batch_size=section.batch_size,
+        forward_ms=section.forward_ms,
+        backward_ms=section.backward_ms,
+        optimizer_ms=section.optimizer_ms,
+        gradient_bytes=mib(section.gradient_mib),
+        activation_bytes=None if activations is None else gib(activations),
+        optimizer=form.optimizer,
+        bucket_cap_mb=form.bucket_cap_mb,
+        in_features=form.in_features,
+    )
+
+
+def _layers(raw: object, problems: Problems) -> DenseArch | None:
+    section = check(DenseSection, raw, PATH, problems)
+    interaction = None
+    if isinstance(raw, dict):
+        interaction = _interaction(raw.get("interaction"), (*PATH, "interaction"), problems)
+    if section is None or interaction is None:
+        return None
+    return DenseArch(
+        in_features=section.in_features,
+        bottom_mlp=tuple(section.bottom_mlp),
+        top_mlp=tuple(section.top_mlp),
+        interaction=interaction,
+        data_type=section.data_type,
+        optimizer=section.optimizer,
+        bucket_cap_mb=section.bucket_cap_mb,
+    )
+
+
+def _linears(raw: object, problems: Problems) -> DenseArch | None:
+    section = check(LinearsSection, raw, PATH, problems)
+    if section is None:
+        return None
+    return DenseArch(
+        in_features=section.in_features,
+        bottom_mlp=(),
+        top_mlp=(),
+        interaction="concat",
+        data_type=section.data_type,
+        optimizer=section.optimizer,
+        bucket_cap_mb=section.bucket_cap_mb,
+        linears=tuple((width, out) for width, out in section.linears),
+    )
+
+
+def _interaction(raw: object, path: KeyPath, problems: Problems) -> str | DcnV2 | None:
+    if raw is None:
+        return "dot"
+    if isinstance(raw, str) and raw in ("dot", "concat"):
+        return raw
+    if isinstance(raw, dict) and list(raw) == ["dcn_v2"]:
+        section = check(DcnSection, raw["dcn_v2"], (*path, "dcn_v2"), problems)
+        return DcnV2(section.layers, section.low_rank_dim) if section else None
+    word = raw if isinstance(raw, str) else next(iter(raw), "") if isinstance(raw, dict) else ""
+    problems.add(
+        path,
+        f"got {shown(raw)}; allowed: dot, concat, {{dcn_v2: {{layers: 3, low_rank_dim: 512}}}}"
+        f"{nearest(str(word), INTERACTIONS)}",
+    )
+    return None
