@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,9 +13,10 @@ from predictor.errors import InputError
 from shardopt.cli import options
 
 if TYPE_CHECKING:
-    from shardopt.stats.collect import ReadOptions
+    from shardopt.stats.collect import ReadOptions, Windows
     from shardopt.stats.result import FeatureStats
     from shardopt.stats.source import DataFormat
+    from shardopt.stats.windows import TimeWindow
 
 DATA = "Data"
 
@@ -22,8 +24,9 @@ Data = Annotated[
     list[Path],
     typer.Argument(
         metavar="DATA...",
-        help="Criteo TSV (also .gz), .npy, multi-hot .npz, Parquet, or files of torch.save "
-        "(KeyedJaggedTensors, dlrm_datasets). Several files are read as one data set.",
+        help="Criteo TSV (also .gz), .npy, multi-hot .npz, Parquet, files of torch.save "
+        "(KeyedJaggedTensors, dlrm_datasets), or RecBole's .inter. Several files are read as one "
+        "data set.",
         show_default=False,
     ),
 ]
@@ -32,7 +35,7 @@ Format = Annotated[
     typer.Option(
         "--format",
         metavar="NAME",
-        help="tsv, npy, npz, parquet or torch; by default the file name decides.",
+        help="tsv, npy, npz, parquet, torch or inter; by default the file name decides.",
         rich_help_panel=DATA,
         show_default=False,
     ),
@@ -113,6 +116,17 @@ Checkpoint = Annotated[
         show_default=False,
     ),
 ]
+Window = Annotated[
+    str | None,
+    typer.Option(
+        "--window",
+        metavar="COLUMN=1d",
+        help="Count every hour, day or week (h, d, w) of this column of times by itself, write a "
+        "file for each, and print how fast the features move.",
+        rich_help_panel=DATA,
+        show_default=False,
+    ),
+]
 Output = Annotated[
     Path | None,
     typer.Option(
@@ -144,6 +158,7 @@ def stats(
     modulo: Modulo = False,
     max_ids: MaxIds = 2**20,
     chunk_rows: ChunkRows = 65536,
+    window: Window = None,
     hot: Hot = 10,
     output: Output = None,
     write_model: WriteModel = None,
@@ -152,16 +167,10 @@ def stats(
     quiet: options.Quiet = False,
 ) -> None:
     """Measure pooling factors, distinct rows, skew and hot rows of a data sample."""
-    from shardopt.cli.output import check_writable, note, print_json
+    from shardopt.cli.output import check_writable, note
     from shardopt.report.progress import LineProgress
-    from shardopt.report.stats import (
-        Hints,
-        show_short,
-        show_stats,
-        stats_object,
-    )
     from shardopt.stats.collect import ReadOptions, collect
-    from shardopt.stats.result import summarise, write_stats
+    from shardopt.stats.windows import TimeWindow
 
     check_writable(output, data)
     _check_copy(write_model, model, output, data)
@@ -173,6 +182,8 @@ def stats(
     ):
         if value < low:
             raise InputError(f"--{flag}: got {value}; allowed: {low} and up")
+    if window is not None and write_model is not None:
+        raise InputError("--write-model describes all of the data; leave --window out")
     reading = ReadOptions(
         _names(features),
         _rows(table_rows, model, modulo),
@@ -180,33 +191,90 @@ def stats(
         max_ids,
         chunk_rows,
         _format(data_format),
+        None if window is None else TimeWindow.parse(window),
     )
     with LineProgress("reading", on=not quiet) as status:
         counts = collect(data, reading, checkpoint=checkpoint, on_chunk=status.reading)
-    found = list(summarise(counts, reading, hot))
-    told = [f"feature '{f.name}' has no ids; no file describes it" for f in found if f.seen is None]
-    told += _lacking(reading, [f.name for f in found])
-    if output is not None:
-        write_stats(output, found)
-        told.append(f"wrote {output}")
-    if write_model is not None and model is not None and output is not None:
-        _write_model(write_model, model, output, found)
-        told.append(f"wrote {write_model}")
+    show = _Shown(hot, output, json, quiet)
+    if reading.window is None:
+        told = _whole(counts, reading, model, write_model, show)
+    else:
+        told = _windows(counts, reading, reading.window, show)
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)
     note(told, quiet=quiet)
-    if json:
-        print_json(stats_object(found))
-        return
-    from shardopt.report.console import make_console
 
-    if quiet:
+
+@dataclass(frozen=True)
+class _Shown:
+    """What is written and printed: hot rows listed, the file, JSON, little."""
+
+    hot: int
+    output: Path | None
+    json: bool
+    quiet: bool
+
+
+def _whole(
+    counts: Windows,
+    reading: ReadOptions,
+    model: Path | None,
+    write_model: Path | None,
+    show: _Shown,
+) -> list[str]:
+    """Write and print what all samples say; returns notes."""
+    from shardopt.cli.output import print_json
+    from shardopt.report.console import make_console
+    from shardopt.report.stats import Hints, show_short, show_stats, stats_object
+    from shardopt.stats.collect import WHOLE
+    from shardopt.stats.result import summarise, write_stats
+
+    found = list(summarise(counts[WHOLE], reading, show.hot))
+    told = [f"feature '{f.name}' has no ids; no file describes it" for f in found if f.seen is None]
+    told += _lacking(reading, [f.name for f in found])
+    if show.output is not None:
+        write_stats(show.output, found)
+        told.append(f"wrote {show.output}")
+    if write_model is not None and model is not None and show.output is not None:
+        _write_model(write_model, model, show.output, found)
+        told.append(f"wrote {write_model}")
+    if show.json:
+        print_json(stats_object(found))
+    elif show.quiet:
         show_short(make_console(), found)
     else:
         hints = Hints(
             rows="--table-rows or --model sets them", distinct="--max-ids counts more exactly"
         )
-        show_stats(make_console(), found, output, hints)
+        show_stats(make_console(), found, show.output, hints)
+    return told
+
+
+def _windows(counts: Windows, reading: ReadOptions, window: TimeWindow, show: _Shown) -> list[str]:
+    """Write a file for each window, and print how the features move; returns notes."""
+    from shardopt.cli.output import print_json
+    from shardopt.report.console import make_console
+    from shardopt.report.stats import WindowStats, show_windows, windows_object
+    from shardopt.stats.drift import measure_drift
+    from shardopt.stats.result import summarise, write_stats
+
+    found, told = [], _lacking(reading, list(next(iter(counts.values()))))
+    for start, features in counts.items():
+        name = window.name(start)
+        seen = list(summarise(features, reading, show.hot))
+        file = None
+        if show.output is not None:
+            file = show.output.with_suffix(f".{name}{show.output.suffix}")
+            write_stats(file, seen)
+        found.append(WindowStats(name, start, seen, file))
+    if show.output is not None:
+        told.append(f"wrote {len(found)} files, {found[0].file} to {found[-1].file}")
+    drift = measure_drift(counts)
+    if show.json:
+        print_json(windows_object(found, drift))
+    else:
+        show_windows(make_console(), found, drift, short=show.quiet)
+    return told
 
 
 def _check_copy(

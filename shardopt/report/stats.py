@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from shardopt.report.console import heading, line, show, table
+from shardopt.stats.drift import HOT_SHARE, Drift, relative_change
 from shardopt.stats.result import FeatureStats, IdStatistics, yaml_line
 
 POOR_FIT = 0.05
@@ -62,6 +63,85 @@ def show_short(console: Console, found: Sequence[FeatureStats]) -> None:
             f"{feature.name}: {feature.pooling_factor:.4g} ids per sample, "
             f"{_distinct(feature)} distinct, alpha {alpha}",
         )
+
+
+@dataclass(frozen=True)
+class WindowStats:
+    """One window of time: its name, start in Unix seconds, features, and the file of them."""
+
+    name: str
+    start: int
+    features: Sequence[FeatureStats]
+    file: Path | None
+
+
+def show_windows(
+    console: Console, found: Sequence[WindowStats], drift: Sequence[Drift], *, short: bool
+) -> None:
+    """How the features move from window to window.
+
+    Args:
+        short: a line a feature.
+    """
+    if short:
+        for of in drift:
+            line(
+                console,
+                f"{of.feature}: a window changes ids per sample by "
+                f"{relative_change(of.pooling_factors):.1%}, distinct rows by "
+                f"{relative_change(of.distinct_rows):.1%}, and takes {of.hot_lost:.1%} of the ids of "
+                "hot rows",
+            )
+        return
+    heading(console, "Windows", f"{len(found)}, from {found[0].name} to {found[-1].name}")
+    columns = [("feature", "fold"), ("windows", "right"), ("ids/sample", "right")]
+    columns += [("change", "right"), ("distinct", "right"), ("change", "right")]
+    columns += [("hot rows lost", "right")]
+    made = table(columns)
+    for of in drift:
+        made.add_row(
+            of.feature,
+            str(of.windows),
+            _range(of.pooling_factors),
+            f"{relative_change(of.pooling_factors):.1%}",
+            _range(of.distinct_rows),
+            f"{relative_change(of.distinct_rows):.1%}",
+            f"{of.hot_lost:.1%}",
+        )
+    show(console, made)
+    line(
+        console,
+        "Changes are means from one window to the next. Distinct rows are those among as many ids "
+        f"as the smallest window has. Hot rows are the hottest {HOT_SHARE:.0%} of a window's; lost "
+        "is the share of their ids that the next window takes to other rows.",
+    )
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:,.4g}" if low == high else f"{low:,.4g} - {high:,.4g}"
+
+
+def windows_object(found: Sequence[WindowStats], drift: Sequence[Drift]) -> dict[str, Any]:
+    """``--json`` with ``--window``.
+
+    ``windows``: ``name``, ``start`` (Unix seconds), ``file`` (null where none was written) and
+    ``features`` as in `stats_object`. ``drift`` of each feature: ``pooling_factors`` and
+    ``distinct_rows`` by window, ``hot_kept`` by window but the first.
+    """
+    return {
+        "schema": "shardopt.stats/1",
+        "windows": [
+            {
+                "name": window.name,
+                "start": window.start,
+                "file": None if window.file is None else str(window.file),
+                "features": [_object(feature) for feature in window.features],
+            }
+            for window in found
+        ],
+        "drift": [asdict(of) for of in drift],
+    }
 
 
 def stats_object(found: Sequence[FeatureStats]) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +15,20 @@ from shardopt.files import atomic_open, read_problem
 from shardopt.npz import BROKEN, load_arrays
 from shardopt.stats.counts import Bags, FeatureCounts
 from shardopt.stats.source import CHUNK_ROWS, Chunk, DataFormat, Source, format_of, pick
+from shardopt.stats.windows import MOST_WINDOWS, TimeWindow
 
 CHECKPOINT_CHUNKS = 32
 """Chunks between two checkpoints."""
 MAX_IDS = 2**20
 MOST_CHECKPOINT = 2**30
 """Bytes of a checkpoint: a hundred features with `MAX_IDS` ids each."""
-SCHEMA = "shardopt.stats-checkpoint/1"
+SCHEMA = "shardopt.stats-checkpoint/2"
+WHOLE = 0
+"""The one window of data that time does not divide."""
 
 OnChunk = Callable[[Path, int], None]
+Windows = dict[int, dict[str, FeatureCounts]]
+"""Start in Unix seconds -> feature -> counts."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ class ReadOptions:
         max_ids: distinct ids of a feature that are counted exactly, >= 1.
         chunk_rows: samples read at once, >= 1.
         data_format: None if the file names tell.
+        window: of time, whose samples are counted by themselves; None counts all together.
     """
 
     features: tuple[str, ...] | None = None
@@ -44,6 +51,7 @@ class ReadOptions:
     max_ids: int = MAX_IDS
     chunk_rows: int = CHUNK_ROWS
     data_format: DataFormat | None = None
+    window: TimeWindow | None = None
 
     def rows_of(self, feature: str) -> int | None:
         """Rows of a feature's table, if given."""
@@ -57,7 +65,7 @@ def collect(
     checkpoint: Path | None = None,
     every: int = CHECKPOINT_CHUNKS,
     on_chunk: OnChunk = lambda path, samples: None,
-) -> dict[str, FeatureCounts]:
+) -> dict[int, dict[str, FeatureCounts]]:
     """Count the ids of every feature over all files.
 
     Args:
@@ -66,12 +74,16 @@ def collect(
             goes on from it.
         on_chunk: called after each chunk with its file and the samples so far.
 
+    Returns:
+        Start of a window of time -> feature -> counts, in order of time; `WHOLE` is the only key
+        where no windows are asked for.
+
     Raises:
         InputError: data or checkpoint cannot be used; names file, line or row, and feature.
     """
     opened = [_open(paths[0], reading)]
     wanted = _choose_features(paths[0], opened[0], reading)
-    counts = {name: FeatureCounts(reading.max_ids) for name in wanted}
+    counts: Windows = {}
     key = _key(paths, reading, wanted)
     done = (0, 0)
     if checkpoint is not None and checkpoint.exists():
@@ -84,17 +96,51 @@ def collect(
         pick(path, source.features, wanted)
         before = _samples(counts)
         skip = done[1] if number == done[0] else 0
-        chunks = source.chunks(wanted, reading.chunk_rows, skip)
+        chunks = source.chunks(
+            wanted, reading.chunk_rows, skip, _time_column(path, source, reading)
+        )
         for read, chunk in enumerate(chunks, start=skip + 1):
-            for name, bags in _check_ids(path, chunk, reading):
-                counts[name].add(bags)
+            _add(counts, path, chunk, reading, wanted)
             since += 1
             if checkpoint is not None and since % every == 0:
                 _save(checkpoint, key, (number, read), counts)
             on_chunk(path, _samples(counts))
         if not skip and _samples(counts) == before:
             raise InputError(f"{path}: has no samples; give a file that has some")
-    return counts
+    return dict(sorted(counts.items()))
+
+
+def _time_column(path: Path, source: Source, reading: ReadOptions) -> str | None:
+    """The column that divides the samples, if any does."""
+    if reading.window is None:
+        return None
+    column = reading.window.column
+    if column not in source.times:
+        raise InputError(
+            f"{path}: has no column '{column}' of times{did_you_mean(column, source.times)}; it "
+            f"has: {', '.join(source.times[:30]) or 'none'}",
+            inputs=("window",),
+        )
+    return column
+
+
+def _add(
+    counts: Windows, path: Path, chunk: Chunk, reading: ReadOptions, wanted: Sequence[str]
+) -> None:
+    """Count a chunk in the windows that its samples lie in."""
+    checked = replace(chunk, bags=dict(_check_ids(path, chunk, reading)))
+    parts = [(WHOLE, checked)] if reading.window is None else reading.window.split(checked)
+    for start, part in parts:
+        if start not in counts:
+            if len(counts) == MOST_WINDOWS:
+                raise InputError(
+                    f"{path}: the samples lie in more than {MOST_WINDOWS} windows of time; choose "
+                    "longer ones",
+                    inputs=("window",),
+                )
+            counts[start] = {name: FeatureCounts(reading.max_ids) for name in wanted}
+        for name, bags in part.bags.items():
+            counts[start][name].add(bags)
 
 
 def _open(path: Path, reading: ReadOptions) -> Source:
@@ -106,25 +152,29 @@ def _open(path: Path, reading: ReadOptions) -> Source:
         raise InputError(read_problem(path, "data file", error)) from None
     match reading.data_format or format_of(path):
         case DataFormat.TSV:
-            from shardopt.stats.tsv import TsvSource
+            from shardopt.stats.readers.tsv import TsvSource
 
             return TsvSource(path)
         case DataFormat.NPY:
-            from shardopt.stats.arrays import NpySource
+            from shardopt.stats.readers.arrays import NpySource
 
             return NpySource(path)
         case DataFormat.NPZ:
-            from shardopt.stats.arrays import NpzSource
+            from shardopt.stats.readers.arrays import NpzSource
 
             return NpzSource(path)
         case DataFormat.PARQUET:
-            from shardopt.stats.parquet import ParquetSource
+            from shardopt.stats.readers.parquet import ParquetSource
 
             return ParquetSource(path)
         case DataFormat.TORCH:
-            from shardopt.stats.tensors import TensorSource
+            from shardopt.stats.readers.tensors import TensorSource
 
             return TensorSource(path)
+        case DataFormat.INTER:
+            from shardopt.stats.readers.inter import InterSource
+
+            return InterSource(path)
 
 
 def _choose_features(path: Path, source: Source, reading: ReadOptions) -> list[str]:
@@ -134,6 +184,8 @@ def _choose_features(path: Path, source: Source, reading: ReadOptions) -> list[s
     wanted = list(dict.fromkeys(reading.features or rows or source.features))
     if reading.features is None:
         wanted = [name for name in wanted if name in source.features] or wanted
+        time = None if reading.window is None else reading.window.column
+        wanted = [name for name in wanted if name != time] or wanted
     pick(path, source.features, wanted)
     for name in wanted:
         if rows is not None and name not in rows:
@@ -144,8 +196,8 @@ def _choose_features(path: Path, source: Source, reading: ReadOptions) -> list[s
     return wanted
 
 
-def _samples(counts: Mapping[str, FeatureCounts]) -> int:
-    return next(iter(counts.values())).samples
+def _samples(counts: Windows) -> int:
+    return sum(next(iter(features.values())).samples for features in counts.values())
 
 
 def _check_ids(path: Path, chunk: Chunk, reading: ReadOptions) -> Iterator[tuple[str, Bags]]:
@@ -180,22 +232,24 @@ def _key(paths: Sequence[Path], reading: ReadOptions, wanted: Sequence[str]) -> 
     """What a checkpoint must have been made from."""
     files = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
     rows = {name: reading.rows_of(name) for name in wanted}
+    window = None if reading.window is None else [reading.window.column, reading.window.seconds]
     return json.dumps(
-        [SCHEMA, files, rows, reading.modulo, reading.max_ids, reading.chunk_rows],
+        [SCHEMA, files, rows, reading.modulo, reading.max_ids, reading.chunk_rows, window],
     )
 
 
-def _save(path: Path, key: str, done: tuple[int, int], counts: Mapping[str, FeatureCounts]) -> None:
+def _save(path: Path, key: str, done: tuple[int, int], counts: Windows) -> None:
     arrays = {"key": np.array(key), "done": np.array(done, dtype=np.int64)}
-    for number, found in enumerate(counts.values()):
-        arrays |= {f"{number}.{name}": value for name, value in found.state().items()}
+    arrays["windows"] = np.array(list(counts), dtype=np.int64)
+    for start, features in counts.items():
+        for number, found in enumerate(features.values()):
+            mine = f"{start}.{number}"
+            arrays |= {f"{mine}.{name}": value for name, value in found.state().items()}
     with atomic_open(path) as stream:
         np.savez(stream, allow_pickle=False, **arrays)
 
 
-def _load(
-    path: Path, key: str, wanted: Sequence[str]
-) -> tuple[tuple[int, int], dict[str, FeatureCounts]]:
+def _load(path: Path, key: str, wanted: Sequence[str]) -> tuple[tuple[int, int], Windows]:
     """Files and chunks that are done, and what was counted in them."""
     try:
         arrays = load_arrays(path, MOST_CHECKPOINT)
@@ -206,12 +260,17 @@ def _load(
             f"{path}: is a checkpoint of other data or options; delete it or use another file",
             inputs=("checkpoint",),
         )
-    counts = {}
+    counts: Windows = {}
+    states = defaultdict[str, dict[str, np.ndarray]](dict)
+    for name, array in arrays.items():
+        mine, _, what = name.rpartition(".")
+        states[mine][what] = array
     try:
-        for number, name in enumerate(wanted):
-            mine = f"{number}."
-            state = {k.removeprefix(mine): v for k, v in arrays.items() if k.startswith(mine)}
-            counts[name] = FeatureCounts.of_state(state)
+        for start in map(int, arrays["windows"]):
+            counts[start] = {
+                name: FeatureCounts.of_state(states[f"{start}.{number}"])
+                for number, name in enumerate(wanted)
+            }
         return (int(arrays["done"][0]), int(arrays["done"][1])), counts
     except (TypeError, ValueError, LookupError) as error:
         raise InputError(f"{path}: is a damaged checkpoint: {error}; delete it") from None

@@ -116,6 +116,11 @@ class FeatureCounts:
         best = sure[np.argsort(-counts[sure], kind="stable")][:count]
         return ids[best], counts[best], slack[best]
 
+    def hits(self, ids: Ids) -> float:
+        """How many of all ids these rows are; of rows that were not counted exactly, estimated."""
+        known, counts, _, weights = self._rows()
+        return float((counts * weights)[np.isin(known, ids)].sum())
+
     def _rows(self) -> tuple[Ids, Ids, Ids, NDArray[np.float64]]:
         """Ids, counts, how far the counts may be off, rows that each stands for."""
         sampled, counts = self.sample.ids, self.sample.counts

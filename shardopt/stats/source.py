@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from predictor.errors import InputError, did_you_mean
 from shardopt.stats.counts import Bags
 
+Times = NDArray[np.float64]
+"""Unix seconds of some samples, ``[samples]``."""
+
 CHUNK_ROWS = 65536
 """Samples that are read at once."""
 
@@ -26,6 +29,7 @@ class DataFormat(StrEnum):
     NPZ = "npz"
     PARQUET = "parquet"
     TORCH = "torch"
+    INTER = "inter"
 
 
 ENDINGS = {
@@ -38,6 +42,7 @@ ENDINGS = {
     ".pq": DataFormat.PARQUET,
     ".pt": DataFormat.TORCH,
     ".pth": DataFormat.TORCH,
+    ".inter": DataFormat.INTER,
 }
 """Formats by the last part of a file name, without ``.gz``."""
 GZIPPED = (DataFormat.TSV, DataFormat.TORCH)
@@ -51,11 +56,13 @@ class Chunk:
         first: where the first of them stands, in ``unit``.
         unit: ``line`` (counted from 1) or ``row`` (from 0).
         bags: by feature; all have as many samples.
+        times: when the samples were, where that was asked for.
     """
 
     first: int
     unit: str
     bags: Mapping[str, Bags]
+    times: Times | None = None
 
 
 class Source(Protocol):
@@ -66,13 +73,21 @@ class Source(Protocol):
         """Names of the sparse features, in the file's order."""
         ...
 
-    def chunks(self, wanted: Sequence[str], rows: int, skip: int) -> Iterator[Chunk]:
+    @property
+    def times(self) -> Sequence[str]:
+        """Names of the columns that can say when a sample was."""
+        ...
+
+    def chunks(
+        self, wanted: Sequence[str], rows: int, skip: int, time: str | None = None
+    ) -> Iterator[Chunk]:
         """The samples in order.
 
         Args:
             wanted: some of ``features``.
             rows: samples of a chunk.
             skip: chunks to leave out at the start.
+            time: which of ``times`` says when the samples were; None where nobody asks.
         """
         ...
 
@@ -129,3 +144,13 @@ def whole_numbers(values: NDArray, where: str) -> NDArray[np.int64]:
             f"{where}: got the id {int(values.max())}; the largest allowed is 2^63 - 1"
         )
     return values.astype(np.int64)
+
+
+def seconds(values: NDArray) -> Times:
+    """Unix times as seconds: larger numbers are milli-, micro- or nanoseconds.
+
+    Seconds of the next thousand years have at most eleven digits.
+    """
+    largest = float(np.abs(values).max()) if len(values) else 0.0
+    unit = next((unit for unit in (1, 1e3, 1e6) if largest < 1e11 * unit), 1e9)
+    return np.asarray(values, dtype=np.float64) / unit

@@ -141,3 +141,40 @@ def test_what_cannot_be(run, data: Path, tmp_path: Path, words: list[str], messa
     assert done.code == 2
     assert message in done.err
     assert "Traceback" not in done.err
+
+
+@pytest.fixture
+def days(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    path = tmp_path / "days.npz"
+    np.savez(path, user=rng.zipf(1.3, 3000) % ROWS, when=rng.integers(0, 3, 3000) * 86_400)
+    return path
+
+
+def test_a_file_for_each_day_and_how_the_features_move(run, days: Path, tmp_path: Path) -> None:
+    done = run("stats", days, "--window", "when=1d", "-o", "stats.npz")
+    assert done.code == 0, done.err
+    assert "wrote 3 files, stats.1970-01-01.npz to stats.1970-01-03.npz" in done.err
+    for word in ("3, from 1970-01-01 to 1970-01-03", "user", "hot rows lost"):
+        assert word in done.out
+    assert "user.counts" in np.load(tmp_path / "stats.1970-01-02.npz")
+    (short,) = run("stats", days, "--window", "when=1d", "--quiet").out.splitlines()
+    assert short.startswith("user: a window changes ids per sample by 0.0%, distinct rows by ")
+
+
+def test_windows_as_json(run, days: Path) -> None:
+    found = json.loads(run("stats", days, "--window", "when=1d", "--json").out)
+    assert [window["name"] for window in found["windows"]] == [f"1970-01-0{d}" for d in (1, 2, 3)]
+    assert all(window["file"] is None for window in found["windows"])
+    assert sum(window["features"][0]["samples"] for window in found["windows"]) == 3000
+    (drift,) = found["drift"]
+    assert (drift["feature"], drift["windows"], drift["pooling_factors"]) == ("user", 3, [1, 1, 1])
+    assert len(drift["hot_kept"]) == 2
+
+
+def test_a_window_that_is_none_is_refused(run, days: Path, model: Path) -> None:
+    assert run("stats", days, "--window", "when=soon").code == 2
+    done = run("stats", days, "--window", "when=1d", "--model", model, "-o", "s.npz",
+               "--write-model", "m.yaml")  # fmt: skip
+    assert done.code == 2
+    assert "--write-model describes all of the data; leave --window out" in done.err

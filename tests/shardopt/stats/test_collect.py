@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from predictor.errors import InputError
-from shardopt.stats.collect import ReadOptions, collect
+from shardopt.stats.collect import WHOLE, ReadOptions, collect
 from shardopt.stats.counts import FeatureCounts
 
 READING = ReadOptions(chunk_rows=500, max_ids=900)
@@ -60,9 +60,11 @@ def test_killed_and_continued_gives_the_same(
         done = subprocess.run([sys.executable, "-c", KILLED, *words], check=False)
         assert done.returncode == -9
     seen: list[int] = []
-    found = collect(data, READING, checkpoint=checkpoint, on_chunk=lambda _, n: seen.append(n))
+    (found,) = collect(
+        data, READING, checkpoint=checkpoint, on_chunk=lambda _, n: seen.append(n)
+    ).values()
     assert seen[0] > 500
-    whole = collect(data, READING)
+    whole = collect(data, READING)[WHOLE]
     assert whole["cat_0"].hot is not None
     for name in whole:
         equal(found[name], whole[name])

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from predictor.errors import InputError
-from shardopt.stats.collect import ReadOptions, collect
+from shardopt.stats.collect import WHOLE, ReadOptions, collect
 from shardopt.stats.counts import FeatureCounts
 from shardopt.stats.source import DataFormat, format_of
+from shardopt.stats.windows import TimeWindow
 
 RNG = np.random.default_rng(0)
 IDS = RNG.zipf(1.4, (300, 26)) % 5000
@@ -42,7 +43,7 @@ def npy(head: str) -> bytes:
 
 
 def counts(*paths: Path, **more: object) -> dict[str, FeatureCounts]:
-    return collect(paths, ReadOptions(chunk_rows=70, **more))  # type: ignore[arg-type]
+    return collect(paths, ReadOptions(chunk_rows=70, **more))[WHOLE]  # type: ignore[arg-type]
 
 
 def same(found: FeatureCounts, ids: np.ndarray) -> None:
@@ -150,8 +151,8 @@ def test_tuples_of_dlrm_datasets(tmp_path: Path) -> None:
 
 
 def test_skipped_chunks_are_left_out(tmp_path: Path) -> None:
-    from shardopt.stats.arrays import NpySource, NpzSource
-    from shardopt.stats.tsv import TsvSource
+    from shardopt.stats.readers.arrays import NpySource, NpzSource
+    from shardopt.stats.readers.tsv import TsvSource
 
     np.save(tmp_path / "a.npy", IDS)
     sources = [
@@ -256,3 +257,88 @@ def test_features_must_be_there(tmp_path: Path) -> None:
 )
 def test_names_tell_the_format(name: str, data_format: str) -> None:
     assert format_of(Path(name)) is DataFormat(data_format)
+
+
+INTERACTIONS = (
+    "user_id:token\tseen:token_seq\trating:float\twhen:float\n"
+    "3\t1 2\t4.5\t86400\n"
+    "4\t\t1\t86399\n"
+    "3\t7\t2\t172800.5\n"
+)
+
+
+def inter(path: Path, text: str = INTERACTIONS) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_interactions_with_typed_columns(tmp_path: Path) -> None:
+    path = inter(tmp_path / "a.inter")
+    found = counts(path)
+    assert list(found) == ["user_id", "seen"]
+    same(found["user_id"], np.array([3, 4, 3]))
+    same(found["seen"], np.array([1, 2, 7]))
+    assert (found["seen"].samples, found["seen"].empty) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("user_id\n1\n", "a.inter:1: got the column ':user_id'; allowed: name:type"),
+        ("a:token\tb:token\n1\n", "a.inter:2: has 1 columns; line 1 has 2"),
+        ("a:token\n1\nbob\n", "a.inter:3: feature 'a': got 'bob'; allowed: whole numbers"),
+        ("a:token_seq\n1 2\n3 -1\n", "a.inter:3: feature 'a': got '-1'"),
+        ("a:token\n", "has no samples"),
+    ],
+)
+def test_broken_interactions_are_told_with_their_line(
+    text: str, words: str, tmp_path: Path
+) -> None:
+    assert words in error(inter(tmp_path / "a.inter", text))
+
+
+DAYS = {0: 1, 86_400: 1, 172_800: 1}
+"""Samples by start of the day, of all files with times below."""
+
+
+def npz_days(path: Path) -> Path:
+    np.savez(path, user=np.array([3, 4, 3]), when=np.array([86_400_000, 86_399_000, 172_800_500]))
+    return path
+
+
+def parquet_days(path: Path) -> Path:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    when = pyarrow.array([86_400_000, 86_399_000, 172_800_500], pyarrow.timestamp("ms"))
+    parquet.write_table(pyarrow.table({"user": [3, 4, 3], "when": when}), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "unit"),
+    [("a.inter", inter, 1), ("a.parquet", parquet_days, 1), ("a.npz", npz_days, 1000)],
+)
+def test_samples_are_counted_by_day(
+    name: str, write: Callable[[Path], Path], unit: int, tmp_path: Path
+) -> None:
+    # numbers below 10^11 are seconds, so a day of milliseconds after 1970 is 1000 days
+    window = TimeWindow("when", 86_400 * unit)
+    reading = ReadOptions(chunk_rows=2, window=window)
+    found = collect([write(tmp_path / name)], reading)
+    assert {start // unit: next(iter(of.values())).samples for start, of in found.items()} == DAYS
+    assert all("when" not in features for features in found.values())
+
+
+def test_a_column_that_has_no_times_is_told(tmp_path: Path) -> None:
+    words = error(inter(tmp_path / "a.inter"), window=TimeWindow("wen", 60))
+    assert "has no column 'wen' of times (did you mean 'when'?); it has: rating, when" in words
+    assert "it has: none" in error(tsv(tmp_path / "a.tsv"), window=TimeWindow("when", 60))
+    text = INTERACTIONS.replace("172800.5", "soon")
+    words = error(inter(tmp_path / "b.inter", text), window=TimeWindow("when", 60))
+    assert "b.inter:4: when: got 'soon'; allowed: numbers" in words
+
+
+def test_too_many_windows_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", user=np.arange(1001), when=60 * np.arange(1001))
+    assert "more than 1000 windows" in error(tmp_path / "a.npz", window=TimeWindow("when", 60))

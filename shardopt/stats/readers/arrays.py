@@ -14,7 +14,7 @@ from predictor.errors import InputError
 from shardopt.files import read_problem
 from shardopt.npz import BROKEN, Head, read_head
 from shardopt.stats.counts import Bags
-from shardopt.stats.source import CHUNK_ROWS, Chunk, whole_numbers
+from shardopt.stats.source import CHUNK_ROWS, Chunk, seconds, whole_numbers
 
 MOST_FEATURES = 2**16
 MOST_BYTES = 2**30
@@ -24,6 +24,8 @@ MOST_BYTES = 2**30
 class NpySource:
     """Integers ``[samples, features]``, as ``day_0_sparse.npy`` of the preprocessed Criteo 1TB
     data; features are called cat_0, cat_1, ..."""
+
+    times: Sequence[str] = ()
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,7 +46,9 @@ class NpySource:
         whole_numbers(self.array[:0], str(path))
         self.features: Sequence[str] = [f"cat_{i}" for i in range(self.array.shape[1])]
 
-    def chunks(self, wanted: Sequence[str], rows: int, skip: int) -> Iterator[Chunk]:
+    def chunks(
+        self, wanted: Sequence[str], rows: int, skip: int, time: str | None = None
+    ) -> Iterator[Chunk]:
         """As `Source.chunks`."""
         columns = {name: self.features.index(name) for name in wanted}
         for first in range(skip * rows, len(self.array), rows):
@@ -74,17 +78,23 @@ class NpzSource:
         except BROKEN as error:
             raise InputError(f"{path}: is no .npz file, or truncated: {error}") from None
         self.features: Sequence[str] = list(self.heads)
+        self.times: Sequence[str] = [
+            name for name, (_, head) in self.heads.items() if _ids(head.shape) == 1
+        ]
 
-    def chunks(self, wanted: Sequence[str], rows: int, skip: int) -> Iterator[Chunk]:
+    def chunks(
+        self, wanted: Sequence[str], rows: int, skip: int, time: str | None = None
+    ) -> Iterator[Chunk]:
         """As `Source.chunks`; arrays are read side by side, a chunk at a time."""
         if not wanted:
             return
-        total = self._samples(wanted)
+        read = list(dict.fromkeys([*wanted, *filter(None, [time])]))
+        total = self._samples(read)
         try:
             with ExitStack() as stack:
                 archive = stack.enter_context(zipfile.ZipFile(self.path))
                 streams = {}
-                for name in wanted:
+                for name in read:
                     member, head = self.heads[name]
                     stream = stack.enter_context(archive.open(member))
                     read_head(stream)
@@ -93,8 +103,9 @@ class NpzSource:
                     streams[name] = stream
                 for first in range(skip * rows, total, rows):
                     count = min(rows, total - first)
-                    bags = {name: self._bags(streams[name], name, count) for name in wanted}
-                    yield Chunk(first, "row", bags)
+                    bags = {name: self._bags(streams[name], name, count) for name in read}
+                    when = None if time is None else seconds(bags[time].ids)
+                    yield Chunk(first, "row", {name: bags[name] for name in wanted}, when)
         except OSError as error:
             raise InputError(read_problem(self.path, "data file", error)) from None
         except BROKEN as error:

@@ -11,7 +11,7 @@ import numpy as np
 from predictor.errors import InputError
 from shardopt.files import read_problem
 from shardopt.stats.counts import Bags
-from shardopt.stats.source import Chunk, whole_numbers
+from shardopt.stats.source import Chunk, Times, seconds, whole_numbers
 
 
 class ParquetSource:
@@ -29,17 +29,22 @@ class ParquetSource:
         schema = self.file.schema_arrow
         self.types = {name: schema.field(name).type for name in dict.fromkeys(schema.names)}
         self.features: Sequence[str] = [n for n, kind in self.types.items() if self._ids(kind)]
+        self.times: Sequence[str] = [n for n, kind in self.types.items() if self._is_time(kind)]
 
-    def chunks(self, wanted: Sequence[str], rows: int, skip: int) -> Iterator[Chunk]:
+    def chunks(
+        self, wanted: Sequence[str], rows: int, skip: int, time: str | None = None
+    ) -> Iterator[Chunk]:
         """As `Source.chunks`."""
         first = 0
         try:
-            for batch in self.file.iter_batches(batch_size=rows, columns=list(wanted)):
+            read = list(dict.fromkeys([*wanted, *filter(None, [time])]))
+            for batch in self.file.iter_batches(batch_size=rows, columns=read):
                 if skip > 0:
                     skip -= 1
                 else:
                     bags = {name: self._bags(batch.column(name), name, first) for name in wanted}
-                    yield Chunk(first, "row", bags)
+                    when = None if time is None else self._times(batch.column(time), time, first)
+                    yield Chunk(first, "row", bags, when)
                 first += batch.num_rows
         except (OSError, self.arrow.ArrowException) as error:
             raise InputError(
@@ -49,6 +54,25 @@ class ParquetSource:
     def _ids(self, kind: Any) -> bool:
         kinds = self.arrow.types
         return bool(kinds.is_integer(kind.value_type if _is_list(kinds, kind) else kind))
+
+    def _is_time(self, kind: Any) -> bool:
+        kinds = self.arrow.types
+        return any(
+            check(kind)
+            for check in (kinds.is_integer, kinds.is_floating, kinds.is_timestamp, kinds.is_date)
+        )
+
+    def _times(self, column: Any, name: str, first: int) -> Times:
+        if column.null_count:
+            row = first + int(np.flatnonzero(np.asarray(column.is_null()))[0])
+            raise InputError(
+                f"{self.path}, row {row}: {name}: got a null; give every sample a time"
+            )
+        kinds = self.arrow.types
+        if kinds.is_timestamp(column.type) or kinds.is_date(column.type):
+            exact = column.cast(self.arrow.timestamp("us")).cast(self.arrow.int64())
+            return np.asarray(exact.to_numpy(zero_copy_only=False), dtype=np.float64) / 1e6
+        return seconds(column.to_numpy(zero_copy_only=False))
 
     def _bags(self, column: Any, name: str, first: int) -> Bags:
         where = f"{self.path}: {name}"

@@ -17,6 +17,8 @@ class TensorSource:
     A chunk lies within one batch, so it may have fewer rows than asked for.
     """
 
+    times: Sequence[str] = ()
+
     def __init__(self, path: Path) -> None:
         from shardopt.torchrec.training.saved_batches import load_batches
 
@@ -24,7 +26,9 @@ class TensorSource:
         self.batches = load_batches(path)
         self.features: Sequence[str] = self.batches[0].names if self.batches else []
 
-    def chunks(self, wanted: Sequence[str], rows: int, skip: int) -> Iterator[Chunk]:
+    def chunks(
+        self, wanted: Sequence[str], rows: int, skip: int, time: str | None = None
+    ) -> Iterator[Chunk]:
         """As `Source.chunks`."""
         row = 0
         for batch in self.batches:

@@ -37,11 +37,14 @@ class TsvSource:
     takes it (torchrec/datasets/criteo.py, `tsv_to_npys`)."""
 
     features: Sequence[str] = NAMES
+    times: Sequence[str] = ()
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def chunks(self, wanted: Sequence[str], rows: int, skip: int) -> Iterator[Chunk]:
+    def chunks(
+        self, wanted: Sequence[str], rows: int, skip: int, time: str | None = None
+    ) -> Iterator[Chunk]:
         """As `Source.chunks`.
 
         Raises:
