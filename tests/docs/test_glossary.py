@@ -31,8 +31,8 @@ visit wait watch weight word work
 ADJECTIVES = """
 allowed bad balanced calibrated captured chosen compared compiled costed died distinct drawn
 ended every fastest fitted fixed free growing hot infeasible known last left legal limited loaded
-local low made matched measured missing native no outstanding parsed predicted pruned ranked rated read
-readable recorded ruled saved shared simulated strict symbolic traced tune tuned undecided
+local low made matched measured missing native no outstanding parsed predicted pruned ranked rated
+read readable recorded ruled saved shared simulated strict symbolic traced tune tuned undecided
 uniform unmatched unreadable untimed untried unwritable without
 """
 """They need a noun: `LoadedPlan` says what it is, `Loaded` would not."""
