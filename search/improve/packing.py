@@ -76,7 +76,9 @@ class Packer:
             if cut is None or not len(cut.segments):
                 break
             cuts = [*(c for c in cuts if c.groups == cut.groups), cut]
-            state = _Descent(self.objective, self.surrogate, self.staying, cuts, best)
+            # a trade may have emptied an exchange of the best plan, of which the cuts say nothing
+            first = best if self._groups_of(best) <= cut.groups else current
+            state = _Descent(self.objective, self.surrogate, self.staying, cuts, first)
             state.tighten(min(steps, each), partial(stop, best_ms))
             steps -= state.steps + 1
             current = state.assignment
@@ -85,6 +87,10 @@ class Packer:
             if ms < best_ms:
                 best, best_ms = current, ms
         return best, best_ms
+
+    def _groups_of(self, plan: Assignment) -> set[int]:
+        """Lookup groups that a plan uses."""
+        return {self.surrogate.shard_loads(option)[0] for option, _ in plan}
 
 
 class _Descent(CutPlan):

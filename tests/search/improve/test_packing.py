@@ -50,6 +50,18 @@ def test_random_plans_of_random_problems(seed: int) -> None:
     assert Packer(objective, surrogate).pack(start, 60) == (plan, ms), "the same once more"
 
 
+def test_a_plan_that_lost_an_exchange_is_packed_on() -> None:
+    """Cuts of a plan whose trades emptied an exchange say nothing of the plan before."""
+    objective, surrogate = objective_of(random_problem(33))
+    rng = random.Random(33)
+    for _ in range(3):
+        plans = (random_plan(objective, rng) for _ in range(50))
+        start = next(plan for plan in plans if objective.fits(plan))
+        plan, ms = Packer(objective, surrogate).pack(start, 60)
+        assert_valid(objective, plan)
+        assert ms <= objective.score([start])[0]
+
+
 def a_case(ranks: int, **more: object) -> tuple[Objective, object, Assignment]:
     tables = [
         a_table(f"t{i}", 50_000 * (i % 7 + 1), (32, 64, 128)[i % 3], 1.0 + 7 * (i * i % 5))
