@@ -87,10 +87,9 @@ def show_windows(
         for of in drift:
             line(
                 console,
-                f"{of.feature}: a window changes ids per sample by "
-                f"{relative_change(of.pooling_factors):.1%}, distinct rows by "
-                f"{relative_change(of.distinct_rows):.1%}, and takes {of.hot_lost:.1%} of the ids of "
-                "hot rows",
+                f"{of.feature}: a window moves ids per sample "
+                f"{relative_change(of.pooling_factors):.1%}, distinct rows "
+                f"{relative_change(of.distinct_rows):.1%}, hot rows {of.hot_lost:.1%}",
             )
         return
     heading(console, "Windows", f"{len(found)}, from {found[0].name} to {found[-1].name}")

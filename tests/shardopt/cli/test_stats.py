@@ -159,7 +159,7 @@ def test_a_file_for_each_day_and_how_the_features_move(run, days: Path, tmp_path
         assert word in done.out
     assert "user.counts" in np.load(tmp_path / "stats.1970-01-02.npz")
     (short,) = run("stats", days, "--window", "when=1d", "--quiet").out.splitlines()
-    assert short.startswith("user: a window changes ids per sample by 0.0%, distinct rows by ")
+    assert short.startswith("user: a window moves ids per sample 0.0%, distinct rows ")
 
 
 def test_windows_as_json(run, days: Path) -> None:
