@@ -16,6 +16,7 @@ from shardopt.extras import require_packages
 from shardopt.measure.machine import available_bytes
 from shardopt.ranks.hosts import HOSTS, Link, check_hosts
 from shardopt.ranks.realtime import Runtime
+from shardopt.torchrec.training.architecture import Architecture
 
 RANK_BYTES = GIB // 2
 """What a rank holds apart from tables: libraries, dense part, batches; 0.35 GiB is seen."""
@@ -33,6 +34,7 @@ class Job:
         first_round: the first that is still to be measured.
         link: between the ranks, each of which is then a separate host on this machine.
         runtime: of the ranks.
+        architecture: of the model beside its tables; None: the DLRM that the workload describes.
     """
 
     workload: Workload
@@ -45,6 +47,7 @@ class Job:
     first_round: int = 0
     link: Link | None = None
     runtime: Runtime = Runtime.PLAIN
+    architecture: Architecture | None = None
 
     @property
     def world_size(self) -> int:

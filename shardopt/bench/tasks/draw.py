@@ -24,6 +24,7 @@ from shardopt.bench.tasks.models.families import RANDOM, draw_model
 from shardopt.bench.tasks.plans import MIN_CLOSE, quick_ms, task_plans
 from shardopt.bench.tasks.task_set import task_name
 from shardopt.config.write import with_digest
+from shardopt.torchrec.training.architecture import Architecture
 
 PROFILE = "cpu-gloo"
 """Whose predictions size the tasks; only sizes and the choice of plans depend on it."""
@@ -60,13 +61,15 @@ class Task:
 
     Args:
         workload: as its model file reads, with the digest of that.
-        plans: name -> plan; the first is the best by prediction.
+        plans: name -> plan; the first is what others are compared with.
+        architecture: of the model beside its tables; None: the DLRM that the workload describes.
     """
 
     seed: int
     name: str
     workload: Workload
     plans: Mapping[str, ShardingPlan]
+    architecture: Architecture | None = None
 
 
 def draw_task(

@@ -22,9 +22,10 @@ from predictor.units import GIB
 from shardopt.bench.job import Job
 from shardopt.bench.rows import read_rows, write_rows
 from shardopt.bench.run import new_rows, run_bench
+from shardopt.bench.tasks.architectures import draw_architecture_task
 from shardopt.bench.tasks.crossed import draw_crossed_task
 from shardopt.bench.tasks.draw import Task, draw_task
-from shardopt.bench.tasks.models.families import CROSSED, RANDOM, check_family
+from shardopt.bench.tasks.models.families import ARCHITECTURES, CROSSED, RANDOM, check_family
 from shardopt.bench.tasks.parts import part_path, part_paths, split_plans
 from shardopt.bench.tasks.task_set import (
     CALIBRATION_FILE,
@@ -42,6 +43,7 @@ from shardopt.measure.store import read_json
 from shardopt.ranks.hosts import HOSTS, Link
 from shardopt.ranks.rank import RankDiedError
 from shardopt.ranks.realtime import Runtime
+from shardopt.torchrec.training.architecture import Architecture
 
 BACKEND = "gloo"
 KINDS = {"environment": dict, "tasks": list}
@@ -50,7 +52,9 @@ Say = Callable[[str], None]
 
 
 def draw_random_task(settings: TaskSetSettings, seed: int) -> Task:
-    """A task with a dozen plans of every structure, or with crossed plans."""
+    """A task with a dozen plans of every structure, or with the plans of its family."""
+    if settings.models == ARCHITECTURES:
+        return draw_architecture_task(seed, load_task_set(settings.folder))
     if settings.models == CROSSED:
         return draw_crossed_task(
             seed,
@@ -296,11 +300,12 @@ def _run(
         say(f"{title}: complete")
         return
     workload = load_model(settings.folder / f"{task_name(seed)}.yaml")
+    found = read_rows(plans)
     chosen = {
         entry["name"]: plan_from_dict(entry["plan"], where=f"{plans}: plan '{entry['name']}'")
-        for entry in read_rows(plans).plans
+        for entry in found.plans
     }
-    job = _job(settings, seed, workload, chosen)
+    job = _job(settings, seed, workload, chosen, found.architecture)
     run_bench(job, path, say=lambda text: say(f"{title}: {text}"))
 
 
@@ -321,12 +326,16 @@ def _draw(settings: TaskSetSettings, title: str, seed: int, say: Say) -> None:
     write_model(settings.folder / f"{task_name(seed)}.yaml", task.workload)
     # the first part last: where it is there, all are
     for number, plans in reversed(list(enumerate(parts, start=1))):
-        rows = new_rows(_job(settings, seed, task.workload, plans))
+        rows = new_rows(_job(settings, seed, task.workload, plans, task.architecture))
         write_rows(part_path(settings.folder, task_name(seed), number), rows)
 
 
 def _job(
-    settings: TaskSetSettings, seed: int, workload: Workload, plans: dict[str, ShardingPlan]
+    settings: TaskSetSettings,
+    seed: int,
+    workload: Workload,
+    plans: dict[str, ShardingPlan],
+    architecture: Architecture | None,
 ) -> Job:
     return Job(
         workload,
@@ -337,4 +346,5 @@ def _job(
         seed=seed,
         link=settings.link,
         runtime=settings.runtime,
+        architecture=architecture,
     )

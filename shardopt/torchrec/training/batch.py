@@ -66,21 +66,40 @@ class Batch(Pipelineable):
 
 
 def batch_ring(
-    workload: Workload, *, seed: int = 0, rank: int = 0, size: int = RING_SIZE
+    workload: Workload,
+    *,
+    seed: int = 0,
+    rank: int = 0,
+    size: int = RING_SIZE,
+    in_features: int | None = None,
 ) -> list[Batch]:
     """The distinct batches of one rank; every rank has its own."""
-    return [synthetic_batch(workload, seed=seed, rank=rank, index=i) for i in range(size)]
+    return [
+        synthetic_batch(workload, seed=seed, rank=rank, index=i, in_features=in_features)
+        for i in range(size)
+    ]
 
 
-def synthetic_batch(workload: Workload, *, seed: int = 0, rank: int = 0, index: int = 0) -> Batch:
+def synthetic_batch(
+    workload: Workload,
+    *,
+    seed: int = 0,
+    rank: int = 0,
+    index: int = 0,
+    in_features: int | None = None,
+) -> Batch:
     """Batch `index` of the ring of `rank`; the same arguments give the same batch anywhere.
+
+    Args:
+        in_features: dense features of a sample; None: as many as the workload's DLRM has.
 
     Raises:
         InputError: a feature has `num_poolings` other than 1, which a plain batch cannot hold.
     """
     rng = np.random.default_rng([seed, rank, index])
     size = workload.batch_size
-    dense = rng.standard_normal((size, workload.dlrm.in_features), dtype=np.float32)
+    width = workload.dlrm.in_features if in_features is None else in_features
+    dense = rng.standard_normal((size, width), dtype=np.float32)
     labels = rng.integers(0, 2, size).astype(np.float32)
     sparse = {
         module: _sparse([t for t in workload.tables if t.module == module], size, seed, rng)

@@ -11,9 +11,11 @@ from predictor.model.plan import ComputeKernel, ShardingPlan
 from predictor.model.workload import Workload
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.plan.convert import to_torchrec
+from shardopt.torchrec.training.architecture import Architecture
 from shardopt.torchrec.training.batch import Batch
 from shardopt.torchrec.training.module import DLRM, build_model
 from shardopt.torchrec.training.optimizers import apply_sparse_optimizers, dense_optimizer
+from shardopt.torchrec.training.rankers.ranker import Ranker
 
 with needs_torchrec():
     import torch
@@ -41,8 +43,9 @@ class Training:
 
     Args:
         ring: this rank's batches, which are cycled through; several trainings may share them.
+        architecture: of the model beside its tables; None: the DLRM that the workload describes.
 
-    `model` is the DLRM inside, its embedding modules sharded.
+    `model` is the model inside, its embedding modules sharded.
 
     Raises:
         PlanError: TorchRec cannot run the plan.
@@ -50,7 +53,12 @@ class Training:
     """
 
     def __init__(
-        self, workload: Workload, plan: ShardingPlan, device: torch.device, ring: Sequence[Batch]
+        self,
+        workload: Workload,
+        plan: ShardingPlan,
+        device: torch.device,
+        ring: Sequence[Batch],
+        architecture: Architecture | None = None,
     ) -> None:
         if workload.train_pipeline == "prefetch_sparse_dist" and device.type == "cpu":
             raise InputError(
@@ -58,7 +66,7 @@ class Training:
                 "set it to base or sparse_dist, or train on GPUs with NCCL",
                 inputs=("backend",),
             )
-        model = build_model(workload, "meta")
+        model = build_model(workload, "meta", architecture)
         self.model = model
         unfused = [k for k, t in plan.tables.items() if t.compute_kernel is ComputeKernel.DENSE]
         apply_sparse_optimizers(model, workload, unfused=unfused)
@@ -94,7 +102,7 @@ def _sharders(workload: Workload) -> list[Any]:
     ]
 
 
-def _fill_cheaply(model: DLRM) -> None:
+def _fill_cheaply(model: DLRM | Ranker) -> None:
     """TorchRec's uniform start takes seconds a GiB on one core, and times do not depend on it.
 
     Every page is still written: pages that never were are one page of zeros, always in cache.

@@ -1,4 +1,4 @@
-"""A real TorchRec model from a workload: the DLRM that the model file describes.
+"""A real TorchRec model from a workload: the DLRM that the model file describes, or another.
 
 Every layer is Linear then ReLU, but for the last of the top MLP; the pooled embeddings meet the
 bottom output in `dot`, `concat` or low-rank DCN v2; the loss is binary cross-entropy.
@@ -8,41 +8,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 from predictor.errors import InputError
-from predictor.model.workload import DcnV2, DenseArch, Table, Workload
+from predictor.model.workload import DcnV2, DenseArch, Workload
 from shardopt.extras import needs_torchrec
+from shardopt.torchrec.training.architecture import Architecture
+from shardopt.torchrec.training.embedding_modules import embedding_modules
+from shardopt.torchrec.training.rankers.ranker import Ranker
 
 with needs_torchrec():
     import torch
     from torch import nn
-    from torchrec.modules.embedding_configs import (
-        DataType,
-        EmbeddingBagConfig,
-        EmbeddingConfig,
-        PoolingType,
-    )
-    from torchrec.modules.embedding_modules import (
-        EmbeddingBagCollection,
-        EmbeddingCollection,
-        get_embedding_names_by_table,
-    )
     from torchrec.sparse.jagged_tensor import JaggedTensor
 
     from shardopt.torchrec.training.batch import Batch
 
 
-def build_model(workload: Workload, device: str | torch.device = "meta") -> DLRM:
-    """The workload's DLRM, unsharded; on `meta` it holds no memory.
+def build_model(
+    workload: Workload,
+    device: str | torch.device = "meta",
+    architecture: Architecture | None = None,
+) -> DLRM | Ranker:
+    """The workload's model, unsharded; on `meta` its tables hold no memory.
 
     Args:
         device: where the parameters lie; `DistributedModelParallel` materialises those on `meta`.
+        architecture: what it is beside its tables; None: the DLRM that the workload describes.
 
     Raises:
         InputError: the model cannot be built, e.g. `dot` over tables of several widths.
     """
-    return DLRM(workload, torch.device(device))
+    if architecture is None:
+        return DLRM(workload, torch.device(device))
+    return Ranker(workload, architecture, torch.device(device))
 
 
 class DLRM(nn.Module):
@@ -51,15 +49,9 @@ class DLRM(nn.Module):
     def __init__(self, workload: Workload, device: torch.device) -> None:
         super().__init__()
         dense = workload.dlrm
-        tables = {m: [t for t in workload.tables if t.module == m] for m in workload.modules}
-        for name, of in tables.items():
-            _check_name("module", name)
-            for table in of:
-                _check_name("table", table.name)
-        collections = {name: _collection(name, of, device) for name, of in tables.items()}
+        collections, self.outputs = embedding_modules(workload, device)
         self.sparse = nn.ModuleDict(collections)
-        self.outputs = {name: _outputs(collections[name], of) for name, of in tables.items()}
-        self.unpooled = frozenset(name for name, of in tables.items() if not of[0].is_pooled)
+        self.unpooled = frozenset(t.module for t in workload.tables if not t.is_pooled)
         self.autocast = dense.data_type == "bf16"
 
         widths = [width for outputs in self.outputs.values() for _, width in outputs]
@@ -172,66 +164,3 @@ def _mlp(widths: Sequence[int], device: torch.device, *, bare_last: bool = False
     for width, following in pairwise(widths):
         layers += [nn.Linear(width, following, device=device), nn.ReLU()]
     return nn.Sequential(*(layers[:-1] if bare_last else layers))
-
-
-def _check_name(what: str, name: str) -> None:
-    """torch's ModuleDict, in which TorchRec keeps tables by name, refuses some with a KeyError."""
-    if "." in name or hasattr(nn.ModuleDict, name) or name == "training":
-        raise InputError(
-            f"{what} '{name}': PyTorch cannot hold a module of that name "
-            "(no dots, no names of its own such as 'items' or 'type'); rename it"
-        )
-
-
-def _collection(
-    name: str, tables: Sequence[Table], device: torch.device
-) -> EmbeddingBagCollection | EmbeddingCollection:
-    for what in ("is_pooled", "weighted"):
-        if len({getattr(table, what) for table in tables}) > 1:
-            word = "pooling none" if what == "is_pooled" else "weighted"
-            raise InputError(
-                f"module '{name}' has tables with and without {word}; "
-                "give them modules of their own"
-            )
-    if not tables[0].is_pooled:
-        if len({table.embedding_dim for table in tables}) > 1:
-            raise InputError(
-                f"module '{name}' has pooling none and several embedding_dims; an "
-                "EmbeddingCollection has one: give each embedding_dim a module of its own"
-            )
-        configs = [EmbeddingConfig(**_config(table)) for table in tables]
-        return EmbeddingCollection(configs, device=device)
-    bags = [
-        EmbeddingBagConfig(**_config(t), pooling=PoolingType[t.pooling.upper()]) for t in tables
-    ]
-    return EmbeddingBagCollection(bags, is_weighted=tables[0].weighted, device=device)
-
-
-def _config(table: Table) -> dict[str, Any]:
-    for feature in table.features:
-        if feature.num_poolings != 1:
-            raise InputError(
-                f"feature '{feature.name}' of table '{table.name}' has num_poolings "
-                f"{feature.num_poolings:g}; only models with 1 can be run"
-            )
-    return {
-        "name": table.name,
-        "num_embeddings": table.num_embeddings,
-        "embedding_dim": table.embedding_dim,
-        "data_type": DataType[table.data_type.upper()],
-        "feature_names": [feature.name for feature in table.features],
-    }
-
-
-def _outputs(
-    collection: EmbeddingBagCollection | EmbeddingCollection, tables: Sequence[Table]
-) -> list[tuple[str, int]]:
-    """Key and width of every output; a feature of two tables has `feature@table` as keys."""
-    pooled = isinstance(collection, EmbeddingBagCollection)
-    configs = collection.embedding_bag_configs() if pooled else collection.embedding_configs()
-    names = get_embedding_names_by_table(configs)
-    return [
-        (key, table.embedding_dim)
-        for table, keys in zip(tables, names, strict=True)
-        for key in keys
-    ]

@@ -9,6 +9,7 @@ from predictor.errors import InputError, did_you_mean
 from predictor.model.workload import Optimizer, Table, Workload
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.training.module import DLRM
+from shardopt.torchrec.training.rankers.ranker import Ranker
 
 with needs_torchrec():
     import torch
@@ -35,7 +36,7 @@ SPARSE_OPTIMIZERS: dict[str, Any] = {
 
 
 def apply_sparse_optimizers(
-    model: DLRM,
+    model: DLRM | Ranker,
     workload: Workload,
     *,
     learning_rate: float = 0.01,
@@ -57,7 +58,7 @@ def apply_sparse_optimizers(
             )
 
 
-def table_weight(model: DLRM, table: Table) -> nn.Parameter:
+def table_weight(model: DLRM | Ranker, table: Table) -> nn.Parameter:
     """The whole weight of a table of an unsharded model."""
     collection: Any = model.sparse[table.module]
     tables = collection.embedding_bags if table.is_pooled else collection.embeddings
@@ -70,7 +71,7 @@ def dense_optimizer(
     """The optimizer of what no fused one steps: MLPs, cross layers, tables of the dense kernel.
 
     Args:
-        model: the DLRM, or what `DistributedModelParallel` made of it.
+        model: the whole one, or what `DistributedModelParallel` made of it.
     """
     kind = _optimizer(DENSE_OPTIMIZERS, workload.dense.optimizer, "dense")
     rest = dict(in_backward_optimizer_filter(model.named_parameters()))

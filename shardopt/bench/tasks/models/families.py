@@ -1,4 +1,5 @@
-"""The families by name. Predictions size `random` and `crossed`, which are drawn elsewhere."""
+"""The families by name. Predictions size `random` and `crossed`, which are drawn elsewhere, as
+`architectures` is."""
 
 from __future__ import annotations
 
@@ -15,6 +16,8 @@ RANDOM = "random"
 """The family that is drawn in `shardopt.bench.tasks.draw`."""
 CROSSED = "crossed"
 """The family that is drawn, with plans of its own, in `shardopt.bench.tasks.crossed`."""
+ARCHITECTURES = "architectures"
+"""The family that is drawn, with plans of its own, in `shardopt.bench.tasks.architectures`."""
 
 COUNTED: Mapping[str, Callable[[int, random.Random], Workload]] = {
     "published": draw_published,
@@ -22,7 +25,7 @@ COUNTED: Mapping[str, Callable[[int, random.Random], Workload]] = {
 }
 """Families whose models are sized by counting: name -> the model of a seed."""
 
-FAMILIES = (RANDOM, *COUNTED, CROSSED)
+FAMILIES = (RANDOM, *COUNTED, CROSSED, ARCHITECTURES)
 
 
 def check_family(name: str) -> None:

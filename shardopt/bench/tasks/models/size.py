@@ -42,15 +42,19 @@ def with_batch(
     return min(models, key=lambda model: abs(math.log(count(model) / aim)))
 
 
-def count(workload: Workload) -> float:
-    """About how many milliseconds an iteration is worth; see the head of this file."""
+def count(workload: Workload, dense_products: float | None = None) -> float:
+    """About how many milliseconds an iteration is worth; see the head of this file.
+
+    Args:
+        dense_products: of a sample's way forward through the dense part; None: those of a DLRM.
+    """
     tables = workload.tables
     sample = sum(
         t.lookups_per_sample * (ID + VALUE * t.embedding_dim)
         + t.outputs_per_sample * t.embedding_dim * EXCHANGED
         for t in tables
     )
-    sample += PRODUCT * products(workload)
+    sample += PRODUCT * (products(workload) if dense_products is None else dense_products)
     return workload.batch_size * sample + TABLE * len(tables)
 
 

@@ -1,0 +1,102 @@
+"""Tasks of models whose dense part is no DLRM: built for real, captured, and planned.
+
+Each has TorchRec's plan and ours, and structures that need no search. Ours is searched on the
+calibration of the task set, which no measured iteration is part of.
+
+Why: docs/decisions/0055.
+"""
+
+from __future__ import annotations
+
+import random
+
+from predictor.errors import InputError
+from predictor.model.plan import ShardingPlan
+from predictor.model.runtime_rules import (
+    RuntimeSetting,
+    find_runtime_problem,
+    in_torchrec_order,
+)
+from predictor.model.topology import Topology
+from predictor.model.workload import Workload
+from search.problem import Problem
+from search.solve import solve
+from search.stop import Stop
+from shardopt.bench.tasks.draw import Task
+from shardopt.bench.tasks.models.architectures import draw_architecture
+from shardopt.bench.tasks.plans import EFFORT, signature
+from shardopt.bench.tasks.structures import Candidate, plan_of, structures
+from shardopt.bench.tasks.task_set import TaskSet, task_name
+from shardopt.config.write import with_digest
+
+THEIRS, OURS = "torchrec", "shardopt"
+MAX_PLANS = 8
+STRUCTURES = (
+    *("table_wise_by_lookups", "row_wise", "column_wise", "small_data_parallel"),
+    *("mix_table_row_column", "mix_data_table_row", "table_wise_by_bytes", "table_wise_random"),
+)
+"""In the order in which they are taken until there are `MAX_PLANS`."""
+
+
+def draw_architecture_task(seed: int, task_set: TaskSet) -> Task:
+    """The model and plans of a seed.
+
+    Args:
+        task_set: whose calibration our plan is searched on.
+
+    Raises:
+        InputError: the seed is negative, or TorchRec's planner finds no plan.
+    """
+    drawn = draw_architecture(seed)
+    workload = with_digest(drawn.workload)
+    ranks = task_set.ranks
+    ours = solve(
+        Problem(workload, ranks, task_set.made.profile), Stop(effort=EFFORT), seed=0
+    ).best.plan
+    named = {THEIRS: _their_plan(drawn.workload, ranks, seed), OURS: ours}
+    known = structures(workload, ranks, random.Random(f"shardopt plans {seed}"))
+    named |= {
+        name: plan_of(workload, ranks, known[name])
+        for name in STRUCTURES
+        if name in known and _runs(known[name], workload, ranks)
+    }
+    return Task(seed, task_name(seed), workload, _different(named, workload), drawn.architecture)
+
+
+def _their_plan(workload: Workload, ranks: Topology, seed: int) -> ShardingPlan:
+    """TorchRec's planner looks at embedding modules alone."""
+    from shardopt.torchrec.planning.torchrec_planner import plan_with_torchrec
+
+    found = plan_with_torchrec(workload, ranks, "cpu").plan
+    if found is None:
+        raise InputError(
+            f"TorchRec's planner finds no plan for task {seed} that fits this machine's memory; "
+            "measure on one with more, or leave the task out"
+        )
+    return found
+
+
+def _runs(plan: Candidate, workload: Workload, ranks: Topology) -> bool:
+    """Whether TorchRec runs it: FBGEMM replicates no sequences on CPUs."""
+    world, group = ranks.world_size, ranks.intra_group_size
+    return not any(
+        find_runtime_problem(
+            in_torchrec_order(placed),
+            RuntimeSetting(
+                (table.num_embeddings, table.embedding_dim), table.pooling, world, group, "cpu"
+            ),
+        )
+        for table, placed in zip(workload.tables, plan, strict=True)
+    )
+
+
+def _different(named: dict[str, ShardingPlan], workload: Workload) -> dict[str, ShardingPlan]:
+    """The first plans that are not the same up to a renaming of ranks."""
+    seen: set[object] = set()
+    found: dict[str, ShardingPlan] = {}
+    for name, plan in named.items():
+        key = signature([plan.tables[k] for k in workload.keys])
+        if key not in seen and len(found) < MAX_PLANS:
+            seen.add(key)
+            found[name] = plan
+    return found
