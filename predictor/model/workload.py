@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from predictor.errors import InputError
+from predictor.model.captured.dense import CapturedDense
 from predictor.model.distribution import Distribution, Uniform
 from predictor.model.measured_dense import MeasuredDense
 from predictor.model.plan import ComputeKernel, ShardingType
@@ -175,7 +176,7 @@ class Workload:
     name: str
     batch_size: int
     tables: tuple[Table, ...]
-    dense: DenseArch | MeasuredDense
+    dense: DenseArch | CapturedDense | MeasuredDense
     train_pipeline: str = "base"
     qcomm: QComm = field(default_factory=QComm)
     sha256: str = ""
@@ -210,10 +211,16 @@ class Workload:
         """
         if not isinstance(self.dense, DenseArch):
             raise InputError(
-                f"model '{self.name}' gives its dense part in measured times, but its layers are "
+                f"model '{self.name}' gives its dense part in another form, but its layers are "
                 "needed here; give in_features, bottom_mlp and top_mlp under 'dense' instead"
             )
         return self.dense
+
+    @property
+    def ids_per_sample(self) -> dict[tuple[str, str], float]:
+        """Mean ids that a sample draws, by module and feature."""
+        found = ((t.module, f) for t in self.tables for f in t.features)
+        return {(module, feature.name): feature.lookups_per_sample for module, feature in found}
 
     @property
     def embedding_bytes(self) -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from predictor.model.captured.dense import CapturedDense
 from predictor.model.measured_dense import MeasuredDense
 from predictor.model.workload import DenseArch, Table
+from shardopt.config.ops_file import other_model
 from shardopt.config.problems import KeyPath, Problems
 
 IndexedTables = Sequence[tuple[int, Table]]
@@ -15,7 +17,7 @@ IndexedTables = Sequence[tuple[int, Table]]
 def check_consistency(
     raw_tables: Sequence[Any],
     tables: IndexedTables,
-    dense: DenseArch | MeasuredDense | None,
+    dense: DenseArch | CapturedDense | MeasuredDense | None,
     problems: Problems,
 ) -> None:
     """Record what does not fit together.
@@ -30,6 +32,8 @@ def check_consistency(
     _unique("feature", _feature_names(raw_tables), problems)
     if isinstance(dense, DenseArch) and dense.interaction == "dot":
         _one_dim(tables, dense, problems)
+    if isinstance(dense, CapturedDense):
+        _same_model(tables, dense, problems)
     for index, table in tables:
         if table.weighted and not table.is_pooled:
             problems.add(
@@ -85,6 +89,17 @@ def _one_dim(tables: IndexedTables, dense: DenseArch, problems: Problems) -> Non
             ("dense", "bottom_mlp"),
             f"the last width is {width}, but interaction dot needs the tables' embedding_dim, "
             f"{dims[0]} ('{tables[0][1].name}'); make them equal or use concat",
+        )
+
+
+def _same_model(tables: IndexedTables, dense: CapturedDense, problems: Problems) -> None:
+    features: dict[str, list[str]] = {}
+    for _, table in tables:
+        features.setdefault(table.module, []).extend(f.name for f in table.features)
+    difference = other_model(dense.captured, features)
+    if difference:
+        problems.add(
+            ("dense", "ops"), f"{dense.file}: {difference}; run to_yaml on this model's module"
         )
 
 

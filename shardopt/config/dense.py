@@ -1,10 +1,15 @@
-"""The ``dense`` section of model.yaml: the layers of a DLRM, or what was measured of any model."""
+"""The ``dense`` section of model.yaml: the layers of a DLRM, the ops of a module, or times."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from predictor.errors import InputError
+from predictor.model.captured.dense import CapturedDense
 from predictor.model.measured_dense import MeasuredDense
 from predictor.model.workload import DcnV2, DenseArch
 from predictor.units import gib, mib
+from shardopt.config.ops_file import read_ops
 from shardopt.config.problems import KeyPath, Problems, shown
 from shardopt.config.schema import (
     DcnSection,
@@ -12,16 +17,56 @@ from shardopt.config.schema import (
     LinearsSection,
     MeasuredDenseSection,
     MeasuredSection,
+    OpsSection,
     check,
 )
 from shardopt.config.values import nearest
+from shardopt.files import refuse_streams
 
 INTERACTIONS = ("dot", "concat", "dcn_v2")
 PATH: KeyPath = ("dense",)
 
 
-def read_dense(raw: object, problems: Problems) -> DenseArch | MeasuredDense | None:
-    """The dense part in the form that its keys show; None when it has problems."""
+Dense = DenseArch | CapturedDense | MeasuredDense
+
+
+def read_dense(raw: object, directory: Path, problems: Problems) -> tuple[Dense | None, bytes]:
+    """The dense part in the form that its keys show, None when it has problems; and the content
+    of the file that it names.
+
+    Args:
+        directory: that of the model file.
+    """
+    if isinstance(raw, dict) and "ops" in raw:
+        return _captured(raw, directory, problems)
+    return _inline(raw, problems), b""
+
+
+def _captured(
+    raw: dict[str, object], directory: Path, problems: Problems
+) -> tuple[CapturedDense | None, bytes]:
+    section = check(OpsSection, raw, PATH, problems)
+    if section is None:
+        return None, b""
+    try:
+        refuse_streams(directory / section.ops, "ops file")
+        captured, content = read_ops(directory / section.ops)
+    except InputError as error:
+        problems.add((*PATH, "ops"), str(error))
+        return None, b""
+    if section.optimizer not in (None, captured.optimizer_name):
+        problems.add(
+            (*PATH, "optimizer"),
+            f"got {shown(section.optimizer)}, but the ops in {section.ops} are those of "
+            f"{captured.optimizer_name}; run to_yaml with dense_optimizer={section.optimizer!r}",
+        )
+    return (
+        CapturedDense(captured, section.data_type, section.bucket_cap_mb, section.ops),
+        content,
+    )
+
+
+def _inline(raw: object, problems: Problems) -> DenseArch | MeasuredDense | None:
     if isinstance(raw, dict) and "measured" in raw:
         return _measured(raw, problems)
     if isinstance(raw, dict) and "linears" in raw:

@@ -12,7 +12,7 @@ from predictor.model.plan import ShardingType
 from predictor.model.plan_json import SCHEMA as PLAN_SCHEMA
 from predictor.model.workload import Constraints, Feature, QComm, Table, Workload
 from shardopt.config.consistency import check_consistency
-from shardopt.config.dense import read_dense
+from shardopt.config.dense import Dense, read_dense
 from shardopt.config.distributions import DistributionReader
 from shardopt.config.document import parse_yaml
 from shardopt.config.problems import KeyPath, Problems, shown
@@ -46,8 +46,8 @@ def load_model_with_notes(
 
     Returns:
         The workload, whose ``sha256`` is the hex digest of the file's bytes followed by those of
-        the CSV if one is used; and notes for the console, such as that features without
-        ``index_distribution`` count as uniform.
+        the ops file and the CSV if there are such; and notes for the console, such as that
+        features without ``index_distribution`` count as uniform.
 
     Raises:
         InputError: the file cannot be read or used. The message has a line for every problem, each
@@ -87,7 +87,7 @@ class _Reader:
             self.optimizer = top.optimizer
         batch = self._batch_size(raw, top, batch_size)
         qcomm = self._qcomm(raw.get("qcomm"))
-        dense = read_dense(raw["dense"], self.problems) if raw.get("dense") is not None else None
+        dense = self._dense(raw.get("dense"))
         raw_tables = self._raw_tables(raw.get("tables"))
         tables = [self._table(item, ("tables", i)) for i, item in enumerate(raw_tables)]
         good = [(i, table) for i, table in enumerate(tables) if table is not None]
@@ -110,6 +110,13 @@ class _Reader:
             else None
         )
         return workload
+
+    def _dense(self, raw: object) -> Dense | None:
+        if raw is None:
+            return None
+        dense, content = read_dense(raw, self.directory, self.problems)
+        self.content += content
+        return dense
 
     def _batch_size(
         self, raw: dict[str, Any], top: ModelSection | None, override: int | None

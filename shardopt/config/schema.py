@@ -156,6 +156,15 @@ class LinearsSection(Section):
     bucket_cap_mb: Annotated[float, real(0, 1e6, above=True)] = 25.0
 
 
+class OpsSection(Section):
+    """A dense part that was captured from a module."""
+
+    ops: Name = Field(description="the ops file that to_yaml wrote, relative to this one")
+    data_type: Annotated[str, choice(["fp32", "tf32"])] = "fp32"
+    optimizer: Annotated[str, choice(DENSE_OPTIMIZERS)] | None = None
+    bucket_cap_mb: Annotated[float, real(0, 1e6, above=True)] = 25.0
+
+
 class MeasuredDenseSection(Section):
     """A dense part by its measured times."""
 

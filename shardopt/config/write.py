@@ -11,10 +11,12 @@ from typing import Any
 import yaml
 
 from predictor.errors import InputError
+from predictor.model.captured.dense import CapturedDense
 from predictor.model.distribution import Distribution, ReuseHistogram, Uniform, Zipf
 from predictor.model.measured_dense import MeasuredDense
 from predictor.model.workload import Constraints, DcnV2, DenseArch, Feature, Table, Workload
 from predictor.units import GIB, MIB
+from shardopt.config.ops_file import ops_text
 from shardopt.config.schema import SCHEMA_VERSION
 from shardopt.files import atomic_write_text
 
@@ -49,17 +51,31 @@ def model_text(workload: Workload, notes: Sequence[str] = ()) -> str:
 
 def with_digest(workload: Workload, notes: Sequence[str] = ()) -> Workload:
     """The workload as a reader of its model file finds it."""
-    content = model_text(workload, notes).encode("utf-8")
+    content = model_text(workload, notes).encode("utf-8") + _ops_text(workload).encode("utf-8")
     return replace(workload, sha256=hashlib.sha256(content).hexdigest())
 
 
 def write_model(path: Path, workload: Workload, notes: Sequence[str] = ()) -> None:
-    """Write the model file, or replace it."""
+    """Write the model file and the ops file that it names, or replace them."""
+    if isinstance(workload.dense, CapturedDense):
+        atomic_write_text(path.parent / workload.dense.file, _ops_text(workload))
     atomic_write_text(path, model_text(workload, notes))
 
 
-def dense_section(dense: DenseArch | MeasuredDense) -> dict[str, Any]:
+def _ops_text(workload: Workload) -> str:
+    dense = workload.dense
+    return ops_text(dense.captured) if isinstance(dense, CapturedDense) else ""
+
+
+def dense_section(dense: DenseArch | CapturedDense | MeasuredDense) -> dict[str, Any]:
     """The ``dense`` section that is read as this dense part."""
+    if isinstance(dense, CapturedDense):
+        return {
+            "ops": dense.file,
+            "data_type": dense.data_type,
+            "optimizer": dense.optimizer,
+            "bucket_cap_mb": dense.bucket_cap_mb,
+        }
     if isinstance(dense, MeasuredDense):
         return _measured(dense)
     if dense.linears:

@@ -1,7 +1,7 @@
 """The ops of a training step as calls of a rank, without running the step.
 
 Forward, backward and optimizer go through PyTorch's dispatcher with fake tensors, so the list is
-that of a real step, op by op (`shardopt.replay.predict.recorder`).
+that of a real step, op by op (`shardopt.torchrec.capture.recorder`).
 
 Why: docs/decisions/0019.
 """
@@ -25,7 +25,7 @@ from predictor.iteration.op_graph import (
 )
 from predictor.model.transformer import TransformerShape
 from shardopt.replay.compare.transformers import Training
-from shardopt.replay.predict.recorder import Recorder, Recording
+from shardopt.torchrec.capture.recorder import Recorder, Recording
 
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 1024 * 1024, 25 * 1024 * 1024
 """DDP's defaults, where ``bucket_cap_mb`` is not given (torch/nn/parallel/distributed.py)."""

@@ -14,7 +14,7 @@ from shardopt.measure.store import write_rows
 from shardopt.ranks.rank import Rank, Report, prepare
 
 if TYPE_CHECKING:
-    from shardopt.replay.predict.recorder import Recording
+    from shardopt.torchrec.capture.recorder import Recording
 
 WARM_UP = 3
 PREFIX = "aten::"

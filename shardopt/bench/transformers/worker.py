@@ -73,7 +73,7 @@ class _Rank:
 
     def capture(self, name: str) -> list[float]:
         """Milliseconds of each row of ops inside one step that exchanges nothing."""
-        from shardopt.replay.predict.recorder import OpClock
+        from shardopt.torchrec.capture.recorder import OpClock
 
         training, rows = self.trainings[name], self.rows[name]
         self._meet()

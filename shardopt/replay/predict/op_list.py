@@ -28,10 +28,10 @@ with needs_torchrec():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardopt.replay.predict.lookups import Lookup, lookup_of
-from shardopt.replay.predict.recorder import RecordedCall, Recorder
 from shardopt.replay.predict.source import read_program
 from shardopt.replay.program.values import is_lookup
 from shardopt.replay.write import MAIN
+from shardopt.torchrec.capture.recorder import RecordedCall, Recorder
 
 OWN = frozenset({"aten", "prim", "prims"})
 COMMS = "c10d::"
@@ -97,12 +97,12 @@ class _Calls(Recorder):
         listing = self.listing
         del self.recording.calls[before:], listing.outer[before:]
         lookup = listing.lookups.get(listing.at)
-        inputs = self._operands(given)
+        inputs = self.operands(given)
         if lookup is not None:
             table = self._operand(lookup.weights)
             rows = replace(table, shape=(lookup.touched,), strides=(1,), offset=0)
             inputs = tuple(rows if of.storage == table.storage else of for of in inputs)
-        call = OpCall(name, inputs, self._operands(result), mutates=result is None)
+        call = OpCall(name, inputs, self.operands(result), mutates=result is None)
         self.recording.calls.append(RecordedCall(call, name))
         listing.outer.append(listing.at)
 

@@ -35,15 +35,31 @@ class ModuleTable:
     features: tuple[str, ...]
 
 
-def find_tables(module: nn.Module, path: str = "") -> Iterator[ModuleTable]:
-    """Every table of every embedding module, in the order TorchRec walks them."""
+def find_embedding_modules(
+    module: nn.Module, path: str = ""
+) -> Iterator[tuple[str, nn.Module, Any]]:
+    """Every embedding module in the order TorchRec walks them: its path, itself as it is sharded,
+    and the collection that has the configs."""
     inner: Any = module
     for attribute in _WRAPPED:
         inner = getattr(inner, attribute, inner)
     if isinstance(inner, EmbeddingBagCollectionInterface | EmbeddingCollectionInterface):
-        pooled = isinstance(inner, EmbeddingBagCollectionInterface)
-        configs = inner.embedding_bag_configs() if pooled else inner.embedding_configs()
-        for config in configs:
+        yield path, module, inner
+        return
+    for name, child in module.named_children():
+        yield from find_embedding_modules(child, f"{path}.{name}" if path else name)
+
+
+def is_pooled(collection: Any) -> bool:
+    """Whether a collection pools the ids of a sample."""
+    return isinstance(collection, EmbeddingBagCollectionInterface)
+
+
+def find_tables(module: nn.Module) -> Iterator[ModuleTable]:
+    """Every table of every embedding module, in the order TorchRec walks them."""
+    for path, _, inner in find_embedding_modules(module):
+        pooled = is_pooled(inner)
+        for config in inner.embedding_bag_configs() if pooled else inner.embedding_configs():
             yield ModuleTable(
                 path,
                 config.name,
@@ -51,6 +67,3 @@ def find_tables(module: nn.Module, path: str = "") -> Iterator[ModuleTable]:
                 config.pooling.value.lower() if pooled else "none",
                 tuple(config.feature_names),
             )
-        return
-    for name, child in module.named_children():
-        yield from find_tables(child, f"{path}.{name}" if path else name)

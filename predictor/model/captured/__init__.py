@@ -1,0 +1,1 @@
+"""The dense part of a captured module: its ops, with sizes that grow with the batch."""

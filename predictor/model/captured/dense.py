@@ -1,0 +1,284 @@
+"""The dense part as it was captured from a module: a program whose sizes grow with the batch.
+
+Sizes are expressions of the batch size ``B`` and of the ids that features bring, which the capture
+found and checked; at a workload's numbers they give its `DenseProgram`.
+
+Why: docs/decisions/0051.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import lru_cache
+from typing import Protocol
+
+from predictor.errors import InputError
+from predictor.model.captured.size_expression import MAX_VALUE, Size, parse_size
+from predictor.model.dense_program import DenseProgram, Event, Gradient, Lookup, LookupBackward
+from predictor.model.op_calls import OpCall, Operand
+
+BATCH = "B"
+
+ITEM_BYTES = {
+    "fp32": 4,
+    "bf16": 2,
+    "fp16": 2,
+    "fp64": 8,
+    "fp8": 1,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+    "complex64": 8,
+    "complex128": 16,
+}
+"""Bytes of an element, by the name of its type."""
+
+
+class EventKind(StrEnum):
+    """What happens in a captured program."""
+
+    OP = "op"
+    LOOKUP = "lookup"
+    LOOKUP_BACKWARD = "lookup_backward"
+    GRADIENT = "gradient"
+
+
+@dataclass(frozen=True)
+class SizedOperand:
+    """A tensor whose sizes may be expressions.
+
+    Args:
+        storage: number of the memory that it lies in.
+        strides: in elements; None where the elements lie in order without gaps.
+        offset: in elements.
+    """
+
+    storage: int
+    data_type: str
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...] | None = None
+    offset: Size = 0
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """All of them."""
+        return (*self.shape, *(self.strides or ()), self.offset)
+
+
+@dataclass(frozen=True)
+class SizedEvent:
+    """A call of an op, a lookup, its backward, or a gradient that is complete.
+
+    Args:
+        name: of the op or of the embedding module; empty for a gradient.
+        freed: storages that are given back before the next event.
+        elements, item_bytes: of a gradient.
+    """
+
+    kind: EventKind
+    name: str
+    inputs: tuple[SizedOperand, ...] = ()
+    outputs: tuple[SizedOperand, ...] = ()
+    freed: tuple[int, ...] = ()
+    mutates: bool = False
+    elements: int = 0
+    item_bytes: int = 4
+
+
+class Numbers(Protocol):
+    """What sizes depend on; a `Workload` has it."""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a rank."""
+
+    @property
+    def ids_per_sample(self) -> Mapping[tuple[str, str], float]:
+        """Mean ids of a sample, by embedding module and feature."""
+
+
+@dataclass(frozen=True)
+class CapturedProgram:
+    """What one run of a module did, for any batch size. Two are equal if their digests are.
+
+    Args:
+        module: class of the module.
+        batch_size: samples at which it was captured.
+        scales: False where the ops themselves depend on the batch size, so that no other is known.
+        features: those of each embedding module, in the order of its tables.
+        ids: name in expressions -> embedding modules and features whose ids it counts together.
+        storages: bytes of all memory, by number.
+        resident: parameters and buffers.
+        optimizer_name: of the dense parameters.
+        state_bytes: of the dense optimizer.
+        loss: how the loss was found in what the module gives back.
+        in_features: dense inputs of a sample, which are copied to the device.
+        digest: of the file's content.
+    """
+
+    module: str = field(compare=False)
+    batch_size: int = field(compare=False)
+    scales: bool = field(compare=False)
+    features: Mapping[str, tuple[str, ...]] = field(compare=False)
+    ids: Mapping[str, tuple[tuple[str, str], ...]] = field(compare=False)
+    storages: tuple[Size, ...] = field(compare=False)
+    resident: tuple[SizedOperand, ...] = field(compare=False)
+    forward: tuple[SizedEvent, ...] = field(compare=False)
+    backward: tuple[SizedEvent, ...] = field(compare=False)
+    optimizer: tuple[SizedEvent, ...] = field(compare=False)
+    optimizer_name: str = field(compare=False)
+    state_bytes: int = field(compare=False)
+    loss: str = field(compare=False)
+    in_features: int = field(compare=False)
+    digest: str = ""
+
+    @property
+    def events(self) -> Iterator[SizedEvent]:
+        """Of all three parts."""
+        yield from self.forward
+        yield from self.backward
+        yield from self.optimizer
+
+    def texts(self) -> set[str]:
+        """All expressions that it holds."""
+        operands = (o for e in self.events for o in (*e.inputs, *e.outputs))
+        sizes = {size for o in (*self.resident, *operands) for size in o.sizes}
+        return {size for size in sizes.union(self.storages) if isinstance(size, str)}
+
+
+@dataclass(frozen=True)
+class CapturedDense:
+    """The dense part of a workload, captured.
+
+    Args:
+        captured: its ops.
+        data_type: how products of fp32 tensors are computed: ``fp32`` or ``tf32``.
+        bucket_cap_mb: as of `DenseArch`.
+        file: name of the ops file beside the model file; empty for one that lies in none.
+    """
+
+    captured: CapturedProgram
+    data_type: str = "fp32"
+    bucket_cap_mb: float = 25.0
+    file: str = ""
+
+    @property
+    def optimizer(self) -> str:
+        """Of the dense parameters."""
+        return self.captured.optimizer_name
+
+    @property
+    def in_features(self) -> int:
+        """Dense inputs of a sample."""
+        return self.captured.in_features
+
+    def program(self, workload: Numbers) -> DenseProgram:
+        """The ops at a workload's batch size and ids.
+
+        Raises:
+            InputError: the ops are known at another batch size only, or a size is none.
+        """
+        captured = self.captured
+        if not captured.scales and workload.batch_size != captured.batch_size:
+            raise InputError(
+                f"{self.file or captured.module}: its ops depend on the batch size and are those "
+                f"of {captured.batch_size}, but the batch size is {workload.batch_size}; run "
+                "to_yaml with that batch size",
+                inputs=("batch_size",),
+            )
+        per_sample = workload.ids_per_sample
+        counts = tuple(
+            (name, sum(math.ceil(per_sample[key] * workload.batch_size) for key in keys))
+            for name, keys in captured.ids.items()
+        )
+        return _program_at(_ById(captured), workload.batch_size, counts)
+
+
+class _ById:
+    """A captured program as the key of a cache, which never compares what it holds."""
+
+    def __init__(self, captured: CapturedProgram) -> None:
+        self.captured = captured
+
+    def __hash__(self) -> int:
+        return id(self.captured)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ById) and self.captured is other.captured
+
+
+@lru_cache(maxsize=16)
+def _program_at(of: _ById, batch: int, counts: tuple[tuple[str, int], ...]) -> DenseProgram:
+    captured = of.captured
+    at = {BATCH: batch, **dict(counts)}
+    values: dict[Size, int] = {text: parse_size(text).value(at) for text in captured.texts()}
+
+    def value(size: Size) -> int:
+        return size if isinstance(size, int) else values[size]
+
+    storages = [value(size) for size in captured.storages]
+    known: dict[int, Operand] = {}
+
+    def operand(sized: SizedOperand) -> Operand:
+        if id(sized) not in known:
+            known[id(sized)] = _operand(sized, storages, value)
+        return known[id(sized)]
+
+    def events(part: tuple[SizedEvent, ...]) -> tuple[Event, ...]:
+        return tuple(_event(event, operand) for event in part)
+
+    return DenseProgram(
+        batch,
+        events(captured.forward),
+        events(captured.backward),
+        events(captured.optimizer),
+        tuple(operand(sized) for sized in captured.resident),
+        captured.state_bytes,
+    )
+
+
+def _operand(sized: SizedOperand, storages: list[int], value: Callable[[Size], int]) -> Operand:
+    shape = tuple(map(value, sized.shape))
+    strides = contiguous(shape) if sized.strides is None else tuple(map(value, sized.strides))
+    found = Operand(
+        sized.storage,
+        storages[sized.storage],
+        value(sized.offset),
+        shape,
+        strides,
+        ITEM_BYTES[sized.data_type],
+        sized.data_type,
+    )
+    if found.elements > MAX_VALUE or found.span[1] > found.storage_bytes > 0:
+        raise InputError(
+            f"a tensor of {list(sized.shape)} needs {found.span[1]} bytes, but its storage "
+            f"{sized.storage} has {found.storage_bytes}"
+        )
+    return found
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of elements in order without gaps; an empty axis counts as one element."""
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(strides))
+
+
+def _event(event: SizedEvent, operand: Callable[[SizedOperand], Operand]) -> Event:
+    inputs = tuple(map(operand, event.inputs))
+    outputs = tuple(map(operand, event.outputs))
+    if event.kind is EventKind.OP:
+        return OpCall(event.name, inputs, outputs, event.freed, event.mutates)
+    if event.kind is EventKind.LOOKUP:
+        return Lookup(event.name, outputs)
+    if event.kind is EventKind.LOOKUP_BACKWARD:
+        return LookupBackward(event.name, inputs)
+    return Gradient(event.elements, event.item_bytes)

@@ -1,0 +1,284 @@
+"""From a module to its captured program: one step with all its memory, three for the sizes.
+
+Why: docs/decisions/0051.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from predictor.errors import InputError
+from predictor.model.captured.dense import (
+    BATCH,
+    CapturedProgram,
+    EventKind,
+    SizedEvent,
+    SizedOperand,
+    contiguous,
+)
+from predictor.model.captured.size_expression import Size, parse_size
+from predictor.model.dense_program import Gradient, Lookup, LookupBackward
+from predictor.model.op_calls import OpCall, Operand
+from shardopt.torchrec.capture.fit import CAPTURES, SizeFit, Values
+from shardopt.torchrec.capture.inputs import Numbers
+from shardopt.torchrec.capture.step import (
+    BACKWARD,
+    OPTIMIZER,
+    CapturedModule,
+    Step,
+    record_step,
+    refuse_without_gradient,
+)
+
+Keys = tuple[tuple[str, str], ...]
+Event = OpCall | Gradient | Lookup | LookupBackward
+Parts = tuple[list[Event], list[Event], list[Event]]
+BATCH_STEPS = (0, 192, 576, 1344)
+"""What is added to the batch size; multiples of 64, so that what divides the batch divides it."""
+MOST_IDS = 100_000
+
+
+def capture(
+    subject: CapturedModule,
+    features: Mapping[str, Sequence[str]],
+    ids_per_sample: Mapping[tuple[str, str], float],
+    batch_size: int,
+    *,
+    scale: bool = True,
+) -> CapturedProgram:
+    """Capture a training step of a module.
+
+    Args:
+        features: of each embedding module of the workload.
+        ids_per_sample: mean ids, by module and feature.
+        batch_size: samples of a rank.
+        scale: find out how sizes grow with the batch and the ids; else they hold for this batch.
+
+    Raises:
+        InputError: the module does not run on fake tensors; names the op and the user's line.
+    """
+    per_sample: dict[str, float] = {}
+    for (_, feature), mean in ids_per_sample.items():
+        per_sample.setdefault(feature, mean)
+    names = _names(features) if scale else {}
+    first = record_step(subject, _numbers(per_sample, batch_size, 0, tied=True))
+    refuse_without_gradient(first)
+    steps = [_parts(first)]
+    fit = None
+    if scale:
+        more, numbers = _others(subject, per_sample, batch_size)
+        steps += more
+        if all(_shape_of(parts) == _shape_of(steps[0]) for parts in more):
+            by_name = {
+                name: tuple(sum(n.ids[f] for _, f in keys) for n in numbers)
+                for name, keys in names.items()
+            }
+            fit = SizeFit({BATCH: tuple(n.batch_size for n in numbers), **by_name})
+    found = _Sized(steps, fit).program(first)
+    if found is None:
+        found = _Sized(steps[:1], None).program(first)
+        fit = None
+    assert found is not None
+    storages, resident, parts = found
+    captured = CapturedProgram(
+        module=type(subject.module).__name__,
+        batch_size=batch_size,
+        scales=fit is not None,
+        features={module: tuple(of) for module, of in features.items()},
+        ids={} if fit is None else names,
+        storages=storages,
+        resident=resident,
+        forward=parts[0],
+        backward=parts[1],
+        optimizer=parts[2],
+        optimizer_name=subject.optimizer,
+        state_bytes=first.state_bytes,
+        loss=first.loss,
+        in_features=first.input_elements // batch_size,
+    )
+    return _with_used_names(captured)
+
+
+def _names(features: Mapping[str, Sequence[str]]) -> dict[str, Keys]:
+    """Names of numbers of ids: one a feature, then one for all of a module and one for all."""
+    each = [((module, feature),) for module, of in features.items() for feature in of]
+    modules = [tuple((module, f) for f in of) for module, of in features.items() if len(of) > 1]
+    first: dict[str, tuple[str, str]] = {}
+    for module, of in features.items():
+        for feature in of:
+            first.setdefault(feature, (module, feature))
+    everything = (
+        [tuple(first.values())] if len(first) > 1 and tuple(first.values()) not in modules else []
+    )
+    return {f"n{at}": keys for at, keys in enumerate([*each, *modules, *everything])}
+
+
+def _with_used_names(captured: CapturedProgram) -> CapturedProgram:
+    used = {name for text in captured.texts() for name in parse_size(text).names}
+    return replace(captured, ids={n: keys for n, keys in captured.ids.items() if n in used})
+
+
+def _numbers(per_sample: Mapping[str, float], batch_size: int, at: int, *, tied: bool) -> Numbers:
+    """Sizes of one of the captures; ids are those of the batch, or more where they are free."""
+    batch = batch_size + BATCH_STEPS[at]
+    ids = {name: math.ceil(mean * batch) for name, mean in per_sample.items()}
+    if not tied:
+        rng = random.Random(at)
+        ids = {name: count + rng.randrange(1, MOST_IDS) for name, count in ids.items()}
+    return Numbers(batch, ids)
+
+
+def _others(
+    subject: CapturedModule, per_sample: Mapping[str, float], batch_size: int
+) -> tuple[list[Parts], list[Numbers]]:
+    """Steps at other sizes.
+
+    Where ids that are no multiple of the batch cannot be run, the module needs as many of every
+    sample, and then they are.
+    """
+
+    def steps(tied: bool) -> tuple[list[Parts], list[Numbers]]:
+        numbers = [
+            _numbers(per_sample, batch_size, at, tied=tied or not at) for at in range(CAPTURES)
+        ]
+        return [_parts(record_step(subject, n, frees=False)) for n in numbers[1:]], numbers
+
+    try:
+        return steps(False)
+    except InputError:
+        try:
+            return steps(True)
+        except InputError:
+            return [], []
+
+
+def _parts(step: Step) -> Parts:
+    """Forward, backward and optimizer, with what happens between calls in its place."""
+    recording = step.recording
+    parts: Parts = ([], [], [])
+    marks = recording.marks
+    events = iter([*recording.events, (math.inf, None)])
+    at, event = next(events)
+    for number, recorded in enumerate(recording.calls):
+        while at <= number:
+            parts[_part(number, marks, event)].append(event)  # type: ignore[arg-type]
+            at, event = next(events)
+        parts[_part(number, marks, None)].append(recorded.call)
+    while event is not None:
+        parts[_part(len(recording.calls), marks, event)].append(event)
+        at, event = next(events)
+    return parts
+
+
+def _part(number: int, marks: Mapping[str, int], event: Any) -> int:
+    """Part of a call or an event; gradients are those of the backward, the last of them, too."""
+    if isinstance(event, Lookup):
+        return 0
+    if isinstance(event, Gradient | LookupBackward):
+        return 1
+    return (number >= marks[BACKWARD]) + (number >= marks[OPTIMIZER])
+
+
+def _operands(event: Event) -> tuple[tuple[Operand, ...], tuple[Operand, ...]]:
+    if isinstance(event, OpCall):
+        return event.inputs, event.outputs
+    if isinstance(event, Lookup):
+        return (), event.outputs
+    if isinstance(event, LookupBackward):
+        return event.gradients, ()
+    return (), ()
+
+
+def _shape_of(parts: Parts) -> list[Any]:
+    """What must be the same in all captures."""
+    return [
+        (
+            type(e),
+            getattr(e, "name", ""),
+            [[(o.storage, len(o.shape)) for o in of] for of in _operands(e)],
+        )
+        for part in parts
+        for e in part
+    ]
+
+
+class _Sized:
+    """Puts captures that differ in their sizes alone together."""
+
+    def __init__(self, steps: Sequence[Parts], fit: SizeFit | None) -> None:
+        self.steps, self.fit = steps, fit
+        self.known: dict[tuple[Operand, ...], SizedOperand] = {}
+        self.storages: dict[int, Size] = {}
+
+    def program(
+        self, first: Step
+    ) -> (
+        tuple[tuple[Size, ...], tuple[SizedOperand, ...], tuple[tuple[SizedEvent, ...], ...]] | None
+    ):
+        """Storages, resident operands and the three parts; None if a size has no expression."""
+        try:
+            resident = tuple(self._operand((operand,)) for operand in first.resident)
+            parts = tuple(
+                tuple(self._event(events) for events in zip(*of, strict=True))
+                for of in zip(*self.steps, strict=True)
+            )
+        except _NoExpressionError:
+            return None
+        count = 1 + max(self.storages, default=-1)
+        return tuple(self.storages.get(n, 0) for n in range(count)), resident, parts
+
+    def _event(self, events: Sequence[Event]) -> SizedEvent:
+        event = events[0]
+        if isinstance(event, Gradient):
+            kind = EventKind.GRADIENT
+            return SizedEvent(kind, "", elements=event.elements, item_bytes=event.item_bytes)
+        sides = list(zip(*map(_operands, events), strict=True))
+        given, made = ([self._operand(of) for of in zip(*s, strict=True)] for s in sides)
+        if isinstance(event, OpCall):
+            kept = tuple(sorted(n for n in event.freed))
+            return SizedEvent(
+                EventKind.OP, event.name, tuple(given), tuple(made), kept, event.mutates
+            )
+        kind = EventKind.LOOKUP if isinstance(event, Lookup) else EventKind.LOOKUP_BACKWARD
+        return SizedEvent(kind, event.module, tuple(given), tuple(made))
+
+    def _operand(self, operands: tuple[Operand, ...]) -> SizedOperand:
+        if operands not in self.known:
+            self.known[operands] = self._new(operands)
+        return self.known[operands]
+
+    def _new(self, operands: tuple[Operand, ...]) -> SizedOperand:
+        first = operands[0]
+        number = first.storage
+        size = self._size([o.storage_bytes for o in operands])
+        # memory that a later op makes longer
+        if isinstance(self.storages.get(number, 0), int):
+            self.storages[number] = size
+        in_order = all(o.strides == contiguous(o.shape) for o in operands)
+        return SizedOperand(
+            number,
+            first.data_type,
+            self._sizes([o.shape for o in operands]),
+            None if in_order else self._sizes([o.strides for o in operands]),
+            self._size([o.offset for o in operands]),
+        )
+
+    def _sizes(self, of: Sequence[tuple[int, ...]]) -> tuple[Size, ...]:
+        return tuple(self._size(values) for values in zip(*of, strict=True))
+
+    def _size(self, values: Iterable[int]) -> Size:
+        all_values: Values = tuple(values)
+        if self.fit is None or len(all_values) == 1:
+            return all_values[0]
+        found = self.fit.size(all_values)
+        if found is None:
+            raise _NoExpressionError
+        return found
+
+
+class _NoExpressionError(Exception):
+    """A size is none that `SizeFit` looks for."""

@@ -1,0 +1,285 @@
+"""What a module's forward is given in a capture: fake tensors of any batch size.
+
+Made after the user's example, or from the features where forward says what it takes.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from predictor.errors import InputError
+from shardopt.extras import needs_torchrec
+
+with needs_torchrec():
+    import torch
+    from torch import nn
+    from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+LABELS = ("label", "target")
+ADVICE = (
+    "give example_inputs=: a tuple or mapping of what forward takes, or the batch object that it "
+    "is given"
+)
+
+
+class Numbers(NamedTuple):
+    """The sizes of one capture.
+
+    Args:
+        batch_size: samples.
+        ids: of each feature in the batch.
+    """
+
+    batch_size: int
+    ids: Mapping[str, int]
+
+
+class Arguments(NamedTuple):
+    """What forward is called with."""
+
+    positional: tuple[Any, ...]
+    named: dict[str, Any]
+
+
+Maker = Callable[[Numbers], Arguments]
+
+
+def like_example(example: Any, module: nn.Module, batch_size: int) -> Maker:
+    """Makes inputs of any batch size that look as an example does.
+
+    The example's batch is that of its KeyedJaggedTensor, else ``batch_size``. The first axis of
+    a tensor grows with the batch if it is as long as the batch or a multiple of it, else another
+    axis that is as long.
+
+    Raises:
+        InputError: no tensor in it has the batch.
+    """
+    known = _batch_of(example)
+    seen = _Seen(batch_size if known is None else known)
+
+    def make(numbers: Numbers) -> Arguments:
+        made = seen.grown(example, numbers)
+        if isinstance(made, dict) and set(made) <= set(_parameters(module)):
+            return Arguments((), made)
+        if isinstance(made, tuple | list):
+            return Arguments(tuple(made), {})
+        return Arguments((made,), {})
+
+    return make
+
+
+def _batch_of(example: Any) -> int | None:
+    """Batch size of the first KeyedJaggedTensor in an example."""
+    if isinstance(example, KeyedJaggedTensor):
+        return int(example.stride())
+    inner: Any = ()
+    if isinstance(example, Mapping):
+        inner = example.values()
+    elif isinstance(example, tuple | list):
+        inner = example
+    elif hasattr(example, "__dict__") and not isinstance(example, torch.Tensor | type):
+        inner = vars(example).values()
+    return next((found for item in inner if (found := _batch_of(item)) is not None), None)
+
+
+class _Seen:
+    """An example whose batch has so many samples."""
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def grown(self, given: Any, numbers: Numbers) -> Any:
+        """The same at other numbers, as fake tensors."""
+        size = numbers.batch_size
+        if isinstance(given, torch.Tensor):
+            return torch.empty(self._shape(given.shape, size), dtype=given.dtype)
+        if isinstance(given, KeyedJaggedTensor):
+            return self._keyed(given, numbers)
+        if isinstance(given, JaggedTensor):
+            return self._jagged(given, size)
+        if isinstance(given, KeyedTensor):
+            values = self.grown(given.values(), numbers)
+            return KeyedTensor(list(given.keys()), list(given.length_per_key()), values)
+        if isinstance(given, Mapping):
+            return {key: self.grown(value, numbers) for key, value in given.items()}
+        if isinstance(given, tuple | list):
+            items = [self.grown(item, numbers) for item in given]
+            return type(given)(*items) if hasattr(given, "_fields") else type(given)(items)
+        if hasattr(given, "__dict__") and not isinstance(given, type | nn.Module):
+            found = copy.copy(given)
+            for name, value in vars(given).items():
+                object.__setattr__(found, name, self.grown(value, numbers))
+            return found
+        return given
+
+    def _shape(self, shape: Sequence[int], size: int) -> list[int]:
+        found = list(shape)
+        if found and found[0] and found[0] % self.batch == 0:
+            axis: int | None = 0
+        else:
+            axis = next((at for at, n in enumerate(found) if n == self.batch), None)
+        if axis is not None:
+            found[axis] = found[axis] // self.batch * size
+        return found
+
+    def _keyed(self, given: KeyedJaggedTensor, numbers: Numbers) -> KeyedJaggedTensor:
+        known = given.length_per_key_or_none()
+        if known is None and given.values().device.type != "meta":
+            known = given.length_per_key()
+        keys = list(given.keys())
+        counts = dict(zip(keys, known or [], strict=False))
+        ids = {key: self._each(counts.get(key, 0), numbers.batch_size) for key in keys}
+        weights = given.weights_or_none()
+        return keyed_jagged(
+            {key: numbers.ids.get(key, count) for key, count in ids.items()},
+            numbers.batch_size,
+            values=given.values().dtype,
+            lengths=given.lengths().dtype,
+            weights=None if weights is None else weights.dtype,
+        )
+
+    def _each(self, count: int, size: int) -> int:
+        """Ids of a feature that no table has: as many a sample, in whole numbers."""
+        return max(1, round(count / self.batch)) * size
+
+    def _jagged(self, given: JaggedTensor, size: int) -> JaggedTensor:
+        values = given.values()
+        weights = given.weights_or_none()
+        count = self._each(values.shape[0], size)
+        return JaggedTensor(
+            values=torch.empty(count, *values.shape[1:], dtype=values.dtype),
+            lengths=torch.empty(size, dtype=torch.int32),
+            weights=None if weights is None else torch.empty(count, dtype=weights.dtype),
+        )
+
+
+def dense_tensors(given: Any) -> Iterator[torch.Tensor]:
+    """The tensors in what forward is given, but for ids and their weights."""
+    if isinstance(given, torch.Tensor):
+        yield given
+    elif isinstance(given, Mapping):
+        for value in given.values():
+            yield from dense_tensors(value)
+    elif isinstance(given, tuple | list):
+        for item in given:
+            yield from dense_tensors(item)
+    elif hasattr(given, "__dict__") and not isinstance(
+        given, type | nn.Module | KeyedJaggedTensor | JaggedTensor | KeyedTensor
+    ):
+        yield from dense_tensors(vars(given))
+
+
+def keyed_jagged(
+    ids: Mapping[str, int],
+    batch_size: int,
+    *,
+    values: torch.dtype = torch.int64,
+    lengths: torch.dtype = torch.int32,
+    weights: torch.dtype | None = None,
+) -> KeyedJaggedTensor:
+    """A KeyedJaggedTensor that knows how many ids each feature has, without their lengths."""
+    counts = list(ids.values())
+    total = sum(counts)
+    return KeyedJaggedTensor(
+        keys=list(ids),
+        values=torch.empty(total, dtype=values),
+        weights=None if weights is None else torch.empty(total, dtype=weights),
+        lengths=torch.empty(len(ids) * batch_size, dtype=lengths),
+        stride=batch_size,
+        length_per_key=counts,
+        offset_per_key=[sum(counts[:at]) for at in range(len(counts) + 1)],
+    )
+
+
+def from_features(
+    module: nn.Module, features: Mapping[str, Sequence[str]], *, weighted: bool, width: int | None
+) -> Maker:
+    """Makes what forward takes: KeyedJaggedTensors of all features, dense inputs and labels.
+
+    Args:
+        features: of each embedding module.
+        weighted: ids have weights.
+        width: of the dense inputs; None where there is no layer to tell it.
+
+    Raises:
+        InputError: forward takes something else; names it.
+    """
+    maker = _FromFeatures(features, weighted, width)
+    wanted = {
+        name: kind
+        for name, (kind, optional) in _parameters(module).items()
+        if not optional or _is_made(kind)
+    }
+    for name, kind in wanted.items():
+        if not maker.can_make(kind):
+            what = getattr(kind, "__name__", None) or "something that has no annotation"
+            raise InputError(
+                f"forward of {type(module).__name__} takes '{name}' ({what}), which cannot be made "
+                f"from the features; {ADVICE}"
+            )
+
+    def make(numbers: Numbers) -> Arguments:
+        return Arguments((), {n: maker.make(n, kind, numbers) for n, kind in wanted.items()})
+
+    return make
+
+
+def _is_made(kind: Any) -> bool:
+    return kind in (torch.Tensor, KeyedJaggedTensor)
+
+
+def _parameters(module: nn.Module) -> dict[str, tuple[Any, bool]]:
+    """Annotation of every parameter of forward, and whether it has a default."""
+    try:
+        hints = typing.get_type_hints(module.forward)
+    except (NameError, TypeError, AttributeError):
+        hints = {}
+    found = {}
+    for name, parameter in inspect.signature(module.forward).parameters.items():
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            optional = parameter.default is not parameter.empty
+            found[name] = (hints.get(name), optional)
+    return found
+
+
+class _FromFeatures:
+    def __init__(
+        self, features: Mapping[str, Sequence[str]], weighted: bool, width: int | None
+    ) -> None:
+        self.features = features
+        self.all = list(dict.fromkeys(name for names in features.values() for name in names))
+        self.weights = torch.float32 if weighted else None
+        self.width = width
+
+    def can_make(self, kind: Any) -> bool:
+        """Whether a parameter of this type can be made."""
+        if kind is torch.Tensor:
+            return True
+        if dataclasses.is_dataclass(kind):
+            return all(self.can_make(of) for of in typing.get_type_hints(kind).values())
+        return kind in (KeyedJaggedTensor, dict[str, KeyedJaggedTensor])
+
+    def make(self, name: str, kind: Any, numbers: Numbers) -> Any:
+        """The fake input for a parameter."""
+        if kind is torch.Tensor:
+            if any(word in name.lower() for word in LABELS):
+                return torch.empty(numbers.batch_size)
+            if self.width is None:
+                raise InputError(f"forward takes the tensor '{name}' of unknown width; {ADVICE}")
+            return torch.empty(numbers.batch_size, self.width)
+        if kind is KeyedJaggedTensor:
+            return self._keyed(self.all, numbers)
+        if dataclasses.is_dataclass(kind):
+            hints = typing.get_type_hints(kind)
+            fields = {field: self.make(field, of, numbers) for field, of in hints.items()}
+            return typing.cast(Any, kind)(**fields)
+        return {module: self._keyed(names, numbers) for module, names in self.features.items()}
+
+    def _keyed(self, names: Sequence[str], numbers: Numbers) -> KeyedJaggedTensor:
+        ids = {name: numbers.ids[name] for name in names}
+        return keyed_jagged(ids, numbers.batch_size, weights=self.weights)

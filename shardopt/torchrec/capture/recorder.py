@@ -1,0 +1,203 @@
+"""The ops that pass through PyTorch's dispatcher: what they do to data, or how long each takes.
+
+`Recorder` works on fake tensors too, which have shapes, strides and memory but no data: then it
+lists the ops of a step or of a program without running them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from predictor.model.dense_program import Gradient, Lookup, LookupBackward
+from predictor.model.op_calls import OpCall, Operand
+from shardopt.extras import needs_torchrec
+
+with needs_torchrec():
+    import torch
+    from torch.multiprocessing.reductions import StorageWeakRef
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+
+DATA_TYPES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float64: "fp64",
+    torch.float8_e4m3fn: "fp8",
+    torch.float8_e5m2: "fp8",
+    torch.int64: "int64",
+    torch.int32: "int32",
+    torch.int16: "int16",
+    torch.int8: "int8",
+    torch.uint8: "uint8",
+    torch.bool: "bool",
+    torch.complex64: "complex64",
+    torch.complex128: "complex128",
+}
+PRIVATE = ("prim", "prims", "profiler", "shardopt")
+"""Namespaces whose ops do nothing to data."""
+
+
+@dataclass
+class RecordedCall:
+    """A call, and the name of its op; the call's own name may say more than that."""
+
+    call: OpCall
+    op: str
+
+
+@dataclass
+class Recording:
+    """What a recorder has seen, of one step.
+
+    Args:
+        calls: in program order.
+        marks: name of a part -> number of the call that it starts with.
+        events: (number of calls made before, what happens between them) in order.
+    """
+
+    calls: list[RecordedCall] = field(default_factory=list)
+    marks: dict[str, int] = field(default_factory=dict)
+    events: list[tuple[int, Gradient | Lookup | LookupBackward]] = field(default_factory=list)
+
+    @property
+    def gradients(self) -> list[tuple[int, int]]:
+        """(number of calls made before, bytes) of every parameter gradient, in order."""
+        return [
+            (at, event.elements * event.item_bytes)
+            for at, event in self.events
+            if isinstance(event, Gradient)
+        ]
+
+
+class Recorder(TorchDispatchMode):
+    """Notes each op that runs under it, in `recording`.
+
+    Args:
+        custom: also those that are not PyTorch's own, as ``namespace::name``.
+        frees: note when memory is given back; without, a call costs less.
+
+    `under_way` is the op that was last called.
+    """
+
+    def __init__(self, *, custom: bool = False, frees: bool = True) -> None:
+        super().__init__()
+        self.custom, self.frees = custom, frees
+        self.recording = Recording()
+        self.live: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.resident: dict[int, int] = {}
+        self.gone: tuple[int, ...] = ()
+        self.count = 0
+        self.paused = False
+        self.under_way = ""
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """What runs within is not noted."""
+        self.paused = True
+        try:
+            yield
+        finally:
+            self.paused = False
+
+    def keep(self, tensors: Iterable[torch.Tensor]) -> tuple[Operand, ...]:
+        """Tensors that outlive the step."""
+        kept = self.operands(list(tensors))
+        self.resident |= {key: number for key, (_, number) in self.live.items()}
+        self.live.clear()
+        return kept
+
+    def mark(self, part: str) -> None:
+        """A part of the step starts here."""
+        self.recording.marks[part] = len(self.recording.calls)
+
+    def gradient(self, parameter: torch.Tensor) -> None:
+        """The gradient of a parameter is complete."""
+        self.note(Gradient(parameter.numel(), parameter.element_size()))
+
+    def note(self, event: Gradient | Lookup | LookupBackward) -> None:
+        """Something happens between two calls."""
+        self.recording.events.append((len(self.recording.calls), event))
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if (
+            self.paused
+            or func.namespace in PRIVATE
+            or (func.namespace != "aten" and not self.custom)
+        ):
+            return func(*args, **kwargs)
+        if self.frees:
+            self._note_freed()
+        op = self.under_way = str(func._schema.name.removeprefix("aten::"))
+        given = self.operands((args, kwargs))
+        result = func(*args, **kwargs)
+        made = self.operands(result)
+        # what a lookup's backward was the last to read is gone after the op that follows it
+        call = OpCall(_name(op, args), given, made, self.gone, mutates=func._schema.is_mutable)
+        self.gone = ()
+        self.recording.calls.append(RecordedCall(call, op))
+        return result
+
+    def operands(self, tree: Any) -> tuple[Operand, ...]:
+        """The tensors of nested lists and mappings, in order."""
+        leaves = tree_leaves(tree)
+        return tuple(self._operand(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+    def _note_freed(self) -> None:
+        gone = [key for key, (storage, _) in self.live.items() if storage.expired()]
+        self.gone += tuple(self.live.pop(key)[1] for key in gone)
+        done = len(self.recording.calls)
+        events = self.recording.events
+        if self.gone and done and not (events and events[-1][0] == done):
+            last = self.recording.calls[-1]
+            last.call = replace(last.call, freed=last.call.freed + self.gone)
+            self.gone = ()
+
+    def _operand(self, tensor: torch.Tensor) -> Operand:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        number = self.resident.get(key)
+        if number is None:
+            if key not in self.live:
+                self.live[key] = (StorageWeakRef(storage), self.count)
+                self.count += 1
+            number = self.live[key][1]
+        return Operand(
+            number,
+            storage.nbytes(),
+            tensor.storage_offset(),
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
+            tensor.element_size(),
+            DATA_TYPES.get(tensor.dtype, ""),
+        )
+
+
+class OpClock(TorchDispatchMode):
+    """Times each op of a step where it happens; ``ms`` in the order of `Recording.calls`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ms: list[float] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        start = time.perf_counter_ns()
+        result = func(*args, **(kwargs or {}))
+        if func.namespace == "aten":
+            self.ms.append((time.perf_counter_ns() - start) / 1e6)
+        return result
+
+
+def _name(op: str, args: tuple[Any, ...]) -> str:
+    """Name of a call; a power's exponent decides how it is computed."""
+    return f"pow_{args[1]:g}" if op == "pow" and isinstance(args[1], (int, float)) else op
