@@ -1,4 +1,4 @@
-"""FLOP of captured programs against PyTorch's own counter on real tensors."""
+"""Captured programs; their FLOP against PyTorch's own counter on real tensors."""
 
 from __future__ import annotations
 
