@@ -91,6 +91,23 @@ class DeviceEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryEvent:
+    """Memory that was allocated, or freed, as `profile_memory` records it.
+
+    Args:
+        thread: that of the op that did it.
+        time_us: when.
+        size_bytes: negative where it was freed.
+        address: the same for both.
+    """
+
+    thread: int
+    time_us: float
+    size_bytes: int
+    address: int
+
+
+@dataclass(frozen=True, slots=True)
 class TraceStep:
     """One training step: from its marker to the next, or to the marker's end."""
 
@@ -109,6 +126,7 @@ class RankTrace:
         steps: in order; the whole trace where it has no markers.
         device_name: as the profiler calls the device; None where it does not say.
         notes: what was missing and what was done instead, for the user.
+        memory: of the device, or of the host where there is none; in order of time.
     """
 
     source: str
@@ -119,3 +137,4 @@ class RankTrace:
     device: tuple[DeviceEvent, ...]
     steps: tuple[TraceStep, ...]
     notes: tuple[str, ...] = field(default=())
+    memory: tuple[MemoryEvent, ...] = field(default=())

@@ -34,6 +34,7 @@ from predictor.trace.events import (
     DeviceKind,
     HostEvent,
     HostKind,
+    MemoryEvent,
     RankTrace,
     TraceStep,
 )
@@ -58,6 +59,8 @@ DEVICE_KINDS: dict[str, DeviceKind] = {
 STEP = re.compile(r"ProfilerStep#(\d+)$")
 
 TRACE_EVENTS = "traceEvents"
+MEMORY = "[memory]"
+"""Name of what ``profile_memory`` adds (kineto, torch/csrc/profiler/kineto_shim.cpp)."""
 
 Args = Mapping[str, Any]
 Shapes = tuple[tuple[int, ...], ...]
@@ -117,6 +120,7 @@ class KinetoReader:
         self.shapes: dict[Shapes, Shapes] = {}
         self.dtypes: dict[tuple[str, ...], tuple[str, ...]] = {}
         self.devices: set[int] = set()
+        self.memory: dict[bool, list[MemoryEvent]] = {True: [], False: []}
         self.unreadable = 0
         self.total = 0
 
@@ -127,6 +131,9 @@ class KinetoReader:
             self.unreadable += 1
             return
         category = event.get("cat")
+        if event.get("ph") == "i" and event.get("name") == MEMORY:
+            self._memory(event)
+            return
         if event.get("ph") != "X" or not isinstance(category, str):
             return
         category = category.lower()
@@ -140,6 +147,20 @@ class KinetoReader:
                 self._device(event, device)
         except (KeyError, TypeError, ValueError, OverflowError):
             self.unreadable += 1
+
+    def _memory(self, event: Args) -> None:
+        args = _args(event)
+        size, address = _whole(args, "Bytes"), _whole(args, "Addr")
+        if size is None or address is None:
+            self.unreadable += 1
+            return
+        on_host = _whole(args, "Device Type") == 0
+        try:
+            made = MemoryEvent(self._thread(event["tid"]), _times(event)[0], size, address)
+        except (KeyError, TypeError, ValueError, OverflowError):
+            self.unreadable += 1
+            return
+        self.memory[not on_host].append(made)
 
     def _host(self, event: Args, kind: HostKind) -> None:
         args = _args(event)
@@ -246,6 +267,7 @@ class KinetoReader:
             device=tuple(device),
             steps=steps,
             notes=(*rank_notes, *step_notes, *self._notes(device)),
+            memory=tuple(sorted(self.memory[bool(device)], key=lambda e: e.time_us)),
         )
 
     def _around(self, comms: HostComms, event: DeviceEvent) -> CommInfo:

@@ -34,6 +34,28 @@ Timeline = Annotated[
         show_default=False,
     ),
 ]
+DenseFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--dense",
+        metavar="FILE",
+        help="Write what the dense part of the traced job took to this file, as the section "
+        "'dense' of a model file.",
+        rich_help_panel=options.OUTPUT,
+        show_default=False,
+    ),
+]
+TracedBatch = Annotated[
+    int | None,
+    typer.Option(
+        "--batch-size",
+        metavar="N",
+        help="Samples per GPU of the traced job, for --dense; by the shapes of the loss if left "
+        "out.",
+        rich_help_panel=options.OUTPUT,
+        show_default=False,
+    ),
+]
 WHAT_IF = "What if"
 OtherHardware = Annotated[
     str | None,
@@ -78,6 +100,8 @@ Swap = Annotated[
 def trace(
     files: Files,
     timeline: Timeline = None,
+    dense: DenseFile = None,
+    batch_size: TracedBatch = None,
     hardware: OtherHardware = None,
     batch_scale: BatchScale = None,
     link_scale: LinkScale = None,
@@ -92,6 +116,7 @@ def trace(
     from shardopt.report.trace import show_headline, show_traces, trace_object
 
     check_writable(timeline, files)
+    check_writable(dense, files)
     changed = {"hardware": hardware, "batch_scale": batch_scale, "link_scale": link_scale}
     what_if: dict[str, Any] = {name: value for name, value in changed.items() if value is not None}
     if swap_plan is not None:
@@ -103,6 +128,8 @@ def trace(
     if timeline is not None:
         _write_timeline(timeline, found, simulated)
         notes.append(f"wrote {timeline}; open it at ui.perfetto.dev")
+    if dense is not None:
+        notes += _write_dense(dense, found, batch_size)
     note(notes, quiet=quiet)
     if json:
         print_json(trace_object(summary))
@@ -183,3 +210,28 @@ def _write_timeline(path: Path, found: TraceSet, simulated: SimulatedTrace | Non
             "--trace: execution traces hold no times to draw; give the Kineto traces too"
         )
     write_json(path, comparison_trace(found.traces, simulated, meta={"versions": versions()}))
+
+
+def _write_dense(path: Path, found: TraceSet, batch_size: int | None) -> list[str]:
+    """Writes the section and says how it was made."""
+    from dataclasses import replace
+
+    from predictor.errors import InputError
+    from predictor.trace.dense.measure import PHASES, traced_dense
+    from shardopt.config.write import dense_text
+    from shardopt.files import atomic_write_text
+    from shardopt.formatting import ms, plural
+
+    if batch_size is not None and batch_size < 1:
+        raise InputError(f"--batch-size is {batch_size}; it must be at least 1")
+    if not found.traces:
+        raise InputError("--dense: execution traces hold no times; give the Kineto traces too")
+    traced = traced_dense(found.traces, batch_size)
+    times = {f"{phase}_ms": round(getattr(traced.measured, f"{phase}_ms"), 4) for phase in PHASES}
+    measured = replace(traced.measured, **times)
+    source = (
+        f"the dense part of {plural(len(found.traces), 'rank')}, median of {traced.steps} steps"
+    )
+    atomic_write_text(path, dense_text(measured, [source, *traced.notes]))
+    shown = ", ".join(f"{phase} {ms(times[f'{phase}_ms'])}" for phase in PHASES)
+    return [*traced.notes, f"wrote {path}: {shown} at a batch of {measured.batch_size}"]

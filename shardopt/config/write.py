@@ -49,6 +49,16 @@ def model_text(workload: Workload, notes: Sequence[str] = ()) -> str:
     return "".join(f"# {note}\n" for note in notes) + text
 
 
+def dense_text(dense: DenseArch | MeasuredDense, notes: Sequence[str] = ()) -> str:
+    """The ``dense`` section alone, to be put into a model file.
+
+    Args:
+        notes: comments at the top, a line each.
+    """
+    text: str = yaml.safe_dump({"dense": dense_section(dense)}, sort_keys=False, width=100)
+    return "".join(f"# {note}\n" for note in notes) + text
+
+
 def with_digest(workload: Workload, notes: Sequence[str] = ()) -> Workload:
     """The workload as a reader of its model file finds it."""
     content = model_text(workload, notes).encode("utf-8") + _ops_text(workload).encode("utf-8")

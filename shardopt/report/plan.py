@@ -9,7 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from predictor.model.measured_dense import MeasuredDense
 from predictor.model.plan import ComputeKernel, TablePlan
+from predictor.model.workload import DenseArch, Workload
 from predictor.predict import Prediction
 from predictor.units import format_bytes
 from search.expected_gain import TORCHREC, ExpectedGain
@@ -117,6 +119,7 @@ def show_setting(console: Console, setting: Setting) -> None:
             "batch",
             f"{batch:,} per GPU, {batch * ranks:,} in total; {workload.train_pipeline} pipeline",
         ),
+        ("dense part", dense_words(workload)),
     )
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", overflow="fold", max_width=console.width // 2)
@@ -124,6 +127,17 @@ def show_setting(console: Console, setting: Setting) -> None:
     for row in rows:
         grid.add_row(*row)
     console.print(grid)
+
+
+def dense_words(workload: Workload) -> str:
+    """Which of the three forms says what the dense part is."""
+    dense = workload.dense
+    if isinstance(dense, DenseArch):
+        return "from the layers in the model file"
+    if not isinstance(dense, MeasuredDense):
+        return "from the ops captured from the module"
+    scaled = dense.batch_size != workload.batch_size
+    return f"measured at a batch of {dense.batch_size:,}{', scaled in proportion' * scaled}"
 
 
 def _memory_words(setting: Setting) -> str:

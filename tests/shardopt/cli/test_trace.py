@@ -151,3 +151,12 @@ def test_a_scale_below_zero_is_refused(run, files: list[Path]) -> None:
     refused = run("trace", *files, "--batch-scale", -1)
     assert refused.code == 2
     assert "batch_scale is -1" in refused.err
+
+
+def test_a_trace_without_a_training_step_has_no_dense_part(run, files: list[Path]) -> None:
+    done = run("trace", *files, "--dense", files[0].parent / "dense.yaml")
+    assert done.code == 2
+    assert "holds the forward and the backward of a dense part" in done.err
+    done = run("trace", *files, "--dense", files[0].parent / "dense.yaml", "--batch-size", "0")
+    assert done.code == 2
+    assert "--batch-size is 0; it must be at least 1" in done.err
