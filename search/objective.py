@@ -20,6 +20,11 @@ Assignment = tuple[Choice, ...]
 """One plan: a choice for every table, in the workload's order."""
 
 
+def apply(base: Assignment, change: Mapping[int, Choice]) -> Assignment:
+    """The assignment with some tables changed."""
+    return tuple(change.get(table, choice) for table, choice in enumerate(base))
+
+
 class Objective:
     """Predicted iteration time and memory of assignments; counts what it evaluates."""
 

@@ -22,8 +22,8 @@ from predictor.cost.errors import CostErrors, known_errors
 from predictor.cost.loads import Load
 from predictor.model.reservation import INDEX_BYTES
 from search.candidate import Candidate, signature
-from search.improve.local_search import LocalSearch, apply
-from search.objective import Assignment, Objective
+from search.improve.local_search import LocalSearch
+from search.objective import Assignment, Objective, apply
 
 TOLERANCE = 0.005
 """How much slower than the fastest plan the chosen one may be predicted to be."""

@@ -53,12 +53,16 @@ class RatedPlanInUse:
         iteration_ms: predicted, whether it fits or not.
         misfits: why it cannot stay as it is; empty if it can.
         max_moves: tables that could change; None for all.
+        max_bytes: that could move; None for any number.
+        horizon: steps over which a move had to pay for itself; None where moves counted nothing.
     """
 
     plan: ShardingPlan
     iteration_ms: float
     misfits: tuple[str, ...]
     max_moves: int | None
+    max_bytes: float | None = None
+    horizon: int | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ class Result:
 
     Args:
         plans: the preferred one, then slower ones by time; no two are the same up to a renaming of
-            ranks.
+            ranks. Where moves count, by their time and their share of the move.
         lower_bound_ms: no plan of the search space is predicted to be faster.
         surrogate_gap: gap of the exact solver on its own separable objective, as a fraction; None
             if it did not run or proved no bound above zero.
@@ -76,8 +80,8 @@ class Result:
         baseline_plans: the plans themselves.
         evaluations: plans scored on the full timeline.
         in_use: the plan in use, if the search started from one.
-        fastest: the fastest plan found, where a simpler one that cannot be told apart from it is
-            preferred.
+        fastest: the fastest plan found, where another is preferred: a simpler one that cannot be
+            told apart from it, or one whose move pays for itself.
     """
 
     plans: tuple[RankedPlan, ...]

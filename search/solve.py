@@ -32,6 +32,7 @@ from search.in_use.plan import (
     space_near,
     space_of_bound,
 )
+from search.in_use.worth import prefer_worthwhile
 from search.infeasible.remedy import explain_infeasible, explain_no_plan
 from search.objective import Objective
 from search.prefer import TOLERANCE, prefer_simple
@@ -96,6 +97,8 @@ def solve(
         except KeyboardInterrupt:
             stop.interrupt()
     ranked = [rename_ranks(objective, candidate) for candidate in ranked[:top_k]]
+    if in_use is not None and in_use.horizon is not None:
+        ranked = prefer_worthwhile(objective, in_use, ranked)[:top_k]
     best_ms = ranked[0].iteration_ms
     progress("lower bound", 0.8, best_ms, None)
     bound = _bound(start, best_ms, stop)
@@ -152,6 +155,7 @@ def _start(
         known = [c for c in baselines + candidates_in_use(objective) if _is_valid(objective, c)]
         able = pick_searchers(space, searchers)
         found, gap = propose(objective, surrogate, stop, seed, able, known, bound, progress)
+        found = [c for c in found if space.in_use is None or space.in_use.allows(c.assignment)]
         if known + found:
             return _Start(objective, surrogate, bound, baselines, known + found, gap)
         found, nearest = rescue(objective, surrogate, stop, seed)

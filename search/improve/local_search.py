@@ -17,7 +17,7 @@ import numpy as np
 from predictor.model.plan import ShardingType
 from search.improve.transfers import Change, Transfers
 from search.in_use.moves import limit_moves
-from search.objective import Assignment, Objective, Ranks
+from search.objective import Assignment, Objective, Ranks, apply
 from search.partitioner import GreedyPartitioner
 from search.space.option import Choice, Option
 from search.surrogate import Surrogate
@@ -235,8 +235,3 @@ class LocalSearch:
         return there in self.objective.legal(first).units[0] and (
             here in self.objective.legal(second).units[0]
         )
-
-
-def apply(base: Assignment, change: Change) -> Assignment:
-    """The assignment with some tables changed."""
-    return tuple(change.get(table, choice) for table, choice in enumerate(base))

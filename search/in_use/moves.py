@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from predictor.model.memory import ShardMemory, shard_memory
 from predictor.model.plan import Shard, ShardingPlan, TablePlan
 from predictor.model.workload import Table
-from search.objective import Assignment
+from search.objective import Assignment, apply
 from search.problem import Problem
 from search.space.option import Choice, ChoicesInUse, Partition
 
@@ -20,11 +20,17 @@ def limit_moves(
     """The change, with random other tables put back where moves are at their limit."""
     if in_use is None or not in_use.is_limited:
         return dict(change)
-    after = [change.get(table, choice) for table, choice in enumerate(base)]
+    after = apply(base, change)
     moved = in_use.moved(after)
     back = [t for t in moved if t not in change and in_use.choices[t] is not None]
     excess = min(max(0, len(moved) - in_use.max_moves), len(back))
-    returned = {t: choice for t in rng.sample(back, excess) if (choice := in_use.choices[t])}
+    order = rng.sample(back, len(back) if in_use.max_bytes is not None else excess)
+    returned: dict[int, Choice] = {}
+    for table in order:
+        if len(returned) >= excess and in_use.allows(apply(after, returned)):
+            break
+        if choice := in_use.choices[table]:
+            returned[table] = choice
     return {**change, **returned}
 
 
@@ -63,29 +69,7 @@ def moved_tables(before: ShardingPlan, after: ShardingPlan) -> list[str]:
     return [key for key, table in after.tables.items() if table != before.tables[key]]
 
 
-def moved_bytes(problem: Problem, before: ShardingPlan, after: ShardingPlan) -> int:
-    """Weights and fused optimizer state that reach a rank which did not hold them, in bytes."""
-    workload = problem.workload
-    return sum(
-        _arriving_bytes(table, problem, before.tables[key].shards, after.tables[key])
-        for key, table in zip(workload.keys, workload.tables, strict=True)
-    )
-
-
-def _arriving_bytes(
-    table: Table, problem: Problem, before: Sequence[Shard], after: TablePlan
-) -> int:
-    found = 0.0
-    for shard, memory in zip(after.shards, table_memory(table, problem, after), strict=True):
-        elements = shard.size[0] * shard.size[1]
-        held = sum(_overlap(shard, old) for old in before if old.rank == shard.rank)
-        weights = elements * table.element_bytes
-        if held < elements:
-            found += (weights + memory.optimizer_bytes) * (elements - held) / elements
-    return round(found)
-
-
-def _overlap(a: Shard, b: Shard) -> int:
+def overlap(a: Shard, b: Shard) -> int:
     """Elements of a table that two of its shards share."""
     sides = (
         min(a.offset[d] + a.size[d], b.offset[d] + b.size[d]) - max(a.offset[d], b.offset[d])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from predictor.errors import InputError
 from predictor.model.memory import UVM_KERNELS, missing, plan_memory
@@ -16,10 +17,11 @@ from predictor.model.plan_check import check_plan
 from predictor.model.workload import Table
 from search.candidate import Candidate
 from search.in_use.moves import table_memory
+from search.in_use.price import MovePrice
 from search.objective import Assignment, Objective
 from search.problem import Problem, RatedPlanInUse
 from search.space.filters import is_sound
-from search.space.option import Choice, ChoicesInUse, Option, Space
+from search.space.option import Choice, ChoicesInUse, Option, Space, place
 
 NAME = "given plan"
 NEARBY = ("cpsat",)
@@ -33,10 +35,14 @@ class PlanInUse:
     Args:
         plan: fits the problem's model and world size.
         max_moves: tables that may change, >= 0; None for all of them.
+        max_bytes: that may reach ranks which do not hold them, >= 0; None for any number.
+        horizon: steps over which a move must pay for itself, >= 1; None counts no moves.
     """
 
     plan: ShardingPlan
     max_moves: int | None = None
+    max_bytes: float | None = None
+    horizon: int | None = None
 
 
 def check_plan_in_use(in_use: PlanInUse, problem: Problem) -> PlanInUse:
@@ -54,6 +60,10 @@ def check_plan_in_use(in_use: PlanInUse, problem: Problem) -> PlanInUse:
         )
     if in_use.max_moves is not None and in_use.max_moves < 0:
         raise InputError(f"max_moves is {in_use.max_moves}; it must be at least 0")
+    if in_use.max_bytes is not None and not in_use.max_bytes >= 0:
+        raise InputError(f"max_bytes is {in_use.max_bytes}; it must be at least 0")
+    if in_use.horizon is not None and in_use.horizon < 1:
+        raise InputError(f"horizon is {in_use.horizon}; it must be at least 1 step")
     return replace(in_use, plan=check_plan(plan, problem.workload, where="given plan"))
 
 
@@ -79,7 +89,13 @@ def space_near(space: Space, problem: Problem, in_use: PlanInUse) -> Space:
         if option not in options[index]:
             options[index].append(option)
     moves = len(choices) if in_use.max_moves is None else in_use.max_moves
-    found = ChoicesInUse(tuple(choices), min(moves, len(choices)))
+    price = MovePrice(problem, in_use.plan)
+
+    @lru_cache(maxsize=1 << 16)
+    def arriving_bytes(table: int, choice: Choice) -> float:
+        return price.arriving_bytes(space.keys[table], place(*choice))
+
+    found = ChoicesInUse(tuple(choices), min(moves, len(choices)), arriving_bytes, in_use.max_bytes)
     return replace(space, options=tuple(map(tuple, options)), in_use=found)
 
 
@@ -142,7 +158,8 @@ def lift_move_limit(space: Space) -> Space:
     """The space with every table free to move."""
     if space.in_use is None:
         return space
-    return replace(space, in_use=replace(space.in_use, max_moves=len(space.options)))
+    free = replace(space.in_use, max_moves=len(space.options), max_bytes=None)
+    return replace(space, in_use=free)
 
 
 def space_of_bound(space: Space) -> Space:
@@ -173,9 +190,8 @@ def rate_plan_in_use(objective: Objective, in_use: PlanInUse) -> RatedPlanInUse:
     plan, space = in_use.plan, objective.space
     tables = tuple(plan.tables[key] for key in space.keys)
     ms = float(objective.scorer.score([tables])[0])
-    return RatedPlanInUse(
-        plan, ms, find_misfits(space, objective.problem, in_use), in_use.max_moves
-    )
+    misfits = find_misfits(space, objective.problem, in_use)
+    return RatedPlanInUse(plan, ms, misfits, in_use.max_moves, in_use.max_bytes, in_use.horizon)
 
 
 def finish_plan(

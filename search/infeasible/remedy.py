@@ -77,7 +77,7 @@ def explain_no_plan(
 ) -> InfeasibleError:
     """The error of a search without a plan: too few moves are allowed, or memory is short."""
     limit = objective.space.in_use
-    if in_use is not None and limit is not None and limit.is_limited:
+    if in_use is not None and limit is not None and limit.max_moves < len(limit.choices):
         work = FEASIBILITY_WORK * max(1.0, stop.effort)
         least, found = least_moves(objective, surrogate, work, seed, max(1.0, stop.remaining_s))
         if found is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -220,15 +220,24 @@ class ChoicesInUse:
     Args:
         choices: per table; None where constraints forbid what the plan does, so that it must move.
         max_moves: tables that may change, >= 0.
+        arriving_bytes: a table and its choice -> weights and optimizer state that reach ranks
+            which do not hold them.
+        max_bytes: of these over all tables; None for any number.
     """
 
     choices: tuple[Choice | None, ...]
     max_moves: int
+    arriving_bytes: Callable[[int, Choice], float] = lambda table, choice: 0.0
+    max_bytes: float | None = None
 
     @property
     def is_limited(self) -> bool:
-        """Some table must stay."""
-        return self.max_moves < len(self.choices)
+        """Some table may have to stay."""
+        return self.max_moves < len(self.choices) or self.max_bytes is not None
+
+    def moved_bytes(self, assignment: Sequence[Choice]) -> float:
+        """Bytes that reach ranks which do not hold them."""
+        return sum(self.arriving_bytes(t, assignment[t]) for t in self.moved(assignment))
 
     def moved(self, assignment: Sequence[Choice]) -> list[int]:
         """Tables that have another option or other ranks than in use."""
@@ -236,8 +245,12 @@ class ChoicesInUse:
         return [table for table, (now, before) in enumerate(pairs) if now != before]
 
     def allows(self, assignment: Sequence[Choice]) -> bool:
-        """It moves no more tables than allowed."""
-        return not self.is_limited or len(self.moved(assignment)) <= self.max_moves
+        """It moves no more tables and bytes than allowed."""
+        if not self.is_limited:
+            return True
+        if len(self.moved(assignment)) > self.max_moves:
+            return False
+        return self.max_bytes is None or self.moved_bytes(assignment) <= self.max_bytes
 
 
 @dataclass(frozen=True)

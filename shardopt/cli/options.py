@@ -194,6 +194,28 @@ MaxMoves = Annotated[
         show_default=False,
     ),
 ]
+MaxGib = Annotated[
+    float | None,
+    typer.Option(
+        "--max-gib",
+        metavar="GIB",
+        help="GiB of weights and optimizer state that may move to other ranks, from the plan of "
+        "--from.",
+        rich_help_panel=SEARCH,
+        show_default=False,
+    ),
+]
+Horizon = Annotated[
+    int | None,
+    typer.Option(
+        "--horizon",
+        metavar="STEPS",
+        help="Steps over which a move from the plan of --from must pay for itself; 10,000 unless "
+        "given.",
+        rich_help_panel=SEARCH,
+        show_default=False,
+    ),
+]
 
 RuntimeOption = Annotated[
     Runtime,

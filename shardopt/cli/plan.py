@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from search.problem import Result
     from shardopt.api.setting import Setting
     from shardopt.report.plan import PlanReport
+
+HORIZON = 10_000
+"""Steps over which a move must pay for itself unless ``--horizon`` says otherwise."""
 
 
 def plan(
@@ -37,6 +42,8 @@ def plan(
     top_k: options.TopK = 3,
     from_: options.From = None,
     max_moves: options.MaxMoves = None,
+    max_gib: options.MaxGib = None,
+    horizon: options.Horizon = None,
     tune: tune_options.Tune = None,
     objectives: tune_options.Objectives = None,
     trials: tune_options.Trials = None,
@@ -56,7 +63,8 @@ def plan(
     machine = Machine(gpus, gpus_per_node, cluster, hardware, hbm_gib, ddr_gib, reserve, batch_size)
     check_search(seed, effort, time_limit, top_k)
     check_writable(output, [path for path in (model, cluster, from_) if path is not None])
-    in_use = plan_in_use(from_, max_moves)
+    limits = MoveLimits(max_moves, max_gib, horizon)
+    in_use = plan_in_use(from_, limits)
     tuning = TuneFlags(tune, objectives, trials, storage, study, from_)
     tuning.check()
     setting = resolve(model, machine, in_use, strict=strict)
@@ -65,15 +73,15 @@ def plan(
         from shardopt.cli.tune.run import OutputChoice, run_tuning
 
         show = OutputChoice(json, output, quiet, strict)
-        limits = (effort, time_limit, seed, search.names, top_k)
-        run_tuning(model, setting, reserve, tuning, limits, show)
+        budget = (effort, time_limit, seed, search.names, top_k)
+        run_tuning(model, setting, reserve, tuning, budget, show)
         return
 
     # the solvers are imported only once the input is known to be good
     from search.expected_gain import gain_over_baseline
     from search.solve import solve
     from search.stop import Stop
-    from shardopt.explain.differences import find_moves
+    from shardopt.explain.differences import find_move
     from shardopt.report.progress import SearchProgress
 
     with SearchProgress(on=not (json or quiet)) as progress:
@@ -83,11 +91,11 @@ def plan(
             seed,
             top_k=top_k,
             searchers=search.names,
-            in_use=placed_tables(setting, from_, in_use, max_moves),
+            in_use=placed_tables(setting, from_, in_use, limits),
             progress=progress,
         )
     predictions = [setting.predict(ranked.plan) for ranked in result.plans]
-    moves = find_moves(setting.problem(), result)
+    move = find_move(setting.problem(), result)
     gain = gain_over_baseline(setting.problem(), result)
     if strict:
         refuse_outside(predictions[0].out_of_range)
@@ -102,7 +110,7 @@ def plan(
 
         note(setting.notes, quiet=quiet)
         made = plan_object(result, predictions, meta, setting.notes, gain)
-        print_json({**made, **from_object(result, moves, from_)})
+        print_json({**made, **from_object(result, move, from_)})
         _end(result)
         return
     from shardopt.report.plan import PlanReport
@@ -111,33 +119,55 @@ def plan(
     following = (
         f"shardopt explain {model} {written}" if written else "the same command with -o plan.json"
     )
-    _show(PlanReport(setting, result, predictions, written, following, moves, gain), quiet)
+    _show(PlanReport(setting, result, predictions, written, following, move, gain), quiet)
     _end(result)
 
 
-def plan_in_use(path: Path | None, max_moves: int | None) -> ShardingPlan | None:
+@dataclass(frozen=True)
+class MoveLimits:
+    """How far the plan may be from that of ``--from``; None where no flag says so."""
+
+    max_moves: int | None
+    max_gib: float | None
+    horizon: int | None
+
+    def check(self, path: Path | None) -> None:
+        """Refuse what is out of range or stands alone."""
+        from predictor.errors import InputError
+
+        for flag, value, low, hint in (
+            ("--max-moves", self.max_moves, 0, " (0 only predicts it)"),
+            ("--max-gib", self.max_gib, 0, ""),
+            ("--horizon", self.horizon, 1, ""),
+        ):
+            if value is None:
+                continue
+            if path is None:
+                raise InputError(
+                    f"{flag} limits the changes to the plan of --from; give --from FILE too"
+                )
+            if not low <= value < math.inf:
+                raise InputError(f"{flag} is {value}; it must be at least {low}{hint}")
+
+
+def plan_in_use(path: Path | None, limits: MoveLimits) -> ShardingPlan | None:
     """The plan that ``--from`` names.
 
     Raises:
-        InputError: it cannot be read, or ``--max-moves`` is out of range or stands alone.
+        InputError: it cannot be read, or a limit on moves is out of range or stands alone.
     """
-    from predictor.errors import InputError
     from predictor.model.plan_json import load_plan
 
-    if max_moves is not None and path is None:
-        raise InputError(
-            "--max-moves limits the changes to the plan of --from; give --from FILE too"
-        )
-    if max_moves is not None and max_moves < 0:
-        raise InputError(f"--max-moves is {max_moves}; it must be at least 0 (0 only predicts it)")
+    limits.check(path)
     return None if path is None else load_plan(path)
 
 
 def placed_tables(
-    setting: Setting, path: Path | None, plan: ShardingPlan | None, max_moves: int | None
+    setting: Setting, path: Path | None, plan: ShardingPlan | None, limits: MoveLimits
 ) -> PlanInUse | None:
     """The plan in use as the search takes it, if it is one of this model."""
     from predictor.model.plan_check import model_mismatch
+    from predictor.units import gib
     from search.in_use.plan import PlanInUse
     from shardopt.api.given_plans import fit_plan
     from shardopt.cli.output import warn
@@ -148,7 +178,8 @@ def placed_tables(
     doubt = model_mismatch(plan, setting.workload)
     if doubt:
         warn(f"{path}: {doubt}")
-    return PlanInUse(fitting, max_moves)
+    max_bytes = None if limits.max_gib is None else gib(limits.max_gib)
+    return PlanInUse(fitting, limits.max_moves, max_bytes, limits.horizon or HORIZON)
 
 
 def _show(report: PlanReport, quiet: bool) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from predictor.model.plan import PARAMETER_FIELDS, ShardingPlan, ShardingType, TablePlan
-from search.in_use.moves import moved_bytes, moved_tables
+from search.in_use.price import Move, MovePrice
 from search.problem import Problem, Result
 
 COLUMN_TYPES = (ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE)
@@ -58,22 +58,8 @@ def header_diffs(a: ShardingPlan, b: ShardingPlan) -> dict[str, tuple[Any, Any]]
     return {k: (left.get(k), right.get(k)) for k in keys if left.get(k) != right.get(k)}
 
 
-@dataclass(frozen=True)
-class Moves:
-    """What the best plan of a search changes in the plan in use.
-
-    Args:
-        tables: keys of the tables that differ.
-        bytes: weights and optimizer state that reach a rank which did not hold them.
-    """
-
-    tables: tuple[str, ...]
-    bytes: int
-
-
-def find_moves(problem: Problem, result: Result) -> Moves | None:
+def find_move(problem: Problem, result: Result) -> Move | None:
     """From the plan in use to the best plan; None if the search was given no plan."""
     if result.in_use is None:
         return None
-    before, after = result.in_use.plan, result.best.plan
-    return Moves(tuple(moved_tables(before, after)), moved_bytes(problem, before, after))
+    return MovePrice(problem, result.in_use.plan).of(result.best.plan)

@@ -15,9 +15,9 @@ from predictor.model.workload import DenseArch, Workload
 from predictor.predict import Prediction
 from predictor.units import format_bytes
 from search.expected_gain import TORCHREC, ExpectedGain
+from search.in_use.price import Move
 from search.problem import Result
 from shardopt.api.setting import Setting
-from shardopt.explain.differences import Moves
 from shardopt.formatting import (
     at_most,
     gap_of,
@@ -56,7 +56,7 @@ class PlanReport:
         predictions: of ``result.plans``, in their order.
         written: where the best plan was written, if it was.
         next_command: what to type next.
-        moves: what the best plan changes in the plan in use, where there is one.
+        move: from the plan in use to the best plan, where there is one.
         gain: of the best plan over TorchRec's, where that has one.
     """
 
@@ -65,7 +65,7 @@ class PlanReport:
     predictions: Sequence[Prediction]
     written: str | None
     next_command: str
-    moves: Moves | None = None
+    move: Move | None = None
     gain: ExpectedGain | None = None
 
 
@@ -76,7 +76,7 @@ def show_plan(console: Console, report: PlanReport) -> None:
     show_ranking(console, report.result, report.predictions)
     show_baselines(console, report.result.baselines, best.iteration_ms)
     show_gain(console, report.gain)
-    show_moves(console, report.result, report.moves)
+    show_move(console, report.result, report.move)
     heading(console, "Where the time goes", "plan 1, along its critical path")
     show_breakdown(console, best)
     show_ranks(console, best)
@@ -226,6 +226,11 @@ def preferred_text(result: Result) -> str | None:
     if result.fastest is None:
         return None
     slower = result.best.iteration_ms / result.fastest.iteration_ms - 1
+    if result.in_use is not None:
+        return (
+            f"A plan predicted to be {percent(slower)} faster does not pay for its move in "
+            f"{result.in_use.horizon:,} steps."
+        )
     return (
         f"Plan 1 is preferred to one predicted to be {percent(slower)} faster: under the known "
         "errors of the costs it is expected to be as fast, and it is simpler or better balanced."
@@ -302,33 +307,67 @@ SHOWN_MOVES = 12
 """Tables that are named; the others are counted."""
 
 
-def show_moves(console: Console, result: Result, moves: Moves | None) -> None:
-    """The plan in use compared with plan 1: times, what moves, why it cannot stay."""
+def show_move(console: Console, result: Result, move: Move | None) -> None:
+    """The plan in use compared with plan 1: times, what moves, what that takes, why it cannot
+    stay."""
     given, best = result.in_use, result.best
-    if given is None or moves is None:
+    if given is None or move is None:
         return
     heading(console, "The plan in use", "and what plan 1 would change")
     gain = best.iteration_ms / given.iteration_ms
     line(console, f"Now {ms(given.iteration_ms)}, after {ms(best.iteration_ms)} ({times(gain)}).")
     for reason in given.misfits:
         line(console, f"It cannot stay as it is: {reason}.", style="yellow")
-    if not moves.tables:
-        line(console, "No table moves.")
+    if not move.tables:
+        line(console, f"No table moves. {_most_to_gain(result)}")
         return
     line(
         console,
-        f"{len(moves.tables)} of {plural(len(best.plan.tables), 'table')} change; "
-        f"{format_bytes(moves.bytes)} of weights and optimizer state move to other ranks:",
+        f"{len(move.tables)} of {plural(len(best.plan.tables), 'table')} change; "
+        f"{format_bytes(move.bytes)} of weights and optimizer state move to other ranks"
+        f"{_over_links(move)}.",
     )
+    line(console, _move_words(move, given.iteration_ms, best.iteration_ms))
     made = table([("table", "fold"), ("now", "fold"), ("after", "fold")])
-    for key in moves.tables[:SHOWN_MOVES]:
+    for key in move.tables[:SHOWN_MOVES]:
         made.add_row(key, *(_placed_words(p.tables[key]) for p in (given.plan, best.plan)))
     show(console, made)
-    if len(moves.tables) > SHOWN_MOVES:
+    if len(move.tables) > SHOWN_MOVES:
         line(
             console,
-            f"and {len(moves.tables) - SHOWN_MOVES} more; `shardopt diff` lists all of them.",
+            f"and {len(move.tables) - SHOWN_MOVES} more; `shardopt diff` lists all of them.",
         )
+
+
+def _most_to_gain(result: Result) -> str:
+    """What staying gives up at most."""
+    given = result.in_use
+    assert given is not None
+    if result.lower_bound_ms <= 0:
+        return ""
+    most = max(0.0, 1 - result.lower_bound_ms / given.iteration_ms)
+    return f"Staying is best: proved, no plan within the limits gains more than {percent(most)}."
+
+
+def _over_links(move: Move) -> str:
+    parts = [f"{format_bytes(size)} {link}" for link, size in move.link_bytes.items() if size]
+    return f" ({', '.join(parts)})" if len(parts) > 1 else ""
+
+
+def _move_words(move: Move, before_ms: float, after_ms: float) -> str:
+    """How long the move takes, and when it has paid for itself."""
+    how = (
+        "TorchRec can move them while the job runs"
+        if move.in_place
+        else "TorchRec moves them through a checkpoint (not counted): it reshards only table-wise "
+        "and column-wise tables in place, with memory for both copies"
+    )
+    steps = move.pays_back_after(before_ms, after_ms)
+    pays = "" if steps is None else f" and pays for itself after {max(1, round(steps)):,} steps"
+    return (
+        f"The move takes {move.seconds:.2g} s{pays}; {how}. Old and new, a "
+        f"rank would hold up to {format_bytes(move.both_copies_bytes)} of tables."
+    )
 
 
 def _placed_words(plan: TablePlan) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from predictor.hardware.loader import HardwareProfile, load_hardware
 from predictor.model.distribution import Uniform, Zipf
+from predictor.model.plan import ShardingPlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints, DenseArch, Feature, QComm, Table, Workload
 from predictor.units import GIB, MIB
@@ -196,3 +197,11 @@ def assert_valid(objective: Objective, plan: Assignment) -> None:
             together.setdefault(table.constraints.co_locate, set()).add(frozenset(ranks))
     assert all(len(found) == 1 for found in together.values())
     assert bool(np.all(objective.memory(plan) <= objective.caps))
+
+
+def some_plan(problem: Problem, seed: int) -> ShardingPlan:
+    """Any plan that fits."""
+    objective = Objective(problem, reduced_space(problem))
+    rng = random.Random(seed)
+    found = (random_plan(objective, rng) for _ in range(500))
+    return objective.sharding_plan(next(plan for plan in found if objective.fits(plan)))

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from predictor.model.workload import Constraints
-from search.improve.local_search import LocalSearch, apply
+from search.improve.local_search import LocalSearch
+from search.objective import apply
 from tests.quick import quick_only
 from tests.search.problems import (
     a_problem,

@@ -6,9 +6,9 @@ import random
 
 from predictor.model.plan import ShardingType
 from search.baselines.starting_plans import pick
-from search.improve.local_search import LocalSearch, apply
+from search.improve.local_search import LocalSearch
 from search.improve.transfers import Transfers
-from search.objective import Assignment, Objective
+from search.objective import Assignment, Objective, apply
 from search.partitioner import GreedyPartitioner
 from search.surrogate import Surrogate
 from tests.search.problems import a_problem, a_table, a_workload, assert_valid, hosts, objective_of

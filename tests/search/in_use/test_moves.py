@@ -17,8 +17,9 @@ from search.bound.lower_bound import LowerBound
 from search.candidate import Candidate
 from search.improve.local_search import LocalSearch
 from search.in_use.align import rename_ranks
-from search.in_use.moves import limit_moves, moved_bytes, moved_tables
+from search.in_use.moves import limit_moves, moved_tables
 from search.in_use.plan import PlanInUse, space_near
+from search.in_use.price import MovePrice
 from search.objective import Objective
 from search.problem import Problem
 from search.solve import solve
@@ -38,17 +39,10 @@ from tests.search.problems import (
     hosts,
     random_plan,
     random_problem,
+    some_plan,
 )
 
 QUICK = 0.01
-
-
-def some_plan(problem: Problem, seed: int) -> ShardingPlan:
-    """Any plan that fits."""
-    objective = Objective(problem, reduced_space(problem))
-    rng = random.Random(seed)
-    found = (random_plan(objective, rng) for _ in range(500))
-    return objective.sharding_plan(next(plan for plan in found if objective.fits(plan)))
 
 
 def small(seed: int = 0, tables: int = 3, world: tuple[int, int | None] = (2, None)) -> Problem:
@@ -301,28 +295,6 @@ def test_putting_back_keeps_the_change_and_the_limit() -> None:
         assert limit_moves(None, base, change, rng) == change
 
 
-def test_bytes_that_reach_another_rank() -> None:
-    table = a_table("t", 1000, 64, optimizer="exact_row_wise_adagrad")
-    problem = a_problem(a_workload(table), hosts(2))
-
-    def plan(*shards: Shard, kind: ShardingType = ShardingType.COLUMN_WISE) -> ShardingPlan:
-        kernel = ComputeKernel.DENSE if kind is ShardingType.DATA_PARALLEL else ComputeKernel.FUSED
-        return ShardingPlan({"t": TablePlan(kind, kernel, shards)}, 2, 2)
-
-    whole = [plan(Shard(r, (0, 0), (1000, 64)), kind=ShardingType.TABLE_WISE) for r in (0, 1)]
-    halves = plan(Shard(0, (0, 0), (1000, 32)), Shard(1, (0, 32), (1000, 32)))
-    replicas = plan(
-        *(Shard(r, (0, 0), (1000, 64)) for r in (0, 1)), kind=ShardingType.DATA_PARALLEL
-    )
-    state = 1000 * 4  # one fp32 a row
-    assert moved_bytes(problem, whole[0], whole[0]) == 0
-    assert moved_bytes(problem, whole[0], whole[1]) == 1000 * 64 * 4 + state
-    assert moved_bytes(problem, whole[0], halves) == 1000 * 32 * 4 + state
-    assert moved_bytes(problem, halves, whole[1]) == 1000 * 32 * 4 + state // 2
-    assert moved_bytes(problem, whole[0], replicas) == 1000 * 64 * 4, "no fused state"
-    assert moved_bytes(problem, replicas, whole[1]) == 0
-
-
 def test_a_large_problem_moves_few_tables_in_little_time() -> None:
     """The budget counts neighbours that are refused, too: it ends although few are near."""
     tables = [a_table(f"t{i}", 50_000 * (i + 1), 64, 5.0) for i in range(20)]
@@ -340,3 +312,18 @@ def test_a_large_problem_moves_few_tables_in_little_time() -> None:
     assert len(moved_tables(plan, result.best.plan)) <= 3
     assert result.in_use is not None
     assert result.best.iteration_ms < result.in_use.iteration_ms
+
+
+@pytest.mark.parametrize("seed", quick_first(2, range(6)))
+def test_the_search_keeps_to_a_limit_on_bytes(seed: int) -> None:
+    problem = small(seed, tables=6)
+    plan = some_plan(problem, seed)
+    free = solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan))
+    price = MovePrice(problem, plan)
+    most = price.of(free.best.plan).bytes / 2
+    limited = solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, max_bytes=most))
+    for ranked in limited.plans:
+        assert price.of(ranked.plan).bytes <= most
+    assert limited.in_use is not None
+    assert limited.best.iteration_ms <= limited.in_use.iteration_ms * (1 + 1e-9)
+    assert limited.lower_bound_ms <= limited.best.iteration_ms * (1 + 1e-9)

@@ -70,6 +70,9 @@ def test_the_report_names_the_tables(run, model: Path, in_use: Path) -> None:
     [
         (("--gpus", 2, "--max-moves", 1), "--max-moves limits the changes"),
         (("--from", "in_use.json", "--max-moves", -1), "--max-moves is -1; it must be at least 0"),
+        (("--gpus", 2, "--horizon", 5), "--horizon limits the changes to the plan of --from"),
+        (("--from", "in_use.json", "--max-gib", "nan"), "--max-gib is nan; it must be at least 0"),
+        (("--from", "in_use.json", "--horizon", 0), "--horizon is 0; it must be at least 1"),
         (("--from", "nowhere.json"), "nowhere.json: no such file"),
         (("--from", "in_use.json", "--gpus", 4), "the plan places its shards on 2"),
     ],
@@ -106,3 +109,27 @@ def test_too_few_moves(run, model: Path, in_use: Path) -> None:
     assert "table 'users' cannot stay: constraints.ranks allows 1" in done.err
     assert "at least 1 must" in done.err
     assert "allow 1 move\n  flags: --max-moves\n" in done.err
+
+
+def test_json_prices_the_move(run, model: Path, in_use: Path) -> None:
+    done = run("plan", model, "--from", in_use, "--horizon", 10**9, *QUICK, "--json")
+    data = json.loads(done.out)
+    move, given = data["move"], data["from"]
+    assert move["bytes"] == given["moved_bytes"] == sum(move["link_bytes"].values())
+    assert move["recommended"] == bool(given["moved"])
+    assert (given["horizon"], given["max_bytes"]) == (10**9, None)
+    if move["recommended"]:
+        assert 0 < move["pays_back_after_steps"] <= 10**9
+    assert 0 <= move["lower_bound_gain"] < 1
+
+
+def test_no_bytes_may_move(run, model: Path, in_use: Path) -> None:
+    data = json.loads(run("plan", model, "--from", in_use, "--max-gib", 0, *QUICK, "--json").out)
+    assert data["move"]["bytes"] == 0
+    assert data["from"]["max_bytes"] == 0
+
+
+def test_staying_is_said_to_be_best_with_a_proof(run, model: Path, in_use: Path) -> None:
+    done = run("plan", model, "--from", in_use, "--max-moves", 0, *QUICK)
+    text = " ".join(done.out.split())
+    assert "Staying is best: proved, no plan within the limits gains more than" in text

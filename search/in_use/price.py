@@ -1,0 +1,211 @@
+"""What it takes to change a running job from one plan to another, as TorchRec reshards.
+
+TorchRec moves table by table: weights, then optimizer state, each first between hosts and then
+within them, from every rank that has a part of a shard to the rank that needs it; one batch of
+sends and receives ends before the next begins (torchrec/distributed/sharding/dynamic_sharding.py,
+`prepare_comm_ops` and `transfer_data`). A batch takes as long as its busiest rank sends or
+receives. A module whose tables move is built anew, so that the shards that stay are copied once
+within their rank's memory (`update_state_dictionaries`), and both copies exist for that time.
+
+It moves only table-wise and column-wise tables in place. The bytes of other moves cross the same
+links through a checkpoint, whose files are not priced.
+
+Why: docs/decisions/0059.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from predictor.cost.link_curve import latency_ms, transfer_ms
+from predictor.model.plan import Shard, ShardingPlan, ShardingType, TablePlan
+from search.in_use.moves import moved_tables, overlap, table_memory
+from search.problem import Problem
+
+IN_PLACE = (ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE)
+"""Sharding types that TorchRec reshards while a job runs (`prepare_comm_ops`)."""
+INTER, INTRA = "between hosts", "within hosts"
+LINKS = (INTER, INTRA)
+PAIR = 2
+"""Ranks of one transfer."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """From the plan in use to another one.
+
+    Args:
+        tables: keys of those that differ.
+        link_bytes: ``between hosts`` and ``within hosts`` -> weights and fused optimizer state that
+            reach a rank which did not hold them.
+        seconds: that the job stands still.
+        both_copies_bytes: of the rank that has most to hold while old and new modules exist.
+        in_place: TorchRec can make this move while the job runs: it can reshard these types, and
+            every rank has the memory for both copies.
+    """
+
+    tables: tuple[str, ...]
+    link_bytes: Mapping[str, int]
+    seconds: float
+    both_copies_bytes: int
+    in_place: bool
+
+    @property
+    def bytes(self) -> int:
+        """Over all links."""
+        return sum(self.link_bytes.values())
+
+    def pays_back_after(self, before_ms: float, after_ms: float) -> float | None:
+        """Steps after which the faster plan has made up for the move; None if it never does."""
+        if after_ms >= before_ms:
+            return None
+        return 1e3 * self.seconds / (before_ms - after_ms)
+
+
+def _moves_in_place(before: TablePlan, after: TablePlan) -> bool:
+    """Whether TorchRec can change one table's sharding while a job runs."""
+    types = {before.sharding_type, after.sharding_type}
+    return types <= {*IN_PLACE} and before.compute_kernel == after.compute_kernel
+
+
+@dataclass
+class _Traffic:
+    """Bytes that ranks send and receive in one batch, by link."""
+
+    sent: dict[tuple[str, int], float] = field(default_factory=lambda: defaultdict(float))
+    received: dict[tuple[str, int], float] = field(default_factory=lambda: defaultdict(float))
+
+    def busiest(self, link: str) -> float:
+        """Bytes of the rank that sends or receives most over a link."""
+        found = [*self.sent.items(), *self.received.items()]
+        return max((size for (way, _), size in found if way == link), default=0.0)
+
+    def total(self, link: str) -> float:
+        """Bytes over a link."""
+        return sum(size for (way, _), size in self.received.items() if way == link)
+
+
+class MovePrice:
+    """Prices moves from one plan to any other of the same model and ranks.
+
+    Args:
+        before: the plan in use, under the workload's keys.
+    """
+
+    def __init__(self, problem: Problem, before: ShardingPlan) -> None:
+        self.problem = problem
+        self.before = before
+        self.tables = dict(zip(problem.workload.keys, problem.workload.tables, strict=True))
+        self.table_traffic = lru_cache(maxsize=1 << 14)(self._table_traffic)
+
+    def of(self, after: ShardingPlan) -> Move:
+        """The move to a plan."""
+        moved = tuple(moved_tables(self.before, after))
+        ms, link_bytes = 0.0, dict.fromkeys(LINKS, 0)
+        for key in moved:
+            weights, states = self.table_traffic(key, after.tables[key])
+            for link in link_bytes:
+                link_bytes[link] += round(weights.total(link) + states.total(link))
+                ms += self._link_ms(weights.busiest(link), link)
+                ms += self._link_ms(states.busiest(link), link)
+        stay_ms, both = self._rebuild(after, moved)
+        in_place = both <= min(self._caps) and all(
+            _moves_in_place(self.before.tables[key], after.tables[key]) for key in moved
+        )
+        return Move(moved, link_bytes, (ms + stay_ms) / 1e3, both, in_place)
+
+    @property
+    def _caps(self) -> tuple[int, ...]:
+        """Bytes that each rank has for tables, on the device that holds them."""
+        topology = self.problem.topology
+        on_cpu = self.problem.hardware.device == "cpu"
+        return topology.ddr_cap_bytes if on_cpu else topology.hbm_cap_bytes
+
+    def arriving_bytes(self, key: str, plan: TablePlan) -> float:
+        """Bytes that a table's sharding brings to ranks that did not hold them."""
+        if plan == self.before.tables[key]:
+            return 0.0
+        return sum(part.total(link) for part in self.table_traffic(key, plan) for link in LINKS)
+
+    def _table_traffic(self, key: str, after: TablePlan) -> tuple[_Traffic, _Traffic]:
+        """Of the weights and of the optimizer state of one table."""
+        table, before = self.tables[key], self.before.tables[key].shards
+        found = _Traffic(), _Traffic()
+        for shard, memory in zip(
+            after.shards, table_memory(table, self.problem, after), strict=True
+        ):
+            elements = shard.size[0] * shard.size[1]
+            for old, part in self._sources(shard, before):
+                share = part / elements
+                for traffic, size in zip(
+                    found, (elements * table.element_bytes, memory.optimizer_bytes), strict=True
+                ):
+                    link = self._link(old.rank, shard.rank)
+                    traffic.sent[link, old.rank] += share * size
+                    traffic.received[link, shard.rank] += share * size
+        return found
+
+    def _sources(self, shard: Shard, before: Sequence[Shard]) -> list[tuple[Shard, int]]:
+        """Which shards, on other ranks, a shard's elements come from, and how many of each.
+
+        Of several that have them, as replicas do, the rank's own is the first, then one of its
+        host.
+        """
+        missing = shard.size[0] * shard.size[1]
+        near = sorted(
+            before,
+            key=lambda old: (
+                old.rank != shard.rank,
+                self._link(old.rank, shard.rank) != INTRA,
+                old.rank,
+            ),
+        )
+        found = []
+        for old in near:
+            part = min(missing, overlap(shard, old))
+            missing -= part
+            if part and old.rank != shard.rank:
+                found.append((old, part))
+        return found
+
+    def _link(self, one: int, other: int) -> str:
+        # TorchRec's `_is_intra_comm` asks for the host; what is within a domain is as fast
+        topology = self.problem.topology
+        return INTRA if topology.group_of(one) == topology.group_of(other) else INTER
+
+    def _link_ms(self, size_bytes: float, link: str) -> float:
+        if not size_bytes:
+            return 0.0
+        links = self.problem.hardware.collectives
+        curve = (links.intra if link == INTRA else links.inter).all_to_all
+        return latency_ms(curve, PAIR) + float(transfer_ms(curve, np.asarray(size_bytes), PAIR))
+
+    def _rebuild(self, after: ShardingPlan, moved: Sequence[str]) -> tuple[float, int]:
+        """Copies of shards that stay, in ms, and the bytes of the fullest rank while both the old
+        and the new modules exist."""
+        modules = {self.tables[key].module for key in moved}
+        world = self.problem.topology.world_size
+        copied, held = np.zeros(world), np.zeros(world)
+        for key, table in self.tables.items():
+            old = self._rank_bytes(key, self.before.tables[key])
+            new = self._rank_bytes(key, after.tables[key])
+            rebuilt = table.module in modules
+            held += old + (new if rebuilt else 0.0)
+            if rebuilt and key not in moved:
+                copied += new
+        return 2 * float(copied.max()) / self.problem.hardware.memory.hbm, round(held.max())
+
+    def _rank_bytes(self, key: str, plan: TablePlan) -> np.ndarray:
+        """Weights and optimizer state of one table on every rank."""
+        found = np.zeros(self.problem.topology.world_size)
+        table = self.tables[key]
+        memories = table_memory(table, self.problem, plan)
+        for shard, memory in zip(plan.shards, memories, strict=True):
+            weights = shard.size[0] * shard.size[1] * table.element_bytes
+            found[shard.rank] += weights + memory.optimizer_bytes
+        return found

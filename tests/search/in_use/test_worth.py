@@ -1,0 +1,57 @@
+"""Over a short horizon nothing moves; over an endless one the move counts nothing."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from search.in_use.moves import moved_tables
+from search.in_use.plan import PlanInUse
+from search.in_use.price import MovePrice
+from search.problem import Problem
+from search.solve import solve
+from search.stop import Stop
+from tests.search.problems import H100, a_problem, a_table, a_workload, copying, hosts, some_plan
+
+QUICK = 0.01
+ENDLESS = 10**12
+
+
+def large(seed: int) -> Problem:
+    """Tables of gigabytes, which take longer to move than an iteration takes."""
+    rng = random.Random(seed)
+    tables = [a_table(f"t{i}", rng.randint(10, 20) * 10**6, 64, 8.0, 1.05) for i in range(6)]
+    return a_problem(a_workload(*tables, batch_size=8192), hosts(2), copying(H100))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_short_horizon_keeps_and_a_long_one_moves(seed: int) -> None:
+    problem = large(seed)
+    plan = some_plan(problem, seed)
+    free, short, long = (
+        solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, horizon=horizon))
+        for horizon in (None, 1, ENDLESS)
+    )
+    assert moved_tables(plan, free.best.plan)
+    assert moved_tables(plan, short.best.plan) == []
+    assert short.fastest is not None
+    assert long.best.iteration_ms == pytest.approx(free.best.iteration_ms, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_move_pays_for_itself(seed: int) -> None:
+    problem = large(seed)
+    plan = some_plan(problem, seed)
+    price = MovePrice(problem, plan)
+    gains = []
+    for horizon in (1, 10, 100, 1000):
+        result = solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, horizon=horizon))
+        assert result.in_use is not None
+        now, after = result.in_use.iteration_ms, result.best.iteration_ms
+        move = price.of(result.best.plan)
+        steps = move.pays_back_after(now, after)
+        assert (steps is None) == (not move.tables)
+        assert steps is None or steps <= horizon
+        gains.append(now - after)
+    assert gains == sorted(gains), "a longer horizon never gains less a step"
