@@ -1,203 +1,328 @@
-"""The dense part of a DLRM as layers with their kernel times: MLPs, interaction, loss, optimizer.
+"""The dense part of an iteration as priced segments: ops between two events, and the events.
 
-The model file fixes the layers: Linear then ReLU, except for the last of the top MLP;
-`dot`, `concat` or low-rank DCN v2 (Wang et al. 2021, eq. 5) between them; binary cross-entropy.
+A segment is what one rank computes without meeting a lookup, a full bucket of gradients or the
+outputs of a lookup that it must wait for. Segments are few however many ops there are, so that a
+plan is scored as fast. Where the host issues ops more slowly than the device runs them, the last
+kernel of a segment ends when
+
+    max over i of (issued_i + sum of the kernels from i on)
+
+after its start; the segment is parted at that i, which makes the graph say just this.
+
+Why: docs/decisions/0052.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from predictor import units
 from predictor.cost.elementwise import memory_ms
-from predictor.cost.gemm import batched_ms, gemm_ms
+from predictor.cost.fusion import fused_chains, outer_bytes
+from predictor.cost.op_time import OpCost, OpTimes
 from predictor.hardware.loader import HardwareProfile
-from predictor.model.workload import DATA_TYPE_BYTES, DcnV2, Workload
+from predictor.model.dense_program import DenseProgram, Event, Gradient, Lookup, LookupBackward
+from predictor.model.measured_dense import MeasuredDense
+from predictor.model.op_calls import OpCall
+from predictor.units import mib
 
 Array = NDArray[np.float64]
 
 OPTIMIZER_PASSES = {"sgd": 3, "adagrad": 5, "adam": 7}
 """Reads and writes of a parameter-sized array per step: parameter, gradient, states."""
+CONCATENATIONS = frozenset(("cat", "stack"))
+"""They save nothing for their backward."""
+UNSEEN = frozenset(("detach", "alias", "lift_fresh"))
+"""Views that only a recorder sees: autograd makes them without the dispatcher."""
+HostCost = Callable[[int, int], float]
+"""Kernels and views -> host time in ms."""
 
 
 @dataclass(frozen=True)
-class Activation:
-    """Passes over a layer's output and the kernels that make them, forward and backward."""
+class Segment:
+    """Ops that run one after the other.
 
-    forward: int
-    backward: int
-    forward_kernels: int
-    backward_kernels: int
-
-
-ACTIVATIONS = {
-    "relu": Activation(2, 3, 1, 1),
-    # forward: normalise 2, sigmoid 2, multiply 3; backward: two multiplications 6, sigmoid 3,
-    # normalisation 5 with its weights' sums, sum of the two gradients 3
-    "swish_layer_norm": Activation(7, 17, 3, 6),
-}
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One layer; times in ms, kernels are launches, parameters are elements."""
+    Args:
+        name: of the op that takes most of its time.
+        cost_ms, host_ms: on the device, and to issue it.
+        kernels: launches, at least 1.
+        resource: profile group that most of its time comes from.
+        waits: embedding modules whose outputs its first op is the first to read.
+    """
 
     name: str
-    forward_ms: float
-    backward_ms: float
-    forward_kernels: int
-    backward_kernels: int
+    cost_ms: float
+    host_ms: float
+    kernels: int
+    resource: str
+    waits: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LookUp:
+    """An embedding module is called."""
+
+    module: str
+
+
+@dataclass(frozen=True)
+class ReturnGradients:
+    """The gradients of a module's outputs go back to the ranks that hold its tables."""
+
+    module: str
+
+
+@dataclass(frozen=True)
+class UpdateTables:
+    """The backward of a module's lookups runs."""
+
+    module: str
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Dense gradients that are all-reduced together."""
+
+    bytes: int
+
+
+Step = Segment | LookUp | ReturnGradients | UpdateTables | Bucket
+
+
+@dataclass(frozen=True)
+class DenseWork:
+    """What one rank computes in an iteration besides lookups and exchanges.
+
+    Args:
+        forward, backward: in order.
+        optimizer: the step of the dense optimizer.
+        parameters: tensors that it steps.
+        products: m, n and k of single matrix products.
+        by_bytes: ops without a kernel model, which were counted by their bytes: name -> calls.
+    """
+
+    forward: tuple[Step, ...]
+    backward: tuple[Step, ...]
+    optimizer: Segment
     parameters: int
+    products: frozenset[tuple[int, int, int]] = frozenset()
+    by_bytes: dict[str, int] = field(default_factory=dict)
 
 
-class DenseLayers:
-    """Layers of a workload's dense part on given hardware, for the batch of one rank."""
+def optimizer_ms(hardware: HardwareProfile, optimizer: str, parameters: ArrayLike) -> Array:
+    """One optimizer step over ``parameters`` fp32 elements, in their shape; 0 for none."""
+    size = OPTIMIZER_PASSES[optimizer] * 4 * np.asarray(parameters, dtype=np.float64)
+    return np.where(size > 0, memory_ms(hardware, size), 0.0)
 
-    def __init__(self, workload: Workload, hardware: HardwareProfile) -> None:
-        self.workload = workload
-        self.hardware = hardware
-        self.dense = workload.dlrm
-        self.batch = workload.batch_size
-        self.dtype = workload.dlrm.data_type
-        self.element_bytes = DATA_TYPE_BYTES[self.dtype]
 
-    @property
-    def sparse_features(self) -> int:
-        """Pooled outputs that the interaction sees."""
-        return sum(len(t.features) for t in self.workload.tables)
+def price(
+    program: DenseProgram,
+    modules: Sequence[str],
+    times: OpTimes,
+    host_ms: HostCost,
+    bucket_cap_mb: float,
+) -> DenseWork:
+    """The segments of a program on a profile.
 
-    @property
-    def sparse_width(self) -> int:
-        """Elements per sample of all pooled outputs side by side."""
-        return sum(len(t.features) * t.embedding_dim for t in self.workload.tables)
+    Args:
+        modules: those with tables. What the program does not call is looked up before it, and
+            updated after it.
+        host_ms: of ops of the dense part.
+        bucket_cap_mb: MiB of gradients at which a bucket is full.
+    """
+    pricer = _Pricer(times, host_ms)
+    called = [event.module for event in program.forward if isinstance(event, Lookup)]
+    absent = [module for module in modules if module not in called]
+    forward = pricer.forward(program.forward)
+    backward = pricer.backward(program.backward, _issue_points(program), mib(bucket_cap_mb))
+    left = [m for m in modules if LookUp(m) not in forward or ReturnGradients(m) not in backward]
+    return DenseWork(
+        (*map(LookUp, absent), *forward),
+        (*backward, *(step(m) for m in left[::-1] for step in (ReturnGradients, UpdateTables))),
+        pricer.optimizer([e for e in program.optimizer if isinstance(e, OpCall)]),
+        sum(isinstance(event, Gradient) for event in program.backward),
+        frozenset(pricer.products),
+        dict(pricer.by_bytes),
+    )
 
-    @property
-    def sequence_width(self) -> float:
-        """Elements per sample of the outputs that are summed over the sample here (no pooling)."""
-        tables = [t for t in self.workload.tables if not t.is_pooled]
-        return sum(t.lookups_per_sample * t.embedding_dim for t in tables)
 
-    @property
-    def interaction_width(self) -> int:
-        """Elements per sample of bottom output and pooled outputs side by side."""
-        return sum(self.dense.bottom_mlp[-1:]) + self.sparse_width
+def measured_work(dense: MeasuredDense, modules: Sequence[str]) -> DenseWork:
+    """Measured times as segments: lookups come before them, gradients of tables after them, and
+    buckets of dense gradients are full after equal parts of the backward."""
+    forward = Segment("measured", dense.forward_ms, 0.0, 1, "gemm", tuple(modules))
+    cap, left = mib(dense.bucket_cap_mb), dense.gradient_bytes
+    sizes = [cap] * int(left // cap)
+    sizes += [round(left - sum(sizes))] if left > sum(sizes) else []
+    part = Segment("measured", dense.backward_ms / max(1, len(sizes)), 0.0, 1, "gemm")
+    parts: list[Step] = [step for size in sizes for step in (part, Bucket(size))] or [part]
+    returns: list[Step] = [ReturnGradients(module) for module in reversed(modules)]
+    updates: list[Step] = [UpdateTables(module) for module in reversed(modules)]
+    return DenseWork(
+        (*map(LookUp, modules), forward),
+        (*parts, *returns, *updates),
+        Segment("step", dense.optimizer_ms, 0.0, 1, "elementwise"),
+        0,
+    )
 
-    @property
-    def top_input(self) -> int:
-        """Elements per sample that enter the top MLP."""
-        if self.dense.interaction == "dot":
-            vectors = self.sparse_features + 1
-            return self.dense.bottom_mlp[-1] + vectors * (vectors - 1) // 2
-        return self.interaction_width
 
-    @cached_property
-    def bottom(self) -> list[Layer]:
-        """The bottom MLP; its input needs no gradient."""
-        return self._mlp("bottom", self.dense.in_features, self.dense.bottom_mlp, first_input=False)
+class _Pricer:
+    """Prices ops and notes what they were."""
 
-    @cached_property
-    def top(self) -> list[Layer]:
-        """The top MLP, whose last layer has no ReLU; or layers of unknown wiring."""
-        if self.dense.linears:
-            layers = enumerate(self.dense.linears)
-            relu = ACTIVATIONS["relu"]
-            return [self._linear(f"linear.{i}", *shape, relu, True) for i, shape in layers]
-        return self._mlp(
-            "top", self.top_input, self.dense.top_mlp, first_input=True, bare_last=True
-        )
+    def __init__(self, times: OpTimes, host_ms: HostCost) -> None:
+        self.times = times
+        self.host_ms = host_ms
+        self.products: set[tuple[int, int, int]] = set()
+        self.by_bytes: Counter[str] = Counter()
 
-    @cached_property
-    def interaction(self) -> list[Layer]:
-        """The layers between the MLPs."""
-        kind = self.dense.interaction
-        if isinstance(kind, DcnV2):
-            return [self._cross(f"cross.{i}", kind) for i in range(kind.layers)]
-        if kind == "dot":
-            return [self._dot()]
-        return []
+    def forward(self, events: Sequence[Event]) -> tuple[Step, ...]:
+        """Parted where a module is called, and where an op first reads its outputs."""
+        steps: list[Step] = []
+        calls: list[OpCall] = []
+        pending: dict[int, str] = {}
+        waits: tuple[str, ...] = ()
+        seen: set[str] = set()
+        for event in events:
+            if isinstance(event, Lookup):
+                if event.module in seen:
+                    continue
+                seen.add(event.module)
+                steps += self.segments(calls, waits)
+                calls, waits = [], ()
+                steps.append(LookUp(event.module))
+                pending |= {operand.storage: event.module for operand in event.outputs}
+            elif isinstance(event, OpCall):
+                read = {pending[o.storage] for o in event.inputs if o.storage in pending}
+                if read:
+                    if any(call.moves for call in calls):
+                        steps += self.segments(calls, waits)
+                        calls, waits = [], ()
+                    waits = (*waits, *sorted(read))
+                    pending = {s: m for s, m in pending.items() if m not in read}
+                calls.append(event)
+        return (*steps, *self.segments(calls, waits))
 
-    @cached_property
-    def loss(self) -> Layer:
-        """Sigmoid and binary cross-entropy over the batch."""
-        forward = self._memory(4 * self.batch)
-        return Layer("loss", 2 * forward, 2 * forward, 8, 4, 0)
+    def backward(
+        self, events: Sequence[Event], points: dict[str, frozenset[int]], cap: int
+    ) -> tuple[Step, ...]:
+        """Parted where gradients of a module are complete, where its lookups' own backward has its
+        turn, and where a bucket is full."""
+        steps: list[Step] = []
+        calls: list[OpCall] = []
+        returned: list[str] = []
+        gathered = 0
 
-    def optimizer_ms(self, parameters: float | Array) -> Array:
-        """One dense optimizer step over ``parameters`` fp32 elements; 0 for none."""
-        size = np.asarray(OPTIMIZER_PASSES[self.dense.optimizer] * 4 * np.asarray(parameters))
-        return np.where(size > 0, memory_ms(self.hardware, size), 0.0)
+        def flush(*more: Step) -> None:
+            nonlocal calls
+            steps.extend(self.segments(calls))
+            calls = []
+            steps.extend(more)
 
-    def _memory(self, elements: float) -> float:
-        return float(memory_ms(self.hardware, elements * self.element_bytes))
+        for event in events:
+            if isinstance(event, OpCall):
+                used = {operand.storage for operand in event.inputs}
+                ready = [m for m in returned if points[m] & used]
+                if ready and event.moves:
+                    flush(*map(UpdateTables, ready))
+                    returned = [m for m in returned if m not in ready]
+                calls.append(event)
+            elif isinstance(event, LookupBackward) and event.module in points:
+                if ReturnGradients(event.module) in steps:
+                    continue
+                flush(ReturnGradients(event.module))
+                returned.append(event.module)
+            elif isinstance(event, Gradient):
+                gathered += event.elements * event.item_bytes
+                if gathered >= cap:
+                    flush(Bucket(gathered))
+                    gathered = 0
+        flush(*map(UpdateTables, returned), *([Bucket(gathered)] if gathered else []))
+        return tuple(steps)
 
-    def _gemm(self, m: int, n: int, k: int) -> float:
-        return gemm_ms(self.hardware, m, n, k, self.dtype)
+    def optimizer(self, calls: Sequence[OpCall]) -> Segment:
+        """All steps as one segment, whose host time is the runtime's; a rank that computes on its
+        host steps one parameter after the other, in its caches."""
+        costs = [self._cost(call) for call in calls]
+        ms, hardware = sum(cost.ms for cost in costs), self.times.hardware
+        if calls and hardware.inline:
+            ms = float(memory_ms(hardware, outer_bytes(calls)))
+        kernels = max(1, sum(cost.kernels for cost in costs))
+        return Segment("step", ms, 0.0, kernels, "elementwise")
 
-    def _mlp(
-        self,
-        name: str,
-        width: int,
-        layers: tuple[int, ...],
-        *,
-        first_input: bool,
-        bare_last: bool = False,
-    ) -> list[Layer]:
-        kind = self.dense.activation if bare_last else "relu"
-        found = []
-        for i, out in enumerate(layers):
-            is_bare = bare_last and kind == "relu" and i == len(layers) - 1
-            activation = None if is_bare else ACTIVATIONS[kind]
-            found.append(self._linear(f"{name}.{i}", width, out, activation, first_input or i > 0))
-            width = out
+    def segments(self, calls: Sequence[OpCall], waits: tuple[str, ...] = ()) -> Iterator[Segment]:
+        """The ops as one segment, or as two where the host is slower (see the module)."""
+        priced = [*self._priced(calls)]
+        if not priced:
+            return
+        host = [self._issue_ms(name, cost) for name, cost in priced]
+        tails = np.cumsum([cost.ms for _, cost in priced][::-1])[::-1]
+        at = 0 if self.times.hardware.inline else int(np.argmax(np.cumsum(host) + tails))
+        at = at if tails[0] > tails[at] else 0
+        for part in (slice(0, at), slice(at, len(priced))):
+            if priced[part]:
+                yield _segment(priced[part], sum(host[part]), waits)
+                waits = ()
+
+    def _priced(self, calls: Sequence[OpCall]) -> Iterator[tuple[str, OpCost]]:
+        """Name and cost of each op, or of each chain that a compiler makes."""
+        if not self.times.compiled:
+            yield from ((call.name, self._cost(call)) for call in calls)
+            return
+        for chain in fused_chains(calls):
+            if len(chain) == 1:
+                yield chain[0].name, self._cost(chain[0])
+            else:
+                yield "fused", OpCost(float(memory_ms(self.times.hardware, outer_bytes(chain))), 1)
+
+    def _issue_ms(self, name: str, cost: OpCost) -> float:
+        if name in UNSEEN:
+            return 0.0
+        return self.host_ms(cost.kernels, int(not cost.kernels))
+
+    def _cost(self, call: OpCall) -> OpCost:
+        found = self.times.cost(call)
+        if found.product is not None:
+            self.products.add(found.product)
+        if not found.modelled:
+            self.by_bytes[call.name] += 1
         return found
 
-    def _linear(
-        self, name: str, width: int, out: int, activation: Activation | None, input_gradient: bool
-    ) -> Layer:
-        batch = self.batch
-        forward = self._gemm(batch, out, width)
-        if not self.hardware.elementwise.fused_bias:
-            forward += self._memory(2 * batch * out)
-        # weight gradient, and the bias gradient as a reduction over the batch
-        backward = self._gemm(out, width, batch) + self._memory(batch * out)
-        if input_gradient:
-            backward += self._gemm(batch, width, out)
-        launched, launched_back = 1, 2 + input_gradient
-        if activation is not None:
-            forward += self._memory(activation.forward * batch * out)
-            backward += self._memory(activation.backward * batch * out)
-            launched += activation.forward_kernels
-            launched_back += activation.backward_kernels
-        return Layer(name, forward, backward, launched, launched_back, width * out + out)
 
-    def _cross(self, name: str, dcn: DcnV2) -> Layer:
-        """``x0 * (W (V x) + b) + x``: two GEMMs and a chain of elementwise kernels."""
-        width, rank, batch = self.interaction_width, dcn.low_rank_dim, self.batch
-        gemms = self._gemm(batch, rank, width) + self._gemm(batch, width, rank)
-        weight_gradients = self._gemm(rank, width, batch) + self._gemm(width, rank, batch)
-        chain = self._memory(6 * batch * width)
-        return Layer(
-            name,
-            gemms + chain,
-            gemms + weight_gradients + 2 * chain,
-            4,
-            9,
-            2 * width * rank + width,
-        )
+def _segment(
+    priced: Sequence[tuple[str, OpCost]], host_ms: float, waits: tuple[str, ...]
+) -> Segment:
+    names: Counter[str] = Counter()
+    groups: Counter[str] = Counter()
+    for name, cost in priced:
+        names[name] += cost.ms  # type: ignore[assignment]
+        groups[cost.resource] += cost.ms  # type: ignore[assignment]
+    (name, _), (resource, _) = names.most_common(1)[0], groups.most_common(1)[0]
+    costs = [cost for _, cost in priced]
+    kernels = sum(cost.kernels for cost in costs)
+    return Segment(name, sum(c.ms for c in costs), host_ms, max(1, kernels), resource, waits)
 
-    def _dot(self) -> Layer:
-        """Batched ``X X^T`` of all vectors of a sample, lower triangle gathered."""
-        vectors, dim = self.sparse_features + 1, self.dense.bottom_mlp[-1]
-        batch = self.batch
-        pairs = batch * vectors * (vectors - 1) / 2
-        product = batched_ms(self.hardware, batch, vectors, vectors, dim, self.dtype)
-        gather = self._memory(2 * pairs)
-        gather += units.us(1e-3 * self.hardware.elementwise.gather_ns_per_element * pairs)
-        each = batched_ms(self.hardware, batch, vectors, dim, vectors, self.dtype)
-        # both operands are the stacked vectors: two gradients are written and then added
-        backward = 2 * each + 2 * gather + self._memory(5 * batch * vectors * dim)
-        return Layer("dot", product + gather, backward, 6, 16, 0)
+
+def _issue_points(program: DenseProgram) -> dict[str, frozenset[int]]:
+    """Module -> memory that ops before its call used and, concatenations apart, no later op did.
+
+    Autograd runs what was recorded last first. The backward of a lookup was recorded when the
+    module was called, so it runs before the first op of the backward that uses such memory.
+    """
+    before: dict[str, set[int]] = {}
+    used: set[int] = set()
+    for event in program.forward:
+        if isinstance(event, Lookup):
+            before.setdefault(event.module, set(used))
+        elif isinstance(event, OpCall):
+            used |= {operand.storage for operand in (*event.inputs, *event.outputs)}
+    after: set[int] = set()
+    found: dict[str, frozenset[int]] = {}
+    for event in reversed(program.forward):
+        if isinstance(event, Lookup):
+            found[event.module] = frozenset(before[event.module] - after)
+        elif isinstance(event, OpCall) and event.moves and event.name not in CONCATENATIONS:
+            after |= {operand.storage for operand in (*event.inputs, *event.outputs)}
+    return found

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from predictor.cost.collectives import Collectives
-from predictor.cost.dense import DenseLayers
+from predictor.cost.dense import DenseWork, measured_work, optimizer_ms, price
+from predictor.cost.host_ops import HOST_OPS
+from predictor.cost.op_time import OpTimes
 from predictor.hardware.loader import HardwareProfile
+from predictor.model.dlrm_program import dense_program
+from predictor.model.measured_dense import MeasuredDense
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
 from predictor.units import us
+
+Array = NDArray[np.float64]
 
 
 class FixedCosts:
@@ -26,9 +35,21 @@ class FixedCosts:
         return Collectives(self.hardware, self.topology)
 
     @cached_property
-    def dense(self) -> DenseLayers:
-        """Layers of the dense part."""
-        return DenseLayers(self.workload, self.hardware)
+    def dense(self) -> DenseWork:
+        """The dense part."""
+        dense, modules = self.workload.dense, self.workload.modules
+        if isinstance(dense, MeasuredDense):
+            return measured_work(dense.at_batch_size(self.workload.batch_size), modules)
+        times = OpTimes(self.hardware, dense.data_type)
+        program = dense_program(self.workload)
+        return price(program, modules, times, self._op_ms, dense.bucket_cap_mb)
+
+    def _op_ms(self, kernels: int, views: int) -> float:
+        return self.layer_host_ms(HOST_OPS.op * kernels + HOST_OPS.view * views, kernels)
+
+    def optimizer_ms(self, parameters: ArrayLike) -> Array:
+        """One step of the dense optimizer over so many elements of tables, in their shape."""
+        return optimizer_ms(self.hardware, self.workload.dense.optimizer, parameters)
 
     def host_ms(self, ops: float, kernels: int = 0, collectives: int = 0) -> float:
         """Host time in ms of so many framework ops, kernel launches and collective launches."""

@@ -59,8 +59,13 @@ def batched_ms(hw: HardwareProfile, count: int, m: float, n: float, k: float, dt
         return float(times)
     if not gemm.batched_us:
         return gemm_ms(hw, count * m, n, k, dtype)
-    rate = units.tflops(_peak_tflops(gemm, dtype, hw.name)) * gemm.batched_share
+    rate = product_rate(gemm, dtype, hw.name) * gemm.batched_share
     return units.us(gemm.floor_us) + count * (units.us(gemm.batched_us) + 2 * m * n * k / rate)
+
+
+def product_rate(gemm: Gemm, dtype: str, name: str) -> float:
+    """FLOP/ms of large products of a data type."""
+    return units.tflops(_peak_tflops(gemm, dtype, name))
 
 
 def _peak_tflops(gemm: Gemm, dtype: str, name: str) -> float:

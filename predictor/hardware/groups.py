@@ -207,6 +207,12 @@ class Gemm(Group):
     runs as one kernel."""
     batched_share: Fraction = 1.0
     """Share of ``tflops`` that small products reach where they run one by one."""
+    attention_forward: Fraction = 0.72
+    """Share of ``tflops`` that fused attention reaches; and the next in its backward. Of what
+    FlashAttention-2 reaches on A100 at best, 73 % and 63 % of the peak (Dao 2023, arXiv 2307.08691,
+    section 4.1), over the share of it that large products reach, with the middle of its figures for
+    sequences of 512 to 16384."""
+    attention_backward: Fraction = 0.6
     timing_floor_us: NonNegative = 0.0
     """What the timing method of the fitted rows adds to each; used only to compare with them."""
 

@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from predictor.cost.collectives import Collectives, Scope
-from predictor.cost.dense import DenseLayers
 from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.levels import Op
 from predictor.cost.loads import Load
@@ -62,7 +61,7 @@ class OutOfRange:
 
 
 class RecordingCosts(FixedCosts):
-    """Costs that record every message size and multiplication they are used for.
+    """Costs that record every message size they are used for.
 
     A search uses plain `FixedCosts`, so recording does not slow it down.
     """
@@ -71,18 +70,11 @@ class RecordingCosts(FixedCosts):
         super().__init__(workload, topology, hardware)
         self.messages: dict[tuple[Op, Scope], float] = {}
         """Collective and scope -> the largest message in bytes."""
-        self.shapes: list[tuple[int, int, int]] = []
-        """``(m, n, k)`` of every multiplication."""
 
     @cached_property
     def collectives(self) -> Collectives:
         """As `FixedCosts.collectives`."""
         return _RecordingCollectives(self.hardware, self.topology, self.messages)
-
-    @cached_property
-    def dense(self) -> DenseLayers:
-        """As `FixedCosts.dense`."""
-        return _RecordingLayers(self.workload, self.hardware, self.shapes)
 
 
 class _RecordingCollectives(Collectives):
@@ -96,18 +88,6 @@ class _RecordingCollectives(Collectives):
         largest = float(np.max(size_bytes, initial=0.0))
         self._messages[op, scope] = max(largest, self._messages.get((op, scope), 0.0))
         return super()._time(op, size_bytes, scope)
-
-
-class _RecordingLayers(DenseLayers):
-    def __init__(
-        self, workload: Workload, hardware: HardwareProfile, shapes: list[tuple[int, int, int]]
-    ) -> None:
-        super().__init__(workload, hardware)
-        self._shapes = shapes
-
-    def _gemm(self, m: int, n: int, k: int) -> float:
-        self._shapes.append((m, n, k))
-        return super()._gemm(m, n, k)
 
 
 def out_of_range(
@@ -125,9 +105,10 @@ def out_of_range(
         for group, share in costs.collectives.shares(op, scope):
             known = largest[group].get("size_bytes", 0.0)
             largest[group]["size_bytes"] = max(known, share * size)
-    if costs.shapes:
-        sides = np.array(costs.shapes, dtype=np.float64).max(axis=0)
-        flop = max(2.0 * m * n * k for m, n, k in costs.shapes)
+    shapes = costs.dense.products
+    if shapes:
+        sides = np.array([*shapes], dtype=np.float64).max(axis=0)
+        flop = max(2.0 * m * n * k for m, n, k in shapes)
         largest["gemm"] = dict(zip(("m", "n", "k", "flop"), (*sides.tolist(), flop), strict=True))
     largest["embedding"] = _largest_lookups(plans, loads)
     return (*ranks_outside(costs.hardware, costs.topology), *_above(costs.hardware, largest))

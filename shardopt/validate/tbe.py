@@ -22,6 +22,7 @@ from typing import TypeVar
 
 from predictor import units
 from predictor.cost.errors import kernel_interval
+from predictor.cost.host_ops import HOST_OPS
 from predictor.cost.lookup.cuda import CudaLookups
 from predictor.cost.lookup.shard import LookupShard
 from predictor.csv_rows import Row, merged_lines, number, read_table
@@ -30,7 +31,6 @@ from predictor.fit.cuda import counted_bins, launch_ms
 from predictor.hardware.device_names import no_profile, profile_of_device
 from predictor.hardware.groups import CudaEmbedding
 from predictor.hardware.loader import DEFAULT_HARDWARE, load_hardware
-from predictor.iteration.torchrec.host_ops import HOST_OPS
 from predictor.model.distribution import Bins, Uniform, Zipf
 from predictor.model.plan import ComputeKernel
 from predictor.model.workload import Optimizer

@@ -9,11 +9,13 @@ Why: docs/decisions/0046.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
-from predictor.cost.dense import DenseLayers, Layer
+from predictor.cost.dense import Bucket, LookUp, Segment, Step, UpdateTables
+from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.loads import Load
 from predictor.iteration.graph import Dep, Graph
 from predictor.iteration.plan_scorer import PlanScorer
@@ -21,6 +23,7 @@ from predictor.iteration.torchrec.dlrm import DlrmBuilder
 from predictor.iteration.torchrec.sparse import Collective, Exchange, Transfer
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import match_plan
+from predictor.model.workload import Workload
 
 
 class SharedLinkExchange(Exchange):
@@ -56,52 +59,67 @@ class ExamplesBuilder(DlrmBuilder):
         super().__init__(scorer.costs, scorer.groups, loads, make)
         ranks = scorer.topology.world_size
         self.bottom_ranks: tuple[int, ...] | None = None
-        self.bottom = self.dense.bottom
+        self.bottom = self.dense
         if first_gpu and ranks > 1:
             whole = replace(scorer.workload, batch_size=ranks * scorer.workload.batch_size)
             self.bottom_ranks = (0,)
-            self.bottom = DenseLayers(whole, scorer.hardware).bottom
+            self.bottom = FixedCosts(whole, scorer.topology, scorer.hardware).dense
 
     def build(self) -> Graph:
         """Bottom MLP and lookups, the exchange, the top; backward the same way; one step."""
         copy = self.input.copy()  # of the next batch
-        for layer in self.bottom:
-            self._bottom_layer(layer, backward=False, deps=[Dep(copy, lag=1)])
-        for module in self._modules():
+        steps = self.bottom.forward
+        for segment in _segments(steps[: _place(steps, LookUp)]):
+            self._bottom_segment(segment, backward=False, deps=[Dep(copy, lag=1)])
+        for module in self.modules.values():
             self._lookups(module, {})
-        self._interaction_and_top()
+        self._unpack([*self.modules])
+        steps = self.dense.forward
+        for segment in _segments(steps[_place(steps, LookUp) :]):
+            self._segment(segment, backward=False)
         self._backward()
         self._optimizer_step()
         return self.graph
 
     def _backward(self) -> None:
         """Gradients of the top MLP leave while those of the embeddings return."""
-        self._layers_backward([*self.dense.top, self.dense.loss])
-        self._layers_backward(self.dense.interaction)
-        concat = self._concat("concat embeddings backward", [])
+        at = _place(self.dense.backward, UpdateTables)
+        for step in self.dense.backward[:at]:
+            if isinstance(step, Segment):
+                self._segment(step, backward=True)
+            elif isinstance(step, Bucket):
+                self.gradients.dense(step.bytes)
+        split = self._copies("pack gradients", [*self.modules], [], backward=True)
         if self.bottom_ranks is not None:
-            self.gradients.flush()
-        arrived = {e.name: self._outputs(e, [concat], backward=True) for e in self.exchanges}
-        waits = [Dep(op) for ops in arrived.values() for op in ops] or [Dep(concat)]
+            left = sum(step.bytes for step in self.dense.backward[at:] if isinstance(step, Bucket))
+            self.gradients.dense(left - _bottom_gradient_bytes(self.workload))
+        arrived = {e.name: self._outputs(e, [split], backward=True) for e in self.exchanges}
+        waits = [Dep(op) for ops in arrived.values() for op in ops] or [Dep(split)]
         for exchange in self.exchanges:
             for group in exchange.members:
                 self._lookup_backward(exchange, group, waits)
-        for layer in reversed(self.bottom):
-            self._bottom_layer(layer, backward=True, deps=waits)
-        self.gradients.flush()
+        steps = self.bottom.backward
+        for step in steps[_place(steps, UpdateTables) :]:
+            if isinstance(step, Segment):
+                self._bottom_segment(step, backward=True, deps=waits)
+            elif isinstance(step, Bucket) and self.bottom_ranks is None:
+                self.gradients.dense(step.bytes)
 
-    def _bottom_layer(self, layer: Layer, *, backward: bool, deps: Sequence[Dep]) -> None:
-        kernels = layer.backward_kernels if backward else layer.forward_kernels
-        self.graph.add(
-            f"{layer.name} backward" if backward else layer.name,
-            phase="dense_backward" if backward else "dense_forward",
-            resource="gemm",
-            stream="compute",
-            cost_ms=layer.backward_ms if backward else layer.forward_ms,
-            host_ms=self._layer_host_ms(kernels),
-            kernels=kernels,
-            deps=deps,
-            ranks=self.bottom_ranks,
-        )
-        if backward and self.bottom_ranks is None:
-            self.gradients.add(layer.parameters)
+    def _bottom_segment(self, segment: Segment, *, backward: bool, deps: Sequence[Dep]) -> None:
+        op = self._segment(segment, backward=backward)
+        self.graph.wait(op, *deps)
+        self.graph.ops[op] = replace(self.graph.ops[op], ranks=self.bottom_ranks)
+
+
+def _place(steps: Sequence[Step], kind: type[LookUp | UpdateTables]) -> int:
+    """Position of the first step of a kind."""
+    return next((i for i, step in enumerate(steps) if isinstance(step, kind)), len(steps))
+
+
+def _segments(steps: Sequence[Step]) -> Iterator[Segment]:
+    return (step for step in steps if isinstance(step, Segment))
+
+
+def _bottom_gradient_bytes(workload: Workload) -> int:
+    dense = workload.dlrm
+    return 4 * sum((a + 1) * b for a, b in pairwise((dense.in_features, *dense.bottom_mlp)))

@@ -30,6 +30,7 @@ from predictor.iteration.hugectr.runtime import Runtime
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.timeline import simulate
 from predictor.iteration.torchrec.sparse import HIERARCHICAL, Exchange, Transfer, busiest, exchanges
+from predictor.model.dlrm_program import Widths
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import match_plan
 from predictor.model.topology import Topology
@@ -74,6 +75,7 @@ class HugeCtrBuilder:
             dense=replace(workload.dlrm, data_type=self.dtype),
             qcomm=QComm(self.dtype, self.dtype),
         )
+        self.widths = Widths.of(workload)
         self.topology = topology
         self.hardware = hardware
         scorer = PlanScorer(self.workload, topology, hardware)
@@ -310,14 +312,18 @@ class HugeCtrBuilder:
 
     def _interaction(self) -> list[tuple[int, int]]:
         """Multiplications of the interaction as (inputs, outputs)."""
-        dense, layers = self.workload.dlrm, self.costs.dense
+        dense = self.workload.dlrm
         if isinstance(dense.interaction, DcnV2):
-            width, rank = layers.interaction_width, dense.interaction.low_rank_dim
+            width, rank = self.widths.interaction, dense.interaction.low_rank_dim
             return [(width, rank), (rank, width)] * dense.interaction.layers
         return []
 
     def _top(self) -> list[tuple[int, int]]:
-        return _widths(self.costs.dense.top_input, self.workload.dlrm.top_mlp)
+        return _widths(self._top_input, self.workload.dlrm.top_mlp)
+
+    @property
+    def _top_input(self) -> int:
+        return self.widths.top_input(self.workload.dlrm.interaction)
 
     def _layers(self, layers: Sequence[tuple[int, int]], name: str) -> int:
         op = -1
@@ -344,7 +350,7 @@ class HugeCtrBuilder:
     def _arrange_ms(self) -> float:
         """Received embeddings into the layout of the interaction: read and written once."""
         width = DATA_TYPE_BYTES[self.dtype]
-        size = 2 * width * self.workload.batch_size * self.costs.dense.interaction_width
+        size = 2 * width * self.workload.batch_size * self.widths.interaction
         if self.split is not None:
             return 0.0  # the hybrid embedding writes into the interaction's input
         return float(memory_ms(self.hardware, size))
@@ -353,7 +359,7 @@ class HugeCtrBuilder:
         """Pairwise products as one fused kernel: vectors in, products out."""
         if self.workload.dlrm.interaction != "dot":
             return 0.0
-        elements = self.costs.dense.interaction_width + self.costs.dense.top_input
+        elements = self.widths.interaction + self._top_input
         size = DATA_TYPE_BYTES[self.dtype] * self.workload.batch_size * elements
         return float(memory_ms(self.hardware, size))
 

@@ -1,31 +1,33 @@
-"""Builds the graph of one DLRM training iteration from workload, topology and summed loads.
+"""Builds the graph of one training iteration from workload, topology and summed loads.
 
 The order is that of TorchRec's train pipelines (train_pipelines.py):
 `TrainPipelineBase`, `TrainPipelineSparseDist` (ids of the next batch travel while this one
 computes) and `PrefetchTrainPipelineSparseDist` (UVM caches are filled one batch ahead, too).
+The dense part is that of `predictor.cost.dense`: lookups are issued where their module is called,
+and what first reads their outputs waits for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.dense import Layer
-from predictor.cost.elementwise import columns_ms
+from predictor.cost.dense import Bucket, LookUp, ReturnGradients, Segment, UpdateTables
 from predictor.cost.fixed_costs import FixedCosts
+from predictor.cost.host_ops import HOST_OPS
 from predictor.cost.loads import LookupGroup
-from predictor.iteration.graph import Dep, Graph
+from predictor.iteration.graph import COMPUTE, Dep, Graph
 from predictor.iteration.torchrec.gradient_sync import GradientBuckets
-from predictor.iteration.torchrec.host_ops import HOST_OPS
 from predictor.iteration.torchrec.input_dist import InputDist
-from predictor.iteration.torchrec.sparse import OUTPUT_BYTES, Exchange, exchanges
+from predictor.iteration.torchrec.sparse import Exchange, exchanges
 from predictor.units import us
 
 Array = NDArray[np.float64]
+LookModuleUp = Callable[[Sequence[Exchange]], None]
 
 
 class DlrmBuilder:
@@ -46,9 +48,9 @@ class DlrmBuilder:
     ) -> None:
         self.workload = costs.workload
         self.hardware = costs.hardware
+        self.costs = costs
         self.dense = costs.dense
         self.host_ms = costs.host_ms
-        self.layer_host_ms = costs.layer_host_ms
         self.exchanges = exchanges(costs, groups, loads, make_exchange)
         topology, hardware = costs.topology, costs.hardware
         inline = {"host", "compute", "copy", "data_dist"} if hardware.inline else {"host"}
@@ -61,8 +63,13 @@ class DlrmBuilder:
         self.sending = [e for e in self.exchanges if not e.is_local]
         self.input = InputDist(self.graph, costs)
         self.gradients = GradientBuckets(self.graph, costs)
+        self.modules: dict[str, list[Exchange]] = {
+            name: [*found] for name, found in groupby(self.exchanges, key=lambda e: e.module)
+        }
+        self.segments = 0
         self.lookups: dict[int, int] = {}
-        self.delivered: list[int] = []
+        self.delivered: dict[str, list[int]] = {}
+        self.arrived: dict[str, list[int]] = {}
 
     def build(self) -> Graph:
         """One iteration under the workload's train pipeline."""
@@ -78,15 +85,16 @@ class DlrmBuilder:
 
     def _base(self) -> None:
         """Module by module, ids are exchanged and looked up; the next batch is copied late."""
-        first = self._bottom()
-        for module in self._modules():
+
+        def look_up(module: Sequence[Exchange]) -> None:
             sending = [e for e in module if not e.is_local]
             announced = [(e, self.input.announce([e], "compute")) for e in sending]
             ids: dict[str, int] = {}
             for exchange, splits in announced:
                 ids |= self.input.send([exchange], self.input.read([exchange], splits))
             self._lookups(module, self._recats(sending, "compute", ids))
-        self._interaction_and_top()
+
+        first = self._forward(look_up)
         self._backward()
         copy = self.input.copy()
         self.graph.wait(first, Dep(copy, lag=1))
@@ -96,13 +104,14 @@ class DlrmBuilder:
         """The ids of the next batch travel while this one computes."""
         copy = self.input.copy()  # of the batch after the next
         splits = self.input.announce(self.sending, "data_dist", Dep(copy, lag=1))
-        self._bottom(Dep(copy, lag=2))
         recats: dict[str, int] = {}
-        for module in self._modules():
+
+        def look_up(module: Sequence[Exchange]) -> None:
             found = self._recats([e for e in module if not e.is_local], "data_dist")
             self._lookups(module, found)
-            recats |= found
-        self._interaction_and_top()
+            recats.update(found)
+
+        self.graph.wait(self._forward(look_up), Dep(copy, lag=2))
         ids = self.input.send(self.sending, self.input.read(self.sending, splits))
         for name, op in ids.items():
             self.graph.wait(recats[name], Dep(op, lag=1))
@@ -114,11 +123,9 @@ class DlrmBuilder:
         copy = self.input.copy()  # of the batch after the next
         read = self.input.read(self.sending)
         ids = self.input.send(self.sending, read)
-        first = self._bottom(Dep(copy, lag=2))
-        for module in self._modules():
-            self._lookups(module, {})
-        self._interaction_and_top()
-        for module in self._modules():
+        first = self._forward(lambda module: self._lookups(module, {}))
+        self.graph.wait(first, Dep(copy, lag=2))
+        for module in self.modules.values():
             recats = self._recats([e for e in module if not e.is_local], "data_dist", ids)
             fetched = self._prefetches(module, recats)
             # the compute stream waits for all of the prefetch stream before the batch starts
@@ -129,10 +136,6 @@ class DlrmBuilder:
         splits = self.input.announce(self.sending, "data_dist", Dep(copy))
         for host, announced in zip(read, splits, strict=True):
             self.graph.wait(host.op, replace(announced, lag=1))
-
-    def _modules(self) -> list[list[Exchange]]:
-        """The exchanges of each module, in order."""
-        return [[*found] for _, found in groupby(self.exchanges, key=lambda e: e.module)]
 
     def _recats(
         self, sending: Sequence[Exchange], stream: str, ids: Mapping[str, int] | None = None
@@ -159,11 +162,22 @@ class DlrmBuilder:
 
     # --- forward -------------------------------------------------------------------------------
 
-    def _bottom(self, *deps: Dep) -> int:
-        """The bottom MLP; returns its first operation."""
+    def _forward(self, look_up: LookModuleUp) -> int:
+        """The dense forward with the lookups where their modules are called.
+
+        Returns:
+            The first operation that computes.
+        """
         first = len(self.graph.ops)
-        self._layers(self.dense.bottom, *deps)
-        return first
+        for step in self.dense.forward:
+            if isinstance(step, LookUp) and step.module in self.modules:
+                look_up(self.modules[step.module])
+            elif isinstance(step, Segment):
+                if step.waits:
+                    self._unpack(step.waits)
+                self._segment(step, backward=False)
+        ops = range(first, len(self.graph.ops))
+        return next(i for i in ops if self.graph.ops[i].stream == COMPUTE)
 
     def _lookups(self, module: Sequence[Exchange], recats: Mapping[str, int]) -> None:
         """Fused lookups and output distribution of one module's exchanges."""
@@ -172,19 +186,15 @@ class DlrmBuilder:
             before = [] if recat is None else [Dep(recat)]
             for group in exchange.members:
                 self.lookups[group] = self._lookup(exchange, group, before)
-            self.delivered += self._outputs(exchange, list(exchange.members), backward=False)
-
-    def _interaction_and_top(self) -> None:
-        """From the delivered embeddings to the loss."""
-        self._concat("concat embeddings", [Dep(i) for i in self.delivered])
-        self._layers([*self.dense.interaction, *self.dense.top, self.dense.loss])
+            outputs = self._outputs(exchange, list(exchange.members), backward=False)
+            self.delivered.setdefault(exchange.module, []).extend(outputs)
 
     def _lookup(self, exchange: Exchange, group: int, deps: Sequence[Dep]) -> int:
         return self.graph.add(
             f"{exchange.name} lookup",
             phase="embedding_forward",
             resource="embedding",
-            stream="compute",
+            stream=COMPUTE,
             cost_ms=exchange.forward_ms(group) + exchange.pack_ms(group, backward=False),
             host_ms=self.host_ms(HOST_OPS.lookup, kernels=6),
             kernels=6,
@@ -219,87 +229,81 @@ class DlrmBuilder:
             deps = [Dep(last[0])]
         return last
 
-    def _concat(self, name: str, deps: Sequence[Dep]) -> int:
-        """Outputs of all exchanges, pooled, side by side (or their gradient split again)."""
-        backward = name.endswith("backward")
-        elements = 2 * self.dense.sparse_width + self.dense.sequence_width
-        elements += self.workload.dlrm.copies[backward]
-        moved = elements * self.workload.batch_size * OUTPUT_BYTES
+    def _unpack(self, modules: Sequence[str]) -> None:
+        """Wait for the outputs of modules and make them what the model reads."""
+        found = [m for m in modules if m in self.modules]
+        deps = [Dep(op) for module in found for op in self.delivered[module]]
+        self._copies("unpack embeddings", found, deps, backward=False)
+
+    def _copies(
+        self, name: str, modules: Sequence[str], deps: Sequence[Dep], *, backward: bool
+    ) -> int:
+        """Copies of what a module's exchanges delivered, or of the gradient that they return."""
         return self.graph.add(
             name,
             phase="dense_backward" if backward else "dense_forward",
             resource="elementwise",
-            stream="compute",
-            cost_ms=columns_ms(self.hardware, moved) + self._unpack_ms(backward=backward),
-            host_ms=self.host_ms(HOST_OPS.concat, kernels=2),
-            kernels=2,
+            stream=COMPUTE,
+            cost_ms=sum((self._unpack_ms(m, backward=backward) for m in modules), np.zeros(1)),
+            host_ms=self.host_ms(HOST_OPS.concat * len(modules) / len(self.modules), kernels=1),
             deps=deps,
         )
 
-    def _unpack_ms(self, *, backward: bool) -> Array:
-        """Copies of all exchanges' outputs, or gradients, ``[plans, 1]``."""
-        found = np.zeros(1)
-        for module in self._modules():
-            used = np.sum([e.active for e in module], axis=0)
-            found = found + sum(e.unpack_ms(used > 1, backward=backward) for e in module)
-        return found
+    def _unpack_ms(self, module: str, *, backward: bool) -> Array:
+        """Copies of a module's outputs, or gradients, ``[plans, 1]``."""
+        found = self.modules[module]
+        used = np.sum([e.active for e in found], axis=0)
+        return np.asarray(sum(e.unpack_ms(used > 1, backward=backward) for e in found))
 
-    def _layers(self, layers: Sequence[Layer], *deps: Dep) -> None:
-        for layer in layers:
-            self.graph.add(
-                layer.name,
-                phase="dense_forward",
-                resource="gemm",
-                stream="compute",
-                cost_ms=layer.forward_ms,
-                host_ms=self._layer_host_ms(layer.forward_kernels),
-                kernels=layer.forward_kernels,
-                deps=deps,
-            )
-
-    def _layer_host_ms(self, kernels: int) -> float:
-        return self.layer_host_ms(HOST_OPS.layer_per_kernel * kernels, kernels)
+    def _segment(self, segment: Segment, *, backward: bool) -> int:
+        self.segments += 1
+        return self.graph.add(
+            f"dense {self.segments} ({segment.name}){' backward' if backward else ''}",
+            phase="dense_backward" if backward else "dense_forward",
+            resource=segment.resource,
+            stream=COMPUTE,
+            cost_ms=segment.cost_ms,
+            host_ms=segment.host_ms,
+            kernels=segment.kernels,
+        )
 
     # --- backward ------------------------------------------------------------------------------
 
     def _backward(self) -> None:
-        """Autograd runs the last created node first: top MLP, embeddings, then the bottom MLP."""
+        """In the order of autograd: what was recorded last runs first."""
         if not self.workload.training:
             return
-        self._layers_backward([*self.dense.top, self.dense.loss])
-        self._layers_backward(self.dense.interaction)
-        concat = self._concat("concat embeddings backward", [])
-        arrived = {
-            exchange.name: self._outputs(exchange, [concat], backward=True)
-            for exchange in reversed(self.exchanges)
-        }
-        for exchange in reversed(self.exchanges):
-            after = [Dep(i) for i in arrived[exchange.name]] or [Dep(concat)]
+        for step in self.dense.backward:
+            if isinstance(step, Segment):
+                self._segment(step, backward=True)
+            elif isinstance(step, Bucket):
+                self.gradients.dense(step.bytes)
+            elif step.module in self.modules:
+                module = self.modules[step.module][::-1]
+                if isinstance(step, ReturnGradients):
+                    self._return_gradients(step.module, module)
+                elif isinstance(step, UpdateTables):
+                    self._update_tables(module)
+
+    def _return_gradients(self, name: str, module: Sequence[Exchange]) -> None:
+        split = self._copies("pack gradients", [name], [], backward=True)
+        for exchange in module:
+            sent = self._outputs(exchange, [split], backward=True)
+            self.arrived[exchange.name] = sent or [split]
+
+    def _update_tables(self, module: Sequence[Exchange]) -> None:
+        for exchange in module:
+            after = [Dep(i) for i in self.arrived[exchange.name]]
             done = [self._lookup_backward(exchange, g, after) for g in reversed(exchange.members)]
             if exchange.is_replicated:
                 self.gradients.tables(exchange, done)
-        self._layers_backward(self.dense.bottom)
-        self.gradients.flush()
-
-    def _layers_backward(self, layers: Sequence[Layer]) -> None:
-        for layer in reversed(layers):
-            self.graph.add(
-                f"{layer.name} backward",
-                phase="dense_backward",
-                resource="gemm",
-                stream="compute",
-                cost_ms=layer.backward_ms,
-                host_ms=self._layer_host_ms(layer.backward_kernels),
-                kernels=layer.backward_kernels,
-            )
-            self.gradients.add(layer.parameters)
 
     def _lookup_backward(self, exchange: Exchange, group: int, deps: Sequence[Dep]) -> int:
         return self.graph.add(
             f"{exchange.name} lookup backward",
             phase="embedding_backward",
             resource="embedding",
-            stream="compute",
+            stream=COMPUTE,
             cost_ms=exchange.backward_ms(group) + exchange.pack_ms(group, backward=True),
             host_ms=self.host_ms(HOST_OPS.lookup_backward, kernels=8),
             kernels=8,
@@ -313,21 +317,20 @@ class DlrmBuilder:
         """Dense parameters, and data-parallel tables as a whole: their gradient is dense."""
         if not self.workload.training:
             return
-        layers = [*self.dense.bottom, *self.dense.interaction, *self.dense.top]
-        step_ms = self.dense.optimizer_ms(float(sum(p.parameters for p in layers)))
+        step = self.dense.optimizer
+        step_ms = np.asarray(step.cost_ms)
         for exchange in self.exchanges:
             if exchange.is_replicated:
-                step_ms = step_ms + exchange.optimizer_ms(self.dense.optimizer_ms)
+                step_ms = step_ms + exchange.optimizer_ms(self.costs.optimizer_ms)
+        ops = HOST_OPS.step + HOST_OPS.step_per_parameter * self.dense.parameters
         self.graph.add(
             "optimizer step",
             phase="optimizer",
             resource="elementwise",
-            stream="compute",
+            stream=COMPUTE,
             cost_ms=step_ms,
             host_ms=us(self.hardware.overheads.iteration_us)
-            + self.layer_host_ms(
-                HOST_OPS.step + HOST_OPS.step_per_layer * len(layers), kernels=6 * len(layers)
-            ),
-            kernels=max(1, 6 * len(layers)),
+            + self.costs.layer_host_ms(ops, step.kernels),
+            kernels=step.kernels,
             deps=[Dep(i) for i in self.gradients.ops],
         )

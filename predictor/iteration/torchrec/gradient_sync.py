@@ -8,43 +8,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor.cost.fixed_costs import FixedCosts
+from predictor.cost.host_ops import HOST_OPS
 from predictor.iteration.graph import Graph, Mask
-from predictor.iteration.torchrec.host_ops import HOST_OPS
 from predictor.iteration.torchrec.sparse import Exchange
-from predictor.units import mib
 
 Array = NDArray[np.float64]
 
-GRADIENT_BYTES = 4
-
 
 class GradientBuckets:
-    """Gathers gradients in the order in which the backward produces them.
+    """Sends gradients in the order in which the backward produces them.
 
-    ``ops`` are the all-reduces sent so far; the optimizer waits for them.
+    ``ops`` are the all-reduces sent so far; the optimizer waits for them. DDP's first bucket is
+    smaller only if `bucket_cap_mb` is not given, but TorchRec gives it (model_parallel.py;
+    `_BucketCapacityConfig` of torch/nn/parallel/distributed.py).
     """
 
     def __init__(self, graph: Graph, costs: FixedCosts) -> None:
         self.graph = graph
         self.costs = costs
-        self.bytes = 0.0
-        # DDP's first bucket is smaller only if `bucket_cap_mb` is not given, but TorchRec gives it
-        # (model_parallel.py; `_BucketCapacityConfig` of torch/nn/parallel/distributed.py)
-        self.cap = mib(costs.workload.dense.bucket_cap_mb)
         self.ops: list[int] = []
 
-    def add(self, parameters: int) -> None:
-        """Add gradients of the last operation; a full bucket is sent at once."""
-        self.bytes += GRADIENT_BYTES * parameters
-        if self.bytes >= self.cap:
-            self.flush()
-
-    def flush(self) -> None:
-        """Send the gradients gathered so far."""
-        if self.bytes and self.costs.topology.world_size > 1:
-            cost = self.costs.collectives.all_reduce(np.float64(self.bytes), scope="world")
+    def dense(self, size_bytes: int) -> None:
+        """A bucket that the last operation has filled."""
+        if self.costs.topology.world_size > 1:
+            cost = self.costs.collectives.all_reduce(np.float64(size_bytes), scope="world")
             self._send("dense gradients", np.asarray(cost), [len(self.graph.ops) - 1])
-        self.bytes = 0.0
 
     def tables(self, exchange: Exchange, lookups: Sequence[int]) -> None:
         """Gradients of data-parallel tables, which have their own DDP.

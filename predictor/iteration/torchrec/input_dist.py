@@ -8,8 +8,8 @@ import numpy as np
 
 from predictor.cost.elementwise import copy_h2d_ms
 from predictor.cost.fixed_costs import FixedCosts
+from predictor.cost.host_ops import HOST_OPS
 from predictor.iteration.graph import Dep, Graph, Mask
-from predictor.iteration.torchrec.host_ops import HOST_OPS
 from predictor.iteration.torchrec.sparse import LENGTH_BYTES, Exchange
 from predictor.model.reservation import INDEX_BYTES
 from predictor.units import us

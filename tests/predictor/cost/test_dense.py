@@ -1,4 +1,4 @@
-"""Layers of the dense part: shapes, parameters, and what their times follow."""
+"""Segments of the dense part: what they cost, where they are parted, what they wait for."""
 
 from __future__ import annotations
 
@@ -6,131 +6,218 @@ from dataclasses import replace
 
 import pytest
 
-from predictor.cost.dense import OPTIMIZER_PASSES, DenseLayers
-from predictor.cost.elementwise import memory_ms
+from predictor.cost.dense import (
+    OPTIMIZER_PASSES,
+    Bucket,
+    DenseWork,
+    LookUp,
+    ReturnGradients,
+    Segment,
+    UpdateTables,
+    optimizer_ms,
+    price,
+)
+from predictor.cost.elementwise import columns_ms, memory_ms
+from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.gemm import batched_ms, gemm_ms
-from predictor.model.memory import dense_parameters
+from predictor.cost.op_time import OpTimes
+from predictor.hardware.loader import HardwareProfile
+from predictor.model.dense_program import DenseProgram, Gradient, Lookup, LookupBackward
+from predictor.model.op_calls import OpCall, Operand
 from predictor.model.workload import DcnV2, DenseArch, Workload
-from tests.builders import a_table, a_workload, hardware
+from tests.builders import a_table, a_topology, a_workload, hardware
 
-KINDS = ["dot", "concat", DcnV2(3, 512)]
-
-
-def a_model(interaction: str | DcnV2 = "dot", **more: object) -> Workload:
-    arch = DenseArch(13, (512, 256, 64), (1024, 512, 1), interaction)
-    tables = [a_table(f"t{i}", dim=64) for i in range(26)]
-    dense = replace(arch, **more)  # type: ignore[arg-type]
-    return a_workload(*tables, batch_size=4096, dense=dense)
+PROFILES = ["h100-sxm", "cpu-gloo"]
+BATCH = 4096
 
 
-def layers(workload: Workload) -> DenseLayers:
-    return DenseLayers(workload, hardware())
+def work(workload: Workload, profile: str | HardwareProfile = "h100-sxm") -> DenseWork:
+    hw = hardware(profile) if isinstance(profile, str) else profile
+    return FixedCosts(workload, a_topology(2), hw).dense
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_parameters_are_those_that_memory_reserves(kind: str | DcnV2) -> None:
-    dense = layers(a_model(kind))
-    every = [*dense.bottom, *dense.interaction, *dense.top]
-    assert sum(layer.parameters for layer in every) == dense_parameters(a_model(kind))
+def a_model(interaction: str | DcnV2 = "concat", **more: object) -> Workload:
+    dense = DenseArch(13, (512, 64), (512, 1), interaction)
+    tables = [a_table(f"t{i}", dim=64) for i in range(8)]
+    return a_workload(
+        *tables,
+        batch_size=BATCH,
+        dense=replace(dense, **more),  # type: ignore[arg-type]
+    )
 
 
-def test_widths_of_the_interactions() -> None:
-    assert layers(a_model("dot")).top_input == 64 + 27 * 26 // 2
-    assert layers(a_model("concat")).top_input == 64 + 26 * 64
-    cross = layers(a_model(DcnV2(3, 512)))
-    assert cross.top_input == 27 * 64
-    assert len(cross.interaction) == 3
-    assert layers(a_model("concat")).interaction == []
+def total(steps: tuple[object, ...]) -> float:
+    return sum(step.cost_ms for step in steps if isinstance(step, Segment))
 
 
-def test_a_linear_layer_is_its_gemms_and_passes() -> None:
-    dense, hw = layers(a_model()), hardware()
-    last = dense.top[-1]
-    assert last.forward_ms == pytest.approx(gemm_ms(hw, 4096, 1, 512, "fp32"))
-    backward = gemm_ms(hw, 1, 512, 4096, "fp32") + gemm_ms(hw, 4096, 512, 1, "fp32")
-    assert last.backward_ms == pytest.approx(backward + memory_ms(hw, 4096 * 4).item())
-    assert last.parameters == 513
-    # the input batch needs no gradient
-    first, again = dense.bottom[0], DenseLayers(a_model(in_features=512), hardware()).bottom[0]
-    assert (first.backward_kernels, dense.bottom[1].backward_kernels) == (3, 4)
-    assert again.backward_kernels == 3
+def passes(hw: HardwareProfile, *elements: float) -> float:
+    return sum(float(memory_ms(hw, 4 * size)) for size in elements)
 
 
-def test_a_bias_that_is_not_fused_is_copied_to_the_output() -> None:
-    hw = hardware("cpu-gloo")
-    assert not hw.elementwise.fused_bias
-    moves = hw.elementwise.model_copy(update={"fused_bias": True})
-    fused = DenseLayers(a_model(), hw.model_copy(update={"elementwise": moves}))
-    apart = DenseLayers(a_model(), hw)
-    copy_ms = memory_ms(hw, 2 * 4096 * 512 * 4).item()
-    one, other = fused.top[1], apart.top[1]
-    assert one.forward_ms == pytest.approx(gemm_ms(hw, 4096, 512, 1024, "fp32") + relu_ms(512))
-    assert other.forward_ms == pytest.approx(one.forward_ms + copy_ms)
-    assert other.backward_ms == one.backward_ms
+def linear(hw: HardwareProfile, width: int, out: int) -> float:
+    """A layer and its bias, forward."""
+    bias = 0.0 if hw.elementwise.fused_bias else passes(hw, 2 * BATCH * out)
+    return gemm_ms(hw, BATCH, out, width, "fp32") + bias
 
 
-def relu_ms(width: int) -> float:
-    return memory_ms(hardware("cpu-gloo"), 2 * 4096 * width * 4).item()
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_bottom_mlp_is_its_products_and_passes(profile: str) -> None:
+    hw, found = hardware(profile), work(a_model(), profile)
+    first = found.forward.index(LookUp("ebc"))
+    forward = (
+        linear(hw, 13, 512) + linear(hw, 512, 64) + passes(hw, 2 * BATCH * 512, 2 * BATCH * 64)
+    )
+    assert total(found.forward[:first]) == pytest.approx(forward)
+    last = found.backward.index(UpdateTables("ebc"))
+    # weight gradients of both layers, one input gradient, two bias sums, two ReLUs
+    products = [(512, 13, BATCH), (64, 512, BATCH), (BATCH, 512, 64)]
+    backward = sum(gemm_ms(hw, *shape, "fp32") for shape in products)
+    backward += passes(hw, 3 * BATCH * 512, 3 * BATCH * 64, (BATCH + 1) * 512, (BATCH + 1) * 64)
+    assert total(found.backward[last:]) == pytest.approx(backward)
 
 
-@pytest.mark.parametrize("profile", ["h100-sxm", "cpu-gloo"])
-def test_dot_products_are_one_product_a_sample_and_their_pairs(profile: str) -> None:
-    hw, pairs = hardware(profile), 4096 * 27 * 26 / 2
-    (dot,) = DenseLayers(a_model("dot"), hw).interaction
-    gather = memory_ms(hw, 2 * pairs * 4).item()
+@pytest.mark.parametrize("profile", PROFILES)
+def test_dots_are_one_product_a_sample_and_their_pairs(profile: str) -> None:
+    hw, pairs = hardware(profile), BATCH * 9 * 8 // 2
+    dot, concat = (work(a_model(kind), profile) for kind in ("dot", "concat"))
+    gather = float(memory_ms(hw, 4 * 2 * pairs + 8 * 2 * 36))
     gather += 1e-6 * hw.elementwise.gather_ns_per_element * pairs
-    forward, backward = (batched_ms(hw, 4096, 27, n, k, "fp32") for n, k in ((27, 64), (64, 27)))
-    assert dot.forward_ms == pytest.approx(forward + gather)
-    # two gradients of the stacked vectors are written, then added
-    added = memory_ms(hw, 5 * 4096 * 27 * 64 * 4).item()
-    assert dot.backward_ms == pytest.approx(2 * backward + 2 * gather + added)
+    product = batched_ms(hw, BATCH, 9, 9, 64, "fp32")
+    joined = float(columns_ms(hw, 2 * 4 * BATCH * (64 + 36)))
+    tops = [linear(hw, width, 512) for width in (64 + 36, 9 * 64)]
+    more = product + gather + joined + tops[0] - tops[1]
+    assert total(dot.forward) - total(concat.forward) == pytest.approx(more)
 
 
-def test_picking_pairs_takes_longer_an_element() -> None:
-    hw, pairs = hardware("cpu-gloo"), 4096 * 27 * 26 / 2
-    moves = hw.elementwise.model_copy(update={"gather_ns_per_element": 0.0})
-    quick = hw.model_copy(update={"elementwise": moves})
-    (slow,), (fast,) = (DenseLayers(a_model("dot"), h).interaction for h in (hw, quick))
-    added = 1e-6 * hw.elementwise.gather_ns_per_element * pairs
-    assert added > 0
-    assert slow.forward_ms - fast.forward_ms == pytest.approx(added)
-    assert slow.backward_ms - fast.backward_ms == pytest.approx(2 * added)
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_times_rise_with_the_batch_and_fall_with_faster_types(kind: str | DcnV2) -> None:
-    def total(workload: Workload) -> float:
-        dense = layers(workload)
-        every = [*dense.bottom, *dense.interaction, *dense.top, dense.loss]
-        return sum(layer.forward_ms + layer.backward_ms for layer in every)
+@pytest.mark.parametrize("kind", ["dot", "concat", DcnV2(2, 64)], ids=str)
+@pytest.mark.parametrize("profile", PROFILES)
+def test_times_rise_with_the_batch_and_fall_with_faster_types(
+    kind: str | DcnV2, profile: str
+) -> None:
+    def all_ms(workload: Workload) -> float:
+        found = work(workload, profile)
+        return total(found.forward) + total(found.backward)
 
     model = a_model(kind)
-    assert total(model.with_batch_size(65536)) > total(model)
     big = model.with_batch_size(65536)
-    assert total(replace(big, dense=replace(big.dense, data_type="bf16"))) < total(big)
+    assert all_ms(big) > all_ms(model)
+    assert all_ms(replace(big, dense=replace(big.dense, data_type="bf16"))) < all_ms(big)
+
+
+def test_what_reads_a_lookup_waits_for_it_once() -> None:
+    tables = (a_table("a"), a_table("b", module="other"))
+    found = work(a_workload(*tables))
+    assert [step.module for step in found.forward if isinstance(step, LookUp)] == ["ebc", "other"]
+    waits = [step.waits for step in found.forward if isinstance(step, Segment) and step.waits]
+    assert waits == [("ebc",), ("other",)]
+    kinds = [step for step in found.backward if isinstance(step, (ReturnGradients, UpdateTables))]
+    assert kinds == [
+        ReturnGradients("other"),
+        ReturnGradients("ebc"),
+        UpdateTables("other"),
+        UpdateTables("ebc"),
+    ]
+
+
+def an_operand(storage: int, *shape: int) -> Operand:
+    strides = [1]
+    for size in shape[:0:-1]:
+        strides.insert(0, strides[0] * size)
+    elements = 1
+    for size in shape:
+        elements *= size
+    return Operand(storage, 4 * elements, 0, shape, tuple(strides), 4, "fp32")
+
+
+def mm(a: Operand, b: Operand, out: int) -> OpCall:
+    return OpCall("mm", (a, b), (an_operand(out, a.shape[0], b.shape[1]),))
+
+
+def sequences() -> DenseProgram:
+    """Lookups first, a layer that does not need them, one that does; the reverse backward."""
+    ids, given, weight = an_operand(1, 512, 64), an_operand(2, 512, 64), an_operand(3, 64, 64)
+    own, joined = an_operand(4, 512, 64), an_operand(6, 512, 64)
+    grad = an_operand(7, 512, 64)
+    forward = (
+        Lookup("ec", (ids,)),
+        mm(given, weight, 4),
+        OpCall("mul", (own, ids), (joined,)),
+    )
+    backward = (
+        OpCall("mul", (grad, own), (an_operand(8, 512, 64),)),
+        LookupBackward("ec", (an_operand(8, 512, 64),)),
+        mm(an_operand(9, 64, 512), grad, 10),
+        Gradient(64 * 64),
+    )
+    return DenseProgram(512, forward, backward, ())
+
+
+def priced(program: DenseProgram, modules: tuple[str, ...], cap: float = 25.0) -> DenseWork:
+    return price(program, modules, OpTimes(hardware(), "fp32"), lambda kernels, views: 0.0, cap)
+
+
+def test_lookups_called_first_are_updated_last() -> None:
+    """What was recorded first runs last: gradients leave while the other layer's backward runs."""
+    found = priced(sequences(), ("ec",))
+    assert [type(step).__name__ for step in found.forward] == ["LookUp", "Segment", "Segment"]
+    assert [type(step).__name__ for step in found.backward] == [
+        "Segment",
+        "ReturnGradients",
+        "Segment",
+        "UpdateTables",
+        "Bucket",
+    ]
+
+
+def test_modules_that_the_program_does_not_call_come_first_and_return_last() -> None:
+    found = priced(sequences(), ("ebc", "ec"))
+    assert found.forward[0] == LookUp("ebc")
+    assert found.backward[-2:] == (ReturnGradients("ebc"), UpdateTables("ebc"))
+
+
+def test_buckets_are_sent_when_they_are_full() -> None:
+    layers = tuple(
+        event
+        for at in range(6)
+        for event in (mm(an_operand(1, 8, 8), an_operand(2, 8, 8), 10 + at), Gradient(2**18))
+    )
+    found = priced(DenseProgram(8, (), layers, ()), (), cap=2.0)
+    assert [step for step in found.backward if isinstance(step, Bucket)] == [Bucket(2**21)] * 3
+    assert [type(step).__name__ for step in found.backward] == ["Segment", "Bucket"] * 3
+    assert found.parameters == 6
+
+
+def test_a_slow_host_parts_a_segment_where_it_decides() -> None:
+    """Small ops first, a long one last: the long one starts when the host has issued it."""
+    small, long = (
+        mm(an_operand(1, 8, 8), an_operand(2, 8, 8), 3),
+        mm(an_operand(4, 8192, 4096), an_operand(5, 4096, 4096), 6),
+    )
+    program = DenseProgram(8, (*[small] * 20, long), (), ())
+    times = OpTimes(hardware(), "fp32")
+    found = price(program, (), times, lambda kernels, views: 0.1, 25.0)
+    assert [step.kernels for step in found.forward if isinstance(step, Segment)] == [20, 1]
+    quick = price(program, (), times, lambda kernels, views: 0.0, 25.0)
+    assert len(quick.forward) == 1
+
+
+def test_ops_without_a_kernel_model_are_counted_by_bytes_and_listed() -> None:
+    hw, x = hardware(), an_operand(1, 1000, 1000)
+    strange = OpCall("fancy_op", (x,), (an_operand(2, 1000, 1000),))
+    found = priced(DenseProgram(8, (strange, strange), (), ()), ())
+    assert found.by_bytes == {"fancy_op": 2}
+    assert total(found.forward) == pytest.approx(2 * float(memory_ms(hw, 8e6)))
+    assert work(a_model("dot")).by_bytes == {}
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZER_PASSES)
-def test_an_optimizer_step_passes_over_parameters_and_state(optimizer: str) -> None:
-    dense = layers(a_model(optimizer=optimizer))
-    passes = {"sgd": 3, "adagrad": 5, "adam": 7}[optimizer]
-    assert dense.optimizer_ms(1e6) == pytest.approx(memory_ms(hardware(), passes * 4e6))
-    assert dense.optimizer_ms(0) == 0
-
-
-def test_sequences_are_as_wide_as_their_ids() -> None:
-    table = a_table("s", dim=32, pooling="none")
-    assert layers(a_workload(table, a_table("p"))).sequence_width == 2.0 * 32
-    assert layers(a_workload(a_table("p"))).sequence_width == 0
-
-
-def test_layers_of_unknown_wiring_run_behind_the_lookups() -> None:
-    known = a_workload(dense=DenseArch(13, (64, 32), (64, 1), "concat"))
-    loose = a_workload(dense=DenseArch(1, (), (), "concat", linears=((13, 64), (64, 32))))
-    layers = DenseLayers(loose, hardware())
-    assert layers.bottom == []
-    assert [(layer.name, layer.parameters) for layer in layers.top] == [
-        ("linear.0", 14 * 64),
-        ("linear.1", 65 * 32),
-    ]
-    assert layers.top[0].forward_ms == DenseLayers(known, hardware()).bottom[0].forward_ms
+def test_a_step_of_tables_passes_over_parameters_and_state(optimizer: str) -> None:
+    count = {"sgd": 3, "adagrad": 5, "adam": 7}[optimizer]
+    expected = memory_ms(hardware(), count * 4e6)
+    assert optimizer_ms(hardware(), optimizer, 1e6) == pytest.approx(expected)
+    assert optimizer_ms(hardware(), optimizer, 0) == 0
+    # a CPU keeps what lies between the ops of one parameter in its caches
+    cpu, model = hardware("cpu-gloo"), a_model(optimizer=optimizer)
+    found = work(model, cpu)
+    size = count * sum(step.bytes for step in found.backward if isinstance(step, Bucket))
+    assert found.optimizer.cost_ms == pytest.approx(float(memory_ms(cpu, size)))

@@ -67,8 +67,8 @@ def period_ms(found: Graph, costs: Costs) -> float:
     [
         ("ebc.TW permute ids", "ebc.TW read splits"),
         ("ebc.TW read splits", "ebc.TW permute received ids"),
-        ("ebc.TW lookup", "concat embeddings"),
-        ("concat embeddings backward", "ebc.TW lookup backward"),
+        ("ebc.TW lookup", "unpack embeddings"),
+        ("pack gradients", "ebc.TW lookup backward"),
         ("ebc.TW lookup backward", "optimizer step"),
     ],
     ids=["splits", "ids", "outputs", "outputs backward", "gradients"],
@@ -165,7 +165,7 @@ def test_row_blocks_meet_within_the_host_and_then_across() -> None:
     costs = {
         "ebc.TWRW lookup": (6, 1, 2, 3),
         "ebc.TWRW.all_to_all on the host": (0, 2, 4, 0),
-        "concat embeddings": (3, 0, 0, 5),
+        "unpack embeddings": (3, 0, 0, 5),
         "ebc.TWRW.gather backward on the host": (2, 0, 6, 0),
         "ebc.TWRW lookup backward": (7, 0, 0, 5),
     }

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from predictor.cost.collectives import Collectives
+from predictor.cost.host_ops import HOST_OPS
 from predictor.hardware.loader import HardwareProfile
 from predictor.iteration.graph import Graph
 from predictor.iteration.plan_scorer import PlanScorer
-from predictor.iteration.torchrec.host_ops import HOST_OPS
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload

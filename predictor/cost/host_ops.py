@@ -20,9 +20,9 @@ class HostOps:
         lookup, lookup_backward: of one fused lookup.
         output, output_backward: of one collective of an output distribution.
         concat: of the outputs of all exchanges, and the same backward.
-        layer_per_kernel: per kernel of a dense layer, forward and backward.
+        op, view: of one op of the dense part that launches kernels, and of one that does not.
         gradient_sync: of one bucket of gradients.
-        step, step_per_layer: of the dense optimizer.
+        step, step_per_parameter: of the dense optimizer.
     """
 
     copy: float
@@ -35,10 +35,11 @@ class HostOps:
     output: float
     output_backward: float
     concat: float
-    layer_per_kernel: float
+    op: float
+    view: float
     gradient_sync: float
     step: float
-    step_per_layer: float
+    step_per_parameter: float
 
 
 HOST_OPS = HostOps(**load_runtime("torchrec")["host_ops"])

@@ -1,0 +1,285 @@
+"""Kernel time of one op of the dense part on any profile, by the op's name and operands.
+
+Products, convolutions and attention take arithmetic (`predictor.cost.gemm`); every other op takes
+the bytes that its kernels touch (`predictor.cost.elementwise`), which follow from its operands:
+
+- pointwise ops, reductions, softmax: what is given and what is made, once each, operands that
+  broadcasting repeats once;
+- normalisations: the same, and what a second kernel reads again (statistics before the values, or
+  the gradients of scale and shift after those of the values);
+- gathers: as much of the table as is taken out; scatters read, add and write as much as is put in;
+- copies, concatenations and transposes: once in, once out, at the bandwidth of short stretches
+  where they take rows apart.
+
+Attention runs ``4 B H T S D`` FLOP forward and, as it computes the scores again, ``10 B H T S D``
+backward (Dao 2023, arXiv 2307.08691, section 3.1 and 4), at a share of the rate of products that
+the profile states. An op that has no entry here is counted by its bytes and listed.
+
+Why: docs/decisions/0052.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from predictor import units
+from predictor.cost.elementwise import columns_ms, memory_ms
+from predictor.cost.gemm import batched_ms, gemm_ms, product_rate
+from predictor.cost.op_names import (
+    ADAPTERS,
+    ATTENTION,
+    CONVOLUTIONS,
+    FILLS,
+    GATHERS,
+    KERNELS,
+    KNOWN,
+    OVERWRITTEN,
+    PRODUCTS,
+    READ_AGAIN,
+    SCATTERS,
+)
+from predictor.hardware.loader import HardwareProfile
+from predictor.model.op_calls import OpCall, Operand
+
+ATTENTION_TILE = (128, 64)
+"""Queries and keys that a block of a flash-attention kernel takes at once (Dao-AILab
+flash-attention, flash_fwd_launch_template.h: 128 x 64 or 128 x 128 by head width)."""
+
+
+@dataclass(frozen=True)
+class OpCost:
+    """What one call costs on the device.
+
+    Args:
+        kernels: that it launches; 0 for views.
+        resource: profile group that its time comes from.
+        product: m, n and k of a single product, for `predictor.iteration.ranges`.
+        modelled: False where it was counted by its bytes for want of a kernel model.
+    """
+
+    ms: float
+    kernels: int
+    resource: str = "elementwise"
+    product: tuple[int, int, int] | None = None
+    modelled: bool = True
+
+
+VIEW = OpCost(0.0, 0)
+
+
+class OpTimes:
+    """Kernel times on one profile.
+
+    Args:
+        product_type: of fp32 products: ``fp32`` or ``tf32``; of operands whose type was not noted,
+            the type itself.
+        compiled: a compiler joins memory-bound ops (`predictor.cost.fusion`).
+    """
+
+    def __init__(
+        self, hardware: HardwareProfile, product_type: str, *, compiled: bool = False
+    ) -> None:
+        self.hardware = hardware
+        self.product_type = product_type
+        self.compiled = compiled
+
+    def cost(self, call: OpCall) -> OpCost:
+        """Of one call."""
+        if not call.moves:
+            return VIEW
+        name = plain_name(call)
+        if name in PRODUCTS:
+            return self._product(call, name)
+        if name in CONVOLUTIONS:
+            return self._convolution(call, name)
+        if name in ATTENTION:
+            return self._attention(call, name)
+        return self._memory(call, name)
+
+    # --- arithmetic -----------------------------------------------------------------------------
+
+    def _type(self, operand: Operand) -> str:
+        """The type whose rate a product of an operand runs at; fp64 at that of fp32."""
+        known = operand.data_type
+        if known in ("fp16", "bf16") or known.startswith(("fp8", "float8")):
+            return "fp8" if "8" in known else known
+        if not known and operand.item_bytes == 2:
+            return self.product_type if self.product_type in ("fp16", "bf16") else "bf16"
+        return self.product_type if self.product_type in ("fp32", "tf32") else "fp32"
+
+    def _product(self, call: OpCall, name: str) -> OpCost:
+        a, b = call.inputs[:2] if name == "linear" else call.inputs[-2:]
+        if name.startswith("_scaled_mm"):
+            a, b = call.inputs[:2]
+        count, m, n, k = _product_shape(name, a, b)
+        data_type = self._type(a)
+        if count > 1:
+            ms = batched_ms(self.hardware, count, m, n, k, data_type)
+        else:
+            ms = gemm_ms(self.hardware, m, n, k, data_type)
+        if PRODUCTS[name] and not self.hardware.elementwise.fused_bias:
+            ms += float(memory_ms(self.hardware, 2 * call.outputs[0].bytes))
+        return OpCost(ms, 1, "gemm", None if count > 1 else (m, n, k))
+
+    def _convolution(self, call: OpCall, name: str) -> OpCost:
+        """As products of the patches of the input with the weights: ``N P`` by ``Cout`` by
+        ``Cin / groups`` times the window, a product a group."""
+        backward = name.endswith("backward")
+        given, weight = call.inputs[1:3] if backward else call.inputs[:2]
+        output = call.inputs[0] if backward else call.outputs[0]
+        images, out, window = output.shape[0], weight.shape[0], math.prod(weight.shape[1:])
+        groups = max(1, given.shape[1] // max(1, weight.shape[1]))
+        m, n, k = images * math.prod(output.shape[2:]), max(1, out // groups), window
+        data_type = self._type(given)
+        shapes = [(m, n, k)]
+        if backward:
+            made = {operand.shape for operand in call.outputs}
+            shapes = [(m, k, n)] * (given.shape in made) + [(n, k, m)] * (weight.shape in made)
+        ms = sum(batched_ms(self.hardware, groups, *shape, data_type) for shape in shapes)
+        return OpCost(ms, max(1, len(shapes)), "gemm", shapes[0] if shapes else None)
+
+    def _attention(self, call: OpCall, name: str) -> OpCost:
+        """Blocks of queries go over the SMs in waves; CPU threads take rows as they come."""
+        backward = "backward" in name
+        query, key, value = call.inputs[1:4] if backward else call.inputs[:3]
+        rows, heads = (1, 2) if ATTENTION[name] else (2, 1)
+        batch, head_count = query.shape[0], query.shape[heads]
+        queries, keys = query.shape[rows], key.shape[rows]
+        gemm, hw = self.hardware.gemm, self.hardware
+        share = gemm.attention_backward if backward else gemm.attention_forward
+        blocks = batch * head_count * queries
+        if not hw.inline:
+            tile, step = ATTENTION_TILE
+            waves = math.ceil(batch * head_count * math.ceil(queries / tile) / hw.sms)
+            blocks, keys = waves * hw.sms * tile, math.ceil(keys / step) * step
+        flop = (10 if backward else 4) * blocks * keys * (query.shape[-1] + value.shape[-1]) / 2
+        rate = product_rate(gemm, self._type(query), hw.name) * share
+        streamed = float(memory_ms(hw, _touched(call)))
+        ms = max(units.us(gemm.floor_us) + flop / rate, streamed)
+        return OpCost(ms, 1 if hw.inline else KERNELS.get(name, 1), "gemm")
+
+    # --- memory ---------------------------------------------------------------------------------
+
+    def _memory(self, call: OpCall, name: str) -> OpCost:
+        size, elements = _memory_bytes(call, name)
+        model = columns_ms if _takes_rows_apart(call, name) else memory_ms
+        kernels = 1 if self.hardware.inline else _kernels(call, name)
+        floor = units.us(self.hardware.elementwise.floor_us)
+        ms = float(model(self.hardware, size)) + (kernels - 1) * floor
+        ms += units.us(1e-3 * self.hardware.elementwise.gather_ns_per_element * elements)
+        return OpCost(ms, kernels, modelled=name in KNOWN)
+
+
+def plain_name(call: OpCall) -> str:
+    """The name without what marks an op that works in place or is a variant of another."""
+    name = call.name
+    if name.endswith("_") and not name.endswith("__"):
+        name = name[:-1]
+    name = name.removeprefix("_foreach_")
+    if name.startswith("pow"):
+        return "pow"
+    return ADAPTERS.get(name, name)
+
+
+def is_foreach(call: OpCall) -> bool:
+    """Whether one launch serves many tensors."""
+    return call.name.startswith(("_foreach_", "_fused_"))
+
+
+def _product_shape(name: str, a: Operand, b: Operand) -> tuple[int, int, int, int]:
+    """Count, m, n and k."""
+    if name == "linear":
+        return 1, math.prod(a.shape[:-1]), b.shape[0], a.shape[-1]
+    if len(b.shape) == 1:
+        return 1, math.prod(a.shape[:-1]), 1, a.shape[-1]
+    count = math.prod(a.shape[:-2]) if len(b.shape) > 2 else 1
+    m = a.shape[-2] if len(b.shape) > 2 else math.prod(a.shape[:-1])
+    return max(1, count), m, b.shape[-1], a.shape[-1]
+
+
+def _kernels(call: OpCall, name: str) -> int:
+    if not is_foreach(call):
+        return KERNELS.get(name, 1)
+    return max(1, math.ceil(len(call.inputs) / FOREACH_TENSORS))
+
+
+FOREACH_TENSORS = 110
+"""Pointers that one launch of a foreach kernel takes (aten/src/ATen/native/cuda/
+MultiTensorApply.cuh: depth_to_max_tensors of one list; fewer of several, the sum is alike)."""
+
+
+def unlike(operands: Sequence[Operand]) -> list[Operand]:
+    """Each stretch of memory once."""
+    return list({(o.storage, o.span): o for o in operands}.values())
+
+
+def read_and_written(call: OpCall) -> tuple[list[Operand], list[Operand]]:
+    """What a call reads and writes, each stretch of memory once."""
+    written = list(call.outputs)
+    if call.mutates and not written:
+        written = list(call.inputs[:1])
+    read = list(call.inputs)
+    if plain_name(call) in OVERWRITTEN:
+        read = read[1:]
+    return unlike(read), unlike(written)
+
+
+def _touched(call: OpCall) -> int:
+    return sum(operand.bytes for of in read_and_written(call) for operand in of)
+
+
+def _memory_bytes(call: OpCall, name: str) -> tuple[float, float]:
+    """Bytes of a memory-bound op, and the elements that it reaches one by one."""
+    made: Callable[[Sequence[Operand]], int] = lambda of: sum(o.bytes for o in of)  # noqa: E731
+    read, written = read_and_written(call)
+    if name in FILLS:
+        return made(written), 0.0
+    if name in GATHERS and call.inputs:
+        taken, rest = call.outputs, call.inputs[1:]
+        size = min(call.inputs[0].bytes, made(taken)) + made(taken) + made(rest)
+        return size, _loose(call.inputs[0], taken)
+    if name in SCATTERS and call.inputs:
+        return _scattered(call, made)
+    again = READ_AGAIN.get(name, 0) * (call.inputs[0].bytes if call.inputs else 0)
+    return made(read) + made(written) + again, 0.0
+
+
+def _scattered(call: OpCall, made: Callable[[Sequence[Operand]], int]) -> tuple[float, float]:
+    """Values are read, and what they are added to is read and written; the rest is copied."""
+    base, rest = call.inputs[0], call.inputs[1:]
+    values = max(rest, key=lambda operand: operand.bytes, default=base)
+    copied = 0 if call.mutates else base.bytes + made(call.outputs)
+    return copied + made(rest) + 2 * values.bytes, 2 * _loose(base, [values])
+
+
+def _loose(table: Operand, taken: Sequence[Operand]) -> float:
+    """Stretches that a gather takes one by one: elements, where it takes no whole rows."""
+    count = sum(operand.elements for operand in taken)
+    together = 1
+    for shape in (operand.shape for operand in taken):
+        for mine, other in zip(reversed(table.shape[1:]), reversed(shape), strict=False):
+            if mine != other:
+                break
+            together *= mine
+    return count / max(1, together)
+
+
+def _takes_rows_apart(call: OpCall, name: str) -> bool:
+    """Whether a copy puts short stretches side by side, or turns an operand round."""
+    if not call.outputs or not call.inputs:
+        return False
+    out = call.outputs[0]
+    if name in ("cat", "stack"):
+        whole = [o.shape for o in call.inputs if o.shape]
+        inner = out.shape[1:] if name == "stack" else out.shape[-1:]
+        return len(out.shape) > 1 and any(
+            shape[-1:] != inner if name == "cat" else shape != inner for shape in whole
+        )
+    if name in ("segment_reduce", "_segment_reduce_backward"):
+        return True
+    if name in ("clone", "copy", "_to_copy", "contiguous"):
+        given = call.inputs[-1]
+        return bool(given.strides) and given.strides[-1] not in (0, 1) and given.shape[-1] > 1
+    return False

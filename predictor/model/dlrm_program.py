@@ -1,0 +1,409 @@
+"""The ops of a DLRM that a model file describes: the short form of a dense program.
+
+Every layer is Linear then ReLU, but for the last of the top MLP; `dot`, `concat` or low-rank DCN v2
+(Wang et al. 2021, eq. 5) between the MLPs; binary cross-entropy; one step of a foreach optimizer.
+The ops are those that PyTorch 2 dispatches for such a module, in the order of TorchRec's own DLRM
+(torchrec/models/dlrm.py): bottom MLP, lookups, interaction, top MLP. Products in half precision are
+those of autocast: parameters stay in fp32 and are cast once an iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from predictor.model.captured.dense import CapturedDense
+from predictor.model.dense_program import (
+    DenseProgram,
+    Lookup,
+    LookupBackward,
+)
+from predictor.model.op_calls import OpCall, Operand
+from predictor.model.op_writer import OpWriter, free_after_last_use
+from predictor.model.workload import DcnV2, Table, Workload
+
+Backward = Callable[[Operand], Operand]
+"""The gradient of a result -> the gradient of what it was made of."""
+
+HALVES = ("fp16", "bf16")
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Elements per sample between the parts of a DLRM.
+
+    Args:
+        bottom: what the bottom MLP gives.
+        vectors: bottom output and pooled outputs.
+        sparse: all pooled outputs side by side.
+    """
+
+    bottom: int
+    vectors: int
+    sparse: int
+
+    @classmethod
+    def of(cls, workload: Workload) -> Widths:
+        """Those of a workload."""
+        dense, tables = workload.dlrm, workload.tables
+        pooled = [t.embedding_dim for t in tables for _ in t.features]
+        bottom = dense.bottom_mlp[-1] if dense.bottom_mlp else dense.in_features
+        return cls(bottom, 1 + len(pooled), sum(pooled))
+
+    @property
+    def interaction(self) -> int:
+        """Bottom output and pooled outputs side by side."""
+        return self.bottom + self.sparse
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of unlike vectors."""
+        return self.vectors * (self.vectors - 1) // 2
+
+    def top_input(self, interaction: str | DcnV2) -> int:
+        """What enters the top MLP."""
+        return self.bottom + self.pairs if interaction == "dot" else self.interaction
+
+
+def dlrm_program(workload: Workload) -> DenseProgram:
+    """What one rank runs for the DLRM of a workload, at its batch size."""
+    return _Dlrm(workload).write()
+
+
+def dense_program(workload: Workload) -> DenseProgram:
+    """The dense part of a workload as ops.
+
+    Raises:
+        InputError: it was given as measured times, or its ops are of another batch size.
+    """
+    if isinstance(workload.dense, CapturedDense):
+        return workload.dense.program(workload)
+    return dlrm_program(workload)
+
+
+class _Dlrm(OpWriter):
+    """Writes the program down; a layer's method gives its output and its backward."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        self.dense = workload.dlrm
+        self.batch = workload.batch_size
+        self.widths = Widths.of(workload)
+        super().__init__(self.dense.data_type if self.dense.data_type in HALVES else "fp32")
+        self.inputs: list[Operand] = []
+
+    def write(self) -> DenseProgram:
+        if self.dense.linears:
+            backward = self._loose()
+        else:
+            backward = self._wired()
+        forward, self.events = self.events, []
+        backward()
+        written, self.events = self.events, []
+        states = self.optimizer_step(self.dense.optimizer)
+        kept = [*self.parameters, *self.inputs, *states]
+        forward_part, backward_part, step = free_after_last_use(
+            (forward, written, self.events), kept
+        )
+        return DenseProgram(
+            self.batch,
+            forward_part,
+            backward_part,
+            step,
+            resident=(*self.parameters, *states),
+            state_bytes=sum(state.storage_bytes for state in states),
+        )
+
+    def _wired(self) -> Callable[[], None]:
+        """Bottom MLP, lookups, interaction, top MLP, loss."""
+        given = self.tensor((self.batch, self.dense.in_features))
+        self.inputs.append(given)
+        bottom, bottom_back = self._mlp(given, self.dense.bottom_mlp)
+        found, lookups_back = self._lookups()
+        kind = self.dense.interaction
+        joined, interaction_back = (
+            self._dot(bottom, found) if kind == "dot" else self._concat([bottom, *found])
+        )
+        crossed, cross_back = self._cross(joined)
+        top, top_back = self._mlp(crossed, self.dense.top_mlp, is_top=True)
+        loss_back = self._loss(top)
+
+        def backward() -> None:
+            grads = interaction_back(cross_back(top_back(loss_back())))
+            lookups_back(grads[1:])
+            bottom_back(grads[0])
+
+        return backward
+
+    def _loose(self) -> Callable[[], None]:
+        """Layers of unknown wiring run one after the other behind the lookups."""
+        found, lookups_back = self._lookups()
+        joined, concat_back = self._concat(found)
+        backs = []
+        x = joined
+        for width, out in self.dense.linears:
+            x = self.tensor((self.batch, width), self.type)
+            self.inputs.append(x)
+            x, back = self._linear(x, out, input_gradient=True)
+            x, activation_back = self._relu(x)
+            backs += [back, activation_back]
+        loss_back = self._loss(self.tensor((self.batch, 1), self.type))
+
+        def backward() -> None:
+            loss_back()
+            for at, (_, out) in reversed([*enumerate(self.dense.linears)]):
+                grad = self.tensor((self.batch, out), self.type)
+                backs[2 * at](backs[2 * at + 1](grad))
+            lookups_back(concat_back(self.like(joined)))
+
+        return backward
+
+    # --- layers ---------------------------------------------------------------------------------
+
+    def _mlp(
+        self, x: Operand, layers: Sequence[int], *, is_top: bool = False
+    ) -> tuple[Operand, Backward]:
+        """Linear layers with what follows each; the input batch needs no gradient."""
+        swish = is_top and self.dense.activation != "relu"
+        backs: list[Backward] = []
+        for i, out in enumerate(layers):
+            x, back = self._linear(x, out, input_gradient=is_top or i > 0)
+            backs.append(back)
+            if swish or not is_top or i < len(layers) - 1:
+                x, back = self._swish_layer_norm(x) if swish else self._relu(x)
+                backs.append(back)
+        return x, _chain(backs)
+
+    def _linear(
+        self, x: Operand, out: int, *, input_gradient: bool, bias: bool = True
+    ) -> tuple[Operand, Backward]:
+        x = self.cast(x, self.type)
+        weight, take_weight = self.parameter(out, x.shape[-1])
+        y = self.tensor((self.batch, out), self.type)
+        if bias:
+            added, take_bias = self.parameter(out)
+            self.op("addmm", [added, x, self.t(weight)], y)
+        else:
+            self.op("mm", [x, self.t(weight)], y)
+
+        def backward(grad: Operand) -> Operand:
+            found = grad
+            if input_gradient:
+                found = self.op("mm", [grad, self.t(self.t(weight))], self.like(x))
+            of_weight = self.op("mm", [self.t(grad), x], self.like(weight))
+            if bias:
+                total = self.op("sum", [grad], self.tensor((1, out), self.type))
+                take_bias(self.view("view", total, shape=(out,), strides=(1,)))
+            take_weight(self.t(self.t(of_weight)))
+            return found
+
+        return y, backward
+
+    def _relu(self, x: Operand) -> tuple[Operand, Backward]:
+        y = self.op("relu", [x], self.like(x))
+        return y, lambda grad: self.op("threshold_backward", [grad, y], self.like(y))
+
+    def _swish_layer_norm(self, x: Operand) -> tuple[Operand, Backward]:
+        """TorchRec's ``x * sigmoid(layer_norm(x))`` (modules/activation.py)."""
+        width = x.shape[-1]
+        scale, take_scale = self.parameter(width)
+        shift, take_shift = self.parameter(width)
+        normal = self.op("native_layer_norm", [x, scale, shift], self.like(x))
+        gate = self.op("sigmoid", [normal], self.like(x))
+        y = self.op("mul", [x, gate], self.like(x))
+
+        def backward(grad: Operand) -> Operand:
+            of_gate = self.op("mul", [grad, x], self.like(x))
+            of_x = self.op("mul", [grad, gate], self.like(x))
+            of_normal = self.op("sigmoid_backward", [of_gate, gate], self.like(x))
+            found, of_scale, of_shift = self.like(x), self.like(scale), self.like(shift)
+            name = "native_layer_norm_backward"
+            inputs = (of_normal, x, scale, shift)
+            self.events.append(OpCall(name, inputs, (found, of_scale, of_shift)))
+            take_scale(of_scale)
+            take_shift(of_shift)
+            return self.op("add", [of_x, found], self.like(x))
+
+        return y, backward
+
+    def _concat(
+        self, vectors: Sequence[Operand]
+    ) -> tuple[Operand, Callable[[Operand], list[Operand]]]:
+        """All side by side; gradients are columns of the whole."""
+        widths = [vector.shape[-1] for vector in vectors]
+        whole = self.tensor((self.batch, sum(widths)), vectors[0].data_type if vectors else "fp32")
+        if len(vectors) > 1:
+            self.op("cat", vectors, whole)
+        elif vectors:
+            whole = vectors[0]
+
+        def backward(grad: Operand) -> list[Operand]:
+            firsts = [sum(widths[:at]) for at in range(len(widths))]
+            return [self.columns(grad, a, w) for a, w in zip(firsts, widths, strict=True)]
+
+        return whole, backward
+
+    def _dot(
+        self, bottom: Operand, found: Sequence[Operand]
+    ) -> tuple[Operand, Callable[[Operand], list[Operand]]]:
+        """Bottom output, and the dots of all pairs of it and the pooled outputs."""
+        batch, count, dim = self.batch, self.widths.vectors, self.widths.bottom
+        shape = (batch, count, dim)
+        stacked = self.op("stack", [bottom, *found], self.tensor(shape, "fp32"))
+        stacked = self.cast(stacked, self.type)
+        square = self.tensor((batch, count, count), self.type)
+        self.op("bmm", [stacked, self.t(stacked)], square)
+        index = self.tensor((2, self.widths.pairs), "int64")
+        self.inputs.append(index)
+        pairs = self.tensor((batch, self.widths.pairs), self.type)
+        self.op("index", [square, index], pairs)
+        whole, concat_back = self._concat([bottom, pairs])
+
+        def backward(grad: Operand) -> list[Operand]:
+            of_bottom, of_pairs = concat_back(grad)
+            zeros = self.op("new_zeros", [of_pairs], self.like(square))
+            of_square = self.op("index_put", [zeros, index, of_pairs], self.like(square))
+            right = self.tensor((batch, dim, count), self.type)
+            self.op("bmm", [self.t(stacked), of_square], right)
+            left = self.op("bmm", [of_square, stacked], self.like(stacked))
+            both = self.op("add", [left, self.t(right)], self.like(stacked))
+            both = self.cast(both, "fp32")
+            rows = [self._row(both, at) for at in range(count)]
+            rows[0] = self.op("add", [of_bottom, rows[0]], self.like(bottom))
+            return rows
+
+        return whole, backward
+
+    def _row(self, stacked: Operand, at: int) -> Operand:
+        batch, count, dim = stacked.shape
+        offset, strides = at * dim, (count * dim, 1)
+        return self.view("select", stacked, shape=(batch, dim), strides=strides, offset=offset)
+
+    def _cross(self, first: Operand) -> tuple[Operand, Backward]:
+        """Layers ``x0 * (U (V x) + b) + x``; none where the interaction is another."""
+        kind = self.dense.interaction
+        x, layers = first, []
+        for _ in range(kind.layers if isinstance(kind, DcnV2) else 0):
+            assert isinstance(kind, DcnV2)
+            low, down_back = self._linear(x, kind.low_rank_dim, input_gradient=True, bias=False)
+            high, up_back = self._linear(low, first.shape[-1], input_gradient=True)
+            product = self.op("mul", [first, high], self.like(high))
+            x = self.op("add", [product, x], self.like(high))
+            layers.append((high, down_back, up_back))
+
+        def backward(grad: Operand) -> Operand:
+            total: Operand | None = None
+            for high, down_back, up_back in reversed(layers):
+                of_high = self.op("mul", [grad, first], self.like(high))
+                of_first = self.op("mul", [grad, high], self.like(high))
+                below = down_back(up_back(of_high))
+                grad = self.op("add", [grad, below], self.like(high))
+                total = self._sum(total, of_first)
+            return self._sum(total, grad)
+
+        return x, backward
+
+    def _sum(self, known: Operand | None, more: Operand) -> Operand:
+        return more if known is None else self.op("add", [known, more], self.like(more))
+
+    def _loss(self, logits: Operand) -> Callable[[], Operand]:
+        """Mean binary cross-entropy; the derivative is that of derivatives.yaml."""
+        logits = self.cast(logits, "fp32")
+        labels = self.like(logits)
+        self.inputs.append(labels)
+        name = "binary_cross_entropy_with_logits"
+        self.op(name, [logits, labels], self.tensor(()))
+
+        def backward() -> Operand:
+            grad = self.op("ones_like", [self.tensor(())], self.tensor(()))
+            chance = self.op("sigmoid", [logits], self.like(logits))
+            less = self.op("sub", [chance, labels], self.like(logits))
+            scaled = self.op("mul", [less, grad], self.like(logits))
+            self.events.append(OpCall("div_", (scaled,), (scaled,), mutates=True))
+            return self.cast(scaled, self.type)
+
+        return backward
+
+    # --- embeddings -----------------------------------------------------------------------------
+
+    def _lookups(self) -> tuple[list[Operand], Callable[[Sequence[Operand]], None]]:
+        """One `[batch, width]` tensor a feature, and what takes their gradients."""
+        tables = {
+            m: [t for t in self.workload.tables if t.module == m] for m in self.workload.modules
+        }
+        given = {module: self._outputs(of) for module, of in tables.items()}
+        self.events += [Lookup(module, outputs) for module, outputs in given.items()]
+        found: list[Operand] = []
+        for module, of in tables.items():
+            found += self._sums(given[module]) if _unpooled(of) else self._split(given[module], of)
+        copied = self.dense.copies[0]
+        self._copy(copied)
+
+        def backward(grads: Sequence[Operand]) -> None:
+            self._copy(self.dense.copies[1])
+            left = list(grads)
+            for module, of in reversed(tables.items()):
+                count = sum(len(table.features) for table in of)
+                left, mine = left[: len(left) - count], left[len(left) - count :]
+                back = self._unsum if _unpooled(of) else self._unsplit
+                self.events.append(LookupBackward(module, back(mine, given[module])))
+
+        return found, backward
+
+    def _outputs(self, tables: Sequence[Table]) -> tuple[Operand, ...]:
+        """A KeyedTensor's values, or the values of one JaggedTensor a feature."""
+        if not _unpooled(tables):
+            width = sum(t.embedding_dim for t in tables for _ in t.features)
+            return (self.tensor((self.batch, width)),)
+        return tuple(
+            self.tensor((max(1, round(self.batch * f.lookups_per_sample)), t.embedding_dim))
+            for t in tables
+            for f in t.features
+        )
+
+    def _split(self, given: Sequence[Operand], tables: Sequence[Table]) -> list[Operand]:
+        widths = [t.embedding_dim for t in tables for _ in t.features]
+        (values,) = given
+        firsts = [sum(widths[:at]) for at in range(len(widths))]
+        return [self.columns(values, a, w) for a, w in zip(firsts, widths, strict=True)]
+
+    def _unsplit(self, grads: Sequence[Operand], given: Sequence[Operand]) -> tuple[Operand, ...]:
+        return (self.op("cat", grads, self.like(given[0])),)
+
+    def _sums(self, given: Sequence[Operand]) -> list[Operand]:
+        """Sequences summed over the sample."""
+        shapes = [(self.batch, values.shape[-1]) for values in given]
+        return [
+            self.op("segment_reduce", [values], self.tensor(shape))
+            for values, shape in zip(given, shapes, strict=True)
+        ]
+
+    def _unsum(self, grads: Sequence[Operand], given: Sequence[Operand]) -> tuple[Operand, ...]:
+        name = "_segment_reduce_backward"
+        return tuple(
+            self.op(name, [grad], self.like(values))
+            for grad, values in zip(grads, given, strict=True)
+        )
+
+    def _copy(self, elements: float) -> None:
+        """So many elements per sample read and written."""
+        size = round(self.batch * elements / 2)
+        if size:
+            given = self.tensor((size,))
+            self.inputs.append(given)
+            self.op("clone", [given], self.like(given))
+
+
+def _unpooled(tables: Sequence[Table]) -> bool:
+    return not tables[0].is_pooled
+
+
+def _chain(backs: Sequence[Backward]) -> Backward:
+    """The backward of layers in a row."""
+
+    def backward(grad: Operand) -> Operand:
+        for back in reversed(backs):
+            grad = back(grad)
+        return grad
+
+    return backward
