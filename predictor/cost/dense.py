@@ -63,21 +63,21 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class LookUp:
+class LookupCall:
     """An embedding module is called."""
 
     module: str
 
 
 @dataclass(frozen=True)
-class ReturnGradients:
+class GradientReturn:
     """The gradients of a module's outputs go back to the ranks that hold its tables."""
 
     module: str
 
 
 @dataclass(frozen=True)
-class UpdateTables:
+class TableUpdate:
     """The backward of a module's lookups runs."""
 
     module: str
@@ -90,7 +90,7 @@ class Bucket:
     bytes: int
 
 
-Step = Segment | LookUp | ReturnGradients | UpdateTables | Bucket
+Step = Segment | LookupCall | GradientReturn | TableUpdate | Bucket
 
 
 @dataclass(frozen=True)
@@ -139,10 +139,10 @@ def price(
     absent = [module for module in modules if module not in called]
     forward = pricer.forward(program.forward)
     backward = pricer.backward(program.backward, _issue_points(program), mib(bucket_cap_mb))
-    left = [m for m in modules if LookUp(m) not in forward or ReturnGradients(m) not in backward]
+    left = [m for m in modules if LookupCall(m) not in forward or GradientReturn(m) not in backward]
     return DenseWork(
-        (*map(LookUp, absent), *forward),
-        (*backward, *(step(m) for m in left[::-1] for step in (ReturnGradients, UpdateTables))),
+        (*map(LookupCall, absent), *forward),
+        (*backward, *(step(m) for m in left[::-1] for step in (GradientReturn, TableUpdate))),
         pricer.optimizer([e for e in program.optimizer if isinstance(e, OpCall)]),
         sum(isinstance(event, Gradient) for event in program.backward),
         frozenset(pricer.products),
@@ -159,10 +159,10 @@ def measured_work(dense: MeasuredDense, modules: Sequence[str]) -> DenseWork:
     sizes += [round(left - sum(sizes))] if left > sum(sizes) else []
     part = Segment("measured", dense.backward_ms / max(1, len(sizes)), 0.0, 1, "gemm")
     parts: list[Step] = [step for size in sizes for step in (part, Bucket(size))] or [part]
-    returns: list[Step] = [ReturnGradients(module) for module in reversed(modules)]
-    updates: list[Step] = [UpdateTables(module) for module in reversed(modules)]
+    returns: list[Step] = [GradientReturn(module) for module in reversed(modules)]
+    updates: list[Step] = [TableUpdate(module) for module in reversed(modules)]
     return DenseWork(
-        (*map(LookUp, modules), forward),
+        (*map(LookupCall, modules), forward),
         (*parts, *returns, *updates),
         Segment("step", dense.optimizer_ms, 0.0, 1, "elementwise"),
         0,
@@ -192,7 +192,7 @@ class _Pricer:
                 seen.add(event.module)
                 steps += self.segments(calls, waits)
                 calls, waits = [], ()
-                steps.append(LookUp(event.module))
+                steps.append(LookupCall(event.module))
                 pending |= {operand.storage: event.module for operand in event.outputs}
             elif isinstance(event, OpCall):
                 read = {pending[o.storage] for o in event.inputs if o.storage in pending}
@@ -226,20 +226,20 @@ class _Pricer:
                 used = {operand.storage for operand in event.inputs}
                 ready = [m for m in returned if points[m] & used]
                 if ready and event.moves:
-                    flush(*map(UpdateTables, ready))
+                    flush(*map(TableUpdate, ready))
                     returned = [m for m in returned if m not in ready]
                 calls.append(event)
             elif isinstance(event, LookupBackward) and event.module in points:
-                if ReturnGradients(event.module) in steps:
+                if GradientReturn(event.module) in steps:
                     continue
-                flush(ReturnGradients(event.module))
+                flush(GradientReturn(event.module))
                 returned.append(event.module)
             elif isinstance(event, Gradient):
                 gathered += event.elements * event.item_bytes
                 if gathered >= cap:
                     flush(Bucket(gathered))
                     gathered = 0
-        flush(*map(UpdateTables, returned), *([Bucket(gathered)] if gathered else []))
+        flush(*map(TableUpdate, returned), *([Bucket(gathered)] if gathered else []))
         return tuple(steps)
 
     def optimizer(self, calls: Sequence[OpCall]) -> Segment:

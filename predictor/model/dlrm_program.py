@@ -29,7 +29,7 @@ HALVES = ("fp16", "bf16")
 
 
 @dataclass(frozen=True)
-class Widths:
+class DlrmShape:
     """Elements per sample between the parts of a DLRM.
 
     Args:
@@ -43,7 +43,7 @@ class Widths:
     sparse: int
 
     @classmethod
-    def of(cls, workload: Workload) -> Widths:
+    def of(cls, workload: Workload) -> DlrmShape:
         """Those of a workload."""
         dense, tables = workload.dlrm, workload.tables
         pooled = [t.embedding_dim for t in tables for _ in t.features]
@@ -88,7 +88,7 @@ class _Dlrm(OpWriter):
         self.workload = workload
         self.dense = workload.dlrm
         self.batch = workload.batch_size
-        self.widths = Widths.of(workload)
+        self.widths = DlrmShape.of(workload)
         super().__init__(self.dense.data_type if self.dense.data_type in HALVES else "fp32")
         self.inputs: list[Operand] = []
 
@@ -268,16 +268,11 @@ class _Dlrm(OpWriter):
             left = self.op("bmm", [of_square, stacked], self.like(stacked))
             both = self.op("add", [left, self.t(right)], self.like(stacked))
             both = self.cast(both, "fp32")
-            rows = [self._row(both, at) for at in range(count)]
+            rows = [self.row(both, at) for at in range(count)]
             rows[0] = self.op("add", [of_bottom, rows[0]], self.like(bottom))
             return rows
 
         return whole, backward
-
-    def _row(self, stacked: Operand, at: int) -> Operand:
-        batch, count, dim = stacked.shape
-        offset, strides = at * dim, (count * dim, 1)
-        return self.view("select", stacked, shape=(batch, dim), strides=strides, offset=offset)
 
     def _cross(self, first: Operand) -> tuple[Operand, Backward]:
         """Layers ``x0 * (U (V x) + b) + x``; none where the interaction is another."""
@@ -336,11 +331,10 @@ class _Dlrm(OpWriter):
         found: list[Operand] = []
         for module, of in tables.items():
             found += self._sums(given[module]) if _unpooled(of) else self._split(given[module], of)
-        copied = self.dense.copies[0]
-        self._copy(copied)
+        self.inputs += self.copy(self.batch * self.dense.copies[0])
 
         def backward(grads: Sequence[Operand]) -> None:
-            self._copy(self.dense.copies[1])
+            self.inputs += self.copy(self.batch * self.dense.copies[1])
             left = list(grads)
             for module, of in reversed(tables.items()):
                 count = sum(len(table.features) for table in of)
@@ -384,14 +378,6 @@ class _Dlrm(OpWriter):
             self.op(name, [grad], self.like(values))
             for grad, values in zip(grads, given, strict=True)
         )
-
-    def _copy(self, elements: float) -> None:
-        """So many elements per sample read and written."""
-        size = round(self.batch * elements / 2)
-        if size:
-            given = self.tensor((size,))
-            self.inputs.append(given)
-            self.op("clone", [given], self.like(given))
 
 
 def _unpooled(tables: Sequence[Table]) -> bool:

@@ -59,6 +59,20 @@ class OpWriter:
         shape = (of.shape[0], width)
         return self.view("slice", of, shape=shape, strides=of.strides, offset=of.offset + first)
 
+    def row(self, stacked: Operand, at: int) -> Operand:
+        """A matrix of the middle axis of three."""
+        batch, count, dim = stacked.shape
+        offset, strides = at * dim, (count * dim, 1)
+        return self.view("select", stacked, shape=(batch, dim), strides=strides, offset=offset)
+
+    def copy(self, elements: float) -> list[Operand]:
+        """So many elements read and written; gives what is read."""
+        size = round(elements / 2)
+        given = [self.tensor((size,))] if size else []
+        for operand in given:
+            self.op("clone", [operand], self.like(operand))
+        return given
+
     def cast(self, of: Operand, data_type: str) -> Operand:
         if of.data_type == data_type:
             return of

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
-from predictor.cost.dense import Bucket, LookUp, Segment, Step, UpdateTables
+from predictor.cost.dense import Bucket, LookupCall, Segment, Step, TableUpdate
 from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.loads import Load
 from predictor.iteration.graph import Dep, Graph
@@ -69,13 +69,13 @@ class ExamplesBuilder(DlrmBuilder):
         """Bottom MLP and lookups, the exchange, the top; backward the same way; one step."""
         copy = self.input.copy()  # of the next batch
         steps = self.bottom.forward
-        for segment in _segments(steps[: _place(steps, LookUp)]):
+        for segment in _segments(steps[: _place(steps, LookupCall)]):
             self._bottom_segment(segment, backward=False, deps=[Dep(copy, lag=1)])
         for module in self.modules.values():
             self._lookups(module, {})
         self._unpack([*self.modules])
         steps = self.dense.forward
-        for segment in _segments(steps[_place(steps, LookUp) :]):
+        for segment in _segments(steps[_place(steps, LookupCall) :]):
             self._segment(segment, backward=False)
         self._backward()
         self._optimizer_step()
@@ -83,7 +83,7 @@ class ExamplesBuilder(DlrmBuilder):
 
     def _backward(self) -> None:
         """Gradients of the top MLP leave while those of the embeddings return."""
-        at = _place(self.dense.backward, UpdateTables)
+        at = _place(self.dense.backward, TableUpdate)
         for step in self.dense.backward[:at]:
             if isinstance(step, Segment):
                 self._segment(step, backward=True)
@@ -99,7 +99,7 @@ class ExamplesBuilder(DlrmBuilder):
             for group in exchange.members:
                 self._lookup_backward(exchange, group, waits)
         steps = self.bottom.backward
-        for step in steps[_place(steps, UpdateTables) :]:
+        for step in steps[_place(steps, TableUpdate) :]:
             if isinstance(step, Segment):
                 self._bottom_segment(step, backward=True, deps=waits)
             elif isinstance(step, Bucket) and self.bottom_ranks is None:
@@ -111,7 +111,7 @@ class ExamplesBuilder(DlrmBuilder):
         self.graph.ops[op] = replace(self.graph.ops[op], ranks=self.bottom_ranks)
 
 
-def _place(steps: Sequence[Step], kind: type[LookUp | UpdateTables]) -> int:
+def _place(steps: Sequence[Step], kind: type[LookupCall | TableUpdate]) -> int:
     """Position of the first step of a kind."""
     return next((i for i, step in enumerate(steps) if isinstance(step, kind)), len(steps))
 

@@ -30,7 +30,7 @@ from predictor.iteration.hugectr.runtime import Runtime
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.timeline import simulate
 from predictor.iteration.torchrec.sparse import HIERARCHICAL, Exchange, Transfer, busiest, exchanges
-from predictor.model.dlrm_program import Widths
+from predictor.model.dlrm_program import DlrmShape
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import match_plan
 from predictor.model.topology import Topology
@@ -75,7 +75,7 @@ class HugeCtrBuilder:
             dense=replace(workload.dlrm, data_type=self.dtype),
             qcomm=QComm(self.dtype, self.dtype),
         )
-        self.widths = Widths.of(workload)
+        self.widths = DlrmShape.of(workload)
         self.topology = topology
         self.hardware = hardware
         scorer = PlanScorer(self.workload, topology, hardware)

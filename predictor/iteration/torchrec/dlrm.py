@@ -16,7 +16,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.dense import Bucket, LookUp, ReturnGradients, Segment, UpdateTables
+from predictor.cost.dense import Bucket, GradientReturn, LookupCall, Segment, TableUpdate
 from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.host_ops import HOST_OPS
 from predictor.cost.loads import LookupGroup
@@ -170,7 +170,7 @@ class DlrmBuilder:
         """
         first = len(self.graph.ops)
         for step in self.dense.forward:
-            if isinstance(step, LookUp) and step.module in self.modules:
+            if isinstance(step, LookupCall) and step.module in self.modules:
                 look_up(self.modules[step.module])
             elif isinstance(step, Segment):
                 if step.waits:
@@ -280,9 +280,9 @@ class DlrmBuilder:
                 self.gradients.dense(step.bytes)
             elif step.module in self.modules:
                 module = self.modules[step.module][::-1]
-                if isinstance(step, ReturnGradients):
+                if isinstance(step, GradientReturn):
                     self._return_gradients(step.module, module)
-                elif isinstance(step, UpdateTables):
+                elif isinstance(step, TableUpdate):
                     self._update_tables(module)
 
     def _return_gradients(self, name: str, module: Sequence[Exchange]) -> None:

@@ -10,10 +10,10 @@ from predictor.cost.dense import (
     OPTIMIZER_PASSES,
     Bucket,
     DenseWork,
-    LookUp,
-    ReturnGradients,
+    GradientReturn,
+    LookupCall,
     Segment,
-    UpdateTables,
+    TableUpdate,
     optimizer_ms,
     price,
 )
@@ -63,12 +63,12 @@ def linear(hw: HardwareProfile, width: int, out: int) -> float:
 @pytest.mark.parametrize("profile", PROFILES)
 def test_the_bottom_mlp_is_its_products_and_passes(profile: str) -> None:
     hw, found = hardware(profile), work(a_model(), profile)
-    first = found.forward.index(LookUp("ebc"))
+    first = found.forward.index(LookupCall("ebc"))
     forward = (
         linear(hw, 13, 512) + linear(hw, 512, 64) + passes(hw, 2 * BATCH * 512, 2 * BATCH * 64)
     )
     assert total(found.forward[:first]) == pytest.approx(forward)
-    last = found.backward.index(UpdateTables("ebc"))
+    last = found.backward.index(TableUpdate("ebc"))
     # weight gradients of both layers, one input gradient, two bias sums, two ReLUs
     products = [(512, 13, BATCH), (64, 512, BATCH), (BATCH, 512, 64)]
     backward = sum(gemm_ms(hw, *shape, "fp32") for shape in products)
@@ -107,15 +107,18 @@ def test_times_rise_with_the_batch_and_fall_with_faster_types(
 def test_what_reads_a_lookup_waits_for_it_once() -> None:
     tables = (a_table("a"), a_table("b", module="other"))
     found = work(a_workload(*tables))
-    assert [step.module for step in found.forward if isinstance(step, LookUp)] == ["ebc", "other"]
+    assert [step.module for step in found.forward if isinstance(step, LookupCall)] == [
+        "ebc",
+        "other",
+    ]
     waits = [step.waits for step in found.forward if isinstance(step, Segment) and step.waits]
-    assert waits == [("ebc",), ("other",)]
-    kinds = [step for step in found.backward if isinstance(step, (ReturnGradients, UpdateTables))]
+    assert waits == [("ebc", "other")], "only views lie between"
+    kinds = [step for step in found.backward if isinstance(step, (GradientReturn, TableUpdate))]
     assert kinds == [
-        ReturnGradients("other"),
-        ReturnGradients("ebc"),
-        UpdateTables("other"),
-        UpdateTables("ebc"),
+        GradientReturn("other"),
+        GradientReturn("ebc"),
+        TableUpdate("other"),
+        TableUpdate("ebc"),
     ]
 
 
@@ -159,20 +162,20 @@ def priced(program: DenseProgram, modules: tuple[str, ...], cap: float = 25.0) -
 def test_lookups_called_first_are_updated_last() -> None:
     """What was recorded first runs last: gradients leave while the other layer's backward runs."""
     found = priced(sequences(), ("ec",))
-    assert [type(step).__name__ for step in found.forward] == ["LookUp", "Segment", "Segment"]
+    assert [type(step).__name__ for step in found.forward] == ["LookupCall", "Segment", "Segment"]
     assert [type(step).__name__ for step in found.backward] == [
         "Segment",
-        "ReturnGradients",
+        "GradientReturn",
         "Segment",
-        "UpdateTables",
+        "TableUpdate",
         "Bucket",
     ]
 
 
 def test_modules_that_the_program_does_not_call_come_first_and_return_last() -> None:
     found = priced(sequences(), ("ebc", "ec"))
-    assert found.forward[0] == LookUp("ebc")
-    assert found.backward[-2:] == (ReturnGradients("ebc"), UpdateTables("ebc"))
+    assert found.forward[0] == LookupCall("ebc")
+    assert found.backward[-2:] == (GradientReturn("ebc"), TableUpdate("ebc"))
 
 
 def test_buckets_are_sent_when_they_are_full() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from predictor.model.dense_program import DenseProgram, Gradient, Lookup, LookupBackward
-from predictor.model.dlrm_program import Widths, dlrm_program
+from predictor.model.dlrm_program import DlrmShape, dlrm_program
 from predictor.model.memory import dense_parameters
 from predictor.model.op_calls import OpCall
 from predictor.model.workload import DcnV2, DenseArch, Workload
@@ -44,7 +44,7 @@ def test_parameters_are_those_that_memory_reserves(kind: str | DcnV2, data_type:
 
 
 def test_widths_of_the_interactions() -> None:
-    found = Widths.of(a_model())
+    found = DlrmShape.of(a_model())
     assert (found.bottom, found.vectors, found.sparse) == (64, 27, 26 * 64)
     assert found.top_input("dot") == 64 + 27 * 26 // 2
     assert found.top_input("concat") == found.top_input(DcnV2(1, 8)) == 27 * 64

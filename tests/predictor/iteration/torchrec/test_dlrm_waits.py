@@ -101,7 +101,7 @@ def test_outputs_of_every_type_are_waited_for(kind: ShardingType, profile: str) 
     backward = "gather" if kind is T.ROW_WISE else "all_to_all"
     costs = {
         f"{name} lookup": (10, 3),
-        "top.0": (1, 6),
+        "unpack embeddings": (1, 6),
         f"{name}.{backward} backward": (2, 2),
         f"{name} lookup backward": (3, 8),
     }

@@ -230,7 +230,7 @@ def test_what_torchrec_cannot_run(table: TablePlan, words: str) -> None:
 
 
 def test_more_that_torchrec_can_run() -> None:
-    """Widths that differ, several shards on a rank, any order in the file, empty tails."""
+    """DlrmShape that differ, several shards on a rank, any order in the file, empty tails."""
     wide = sharded(T.COLUMN_WISE, [(0, (0, 4), (ROWS, 12)), (0, (0, 0), (ROWS, 4))])
     spec = to_torchrec(plan_of(wide), bags("t0")).plan[""]["t0"].sharding_spec
     assert [shard.shard_offsets for shard in spec.shards] == [[0, 0], [0, 4]]
