@@ -15,7 +15,17 @@ import typer
 
 from predictor.errors import ShardoptError
 from shardopt import __version__
-from shardopt.cli import calibrate, diff, explain, hardware, plan, predict, stats, trace, validate
+from shardopt.cli import (
+    calibrate,
+    diff,
+    explain,
+    machine,
+    plan,
+    predict,
+    stats,
+    trace,
+    validate,
+)
 from shardopt.cli.bench import group as bench
 from shardopt.cli.interrupts import EXIT_INTERRUPTED, MESSAGE, remember_interrupts
 from shardopt.cli.output import close_stdout, open_streams, say
@@ -50,7 +60,8 @@ for command in (
     explain.explain,
     calibrate.calibrate,
     diff.diff,
-    hardware.hardware,
+    machine.hardware,
+    machine.cluster,
     trace.trace,
 ):
     app.command(command.__name__, rich_help_panel=USER, epilog=EXIT_CODES)(command)

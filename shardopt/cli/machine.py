@@ -1,0 +1,100 @@
+"""What machines are like: ``shardopt hardware`` shows profiles, ``shardopt cluster`` writes the file
+of hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardopt.cli import options
+
+Name = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[NAME]",
+        help="Profile to show, by name or file; without it all are listed.",
+        show_default=False,
+    ),
+]
+
+
+FromNvidiaSmi = Annotated[
+    Path,
+    typer.Option(
+        "--from-nvidia-smi",
+        metavar="FILE",
+        help="Output of `nvidia-smi topo -m` on one host; lines of `nvidia-smi -L` in the same "
+        "file name the GPU.",
+        show_default=False,
+    ),
+]
+Hosts = Annotated[
+    str,
+    typer.Option(
+        "--hosts",
+        metavar="N|FILE",
+        help="Number of hosts, or the scheduler's list: a name a line, node[01-04], or with "
+        "slots=8.",
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Write the cluster file here instead of printing it.",
+        show_default=False,
+    ),
+]
+
+
+def hardware(name: Name = None, json: options.Json = False) -> None:
+    """List the hardware profiles, or show one with the sources of its constants."""
+    from predictor.hardware.loader import DEFAULT_HARDWARE, list_hardware, load_hardware
+    from shardopt.cli.output import print_json
+    from shardopt.report.console import make_console
+    from shardopt.report.hardware import hardware_object, show_list, show_profile
+
+    if name is not None:
+        profile = load_hardware(name)
+        if json:
+            print_json(hardware_object(profile))
+        else:
+            show_profile(make_console(), profile)
+        return
+    profiles = [load_hardware(shipped) for shipped in list_hardware()]
+    if json:
+        found = {profile.name: hardware_object(profile) for profile in profiles}
+        print_json({"default": DEFAULT_HARDWARE, "profiles": found})
+    else:
+        show_list(make_console(), profiles)
+
+
+def cluster(
+    from_nvidia_smi: FromNvidiaSmi,
+    hosts: Hosts = "1",
+    hardware: options.Hardware = None,
+    output: Output = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Write a cluster file from what nvidia-smi and the scheduler say."""
+    from shardopt.cli.output import check_writable, note, print_json
+    from shardopt.config.cluster import describe, hosts_of, write_cluster
+    from shardopt.config.nvidia_smi import read_host
+    from shardopt.files import atomic_write_text
+
+    check_writable(output, [from_nvidia_smi])
+    found, notes = describe(read_host(from_nvidia_smi), hosts_of(hosts), hardware)
+    text = write_cluster(found)
+    if output is not None:
+        atomic_write_text(output, text)
+        notes.append(f"wrote {output}")
+    note(notes, quiet=quiet)
+    if json:
+        print_json({**found, "notes": notes})
+    elif output is None:
+        print(text, end="")

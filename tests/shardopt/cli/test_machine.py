@@ -1,0 +1,80 @@
+"""`shardopt cluster`: what it writes is a cluster file that `plan` takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shardopt.config.cluster import load_cluster
+
+TOPOLOGY = """\tGPU0\tGPU1\tNIC0\tCPU Affinity
+GPU0\t X \tNV4\tPXB\t0-7
+GPU1\tNV4\t X \tPXB\t0-7
+NIC0\tPXB\tPXB\t X
+
+GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-a)
+GPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-b)
+"""
+
+
+@pytest.fixture
+def topology(tmp_path: Path) -> Path:
+    path = tmp_path / "topo.txt"
+    path.write_text(TOPOLOGY)
+    return path
+
+
+def test_the_file_is_one_that_plan_takes(run, model: Path, topology: Path, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("node[1-2]\n")
+    done = run("cluster", "--from-nvidia-smi", topology, "--hosts", "hosts", "-o", "c.yaml")
+    assert (done.code, done.out) == (0, "")
+    assert "wrote c.yaml" in done.err
+    assert "1 network cards for 2 GPUs" in done.err
+    found = load_cluster(tmp_path / "c.yaml")
+    assert (found.hosts, found.ranks_per_host, found.nvlink_domain) == (2, 2, 2)
+    assert found.hardware == "a100-80gb"
+    planned = run("plan", model, "--cluster", "c.yaml", "--effort", 0.005, "--json")
+    assert planned.code == 0, planned.err
+    assert json.loads(planned.out)["world_size"] == 4
+
+
+def test_slots_may_be_fewer_than_gpus(run, topology: Path, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("a slots=1\nb slots=1\n")
+    done = run("cluster", "--from-nvidia-smi", topology, "--hosts", "hosts", "--json")
+    data = json.loads(done.out)
+    assert (data["hosts"], data["ranks_per_host"], data["nvlink_domain"]) == (2, 1, 1)
+
+
+def test_it_is_printed_where_no_file_is_named(run, topology: Path) -> None:
+    done = run("cluster", "--from-nvidia-smi", topology, "--hardware", "h100-sxm", "--quiet")
+    assert done.out.splitlines() == [
+        "schema: 1",
+        "hosts: 1",
+        "ranks_per_host: 2",
+        "nvlink_domain: 2",
+        "hardware: h100-sxm",
+    ]
+    assert done.err == ""
+
+
+@pytest.mark.parametrize(
+    ("hosts", "words"),
+    [
+        ("a slots=2\nb slots=1\n", "hosts have 1, 2 GPUs; TorchRec's plans need as many"),
+        ("a slots=4\n", "gives hosts 4 slots, but the host has 2 GPUs"),
+        ("a slots=0\n", "gives hosts 0 slots"),
+    ],
+)
+def test_hosts_that_do_not_fit(run, topology: Path, tmp_path: Path, hosts: str, words: str) -> None:
+    (tmp_path / "hosts").write_text(hosts)
+    done = run("cluster", "--from-nvidia-smi", topology, "--hosts", "hosts")
+    assert done.code == 2
+    assert words in done.err
+
+
+def test_bad_numbers_and_missing_files(run, topology: Path) -> None:
+    assert run("cluster", "--from-nvidia-smi", topology, "--hosts", "0").code == 2
+    assert run("cluster", "--from-nvidia-smi", topology, "--hosts", "nowhere").code == 2
+    assert run("cluster", "--from-nvidia-smi", "nowhere").code == 2
