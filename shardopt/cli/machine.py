@@ -1,5 +1,4 @@
-"""What machines are like: ``shardopt hardware`` shows profiles, ``shardopt cluster`` writes the file
-of hosts."""
+"""``shardopt hardware`` shows the profiles, ``shardopt cluster`` writes the file of hosts."""
 
 from __future__ import annotations
 
