@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +37,7 @@ from shardopt.torchrec.capture.step import (
 Keys = tuple[tuple[str, str], ...]
 Event = OpCall | Gradient | Lookup | LookupBackward
 Parts = tuple[list[Event], list[Event], list[Event]]
+Made = tuple[tuple[Size, ...], tuple[SizedOperand, ...], tuple[tuple[SizedEvent, ...], ...]]
 BATCH_STEPS = (0, 192, 576, 1344)
 """What is added to the batch size; multiples of 64, so that what divides the batch divides it."""
 MOST_IDS = 100_000
@@ -65,31 +66,28 @@ def capture(
     for (_, feature), mean in ids_per_sample.items():
         per_sample.setdefault(feature, mean)
     names = _names(features) if scale else {}
-    first = record_step(subject, _numbers(per_sample, batch_size, 0, tied=True))
+    first = record_step(subject, _numbers(per_sample, batch_size, 0, per_sample))
     refuse_without_gradient(first)
     steps = [_parts(first)]
     fit = None
     if scale:
         more, numbers = _others(subject, per_sample, batch_size)
-        steps += more
-        if all(_shape_of(parts) == _shape_of(steps[0]) for parts in more):
+        steps += [(forward, backward, steps[0][2]) for forward, backward, _ in more]
+        if more and all(_shape_of(parts) == _shape_of(steps[0]) for parts in steps):
             by_name = {
                 name: tuple(sum(n.ids[f] for _, f in keys) for n in numbers)
                 for name, keys in names.items()
             }
             fit = SizeFit({BATCH: tuple(n.batch_size for n in numbers), **by_name})
-    found = _Sized(steps, fit).program(first)
-    if found is None:
-        found = _Sized(steps[:1], None).program(first)
-        fit = None
-    assert found is not None
-    storages, resident, parts = found
+    found = _Sized(steps, fit).program(first) if fit is not None else None
+    scales = found is not None
+    storages, resident, parts = found or _Sized(steps[:1], None).known(first)
     captured = CapturedProgram(
         module=type(subject.module).__name__,
         batch_size=batch_size,
-        scales=fit is not None,
+        scales=scales,
         features={module: tuple(of) for module, of in features.items()},
-        ids={} if fit is None else names,
+        ids=names if scales else {},
         storages=storages,
         resident=resident,
         forward=parts[0],
@@ -122,13 +120,17 @@ def _with_used_names(captured: CapturedProgram) -> CapturedProgram:
     return replace(captured, ids={n: keys for n, keys in captured.ids.items() if n in used})
 
 
-def _numbers(per_sample: Mapping[str, float], batch_size: int, at: int, *, tied: bool) -> Numbers:
-    """Sizes of one of the captures; ids are those of the batch, or more where they are free."""
+def _numbers(
+    per_sample: Mapping[str, float], batch_size: int, at: int, tied: Collection[str]
+) -> Numbers:
+    """Sizes of one of the captures; ids are those of the batch, or more of features that are not
+    tied to it."""
     batch = batch_size + BATCH_STEPS[at]
-    ids = {name: math.ceil(mean * batch) for name, mean in per_sample.items()}
-    if not tied:
-        rng = random.Random(at)
-        ids = {name: count + rng.randrange(1, MOST_IDS) for name, count in ids.items()}
+    rng = random.Random(at)
+    ids = {}
+    for name, mean in per_sample.items():
+        more = rng.randrange(1, MOST_IDS)
+        ids[name] = math.ceil(mean * batch) + (0 if at == 0 or name in tied else more)
     return Numbers(batch, ids)
 
 
@@ -137,23 +139,23 @@ def _others(
 ) -> tuple[list[Parts], list[Numbers]]:
     """Steps at other sizes.
 
-    Where ids that are no multiple of the batch cannot be run, the module needs as many of every
-    sample, and then they are.
+    Where it cannot be run with just any number of ids, it needs as many of every sample: first of
+    features with one, then of those with a whole number, then of all.
     """
-
-    def steps(tied: bool) -> tuple[list[Parts], list[Numbers]]:
-        numbers = [
-            _numbers(per_sample, batch_size, at, tied=tied or not at) for at in range(CAPTURES)
-        ]
-        return [_parts(record_step(subject, n, frees=False)) for n in numbers[1:]], numbers
-
-    try:
-        return steps(False)
-    except InputError:
+    ties = [
+        frozenset[str](),
+        frozenset(name for name, mean in per_sample.items() if mean == 1),
+        frozenset(name for name, mean in per_sample.items() if mean == int(mean)),
+        frozenset(per_sample),
+    ]
+    for tied in dict.fromkeys(ties):
+        numbers = [_numbers(per_sample, batch_size, at, tied) for at in range(CAPTURES)]
         try:
-            return steps(True)
+            steps = [_parts(record_step(subject, n, sizes_only=True)) for n in numbers[1:]]
         except InputError:
-            return [], []
+            continue
+        return steps, numbers
+    return [], []
 
 
 def _parts(step: Step) -> Parts:
@@ -211,23 +213,23 @@ class _Sized:
 
     def __init__(self, steps: Sequence[Parts], fit: SizeFit | None) -> None:
         self.steps, self.fit = steps, fit
-        self.known: dict[tuple[Operand, ...], SizedOperand] = {}
+        self.operands: dict[tuple[Operand, ...], SizedOperand] = {}
         self.storages: dict[int, Size] = {}
 
-    def program(
-        self, first: Step
-    ) -> (
-        tuple[tuple[Size, ...], tuple[SizedOperand, ...], tuple[tuple[SizedEvent, ...], ...]] | None
-    ):
-        """Storages, resident operands and the three parts; None if a size has no expression."""
+    def program(self, first: Step) -> Made | None:
+        """As `known`; None if a size has no expression."""
         try:
-            resident = tuple(self._operand((operand,)) for operand in first.resident)
-            parts = tuple(
-                tuple(self._event(events) for events in zip(*of, strict=True))
-                for of in zip(*self.steps, strict=True)
-            )
+            return self.known(first)
         except _NoExpressionError:
             return None
+
+    def known(self, first: Step) -> Made:
+        """Storages, resident operands and the three parts."""
+        resident = tuple(self._operand((operand,)) for operand in first.resident)
+        parts = tuple(
+            tuple(self._event(events) for events in zip(*of, strict=True))
+            for of in zip(*self.steps, strict=True)
+        )
         count = 1 + max(self.storages, default=-1)
         return tuple(self.storages.get(n, 0) for n in range(count)), resident, parts
 
@@ -247,9 +249,9 @@ class _Sized:
         return SizedEvent(kind, event.module, tuple(given), tuple(made))
 
     def _operand(self, operands: tuple[Operand, ...]) -> SizedOperand:
-        if operands not in self.known:
-            self.known[operands] = self._new(operands)
-        return self.known[operands]
+        if operands not in self.operands:
+            self.operands[operands] = self._new(operands)
+        return self.operands[operands]
 
     def _new(self, operands: tuple[Operand, ...]) -> SizedOperand:
         first = operands[0]

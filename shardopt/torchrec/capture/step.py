@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ with needs_torchrec():
     from shardopt.torchrec.training.optimizers import DENSE_OPTIMIZERS
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+LOUD = ("_subclasses.fake_tensor", "fx._symbolic_trace")
 
 
 @dataclass(frozen=True)
@@ -65,17 +67,18 @@ class CapturedModule:
     bf16: bool = False
 
 
-def record_step(subject: CapturedModule, numbers: Numbers, *, frees: bool = True) -> Step:
+def record_step(subject: CapturedModule, numbers: Numbers, *, sizes_only: bool = False) -> Step:
     """Record a step; nothing is computed, and the module is untouched.
 
     Args:
-        frees: note when memory is given back.
+        sizes_only: do not note when memory is given back, nor the optimizer, whose tensors are of
+            one size at any batch.
 
     Raises:
         InputError: the module does not run on fake tensors; names the op and the user's line.
     """
-    recorder = Recorder(custom=True, frees=frees)
-    with FakeTensorMode(allow_non_fake_inputs=True), _as_on_gpu():
+    recorder = Recorder(custom=True, frees=not sizes_only)
+    with FakeTensorMode(allow_non_fake_inputs=True), _as_on_gpu(), _quiet():
         stubs: dict[nn.Module, nn.Module] = {
             whole: EmbeddingSource(subject.names.get(path), whole, inner, recorder, numbers.ids)
             for path, whole, inner in find_embedding_modules(subject.module)
@@ -97,7 +100,7 @@ def record_step(subject: CapturedModule, numbers: Numbers, *, frees: bool = True
             if loss is not None:
                 loss.backward()
             del loss
-            stepped = _optimizer(copied, subject.optimizer)
+            stepped = None if sizes_only else _optimizer(copied, subject.optimizer)
             recorder.mark(OPTIMIZER)
             if stepped is not None:
                 with recorder.pause():
@@ -139,6 +142,20 @@ def _leaves(outputs: Any) -> Iterator[torch.Tensor]:
         elif hasattr(leaf, "values") and callable(leaf.values):
             values = leaf.values()
             yield from _leaves(list(values) if not isinstance(values, torch.Tensor) else values)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """PyTorch logs what fake tensors cannot do before it raises, and that is said in our words."""
+    loggers = [logging.getLogger(f"torch.{name}") for name in LOUD]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
 
 
 @contextlib.contextmanager
