@@ -9,7 +9,7 @@ breakdown   which chain of work fills the iteration           (predictor.iterati
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from predictor.cost.errors import Z_90, resource_groups
 from predictor.hardware.loader import Group, HardwareProfile, ProvenanceKind, weakest
@@ -66,6 +66,8 @@ class Prediction:
         provenance: the weakest of the constants on the critical path.
         critical_path: the chain itself, in order of time.
         out_of_range: what was asked of the profile beyond the measurements behind it.
+        dense_ops_by_bytes: ops of the dense part without a kernel model -> calls; they are priced
+            by the bytes that they touch.
     """
 
     iteration_ms: float
@@ -78,6 +80,7 @@ class Prediction:
     graph: Graph
     timeline: Timeline
     out_of_range: tuple[OutOfRange, ...] = ()
+    dense_ops_by_bytes: dict[str, int] = field(default_factory=dict)
 
 
 def predict(
@@ -112,6 +115,7 @@ def predict(
         graph=graph,
         timeline=timeline,
         out_of_range=out_of_range(costs, tables, loads),
+        dense_ops_by_bytes=costs.dense.by_bytes,
     )
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -119,26 +119,37 @@ def optimizer_ms(hardware: HardwareProfile, optimizer: str, parameters: ArrayLik
     return np.where(size > 0, memory_ms(hardware, size), 0.0)
 
 
+@dataclass(frozen=True)
+class Execution:
+    """How a dense part is run.
+
+    Args:
+        host_ms: host time of ops of the dense part.
+        compiled: a compiler joins memory-bound ops (`predictor.cost.fusion`), and no view is run.
+        cuda_graphs: each segment is one launch.
+        bucket_cap_mb: MiB of gradients at which a bucket is full.
+    """
+
+    host_ms: HostCost
+    compiled: bool = False
+    cuda_graphs: bool = False
+    bucket_cap_mb: float = 25.0
+
+
 def price(
-    program: DenseProgram,
-    modules: Sequence[str],
-    times: OpTimes,
-    host_ms: HostCost,
-    bucket_cap_mb: float,
+    program: DenseProgram, modules: Sequence[str], times: OpTimes, execution: Execution
 ) -> DenseWork:
     """The segments of a program on a profile.
 
     Args:
         modules: those with tables. What the program does not call is looked up before it, and
             updated after it.
-        host_ms: of ops of the dense part.
-        bucket_cap_mb: MiB of gradients at which a bucket is full.
     """
-    pricer = _Pricer(times, host_ms)
+    pricer = _Pricer(times, execution)
     called = [event.module for event in program.forward if isinstance(event, Lookup)]
     absent = [module for module in modules if module not in called]
     forward = pricer.forward(program.forward)
-    backward = pricer.backward(program.backward, _issue_points(program), mib(bucket_cap_mb))
+    backward = pricer.backward(program.backward, _issue_points(program))
     left = [m for m in modules if LookupCall(m) not in forward or GradientReturn(m) not in backward]
     return DenseWork(
         (*map(LookupCall, absent), *forward),
@@ -172,9 +183,9 @@ def measured_work(dense: MeasuredDense, modules: Sequence[str]) -> DenseWork:
 class _Pricer:
     """Prices ops and notes what they were."""
 
-    def __init__(self, times: OpTimes, host_ms: HostCost) -> None:
+    def __init__(self, times: OpTimes, execution: Execution) -> None:
         self.times = times
-        self.host_ms = host_ms
+        self.execution = execution
         self.products: set[tuple[int, int, int]] = set()
         self.by_bytes: Counter[str] = Counter()
 
@@ -206,14 +217,14 @@ class _Pricer:
         return (*steps, *self.segments(calls, waits))
 
     def backward(
-        self, events: Sequence[Event], points: dict[str, frozenset[int]], cap: int
+        self, events: Sequence[Event], points: dict[str, frozenset[int]]
     ) -> tuple[Step, ...]:
         """Parted where gradients of a module are complete, where its lookups' own backward has its
         turn, and where a bucket is full."""
         steps: list[Step] = []
         calls: list[OpCall] = []
         returned: list[str] = []
-        gathered = 0
+        cap, gathered = mib(self.execution.bucket_cap_mb), 0
 
         def flush(*more: Step) -> None:
             nonlocal calls
@@ -221,7 +232,7 @@ class _Pricer:
             calls = []
             steps.extend(more)
 
-        for event in events:
+        for event in _as_completed(events):
             if isinstance(event, OpCall):
                 used = {operand.storage for operand in event.inputs}
                 ready = [m for m in returned if points[m] & used]
@@ -257,6 +268,9 @@ class _Pricer:
         priced = [*self._priced(calls)]
         if not priced:
             return
+        if self.execution.cuda_graphs and not self.times.hardware.inline:
+            yield replace(_segment(priced, self.execution.host_ms(1, 0), waits), kernels=1)
+            return
         host = [self._issue_ms(name, cost) for name, cost in priced]
         tails = np.cumsum([cost.ms for _, cost in priced][::-1])[::-1]
         at = 0 if self.times.hardware.inline else int(np.argmax(np.cumsum(host) + tails))
@@ -268,7 +282,7 @@ class _Pricer:
 
     def _priced(self, calls: Sequence[OpCall]) -> Iterator[tuple[str, OpCost]]:
         """Name and cost of each op, or of each chain that a compiler makes."""
-        if not self.times.compiled:
+        if not self.execution.compiled:
             yield from ((call.name, self._cost(call)) for call in calls)
             return
         for chain in fused_chains(calls):
@@ -280,7 +294,7 @@ class _Pricer:
     def _issue_ms(self, name: str, cost: OpCost) -> float:
         if name in UNSEEN:
             return 0.0
-        return self.host_ms(cost.kernels, int(not cost.kernels))
+        return self.execution.host_ms(cost.kernels, int(not cost.kernels))
 
     def _cost(self, call: OpCall) -> OpCost:
         found = self.times.cost(call)
@@ -303,6 +317,20 @@ def _segment(
     costs = [cost for _, cost in priced]
     kernels = sum(cost.kernels for cost in costs)
     return Segment(name, sum(c.ms for c in costs), host_ms, max(1, kernels), resource, waits)
+
+
+def _as_completed(events: Sequence[Event]) -> list[Event]:
+    """The events, in which the gradients of a module are complete as soon as they are written."""
+    written: dict[int, int] = {}
+    places: list[tuple[int, int, Event]] = []
+    for at, event in enumerate(events):
+        place = at
+        if isinstance(event, OpCall):
+            written |= {operand.storage: at for operand in event.outputs}
+        elif isinstance(event, LookupBackward):
+            place = max((written.get(g.storage, 0) for g in event.gradients), default=at)
+        places.append((place, at, event))
+    return [event for *_, event in sorted(places, key=lambda item: item[:2])]
 
 
 def _issue_points(program: DenseProgram) -> dict[str, frozenset[int]]:

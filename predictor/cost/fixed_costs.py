@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from predictor.cost.collectives import Collectives
-from predictor.cost.dense import DenseWork, measured_work, optimizer_ms, price
+from predictor.cost.dense import DenseWork, Execution, measured_work, optimizer_ms, price
 from predictor.cost.host_ops import HOST_OPS
 from predictor.cost.op_time import OpTimes
 from predictor.hardware.loader import HardwareProfile
@@ -41,8 +41,8 @@ class FixedCosts:
         if isinstance(dense, MeasuredDense):
             return measured_work(dense.at_batch_size(self.workload.batch_size), modules)
         times = OpTimes(self.hardware, dense.data_type)
-        program = dense_program(self.workload)
-        return price(program, modules, times, self._op_ms, dense.bucket_cap_mb)
+        runtime = Execution(self._op_ms, dense.compiled, dense.cuda_graphs, dense.bucket_cap_mb)
+        return price(dense_program(self.workload), modules, times, runtime)
 
     def _op_ms(self, kernels: int, views: int) -> float:
         return self.layer_host_ms(HOST_OPS.op * kernels + HOST_OPS.view * views, kernels)

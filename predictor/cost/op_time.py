@@ -75,15 +75,11 @@ class OpTimes:
     Args:
         product_type: of fp32 products: ``fp32`` or ``tf32``; of operands whose type was not noted,
             the type itself.
-        compiled: a compiler joins memory-bound ops (`predictor.cost.fusion`).
     """
 
-    def __init__(
-        self, hardware: HardwareProfile, product_type: str, *, compiled: bool = False
-    ) -> None:
+    def __init__(self, hardware: HardwareProfile, product_type: str) -> None:
         self.hardware = hardware
         self.product_type = product_type
-        self.compiled = compiled
 
     def cost(self, call: OpCall) -> OpCost:
         """Of one call."""

@@ -140,6 +140,8 @@ class DenseArch:
             and layers, forward and backward, beyond one concatenation.
         bucket_cap_mb: MiB of dense gradients that one all-reduce carries, > 0; the
             ``bucket_cap_mb`` of TorchRec's `DefaultDataParallelWrapper` (model_parallel.py).
+        compiled: forward and backward are compiled (torch.compile), which joins memory-bound ops.
+        cuda_graphs: the device runs them as captured graphs, one launch each.
     """
 
     in_features: int
@@ -152,6 +154,8 @@ class DenseArch:
     activation: str = "relu"
     copies: tuple[float, float] = (0.0, 0.0)
     bucket_cap_mb: float = 25.0
+    compiled: bool = False
+    cuda_graphs: bool = False
 
 
 @dataclass(frozen=True)

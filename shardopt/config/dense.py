@@ -61,7 +61,14 @@ def _captured(
             f"{captured.optimizer_name}; run to_yaml with dense_optimizer={section.optimizer!r}",
         )
     return (
-        CapturedDense(captured, section.data_type, section.bucket_cap_mb, section.ops),
+        CapturedDense(
+            captured,
+            section.data_type,
+            section.bucket_cap_mb,
+            section.ops,
+            section.compiled,
+            section.cuda_graphs,
+        ),
         content,
     )
 
@@ -108,6 +115,8 @@ def _layers(raw: object, problems: Problems) -> DenseArch | None:
         data_type=section.data_type,
         optimizer=section.optimizer,
         bucket_cap_mb=section.bucket_cap_mb,
+        compiled=section.compiled,
+        cuda_graphs=section.cuda_graphs,
     )
 
 

@@ -142,6 +142,8 @@ class DenseSection(Section):
     data_type: Annotated[str, choice(["fp32", "tf32", "bf16"])] = "fp32"
     optimizer: Annotated[str, choice(DENSE_OPTIMIZERS)] = "sgd"
     bucket_cap_mb: Annotated[float, real(0, 1e6, above=True)] = 25.0
+    compiled: Flag = False
+    cuda_graphs: Flag = False
 
 
 class LinearsSection(Section):
@@ -163,6 +165,8 @@ class OpsSection(Section):
     data_type: Annotated[str, choice(["fp32", "tf32"])] = "fp32"
     optimizer: Annotated[str, choice(DENSE_OPTIMIZERS)] | None = None
     bucket_cap_mb: Annotated[float, real(0, 1e6, above=True)] = 25.0
+    compiled: Flag = False
+    cuda_graphs: Flag = False
 
 
 class MeasuredDenseSection(Section):

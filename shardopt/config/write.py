@@ -85,6 +85,7 @@ def dense_section(dense: DenseArch | CapturedDense | MeasuredDense) -> dict[str,
             "data_type": dense.data_type,
             "optimizer": dense.optimizer,
             "bucket_cap_mb": dense.bucket_cap_mb,
+            **_switches(dense),
         }
     if isinstance(dense, MeasuredDense):
         return _measured(dense)
@@ -108,7 +109,14 @@ def dense_section(dense: DenseArch | CapturedDense | MeasuredDense) -> dict[str,
         "data_type": dense.data_type,
         "optimizer": dense.optimizer,
         "bucket_cap_mb": dense.bucket_cap_mb,
+        **_switches(dense),
     }
+
+
+def _switches(dense: DenseArch | CapturedDense) -> dict[str, bool]:
+    """Those that are on."""
+    given = {"compiled": dense.compiled, "cuda_graphs": dense.cuda_graphs}
+    return {name: True for name, on in given.items() if on}
 
 
 def _measured(dense: MeasuredDense) -> dict[str, Any]:

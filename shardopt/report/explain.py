@@ -26,7 +26,7 @@ from shardopt.report.prediction import (
     show_breakdown,
     show_breakdowns,
     show_comparison,
-    show_ranges,
+    show_doubts,
     show_ranks,
 )
 
@@ -53,7 +53,7 @@ def show_explanation(console: Console, explanation: Explanation) -> None:
     problem = misfit_text(prediction)
     if problem:
         line(console, f"{name} {problem}", style="bold red")
-    show_ranges(console, prediction.out_of_range)
+    show_doubts(console, prediction)
     for sentence in in_words(explanation):
         line(console, sentence)
     aside = "along the critical path"

@@ -30,6 +30,8 @@ def prediction_object(prediction: Prediction) -> Object:
             ``ddr_cap_bytes`` and ``fits``; caps are what the reserve leaves.
         provenance: the weakest of the constants on the critical path.
         out_of_range: what the profile was asked beyond the rows behind it: `range_objects`.
+        dense_ops_by_bytes: ops of the dense part without a kernel model -> calls; priced by the
+            bytes that they touch.
     """
     return {
         "iteration_ms": prediction.iteration_ms,
@@ -52,6 +54,7 @@ def prediction_object(prediction: Prediction) -> Object:
         ],
         "provenance": prediction.provenance,
         "out_of_range": range_objects(prediction.out_of_range),
+        "dense_ops_by_bytes": dict(prediction.dense_ops_by_bytes),
     }
 
 

@@ -38,7 +38,7 @@ from shardopt.report.prediction import (
     misfit_text,
     provenance_text,
     show_breakdown,
-    show_ranges,
+    show_doubts,
     show_ranks,
 )
 
@@ -252,7 +252,7 @@ def show_verdict(console: Console, result: Result, best: Prediction) -> None:
     preferred = preferred_text(result)
     if preferred:
         line(console, preferred)
-    show_ranges(console, best.out_of_range)
+    show_doubts(console, best)
     problem = misfit_text(best)
     if problem:
         line(console, problem, style="bold red")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -182,15 +182,27 @@ def range_lines(found: Iterable[OutOfRange]) -> list[str]:
     return [f"{group}: {'; '.join(texts)}" for group, texts in by_group.items()]
 
 
-def show_ranges(console: Console, found: Iterable[OutOfRange], name: str = "") -> None:
-    """A line for every group of the profile that was used beyond what it was fitted on.
+def show_doubts(console: Console, prediction: Prediction, name: str = "") -> None:
+    """A line for every group of the profile that was used beyond what it was fitted on, and one for
+    ops of the dense part without a kernel model.
 
     Args:
         name: of the plan, where there are several.
     """
     of = f" ({name})" if name else ""
-    for text in range_lines(found):
+    for text in range_lines(prediction.out_of_range):
         line(console, f"Extrapolated{of}: {text}.", style="yellow")
+    text = by_bytes_text(prediction.dense_ops_by_bytes)
+    if text:
+        line(console, text, style="yellow")
+
+
+def by_bytes_text(found: Mapping[str, int]) -> str:
+    """What is said of ops that have no kernel model; empty if there are none."""
+    if not found:
+        return ""
+    ops = ", ".join(f"{name} ({count})" if count > 1 else name for name, count in found.items())
+    return f"Priced by the bytes they touch, as no kernel model knows them: {ops}."
 
 
 def _words(item: OutOfRange) -> str:
@@ -261,7 +273,7 @@ def show_predictions(console: Console, given: Sequence[PredictedPlan]) -> None:
         if problem:
             line(console, f"{item.name} {problem}", style="bold red")
         name = item.name if len(ranked) > 1 else ""
-        show_ranges(console, item.prediction.out_of_range, name)
+        show_doubts(console, item.prediction, name)
 
 
 def show_headlines(console: Console, given: Sequence[PredictedPlan]) -> None:

@@ -161,12 +161,15 @@ class CapturedDense:
         data_type: how products of fp32 tensors are computed: ``fp32`` or ``tf32``.
         bucket_cap_mb: as of `DenseArch`.
         file: name of the ops file beside the model file; empty for one that lies in none.
+        compiled, cuda_graphs: as of `DenseArch`.
     """
 
     captured: CapturedProgram
     data_type: str = "fp32"
     bucket_cap_mb: float = 25.0
     file: str = ""
+    compiled: bool = False
+    cuda_graphs: bool = False
 
     @property
     def optimizer(self) -> str:

@@ -26,6 +26,7 @@ from shardopt.report.html.plan import comparison_section, plan_section
 from shardopt.report.html.timeline import timeline
 from shardopt.report.prediction import (
     RankTimes,
+    by_bytes_text,
     covered,
     misfit_text,
     provenance_text,
@@ -105,6 +106,7 @@ def _warnings(prediction: Prediction) -> list[Element]:
     misfit = misfit_text(prediction)
     lines = [f"This plan {misfit}."] if misfit else []
     lines += [f"Extrapolated: {text}." for text in range_lines(prediction.out_of_range)]
+    lines += filter(None, [by_bytes_text(prediction.dense_ops_by_bytes)])
     return [node("p", text, class_="warning") for text in lines]
 
 

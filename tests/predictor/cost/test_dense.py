@@ -10,6 +10,7 @@ from predictor.cost.dense import (
     OPTIMIZER_PASSES,
     Bucket,
     DenseWork,
+    Execution,
     GradientReturn,
     LookupCall,
     Segment,
@@ -155,8 +156,13 @@ def sequences() -> DenseProgram:
     return DenseProgram(512, forward, backward, ())
 
 
+def at_once(cap: float = 25.0, ms: float = 0.0, **switches: bool) -> Execution:
+    """A host that takes so long for an op."""
+    return Execution(lambda kernels, views: ms, bucket_cap_mb=cap, **switches)
+
+
 def priced(program: DenseProgram, modules: tuple[str, ...], cap: float = 25.0) -> DenseWork:
-    return price(program, modules, OpTimes(hardware(), "fp32"), lambda kernels, views: 0.0, cap)
+    return price(program, modules, OpTimes(hardware(), "fp32"), at_once(cap))
 
 
 def test_lookups_called_first_are_updated_last() -> None:
@@ -198,9 +204,9 @@ def test_a_slow_host_parts_a_segment_where_it_decides() -> None:
     )
     program = DenseProgram(8, (*[small] * 20, long), (), ())
     times = OpTimes(hardware(), "fp32")
-    found = price(program, (), times, lambda kernels, views: 0.1, 25.0)
+    found = price(program, (), times, at_once(ms=0.1))
     assert [step.kernels for step in found.forward if isinstance(step, Segment)] == [20, 1]
-    quick = price(program, (), times, lambda kernels, views: 0.0, 25.0)
+    quick = price(program, (), times, at_once())
     assert len(quick.forward) == 1
 
 
