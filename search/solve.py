@@ -37,6 +37,7 @@ from search.infeasible.remedy import explain_infeasible, explain_no_plan
 from search.objective import Objective
 from search.prefer import TOLERANCE, prefer_simple
 from search.problem import Problem, Progress, RankedPlan, Result, silent
+from search.propose.rounding import LARGE
 from search.propose.searchers import BOUND_STEPS, SEARCHERS, propose, rescue
 from search.space.build import whole_space
 from search.space.filters import drop_uvm, is_sound
@@ -46,8 +47,9 @@ from search.surrogate import Surrogate
 
 # Work at effort 1, sized so that 26 tables on 8 ranks take a few seconds.
 EVALUATIONS = 40_000
-LARGE = 20_000
-"""Tables times ranks beyond which a plan takes long to score and one change gains little."""
+BEYOND = 0.05
+"""Share of it where a plan takes long to score and one change gains little: packing has the time
+(docs/decisions/0056)."""
 IMPROVED = 4
 """Candidates that local search starts from."""
 IMPROVED_BY = " + local search"
@@ -198,7 +200,10 @@ def _improve(start: _Start, search: LocalSearch, stop: Stop, progress: Progress)
         return []
     starts = rank_distinct(start.candidates)[:IMPROVED]
     size = len(starts[0].assignment) * start.objective.problem.topology.world_size
-    budget = stop.work(round(EVALUATIONS * min(1.0, LARGE / size))) // 2
+    share = min(1.0, LARGE / size)
+    if share < 1.0 and (limit is None or not limit.is_limited):
+        share *= BEYOND
+    budget = stop.work(round(EVALUATIONS * share)) // 2
     improved: list[Candidate] = []
     for turn, share in enumerate([budget // len(starts)] * len(starts) + [budget]):
         one = starts[turn] if turn < len(starts) else rank_distinct(improved)[0]

@@ -5,74 +5,140 @@ tables only: as many as it has binding rows. Every table takes its largest share
 is to place them. A second program leaves out options with a shard above the mean rank's work, which
 no placement can balance.
 
-Why: docs/decisions/0020.
+Which set holds the best plan the bounds alone do not tell: every exchange adds maxima over the
+ranks, which its program knows nothing of. So the plans of many sets are placed and scored, and the
+best of them are balanced.
+
+Why: docs/decisions/0020, docs/decisions/0056.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from itertools import chain
 
 import numpy as np
 
+from predictor.cost.loads import Load
+from predictor.model.plan import ShardingType
 from search.bound.exchange_set import ExchangeSet
 from search.bound.lower_bound import LowerBound
+from search.candidate import Candidate, rank_distinct
 from search.improve.balance import Balancer
 from search.objective import Assignment, Objective
 from search.partitioner import GreedyPartitioner
+from search.space.option import Option
 from search.surrogate import Surrogate
 
-SETS = 4
-"""Sets of exchanges that plans are made of, those with the lowest bounds first."""
-FINISHED = 24
-"""Sets that are solved to the end where the bound was cut short; each takes a moment."""
+SETS = 16
+"""Sets of exchanges that plans are made of, where there are more than `MANY` whose bound lies under
+the best plan: those with the lowest bounds first."""
+MANY = 24
+FEW = 3
+"""Exchanges of a module: half of the sets have no more."""
+BALANCED = 6
+"""Plans that are balanced, those first that are fastest as they were placed."""
 RESTARTS = 20
 LARGE = 20_000
-"""Tables times ranks beyond which a descent takes seconds: fewer sets, fewer restarts."""
+"""Tables times ranks beyond which a descent takes seconds."""
+REFINED = 60
+"""Refinements of a set at most."""
+WORK = [Load.FORWARD_MS, Load.BACKWARD_MS]
+MESSAGES = [Load.IDS, Load.OUTPUTS]
+FOUND_BY = "rounding"
 
 
 class Rounding:
     """Proposes plans."""
 
     def __init__(self, objective: Objective, surrogate: Surrogate, seed: int) -> None:
-        self.surrogate = surrogate
+        self.objective = objective
         self.placer = GreedyPartitioner(objective, surrogate)
         self.balancer = Balancer(objective, surrogate)
-        self.world_size = objective.problem.topology.world_size
         self.seed = seed
-        size = len(objective.space.options) * self.world_size
-        share = min(1.0, LARGE / size)
-        self.sets, self.restarts = max(2, round(SETS * share)), round(RESTARTS * share)
+        size = len(objective.space.options) * objective.problem.topology.world_size
+        self.restarts = round(RESTARTS * min(1.0, LARGE / size))
 
-    def propose(self, bound: LowerBound, *, cut_short: bool = False) -> Iterator[Assignment]:
+    def propose(
+        self,
+        bound: LowerBound,
+        best_ms: float = math.inf,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Candidate]:
         """Balanced plans; none for sets whose options cannot be placed.
 
         Args:
             bound: solved, so that its sets have optima.
-            cut_short: it ended before; then some promising sets are solved first. Of programs
-                far from their optimum the shares are arbitrary.
+            best_ms: of a plan that is known; sets that cannot hold a faster one are left out.
+            stop: asked before every set and every plan; one plan is made in any case.
         """
-        sets = bound.promising(FINISHED if cut_short else self.sets)
-        if cut_short:
-            for one in sets:
-                while not one.refine()[1]:
-                    pass
-            sets.sort(key=lambda one: one.proven)
+        placed: list[Candidate] = []
         seen: set[tuple[int, ...]] = set()
-        for one in sets[: self.sets]:
-            for program in (one, self._divisible(one)):
-                options = program.rounded()
+        for one in self._sets(bound, best_ms):
+            if placed and stop():
+                break
+            for options in self._rounded(one, best_ms):
                 name = tuple(map(id, options))
-                if name in seen:
-                    continue
+                plan = None if name in seen else self.placer.place_all(options)
                 seen.add(name)
-                placed = self.placer.place_all(options)
-                if placed is not None:
-                    yield self.balancer.balance(placed, self.seed, self.restarts).assignment
+                if plan is not None:
+                    plan = self.balancer.refill(plan)
+                    placed.append(Candidate(plan, self._ms(plan), FOUND_BY))
+                    best_ms = min(best_ms, placed[-1].iteration_ms)
+        for number, candidate in enumerate(rank_distinct(placed)[:BALANCED]):
+            if number and stop():
+                break
+            plan = self.balancer.balance(candidate.assignment, self.seed, self.restarts).assignment
+            yield Candidate(plan, self._ms(plan), FOUND_BY)
+
+    def _ms(self, plan: Assignment) -> float:
+        return float(self.objective.score([plan])[0])
+
+    def _sets(self, bound: LowerBound, best_ms: float) -> list[ExchangeSet]:
+        """The sets that may hold a better plan, by their bounds: of many, the first of all and the
+        first with few exchanges, in turns."""
+        sets = [one for one in bound.promising(len(bound.sets)) if one.proven < best_ms]
+        if len(sets) <= MANY:
+            return sets
+        few = [one for one in sets if _most_exchanges(one) <= FEW]
+        turns = chain.from_iterable(zip(few[:SETS], sets[:SETS], strict=False))
+        return list(dict.fromkeys(chain(turns, few[:SETS], sets[:SETS])))[:SETS]
+
+    def _rounded(self, one: ExchangeSet, best_ms: float) -> Iterator[list[Option]]:
+        """The options of a set's plans; none where it cannot hold a faster one.
+
+        Of programs far from their optimum the shares are arbitrary.
+        """
+        for _ in range(REFINED):
+            if one.refine()[1] or one.proven >= best_ms:
+                break
+        if one.proven < best_ms:
+            yield one.rounded()
+            yield self._divisible(one).rounded()
 
     def _divisible(self, one: ExchangeSet) -> ExchangeSet:
-        """The set without options whose largest shard exceeds the mean rank's work of its optimum
-        in some phase; a table that has no other keeps the one that exceeds it least."""
-        phases = [self.surrogate.phases(option) for option in one.options]
-        mean = one.shares @ np.array([p.sum(axis=0) for p in phases]) / self.world_size
-        excess = np.array([p.max(axis=0) for p in phases]) / np.maximum(mean, 1e-12)
-        return one.without(np.maximum(excess.max(axis=1), 1.0))
+        """The set without options whose largest shard exceeds the mean rank's work of its optimum:
+        lookups of all exchanges together, ids and outputs of its own; a table that has no other
+        keeps the one that exceeds it least."""
+        loads, peaks = one.known.loads[one.index], one.known.peaks[one.index]
+        excess = _ratio(peaks[:, WORK], one.shares @ loads[:, WORK])
+        exchanges = [(o.module, o.sharding_type) for o in one.options]
+        for exchange in sorted(set(exchanges)):
+            if exchange[1] is not ShardingType.DATA_PARALLEL:
+                mine = np.flatnonzero([other == exchange for other in exchanges])
+                mean = one.shares[mine] @ loads[mine][:, MESSAGES]
+                excess[mine] = np.maximum(excess[mine], _ratio(peaks[mine][:, MESSAGES], mean))
+        return one.without(np.maximum(excess, 1.0))
+
+
+def _ratio(peaks: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    """The largest share of the mean that a shard has, ``[choices]``."""
+    return np.asarray((peaks / np.maximum(mean, 1e-12)).max(axis=1))
+
+
+def _most_exchanges(one: ExchangeSet) -> int:
+    """Exchanges of the module that has the most."""
+    used = {(option.module, option.sharding_type) for option in one.options}
+    modules = [module for module, _ in used]
+    return max(map(modules.count, modules))

@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 
 from search.bound.lower_bound import LowerBound
-from search.candidate import Candidate
+from search.candidate import Candidate, rank_distinct
 from search.improve.packing import Packer
 from search.objective import Objective
 from search.problem import Progress
 from search.propose.cpsat import CpSat
 from search.propose.feasibility import Feasibility, find_feasible
-from search.propose.rounding import Rounding
+from search.propose.rounding import LARGE, Rounding
 from search.propose.study import Study
 from search.space.enumerate import LOAD_FACTORS
 from search.space.option import Option, Space
@@ -24,10 +24,12 @@ SEARCHERS = ("rounding", "cpsat", "optuna")
 # Work at effort 1, sized so that 26 tables on 8 ranks take a few seconds.
 CPSAT_WORK = 0.1
 TRIALS = 6
-TRIAL_SIZE = 20_000
-"""Tables times ranks up to which the study has all of its trials; beyond, each costs seconds."""
 BOUND_STEPS = 1000
 PACKING_STEPS = 600
+PACKED = 3
+"""Plans of the rounding that are packed."""
+MORE = 2
+"""Times that packing has more steps where local search has hardly any."""
 FEASIBILITY_WORK = 10.0
 
 
@@ -96,7 +98,7 @@ def _candidates(
         progress("Optuna study", 0.4, best_ms, None)
         study = Study(objective, surrogate, seed)
         size = len(objective.space.options) * objective.problem.topology.world_size
-        trials = stop.work(round(TRIALS * min(1.0, TRIAL_SIZE / size)))
+        trials = stop.work(round(TRIALS * min(1.0, LARGE / size)))
         for plan, ms in study.run(trials, stop.reached):
             yield Candidate(plan, ms, "optuna"), None
 
@@ -129,22 +131,46 @@ def _rounded(
     progress("lower bound", 0.05, shown, None)
     third = stop.elapsed_s + stop.remaining_s / 3
     bound.solve(stop.work(BOUND_STEPS), best_ms, lambda _: stop.elapsed_s > third)
-    cut_short = stop.elapsed_s > third
     found: list[Candidate] = []
-    for plan in Rounding(objective, surrogate, seed).propose(bound, cut_short=cut_short):
+    half = stop.elapsed_s + stop.remaining_s / 2
+    for candidate in Rounding(objective, surrogate, seed).propose(
+        bound, best_ms, lambda: stop.elapsed_s > half
+    ):
         progress("rounding", 0.2, min([best_ms, *(c.iteration_ms for c in found)]), bound.proven_ms)
-        found.append(Candidate(plan, float(objective.score([plan])[0]), "rounding"))
-        yield found[-1]
+        found.append(candidate)
+        yield candidate
         if stop.reached():
-            break
-    if found and not stop.reached():
-        first = min(found, key=lambda c: c.iteration_ms)
-        progress("packing", 0.25, min(best_ms, first.iteration_ms), bound.proven_ms)
-        steps = stop.work(PACKING_STEPS)
-        plan, ms = Packer(objective, surrogate).pack(
-            first.assignment, steps, lambda best: stop.reached(best, bound.proven_ms)
+            return
+    yield from _packed(objective, surrogate, stop, found, bound, progress)
+
+
+def _packed(
+    objective: Objective,
+    surrogate: Surrogate,
+    stop: Stop,
+    found: Sequence[Candidate],
+    bound: LowerBound,
+    progress: Progress,
+) -> Iterator[Candidate]:
+    """The best plans packed: half of the budget over the first few, half on the best of those."""
+    if not found:
+        return
+    packer = Packer(objective, surrogate)
+    starts = rank_distinct(found)[:PACKED]
+    size = len(objective.space.options) * objective.problem.topology.world_size
+    steps = stop.work(PACKING_STEPS * (1 if size <= LARGE else MORE)) // 2
+    packed: list[Candidate] = []
+    for turn, share in enumerate([steps // len(starts)] * len(starts) + [steps]):
+        if stop.reached():
+            return
+        one = starts[turn] if turn < len(starts) else rank_distinct(packed)[0]
+        best_ms = min(c.iteration_ms for c in [*packed, *found])
+        progress("packing", 0.25, best_ms, bound.proven_ms)
+        plan, ms = packer.pack(
+            one.assignment, share, lambda best: stop.reached(best, bound.proven_ms)
         )
-        yield Candidate(plan, ms, "packing")
+        packed.append(Candidate(plan, ms, "packing"))
+        yield packed[-1]
 
 
 def rescue(

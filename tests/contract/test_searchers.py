@@ -53,12 +53,17 @@ def by_study(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
 def by_rounding(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
     bound = LowerBound(objective.problem, objective.space, objective.scorer)
     bound.solve(200)
-    return list(Rounding(objective, surrogate, 0).propose(bound))
+    return [c.assignment for c in Rounding(objective, surrogate, 0).propose(bound)]
 
 
 def by_balancer(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
     balancer = Balancer(objective, surrogate)
     return [balancer.balance(p, 0, 3).assignment for p in by_placer(objective, surrogate)]
+
+
+def by_refilling(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
+    balancer = Balancer(objective, surrogate)
+    return [balancer.refill(p) for p in by_placer(objective, surrogate)]
 
 
 def by_packer(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
@@ -91,6 +96,7 @@ def by_local_search(objective: Objective, surrogate: Surrogate) -> list[Assignme
 SEARCHERS: dict[str, Searcher] = {
     "rounding": by_rounding,
     "balancer": by_balancer,
+    "refilling": by_refilling,
     "packer": by_packer,
     "cpsat": by_cpsat,
     "study": by_study,

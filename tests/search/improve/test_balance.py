@@ -71,6 +71,16 @@ def test_it_beats_greedy_placement_of_many_tables() -> None:
     assert found.surrogate_ms - mean < 0.5 * (slowest_ms(surrogate, greedy) - mean)
 
 
+def test_shards_placed_anew_lie_better_than_greedily_placed_ones() -> None:
+    objective, surrogate = a_case(60, 8)
+    greedy = GreedyPartitioner(objective, surrogate).place_all(table_wise(objective))
+    assert greedy is not None
+    anew = Balancer(objective, surrogate).refill(greedy)
+    assert [o for o, _ in anew] == [o for o, _ in greedy]
+    mean = surrogate.standing(greedy, ())[0].mean(axis=0).sum()
+    assert slowest_ms(surrogate, anew) - mean < 0.8 * (slowest_ms(surrogate, greedy) - mean)
+
+
 def test_caps_hold_while_shards_move() -> None:
     objective, surrogate = a_case(9, 3, hbm=330 * MIB)
     start = GreedyPartitioner(objective, surrogate).place_all(table_wise(objective))

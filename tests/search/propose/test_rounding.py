@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from search.bound.lower_bound import LowerBound
-from search.objective import Objective
+from search.objective import Assignment, Objective
 from search.propose.rounding import Rounding
 from search.surrogate import Surrogate
 from tests.search.problems import a_problem, a_table, a_workload, assert_valid, hosts, objective_of
@@ -16,11 +16,15 @@ def many_tables() -> tuple[Objective, Surrogate]:
     return objective_of(a_problem(a_workload(*tables, batch_size=65536), hosts(8)))
 
 
+def propose(objective: Objective, surrogate: Surrogate, bound: LowerBound) -> list[Assignment]:
+    return [c.assignment for c in Rounding(objective, surrogate, 0).propose(bound)]
+
+
 def test_many_like_tables_come_close_to_the_bound() -> None:
     objective, surrogate = many_tables()
     bound = LowerBound(objective.problem, objective.space, objective.scorer)
     proven = bound.solve(200)
-    plans = list(Rounding(objective, surrogate, 0).propose(bound))
+    plans = propose(objective, surrogate, bound)
     for plan in plans:
         assert_valid(objective, plan)
     best = objective.score(plans).min()
@@ -29,13 +33,28 @@ def test_many_like_tables_come_close_to_the_bound() -> None:
 
 def test_sets_that_the_clock_cut_short_are_solved_first() -> None:
     objective, surrogate = many_tables()
-    best = {}
-    for cut_short in (False, True):
+    best = []
+    for steps in (5, 200):
         bound = LowerBound(objective.problem, objective.space, objective.scorer)
-        bound.solve(5)
-        plans = list(Rounding(objective, surrogate, 0).propose(bound, cut_short=cut_short))
-        best[cut_short] = objective.score(plans).min()
-    assert best[True] < best[False] * 0.95
+        bound.solve(steps)
+        best.append(objective.score(propose(objective, surrogate, bound)).min())
+    assert best[0] < best[1] * 1.1
+
+
+def test_sets_that_cannot_hold_a_better_plan_are_left_out() -> None:
+    objective, surrogate = many_tables()
+    bound = LowerBound(objective.problem, objective.space, objective.scorer)
+    proven = bound.solve(200)
+    rounding = Rounding(objective, surrogate, 0)
+    assert list(rounding.propose(bound, proven * 0.99)) == []
+    assert list(rounding.propose(bound, proven * 1.2))
+
+
+def test_it_stops_with_one_plan_when_told() -> None:
+    objective, surrogate = many_tables()
+    bound = LowerBound(objective.problem, objective.space, objective.scorer)
+    bound.solve(200)
+    assert len(list(Rounding(objective, surrogate, 0).propose(bound, stop=lambda: True))) == 1
 
 
 def test_one_table_too_busy_for_a_rank_is_split() -> None:
@@ -44,7 +63,7 @@ def test_one_table_too_busy_for_a_rank_is_split() -> None:
     objective, surrogate = objective_of(a_problem(a_workload(*tables, batch_size=16384), hosts(8)))
     bound = LowerBound(objective.problem, objective.space, objective.scorer)
     bound.solve(200)
-    plans = list(Rounding(objective, surrogate, 0).propose(bound))
+    plans = propose(objective, surrogate, bound)
     best = plans[int(objective.score(plans).argmin())]
     assert best[0][0].num_shards > 1
 
@@ -52,7 +71,7 @@ def test_one_table_too_busy_for_a_rank_is_split() -> None:
 def test_a_bound_that_was_not_solved_proposes_nothing() -> None:
     objective, surrogate = objective_of(a_problem(a_workload(a_table()), hosts(2)))
     bound = LowerBound(objective.problem, objective.space, objective.scorer)
-    assert list(Rounding(objective, surrogate, 0).propose(bound)) == []
+    assert propose(objective, surrogate, bound) == []
 
 
 def test_solving_in_parts_proves_what_solving_at_once_does() -> None:
