@@ -58,17 +58,11 @@ class _Rank:
         self.job, self.rank, self.device, self.report = job, rank.index, device, report
         self.local_size = rank.local_size
         set_matmul_precision(job.workload)
-        model = job.architecture
-        ring = batch_ring(
-            job.workload,
-            seed=job.seed,
-            rank=rank.index,
-            in_features=None if model is None else model.in_features,
-        )
+        ring = batch_ring(job.workload, seed=job.seed, rank=rank.index)
         if device.type == "cuda":
             ring = [batch.pin_memory() for batch in ring]
         self.trainings = {
-            name: Training(job.workload, plan, device, ring, model)
+            name: Training(job.workload, plan, device, ring, job.architecture)
             for name, plan in job.plans.items()
         }
         self.reference = Reference(device, rank.index)

@@ -9,6 +9,7 @@ Why: docs/decisions/0055.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from predictor.errors import InputError
 from predictor.model.plan import ShardingPlan
@@ -23,14 +24,14 @@ from search.problem import Problem
 from search.solve import solve
 from search.stop import Stop
 from shardopt.bench.tasks.draw import Task
-from shardopt.bench.tasks.models.architectures import draw_architecture
+from shardopt.bench.tasks.models.architectures import DrawnModel, draw_architecture
 from shardopt.bench.tasks.plans import EFFORT, signature
 from shardopt.bench.tasks.structures import Candidate, plan_of, structures
 from shardopt.bench.tasks.task_set import TaskSet, task_name
 from shardopt.config.write import with_digest
 
 THEIRS, OURS = "torchrec", "shardopt"
-MAX_PLANS = 8
+MAX_PLANS = 6
 STRUCTURES = (
     *("table_wise_by_lookups", "row_wise", "column_wise", "small_data_parallel"),
     *("mix_table_row_column", "mix_data_table_row", "table_wise_by_bytes", "table_wise_random"),
@@ -48,7 +49,7 @@ def draw_architecture_task(seed: int, task_set: TaskSet) -> Task:
         InputError: the seed is negative, or TorchRec's planner finds no plan.
     """
     drawn = draw_architecture(seed)
-    workload = with_digest(drawn.workload)
+    workload = with_digest(captured(drawn, f"{task_name(seed)}.ops.json"))
     ranks = task_set.ranks
     ours = solve(
         Problem(workload, ranks, task_set.made.profile), Stop(effort=EFFORT), seed=0
@@ -61,6 +62,30 @@ def draw_architecture_task(seed: int, task_set: TaskSet) -> Task:
         if name in known and _runs(known[name], workload, ranks)
     }
     return Task(seed, task_name(seed), workload, _different(named, workload), drawn.architecture)
+
+
+def captured(drawn: DrawnModel, file: str) -> Workload:
+    """The model with its dense part as the built module runs it; a DLRM as it is.
+
+    Args:
+        file: name of the ops file beside the model file.
+    """
+    from shardopt.torchrec.module.dense_part import capture_dense
+    from shardopt.torchrec.training.architecture import computed_dense
+    from shardopt.torchrec.training.batch import synthetic_batch
+    from shardopt.torchrec.training.module import build_model
+
+    workload = drawn.workload
+    if drawn.architecture is None:
+        return workload
+    dense = capture_dense(
+        build_model(workload, "meta", drawn.architecture),
+        workload.tables,
+        workload.batch_size,
+        example_inputs=synthetic_batch(workload),
+        optimizer=computed_dense(workload).optimizer,
+    )
+    return replace(workload, dense=replace(dense, file=file))
 
 
 def _their_plan(workload: Workload, ranks: Topology, seed: int) -> ShardingPlan:

@@ -59,8 +59,12 @@ def like_example(example: Any, module: nn.Module, batch_size: int) -> Maker:
     Raises:
         InputError: no tensor in it has the batch.
     """
-    known = _batch_of(example)
-    seen = _Seen(batch_size if known is None else known)
+    keyed = list(_keyed_in(example))
+    for each in keyed:
+        if each.values().device.type != "meta":
+            # counted while its lengths can be read, and kept by it
+            each.length_per_key()
+    seen = _Seen(int(keyed[0].stride()) if keyed else batch_size)
 
     def make(numbers: Numbers) -> Arguments:
         made = seen.grown(example, numbers)
@@ -73,10 +77,11 @@ def like_example(example: Any, module: nn.Module, batch_size: int) -> Maker:
     return make
 
 
-def _batch_of(example: Any) -> int | None:
-    """Batch size of the first KeyedJaggedTensor in an example."""
+def _keyed_in(example: Any) -> Iterator[KeyedJaggedTensor]:
+    """Every KeyedJaggedTensor in an example."""
     if isinstance(example, KeyedJaggedTensor):
-        return int(example.stride())
+        yield example
+        return
     inner: Any = ()
     if isinstance(example, Mapping):
         inner = example.values()
@@ -84,7 +89,8 @@ def _batch_of(example: Any) -> int | None:
         inner = example
     elif hasattr(example, "__dict__") and not isinstance(example, torch.Tensor | type):
         inner = vars(example).values()
-    return next((found for item in inner if (found := _batch_of(item)) is not None), None)
+    for item in inner:
+        yield from _keyed_in(item)
 
 
 class _Seen:
@@ -128,11 +134,8 @@ class _Seen:
         return found
 
     def _keyed(self, given: KeyedJaggedTensor, numbers: Numbers) -> KeyedJaggedTensor:
-        known = given.length_per_key_or_none()
-        if known is None and given.values().device.type != "meta":
-            known = given.length_per_key()
         keys = list(given.keys())
-        counts = dict(zip(keys, known or [], strict=False))
+        counts = dict(zip(keys, given.length_per_key_or_none() or [], strict=False))
         ids = {key: self._each(counts.get(key, 0), numbers.batch_size) for key in keys}
         weights = given.weights_or_none()
         return keyed_jagged(

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from predictor.errors import InputError, did_you_mean
+from predictor.model.captured.dense import CapturedDense
+from predictor.model.workload import DenseArch, Workload
 
 Sizes = Mapping[str, int | tuple[int, ...]]
 
@@ -63,6 +65,15 @@ class Architecture:
         if isinstance(found, int):
             raise InputError(f"architecture {self.kind}: {name} is {found!r}, not a list")
         return [*found]
+
+
+def computed_dense(workload: Workload) -> DenseArch | CapturedDense:
+    """The dense part of a model that can be run.
+
+    Raises:
+        InputError: its times were measured, and nothing else is known of it.
+    """
+    return workload.dense if isinstance(workload.dense, CapturedDense) else workload.dlrm
 
 
 def architecture_to_dict(architecture: Architecture) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from predictor.errors import InputError
 from predictor.model.distribution import Distribution, Zipf
 from predictor.model.workload import Feature, Table, Workload
 from shardopt.extras import needs_torchrec
+from shardopt.torchrec.training.architecture import computed_dense
 
 with needs_torchrec():
     import torch
@@ -66,39 +67,21 @@ class Batch(Pipelineable):
 
 
 def batch_ring(
-    workload: Workload,
-    *,
-    seed: int = 0,
-    rank: int = 0,
-    size: int = RING_SIZE,
-    in_features: int | None = None,
+    workload: Workload, *, seed: int = 0, rank: int = 0, size: int = RING_SIZE
 ) -> list[Batch]:
     """The distinct batches of one rank; every rank has its own."""
-    return [
-        synthetic_batch(workload, seed=seed, rank=rank, index=i, in_features=in_features)
-        for i in range(size)
-    ]
+    return [synthetic_batch(workload, seed=seed, rank=rank, index=i) for i in range(size)]
 
 
-def synthetic_batch(
-    workload: Workload,
-    *,
-    seed: int = 0,
-    rank: int = 0,
-    index: int = 0,
-    in_features: int | None = None,
-) -> Batch:
+def synthetic_batch(workload: Workload, *, seed: int = 0, rank: int = 0, index: int = 0) -> Batch:
     """Batch `index` of the ring of `rank`; the same arguments give the same batch anywhere.
-
-    Args:
-        in_features: dense features of a sample; None: as many as the workload's DLRM has.
 
     Raises:
         InputError: a feature has `num_poolings` other than 1, which a plain batch cannot hold.
     """
     rng = np.random.default_rng([seed, rank, index])
     size = workload.batch_size
-    width = workload.dlrm.in_features if in_features is None else in_features
+    width = computed_dense(workload).in_features
     dense = rng.standard_normal((size, width), dtype=np.float32)
     labels = rng.integers(0, 2, size).astype(np.float32)
     sparse = {

@@ -8,6 +8,7 @@ from typing import Any
 from predictor.errors import InputError, did_you_mean
 from predictor.model.workload import Optimizer, Table, Workload
 from shardopt.extras import needs_torchrec
+from shardopt.torchrec.training.architecture import computed_dense
 from shardopt.torchrec.training.module import DLRM
 from shardopt.torchrec.training.rankers.ranker import Ranker
 
@@ -73,14 +74,15 @@ def dense_optimizer(
     Args:
         model: the whole one, or what `DistributedModelParallel` made of it.
     """
-    kind = _optimizer(DENSE_OPTIMIZERS, workload.dense.optimizer, "dense")
+    kind = _optimizer(DENSE_OPTIMIZERS, computed_dense(workload).optimizer, "dense")
     rest = dict(in_backward_optimizer_filter(model.named_parameters()))
     return kind(rest.values(), lr=learning_rate)
 
 
 def set_matmul_precision(workload: Workload) -> None:
     """Let float32 matrix products use TF32 if the model says so; a setting of the process."""
-    torch.set_float32_matmul_precision("high" if workload.dlrm.data_type == "tf32" else "highest")
+    tf32 = computed_dense(workload).data_type == "tf32"
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
 
 
 def _optimizer(known: dict[str, Any], name: str, whose: str) -> Any:

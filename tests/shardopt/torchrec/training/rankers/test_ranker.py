@@ -54,7 +54,7 @@ def test_every_kind_has_a_body_and_a_case_here() -> None:
 @pytest.mark.parametrize("kind", SMALL)
 def test_every_parameter_learns(kind: str) -> None:
     made = build_model(workload(kind), "cpu", architecture(kind))
-    loss, predicted = made(synthetic_batch(workload(kind), in_features=13))
+    loss, predicted = made(synthetic_batch(workload(kind)))
     loss.backward()
     assert torch.isfinite(loss)
     assert predicted.shape == (BATCH, 2 if kind == "mmoe" else 1)
@@ -78,7 +78,7 @@ def test_tables_lie_on_meta_and_the_body_does_not() -> None:
 def test_a_long_history_is_cut_and_padding_is_zero() -> None:
     made = build_model(workload("sasrec"), "cpu", architecture("sasrec"))
     assert isinstance(made, Ranker)
-    batch = synthetic_batch(workload("sasrec"), in_features=13)
+    batch = synthetic_batch(workload("sasrec"))
     rows = made.ec(batch.sparse["ec"])["h1"]
     padded = made.body._padded(rows, 6)
     lengths = rows.lengths().tolist()
