@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=16)
     parser.add_argument("--hardware", default="h100-sxm")
     parser.add_argument("--batch-size", type=int, default=2048, help="samples per rank")
-    parser.add_argument("--effort", type=float, default=0.3, help="of the search; 1 is shardopt's")
+    parser.add_argument("--effort", type=float, default=0.1, help="of the search; 1 is shardopt's")
     parser.add_argument("--folder", type=Path, help="for the files; by default one that is deleted")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from predictor.errors import InfeasibleError
+from predictor.model.captured.dense import CapturedDense
 from predictor.model.measured_dense import MeasuredDense
 from predictor.model.topology import Topology
 from predictor.model.workload import DATA_TYPE_BYTES, DcnV2, Workload
@@ -47,6 +48,8 @@ def dense_parameter_bytes(workload: Workload) -> int:
     """Bytes of the dense part's parameters."""
     if isinstance(workload.dense, MeasuredDense):
         return workload.dense.gradient_bytes
+    if isinstance(workload.dense, CapturedDense):
+        return workload.dense.program(workload).gradient_bytes
     return dense_parameters(workload) * DATA_TYPE_BYTES[workload.dlrm.data_type]
 
 

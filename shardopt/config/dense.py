@@ -14,7 +14,6 @@ from shardopt.config.problems import KeyPath, Problems, shown
 from shardopt.config.schema import (
     DcnSection,
     DenseSection,
-    LinearsSection,
     MeasuredDenseSection,
     MeasuredSection,
     OpsSection,
@@ -77,7 +76,13 @@ def _inline(raw: object, problems: Problems) -> DenseArch | MeasuredDense | None
     if isinstance(raw, dict) and "measured" in raw:
         return _measured(raw, problems)
     if isinstance(raw, dict) and "linears" in raw:
-        return _linears(raw, problems)
+        problems.add(
+            (*PATH, "linears"),
+            "is no longer read: it counted each linear layer once a sample and nothing else; run "
+            "to_yaml on the module again, which writes 'ops', or give in_features, bottom_mlp and "
+            "top_mlp",
+        )
+        return None
     return _layers(raw, problems)
 
 
@@ -117,22 +122,6 @@ def _layers(raw: object, problems: Problems) -> DenseArch | None:
         bucket_cap_mb=section.bucket_cap_mb,
         compiled=section.compiled,
         cuda_graphs=section.cuda_graphs,
-    )
-
-
-def _linears(raw: object, problems: Problems) -> DenseArch | None:
-    section = check(LinearsSection, raw, PATH, problems)
-    if section is None:
-        return None
-    return DenseArch(
-        in_features=section.in_features,
-        bottom_mlp=(),
-        top_mlp=(),
-        interaction="concat",
-        data_type=section.data_type,
-        optimizer=section.optimizer,
-        bucket_cap_mb=section.bucket_cap_mb,
-        linears=tuple((width, out) for width, out in section.linears),
     )
 
 

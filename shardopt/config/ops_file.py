@@ -13,6 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +88,9 @@ def _tensor_text(of: SizedOperand) -> str:
     return text if of.offset == 0 else f"{text} offset {of.offset}"
 
 
-def with_ops_digest(captured: CapturedProgram) -> tuple[CapturedProgram, bytes]:
-    """The program as a reader of its file finds it, and the file's content."""
-    content = ops_text(captured).encode("utf-8")
-    return read_ops_content(content, captured.module), content
+def with_ops_digest(captured: CapturedProgram) -> CapturedProgram:
+    """The program with the digest that a reader of its file finds."""
+    return replace(captured, digest=hashlib.sha256(ops_text(captured).encode("utf-8")).hexdigest())
 
 
 def read_ops(path: Path) -> tuple[CapturedProgram, bytes]:

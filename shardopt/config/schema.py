@@ -146,18 +146,6 @@ class DenseSection(Section):
     cuda_graphs: Flag = False
 
 
-class LinearsSection(Section):
-    """Linear layers of unknown wiring, in place of MLPs and interaction."""
-
-    linears: Annotated[
-        list[Annotated[list[Width], Field(min_length=2, max_length=2)]], Field(min_length=1)
-    ] = Field(description="a list of [in, out] widths, e.g. [[512, 256], [256, 1]]")
-    in_features: Width = 1
-    data_type: Annotated[str, choice(["fp32", "tf32", "bf16"])] = "fp32"
-    optimizer: Annotated[str, choice(DENSE_OPTIMIZERS)] = "sgd"
-    bucket_cap_mb: Annotated[float, real(0, 1e6, above=True)] = 25.0
-
-
 class OpsSection(Section):
     """A dense part that was captured from a module."""
 

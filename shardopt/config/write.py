@@ -89,14 +89,6 @@ def dense_section(dense: DenseArch | CapturedDense | MeasuredDense) -> dict[str,
         }
     if isinstance(dense, MeasuredDense):
         return _measured(dense)
-    if dense.linears:
-        return {
-            "in_features": dense.in_features,
-            "linears": [list(layer) for layer in dense.linears],
-            "data_type": dense.data_type,
-            "optimizer": dense.optimizer,
-            "bucket_cap_mb": dense.bucket_cap_mb,
-        }
     interaction: object = dense.interaction
     if isinstance(dense.interaction, DcnV2):
         cross = dense.interaction

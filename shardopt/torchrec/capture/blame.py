@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import re
+import os
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import shardopt
 from predictor.errors import InputError
 from shardopt.extras import needs_torchrec
 
 with needs_torchrec():
+    import fbgemm_gpu
     import torch
+    import torchrec
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
         DynamicOutputShapeException,
@@ -28,7 +31,6 @@ OTHER_WAYS = (
     "'dense: {measured: {...}}' in the model file with times from a trace, or a DLRM that "
     "comes near as 'dense: {bottom_mlp: ..., top_mlp: ...}'"
 )
-_LIBRARIES = re.compile(r"/(torch|torchrec|fbgemm_gpu|tensordict)/|/shardopt/torchrec/|<frozen ")
 _LONGEST = 300
 
 
@@ -72,9 +74,12 @@ def _op(error: Exception) -> str:
 
 def _user_line(trace: TracebackType | None) -> str:
     """File, line and text of the innermost frame that is the user's own."""
+    libraries = tuple(
+        str(Path(str(package.__file__)).parent) + os.sep
+        for package in (torch, torchrec, fbgemm_gpu, shardopt, contextlib)
+    )
     frames = traceback.extract_tb(trace)
-    own = [f for f in frames if not _LIBRARIES.search(Path(f.filename).as_posix())]
-    own = [f for f in own if "/contextlib.py" not in f.filename]
+    own = [f for f in frames if not f.filename.startswith((*libraries, "<"))]
     if not own:
         return ""
     frame = own[-1]

@@ -29,6 +29,7 @@ with needs_torchrec():
     from shardopt.torchrec.training.optimizers import DENSE_OPTIMIZERS
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+GIVEN = "what forward gives back"
 LOUD = ("_subclasses.fake_tensor", "fx._symbolic_trace")
 
 
@@ -128,7 +129,7 @@ def find_loss(outputs: Any) -> tuple[torch.Tensor | None, str]:
     """
     first = outputs[0] if isinstance(outputs, tuple | list) and outputs else outputs
     if isinstance(first, torch.Tensor) and first.requires_grad and first.numel() == 1:
-        return first.sum() if first.dim() else first, "what forward gives back"
+        return first.sum() if first.dim() else first, GIVEN
     floats = [t for t in _leaves(outputs) if t.requires_grad and t.is_floating_point()]
     if not floats:
         return None, "none: no output of forward has a gradient"

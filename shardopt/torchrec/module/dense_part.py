@@ -8,6 +8,7 @@ from typing import Any
 from predictor.errors import InputError
 from predictor.model.captured.dense import CapturedDense
 from predictor.model.workload import Table
+from shardopt.config.ops_file import with_ops_digest
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.capture.capture import capture
 from shardopt.torchrec.capture.inputs import Maker, from_features, like_example
@@ -46,6 +47,11 @@ def capture_dense(
         InputError: the module cannot be captured; names the op and the line of the user's model,
             or the input that is missing, and what else to try.
     """
+    if "forward" not in dir(type(module)) or module.forward.__name__ == "_forward_unimplemented":
+        raise InputError(
+            f"{type(module).__name__} has no forward, so there is nothing to capture; give the "
+            "module that is trained"
+        )
     features: dict[str, list[str]] = {}
     for table in tables:
         features.setdefault(table.module, []).extend(f.name for f in table.features)
@@ -57,24 +63,22 @@ def capture_dense(
     subject = CapturedModule(
         module, names_of(module, features), inputs, optimizer, data_type == "bf16"
     )
-    captured = capture(subject, features, ids, batch_size, scale=scale)
+    captured = with_ops_digest(capture(subject, features, ids, batch_size, scale=scale))
     return CapturedDense(captured, "fp32" if data_type == "bf16" else data_type)
+
+
+def linears_outside(module: nn.Module) -> list[nn.Linear]:
+    """The linear layers that are in no embedding module, in order."""
+    inside: set[nn.Module] = set()
+    for _, whole, _ in find_embedding_modules(module):
+        inside.update(whole.modules())
+    return [m for m in module.modules() if isinstance(m, nn.Linear) and m not in inside]
 
 
 def _made(module: nn.Module, features: dict[str, list[str]]) -> Maker:
     """Inputs from the features; dense ones are as wide as the first linear layer."""
-    inside: set[nn.Module] = set()
-    weighted = False
-    for _, whole, collection in find_embedding_modules(module):
-        inside.update(whole.modules())
-        weighted |= bool(getattr(collection, "is_weighted", bool)())
-    linears = (m for m in module.modules() if isinstance(m, nn.Linear) and m not in inside)
-    first = next(linears, None)
-    width = None if first is None else first.in_features
-    try:
-        return from_features(module, features, weighted=weighted, width=width)
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            f"what forward of {type(module).__name__} takes cannot be told: {error}; give "
-            "example_inputs="
-        ) from error
+    collections = [collection for _, _, collection in find_embedding_modules(module)]
+    weighted = any(getattr(collection, "is_weighted", bool)() for collection in collections)
+    layers = linears_outside(module)
+    width = layers[0].in_features if layers else None
+    return from_features(module, features, weighted=weighted, width=width)

@@ -6,14 +6,20 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from predictor.errors import InputError
-from predictor.model.workload import Workload
+from predictor.model.captured.dense import CapturedDense
+from predictor.model.workload import Table, Workload
+from shardopt.config.dense import read_dense
+from shardopt.config.problems import Problems
 from shardopt.config.schema import DENSE_OPTIMIZERS, PIPELINES
 from shardopt.config.write import with_digest, write_model
 from shardopt.extras import needs_torchrec
+from shardopt.torchrec.capture.step import GIVEN
 from shardopt.torchrec.logs import silence_torchrec
-from shardopt.torchrec.module.read_module import fused_params_of, read_workload
+from shardopt.torchrec.module.dense_part import capture_dense
+from shardopt.torchrec.module.read_module import Dense, fused_params_of, read_workload
 from shardopt.torchrec.module.read_table import UserInputs, names_optimizer
 
 with needs_torchrec():
@@ -38,8 +44,13 @@ def to_yaml(
     train_pipeline: str | None = None,
     dense_data_type: str | None = None,
     dense_optimizer: str | None = None,
+    example_inputs: Any = None,
+    dense: Mapping[str, Any] | None = None,
 ) -> Workload:
-    """Write the model file of a module, or replace it.
+    """Write the model file of a module and the ops file beside it, or replace them.
+
+    The module's training step runs once on fake tensors, and its ops are kept in
+    ``<name>.ops.json``: nothing is computed, and the module is left as it is.
 
     What no module holds and nobody gives is guessed, and the file begins with a comment on each
     guess. Index distributions are written as uniform; `shardopt stats` or the user knows better
@@ -52,15 +63,19 @@ def to_yaml(
         sharders: TorchRec's default ones unless given.
         default_pooling_factor: of features for which no constraint gives one.
         train_pipeline: ``base``, ``sparse_dist`` or ``prefetch_sparse_dist``.
-        dense_data_type: of the products: ``fp32``, ``tf32`` or ``bf16``.
+        dense_data_type: of the products: ``fp32``, ``tf32``, or ``bf16`` for a forward that runs
+            under autocast.
         dense_optimizer: of the dense layers.
+        example_inputs: what the module's forward takes: a tuple, a mapping by parameter, or the
+            only argument, on any device and of any batch size. None to make it from the features.
+        dense: the ``dense`` section of the file, for a module that cannot be captured.
 
     Returns:
         The workload as a reader of the file finds it.
 
     Raises:
-        InputError: a fact is missing, a value is not allowed, or the module holds what shardopt
-            does not plan.
+        InputError: a fact is missing, a value is not allowed, the module holds what shardopt does
+            not plan, or it cannot be captured; then the op and the line of the model are named.
     """
     _check("train_pipeline", train_pipeline, PIPELINES)
     _check("dense_data_type", dense_data_type, DENSE_TYPES)
@@ -73,25 +88,31 @@ def to_yaml(
         any_device = {name: replace(item, device_group=None) for name, item in given.items()}
         options = EmbeddingEnumerator(one_gpu, batch_size, any_device).enumerate(module, chosen)
     inputs = UserInputs(batch_size, given, None, default_pooling_factor, strict=True)
-    workload = read_workload(module, chosen, options, inputs)
+
+    def dense_of(tables: Sequence[Table]) -> Dense:
+        if dense is not None:
+            return _given_dense(dense)
+        captured = capture_dense(
+            module,
+            tables,
+            batch_size,
+            example_inputs=example_inputs,
+            optimizer=dense_optimizer or "sgd",
+            data_type=dense_data_type or "fp32",
+        )
+        return replace(captured, file=f"{Path(path).stem}.ops.json")
+
+    workload = read_workload(module, chosen, options, inputs, dense_of)
     # with the user's constraints alone, not with all that a sharder offers
     tables = tuple(
         replace(table, constraints=replace(table.constraints, offered=None))
         for table in workload.tables
     )
-    dense = replace(
-        workload.dlrm,
-        data_type=dense_data_type or workload.dlrm.data_type,
-        optimizer=dense_optimizer or workload.dlrm.optimizer,
-    )
     pipeline = train_pipeline or workload.train_pipeline
-    written = replace(workload, tables=tables, dense=dense, train_pipeline=pipeline)
-    guessed = {
+    written = replace(workload, tables=tables, train_pipeline=pipeline)
+    guessed: dict[str, object] = {
         f"train_pipeline is {written.train_pipeline}": train_pipeline,
-        f"dense.data_type is {dense.data_type}, that of the weights; autocast changes it": (
-            dense_data_type
-        ),
-        f"dense.optimizer is {dense.optimizer}": dense_optimizer,
+        **_guessed_dense(workload.dense, dense_data_type, dense_optimizer, example_inputs),
         "index_distribution of every feature is uniform": None,
         **_guessed_optimizers(options, chosen),
     }
@@ -99,6 +120,31 @@ def to_yaml(
     notes += [f"  {what}" for what, known in guessed.items() if known is None]
     write_model(Path(path), written, notes)
     return with_digest(written, notes)
+
+
+def _given_dense(section: Mapping[str, Any]) -> Dense:
+    problems = Problems("dense=")
+    found, _ = read_dense(dict(section), Path(), problems)
+    problems.raise_if_any()
+    assert found is not None
+    return found
+
+
+def _guessed_dense(
+    dense: Dense, data_type: str | None, optimizer: str | None, example: Any
+) -> dict[str, object]:
+    """Notes on the dense part, and what would have said it."""
+    if not isinstance(dense, CapturedDense):
+        return {}
+    captured = dense.captured
+    whole_loss, any_batch = captured.loss == GIVEN, captured.scales or None
+    return {
+        "dense.data_type is fp32: no TF32, and no autocast around the module": data_type,
+        f"dense.optimizer is {dense.optimizer}": optimizer,
+        "the inputs of forward were made from the features": example,
+        f"the loss is {captured.loss}": whole_loss or None,
+        f"the ops are those of a batch of {captured.batch_size} and no other": any_batch,
+    }
 
 
 def _check(what: str, given: str | None, allowed: Collection[str]) -> None:

@@ -5,14 +5,17 @@ Reads what TorchRec's planner does not: features from the configs, optimizers, t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from predictor.errors import InputError, did_you_mean
-from predictor.model.workload import DenseArch, QComm, Workload
+from predictor.model.captured.dense import CapturedDense
+from predictor.model.measured_dense import MeasuredDense
+from predictor.model.workload import DenseArch, QComm, Table, Workload
 from shardopt.extras import needs_torchrec
 from shardopt.formatting import plural
 from shardopt.torchrec.logs import logger
+from shardopt.torchrec.module.dense_part import capture_dense, linears_outside
 from shardopt.torchrec.module.read_table import (
     DATA_TYPES,
     UserInputs,
@@ -29,8 +32,7 @@ with needs_torchrec():
     from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
     from torchrec.distributed.types import ModuleSharder
 
-UNPREDICTED_SHARE = 0.01
-"""Share of the dense parameters outside of linear layers above which the user is warned."""
+Dense = DenseArch | CapturedDense | MeasuredDense
 
 
 def read_workload(
@@ -38,11 +40,14 @@ def read_workload(
     sharders: Sequence[ModuleSharder[nn.Module]],
     options: Sequence[ShardingOption],
     inputs: UserInputs,
+    dense_of: Callable[[Sequence[Table]], Dense] | None = None,
 ) -> Workload:
     """The workload of the tables that a planner places.
 
     Args:
         options: TorchRec's search space; each table has the types and kernels that it lists.
+        dense_of: gives the dense part that goes with the tables, where no model file does; None
+            to capture it for this batch, or to count linear layers where that fails.
 
     Raises:
         InputError: a fact is missing or contradicts the module, or shardopt does not plan what the
@@ -57,11 +62,17 @@ def read_workload(
     ]
     _warn_unknown_tables(inputs, {o.name for o in options} | {t.table for t in find_tables(module)})
     known = inputs.known
+    if known is not None:
+        dense: Dense = known.dense
+    elif dense_of is not None:
+        dense = dense_of(tables)
+    else:
+        dense = _captured_or_linears(module, tables, inputs)
     return Workload(
         name=type(module).__name__ if known is None else known.name,
         batch_size=inputs.batch_size,
         tables=tuple(tables),
-        dense=_dense(module, {path for path, _ in offered}) if known is None else known.dense,
+        dense=dense,
         train_pipeline="base" if known is None else known.train_pipeline,
         qcomm=_qcomm(by_type.values()),
     )
@@ -128,30 +139,31 @@ def check_device_groups(
             )
 
 
-def _dense(module: nn.Module, sharded: Iterable[str]) -> DenseArch:
-    """The linear layers outside of what is sharded; all run behind the lookups."""
-    outside = tuple(f"{path}." if path else "" for path in sharded)
-    layers, dtype, others = [], torch.float32, 0
-    for name, child in module.named_modules():
-        if f"{name}.".startswith(outside):
-            continue
-        if isinstance(child, nn.Linear):
-            layers.append((child.in_features, child.out_features))
-            dtype = child.weight.dtype
-        else:
-            others += sum(p.numel() for p in child.parameters(recurse=False))
-    if others > UNPREDICTED_SHARE * sum(rows * columns for rows, columns in layers):
+def _captured_or_linears(
+    module: nn.Module, tables: Sequence[Table], inputs: UserInputs
+) -> CapturedDense | DenseArch:
+    """The dense part at this batch; where it cannot be captured, linear layers each once a sample,
+    and a warning."""
+    try:
+        return capture_dense(
+            module,
+            tables,
+            inputs.batch_size,
+            example_inputs=inputs.example_inputs,
+            scale=False,
+        )
+    except InputError as error:
+        layers = [(layer.in_features, layer.out_features) for layer in linears_outside(module)]
         logger.warning(
-            "%d dense parameters are outside nn.Linear layers, and their time is not predicted; "
-            "give model= a model file that describes the dense part",
-            others,
+            "the dense part is not what the model runs: %s counted, each once a sample, because %s",
+            f"{plural(len(layers), 'linear layer')} {'is' if len(layers) == 1 else 'are'}",
+            error,
         )
     return DenseArch(
         in_features=layers[0][0] if layers else 1,
         bottom_mlp=(),
         top_mlp=(),
         interaction="concat",
-        data_type=DATA_TYPES.get(dtype, "fp32"),
         linears=tuple(layers),
     )
 

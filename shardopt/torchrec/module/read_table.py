@@ -37,6 +37,7 @@ class UserInputs(NamedTuple):
         default_pooling_factor: of features for which nothing is given; None for TorchRec's 1,
             which is said.
         strict: features for which nothing is given are an error.
+        example_inputs: what the module's forward takes; None to make it from the features.
     """
 
     batch_size: int
@@ -44,6 +45,7 @@ class UserInputs(NamedTuple):
     known: Workload | None
     default_pooling_factor: float | None = None
     strict: bool = False
+    example_inputs: Any = None
 
     def constraint(self, table: str) -> ParameterConstraints:
         """That of a table; one that asks for nothing if there is none."""

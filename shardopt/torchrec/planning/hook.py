@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from predictor.errors import InfeasibleError, InputError, ShardoptError
 from predictor.hardware.loader import HardwareProfile
@@ -116,6 +116,8 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         hardware: name or file of a hardware profile; by default that of the GPU found.
         model: a model file (or its `Workload`) with what no module holds: pooling factors, index
             distributions, train pipeline, dense part. Tables and features are matched by name.
+        example_inputs: what the module's forward takes, as in `to_yaml`, to capture the dense part
+            with where no ``model`` says it; None to make it from the features.
         default_pooling_factor: mean ids per sample of features for which nobody gives them, > 0;
             if None TorchRec's 1, with a warning.
         strict: refuse to plan where such features are.
@@ -157,6 +159,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         strict: bool = False,
         seed: int = 0,
         effort: float | None = None,
+        example_inputs: Any = None,
     ) -> None:
         known = model if isinstance(model, Workload | None) else load_model(Path(model))
         constraints = merge_constraints(known, constraints)
@@ -214,6 +217,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         self._known = known
         self._default_pooling_factor = default_pooling_factor
         self._strict = strict
+        self._example_inputs = example_inputs
         self._effort = 1.0 if effort is None else effort
         self._seed = seed
         self._request: tuple[nn.Module, Sequence[ModuleSharder[nn.Module]]] | None = None
@@ -319,6 +323,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             self._known,
             self._default_pooling_factor,
             self._strict,
+            self._example_inputs,
         )
 
     def _note(self, options: Options) -> Options:

@@ -17,7 +17,6 @@ from shardopt.cli.output import to_json
 
 ROWS = st.sampled_from([1, 3, 1000, 50_000, 10**6, 10**8])
 DISTRIBUTIONS = st.sampled_from(["uniform", {"zipf": {"alpha": 1.05}}, {"zipf": {"alpha": 20}}])
-LINEARS = {"linears": [[512, 256], [256, 1]]}
 
 
 def mlps(dim: int) -> dict[str, Any]:
@@ -50,7 +49,7 @@ def models(draw: st.DrawFn, most: int) -> dict[str, Any]:
         "batch_size": batch,
         "train_pipeline": draw(st.sampled_from(["base", "sparse_dist", "prefetch_sparse_dist"])),
         "tables": [table(i) for i in range(draw(st.integers(1, most)))],
-        "dense": draw(st.sampled_from([LINEARS, mlps(dim)])),
+        "dense": mlps(dim),
     }
 
 

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 import torchrec
 from torch import nn
+from torch.nn import functional
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import ParameterConstraints, Topology
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from predictor.units import GIB
 from shardopt.torchrec import ShardoptPlanner
@@ -38,6 +40,13 @@ class Model(nn.Module):
             tables=tables, device=torch.device("meta"), **more
         )
         self.over = nn.Sequential(nn.Linear(128, 32), nn.ReLU(), nn.Linear(32, 1))
+
+    def forward(self, sparse: KeyedJaggedTensor) -> torch.Tensor:
+        """Logits, of as many columns of the embeddings as the first layer takes."""
+        pooled, width = self.ebc(sparse).values(), self.over[0].in_features
+        pooled = functional.pad(pooled, (0, max(0, width - pooled.shape[1])))
+        logits: torch.Tensor = self.over(pooled[:, :width])
+        return logits
 
 
 def factors(**of: float) -> dict[str, ParameterConstraints]:

@@ -309,15 +309,23 @@ def test_a_constraint_for_no_table_is_named(caplog: pytest.LogCaptureFixture) ->
     assert "did you mean" in caplog.text
 
 
-def test_dense_layers_that_nobody_prices_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    model = Model()
+def test_a_module_that_cannot_be_captured_counts_its_linear_layers_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.WARNING, "shardopt"):
-        workload_of(model)
-    assert "dense parameters" not in caplog.text
-    model.attention = nn.MultiheadAttention(64, 4, device=META)
+        workload_of(Model())
+    assert "linear layer" not in caplog.text
+
+    class Undecided(Model):
+        def forward(self, sparse: torch.Tensor) -> torch.Tensor:
+            return super().forward(sparse) if sparse.sum() > 0 else sparse
+
     with caplog.at_level(logging.WARNING, "shardopt"):
-        workload_of(model)
-    assert "dense parameters are outside nn.Linear layers" in caplog.text
+        dense = workload_of(Undecided()).dense
+    assert dense.linears == ((128, 32), (32, 1))
+    assert "2 linear layers are counted, each once a sample, because" in caplog.text
+    assert "op aten._local_scalar_dense" in caplog.text
+    assert "if sparse.sum() > 0" in caplog.text
 
 
 def test_nothing_to_shard_is_an_empty_plan() -> None:

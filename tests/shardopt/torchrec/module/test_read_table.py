@@ -128,7 +128,9 @@ def test_the_optimizer_comes_from_the_fused_params_too() -> None:
 def test_the_dense_layers_are_read_and_cost_time() -> None:
     wide = Model()
     wide.over = nn.Sequential(nn.Linear(4096, 4096), nn.Linear(4096, 4096))
-    assert workload_of(Model()).dense.linears == ((128, 32), (32, 1))
+    workload = workload_of(Model())
+    products = [c.name for c in workload.dense.program(workload).forward if hasattr(c, "name")]
+    assert products.count("addmm") == 2
     made = {}
     for name, model in (("narrow", Model()), ("wide", wide)):
         one = planner(batch_size=8192)

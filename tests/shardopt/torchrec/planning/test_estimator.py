@@ -148,7 +148,7 @@ def test_torchrecs_planner_finds_a_better_plan_with_it() -> None:
         plan = from_torchrec(theirs.plan(model, SHARDERS), model, world_size=4, local_world_size=4)
         found = predict(problem.workload, problem.topology, problem.hardware, plan)
         times.append(found.iteration_ms)
-    assert times[0] <= times[1]
+    assert times[0] <= times[1] * (1 + 1e-9), "two plans that differ in ranks alone may tie"
 
 
 def test_features_without_a_pooling_factor_are_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -31,6 +31,7 @@ from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from predictor.errors import InputError
+from predictor.model.op_calls import OpCall
 from predictor.units import GIB
 from search.space.build import whole_space
 from shardopt import from_torchrec, predict
@@ -283,7 +284,8 @@ def test_a_model_file_of_a_module_gives_the_same_plan(tmp_path: Any) -> None:
     workload = to_yaml(model, tmp_path / "m.yaml", batch_size=512, constraints=told)
     found = workload_of(model)
     assert [t.features for t in workload.tables] == [t.features for t in found.tables]
-    assert workload.dense == found.dense
+    ours, theirs = (w.dense.program(w) for w in (workload, found))
+    assert (ours.forward, ours.backward) == (theirs.forward, theirs.backward)
     again = planner(model=tmp_path / "m.yaml", constraints=None).plan(model, SHARDERS)
     assert str(again) == str(planner().plan(model, SHARDERS))
 
@@ -304,7 +306,10 @@ def test_a_model_file_says_what_was_guessed(tmp_path: Any) -> None:
     )
     assert load_model(tmp_path / "m.yaml") == found
     assert found.train_pipeline == "sparse_dist"
-    assert (found.dense.data_type, found.dense.optimizer) == ("bf16", "adam")
+    assert (found.dense.data_type, found.dense.optimizer) == ("fp32", "adam")
+    calls = found.dense.program(found).forward
+    halves = [c.name for c in calls if isinstance(c, OpCall) and c.outputs[0].data_type == "bf16"]
+    assert halves.count("addmm") == 2, "forward runs under autocast"
     assert "train_pipeline is" not in (tmp_path / "m.yaml").read_text()
     with pytest.raises(InputError, match="train_pipeline is 'fast'; allowed are base"):
         to_yaml(Model(), tmp_path / "m.yaml", **given, train_pipeline="fast")
