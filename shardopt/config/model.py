@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from predictor.errors import InputError
+from predictor.model.captured.dense import CapturedDense
 from predictor.model.measured_dense import MeasuredDense
 from predictor.model.plan import ShardingType
 from predictor.model.plan_json import SCHEMA as PLAN_SCHEMA
@@ -109,7 +110,17 @@ class _Reader:
             if len(good) == len(tables) and not self.problems.found
             else None
         )
+        if workload is not None:
+            self._check_sizes(workload)
         return workload
+
+    def _check_sizes(self, workload: Workload) -> None:
+        """Ops are made for the workload's batch once here, where their file can be named."""
+        if isinstance(workload.dense, CapturedDense):
+            try:
+                workload.dense.program(workload)
+            except InputError as error:
+                self.problems.add(("dense", "ops"), str(error), inputs=error.inputs)
 
     def _dense(self, raw: object) -> Dense | None:
         if raw is None:

@@ -34,6 +34,8 @@ SCHEMA = "shardopt.ops/1"
 PARTS = ("forward", "backward", "optimizer")
 MOST_EVENTS = 2_000_000
 MOST_AXES = 32
+Features = Mapping[str, tuple[str, ...]]
+Keys = tuple[tuple[str, str], ...]
 _TENSOR = re.compile(
     r"(\d{1,9}) ([a-z0-9]{1,12})\[([^][]{0,1000})\]"
     r"(?: strides\[([^][]{0,1000})\])?(?: offset ([^][]{1,200}))?"
@@ -120,6 +122,13 @@ def read_ops_content(content: bytes, name: str) -> CapturedProgram:
     return _Reader(name).program(raw, digest)
 
 
+def _pairs(given: Any) -> Keys | None:
+    if not isinstance(given, list):
+        return None
+    good = all(isinstance(p, list) and [type(part) for part in p] == [str, str] for p in given)
+    return tuple((pair[0], pair[1]) for pair in given) if good else None
+
+
 class _Reader:
     """Checks one file; keeps tensors of one text once."""
 
@@ -138,7 +147,8 @@ class _Reader:
                 f"{self.name}: schema: got {shown(given)}; this shardopt reads '{SCHEMA}': give "
                 "the ops file that to_yaml wrote, or run to_yaml again"
             )
-        ids = self._ids(raw)
+        features = self._features(raw)
+        ids = self._ids(raw, features)
         self.names = {BATCH, *ids}
         storages = tuple(
             self._size(size, f"storages[{at}]")
@@ -151,7 +161,7 @@ class _Reader:
             module=self._text(raw, "module"),
             batch_size=self._whole(raw, "batch_size", 1),
             scales=self._flag(raw, "scales"),
-            features=self._features(raw),
+            features=features,
             ids=ids,
             storages=storages,
             resident=resident,
@@ -201,16 +211,17 @@ class _Reader:
                 raise self._refuse(f"features.{module}", names, "a list of features")
         return {module: tuple(names) for module, names in given.items()}
 
-    def _ids(self, raw: Mapping[str, Any]) -> dict[str, tuple[tuple[str, str], ...]]:
+    def _ids(self, raw: Mapping[str, Any], features: Features) -> dict[str, Keys]:
         given = self._value(raw, "ids", dict, "a mapping of names to features")
+        known = {(module, feature) for module, of in features.items() for feature in of}
+        found = {}
         for name, keys in given.items():
-            good = isinstance(keys, list) and all(
-                isinstance(key, list) and len(key) == 2 and all(isinstance(k, str) for k in key)
-                for key in keys
-            )
-            if not good or not _IDS.fullmatch(name):
-                raise self._refuse(f"ids.{name}", keys, "n0, n1, ... with pairs [module, feature]")
-        return {name: tuple((key[0], key[1]) for key in keys) for name, keys in given.items()}
+            pairs = _pairs(keys)
+            if pairs is None or not known.issuperset(pairs) or not _IDS.fullmatch(name):
+                allowed = "n0, n1, ... with pairs of a module and one of its features"
+                raise self._refuse(f"ids.{name}", keys, allowed)
+            found[name] = pairs
+        return found
 
     def _events(self, raw: Mapping[str, Any], part: str) -> Iterator[SizedEvent]:
         for at, event in enumerate(self._list(raw, part)):
@@ -241,9 +252,8 @@ class _Reader:
             type(n) is int and 0 <= n < self.storages for n in given
         ):
             raise self._refuse(where, given, f"a list of storages, 0 to {self.storages - 1}")
-        again = self.freed.intersection(given)
-        if again:
-            raise self._refuse(where, given, f"new: {min(again)} is freed before")
+        if self.freed.intersection(given) or len(set(given)) < len(given):
+            raise self._refuse(where, given, "a list of storages that are freed nowhere else")
         self.freed.update(given)
         return tuple(given)
 

@@ -16,7 +16,7 @@ from predictor.model.distribution import Distribution, ReuseHistogram, Uniform, 
 from predictor.model.measured_dense import MeasuredDense
 from predictor.model.workload import Constraints, DcnV2, DenseArch, Feature, Table, Workload
 from predictor.units import GIB, MIB
-from shardopt.config.ops_file import ops_text
+from shardopt.config.ops_file import ops_text, with_ops_digest
 from shardopt.config.schema import SCHEMA_VERSION
 from shardopt.files import atomic_write_text
 
@@ -61,6 +61,10 @@ def dense_text(dense: DenseArch | MeasuredDense, notes: Sequence[str] = ()) -> s
 
 def with_digest(workload: Workload, notes: Sequence[str] = ()) -> Workload:
     """The workload as a reader of its model file finds it."""
+    dense = workload.dense
+    if isinstance(dense, CapturedDense):
+        dense = replace(dense, captured=with_ops_digest(dense.captured))
+        workload = replace(workload, dense=dense)
     content = model_text(workload, notes).encode("utf-8") + _ops_text(workload).encode("utf-8")
     return replace(workload, sha256=hashlib.sha256(content).hexdigest())
 

@@ -195,12 +195,18 @@ class CapturedDense:
                 "to_yaml with that batch size",
                 inputs=("batch_size",),
             )
+        try:
+            return _program_at(_ById(captured), workload.batch_size, self._counts(workload))
+        except InputError as error:
+            raise InputError(f"{self.file or captured.module}: {error}") from None
+
+    def _counts(self, workload: Numbers) -> tuple[tuple[str, int], ...]:
+        """Ids in a batch, by name."""
         per_sample = workload.ids_per_sample
-        counts = tuple(
+        return tuple(
             (name, sum(math.ceil(per_sample[key] * workload.batch_size) for key in keys))
-            for name, keys in captured.ids.items()
+            for name, keys in self.captured.ids.items()
         )
-        return _program_at(_ById(captured), workload.batch_size, counts)
 
 
 class _ById:

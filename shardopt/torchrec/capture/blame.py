@@ -10,7 +10,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import shardopt
 from predictor.errors import InputError
 from shardopt.extras import needs_torchrec
 
@@ -74,12 +73,12 @@ def _op(error: Exception) -> str:
 
 def _user_line(trace: TracebackType | None) -> str:
     """File, line and text of the innermost frame that is the user's own."""
-    libraries = tuple(
-        str(Path(str(package.__file__)).parent) + os.sep
-        for package in (torch, torchrec, fbgemm_gpu, shardopt, contextlib)
-    )
+    libraries = [
+        Path(str(package.__file__)).parent for package in (torch, torchrec, fbgemm_gpu, contextlib)
+    ]
+    inside = tuple(f"{folder}{os.sep}" for folder in (*libraries, Path(__file__).parents[2]))
     frames = traceback.extract_tb(trace)
-    own = [f for f in frames if not f.filename.startswith((*libraries, "<"))]
+    own = [f for f in frames if not f.filename.startswith((*inside, "<"))]
     if not own:
         return ""
     frame = own[-1]

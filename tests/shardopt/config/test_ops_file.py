@@ -1,0 +1,243 @@
+"""The ops file: read as written, and refused by file and key where it is damaged or of another
+model."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from predictor.errors import InputError
+from predictor.model.captured.dense import CapturedDense, CapturedProgram
+from predictor.model.dense_program import Gradient, Lookup, LookupBackward
+from predictor.model.op_calls import OpCall
+from shardopt.config import load_model
+from shardopt.config.ops_file import ops_text, read_ops, read_ops_content
+from shardopt.config.write import with_digest, write_model
+
+OPS: dict[str, Any] = {
+    "schema": "shardopt.ops/1",
+    "module": "Ranker",
+    "batch_size": 512,
+    "scales": True,
+    "loss": "what forward gives back",
+    "in_features": 0,
+    "features": {"ebc": ["f"]},
+    "ids": {"n0": [["ebc", "f"]]},
+    "optimizer_name": "sgd",
+    "state_bytes": 0,
+    "storages": [256, "256*B", "4*B", "256*B", "8*n0 + 8", 256],
+    "resident": ["0 fp32[1, 64]"],
+    "forward": [
+        {"lookup": "ebc", "out": ["1 fp32[B, 64]"]},
+        {
+            "op": "mm",
+            "in": ["1 fp32[B, 64]", "0 fp32[64, 1] strides[1, 64]"],
+            "out": ["2 fp32[B, 1]"],
+        },
+        {"op": "arange", "out": ["4 int64[n0] offset 1"], "frees": [4]},
+    ],
+    "backward": [
+        {"op": "mm", "in": ["2 fp32[B, 1]", "0 fp32[1, 64]"], "out": ["3 fp32[B, 64]"]},
+        {"lookup_backward": "ebc", "in": ["3 fp32[B, 64]"]},
+        {
+            "op": "mm",
+            "in": ["2 fp32[1, B]", "1 fp32[B, 64]"],
+            "out": ["5 fp32[1, 64]"],
+            "frees": [1, 2],
+        },
+        {"gradient": 64, "item_bytes": 4},
+    ],
+    "optimizer": [
+        {"op": "add_", "in": ["0 fp32[1, 64]", "5 fp32[1, 64]"], "mutates": True},
+    ],
+}
+MODEL = """schema: 1
+batch_size: 512
+tables:
+  - name: t
+    num_embeddings: 1000
+    embedding_dim: 64
+    features: [{name: f, pooling_factor: 2, index_distribution: uniform}]
+dense: {ops: m.ops.json}
+"""
+
+
+def program(raw: Any) -> CapturedProgram:
+    return read_ops_content(json.dumps(raw).encode(), "m.ops.json")
+
+
+def changed(**keys: Any) -> dict[str, Any]:
+    return {**copy.deepcopy(OPS), **keys}
+
+
+def model(folder: Path, raw: Any = OPS, text: str = MODEL) -> Path:
+    (folder / "m.ops.json").write_text(raw if isinstance(raw, str) else json.dumps(raw))
+    path = folder / "model.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_sizes_grow_with_the_batch_and_the_ids(tmp_path: Path) -> None:
+    workload = load_model(model(tmp_path), batch_size=1000)
+    assert isinstance(workload.dense, CapturedDense)
+    found = workload.dense.program(workload)
+    lookup, product, arange = found.forward
+    assert isinstance(lookup, Lookup)
+    assert (lookup.module, lookup.outputs[0].shape) == ("ebc", (1000, 64))
+    assert isinstance(product, OpCall)
+    assert product.inputs[1].strides == (1, 64)
+    assert isinstance(arange, OpCall)
+    assert (arange.outputs[0].shape, arange.outputs[0].storage_bytes) == ((2000,), 16008)
+    assert arange.freed == (4,)
+    assert [type(event) for event in found.backward] == [OpCall, LookupBackward, OpCall, Gradient]
+    assert found.gradient_bytes == 256
+
+
+def test_what_is_written_is_read_and_counts_for_the_digest(tmp_path: Path) -> None:
+    read = load_model(model(tmp_path))
+    again = tmp_path / "again"
+    again.mkdir()
+    write_model(again / "model.yaml", read)
+    assert load_model(again / "model.yaml") == with_digest(read)
+    captured, content = read_ops(again / "m.ops.json")
+    assert content.decode() == ops_text(captured)
+    other = changed(state_bytes=4)
+    assert load_model(model(tmp_path, other)).sha256 != read.sha256
+
+
+def test_ops_that_are_of_one_batch_are_refused_at_another(tmp_path: Path) -> None:
+    path = model(tmp_path, changed(scales=False))
+    assert load_model(path).batch_size == 512
+    with pytest.raises(InputError, match=r"m.ops.json.*those of 512, but the batch size is 64"):
+        load_model(path, batch_size=64)
+
+
+@pytest.mark.parametrize(
+    ("features", "parts"),
+    [
+        ({"ebc": ["g"]}, ["m.ops.json", "another model", "'ebc'", "f, g"]),
+        ({"other": ["f"]}, ["another model", "'ebc' has 1 features here and 0 there"]),
+    ],
+)
+def test_ops_of_another_model_are_refused(
+    tmp_path: Path, features: dict[str, list[str]], parts: list[str]
+) -> None:
+    with pytest.raises(InputError) as error:
+        load_model(model(tmp_path, changed(features=features, ids={}, **NO_IDS)))
+    assert "model.yaml:8: dense.ops" in str(error.value)
+    for part in parts:
+        assert part in str(error.value)
+
+
+NO_IDS = {
+    "storages": [256, "256*B", "4*B", "256*B", 8, 256],
+    "forward": OPS["forward"][:2],
+}
+
+
+@pytest.mark.parametrize(
+    ("raw", "parts"),
+    [
+        ("{", ["not JSON"]),
+        ("[" * 100_000, ["not JSON"]),
+        ("[1" + "0" * 5000 + "]", ["not JSON"]),
+        ([], ["schema", "shardopt.ops/1"]),
+        (changed(schema="shardopt.ops/2"), ["shardopt.ops/2", "reads 'shardopt.ops/1'"]),
+        (changed(batch_size=True), ["batch_size: got True", "whole number"]),
+        (changed(state_bytes=-1), ["state_bytes: got -1"]),
+        (changed(storages=["2**B"]), ["storages[0]", "got the size '2**B'"]),
+        (changed(storages=["B" + "*B" * 50]), ["storages[0]", "4 names a term"]),
+        (changed(storages=["9" * 30]), ["storages[0]"]),
+        (changed(storages=["B/0"]), ["storages[0]"]),
+        (changed(storages=["__import__('os')"]), ["storages[0]"]),
+        (changed(storages=["n7"]), ["storages[0]: got 'n7'", "of B, n0"]),
+        (changed(storages=[1e9]), ["storages[0]: got 1000000000.0"]),
+        (changed(resident=["0 fp31[2]"]), ["resident[0]", "0 fp31[2]"]),
+        (changed(resident=["6 fp32[2]"]), ["resident[0]", "one of the 6 storages"]),
+        (changed(resident=["0 fp32[2] strides[1, 2]"]), ["resident[0]", "as many strides"]),
+        (changed(forward=[{"op": "a b"}]), ["forward[0]", "with a name"]),
+        (changed(forward=[{"op": "mm", "frees": [9]}]), ["forward[0].frees", "0 to 5"]),
+        (changed(forward=[{"op": "mm", "frees": [4, 4]}]), ["forward[0].frees", "4"]),
+        (changed(ids={"B": [["ebc", "f"]]}), ["ids.B"]),
+        (changed(ids={"n0": [["ebc", "g"]]}), ["ids.n0", "['ebc', 'g']"]),
+        (changed(features={"ebc": "f"}), ["features.ebc"]),
+    ],
+)
+def test_a_damaged_file_is_refused_by_key(tmp_path: Path, raw: Any, parts: list[str]) -> None:
+    with pytest.raises(InputError) as error:
+        load_model(model(tmp_path, raw))
+    for part in ["m.ops.json", *parts]:
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("storages", "batch", "what"),
+    [
+        ([256, "255*B", "4*B", "256*B", "8*n0 + 8", 256], 512, "storage 1 has 130560"),
+        ([256, "256*B", "B*B*B*B", "256*B", "8*n0 + 8", 256], 10**6, r"the size 'B\*B\*B\*B' is"),
+        ([256, "256*B", "4*B - 4096", "256*B", "8*n0 + 8", 256], 512, "is -2048"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused_at_their_batch(
+    tmp_path: Path, storages: list[Any], batch: int, what: str
+) -> None:
+    path = model(tmp_path, changed(storages=storages))
+    with pytest.raises(InputError, match=f"m.ops.json: .*{what}"):
+        load_model(path, batch_size=batch)
+
+
+def test_the_file_must_be_there_and_a_file(tmp_path: Path) -> None:
+    path = model(tmp_path, text=MODEL.replace("m.ops.json", "n.ops.json"))
+    with pytest.raises(InputError, match=r"model.yaml:8: dense.ops: .*n.ops.json"):
+        load_model(path)
+    path = model(tmp_path, text=MODEL.replace("m.ops.json", "/dev/zero"))
+    with pytest.raises(InputError, match="FIFO or a device"):
+        load_model(path)
+
+
+def test_another_optimizer_asks_for_another_capture(tmp_path: Path) -> None:
+    text = MODEL.replace("m.ops.json", "m.ops.json, optimizer: adam")
+    with pytest.raises(InputError, match=r"dense.optimizer: got 'adam'.*those of sgd; run to_yaml"):
+        load_model(model(tmp_path, text=text))
+
+
+def test_linear_layers_alone_are_no_longer_read(tmp_path: Path) -> None:
+    text = MODEL.replace("ops: m.ops.json", "linears: [[64, 1]]")
+    with pytest.raises(InputError, match=r":8: dense.linears: .*run to_yaml"):
+        load_model(model(tmp_path, text=text))
+
+
+HOSTILE: tuple[Callable[[random.Random], Any], ...] = (
+    lambda rng: rng.choice([None, True, -1, 2**63, 10**400, 0.5, float("nan"), "", "B", [], {}]),
+    lambda rng: f"{rng.randrange(9)} fp32[{'B, ' * rng.randrange(40)}1]",
+    lambda rng: f"{rng.randrange(9)} int64[n0, B] strides[B, {rng.randrange(9)}] offset B*B",
+    lambda rng: {"op": "mm", "in": ["0 fp32[1, 64]"] * rng.randrange(3)},
+    lambda rng: [HOSTILE[0](rng)],
+)
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_whatever_is_done_to_a_file_it_is_read_or_refused(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    raw = copy.deepcopy(OPS)
+    for _ in range(rng.randrange(1, 4)):
+        at: Any = raw
+        while True:
+            keys = list(at) if isinstance(at, dict) else list(range(len(at)))
+            key = rng.choice(keys)
+            if not isinstance(at[key], dict | list) or not at[key] or rng.random() < 0.3:
+                break
+            at = at[key]
+        at[key] = rng.choice(HOSTILE)(rng)
+    words = ""
+    try:
+        load_model(model(tmp_path, raw))
+    except InputError as error:
+        words = str(error)
+    assert not words or "m.ops.json" in words
