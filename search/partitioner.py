@@ -155,10 +155,11 @@ class GreedyPartitioner:
         """Ranks within a pool, and the loads with the option there."""
         phases = self.costs.phases(option)
         ranks: list[int] = []
-        taken: set[int] = set()
+        taken = np.zeros(len(loads), dtype=bool)
+        inside = None if pool is None else np.isin(np.arange(len(loads)), list(pool))
         for shard, where, memory in self.units(option):
-            if pool is not None:
-                where = where[np.isin(where, list(pool)).all(axis=1)]
+            if inside is not None:
+                where = where[inside[where].all(axis=1)]
             after = used[:, where] + memory[:, None]
             where = where[(after <= self.objective.caps[:, where]).all(axis=(0, 2))]
             if not len(where):
@@ -172,10 +173,9 @@ class GreedyPartitioner:
             if pool is None:
                 best = where[key.argmin()]
             else:
-                again = np.isin(where, list(taken)).all(axis=1)
-                best = where[np.lexsort((key, again))[0]]
+                best = where[np.lexsort((key, taken[where].all(axis=1)))[0]]
             ranks += best.tolist()
-            taken.update(best.tolist())
+            taken[best] = True
             loads[best] += phases[shard]
             used[:, best] += memory
         return tuple(ranks), loads

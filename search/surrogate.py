@@ -75,8 +75,7 @@ class Surrogate:
         """Lookup group of an option and the load of every shard, ``[shards, COLUMNS]``."""
         scorer = self.objective.scorer
         plan = place(option, self._somewhere(option))
-        loads = np.stack([scorer.shards.of_shard(option.table, plan, s) for s in plan.shards])
-        return scorer.group_index(option.table, plan), loads
+        return scorer.group_index(option.table, plan), scorer.shards.of_table(option.table, plan)[1]
 
     def standing(self, assignment: Assignment, without: Container[int]) -> tuple[Array, Array]:
         """What all tables but some put on the ranks.

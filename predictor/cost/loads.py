@@ -142,7 +142,13 @@ class ShardLoads:
     def of_table(self, index: int, plan: TablePlan) -> tuple[NDArray[np.intp], Array]:
         """Ranks ``[shards]`` and load vectors ``[shards, COLUMNS]`` of a table under a plan."""
         ranks = np.array(plan.ranks, dtype=np.intp)
-        return ranks, np.stack([self.of_shard(index, plan, shard) for shard in plan.shards])
+        if any(map(_rows_differ, self.workload.tables[index].features)):
+            return ranks, np.stack([self.of_shard(index, plan, shard) for shard in plan.shards])
+        # most shards of a table are alike
+        sizes: dict[tuple[int, int], int] = {}
+        which = [sizes.setdefault(shard.size, len(sizes)) for shard in plan.shards]
+        first = [plan.shards[which.index(i)] for i in range(len(sizes))]
+        return ranks, np.stack([self.of_shard(index, plan, shard) for shard in first])[which]
 
     def of_shard(self, index: int, plan: TablePlan, shard: Shard) -> Array:
         """Load vector ``[COLUMNS]`` of one shard; it does not depend on the shard's rank.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.loads import LAUNCH, LookupGroup
+from predictor.cost.loads import LAUNCH, LONGEST, LookupGroup
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.plan import ComputeKernel, TablePlan
 from search.bound.cache import PRICES, least_sharing_ms
@@ -100,13 +100,13 @@ class BoundChoices:
                 plan = self._placed(option)
                 if plan is None:
                     continue
-                group, load = self.scorer.table(table, plan)
-                shards = self._shards(table, plan, load)
+                shards = self.scorer.shards.of_table(table, plan)[1]
+                shards[:, LONGEST] = 0.0
                 yield BoundChoice(
                     table,
                     option,
-                    group,
-                    load.sum(axis=0) / world,
+                    self.scorer.group_index(table, plan),
+                    shards.sum(axis=0) / world,
                     shards.max(axis=0),
                     longest_shard(shards, cached=plan.compute_kernel is CACHED),
                     sum(m.hbm_bytes for m in option.memory),
@@ -114,13 +114,6 @@ class BoundChoices:
                     np.zeros(1 + PRICES),
                     self._moves(space, option),
                 )
-
-    def _shards(self, table: int, plan: TablePlan, load: Array) -> Array:
-        """Loads of a table's shards, ``[shards, COLUMNS]``, given those of the ranks."""
-        ranks = np.array(plan.ranks)
-        if len(np.unique(ranks)) == len(ranks):
-            return np.asarray(load[ranks])
-        return self.scorer.shards.of_table(table, plan)[1]
 
     def _moves(self, space: Space, option: Option) -> bool:
         """The option is another than the plan in use has, so its table moves."""

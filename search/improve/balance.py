@@ -9,9 +9,11 @@ together; the best is taken until none helps, then a few shards are shaken.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from search.improve.shard_moves import (
     Array,
@@ -22,7 +24,7 @@ from search.improve.shard_moves import (
     Shards,
     pick_apart,
 )
-from search.objective import Assignment, Objective
+from search.objective import Assignment, Objective, Ranks
 from search.surrogate import BACKWARD, FORWARD, IDS, OUTPUTS, Surrogate
 
 NORM = 16
@@ -57,25 +59,34 @@ class Balancer:
         state = _State(self.objective, self.surrogate, assignment)
         return state.assignment(state.filled())
 
-    def balance(self, assignment: Assignment, seed: int, restarts: int) -> BalancedAssignment:
+    def balance(
+        self,
+        assignment: Assignment,
+        seed: int,
+        restarts: int,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> BalancedAssignment:
         """The same options on better ranks.
 
         Args:
             assignment: fits, and so does the result.
             restarts: times that the best placement is shaken and descended from again.
+            stop: asked before every step; what is reached then is the result.
         """
         state = _State(self.objective, self.surrogate, assignment)
         start = state.filled()
         if not len(start):
             return BalancedAssignment(assignment, state.slowest_ms(start))
         rng = np.random.default_rng(seed)
-        best = state.descend(start)
+        best = state.descend(start, stop)
         for _ in range(restarts):
+            if stop():
+                break
             shaken = best.copy()
             some = rng.choice(len(shaken), min(SHAKEN, len(shaken)), replace=False)
             shaken[some] = rng.permutation(shaken[some])
             if state.fits(shaken):
-                found = state.descend(shaken)
+                found = state.descend(shaken, stop)
                 best = min(best, found, key=state.slowest_ms)
         return BalancedAssignment(state.assignment(best), state.slowest_ms(best))
 
@@ -99,6 +110,7 @@ class _State:
         self.fixed = np.zeros((world, 2 + 2 * len(exchanges)))
         self.room = objective.caps.T.copy()
         owners, work, memory, ranks, allowed = [], [], [], [], []
+        where_to: dict[tuple[Ranks, ...], NDArray[np.bool_]] = {}
         for table, (option, where) in enumerate(assignment):
             phases = np.zeros((len(where), self.fixed.shape[1]))
             found = surrogate.phases(option)
@@ -116,7 +128,10 @@ class _State:
                 need = option.memory[shard]
                 memory.append([need.hbm_bytes, need.ddr_bytes])
                 ranks.append(rank)
-                allowed.append(np.isin(np.arange(world), [a[0] for a in legal.units[shard]]))
+                unit = legal.units[shard]
+                if unit not in where_to:
+                    where_to[unit] = np.isin(np.arange(world), [a[0] for a in unit])
+                allowed.append(where_to[unit])
         tables, positions = np.array(owners, dtype=np.int64).reshape(-1, 2).T
         self.shards = Shards(
             tables,
@@ -181,10 +196,12 @@ class _State:
     def _norm_of(self, ranks: Ints) -> float:
         return float(self._norm(_power(self.occupancy(ranks).loads).sum(axis=0)))
 
-    def descend(self, start: Ints) -> Ints:
+    def descend(self, start: Ints, stop: Callable[[], bool]) -> Ints:
         """To where no move or swap of a shard on a slowest rank helps."""
         ranks = start
         for _ in range(MAX_STEPS):
+            if stop():
+                break
             now = self.occupancy(ranks)
             norm = float(self._norm(_power(now.loads).sum(axis=0)))
             changes = self._find_improvements(ranks, now, norm * (1 - GAIN))

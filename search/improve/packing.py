@@ -98,7 +98,7 @@ class _Descent(CutPlan):
 
     def tighten(self, budget: int, stop: Callable[[], bool]) -> None:
         """Lower the maxima column by column, those farthest above their mean first."""
-        self.steps, self.budget = 0, budget
+        self.steps, self.budget, self.stop = 0, budget, stop
         for share in TIGHTER:
             apart = (self.now.loads.max(axis=0) - self.now.loads.mean(axis=0)) * self.scale
             for column in np.argsort(-apart, kind="stable").tolist():
@@ -134,7 +134,7 @@ class _Descent(CutPlan):
         self.targets, self.even_target = targets, self.even_ms.copy()
         failed, then = 0, np.inf
         for step in count():
-            if self.steps >= self.budget:
+            if self.steps >= self.budget or self.stop():
                 return
             self.steps += 1
             excess, now = self.excess(self.now.loads), self._excess_ms2()

@@ -58,7 +58,7 @@ class Rounding:
         self.balancer = Balancer(objective, surrogate)
         self.seed = seed
         size = len(objective.space.options) * objective.problem.topology.world_size
-        self.restarts = round(RESTARTS * min(1.0, LARGE / size))
+        self.restarts = RESTARTS if size <= LARGE else 0
 
     def propose(
         self,
@@ -78,7 +78,7 @@ class Rounding:
         for one in self._sets(bound, best_ms):
             if placed and stop():
                 break
-            for options in self._rounded(one, best_ms):
+            for options in self._rounded(one, best_ms, stop):
                 name = tuple(map(id, options))
                 plan = None if name in seen else self.placer.place_all(options)
                 seen.add(name)
@@ -89,7 +89,9 @@ class Rounding:
         for number, candidate in enumerate(rank_distinct(placed)[:BALANCED]):
             if number and stop():
                 break
-            plan = self.balancer.balance(candidate.assignment, self.seed, self.restarts).assignment
+            plan = self.balancer.balance(
+                candidate.assignment, self.seed, self.restarts, stop
+            ).assignment
             yield Candidate(plan, self._ms(plan), FOUND_BY)
 
     def _ms(self, plan: Assignment) -> float:
@@ -105,13 +107,15 @@ class Rounding:
         turns = chain.from_iterable(zip(few[:SETS], sets[:SETS], strict=False))
         return list(dict.fromkeys(chain(turns, few[:SETS], sets[:SETS])))[:SETS]
 
-    def _rounded(self, one: ExchangeSet, best_ms: float) -> Iterator[list[Option]]:
+    def _rounded(
+        self, one: ExchangeSet, best_ms: float, stop: Callable[[], bool]
+    ) -> Iterator[list[Option]]:
         """The options of a set's plans; none where it cannot hold a faster one.
 
         Of programs far from their optimum the shares are arbitrary.
         """
         for _ in range(REFINED):
-            if one.refine()[1] or one.proven >= best_ms:
+            if one.refine()[1] or one.proven >= best_ms or stop():
                 break
         if one.proven < best_ms:
             yield one.rounded()

@@ -19,6 +19,7 @@ What is added:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import chain
 
 from predictor.errors import InputError
@@ -271,7 +272,14 @@ def shard_sizes_and_offsets(
         parts = topology.world_size
     elif sharding_type in (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD):
         parts = topology.intra_group_size
-    columns = width if sharding_type in _BY_COLUMN else dim
+    return _cut(rows, dim, parts, width if sharding_type in _BY_COLUMN else dim)
+
+
+@lru_cache(maxsize=64)
+def _cut(
+    rows: int, dim: int, parts: int, columns: int
+) -> tuple[tuple[Size, ...], tuple[Size, ...]]:
+    """Sizes and offsets of blocks; the kernels of a table share them, of many ranks large ones."""
     blocks = _row_blocks(rows, parts)
     starts = range(0, dim, columns)
     sizes = tuple((count, columns) for _ in starts for _, count in blocks)

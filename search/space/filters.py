@@ -133,9 +133,9 @@ def _misfit(option: Option, topology: Topology) -> str:
 
 def _fits_anywhere(option: Option, topology: Topology) -> bool:
     """The largest shard fits the smallest rank: the usual case, and quick to see."""
-    return max(m.hbm_bytes for m in option.memory) <= min(topology.hbm_cap_bytes) and max(
-        m.ddr_bytes for m in option.memory
-    ) <= min(topology.ddr_cap_bytes)
+    needs = {id(memory): memory for memory in option.memory}.values()  # like shards share theirs
+    hbm, ddr = max(m.hbm_bytes for m in needs), max(m.ddr_bytes for m in needs)
+    return hbm <= min(topology.hbm_cap_bytes) and ddr <= min(topology.ddr_cap_bytes)
 
 
 def _needs(option: Option) -> str:

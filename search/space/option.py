@@ -131,19 +131,17 @@ class Option:
         """
         if self.pinned is not None:
             return AllowedPlacements(((self.pinned,),))
-        allowed = range(topology.world_size) if self.ranks is None else sorted(set(self.ranks))
-        groups = [g for g in _groups(topology) if set(g) <= set(allowed)]
+        allowed = _allowed(topology, self.ranks)
         if self.partition is Partition.UNIFORM:
-            everyone = tuple(range(topology.world_size))
-            complete = len(allowed) == len(everyone) == self.num_shards
-            return AllowedPlacements(((everyone,) if complete else (),))
+            complete = len(allowed) == topology.world_size == self.num_shards
+            return AllowedPlacements(((allowed,) if complete else (),))
         if self.partition is Partition.MULTI_HOST:
             blocks = self.num_shards // topology.intra_group_size
-            return AllowedPlacements((tuple(groups),) * blocks)
+            return AllowedPlacements((_groups(topology, allowed),) * blocks)
         if self.sharding_type is ShardingType.TABLE_ROW_WISE:
-            return AllowedPlacements((tuple(groups),))
+            return AllowedPlacements((_groups(topology, allowed),))
         return AllowedPlacements(
-            (_one_by_one(tuple(allowed)),) * self.num_shards, self.partition is Partition.HOST
+            (_one_by_one(allowed),) * self.num_shards, self.partition is Partition.HOST
         )
 
     def is_legal(self, ranks: Sequence[int], topology: Topology) -> bool:
@@ -178,10 +176,17 @@ def _one_by_one(ranks: tuple[int, ...]) -> tuple[tuple[int], ...]:
 
 
 @lru_cache(maxsize=64)
-def _groups(topology: Topology) -> list[tuple[int, ...]]:
-    """Ranks of every intra group."""
+def _allowed(topology: Topology, ranks: tuple[int, ...] | None) -> tuple[int, ...]:
+    """The ranks that a constraint leaves, in order; all without one."""
+    return tuple(range(topology.world_size) if ranks is None else sorted(set(ranks)))
+
+
+@lru_cache(maxsize=64)
+def _groups(topology: Topology, allowed: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Ranks of every intra group of which all are allowed."""
     size = topology.intra_group_size
-    return [tuple(range(g * size, (g + 1) * size)) for g in range(topology.groups)]
+    groups = (tuple(range(g * size, (g + 1) * size)) for g in range(topology.groups))
+    return tuple(group for group in groups if set(group) <= set(allowed))
 
 
 def place(option: Option, ranks: Sequence[int]) -> TablePlan:
