@@ -10,11 +10,13 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from predictor.model.dense_program import DenseProgram
+from predictor.errors import InputError
+from predictor.model.dense_program import DenseProgram, Gradient
 from predictor.model.op_calls import OpCall
 from shardopt.torchrec.module.dense_part import capture_dense
 from tests.shardopt.torchrec.capture.modules import (
     Attention,
+    Autocast,
     Convolutions,
     Einsum,
     Encoder,
@@ -70,14 +72,117 @@ def _flop(call: OpCall) -> int:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("batch", [BATCH, 100])
-def test_as_many_as_pytorch_counts(name: str, batch: int) -> None:
+def test_as_many_as_pytorch_counts(name: str) -> None:
     make, shape = MODELS[name]
     module = make()
     captured = capture_dense(module, (), BATCH, example_inputs=(torch.empty(BATCH, *shape),))
     assert captured.captured.scales
-    ours = flop(captured.program(AtBatch(batch)))
-    counter = FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION)
-    with counter:
-        module(torch.randn(batch, *shape)).backward()
-    assert ours == pytest.approx(counter.get_total_flops(), rel=0.01)
+    for batch in (BATCH, 100):
+        counter = FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION)
+        with counter:
+            module(torch.randn(batch, *shape)).backward()
+        ours = flop(captured.program(AtBatch(batch)))
+        assert ours == pytest.approx(counter.get_total_flops(), rel=0.01)
+
+
+def test_another_batch_is_what_a_capture_there_finds() -> None:
+    here, there = (
+        capture_dense(Encoder(), (), batch, example_inputs=(torch.empty(batch, 10, 32),))
+        for batch in (BATCH, 200)
+    )
+    assert here.program(AtBatch(200)) == there.program(AtBatch(200))
+
+
+def test_the_module_is_left_as_it_is() -> None:
+    module = Mlp().eval()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    capture_dense(module, (), BATCH, example_inputs=(torch.empty(BATCH, 24),))
+    assert not module.training
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+    assert all(type(parameter) is nn.Parameter for parameter in module.parameters())
+
+
+def test_parameters_may_lie_nowhere() -> None:
+    real, nowhere = (
+        capture_dense(module, (), BATCH, example_inputs=(torch.empty(BATCH, 24),))
+        for module in (Mlp(), Mlp().to("meta"))
+    )
+    assert real.program(AtBatch(BATCH)) == nowhere.program(AtBatch(BATCH))
+
+
+def test_gradients_come_in_the_order_of_the_backward() -> None:
+    captured = capture_dense(Mlp(), (), BATCH, example_inputs=(torch.empty(BATCH, 24),))
+    program = captured.program(AtBatch(BATCH))
+    sizes = [e.elements for e in program.backward if isinstance(e, Gradient)]
+    assert sizes == [1, 48, 48, 24 * 48]
+    assert program.gradient_bytes == 4 * sum(sizes)
+
+
+def test_a_weight_that_is_used_twice_is_one_parameter() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+            self.second.weight = self.first.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x)).sum()
+
+    captured = capture_dense(Tied(), (), BATCH, example_inputs=(torch.empty(BATCH, 8),))
+    program = captured.program(AtBatch(BATCH))
+    assert len(program.resident) == 1
+    assert program.gradient_bytes == 4 * 64
+
+
+def test_recomputation_keeps_less_and_computes_more() -> None:
+    plain, recomputed = (
+        capture_dense(
+            Encoder(recompute=recompute), (), BATCH, example_inputs=(torch.empty(BATCH, 10, 32),)
+        ).program(AtBatch(BATCH))
+        for recompute in (False, True)
+    )
+    assert flop(recomputed) > 1.2 * flop(plain)
+    assert kept_bytes(recomputed) < 0.5 * kept_bytes(plain)
+
+
+def kept_bytes(program: DenseProgram) -> int:
+    """What the forward makes and leaves."""
+    live: dict[int, int] = {}
+    for event in program.forward:
+        if isinstance(event, OpCall):
+            live |= {out.storage: out.storage_bytes for out in event.outputs}
+            for number in event.freed:
+                live.pop(number, None)
+    return sum(live.values())
+
+
+def test_autocast_for_gpus_counts() -> None:
+    captured = capture_dense(Autocast(), (), BATCH, example_inputs=(torch.empty(BATCH, 16),))
+    program = captured.program(AtBatch(BATCH))
+    products = [e for e in program.forward if isinstance(e, OpCall) and e.name == "addmm"]
+    assert [call.outputs[0].data_type for call in products] == ["bf16", "bf16"]
+
+
+@pytest.mark.parametrize(("optimizer", "states"), [("sgd", 0), ("adagrad", 1), ("adam", 2)])
+def test_the_optimizer_steps_with_its_states(optimizer: str, states: int) -> None:
+    captured = capture_dense(
+        Mlp(), (), BATCH, example_inputs=(torch.empty(BATCH, 24),), optimizer=optimizer
+    )
+    program = captured.program(AtBatch(BATCH))
+    parameters = sum(operand.elements for operand in program.resident)
+    counters = 4 * 4 * (states > 0)
+    assert program.state_bytes == 4 * parameters * states + counters
+    assert any(isinstance(e, OpCall) and e.mutates for e in program.optimizer)
+
+
+def test_ops_that_depend_on_the_batch_are_of_that_batch_alone() -> None:
+    class Chunked(Mlp):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.stack([super(Chunked, self).forward(part) for part in x.split(50)]).sum()
+
+    captured = capture_dense(Chunked(), (), BATCH, example_inputs=(torch.empty(BATCH, 24),))
+    assert not captured.captured.scales
+    captured.program(AtBatch(BATCH))
+    with pytest.raises(InputError, match="depend on the batch size"):
+        captured.program(AtBatch(100))
