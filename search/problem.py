@@ -95,6 +95,7 @@ class Result:
     seed: int
     in_use: RatedPlanInUse | None = None
     fastest: RankedPlan | None = None
+    bound_notes: tuple[str, ...] = ()
 
     @property
     def best(self) -> RankedPlan:

@@ -123,6 +123,7 @@ def solve(
         seed=seed,
         in_use=rate_plan_in_use(objective, in_use) if in_use else None,
         fastest=finished(fastest) if fastest.iteration_ms < best_ms else None,
+        bound_notes=(*start.bound.notes(best_ms), *_size_notes(problem)),
     )
 
 
@@ -226,10 +227,22 @@ def _bound(start: _Start, best_ms: float, stop: Stop) -> float:
     """The lower bound in ms; after Ctrl-C what was proven before."""
     try:
         steps = 0 if stop.is_interrupted else stop.work(BOUND_STEPS)
-        return start.bound.solve(steps, best_ms, lambda bound: stop.reached(best_ms, bound))
+        start.bound.solve(steps, best_ms, lambda bound: stop.reached(best_ms, bound))
+        return start.bound.tighten(best_ms, stop.effort, lambda bound: stop.reached(best_ms, bound))
     except KeyboardInterrupt:
         stop.interrupt()
         return start.bound.solve(0, best_ms)
+
+
+def _size_notes(problem: Problem) -> tuple[str, ...]:
+    """That the problem is so large that the search does less of what it does for others."""
+    tables, ranks = len(problem.workload.tables), problem.topology.world_size
+    if tables * ranks <= LARGE:
+        return ()
+    return (
+        f"With {tables} tables on {ranks} ranks (over {LARGE:,} tables times ranks) plans are "
+        "packed more and searched locally less",
+    )
 
 
 def _limit_ms(start: _Start, fastest: Candidate, tolerance: float, stop: Stop) -> float:

@@ -2,7 +2,8 @@
 
 The tables of a launch share a cache, so what one of them fetches follows from the others. What all
 of them fetch has a lower bound that is a sum over shards, which the program of
-`search.bound.lower_bound` can add up.
+`search.bound.lower_bound` can add up. What a single shard is certain to fetch, however many rows
+others lend it, counts in its rank's longest shard (`search.bound.rank_excess`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.lookup.shared_cache import FETCH_MS, OWN_MS, RESIDENT, ROWS, between, position
+from predictor.cost.lookup.shared_cache import (
+    FETCH_MS,
+    OWN_MS,
+    POINTS,
+    RESIDENT,
+    ROWS,
+    between,
+    position,
+)
 
 Array = NDArray[np.float64]
 
@@ -71,3 +80,59 @@ def _prices(fetched: Array, beyond: Array) -> Array:
         return np.zeros(1 + PRICES)
     rates = saved[useful] / more[useful]
     return np.concatenate(([0.0], np.geomspace(rates.min(), rates.max(), PRICES)))
+
+
+def certain_fetches_ms(caches: Sequence[Sequence[Array]], tables: Sequence[int]) -> list[Array]:
+    """What each shard fetches beyond what it would with a cache of its own, at least, whatever
+    other tables of its launch lend it, ``[shards]`` of every option; never above 0.
+
+    At the characteristic time T of a launch the resident rows fill at most what its shards bring
+    in: ``sum r_s(T) <= sum c_s``. So a shard can hold only ``r_s(T) - c_s`` more rows than it
+    brings in as others leave free. A table leaves at most ``max over its options`` of what their
+    shards leave free at T, ``max(0, c - r(T))`` each, which falls with T while ``r_s`` rises. Where
+    they cross, T ends, and fetches fall with T.
+
+    Args:
+        caches: of each option's shards, ``[shared_cache.COLUMNS]`` each; at least one in all.
+        tables: of each option; a plan has one option of each.
+    """
+    free = [sum((_free_rows(one) for one in found), np.zeros(POINTS)) for found in caches]
+    most: dict[int, Array] = {}
+    for table, rows in zip(tables, free, strict=True):
+        most[table] = np.maximum(rows, most.get(table, 0.0))
+    every = sum(most.values(), np.zeros(POINTS))
+    alike = {id(cache): cache for cache in chain.from_iterable(caches)}
+    last = float(position(np.stack([*alike.values()])).max())
+    result = []
+    for table, mine, found in zip(tables, free, caches, strict=True):
+        others = every - most[table] + mine
+        least = {
+            key: _least_ms(alike[key], others - _free_rows(alike[key]), last)
+            for key in dict.fromkeys(map(id, found))
+        }
+        result.append(np.array([least[id(one)] for one in found]))
+    return result
+
+
+def _free_rows(cache: Array) -> Array:
+    """Rows that a shard brings in and does not use at each tabulated time, ``[POINTS]``."""
+    return np.asarray(np.maximum(0.0, cache[ROWS] - cache[RESIDENT]))
+
+
+def _least_ms(cache: Array, lent: Array, last: float) -> float:
+    """Fetches of a shard beyond its own at the longest time that rows lent allow.
+
+    Args:
+        lent: at most, at each tabulated time, ``[POINTS]``.
+        last: position of the longest time of any shard alone, which no launch exceeds.
+    """
+    wanted = cache[RESIDENT] - cache[ROWS]
+    over = np.flatnonzero(wanted > lent)
+    at = last
+    if len(over) and over[0] > 0:
+        # up to the next tabulated time no more rows are free than at the one before
+        before = int(over[0]) - 1
+        step, left = wanted[before + 1] - wanted[before], lent[before] - wanted[before]
+        at = min(last, before + (left / step if left < step else 1.0))
+    least = between(cache[None, FETCH_MS], np.array([at]))[0]
+    return min(0.0, float(least) - float(cache[OWN_MS]))

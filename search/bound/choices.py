@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.loads import LAUNCH, LONGEST, LookupGroup
+from predictor.cost.loads import LAUNCH, LONGEST, LookupGroup, filling_column
 from predictor.iteration.plan_scorer import PlanScorer
-from predictor.model.plan import ComputeKernel, TablePlan
-from search.bound.cache import PRICES, least_sharing_ms
+from predictor.model.plan import TablePlan
+from search.bound.cache import PRICES, certain_fetches_ms, least_sharing_ms
 from search.bound.rank_excess import MAX_CHOICES, longest_shard
 from search.bound.relaxation import Hulls
 from search.problem import Problem
@@ -20,7 +20,6 @@ from search.space.option import Option, Space, place
 Array = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
-CACHED = ComputeKernel.FUSED_UVM_CACHING
 GIB = float(1 << 30)
 
 
@@ -35,6 +34,7 @@ class BoundChoice:
 
     ``peak`` is the most that a shard has, column by column; ``longest`` is what the lookups of the
     longest shard take at least.
+    ``certain`` is what its shards fetch at least beyond their own loads, however much others lend.
     ``sharing`` is what it fetches at least beyond its load, since tables share UVM caches, at
     several prices of their room.
     """
@@ -49,6 +49,7 @@ class BoundChoice:
     ddr_bytes: int
     sharing: Array
     moves: bool
+    certain: Array | None = None
 
 
 class BoundChoices:
@@ -61,6 +62,7 @@ class BoundChoices:
         loads: mean over the ranks, ``[choices, COLUMNS]``.
         peaks: the most that a shard has, ``[choices, COLUMNS]``.
         longest: what the lookups of the longest shard take at least, ``[choices, times]`` in ms.
+        without_longest: there are too many choices to look at longest shards; these are 0 then.
         sharing: what is fetched at least beyond the loads, ``[choices, 1 + PRICES]`` in ms.
         groups: lookup group, ``[choices]``.
         needs: GiB of HBM, GiB of host memory, moves if they are limited, ``[choices, 2 or 3]``.
@@ -78,7 +80,8 @@ class BoundChoices:
         self.loads[:, LAUNCH] = 0.0
         self.peaks = np.array([c.peak for c in self.all])
         self.longest = np.array([c.longest for c in self.all])
-        if len(self.all) > MAX_CHOICES:
+        self.without_longest = len(self.all) > MAX_CHOICES
+        if self.without_longest:
             self.longest[:] = 0.0
         self.sharing = np.array([c.sharing for c in self.all])
         self.groups = np.array([c.group for c in self.all])
@@ -108,7 +111,7 @@ class BoundChoices:
                     self.scorer.group_index(table, plan),
                     shards.sum(axis=0) / world,
                     shards.max(axis=0),
-                    longest_shard(shards, cached=plan.compute_kernel is CACHED),
+                    longest_shard(shards),
                     sum(m.hbm_bytes for m in option.memory),
                     sum(m.ddr_bytes for m in option.memory),
                     np.zeros(1 + PRICES),
@@ -127,16 +130,32 @@ class BoundChoices:
             caches = {i: self._caches(c.option) for i, c in enumerate(self.all) if c.group == group}
             cached = [i for i, found in caches.items() if found]
             if cached:
-                least = least_sharing_ms([caches[i] for i in cached]) / world
-                for i, sharing in zip(cached, least, strict=True):
-                    self.all[i] = replace(self.all[i], sharing=sharing)
+                brought = [[*caches[i].values()] for i in cached]
+                least = least_sharing_ms(brought) / world
+                certain = certain_fetches_ms(brought, [self.all[i].table for i in cached])
+                for i, sharing, fetched in zip(cached, least, certain, strict=True):
+                    beyond = np.zeros(self.all[i].option.num_shards)
+                    beyond[[*caches[i]]] = fetched
+                    found = replace(self.all[i], sharing=sharing, certain=beyond)
+                    self.all[i] = replace(found, longest=longest_shard(self.shards(found)))
 
-    def _caches(self, option: Option) -> list[Array]:
-        """What each shard of an option adds to a UVM cache."""
+    def _caches(self, option: Option) -> dict[int, Array]:
+        """Shard -> what it adds to a UVM cache, of those that use one."""
         plan, shards = self._placed(option), self.scorer.shards
         assert plan is not None
         found = (shards.cache_of_shard(option.table, plan, shard) for shard in plan.shards)
-        return [cache for cache in found if cache is not None]
+        return {i: cache for i, cache in enumerate(found) if cache is not None}
+
+    def shards(self, choice: BoundChoice) -> Array:
+        """Loads of a choice's shards, ``[shards, COLUMNS]``; of cached ones with the fetches that
+        they are certain of."""
+        plan = self._placed(choice.option)
+        assert plan is not None
+        loads = self.scorer.shards.of_table(choice.table, plan)[1]
+        loads[:, LAUNCH] = 0.0
+        if choice.certain is not None:
+            loads[:, filling_column(self.problem.workload)] += choice.certain
+        return loads
 
     def _placed(self, option: Option) -> TablePlan | None:
         """A plan of the option, None if there is none; where shards lie does not matter here."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
 
 from predictor.cost.loads import filling_column
 from search.bound.choices import BoundChoices, exchange_of
+from search.bound.patterns import RankPatterns
 from search.bound.program import Program
 from search.bound.rank_excess import CycleSegment, RankExcess
-from search.bound.relaxation import Cut, Relaxation
+from search.bound.rank_items import RankItems, rank_items
+from search.bound.relaxation import BUSIEST, Cut, Hulls, Relaxation
 from search.space.option import Option
 
 Array = NDArray[np.float64]
@@ -20,6 +24,14 @@ TOLERANCE = 1e-4
 """A set is solved when its relaxed time exceeds the program's optimum by less than this share."""
 MAX_CUTS = 60
 """Refinements of a set that plans are made of."""
+FEW = 16
+"""Tables of a rank up to which what single ranks can hold is looked at."""
+WHOLE = 0.5
+"""Share of the tables that must not be divisible for that; others balance what these do not."""
+SLOWER = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+"""How much more than the mean the slowest ranks are thought to have, until that sets the pace."""
+CLOSE = 2e-3
+"""Share of the time by which a target must rise to be tried."""
 
 
 class ExchangeSet:
@@ -45,6 +57,7 @@ class ExchangeSet:
         self.choices = [known.all[i] for i in index.tolist()]
         self.exact = exact
         self.proven = 0.0
+        self.cut_short = False
         self.first = np.flatnonzero(np.diff([-1, *(c.table for c in self.choices)]))
         self.needed = known.undominated(index) if needed is None else needed
         self.relaxation: Relaxation | None = None
@@ -85,20 +98,21 @@ class ExchangeSet:
         self.group = np.searchsorted(used, known.groups[self.index])
         self.members = [np.flatnonzero(self.group == i) for i in range(len(used))]
         self.loads, self.sharing = known.loads[self.index], known.sharing[self.index]
-        ceiling = np.stack([self._ceiling(mine) for mine in self.members])
-        groups = [known.scorer.groups[g] for g in used]
-        certain = [self._is_certain(group, used) for group in used]
-        costs = known.scorer.costs
-        if self.exact:
-            least = np.stack([self._least(mine) for mine in self.members])
-            self.relaxation = Relaxation(costs, groups, ceiling, certain, known.hulls, least)
-        else:
-            self.relaxation = Relaxation(costs, groups, ceiling, certain, {})
+        self.relaxation = self._relax(known.hulls if self.exact else {})
         self.memory = known.needs[self.index].T
         self.program = Program(self.first, self.needed, self.memory, known.caps)
         self.rank_excess = RankExcess(self.program, self.group, known.longest[self.index])
         self.constants: list[float] = []
         self.weights = np.zeros((0, len(self.choices)))
+
+    def _relax(self, hulls: dict[str, Hulls], reach: float = 1.0) -> Relaxation:
+        known = self.known
+        used = sorted({c.group for c in self.choices})
+        groups = [known.scorer.groups[g] for g in used]
+        ceiling = np.stack([self._ceiling(mine) for mine in self.members])
+        certain = [self._is_certain(group, used) for group in used]
+        least = np.stack([self._least(mine) for mine in self.members]) if self.exact else None
+        return Relaxation(known.scorer.costs, groups, ceiling, certain, hulls, least, reach)
 
     def _ceiling(self, mine: Ints) -> Array:
         """The most that the tables can put into one lookup group, ``[COLUMNS]``."""
@@ -133,6 +147,62 @@ class ExchangeSet:
         self.proven = max(self.proven, self._certified())
         grown = self.rank_excess.add_rows()
         return self.proven, not self._cut() and not grown
+
+    def fill_ranks(self, upper_ms: float, work: int, stop: Callable[[], bool]) -> tuple[float, int]:
+        """The bound once it is known what single ranks can hold, where that can help, and the
+        knapsacks solved for it.
+
+        Args:
+            upper_ms: above the bound; a higher one is not looked for.
+            work: knapsacks that may be solved.
+            stop: whether to end now.
+        """
+        items = self._items(upper_ms) if self._is_coarse() else None
+        if items is None:
+            return self.proven, 0
+        patterns = RankPatterns(items, self.known.problem.topology.world_size, work)
+        high = upper_ms
+        while high - self.proven > CLOSE * self.proven and not stop():
+            target = (self.proven + high) / 2
+            if patterns.refutes(target, stop):
+                self.proven = target
+            elif patterns.cut_short:
+                break
+            else:
+                high = target
+        self.cut_short = patterns.cut_short
+        return self.proven, work - patterns.left
+
+    def _is_coarse(self) -> bool:
+        """Ranks have few tables, most of which cannot be divided."""
+        divisible = np.array([c.option.num_shards > 1 for c in self.choices])
+        whole = ~np.logical_or.reduceat(divisible, self.first)
+        few = len(whole) <= FEW * self.known.problem.topology.world_size
+        return few and bool(whole.mean() >= WHOLE)
+
+    def _items(self, upper_ms: float) -> RankItems | None:
+        """What ranks can hold, under the cycle that is critical where ranks are so uneven that the
+        time comes to ``upper_ms``."""
+        loads = self._priced()
+        load = np.stack([self.shares[mine] @ loads[mine] for mine in self.members])
+        relaxation, cut = self._relax({}, BUSIEST), None
+        for more in SLOWER:
+            ms, cut = relaxation.evaluate(load, more * load)
+            if ms >= upper_ms:
+                break
+        if cut is None or not len(cut.segments):
+            return None
+        topology = self.known.problem.topology
+        caps = np.array([max(topology.hbm_cap_bytes), max(topology.ddr_cap_bytes)], dtype=float)
+        return rank_items(
+            self.choices,
+            self.known.shards,
+            self.group,
+            loads,
+            cut,
+            BUSIEST * relaxation.ceiling,
+            caps,
+        )
 
     def _cut(self) -> bool:
         """Add what the program's optimum violates (or first of all, the even mix)."""

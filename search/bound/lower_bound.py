@@ -18,6 +18,7 @@ import numpy as np
 from predictor.iteration.plan_scorer import PlanScorer
 from search.bound.choices import BoundChoices
 from search.bound.exchange_set import ExchangeSet
+from search.bound.rank_excess import MAX_CHOICES
 from search.problem import Problem
 from search.space.option import Space
 
@@ -27,6 +28,10 @@ MAX_SETS = 256
 """With more sets of exchanges than this, only the bound that holds for all sets is computed."""
 FLOOR_STEPS = 20
 """Refinements of the bound that holds for all sets, where every set starts from."""
+WORTH = 5e-3
+"""Gap below which it is not worth while to look at what single ranks can hold."""
+KNAPSACKS = 400
+"""Knapsacks solved for that at effort 1; each takes hundredths of a second."""
 
 
 class LowerBound:
@@ -39,8 +44,10 @@ class LowerBound:
     def __init__(self, problem: Problem, space: Space, scorer: PlanScorer) -> None:
         self.choices = BoundChoices(problem, space, scorer)
         self.sets: list[ExchangeSet] = []
-        # sets that may still be refined, least bound first; the least bound of the others
+        # sets that may still be refined, least bound first, and those whose program is solved; the
+        # least bound of the others
         self._open: list[tuple[float, int, ExchangeSet]] | None = None
+        self._solved: list[tuple[float, int, ExchangeSet]] = []
         self._fathomed = np.inf
 
     def solve(
@@ -59,7 +66,7 @@ class LowerBound:
             self._begin()
         assert self._open is not None
         for _ in range(steps):
-            if not self._open or self.proven_ms >= min(self._fathomed, upper_ms):
+            if not self._open or self.proven_ms >= min(self._least_solved, upper_ms):
                 break
             before, index, one = heapq.heappop(self._open)
             try:
@@ -68,18 +75,69 @@ class LowerBound:
                 heapq.heappush(self._open, (before, index, one))
                 raise
             bound = max(bound, before)
-            if done:
-                self._fathomed = min(self._fathomed, bound)
-            else:
-                heapq.heappush(self._open, (bound, index, one))
+            heapq.heappush(self._solved if done else self._open, (bound, index, one))
             if stop(self.proven_ms):
                 break
+        return float(min(self.proven_ms, upper_ms) * (1 - ROUNDING))
+
+    def tighten(self, upper_ms: float, effort: float, stop: Callable[[float], bool]) -> float:
+        """The bound in ms once `solve` is done and what single ranks can hold is looked at, where
+        that can help; set after set, the least bound first.
+
+        Args:
+            upper_ms: a plan with this time is known.
+            effort: multiple of the default work.
+            stop: asked often, with the bound so far.
+        """
+        left = max(1, round(KNAPSACKS * effort))
+        while self._solved and upper_ms > self._solved[0][0] * (1 + WORTH) and left > 0:
+            least = self._solved[0][0]
+            if least > self.proven_ms or stop(self.proven_ms):
+                break
+            one = self._solved[0][2]
+            bound, used = one.fill_ranks(upper_ms, left, lambda: stop(self.proven_ms))
+            heapq.heappop(self._solved)
+            self._fathomed = min(self._fathomed, max(bound, least))
+            left -= used
         return float(min(self.proven_ms, upper_ms) * (1 - ROUNDING))
 
     @property
     def proven_ms(self) -> float:
         """The least bound of all sets so far."""
-        return min(self._fathomed, self._open[0][0] if self._open else np.inf)
+        return min(self._least_solved, self._open[0][0] if self._open else np.inf)
+
+    @property
+    def _least_solved(self) -> float:
+        """The least bound of the sets whose programs are solved."""
+        return min(self._fathomed, self._solved[0][0] if self._solved else np.inf)
+
+    def notes(self, upper_ms: float) -> tuple[str, ...]:
+        """What the bound leaves out or did not get to, a sentence each; none where it is closed.
+
+        Args:
+            upper_ms: of the best plan known.
+        """
+        if self._open is None or self.proven_ms * (1 + WORTH) >= upper_ms:
+            return ()
+        found = []
+        if self.choices.without_longest:
+            found.append(
+                f"The bound balances all tables: {len(self.choices.all)} options are more than the "
+                f"{MAX_CHOICES} up to which it looks at longest shards"
+            )
+        if not self.sets:
+            found.append(
+                f"One bound holds for all sets of sharding types, as there are over {MAX_SETS} sets"
+            )
+        open_sets = sum(bound < upper_ms for bound, _, _ in self._open)
+        if open_sets:
+            found.append(
+                f"The bound was cut short: {open_sets} of {len(self.sets)} sets of sharding types "
+                "are not solved to the end"
+            )
+        if any(one.cut_short for one in self.sets):
+            found.append("The bound was cut short: how tables fill single ranks was not settled")
+        return tuple(found)
 
     def _begin(self) -> None:
         floor = self._floor()

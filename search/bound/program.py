@@ -10,6 +10,17 @@ Array = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
 
+def solve_again(solver: pywraplp.Solver) -> int:
+    """The status of a program that has grown since it was solved last."""
+    status = solver.Solve()
+    if status == pywraplp.Solver.ABNORMAL:  # presolving ended in numerical trouble
+        plain = pywraplp.MPSolverParameters()
+        plain.SetIntegerParam(plain.INCREMENTALITY, plain.INCREMENTALITY_OFF)
+        plain.SetIntegerParam(plain.PRESOLVE, plain.PRESOLVE_OFF)
+        status = solver.Solve(plain)
+    return int(status)
+
+
 class Program:
     """Minimises the time over the shares of the choices, under cuts that are added to it.
 
@@ -62,13 +73,8 @@ class Program:
 
     def solve(self) -> int:
         """The solver's status; if it is optimal, the shares and the optimum are the new ones."""
-        status = self.solver.Solve()
-        if status == pywraplp.Solver.ABNORMAL:  # presolving ended in numerical trouble
-            plain = pywraplp.MPSolverParameters()
-            plain.SetIntegerParam(plain.INCREMENTALITY, plain.INCREMENTALITY_OFF)
-            plain.SetIntegerParam(plain.PRESOLVE, plain.PRESOLVE_OFF)
-            status = self.solver.Solve(plain)
+        status = solve_again(self.solver)
         if status == pywraplp.Solver.OPTIMAL:
             self.shares[self.free] = [share.solution_value() for share in self.share]
             self.optimum = self.solver.Objective().Value()
-        return int(status)
+        return status

@@ -33,17 +33,15 @@ ROWS = 4
 TIMES = [Load.FORWARD_MS, Load.BACKWARD_MS, Load.PREFETCH_MS]
 
 
-def longest_shard(shards: Array, *, cached: bool) -> Array:
+def longest_shard(shards: Array) -> Array:
     """What the lookups of the longest shard of an option take at least, ``[TIMES]`` in ms.
 
     Args:
-        shards: ``[shards, COLUMNS]``.
-        cached: tables share a UVM cache, which can shorten lookups by an unknown amount; the bound
-            is then 0.
+        shards: ``[shards, COLUMNS]``; of cached ones with the fetches that they are certain of.
     """
     times = shards[:, TIMES]
     longest: Array = times[np.argmax(times.sum(axis=1))]
-    return np.zeros_like(longest) if cached else longest
+    return longest
 
 
 @dataclass(frozen=True)

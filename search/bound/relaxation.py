@@ -44,6 +44,8 @@ Array = NDArray[np.float64]
 SAMPLES = 8192
 """Points at which a cost is sampled; the staircase below them keeps the hull a lower bound."""
 SMALLEST_BYTES = 64.0
+BUSIEST = 4.0
+"""Multiple of the most that a mean rank can have, up to which messages of the busiest count."""
 LOOKUPS = ("embedding_forward", "embedding_backward", "prefetch")
 UNIFORM = (ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL)
 
@@ -96,13 +98,15 @@ class Hulls:
     Args:
         ceiling: load ``[columns]`` that no plan exceeds on average over the ranks.
         least: loads ``[2, columns]`` that every plan has on average, and on its busiest rank.
+        reach: multiple of the ceiling's sizes up to which hulls lie below the costs.
     """
 
-    def __init__(self, ceiling: Array, least: Array) -> None:
+    def __init__(self, ceiling: Array, least: Array, reach: float) -> None:
         self.ceiling = ceiling[None, None]
         mean, peak = least
         self.least = np.stack([peak, 2 * mean - peak])[None]
         """As of two ranks: a mean or a maximum over them is what every plan has at least."""
+        self.reach = reach
         self.known: list[Hull] = []
 
     def get(self, position: int, model: CostModel, size: Size) -> Hull:
@@ -111,7 +115,8 @@ class Hulls:
             least = size(self.least)
             # of a size that each rank has its own of, some rank may have nothing
             low = float(least.max()) if least.shape[-1] == 1 else 0.0
-            self.known.append(Hull(model, float(np.max(size(self.ceiling))), low))
+            top = self.reach * float(np.max(size(self.ceiling)))
+            self.known.append(Hull(model, top, low))
         return self.known[position]
 
 
@@ -122,11 +127,15 @@ class Cut:
     Args:
         segments: parts of the slope that one rank passes between two collectives of all ranks,
             whichever rank it is, ``[segments, groups, columns]``.
+        messages: parts of the slope that a collective of all ranks takes for its busiest rank, as
+            long as that rank's sizes are below ``reach`` times ``ceiling`` of `Relaxation`,
+            ``[messages, groups, columns]``.
     """
 
     constant: float
     slope: Array
     segments: Array
+    messages: Array
 
 
 class Relaxation:
@@ -139,6 +148,8 @@ class Relaxation:
         hulls: exchange name -> hulls; relaxations of one problem share them.
         least: per group, the loads that its least option has, mean and largest shard,
             ``[groups, 2, columns]``, if every plan uses all exchanges; None if not.
+        reach: multiple of the ceiling up to which the hulls hold: above 1 they do for ranks with
+            more than the mean, and are lower.
     """
 
     def __init__(
@@ -149,30 +160,50 @@ class Relaxation:
         certain: Sequence[bool],
         hulls: dict[str, Hulls],
         least: Array | None = None,
+        reach: float = 1.0,
     ) -> None:
         self.costs = costs
         self.groups = list(groups)
         self.ceiling = ceiling
         self.certain = list(certain)
         self.hulls = hulls
+        self.reach = reach
         self.least = np.zeros((len(self.groups), 2, COLUMNS)) if least is None else least
         self.columns = np.flatnonzero(ceiling.ravel() > 0)
 
-    def evaluate(self, load: Array) -> tuple[float, Cut | None]:
+    def evaluate(self, load: Array, more: Array | None = None) -> tuple[float, Cut | None]:
         """Relaxed time in ms at an average load ``[groups, columns]``, and the cut that is tight
-        there (None if the timeline has no critical cycle among the iterations kept)."""
+        there (None if the timeline has no critical cycle among the iterations kept).
+
+        Args:
+            more: beyond the load, what the ranks that set the pace are thought to have. The cut is
+                then of the cycle that is critical with it; a cycle bounds the time at any costs.
+        """
         graph, slopes, _, scopes = self._linearised(load, exact=True)
+        if more is not None:
+            extra = more.ravel()[self.columns] @ slopes
+            graph.ops = [
+                replace(op, cost_ms=op.cost_ms + ms)
+                for op, ms in zip(graph.ops, extra.tolist(), strict=True)
+            ]
         timeline = simulate(graph, keep_steps=True)
         found = critical_cycle(graph, timeline)
         if found is None:
             return float(timeline.iteration_ms[0]), None
         ops, length, iterations = found
         slope = self._slope(slopes[:, ops].sum(axis=1) / iterations)
-        constant = length / iterations - float((slope * load).sum())
+        at = load if more is None else load + more
+        constant = length / iterations - float((slope * at).sum())
         runs = _runs(ops, scopes)
+        segments = self._parts(slopes, runs, iterations)
+        met = [[op] for op in ops if scopes[op] == "world" and slopes[:, op].any()]
+        messages = self._parts(slopes, met, iterations)
+        return length / iterations, Cut(constant, slope, segments, messages)
+
+    def _parts(self, slopes: Array, runs: list[list[int]], iterations: int) -> Array:
+        """Slopes of some operations together, ``[runs, groups, columns]``."""
         parts = [self._slope(slopes[:, run].sum(axis=1) / iterations) for run in runs]
-        segments = np.array(parts).reshape(-1, *slope.shape)
-        return length / iterations, Cut(constant, slope, segments)
+        return np.array(parts).reshape(-1, *self.ceiling.shape)
 
     def busy(self, load: Array) -> list[Cut]:
         """Cuts that hold for plans with any of the exchanges: the work of one stream, or of the
@@ -191,7 +222,7 @@ class Relaxation:
                 constant += sum(
                     op.host_ms for op, o in zip(graph.ops, optional, strict=True) if not o
                 )
-            cuts.append(Cut(constant, slope, none))
+            cuts.append(Cut(constant, slope, none, none))
         return cuts
 
     def _slope(self, columns: Array) -> Array:
@@ -228,6 +259,7 @@ class Relaxation:
 
     def _builder(self, loads: Array) -> DlrmBuilder:
         known, ceiling, least, certain = self.hulls, self.ceiling, self.least, self.certain
+        reach = self.reach
 
         class Relaxed(Exchange):
             """Costs are supporting lines at the loads of the first of the plans."""
@@ -237,7 +269,9 @@ class Relaxation:
             def cost(self, model: CostModel, size: Size) -> Array:
                 if self.name not in known:
                     mine = list(self.members)
-                    known[self.name] = Hulls(ceiling[mine].sum(axis=0), least[mine].min(axis=0))
+                    known[self.name] = Hulls(
+                        ceiling[mine].sum(axis=0), least[mine].min(axis=0), reach
+                    )
                 hull = known[self.name].get(self.asked, model, size)
                 self.asked += 1
                 sizes = size(self.total)

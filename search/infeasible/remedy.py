@@ -21,6 +21,8 @@ WORK = 1.0
 """Deterministic time of one proof at effort 1, about seconds on one core."""
 ANSWERS = 60
 """Proofs that the search for an irreducible set may ask for."""
+PROOFS_S = 20.0
+"""Seconds after which no further proof is begun; the error then says what is known by then."""
 LARGEST = 4000
 """Tables times ranks beyond which a proof takes seconds: the error only says what is missing."""
 SIZES = 10
@@ -49,7 +51,9 @@ def explain_infeasible(problem: Problem, error: InfeasibleError, stop: Stop) -> 
     """The error with the demands that exclude each other and what would help, as far as the time
     left allows to prove them."""
     size = len(problem.workload.tables) * problem.topology.world_size
-    oracle = Oracle(problem, WORK * max(1.0, stop.effort), ANSWERS, lambda: stop.remaining_s <= 0)
+    end_s = stop.elapsed_s + min(PROOFS_S, stop.remaining_s)
+    work = WORK * max(1.0, stop.effort)
+    oracle = Oracle(problem, work, ANSWERS, lambda: stop.elapsed_s > end_s or not stop.remaining_s)
     found = find_conflict(oracle) if size <= LARGEST else None
     text, inputs = str(error), error.inputs
     parts: list[str] = []

@@ -18,6 +18,7 @@ What is added:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import chain
@@ -251,12 +252,15 @@ def column_width(dim: int, min_partition: int | None = None) -> int:
     `_get_block_size_for_cw_shard` and `_find_base_dim` in sharding_plan.py; the whole dim where
     there is none.
     """
-    widths = [w for w in range(min_partition or TORCHREC_MIN_WIDTH, dim) if _divides(w, dim)]
-    return widths[0] if widths else dim
+    return next(iter(_widths(min_partition or TORCHREC_MIN_WIDTH, dim)), dim)
 
 
-def _divides(width: int, dim: int) -> bool:
-    return dim % width == 0 and width % LANE == 0
+@lru_cache(maxsize=256)
+def _widths(minimum: int, dim: int) -> tuple[int, ...]:
+    """Divisors of ``dim`` from ``minimum``, below ``dim``, that are multiples of 4; rising."""
+    small = [d for d in range(1, math.isqrt(dim) + 1) if dim % d == 0]
+    divisors = {*small, *(dim // d for d in small)}
+    return tuple(sorted(w for w in divisors if minimum <= w < dim and w % LANE == 0))
 
 
 def shard_sizes_and_offsets(
@@ -348,11 +352,9 @@ def _added_splits(
         yield by_row, dim, "TorchRec's sharder lists row_wise for cuda only; the runtime has it"
 
 
-def added_widths(table: Table) -> list[int]:
+def added_widths(table: Table) -> tuple[int, ...]:
     """Every width of column shards: divisors of the dim from the minimum, multiples of 4."""
-    dim = table.embedding_dim
-    minimum = table.constraints.min_partition or MIN_WIDTH
-    return [w for w in range(minimum, dim) if _divides(w, dim)]
+    return _widths(table.constraints.min_partition or MIN_WIDTH, table.embedding_dim)
 
 
 def _pruned_by_constraints(key: str, table: Table, device: str) -> list[PrunedOption]:

@@ -113,7 +113,7 @@ def _misfit(option: Option, topology: Topology) -> str:
         ranks = ", ".join(map(str, option.ranks or ()))
         return f"constraints.ranks allows only {ranks}; {option.partition} needs {_needs(option)}"
     if _fits_anywhere(option, topology):
-        return ""
+        return _short_together(option, topology)
     start = 0
     for alternatives in legal.units:
         length = len(alternatives[0])
@@ -128,7 +128,25 @@ def _misfit(option: Option, topology: Topology) -> str:
                 f"{short} bytes more than any rank it may lie on has"
             )
         start += length
-    return ""
+    return _short_together(option, topology)
+
+
+def _short_together(option: Option, topology: Topology) -> str:
+    """Why all shards exceed all ranks that they may lie on, or an empty string. Without this a
+    table of very many shards, each of which fits some rank, costs minutes until it is refused."""
+    ranks = range(topology.world_size) if option.ranks is None else sorted({*option.ranks})
+    hbm = sum(m.hbm_bytes for m in option.memory)
+    ddr = sum(m.ddr_bytes for m in option.memory)
+    short = max(
+        hbm - sum(topology.hbm_cap_bytes[r] for r in ranks),
+        ddr - sum(topology.ddr_cap_bytes[r] for r in ranks),
+    )
+    if short <= 0:
+        return ""
+    return (
+        f"all {option.num_shards} shards need {format_bytes(hbm)} HBM and {format_bytes(ddr)} DDR, "
+        f"{short} bytes more than the ranks they may lie on have together"
+    )
 
 
 def _fits_anywhere(option: Option, topology: Topology) -> bool:

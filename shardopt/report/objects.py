@@ -96,6 +96,8 @@ def plan_object(
         iteration_ms, interval_ms, provenance, out_of_range: of the best plan.
         lower_bound_ms: no plan of the search space is predicted to be faster.
         gap: ``iteration_ms / lower_bound_ms - 1``, a fraction; null where the bound is 0.
+        bound_notes: what the bound leaves out or did not get to, a sentence each; empty where it
+            is closed.
         surrogate_gap: the exact solver's own gap, a fraction; null if not known.
         stopped_by: ``work``, ``gap``, ``time`` or ``interrupted``.
         search_seconds: wall time of the search.
@@ -117,6 +119,7 @@ def plan_object(
         "out_of_range": range_objects(best.out_of_range),
         "lower_bound_ms": result.lower_bound_ms,
         "gap": gap_of(best.iteration_ms, result.lower_bound_ms),
+        "bound_notes": list(result.bound_notes),
         "surrogate_gap": result.surrogate_gap,
         "stopped_by": result.stopped_by,
         "search_seconds": result.search_seconds,

@@ -293,6 +293,8 @@ def show_end(console: Console, report: PlanReport) -> None:
         f"Searched for {result.search_seconds:.1f} s and scored {result.evaluations:,} plans; "
         f"{reason}.",
     )
+    if result.bound_notes:
+        line(console, f"Note: {'; '.join(result.bound_notes)}.", style="yellow")
     for note in report.setting.notes:
         line(console, f"Note: {note}.", style="yellow")
     if report.written:

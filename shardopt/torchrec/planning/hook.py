@@ -45,7 +45,12 @@ from shardopt.torchrec.planning.left_over import (
     without,
 )
 from shardopt.torchrec.planning.loaded import LoadedOptions
-from shardopt.torchrec.planning.machine import check_bandwidths, detect_hardware, read_topology
+from shardopt.torchrec.planning.machine import (
+    check_bandwidths,
+    check_table_sizes,
+    detect_hardware,
+    read_topology,
+)
 from shardopt.torchrec.planning.stand_ins import (
     MinimumProposer,
     PredictedPerfModel,
@@ -234,6 +239,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
                 given cannot be used.
         """
         check_device_groups(module, self._constraints or {}, self._topology.compute_device)
+        check_table_sizes(module, self._topology)
         self._request = (module, sharders)
         self._searched = self.found = None
         return super().plan(module, sharders)

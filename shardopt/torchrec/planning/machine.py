@@ -13,10 +13,14 @@ from predictor.model.topology import Topology
 from shardopt.config.cluster import default_nvlink_domain
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.logs import logger
+from shardopt.torchrec.plan.module_tables import find_embedding_modules, is_pooled
 
 with needs_torchrec():
     import torch
+    from torch import nn
     from torchrec.distributed.planner import Topology as TorchRecTopology
+    from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
+    from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS
 
 DEVICES = ("cuda", "cpu")
 CPU_PROFILE = "cpu-gloo"
@@ -43,6 +47,34 @@ def read_topology(theirs: TorchRecTopology, hardware: HardwareProfile) -> Topolo
         tuple(int(device.storage.ddr) for device in theirs.devices),
         domain,
     )
+
+
+def check_table_sizes(module: nn.Module, theirs: TorchRecTopology) -> None:
+    """Refuse a table whose weights alone exceed all memory of all ranks.
+
+    TorchRec's enumerator would estimate each of its shards first, which takes minutes where a wide
+    table has tens of thousands of them.
+
+    Raises:
+        PlannerError: names the table.
+    """
+    storages = [device.storage for device in theirs.devices]
+    room = sum(s.hbm + s.ddr + getattr(s, "ssd", 0) for s in storages)
+    for path, _, inner in find_embedding_modules(module):
+        for config in (
+            inner.embedding_bag_configs() if is_pooled(inner) else inner.embedding_configs()
+        ):
+            elements = config.num_embeddings * config.embedding_dim
+            need = elements * DATA_TYPE_NUM_BITS[config.data_type] // 8
+            # a virtual table has rows only where ids occur
+            if need > room and not getattr(config, "use_virtual_table", False):
+                raise PlannerError(
+                    error_type=PlannerErrorType.INSUFFICIENT_STORAGE,
+                    message=f"table '{config.name}' of module '{path}': its weights take "
+                    f"{units.format_bytes(need)}, and the {theirs.world_size} ranks have "
+                    f"{units.format_bytes(room)} of device and host memory together; use more "
+                    "ranks, or fewer rows, fewer columns or a smaller data type",
+                )
 
 
 def check_bandwidths(theirs: TorchRecTopology) -> None:

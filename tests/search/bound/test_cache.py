@@ -15,7 +15,7 @@ from predictor.model.distribution import Uniform, Zipf
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.workload import Constraints, Workload
 from predictor.units import GIB
-from search.bound.cache import least_sharing_ms
+from search.bound.cache import certain_fetches_ms, least_sharing_ms
 from search.bound.lower_bound import LowerBound
 from search.objective import Objective
 from search.space import enumerate as space
@@ -86,6 +86,30 @@ def test_a_price_of_the_room_beats_none() -> None:
     assert any(s[shared_cache.ROWS] >= s[shared_cache.RESIDENT][-1] for s in shards)
     free, *priced = least_sharing_ms([[one] for one in shards]).sum(axis=0)
     assert max(priced) > free == pytest.approx(-sum(s[shared_cache.OWN_MS] for s in shards))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_shard_fetches_less_than_it_is_certain_of(seed: int) -> None:
+    """Two options of every table; a launch has one of each, of some tables."""
+    rng = random.Random(seed)
+    shards = cached_shards(rng, 12)
+    tables = [i // 2 for i in range(12)]
+    certain = certain_fetches_ms([[one] for one in shards], tables)
+    for _ in range(200):
+        some = rng.sample(range(6), rng.randint(1, 6))
+        joined = [2 * table + rng.randrange(2) for table in some]
+        at = shared_cache.position(np.sum([shards[i] for i in joined], axis=0))
+        for i in joined:
+            (fetched,) = shared_cache.between(shards[i][None, shared_cache.FETCH_MS], at[None])
+            least = shards[i][shared_cache.OWN_MS] + certain[i][0]
+            assert least <= fetched + 1e-9 * shards[i][shared_cache.FETCH_MS][0]
+
+
+def test_a_shard_that_nobody_can_lend_to_fetches_as_if_alone() -> None:
+    one, other = cached_shards(random.Random(2), 2)
+    (alone,) = certain_fetches_ms([[one]], [0])
+    assert alone[0] == pytest.approx(0.0, abs=1e-9 * one[shared_cache.OWN_MS])
+    assert certain_fetches_ms([[one], [other]], [0, 1])[0][0] <= alone[0]
 
 
 def bound_of(objective: Objective) -> float:

@@ -181,3 +181,21 @@ def test_options_with_shorter_shards_are_not_left_out(monkeypatch: pytest.Monkey
         BoundChoices, "undominated", lambda _, index: np.ones(len(index), dtype=bool)
     )
     assert bound_of(objective) == pytest.approx(few, rel=1e-3)
+
+
+def test_notes_say_what_the_bound_did_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    objective = unlimited(2)
+
+    def notes(steps: int) -> str:
+        bound = LowerBound(objective.problem, objective.space, objective.scorer)
+        assert not bound.notes(np.inf), "nothing was asked for yet"
+        bound.solve(steps)
+        assert not bound.notes(bound.proven_ms), "it is closed"
+        return "; ".join(bound.notes(1e6))
+
+    assert notes(3000) == ""
+    assert "cut short" in notes(1)
+    monkeypatch.setattr(bound_choices, "MAX_CHOICES", 0)
+    assert "longest shards" in notes(3000)
+    monkeypatch.setattr(bounds, "MAX_SETS", 1)
+    assert "over 1 sets" in notes(3000)

@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -153,6 +154,15 @@ def test_the_reservation_is_kept_free() -> None:
     with pytest.raises(PlannerError, match=r"Possible solutions") as caught:
         tight.plan(model, SHARDERS)
     assert caught.value.error_type is PlannerErrorType.INSUFFICIENT_STORAGE
+
+
+def test_a_table_beyond_all_memory_is_refused_before_its_shards_are_counted() -> None:
+    model = Model(bag("huge", 1_000_000, 10_000_000))
+    began = time.monotonic()
+    with pytest.raises(PlannerError, match=r"table 'huge' .* 36\.4 TiB") as caught:
+        planner(topology=topology(8, 80 * GIB)).plan(model, SHARDERS)
+    assert caught.value.error_type is PlannerErrorType.INSUFFICIENT_STORAGE
+    assert time.monotonic() - began < 5.0
 
 
 def test_what_fits_nowhere_as_a_whole_is_a_strict_constraint() -> None:
