@@ -227,8 +227,9 @@ def _bound(start: _Start, best_ms: float, stop: Stop) -> float:
     """The lower bound in ms; after Ctrl-C what was proven before."""
     try:
         steps = 0 if stop.is_interrupted else stop.work(BOUND_STEPS)
-        start.bound.solve(steps, best_ms, lambda bound: stop.reached(best_ms, bound))
-        return start.bound.tighten(best_ms, stop.effort, lambda bound: stop.reached(best_ms, bound))
+        return start.bound.tighten(
+            steps, best_ms, stop.effort, lambda bound: stop.reached(best_ms, bound)
+        )
     except KeyboardInterrupt:
         stop.interrupt()
         return start.bound.solve(0, best_ms)

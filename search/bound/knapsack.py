@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
-from search.propose.cpsat import reproducible_solver, run
+from search.reproducible import reproducible_solver, run
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.intp]

@@ -80,25 +80,27 @@ class LowerBound:
                 break
         return float(min(self.proven_ms, upper_ms) * (1 - ROUNDING))
 
-    def tighten(self, upper_ms: float, effort: float, stop: Callable[[float], bool]) -> float:
-        """The bound in ms once `solve` is done and what single ranks can hold is looked at, where
-        that can help; set after set, the least bound first.
+    def tighten(
+        self, steps: int, upper_ms: float, effort: float, stop: Callable[[float], bool]
+    ) -> float:
+        """The bound in ms with what single ranks can hold, where that can help; set after set, the
+        least bound first.
 
         Args:
+            steps: as of `solve`, for sets that are the least then.
             upper_ms: a plan with this time is known.
             effort: multiple of the default work.
             stop: asked often, with the bound so far.
         """
         left = max(1, round(KNAPSACKS * effort))
-        while self._solved and upper_ms > self._solved[0][0] * (1 + WORTH) and left > 0:
-            least = self._solved[0][0]
-            if least > self.proven_ms or stop(self.proven_ms):
+        while left > 0 and not stop(self.solve(steps, upper_ms, stop)):
+            bound, _, one = self._solved[0] if self._solved else (np.inf, 0, None)
+            if one is None or bound > self.proven_ms or bound * (1 + WORTH) >= upper_ms:
                 break
-            one = self._solved[0][2]
             bound, used = one.fill_ranks(upper_ms, left, lambda: stop(self.proven_ms))
-            heapq.heappop(self._solved)
-            self._fathomed = min(self._fathomed, max(bound, least))
             left -= used
+            before, _, _ = heapq.heappop(self._solved)
+            self._fathomed = min(self._fathomed, max(bound, before))
         return float(min(self.proven_ms, upper_ms) * (1 - ROUNDING))
 
     @property
@@ -129,11 +131,11 @@ class LowerBound:
             found.append(
                 f"One bound holds for all sets of sharding types, as there are over {MAX_SETS} sets"
             )
-        open_sets = sum(bound < upper_ms for bound, _, _ in self._open)
-        if open_sets:
+        cut = sum(bound < min(upper_ms, self._least_solved) for bound, _, _ in self._open)
+        if cut:
             found.append(
-                f"The bound was cut short: {open_sets} of {len(self.sets)} sets of sharding types "
-                "are not solved to the end"
+                f"The bound was cut short: {cut} of {len(self.sets)} sets of sharding types are "
+                "not solved to the end"
             )
         if any(one.cut_short for one in self.sets):
             found.append("The bound was cut short: how tables fill single ranks was not settled")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +16,7 @@ from ortools.sat.python import cp_model
 
 from search.in_use.moves import keep_shards_in_place
 from search.objective import Assignment, Objective, Ranks
+from search.reproducible import reproducible_solver, run
 from search.space.option import Choice, Option
 from search.surrogate import IDS, OUTPUTS, Surrogate, Weights
 
@@ -99,39 +99,6 @@ class CpSat:
         value, bound = solver.ObjectiveValue(), solver.BestObjectiveBound()
         gap = value / bound - 1 if bound > 0 else None
         return Solution(build.read(solver), value / UNITS_PER_MS, gap)
-
-
-def reproducible_solver(work: float, seed: int, time_limit_s: float) -> cp_model.CpSolver:
-    """A solver that gives the same answer on any machine unless the wall-time ceiling cuts it.
-
-    Args:
-        work: deterministic time of CP-SAT, about seconds on one core.
-    """
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = seed
-    solver.parameters.max_deterministic_time = work
-    solver.parameters.catch_sigint_signal = False  # `run` stops it and lets Python raise
-    if time_limit_s < float("inf"):
-        solver.parameters.max_time_in_seconds = max(0.1, time_limit_s)
-    return solver
-
-
-def run(solver: cp_model.CpSolver, model: cp_model.CpModel) -> cp_model.CpSolverStatus:
-    """Solve such that Ctrl-C ends it at once.
-
-    Python handles signals between two instructions of the main thread, so the main thread must
-    not sit in the solver: it waits for a thread that does.
-    """
-    with ThreadPoolExecutor(1) as pool:
-        status = pool.submit(solver.solve, model)
-        try:
-            return status.result()
-        except BaseException:
-            while not status.done():  # a stop that comes before the search has begun is lost
-                solver.stop_search()
-                wait([status], timeout=0.05)
-            raise
 
 
 class Model:

@@ -16,7 +16,8 @@ from ortools.sat.python import cp_model
 
 from search.objective import Assignment, Objective
 from search.problem import Problem
-from search.propose.cpsat import Model, reproducible_solver, run
+from search.propose.cpsat import Model
+from search.reproducible import reproducible_solver, run
 from search.space.option import Choice, Option, Space
 from search.surrogate import PHASES, Surrogate, Weights
 

@@ -34,7 +34,7 @@ def bounds_of(objective: Objective, upper_ms: float) -> tuple[float, float]:
     """Without and with what single ranks can hold."""
     bound = LowerBound(objective.problem, objective.space, objective.scorer)
     before = bound.solve(3000, upper_ms)
-    return before, bound.tighten(upper_ms, 10.0, lambda _: False)
+    return before, bound.tighten(3000, upper_ms, 10.0, lambda _: False)
 
 
 def packed(seed: int, ranks: int, kinds: tuple[ShardingType, ...]) -> Objective:
