@@ -11,6 +11,7 @@ Why: docs/decisions/0040.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,13 +79,31 @@ def gains(
     problem: Problem, plan: ShardingPlan, baseline: ShardingPlan, *, draws: int, seed: int
 ) -> tuple[float, Array]:
     """The gain as predicted, and under every draw ``[draws]``."""
+    (ours, theirs), times = drawn_times(problem, (plan, baseline), draws=draws, seed=seed)
+    return float(1 - ours / theirs), 1 - times[0] / times[1]
+
+
+def drawn_times(
+    problem: Problem,
+    plans: Sequence[ShardingPlan],
+    *,
+    draws: int = DRAWS,
+    seed: int = GAIN_SEED,
+) -> tuple[Array, Array]:
+    """Iteration times in ms as predicted ``[plans]``, and under the same draws of the costs'
+    errors ``[plans, draws]``.
+
+    Raises:
+        PlanError: a plan does not cover the workload's tables or the topology's ranks.
+    """
     scorer = problem.scorer()
-    both = [match_plan(problem.workload, problem.topology, p) for p in (plan, baseline)]
-    numbers = np.array([[scorer.number(i, t) for i, t in enumerate(tables)] for tables in both])
-    ours, theirs = scorer.score_numbered(numbers).tolist()
+    all_tables = [match_plan(problem.workload, problem.topology, plan) for plan in plans]
+    numbers = np.array(
+        [[scorer.number(i, t) for i, t in enumerate(tables)] for tables in all_tables]
+    )
     errors = CostErrors(known_errors(problem.hardware, problem.topology), draws, seed)
     times = problem.perturbed(scorer, errors).score_numbered(numbers)
-    return 1 - ours / theirs, 1 - times[0] / times[1]
+    return scorer.score_numbered(numbers), times
 
 
 def gain_over_baseline(

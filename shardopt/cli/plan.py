@@ -82,6 +82,7 @@ def plan(
     from search.solve import solve
     from search.stop import Stop
     from shardopt.explain.differences import find_move
+    from shardopt.explain.stakes import alternatives
     from shardopt.report.progress import SearchProgress
 
     with SearchProgress(on=not (json or quiet)) as progress:
@@ -97,6 +98,7 @@ def plan(
     predictions = [setting.predict(ranked.plan) for ranked in result.plans]
     move = find_move(setting.problem(), result)
     gain = gain_over_baseline(setting.problem(), result)
+    instead = alternatives(setting.problem(), result, predictions[0])
     if strict:
         refuse_outside(predictions[0].out_of_range)
     from shardopt.api.plan_file import plan_meta, write_best
@@ -109,7 +111,7 @@ def plan(
         from shardopt.report.objects import from_object, plan_object
 
         note(setting.notes, quiet=quiet)
-        made = plan_object(result, predictions, meta, setting.notes, gain)
+        made = plan_object(result, predictions, meta, setting.notes, gain, instead)
         print_json({**made, **from_object(result, move, from_)})
         _end(result)
         return
@@ -119,7 +121,10 @@ def plan(
     following = (
         f"shardopt explain {model} {written}" if written else "the same command with -o plan.json"
     )
-    _show(PlanReport(setting, result, predictions, written, following, move, gain), quiet)
+    report = PlanReport(
+        setting, result, predictions, written, following, move, gain=gain, instead=instead
+    )
+    _show(report, quiet)
     _end(result)
 
 

@@ -12,6 +12,7 @@ from predictor.predict import Prediction
 from search.expected_gain import ExpectedGain
 from search.in_use.price import Move
 from search.problem import Result
+from shardopt.explain.stakes import Alternatives
 from shardopt.formatting import gap_of
 
 Object = dict[str, Any]
@@ -83,6 +84,7 @@ def plan_object(
     meta: Mapping[str, Any],
     notes: Sequence[str],
     gain: ExpectedGain | None = None,
+    instead: Alternatives | None = None,
 ) -> Object:
     """``shardopt plan --json``.
 
@@ -91,6 +93,7 @@ def plan_object(
         meta: ``model``, ``hardware``, ``world_size``, ``local_world_size``, ``batch_size``,
             ``seed`` and ``versions``, which come first in the object.
         gain: of the best plan over TorchRec's.
+        instead: what matters more, where sharding does not.
 
     Keys, in addition to those of ``meta``:
         iteration_ms, interval_ms, provenance, out_of_range: of the best plan.
@@ -106,6 +109,7 @@ def plan_object(
             as in plan.json.
         baselines: name -> iteration_ms under the same predictor.
         expected_gain: `gain_object`.
+        sharding_matters: false where sane plans are alike; then ``instead`` is `instead_object`.
         preferred_to: the fastest plan found, as ``iteration_ms`` and ``found_by``, where a simpler
             one that cannot be told apart from it is the best plan; else null.
         notes: what the console says once.
@@ -134,6 +138,8 @@ def plan_object(
         ],
         "baselines": dict(result.baselines),
         "expected_gain": gain_object(gain),
+        "sharding_matters": instead is None,
+        "instead": instead_object(instead),
         "preferred_to": None
         if result.fastest is None
         else {
@@ -141,6 +147,27 @@ def plan_object(
             "found_by": result.fastest.found_by,
         },
         "notes": list(notes),
+    }
+
+
+def instead_object(instead: Alternatives | None) -> Object | None:
+    """``instead`` of ``shardopt plan --json``; null where sharding matters.
+
+    Keys:
+        plans: sane ones that were compared.
+        spread: by which share the slowest of them is slower than the best.
+        sparse_share: of the iteration, that lookups and their exchanges take.
+        largest: phase -> share of the iteration, the largest ones.
+        changes: those of `sensitivity` that save most: ``change`` and ``change_ms``.
+    """
+    if instead is None:
+        return None
+    return {
+        "plans": instead.stakes.plans,
+        "spread": instead.stakes.spread,
+        "sparse_share": instead.sparse_share,
+        "largest": dict(instead.largest),
+        "changes": [{"change": w.change, "change_ms": w.change_ms} for w in instead.changes],
     }
 
 

@@ -18,6 +18,7 @@ from search.expected_gain import TORCHREC, ExpectedGain
 from search.in_use.price import Move
 from search.problem import Result
 from shardopt.api.setting import Setting
+from shardopt.explain.stakes import Alternatives
 from shardopt.formatting import (
     at_most,
     gap_of,
@@ -27,6 +28,7 @@ from shardopt.formatting import (
     ms,
     number,
     percent,
+    phase_words,
     plural,
     points,
     ranks_text,
@@ -58,6 +60,7 @@ class PlanReport:
         next_command: what to type next.
         move: from the plan in use to the best plan, where there is one.
         gain: of the best plan over TorchRec's, where that has one.
+        instead: what matters more, where sharding does not.
     """
 
     setting: Setting
@@ -67,11 +70,15 @@ class PlanReport:
     next_command: str
     move: Move | None = None
     gain: ExpectedGain | None = None
+    instead: Alternatives | None = None
 
 
 def show_plan(console: Console, report: PlanReport) -> None:
     """The whole report."""
     best = report.predictions[0]
+    if report.instead is not None:
+        line(console, instead_text(report.instead), style="bold")
+        console.print()
     show_setting(console, report.setting)
     show_ranking(console, report.result, report.predictions)
     show_baselines(console, report.result.baselines, best.iteration_ms)
@@ -85,8 +92,10 @@ def show_plan(console: Console, report: PlanReport) -> None:
 
 
 def show_headline(console: Console, report: PlanReport) -> None:
-    """The report under ``--quiet``: one line."""
+    """The report under ``--quiet``: one line; before it one that sharding does not matter."""
     best, result = report.predictions[0], report.result
+    if report.instead is not None:
+        console.print(Text(instead_text(report.instead)), soft_wrap=True)
     gap = gap_of(best.iteration_ms, result.lower_bound_ms)
     proved = "" if gap is None else f", {at_most(gap)} from optimal"
     text = (
@@ -94,6 +103,22 @@ def show_headline(console: Console, report: PlanReport) -> None:
         f"{provenance_text(best)}"
     )
     console.print(Text(text), soft_wrap=True)
+
+
+def instead_text(instead: Alternatives) -> str:
+    """That sharding hardly matters, and what would."""
+    stakes = instead.stakes
+    parts = ", ".join(f"{phase_words(phase)} {percent(share)}" for phase, share in instead.largest)
+    text = (
+        f"Sharding hardly matters here: {stakes.plans} sane plans are within "
+        f"{percent(stakes.spread)} of each other, no more than the known errors of the costs could "
+        f"hide; lookups and exchanges take {percent(instead.sparse_share)} of the iteration. "
+        f"The largest parts are {parts}."
+    )
+    if instead.changes:
+        saved = "; ".join(f"{w.change}: {ms(-w.change_ms)} less" for w in instead.changes)
+        text += f" What would help more: {saved}."
+    return text
 
 
 def show_setting(console: Console, setting: Setting) -> None:

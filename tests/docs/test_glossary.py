@@ -11,21 +11,21 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("predictor", "search", "shardopt")
 
 PLAIN = """
-additive annotation answer arch argument array assignment autograd balancer bandwidth bench bound
-budget by byte calibration call case cause cell change choice chunk clock column command
-comparison compute config console constant constraint cost count cpu csv cuda curve data dep
-device diff difference dist document embedding empirical error escaping event excess explanation
-fact factor feasibility feature file fit flag flow format goal greedy hardware head hint home
-host id imitation index indices info input instruction inter item job kernel key kind layer line
-linear list liveness lookup machine mapping match matrix measurement member memory minimum model
-module mover neighbourhood node number occupancy of op operand optimizer oracle origin out
-outcome output overhead package packer pair parameter partition path piece place placement pool
-prediction problem program progress random rank ratio reader reading recommender record recorder
-recording repeat report result role room row rule run sample sampler saver scale scaling schema
-score scorer searcher section selection server setting shape shardopt size slot solution source
-span spec split start state statistic stop storage subset sum summary swap system table tensor
-time timer to total training transpose tree tuning type uniform usage user value variant view
-visit wait watch weight word work
+additive alternative annotation answer arch argument array assignment autograd balancer bandwidth
+bench bound budget by byte calibration call case cause cell change choice chunk clock column
+command comparison compute config console constant constraint cost count cpu csv cuda curve data
+dep device diff difference dist document embedding empirical error escaping event excess
+explanation fact factor feasibility feature file fit flag flow format goal greedy hardware head
+hint home host id imitation index indices info input instruction inter item job kernel key kind
+layer line linear list liveness lookup machine mapping match matrix measurement member memory
+minimum model module mover neighbourhood node number occupancy of op operand optimizer oracle
+origin out outcome output overhead package packer pair parameter partition path piece place
+placement pool prediction problem program progress random rank ratio reader reading recommender
+record recorder recording repeat report result role room row rule run sample sampler saver scale
+scaling schema score scorer searcher section selection server setting shape shardopt size slot
+solution source span spec split start state statistic stop storage subset sum summary swap system
+table tensor time timer to total training transpose tree tuning type uniform usage user value
+variant view visit wait watch weight word work
 """
 """Plain nouns of English and of programming, which mean in a name what they mean elsewhere."""
 ADJECTIVES = """

@@ -1,0 +1,55 @@
+"""Where sharding does not matter: what would."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from predictor.predict import Prediction
+from search.problem import Problem, Result
+from search.stakes import Stakes, stakes
+from shardopt.explain.whatif import WhatIf, sensitivity
+
+SPARSE = (
+    "input_dist",
+    "prefetch",
+    "embedding_forward",
+    "output_dist_forward",
+    "output_dist_backward",
+    "embedding_backward",
+)
+"""Phases that a sharding plan decides on."""
+SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """What to look at instead of the sharding plan.
+
+    Args:
+        stakes: how little plans differ.
+        sparse_share: of the iteration, that lookups and their exchanges take.
+        largest: the largest phases of the critical path with their shares.
+        changes: of machine, batch and settings that save most time.
+    """
+
+    stakes: Stakes
+    sparse_share: float
+    largest: tuple[tuple[str, float], ...]
+    changes: tuple[WhatIf, ...]
+
+
+def alternatives(problem: Problem, result: Result, best: Prediction) -> Alternatives | None:
+    """What would matter instead; None where sharding matters, or nothing was compared."""
+    found = stakes(problem, result)
+    if found is None or found.matters:
+        return None
+    total = best.iteration_ms
+    parts = sorted(best.breakdown.items(), key=lambda item: -item[1])
+    changes = [w for w in sensitivity(problem, result.best.plan, best) if w.kind != "batch"]
+    changes.sort(key=lambda w: w.change_ms)
+    return Alternatives(
+        found,
+        sum(best.breakdown.get(phase, 0.0) for phase in SPARSE) / total,
+        tuple((phase, ms / total) for phase, ms in parts[:SHOWN]),
+        tuple(w for w in changes[:SHOWN] if w.change_ms < 0),
+    )
