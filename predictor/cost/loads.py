@@ -31,6 +31,7 @@ from predictor.cost.lookup.embedding import (
 )
 from predictor.cost.lookup.shard import LookupShard
 from predictor.cost.lookup.uvm_cache import table_of
+from predictor.cost.stragglers import LEAST, relative_variance
 from predictor.hardware.loader import HardwareProfile
 from predictor.model.distribution import Bins, EmpiricalByRange
 from predictor.model.memory import DEFAULT_CACHE_LOAD_FACTOR
@@ -64,18 +65,22 @@ class Load(IntEnum):
     """output elements the rank's lookups produce per iteration"""
     GRADIENTS = 8
     """elements of dense gradient (data_parallel tables only)"""
-    ROWS = 9
+    EXPANDED = 9
+    """output elements that repeated ids get back where only distinct ones are looked up"""
+    ROWS = 10
     """rows whose numbers the backward sorts"""
-    SORTED = 10
+    SORTED = 11
     """ids times the passes that a sort of their own table's rows alone would take"""
-    SHARED_2_MS = 11
+    VARIANCE = 12
+    """of the forward over batches, in ms^2"""
+    SHARED_2_MS = 13
     """what the forward adds when 2 tables share the L2; the next ones: when 4, 8, 16 do"""
-    SHARED_4_MS = 12
-    SHARED_8_MS = 13
-    SHARED_16_MS = 14
-    FORWARD_LONGEST_MS = 15
+    SHARED_4_MS = 14
+    SHARED_8_MS = 15
+    SHARED_16_MS = 16
+    FORWARD_LONGEST_MS = 17
     """shortest forward of a launch with the shard; the longest counts, they do not add up"""
-    BACKWARD_LONGEST_MS = 16
+    BACKWARD_LONGEST_MS = 18
 
 
 COLUMNS = len(Load)
@@ -184,8 +189,14 @@ class ShardLoads:
     def _compute(self, table: Table, plan: TablePlan, shard: Shard) -> tuple[Array, Array | None]:
         total, cache = np.zeros(COLUMNS), None
         lookups = self._lookups(table, plan, shard)
-        for lookup in lookups:
-            add(total, self._load(lookup))
+        for feature, lookup in zip(table.features, lookups, strict=True):
+            load = self._load(lookup)
+            load[Load.VARIANCE] = load[Load.FORWARD_MS] ** 2 * self._spread(feature, plan, lookup)
+            if table.index_dedup:
+                share = shard_bins(table, feature, shard).mass
+                draws = self._samples(plan) * feature.lookups_per_sample
+                load[Load.EXPANDED] = draws * share * shard.size[1]
+            add(total, load)
         if plan.compute_kernel is ComputeKernel.FUSED_UVM_CACHING and shard.size[0]:
             whole = table_of(lookups)
             total[filling_column(self.workload)] += prefetch_ms(whole, self.hardware)
@@ -201,12 +212,32 @@ class ShardLoads:
         """The lookups of every feature of a table in a shard."""
         return [self._lookup(table, feature, plan, shard) for feature in table.features]
 
-    def _lookup(self, table: Table, feature: Feature, plan: TablePlan, shard: Shard) -> LookupShard:
+    def _samples(self, plan: TablePlan) -> int:
+        """Those whose ids a shard serves: of one rank where every rank has the table."""
         local = plan.sharding_type is ShardingType.DATA_PARALLEL
-        samples = self.workload.batch_size * (1 if local else self.topology.world_size)
+        return self.workload.batch_size * (1 if local else self.topology.world_size)
+
+    def _spread(self, feature: Feature, plan: TablePlan, lookup: LookupShard) -> float:
+        """Relative variance of the shard's ids over batches; 0 where it is small."""
+        found = relative_variance(
+            self._samples(plan) * feature.num_poolings,
+            feature.pooling_factor,
+            feature.pooling_factor_std,
+            min(1.0, lookup.bins.mass),
+        )
+        return found if found > LEAST**2 else 0.0
+
+    def _lookup(self, table: Table, feature: Feature, plan: TablePlan, shard: Shard) -> LookupShard:
+        samples = self._samples(plan)
         draws = samples * feature.lookups_per_sample
-        bins = shard_bins(table, feature, shard)
+        bins, distinct = shard_bins(table, feature, shard), None
         bags = samples * feature.num_poolings
+        if table.index_dedup:
+            distinct = bins.unique(draws)
+            whole = feature.distribution.bins(table.num_embeddings)
+            each = self.workload.batch_size * feature.lookups_per_sample
+            draws = samples / self.workload.batch_size * whole.unique(each)
+            bins = bins.once(each, whole.unique(each))
         return LookupShard(
             bins=bins,
             draws=draws,
@@ -222,6 +253,7 @@ class ShardLoads:
             kernel=plan.compute_kernel,
             cache_load_factor=plan.cache_load_factor or DEFAULT_CACHE_LOAD_FACTOR,
             lengths=bags,
+            distinct=distinct,
         )
 
     def _load(self, lookup: LookupShard) -> Array:

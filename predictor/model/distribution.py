@@ -57,6 +57,17 @@ class Bins:
             seen = -np.expm1(draws * np.log1p(-np.minimum(self.probs, 1.0)))
         return float(self.counts @ seen)
 
+    def once(self, draws: float, distinct: float) -> Bins:
+        """The rows with the probabilities that they have among the distinct ids of many samples.
+
+        Args:
+            draws: of each sample, over the whole table.
+            distinct: rows of the whole table that they are expected to touch, > 0.
+        """
+        with np.errstate(divide="ignore"):
+            seen = -np.expm1(draws * np.log1p(-np.minimum(self.probs, 1.0)))
+        return Bins(self.counts, seen / distinct)
+
     def hit_rate(self, cache_rows: float) -> float:
         """Steady-state hit rate of an LRU cache of ``cache_rows`` rows, in [0, 1].
 

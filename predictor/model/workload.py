@@ -42,6 +42,8 @@ class Feature:
         num_poolings: objects per sample (VBE), >= 1 in ordinary models.
         distribution: how the ids spread over the table's rows.
         id_order: ``random`` (hot ids anywhere) or ``frequency`` (low ids are the hot ones).
+        pooling_factor_std: standard deviation of the ids per sample and pooling, >= 0; None: they
+            are the floor or the ceiling of their mean.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Feature:
     num_poolings: float = 1.0
     distribution: Distribution = field(default_factory=Uniform)
     id_order: str = "random"
+    pooling_factor_std: float | None = None
 
     @property
     def lookups_per_sample(self) -> float:
@@ -78,7 +81,12 @@ class Constraints:
 
 @dataclass(frozen=True)
 class Table:
-    """An embedding table of ``[num_embeddings, embedding_dim]`` and the features that read it."""
+    """An embedding table of ``[num_embeddings, embedding_dim]`` and the features that read it.
+
+    Args:
+        index_dedup: every rank sends the distinct ids of its batch only; of tables without
+            pooling (``use_index_dedup`` of TorchRec's `EmbeddingCollectionSharder`).
+    """
 
     name: str
     num_embeddings: int
@@ -90,6 +98,7 @@ class Table:
     weighted: bool = False
     optimizer: str = Optimizer.ROWWISE_ADAGRAD
     constraints: Constraints = field(default_factory=Constraints)
+    index_dedup: bool = False
 
     @property
     def element_bytes(self) -> int:

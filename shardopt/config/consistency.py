@@ -40,6 +40,12 @@ def check_consistency(
                 ("tables", index, "weighted"),
                 "got True with pooling none; per-sample weights need pooling sum or mean",
             )
+        if table.index_dedup and table.is_pooled:
+            problems.add(
+                ("tables", index, "index_dedup"),
+                f"got True with pooling {table.pooling}; TorchRec deduplicates the ids of "
+                "EmbeddingCollections only, tables with pooling none",
+            )
     _note_mixed_modules(tables, problems)
 
 
@@ -105,12 +111,14 @@ def _same_model(tables: IndexedTables, dense: CapturedDense, problems: Problems)
 
 def _note_mixed_modules(tables: IndexedTables, problems: Problems) -> None:
     """TorchRec pools, or weights, all tables of a module or none."""
-    kinds: dict[str, set[tuple[bool, bool]]] = {}
+    kinds: dict[str, set[tuple[bool, ...]]] = {}
     for _, table in tables:
-        kinds.setdefault(table.module, set()).add((table.is_pooled, table.weighted))
+        kind = table.is_pooled, table.weighted, table.index_dedup
+        kinds.setdefault(table.module, set()).add(kind)
     for module, found in kinds.items():
         if len(found) > 1:
             problems.notes.append(
-                f"{problems.file}: module '{module}' mixes tables with and without pooling or "
-                "weights, which TorchRec keeps in modules of their own; give each kind a 'module'"
+                f"{problems.file}: module '{module}' mixes tables with and without pooling, "
+                "weights or index_dedup, which TorchRec keeps in modules of their own; "
+                "give each kind a 'module'"
             )

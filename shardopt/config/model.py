@@ -185,6 +185,7 @@ class _Reader:
             weighted=section.weighted,
             optimizer=section.optimizer or self.optimizer,
             constraints=constraints,
+            index_dedup=section.index_dedup,
         )
 
     def _features(self, raw: object, path: KeyPath) -> tuple[Feature, ...] | None:
@@ -212,6 +213,7 @@ class _Reader:
             section.num_poolings,
             distribution,
             section.id_order,
+            section.pooling_factor_std,
         )
 
     def _constraints(self, raw: object, path: KeyPath) -> Constraints | None:

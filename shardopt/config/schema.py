@@ -88,6 +88,7 @@ class TableSection(Section):
     pooling: Annotated[str, choice(["sum", "mean", "none"])] = "sum"
     weighted: Flag = False
     optimizer: EmbeddingOptimizer | None = None
+    index_dedup: Flag = False
     features: Any = Field(description="a list of the sparse features that read this table")
     constraints: Any = None
 
@@ -102,6 +103,7 @@ class FeatureSection(Section):
     num_poolings: Annotated[float, real(0, 1e6, above=True)] = 1.0
     index_distribution: Any = None
     id_order: Annotated[str, choice(["random", "frequency"])] = "random"
+    pooling_factor_std: Annotated[float, real(0, 1e9)] | None = None
 
 
 class ConstraintsSection(Section):

@@ -145,6 +145,8 @@ def _table(table: Table) -> dict[str, Any]:
         "optimizer": str(table.optimizer),
         "features": [_feature(feature) for feature in table.features],
     }
+    if table.index_dedup:
+        found["index_dedup"] = True
     constraints = {name: _plain(getattr(table.constraints, name)) for name in _CONSTRAINTS}
     given = {name: value for name, value in constraints.items() if value is not None}
     return {**found, "constraints": given} if given else found
@@ -158,13 +160,16 @@ def _plain(value: Any) -> Any:
 
 
 def _feature(feature: Feature) -> dict[str, Any]:
-    return {
+    found: dict[str, Any] = {
         "name": feature.name,
         "pooling_factor": feature.pooling_factor,
         "num_poolings": feature.num_poolings,
         "index_distribution": _distribution(feature.distribution, feature.name),
         "id_order": feature.id_order,
     }
+    if feature.pooling_factor_std is not None:
+        found["pooling_factor_std"] = feature.pooling_factor_std
+    return found
 
 
 def _distribution(distribution: Distribution, feature: str) -> object:

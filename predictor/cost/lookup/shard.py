@@ -35,6 +35,7 @@ class LookupShard:
         draws: ids drawn over the whole table that this rank may have to serve.
         bags: output rows; equal to the shard's ids where outputs are not pooled.
         lengths: (sample, feature) pairs, whose ids are walked one after the other; `bags` if None.
+        distinct: rows that an iteration touches, where the ids are no independent draws.
         rows, dim: size of the shard.
         element_bytes, output_bytes: of one weight and one output element.
         optimizer: by FBGEMM's `EmbOptimType` value.
@@ -56,6 +57,7 @@ class LookupShard:
     kernel: ComputeKernel = ComputeKernel.FUSED
     cache_load_factor: float = 0.2
     lengths: float | None = None
+    distinct: float | None = None
 
     @property
     def walks(self) -> float:
@@ -70,7 +72,7 @@ class LookupShard:
     @property
     def distinct_rows(self) -> float:
         """Expected distinct rows of the shard that an iteration touches."""
-        return self.bins.unique(self.draws)
+        return self.bins.unique(self.draws) if self.distinct is None else self.distinct
 
     @property
     def ids_per_walk(self) -> float:

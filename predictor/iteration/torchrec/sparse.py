@@ -19,7 +19,14 @@ from predictor import units
 from predictor.cost.elementwise import memory_ms
 from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.loads import Load, LookupGroup, fused_backward_ms, fused_forward_ms
-from predictor.cost.lookup.embedding import backward_floor_ms, forward_floor_ms, prefetch_floor_ms
+from predictor.cost.lookup.embedding import (
+    backward_floor_ms,
+    forward_floor_ms,
+    prefetch_floor_ms,
+    sort_pass_ms,
+    sort_passes,
+)
+from predictor.cost.stragglers import expected_excess
 from predictor.iteration.graph import Mask
 from predictor.model.plan import ShardingType
 from predictor.model.reservation import INDEX_BYTES
@@ -36,6 +43,9 @@ LENGTH_BYTES = 4
 OUTPUT_BYTES = 4
 COPY_PASSES = 2
 """A copy reads and writes."""
+UNIQUE_PASSES = 8
+"""Reads and writes of an id beside its sort: numbering 2, flags of distinct ids 2, distinct ids 2,
+inverse 2 (UniqueCub.cu)."""
 SPLITS = 3
 """Numbers sent to each peer to announce a transfer: of lengths, ids and samples."""
 
@@ -131,9 +141,24 @@ class Exchange:
     def permute_ms(self) -> Array:
         """Reordering the local ids before the exchange; row splits also bucketize them."""
         model = self._bucketize_ms if self.sharding_type in ROW_SPLIT else self._reorder_ms
-        return self.cost(
+        ids_ms = self.cost(
             model, lambda load: INDEX_BYTES * load[..., Load.IDS].mean(axis=-1, keepdims=True)
         )
+        return ids_ms + self._unique_ms()
+
+    def _unique_ms(self) -> Array:
+        """Finding the distinct ids of the local batch, ``[plans, 1]``.
+
+        `jagged_unique_indices` of FBGEMM numbers the ids over all tables, sorts them with their
+        places by all 64 bits (`at::_unique`, UniqueCub.cu) and writes distinct and inverse ids.
+        """
+        expanded = self.total[..., Load.EXPANDED].mean(axis=-1, keepdims=True)
+        dims = [t.embedding_dim for t in self.workload.tables if t.module == self.module]
+        each = UNIQUE_PASSES * INDEX_BYTES / self.hardware.streaming
+        each += float(sort_passes(2.0**63, self.hardware)) * sort_pass_ms(
+            self.hardware, weighted=False, pooled=True
+        )
+        return np.asarray(each * expanded / max(dims))
 
     def _reorder_ms(self, size: Array) -> Array:
         return memory_ms(self.hardware, 2 * size)
@@ -194,6 +219,8 @@ class Exchange:
             time = fused_backward_ms(load, self.groups[group], self.hardware)
         else:
             time = load[..., column]
+        if load[..., Load.VARIANCE].any() and column is not Load.PREFETCH_MS:
+            time = time + straggling_ms(load, column)
         return np.where(load[..., Load.SHARDS] > 0, floor_ms + time, 0.0)
 
     def outputs(self, *, backward: bool) -> list[Transfer]:
@@ -246,7 +273,8 @@ class Exchange:
         An all-to-all's outputs are concatenated by rank; their gradients are made contiguous and
         concatenated (`All2All_Pooled_Wait`). Columns of a table are put together
         (`permute_pooled_embs`). Outputs that share a KeyedTensor with those of other exchanges are
-        concatenated once more, and their gradients made contiguous.
+        concatenated once more, and their gradients made contiguous. Where distinct ids were looked
+        up, repeated ones get copies of their rows (`construct_jagged_tensors`).
 
         Args:
             shared: plans ``[plans]`` in which other exchanges of the module are used.
@@ -265,7 +293,9 @@ class Exchange:
             among = self.topology.world_size if reduced else 1
             among = self.topology.intra_group_size if kind in HIERARCHICAL else among
             received = self.total[..., Load.OUTPUTS].mean(axis=-1) / among
-        moved = passes * OUTPUT_BYTES * received
+        expanded = self.total[..., Load.EXPANDED].mean(axis=-1)
+        repeats = COPY_PASSES + backward  # gradients of repeated ids are added up
+        moved = OUTPUT_BYTES * (passes * received + repeats * expanded)
         bandwidth = self.hardware.streaming * self.hardware.elementwise.columns
         return np.asarray(moved / bandwidth)[..., None]
 
@@ -292,6 +322,19 @@ class Exchange:
             model: takes elements, not bytes.
         """
         return self.cost(model, lambda load: load[..., Load.GRADIENTS])
+
+
+def straggling_ms(load: Array, column: Load) -> Array:
+    """How much longer the slowest rank's lookups take than the slowest one's mean, ``[plans, 1]``:
+    all ranks wait for it at the next collective.
+
+    Args:
+        load: of one fused lookup, ``[plans, ranks, columns]``.
+        column: its forward or backward, which varies by the same share.
+    """
+    forward = load[..., Load.FORWARD_MS]
+    share = np.sqrt(load[..., Load.VARIANCE]) / np.where(forward > 0, forward, 1.0)
+    return expected_excess(load[..., column], share * load[..., column])
 
 
 def busiest(column: Load, width: float) -> Size:

@@ -6,6 +6,7 @@ Reads what TorchRec's planner does not: features from the configs, optimizers, t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from predictor.errors import InputError, did_you_mean
@@ -28,6 +29,7 @@ from shardopt.torchrec.plan.options import group_by_table
 with needs_torchrec():
     import torch
     from torch import nn
+    from torchrec.distributed.embedding import get_ec_index_dedup
     from torchrec.distributed.planner.constants import POOLING_FACTOR
     from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
     from torchrec.distributed.types import ModuleSharder
@@ -56,10 +58,12 @@ def read_workload(
     offered = group_by_table(options)
     by_type = {sharder.module_type: sharder for sharder in sharders}
     tell_missing_factors(offered.values(), inputs)
-    tables = [
-        read_table(found, fused_params_of(by_type[type(found[0].module[1])]), inputs)
-        for found in offered.values()
-    ]
+    tables = []
+    for found in offered.values():
+        sharder = by_type[type(found[0].module[1])]
+        table = read_table(found, fused_params_of(sharder), inputs)
+        dedup = not table.is_pooled and deduplicates(sharder)
+        tables.append(replace(table, index_dedup=dedup))
     _warn_unknown_tables(inputs, {o.name for o in options} | {t.table for t in find_tables(module)})
     known = inputs.known
     if known is not None:
@@ -76,6 +80,13 @@ def read_workload(
         train_pipeline="base" if known is None else known.train_pipeline,
         qcomm=_qcomm(by_type.values()),
     )
+
+
+def deduplicates(sharder: Any) -> bool:
+    """Whether the modules of a sharder send the distinct ids of their batch only."""
+    # that of a managed-collision module wraps the sharder of the collection
+    of_collection = getattr(sharder, "_e_sharder", sharder)
+    return bool(getattr(of_collection, "_use_index_dedup", False) or get_ec_index_dedup())
 
 
 def fused_params_of(sharder: Any) -> Mapping[str, Any]:

@@ -1,6 +1,7 @@
 """Synthetic batches, as the model file describes them: what every measurement trains on.
 
-Each sample has floor or ceil of `pooling_factor` ids, with that mean. Ids follow the feature's
+Each sample has floor or ceil of `pooling_factor` ids, with that mean; with a `pooling_factor_std`
+the floor or ceil of a gamma variable of that mean and standard deviation. Ids follow the feature's
 index distribution; `id_order: random` scatters the hot ones over the table.
 """
 
@@ -122,8 +123,12 @@ def _sparse(
 
 
 def _lengths(feature: Feature, size: int, rng: np.random.Generator) -> Ids:
-    low = int(feature.pooling_factor)
-    return low + (rng.random(size) < feature.pooling_factor - low).astype(np.int64)
+    mean, deviation = feature.pooling_factor, feature.pooling_factor_std
+    lengths = np.full(size, mean)
+    if deviation:
+        lengths = rng.gamma((mean / deviation) ** 2, deviation**2 / mean, size)
+    low = lengths.astype(np.int64)
+    return low + (rng.random(size) < lengths - low)
 
 
 def _ids(feature: Feature, scatter: _Scatter, count: int, rng: np.random.Generator) -> Ids:

@@ -88,17 +88,20 @@ class Training:
 
 
 def _sharders(workload: Workload) -> list[Any]:
-    """With quantised collectives where the model asks for them."""
-    qcomm = workload.qcomm
+    """With quantised collectives and distinct ids where the model asks for them."""
+    qcomm, dedup = workload.qcomm, any(table.index_dedup for table in workload.tables)
     if (qcomm.forward, qcomm.backward) == ("fp32", "fp32"):
-        return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
+        return [
+            EmbeddingBagCollectionSharder(),
+            EmbeddingCollectionSharder(use_index_dedup=dedup),
+        ]
     config = QCommsConfig(
         forward_precision=CommType(qcomm.forward), backward_precision=CommType(qcomm.backward)
     )
     codecs = get_qcomm_codecs_registry(config)
     return [
         EmbeddingBagCollectionSharder(qcomm_codecs_registry=codecs),
-        EmbeddingCollectionSharder(qcomm_codecs_registry=codecs),
+        EmbeddingCollectionSharder(qcomm_codecs_registry=codecs, use_index_dedup=dedup),
     ]
 
 

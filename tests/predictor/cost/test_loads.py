@@ -159,3 +159,44 @@ def test_loads_are_remembered_per_shard_not_per_rank() -> None:
     here, there = (table_wise(workload.tables[0], r) for r in (0, 3))
     assert loads.of_shard(0, here, here.shards[0]) is loads.of_shard(0, there, there.shards[0])
     assert isinstance(here, TablePlan)
+
+
+def test_with_index_dedup_every_rank_sends_its_distinct_ids() -> None:
+    feature = Feature("f", 30.0, distribution=Zipf(1.2))
+    table = a_table(rows=500, dim=8, features=(feature,), pooling="none", index_dedup=True)
+    workload = a_workload(table, batch_size=64)
+    rng = np.random.default_rng(0)
+    bins = Zipf(1.2).bins(500)
+    probs = np.repeat(bins.probs, bins.counts.astype(int))
+    draws = rng.choice(len(probs), size=(200, 4, 64 * 30), p=probs / probs.sum())
+    sent = np.mean([[len(np.unique(rank)) for rank in batch] for batch in draws])
+    rows = np.mean([len(np.unique(batch)) for batch in draws])
+
+    (whole,) = load(workload, T.TABLE_WISE)
+    assert whole[Load.IDS] == pytest.approx(4 * sent, rel=0.01)
+    assert whole[Load.OUTPUTS] == pytest.approx(4 * sent * 8, rel=0.01)
+    assert whole[Load.EXPANDED] == pytest.approx(4 * 64 * 30 * 8)
+    parts = load(workload, T.ROW_WISE)
+    assert parts.sum(axis=0)[Load.IDS] == pytest.approx(4 * sent, rel=0.01)
+    (everywhere, *_) = load(workload, T.DATA_PARALLEL, K.DENSE)
+    assert everywhere[Load.IDS] == pytest.approx(sent, rel=0.01)
+
+    plan = table_wise(table)
+    lookup = ShardLoads(workload, TOPOLOGY, hardware())._lookup(
+        table, feature, plan, plan.shards[0]
+    )
+    assert lookup.distinct_rows == pytest.approx(rows, rel=0.01)
+
+
+def test_only_lengths_that_vary_much_make_stragglers() -> None:
+    def variance(deviation: float | None, batch_size: int, kind: ShardingType) -> float:
+        features = (Feature("f", 20.0, pooling_factor_std=deviation),)
+        workload = a_workload(a_table(features=features), batch_size=batch_size)
+        kernel = K.DENSE if kind is T.DATA_PARALLEL else K.FUSED
+        found = load(workload, kind, kernel)
+        return float((found[:, Load.VARIANCE] / found[:, Load.FORWARD_MS] ** 2).max())
+
+    assert variance(None, 64, T.TABLE_WISE) == 0
+    assert variance(60.0, 64, T.TABLE_WISE) == pytest.approx(9 / (4 * 64))
+    assert variance(60.0, 65536, T.TABLE_WISE) == 0, "too little to count"
+    assert variance(60.0, 64, T.DATA_PARALLEL) == pytest.approx(9 / 64)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from predictor.cost.loads import LONGEST, SHARED
+from predictor.cost.loads import LONGEST, SHARED, Load
 from predictor.model.workload import Workload
 from predictor.units import GIB, MIB
 from search.bound import choices as bound_choices
@@ -67,6 +67,31 @@ def test_what_a_launch_adds_to_its_shards_is_above_the_bound(batch_size: int) ->
     assert any(total[..., LONGEST].any() for total in totals)
     assert batch_size != 256 or any(total[..., SHARED].any() for total in totals)
     assert 0 < bound_of(objective) <= objective.score(plans).min() * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", quick_first(1, range(4)))
+@pytest.mark.parametrize("dedup", [True, False])
+def test_ids_that_vary_or_are_sent_once_are_above_the_bound(seed: int, dedup: bool) -> None:
+    kind = {"pooling": "none", "index_dedup": dedup}
+    tables = [a_table(f"t{i}", 10 ** (4 + i % 4), 64, 60.0 / (i + 1), **kind) for i in range(4)]
+    varying = [
+        replace(t, features=tuple(replace(f, pooling_factor_std=90.0) for f in t.features))
+        for t in tables
+    ]
+    loads, found = [], []
+    for batch in (tables, varying):
+        problem = a_problem(a_workload(*batch, batch_size=64), hosts(4))
+        objective, _ = objective_of(problem)
+        rng = random.Random(seed)
+        plans = [random_plan(objective, rng) for _ in range(100)]
+        times = objective.score(plans)
+        loads.append(objective.scorer.totals(objective.table_plans(plans[0])))
+        found.append(times)
+        assert 0 < bound_of(objective) <= times.min() * (1 + 1e-9)
+    assert (found[1] >= found[0]).all(), "waiting for the slowest rank saves nothing"
+    assert found[1].max() > found[0].max()
+    assert loads[0][..., Load.EXPANDED].any() == dedup
+    assert loads[1][..., Load.VARIANCE].any()
 
 
 def mid_size(tables: int, seed: int, **more: str) -> Workload:

@@ -1,0 +1,102 @@
+"""How much longer the slowest rank takes than the slowest one in the mean.
+
+The ids of a rank are a random sum: their number varies from batch to batch, and with it the time
+of its lookups. All ranks meet at the next collective, so that an iteration pays the expected
+maximum, which is above the maximum of the means. Times are taken to be normal and independent.
+
+Why: docs/decisions/0054.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+LEAST = 0.05
+"""Relative deviation of a shard's ids below which it counts as none: with thousands of ids, as
+usual, nothing then has to be computed."""
+RANKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 128, 256, 512, 1024, 4096, 16384)
+OTHERS = 1.5
+"""Between 1 and 2, where random draws agree best."""
+BEHIND = np.linspace(0.0, 5.0, 51)
+"""How far a rank is behind the slowest one, in deviations."""
+
+
+def relative_variance(
+    samples: float, lengths: float, deviation: float | None, share: float
+) -> float:
+    """Variance of the ids that fall on a shard, over the square of their mean.
+
+    Ids of a sum of ``samples`` independent lengths, each id on the shard with probability
+    ``share``: ``S (mu m (1 - m) + m^2 sigma^2) / (S mu m)^2`` (law of total variance).
+
+    Args:
+        samples: lengths that are added up, > 0.
+        lengths: their mean, > 0.
+        deviation: their standard deviation; None: they are the floor or the ceiling of the mean,
+            as in synthetic batches.
+        share: of the ids that fall on the shard, in [0, 1].
+    """
+    if share <= 0 or samples <= 0:
+        return 0.0
+    part = lengths - math.floor(lengths)
+    variance = part * (1 - part) if deviation is None else deviation**2
+    return (lengths * share * (1 - share) + share**2 * variance) / (
+        samples * (lengths * share) ** 2
+    )
+
+
+def expected_excess(mean: Array, deviation: Array) -> Array:
+    """Expected maximum over ranks less the maximum of the means, ``[plans, 1]``; >= 0.
+
+    Exact for two ranks with equal deviations: the second one counts as the part of a rank that
+    makes the excess right. Of more ranks the others count as that part to the power of `OTHERS`;
+    against random draws the result is then off by at most a quarter of a deviation.
+
+    Args:
+        mean, deviation: of every rank, ``[plans, ranks]``.
+    """
+    if mean.shape[-1] == 1:
+        return np.zeros((*mean.shape[:-1], 1))
+    most = mean.max(axis=-1, keepdims=True)
+    slowest = np.take_along_axis(deviation, mean.argmax(axis=-1)[:, None], axis=-1)
+    both = np.sqrt((deviation**2 + slowest**2) / 2)
+    behind = (most - mean) / np.where(both > 0, both, 1.0)
+    part = np.where(both > 0, np.interp(behind, BEHIND, _parts()), 0.0)
+    second = np.partition(part, -2, axis=-1)[:, -2:-1]
+    weight = part**OTHERS
+    total = weight.sum(axis=-1, keepdims=True)
+    spread = np.sqrt((weight * deviation**2).sum(axis=-1, keepdims=True) / np.maximum(total, 1.0))
+    count = total - second**OTHERS + second
+    return np.asarray(spread * np.interp(count, RANKS, _expected_maxima()))
+
+
+@cache
+def _parts() -> Array:
+    """Of `BEHIND`: the excess of two ranks over that of two equal ones.
+
+    ``E max(X, Y) - E X = sqrt(2) phi(d / sqrt(2)) - d (1 - Phi(d / sqrt(2)))`` for deviations of
+    1 and means that are d apart (Clark 1961, eq. 2).
+    """
+    at = BEHIND / math.sqrt(2)
+    density = np.exp(-(at**2) / 2) / math.sqrt(2 * math.pi)
+    excess = math.sqrt(2) * density - BEHIND * (1 - _normal(at))
+    return np.asarray(excess / excess[0])
+
+
+@cache
+def _expected_maxima() -> Array:
+    """Of so many standard normals: ``integral of 1 - Phi^n - (1 - Phi)^n over x > 0``."""
+    x = np.linspace(0.0, 8.0, 801)
+    below = _normal(x)
+    return np.array([np.trapezoid(1 - below**n - (1 - below) ** n, x) for n in RANKS])
+
+
+def _normal(x: Array) -> Array:
+    """Distribution function of the standard normal."""
+    return np.array([(1 + math.erf(value / math.sqrt(2))) / 2 for value in x.tolist()])

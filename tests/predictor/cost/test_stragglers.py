@@ -1,0 +1,62 @@
+"""The slowest of ranks whose ids vary: against random draws, and exactly where that is known."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from predictor.cost.stragglers import expected_excess, relative_variance
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 32])
+@pytest.mark.parametrize("apart", [0.0, 1.0, 4.0])
+@pytest.mark.parametrize("unlike", [0.0, 0.8])
+def test_the_excess_is_that_of_random_draws(ranks: int, apart: float, unlike: float) -> None:
+    rng = np.random.default_rng([ranks, int(apart), int(10 * unlike)])
+    mean = 10 + apart * rng.random(ranks)
+    deviation = 1 + unlike * (rng.random(ranks) - 0.5)
+    drawn = (mean + deviation * rng.standard_normal((40_000, ranks))).max(axis=1).mean()
+    found = expected_excess(mean[None], deviation[None])
+    assert found.shape == (1, 1)
+    assert found[0, 0] == pytest.approx(drawn - mean.max(), abs=0.25)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 100), st.floats(0, 10)), min_size=1, max_size=6),
+)
+@settings(max_examples=100, deadline=None)
+def test_it_is_never_negative_and_zero_for_one_rank(ranks: list[tuple[float, float]]) -> None:
+    mean, deviation = np.array(ranks).T[:, None]
+    found = expected_excess(mean, deviation)[0, 0]
+    assert found >= 0
+    assert found <= deviation.max() * 1.3
+    if len(ranks) == 1:
+        assert found == 0
+
+
+def test_two_equal_ranks_wait_half_the_mean_difference() -> None:
+    found = expected_excess(np.array([[5.0, 5.0]]), np.array([[2.0, 2.0]]))[0, 0]
+    assert found == pytest.approx(2 / math.sqrt(math.pi), rel=1e-3)
+
+
+@pytest.mark.parametrize(("lengths", "deviation"), [(5.0, 8.0), (2.5, None), (20.0, 0.0)])
+@pytest.mark.parametrize("share", [1.0, 0.3])
+def test_the_variance_is_that_of_drawn_ids(
+    lengths: float, deviation: float | None, share: float
+) -> None:
+    rng = np.random.default_rng(1)
+    samples, repeats = 50, 20_000
+    drawn = np.full((repeats, samples), lengths)
+    if deviation:
+        drawn = rng.gamma((lengths / deviation) ** 2, deviation**2 / lengths, drawn.shape)
+    low = np.floor(drawn)
+    ids = rng.binomial((low + (rng.random(drawn.shape) < drawn - low)).astype(int), share)
+    total = ids.sum(axis=1)
+    found = relative_variance(samples, lengths, deviation, share)
+    assert found == pytest.approx(total.var() / total.mean() ** 2, rel=0.1, abs=1e-6)
+
+
+def test_a_shard_without_ids_does_not_vary() -> None:
+    assert relative_variance(100, 3.0, 5.0, 0.0) == 0
