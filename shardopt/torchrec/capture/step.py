@@ -18,6 +18,7 @@ with needs_torchrec():
     import torch
     from torch import nn
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.nn import functional
     from torch.utils._pytree import tree_leaves
     from torchrec.optim.optimizers import in_backward_optimizer_filter
 
@@ -59,6 +60,7 @@ class CapturedModule:
         names: of the embedding modules in the workload, by path; others are not noted.
         inputs: makes what forward takes.
         bf16: forward runs under autocast.
+        gpu: attention with dropout is one op, as on GPUs; on CPUs PyTorch has none for it.
     """
 
     module: nn.Module
@@ -66,6 +68,7 @@ class CapturedModule:
     inputs: Maker
     optimizer: str
     bf16: bool = False
+    gpu: bool = False
 
 
 def record_step(subject: CapturedModule, numbers: Numbers, *, sizes_only: bool = False) -> Step:
@@ -92,7 +95,7 @@ def record_step(subject: CapturedModule, numbers: Numbers, *, sizes_only: bool =
         parameters = [p for p in copied.parameters() if p.requires_grad]
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(recorder.gradient)
-        with blamed(recorder), recorder:
+        with blamed(recorder), _fused_attention(subject.gpu), recorder:
             recorder.mark(FORWARD)
             with torch.autocast("cpu", torch.bfloat16, enabled=subject.bf16):
                 outputs = copied(*arguments.positional, **arguments.named)
@@ -143,6 +146,27 @@ def _leaves(outputs: Any) -> Iterator[torch.Tensor]:
         elif hasattr(leaf, "values") and callable(leaf.values):
             values = leaf.values()
             yield from _leaves(list(values) if not isinstance(values, torch.Tensor) else values)
+
+
+@contextlib.contextmanager
+def _fused_attention(wanted: bool) -> Iterator[None]:
+    """Leave dropout out of attention, which would be taken apart into products and a softmax."""
+    original = functional.scaled_dot_product_attention
+
+    def attend(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        kept = 0.0 if wanted else dropout_p
+        return original(query, key, value, attn_mask, kept, *args, **kwargs)
+
+    with mock.patch.object(functional, "scaled_dot_product_attention", attend):
+        yield
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ def capture_dense(
     example_inputs: Any = None,
     optimizer: str = "sgd",
     data_type: str = "fp32",
+    device: str = "cpu",
     scale: bool = True,
 ) -> CapturedDense:
     """Everything of a module but its embedding tables, as the ops of a training step.
@@ -41,6 +42,7 @@ def capture_dense(
             argument; None to make it from the features.
         optimizer: of the dense parameters.
         data_type: of products: ``fp32``, ``tf32``, or ``bf16`` to run forward under autocast.
+        device: type of the devices that are planned for; decides which attention there is.
         scale: find out how sizes grow with the batch; else they hold for this batch alone.
 
     Raises:
@@ -61,7 +63,12 @@ def capture_dense(
     else:
         inputs = like_example(example_inputs, module, batch_size)
     subject = CapturedModule(
-        module, names_of(module, features), inputs, optimizer, data_type == "bf16"
+        module,
+        names_of(module, features),
+        inputs,
+        optimizer,
+        bf16=data_type == "bf16",
+        gpu=device == "cuda",
     )
     captured = with_ops_digest(capture(subject, features, ids, batch_size, scale=scale))
     return CapturedDense(captured, "fp32" if data_type == "bf16" else data_type)

@@ -45,6 +45,7 @@ def to_yaml(
     dense_data_type: str | None = None,
     dense_optimizer: str | None = None,
     example_inputs: Any = None,
+    compute_device: str = "cuda",
     dense: Mapping[str, Any] | None = None,
 ) -> Workload:
     """Write the model file of a module and the ops file beside it, or replace them.
@@ -68,6 +69,8 @@ def to_yaml(
         dense_optimizer: of the dense layers.
         example_inputs: what the module's forward takes: a tuple, a mapping by parameter, or the
             only argument, on any device and of any batch size. None to make it from the features.
+        compute_device: ``cuda`` or ``cpu``, where it is to run: attention with dropout is one op on
+            GPUs alone.
         dense: the ``dense`` section of the file, for a module that cannot be captured.
 
     Returns:
@@ -80,6 +83,7 @@ def to_yaml(
     _check("train_pipeline", train_pipeline, PIPELINES)
     _check("dense_data_type", dense_data_type, DENSE_TYPES)
     _check("dense_optimizer", dense_optimizer, DENSE_OPTIMIZERS)
+    _check("compute_device", compute_device, ("cuda", "cpu"))
     given = dict(constraints or {})
     chosen = list(get_default_sharders() if sharders is None else sharders)
     with silence_torchrec():
@@ -99,6 +103,7 @@ def to_yaml(
             example_inputs=example_inputs,
             optimizer=dense_optimizer or "sgd",
             data_type=dense_data_type or "fp32",
+            device=compute_device,
         )
         return replace(captured, file=f"{Path(path).stem}.ops.json")
 

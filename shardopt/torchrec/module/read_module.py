@@ -161,6 +161,7 @@ def _captured_or_linears(
             tables,
             inputs.batch_size,
             example_inputs=inputs.example_inputs,
+            device=inputs.device,
             scale=False,
         )
     except InputError as error:

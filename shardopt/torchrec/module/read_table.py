@@ -38,6 +38,7 @@ class UserInputs(NamedTuple):
             which is said.
         strict: features for which nothing is given are an error.
         example_inputs: what the module's forward takes; None to make it from the features.
+        device: type of the topology's devices.
     """
 
     batch_size: int
@@ -46,6 +47,7 @@ class UserInputs(NamedTuple):
     default_pooling_factor: float | None = None
     strict: bool = False
     example_inputs: Any = None
+    device: str = "cuda"
 
     def constraint(self, table: str) -> ParameterConstraints:
         """That of a table; one that asks for nothing if there is none."""

@@ -330,6 +330,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             self._default_pooling_factor,
             self._strict,
             self._example_inputs,
+            self._topology.compute_device,
         )
 
     def _note(self, options: Options) -> Options:

@@ -53,7 +53,9 @@ class ShardoptPerfModel(PerfModel):
         self._hardware = detect_hardware(hardware, topology.compute_device)
         self._topology = read_topology(topology, self._hardware)
         self._request = (module, sharders)
-        self._facts = UserInputs(batch_size, constraints or {}, model)
+        self._facts = UserInputs(
+            batch_size, constraints or {}, model, device=topology.compute_device
+        )
         self._batch: PlanScorer | None = None
 
     def rate(self, plan: list[ShardingOption]) -> float:

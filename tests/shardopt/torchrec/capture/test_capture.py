@@ -164,6 +164,20 @@ def test_autocast_for_gpus_counts() -> None:
     assert [call.outputs[0].data_type for call in products] == ["bf16", "bf16"]
 
 
+@pytest.mark.parametrize(("device", "fused"), [("cuda", 2), ("cpu", 0)])
+def test_attention_with_dropout_is_one_op_on_gpus_alone(device: str, fused: int) -> None:
+    module = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, dropout=0.1), 2
+    )
+    example = (torch.empty(BATCH, 10, 32),)
+    program = capture_dense(module, (), BATCH, example_inputs=example, device=device).program(
+        AtBatch(BATCH)
+    )
+    names = [event.name for event in program.forward if isinstance(event, OpCall)]
+    assert sum("dot_product" in name for name in names) == fused
+    assert any("softmax" in name for name in names) == (not fused)
+
+
 @pytest.mark.parametrize(("optimizer", "states"), [("sgd", 0), ("adagrad", 1), ("adam", 2)])
 def test_the_optimizer_steps_with_its_states(optimizer: str, states: int) -> None:
     captured = capture_dense(
