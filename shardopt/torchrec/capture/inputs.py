@@ -281,7 +281,11 @@ class _FromFeatures:
             hints = typing.get_type_hints(kind)
             fields = {field: self.make(field, of, numbers) for field, of in hints.items()}
             return typing.cast(Any, kind)(**fields)
-        return {module: self._keyed(names, numbers) for module, names in self.features.items()}
+        # by the name that a module has where it is held
+        return {
+            path.rpartition(".")[2]: self._keyed(names, numbers)
+            for path, names in self.features.items()
+        }
 
     def _keyed(self, names: Sequence[str], numbers: Numbers) -> KeyedJaggedTensor:
         ids = {name: numbers.ids[name] for name in names}

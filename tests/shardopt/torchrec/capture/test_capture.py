@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import pytest
@@ -22,7 +21,7 @@ from tests.shardopt.torchrec.capture.modules import (
     Encoder,
     Mlp,
 )
-from tests.shardopt.torchrec.capture.sizes import AtBatch
+from tests.shardopt.torchrec.capture.sizes import AtBatch, flop
 
 BATCH = 64
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -44,31 +43,6 @@ CPU_ATTENTION = {
         )
     ),
 }
-
-
-def flop(program: DenseProgram) -> int:
-    """Two a multiply-add of products, convolutions and fused attention."""
-    events = (*program.forward, *program.backward)
-    return sum(_flop(event) for event in events if isinstance(event, OpCall))
-
-
-def _flop(call: OpCall) -> int:
-    shapes = [operand.shape for operand in call.inputs]
-    if call.name in ("mm", "bmm", "addmm", "baddbmm"):
-        a, b = shapes[-2:]
-        return 2 * math.prod(a) * b[-1]
-    if call.name == "convolution":
-        return 2 * call.outputs[0].elements * math.prod(shapes[1][1:])
-    if call.name == "convolution_backward":
-        # as much for the gradient of the weight, and of the input if there is one
-        made = [out for out in call.outputs if len(out.shape) > 1]
-        return len(made) * 2 * call.inputs[0].elements * math.prod(shapes[2][1:])
-    if "dot_product" in call.name:
-        backward = call.name.endswith("backward")
-        query, key = shapes[1:3] if backward else shapes[:2]
-        product = 2 * math.prod(query) * key[-2]
-        return product * (5 if backward else 2)
-    return 0
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,13 +20,17 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from predictor.errors import InputError
 from predictor.model.captured.dense import CapturedDense
 from predictor.model.dense_program import DenseProgram, Lookup, LookupBackward
+from predictor.model.dlrm_program import dlrm_program
 from predictor.model.op_calls import OpCall
-from predictor.model.workload import DenseArch, Feature, Table, Workload
+from predictor.model.workload import DcnV2, DenseArch, Feature, Table, Workload
 from shardopt.config import load_model
 from shardopt.config.ops_file import ops_text
 from shardopt.torchrec import to_yaml
 from shardopt.torchrec.module.dense_part import capture_dense
 from shardopt.torchrec.plan.module_tables import find_tables
+from shardopt.torchrec.training.module import build_model
+from tests.builders import a_table, a_workload
+from tests.shardopt.torchrec.capture.sizes import flop
 
 META = torch.device("meta")
 BATCH, DIM = 64, 16
@@ -82,6 +87,18 @@ TORCHRECS: dict[str, Callable[[], nn.Module]] = {
     ),
     "deepfm": lambda: SimpleDeepFMNN(13, bags(), 32, 8),
 }
+
+
+@pytest.mark.parametrize("interaction", ["dot", "concat", DcnV2(2, 16)])
+def test_the_short_form_of_a_dlrm_is_what_its_module_runs(interaction: str | DcnV2) -> None:
+    dense = DenseArch(13, (64, DIM), (64, 1), interaction)
+    short = a_workload(*(a_table(name, 1000, DIM) for name in "abc"), dense=dense)
+    paths = tuple(replace(table, module=f"sparse.{table.module}") for table in short.tables)
+    long = replace(short, tables=paths)
+    found = capture_dense(build_model(short), paths, short.batch_size).program(long)
+    expected = dlrm_program(short)
+    assert flop(found) == flop(expected)
+    assert found.gradient_bytes == expected.gradient_bytes
 
 
 @pytest.mark.parametrize("name", TORCHRECS)
