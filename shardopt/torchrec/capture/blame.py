@@ -26,9 +26,8 @@ with needs_torchrec():
     from shardopt.torchrec.capture.recorder import Recorder
 
 OTHER_WAYS = (
-    "other ways in: example_inputs= with a batch that the module can run, "
-    "'dense: {measured: {...}}' in the model file with times from a trace, or a DLRM that "
-    "comes near as 'dense: {bottom_mlp: ..., top_mlp: ...}'"
+    "'dense: {measured: {...}}' in the model file (dense= of to_yaml) with times from a trace, or "
+    "a DLRM that comes near, 'dense: {bottom_mlp: ..., top_mlp: ...}'"
 )
 _LONGEST = 300
 
@@ -51,6 +50,7 @@ def blamed(recorder: Recorder) -> Iterator[None]:
 def _why(error: Exception, recorder: Recorder) -> str:
     op = _op(error) or recorder.under_way
     where = _user_line(error.__traceback__)
+    ways = f"other ways in: {OTHER_WAYS}"
     part = list(recorder.recording.marks or {"forward": 0})[-1]
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
         what = "depends on the values of its input, and a capture computes none"
@@ -59,8 +59,9 @@ def _why(error: Exception, recorder: Recorder) -> str:
     else:
         reason = " ".join(str(error).split())[:_LONGEST]
         what = f"fails: {type(error).__name__}: {reason}"
+        ways = f"other ways in: example_inputs= with a batch that the module can run, {OTHER_WAYS}"
     at = f" at {where}" if where else f" in the {part}"
-    return f"the module cannot be captured: {f'op {op}' if op else 'it'}{at} {what}; {OTHER_WAYS}"
+    return f"the module cannot be captured: {f'op {op}' if op else 'it'}{at} {what}; {ways}"
 
 
 def _op(error: Exception) -> str:

@@ -65,6 +65,13 @@ def like_example(example: Any, module: nn.Module, batch_size: int) -> Maker:
             # counted while its lengths can be read, and kept by it
             each.length_per_key()
     seen = _Seen(int(keyed[0].stride()) if keyed else batch_size)
+    tensors = list(dense_tensors(example))
+    if not keyed and not any(seen.axis(tensor.shape) is not None for tensor in tensors):
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors[:5]) or "no tensors"
+        raise InputError(
+            "example_inputs holds no KeyedJaggedTensor and no tensor with an axis of the batch, "
+            f"{batch_size}: got {shapes}; give a batch of batch_size samples"
+        )
 
     def make(numbers: Numbers) -> Arguments:
         made = seen.grown(example, numbers)
@@ -123,12 +130,14 @@ class _Seen:
             return found
         return given
 
+    def axis(self, shape: Sequence[int]) -> int | None:
+        """The one that grows with the batch."""
+        if shape and shape[0] and shape[0] % self.batch == 0:
+            return 0
+        return next((at for at, n in enumerate(shape) if n == self.batch), None)
+
     def _shape(self, shape: Sequence[int], size: int) -> list[int]:
-        found = list(shape)
-        if found and found[0] and found[0] % self.batch == 0:
-            axis: int | None = 0
-        else:
-            axis = next((at for at, n in enumerate(found) if n == self.batch), None)
+        found, axis = list(shape), self.axis(shape)
         if axis is not None:
             found[axis] = found[axis] // self.batch * size
         return found

@@ -101,3 +101,8 @@ def test_what_cannot_be_made_is_asked_for_by_name() -> None:
         from_features(TakesAnything(), {"ebc": ["a"]}, weighted=False, width=None)
     with pytest.raises(InputError, match=r"'x' of unknown width.*example_inputs="):
         from_features(Takes(), {"ebc": ["a"]}, weighted=False, width=None)(Numbers(4, {"a": 4}))
+
+
+def test_an_example_without_the_batch_is_refused() -> None:
+    with pytest.raises(InputError, match=r"axis of the batch, 64: got \[7, 3\]; give a batch"):
+        like_example((torch.empty(7, 3),), Takes(), 64)
