@@ -153,7 +153,7 @@ def _start(
         surrogate = Surrogate(objective)
         bound = LowerBound(problem, space_of_bound(space), objective.scorer)
         progress("baselines", 0.0, None, None)
-        baselines = _baselines(objective, surrogate, seed)
+        baselines = _baselines(objective, surrogate, seed, stop)
         # what TorchRec would run with wrong results is shown, but never chosen
         known = [c for c in baselines + candidates_in_use(objective) if _is_valid(objective, c)]
         able = pick_searchers(space, searchers)
@@ -170,7 +170,7 @@ def _start(
 def _spaces(problem: Problem, stop: Stop, in_use: PlanInUse | None) -> list[Space]:
     """The options worth trying, then all options if those are more."""
     try:
-        whole = whole_space(problem)
+        whole = whole_space(problem, stop.check_start)
     except InfeasibleError as error:
         raise explain_infeasible(problem, error, stop) from None
     reduced = drop_uvm(whole, problem.topology)
@@ -178,9 +178,12 @@ def _spaces(problem: Problem, stop: Stop, in_use: PlanInUse | None) -> list[Spac
     return spaces if in_use is None else [space_near(s, problem, in_use) for s in spaces]
 
 
-def _baselines(objective: Objective, surrogate: Surrogate, seed: int) -> list[Candidate]:
+def _baselines(
+    objective: Objective, surrogate: Surrogate, seed: int, stop: Stop
+) -> list[Candidate]:
     """What other methods would choose, with its predicted time."""
-    plans = plan_baselines(objective.over(lift_move_limit(objective.space)), surrogate, seed)
+    free = objective.over(lift_move_limit(objective.space))
+    plans = plan_baselines(free, surrogate, seed, lambda: stop.remaining_s <= 0)
     times = objective.score(list(plans.values())).tolist()
     return [
         Candidate(plan, ms, name) for (name, plan), ms in zip(plans.items(), times, strict=True)
@@ -224,7 +227,13 @@ def _improve(start: _Start, search: LocalSearch, stop: Stop, progress: Progress)
 
 
 def _bound(start: _Start, best_ms: float, stop: Stop) -> float:
-    """The lower bound in ms; after Ctrl-C what was proven before."""
+    """The lower bound in ms; after Ctrl-C what was proven before.
+
+    Where time was up before the bound of a large problem began, nothing is proven.
+    """
+    size = len(start.objective.space.options) * start.objective.problem.topology.world_size
+    if stop.remaining_s <= 0 and size > LARGE and not start.bound.has_begun:
+        return 0.0
     try:
         steps = 0 if stop.is_interrupted else stop.work(BOUND_STEPS)
         return start.bound.tighten(

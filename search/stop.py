@@ -13,6 +13,9 @@ MOST_SECONDS = 1e9
 """Thirty years; what counts in milliseconds or in 32 bits of seconds still holds it."""
 
 
+LATE, LATE_S = 1.05, 1.0
+"""Share of the ceiling, and seconds more, after which a search without any plan gives up."""
+
 INTERRUPTED = "interrupted"
 
 
@@ -84,6 +87,20 @@ class Stop:
         if self.time_limit_s is None:
             return float("inf")
         return max(0.0, self.time_limit_s - self.elapsed_s)
+
+    def check_start(self) -> None:
+        """To be called while no plan is known yet.
+
+        Raises:
+            InputError: the ceiling is well past, so that there will be no plan in time.
+        """
+        if self.time_limit_s is None or self.elapsed_s <= LATE * self.time_limit_s + LATE_S:
+            return
+        raise InputError(
+            f"time_limit is {self.time_limit_s:g} s, which passed before a first plan was found; "
+            "give it more time, or plan for fewer ranks",
+            inputs=("time_limit", "gpus"),
+        )
 
     def reached(self, best_ms: float | None = None, bound_ms: float | None = None) -> bool:
         """Whether to end now; remembers why. Once out of time, the result depends on the machine,

@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,14 +40,31 @@ GREEDY: dict[str, Weight] = {
 }
 
 
-def plan_baselines(objective: Objective, surrogate: Surrogate, seed: int) -> dict[str, Assignment]:
-    """Name -> assignment of every baseline that finds a plan within the memory caps."""
-    found = {"torchrec default": torchrec_assignment(objective)}
-    for name, weight in GREEDY.items():
-        found[name] = _table_wise(objective, weight)
-    found["row_wise all"] = _uniform(objective, surrogate, ShardingType.ROW_WISE)
-    found["random"] = _random(objective, surrogate, seed)
-    return {name: plan for name, plan in found.items() if plan and _may(objective, plan)}
+def plan_baselines(
+    objective: Objective,
+    surrogate: Surrogate,
+    seed: int,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Assignment]:
+    """Name -> assignment of every baseline that finds a plan within the memory caps.
+
+    Args:
+        stop: asked once there is a plan, before the next method.
+    """
+    methods: dict[str, Callable[[], Assignment | None]] = {
+        "torchrec default": lambda: torchrec_assignment(objective),
+        **{name: partial(_table_wise, objective, weight) for name, weight in GREEDY.items()},
+        "row_wise all": lambda: _uniform(objective, surrogate, ShardingType.ROW_WISE),
+        "random": lambda: _random(objective, surrogate, seed),
+    }
+    found: dict[str, Assignment] = {}
+    for name, method in methods.items():
+        if found and stop():
+            break
+        plan = method()
+        if plan and _may(objective, plan):
+            found[name] = plan
+    return found
 
 
 def _may(objective: Objective, plan: Assignment) -> bool:

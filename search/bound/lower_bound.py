@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from functools import cached_property
 from itertools import chain, combinations
 
 import numpy as np
@@ -42,13 +43,23 @@ class LowerBound:
     """
 
     def __init__(self, problem: Problem, space: Space, scorer: PlanScorer) -> None:
-        self.choices = BoundChoices(problem, space, scorer)
+        self._problem = problem, space, scorer
         self.sets: list[ExchangeSet] = []
         # sets that may still be refined, least bound first, and those whose program is solved; the
         # least bound of the others
         self._open: list[tuple[float, int, ExchangeSet]] | None = None
         self._solved: list[tuple[float, int, ExchangeSet]] = []
         self._fathomed = np.inf
+
+    @cached_property
+    def choices(self) -> BoundChoices:
+        """All choices of the space; for many tables and ranks this takes seconds."""
+        return BoundChoices(*self._problem)
+
+    @property
+    def has_begun(self) -> bool:
+        """Something is proven."""
+        return self._open is not None
 
     def solve(
         self,
@@ -105,7 +116,9 @@ class LowerBound:
 
     @property
     def proven_ms(self) -> float:
-        """The least bound of all sets so far."""
+        """The least bound of all sets so far; 0 before the first."""
+        if self._open is None:
+            return 0.0
         return min(self._least_solved, self._open[0][0] if self._open else np.inf)
 
     @property

@@ -19,7 +19,7 @@ What is added:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import chain
 
@@ -66,18 +66,25 @@ _BY_COLUMN = (
 
 
 def enumerate_space(
-    workload: Workload, topology: Topology, device: str = "cuda", *, extended: bool = True
+    workload: Workload,
+    topology: Topology,
+    device: str = "cuda",
+    *,
+    extended: bool = True,
+    check: Callable[[], None] = lambda: None,
 ) -> Space:
     """Every option of every table, before duplicates and misfits are removed.
 
     Args:
         device: ``cuda`` or ``cpu``.
         extended: also what shardopt adds; without it, TorchRec's options alone.
+        check: called before every table; raises where it takes too long.
     """
     per_table: list[tuple[Option, ...]] = []
     pruned: list[PrunedOption] = []
     groups: dict[str, list[int]] = {}
     for index, (key, table) in enumerate(zip(workload.keys, workload.tables, strict=True)):
+        check()
         _check_ranks(key, table, topology)
         _check_device(key, table, device)
         options = list(_torchrec_options(index, workload, topology, device))

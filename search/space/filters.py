@@ -60,7 +60,7 @@ def _is_whole_column(option: Option) -> bool:
 
 
 def _dim(option: Option) -> int:
-    return max(o[1] + s[1] for o, s in zip(option.offsets, option.sizes, strict=True))
+    return option.offsets[-1][1] + option.sizes[-1][1]  # the last shard has the last columns
 
 
 def _twin(option: Option, topology: Topology) -> tuple[ShardingType, int, str] | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from predictor.errors import InfeasibleError
+from predictor.errors import InfeasibleError, InputError
 from predictor.model.plan import ShardingPlan, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints, Workload
@@ -144,6 +144,22 @@ def test_the_time_limit_is_a_ceiling() -> None:
     assert time.monotonic() - before < 4.0
     assert result.stopped_by == "time"
     assert 0 < result.lower_bound_ms <= result.best.iteration_ms
+
+
+def test_time_that_is_over_before_a_first_plan_is_said() -> None:
+    late = Stop(time_limit_s=1.0, _start=time.monotonic() - 10.0)
+    with pytest.raises(InputError, match="passed before a first plan") as caught:
+        solve(a_problem(several(2), hosts(2)), late, 0)
+    assert "time_limit" in caught.value.inputs
+
+
+def test_a_large_problem_out_of_time_has_a_baseline_and_no_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("search.solve.LARGE", 1)
+    result = solve(a_problem(several(2), hosts(2)), Stop(time_limit_s=1e-6), 0)
+    assert len(result.baselines) == 1
+    assert (result.lower_bound_ms, result.stopped_by) == (0.0, "time")
 
 
 @pytest.mark.slow
