@@ -32,6 +32,8 @@ SLOWER = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """How much more than the mean the slowest ranks are thought to have, until that sets the pace."""
 CLOSE = 2e-3
 """Share of the time by which a target must rise to be tried."""
+PARTS = 3
+"""One target may use this part of the knapsacks that are left: a lower one may be easier."""
 
 
 class ExchangeSet:
@@ -160,18 +162,17 @@ class ExchangeSet:
         items = self._items(upper_ms) if self._is_coarse() else None
         if items is None:
             return self.proven, 0
-        patterns = RankPatterns(items, self.known.problem.topology.world_size, work)
-        high = upper_ms
-        while high - self.proven > CLOSE * self.proven and not stop():
-            target = (self.proven + high) / 2
-            if patterns.refutes(target, stop):
+        patterns = RankPatterns(items, self.known.problem.topology.world_size)
+        high, left = upper_ms, work
+        while high - self.proven > CLOSE * self.proven and left > 0 and not stop():
+            target, mine = (self.proven + high) / 2, -(-left // PARTS)
+            if patterns.refutes(target, mine, stop):
                 self.proven = target
-            elif patterns.cut_short:
-                break
             else:
                 high = target
-        self.cut_short = patterns.cut_short
-        return self.proven, work - patterns.left
+                self.cut_short |= patterns.cut_short
+            left -= max(1, mine - patterns.left)
+        return self.proven, work - left
 
     def _is_coarse(self) -> bool:
         """Ranks have few tables, most of which cannot be divided."""

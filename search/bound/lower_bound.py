@@ -31,7 +31,7 @@ FLOOR_STEPS = 20
 """Refinements of the bound that holds for all sets, where every set starts from."""
 WORTH = 5e-3
 """Gap below which it is not worth while to look at what single ranks can hold."""
-KNAPSACKS = 400
+KNAPSACKS = 240
 """Knapsacks solved for that at effort 1; each takes hundredths of a second."""
 
 

@@ -57,22 +57,29 @@ class RankPatterns:
     Args:
         items: all that ranks can hold.
         ranks: how many there are.
-        work: knapsacks that may be solved.
 
     Attributes:
-        left: knapsacks that may still be solved.
+        left: knapsacks that may still be solved for the last target.
         cut_short: there were none left before an answer was known.
     """
 
-    def __init__(self, items: RankItems, ranks: int, work: int) -> None:
+    def __init__(self, items: RankItems, ranks: int) -> None:
         self.items = items
         self.ranks = ranks
-        self.left = work
+        self.left = 0
         self.cut_short = False
         self.patterns: list[Ints] = []
 
-    def refutes(self, target_ms: float, stop: Callable[[], bool] = lambda: False) -> bool:
-        """No plan's cycle is as short as the target: proven; False if that is not known."""
+    def refutes(
+        self, target_ms: float, work: int, stop: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """No plan's cycle is as short as the target: proven; False if that is not known.
+
+        Args:
+            work: knapsacks that may be solved.
+            stop: whether to end now.
+        """
+        self.left, self.cut_short = work, False
         items = self.items
         room = target_ms - items.constant - items.least_rest
         boxes = [_Box(items.least, np.full(len(items.least), room))]

@@ -318,9 +318,7 @@ def show_end(console: Console, report: PlanReport) -> None:
         f"Searched for {result.search_seconds:.1f} s and scored {result.evaluations:,} plans; "
         f"{reason}.",
     )
-    if result.bound_notes:
-        line(console, f"Note: {'; '.join(result.bound_notes)}.", style="yellow")
-    for note in report.setting.notes:
+    for note in filter(None, ("; ".join(result.bound_notes), *report.setting.notes)):
         line(console, f"Note: {note}.", style="yellow")
     if report.written:
         line(console, f"Plan 1 is written to {report.written}. Next:")

@@ -142,7 +142,7 @@ def test_a_target_that_patterns_reach_is_not_refuted() -> None:
         least=np.array([2.0]),
         least_rest=0.0,
     )
-    assert RankPatterns(items, 2, 100).refutes(3.9)
-    assert not RankPatterns(items, 2, 100).refutes(4.0 + 1e-6)
-    spent = RankPatterns(items, 2, 0)
-    assert not spent.refutes(3.99) or spent.left == 0
+    assert RankPatterns(items, 2).refutes(3.9, 100)
+    assert not RankPatterns(items, 2).refutes(4.0 + 1e-6, 100)
+    spent = RankPatterns(items, 2)
+    assert not spent.refutes(4.0 + 1e-6, 0)

@@ -35,6 +35,7 @@ def test_json_holds_the_contract(run, model: Path) -> None:
     assert data["gap"] == pytest.approx(data["iteration_ms"] / data["lower_bound_ms"] - 1)
     assert data["gap"] >= -1e-9
     assert data["stopped_by"] in ("work", "gap", "time")
+    assert all(isinstance(note, str) for note in data["bound_notes"])
     assert (data["world_size"], data["hardware"]) == (2, "h100-sxm")
     assert data["provenance"] in ("measured", "published", "derived", "not validated")
     assert data["model"]["name"] == "small"
