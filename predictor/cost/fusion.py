@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from predictor.cost.op_names import FUSED_BY_COMPILERS
+from predictor.cost.op_names import FUSED_BY_COMPILERS, GATHERS
 from predictor.cost.op_time import is_foreach, plain_name, read_and_written
 from predictor.model.op_calls import OpCall
 
@@ -34,7 +34,8 @@ def outer_bytes(calls: Sequence[OpCall]) -> int:
 
 def fusible(call: OpCall) -> bool:
     """Whether a compiler can make it a part of a kernel."""
-    return not is_foreach(call) and plain_name(call) in FUSED_BY_COMPILERS
+    name = plain_name(call)
+    return not is_foreach(call) and name in FUSED_BY_COMPILERS and name not in GATHERS
 
 
 def fused_chains(calls: Sequence[OpCall]) -> Iterator[list[OpCall]]:

@@ -48,7 +48,8 @@ def gemm_ms(hw: HardwareProfile, m: float, n: float, k: float, dtype: str) -> fl
 def batched_ms(hw: HardwareProfile, count: int, m: float, n: float, k: float, dtype: str) -> float:
     """Time of ``count`` products ``[m, k] @ [k, n]``, as `gemm_ms` takes them.
 
-    Libraries for GPUs run them as one kernel; those for CPUs one by one (MKL's gemm_batch).
+    Libraries for GPUs run them as one kernel; those for CPUs one by one (MKL's gemm_batch), large
+    ones as fast as a product alone.
     """
     gemm = hw.gemm
     cores = gemm.cores(dtype, batched=count > 1)
@@ -60,7 +61,9 @@ def batched_ms(hw: HardwareProfile, count: int, m: float, n: float, k: float, dt
     if not gemm.batched_us:
         return gemm_ms(hw, count * m, n, k, dtype)
     rate = product_rate(gemm, dtype, hw.name) * gemm.batched_share
-    return units.us(gemm.floor_us) + count * (units.us(gemm.batched_us) + 2 * m * n * k / rate)
+    floor = units.us(gemm.floor_us)
+    alone = gemm_ms(hw, m, n, k, dtype) - floor
+    return floor + count * (units.us(gemm.batched_us) + min(2 * m * n * k / rate, alone))
 
 
 def product_rate(gemm: Gemm, dtype: str, name: str) -> float:

@@ -55,7 +55,7 @@ ATTENTION = {
 FILLS = _words(
     """
     zeros zeros_like new_zeros zero ones ones_like new_ones full full_like new_full fill
-    empty_like arange eye triu_indices tril_indices scalar_tensor normal uniform bernoulli
+    arange eye triu_indices tril_indices scalar_tensor normal uniform bernoulli
     random randn rand randint randperm exponential
     """
 )
@@ -70,7 +70,7 @@ OVERWRITTEN = _words(
 
 GATHERS = _words(
     """
-    index index_select gather embedding take take_along_dim
+    index index_select gather embedding take take_along_dim nll_loss_forward
     """
 )
 SCATTERS = _words(
@@ -157,7 +157,39 @@ KNOWN = (
 )
 """Memory-bound ops with a kernel model."""
 
+MATH = {
+    **dict.fromkeys(
+        _words(
+            """
+            exp exp2 expm1 log log10 log1p log2 tanh sigmoid silu gelu mish erf erfc
+            _softmax sin cos _safe_softmax softplus logsumexp native_layer_norm
+            _fused_rms_norm logit sinh cosh tan _log_softmax_backward_data pow elu
+            log_sigmoid_forward atan acos
+            """
+        ),
+        1,
+    ),
+    **dict.fromkeys(
+        _words(
+            """
+            _log_softmax gelu_backward silu_backward mish_backward log_sigmoid_backward
+            binary_cross_entropy_with_logits binary_cross_entropy xlogy
+            """
+        ),
+        2,
+    ),
+}
+"""Exponentials, or divisions and roots that take as long, for each element of the first input."""
+RANDOM = _words(
+    """
+    bernoulli native_dropout dropout normal uniform random randn rand exponential
+    """
+)
+"""A random number for each element that is made."""
+
 READ_AGAIN = {
+    "slice_backward": 1,
+    "select_backward": 1,
     "native_layer_norm_backward": 2,
     "_fused_rms_norm_backward": 2,
     "native_batch_norm": 1,

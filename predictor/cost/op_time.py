@@ -35,13 +35,15 @@ from predictor.cost.op_names import (
     GATHERS,
     KERNELS,
     KNOWN,
+    MATH,
     OVERWRITTEN,
     PRODUCTS,
+    RANDOM,
     READ_AGAIN,
     SCATTERS,
 )
 from predictor.hardware.loader import HardwareProfile
-from predictor.model.op_calls import OpCall, Operand
+from predictor.model.op_calls import OpCall, Operand, letter
 
 ATTENTION_TILE = (128, 64)
 """Queries and keys that a block of a flash-attention kernel takes at once (Dao-AILab
@@ -164,8 +166,19 @@ class OpTimes:
         kernels = 1 if self.hardware.inline else _kernels(call, name)
         floor = units.us(self.hardware.elementwise.floor_us)
         ms = float(model(self.hardware, size)) + (kernels - 1) * floor
-        ms += units.us(1e-3 * self.hardware.elementwise.gather_ns_per_element * elements)
+        ms += self._element_ms(call, name, elements)
         return OpCost(ms, kernels, modelled=name in KNOWN)
+
+    def _element_ms(self, call: OpCall, name: str, gathered: float) -> float:
+        """What a CPU spends on elements beyond their bytes."""
+        cost = self.hardware.elementwise
+        ns = cost.gather_ns_per_element * gathered
+        if call.inputs and name in MATH:
+            ns += cost.math_ns_per_element * MATH[name] * call.inputs[0].elements
+        if name in RANDOM:
+            made = call.outputs or call.inputs
+            ns += cost.random_ns_per_element * made[0].elements
+        return units.us(1e-3 * ns)
 
 
 def plain_name(call: OpCall) -> str:
@@ -217,7 +230,10 @@ def read_and_written(call: OpCall) -> tuple[list[Operand], list[Operand]]:
     if call.mutates and not written:
         written = list(call.inputs[:1])
     read = list(call.inputs)
-    if plain_name(call) in OVERWRITTEN:
+    name = plain_name(call)
+    if name in FILLS:
+        read = []
+    elif name in OVERWRITTEN:
         read = read[1:]
     return unlike(read), unlike(written)
 
@@ -276,6 +292,5 @@ def _takes_rows_apart(call: OpCall, name: str) -> bool:
     if name in ("segment_reduce", "_segment_reduce_backward"):
         return True
     if name in ("clone", "copy", "_to_copy", "contiguous"):
-        given = call.inputs[-1]
-        return bool(given.strides) and given.strides[-1] not in (0, 1) and given.shape[-1] > 1
+        return letter(call.inputs[-1], call.inputs[-1].elements) not in ("s", "c", "b")
     return False

@@ -248,6 +248,10 @@ class Elementwise(Group):
     """Whether the multiplication of a linear layer adds the bias; if not, a copy does."""
     gather_ns_per_element: NonNegative = 0.0
     """Time to gather one element by its index, beyond the bytes moved."""
+    math_ns_per_element: NonNegative = 0.0
+    """Time of one exponential or the like, beyond the bytes moved; 0 where they hide it."""
+    random_ns_per_element: NonNegative = 0.0
+    """Time to draw one random number, beyond the bytes moved; 0 as above."""
 
 
 class CudaEmbedding(Group):

@@ -1,0 +1,199 @@
+"""Kernel time of single ops: what they are made of, by name and operands."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from predictor import units
+from predictor.cost.elementwise import columns_ms, memory_ms
+from predictor.cost.gemm import batched_ms, gemm_ms, product_rate
+from predictor.cost.op_time import OpCost, OpTimes
+from predictor.model.op_calls import OpCall, Operand
+from tests.builders import hardware
+
+PROFILES = ["h100-sxm", "cpu-gloo"]
+ITEM = {"fp32": 4, "bf16": 2, "int64": 8}
+
+
+def tensor(storage: int, *shape: int, data_type: str = "fp32") -> Operand:
+    strides = tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
+    item = ITEM[data_type]
+    return Operand(storage, item * math.prod(shape), 0, shape, strides, item, data_type)
+
+
+def cost(
+    name: str,
+    inputs: list[Operand],
+    *outputs: Operand,
+    profile: str = "h100-sxm",
+    product_type: str = "fp32",
+    mutates: bool = False,
+) -> OpCost:
+    call = OpCall(name, tuple(inputs), outputs, mutates=mutates)
+    return OpTimes(hardware(profile), product_type).cost(call)
+
+
+X, Y, OUT = tensor(1, 512, 256), tensor(2, 256, 128), tensor(3, 512, 128)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_products(profile: str) -> None:
+    hw = hardware(profile)
+    plain = cost("mm", [X, Y], OUT, profile=profile)
+    assert plain.ms == gemm_ms(hw, 512, 128, 256, "fp32")
+    assert plain.product == (512, 128, 256)
+    bias = 0.0 if hw.elementwise.fused_bias else float(memory_ms(hw, 2 * OUT.bytes))
+    added = cost("addmm", [tensor(4, 128), X, Y], OUT, profile=profile)
+    assert added.ms == pytest.approx(plain.ms + bias)
+    # a view of the other order is as good
+    turned = replace(Y, shape=(256, 128), strides=(1, 256))
+    assert cost("mm", [X, turned], OUT, profile=profile).ms == plain.ms
+    batch = [tensor(1, 8, 64, 32), tensor(2, 8, 32, 16)]
+    found = cost("bmm", batch, tensor(3, 8, 64, 16), profile=profile)
+    assert found.ms == batched_ms(hw, 8, 64, 16, 32, "fp32")
+    weight = tensor(2, 128, 256)
+    flat = cost("linear", [tensor(1, 4, 128, 256), weight], tensor(3, 4, 128, 128), profile=profile)
+    assert flat.product == (512, 128, 256)
+
+
+def test_the_type_of_a_product_is_its_operands() -> None:
+    hw = hardware()
+    assert cost("mm", [X, Y], OUT, product_type="tf32").ms == gemm_ms(hw, 512, 128, 256, "tf32")
+    half = [tensor(1, 512, 256, data_type="bf16"), tensor(2, 256, 128, data_type="bf16")]
+    assert cost("mm", half, OUT, product_type="tf32").ms == gemm_ms(hw, 512, 128, 256, "bf16")
+
+
+def test_convolutions_are_products_of_patches() -> None:
+    hw = hardware()
+    images, weight, out = (
+        tensor(1, 8, 16, 32, 32),
+        tensor(2, 64, 16, 3, 3),
+        tensor(3, 8, 64, 30, 30),
+    )
+    forward = cost("convolution", [images, weight], out)
+    assert forward.ms == gemm_ms(hw, 8 * 900, 64, 144, "fp32")
+    made = (replace(images, storage=4), replace(weight, storage=5))
+    backward = cost("convolution_backward", [out, images, weight], *made)
+    products = [(7200, 144, 64), (64, 144, 7200)]
+    assert backward.ms == pytest.approx(sum(gemm_ms(hw, *p, "fp32") for p in products))
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_attention_is_at_or_above_its_flop_at_the_rate_of_products(profile: str) -> None:
+    hw = hardware(profile)
+    q = tensor(1, 4, 8, 300, 64)
+    k, v, out = replace(q, storage=2), replace(q, storage=3), replace(q, storage=4)
+    name = "_scaled_dot_product_efficient_attention"
+    forward = cost(name, [q, k, v], out, profile=profile)
+    backward = cost(
+        f"{name}_backward",
+        [out, q, k, v],
+        *(replace(q, storage=at) for at in (6, 7, 8)),
+        profile=profile,
+    )
+    rate = product_rate(hw.gemm, "fp32", hw.name)
+    flop = 4 * 4 * 8 * 300 * 300 * 64
+    for ms, count, share in (
+        (forward.ms, flop, hw.gemm.attention_forward),
+        (backward.ms, 2.5 * flop, hw.gemm.attention_backward),
+    ):
+        least = count / rate / share
+        assert least <= ms <= 3 * least + units.us(hw.gemm.floor_us)
+    # heads may come after the sequence
+    swapped = [
+        replace(t, shape=(4, 300, 8, 64), strides=(300 * 512, 512, 64, 1)) for t in (q, k, v)
+    ]
+    made = replace(swapped[0], storage=9)
+    again = cost("_flash_attention_forward", swapped, made, profile=profile)
+    assert again.ms == pytest.approx(forward.ms)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "made", "passes"),
+    [
+        ("add", 2, 1, 3),
+        ("relu", 1, 1, 2),
+        ("native_layer_norm_backward", 2, 1, 5),
+        ("_softmax_backward_data", 2, 1, 3),
+        ("clone", 1, 1, 2),
+        ("zeros_like", 1, 1, 1),
+        ("slice_backward", 1, 1, 3),
+    ],
+)
+def test_passes_over_memory(name: str, given: int, made: int, passes: int) -> None:
+    hw = hardware()
+    inputs = [tensor(at, 1024, 1024) for at in range(given)]
+    found = cost(name, inputs, *(tensor(10 + at, 1024, 1024) for at in range(made)))
+    floors = (found.kernels - 1) * units.us(hw.elementwise.floor_us)
+    assert found.ms == pytest.approx(float(memory_ms(hw, passes * 4 * 2**20)) + floors)
+    assert found.modelled
+
+
+def test_what_broadcasting_repeats_is_read_once() -> None:
+    row = replace(tensor(2, 1024, 1024), strides=(0, 1), storage_bytes=4096)
+    found = cost("mul", [tensor(1, 1024, 1024), row], tensor(3, 1024, 1024))
+    assert found.ms == pytest.approx(float(memory_ms(hardware(), 2 * 4 * 2**20 + 4096)))
+
+
+def test_an_operand_given_twice_is_read_once_and_one_written_in_place_twice_touched() -> None:
+    x = tensor(1, 1024, 1024)
+    twice = cost("mul", [x, x], tensor(2, 1024, 1024))
+    place = cost("mul_", [x], x, mutates=True)
+    assert twice.ms == place.ms == cost("relu", [x], tensor(2, 1024, 1024)).ms
+    filled = cost("zero_", [x], x, mutates=True)
+    assert filled.ms == pytest.approx(float(memory_ms(hardware(), x.bytes)))
+
+
+def test_views_cost_nothing() -> None:
+    x = tensor(1, 64, 64)
+    for name in ("view", "t", "transpose", "slice"):
+        assert cost(name, [x], replace(x, shape=(32, 128), strides=(128, 1))) == OpCost(0.0, 0)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_gathers_touch_what_they_take_and_scatters_what_they_put(profile: str) -> None:
+    hw = hardware(profile)
+    table, ids = tensor(1, 10**6, 64), tensor(2, 1000, data_type="int64")
+    rows = tensor(3, 1000, 64)
+    taken = cost("embedding", [table, ids], rows, profile=profile)
+    gathered = 1e-6 * hw.elementwise.gather_ns_per_element * 1000
+    assert taken.ms == pytest.approx(float(memory_ms(hw, 2 * rows.bytes + ids.bytes)) + gathered)
+    put = cost("index_add_", [table, ids, rows], table, profile=profile, mutates=True)
+    assert put.ms == pytest.approx(float(memory_ms(hw, 3 * rows.bytes + ids.bytes)) + 2 * gathered)
+
+
+def test_rows_that_are_taken_apart_move_at_the_bandwidth_of_columns() -> None:
+    cpu = hardware("cpu-gloo")
+    x, y = tensor(1, 1000, 64), tensor(2, 1000, 64)
+    beside = cost("cat", [x, y], tensor(3, 1000, 128), profile="cpu-gloo")
+    below = cost("cat", [x, y], tensor(3, 2000, 64), profile="cpu-gloo")
+    assert beside.ms == pytest.approx(float(columns_ms(cpu, 4 * x.bytes)))
+    assert below.ms == pytest.approx(float(memory_ms(cpu, 4 * x.bytes)))
+    turned = replace(x, shape=(64, 1000), strides=(1, 64))
+    copy = cost("clone", [turned], tensor(3, 64, 1000), profile="cpu-gloo")
+    assert copy.ms == pytest.approx(float(columns_ms(cpu, 2 * x.bytes)))
+
+
+def test_a_cpu_also_computes_exponentials_and_random_numbers() -> None:
+    cpu, x = hardware("cpu-gloo"), tensor(1, 1024, 1024)
+    once = cpu.elementwise.math_ns_per_element * 2**20 * 1e-6
+    softmax = cost("_softmax", [x], tensor(2, 1024, 1024), profile="cpu-gloo")
+    assert softmax.ms == pytest.approx(float(memory_ms(cpu, 2 * x.bytes)) + once)
+    drawn = cost("bernoulli_", [x], x, profile="cpu-gloo", mutates=True)
+    assert drawn.ms > cpu.elementwise.random_ns_per_element * 2**20 * 1e-6
+    assert hardware().elementwise.math_ns_per_element == 0
+
+
+def test_foreach_ops_are_few_launches() -> None:
+    lists = [tensor(at, 64, 64) for at in range(200)]
+    found = cost("_foreach_add_", [*lists, *lists[:0]], *lists, mutates=True)
+    assert found.kernels == 2
+    assert found.ms >= float(memory_ms(hardware(), 200 * 2 * 64 * 64 * 4))
+
+
+def test_unknown_ops_say_so() -> None:
+    assert not cost("fancy", [X], OUT).modelled
+    assert cost("fancy", [X], OUT).ms > 0
