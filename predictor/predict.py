@@ -18,7 +18,8 @@ from predictor.iteration.graph import Graph
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.ranges import OutOfRange, RecordingCosts, out_of_range
 from predictor.iteration.timeline import Timeline, simulate
-from predictor.model.memory import RankMemory, plan_memory
+from predictor.model.memory import RankMemory
+from predictor.model.memory.peak import memory_of_plan
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import match_plan
 from predictor.model.topology import Topology
@@ -109,7 +110,7 @@ def predict(
         interval_ms=iteration_interval(iteration_ms, path, hardware, topology),
         breakdown=_breakdown(path),
         per_rank=_per_rank(graph, iteration_ms),
-        memory=tuple(plan_memory(workload, topology, plan, hardware.device)),
+        memory=tuple(memory_of_plan(workload, topology, plan, hardware.device)),
         provenance=_provenance(path, hardware, topology),
         critical_path=tuple(path),
         graph=graph,

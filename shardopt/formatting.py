@@ -101,15 +101,17 @@ def gib_number(size: float) -> str:
 
 
 def hbm_use(memory: Sequence[RankMemory]) -> str:
-    """Fullest rank's device memory over its cap in GiB; host memory where there is no HBM."""
-    if any(r.hbm_cap_bytes for r in memory):
-        return _fullest([(r.hbm_bytes, r.hbm_cap_bytes) for r in memory])
-    return _fullest([(r.ddr_bytes, r.ddr_cap_bytes) for r in memory])
-
-
-def _fullest(uses: Iterable[tuple[int, int]]) -> str:
-    used, cap = max(uses, key=lambda use: use[0] / max(use[1], 1))
+    """What the fullest rank's process reserves at its peak over what it has, in GiB."""
+    used, cap = max(map(memory_use, memory), key=lambda use: use[0] / max(use[1], 1))
     return f"{gib_number(used)} / {gib_number(cap)}"
+
+
+def memory_use(rank: RankMemory) -> tuple[int, int]:
+    """What a rank's process reserves at its peak, and what it has: device memory, or host memory
+    where there is none."""
+    if rank.peak is not None:
+        return rank.peak.reserved_bytes, rank.peak.capacity_bytes
+    return rank.use("HBM" if rank.hbm_cap_bytes else "DDR")
 
 
 def type_mix(plan: ShardingPlan) -> str:

@@ -90,6 +90,11 @@ def load_runtime(name: str) -> dict[str, Any]:
     return found
 
 
+def context_bytes(hardware: HardwareProfile) -> int:
+    """What a process takes of its device outside PyTorch's allocator; 0 on CPUs."""
+    return int(load_runtime("cuda")["context_bytes"]) if hardware.device != "cpu" else 0
+
+
 def parse_hardware(text: str, origin: str) -> HardwareProfile:
     """The profile in a YAML text; ``origin`` names it in messages."""
     return _profile(read_document(text, origin), Path(), ())

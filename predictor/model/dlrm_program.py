@@ -110,7 +110,7 @@ class _Dlrm(OpWriter):
             forward_part,
             backward_part,
             step,
-            resident=(*self.parameters, *states),
+            resident=tuple(self.parameters),
             state_bytes=sum(state.storage_bytes for state in states),
         )
 

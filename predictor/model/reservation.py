@@ -8,6 +8,7 @@ one by one; the margin stands for them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -83,12 +84,21 @@ def reserve_topology(
         return replace(topology, ddr_cap_bytes=tuple(c - taken for c in topology.ddr_cap_bytes))
     left = tuple(c - reserved_bytes(workload, c, reserve) for c in topology.hbm_cap_bytes)
     if min(left) < 0:
-        rank = left.index(min(left))
-        raise InfeasibleError(
-            f"rank {rank} has {format_bytes(topology.hbm_cap_bytes[rank])} of HBM; before any "
-            f"table is placed, the dense part, the input batch and the reserve of {reserve:.0%} "
-            f"need {-left[rank]} bytes ({format_bytes(-left[rank])}) more; try a smaller batch, a "
-            "smaller reserve or more HBM",
-            inputs=("batch_size", "reserve", "hbm_gib"),
-        )
+        raise nothing_left(topology, left, reserve)
     return replace(topology, hbm_cap_bytes=left)
+
+
+def nothing_left(topology: Topology, left: Sequence[int], reserve: float) -> InfeasibleError:
+    """The error for ranks that are full before any table is placed.
+
+    Args:
+        left: bytes of every rank, below 0 on some.
+    """
+    rank = min(range(len(left)), key=lambda r: left[r])
+    return InfeasibleError(
+        f"rank {rank} has {format_bytes(topology.hbm_cap_bytes[rank])} of HBM; before any "
+        f"table is placed, the dense part, the input batch and the reserve of {reserve:.0%} "
+        f"need {-left[rank]} bytes ({format_bytes(-left[rank])}) more; try a smaller batch, a "
+        "smaller reserve or more HBM",
+        inputs=("batch_size", "reserve", "hbm_gib"),
+    )

@@ -19,6 +19,9 @@ class Topology:
         nvlink_domain: ranks joined by NVLink; a host unless given. It may be smaller than a host
             (NVLink pairs) or span hosts (GB200 racks), and is what TorchRec calls
             ``intra_group_size`` when it spans hosts.
+        installed_bytes: memory of each rank's device, or of its host where it has none, before
+            anything was reserved; empty if nothing was.
+        limit_bytes: of that, what a process may take; empty where the caps say so.
     """
 
     world_size: int
@@ -26,6 +29,8 @@ class Topology:
     hbm_cap_bytes: tuple[int, ...]
     ddr_cap_bytes: tuple[int, ...]
     nvlink_domain: int = 0
+    installed_bytes: tuple[int, ...] = ()
+    limit_bytes: tuple[int, ...] = ()
     hosts: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from predictor.hardware.loader import HardwareProfile
-from predictor.model.reservation import reserve_topology
+from predictor.hardware.loader import HardwareProfile, context_bytes
+from predictor.model.memory.peak import DEFAULT_RESERVE, leave_for_shards
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
 from search.problem import Problem
@@ -30,7 +30,7 @@ class Case:
     workload: Workload
     installed: Topology
     hardware: HardwareProfile
-    reserve: float = 0.15
+    reserve: float = DEFAULT_RESERVE
 
     def problem(self) -> Problem:
         """What the plan search takes.
@@ -38,8 +38,8 @@ class Case:
         Raises:
             InfeasibleError: nothing is left for tables.
         """
-        device = self.hardware.device
-        topology = reserve_topology(self.workload, self.installed, self.reserve, device)
+        device, context = self.hardware.device, context_bytes(self.hardware)
+        topology = leave_for_shards(self.workload, self.installed, self.reserve, device, context)
         return Problem(self.workload, topology, self.hardware)
 
     def constrained(self, name: str, value: Any) -> Case:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from predictor.model.memory import plan_memory
+from predictor.model.memory.peak import unplaced_bytes
 from predictor.model.plan import ShardingPlan
-from predictor.model.reservation import reserved_bytes
 from search.problem import Problem
 from search.space.option import Space
 
@@ -35,8 +35,7 @@ def _time(problem: Problem, iteration_ms: float, shard_bytes: float) -> float:
 
 
 def _memory(problem: Problem, iteration_ms: float, shard_bytes: float) -> float:
-    # a rank without memory and margin needs what is not for shards: dense part and input batch
-    return shard_bytes + reserved_bytes(problem.workload, 0, 0.0)
+    return shard_bytes + unplaced_bytes(problem.workload, problem.hardware.device)
 
 
 def _gpu_hours(problem: Problem, iteration_ms: float, shard_bytes: float) -> float:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 from predictor.errors import InfeasibleError
 from predictor.iteration.plan_scorer import PlanScorer
+from predictor.model.memory import fits, missing
+from predictor.model.memory.peak import memory_of_plan
 from predictor.model.plan import ShardingPlan, TablePlan
 from predictor.units import format_bytes
 from search.bound.lower_bound import LowerBound
@@ -70,7 +72,7 @@ def try_setting(
 
     Raises:
         RuledOutError: a known plan is at least as good, in every goal, as the bound.
-        InfeasibleError: no plan fits.
+        InfeasibleError: no plan fits, or not at its peak.
     """
     root_ms, least = root_bound(problem)
     bound = values_of(goals, problem, root_ms, least)
@@ -78,6 +80,7 @@ def try_setting(
         raise RuledOutError(bound)
     result = search_from(problem, warm, stop, seed, searchers=searchers, top_k=1)
     best = result.best
+    _check_peak(problem, best.plan)
     return Outcome(
         values_of(goals, problem, best.iteration_ms, shard_bytes(problem, best.plan)),
         values_of(goals, problem, max(root_ms, result.lower_bound_ms), least),
@@ -86,6 +89,14 @@ def try_setting(
         result.stopped_by,
         result.evaluations,
     )
+
+
+def _check_peak(problem: Problem, plan: ShardingPlan) -> None:
+    """Parts of the peak are added up in the search; the whole must fit to be offered."""
+    device = problem.hardware.device
+    memory = memory_of_plan(problem.workload, problem.topology, plan, device)
+    if not fits(memory):
+        raise InfeasibleError(f"no plan fits: {missing(memory)}")
 
 
 def root_bound(problem: Problem) -> tuple[float, float]:

@@ -10,9 +10,14 @@ from typing import Any
 
 from predictor.csv_rows import MOST_RANKS
 from predictor.errors import InputError
-from predictor.hardware.loader import DEFAULT_HARDWARE, HardwareProfile, load_hardware
+from predictor.hardware.loader import (
+    DEFAULT_HARDWARE,
+    HardwareProfile,
+    context_bytes,
+    load_hardware,
+)
+from predictor.model.memory.peak import DEFAULT_RESERVE, default_reserve, leave_for_shards
 from predictor.model.plan import ShardingPlan
-from predictor.model.reservation import reserve_topology
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
 from predictor.predict import Prediction, predict
@@ -33,7 +38,8 @@ class Machine:
         cluster: cluster file, instead of ``gpus`` and ``gpus_per_node``.
         hardware: name or path of a hardware profile.
         hbm_gib, ddr_gib: device and host memory per rank.
-        reserve: share of device memory kept free of tables, in [0, 1).
+        reserve: share of device memory kept free, in [0, 1); if None, by whether activations are
+            known.
         batch_size: samples per rank and iteration.
     """
 
@@ -43,7 +49,7 @@ class Machine:
     hardware: str | None = None
     hbm_gib: float | None = None
     ddr_gib: float | None = None
-    reserve: float = 0.15
+    reserve: float | None = None
     batch_size: int | None = None
 
 
@@ -57,6 +63,7 @@ class Setting:
         hardware_name: name or path of the profile, as it goes into a plan file.
         hardware_from: who chose it: ``given``, ``cluster``, ``plan`` or ``default``.
         notes: what the user should be told once.
+        reserve: share of device memory kept free.
     """
 
     workload: Workload
@@ -66,6 +73,7 @@ class Setting:
     hardware_name: str
     hardware_from: str
     notes: tuple[str, ...] = ()
+    reserve: float = DEFAULT_RESERVE
 
     def problem(self) -> Problem:
         """What `search.solve.solve` takes."""
@@ -114,9 +122,11 @@ def resolve(
             f"{installed.world_size}",
             inputs=("cluster",) if cluster else ("gpus",),
         )
-    topology = reserve_topology(workload, installed, machine.reserve, hardware.device)
+    reserve = default_reserve(workload) if machine.reserve is None else machine.reserve
+    context = context_bytes(hardware)
+    topology = leave_for_shards(workload, installed, reserve, hardware.device, context)
     told = (*notes, *_verdict_notes(hardware))
-    return Setting(workload, topology, installed, hardware, name, origin, told)
+    return Setting(workload, topology, installed, hardware, name, origin, told, reserve)
 
 
 def _verdict_notes(hardware: HardwareProfile) -> list[str]:
@@ -137,10 +147,10 @@ def check_machine(machine: Machine, *, needs_ranks: bool) -> None:
     _check_count("batch_size", machine.batch_size, "samples per rank", 2**40)
     _check_gib("hbm_gib", machine.hbm_gib)
     _check_gib("ddr_gib", machine.ddr_gib)
-    if not 0 <= machine.reserve < 1:
+    if machine.reserve is not None and not 0 <= machine.reserve < 1:
         raise InputError(
             f"reserve is {machine.reserve:g}; it must be a share of device memory, "
-            "at least 0 and below 1 (0.15 is the default)",
+            f"at least 0 and below 1 ({DEFAULT_RESERVE:g} is the default)",
             inputs=("reserve",),
         )
     if machine.cluster is not None:

@@ -23,7 +23,6 @@ STUDY_DIGITS = 10
 
 def new_tuning(
     setting: Setting,
-    reserve: float,
     knobs: Mapping[str, tuple[Value, ...] | None],
     goals: list[Goal],
     budget: Budget,
@@ -34,7 +33,6 @@ def new_tuning(
     """A study that is ready to run, and its name if it is stored.
 
     Args:
-        reserve: share of device memory kept free of tables, in [0, 1).
         knobs: knob -> the values to try; None for those that the case suggests.
         storage: where the study is kept and shared; in this process if None.
         study: its name; one that the same model and settings give on every machine if None.
@@ -42,7 +40,7 @@ def new_tuning(
     Raises:
         InputError: a knob or storage that cannot be used, or a study made for something else.
     """
-    case = Case(setting.workload, setting.installed, setting.hardware, reserve)
+    case = Case(setting.workload, setting.installed, setting.hardware, setting.reserve)
     grid = grid_of(case, knobs)
     facts = _study_facts(setting, case, budget)
     shared = None if storage is None else open_storage(storage, Liveness())

@@ -54,7 +54,7 @@ def explain(
     hardware: options.Hardware = None,
     hbm_gib: options.HbmGib = None,
     ddr_gib: options.DdrGib = None,
-    reserve: options.Reserve = 0.15,
+    reserve: options.Reserve = None,
     batch_size: options.BatchSize = None,
     strict: options.Strict = False,
     html: Html = None,

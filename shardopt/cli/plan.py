@@ -32,7 +32,7 @@ def plan(
     hardware: options.Hardware = None,
     hbm_gib: options.HbmGib = None,
     ddr_gib: options.DdrGib = None,
-    reserve: options.Reserve = 0.15,
+    reserve: options.Reserve = None,
     batch_size: options.BatchSize = None,
     strict: options.Strict = False,
     search: options.Search = options.Searchers.ALL,
@@ -74,7 +74,7 @@ def plan(
 
         show = OutputChoice(json, output, quiet, strict)
         budget = (effort, time_limit, seed, search.names, top_k)
-        run_tuning(model, setting, reserve, tuning, budget, show)
+        run_tuning(model, setting, tuning, budget, show)
         return
 
     # the solvers are imported only once the input is known to be good

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from predictor.iteration.ranges import OutOfRange
+from predictor.model.memory import RankMemory
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_json import plan_to_dict
 from predictor.predict import Prediction
@@ -27,8 +28,7 @@ def prediction_object(prediction: Prediction) -> Object:
         breakdown: phase -> ms on the critical path; the parts sum to ``iteration_ms``.
         per_rank: a list of ``rank``, ``busy_ms`` (phase -> ms of the rank's own kernels and
             transfers, which overlap) and ``idle_ms`` (of its compute stream).
-        memory: a list of ``rank``, ``hbm_bytes``, ``hbm_cap_bytes``, ``ddr_bytes``,
-            ``ddr_cap_bytes`` and ``fits``; caps are what the reserve leaves.
+        memory: `memory_objects`.
         provenance: the weakest of the constants on the critical path.
         out_of_range: what the profile was asked beyond the rows behind it: `range_objects`.
         dense_ops_by_bytes: ops of the dense part without a kernel model -> calls; priced by the
@@ -42,21 +42,45 @@ def prediction_object(prediction: Prediction) -> Object:
             {"rank": r.rank, "busy_ms": dict(r.busy_ms), "idle_ms": r.idle_ms}
             for r in prediction.per_rank
         ],
-        "memory": [
-            {
-                "rank": r.rank,
-                "hbm_bytes": r.hbm_bytes,
-                "hbm_cap_bytes": r.hbm_cap_bytes,
-                "ddr_bytes": r.ddr_bytes,
-                "ddr_cap_bytes": r.ddr_cap_bytes,
-                "fits": r.fits,
-            }
-            for r in prediction.memory
-        ],
+        "memory": memory_objects(prediction.memory),
         "provenance": prediction.provenance,
         "out_of_range": range_objects(prediction.out_of_range),
         "dense_ops_by_bytes": dict(prediction.dense_ops_by_bytes),
     }
+
+
+def memory_objects(memory: Iterable[RankMemory]) -> list[Object]:
+    """``memory`` of ``--json``, a rank each.
+
+    Keys:
+        hbm_bytes, ddr_bytes: of the rank's shards, with what is in flight for them.
+        hbm_cap_bytes: of the device, as installed.
+        ddr_cap_bytes: of host memory, left for shards.
+        activations_bytes: most of the dense part beside what stays.
+        peak_allocated_bytes, peak_reserved_bytes: most of the whole process, in tensors and as the
+            allocator takes it; of host memory on CPUs.
+        limit_bytes: of the capacity, what may be reserved.
+        fits: the peak is within that, and host memory suffices.
+    """
+    found = []
+    for rank in memory:
+        peak = rank.peak
+        assert peak is not None
+        found.append(
+            {
+                "rank": rank.rank,
+                "hbm_bytes": rank.hbm_bytes,
+                "hbm_cap_bytes": peak.capacity_bytes if peak.on_device else rank.hbm_cap_bytes,
+                "ddr_bytes": rank.ddr_bytes,
+                "ddr_cap_bytes": rank.ddr_cap_bytes,
+                "activations_bytes": peak.activations_bytes,
+                "peak_allocated_bytes": peak.allocated_bytes,
+                "peak_reserved_bytes": peak.reserved_bytes,
+                "limit_bytes": peak.limit_bytes,
+                "fits": rank.fits,
+            }
+        )
+    return found
 
 
 def range_objects(found: Iterable[OutOfRange]) -> list[dict[str, Any]]:

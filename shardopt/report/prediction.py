@@ -10,6 +10,7 @@ from rich.text import Text
 
 from predictor.iteration.ranges import OutOfRange
 from predictor.model.memory import RankMemory, missing
+from predictor.model.memory.peak import NEARLY_FULL
 from predictor.predict import PHASES, Prediction, RankLoad
 from predictor.units import GIB, MIB
 from shardopt.api.given_plans import PredictedPlan
@@ -111,7 +112,7 @@ def show_ranks(console: Console, prediction: Prediction) -> None:
             number(rank.embedding_backward),
             number(rank.comm),
             number(rank.idle),
-            _memory(prediction.memory[rank.rank]),
+            hbm_use([prediction.memory[rank.rank]]),
         )
     show(console, made)
     legend = Text("  ")
@@ -126,6 +127,11 @@ def show_ranks(console: Console, prediction: Prediction) -> None:
             "are shown; the JSON output has all.",
             style="dim",
         )
+    for text in memory_lines(prediction.memory):
+        line(console, text)
+    tight = nearly_full_text(prediction.memory)
+    if tight:
+        line(console, f"Nearly full: {tight}.", style="yellow")
 
 
 def selected(times: list[RankTimes], most: int) -> list[RankTimes]:
@@ -141,10 +147,39 @@ def _memory_header(memory: tuple[RankMemory, ...]) -> str:
     return "HBM GiB" if any(r.hbm_cap_bytes for r in memory) else "DDR GiB"
 
 
-def _memory(rank: RankMemory) -> str:
-    if rank.hbm_cap_bytes:
-        return f"{gib_number(rank.hbm_bytes)} / {gib_number(rank.hbm_cap_bytes)}"
-    return f"{gib_number(rank.ddr_bytes)} / {gib_number(rank.ddr_cap_bytes)}"
+def memory_lines(memory: Sequence[RankMemory]) -> list[str]:
+    """What the fullest rank takes of its memory at the peak, in tensors and from the device."""
+    fullest = max(memory, key=lambda r: r.peak.reserved_bytes if r.peak else 0)
+    peak = fullest.peak
+    if peak is None:
+        return []
+    tensors = (
+        f"tensors take {gib_number(peak.allocated_bytes)} GiB "
+        f"({gib_number(peak.activations_bytes)} of activations)"
+    )
+    of = f"of {gib_number(peak.capacity_bytes)} GiB"
+    if not peak.on_device:
+        return [f"Memory at its peak: {tensors} {of} on rank {fullest.rank}."]
+    return [
+        f"Memory at its peak: {tensors}, PyTorch reserves {gib_number(peak.reserved_bytes)} {of} "
+        f"on rank {fullest.rank}."
+    ]
+
+
+def nearly_full_text(memory: Sequence[RankMemory]) -> str:
+    """A warning where a rank that fits has little left; empty if none."""
+    shares = [
+        (r.peak.reserved_bytes / max(r.peak.limit_bytes, 1), r.rank)
+        for r in memory
+        if r.peak is not None and r.fits
+    ]
+    share, rank = max(shares, default=(0.0, 0))
+    if share <= NEARLY_FULL:
+        return ""
+    return (
+        f"rank {rank} would reserve {share:.0%} of what it may: a batch larger than the mean may "
+        "run out of memory"
+    )
 
 
 PROVENANCE_SENTENCES = {
@@ -272,6 +307,9 @@ def show_predictions(console: Console, given: Sequence[PredictedPlan]) -> None:
         problem = misfit_text(item.prediction)
         if problem:
             line(console, f"{item.name} {problem}", style="bold red")
+        tight = nearly_full_text(item.prediction.memory)
+        if tight and len(ranked) > 1:
+            line(console, f"{item.name} is nearly full: {tight}.", style="yellow")
         name = item.name if len(ranked) > 1 else ""
         show_doubts(console, item.prediction, name)
 

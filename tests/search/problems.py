@@ -99,7 +99,12 @@ def random_problem(seed: int, *, world: tuple[int, int] | None = None, tables: i
     )
     need = sum(t.weight_bytes for t in workload.tables) / ranks
     fill = rng.choice([0.05, 1.5, 3.0])
-    caps = [int(fill * need + 48 * MIB) for _ in range(ranks)]
+    # ids and outputs in flight of all tables together: a third of these problems lacks room for
+    # weights, not for a batch
+    flight = sum(3 * t.embedding_dim * 4 + 20 * t.lookups_per_sample * 8 for t in workload.tables)
+    caps = [
+        int(fill * need + 48 * MIB + flight * ranks * workload.batch_size) for _ in range(ranks)
+    ]
     if rng.random() < 0.3:
         caps[-1] *= 2
     topology = Topology(ranks, local, tuple(caps), (64 * GIB,) * ranks)

@@ -39,7 +39,7 @@ def score(
     hardware: options.Hardware = None,
     hbm_gib: options.HbmGib = None,
     ddr_gib: options.DdrGib = None,
-    reserve: options.Reserve = 0.15,
+    reserve: options.Reserve = None,
     batch_size: options.BatchSize = None,
     seed: options.Seed = 0,
     count: Count = 5000,

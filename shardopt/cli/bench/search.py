@@ -91,7 +91,7 @@ def search(
     hardware: options.Hardware = None,
     hbm_gib: options.HbmGib = None,
     ddr_gib: options.DdrGib = None,
-    reserve: options.Reserve = 0.15,
+    reserve: options.Reserve = None,
     batch_size: options.BatchSize = None,
     seed: options.Seed = 0,
     effort: options.Effort = 1.0,
@@ -143,8 +143,7 @@ def _refuse(machine: Machine, time_limit: float | None) -> None:
     """Flags of one model that a suite sets itself."""
     from predictor.errors import InputError
 
-    given = [*_words(machine)[::2], *(["--time-limit"] if time_limit is not None else [])]
-    named = [word for word in given if word != "--reserve"]
+    named = [*_words(machine)[::2], *(["--time-limit"] if time_limit is not None else [])]
     if named:
         raise InputError(f"{named[0]} is for one model; the instances of a suite set their own")
 

@@ -38,7 +38,6 @@ class OutputChoice:
 def run_tuning(
     model: Path,
     setting: Setting,
-    reserve: float,
     flags: TuneFlags,
     limits: tuple[float, float | None, int, Sequence[str], int],
     show: OutputChoice,
@@ -60,7 +59,6 @@ def run_tuning(
     goals = read_goals(flags.objectives, knobs)
     tuning, study = new_tuning(
         setting,
-        reserve,
         knobs,
         goals,
         Budget(flags.trials or TRIALS, *limits),

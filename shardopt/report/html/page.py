@@ -13,6 +13,7 @@ from shardopt.formatting import (
     KIND_WORDS,
     gib_number,
     interval,
+    memory_use,
     ms,
     number,
     percent,
@@ -29,6 +30,7 @@ from shardopt.report.prediction import (
     by_bytes_text,
     covered,
     misfit_text,
+    nearly_full_text,
     provenance_text,
     range_lines,
     selected,
@@ -105,6 +107,8 @@ def _header(setting: Setting, explanation: Explanation) -> Element:
 def _warnings(prediction: Prediction) -> list[Element]:
     misfit = misfit_text(prediction)
     lines = [f"This plan {misfit}."] if misfit else []
+    tight = nearly_full_text(prediction.memory)
+    lines += [f"Memory: {tight}."] if tight else []
     lines += [f"Extrapolated: {text}." for text in range_lines(prediction.out_of_range)]
     lines += filter(None, [by_bytes_text(prediction.dense_ops_by_bytes)])
     return [node("p", text, class_="warning") for text in lines]
@@ -158,9 +162,7 @@ def _ranks_section(prediction: Prediction) -> Element:
             for value, (name, kind) in zip(values, _RANK_PARTS, strict=True)
         ]
         memory = prediction.memory[time.rank]
-        used, cap = memory.ddr_bytes, memory.ddr_cap_bytes
-        if uses_hbm:
-            used, cap = memory.hbm_bytes, memory.hbm_cap_bytes
+        used, cap = memory_use(memory)
         shown_use = f"{gib_number(used)} / {gib_number(cap)}"
         full = [(used, "used" if used <= cap else "misfit", f"{shown_use} GiB")]
         rows.append(

@@ -19,6 +19,7 @@ from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import list_hardware
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.workload import Constraints, DenseArch, Feature, Optimizer, Table, Workload
+from predictor.units import MIB
 
 FILE = "torchrec_steps_measured.csv"
 COLUMNS = (
@@ -83,6 +84,7 @@ class Run:
         batches: of that loop.
         cells: of `CONFIGURATION`, in its order.
         profile: that predicts its GPU.
+        allocated_bytes, reserved_bytes: the peak of the fullest rank, if the row has it.
     """
 
     commit: str
@@ -98,11 +100,18 @@ class Run:
     workload: Workload
     cells: tuple[str, ...]
     notes: str
+    allocated_bytes: float | None = None
+    reserved_bytes: float | None = None
 
     @property
     def key(self) -> tuple[str, ...]:
         """Alike for runs that no column tells apart."""
         return self.cells
+
+    @property
+    def guessed(self) -> bool:
+        """Its embedding optimizer is what the software of its time took to be the default."""
+        return "default" in dict(zip(CONFIGURATION, self.cells, strict=True))["sparse_optimizer"]
 
     @cached_property
     def unlike(self) -> str:
@@ -135,7 +144,15 @@ def parse_run(row: Row) -> Run:
         _workload(row),
         tuple(row[column].strip() for column in CONFIGURATION),
         " ".join((row["run"], row["extra"], row["model"])),
+        _peak(row, "peak_alloc_GB"),
+        _peak(row, "peak_reserved_GB"),
     )
+
+
+def _peak(row: Row, column: str) -> float | None:
+    """The harness prints MiB, which the table gives over a thousand as GB."""
+    text = row[column].strip() if column in row else ""
+    return number({column: text}, column) * 1000 * MIB if text else None
 
 
 def _profile(gpu: str) -> str:

@@ -22,6 +22,7 @@ from predictor.model.topology import Topology
 from predictor.predict import predict
 from shardopt.validate.report import ComparedRow, Report, Scores, data_folder, noise_of
 from shardopt.validate.torchrec_steps import plans, runs
+from shardopt.validate.torchrec_steps.memory import RunMemory, memory_of, memory_scores
 from shardopt.validate.torchrec_steps.order import order_scores
 from shardopt.validate.torchrec_steps.runs import Run
 
@@ -39,11 +40,13 @@ def validate_torchrec_steps(folder: Path) -> Report:
     table = read_table(folder / runs.FILE, runs.COLUMNS, runs.parse_run)
     printed = read_table(folder / plans.FILE, plans.COLUMNS, plans.parse_group)
     groups = tuple(group for group in printed.rows if group is not None)
+    needs: list[RunMemory] = []
     skipped = [*table.problems, *printed.problems]
     pairs: list[tuple[Run, ComparedRow]] = []
     for run in table.rows:
         try:
             pairs.append((run, _compared(run, groups)))
+            needs.append(memory_of(run, _plan(run, groups)))
         except ShardoptError as error:
             skipped.append(f"{run.commit} {run.name}: {error}")
     rows = tuple(row for _, row in pairs)
@@ -56,7 +59,7 @@ def validate_torchrec_steps(folder: Path) -> Report:
         tuple(skipped),
         NOTES,
         held_out=(COLD, UNLIKE),
-        scores=(*order_scores(kept, noise), *_excess(pairs)),
+        scores=(*order_scores(kept, noise), *_excess(pairs), *memory_scores(needs)),
         noise={"repeats of one configuration": noise},
     )
 
@@ -117,10 +120,16 @@ def _compared(run: Run, groups: tuple[plans.Group, ...]) -> ComparedRow:
 
 
 @cache
+def _plan(run: Run, groups: tuple[plans.Group, ...]) -> plans.StepPlan:
+    hardware = load_hardware(run.profile)
+    return plans.plan_of(run.workload, run.ranks, run.plan_commit, groups, hardware)
+
+
+@cache
 def _predicted(run: Run, groups: tuple[plans.Group, ...]) -> tuple[str, float, tuple[float, float]]:
     """Where the plan comes from, the time of a step and its interval."""
     hw = load_hardware(run.profile)
-    found = plans.plan_of(run.workload, run.ranks, run.plan_commit, groups, hw)
+    found = _plan(run, groups)
     topology = Topology.uniform(
         run.ranks,
         min(run.ranks, hw.gpus_per_host),

@@ -40,7 +40,7 @@ def test_parameters_are_those_that_memory_reserves(kind: str | DcnV2, data_type:
     count = dense_parameters(workload)
     assert program.gradient_bytes == 4 * count
     assert program.state_bytes == 2 * 4 * count
-    assert sum(operand.storage_bytes for operand in program.resident) == 3 * 4 * count
+    assert sum(operand.storage_bytes for operand in program.resident) == 4 * count
 
 
 def test_widths_of_the_interactions() -> None:

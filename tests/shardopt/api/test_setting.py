@@ -11,7 +11,9 @@ def test_topology_has_what_the_reserve_leaves(model: Path) -> None:
     assert (setting.topology.hosts, setting.topology.local_world_size) == (2, 8)
     assert setting.installed.hbm_cap_bytes == (load_hardware("a100-40gb").hbm_bytes,) * 16
     left = setting.topology.hbm_cap_bytes[0] / setting.installed.hbm_cap_bytes[0]
-    assert 0.8 < left < 0.85
+    assert 0.85 < left < 0.9
+    limit = setting.topology.limit_bytes[0] / setting.installed.hbm_cap_bytes[0]
+    assert 0.89 < limit < 0.9
     assert setting.hardware_from == "given"
 
 

@@ -114,7 +114,7 @@ def test_tables_that_fit_alone_but_not_together(run, model: Path) -> None:
     for old in rows:
         text = text.replace(old, "num_embeddings: 3000000", 1)
     model.write_text(text)
-    flags = ("--hbm-gib", 1.0, "--ddr-gib", 0.0, "--reserve", 0, "--batch-size", 8)
+    flags = ("--hbm-gib", 3.03, "--ddr-gib", 0.0, "--reserve", 0, "--batch-size", 8)
     done = run("plan", model, "--gpus", 1, "--effort", 0.05, *flags)
     refused(done, 3, "bytes", "rank 0", "--gpus")
 

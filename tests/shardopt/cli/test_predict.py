@@ -91,7 +91,7 @@ def test_other_batch_size_is_a_warning(
 
 
 def test_a_plan_that_does_not_fit_is_predicted_and_said(run, model: Path, plan: Path) -> None:
-    tight = ("--hbm-gib", 0.15, "--reserve", 0, "--batch-size", 8)
+    tight = ("--hbm-gib", 2.1, "--reserve", 0, "--batch-size", 8)
     done = run("predict", model, plan, *tight)
     assert done.code == 0
     # the console wraps where the plan's path ends

@@ -1,4 +1,4 @@
-"""Memory per rank in bytes: what a plan needs, what a rank has, and what is missing.
+"""Memory of the shards of a table, in bytes.
 
 The rules are those of TorchRec's planner (`EmbeddingStorageEstimator.estimate` and
 `calculate_shard_storages` in planner/shard_estimators.py, `HeuristicalStorageReservation` in
@@ -12,9 +12,12 @@ default, departs from them where FBGEMM allocates something else
 * Row-wise Adagrad holds one value a row *of the shard*; TorchRec divides by the table's dim, so a
   column shard's share is too small. Partial row-wise Adam and LAMB have second moments that
   TorchRec's multiplier of 1 leaves out.
-* State of a UVM-cached table is not cached (``cacheable=False``): it lies in host memory alone.
-  TorchRec counts a share of it in HBM too.
+* State of a UVM table lies in host memory, and is not cached (``cacheable=False``); one value a row
+  stays on the device (`construct_split_state`). TorchRec counts all of it in DDR, and a share of a
+  cached table's in HBM too.
 * ``enforce_hbm`` moves weights and first moment of a UVM table to HBM.
+* Outputs and their gradients are there under every train pipeline; TorchRec leaves them out where
+  ids are exchanged ahead, as if they were gone before the peak.
 * A table with a dense kernel (every `data_parallel` one) has a dense gradient and is stepped by
   the dense optimizer.
 """
@@ -26,14 +29,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from predictor.model.plan import ComputeKernel, ShardingPlan, ShardingType
-from predictor.model.reservation import INDEX_BYTES as INDEX_BYTES
-from predictor.model.reservation import dense_parameters as dense_parameters
-from predictor.model.reservation import reserve_topology as reserve_topology
-from predictor.model.reservation import reserved_bytes as reserved_bytes
+from predictor.model.plan import ComputeKernel, ShardingType
+from predictor.model.reservation import INDEX_BYTES
 from predictor.model.topology import Topology
 from predictor.model.workload import Optimizer, Table, Workload
-from predictor.units import format_bytes
 
 Size = tuple[int, int]
 
@@ -41,6 +40,22 @@ DEFAULT_CACHE_LOAD_FACTOR = 0.2
 """TorchRec's `UVM_CACHING_RATIO`, and the default of FBGEMM's ``cache_load_factor``."""
 STATE_BYTES = 4
 """FBGEMM keeps optimizer state in fp32."""
+WEIGHT_BYTES = 4
+"""Of an id's weight."""
+LENGTH_BYTES = 8
+"""Of the number of ids that a sample has for a feature."""
+OUTPUT_BYTES = 4
+"""FBGEMM's lookups give fp32 for tables of any type (``output_dtype``)."""
+ID_COPIES = {"base": 4, "sparse_dist": 5, "prefetch_sparse_dist": 6}
+"""Of the ids that a shard receives: sent to it, as they arrive and in order, of this batch and of
+those ahead, each until the other streams are done with it."""
+SORT_COPIES = 6.5
+"""More of them while a device's backward sorts them (`iteration.SORT_BYTES`)."""
+PREFETCH_COPIES = 7
+"""More of a cached table's ids while its cache is filled (`calculate_pipeline_io_cost`)."""
+OUTPUT_COPIES = 3
+"""Outputs, what is sent of them, and their gradients: the collectives' stream may still read the
+first two when the third is made (docs/decisions/0053)."""
 UVM_KERNELS = (ComputeKernel.FUSED_UVM, ComputeKernel.FUSED_UVM_CACHING)
 
 
@@ -85,32 +100,6 @@ class ShardMemory:
     dense_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class RankMemory:
-    """What a plan's shards need on one rank, and what the rank has, in bytes."""
-
-    rank: int
-    hbm_bytes: int
-    hbm_cap_bytes: int
-    ddr_bytes: int
-    ddr_cap_bytes: int
-
-    @property
-    def missing_hbm_bytes(self) -> int:
-        """Device memory that is missing; 0 when it fits."""
-        return max(0, self.hbm_bytes - self.hbm_cap_bytes)
-
-    @property
-    def missing_ddr_bytes(self) -> int:
-        """Host memory that is missing; 0 when it fits."""
-        return max(0, self.ddr_bytes - self.ddr_cap_bytes)
-
-    @property
-    def fits(self) -> bool:
-        """Nothing is missing."""
-        return not self.missing_hbm_bytes and not self.missing_ddr_bytes
-
-
 def shard_memory(
     table: Table,
     workload: Workload,
@@ -137,7 +126,7 @@ def shard_memory(
     count = _on_cpu if device == "cpu" else _on_cuda
     for size in sizes:
         if size not in known:
-            io = _io_bytes(table, workload, topology, sharding_type, size, len(sizes))
+            io = _io_bytes(table, workload, topology, sharding_type, size, len(sizes), rules)
             shard = _Shard(table, workload, kernel, size, clf, enforce_hbm)
             known[size] = count(shard, io, rules)
     return [known[size] for size in sizes]
@@ -173,6 +162,13 @@ class _Shard:
         )
         return first, second
 
+    def states_by_place(self) -> tuple[int, int]:
+        """State of a UVM table on the device and on the host (`construct_split_state`)."""
+        sizes = self.states(MemoryRules.FBGEMM)
+        moments = zip(sizes, _STATES[self.table.optimizer], strict=True)
+        host = sum(size for size, (element, _) in moments if element)
+        return sum(sizes) - host, host
+
     def dense_bytes(self, rules: MemoryRules) -> int:
         """Dense gradient (DDP's bucket is a view of it) and dense optimizer state."""
         if not self.is_dense or rules is MemoryRules.TORCHREC:
@@ -193,29 +189,29 @@ def _torchrec_multiplier(table: Table) -> float:
 
 def _on_cpu(shard: _Shard, io: tuple[int, int], rules: MemoryRules) -> ShardMemory:
     optimizer, dense = sum(shard.states(rules)), shard.dense_bytes(rules)
-    total = shard.weight_bytes + optimizer + dense + sum(io)
-    return ShardMemory(0, total, optimizer, sum(io), dense)
+    held = sum(io) if rules is MemoryRules.TORCHREC else _held_io_bytes(shard, io, rules)
+    total = shard.weight_bytes + optimizer + dense + held
+    return ShardMemory(0, total, optimizer, held, dense)
 
 
 def _on_cuda(shard: _Shard, io: tuple[int, int], rules: MemoryRules) -> ShardMemory:
-    first, second = shard.states(rules)
-    dense = shard.dense_bytes(rules)
+    dense, state = shard.dense_bytes(rules), sum(shard.states(rules))
     cached = shard.kernel is ComputeKernel.FUSED_UVM_CACHING
-    pipelined = _pipelined_io_bytes(*io, cached, shard.workload.train_pipeline)
-    hbm, ddr, state = pipelined + dense, 0, first + second
+    held = _held_io_bytes(shard, io, rules)
+    hbm = held + dense
     if shard.kernel not in UVM_KERNELS:
-        return ShardMemory(hbm + shard.weight_bytes + state, ddr, state, pipelined, dense)
-    if cached:
-        cache = math.ceil(shard.weight_bytes * shard.clf)
-        hbm += cache + _cache_state_bytes(shard.size[0], shard.clf)
-        if rules is MemoryRules.TORCHREC:
-            shadow = math.ceil(cache * _torchrec_multiplier(shard.table))
-            hbm, state = hbm + shadow, state + shadow
-    if shard.enforce_hbm and rules is MemoryRules.FBGEMM:
-        hbm, ddr = hbm + shard.weight_bytes + first, second
-    else:
-        ddr = shard.weight_bytes + first + second
-    return ShardMemory(hbm, ddr, state, pipelined, dense)
+        return ShardMemory(hbm + shard.weight_bytes + state, 0, state, held, dense)
+    cache = math.ceil(shard.weight_bytes * shard.clf) if cached else 0
+    hbm += cache + (_cache_state_bytes(shard.size[0], shard.clf) if cached else 0)
+    if rules is MemoryRules.TORCHREC:
+        shadow = math.ceil(cache * _torchrec_multiplier(shard.table))
+        ddr = shard.weight_bytes + state
+        return ShardMemory(hbm + shadow, ddr, state + shadow, held, dense)
+    on_device, on_host = shard.states_by_place()
+    if shard.enforce_hbm:
+        first, second = shard.states(rules)
+        return ShardMemory(hbm + shard.weight_bytes + first, second, state, held, dense)
+    return ShardMemory(hbm + on_device, shard.weight_bytes + on_host, state, held, dense)
 
 
 def _cache_state_bytes(rows: int, clf: float) -> int:
@@ -226,12 +222,21 @@ def _cache_state_bytes(rows: int, clf: float) -> int:
     return math.ceil(rows * (4 + clf * 16))
 
 
-def _pipelined_io_bytes(inputs: int, outputs: int, cached: bool, train_pipeline: str) -> int:
+def _held_io_bytes(shard: _Shard, io: tuple[int, int], rules: MemoryRules) -> int:
     """Copies of ids and embeddings that are alive at once.
 
-    `calculate_pipeline_io_cost` in shard_estimators.py: the pipelines hold two or three batches of
-    ids, the prefetch of a UVM cache seven more at its peak; the outputs are gone before the peak.
+    TorchRec's `calculate_pipeline_io_cost` in shard_estimators.py: the pipelines hold two or three
+    batches of ids, the prefetch of a UVM cache seven more at its peak; the outputs are gone before
+    the peak. FBGEMM's: as `predictor.model.memory.iteration` takes them, each in memory of its own.
     """
+    inputs, outputs = io
+    train_pipeline = shard.workload.train_pipeline
+    cached = shard.kernel is ComputeKernel.FUSED_UVM_CACHING
+    if rules is MemoryRules.FBGEMM:
+        if shard.is_dense:
+            return math.ceil((2 + SORT_COPIES) * inputs) + outputs + shard.weight_bytes
+        copies = ID_COPIES[train_pipeline] + SORT_COPIES + (PREFETCH_COPIES if cached else 0)
+        return math.ceil(copies * inputs) + OUTPUT_COPIES * outputs
     if train_pipeline == "sparse_dist":
         return 2 * inputs
     if train_pipeline == "prefetch_sparse_dist":
@@ -246,17 +251,22 @@ def _io_bytes(
     sharding_type: ShardingType,
     size: Size,
     shards: int,
+    rules: MemoryRules,
 ) -> tuple[int, int]:
     """Bytes of ids in and of embeddings out of one shard (`_calculate_shard_io_sizes`).
 
     A shard receives the ids of all ranks (``world_size`` times the local ids); a row shard receives
     its share of them, but writes a partial sum for every sample. A replica sees its rank's batch.
+    FBGEMM writes fp32, and a row of zeros for a sample without ids.
     """
+    plain = rules is MemoryRules.TORCHREC
     batch, world = workload.batch_size, topology.world_size
     ids = sum(f.pooling_factor * f.num_poolings for f in table.features) * batch
     outputs = ids
     if table.is_pooled:
-        outputs = sum(min(1.0, f.pooling_factor) * f.num_poolings for f in table.features) * batch
+        share = [min(1.0, f.pooling_factor) if plain else 1.0 for f in table.features]
+        rows_each = zip(share, table.features, strict=True)
+        outputs = sum(rate * f.num_poolings for rate, f in rows_each) * batch
     rows, columns = size
     if sharding_type is ShardingType.DATA_PARALLEL:
         world, parts = 1, 1
@@ -270,59 +280,11 @@ def _io_bytes(
         parts = 1
     arriving = ids / parts * world
     written = outputs * world if table.is_pooled else arriving
+    received = arriving * INDEX_BYTES
+    if not plain:
+        samples = sum(f.num_poolings for f in table.features) * batch * world
+        received += arriving * WEIGHT_BYTES * table.weighted + samples * LENGTH_BYTES
     return (
-        math.ceil(arriving * INDEX_BYTES),
-        math.ceil(written * columns * table.element_bytes),
+        math.ceil(received),
+        math.ceil(written * columns * (table.element_bytes if plain else OUTPUT_BYTES)),
     )
-
-
-def plan_memory(
-    workload: Workload, topology: Topology, plan: ShardingPlan, device: str = "cuda"
-) -> list[RankMemory]:
-    """What the shards of a plan need on every rank, with the caps of ``topology``.
-
-    The caps are what is left after the reservation for everything that is not sharded.
-    """
-    hbm, ddr = [0] * topology.world_size, [0] * topology.world_size
-    for key, table in zip(workload.keys, workload.tables, strict=True):
-        sharded = plan.tables[key]
-        memories = shard_memory(
-            table,
-            workload,
-            topology,
-            sharded.sharding_type,
-            sharded.compute_kernel,
-            [s.size for s in sharded.shards],
-            sharded.cache_load_factor,
-            device=device,
-            enforce_hbm=bool(sharded.parameters.get("enforce_hbm")),
-        )
-        for shard, memory in zip(sharded.shards, memories, strict=True):
-            hbm[shard.rank] += memory.hbm_bytes
-            ddr[shard.rank] += memory.ddr_bytes
-    return [
-        RankMemory(r, hbm[r], topology.hbm_cap_bytes[r], ddr[r], topology.ddr_cap_bytes[r])
-        for r in range(topology.world_size)
-    ]
-
-
-def fits(memory: Sequence[RankMemory]) -> bool:
-    """Every rank has what it needs."""
-    return all(rank.fits for rank in memory)
-
-
-def missing(memory: Sequence[RankMemory]) -> str:
-    """How many bytes are missing on which rank, worst first; empty when everything fits."""
-    lines = []
-    worst = sorted(memory, key=lambda r: -(r.missing_hbm_bytes + r.missing_ddr_bytes))
-    for rank in worst:
-        for kind, short, need, cap in (
-            ("HBM", rank.missing_hbm_bytes, rank.hbm_bytes, rank.hbm_cap_bytes),
-            ("DDR", rank.missing_ddr_bytes, rank.ddr_bytes, rank.ddr_cap_bytes),
-        ):
-            if short:
-                lines.append(
-                    f"rank {rank.rank} misses {short} bytes of {kind} ({format_bytes(short)}): "
-                    f"needs {format_bytes(need)}, has {format_bytes(cap)}"
-                )
-    return "; ".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -12,14 +13,11 @@ from predictor.model.memory import (
     MemoryRules,
     ShardMemory,
     dense_parameters,
-    fits,
-    missing,
-    plan_memory,
     reserve_topology,
     reserved_bytes,
     shard_memory,
 )
-from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import DcnV2, DenseArch, Feature, Table, Workload
 from predictor.units import GIB
@@ -27,7 +25,15 @@ from predictor.units import GIB
 ROWS, DIM, BATCH, WORLD = 1000, 64, 32, 2
 WEIGHTS = ROWS * DIM * 4
 IDS = 2 * BATCH * 8
+LENGTHS = BATCH * 8
 OUT = BATCH * DIM * 4
+
+
+def held(copies: float, ids: int, samples: int, outputs: int) -> int:
+    """Ids with their lengths, sorted once, and outputs, what is sent of them and gradients."""
+    return math.ceil((copies + 6.5) * (ids + samples)) + 3 * outputs
+
+
 TOPOLOGY = Topology.uniform(WORLD, hbm_bytes=GIB, ddr_bytes=GIB)
 
 
@@ -51,9 +57,8 @@ def one(
 
 def test_table_wise_sees_the_batches_of_all_ranks() -> None:
     memory = one(a_workload())
-    assert memory == ShardMemory(
-        WEIGHTS + WORLD * (IDS + OUT), 0, optimizer_bytes=0, io_bytes=WORLD * (IDS + OUT)
-    )
+    io = held(4, WORLD * IDS, WORLD * LENGTHS, WORLD * OUT)
+    assert memory == ShardMemory(WEIGHTS + io, 0, optimizer_bytes=0, io_bytes=io)
 
 
 def test_a_row_shard_gets_its_part_of_the_ids_and_writes_every_sample() -> None:
@@ -62,7 +67,7 @@ def test_a_row_shard_gets_its_part_of_the_ids_and_writes_every_sample() -> None:
     kind, kernel = ShardingType.ROW_WISE, ComputeKernel.FUSED
     sizes = [(ROWS // 2, DIM), (ROWS // 2, DIM)]
     for memory in shard_memory(table, workload, TOPOLOGY, kind, kernel, sizes):
-        assert memory.io_bytes == IDS + WORLD * OUT
+        assert memory.io_bytes == held(4, IDS, WORLD * LENGTHS, WORLD * OUT)
 
 
 @pytest.mark.parametrize(
@@ -83,21 +88,39 @@ def test_optimizer_state_is_fp32_whatever_the_weights_are(optimizer: str, state:
     assert one(a_workload(optimizer, data_type="fp16")).optimizer_bytes == state
 
 
-def test_pipelines_hold_more_ids_and_no_outputs() -> None:
-    ids = WORLD * IDS
-    assert one(a_workload(pipeline="sparse_dist")).io_bytes == 2 * ids
+def test_pipelines_hold_more_ids_and_outputs_all_the_same() -> None:
+    sizes = WORLD * IDS, WORLD * LENGTHS, WORLD * OUT
+    assert one(a_workload(pipeline="sparse_dist")).io_bytes == held(5, *sizes)
     prefetch = a_workload(pipeline="prefetch_sparse_dist")
-    assert one(prefetch).io_bytes == 3 * ids
-    assert one(prefetch, kernel=ComputeKernel.FUSED_UVM_CACHING).io_bytes == 10 * ids
+    assert one(prefetch).io_bytes == held(6, *sizes)
+    assert one(prefetch, kernel=ComputeKernel.FUSED_UVM_CACHING).io_bytes == held(13, *sizes)
+
+
+def test_torchrec_counts_ids_alone_where_they_are_exchanged_ahead() -> None:
+    ids, rules = WORLD * IDS, MemoryRules.TORCHREC
+    assert one(a_workload(), rules=rules).io_bytes == ids + WORLD * OUT
+    assert one(a_workload(pipeline="sparse_dist"), rules=rules).io_bytes == 2 * ids
+    prefetch = a_workload(pipeline="prefetch_sparse_dist")
+    cached = one(prefetch, kernel=ComputeKernel.FUSED_UVM_CACHING, rules=rules)
+    assert cached.io_bytes == 10 * ids
+
+
+def test_one_value_a_row_of_a_uvm_table_stays_on_the_device() -> None:
+    """`construct_split_state` in FBGEMM's split_table_batched_embeddings_ops_training.py."""
+    for optimizer, host in (("exact_row_wise_adagrad", 0), ("partial_row_wise_adam", WEIGHTS)):
+        memory = one(a_workload(optimizer), kernel=ComputeKernel.FUSED_UVM)
+        assert memory.ddr_bytes == WEIGHTS + host
+        assert memory.hbm_bytes == memory.io_bytes + ROWS * 4
 
 
 def test_uvm_tables_lie_in_host_memory_but_for_the_cache() -> None:
     workload = a_workload("adam")
-    io = WORLD * (IDS + OUT)
+    sizes = WORLD * IDS, WORLD * LENGTHS, WORLD * OUT
+    io, cached_io = held(4, *sizes), held(11, *sizes)
     uvm = one(workload, kernel=ComputeKernel.FUSED_UVM)
     assert (uvm.hbm_bytes, uvm.ddr_bytes) == (io, 3 * WEIGHTS)
     cached = one(workload, kernel=ComputeKernel.FUSED_UVM_CACHING, cache_load_factor=0.5)
-    assert cached.hbm_bytes == io + WEIGHTS // 2 + ROWS * 12
+    assert cached.hbm_bytes == cached_io + WEIGHTS // 2 + ROWS * 12
     assert cached.ddr_bytes == 3 * WEIGHTS
     forced = one(workload, kernel=ComputeKernel.FUSED_UVM, enforce_hbm=True)
     assert (forced.hbm_bytes, forced.ddr_bytes) == (io + 2 * WEIGHTS, WEIGHTS)
@@ -107,34 +130,20 @@ def test_uvm_tables_lie_in_host_memory_but_for_the_cache() -> None:
         cache_load_factor=0.5,
         rules=MemoryRules.TORCHREC,
     )
-    assert theirs.hbm_bytes == cached.hbm_bytes + 2 * (WEIGHTS // 2)
+    more = WORLD * (IDS + OUT) - cached_io
+    assert theirs.hbm_bytes == cached.hbm_bytes + 2 * (WEIGHTS // 2) + more
 
 
 def test_data_parallel_has_a_dense_gradient_and_the_dense_optimizers_state() -> None:
     memory = one(a_workload("sgd"), ShardingType.DATA_PARALLEL, ComputeKernel.DENSE)
     assert memory.dense_bytes == 3 * WEIGHTS
-    assert memory.hbm_bytes == 4 * WEIGHTS + IDS + OUT
+    assert memory.hbm_bytes == 5 * WEIGHTS + math.ceil(8.5 * (IDS + LENGTHS)) + OUT
 
 
 def test_on_cpu_everything_is_host_memory() -> None:
     memory = one(a_workload("adam"), device="cpu")
-    assert (memory.hbm_bytes, memory.ddr_bytes) == (0, 3 * WEIGHTS + WORLD * (IDS + OUT))
-
-
-def test_plan_memory_and_what_is_missing() -> None:
-    workload = a_workload("adam")
-    shards = tuple(Shard(r, (0, 32 * r), (ROWS, 32)) for r in (0, 1))
-    table = TablePlan(ShardingType.COLUMN_WISE, ComputeKernel.FUSED, shards)
-    plan = ShardingPlan({"t": table}, WORLD, WORLD)
-    memory = plan_memory(workload, TOPOLOGY, plan)
-    assert fits(memory)
-    assert missing(memory) == ""
-    need = memory[0].hbm_bytes
-    assert need == memory[1].hbm_bytes == 3 * WEIGHTS // 2 + WORLD * (IDS + OUT // 2)
-    tight = plan_memory(workload, replace(TOPOLOGY, hbm_cap_bytes=(need, need - 10)), plan)
-    assert not fits(tight)
-    assert tight[1].missing_hbm_bytes == 10
-    assert missing(tight).startswith("rank 1 misses 10 bytes of HBM")
+    io = held(4, WORLD * IDS, WORLD * LENGTHS, WORLD * OUT)
+    assert (memory.hbm_bytes, memory.ddr_bytes) == (0, 3 * WEIGHTS + io)
 
 
 def test_dense_parameters() -> None:

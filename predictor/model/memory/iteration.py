@@ -1,0 +1,341 @@
+"""What one rank takes and gives in the iterations of a train pipeline, block by block.
+
+What stays from iteration to iteration is not among it: shards, parameters, states and buckets.
+
+The order is that of TorchRec's pipelines and autograd functions (torchrec 1.8:
+train_pipeline/train_pipelines.py, dist_data.py, comm_ops.py), checked block by block against the
+allocations of real ranks. What the dense part takes is said by its ops.
+
+Why: docs/decisions/0053.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from predictor.model.dense_program import DenseProgram, Event, Gradient, Lookup, LookupBackward
+from predictor.model.memory.blocks import COPY, INPUT_DIST, Ledger, Peak
+from predictor.model.memory.exchange import ROW_SPLITS, Exchange
+from predictor.model.op_calls import OpCall, Operand
+
+ITERATIONS = 3
+"""Until the pipeline is full and every size has been asked for."""
+BATCHES_AHEAD = {"base": 1, "sparse_dist": 2, "prefetch_sparse_dist": 2}
+"""Batches that are copied to the device while one trains."""
+SORT_BYTES = 52
+"""Per id of a lookup's backward on a device: linear indices and their sorted copy (8 each), infos
+and theirs (4 each), runs (8), their lengths and sums (4 each), the sort's own scratch (12);
+`transpose_embedding_input` in fbgemm_gpu's split_embeddings_utils.cu."""
+PREFETCH_BYTES = 56
+"""Per id of a cached table's prefetch at its peak: linear cache indices, the unique ones, their
+lookups and positions; seven copies of the ids in `calculate_pipeline_io_cost` of TorchRec's
+planner/shard_estimators.py."""
+
+
+class Iteration:
+    """One rank's memory, iteration by iteration.
+
+    Args:
+        program: its dense part.
+        exchanges: its embedding modules, in order.
+        pipeline: of `BATCHES_AHEAD`.
+        batch_bytes: of a batch on the device.
+        on_device: False for ranks on CPUs, where gloo copies what it reduces and gathers, and
+            batches lie in host memory anyway.
+        trains: False if only the forward runs.
+        cached: modules with a cached table.
+    """
+
+    def __init__(
+        self,
+        program: DenseProgram,
+        exchanges: Sequence[Exchange],
+        pipeline: str,
+        *,
+        batch_bytes: float,
+        on_device: bool = True,
+        trains: bool = True,
+        cached: frozenset[str] = frozenset(),
+    ) -> None:
+        self.program = program
+        self.exchanges = exchanges
+        self.pipeline = pipeline
+        self.batch_bytes = batch_bytes if on_device else 0.0
+        self.on_device = on_device
+        self.trains = trains
+        self.cached = cached
+        self.ledger = Ledger(simulate=on_device)
+        self.kept = {operand.storage for operand in program.resident}
+        self.own_gradients = _dense_gradients(program)
+        self.fresh: list[int] = []
+        self.last_uses = _last_uses(program, trains=trains)
+        self.waiting: list[str] = []
+        self.unreturned: list[Exchange] = []
+        self.leaving: list[int] = []
+        self.outputs = {e.module: e.outputs for e in program.forward if isinstance(e, Lookup)}
+
+    def run(self) -> Peak:
+        """The peak of `ITERATIONS`."""
+        for ahead in range(BATCHES_AHEAD[self.pipeline]):
+            self.ledger.take(("batch", ahead), self.batch_bytes, COPY, lent=True)
+        if self.pipeline != "base":
+            self._send(0)
+            self._receive(0)
+        if self._prefetches:
+            self._prefetch(0)
+            self._send(1)
+        for i in range(ITERATIONS):
+            self._step(i)
+        return self.ledger.peak()
+
+    def _step(self, i: int) -> None:
+        ledger, ahead = self.ledger, BATCHES_AHEAD[self.pipeline]
+        ledger.settle()
+        if self.pipeline == "sparse_dist":
+            self._send(i + 1)
+        ledger.take(("batch", i + ahead), self.batch_bytes, COPY, lent=True)
+        if self._prefetches:
+            self._receive(i + 1)
+        self._part(self.program.forward, i)
+        self._await_all()
+        if self.pipeline == "sparse_dist":
+            self._receive(i + 1)
+        if self._prefetches:
+            self._prefetch(i + 1)
+        if self.trains:
+            self._part(self.program.backward, i)
+            self._return()
+            self._part(self.program.optimizer, i)
+        if self._prefetches:
+            self._send(i + 2)
+        self._free(self.last_uses)
+        ledger.give(("batch", i))
+
+    @property
+    def _prefetches(self) -> bool:
+        return self.pipeline == "prefetch_sparse_dist"
+
+    # --- ids -------------------------------------------------------------------------------------
+
+    def _send(self, i: int) -> None:
+        for e in self._distributed():
+            self.ledger.take(("sent", e.name, i), e.sent, INPUT_DIST, lent=True)
+
+    def _receive(self, i: int) -> None:
+        for e in self._distributed():
+            self.ledger.take(("received", e.name, i), e.received, INPUT_DIST, lent=True)
+
+    def _distributed(self) -> list[Exchange]:
+        return [e for e in self.exchanges if not e.local]
+
+    def _prefetch(self, i: int) -> None:
+        """The ids of the next batch in order, and what fills the caches with their rows."""
+        for e in self._distributed():
+            self._reorder(e, i)
+            if e.module in self.cached:
+                self.ledger.take(("prefetch", e.name), PREFETCH_BYTES * e.ids, INPUT_DIST)
+                self.ledger.give(("prefetch", e.name))
+            self._dismiss(e, i)
+
+    def _dismiss(self, e: Exchange, i: int) -> None:
+        self.ledger.give(("sent", e.name, i))
+        self.ledger.give(("received", e.name, i))
+
+    def _reorder(self, e: Exchange, i: int) -> None:
+        if ("ids", e.name, i) not in self.ledger:
+            self.ledger.take(("ids", e.name, i), e.received, INPUT_DIST, lent=True)
+
+    # --- the dense part --------------------------------------------------------------------------
+
+    def _part(self, events: Sequence[Event], i: int) -> None:
+        for event in events:
+            if isinstance(event, LookupBackward):
+                self._gather_gradients(event)
+                continue
+            if isinstance(event, Lookup):
+                self._look_up(event.module, i)
+                continue
+            if self.unreturned and isinstance(event, OpCall) and event.moves:
+                self._return()
+            if isinstance(event, OpCall):
+                self._call(event)
+            else:
+                self._bucket()
+
+    def _call(self, op: OpCall) -> None:
+        if self.waiting:
+            read = {operand.storage for operand in op.inputs}
+            for module in [*self.waiting]:
+                if any(o.storage in read for o in self.outputs[module]):
+                    self._await(module)
+        given = {operand.storage for operand in op.inputs}
+        for operand in op.outputs:
+            if operand.storage not in given:
+                self._hold(operand)
+        self._free(op.freed)
+
+    def _free(self, storages: Iterable[int]) -> None:
+        for storage in storages:
+            self.ledger.give(("dense", storage))
+
+    def _hold(self, operand: Operand) -> None:
+        key = "dense", operand.storage
+        if operand.storage not in self.kept and key not in self.ledger:
+            self.ledger.take(key, operand.storage_bytes)
+            if operand.storage in self.own_gradients:
+                self.fresh.append(operand.storage)
+
+    def _bucket(self) -> None:
+        """DDP copies a parameter's gradient into its bucket, which is always there."""
+        for storage in self.fresh:
+            self.ledger.give(("dense", storage))
+        self.fresh = []
+
+    # --- lookups ---------------------------------------------------------------------------------
+
+    def _look_up(self, module: str, i: int) -> None:
+        """Ids of the batch in order, lookups, and outputs on their way to their samples."""
+        ledger = self.ledger
+        of = [e for e in self.exchanges if e.module == module]
+        if self.pipeline == "base":
+            for e in of:
+                if not e.local:
+                    ledger.take(("sent", e.name, i), e.sent, lent=True)
+                    ledger.take(("received", e.name, i), e.received, lent=True)
+        for e in of:
+            self._reorder(e, i)
+            if self.pipeline == "base":
+                self._dismiss(e, i)
+        for e in of:
+            ledger.give(("ids", e.name, i - 1))
+            ledger.take(("looked up", e.name), e.looked_up)
+            if e.local:
+                continue
+            self._send_outputs(e)
+            ledger.give(("looked up", e.name))
+        for e in of:
+            self._dismiss(e, i)
+        self.waiting.append(module)
+
+    def _send_outputs(self, e: Exchange) -> None:
+        ledger, wire = self.ledger, e.forward_wire
+        if e.pooled and e.sharding_type in ROW_SPLITS:
+            ledger.take(("arrived", e.name), wire * e.output, lent=True)
+            if wire < 1 or not self.on_device:
+                ledger.take(("copied", e.name), wire * e.looked_up, lent=True)
+            return
+        if wire < 1:
+            ledger.take(("encoded", e.name), wire * e.looked_up)
+        ledger.take(("arrived", e.name), wire * e.output, lent=True)
+        ledger.take(("copied", e.name), wire * e.looked_up, lent=True)
+        ledger.give(("encoded", e.name))
+
+    def _await_all(self) -> None:
+        for module in [*self.waiting]:
+            self._await(module)
+
+    def _await(self, module: str) -> None:
+        """The outputs have arrived: side by side, as the module gives them back."""
+        ledger = self.ledger
+        self.waiting.remove(module)
+        of = [e for e in self.exchanges if e.module == module]
+        several = len(of) > 1
+        for e in of:
+            ledger.give(("copied", e.name))
+            reduced = e.pooled and e.sharding_type in ROW_SPLITS
+            if several and not e.local and not reduced:
+                ledger.take(("in order", e.name), e.output)
+                ledger.give(("arrived", e.name))
+        for operand in self.outputs[module]:
+            self._hold(operand)
+        for e in of:
+            for what in ("arrived", "in order", "looked up"):
+                ledger.give((what, e.name))
+
+    # --- their backward --------------------------------------------------------------------------
+
+    def _gather_gradients(self, event: LookupBackward) -> None:
+        """Gradients of a module's outputs are on their way to the ranks that hold its shards."""
+        of = [e for e in self.exchanges if e.module == event.module]
+        whole = len(of) == 1 and all(o.bytes == o.storage_bytes for o in event.gradients)
+        for e in reversed(of):
+            if not e.local:
+                self._send_gradients(e, whole=whole)
+        self.unreturned += of
+        done = [o.storage for o in event.gradients if self.last_uses.get(o.storage) is event]
+        if any(not e.pooled or e.sharding_type in ROW_SPLITS for e in of):
+            self.leaving += done
+        else:
+            self._free(done)
+
+    def _send_gradients(self, e: Exchange, *, whole: bool) -> None:
+        ledger, wire = self.ledger, e.backward_wire
+        if not e.pooled:
+            ledger.take(("gradient", e.name), wire * e.looked_up, lent=True)
+            return
+        if not whole:
+            ledger.take(("contiguous", e.name), e.output)
+        if e.sharding_type in ROW_SPLITS:
+            ledger.take(("gradient", e.name), wire * e.looked_up, lent=True)
+            if not self.on_device:
+                ledger.take(("copied", e.name), wire * e.looked_up)
+            return
+        ledger.take(("slices", e.name), e.output)
+        ledger.take(("leaving", e.name), e.output, lent=True)
+        ledger.give(("slices", e.name))
+        ledger.give(("contiguous", e.name))
+        if wire < 1:
+            ledger.take(("encoded", e.name), wire * e.output, lent=True)
+            ledger.give(("leaving", e.name))
+        ledger.take(("gradient", e.name), wire * e.looked_up, lent=True)
+
+    def _return(self) -> None:
+        """The gradients have arrived: lookups' backward with the fused optimizer, last first."""
+        ledger = self.ledger
+        self._free(self.leaving)
+        self.leaving = []
+        for e in reversed(self.unreturned):
+            for what in ("copied", "leaving", "contiguous", "encoded"):
+                ledger.give((what, e.name))
+            if not e.pooled or e.backward_wire < 1:
+                ledger.take(("decoded", e.name), e.looked_up)
+                ledger.give(("gradient", e.name))
+            scratch = e.replica + SORT_BYTES * e.ids * self.on_device
+            ledger.take(("backward", e.name), scratch)
+            ledger.give(("backward", e.name))
+            for what in ("decoded", "gradient"):
+                ledger.give((what, e.name))
+        self.unreturned = []
+
+
+def _last_uses(program: DenseProgram, *, trains: bool) -> dict[int, Event]:
+    """Number of every storage that the program makes -> the event that uses it last."""
+    kept = {operand.storage for operand in program.resident}
+    found: dict[int, Event] = {}
+    parts = (program.forward, program.backward, program.optimizer)
+    for event in chain.from_iterable(parts if trains else parts[:1]):
+        for operand in operands_of(event):
+            if operand.storage not in kept:
+                found[operand.storage] = event
+    return found
+
+
+def operands_of(event: Event) -> tuple[Operand, ...]:
+    """All tensors of an event."""
+    if isinstance(event, OpCall):
+        return (*event.inputs, *event.outputs)
+    if isinstance(event, Lookup):
+        return event.outputs
+    return event.gradients if isinstance(event, LookupBackward) else ()
+
+
+def _dense_gradients(program: DenseProgram) -> frozenset[int]:
+    """Storages that the backward makes and the optimizer reads."""
+    if not any(isinstance(event, Gradient) for event in program.backward):
+        return frozenset()
+    made = {o.storage for e in program.backward if isinstance(e, OpCall) for o in e.outputs}
+    read = {o.storage for e in program.optimizer for o in operands_of(e)}
+    known = {o.storage for o in program.resident}
+    known |= {o.storage for e in program.forward for o in operands_of(e)}
+    return frozenset((made & read) - known)

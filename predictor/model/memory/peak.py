@@ -1,0 +1,209 @@
+"""The most memory that a rank needs at once under a plan, and what is left for shards before one.
+
+Why: docs/decisions/0053.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from predictor.model.dense_program import DenseProgram, Event, Lookup, LookupBackward
+from predictor.model.dlrm_program import dense_program
+from predictor.model.measured_dense import MeasuredDense
+from predictor.model.memory.blocks import Peak
+from predictor.model.memory.exchange import Exchange, batch_bytes, exchanges, unplaced
+from predictor.model.memory.iteration import Iteration
+from predictor.model.memory.ranks import RankMemory, RankPeak, plan_memory, resident_bytes
+from predictor.model.op_calls import OpCall
+from predictor.model.op_writer import OpWriter
+from predictor.model.plan import ComputeKernel, ShardingPlan
+from predictor.model.reservation import nothing_left
+from predictor.model.topology import Topology
+from predictor.model.workload import Workload
+
+DEFAULT_RESERVE = 0.05
+"""Share of a device that stays free where activations are known: for what lies outside PyTorch's
+allocator (cuBLAS workspaces, libraries' scratch) and for batches larger than the mean."""
+UNKNOWN_RESERVE = 0.15
+"""Where they are not, TorchRec's share stands for them."""
+NEARLY_FULL = 0.95
+"""Share of what may be reserved from which a plan is warned about."""
+
+
+def default_reserve(workload: Workload) -> float:
+    """The share of a device to keep free where the user gives none."""
+    dense = workload.dense
+    unknown = isinstance(dense, MeasuredDense) and dense.activation_bytes is None
+    return UNKNOWN_RESERVE if unknown else DEFAULT_RESERVE
+
+
+def memory_of_plan(
+    workload: Workload,
+    topology: Topology,
+    plan: ShardingPlan,
+    device: str = "cuda",
+    program: DenseProgram | None = None,
+) -> list[RankMemory]:
+    """What a plan needs on every rank, with the peak of its process.
+
+    Args:
+        program: the dense part at the workload's batch size; that of the workload if None.
+    """
+    program = program or program_of(workload)
+    peaks = rank_peaks(workload, topology, plan, program, device)
+    on_device = device != "cpu"
+    caps = topology.hbm_cap_bytes if on_device else topology.ddr_cap_bytes
+    installed, limits = topology.installed_bytes or caps, topology.limit_bytes or caps
+    activations = activation_bytes(workload, program)
+    return [
+        replace(
+            memory,
+            peak=RankPeak(
+                activations,
+                peak.allocated_bytes,
+                peak.reserved_bytes,
+                installed[memory.rank],
+                limits[memory.rank],
+                on_device,
+            ),
+        )
+        for memory, peak in zip(plan_memory(workload, topology, plan, device), peaks, strict=True)
+    ]
+
+
+def rank_peaks(
+    workload: Workload,
+    topology: Topology,
+    plan: ShardingPlan,
+    program: DenseProgram,
+    device: str = "cuda",
+) -> list[Peak]:
+    """The peak of every rank."""
+    cached = frozenset(
+        table.module
+        for key, table in zip(workload.keys, workload.tables, strict=True)
+        if plan.tables[key].compute_kernel is ComputeKernel.FUSED_UVM_CACHING
+    )
+    known: dict[tuple[Exchange, ...], Peak] = {}
+    found = []
+    fixed = dense_bytes(program)
+    shards = resident_bytes(workload, topology, plan, device)
+    for rank, of in enumerate(exchanges(workload, topology, plan)):
+        key = tuple(of)
+        if key not in known:
+            known[key] = _peak(workload, program, of, device, cached)
+        peak, stays = known[key], fixed + shards[rank]
+        found.append(Peak(peak.allocated_bytes + stays, peak.reserved_bytes + stays))
+    return found
+
+
+def leave_for_shards(
+    workload: Workload,
+    installed: Topology,
+    reserve: float,
+    device: str = "cuda",
+    context_bytes: int = 0,
+) -> Topology:
+    """The topology whose caps are what is left for shards.
+
+    What the dense part and the modules' outputs take at their peak goes off, whichever the plan;
+    what depends on the plan is in the bytes of its shards. Together these are at least the peak of
+    the plan, as peaks of parts need not fall together.
+
+    Args:
+        reserve: share of device memory that stays free.
+        context_bytes: of each process on its device, outside PyTorch's allocator.
+
+    Raises:
+        InfeasibleError: nothing is left on some rank.
+    """
+    taken = unplaced_bytes(workload, device)
+    if device == "cpu":
+        caps = installed.ddr_cap_bytes
+        left = tuple(cap - taken for cap in caps)
+        return replace(installed, ddr_cap_bytes=left, installed_bytes=caps, limit_bytes=caps)
+    caps = installed.hbm_cap_bytes
+    limits = tuple(int((1 - reserve) * cap) - context_bytes for cap in caps)
+    left = tuple(limit - taken for limit in limits)
+    if min(left) < 0:
+        raise nothing_left(installed, left, reserve)
+    return replace(installed, hbm_cap_bytes=left, installed_bytes=caps, limit_bytes=limits)
+
+
+def unplaced_bytes(workload: Workload, device: str = "cuda") -> int:
+    """What a rank reserves at its peak whichever the plan: dense part, batches, outputs."""
+    return dense_bytes(program_of(workload)) + _unplaced_peak(workload, device)
+
+
+def dense_bytes(program: DenseProgram) -> int:
+    """What of the dense part stays: parameters, buffers, optimizer states and DDP's buckets."""
+    parameters = {operand.storage: operand.storage_bytes for operand in program.resident}
+    return sum(parameters.values()) + program.state_bytes + program.gradient_bytes
+
+
+def activation_bytes(workload: Workload, program: DenseProgram) -> int:
+    """Most that the dense part has at once beside what stays, outputs of lookups included."""
+    alone = replace(workload, train_pipeline="base")
+    return _peak(alone, program, (), "cpu", frozenset()).allocated_bytes
+
+
+@lru_cache(maxsize=64)
+def program_of(workload: Workload) -> DenseProgram:
+    """The dense part op by op; of measured times what stands for their activations."""
+    if isinstance(workload.dense, MeasuredDense):
+        return _measured_program(workload, workload.dense)
+    return dense_program(workload)
+
+
+def _measured_program(workload: Workload, dense: MeasuredDense) -> DenseProgram:
+    """One op that leaves the activations for the backward, and one that makes the gradients."""
+    writer = OpWriter("fp32")
+    parameter, take_gradient = writer.parameter(dense.gradient_bytes // 4)
+    outputs = {
+        module: writer.tensor((round(size / 4),))
+        for module, size in ((e.module, e.output) for e in unplaced(workload))
+    }
+    activations = writer.tensor(((dense.activation_bytes or 0) // 4,))
+    given = tuple(outputs.values())
+    gradients = tuple(writer.like(output) for output in given)
+    numbers = tuple(output.storage for output in given)
+    forward: tuple[Event, ...] = (
+        *(Lookup(module, (output,)) for module, output in outputs.items()),
+        OpCall("measured", given, (activations,), numbers),
+    )
+    take_gradient(writer.like(parameter))
+    backward: tuple[Event, ...] = (
+        OpCall("measured_backward", (activations,), gradients, (activations.storage,)),
+        *writer.events,
+        *(LookupBackward(m, (g,)) for m, g in zip(outputs, gradients, strict=True)),
+    )
+    states = {"sgd": 0, "adagrad": 1}.get(dense.optimizer, 2)
+    return DenseProgram(
+        workload.batch_size, forward, backward, (), (parameter,), states * dense.gradient_bytes
+    )
+
+
+@lru_cache(maxsize=64)
+def _unplaced_peak(workload: Workload, device: str) -> int:
+    of = unplaced(workload)
+    return _peak(workload, program_of(workload), of, device, frozenset()).reserved_bytes
+
+
+def _peak(
+    workload: Workload,
+    program: DenseProgram,
+    of: Sequence[Exchange],
+    device: str,
+    cached: frozenset[str],
+) -> Peak:
+    return Iteration(
+        program,
+        of,
+        workload.train_pipeline,
+        batch_bytes=batch_bytes(workload),
+        on_device=device != "cpu",
+        trains=workload.training,
+        cached=cached,
+    ).run()

@@ -1,0 +1,119 @@
+"""Peaks of plans: what they hold on to, and what is left for shards before there is a plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from predictor.errors import InfeasibleError
+from predictor.model.measured_dense import MeasuredDense
+from predictor.model.memory.peak import (
+    DEFAULT_RESERVE,
+    UNKNOWN_RESERVE,
+    activation_bytes,
+    default_reserve,
+    leave_for_shards,
+    memory_of_plan,
+    program_of,
+    unplaced_bytes,
+)
+from predictor.model.memory.ranks import RankMemory, resident_bytes
+from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.topology import Topology
+from predictor.model.workload import DenseArch, Feature, Table, Workload
+from predictor.units import GIB
+from search.space.enumerate import shard_sizes_and_offsets
+
+DENSE = DenseArch(13, (64, 32), (128, 1), "concat", optimizer="adam")
+TOPOLOGY = Topology.uniform(4, 4, hbm_bytes=GIB, ddr_bytes=GIB)
+KINDS = (ShardingType.TABLE_WISE, ShardingType.ROW_WISE, ShardingType.COLUMN_WISE)
+
+
+def a_workload(batch: int, tables: int, pipeline: str = "base") -> Workload:
+    made = (Table(f"t{i}", 1000 * (i + 1), 32, (Feature(f"f{i}", 1.0 + i),)) for i in range(tables))
+    return Workload("w", batch, tuple(made), DENSE, pipeline)
+
+
+def a_plan(workload: Workload, ranks: list[int], kinds: list[ShardingType]) -> ShardingPlan:
+    """Shards go to the ranks in turn."""
+    tables = {}
+    for i, table in enumerate(workload.tables):
+        kind = kinds[i % len(kinds)]
+        sizes, offsets = shard_sizes_and_offsets(table, TOPOLOGY, kind, 16)
+        shards = (
+            Shard(ranks[(i + j) % 4], offset, size)
+            for j, (size, offset) in enumerate(zip(sizes, offsets, strict=True))
+        )
+        tables[table.name] = TablePlan(kind, ComputeKernel.FUSED, tuple(shards))
+    return ShardingPlan(tables, 4, 4)
+
+
+plans = st.tuples(
+    st.integers(1, 6),
+    st.lists(st.sampled_from(KINDS), min_size=1, max_size=3),
+    st.sampled_from(["base", "sparse_dist", "prefetch_sparse_dist"]),
+    st.sampled_from(["cuda", "cpu"]),
+)
+
+
+def peaks(memory: list[RankMemory]) -> list[tuple[int, int]]:
+    return [(m.peak.allocated_bytes, m.peak.reserved_bytes) for m in memory if m.peak is not None]
+
+
+@given(plans)
+@settings(max_examples=30, deadline=None)
+def test_a_peak_holds_all_that_stays_and_grows_with_the_batch(
+    drawn: tuple[int, list[ShardingType], str, str],
+) -> None:
+    count, kinds, pipeline, device = drawn
+    before = [0, 0, 0, 0]
+    for batch in (64, 512, 4096):
+        workload = a_workload(batch, count, pipeline)
+        plan = a_plan(workload, [0, 1, 2, 3], kinds)
+        shards = resident_bytes(workload, TOPOLOGY, plan, device)
+        program = program_of(workload)
+        stays = sum(o.storage_bytes for o in program.resident) + program.state_bytes
+        found = peaks(memory_of_plan(workload, TOPOLOGY, plan, device))
+        for rank, (allocated, reserved) in enumerate(found):
+            assert reserved >= allocated >= shards[rank] + stays
+            assert allocated > before[rank]
+        before = [allocated for allocated, _ in found]
+
+
+@given(plans, st.permutations([0, 1, 2, 3]))
+@settings(max_examples=30, deadline=None)
+def test_ranks_can_change_places(
+    drawn: tuple[int, list[ShardingType], str, str], order: list[int]
+) -> None:
+    count, kinds, pipeline, device = drawn
+    workload = a_workload(256, count, pipeline)
+    plain = peaks(memory_of_plan(workload, TOPOLOGY, a_plan(workload, [0, 1, 2, 3], kinds), device))
+    moved = peaks(memory_of_plan(workload, TOPOLOGY, a_plan(workload, order, kinds), device))
+    assert [moved[order[rank]] for rank in range(4)] == plain
+
+
+def test_what_is_left_for_shards() -> None:
+    workload = a_workload(256, 3)
+    left = leave_for_shards(workload, TOPOLOGY, 0.25, context_bytes=1000)
+    limit = GIB * 3 // 4 - 1000
+    assert left.limit_bytes == (limit,) * 4
+    assert left.installed_bytes == TOPOLOGY.hbm_cap_bytes
+    assert left.hbm_cap_bytes == (limit - unplaced_bytes(workload),) * 4
+    host = leave_for_shards(workload, TOPOLOGY, 0.25, "cpu")
+    assert host.hbm_cap_bytes == TOPOLOGY.hbm_cap_bytes
+    assert host.ddr_cap_bytes == (GIB - unplaced_bytes(workload, "cpu"),) * 4
+    with pytest.raises(InfeasibleError, match=r"rank 0 has .*a smaller batch"):
+        leave_for_shards(workload, replace(TOPOLOGY, hbm_cap_bytes=(1000,) * 4), 0.0)
+
+
+def test_measured_activations_are_there_until_the_backward() -> None:
+    measured = MeasuredDense(256, 1.0, 1.0, 1.0, 4000, activation_bytes=10**6)
+    workload = replace(a_workload(256, 2), dense=measured)
+    outputs = 2 * 256 * 32 * 4
+    assert activation_bytes(workload, program_of(workload)) == 10**6 + outputs
+    assert default_reserve(workload) == DEFAULT_RESERVE
+    unknown = replace(workload, dense=replace(measured, activation_bytes=None))
+    assert default_reserve(unknown) == UNKNOWN_RESERVE
