@@ -28,6 +28,8 @@ JOINED = 16
 """Changes of different tables that are tried together."""
 SHAKEN = 3
 """Tables changed at random to leave a local optimum."""
+KNOWN = 20
+"""Shaken plans in a row that were starts before, after which there is nothing left to try."""
 SWAPPED = 64
 """Other tables that one is offered to swap with."""
 
@@ -63,7 +65,8 @@ class LocalSearch:
         best, best_ms = start, float(self.objective.score([start])[0])
         limit = self.spent + evaluations
         current, current_ms = best, best_ms
-        while self.spent < limit and not stop(best_ms):
+        starts, known = {start}, 0
+        while self.spent < limit and known < KNOWN and not stop(best_ms):
             step = self._descend(current, current_ms, limit, stop)
             if step is not None:
                 current, current_ms = step
@@ -72,6 +75,8 @@ class LocalSearch:
                 best, best_ms = current, current_ms
             if step is None:
                 current = self._shake(best)
+                known = known + 1 if current in starts else 0
+                starts.add(current)
                 current_ms = float(self.objective.score([current])[0])
         return best, best_ms
 

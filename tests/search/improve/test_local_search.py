@@ -15,6 +15,7 @@ from tests.search.problems import (
     a_table,
     a_workload,
     assert_valid,
+    every_plan,
     hosts,
     objective_of,
     random_plan,
@@ -55,6 +56,18 @@ def test_stop_ends_it_at_once() -> None:
     start = random_plan(objective, random.Random(0))
     search = LocalSearch(objective, surrogate, 0)
     assert search.improve(start, 10**6, lambda best: True)[0] == start
+
+
+def test_a_small_space_ends_the_search_before_its_budget_does() -> None:
+    """One table on two ranks has a handful of plans: a script with one table waited minutes."""
+    objective, surrogate = objective_of(a_problem(a_workload(a_table()), hosts(2)))
+    best = min(
+        float(objective.score([plan])[0]) for plan in every_plan(objective) if objective.fits(plan)
+    )
+    spent, start = objective.evaluations, random_plan(objective, random.Random(0))
+    _, ms = LocalSearch(objective, surrogate, 0).improve(start, 10**6)
+    assert ms == pytest.approx(best, rel=1e-9)
+    assert objective.evaluations - spent < 2000
 
 
 def test_tied_tables_stay_together() -> None:
