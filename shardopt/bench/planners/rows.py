@@ -33,6 +33,7 @@ class SearchRow:
         incumbents: (second, ms) of every better plan on the way.
         machine: processor, cores, versions.
         load: load average before.
+        sources: digest of the code that it comes from; empty where none was kept.
     """
 
     instance: str
@@ -50,6 +51,7 @@ class SearchRow:
     incumbents: tuple[tuple[float, float], ...]
     machine: str
     load: float
+    sources: str = ""
 
     @property
     def time_ms(self) -> float | None:
@@ -100,6 +102,7 @@ def _row(cells: Cells) -> SearchRow:
         _incumbents(cells["incumbents"]),
         cells["machine"],
         float(cells["load"]),
+        cells["sources"],
     )
 
 

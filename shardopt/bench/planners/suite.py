@@ -1,4 +1,5 @@
-"""Every planner on every instance of a suite, row by row; what is there is not run again.
+"""Every planner on every instance of a suite, row by row; what is there is not run again unless
+the code that it comes from has changed.
 
 Why: docs/decisions/0026.
 """
@@ -28,6 +29,7 @@ from shardopt.bench.planners.rows import (
     SearchRow,
 )
 from shardopt.bench.planners.run import PLANNERS, Outcome, PlannerSettings, run_planner
+from shardopt.bench.planners.sources import sources_of
 from shardopt.config.document import parse_yaml
 from shardopt.config.problems import Problems, shown
 from shardopt.config.schema import PIPELINES, Name, SchemaVersion, Section, check
@@ -167,7 +169,8 @@ def check_planners(names: Sequence[str]) -> tuple[str, ...]:
 def run_suite(
     suite: Suite, rows: Path, selection: SuiteSelection, say: Callable[[str], None]
 ) -> list[SearchRow]:
-    """Run what is not among the rows yet, and write each row as soon as it is known.
+    """Run what is not among the rows yet, or is of other code, and write each row as soon as it is
+    known.
 
     Args:
         say: a line before each call, and one after.
@@ -189,10 +192,14 @@ def run_suite(
         (instance, planner)
         for instance in instances
         for planner in selection.planners or tuple(PLANNERS)
-        if (instance.name, planner) not in found
+        if not _is_current(found.get((instance.name, planner)))
     ]
     for at, (instance, planner) in enumerate(todo, start=1):
-        ran = {name: row for (of, name), row in found.items() if of == instance.name}
+        ran = {
+            name: row
+            for (of, name), row in found.items()
+            if of == instance.name and _is_current(row)
+        }
         settings = _settings_for(suite, selection, planner, ran)
         if settings is None:
             say(
@@ -206,6 +213,11 @@ def run_suite(
         write_rows(rows, SEARCH_ROWS, list(_ordered(suite, found)))
         say(f"    {_describe(row)}")
     return list(_ordered(suite, found))
+
+
+def _is_current(row: SearchRow | None) -> bool:
+    """There is a row, and this code made it."""
+    return row is not None and row.sources == sources_of(row.planner)
 
 
 def _settings_for(
@@ -265,6 +277,7 @@ def _row(instance: Instance, planner: str, outcome: Outcome) -> SearchRow:
         outcome.incumbents,
         f"{here['processor']}, {here['cores']} cores, Python {here['python']}",
         float(load[0]),
+        sources_of(planner),
     )
 
 

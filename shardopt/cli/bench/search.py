@@ -107,8 +107,8 @@ def search(
 ) -> None:
     """Compare the search with TorchRec's planner: time to plan, and predicted plans.
 
-    With --suite, every planner runs on every instance. After an interruption the same command
-    continues with what is left.
+    With --suite, every planner runs on every instance. The same command continues with what is left
+    after an interruption, and runs again what came from other code.
     """
     from predictor.errors import InputError
     from shardopt.api.setting import Machine

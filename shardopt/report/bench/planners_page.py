@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from shardopt.bench.planners.rows import (
@@ -34,7 +35,7 @@ from shardopt.bench.planners.summary import (
     time_ms,
     without_plan,
 )
-from shardopt.formatting import number, percent
+from shardopt.formatting import number, percent, plural
 
 HEAD = """# Benchmarks of the search
 
@@ -258,3 +259,10 @@ def _machines(rows: Sequence[SearchRow]) -> Iterator[str]:
     for machine in dict.fromkeys(row.machine for row in rows):
         loads = [row.load for row in rows if row.machine == machine]
         yield f"- {machine}; load average {min(loads):.1f} to {max(loads):.1f}"
+    yield "\n## Sources\n"
+    yield (
+        "A row keeps a digest of the code that it comes from (predictor and search; for TorchRec's "
+        "planners predictor and rating). The command runs a row again when its digest is another.\n"
+    )
+    for sources, count in Counter(row.sources or "not kept" for row in rows).items():
+        yield f"- {sources}: {plural(count, 'row')}"

@@ -27,6 +27,7 @@ ROW = SearchRow(
     ((0.25, 13.7), (1.5, 6.636390669072773)),
     "a processor, 2 cores, Python 3.11",
     0.5,
+    "0123456789ab",
 )
 EMPTY = replace(
     ROW,

@@ -14,6 +14,7 @@ from search.prefer import TOLERANCE
 from shardopt.bench.planners.instances import Instance
 from shardopt.bench.planners.rows import KILLED, NO_PLAN, RATED, SEARCH_ROWS, SHARDOPT
 from shardopt.bench.planners.run import Outcome, PlannerSettings, run_planner
+from shardopt.bench.planners.sources import sources_of
 from shardopt.bench.planners.suite import SuiteSelection, check_planners, load_suite, run_suite
 from shardopt.measure.store import read_rows
 from shardopt.ranks.calls import CallError, CallServer, OutOfTime
@@ -79,6 +80,34 @@ def test_rows_are_taken_up_again(suite: Path, calls: Calls, tmp_path: Path) -> N
     assert ("4x2-fill40-2", "torchrec") not in [call[:2] for call in calls[2:]]
     assert again == read_rows(rows, SEARCH_ROWS)
     assert len(again) == 11
+
+
+def test_rows_of_other_code_are_run_again(
+    suite: Path, calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ours after a change of the search, and random plans, which get the time that ours took."""
+    rows, all_of = tmp_path / "rows.csv", SuiteSelection(only="*-1")
+    first = run_suite(load_suite(suite), rows, all_of, lambda text: None)
+    assert {r.planner: r.sources for r in first} == {
+        r.planner: sources_of(r.planner) for r in first
+    }
+    made = len(calls)
+    run_suite(load_suite(suite), rows, all_of, lambda text: None)
+    assert len(calls) == made
+    monkeypatch.setattr(
+        "shardopt.bench.planners.suite.sources_of",
+        lambda planner: sources_of(planner) if planner.startswith("torchrec") else "changed",
+    )
+    told: list[str] = []
+    waiting = SuiteSelection(only="*-1", planners=("random",))
+    run_suite(load_suite(suite), rows, waiting, told.append)
+    assert "waits for the rows of shardopt" in told[0]
+    again = run_suite(load_suite(suite), rows, all_of, lambda text: None)
+    assert {planner for _, planner, _ in calls[made:]} == {
+        r.planner for r in first if not r.planner.startswith("torchrec")
+    }
+    assert len(again) == len(first)
+    assert read_rows(rows, SEARCH_ROWS) == again
 
 
 def test_who_is_given_how_long(suite: Path, calls: Calls, tmp_path: Path) -> None:
