@@ -154,6 +154,13 @@ drawn from seeds that nothing was developed on.
   found on it (decision 28).
 - On CPUs TorchRec's sharders offer its planner no row-wise split; ours may use it, and `types` says
   where it does. Rows are in configs/bench/against-torchrec.""",
+    "architectures": """Models whose dense part is no DLRM's, run by `shardopt bench batch --models
+architectures` on two CPU ranks: DCN-v2 and DeepFM of TorchRec's own modules, MMoE, two modules of
+unlike widths, SASRec-like and HSTU-like attention over an EmbeddingCollection, and DLRMs beside
+them. The dense part is captured from the module that ran; constants are those of a calibration made
+before, of single kernels. Decision 55 keeps the first score, made before anything was changed for
+these models, and says what was changed since. Only rounds without other work on the machine count.
+Rows, models and ops files are in configs/bench/architectures.""",
     "transformers-cpu": """Training steps of small BERT-, GPT-2- and XLNet-like models, one CPU core
 per rank, run by `shardopt bench transformers`; two ranks use DistributedDataParallel over gloo. The
 ops of a target come from fake tensors, their times from kernel models fitted inside steps of other

@@ -93,6 +93,12 @@ SUITES = (
         committed=True,
     ),
     Suite(
+        "architectures",
+        "models beside the DLRM, on CPU ranks",
+        "shardopt.validate.tasks.architectures",
+        committed=True,
+    ),
+    Suite(
         "transformers-cpu",
         "training steps of transformers on CPU ranks",
         "shardopt.validate.transformers_cpu",

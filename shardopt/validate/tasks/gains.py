@@ -124,9 +124,13 @@ def parts_of(task: MeasuredTask) -> list[MeasuredTask]:
     return [replace(task, rows=rows, more=()) for rows in (task.rows, *task.more)]
 
 
-def quiet_part(part: MeasuredTask) -> MeasuredTask:
-    """The part without the rounds that other work disturbed, by the load alone."""
-    rounds = [r for r in part.rows.rounds if (r["other_cores"] or 0.0) <= QUIET]
+def quiet_part(part: MeasuredTask, most: float = QUIET) -> MeasuredTask:
+    """The part without the rounds that other work disturbed, by the load alone.
+
+    Args:
+        most: cores that other work may keep busy in a round that counts.
+    """
+    rounds = [r for r in part.rows.rounds if (r["other_cores"] or 0.0) <= most]
     return replace(part, rows=replace(part.rows, rounds=rounds))
 
 
