@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -72,7 +73,8 @@ class Result:
     Args:
         plans: the preferred one, then slower ones by time; no two are the same up to a renaming of
             ranks. Where moves count, by their time and their share of the move.
-        lower_bound_ms: no plan of the search space is predicted to be faster.
+        lower_bound_ms: no plan of the search space is predicted to be faster; 0 where time was up
+            before anything was proven.
         surrogate_gap: gap of the exact solver on its own separable objective, as a fraction; None
             if it did not run or proved no bound above zero.
         stopped_by: ``work`` (the deterministic budget), ``gap``, ``time`` or ``interrupted``.
@@ -104,7 +106,10 @@ class Result:
 
     @property
     def gap(self) -> float:
-        """How far the best plan can be from optimal: ``iteration / bound - 1``, a fraction."""
+        """How far the best plan can be from optimal: ``iteration / bound - 1``, a fraction; infinite
+        where nothing is proven."""
+        if self.lower_bound_ms <= 0:
+            return math.inf
         return self.best.iteration_ms / self.lower_bound_ms - 1
 
 

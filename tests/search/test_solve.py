@@ -160,6 +160,7 @@ def test_a_large_problem_out_of_time_has_a_baseline_and_no_bound(
     result = solve(a_problem(several(2), hosts(2)), Stop(time_limit_s=1e-6), 0)
     assert len(result.baselines) == 1
     assert (result.lower_bound_ms, result.stopped_by) == (0.0, "time")
+    assert result.gap == float("inf")
 
 
 @pytest.mark.slow
