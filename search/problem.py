@@ -106,8 +106,10 @@ class Result:
 
     @property
     def gap(self) -> float:
-        """How far the best plan can be from optimal: ``iteration / bound - 1``, a fraction; infinite
-        where nothing is proven."""
+        """How far the best plan can be from optimal: ``iteration / bound - 1``, a fraction.
+
+        Infinite where nothing is proven.
+        """
         if self.lower_bound_ms <= 0:
             return math.inf
         return self.best.iteration_ms / self.lower_bound_ms - 1
