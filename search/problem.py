@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from predictor.cost.errors import CostErrors
+from predictor.cost.loads import ShardLoads
 from predictor.hardware.loader import HardwareProfile
 from predictor.iteration.perturbed import PerturbedScorer
 from predictor.iteration.plan_scorer import PlanScorer
@@ -18,15 +19,20 @@ from predictor.model.workload import Workload
 
 @dataclass(frozen=True)
 class Problem:
-    """What to plan: the model, the ranks with the memory left for shards, and the costs."""
+    """What to plan: the model, the ranks with the memory left for shards, and the costs.
+
+    Args:
+        loads: those of the shards of another problem that has the same; None to compute them.
+    """
 
     workload: Workload
     topology: Topology
     hardware: HardwareProfile
+    loads: ShardLoads | None = field(default=None, compare=False, repr=False, kw_only=True)
 
     def scorer(self) -> PlanScorer:
         """What predicts plans."""
-        return PlanScorer(self.workload, self.topology, self.hardware)
+        return PlanScorer(self.workload, self.topology, self.hardware, shards=self.loads)
 
     def perturbed(self, scorer: PlanScorer, errors: CostErrors) -> PerturbedScorer:
         """What predicts plans under draws of the costs' errors.

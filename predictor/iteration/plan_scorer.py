@@ -96,6 +96,8 @@ class PlanScorer:
 
     Args:
         costs: of the same workload, topology and profile; None makes them.
+        shards: loads of the same tables under the same batch size, pipeline, ranks and profile;
+            None makes them.
     """
 
     def __init__(
@@ -104,12 +106,13 @@ class PlanScorer:
         topology: Topology,
         hardware: HardwareProfile,
         costs: FixedCosts | None = None,
+        shards: ShardLoads | None = None,
     ) -> None:
         self.workload = workload
         self.topology = topology
         self.hardware = hardware
         self.costs = costs or FixedCosts(workload, topology, hardware)
-        self.shards = ShardLoads(workload, topology, hardware)
+        self.shards = shards or ShardLoads(workload, topology, hardware)
         self.groups: list[LookupGroup] = []
         self._index: dict[LookupGroup, int] = {}
         self.rows = LoadSums(self.shards)

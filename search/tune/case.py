@@ -66,12 +66,14 @@ class Knob(ABC):
         kind: type of its values.
         allowed: what values there are, in words.
         ordered: near values act alike.
+        changes_loads: it changes what a shard costs its rank.
     """
 
     name: str
     kind: type[str] | type[int] | type[float] = int
     allowed: str
     ordered = True
+    changes_loads = False
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -81,6 +83,11 @@ class Knob(ABC):
     def refusal(self, case: Case) -> str:
         """Why it cannot be tuned here; empty if it can."""
         return ""
+
+    def effect(self, value: Any) -> Value:
+        """What of a value the prediction sees: settings with the same effects have one outcome."""
+        found: Value = value
+        return found
 
     @abstractmethod
     def defaults(self, case: Case) -> tuple[Value, ...]:

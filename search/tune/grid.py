@@ -60,6 +60,14 @@ class Grid:
                 turned = knob.turn(turned, name, setting[name])
         return turned
 
+    def loads_of(self, setting: Setting) -> tuple[Value, ...]:
+        """Values that the loads of shards depend on: settings with the same ones share them."""
+        return tuple(v for name, v in setting.items() if PARAMETERS[name].changes_loads)
+
+    def effects_of(self, setting: Setting) -> tuple[Value, ...]:
+        """What of a setting the prediction sees."""
+        return tuple(PARAMETERS[name].effect(value) for name, value in setting.items())
+
     def nearest(self, case: Case) -> dict[str, Value]:
         """The setting that is nearest to the case as given."""
         return {

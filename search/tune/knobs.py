@@ -24,6 +24,7 @@ class BatchSize(Knob):
     """Samples per rank and iteration."""
 
     name = "batch_size"
+    changes_loads = True
     allowed = "samples per rank, whole numbers of at least 1"
 
     def defaults(self, case: Case) -> tuple[Value, ...]:
@@ -48,6 +49,7 @@ class Pipeline(Knob):
     """
 
     name = "pipeline"
+    changes_loads = True
     kind = str
     allowed = ", ".join(PIPELINES)
     ordered = False
@@ -80,6 +82,9 @@ class QComm(Knob):
     @property
     def parameters(self) -> tuple[str, ...]:
         return ("qcomm_forward", "qcomm_backward")
+
+    def effect(self, value: Any) -> Value:
+        return "16 bits" if value in ("fp16", "bf16") else str(value)
 
     def defaults(self, case: Case) -> tuple[Value, ...]:
         return PRECISIONS
@@ -174,6 +179,7 @@ class Hosts(Knob):
     """Number of hosts, each as those given."""
 
     name = "hosts"
+    changes_loads = True
     allowed = "whole numbers of at least 1"
 
     def defaults(self, case: Case) -> tuple[Value, ...]:

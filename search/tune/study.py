@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 from predictor.errors import InputError
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_json import plan_from_dict, plan_to_dict
-from search.tune.case import Case, Value
+from search.tune.case import Case, Setting, Value
 from search.tune.goals import Goal, Values
 from search.tune.grid import Grid
 from search.tune.sampler import SettingSampler, is_complete, setting_of
@@ -24,6 +24,8 @@ from search.tune.storage import SharedStorage, quiet, storage_errors
 
 SETTINGS = "shardopt"
 """Attribute of a study: what its trials were made for."""
+OUTCOME = ("state", "bound", "reason", "iteration_ms", "plan", "lower_bound_ms")
+"""Attributes of a trial: what became of it."""
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
@@ -77,6 +79,21 @@ def read_trial(grid: Grid, trial: FrozenTrial) -> Trial:
         decode_plan(notes["plan"]),
         evaluations=notes.get("evaluations", 0),
     )
+
+
+def notes_of_twin(
+    grid: Grid, setting: Setting, trials: Sequence[FrozenTrial]
+) -> tuple[dict[str, Any], Values | None] | None:
+    """What a trial with the same effects found, its notes and values; None without such a trial."""
+    effects = grid.effects_of(setting)
+    for trial in trials:
+        if trial.state in FINISHED and is_complete(grid, trial):
+            found = setting_of(grid, trial.params)
+            if found != setting and grid.effects_of(found) == effects:
+                done = trial.state is TrialState.COMPLETE
+                notes = {k: v for k, v in trial.user_attrs.items() if k in OUTCOME}
+                return notes, tuple(trial.values) if done else None
+    return None
 
 
 def new_study(

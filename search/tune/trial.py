@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from predictor.errors import InfeasibleError
-from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.memory import fits, missing
 from predictor.model.memory.peak import memory_of_plan
 from predictor.model.plan import ShardingPlan, TablePlan
@@ -28,10 +27,12 @@ ROOT_STEPS = 20
 WARM_EVALUATIONS = 20_000
 """Plans scored around a plan that is known, at effort 1."""
 WARM = "another trial + local search"
+WORTH = 0.01
+"""A setting that cannot be better than a known one by more than this fraction is not searched."""
 
 
 class RuledOutError(Exception):
-    """No plan of the setting is better than one that is known.
+    """No plan of the setting is better, by more than `WORTH`, than one that is known.
 
     Args:
         bound: no plan has smaller values.
@@ -71,12 +72,19 @@ def try_setting(
         stop: budget of the search.
 
     Raises:
-        RuledOutError: a known plan is at least as good, in every goal, as the bound.
+        RuledOutError: a known plan is as good, in every goal, as the bound or nearly so.
         InfeasibleError: no plan fits, or not at its peak.
     """
-    root_ms, least = root_bound(problem)
+
+    def rules_out(bound: Values) -> bool:
+        nearly = tuple(value * (1 + WORTH) for value in bound)
+        return any(covers(values, nearly) for values in known())
+
+    root_ms, least = root_bound(
+        problem, lambda ms, least: rules_out(values_of(goals, problem, ms, least))
+    )
     bound = values_of(goals, problem, root_ms, least)
-    if any(covers(values, bound) for values in known()):
+    if rules_out(bound):
         raise RuledOutError(bound)
     result = search_from(problem, warm, stop, seed, searchers=searchers, top_k=1)
     best = result.best
@@ -99,8 +107,13 @@ def _check_peak(problem: Problem, plan: ShardingPlan) -> None:
         raise InfeasibleError(f"no plan fits: {missing(memory)}")
 
 
-def root_bound(problem: Problem) -> tuple[float, float]:
+def root_bound(
+    problem: Problem, enough: Callable[[float, float], bool] = lambda ms, least: False
+) -> tuple[float, float]:
     """No plan takes fewer ms, and none fewer bytes of shards on its fullest rank.
+
+    Args:
+        enough: asked with both after every step whether they will do.
 
     The fullest rank has at least the mean over the ranks of what the shards take in all. The space
     is the whole one: the search falls back to it where nothing fits in the reduced one.
@@ -111,13 +124,14 @@ def root_bound(problem: Problem) -> tuple[float, float]:
     space, topology = whole_space(problem), problem.topology
     least = least_bytes(space)
     _check_pooled(problem, least)
-    scorer = PlanScorer(problem.workload, topology, problem.hardware)
-    bound_ms = LowerBound(problem, space, scorer).solve(ROOT_STEPS)
+    hbm, ddr = least
+    on_rank = (ddr if problem.hardware.device == "cpu" else hbm) / topology.world_size
+    bound_ms = LowerBound(problem, space, problem.scorer()).solve(
+        ROOT_STEPS, stop=lambda ms: enough(ms, on_rank)
+    )
     if not math.isfinite(bound_ms):
         raise InfeasibleError("no plan fits, not even with every table cut at will over the ranks")
-    hbm, ddr = least
-    on_rank = ddr if problem.hardware.device == "cpu" else hbm
-    return bound_ms, on_rank / topology.world_size
+    return bound_ms, on_rank
 
 
 def _check_pooled(problem: Problem, least: tuple[int, int]) -> None:

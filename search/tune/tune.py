@@ -16,25 +16,33 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
+from predictor.cost.loads import ShardLoads
 from predictor.errors import InfeasibleError, InputError
 from predictor.model.plan import ShardingPlan
 from predictor.predict import predict
-from search.problem import Progress, RankedPlan, Result, silent
+from search.problem import Problem, Progress, RankedPlan, Result, silent
 from search.propose.searchers import SEARCHERS
 from search.stop import Stop
-from search.tune.case import Case
+from search.tune.case import Case, Setting, Value
 from search.tune.goals import Goal, Values, covers, pareto_front, shard_bytes, values_of
 from search.tune.grid import Grid
 from search.tune.sampler import distributions, is_complete, setting_of
 from search.tune.storage import SharedStorage, quiet, requeue, storage_errors
-from search.tune.study import FINISHED, Trial, decode_plan, encode_plan, read_trial
+from search.tune.study import (
+    FINISHED,
+    Trial,
+    decode_plan,
+    encode_plan,
+    notes_of_twin,
+    read_trial,
+)
 from search.tune.trial import RuledOutError, search_from, try_setting
 
 TRIAL_EFFORT = 0.1
@@ -47,6 +55,8 @@ WARM_PLANS = 2
 """Best plans so far that a trial's search starts from, too."""
 ALIKE = 0.01
 """Of two plans of a setting that differ by no more than this fraction, a front shows one."""
+LOADS_KEPT = 4
+"""Loads of shards that are kept for trials that have the same."""
 POLL_S = 0.5
 """Between looks at a study whose last trials other workers run."""
 
@@ -128,6 +138,7 @@ class Tuning:
     shared: SharedStorage | None = None
     watch: Watch = watch_nothing
     _start: float = field(default_factory=time.monotonic)
+    _loads: dict[tuple[Value, ...], ShardLoads] = field(default_factory=dict)
 
     def run(self) -> TuneResult:
         """Run trials until the study has as many as it should.
@@ -202,7 +213,7 @@ class Tuning:
         share = 1.0 if len(tuned.front) == 1 else FRONT_EFFORT
         limit = self.budget.time_limit_s
         left = None if limit is None else max(1.0, limit - (time.monotonic() - self._start)) / ahead
-        problem = self.grid.apply_setting(self.case, trial.setting).problem()
+        problem = self._problem(trial.setting)
         result = search_from(
             problem,
             [trial.plan],
@@ -234,6 +245,20 @@ class Tuning:
             seed=self.budget.seed,
         )
         return Member(trial, trial.values, result)
+
+    def _problem(self, setting: Setting) -> Problem:
+        """The problem of a setting, with the loads of an earlier one where they are the same.
+
+        Raises:
+            InfeasibleError: nothing is left for tables.
+        """
+        problem = self.grid.apply_setting(self.case, setting).problem()
+        same = self.grid.loads_of(setting)
+        loads = self._loads.pop(same, None) or problem.scorer().shards
+        self._loads[same] = loads
+        if len(self._loads) > LOADS_KEPT:
+            del self._loads[next(iter(self._loads))]
+        return replace(problem, loads=loads)
 
     def _storage_errors(self) -> AbstractContextManager[None]:
         return nullcontext() if self.shared is None else storage_errors(self.shared.name)
@@ -316,27 +341,28 @@ class Tuning:
     def _try(self, trial: optuna.Trial) -> Values | None:
         """The values of a setting's best plan; None if it has none, or none that matters."""
         setting = setting_of(self.grid, trial.params)
+        known = notes_of_twin(self.grid, setting, self.study.get_trials(deepcopy=False))
+        notes, values = known or self._find(setting)
+        with suppress(UpdateFinishedTrialError):  # taken over
+            for name, note in {"setting": setting, **notes}.items():
+                trial.set_user_attr(name, note)
+        return values
+
+    def _find(self, setting: Setting) -> tuple[dict[str, Any], Values | None]:
+        """What becomes of a setting, and the values of its best plan if it is searched."""
         stop = Stop(effort=self.budget.effort * TRIAL_EFFORT, time_limit_s=self._limit_s())
-        notes: dict[str, Any] = {"setting": setting}
-        values: Values | None = None
         try:
-            problem = self.grid.apply_setting(self.case, setting).problem()
+            problem = self._problem(setting)
             warm, seed = self._warm(), self.budget.seed
             searchers = self.budget.searchers
             found = try_setting(problem, self.goals, self._known, warm, stop, seed, searchers)
         except RuledOutError as out:
-            notes |= {"state": "ruled out", "bound": out.bound}
+            return {"state": "ruled out", "bound": out.bound}, None
         except InfeasibleError as error:
-            notes |= {"state": "infeasible", "reason": str(error)}
-        else:
-            values = found.values
-            notes |= {"state": "searched", "bound": found.bound}
-            notes |= {"iteration_ms": found.best.iteration_ms, "plan": encode_plan(found.best.plan)}
-            notes |= {"lower_bound_ms": found.lower_bound_ms, "evaluations": found.evaluations}
-        with suppress(UpdateFinishedTrialError):  # taken over
-            for name, note in notes.items():
-                trial.set_user_attr(name, note)
-        return values
+            return {"state": "infeasible", "reason": str(error)}, None
+        notes = {"state": "searched", "bound": found.bound, "evaluations": found.evaluations}
+        notes |= {"iteration_ms": found.best.iteration_ms, "plan": encode_plan(found.best.plan)}
+        return {**notes, "lower_bound_ms": found.lower_bound_ms}, found.values
 
     def _limit_s(self) -> float | None:
         left = self._left_s()

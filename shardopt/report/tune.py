@@ -15,6 +15,7 @@ from predictor.units import GIB
 from search.tune.case import Case, Value
 from search.tune.goals import Goal, Values
 from search.tune.study import Trial
+from search.tune.trial import WORTH
 from search.tune.tune import Member, TuneResult, Tuning
 from shardopt.formatting import number, percent, plural
 from shardopt.report.console import heading, line, show, table
@@ -110,11 +111,17 @@ def _show_trials(console: Console, report: TuneReport) -> None:
     if given is not None and given not in shown:
         shown.append(given)
     made = _table(report, ["trial"])
+    members = {m.trial.number: m for m in reversed(report.members)}
     for trial in shown:
         assert trial.values is not None
-        name = f"{trial.number}{' (as given)' if trial is given else ''}"
-        ms = "" if trial.iteration_ms is None else number(trial.iteration_ms)
-        made.add_row(name, *_cells(report, trial.setting, trial.values, ms))
+        assert trial.iteration_ms is not None
+        values, ms = trial.values, trial.iteration_ms
+        member = members.get(trial.number)
+        if member is not None:  # what is said of the best setting below is said here, too
+            values, ms = member.values, member.result.best.iteration_ms
+        marks = ["as given"] * (trial is given) + ["searched again"] * (member is not None)
+        name = f"{trial.number}{' (' + ', '.join(marks) + ')' if marks else ''}"
+        made.add_row(name, *_cells(report, trial.setting, values, number(ms)))
     show(console, made)
     console.print()
     line(console, _counted(report))
@@ -126,7 +133,10 @@ def _counted(report: TuneReport) -> str:
     done = states["searched"] + states["ruled out"] + states["infeasible"]
     parts = [f"{states['searched']} searched"]
     if states["ruled out"]:
-        parts.append(f"{states['ruled out']} ruled out by the lower bound without a search")
+        parts.append(
+            f"{states['ruled out']} not searched, as their lower bound leaves no gain above "
+            f"{percent(WORTH)}"
+        )
     if states["infeasible"]:
         parts.append(f"{states['infeasible']} without a plan that fits")
     if states["failed"]:

@@ -119,7 +119,13 @@ def _search(tuning: Tuning, *, on: bool) -> tuple[TuneResult, list[Member], bool
 
         tuning.watch = watch
         tuned = tuning.run()
-        members, interrupted = tuning.finish(tuned, progress)
+
+        def last(
+            stage: str, fraction: float, best_ms: float | None, bound_ms: float | None
+        ) -> None:
+            progress(f"best setting: {stage}", fraction, best_ms, bound_ms)
+
+        members, interrupted = tuning.finish(tuned, last)
     return tuned, members, interrupted
 
 

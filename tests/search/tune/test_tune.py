@@ -12,6 +12,7 @@ import pytest
 
 from predictor.errors import InfeasibleError, InputError
 from predictor.model.workload import Constraints
+from predictor.predict import predict
 from predictor.units import GIB, MIB
 from search.space.build import whole_space
 from search.stop import Stop
@@ -20,7 +21,14 @@ from search.tune.case import Case
 from search.tune.goals import GOALS, covers, values_of
 from search.tune.grid import grid_of
 from search.tune.study import Trial, decode_plan, encode_plan, new_study
-from search.tune.trial import RuledOutError, carry_over_plan, root_bound, search_from, try_setting
+from search.tune.trial import (
+    WORTH,
+    RuledOutError,
+    carry_over_plan,
+    root_bound,
+    search_from,
+    try_setting,
+)
 from search.tune.tune import Budget, TuneResult, Tuning
 from tests.quick import quick_first
 from tests.search.problems import (
@@ -147,7 +155,8 @@ def test_no_plan_of_a_setting_that_is_ruled_out_beats_the_incumbent(seed: int) -
             assert trial.bound is not None
             assert covers(tuple(b * (1 - 1e-9) for b in trial.bound), values)
             if trial.state == "ruled out":
-                assert any(covers(v, tuple(x * (1 + 1e-9) for x in values)) for v in known)
+                nearly = tuple(x * (1 + WORTH) * (1 + 1e-9) for x in values)
+                assert any(covers(v, nearly) for v in known)
 
 
 def every_value(problem: Any, goals: Sequence[Any]) -> list[tuple[float, ...]]:
@@ -166,6 +175,43 @@ def test_settings_are_ruled_out_without_a_search() -> None:
     assert states == {8192: "searched", 16: "ruled out", 32: "ruled out"}
 
 
+def test_settings_with_the_same_loads_share_them_and_no_others_do() -> None:
+    knobs = {name: None for name in ("batch_size", "pipeline", "qcomm", "bucket", "hbm")}
+    tuning = a_study(small(), knobs)
+    as_given = tuning.grid.nearest(tuning.case)
+    first = tuning._problem(as_given)
+    for name, value in (("qcomm_forward", "bf16"), ("bucket", 5.0), ("hbm", 0.5)):
+        assert tuning._problem({**as_given, name: value}).loads is first.loads
+    for name, value in (("batch_size", 1024), ("pipeline", "sparse_dist")):
+        assert tuning._problem({**as_given, name: value}).loads is not first.loads
+
+
+def test_settings_that_the_prediction_cannot_tell_apart_are_searched_once() -> None:
+    tuning = a_study(small(), {"qcomm": ("bf16", "fp16")}, trials=9)
+    found = tuning.run()
+    assert len({t.values for t in found.trials}) == 1
+    assert len(found.trials) == 4
+    assert [t.evaluations > 0 for t in found.trials] == [True, False, False, False]
+    assert {t.state for t in found.trials} == {"searched"}
+    problems = [tuning.grid.apply_setting(tuning.case, t.setting).problem() for t in found.trials]
+    plan = found.best.plan
+    assert plan is not None
+    times = {predict(p.workload, p.topology, p.hardware, plan).iteration_ms for p in problems}
+    assert len(times) == 1
+
+
+def test_shared_loads_change_no_prediction() -> None:
+    tuning = a_study(small(), {"qcomm": None})
+    as_given = tuning.grid.nearest(tuning.case)
+    tuning._problem(as_given)
+    other = tuning._problem({**as_given, "qcomm_backward": "fp16"})
+    shared, _ = objective_of(other)
+    alone, _ = objective_of(replace(other, loads=None))
+    plans = [any_plan(alone, random.Random(seed)) for seed in range(20)]
+    again = [any_plan(shared, random.Random(seed)) for seed in range(20)]
+    assert shared.score(again).tolist() == alone.score(plans).tolist()
+
+
 def test_a_bound_that_known_values_reach_rules_out() -> None:
     problem, goals = small().problem(), [GOALS["time"]]
     bound_ms, _ = root_bound(problem)
@@ -173,8 +219,10 @@ def test_a_bound_that_known_values_reach_rules_out() -> None:
     stop = Stop(effort=0.002)
     with pytest.raises(RuledOutError) as ruled:
         try_setting(problem, goals, lambda: [at], [], stop, 0, ())
-    assert ruled.value.bound == at
-    above = [(at[0] * 1.001,)]
+    assert ruled.value.bound[0] <= at[0], "it ends as soon as it rules out"
+    with pytest.raises(RuledOutError):
+        try_setting(problem, goals, lambda: [(at[0] * 1.009,)], [], stop, 0, ())
+    above = [(at[0] * 1.011,)]
     assert try_setting(problem, goals, lambda: above, [], stop, 0, ()).values[0] >= at[0]
 
 
