@@ -129,25 +129,29 @@ def _warn_unknown_tables(inputs: UserInputs, tables: Collection[str]) -> None:
             )
 
 
-def check_device_groups(
+def tell_device_groups(
     module: nn.Module, constraints: Mapping[str, ParameterConstraints], device: str
 ) -> None:
-    """Refuse tables of another device, which TorchRec's enumerator silently passes over.
+    """Warn of tables of another device, which TorchRec's enumerator passes over without a word.
+
+    The plan does not have them, and TorchRec does not shard a module with such a plan alone.
 
     Args:
         device: type of the topology's devices.
-
-    Raises:
-        InputError: names the table.
     """
-    for table in find_tables(module):
-        constraint = constraints.get(table.table)
-        if constraint is not None and constraint.device_group not in (None, device):
-            raise InputError(
-                f"table '{table.table}' of module '{table.path}': its constraint has device_group "
-                f"'{constraint.device_group}', but the topology is of {device}, and a plan is for "
-                "one kind of device; plan those tables in a module and a topology of their own"
-            )
+    groups = ((t.table, constraints.get(t.table)) for t in find_tables(module))
+    others = {
+        table: constraint.device_group
+        for table, constraint in groups
+        if constraint is not None and constraint.device_group not in (None, device)
+    }
+    if others:
+        logger.warning(
+            "not planned, as in TorchRec: tables whose constraint has another device_group than "
+            "the topology's %s: %s; plan them for a topology of their own and join the plans",
+            device,
+            ", ".join(f"'{table}' ({group})" for table, group in others.items()),
+        )
 
 
 def _captured_or_linears(

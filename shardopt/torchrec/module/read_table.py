@@ -59,6 +59,18 @@ class UserInputs(NamedTuple):
         return {f.name: f for t in tables if t.name == table for f in t.features}
 
 
+def check_pooling_factor(default: float | None) -> None:
+    """Refuse a default that is no mean number of ids.
+
+    Raises:
+        InputError: it is not above 0.
+    """
+    if default is not None and not 0 < default < math.inf:
+        raise InputError(
+            f"default_pooling_factor is {default}; give the mean ids per sample, above 0"
+        )
+
+
 def why_not_predicted(
     options: Sequence[ShardingOption], fused_params: Mapping[str, Any]
 ) -> str | None:

@@ -19,9 +19,9 @@ from shardopt.config import load_model
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.logs import logger
 from shardopt.torchrec.module.read_module import tell_missing_factors
-from shardopt.torchrec.module.read_table import UserInputs, read_table
+from shardopt.torchrec.module.read_table import UserInputs, check_pooling_factor, read_table
 from shardopt.torchrec.plan.options import group_by_table, to_table_plan
-from shardopt.torchrec.planning.left_over import describe_reasons, reasons_to_leave
+from shardopt.torchrec.planning.left_over import all_left, describe_reasons, reasons_to_leave
 from shardopt.torchrec.planning.machine import check_bandwidths, detect_hardware, read_topology
 
 with needs_torchrec():
@@ -60,7 +60,7 @@ class ShardoptPerfEstimator(ShardEstimator):
     Args:
         topology: ranks; its bandwidths are not used.
         constraints: TorchRec's, by table name; they carry the pooling factors.
-        hardware, model: as in `ShardoptPlanner`.
+        hardware, model, default_pooling_factor: as in `ShardoptPlanner`.
     """
 
     def __init__(
@@ -70,10 +70,13 @@ class ShardoptPerfEstimator(ShardEstimator):
         *,
         hardware: str | HardwareProfile | None = None,
         model: str | PathLike[str] | Workload | None = None,
+        default_pooling_factor: float | None = None,
     ) -> None:
         check_bandwidths(topology)
+        check_pooling_factor(default_pooling_factor)
         self._hardware = detect_hardware(hardware, topology.compute_device)
-        self._topology = read_topology(topology, self._hardware)
+        self._theirs = topology
+        self._default_pooling_factor = default_pooling_factor
         self._constraints = dict(constraints or {})
         self._known = model if isinstance(model, Workload | None) else load_model(Path(model))
         self._told_factors = False
@@ -86,7 +89,7 @@ class ShardoptPerfEstimator(ShardEstimator):
 
         Options that shardopt has no model for keep TorchRec's estimate, which is logged.
         """
-        reasons = reasons_to_leave(
+        reasons = all_left(sharding_options, self._theirs) or reasons_to_leave(
             sharding_options, lambda o: sharder_data_map[o.module_type_key].fused_params or {}
         )
         kernels = {o.compute_kernel for o in sharding_options} - set(ComputeKernel)
@@ -108,11 +111,12 @@ class ShardoptPerfEstimator(ShardEstimator):
             return
         offered = group_by_table(ours)
         if not self._told_factors:
-            facts = UserInputs(ours[0].batch_size, self._constraints, self._known)
+            facts = self._facts(ours[0].batch_size)
             tell_missing_factors(offered.values(), facts)
             self._told_factors = True
         workload = self._workload(offered.values(), sharder_data_map)
-        costs = ShardCosts(workload, FixedCosts(workload, self._topology, self._hardware))
+        ranks = read_topology(self._theirs, self._hardware)
+        costs = ShardCosts(workload, FixedCosts(workload, ranks, self._hardware))
         for index, options in enumerate(offered.values()):
             for option in options:
                 option.is_weighted = workload.tables[index].weighted
@@ -121,13 +125,22 @@ class ShardoptPerfEstimator(ShardEstimator):
                 for shard, perf in zip(option.shards, costs.shard_perfs(index, table), strict=True):
                     shard.perf = perf
 
+    def _facts(self, batch_size: int) -> UserInputs:
+        return UserInputs(
+            batch_size,
+            self._constraints,
+            self._known,
+            self._default_pooling_factor,
+            device=self._theirs.compute_device,
+        )
+
     def _workload(
         self, offered: Collection[list[ShardingOption]], sharders: SharderDataMap
     ) -> Workload:
         """The tables alone, in the order of the options."""
         known, tables, wires = self._known, [], []
         for options in offered:
-            facts = UserInputs(options[0].batch_size, self._constraints, known)
+            facts = self._facts(options[0].batch_size)
             sharder = sharders[options[0].module_type_key]
             tables.append(read_table(options, sharder.fused_params or {}, facts))
             wires.append(_wire_precision(sharder))

@@ -8,7 +8,6 @@ and a performance model in turn; here one search answers for all three.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -27,20 +26,18 @@ from shardopt.config import load_model
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.logs import logger
 from shardopt.torchrec.module.read_module import (
-    check_device_groups,
-    fused_params_of,
     read_workload,
+    tell_device_groups,
 )
-from shardopt.torchrec.module.read_table import UserInputs
+from shardopt.torchrec.module.read_table import UserInputs, check_pooling_factor
 from shardopt.torchrec.plan.options import TableKey, group_by_table, to_options, to_plan
 from shardopt.torchrec.planning.collective import plan_on_first_rank
 from shardopt.torchrec.planning.errors import as_planner_errors
 from shardopt.torchrec.planning.found import LastSearch, describe
 from shardopt.torchrec.planning.left_over import (
     TorchRecSearch,
-    all_left,
     describe_reasons,
-    reasons_to_leave,
+    reasons_of,
     runnable,
     without,
 )
@@ -175,11 +172,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
                 "batch_size is not given; planning for TorchRec's default of %d samples per rank",
                 BATCH_SIZE,
             )
-        if default_pooling_factor is not None and not 0 < default_pooling_factor < math.inf:
-            raise InputError(
-                f"default_pooling_factor is {default_pooling_factor}; give the mean ids per "
-                "sample, above 0"
-            )
+        check_pooling_factor(default_pooling_factor)
         super().__init__(
             topology=topology,
             batch_size=batch_size,
@@ -238,7 +231,8 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             PlannerError: nothing fits, with TorchRec's error types and remedies; or something
                 given cannot be used.
         """
-        check_device_groups(module, self._constraints or {}, self._topology.compute_device)
+        told = self._inputs().constraints
+        tell_device_groups(module, told, self._topology.compute_device)
         check_table_sizes(module, self._topology)
         self._request = (module, sharders)
         self._searched = self.found = None
@@ -286,11 +280,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
 
     def _reasons(self, options: Options) -> dict[TableKey, str]:
         """Tables that are left to TorchRec, and why."""
-        _, sharders = self._asked
-        by_type = {sharder.module_type: sharder for sharder in sharders}
-        return all_left(options, self._topology) or reasons_to_leave(
-            options, lambda o: fused_params_of(by_type.get(type(o.module[1])))
-        )
+        return reasons_of(options, self._topology, self._asked[1])
 
     def _leave(
         self, space: Options, reasons: Mapping[TableKey, str], left: TorchRecTopology

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardopt.extras import needs_torchrec
+from shardopt.torchrec.module.read_module import fused_params_of
 from shardopt.torchrec.module.read_table import why_not_predicted
 from shardopt.torchrec.plan.options import TableKey, group_by_table
 
@@ -45,6 +46,16 @@ def reasons_to_leave(
         for key, of_table in group_by_table(options).items()
     }
     return {key: reason for key, reason in reasons.items() if reason}
+
+
+def reasons_of(
+    options: Sequence[ShardingOption], topology: TorchRecTopology, sharders: Sequence[Any]
+) -> dict[TableKey, str]:
+    """Tables that are left to TorchRec on some ranks, and why."""
+    by_type = {sharder.module_type: sharder for sharder in sharders}
+    return all_left(options, topology) or reasons_to_leave(
+        options, lambda o: fused_params_of(by_type.get(type(o.module[1])))
+    )
 
 
 def all_left(options: Sequence[ShardingOption], topology: TorchRecTopology) -> dict[TableKey, str]:

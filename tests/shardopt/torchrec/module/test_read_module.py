@@ -43,7 +43,6 @@ from torchrec.modules.mc_modules import (
 )
 from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantCollection
 
-from predictor.errors import InputError
 from predictor.model.plan import ComputeKernel
 from shardopt.config import load_model
 from shardopt.torchrec import ShardoptPerfModel, to_yaml
@@ -253,14 +252,23 @@ def test_a_weighted_constraint_goes_behind_the_modules_word() -> None:
     assert {t.name: t.weighted for t in made.found.problem.workload.tables}["a"]
 
 
-def test_a_table_of_another_device_is_refused_not_left_out(tmp_path: Any) -> None:
+def test_a_table_of_another_device_is_passed_over_as_in_torchrec(
+    tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     told = factors(a=20.0, b=2.0)
     told["a"].device_group, told["b"].device_group = "cuda", "cpu"
-    words = r"table 'b' of module 'ebc'.*device_group 'cpu', but the topology is of cuda"
-    with pytest.raises(InputError, match=words):
-        planner(constraints=told).plan(Model(), SHARDERS)
-    with pytest.raises(InputError, match=words):
-        ShardoptPerfModel(topology(), Model(), SHARDERS, 512, constraints=told)
+    words = "another device_group than the topology's cuda: 'b' (cpu)"
+    found = planner(constraints=told).plan(Model(), SHARDERS)
+    ranks = topology()
+    theirs = EmbeddingShardingPlanner(topology=ranks, batch_size=512, constraints=told, debug=False)
+    assert set(found.plan["ebc"]) == set(theirs.plan(Model(), SHARDERS).plan["ebc"]) == {"a"}
+    assert caplog.text.count(words) == 1
+    rated = ShardoptPerfModel(ranks, Model(), SHARDERS, 512, constraints=told)
+    assert caplog.text.count(words) == 2
+    options = EmbeddingEnumerator(ranks, 512, told).enumerate(Model(), SHARDERS)
+    option = next(o for o in options if o.sharding_type == "table_wise")
+    option.shards[0].rank = 0
+    assert rated.rate([option]) > 0
     # a file is for any device, and says what was asked for
     to_yaml(Model(), tmp_path / "m.yaml", batch_size=512, constraints=told)
     found = load_model(tmp_path / "m.yaml")
