@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import os
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from predictor.errors import InputError, did_you_mean
 from predictor.files import read_whole
+
+TEMPORARY = ".shardopt-tmp"
+"""Ending of the files that become the one that is written."""
 
 
 def read_bytes(path: str | Path, what: str) -> bytes:
@@ -84,9 +89,10 @@ def atomic_open(path: str | Path) -> Iterator[BinaryIO]:
     """A stream whose bytes ``path`` holds once the block ends, all of them; an error in the block
     leaves what the file held before.
 
-    The bytes go to a temporary file in the same directory, which then takes the name. A file that
-    is replaced keeps its permissions; a symbolic link stays one and its target is replaced. What
-    is no file to replace (`is_stream`) is written to as it stands.
+    The bytes go to a temporary file in the same directory, which then takes the name; those that
+    killed writers of this file left there are removed. A file that is replaced keeps its
+    permissions; a symbolic link stays one and its target is replaced. What is no file to replace
+    (`is_stream`) is written to as it stands.
 
     Raises:
         InputError: the directory is missing or not writable, or the disk is full; an existing file
@@ -106,7 +112,7 @@ def atomic_open(path: str | Path) -> Iterator[BinaryIO]:
         )
     temporary = ""
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name[:100]}.", dir=target.parent)
+        handle, temporary = _make_temporary(target)
         with os.fdopen(handle, "wb") as stream:
             yield stream
             stream.flush()
@@ -121,6 +127,32 @@ def atomic_open(path: str | Path) -> Iterator[BinaryIO]:
     finally:
         if temporary and os.path.exists(temporary):
             os.unlink(temporary)
+
+
+def _make_temporary(target: Path) -> tuple[int, str]:
+    """A new file beside the target and its handle, which holds a lock: the system lifts it when the
+    process ends, however it ends."""
+    start = f".{target.name[:100]}."
+    for left in target.parent.glob(f"{glob.escape(start)}*{TEMPORARY}"):
+        with suppress(OSError):
+            _remove_left(left)
+    while True:
+        handle, name = tempfile.mkstemp(TEMPORARY, start, target.parent)
+        with suppress(OSError):  # not every file system has locks; then nothing is removed
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:
+            return handle, name
+        os.close(handle)  # another writer took it for one that was left
+
+
+def _remove_left(path: Path) -> None:
+    """Remove a temporary file that no process writes."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+    finally:
+        os.close(handle)
 
 
 def is_stream(path: str | Path) -> bool:

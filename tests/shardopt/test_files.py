@@ -95,6 +95,27 @@ def test_a_reader_that_has_left_is_a_broken_pipe() -> None:
         os.close(ends[1])
 
 
+def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    path, others = tmp_path / "plan.json", [".plan.json.bak_2024", ".other.json.x.shardopt-tmp"]
+    for name in others:
+        (tmp_path / name).write_text("kept")
+    code = (
+        "import sys, time\nfrom shardopt.files import atomic_open\n"
+        "with atomic_open(sys.argv[1]) as stream:\n"
+        "    stream.write(b'half'); stream.flush(); print('writes', flush=True); time.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "writes\n"
+        atomic_write_text(path, "ours")
+        assert len(list(tmp_path.iterdir())) == 4, "a file that is being written stays"
+        writer.kill()
+    atomic_write_text(path, "again")
+    assert path.read_text() == "again"
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([path.name, *others])
+
+
 def test_missing_directory_and_directory_as_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"there is no directory .*nowhere; create it"):
         atomic_write_text(tmp_path / "nowhere" / "plan.json", "x")
