@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from predictor.cost.load_sums import Selection
 from predictor.cost.loads import ShardLoads
 from predictor.cost.lookup import shared_cache
-from predictor.model.plan import TablePlan
+from predictor.model.plan import ComputeKernel, TablePlan
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.intp]
@@ -26,6 +26,8 @@ class CacheSums:
 
     def append(self, number: int, index: int, plan: TablePlan, group: int) -> None:
         """Store a table's sharding if it uses a cache."""
+        if plan.compute_kernel is not ComputeKernel.FUSED_UVM_CACHING:
+            return
         per_rank: dict[int, Array] = {}
         for shard in plan.shards:
             cache = self.shards.cache_of_shard(index, plan, shard)

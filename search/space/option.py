@@ -186,7 +186,8 @@ def _groups(topology: Topology, allowed: tuple[int, ...]) -> tuple[tuple[int, ..
     """Ranks of every intra group of which all are allowed."""
     size = topology.intra_group_size
     groups = (tuple(range(g * size, (g + 1) * size)) for g in range(topology.groups))
-    return tuple(group for group in groups if set(group) <= set(allowed))
+    all_allowed = frozenset(allowed).issuperset
+    return tuple(group for group in groups if all_allowed(group))
 
 
 def place(option: Option, ranks: Sequence[int]) -> TablePlan:

@@ -29,8 +29,10 @@ MIN_SAVING = 1e-3
 """Savings below this share of the iteration are not worth a line."""
 RANKS_TRIED = 65_536
 """Most changes tried times ranks, which takes a few seconds for any number of ranks."""
-FEWEST, MOST = 512, 4096
+FEWEST, MOST = 32, 4096
 """Fewest and most changes tried."""
+MOST_RANKS = 8192
+"""On more ranks no change is tried: one takes seconds there, and gains little."""
 MAX_NAMED = 3
 SWAPPED = 2
 """Most tables in a swap; larger changes move a group of tables to another exchange."""
@@ -82,13 +84,16 @@ def best_changes(problem: Problem, plan: ShardingPlan, prediction: Prediction) -
     shard a table, a group of tables in another exchange) are scored together, then the best of them
     are predicted one by one.
     """
+    ranks = problem.topology.world_size
+    if ranks > MOST_RANKS:
+        return Changes(0, (), f"{ranks:,} ranks are more than {MOST_RANKS:,}")
     try:
         space, base = _space_around(problem, plan)
     except InfeasibleError:
         return Changes(0, (), "some table has no sharding that fits in memory")
     objective = Objective(problem, space)
     search = LocalSearch(objective, Surrogate(objective), seed=0)
-    most = max(FEWEST, min(MOST, RANKS_TRIED // problem.topology.world_size))
+    most = max(FEWEST, min(MOST, RANKS_TRIED // ranks))
     tried = list(islice(search.neighbours(base), most))
     times = objective.score_neighbours(base, tried)
     best = _without_shared_tables(tried[i] for i in np.argsort(times, kind="stable").tolist())
