@@ -8,6 +8,7 @@ from predictor.predict import Prediction
 from search.problem import Problem, Result
 from search.stakes import Stakes, stakes
 from shardopt.explain.whatif import WhatIf, sensitivity
+from shardopt.formatting import ms, percent, phase_words
 
 SPARSE = (
     "input_dist",
@@ -53,3 +54,19 @@ def alternatives(problem: Problem, result: Result, best: Prediction) -> Alternat
         tuple((phase, ms / total) for phase, ms in parts[:SHOWN]),
         tuple(w for w in changes[:SHOWN] if w.change_ms < 0),
     )
+
+
+def instead_text(instead: Alternatives) -> str:
+    """That sharding hardly matters, and what would."""
+    stakes = instead.stakes
+    parts = ", ".join(f"{phase_words(phase)} {percent(share)}" for phase, share in instead.largest)
+    text = (
+        f"Sharding hardly matters here: {stakes.plans} sane plans are within "
+        f"{percent(stakes.spread)} of each other, no more than the known errors of the costs could "
+        f"hide; lookups and exchanges take {percent(instead.sparse_share)} of the iteration. "
+        f"The largest parts are {parts}."
+    )
+    if instead.changes:
+        saved = "; ".join(f"{w.change}: {ms(-w.change_ms)} less" for w in instead.changes)
+        text += f" What would help more: {saved}."
+    return text

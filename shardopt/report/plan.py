@@ -18,7 +18,7 @@ from search.expected_gain import TORCHREC, ExpectedGain
 from search.in_use.price import Move
 from search.problem import Result
 from shardopt.api.setting import Setting
-from shardopt.explain.stakes import Alternatives
+from shardopt.explain.stakes import Alternatives, instead_text
 from shardopt.formatting import (
     at_most,
     gap_of,
@@ -28,7 +28,6 @@ from shardopt.formatting import (
     ms,
     number,
     percent,
-    phase_words,
     plural,
     points,
     ranks_text,
@@ -103,22 +102,6 @@ def show_headline(console: Console, report: PlanReport) -> None:
         f"{provenance_text(best)}"
     )
     console.print(Text(text), soft_wrap=True)
-
-
-def instead_text(instead: Alternatives) -> str:
-    """That sharding hardly matters, and what would."""
-    stakes = instead.stakes
-    parts = ", ".join(f"{phase_words(phase)} {percent(share)}" for phase, share in instead.largest)
-    text = (
-        f"Sharding hardly matters here: {stakes.plans} sane plans are within "
-        f"{percent(stakes.spread)} of each other, no more than the known errors of the costs could "
-        f"hide; lookups and exchanges take {percent(instead.sparse_share)} of the iteration. "
-        f"The largest parts are {parts}."
-    )
-    if instead.changes:
-        saved = "; ".join(f"{w.change}: {ms(-w.change_ms)} less" for w in instead.changes)
-        text += f" What would help more: {saved}."
-    return text
 
 
 def show_setting(console: Console, setting: Setting) -> None:
