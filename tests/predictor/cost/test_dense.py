@@ -230,3 +230,21 @@ def test_a_step_of_tables_passes_over_parameters_and_state(optimizer: str) -> No
     found = work(model, cpu)
     size = count * sum(step.bytes for step in found.backward if isinstance(step, Bucket))
     assert found.optimizer.cost_ms == pytest.approx(float(memory_ms(cpu, size)))
+
+
+def test_compiled_models_move_less_and_graphs_are_one_launch() -> None:
+    plain = work(a_model(DcnV2(2, 64)))
+    compiled = work(a_model(DcnV2(2, 64), compiled=True))
+    graphs = work(a_model(DcnV2(2, 64), cuda_graphs=True))
+    assert total(compiled.forward) < total(plain.forward)
+    assert total(graphs.forward) == pytest.approx(total(plain.forward))
+
+    def launches(of: DenseWork) -> int:
+        return sum(step.kernels for step in of.backward if isinstance(step, Segment))
+
+    segments = [step for step in graphs.backward if isinstance(step, Segment)]
+    assert launches(graphs) == len(segments) < launches(compiled) < launches(plain)
+    hosts = [
+        sum(s.host_ms for s in of.backward if isinstance(s, Segment)) for of in (graphs, plain)
+    ]
+    assert hosts[0] < hosts[1] / 3
