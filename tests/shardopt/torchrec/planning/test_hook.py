@@ -192,8 +192,8 @@ class Offering(EmbeddingBagCollectionSharder):
 
 def test_kernels_that_the_sharder_does_not_offer_are_never_chosen() -> None:
     """As in TorchRec's `test_fail_then_rerun`: nothing is moved to host memory unasked."""
-    made = planner(topology=topology(2, 2 * 2**20), constraints=factors(a=1.0))
-    model = Model(bag("a", 4096, 128))
+    made = planner(topology=topology(2, 16 * 2**20), constraints=factors(a=1.0))
+    model = Model(bag("a", 40960, 128))
     with pytest.raises(PlannerError) as caught:
         made.plan(model, [Offering(table_wise=["fused"])])
     assert caught.value.error_type is PlannerErrorType.STRICT_CONSTRAINTS
