@@ -62,6 +62,7 @@ SLEEPERS = {
     "tests/shardopt/ranks/test_scratch.py": "hangs until it is killed",
     "tests/shardopt/ranks/test_launch.py": "hangs until it is killed; a poll",
     "tests/shardopt/ranks/test_calls.py": "hangs until its time is over",
+    "tests/shardopt/test_files.py": "hangs until it is killed",
     "tests/shardopt/replay/test_launch.py": "hangs until it is killed; a poll",
 }
 """Files that sleep, and why no slow machine breaks them: a test waits for what it needs."""

@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 
 from predictor import units
-from predictor.cost.cpu_ops import OpModels
+from predictor.cost.ops.cpu_ops import OpModels
 from predictor.hardware.op_models import CpuOps
 from shardopt.replay.predict.fit import fit_replays, read_replays
 from shardopt.replay.predict.rows import FIT, ModelCalls
@@ -28,7 +28,7 @@ VERSIONS = "torch 2.13.0+cpu, fbgemm 1.8.0"
 DATE = "2026-11-22"
 """Of the committed rows of ``configs/bench/replay``."""
 HEADER = """\
-# Kernel models of single ops on CPU ranks, one core each; see predictor/cost/cpu_ops.py. In ms.
+# Kernel models of single ops on CPU ranks, one core each; see predictor/cost/ops/cpu_ops.py. In ms.
 # Written by python -m tools.fit_op_models; the rows are configs/bench/replay/calls.jsonl.
 """
 

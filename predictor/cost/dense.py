@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from predictor.cost.elementwise import memory_ms
-from predictor.cost.fusion import fused_chains, outer_bytes
-from predictor.cost.op_time import OpCost, OpTimes
+from predictor.cost.ops.fusion import fused_chains, outer_bytes
+from predictor.cost.ops.op_time import OpCost, OpTimes
 from predictor.hardware.loader import HardwareProfile
 from predictor.model.dense_program import DenseProgram, Event, Gradient, Lookup, LookupBackward
 from predictor.model.measured_dense import MeasuredDense
@@ -125,7 +125,7 @@ class Execution:
 
     Args:
         host_ms: host time of ops of the dense part.
-        compiled: a compiler joins memory-bound ops (`predictor.cost.fusion`), and no view is run.
+        compiled: a compiler joins memory-bound ops (`predictor.cost.ops.fusion`); no view is run.
         cuda_graphs: each segment is one launch.
         bucket_cap_mb: MiB of gradients at which a bucket is full.
     """

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from predictor.cost.collectives import Collectives
 from predictor.cost.dense import DenseWork, Execution, measured_work, optimizer_ms, price
 from predictor.cost.host_ops import HOST_OPS
-from predictor.cost.op_time import OpTimes
+from predictor.cost.ops.op_time import OpTimes
 from predictor.hardware.loader import HardwareProfile
 from predictor.model.dlrm_program import dense_program
 from predictor.model.measured_dense import MeasuredDense

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor import units
-from predictor.cost.cpu_ops import (
+from predictor.cost.ops.cpu_ops import (
     GEMMS,
     VIEW,
     Caches,

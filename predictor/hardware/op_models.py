@@ -1,7 +1,7 @@
 """Kernel models of single CPU ops that are stored with a hardware profile.
 
 Fitted by ``python -m tools.fit_op_models`` on replays of calibration models, and used to predict
-generated benchmarks. `predictor.cost.cpu_ops.OpModels` evaluates them.
+generated benchmarks. `predictor.cost.ops.cpu_ops.OpModels` evaluates them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ class CpuOps(Group):
     """Kernel models of CPU ops.
 
     Args:
-        near_cache_mib, far_cache_mib: sizes of the caches (`predictor.cost.cpu_ops.Caches`).
+        near_cache_mib, far_cache_mib: sizes of the caches (`predictor.cost.ops.cpu_ops.Caches`).
         op_ms: what an iteration takes beyond its ops, per call.
         stretch: what an iteration takes for each ms that its ops take alone.
-        one_rank: group of ops -> coefficients in ms, in the order of `predictor.cost.cpu_ops.work`.
+        one_rank: group of ops -> coefficients in ms, in the order of `work` in
+            `predictor.cost.ops.cpu_ops`.
         several_ranks: the same, of groups that cost something else where several ranks share a
             memory.
     """

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from predictor.cost.cpu_ops import VIEW, OpModels, OpRow
+from predictor.cost.ops.cpu_ops import VIEW, OpModels, OpRow
 from predictor.errors import InputError
 from predictor.iteration.graph import COMPUTE, Graph
 

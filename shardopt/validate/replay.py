@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from predictor.cost.cpu_ops import OpModels
+from predictor.cost.ops.cpu_ops import OpModels
 from predictor.fit.cpu_ops import errors_by_group
 from predictor.hardware.loader import load_hardware
 from shardopt.replay.predict.fit import captured_step, fit_replays, read_replays

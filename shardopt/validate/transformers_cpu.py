@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from predictor.cost.cpu_ops import GradientSync, OpModels
+from predictor.cost.ops.cpu_ops import GradientSync, OpModels
 from predictor.errors import InputError
 from predictor.fit.cpu_ops import CapturedStep, errors_by_group, fit_models, fit_sync
 from predictor.iteration.op_graph import CollectiveStart, RankCalls, op_graph, rank_times

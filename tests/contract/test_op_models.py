@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from predictor.cost.dense import DenseWork, Execution, Segment, price
 from predictor.cost.gemm import product_rate
-from predictor.cost.op_names import (
+from predictor.cost.ops.op_names import (
     ATTENTION,
     CONVOLUTIONS,
     FILLS,
@@ -22,7 +22,7 @@ from predictor.cost.op_names import (
     PRODUCTS,
     SCATTERS,
 )
-from predictor.cost.op_time import OpTimes
+from predictor.cost.ops.op_time import OpTimes
 from predictor.hardware.loader import HardwareProfile, list_hardware, load_hardware
 from predictor.model.dense_program import (
     DenseProgram,

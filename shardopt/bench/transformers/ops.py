@@ -12,8 +12,8 @@ import bisect
 from contextlib import nullcontext
 from typing import Any
 
-from predictor.cost.cpu_ops import OpRow, kind_and_sizes
-from predictor.cost.reuse import reuse_bytes
+from predictor.cost.ops.cpu_ops import OpRow, kind_and_sizes
+from predictor.cost.ops.reuse import reuse_bytes
 from predictor.iteration.op_graph import (
     BACKWARD,
     FORWARD,

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from predictor.cost.cpu_ops import OpModels, OpRow
+from predictor.cost.ops.cpu_ops import OpModels, OpRow
 from predictor.errors import InputError
 from predictor.fit.cpu_ops import CapturedStep, fit_models
 from predictor.iteration.op_graph import RankCalls

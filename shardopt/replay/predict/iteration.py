@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from predictor.cost.collectives import Collectives
-from predictor.cost.cpu_ops import OpModels
+from predictor.cost.ops.cpu_ops import OpModels
 from predictor.errors import InputError, ShardoptError
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.op_models import load_op_models

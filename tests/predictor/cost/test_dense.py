@@ -21,7 +21,7 @@ from predictor.cost.dense import (
 from predictor.cost.elementwise import columns_ms, memory_ms
 from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.gemm import batched_ms, gemm_ms
-from predictor.cost.op_time import OpTimes
+from predictor.cost.ops.op_time import OpTimes
 from predictor.hardware.loader import HardwareProfile
 from predictor.model.dense_program import DenseProgram, Gradient, Lookup, LookupBackward
 from predictor.model.op_calls import OpCall, Operand

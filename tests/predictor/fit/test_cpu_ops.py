@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from predictor.cost.cpu_ops import GradientSync, OpRow
-from predictor.cost.reuse import BINS
+from predictor.cost.ops.cpu_ops import GradientSync, OpRow
+from predictor.cost.ops.reuse import BINS
 from predictor.iteration.op_graph import gradient_sum
 
 pytest.importorskip("scipy")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from predictor.cost.cpu_ops import Caches, OpModels
+from predictor.cost.ops.cpu_ops import Caches, OpModels
 from predictor.errors import ProfileError
 from predictor.hardware.op_models import load_op_models
 

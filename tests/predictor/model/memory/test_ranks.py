@@ -7,7 +7,7 @@ from dataclasses import replace
 from predictor.model.memory import fits, missing, plan_memory
 from predictor.model.memory.ranks import RankMemory, RankPeak
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
-from tests.predictor.model.memory.test_shards import (
+from tests.predictor.model.memory.one_table import (
     IDS,
     LENGTHS,
     OUT,

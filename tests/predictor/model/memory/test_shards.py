@@ -18,30 +18,20 @@ from predictor.model.memory import (
     shard_memory,
 )
 from predictor.model.plan import ComputeKernel, ShardingType
-from predictor.model.topology import Topology
-from predictor.model.workload import DcnV2, DenseArch, Feature, Table, Workload
+from predictor.model.workload import DcnV2, DenseArch, Workload
 from predictor.units import GIB
-
-ROWS, DIM, BATCH, WORLD = 1000, 64, 32, 2
-WEIGHTS = ROWS * DIM * 4
-IDS = 2 * BATCH * 8
-LENGTHS = BATCH * 8
-OUT = BATCH * DIM * 4
-
-
-def held(copies: float, ids: int, samples: int, outputs: int) -> int:
-    """Ids with their lengths, sorted once, and outputs, what is sent of them and gradients."""
-    return math.ceil((copies + 6.5) * (ids + samples)) + 3 * outputs
-
-
-TOPOLOGY = Topology.uniform(WORLD, hbm_bytes=GIB, ddr_bytes=GIB)
-
-
-def a_workload(optimizer: str = "sgd", pipeline: str = "base", **more: Any) -> Workload:
-    table = Table("t", ROWS, DIM, (Feature("f", 2.0),), optimizer=optimizer, **more)
-    return Workload(
-        "w", BATCH, (table,), DenseArch(4, (8,), (2, 1), "concat", optimizer="adam"), pipeline
-    )
+from tests.predictor.model.memory.one_table import (
+    DIM,
+    IDS,
+    LENGTHS,
+    OUT,
+    ROWS,
+    TOPOLOGY,
+    WEIGHTS,
+    WORLD,
+    a_workload,
+    held,
+)
 
 
 def one(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from predictor.cost.cpu_ops import OpRow
-from predictor.cost.reuse import BINS
+from predictor.cost.ops.cpu_ops import OpRow
+from predictor.cost.ops.reuse import BINS
 from predictor.errors import InputError, ShardoptError
 from predictor.iteration.op_graph import RankCalls, gradient_sum, training_step
 from predictor.model.transformer import TransformerShape

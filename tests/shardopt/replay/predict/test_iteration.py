@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torchrec")
 
 from predictor.cost.collectives import Collectives
-from predictor.cost.cpu_ops import VIEW, Caches, OpModels
+from predictor.cost.ops.cpu_ops import VIEW, Caches, OpModels
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from predictor.iteration.op_graph import op_graph, rank_times

@@ -12,10 +12,6 @@ pytest.importorskip("torchrec")
 import torch
 import torchrec
 from torch import nn
-from torchrec.distributed.embedding_tower_sharding import (
-    EmbeddingTowerCollectionSharder,
-    EmbeddingTowerSharder,
-)
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fused_embedding import FusedEmbeddingCollectionSharder
@@ -24,10 +20,8 @@ from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectio
 from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
-from torchrec.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionSharder
 from torchrec.distributed.types import BoundsCheckMode, CacheAlgorithm, CacheParams
 from torchrec.modules.embedding_configs import DataType, EmbeddingConfig
-from torchrec.modules.embedding_tower import EmbeddingTower, EmbeddingTowerCollection
 from torchrec.modules.fused_embedding_modules import (
     FusedEmbeddingBagCollection,
     FusedEmbeddingCollection,
@@ -41,7 +35,6 @@ from torchrec.modules.mc_modules import (
     ManagedCollisionCollection,
     MCHManagedCollisionModule,
 )
-from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantCollection
 
 from predictor.model.plan import ComputeKernel
 from shardopt.config import load_model
@@ -56,26 +49,16 @@ from tests.shardopt.torchrec.hook_models import (
     topology,
     workload_of,
 )
+from tests.shardopt.torchrec.left_modules import LEFT, META, bags, holding
 
-META = torch.device("meta")
 FACTORS = {"a": 3.0, "b": 5.0}
 OFFERED = {kernel.value for kernel in EmbeddingComputeKernel}
-
-
-def holding(module: nn.Module) -> nn.Module:
-    model = nn.Module()
-    model.x = module
-    return model
 
 
 def sequence(name: str) -> EmbeddingConfig:
     return EmbeddingConfig(
         name=name, num_embeddings=1000, embedding_dim=64, feature_names=[f"{name}_f0"]
     )
-
-
-def bags() -> Any:
-    return Model(bag("a", 1000), bag("b", 1000)).ebc
 
 
 def sequences() -> Any:
@@ -156,29 +139,6 @@ class WithQuantKernels(EmbeddingBagCollectionSharder):
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         return ["fused", "quant"]
-
-
-def towers() -> nn.Module:
-    pair = [EmbeddingTower(Model(bag(n, 1000)).ebc, nn.Linear(64, 64)) for n in "ab"]
-    return EmbeddingTowerCollection(pair)
-
-
-def quantised() -> nn.Module:
-    tables = [bag("a", 1000), bag("b", 1000)]
-    for table in tables:
-        table.data_type = DataType.INT8
-    return QuantCollection(tables, is_weighted=False, device=torch.device("cpu"))
-
-
-LEFT = {
-    "tower": (
-        lambda: EmbeddingTower(bags(), nn.Linear(128, 64)),
-        EmbeddingTowerSharder,
-        "part of an embedding tower",
-    ),
-    "towers": (towers, EmbeddingTowerCollectionSharder, "part of an embedding tower"),
-    "quantised": (quantised, QuantEmbeddingBagCollectionSharder, "compute kernels quant"),
-}
 
 
 @pytest.mark.parametrize("kind", LEFT)

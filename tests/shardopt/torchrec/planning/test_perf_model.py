@@ -13,7 +13,7 @@ from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstima
 from predictor.errors import InputError
 from shardopt.torchrec import ShardoptPerfEstimator, ShardoptPerfModel
 from tests.shardopt.torchrec.hook_models import SHARDERS, Model, factors, topology
-from tests.shardopt.torchrec.module.test_read_module import LEFT, holding
+from tests.shardopt.torchrec.left_modules import LEFT, holding
 
 
 @pytest.mark.parametrize("kind", ["tower", "towers"])

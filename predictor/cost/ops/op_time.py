@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from predictor import units
 from predictor.cost.elementwise import columns_ms, memory_ms
 from predictor.cost.gemm import batched_ms, gemm_ms, product_rate
-from predictor.cost.op_names import (
+from predictor.cost.ops.op_names import (
     ADAPTERS,
     ATTENTION,
     CONVOLUTIONS,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -10,18 +9,12 @@ import pytest
 from predictor import units
 from predictor.cost.elementwise import columns_ms, memory_ms
 from predictor.cost.gemm import batched_ms, gemm_ms, product_rate
-from predictor.cost.op_time import OpCost, OpTimes
+from predictor.cost.ops.op_time import OpCost, OpTimes
 from predictor.model.op_calls import OpCall, Operand
 from tests.builders import hardware
+from tests.predictor.cost.ops.operands import tensor
 
 PROFILES = ["h100-sxm", "cpu-gloo"]
-ITEM = {"fp32": 4, "bf16": 2, "int64": 8}
-
-
-def tensor(storage: int, *shape: int, data_type: str = "fp32") -> Operand:
-    strides = tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
-    item = ITEM[data_type]
-    return Operand(storage, item * math.prod(shape), 0, shape, strides, item, data_type)
 
 
 def cost(

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from predictor.cost.op_names import FUSED_BY_COMPILERS, GATHERS
-from predictor.cost.op_time import is_foreach, plain_name, read_and_written
+from predictor.cost.ops.op_names import FUSED_BY_COMPILERS, GATHERS
+from predictor.cost.ops.op_time import is_foreach, plain_name, read_and_written
 from predictor.model.op_calls import OpCall
 
 

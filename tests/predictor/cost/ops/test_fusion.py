@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from predictor.cost.fusion import fused_chains, outer_bytes
+from predictor.cost.ops.fusion import fused_chains, outer_bytes
 from predictor.model.op_calls import OpCall
-from tests.predictor.cost.test_op_time import tensor
+from tests.predictor.cost.ops.operands import tensor
 
 SIZE = 4 * 64 * 64
 

@@ -5,9 +5,10 @@ The calls of one group share a kernel model, which is linear in the work of a ca
     t = sum_i c_i x_i + e_near sum_j h_near(j) B_j + e_far sum_j h_far(j) B_j
 
 with work ``x`` (a call, multiply-adds and the sides of a product; elements and rows of others), and
-bytes ``B_j`` that were last touched a distance of bin j ago (`predictor.cost.reuse`). A byte misses
-a cache of ``size`` bytes with the probability ``h(d) = 1 / (1 + (size / d)^2)``: the near one is
-the core's own, the far one the part of the shared last-level cache that this core gets to keep.
+bytes ``B_j`` that were last touched a distance of bin j ago (`predictor.cost.ops.reuse`). A byte
+misses a cache of ``size`` bytes with the probability ``h(d) = 1 / (1 + (size / d)^2)``: the near
+one is the core's own, the far one the part of the shared last-level cache that this core gets to
+keep.
 
 Products share one model, since a library packs their operands whatever their layout; it pads them
 to its kernel's tile (Goto and van de Geijn 2008). Convolutions have one model per direction; oneDNN
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from predictor import units
-from predictor.cost.reuse import EDGES
+from predictor.cost.ops.reuse import EDGES
 from predictor.errors import InputError
 from predictor.hardware.op_models import CpuOps
 from predictor.model.op_calls import OpCall, Operand
@@ -55,7 +56,7 @@ class OpRow:
             output, inputs an output is summed of in each channel, pixels of both of a convolution;
             of others stretches that lie together, elements written, elements read, elements whose
             stride meets the same lines of a cache. Custom ops have sizes of their own.
-        reuse: bytes by distance (`predictor.cost.reuse.BINS`), of all calls together.
+        reuse: bytes by distance (`predictor.cost.ops.reuse.BINS`), of all calls together.
         count: calls.
     """
 
