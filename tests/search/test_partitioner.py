@@ -31,7 +31,7 @@ def test_what_does_not_fit_by_work_is_placed_by_memory() -> None:
     """Busy tables first would leave no room for the two large ones."""
     tables = [a_table(f"busy{i}", 300_000, 64, 50.0) for i in range(4)]
     tables += [a_table(f"large{i}", 800_000, 64, 1.0) for i in range(2)]
-    objective, surrogate = objective_of(a_problem(a_workload(*tables), hosts(2, hbm=420 * MIB)))
+    objective, surrogate = objective_of(a_problem(a_workload(*tables), hosts(2, hbm=440 * MIB)))
     plan = GreedyPartitioner(objective, surrogate).place_all(choose(objective, "TW/fused"))
     assert plan is not None
     assert objective.fits(plan)

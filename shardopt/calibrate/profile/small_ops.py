@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from predictor import units
+from predictor.cost.gemm import gemm_ms
 from predictor.fit.cpu import non_negative
 from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.torchrec.sparse import COPY_PASSES, OUTPUT_BYTES
@@ -53,20 +54,38 @@ def copies(
 def batched_products(rows: Sequence[Measurement], profile: HardwareProfile) -> dict[str, float]:
     """Constants of the gemm group, from rows of ``bmm``: a product forward, two backward."""
     bytes_per_us = profile.streaming * units.us(1.0)
-    columns, times = [], []
+    columns, times, alone = [], [], []
     for row in rows:
         p, products = row.point.params, 2 if row.part == "backward" else 1
         if p["op"] == "bmm":
             count = products * p["batch"]
-            columns.append((count, count * 2.0 * p["vectors"] ** 2 * p["dim"], products))
+            flop = 2.0 * p["vectors"] ** 2 * p["dim"]
+            columns.append((count, count * flop, products))
             added = ADDED_PASSES * (products - 1) * p["batch"] * p["vectors"] * p["dim"]
             times.append(max(row.median_us - OUTPUT_BYTES * added / bytes_per_us, 1.0))
+            alone.append(_alone_us(row, profile) / flop)
     if not times:
         return {}
-    each, per_flop, _ = non_negative(np.array(columns), np.array(times))
     per_us = units.tflops(profile.gemm.tflops["fp32"]) * units.us(1.0)
+    work, measured, limit = np.array(columns), np.array(times), np.array(alone)
+    each, per_flop, _ = non_negative(work, measured)
+    for _ in range(len(limit)):
+        # large products are as fast as alone, which says nothing of the rate of small ones
+        small = per_flop <= limit * (1 + 1e-6)
+        if small.all() or small.sum() < work.shape[1]:
+            break
+        work, measured, limit = work[small], measured[small], limit[small]
+        each, per_flop, _ = non_negative(work, measured)
     share = 1.0 / (max(per_flop, 1e-12) * per_us)
     return {"batched_us": float(each), "batched_share": float(np.clip(share, 1e-3, 1.0))}
+
+
+def _alone_us(row: Measurement, profile: HardwareProfile) -> float:
+    """Time of one product of a row's batch if it ran alone, without its launch."""
+    p = row.point.params
+    vectors, dim = p["vectors"], p["dim"]
+    n, k = (dim, vectors) if row.part == "backward" else (vectors, dim)
+    return gemm_ms(profile, vectors, n, k, "fp32") / units.us(1.0) - profile.gemm.floor_us
 
 
 def gathers(

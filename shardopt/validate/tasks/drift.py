@@ -15,7 +15,10 @@ from shardopt.calibrate.design.phases import REFERENCE_KERNELS as KERNELS
 
 FACTORS = ("backward_stateless", "backward_weighted")
 """Fields of the embedding model that are no times."""
-SMALL_MOVES = ("floor_us", "ramp_us", "bucketize_ns_per_id", "gather_ns_per_element")
+SMALL_MOVES = (
+    *("floor_us", "ramp_us", "bucketize_ns_per_id", "gather_ns_per_element"),
+    *("math_ns_per_element", "random_ns_per_element"),
+)
 Ratios = Mapping[str, float]
 """Reference kernel -> its time in the task over its time in the calibration."""
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from predictor.model.plan import ShardingType
+from predictor.model.memory import shard_memory
+from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints
 from predictor.units import MIB
@@ -25,6 +26,7 @@ from tests.search.problems import (
     a_table,
     a_workload,
     every_plan,
+    hosts,
     objective_of,
     random_problem,
 )
@@ -54,9 +56,15 @@ def packed(seed: int, ranks: int, kinds: tuple[ShardingType, ...]) -> Objective:
     ]
     pipeline = ("base", "sparse_dist")[seed % 2]
     workload = a_workload(*tables, batch_size=32768, train_pipeline=pipeline)
-    least = max(max(t.weight_bytes for t in tables), sum(t.weight_bytes for t in tables) / ranks)
-    hbm = int(1.15 * least) + 256 * MIB
     local = 1 if seed % 3 == 2 else ranks
+    needs = [
+        shard_memory(
+            *(table, workload, hosts(ranks, local), ShardingType.TABLE_WISE, ComputeKernel.FUSED),
+            [(table.num_embeddings, table.embedding_dim)],
+        )[0].hbm_bytes
+        for table in tables
+    ]
+    hbm = int(1.15 * max(max(needs), sum(needs) / ranks)) + 256 * MIB
     topology = Topology(ranks, local, (hbm,) * (ranks - 1) + (int(1.1 * hbm),), (0,) * ranks)
     return objective_of(a_problem(workload, topology))[0]
 
@@ -85,7 +93,7 @@ def test_tables_that_cannot_share_a_rank_raise_it() -> None:
     wants = Constraints(sharding_types=WHOLE, compute_kernels=("fused",))
     big = [a_table(f"big{i}", 4_000_000, 128, 1.0, constraints=wants) for i in range(3)]
     hot = [a_table(f"hot{i}", 500_000, 128, 60.0, constraints=wants) for i in range(4)]
-    workload = a_workload(*big, *hot, batch_size=32768)
+    workload = a_workload(*big, *hot, batch_size=8192)
     topology = Topology(4, 4, (int(2.4e9),) * 4, (0,) * 4)
     objective, _ = objective_of(a_problem(workload, topology))
     best = float(objective.score(list(every_plan(objective))).min())

@@ -87,7 +87,7 @@ def test_latency_counts_in_full_from_the_least_size() -> None:
 
 def test_the_least_of_a_maximum_is_the_largest_shard_and_of_a_rank_nothing() -> None:
     mean, peak = np.full(COLUMNS, 100.0), np.full(COLUMNS, 800.0)
-    hulls = Hulls(10 * peak, np.stack([mean, peak]))
+    hulls = Hulls(10 * peak, np.stack([mean, peak]), reach=1.0)
     law = LAWS["linear"]
 
     def least_of(position: int, size: Size) -> float:
