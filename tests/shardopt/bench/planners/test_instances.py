@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from predictor.model.memory import plan_memory
 from predictor.model.plan import ShardingType
 from predictor.units import gib
 from search.baselines.additive import solve_additive
 from search.baselines.torchrec_objective import TorchRecObjective
+from search.solve import solve
 from search.stop import Stop
 from shardopt.bench.planners.instances import HOST_GIB, Instance, _whole_bytes, problem_of
 
@@ -32,11 +34,12 @@ def test_a_packing_is_known_and_tight(instance: Instance) -> None:
     need = sum(_whole_bytes(t, problem.workload, problem.topology) for t in problem.workload.tables)
     assert 0.99 < need / sum(problem.topology.hbm_cap_bytes) <= 0.9951
     assert set(problem.topology.ddr_cap_bytes) == {0}
-    # whole tables were dealt so that all ranks are full by our count, which holds more than theirs
+    # a plan that fits by their count exists, and one by ours, which holds more
     found = solve_additive(problem, Stop(effort=0.05), 0)
     tables = [found.plan.tables[key] for key in problem.workload.keys]
     assert TorchRecObjective(problem.workload, problem.topology).fits(tables)
-    assert need > 0.99 * sum(problem.topology.hbm_cap_bytes)
+    ours = solve(problem, Stop(effort=0.05), 0).best.plan
+    assert all(r.fits for r in plan_memory(problem.workload, problem.topology, ours))
 
 
 def test_more_gpus_have_hosts_of_eight_and_smaller_batches() -> None:
