@@ -50,7 +50,7 @@ def cores() -> list[str]:
     "more",
     [
         pytest.param((), id="roomy", marks=pytest.mark.slow),
-        pytest.param(("--hbm-gib", "1.2"), id="tight", marks=pytest.mark.slow),
+        pytest.param(("--hbm-gib", "3.3"), id="tight", marks=pytest.mark.slow),
     ],
 )
 def test_cores_threads_and_hashes_change_no_byte(tmp_path: Path, more: tuple[str, ...]) -> None:

@@ -333,7 +333,9 @@ def straggling_ms(load: Array, column: Load) -> Array:
         column: its forward or backward, which varies by the same share.
     """
     forward = load[..., Load.FORWARD_MS]
-    share = np.sqrt(load[..., Load.VARIANCE]) / np.where(forward > 0, forward, 1.0)
+    # what a neighbour takes off a plan's sum may leave a rounding error below zero
+    variance = np.maximum(load[..., Load.VARIANCE], 0.0)
+    share = np.sqrt(variance) / np.where(forward > 0, forward, 1.0)
     return expected_excess(load[..., column], share * load[..., column])
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from predictor.errors import InfeasibleError
 from predictor.model.memory import shard_memory
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import Topology
@@ -108,7 +109,10 @@ def test_random_problems(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange_set, "WHOLE", 0.0)
     problem = random_problem(seed, world=(2, 2), tables=3)
     workload = replace(problem.workload, batch_size=16384)
-    objective, _ = objective_of(replace(problem, workload=workload))
+    try:
+        objective, _ = objective_of(replace(problem, workload=workload))
+    except InfeasibleError:
+        pytest.skip("some table fits nowhere")
     plans = list(itertools.islice(every_plan(objective), 20_000))
     if plans:
         best = float(objective.score(plans).min())

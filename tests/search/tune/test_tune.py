@@ -277,8 +277,8 @@ def test_what_each_change_is_worth_alone() -> None:
 @pytest.mark.slow
 def test_a_front_trades_memory_for_time() -> None:
     tables = tuple(a_table(f"t{i}", 400_000, 64, 8.0) for i in range(4))
-    case = Case(a_workload(*tables), hosts(2, hbm=GIB), H100)
-    tuning = a_study(case, {"hbm": (0.6, 1.0), "batch_size": (512, 4096)}, ("time", "memory"))
+    case = Case(a_workload(*tables), hosts(2, hbm=4 * GIB), H100)
+    tuning = a_study(case, {"hbm": (0.9, 1.0), "batch_size": (512, 4096)}, ("time", "memory"))
     members, _ = tuning.finish(tuning.run())
     assert all(member.result.evaluations > 0 for member in members)
     assert len(members) > 1
