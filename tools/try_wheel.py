@@ -141,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("program", type=Path, help="the installed `shardopt`")
     program = parser.parse_args(argv).program.absolute()
     problems = []
-    with tempfile.TemporaryDirectory(prefix="shardopt-wheel-") as name:
+    with tempfile.TemporaryDirectory(prefix="try-wheel-") as name:
         folder = Path(name)
         write_inputs(folder)
         for case in CASES:
