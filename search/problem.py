@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from predictor.cost.drawn_loads import DrawnLoads
 from predictor.cost.errors import CostErrors
+from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.loads import ShardLoads
 from predictor.hardware.loader import HardwareProfile
 from predictor.iteration.perturbed import PerturbedScorer
@@ -22,20 +24,27 @@ class Problem:
     """What to plan: the model, the ranks with the memory left for shards, and the costs.
 
     Args:
-        loads: those of the shards of another problem that has the same; None to compute them.
+        errors: one draw of the costs' errors, which every cost then has; None for none.
+        loads: those of the shards of another problem that has the same but for the errors; None to
+            compute them.
     """
 
     workload: Workload
     topology: Topology
     hardware: HardwareProfile
+    errors: CostErrors | None = field(default=None, compare=False, repr=False, kw_only=True)
     loads: ShardLoads | None = field(default=None, compare=False, repr=False, kw_only=True)
 
     def scorer(self) -> PlanScorer:
         """What predicts plans."""
-        return PlanScorer(self.workload, self.topology, self.hardware, shards=self.loads)
+        inputs = self.workload, self.topology, self.hardware
+        if self.errors is None:
+            return PlanScorer(*inputs, shards=self.loads)
+        loads = DrawnLoads(self.loads or ShardLoads(*inputs), self.errors)
+        return PlanScorer(*inputs, FixedCosts(*inputs, self.errors), loads)
 
     def perturbed(self, scorer: PlanScorer, errors: CostErrors) -> PerturbedScorer:
-        """What predicts plans under draws of the costs' errors.
+        """What predicts plans under draws of the costs' errors, on top of those of the problem.
 
         Args:
             scorer: as `scorer` returns it.

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -27,10 +27,8 @@ from numpy.typing import NDArray
 
 from predictor.cost.errors import CostErrors, known_errors
 from predictor.hardware.loader import load_hardware
-from predictor.iteration.perturbed import PerturbedScorer
-from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.distribution import Uniform, Zipf
-from predictor.model.plan import ShardingPlan, ShardingType
+from predictor.model.plan import ShardingPlan
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 from search.expected_gain import TORCHREC, expected_gain, gains
 from search.problem import Problem, Result
@@ -46,58 +44,6 @@ SEARCHERS = ("cpsat", "optuna")
 TRUTHS = 200
 """Draws of the truth around one prediction."""
 TRUTH_SEED = 1_000_000
-
-
-class BothErrors(CostErrors):
-    """Draws of errors on top of one other draw."""
-
-    def __init__(self, one: CostErrors, draws: CostErrors) -> None:
-        super().__init__(draws.sizes, draws.draws, draws.seed)
-        self.one, self.other = one, draws
-
-    def _shared(self, resource: str) -> Array:
-        return np.asarray(self.one.shared(resource) * self.other.shared(resource))
-
-    def _op(self, resource: str, name: str) -> Array:
-        return np.asarray(self.one.op(resource, name) * self.other.op(resource, name))
-
-    def _lookup(self, table: int, sharding_type: ShardingType) -> Array:
-        one, other = (e.lookup(table, sharding_type) for e in (self.one, self.other))
-        return np.asarray(one * other)
-
-
-class WrongScorer(PlanScorer):
-    """Scores plans with one draw of errors on all costs."""
-
-    def __init__(self, problem: Problem, errors: CostErrors) -> None:
-        super().__init__(problem.workload, problem.topology, problem.hardware)
-        self.perturbed = PerturbedScorer(self, errors)
-
-    def score_numbered(self, plans: NDArray[np.intp]) -> Array:
-        """As `PlanScorer.score_numbered`."""
-        return self.perturbed.score_numbered(plans)[:, 0]
-
-    def score_changed(self, base: NDArray[np.intp], changes: Sequence[Mapping[int, int]]) -> Array:
-        """As `PlanScorer.score_changed`."""
-        plans = np.tile(base, (len(changes), 1))
-        for plan, change in zip(plans, changes, strict=True):
-            plan[[*change]] = [*change.values()]
-        return self.score_numbered(plans)
-
-
-@dataclass(frozen=True)
-class WrongProblem(Problem):
-    """A problem whose costs have errors."""
-
-    errors: CostErrors
-
-    def scorer(self) -> PlanScorer:
-        """As `Problem.scorer`, with the errors."""
-        return WrongScorer(self, self.errors)
-
-    def perturbed(self, scorer: PlanScorer, errors: CostErrors) -> PerturbedScorer:
-        """As `Problem.perturbed`, on top of the errors."""
-        return PerturbedScorer(scorer, BothErrors(self.errors, errors))
 
 
 class Outcome(NamedTuple):
@@ -143,7 +89,7 @@ def run(problem: Problem, effort: float, worlds: int, seed: int) -> Iterator[tup
     for world in range(worlds):
         tables = len(problem.workload.tables)
         errors = CostErrors(sizes, 1, TRUTH_SEED * tables + 1000 * seed + world)
-        wrong = WrongProblem(problem.workload, problem.topology, problem.hardware, errors)
+        wrong = replace(problem, errors=errors)
         result = solve(wrong, Stop(effort), 0, searchers=SEARCHERS)
         best, fastest = (
             np.array([gains(problem, plan, theirs, draws=2, seed=0)[0]]) for plan in _both(result)

@@ -19,6 +19,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
 from zlib import crc32
 
 import numpy as np
@@ -41,6 +42,7 @@ Z_90 = 1.6449
 """Half-width of a 90 % normal interval in standard deviations."""
 HOST = "overheads"
 """The resource whose costs are those of the host."""
+_NORMAL = NormalDist()
 
 
 def resource_groups(resource: str, topology: Topology) -> list[str]:
@@ -98,6 +100,11 @@ def kernel_interval(
     return predicted_ms / factor, predicted_ms * factor
 
 
+def no_errors() -> CostErrors:
+    """One draw in which every cost is as predicted."""
+    return GivenErrors({})
+
+
 def _size(resource: str, hardware: HardwareProfile, topology: Topology) -> ErrorSize:
     return _error_size(hardware, resource_groups(resource, topology))
 
@@ -130,8 +137,12 @@ class CostErrors:
         """What all costs of a resource are multiplied by, ``[draws]``."""
         return np.asarray(np.exp(self.sizes[resource].shared * self._normal(resource)))
 
-    def _op(self, resource: str, name: str) -> Array:
-        """What an operation is multiplied by, ``[draws]``; of lookups, without `lookup`."""
+    def _op(self, resource: str, name: str, link: str = "") -> Array:
+        """What an operation is multiplied by, ``[draws]``; of lookups, without `lookup`.
+
+        Args:
+            link: of a collective, the group of the slowest link that it spans.
+        """
         if resource in ("embedding", HOST):
             return self.shared(resource)
         own = self.sizes[resource].own * self._normal(f"{resource}/{name}")
@@ -150,3 +161,81 @@ class CostErrors:
         rng = np.random.default_rng([self.seed, crc32(name.encode())])
         half = rng.standard_normal(max(1, self.draws // 2))
         return np.concatenate((half, -half))[: self.draws]
+
+
+class StratifiedErrors(CostErrors):
+    """Draws that cover every error evenly, for few draws: a Latin hypercube (McKay, Beckman and
+    Conover 1979) of pairs of opposite signs.
+
+    Every factor takes each quantile ``(i + 1/2) / draws`` of its distribution once, in an order of
+    its own.
+    """
+
+    def _normal(self, name: str) -> Array:
+        rng = np.random.default_rng([self.seed, crc32(name.encode())])
+        half = max(1, self.draws // 2)
+        upper = [_NORMAL.inv_cdf(0.5 + (i + 0.5) / (2 * half)) for i in range(half)]
+        signed = rng.permutation(upper) * rng.choice([-1.0, 1.0], half)
+        return np.concatenate((signed, -signed))[: self.draws]
+
+
+class GivenErrors(CostErrors):
+    """One draw with given factors.
+
+    Args:
+        factors: profile group -> what its times are multiplied by, > 0; 1 where it has none.
+            ``collectives`` stands for both of its groups.
+    """
+
+    def __init__(self, factors: Mapping[str, float]) -> None:
+        super().__init__({}, draws=1, seed=0)
+        self.factors = dict(factors)
+
+    def _shared(self, resource: str) -> Array:
+        return np.array([self.factors.get(resource, 1.0)])
+
+    def _op(self, resource: str, name: str, link: str = "") -> Array:
+        return self.shared(link if link in self.factors else resource)
+
+    def _lookup(self, table: int, sharding_type: ShardingType) -> Array:
+        return np.ones((2, 1))
+
+
+class PickedError(CostErrors):
+    """One of the draws of others.
+
+    Args:
+        errors: has more draws.
+        draw: which, from 0.
+    """
+
+    def __init__(self, errors: CostErrors, draw: int) -> None:
+        super().__init__(errors.sizes, draws=1, seed=errors.seed)
+        self.errors = errors
+        self.picked = slice(draw, draw + 1)
+
+    def _shared(self, resource: str) -> Array:
+        return self.errors.shared(resource)[self.picked]
+
+    def _op(self, resource: str, name: str, link: str = "") -> Array:
+        return self.errors.op(resource, name, link)[self.picked]
+
+    def _lookup(self, table: int, sharding_type: ShardingType) -> Array:
+        return self.errors.lookup(table, sharding_type)[:, self.picked]
+
+
+class JoinedErrors(CostErrors):
+    """The draws of several, one after the other."""
+
+    def __init__(self, parts: Iterable[CostErrors]) -> None:
+        self.parts = [*parts]
+        super().__init__({}, sum(part.draws for part in self.parts), seed=0)
+
+    def _shared(self, resource: str) -> Array:
+        return np.concatenate([part.shared(resource) for part in self.parts])
+
+    def _op(self, resource: str, name: str, link: str = "") -> Array:
+        return np.concatenate([part.op(resource, name, link) for part in self.parts])
+
+    def _lookup(self, table: int, sharding_type: ShardingType) -> Array:
+        return np.concatenate([part.lookup(table, sharding_type) for part in self.parts], axis=1)

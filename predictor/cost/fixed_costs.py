@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from predictor.cost.collectives import Collectives
 from predictor.cost.dense import DenseWork, Execution, measured_work, optimizer_ms, price
+from predictor.cost.errors import CostErrors
 from predictor.cost.host_ops import HOST_OPS
 from predictor.cost.ops.op_time import OpTimes
 from predictor.hardware.loader import HardwareProfile
@@ -22,12 +23,24 @@ Array = NDArray[np.float64]
 
 
 class FixedCosts:
-    """Workload, topology and hardware with the costs that do not depend on the plan."""
+    """Workload, topology and hardware with the costs that do not depend on the plan.
 
-    def __init__(self, workload: Workload, topology: Topology, hardware: HardwareProfile) -> None:
+    Args:
+        errors: one draw of the costs' errors, which a graph's costs have; None for none. The costs
+            given here are without them.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        topology: Topology,
+        hardware: HardwareProfile,
+        errors: CostErrors | None = None,
+    ) -> None:
         self.workload = workload
         self.topology = topology
         self.hardware = hardware
+        self.errors = errors
 
     @cached_property
     def collectives(self) -> Collectives:

@@ -86,6 +86,8 @@ class Load(IntEnum):
 COLUMNS = len(Load)
 SHARED = slice(Load.SHARED_2_MS, Load.SHARED_16_MS + 1)
 LONGEST = slice(Load.FORWARD_LONGEST_MS, COLUMNS)
+KERNELS = (Load.FORWARD_MS, Load.BACKWARD_MS)
+"""Columns that `predictor.cost.errors.CostErrors.lookup` is about, in its order."""
 LAUNCH = (Load.SHARDS, *range(Load.ROWS, COLUMNS))
 """Columns about a launch as a whole; zero where loads of several groups are mixed."""
 

@@ -15,16 +15,14 @@ from numpy.typing import NDArray
 
 from predictor.cost.errors import HOST, CostErrors
 from predictor.cost.load_sums import Selection
-from predictor.cost.loads import Load
+from predictor.cost.loads import KERNELS
+from predictor.iteration.drawn_graph import costs_nothing, error_of
 from predictor.iteration.graph import Graph, Op
 from predictor.iteration.plan_scorer import CHUNK_ELEMENTS, PlanScorer
 from predictor.iteration.steady_state import CompiledTimeline
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.intp]
-
-KERNELS = (Load.FORWARD_MS, Load.BACKWARD_MS)
-"""Columns of a load that `CostErrors.lookup` is about, in its order."""
 
 
 class PerturbedScorer:
@@ -91,7 +89,7 @@ class PerturbedScorer:
         return replace(graph, ops=[self._perturb_op(op, plans) for op in graph.ops])
 
     def _perturb_op(self, op: Op, plans: int) -> Op:
-        if op.cost_ms.size == 1 and not op.cost_ms.any():
+        if costs_nothing(op):
             return op
-        factor = self.errors.op(op.resource, op.name) / self.errors.shared(HOST)
+        factor = error_of(op, self.errors, self.scorer.topology) / self.errors.shared(HOST)
         return replace(op, cost_ms=np.atleast_2d(op.cost_ms) * np.tile(factor, plans)[:, None])

@@ -20,6 +20,7 @@ from predictor.cost.dense import Bucket, GradientReturn, LookupCall, Segment, Ta
 from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.host_ops import HOST_OPS
 from predictor.cost.loads import LookupGroup
+from predictor.iteration.drawn_graph import draw_graph
 from predictor.iteration.graph import COMPUTE, Dep, Graph
 from predictor.iteration.torchrec.gradient_sync import GradientBuckets
 from predictor.iteration.torchrec.input_dist import InputDist
@@ -72,14 +73,15 @@ class DlrmBuilder:
         self.arrived: dict[str, list[int]] = {}
 
     def build(self) -> Graph:
-        """One iteration under the workload's train pipeline."""
+        """One iteration under the workload's train pipeline, with the errors of the costs."""
         pipelines = {
             "base": self._base,
             "sparse_dist": self._sparse_dist,
             "prefetch_sparse_dist": self._prefetch_sparse_dist,
         }
         pipelines[self.workload.train_pipeline]()
-        return self.graph
+        errors = self.costs.errors
+        return self.graph if errors is None else draw_graph(self.graph, errors, self.costs.topology)
 
     # --- pipelines -----------------------------------------------------------------------------
 

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predictor.cost.errors import CostErrors, ErrorSize, known_errors
+from predictor.cost.errors import (
+    CostErrors,
+    ErrorSize,
+    PickedError,
+    StratifiedErrors,
+    known_errors,
+)
 from predictor.iteration.perturbed import PerturbedScorer
 from search.objective import Objective
 from search.problem import Problem
@@ -128,3 +135,32 @@ def test_an_iteration_changes_by_no_more_than_its_costs(
     most = np.exp(shared + np.sqrt(2) * own)
     assert (times <= nominal * most * (1 + 1e-6)).all()
     assert (times >= nominal / most * (1 - 1e-6)).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_draw_is_a_problem_of_its_own(seed: int) -> None:
+    """A problem with one draw's errors predicts what the pass over all draws does."""
+    problem = random_problem(seed)
+    objective, plans = some_plans(problem, seed)
+    sizes = known_errors(problem.hardware, problem.topology)
+    errors = StratifiedErrors(sizes, 4, seed)
+    times = PerturbedScorer(objective.scorer, errors).score_numbered(plans)
+    for draw in range(4):
+        drawn = replace(problem, errors=PickedError(errors, draw))
+        again, same = some_plans(drawn, seed)
+        assert again.scorer.score_numbered(same) == pytest.approx(times[:, draw], rel=1e-9)
+
+
+def test_a_drawn_problem_scores_plans_and_neighbours_alike() -> None:
+    problem = random_problem(1, tables=4)
+    sizes = known_errors(problem.hardware, problem.topology)
+    drawn = replace(problem, errors=CostErrors(sizes, 1, 3))
+    objective, plans = some_plans(drawn, 1)
+    changes = [{t: int(n) for t, n in enumerate(plan) if n != plans[0][t]} for plan in plans[1:]]
+    found = objective.scorer.score_changed(plans[0], changes)
+    assert found == pytest.approx(objective.scorer.score_numbered(plans[1:]))
+    none = CostErrors(no_errors(problem), 4, 0)
+    times = drawn.perturbed(objective.scorer, none).score_numbered(plans)
+    assert times == pytest.approx(np.tile(objective.scorer.score_numbered(plans), (4, 1)).T)
+    right = some_plans(problem, 1)
+    assert times[:, 0] != pytest.approx(right[0].scorer.score_numbered(right[1]), rel=1e-3)
