@@ -1,7 +1,7 @@
 """Time of collectives by message size, ranks and wiring.
 
 `predictor.cost.link_curve` has the curve of one link, `predictor.cost.levels` how several links
-join. Ranks nest: NVLink domain, host, world.
+join. Ranks nest: NVLink domain, host, world; the network between hosts may have levels of its own.
 
 PCIe switches. Cards behind one switch reach the others through its uplink, each way at once. The
 curve of cards on PCIe counts that load for switches with equally many cards that all send alike
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from predictor import units
-from predictor.cost.levels import Array, Level, Op, all_to_all, hierarchical, ring_or_tree
+from predictor.cost.levels import Array, Level, Op, Uplink, all_to_all, hierarchical, ring_or_tree
 from predictor.cost.link_curve import latency_ms, transfer_ms
 from predictor.errors import InputError
 from predictor.hardware.schema import Curve, HardwareProfile, Inter, LinkCurves
@@ -138,7 +138,7 @@ class Collectives:
         group = min(top.intra_group_size, top.world_size)
         links = self.hardware.collectives
         if scope == "cross":
-            levels = [_nics(links.inter, 1, top.groups)]
+            levels = [_nics(links.inter, 1, top.groups, top)]
         else:
             host_link = _host_link(self.hardware)
             levels = [
@@ -152,13 +152,27 @@ class Collectives:
                 Level("memory", host_link, domain, group, "host"),
             ]
             if scope == "world":
-                levels.append(_nics(links.inter, group, top.world_size))
+                levels.append(_nics(links.inter, group, top.world_size, top))
         return [level for level in levels if level.outer > level.inner]
 
 
-def _nics(link: Inter, inner: int, outer: int) -> Level:
+def _nics(link: Inter, inner: int, outer: int, topology: Topology) -> Level:
+    """One NIC of every rank; of so many ranks out of each intra group there are ``inner``."""
+    share = outer / topology.world_size
+    uplinks = tuple(
+        Uplink(
+            _curves(link.at(level.rate(link.nic_gbit_s))),
+            level.ranks * share,
+            level.ring_ranks * share,
+            level.crossings,
+            level.parts,
+            level.latency_us,
+        )
+        for level in topology.network
+        if level.parts > 1
+    )
     facts = (link.tree_cost, link.in_network)
-    return Level("collectives.inter", _curves(link), inner, outer, "nic", *facts)
+    return Level("collectives.inter", _curves(link), inner, outer, "nic", *facts, uplinks=uplinks)
 
 
 def _curves(link: LinkCurves) -> dict[str, Curve]:

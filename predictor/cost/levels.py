@@ -20,6 +20,11 @@ on the ranks.
 The transfers of the levels are pipelined, so the slowest counts; latencies add. NCCL takes the
 algorithm that it expects to be faster, here the faster one.
 
+The network between hosts may have levels of its own (`NetworkLevel`). Bytes that leave a part of
+such a level share its links to the others. Of an all-to-all those are all bytes for ranks
+outside, of a ring its bus bytes once for each time that it leaves the part, of a tree what a NIC
+carries. The fullest link decides, and every crossing adds the level's latency.
+
 Gloo has no such rings: there level ``i`` works on what the level inside has already reduced or will
 still spread.
 
@@ -44,6 +49,23 @@ Op = Literal["all_to_all", "all_reduce", "reduce_scatter", "all_gather"]
 
 
 @dataclass(frozen=True)
+class Uplink:
+    """What the ranks of one part of a network share to reach the others.
+
+    Args:
+        link: curves of a NIC at the rate of a rank's share.
+        ranks, ring_ranks, crossings, parts, latency_us: as in `predictor.model.topology`.
+    """
+
+    link: Mapping[str, Curve]
+    ranks: float
+    ring_ranks: float
+    crossings: int
+    parts: int
+    latency_us: float
+
+
+@dataclass(frozen=True)
 class Level:
     """Ranks joined by one link: ``inner`` of them are already joined by faster ones.
 
@@ -54,6 +76,7 @@ class Level:
         tree_cost: factor on the bytes of an all-reduce within while a tree joins the domains.
         in_network: the switches reduce.
         switch: an all-reduce that the switch within a domain does.
+        uplinks: of the levels of the network, where ``kind`` is ``nic``.
     """
 
     group: str
@@ -64,6 +87,7 @@ class Level:
     tree_cost: float = 1.0
     in_network: bool = False
     switch: Curve | None = None
+    uplinks: tuple[Uplink, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -81,20 +105,36 @@ def all_to_all(op: Op, size: Array, levels: Sequence[Level]) -> Array:
         # every rank beyond the inner ones is a peer of its own
         parties = level.outer - level.inner + 1
         transfer = transfer_ms(curve, bus_bytes, parties)
-        times.append(latency_ms(curve, parties) + transfer)
+        for uplink in level.uplinks:
+            leaving = size * ((total - uplink.ranks) / total)
+            transfer = np.maximum(transfer, transfer_ms(uplink.link[op], leaving, parties))
+        crossing = units.us(sum(uplink.latency_us for uplink in level.uplinks))
+        times.append(latency_ms(curve, parties) + crossing + transfer)
     return np.asarray(np.max(times, axis=0))
 
 
 def hierarchical(op: Op, size: Array, levels: Sequence[Level]) -> Array:
     """A level sees ``1/inner`` of the buffer per rank; levels are pipelined."""
     latency = sum(latency_ms(level.link[op], level.ranks) for level in levels)
+    latency += _tree_crossings_ms(levels[-1])
     return np.asarray(latency + _hierarchical_transfer(op, size, levels))
+
+
+def _tree_crossings_ms(level: Level) -> float:
+    """Waits between the parts of a network, up a tree or ring over them and down again."""
+    hops = [2 * np.log2(uplink.parts) * uplink.latency_us for uplink in level.uplinks]
+    return units.us(float(sum(hops)))
 
 
 def _hierarchical_transfer(op: Op, size: Array, levels: Sequence[Level]) -> Array:
     transfers = [
         transfer_ms(level.link[op], size * (bus_factor(op, level.ranks) / level.inner), level.ranks)
         for level in levels
+    ]
+    transfers += [
+        transfer_ms(up.link[op], size * (bus_factor(op, up.parts) / up.ranks), level.ranks)
+        for level in levels
+        for up in level.uplinks
     ]
     return np.asarray(np.max(transfers, axis=0))
 
@@ -131,6 +171,10 @@ def _ring(op: Op, size: Array, levels: Sequence[Level]) -> Array:
         # a hop to a further domain brings those inside it
         inside = (level.ranks - 1) * (level.inner - 1) * first.link[op].latency_per_rank_us
         latency += latency_ms(level.link[op], level.ranks) + units.us(inside)
+        for uplink in level.uplinks:
+            leaving = bus_bytes / uplink.ring_ranks
+            transfers.append(transfer_ms(uplink.link[op], leaving, among))
+            latency += units.us(max(0, uplink.crossings - 1) * uplink.latency_us)
     return np.asarray(latency + np.max(transfers, axis=0))
 
 
@@ -140,7 +184,11 @@ def _tree(size: Array, levels: Sequence[Level]) -> Array:
     op: Op = "all_reduce"
     ways = 1.0 if top.in_network or top.ranks == 2 else 2.0
     transfer = transfer_ms(top.link[op], size * (ways / top.inner), top.ranks)
+    for up in top.uplinks:
+        shared = transfer_ms(up.link[op], size * (ways / up.ranks), top.ranks)
+        transfer = np.maximum(transfer, shared)
     if inner:
         within = top.tree_cost * _hierarchical_transfer(op, size, inner)
         transfer = np.maximum(transfer, within)
-    return np.asarray(sum(latency_ms(level.link[op], level.ranks) for level in levels) + transfer)
+    latency = sum(latency_ms(level.link[op], level.ranks) for level in levels)
+    return np.asarray(latency + _tree_crossings_ms(top) + transfer)

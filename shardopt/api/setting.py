@@ -8,6 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from predictor.cost.slowest import slowest
 from predictor.csv_rows import MOST_RANKS
 from predictor.errors import InputError
 from predictor.hardware.loader import (
@@ -24,7 +25,7 @@ from predictor.predict import Prediction, predict
 from predictor.units import gib
 from search.problem import Problem
 from shardopt.config import ClusterConfig, load_cluster, load_model_with_notes
-from shardopt.config.cluster import MAX_GIB, default_nvlink_domain
+from shardopt.config.clusters.cluster_file import MAX_GIB, default_nvlink_domain
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,11 @@ def resolve(
     cluster = load_cluster(machine.cluster) if machine.cluster is not None else None
     name, origin = _hardware_name(machine, cluster, plan)
     hardware = load_hardware(name)
+    if cluster is not None and cluster.host_hardware and origin == "cluster":
+        hosts = {host: load_hardware(host) for host in cluster.host_hardware}
+        hardware = slowest(list(hosts.values()))
+        # a plan file names one profile: the one that most constants are of
+        name = next(host for host in hosts if hosts[host].memory == hardware.memory)
     installed = _topology(machine, cluster, plan, hardware)
     if plan is not None and installed.world_size != plan.world_size:
         which = f"cluster file {machine.cluster} has" if cluster else "machine has"
@@ -190,6 +196,8 @@ def _hardware_name(
         return machine.hardware, "given"
     if cluster is not None and cluster.hardware:
         return cluster.hardware, "cluster"
+    if cluster is not None and cluster.host_hardware:
+        return cluster.host_hardware[0], "cluster"
     planned = plan.meta.get("hardware") if plan is not None else None
     if isinstance(planned, str) and planned:
         return planned, "plan"
@@ -215,11 +223,18 @@ def _topology(
         ddr_bytes=hardware.ddr_bytes if machine.ddr_gib is None else gib(machine.ddr_gib),
         nvlink_domain=domain,
     )
-    if cluster is not None and cluster.hbm_bytes and machine.hbm_gib is None:
-        topology = replace(topology, hbm_cap_bytes=cluster.hbm_bytes)
-    if cluster is not None and cluster.ddr_bytes and machine.ddr_gib is None:
-        topology = replace(topology, ddr_cap_bytes=cluster.ddr_bytes)
-    return topology
+    if cluster is None:
+        return topology
+    hbm, ddr = cluster.hbm_bytes, cluster.ddr_bytes
+    if cluster.host_hardware and machine.hardware is None:
+        devices = [load_hardware(name) for name in cluster.host_hardware]
+        hbm = hbm or tuple(device.hbm_bytes for device in devices for _ in range(local))
+        ddr = ddr or tuple(device.ddr_bytes for device in devices for _ in range(local))
+    if hbm and machine.hbm_gib is None:
+        topology = replace(topology, hbm_cap_bytes=hbm)
+    if ddr and machine.ddr_gib is None:
+        topology = replace(topology, ddr_cap_bytes=ddr)
+    return replace(topology, network=cluster.network)
 
 
 def _ranks(machine: Machine, plan: ShardingPlan | None) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from search.tune.case import Case, Value
@@ -71,6 +71,7 @@ def _study_facts(setting: Setting, case: Case, budget: Budget) -> dict[str, Any]
         "ranks": machine.world_size,
         "ranks per host": machine.local_world_size,
         "NVLink domain": machine.nvlink_domain,
+        "network": [asdict(level) for level in machine.network],
         "HBM bytes": _one_or_all(machine.hbm_cap_bytes),
         "DDR bytes": _one_or_all(machine.ddr_cap_bytes),
         "reserve": case.reserve,

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from predictor.model.measured_dense import MeasuredDense
 from predictor.model.plan import ComputeKernel, TablePlan
+from predictor.model.topology import Topology
 from predictor.model.workload import DenseArch, Workload
 from predictor.predict import Prediction
 from predictor.units import format_bytes
@@ -120,7 +121,8 @@ def show_setting(console: Console, setting: Setting) -> None:
         (
             f"{setting.hardware.name}{default}",
             f"{plural(ranks, 'GPU')} ({plural(topology.hosts, 'host')} of "
-            f"{topology.local_world_size}, NVLink domain of {topology.nvlink_domain}), "
+            f"{topology.local_world_size}, NVLink domain of {topology.nvlink_domain}"
+            f"{_network_words(topology)}), "
             f"{_memory_words(setting)}",
         ),
         (
@@ -135,6 +137,22 @@ def show_setting(console: Console, setting: Setting) -> None:
     for row in rows:
         grid.add_row(*row)
     console.print(grid)
+
+
+def _network_words(topology: Topology) -> str:
+    """Levels of the network that cost something beyond the NICs."""
+    found = []
+    for level in topology.network:
+        facts = []
+        if level.oversubscription > 1:
+            facts.append(f"{level.oversubscription:g}:1 oversubscribed")
+        if level.gbit_s is not None:
+            facts.append(f"{level.gbit_s:g} Gbit/s a rank")
+        if level.latency_us:
+            facts.append(f"+{level.latency_us:g} us")
+        if facts:
+            found.append(f"{level.name} joins {level.parts} parts, {', '.join(facts)}")
+    return "".join(f"; {words}" for words in found)
 
 
 def dense_words(workload: Workload) -> str:

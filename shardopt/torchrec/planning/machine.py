@@ -10,7 +10,7 @@ from predictor.errors import InputError
 from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import DEFAULT_HARDWARE, HardwareProfile, load_hardware
 from predictor.model.topology import Topology
-from shardopt.config.cluster import default_nvlink_domain
+from shardopt.config.clusters.cluster_file import default_nvlink_domain
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.logs import logger
 from shardopt.torchrec.plan.module_tables import find_embedding_modules, is_pooled

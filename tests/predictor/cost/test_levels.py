@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from predictor.cost.collectives import OPS, Collectives, switches_of
-from predictor.cost.levels import Level, hierarchical, ring_or_tree
+from predictor.cost.levels import Level, Uplink, all_to_all, hierarchical, ring_or_tree
 from predictor.hardware.loader import list_hardware, load_hardware
 from predictor.hardware.schema import Curve
-from predictor.model.topology import Topology
+from predictor.model.topology import NetworkLevel, Topology
 from predictor.units import MIB, us
 
 GPUS = [name for name in list_hardware() if not load_hardware(name).inline]
@@ -155,3 +155,64 @@ def test_a_network_of_another_line_rate_keeps_its_latency() -> None:
     large = 2.0**34
     assert float(after.all_gather(large) / before.all_gather(large)) == pytest.approx(4, rel=0.25)
     assert hardware.with_nic(400) == hardware
+
+
+def pods(nic: float, uplink: float, latency_us: float = 0.0) -> list[Level]:
+    """Two pods of two hosts of 8, whose ranks share their pod's links to the other one."""
+    up = Uplink(flat(uplink), 16, 16, 2, 2, latency_us)
+    return [
+        Level("intra", flat(0.001), 1, 8),
+        Level("inter", flat(nic), 8, 32, "nic", uplinks=(up,)),
+    ]
+
+
+@pytest.mark.parametrize(("over", "bound"), [(1.0, 24 / 32), (1.2, 24 / 32), (4.0, 4 * 16 / 32)])
+def test_the_fullest_link_decides_an_all_to_all(over: float, bound: float) -> None:
+    """24 of 32 parts of a buffer leave a host, 16 leave a pod."""
+    time = float(all_to_all("all_to_all", np.array(64 * MIB), pods(1.0, over)))
+    assert mib_of(time, 1.0) == pytest.approx(64 * bound)
+
+
+def test_a_ring_leaves_a_pod_once() -> None:
+    size = np.array(64 * MIB)
+    free, full = (float(ring_or_tree("all_gather", size, pods(1.0, over))) for over in (1.9, 4.0))
+    assert mib_of(free, 1.0) == pytest.approx(64 * 31 / 32 / 8)
+    assert full == pytest.approx(2 * free)
+
+
+def test_crossings_wait() -> None:
+    empty = np.array(0.0)
+    levels = pods(1.0, 1.0, latency_us=5.0)
+    assert float(all_to_all("all_to_all", empty, levels)) == pytest.approx(us(5.0))
+    assert float(ring_or_tree("all_gather", empty, levels)) == pytest.approx(us(5.0))
+    assert float(ring_or_tree("all_reduce", empty, levels)) == pytest.approx(us(10.0))
+    assert float(hierarchical("all_gather", empty, levels)) == pytest.approx(us(10.0))
+
+
+@given(
+    st.sampled_from([*GPUS, "cpu-gloo"]),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.sampled_from(OPS),
+    st.sampled_from(["world", "cross"]),
+    st.floats(1, 8),
+)
+def test_levels_that_take_nothing_away_change_nothing_and_others_only_cost(
+    name: str, inner: int, outer: int, op: str, scope: str, over: float
+) -> None:
+    hardware, hosts = load_hardware(name), inner * outer
+    plain = Topology.uniform(8 * hosts, 8, hbm_bytes=1, ddr_bytes=1)
+    places = [list(range(hosts)), [host // inner for host in range(hosts)]]
+    sizes = np.geomspace(1, 1e11, 20)
+
+    def times(cost: float, latency_us: float) -> np.ndarray:
+        levels = tuple(
+            NetworkLevel.of("x", p, 8, oversubscription=cost, latency_us=latency_us) for p in places
+        )
+        topology = Topology(8 * hosts, 8, plain.hbm_cap_bytes, plain.ddr_cap_bytes, network=levels)
+        found: np.ndarray = getattr(Collectives(hardware, topology), op)(sizes, scope)
+        return found
+
+    expected = getattr(Collectives(hardware, plain), op)(sizes, scope)
+    np.testing.assert_allclose(times(1.0, 0.0), expected, rtol=1e-12)
+    assert (times(over, 3.0) >= expected * (1 - 1e-12)).all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from predictor.errors import InputError
-from predictor.model.topology import Topology
+from predictor.model.topology import NetworkLevel, Topology
 from tests.builders import a_topology
 
 
@@ -49,3 +49,50 @@ def test_what_does_not_divide_is_refused(
 def test_one_cap_per_rank() -> None:
     with pytest.raises(InputError, match="1 hbm caps for 2 ranks"):
         Topology(2, 2, (1,), (1, 1))
+
+
+def test_equal_parts_in_order() -> None:
+    level = NetworkLevel.of("pod", [0, 0, 1, 1], 8)
+    assert (level.parts, level.ranks, level.ring_ranks, level.crossings) == (2, 16, 16, 2)
+
+
+def test_the_smallest_part_has_the_fullest_links() -> None:
+    level = NetworkLevel.of("pod", ["a", "a", "a", "b"], 8)
+    assert (level.parts, level.ranks, level.ring_ranks) == (2, 8, 8)
+
+
+def test_a_ring_leaves_a_part_each_time_that_the_order_of_hosts_does() -> None:
+    level = NetworkLevel.of("pod", ["a", "b", "a", "b"], 8)
+    assert (level.ranks, level.ring_ranks, level.crossings) == (16, 8, 4)
+
+
+def test_a_ring_closes() -> None:
+    level = NetworkLevel.of("pod", ["a", "b", "b", "a"], 8)
+    assert (level.ring_ranks, level.crossings) == (16, 2)
+
+
+def test_one_part_is_never_left() -> None:
+    level = NetworkLevel.of("pod", ["a", "a"], 8)
+    assert (level.parts, level.ranks, level.crossings) == (1, 16, 0)
+
+
+@pytest.mark.parametrize(
+    ("over", "gbit_s", "rate"),
+    [(1.0, None, 400.0), (4.0, None, 100.0), (1.0, 25.0, 25.0), (1.0, 800.0, 400.0)],
+)
+def test_the_rate_of_a_ranks_share(over: float, gbit_s: float | None, rate: float) -> None:
+    level = NetworkLevel.of("pod", [0, 1], 8, oversubscription=over, gbit_s=gbit_s)
+    assert level.rate(400.0) == rate
+
+
+@pytest.mark.parametrize(
+    ("level", "words"),
+    [
+        (NetworkLevel("pod", 2, 16, 16, 2), "2 parts of at least 16 ranks"),
+        (NetworkLevel("pod", 2, 8, 8, 2, oversubscription=0.0), "oversubscription is 0"),
+        (NetworkLevel("pod", 2, 8, 8, 2, gbit_s=-1.0), "gbit_s is -1"),
+    ],
+)
+def test_levels_that_no_ranks_make_up(level: NetworkLevel, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        Topology(16, 8, (1,) * 16, (1,) * 16, network=(level,))

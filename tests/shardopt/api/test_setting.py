@@ -2,8 +2,19 @@
 
 from pathlib import Path
 
+import pytest
+
 from predictor.hardware.loader import load_hardware
+from predictor.units import gib
 from shardopt.api.setting import Machine, resolve
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+MIXED = """\
+schema: 1
+hosts: [{name: a, hardware: h100-sxm}, b]
+ranks_per_host: 2
+hardware: a100-40gb
+"""
 
 
 def test_topology_has_what_the_reserve_leaves(model: Path) -> None:
@@ -24,3 +35,29 @@ def test_a_cluster_file_sets_the_nvlink_domain(model: Path, tmp_path: Path) -> N
     assert (setting.topology.world_size, setting.topology.nvlink_domain) == (8, 2)
     assert setting.installed.hbm_cap_bytes[0] == 40 * 2**30
     assert setting.hardware_from == "default"
+
+
+def test_levels_reach_the_topology(model: Path) -> None:
+    found = resolve(model, Machine(cluster=CONFIGS / "clusters" / "a100_oversubscribed_pods.yaml"))
+    assert [level.name for level in found.topology.network] == ["leaf", "pods"]
+    assert found.installed.network == found.topology.network
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(MIXED)
+    return path
+
+
+def test_mixed_hosts_have_their_own_memory_and_the_slowest_times(model: Path, mixed: Path) -> None:
+    found = resolve(model, Machine(cluster=mixed))
+    assert found.hardware.name == "h100-sxm + a100-40gb"
+    assert found.hardware_name == "a100-40gb"
+    assert found.installed.hbm_cap_bytes == (gib(80),) * 2 + (gib(40),) * 2
+
+
+def test_given_hardware_holds_for_all(model: Path, mixed: Path) -> None:
+    found = resolve(model, Machine(cluster=mixed, hardware="h100-sxm"))
+    assert found.hardware.name == "h100-sxm"
+    assert set(found.installed.hbm_cap_bytes) == {gib(80)}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from predictor.errors import InputError
-from shardopt.config.nvidia_smi import HostTopology, read_host
+from shardopt.config.clusters.nvidia_smi import HostTopology, read_host
 
 Link = Callable[[int, int], str]
 

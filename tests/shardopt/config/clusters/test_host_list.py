@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from predictor.errors import InputError
-from shardopt.config.host_list import read_hosts
+from shardopt.config.clusters.host_list import read_hosts
 
 
 def read(folder: Path, text: str) -> list[tuple[str, int | None]]:

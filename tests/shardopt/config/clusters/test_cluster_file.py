@@ -9,11 +9,11 @@ import pytest
 
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
-from predictor.model.topology import Topology
+from predictor.model.topology import NetworkLevel, Topology
 from shardopt.config import ClusterConfig, load_cluster
-from shardopt.config.cluster import default_nvlink_domain
+from shardopt.config.clusters.cluster_file import default_nvlink_domain
 
-CLUSTERS = Path(__file__).parents[3] / "configs" / "clusters"
+CLUSTERS = Path(__file__).parents[4] / "configs" / "clusters"
 GIB = 1024**3
 
 GOOD = """\
@@ -93,6 +93,79 @@ def test_bad_files(write: Callable[[str], Path], old: str, new: str, parts: list
 def test_a_missing_file_names_the_nearest() -> None:
     with pytest.raises(InputError, match=r"no such cluster file.*did you mean 'dgx_h100_x1"):
         load_cluster(CLUSTERS / "dgx_h100_x.yaml")
+
+
+LEVELS = """\
+schema: 1
+hosts: [a, {name: b, in: {leaf: x}}, {name: c, in: {leaf: y}}, {name: d, in: {leaf: x}}]
+ranks_per_host: 4
+levels:
+  - {name: pairs, size: 2, link: nvlink}
+  - {name: leaf}
+  - {name: spine, oversubscription: 2, latency_us: 1.5}
+""".replace("[a,", "[{name: a, in: {leaf: x}},")
+
+
+def test_levels_of_hosts_as_the_scheduler_gave_them(write: Callable[[str], Path]) -> None:
+    cluster = load_cluster(write(LEVELS))
+    assert (cluster.hosts, cluster.nvlink_domain) == (4, 2)
+    assert cluster.network == (
+        NetworkLevel("leaf", 4, 4, 4, 4),
+        NetworkLevel("spine", 2, 4, 4, 2, 2.0, None, 1.5),
+    )
+
+
+def test_levels_by_size_over_a_rack_that_spans_hosts(write: Callable[[str], Path]) -> None:
+    levels = "[{name: rack, size: 8, link: nvlink}, {name: leaf, size: 2}, {name: spine}]"
+    text = f"schema: 1\nhosts: 8\nranks_per_host: 4\nlevels: {levels}\n"
+    cluster = load_cluster(write(text))
+    assert cluster.nvlink_domain == 8
+    assert cluster.network == (
+        NetworkLevel("leaf", 4, 8, 8, 4),
+        NetworkLevel("spine", 2, 16, 16, 2),
+    )
+
+
+def test_hosts_with_hardware_of_their_own(write: Callable[[str], Path]) -> None:
+    text = "schema: 1\nhosts: [{name: a, hardware: h100-sxm}, b]\nranks_per_host: 8\n"
+    cluster = load_cluster(write(text + "hardware: a100-80gb\n"))
+    assert cluster.host_hardware == ("h100-sxm", "a100-80gb")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "parts"),
+    [
+        ("{name: leaf}", "{name: leaf, size: 2}", [":6: levels[1]", "it has a size too"]),
+        ("in: {leaf: y}", "in: {pod: y}", [":2: hosts[2].in", "'pod' is unknown", "leaf, spine"]),
+        (", in: {leaf: y}", "", ["levels[1]", "host 'c' says none"]),
+        ("name: c", "name: b", [":2: hosts[2]: host 'b' is there twice"]),
+        ("name: c, in: {leaf: y}", "name: c, in: y", ["hosts[2].in: got 'y'", "{rail: a}"]),
+        ("name: spine", "name: leaf", [":4: levels", "each must be there once"]),
+        ("{name: spine", "{name: spine, size: 3", [":7: levels[2].size: got 3", "2 parts"]),
+        ("size: 2, link: nvlink", "link: nvlink", [":5: levels[0]: size is missing"]),
+        ("size: 2, link: nvlink", "size: 3, link: nvlink", ["levels[0].size: got 3", "divide"]),
+        ("{name: leaf}", "{name: leaf, size: 2, link: nvlink}", ["only the innermost"]),
+        ("oversubscription: 2", "oversubscription: 0.5", ["oversubscription: got 0.5", "least 1"]),
+        ("oversubscription: 2", "oversubscription: 2, gbit_s: 10", ["give one of them"]),
+        ("ranks_per_host: 4", "ranks_per_host: 4\nnvlink_domain: 4", ["got 4", "'pairs' has 2"]),
+        ("name: a,", "name: a, hardware: h100-sxm,", ["hosts[1]", "name this one's"]),
+    ],
+)
+def test_bad_levels(write: Callable[[str], Path], old: str, new: str, parts: list[str]) -> None:
+    assert old in LEVELS
+    with pytest.raises(InputError) as caught:
+        load_cluster(write(LEVELS.replace(old, new, 1)))
+    for part in parts:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("sizes", [(3, 2), (2, 3), (2, 1)])
+def test_levels_that_do_not_multiply(write: Callable[[str], Path], sizes: tuple[int, int]) -> None:
+    first, second = sizes
+    levels = f"[{{name: leaf, size: {first}}}, {{name: spine, size: {second}}}]"
+    text = f"schema: 1\nhosts: 4\nranks_per_host: 8\nlevels: {levels}\n"
+    with pytest.raises(InputError, match=r"levels\[\d\]\.size: got \d; there are \d parts"):
+        load_cluster(write(text))
 
 
 @pytest.mark.parametrize(

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import yaml
 from pydantic import Field
 
 from predictor.csv_rows import MOST_RANKS
 from predictor.errors import InputError
-from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import HardwareProfile
+from predictor.model.topology import NetworkLevel
 from predictor.units import gib
+from shardopt.config.clusters.levels import (
+    Host,
+    LevelSection,
+    Ranks,
+    network_levels,
+    read_host_list,
+    read_levels,
+)
 from shardopt.config.document import parse_yaml
-from shardopt.config.host_list import read_hosts
-from shardopt.config.nvidia_smi import HostTopology
 from shardopt.config.problems import Problems, shown
 from shardopt.config.schema import Name, SchemaVersion, Section, check
-from shardopt.config.values import as_number, whole
+from shardopt.config.values import as_number
 from shardopt.files import decode, read_bytes
 
 MAX_GIB = 1e6
-
-Ranks = Annotated[int, whole(1, MOST_RANKS)]
 
 
 class ClusterSection(Section):
@@ -35,10 +38,11 @@ class ClusterSection(Section):
         alias="schema", description="the version of this file format: 'schema: 1'"
     )
     name: Name | None = None
-    hosts: Ranks = Field(description="the number of hosts")
+    hosts: Any = Field(description="the number of hosts, or a list of them")
     ranks_per_host: Ranks = Field(description="the number of ranks (GPUs) of a host")
     nvlink_domain: Ranks | None = None
     hardware: Name | None = None
+    levels: Any = None
     hbm_gib: Any = None
     ddr_gib: Any = None
 
@@ -56,6 +60,8 @@ class ClusterConfig:
             relative to the working directory.
         hbm_bytes: device memory of each rank, None to take the profile's.
         ddr_bytes: host memory of each rank (its share of the host), None to take the profile's.
+        network: levels of the network between hosts, or between NVLink domains that span hosts.
+        host_hardware: of each host, if they differ; as ``hardware``.
     """
 
     name: str
@@ -65,6 +71,8 @@ class ClusterConfig:
     hardware: str | None = None
     hbm_bytes: tuple[int, ...] | None = None
     ddr_bytes: tuple[int, ...] | None = None
+    network: tuple[NetworkLevel, ...] = ()
+    host_hardware: tuple[str, ...] = ()
 
     @property
     def world_size(self) -> int:
@@ -78,8 +86,9 @@ def load_cluster(path: str | Path) -> ClusterConfig:
     Args:
         path: a YAML file with ``schema: 1``, ``hosts``, ``ranks_per_host``; optional are ``name``,
             ``nvlink_domain`` (ranks; divides a host or consists of whole hosts), ``hardware``
-            (profile name, or path relative to this file), ``hbm_gib`` and ``ddr_gib`` (GiB per
-            rank: one number, or a list with one per rank).
+            (profile name, or path relative to this file), ``levels`` (what joins the hosts),
+            ``hbm_gib`` and ``ddr_gib`` (GiB per rank: one number, or a list with one per rank).
+            ``hosts`` is their number, or a list of names or mappings, in the order of the ranks.
 
     Raises:
         InputError: the file cannot be read or used; has a line for every problem.
@@ -91,38 +100,71 @@ def load_cluster(path: str | Path) -> ClusterConfig:
             f"{path}:1: got {shown(raw)}; a cluster file is a mapping that starts with 'schema: 1'"
         )
     section = check(ClusterSection, raw, (), problems)
-    ranks = section.hosts * section.ranks_per_host if section else None
+    hosts = read_host_list(section.hosts, problems) if section else []
+    levels = read_levels(section.levels, problems) if section else []
+    ranks = len(hosts) * section.ranks_per_host if section and hosts else None
     if ranks is not None and ranks > MOST_RANKS:
         problems.add(("hosts",), f"hosts x ranks_per_host is {ranks}; at most {MOST_RANKS} ranks")
         ranks = None
     hbm = _caps(raw.get("hbm_gib"), "hbm_gib", ranks, problems)
     ddr = _caps(raw.get("ddr_gib"), "ddr_gib", ranks, problems)
-    if section is not None:
-        _check_domain(section, problems)
+    domain = _domain(section, levels, ranks, problems) if section and ranks else 0
+    network: tuple[NetworkLevel, ...] = ()
+    if section is not None and domain:
+        network = network_levels(levels, hosts, section.ranks_per_host, domain, problems)
+    folder = Path(path).parent
+    own = _hardware(section.hardware, folder) if section else None
+    mixed = _host_hardware(hosts, own, folder, problems)
     problems.raise_if_any()
     assert section is not None
     return ClusterConfig(
         name=section.name or Path(path).stem,
-        hosts=section.hosts,
+        hosts=len(hosts),
         ranks_per_host=section.ranks_per_host,
-        nvlink_domain=section.nvlink_domain or section.ranks_per_host,
-        hardware=_hardware(section.hardware, Path(path).parent),
+        nvlink_domain=domain,
+        hardware=own,
         hbm_bytes=hbm,
         ddr_bytes=ddr,
+        network=network,
+        host_hardware=mixed,
     )
 
 
-def _check_domain(section: ClusterSection, problems: Problems) -> None:
-    """The rule of `predictor.model.topology.Topology`, checked here to name file and line."""
-    domain, host = section.nvlink_domain, section.ranks_per_host
-    world = host * section.hosts
-    if domain is None or host % domain == 0 or (domain % host == 0 and world % domain == 0):
-        return
+def _host_hardware(
+    hosts: Sequence[Host], own: str | None, folder: Path, problems: Problems
+) -> tuple[str, ...]:
+    """The profile of each host, if any host has one of its own."""
+    if all(host.hardware is None for host in hosts):
+        return ()
+    found = [_hardware(host.hardware, folder) or own for host in hosts]
+    for number, name in enumerate(found):
+        if name is None:
+            problems.add(
+                ("hosts", number),
+                "other hosts name their hardware; name this one's, or one for the file",
+            )
+    return tuple(name or "" for name in found)
+
+
+def _domain(
+    section: ClusterSection, levels: Sequence[LevelSection], world: int, problems: Problems
+) -> int:
+    """Ranks joined by NVLink, by the rule of `predictor.model.topology.Topology`, checked here to
+    name file and line; 0 where it is broken."""
+    host, given = section.ranks_per_host, section.nvlink_domain
+    size = levels[0].size if levels and levels[0].link == "nvlink" else None
+    if given is not None and size is not None and given != size:
+        problems.add(("nvlink_domain",), f"got {given}, but level '{levels[0].name}' has {size}")
+        return 0
+    domain = given or size or host
+    if host % domain == 0 or (domain % host == 0 and world % domain == 0):
+        return domain
     problems.add(
-        ("nvlink_domain",),
+        ("nvlink_domain",) if given is not None else ("levels", 0, "size"),
         f"got {domain}; it must divide ranks_per_host ({host}), or be whole hosts that divide all "
         f"{world} ranks",
     )
+    return 0
 
 
 def _caps(raw: object, key: str, ranks: int | None, problems: Problems) -> tuple[int, ...] | None:
@@ -172,71 +214,3 @@ def default_nvlink_domain(hardware: HardwareProfile, ranks: int, local: int) -> 
 
 def _divisors(number: int) -> Sequence[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
-
-
-def hosts_of(text: str) -> list[tuple[str, int | None]]:
-    """Hosts given by their number or in a file, with their GPUs where those are known.
-
-    Raises:
-        InputError: the number is out of range, or the file cannot be used.
-    """
-    if not text.isascii() or not text.isdigit():
-        return read_hosts(text)
-    if not 1 <= int(text) <= MOST_RANKS:
-        raise InputError(
-            f"hosts is {text}; give 1 to {MOST_RANKS}, or a file of names", inputs=("hosts",)
-        )
-    return [(str(number), None) for number in range(int(text))]
-
-
-def describe(
-    host: HostTopology, hosts: Sequence[tuple[str, int | None]], hardware: str | None
-) -> tuple[dict[str, Any], list[str]]:
-    """The keys of a cluster file for hosts that are all like one, and what to tell the user.
-
-    Args:
-        hosts: name and GPUs, None where unknown; a scheduler may give fewer than a host has.
-        hardware: name or path of the profile; None to take the one of the GPU's name.
-
-    Raises:
-        InputError: the hosts have different numbers of GPUs, more than there are, or numbers that
-            no NVLink domains make up.
-    """
-    used = {host.gpus if slots is None else slots for _, slots in hosts}
-    if len(used) > 1:
-        few = next(name for name, slots in hosts if slots == min(used))
-        raise InputError(
-            f"hosts have {', '.join(map(str, sorted(used)))} GPUs; TorchRec's plans need as many "
-            f"on every host: leave out '{few}', or use {min(used)} of each",
-            inputs=("hosts",),
-        )
-    (ranks,) = used
-    if not 1 <= ranks <= host.gpus:
-        raise InputError(
-            f"the list gives hosts {ranks} slots, but the host has {host.gpus} GPUs",
-            inputs=("hosts", "from_nvidia_smi"),
-        )
-    domain = next(n for n in range(min(host.nvlink_domain, ranks), 0, -1) if ranks % n == 0)
-    notes = []
-    profile = hardware or (profile_of_device(host.gpu_name) if host.gpu_name else None)
-    if profile is None:
-        why = f"no profile ships for {host.gpu_name}" if host.gpu_name else "no line names the GPU"
-        notes.append(f"{why}: the default profile will be taken unless one is named")
-    if len(hosts) > 1 and host.nics < ranks:
-        notes.append(
-            f"{host.nics} network cards for {ranks} GPUs: profiles count one a GPU, so exchanges "
-            "between hosts will take longer; give a profile with the nic_gbit_s of a GPU's share"
-        )
-    found = {
-        "schema": 1,
-        "hosts": len(hosts),
-        "ranks_per_host": ranks,
-        "nvlink_domain": domain,
-        **({"hardware": profile} if profile else {}),
-    }
-    return found, notes
-
-
-def write_cluster(keys: Mapping[str, Any]) -> str:
-    """The text of a cluster file."""
-    return yaml.safe_dump(dict(keys), sort_keys=False)

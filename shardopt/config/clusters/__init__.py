@@ -1,0 +1,1 @@
+"""Cluster files: the machines of a job, read from YAML or written from what the machines say."""

@@ -1,0 +1,35 @@
+"""One profile for devices of several generations."""
+
+from __future__ import annotations
+
+import pytest
+
+from predictor.cost.slowest import slowest
+from predictor.errors import InputError
+from predictor.hardware.loader import load_hardware
+
+NEW, OLD = load_hardware("h100-sxm"), load_hardware("a100-80gb")
+
+
+def test_one_kind_is_itself() -> None:
+    assert slowest([NEW, NEW]) is NEW
+
+
+def test_kernels_of_the_slower_memory_and_links_of_the_slower_network() -> None:
+    found = slowest([NEW, OLD])
+    assert found.name == "h100-sxm + a100-80gb"
+    assert (found.embedding, found.gemm, found.memory) == (OLD.embedding, OLD.gemm, OLD.memory)
+    assert found.collectives.inter == OLD.collectives.inter
+    assert found.overheads.op_us == max(NEW.overheads.op_us, OLD.overheads.op_us)
+    assert found.origins["embedding"] == "a100-80gb"
+
+
+def test_the_network_may_be_slow_where_the_memory_is_fast() -> None:
+    found = slowest([NEW.with_nic(10.0).model_copy(update={"name": "far"}), OLD])
+    assert found.collectives.inter.nic_gbit_s == 10.0
+    assert found.memory == OLD.memory
+
+
+def test_cpus_and_gpus_do_not_mix() -> None:
+    with pytest.raises(InputError, match=r"h100-sxm, cpu-gloo: CPUs and GPUs"):
+        slowest([NEW, load_hardware("cpu-gloo")])
