@@ -131,8 +131,8 @@ def _print_json(setting: Setting, explanation: Explanation) -> None:
 def _show(setting: Setting, explanation: Explanation, quiet: bool) -> None:
     from shardopt.report.console import make_console
     from shardopt.report.explain import show_explanation
-    from shardopt.report.plan import show_setting
     from shardopt.report.prediction import show_headlines
+    from shardopt.report.setting import show_setting
 
     console = make_console()
     if quiet:

@@ -76,8 +76,8 @@ def predict(
         print_json(predict_object(pairs, setting.facts()))
         return
     from shardopt.report.console import make_console
-    from shardopt.report.plan import show_setting
     from shardopt.report.prediction import show_headlines, show_predictions
+    from shardopt.report.setting import show_setting
 
     console = make_console()
     if quiet:

@@ -6,15 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from predictor.model.measured_dense import MeasuredDense
-from predictor.model.plan import ComputeKernel, TablePlan
-from predictor.model.topology import Topology
-from predictor.model.workload import DenseArch, Workload
 from predictor.predict import Prediction
-from predictor.units import format_bytes
 from search.expected_gain import TORCHREC, ExpectedGain
 from search.in_use.price import Move
 from search.problem import Result
@@ -23,7 +17,6 @@ from shardopt.explain.stakes import Alternatives, instead_text
 from shardopt.formatting import (
     at_most,
     gap_of,
-    gib_number,
     hbm_use,
     interval,
     ms,
@@ -31,11 +24,11 @@ from shardopt.formatting import (
     percent,
     plural,
     points,
-    ranks_text,
     times,
     type_mix,
 )
 from shardopt.report.console import bar, heading, line, show, table
+from shardopt.report.move import show_move
 from shardopt.report.prediction import (
     misfit_text,
     provenance_text,
@@ -43,6 +36,7 @@ from shardopt.report.prediction import (
     show_doubts,
     show_ranks,
 )
+from shardopt.report.setting import show_setting
 
 WORDS = {TORCHREC: "TorchRec's plan"}
 """Baselines -> what the report calls their plans."""
@@ -103,77 +97,6 @@ def show_headline(console: Console, report: PlanReport) -> None:
         f"{provenance_text(best)}"
     )
     console.print(Text(text), soft_wrap=True)
-
-
-def show_setting(console: Console, setting: Setting) -> None:
-    """Model, machine and batch."""
-    workload, topology = setting.workload, setting.installed
-    lookups = sum(t.lookups_per_sample for t in workload.tables)
-    default = " (default)" if setting.hardware_from == "default" else ""
-    batch, ranks = workload.batch_size, topology.world_size
-    rows = (
-        (
-            workload.name,
-            f"{plural(len(workload.tables), 'table')}, "
-            f"{gib_number(workload.embedding_bytes)} GiB of embeddings, "
-            f"{lookups:,.4g} ids per sample",
-        ),
-        (
-            f"{setting.hardware.name}{default}",
-            f"{plural(ranks, 'GPU')} ({plural(topology.hosts, 'host')} of "
-            f"{topology.local_world_size}, NVLink domain of {topology.nvlink_domain}"
-            f"{_network_words(topology)}), "
-            f"{_memory_words(setting)}",
-        ),
-        (
-            "batch",
-            f"{batch:,} per GPU, {batch * ranks:,} in total; {workload.train_pipeline} pipeline",
-        ),
-        ("dense part", dense_words(workload)),
-    )
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", overflow="fold", max_width=console.width // 2)
-    grid.add_column(overflow="fold")
-    for row in rows:
-        grid.add_row(*row)
-    console.print(grid)
-
-
-def _network_words(topology: Topology) -> str:
-    """Levels of the network that cost something beyond the NICs."""
-    found = []
-    for level in topology.network:
-        facts = []
-        if level.oversubscription > 1:
-            facts.append(f"{level.oversubscription:g}:1 oversubscribed")
-        if level.gbit_s is not None:
-            facts.append(f"{level.gbit_s:g} Gbit/s a rank")
-        if level.latency_us:
-            facts.append(f"+{level.latency_us:g} us")
-        if facts:
-            found.append(f"{level.name} joins {level.parts} parts, {', '.join(facts)}")
-    return "".join(f"; {words}" for words in found)
-
-
-def dense_words(workload: Workload) -> str:
-    """Which of the three forms says what the dense part is."""
-    dense = workload.dense
-    if isinstance(dense, DenseArch):
-        return "from the layers in the model file"
-    if not isinstance(dense, MeasuredDense):
-        return "from the ops captured from the module"
-    scaled = dense.batch_size != workload.batch_size
-    return f"measured at a batch of {dense.batch_size:,}{', scaled in proportion' * scaled}"
-
-
-def _memory_words(setting: Setting) -> str:
-    installed, left = setting.installed, setting.topology
-    if any(installed.hbm_cap_bytes):
-        return (
-            f"{gib_number(min(left.hbm_cap_bytes))} of "
-            f"{gib_number(min(installed.hbm_cap_bytes))} GiB HBM for tables"
-        )
-    return f"{gib_number(min(left.ddr_cap_bytes))} GiB host memory for tables"
 
 
 def show_ranking(console: Console, result: Result, predictions: Sequence[Prediction]) -> None:
@@ -326,76 +249,3 @@ def show_end(console: Console, report: PlanReport) -> None:
     else:
         line(console, "No plan was written. Next:")
     line(console, f"  {report.next_command}", style="bold")
-
-
-USUAL_KERNELS = (ComputeKernel.FUSED, ComputeKernel.DENSE)
-SHOWN_MOVES = 12
-"""Tables that are named; the others are counted."""
-
-
-def show_move(console: Console, result: Result, move: Move | None) -> None:
-    """The plan in use compared with plan 1: times, what moves, what that takes, why it cannot
-    stay."""
-    given, best = result.in_use, result.best
-    if given is None or move is None:
-        return
-    heading(console, "The plan in use", "and what plan 1 would change")
-    gain = best.iteration_ms / given.iteration_ms
-    line(console, f"Now {ms(given.iteration_ms)}, after {ms(best.iteration_ms)} ({times(gain)}).")
-    for reason in given.misfits:
-        line(console, f"It cannot stay as it is: {reason}.", style="yellow")
-    if not move.tables:
-        line(console, f"No table moves. {_most_to_gain(result)}")
-        return
-    line(
-        console,
-        f"{len(move.tables)} of {plural(len(best.plan.tables), 'table')} change; "
-        f"{format_bytes(move.bytes)} of weights and optimizer state move to other ranks"
-        f"{_over_links(move)}.",
-    )
-    line(console, _move_words(move, given.iteration_ms, best.iteration_ms))
-    made = table([("table", "fold"), ("now", "fold"), ("after", "fold")])
-    for key in move.tables[:SHOWN_MOVES]:
-        made.add_row(key, *(_placed_words(p.tables[key]) for p in (given.plan, best.plan)))
-    show(console, made)
-    if len(move.tables) > SHOWN_MOVES:
-        line(
-            console,
-            f"and {len(move.tables) - SHOWN_MOVES} more; `shardopt diff` lists all of them.",
-        )
-
-
-def _most_to_gain(result: Result) -> str:
-    """What staying gives up at most."""
-    given = result.in_use
-    assert given is not None
-    if result.lower_bound_ms <= 0:
-        return ""
-    most = max(0.0, 1 - result.lower_bound_ms / given.iteration_ms)
-    return f"Staying is best: proved, no plan within the limits gains more than {percent(most)}."
-
-
-def _over_links(move: Move) -> str:
-    parts = [f"{format_bytes(size)} {link}" for link, size in move.link_bytes.items() if size]
-    return f" ({', '.join(parts)})" if len(parts) > 1 else ""
-
-
-def _move_words(move: Move, before_ms: float, after_ms: float) -> str:
-    """How long the move takes, and when it has paid for itself."""
-    how = (
-        "TorchRec can move them while the job runs"
-        if move.in_place
-        else "TorchRec moves them through a checkpoint (not counted): it reshards only table-wise "
-        "and column-wise tables in place, with memory for both copies"
-    )
-    steps = move.pays_back_after(before_ms, after_ms)
-    pays = "" if steps is None else f" and pays for itself after {max(1, round(steps)):,} steps"
-    return (
-        f"The move takes {move.seconds:.2g} s{pays}; {how}. Old and new, a "
-        f"rank would hold up to {format_bytes(move.both_copies_bytes)} of tables."
-    )
-
-
-def _placed_words(plan: TablePlan) -> str:
-    kernel = "" if plan.compute_kernel in USUAL_KERNELS else f" {plan.compute_kernel}"
-    return f"{plan.sharding_type.short}{kernel} on {ranks_text(plan.ranks)}"

@@ -208,7 +208,7 @@ def _one_model(
         return
     from shardopt.report.bench.planners import show_bench, show_headline
     from shardopt.report.console import make_console
-    from shardopt.report.plan import show_setting
+    from shardopt.report.setting import show_setting
 
     console = make_console()
     if quiet:
