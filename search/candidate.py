@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from search.objective import Assignment
 from search.space.option import ChoicesInUse
@@ -42,6 +43,7 @@ def _rank(candidate: Candidate, in_use: ChoicesInUse | None) -> tuple[float, int
     return float(f"{candidate.iteration_ms:.6g}"), moves, shards, candidate.iteration_ms
 
 
+@lru_cache(maxsize=64)
 def signature(assignment: Assignment) -> frozenset[object]:
     """Equal for plans that differ only by a renaming of ranks or of like shards of a table."""
     on_rank: dict[int, list[object]] = {}

@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 from predictor.cost.errors import Z_90, CostErrors, known_errors
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import match_plan
+from search.baselines.starting_plans import TORCHREC
 from search.problem import Problem, Result
 
 Array = NDArray[np.float64]
 
-TORCHREC = "torchrec default"
-"""TorchRec's planner with its defaults, among the baselines of a search."""
 DRAWS = 128
 GAIN_SEED = 1
 """Of the draws; a search that chooses by draws uses others."""

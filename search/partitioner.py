@@ -37,6 +37,7 @@ class GreedyPartitioner:
         self.weights = (weights or Weights()).array
         self.topology = objective.problem.topology
         self.units = lru_cache(maxsize=1 << 16)(self._units)
+        self.alike = lru_cache(maxsize=1 << 16)(self._alike)
 
     def _units(self, option: Option) -> list[tuple[slice, NDArray[np.intp], Array]]:
         """Of every run of shards that is placed together: which they are, the alternatives
@@ -51,6 +52,14 @@ class GreedyPartitioner:
             found.append((shards, array, memory[:, shards]))
             start = shards.stop
         return found
+
+    def _alike(self, option: Option) -> tuple[NDArray[np.intp], Array] | None:
+        """The ranks that each shard may lie on, and bytes ``[hbm or ddr, 1]`` of each, if that is
+        the same for all and a shard is placed alone; None if not."""
+        units = self.units(option)
+        _, where, memory = units[0]
+        same = all(w is where and np.array_equal(m, memory) for _, w, m in units)
+        return (where[:, 0], memory) if same and where.shape[1] == 1 else None
 
     def place_all(self, options: Sequence[Option]) -> Assignment | None:
         """Longest processing time first; by memory instead if that does not fit; then by memory
@@ -154,6 +163,9 @@ class GreedyPartitioner:
     ) -> tuple[Ranks, Array] | None:
         """Ranks within a pool, and the loads with the option there."""
         phases = self.costs.phases(option)
+        alike = None if roomy or pool is not None else self.alike(option)
+        if alike is not None and (phases == phases[0]).all():
+            return self._fill_alike(alike, phases, loads, used)
         ranks: list[int] = []
         taken = np.zeros(len(loads), dtype=bool)
         inside = None if pool is None else np.isin(np.arange(len(loads)), list(pool))
@@ -178,4 +190,29 @@ class GreedyPartitioner:
             taken[best] = True
             loads[best] += phases[shard]
             used[:, best] += memory
+        return tuple(ranks), loads
+
+    def _fill_alike(
+        self,
+        alike: tuple[NDArray[np.intp], Array],
+        phases: Array,
+        loads: Array,
+        used: Array,
+    ) -> tuple[Ranks, Array] | None:
+        """As `_fill`, for shards that differ in nothing: each changes the key of one rank only."""
+        where, memory = alike
+        room = self.objective.caps - memory
+        keys = (loads[where] + phases[0]) @ self.weights
+        keys[(used[:, where] > room[:, where]).any(axis=0)] = np.inf
+        ranks: list[int] = []
+        for _ in phases:
+            first = int(keys.argmin())
+            if keys[first] == np.inf:
+                return None
+            rank = int(where[first])
+            ranks.append(rank)
+            loads[rank] += phases[0]
+            used[:, rank] += memory[:, 0]
+            fits = (used[:, rank] <= room[:, rank]).all()
+            keys[first] = (loads[rank] + phases[0]) @ self.weights if fits else np.inf
         return tuple(ranks), loads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from predictor.errors import InputError
@@ -30,16 +31,22 @@ class Stop:
         gap: end as soon as the gap is at most this fraction, >= 0.
         interruptible: the first Ctrl-C ends the search with the best plan found so far, if there
             is one; otherwise, and at the second, it raises as everywhere.
+        reserve: share of the ceiling, in [0, 1), that is left to what follows the search.
+        clock: seconds that only grow.
+        started: what the clock showed when the ceiling began to count; now if None.
     """
 
     effort: float = 1.0
     time_limit_s: float | None = None
     gap: float = 0.0
     interruptible: bool = False
+    reserve: float = 0.0
+    clock: Callable[[], float] = field(default=time.monotonic, repr=False)
+    started: float | None = field(default=None, repr=False)
     reason: str = "work"
-    _start: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
+        self._start = self.clock() if self.started is None else self.started
         if not 0 < self.effort <= MOST_EFFORT:
             raise InputError(
                 f"effort is {self.effort:g}; it must be above 0 and at most {MOST_EFFORT:g} "
@@ -77,7 +84,7 @@ class Stop:
     @property
     def elapsed_s(self) -> float:
         """Seconds since the search began."""
-        return time.monotonic() - self._start
+        return self.clock() - self._start
 
     @property
     def remaining_s(self) -> float:
@@ -86,7 +93,13 @@ class Stop:
             return 0.0
         if self.time_limit_s is None:
             return float("inf")
-        return max(0.0, self.time_limit_s - self.elapsed_s)
+        return max(0.0, self.time_limit_s * (1 - self.reserve) - self.elapsed_s)
+
+    def part(self, share: float) -> Callable[..., bool]:
+        """Whether a share of what is left now is spent, to be asked from now on. Steps that come
+        later have the rest; without a ceiling there is no end."""
+        end = self.elapsed_s + share * self.remaining_s
+        return lambda *_: self.is_interrupted or self.elapsed_s >= end
 
     def check_start(self) -> None:
         """To be called while no plan is known yet.

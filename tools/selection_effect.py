@@ -30,7 +30,8 @@ from predictor.hardware.loader import load_hardware
 from predictor.model.distribution import Uniform, Zipf
 from predictor.model.plan import ShardingPlan
 from predictor.model.workload import DenseArch, Feature, Table, Workload
-from search.expected_gain import TORCHREC, expected_gain, gains
+from search.baselines.starting_plans import TORCHREC
+from search.expected_gain import expected_gain, gains
 from search.problem import Problem, Result
 from search.solve import solve
 from search.stop import Stop

@@ -24,6 +24,8 @@ from search.partitioner import GreedyPartitioner
 from search.space.option import Option
 from search.surrogate import FORWARD, PHASES, Surrogate
 
+TORCHREC = "torchrec default"
+"""TorchRec's planner with its defaults, among the baselines of a search."""
 TRIES = 20
 """Random plans drawn until one fits."""
 
@@ -49,22 +51,27 @@ def plan_baselines(
     """Name -> assignment of every baseline that finds a plan within the memory caps.
 
     Args:
-        stop: asked once there is a plan, before the next method.
+        stop: asked once there is a plan, before the next method and within TorchRec's, which takes
+            longest and comes last.
     """
+    found: dict[str, Assignment] = {}
+
+    def enough() -> bool:
+        return bool(found) and stop()
+
     methods: dict[str, Callable[[], Assignment | None]] = {
-        "torchrec default": lambda: torchrec_assignment(objective),
         **{name: partial(_table_wise, objective, weight) for name, weight in GREEDY.items()},
         "row_wise all": lambda: _uniform(objective, surrogate, ShardingType.ROW_WISE),
         "random": lambda: _random(objective, surrogate, seed),
+        TORCHREC: lambda: torchrec_assignment(objective, enough),
     }
-    found: dict[str, Assignment] = {}
     for name, method in methods.items():
-        if found and stop():
+        if enough():
             break
         plan = method()
         if plan and _may(objective, plan):
             found[name] = plan
-    return found
+    return {name: found[name] for name in (TORCHREC, *methods) if name in found}
 
 
 def _may(objective: Objective, plan: Assignment) -> bool:
@@ -74,10 +81,17 @@ def _may(objective: Objective, plan: Assignment) -> bool:
     return legal and objective.fits(plan)
 
 
-def torchrec_assignment(objective: Objective) -> Assignment | None:
-    """TorchRec's plan; options that are the same as one of ours are named as ours."""
+def torchrec_assignment(
+    objective: Objective, stop: Callable[[], bool] = lambda: False
+) -> Assignment | None:
+    """TorchRec's plan; options that are the same as one of ours are named as ours.
+
+    Args:
+        stop: as of `torchrec_plan`.
+    """
     problem = objective.problem
-    theirs = torchrec_plan(problem.workload, problem.topology, problem.hardware.device)
+    device = problem.hardware.device
+    theirs = torchrec_plan(problem.workload, problem.topology, device, stop=stop)
     if theirs is None:
         return None
     return tuple(

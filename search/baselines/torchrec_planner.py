@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -59,6 +59,7 @@ def torchrec_plan(
     topology: Topology,
     device: str = "cuda",
     bandwidths: Bandwidths | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> TorchRecPlan | None:
     """The plan of TorchRec's default planner, or None where it finds none.
 
@@ -69,6 +70,8 @@ def torchrec_plan(
     Args:
         topology: caps after the reservation.
         bandwidths: TorchRec's defaults if None.
+        stop: asked before every proposal that has to be placed; what was found until then is not
+            what TorchRec would answer, so that there is no plan.
     """
     order = _torchrec_order(workload)
     try:
@@ -77,11 +80,13 @@ def torchrec_plan(
         return None  # a table that only our search has an option for
     best = _Best(topology)
     tables = [choices[t] for t in order]
-    for proposals in (_grid(tables), _greedy(tables, depth=True), _greedy(tables, depth=False)):
-        for proposal in proposals:
-            best.offer(proposal)
-    for proposal in _uniform(tables):
-        best.offer(proposal)
+    for proposal in itertools.chain(
+        _grid(tables), _greedy(tables, depth=True), _greedy(tables, depth=False), _uniform(tables)
+    ):
+        if best.may_win(proposal):
+            if stop():
+                return None
+            best.place(proposal)
     if best.choices is None:
         return None
     chosen = dict(zip(order, zip(best.choices, best.ranks, strict=True), strict=True))
@@ -143,12 +148,15 @@ class _Best:
         self.placed = 0
         self._room = sum(topology.hbm_cap_bytes), sum(topology.ddr_cap_bytes)
 
-    def offer(self, proposal: _Proposal) -> None:
-        """Place and rate a proposal, unless its bounds say that it cannot win."""
+    def may_win(self, proposal: _Proposal) -> bool:
+        """Counts a proposal, and says whether its bounds leave it a chance."""
         self.proposals += 1
         hbm, ddr, bound = proposal.bounds(self.topology.world_size)
-        if hbm > self._room[0] or ddr > self._room[1] or bound * (1 - SLACK) > self.rating:
-            return
+        fits = hbm <= self._room[0] and ddr <= self._room[1]
+        return fits and bound * (1 - SLACK) <= self.rating
+
+    def place(self, proposal: _Proposal) -> None:
+        """Place and rate a proposal."""
         self.placed += 1
         choices = list(proposal.choices)
         try:

@@ -27,7 +27,8 @@ from search.improve.shard_moves import (
 from search.objective import Assignment, Objective, Ranks
 from search.surrogate import BACKWARD, FORWARD, IDS, OUTPUTS, Surrogate
 
-NORM = 16
+SQUARES = 4
+"""Of the loads: the 16th power, whose root is the norm."""
 FILL_SQUARES = 3
 """Of the loads where shards are placed one by one: the 8th power. Early ranks are far from full,
 where the 16th sees no difference."""
@@ -180,16 +181,19 @@ class _State:
         ranks, now = np.zeros_like(before), self.occupancy(before)
         loads, used = self.fixed.copy(), now.used.copy()
         np.subtract.at(used, before, shards.memory)
+        powers = _square(loads, FILL_SQUARES)
         for shard in np.argsort(-(shards.work @ self.scale), kind="stable").tolist():
             need = shards.memory[shard]
-            rise = _square(loads + shards.work[shard], FILL_SQUARES) - _square(loads, FILL_SQUARES)
-            cost = rise @ self.scale
-            cost[~shards.allowed[shard] | (used + need > self.room).any(axis=1)] = np.inf
+            raised = _square(loads + shards.work[shard], FILL_SQUARES)
+            cost = (raised - powers) @ self.scale
+            over = used + need > self.room
+            cost[~shards.allowed[shard] | over[:, 0] | over[:, 1]] = np.inf
             rank = int(cost.argmin())
             if cost[rank] == np.inf:
                 return before
             ranks[shard] = rank
             loads[rank] += shards.work[shard]
+            powers[rank] = raised[rank]
             used[rank] += need
         return min(before, ranks, key=self._norm_of)
 
@@ -231,7 +235,10 @@ class _State:
 
     def _norm(self, total: Array) -> Array:
         """Sum over the phases of the norm over ranks, from the summed powers ``[..., phases]``."""
-        return np.asarray(np.maximum(total, 0.0) ** (1 / NORM) @ self.scale)
+        root = np.maximum(total, 0.0)
+        for _ in range(SQUARES):  # an order of magnitude faster than a power
+            root = np.sqrt(root, out=root)
+        return np.asarray((root * self.scale).sum(axis=-1))
 
 
 def _apply(change: dict[int, int], ranks: Ints) -> Ints:
@@ -242,11 +249,12 @@ def _apply(change: dict[int, int], ranks: Ints) -> Ints:
 
 def _power(loads: Array) -> Array:
     """To the 16th; four products are an order of magnitude faster than a power."""
-    return _square(loads, 4)
+    return _square(loads, SQUARES)
 
 
 def _square(loads: Array, times: int) -> Array:
     """Squared so many times."""
-    for _ in range(times):
-        loads = loads * loads
+    loads = loads * loads
+    for _ in range(times - 1):
+        loads *= loads
     return loads

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,11 @@ from search.surrogate import Surrogate
 
 Ints = NDArray[np.intp]
 Changes = dict[int, Choice]
+
+_SHARDS = ("owner", "position", "ranks", "work", "memory")
+_TABLES = ("chosen", "even_of", "place_of", "alone", "allowed")
+_KEPT = (*_SHARDS, *_TABLES, "now", "even_ms", "shards", "group", "own_even")
+"""What changes with the plan."""
 
 
 @dataclass(frozen=True)
@@ -178,45 +184,74 @@ class CutPlan:
 
     def count(self) -> None:
         """Loads, bytes and even parts of the plan as it is now, and the shards that may move."""
-        ranks = np.concatenate([ranks for _, ranks in self.chosen])
-        work = np.concatenate([seen.work for seen, _ in self.chosen])
-        memory = np.concatenate([seen.memory for seen, _ in self.chosen])
+        sizes = [len(where) for _, where in self.chosen]
+        self.owner = np.repeat(np.arange(len(sizes)), sizes)
+        self.position = np.concatenate([np.arange(n) for n in sizes])
+        self.ranks = np.concatenate([ranks for _, ranks in self.chosen])
+        self.work = np.concatenate([seen.work for seen, _ in self.chosen])
+        self.memory = np.concatenate([seen.memory for seen, _ in self.chosen])
+        self.even_of = np.stack([seen.even for seen, _ in self.chosen])
+        self.place_of = np.array([self.place[self.group_of(seen)] for seen, _ in self.chosen])
+        self.alone = np.array(sizes) == 1
+        none = np.zeros(self.world, dtype=bool)
+        self.allowed = np.array(
+            [
+                none if s.allowed is None or t in self.staying else s.allowed
+                for t, (s, _) in enumerate(self.chosen)
+            ]
+        )
+        self._sum()
+
+    def _count_again(self, tables: Sequence[int]) -> None:
+        """As `count`, where only these tables have changed. Arrays are replaced, not changed."""
+        rest = ~np.isin(self.owner, tables)
+        mine = [self.chosen[t] for t in tables]
+        sizes = [len(ranks) for _, ranks in mine]
+        owner = np.concatenate([self.owner[rest], np.repeat(tables, sizes)])
+        order = np.argsort(owner, kind="stable")
+        self.owner = owner[order]
+        self.position, self.ranks, self.work, self.memory = (
+            np.concatenate([old[rest], *new])[order]
+            for old, new in (
+                (self.position, [np.arange(n) for n in sizes]),
+                (self.ranks, [ranks for _, ranks in mine]),
+                (self.work, [seen.work for seen, _ in mine]),
+                (self.memory, [seen.memory for seen, _ in mine]),
+            )
+        )
+        self.even_of, self.place_of = self.even_of.copy(), self.place_of.copy()
+        self.alone, self.allowed = self.alone.copy(), self.allowed.copy()
+        for table, (seen, ranks) in zip(tables, mine, strict=True):
+            self.even_of[table] = seen.even
+            self.place_of[table] = self.place[self.group_of(seen)]
+            self.alone[table] = len(ranks) == 1
+            stays = seen.allowed is None or table in self.staying
+            self.allowed[table] = False if stays else seen.allowed
+        self._sum()
+
+    def _sum(self) -> None:
+        """What follows from the arrays of all shards."""
         loads, used = (
             np.stack(
-                [np.bincount(ranks, one, self.world) for one in many.T], axis=1, dtype=np.float64
+                [np.bincount(self.ranks, one, self.world) for one in many.T],
+                axis=1,
+                dtype=np.float64,
             )
-            for many in (work, memory)
+            for many in (self.work, self.memory)
         )
         self.now = Occupancy(loads, used, self.objective.caps.T)
-        self.even_ms = np.sum([seen.even for seen, _ in self.chosen], axis=0)
-        self._count_free(ranks, work, memory)
-
-    def _count_free(self, ranks: Ints, work: Array, memory: Array) -> None:
-        """The shards that may move one by one, and what their tables would be if traded whole."""
-        sizes = [len(where) for _, where in self.chosen]
-        owner = np.repeat(np.arange(len(sizes)), sizes)
-        keep = np.array(
-            [
-                seen.allowed is not None and table not in self.staying
-                for table, (seen, _) in enumerate(self.chosen)
-            ]
-        )[owner]
-        owner = owner[keep]
-        allowed = [seen.allowed for seen, _ in self.chosen if seen.allowed is not None]
-        rows = np.cumsum([seen.allowed is not None for seen, _ in self.chosen]) - 1
+        self.even_ms = self.even_of.sum(axis=0)
+        keep = np.asarray(self.allowed.any(axis=1))[self.owner]
+        owner = self.owner[keep]
         self.shards = Shards(
             owner,
-            np.concatenate([np.arange(n) for n in sizes])[keep],
-            ranks[keep],
-            work[keep],
-            memory[keep],
-            np.array(allowed)[rows[owner]] if keep.any() else np.zeros((0, 0), bool),
+            self.position[keep],
+            self.ranks[keep],
+            self.work[keep],
+            self.memory[keep],
+            self.allowed[owner],
         )
-        self.group = np.array([self.place[self.group_of(seen)] for seen, _ in self.chosen])[owner]
-        self.trade, self.trade_even = self.trades[owner], self.trades_even[owner]
-        self.trade_memory = self.trades_memory[owner]
-        self.trade[np.array(sizes)[owner] > 1] = np.nan
-        self.own_even = np.stack([seen.even for seen, _ in self.chosen])[owner]
+        self.group, self.own_even = self.place_of[owner], self.even_of[owner]
 
     def group_of(self, seen: CutOption) -> int:
         """Lookup group of an option."""
@@ -230,7 +265,7 @@ class CutPlan:
         self.place = {group: i for i, group in enumerate(sorted(self.groups))}
         self.whole: list[dict[int, CutOption]] = []
         shape = len(self.chosen), len(self.place)
-        self.trades = np.full((*shape, len(self.scale)), np.nan)
+        self.trades = np.full((shape[1], len(self.scale), shape[0]), np.nan)
         self.trades_even = np.full((*shape, len(self.constants)), np.nan)
         self.trades_memory = np.full((*shape, 2), np.nan)
         for table, options in enumerate(self.objective.space.options):
@@ -239,17 +274,28 @@ class CutPlan:
                 group = self.surrogate.shard_loads(option)[0]
                 if option.num_shards == 1 and group in self.place and group not in found:
                     seen = found[group] = self.see(option)
-                    self.trades[table, self.place[group]] = seen.work[0]
+                    self.trades[self.place[group], :, table] = seen.work[0]
                     self.trades_even[table, self.place[group]] = seen.even
                     self.trades_memory[table, self.place[group]] = seen.memory[0]
             self.whole.append(found)
 
     def apply(self, changes: Sequence[Changes]) -> None:
         """Make these changes."""
+        changed = sorted(table for change in changes for table in change)
+        self.chosen = self.chosen.copy()
         for change in changes:
             for table, (option, ranks) in change.items():
                 self.chosen[table] = self.see(option), np.array(ranks)
-        self.count()
+        self._count_again(changed)
+
+    def keep(self) -> dict[str, Any]:
+        """The plan as it is now, for `go_back`."""
+        return {name: getattr(self, name) for name in _KEPT}
+
+    def go_back(self, kept: dict[str, Any]) -> None:
+        """The plan as it was when `keep` was called."""
+        for name, value in kept.items():
+            setattr(self, name, value)
 
     @property
     def cost(self) -> RankCost:
@@ -259,9 +305,10 @@ class CutPlan:
     def excess(self, loads: Array) -> Array:
         """Squares of what ranks exceed the targets by, ``[..., columns]`` to ``[...]``, in ms^2."""
         over = np.maximum(loads - self.targets, 0.0) * self.scale
-        return np.asarray(np.einsum("...c,...c->...", over, over))
+        over *= over
+        return np.asarray(over.sum(axis=-1))
 
     def add_even(self, total: Array, even_ms: Array) -> Array:
         """The cost of summed squares with the excess of the even parts ``[..., cuts]``."""
         over = np.maximum(even_ms - self.even_target, 0.0)
-        return np.asarray(total + self.world * np.einsum("...c,...c->...", over, over))
+        return np.asarray(total + self.world * (over * over).sum(axis=-1))

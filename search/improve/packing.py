@@ -16,6 +16,7 @@ from functools import partial
 from itertools import count
 
 import numpy as np
+from numpy.typing import NDArray
 
 from search.improve.cut_plan import Changes, CutPlan, Ints
 from search.improve.cycle_cuts import CycleCut, critical_cut
@@ -117,12 +118,11 @@ class _Descent(CutPlan):
             return False
         targets = most * (1 + 1e-9)
         targets[column] = mean[column] + share * (most[column] - mean[column])
-        before, value = self.chosen.copy(), self._value()
+        before, value = self.keep(), self._value()
         self.descend(targets)
         if self._value() < value * (1 - GAIN):
             return True
-        self.chosen = before
-        self.count()
+        self.go_back(before)
         return False
 
     def descend(self, targets: Array) -> None:
@@ -153,10 +153,10 @@ class _Descent(CutPlan):
                     return
                 continue
             failed = 0
-            before = self.chosen.copy()
+            before = self.keep()
             self.apply(found)
             if len(found) > 1 and self._excess_ms2() >= now * (1 - GAIN):
-                self.chosen = before
+                self.go_back(before)
                 self.apply(found[:1])
 
     def _excess_ms2(self) -> float:
@@ -226,28 +226,43 @@ class _Descent(CutPlan):
 
     def _trades(self, near: Neighbourhood) -> Array:
         """Cost after two whole tables trade exchange and rank, ``[mine, shards]``."""
-        shards, loads, used, room = self.shards, self.now.loads, self.now.used, self.now.room
-        mine, here, ranks = near.mine, near.here, shards.ranks
-        # what comes to the places of mine, and to those of the others
-        come = self.trade[:, self.group[mine]].swapaxes(0, 1) - shards.work[mine][:, None]
-        go = self.trade[mine][:, self.group] - shards.work
-        same = (here[:, None] == ranks)[..., None]
-        after = self.excess(loads[here][:, None] + come + np.where(same, go, 0.0))
-        there = self.excess(loads[ranks] + go) - near.parts[ranks]
-        after += np.where(same[..., 0], 0.0, there)
+        shards, loads = self.shards, self.now.loads
+        mine, here, ranks, group = near.mine, near.here, shards.ranks, self.group
+        # of every shard's table, what it would be in another exchange, [groups, columns, shards]
+        trade = self.trades[..., shards.table]
+        trade[..., ~self.alone[shards.table]] = np.nan
+        # what comes to the places of mine, and to those of the others, [mine, columns, shards]
+        come = trade[group[mine]] - shards.work[mine][..., None]
+        go = trade[..., mine].transpose(2, 1, 0)[..., group] - shards.work.T
+        same = here[:, None] == ranks
+        there = self.excess((loads[ranks].T + go).swapaxes(1, 2)) - near.parts[ranks]
+        there[same] = 0.0
+        go[np.broadcast_to(~same[:, None], go.shape)] = 0.0
+        come += go
+        come += loads[here][..., None]
+        after = self.excess(come.swapaxes(1, 2)) + there
         after += near.sum - near.parts[here][:, None]
-        even = self.trade_even[mine][:, self.group] - self.own_even
-        even += self.trade_even[:, self.group[mine]].swapaxes(0, 1) - self.own_even[mine][:, None]
+        trade_even = self.trades_even[shards.table]
+        even = trade_even[mine][:, group] - self.own_even
+        even += trade_even[:, group[mine]].swapaxes(0, 1) - self.own_even[mine][:, None]
         found = self.add_even(after, self.even_ms + even)
-        to_here = self.trade_memory[:, self.group[mine]].swapaxes(0, 1)
-        to_here = to_here - shards.memory[mine][:, None]
-        to_there = self.trade_memory[mine][:, self.group] - shards.memory
-        both = np.where(same, to_here + to_there, 0.0)
-        over = (used[here][:, None] + np.where(same, both, to_here) > room[here][:, None]).any(-1)
-        over |= (used[ranks] + np.where(same, both, to_there) > room[ranks]).any(axis=-1)
-        over |= near.forbidden() | (self.group[mine][:, None] == self.group)
+        over = self._without_room(near, same) | (group[mine][:, None] == group)
         found[over | np.isnan(found)] = np.inf
         return found
+
+    def _without_room(self, near: Neighbourhood, same: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Trades that memory or constraints on ranks rule out, ``[mine, shards]``."""
+        shards, mine, here, group = self.shards, near.mine, near.here, self.group
+        over = near.forbidden()
+        for kind in range(shards.memory.shape[1]):
+            trade, memory = self.trades_memory[shards.table, :, kind], shards.memory[:, kind]
+            left = self.now.room[:, kind] - self.now.used[:, kind]
+            to_here = trade[:, group[mine]].T - memory[mine, None]
+            to_there = trade[mine][:, group] - memory
+            both = np.where(same, to_here + to_there, 0.0)
+            over |= np.where(same, both, to_here) > left[here, None]
+            over |= np.where(same, both, to_there) > left[shards.ranks]
+        return over
 
     def _other_option(self, table: int, near: Neighbourhood) -> tuple[float, Changes]:
         """The best of the table's options on the ranks that it fits best, and its cost.

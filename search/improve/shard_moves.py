@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -88,30 +89,48 @@ class Neighbourhood:
         shards, now, cost, here = self.shards, self.now, self.cost, self.here
         work = shards.work[self.mine]
         left = self.sum - self.parts[here] + cost.of_loads(now.loads[here] - work)
-        found = cost.total(left[:, None] - self.parts + cost.of_loads(now.loads + work[:, None]))
+        come = now.loads.T + work[..., None]
+        found = cost.total(left[:, None] - self.parts + cost.of_loads(come.swapaxes(1, 2)))
         found[np.arange(len(here)), here] = np.inf
-        over = (now.used + shards.memory[self.mine][:, None] > now.room).any(axis=-1)
-        found[over | ~shards.allowed[self.mine]] = np.inf
+        over = ~shards.allowed[self.mine]
+        for kind in self.scarce:
+            over |= now.used[:, kind] + shards.memory[self.mine, kind, None] > now.room[:, kind]
+        found[over] = np.inf
         return found
 
     def swaps(self) -> Array:
         """Cost after each swap with a shard, ``[mine, shards]``; infinite where not allowed."""
         shards, now, cost, here = self.shards, self.now, self.cost, self.here
         ranks = shards.ranks
-        change = shards.work - shards.work[self.mine][:, None]
-        after = cost.of_loads(now.loads[here][:, None] + change)
-        after += cost.of_loads(now.loads[ranks] - change)
+        # columns before shards: numpy is fast along what is long
+        change = np.ascontiguousarray(shards.work.T) - shards.work[self.mine][..., None]
+        after = cost.of_loads((now.loads[here][..., None] + change).swapaxes(1, 2))
+        np.subtract(np.ascontiguousarray(now.loads[ranks].T), change, out=change)
+        after += cost.of_loads(change.swapaxes(1, 2))
         found = cost.total(self.sum - self.parts[here][:, None] - self.parts[ranks] + after)
-        moved = shards.memory - shards.memory[self.mine][:, None]
-        over = (now.used[here][:, None] + moved > now.room[here][:, None]).any(axis=-1)
-        over |= (now.used[ranks] - moved > now.room[ranks]).any(axis=-1)
-        over |= (here[:, None] == ranks) | self.forbidden()
+        over = (here[:, None] == ranks) | self.forbidden()
+        for kind in self.scarce:
+            memory, used, room = shards.memory[:, kind], now.used[:, kind], now.room[:, kind]
+            moved = memory - memory[self.mine, None]
+            over |= moved > (room - used)[here, None]
+            over |= moved < (used - room)[ranks]
         found[over] = np.inf
         return found
+
+    @cached_property
+    def scarce(self) -> list[int]:
+        """Kinds of memory that a change of a shard could exceed somewhere."""
+        shards, now = self.shards, self.now
+        if not len(shards.memory):
+            return []
+        most = now.used.max(axis=0) + shards.memory.max(axis=0)
+        return np.flatnonzero(most > now.room.min(axis=0)).tolist()
 
     def forbidden(self) -> NDArray[np.bool_]:
         """Exchanges of places that constraints on ranks rule out, ``[mine, shards]``."""
         shards = self.shards
+        if shards.allowed.all():
+            return np.zeros((len(self.mine), len(shards.ranks)), dtype=bool)
         return ~shards.allowed[self.mine][:, shards.ranks] | ~shards.allowed[:, self.here].T
 
     def placements(self, one: int, target: int) -> dict[int, int]:

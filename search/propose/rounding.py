@@ -119,7 +119,8 @@ class Rounding:
                 break
         if one.proven < best_ms:
             yield one.rounded()
-            yield self._divisible(one).rounded()
+            if not stop():
+                yield self._divisible(one).rounded()
 
     def _divisible(self, one: ExchangeSet) -> ExchangeSet:
         """The set without options whose largest shard exceeds the mean rank's work of its optimum:

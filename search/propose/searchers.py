@@ -32,6 +32,14 @@ MORE = 2
 """Times that packing has more steps where local search has hardly any."""
 FEASIBILITY_WORK = 10.0
 
+# Shares of the time that is left when a stage begins.
+BOUND_TIME = 1 / 3
+ROUNDING_TIME = 0.4
+PACKING_TIME = 0.7
+SETUP = 0.7
+"""Of a large problem, the bound's choices take about this share of the time until there are
+baselines."""
+
 
 def propose(
     objective: Objective,
@@ -122,20 +130,17 @@ def _rounded(
     bound: LowerBound,
     progress: Progress,
 ) -> Iterator[Candidate]:
-    """Plans from the bound's programs, and the best of them packed.
-
-    Under a time limit the bound has a third of what is left.
-    """
+    """Plans from the bound's programs, and the best of them packed."""
+    size = len(objective.space.options) * objective.problem.topology.world_size
+    if size > LARGE and stop.remaining_s < SETUP * stop.elapsed_s:
+        return  # the bound's choices alone would take too long
     best_ms = min((c.iteration_ms for c in known), default=math.inf)
     shown = best_ms if known else None
     progress("lower bound", 0.05, shown, None)
-    third = stop.elapsed_s + stop.remaining_s / 3
-    bound.solve(stop.work(BOUND_STEPS), best_ms, lambda _: stop.elapsed_s > third)
+    bound.solve(stop.work(BOUND_STEPS), best_ms, stop.part(BOUND_TIME))
     found: list[Candidate] = []
-    half = stop.elapsed_s + stop.remaining_s / 2
-    for candidate in Rounding(objective, surrogate, seed).propose(
-        bound, best_ms, lambda: stop.elapsed_s > half
-    ):
+    late = stop.part(ROUNDING_TIME)
+    for candidate in Rounding(objective, surrogate, seed).propose(bound, best_ms, late):
         progress("rounding", 0.2, min([best_ms, *(c.iteration_ms for c in found)]), bound.proven_ms)
         found.append(candidate)
         yield candidate
@@ -160,14 +165,17 @@ def _packed(
     size = len(objective.space.options) * objective.problem.topology.world_size
     steps = stop.work(PACKING_STEPS * (1 if size <= LARGE else MORE)) // 2
     packed: list[Candidate] = []
+    late = stop.part(PACKING_TIME)
     for turn, share in enumerate([steps // len(starts)] * len(starts) + [steps]):
-        if stop.reached():
+        if stop.reached() or (packed and late()):
             return
         one = starts[turn] if turn < len(starts) else rank_distinct(packed)[0]
         best_ms = min(c.iteration_ms for c in [*packed, *found])
         progress("packing", 0.25, best_ms, bound.proven_ms)
         plan, ms = packer.pack(
-            one.assignment, share, lambda best: stop.reached(best, bound.proven_ms)
+            one.assignment,
+            share,
+            lambda best: stop.reached(best, bound.proven_ms) or late(),
         )
         packed.append(Candidate(plan, ms, "packing"))
         yield packed[-1]

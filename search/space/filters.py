@@ -232,20 +232,26 @@ def is_sound(option: Option, workload: Workload, device: str) -> bool:
     )
 
 
-def drop_uvm(space: Space, topology: Topology) -> Space:
-    """Without UVM kernels if device memory is ample: they cost time and save only memory.
+def drop_uvm(space: Space, topology: Topology, share: float = AMPLE) -> Space:
+    """Without UVM kernels if the tables need no more than a share of device memory without them:
+    they cost time and save only memory.
 
     Tables for which nothing else is left keep them.
+
+    Args:
+        share: in (0, 1]; the default is where device memory is ample.
     """
     need = sum(min(_hbm(o) for o in options) for options in map(_on_device, space.options))
-    if need > AMPLE * sum(topology.hbm_cap_bytes):
+    if need > share * sum(topology.hbm_cap_bytes):
         return space
+    ample = need <= AMPLE * sum(topology.hbm_cap_bytes)
+    enough = "is ample" if ample else "is enough"
     pruned = list(space.pruned)
     kept = []
     for key, options in zip(space.keys, space.options, strict=True):
         stay = _on_device(options)
         kept.append(stay)
-        reason = f"device memory is ample: the tables take {need} bytes of HBM without it"
+        reason = f"device memory {enough}: the tables take {need} bytes of HBM without it"
         pruned += [PrunedOption(key, o.label, reason) for o in options if o not in stay]
     return replace(space, options=tuple(kept), pruned=tuple(pruned))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,11 +16,15 @@ from shardopt.cli.tune import options as tune_options
 
 if TYPE_CHECKING:
     from predictor.model.plan import ShardingPlan
+    from predictor.predict import Prediction
     from search.in_use.plan import PlanInUse
     from search.problem import Result
+    from search.stop import Stop
     from shardopt.api.setting import Setting
     from shardopt.report.plan import PlanReport
 
+REPORTING = 0.15
+"""Share of ``--time-limit`` that is left to the prediction of what was found and its report."""
 HORIZON = 10_000
 """Steps over which a move must pay for itself unless ``--horizon`` says otherwise."""
 
@@ -54,6 +59,7 @@ def plan(
     quiet: options.Quiet = False,
 ) -> None:
     """Search for the sharding plan with the shortest predicted iteration time."""
+    started = time.monotonic()
     from shardopt.api.setting import Machine
     from shardopt.cli.checks import check_search
     from shardopt.cli.output import check_writable
@@ -85,17 +91,19 @@ def plan(
     from shardopt.explain.stakes import alternatives
     from shardopt.report.progress import SearchProgress
 
+    stop = Stop(effort, time_limit, interruptible=True, reserve=REPORTING, started=started)
     with SearchProgress(on=not (json or quiet)) as progress:
         result = solve(
             setting.problem(),
-            Stop(effort=effort, time_limit_s=time_limit, interruptible=True),
+            stop,
             seed,
             top_k=top_k,
             searchers=search.names,
             in_use=placed_tables(setting, from_, in_use, limits),
             progress=progress,
         )
-    predictions = [setting.predict(ranked.plan) for ranked in result.plans]
+    predictions = _predict(setting, result, stop)
+    result = replace(result, plans=result.plans[: len(predictions)])
     move = find_move(setting.problem(), result)
     gain = gain_over_baseline(setting.problem(), result)
     instead = alternatives(setting.problem(), result, predictions[0])
@@ -192,6 +200,19 @@ def _show(report: PlanReport, quiet: bool) -> None:
     from shardopt.report.plan import show_headline, show_plan
 
     (show_headline if quiet else show_plan)(make_console(), report)
+
+
+def _predict(setting: Setting, result: Result, stop: Stop) -> list[Prediction]:
+    """Of the best plan, and of those of the others for which there is time."""
+    found: list[Prediction] = []
+    took = 0.0
+    for ranked in result.plans:
+        before = stop.elapsed_s
+        if found and stop.time_limit_s is not None and before + took > stop.time_limit_s:
+            break
+        found.append(setting.predict(ranked.plan))
+        took = stop.elapsed_s - before
+    return found
 
 
 def _end(result: Result) -> None:

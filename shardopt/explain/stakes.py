@@ -40,7 +40,9 @@ class Alternatives:
 
 
 def alternatives(problem: Problem, result: Result, best: Prediction) -> Alternatives | None:
-    """What would matter instead; None where sharding matters, or nothing was compared."""
+    """What would matter instead; None where sharding matters, or little was compared."""
+    if result.stopped_by in ("time", "interrupted"):
+        return None
     found = stakes(problem, result)
     if found is None or found.matters:
         return None

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from predictor.predict import Prediction
-from search.expected_gain import TORCHREC, ExpectedGain
+from search.baselines.starting_plans import TORCHREC
+from search.expected_gain import ExpectedGain
 from search.in_use.price import Move
 from search.problem import Result
 from shardopt.api.setting import Setting

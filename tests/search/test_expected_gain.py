@@ -11,7 +11,8 @@ import pytest
 from predictor.cost.errors import CostErrors, known_errors
 from predictor.errors import PlanError
 from predictor.model.plan import ShardingPlan
-from search.expected_gain import TORCHREC, ExpectedGain, expected_gain, gain_over_baseline, gains
+from search.baselines.starting_plans import TORCHREC
+from search.expected_gain import ExpectedGain, expected_gain, gain_over_baseline, gains
 from search.objective import Objective
 from search.problem import Problem
 from search.solve import solve

@@ -147,7 +147,7 @@ def test_the_time_limit_is_a_ceiling() -> None:
 
 
 def test_time_that_is_over_before_a_first_plan_is_said() -> None:
-    late = Stop(time_limit_s=1.0, _start=time.monotonic() - 10.0)
+    late = Stop(time_limit_s=1.0, started=time.monotonic() - 10.0)
     with pytest.raises(InputError, match="passed before a first plan") as caught:
         solve(a_problem(several(2), hosts(2)), late, 0)
     assert "time_limit" in caught.value.inputs
@@ -156,7 +156,7 @@ def test_time_that_is_over_before_a_first_plan_is_said() -> None:
 def test_a_large_problem_out_of_time_has_a_baseline_and_no_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("search.solve.LARGE", 1)
+    monkeypatch.setattr("search.one_space.LARGE", 1)
     result = solve(a_problem(several(2), hosts(2)), Stop(time_limit_s=1e-6), 0)
     assert len(result.baselines) == 1
     assert (result.lower_bound_ms, result.stopped_by) == (0.0, "time")

@@ -1,0 +1,227 @@
+"""The search of one space: candidates, improvement, preference, bound. `search.solve` reads first.
+
+Under a ceiling of time every stage has a share of what is left when it begins, so that there are a
+plan and a bound whenever time is up (docs/decisions/0062).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from predictor.errors import InfeasibleError
+from search.baselines.starting_plans import plan_baselines
+from search.bound.lower_bound import LowerBound
+from search.candidate import Candidate, rank_distinct
+from search.improve.local_search import LocalSearch
+from search.in_use.align import rename_ranks
+from search.in_use.plan import (
+    PlanInUse,
+    candidates_in_use,
+    lift_move_limit,
+    pick_searchers,
+    space_of_bound,
+)
+from search.in_use.worth import prefer_worthwhile
+from search.infeasible.remedy import explain_no_plan
+from search.objective import Objective
+from search.prefer import prefer_simple
+from search.problem import Problem, Progress
+from search.propose.feasibility import Feasibility
+from search.propose.rounding import LARGE
+from search.propose.searchers import BOUND_STEPS, propose, rescue
+from search.space.filters import is_sound
+from search.space.option import Space
+from search.stop import Stop
+from search.surrogate import Surrogate
+
+# Work at effort 1, sized so that 26 tables on 8 ranks take a few seconds.
+EVALUATIONS = 40_000
+BEYOND = 0.05
+"""Share of it where a plan takes long to score and one change gains little: packing has the time
+(docs/decisions/0056)."""
+IMPROVED = 4
+"""Candidates that local search starts from."""
+IMPROVED_BY = " + local search"
+BASELINES_TIME = 0.15
+"""Share of the time that is left, for what other methods would choose."""
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """How to search; see `search.solve.solve`."""
+
+    stop: Stop
+    seed: int
+    top_k: int
+    searchers: Sequence[str]
+    in_use: PlanInUse | None
+    tolerance: float
+    progress: Progress
+
+
+@dataclass(frozen=True)
+class KnownPlans:
+    """What the search of a space found.
+
+    Args:
+        ranked: the preferred plan first, at most ``top_k``.
+        fastest: of all.
+        bound_ms: no plan of the space is predicted to be faster.
+        surrogate_gap: see `search.problem.Result`.
+    """
+
+    objective: Objective
+    bound: LowerBound
+    baselines: tuple[Candidate, ...]
+    ranked: tuple[Candidate, ...]
+    fastest: Candidate
+    bound_ms: float
+    surrogate_gap: float | None
+
+    @property
+    def best_ms(self) -> float:
+        """Time of the preferred plan."""
+        return self.ranked[0].iteration_ms
+
+
+class SpaceSearcher:
+    """One space of a problem, and how to search it."""
+
+    def __init__(self, problem: Problem, space: Space, settings: SearchSettings) -> None:
+        self.settings = settings
+        self.objective = Objective(problem, space)
+        self.surrogate = Surrogate(self.objective)
+        self.bound = LowerBound(problem, space_of_bound(space), self.objective.scorer)
+        self.size = len(space.options) * problem.topology.world_size
+        self.valid: list[Candidate] = []
+        self.nearest: Feasibility | None = None
+
+    def find(self) -> KnownPlans | None:
+        """The best plans of the space; None if nothing was found that fits."""
+        settings, objective = self.settings, self.objective
+        stop, seed, progress = settings.stop, settings.seed, settings.progress
+        progress("baselines", 0.0, None, None)
+        baselines = self._baselines()
+        # what TorchRec would run with wrong results is shown, but never chosen
+        self.valid = [c for c in baselines if self._is_valid(c)]
+        known = [*self.valid, *filter(self._is_valid, candidates_in_use(objective))]
+        able = pick_searchers(objective.space, settings.searchers)
+        found, gap = propose(
+            objective, self.surrogate, stop, seed, able, known, self.bound, progress
+        )
+        limit = objective.space.in_use
+        known += [c for c in found if limit is None or limit.allows(c.assignment)]
+        if not known:
+            known, self.nearest = rescue(objective, self.surrogate, stop, seed)
+            if not known:
+                return None
+        fastest, ranked = self._improve_and_rank(known)
+        best_ms = ranked[0].iteration_ms
+        progress("lower bound", 0.8, best_ms, None)
+        bound_ms = self._tighten(best_ms)
+        stop.reached(best_ms, bound_ms)  # remembers a gap that was closed before
+        return KnownPlans(
+            objective, self.bound, tuple(baselines), tuple(ranked), fastest, bound_ms, gap
+        )
+
+    def explain(self) -> InfeasibleError:
+        """Why nothing fits, once `find` found nothing."""
+        settings = self.settings
+        assert self.nearest is not None
+        return explain_no_plan(
+            self.objective,
+            self.surrogate,
+            self.nearest,
+            settings.in_use,
+            settings.stop,
+            settings.seed,
+        )
+
+    def _baselines(self) -> list[Candidate]:
+        """What other methods would choose, with its predicted time."""
+        free = self.objective.over(lift_move_limit(self.objective.space))
+        late = self.settings.stop.part(BASELINES_TIME)
+        plans = plan_baselines(free, self.surrogate, self.settings.seed, late)
+        times = self.objective.score(list(plans.values())).tolist()
+        return [
+            Candidate(plan, ms, name) for (name, plan), ms in zip(plans.items(), times, strict=True)
+        ]
+
+    def _is_valid(self, candidate: Candidate) -> bool:
+        """It fits, and TorchRec computes it right."""
+        problem = self.objective.problem
+        workload, device = problem.workload, problem.hardware.device
+        sound = all(is_sound(option, workload, device) for option, _ in candidate.assignment)
+        return sound and self.objective.fits(candidate.assignment)
+
+    def _improve_and_rank(self, known: Sequence[Candidate]) -> tuple[Candidate, list[Candidate]]:
+        """The fastest plan, and the preferred ones."""
+        settings, objective = self.settings, self.objective
+        stop, in_use = settings.stop, settings.in_use
+        search = LocalSearch(objective, self.surrogate, settings.seed)
+        improved = self._improve(search, rank_distinct(known)[:IMPROVED])
+        ranked = rank_distinct([*improved, *known], objective.space.in_use)
+        fastest = ranked[0]
+        if settings.tolerance and in_use is None and stop.remaining_s > 0:
+            try:
+                ranked = prefer_simple(search, ranked, self._limit_ms(fastest))
+            except KeyboardInterrupt:
+                stop.interrupt()
+        ranked = [rename_ranks(objective, candidate) for candidate in ranked[: settings.top_k]]
+        if in_use is not None and in_use.horizon is not None:
+            ranked = prefer_worthwhile(objective, in_use, ranked)[: settings.top_k]
+        return fastest, ranked
+
+    def _improve(self, search: LocalSearch, starts: Sequence[Candidate]) -> list[Candidate]:
+        """Local search: half of the budget over the best few, half on the best of those."""
+        stop, limit = self.settings.stop, self.objective.space.in_use
+        if limit is not None and not limit.max_moves:
+            return []
+        share = min(1.0, LARGE / self.size)
+        if share < 1.0 and (limit is None or not limit.is_limited):
+            share *= BEYOND
+        budget = stop.work(round(EVALUATIONS * share)) // 2
+        improved: list[Candidate] = []
+        for turn, share in enumerate([budget // len(starts)] * len(starts) + [budget]):
+            one = starts[turn] if turn < len(starts) else rank_distinct(improved)[0]
+            best_ms = min(c.iteration_ms for c in [*improved, *starts])
+            done = 0.5 + 0.3 * turn / (len(starts) + 1)
+            self.settings.progress("local search", done, best_ms, None)
+            try:
+                plan, ms = search.improve(
+                    one.assignment, share, lambda best: stop.reached(best, self.bound.proven_ms)
+                )
+            except KeyboardInterrupt:
+                stop.interrupt()
+                reached = {one.assignment: one.iteration_ms, **search.visited}
+                plan, ms = min(reached.items(), key=lambda item: item[1])
+            name = one.found_by.removesuffix(IMPROVED_BY) + IMPROVED_BY
+            improved.append(Candidate(plan, ms, name))
+        return improved
+
+    def _limit_ms(self, fastest: Candidate) -> float:
+        """No slower plan is preferred: one that a baseline beats, or that opens a closed gap."""
+        stop = self.settings.stop
+        limits = [fastest.iteration_ms * (1 + self.settings.tolerance)]
+        limits += [c.iteration_ms for c in self.valid]
+        if stop.reached(fastest.iteration_ms, self.bound.proven_ms):
+            limits.append(self.bound.proven_ms * (1 + stop.gap))
+        return max(fastest.iteration_ms, min(limits))
+
+    def _tighten(self, best_ms: float) -> float:
+        """The lower bound in ms; after Ctrl-C what was proven before.
+
+        Where time was up before the bound of a large problem began, nothing is proven.
+        """
+        stop = self.settings.stop
+        if stop.remaining_s <= 0 and self.size > LARGE and not self.bound.has_begun:
+            return 0.0
+        try:
+            steps = 0 if stop.is_interrupted else stop.work(BOUND_STEPS)
+            return self.bound.tighten(
+                steps, best_ms, stop.effort, lambda bound: stop.reached(best_ms, bound)
+            )
+        except KeyboardInterrupt:
+            stop.interrupt()
+            return self.bound.solve(0, best_ms)
