@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from itertools import count
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,6 +20,24 @@ settings.register_profile(
 settings.load_profile("shardopt")
 
 SLOW_TIMEOUT_S = 1200
+CACHES = pytest.StashKey[TemporaryDirectory[str]]()
+TESTS = count()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Neither the user's cache nor one that tests share: an answer of another test proves
+    nothing."""
+    config.stash[CACHES] = TemporaryDirectory(prefix="shardopt-caches-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The caches go with the session."""
+    config.stash[CACHES].cleanup()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A cache for each test, which the processes that it starts share."""
+    os.environ["XDG_CACHE_HOME"] = os.path.join(item.config.stash[CACHES].name, str(next(TESTS)))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from predictor.model.plan import ShardingPlan
 from predictor.model.plan_json import plan_to_dict
 from predictor.predict import Prediction
 from search.problem import Result
-from search.stop import INTERRUPTED
+from shardopt.api.content import code_digest, digest, solver_versions
 from shardopt.api.setting import Setting
 from shardopt.files import atomic_write_text
 from shardopt.version import __version__
@@ -25,6 +26,33 @@ def versions() -> dict[str, str]:
     with suppress(metadata.PackageNotFoundError):
         found["torchrec"] = metadata.version("torchrec")
     return found
+
+
+CUT = ("interrupted", "time")
+"""Ends of a search that another run need not repeat; the plan file says so."""
+
+
+def made_by(
+    setting: Setting, words: Sequence[str], before: ShardingPlan | None = None
+) -> dict[str, Any]:
+    """All that makes a plan, for its file: whoever has the same makes the same bytes.
+
+    Args:
+        words: of the command, without those that only say where the answer goes.
+        before: the plan in use that the search starts from.
+
+    Keys: ``words``; ``inputs``: the SHA-256 of what was read, by what it is, so that files may lie
+    anywhere; ``code``: of the three packages; ``versions``: of what the search runs on.
+    """
+    inputs = {
+        "model": digest(setting.workload),
+        "hardware": digest(setting.hardware),
+        "ranks": digest(setting.topology, setting.installed),
+    }
+    if before is not None:
+        inputs["plan in use"] = digest(before)
+    versions = solver_versions()
+    return {"words": list(words), "inputs": inputs, "code": code_digest(), "versions": versions}
 
 
 def plan_meta(setting: Setting, seed: int) -> dict[str, Any]:
@@ -41,13 +69,13 @@ def write_best(output: Path, result: Result, best: Prediction, meta: Mapping[str
         meta: the head of the file: `plan_meta`, and what else should stand there.
     """
     times = {"iteration_ms": best.iteration_ms, "lower_bound_ms": result.lower_bound_ms}
-    ended = {"stopped_by": INTERRUPTED} if result.stopped_by == INTERRUPTED else {}
+    ended = {"stopped_by": result.stopped_by} if result.stopped_by in CUT else {}
     head = {key: value for key, value in meta.items() if not key.endswith("world_size")}
     data = plan_to_dict(replace(result.best.plan, meta={**head, **times, **ended}))
-    atomic_write_text(output, _plan_text(data))
+    atomic_write_text(output, plan_text(data))
 
 
-def _plan_text(data: Mapping[str, Any]) -> str:
+def plan_text(data: Mapping[str, Any]) -> str:
     """A line a table, so that plans can be read and compared by eye."""
     head = [f"  {_compact(key)}: {_compact(data[key])}" for key in data if key != "tables"]
     tables = [f"    {_compact(key)}: {_compact(value)}" for key, value in data["tables"].items()]

@@ -38,6 +38,12 @@ class Searchers(StrEnum):
 Model = Annotated[
     Path, typer.Argument(metavar="MODEL", help="Model file (YAML).", show_default=False)
 ]
+ModelOrReplay = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="MODEL", help="Model file (YAML); not needed with --replay.", show_default=False
+    ),
+]
 Plan = Annotated[Path, typer.Argument(metavar="PLAN", help="Plan file (JSON).", show_default=False)]
 Plans = Annotated[
     list[Path],
@@ -216,6 +222,26 @@ Horizon = Annotated[
         "given.",
         rich_help_panel=SEARCH,
         show_default=False,
+    ),
+]
+
+Replay = Annotated[
+    Path | None,
+    typer.Option(
+        "--replay",
+        metavar="FILE",
+        help="Make this plan file again from all that it says made it, and compare byte for byte; "
+        "give MODEL only if the model file has moved.",
+        rich_help_panel=SEARCH,
+        show_default=False,
+    ),
+]
+NoCache = Annotated[
+    bool,
+    typer.Option(
+        "--no-cache",
+        help="Search even if the answer to the same input is known, and do not keep this one.",
+        rich_help_panel=SEARCH,
     ),
 ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,11 +16,11 @@ from shardopt.cli.tune import options as tune_options
 
 if TYPE_CHECKING:
     from predictor.model.plan import ShardingPlan
-    from predictor.predict import Prediction
     from search.in_use.plan import PlanInUse
     from search.problem import Result
     from search.stop import Stop
     from shardopt.api.setting import Setting
+    from shardopt.explain.outcome import SearchOutcome
     from shardopt.report.plan import PlanReport
 
 REPORTING = 0.15
@@ -30,7 +30,8 @@ HORIZON = 10_000
 
 
 def plan(
-    model: options.Model,
+    context: typer.Context,
+    model: options.ModelOrReplay = None,
     gpus: options.Gpus = None,
     gpus_per_node: options.GpusPerNode = None,
     cluster: options.Cluster = None,
@@ -49,6 +50,8 @@ def plan(
     max_moves: options.MaxMoves = None,
     max_gib: options.MaxGib = None,
     horizon: options.Horizon = None,
+    replay: options.Replay = None,
+    no_cache: options.NoCache = False,
     tune: tune_options.Tune = None,
     objectives: tune_options.Objectives = None,
     trials: tune_options.Trials = None,
@@ -60,12 +63,19 @@ def plan(
 ) -> None:
     """Search for the sharding plan with the shortest predicted iteration time."""
     started = time.monotonic()
+    from search.stop import Stop
     from shardopt.api.setting import Machine
     from shardopt.cli.checks import check_search
     from shardopt.cli.output import check_writable
+    from shardopt.cli.replay import given_words, replay_plan
     from shardopt.cli.setting import refuse_outside, resolve
     from shardopt.cli.tune.flags import TuneFlags
 
+    if replay is not None:
+        replay_plan(replay, model, context, as_json=json)
+        return
+    if model is None:
+        raise typer.BadParameter("missing; give the model file", param_hint="'MODEL'")
     machine = Machine(gpus, gpus_per_node, cluster, hardware, hbm_gib, ddr_gib, reserve, batch_size)
     check_search(seed, effort, time_limit, top_k)
     check_writable(output, [path for path in (model, cluster, from_) if path is not None])
@@ -83,35 +93,19 @@ def plan(
         run_tuning(model, setting, tuning, budget, show)
         return
 
-    # the solvers are imported only once the input is known to be good
-    from search.expected_gain import gain_over_baseline
-    from search.solve import solve
-    from search.stop import Stop
-    from shardopt.explain.differences import find_move
-    from shardopt.explain.stakes import alternatives
-    from shardopt.report.progress import SearchProgress
-
+    near = placed_tables(setting, from_, in_use, limits)
+    limit = Budget(seed, effort, time_limit, top_k, search.names)
     stop = Stop(effort, time_limit, interruptible=True, reserve=REPORTING, started=started)
-    with SearchProgress(on=not (json or quiet)) as progress:
-        result = solve(
-            setting.problem(),
-            stop,
-            seed,
-            top_k=top_k,
-            searchers=search.names,
-            in_use=placed_tables(setting, from_, in_use, limits),
-            progress=progress,
-        )
-    predictions = _predict(setting, result, stop)
-    result = replace(result, plans=result.plans[: len(predictions)])
-    move = find_move(setting.problem(), result)
-    gain = gain_over_baseline(setting.problem(), result)
-    instead = alternatives(setting.problem(), result, predictions[0])
+    answer = find_answer(
+        setting, near, limit, stop, cached=not no_cache, progress=not (json or quiet), quiet=quiet
+    )
+    result, predictions = answer.result, answer.predictions
     if strict:
         refuse_outside(predictions[0].out_of_range)
-    from shardopt.api.plan_file import plan_meta, write_best
+    from shardopt.api.plan_file import made_by, plan_meta, write_best
 
-    meta = plan_meta(setting, seed)
+    made = made_by(setting, given_words(context), in_use)
+    meta = {**plan_meta(setting, seed), "made_by": made}
     if output is not None:
         write_best(output, result, predictions[0], meta)
     if json:
@@ -119,8 +113,8 @@ def plan(
         from shardopt.report.objects import from_object, plan_object
 
         note(setting.notes, quiet=quiet)
-        made = plan_object(result, predictions, meta, setting.notes, gain, instead)
-        print_json({**made, **from_object(result, move, from_)})
+        found = plan_object(result, predictions, meta, setting.notes, answer.gain, answer.instead)
+        print_json({**found, **from_object(result, answer.move, from_)})
         _end(result)
         return
     from shardopt.report.plan import PlanReport
@@ -130,10 +124,74 @@ def plan(
         f"shardopt explain {model} {written}" if written else "the same command with -o plan.json"
     )
     report = PlanReport(
-        setting, result, predictions, written, following, move, gain=gain, instead=instead
+        setting,
+        result,
+        predictions,
+        written,
+        following,
+        answer.move,
+        gain=answer.gain,
+        instead=answer.instead,
     )
     _show(report, quiet)
     _end(result)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much is searched, and by whom."""
+
+    seed: int
+    effort: float
+    time_limit: float | None
+    top_k: int
+    searchers: tuple[str, ...]
+
+
+def find_answer(
+    setting: Setting,
+    near: PlanInUse | None,
+    budget: Budget,
+    stop: Stop,
+    *,
+    cached: bool,
+    progress: bool,
+    quiet: bool,
+) -> SearchOutcome:
+    """The answer that the cache has for the same input, or that of a search."""
+    from shardopt.api.cache import ResultCache, is_final
+    from shardopt.cli.output import note
+
+    whole: list[Result] = []
+
+    def search() -> SearchOutcome:
+        # the solvers are imported only once the input is known to be good, and to be new
+        from search.solve import solve
+        from shardopt.explain.outcome import find_outcome
+        from shardopt.report.progress import SearchProgress
+
+        with SearchProgress(on=progress) as shown:
+            result = solve(
+                setting.problem(),
+                stop,
+                budget.seed,
+                top_k=budget.top_k,
+                searchers=budget.searchers,
+                in_use=near,
+                progress=shown,
+            )
+        whole.append(result)
+        return find_outcome(setting, result, stop)
+
+    def keep(made: SearchOutcome) -> bool:
+        return is_final(made.result) and len(made.result.plans) == len(whole[0].plans)
+
+    if not cached:
+        return search()
+    answer = ResultCache.of_user().recall((setting.problem(), near, budget), search, keep)
+    if not whole:
+        note(["the answer to the same input is kept; --no-cache searches again"], quiet=quiet)
+    return answer
 
 
 @dataclass(frozen=True)
@@ -200,19 +258,6 @@ def _show(report: PlanReport, quiet: bool) -> None:
     from shardopt.report.plan import show_headline, show_plan
 
     (show_headline if quiet else show_plan)(make_console(), report)
-
-
-def _predict(setting: Setting, result: Result, stop: Stop) -> list[Prediction]:
-    """Of the best plan, and of those of the others for which there is time."""
-    found: list[Prediction] = []
-    took = 0.0
-    for ranked in result.plans:
-        before = stop.elapsed_s
-        if found and stop.time_limit_s is not None and before + took > stop.time_limit_s:
-            break
-        found.append(setting.predict(ranked.plan))
-        took = stop.elapsed_s - before
-    return found
 
 
 def _end(result: Result) -> None:

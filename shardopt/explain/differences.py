@@ -51,10 +51,10 @@ def table_diffs(a: ShardingPlan, b: ShardingPlan) -> list[TableDiff]:
 
 
 def header_diffs(a: ShardingPlan, b: ShardingPlan) -> dict[str, tuple[Any, Any]]:
-    """What differs outside the tables."""
+    """What differs outside the tables, but for how the plans were made."""
     left = {**a.meta, "world_size": a.world_size, "local_world_size": a.local_world_size}
     right = {**b.meta, "world_size": b.world_size, "local_world_size": b.local_world_size}
-    keys = dict.fromkeys((*left, *right))
+    keys = [key for key in dict.fromkeys((*left, *right)) if key != "made_by"]
     return {k: (left.get(k), right.get(k)) for k in keys if left.get(k) != right.get(k)}
 
 

@@ -65,6 +65,7 @@ def test_cores_threads_and_hashes_change_no_byte(tmp_path: Path, more: tuple[str
             "OPENBLAS_NUM_THREADS": threads,
         }
         words = ["plan", "model.yaml", "--gpus", "4", "--effort", "0.2", "--seed", "5", "--quiet"]
+        words.append("--no-cache")
         command = [sys.executable, "-c", PLAN_ON_CORES, core, *words, *more, "-o", f"{number}.json"]
         running.append(
             subprocess.Popen(command, env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True)

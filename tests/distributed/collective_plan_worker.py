@@ -18,6 +18,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import ParameterConstraints
 
 from shardopt.torchrec import ShardoptPlanner
+from shardopt.torchrec.planning.collective import search_seconds
 from tests.distributed.ranks import join_group, leave_group
 
 EFFORT = 0.05
@@ -50,6 +51,7 @@ def main(job: Path) -> None:
     strict = ShardoptPlanner(batch_size=4, effort=EFFORT, debug=False, strict=True)
     found["failed"] = met(lambda: strict.collective_plan(model, by))
     alone = dist.new_group(backend="gloo", timeout=timedelta(seconds=2))
+    found["seconds"] = str([search_seconds(given, alone) for given in (None, 0.1, 60.0)])
     if rank == 0:
         wanted = planner(pooling_factors=[2.0])
         found["missing"] = met(lambda: wanted.collective_plan(model, by, alone))

@@ -32,6 +32,10 @@ def test_the_planning_ranks_error_reaches_all(met: list[dict[str, Any]]) -> None
     assert met[0]["failed"] == met[1]["failed"]
 
 
+def test_the_first_rank_searches_far_less_than_the_others_wait(met: list[dict[str, Any]]) -> None:
+    assert met[0]["seconds"] == "[0.5, 0.1, 0.5]", "a quarter of the group's 2 s"
+
+
 def test_a_rank_that_stays_away_is_named_after_the_timeout(met: list[dict[str, Any]]) -> None:
     words = met[0]["missing"]
     assert words.startswith("PlannerError: some ranks did not call collective_plan")

@@ -21,6 +21,41 @@ ADVICE_ON_WAITING = (
     "call collective_plan on every rank of the group, and give init_process_group a longer timeout "
     "than the search needs (timeout_seconds limits the search)"
 )
+SHARE = 0.25
+"""Of a group's timeout, that the first rank may search: the others wait in a broadcast, for which
+the group would give them up. 150 s of NCCL's 10 minutes, 450 s of gloo's 30."""
+SHORTEST_S = 600.0
+"""Timeout of a group that does not tell its own: the shortest default, NCCL's."""
+
+
+def search_seconds(given: float | None, group: Any = None) -> float | None:
+    """Ceiling in s on a search that other ranks wait for; None where nobody waits.
+
+    Args:
+        given: the user's own ceiling.
+        group: a process group; the default one if None.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1:
+        return given
+    limit = SHARE * _timeout_s(group or dist.group.WORLD)
+    if given is not None and given > limit:
+        logger.warning(
+            "timeout_seconds is %g, but the other ranks wait in a group that gives up after %g s: "
+            "searching for at most %g s; a longer timeout of init_process_group allows more",
+            given,
+            limit / SHARE,
+            limit,
+        )
+    return limit if given is None else min(given, limit)
+
+
+def _timeout_s(group: Any) -> float:
+    """After which the group gives up a rank, the shortest of its backends."""
+    try:
+        backends = [group._get_backend(device) for device in group._device_types]
+        return min(backend.options._timeout.total_seconds() for backend in backends)
+    except (AttributeError, RuntimeError, ValueError):  # a backend without options
+        return SHORTEST_S
 
 
 def plan_on_first_rank(plan: Callable[[], ShardingPlan], group: Any = None) -> ShardingPlan:

@@ -22,6 +22,7 @@ from predictor.predict import predict
 from search.problem import Problem, Result
 from search.solve import solve
 from search.stop import Stop
+from shardopt.api.cache import ResultCache, is_final
 from shardopt.config import load_model
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.logs import logger
@@ -31,7 +32,7 @@ from shardopt.torchrec.module.read_module import (
 )
 from shardopt.torchrec.module.read_table import UserInputs, check_pooling_factor
 from shardopt.torchrec.plan.options import TableKey, group_by_table, to_options, to_plan
-from shardopt.torchrec.planning.collective import plan_on_first_rank
+from shardopt.torchrec.planning.collective import plan_on_first_rank, search_seconds
 from shardopt.torchrec.planning.errors import as_planner_errors
 from shardopt.torchrec.planning.found import LastSearch, describe
 from shardopt.torchrec.planning.left_over import (
@@ -114,7 +115,8 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         proposer, partitioner, performance_model: decide over tables that shardopt has no model
             for; for all others the search replaces them.
         constraints: TorchRec's, by table name; all fields are honoured.
-        timeout_seconds: ceiling on the search, > 0; the best plan found by then is returned.
+        timeout_seconds: ceiling on the search, > 0; the best plan found by then is returned. In
+            `collective_plan` at most a quarter of the group's timeout, which is also the default.
         hardware: name or file of a hardware profile; by default that of the GPU found.
         model: a model file (or its `Workload`) with what no module holds: pooling factors, index
             distributions, train pipeline, dense part. Tables and features are matched by name.
@@ -125,6 +127,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         strict: refuse to plan where such features are.
         seed: of every random choice of the search, >= 0; all processes find the same plan.
         effort: multiple of the default work budget, > 0.
+        cache: keep the answer under the user's cache directory, and take it from there.
 
     Attributes:
         found: what the last `plan` found; None before, and where nothing can be predicted.
@@ -162,6 +165,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         seed: int = 0,
         effort: float | None = None,
         example_inputs: Any = None,
+        cache: bool = True,
     ) -> None:
         known = model if isinstance(model, Workload | None) else load_model(Path(model))
         constraints = merge_constraints(known, constraints)
@@ -218,6 +222,8 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         self._example_inputs = example_inputs
         self._effort = 1.0 if effort is None else effort
         self._seed = seed
+        self._cache = ResultCache.of_user() if cache else None
+        self._ceiling_s: float | None = timeout_seconds
         self._request: tuple[nn.Module, Sequence[ModuleSharder[nn.Module]]] | None = None
         self._searched: _Searched | None = None
         self.rating = 0.0
@@ -252,7 +258,11 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
                 answer within its timeout.
         """
         chosen = get_default_sharders() if sharders is None else sharders
-        return plan_on_first_rank(lambda: self.plan(module, chosen), pg)
+        self._ceiling_s = search_seconds(self._timeout_seconds, pg)
+        try:
+            return plan_on_first_rank(lambda: self.plan(module, chosen), pg)
+        finally:
+            self._ceiling_s = self._timeout_seconds
 
     def search(self, left: TorchRecTopology) -> Options:
         """The best plan as one placed option per table.
@@ -301,7 +311,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         workload = read_workload(module, sharders, space, self._inputs())
         problem = Problem(workload, read_topology(left, self._hardware), self._hardware)
         try:
-            result = solve(problem, Stop(self._effort, self._timeout_seconds), self._seed)
+            result = self._solve(problem)
         except InfeasibleError as error:
             raise PlannerError(error_type=PlannerErrorType.PARTITION, message=str(error)) from error
         options = to_options(result.best.plan, workload, space)
@@ -309,6 +319,16 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         self._searched = _Searched(problem, result, _plan_of(options, problem))
         self.rating = result.best.iteration_ms
         return options
+
+    def _solve(self, problem: Problem) -> Result:
+        """The answer that is kept for the same input, or that of a search."""
+
+        def search() -> Result:
+            return solve(problem, Stop(self._effort, self._ceiling_s), self._seed)
+
+        if self._cache is None:
+            return search()
+        return self._cache.recall((problem, self._effort, self._seed), search, is_final)
 
     def _inputs(self) -> UserInputs:
         """What the user gives; the enumerator's own constraints decide, as in TorchRec."""

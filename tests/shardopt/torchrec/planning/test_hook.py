@@ -71,7 +71,19 @@ def test_the_plan_is_the_one_that_the_search_ranked_first() -> None:
 def test_a_planner_may_be_asked_twice_and_answers_alike() -> None:
     made = planner()
     first, second = (str(made.plan(Model(), SHARDERS)) for _ in range(2))
-    assert first == second == str(planner().plan(Model(), SHARDERS))
+    assert first == second == str(planner(cache=False).plan(Model(), SHARDERS))
+
+
+def test_the_second_planner_takes_the_answer_from_the_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, made = planner(), planner()
+    plan = str(first.plan(Model(), SHARDERS))
+    monkeypatch.setattr("shardopt.torchrec.planning.hook.solve", None)
+    assert str(made.plan(Model(), SHARDERS)) == plan
+    assert made.found is not None
+    assert first.found is not None
+    assert made.found.result == first.found.result
 
 
 @pytest.mark.slow
@@ -84,7 +96,8 @@ def test_the_plan_does_not_hang_on_the_hash_seed() -> None:
         "    constraint.sharding_types = ['row_wise', 'table_wise', 'column_wise']\n"
         "kernels = ['fused', 'quant', 'fused_uvm', 'quant_uvm', 'fused_uvm_caching']\n"
         "sharder = Offering(**dict.fromkeys(told['a'].sharding_types, kernels))\n"
-        "print(planner(constraints=told).plan(Model(bag('a', 10**5, 128), bag('b')), [sharder]))\n"
+        "made = planner(constraints=told, cache=False)\n"
+        "print(made.plan(Model(bag('a', 10**5, 128), bag('b')), [sharder]))\n"
     )
     plans = {
         subprocess.run(

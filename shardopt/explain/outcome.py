@@ -1,0 +1,59 @@
+"""All that there is to say of a search: what `shardopt plan` shows, and what its cache keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from predictor.predict import Prediction
+from search.expected_gain import ExpectedGain, gain_over_baseline
+from search.in_use.price import Move
+from search.problem import Result
+from search.stop import Stop
+from shardopt.api.setting import Setting
+from shardopt.explain.differences import find_move
+from shardopt.explain.stakes import Alternatives, alternatives
+
+
+@dataclass(frozen=True)
+class SearchOutcome:
+    """A search and what follows from it.
+
+    Args:
+        predictions: of ``result.plans``, in their order.
+        move: from the plan in use to the best plan, where there is one.
+        gain: of the best plan over TorchRec's, where that has one.
+        instead: what matters more, where sharding does not.
+    """
+
+    result: Result
+    predictions: tuple[Prediction, ...]
+    move: Move | None
+    gain: ExpectedGain | None
+    instead: Alternatives | None
+
+
+def find_outcome(setting: Setting, result: Result, stop: Stop) -> SearchOutcome:
+    """What follows from a search in its setting; of the best plan, and of those of the others for
+    whose prediction there is time."""
+    problem = setting.problem()
+    predictions = _predict(setting, result, stop)
+    result = replace(result, plans=result.plans[: len(predictions)])
+    return SearchOutcome(
+        result,
+        tuple(predictions),
+        find_move(problem, result),
+        gain_over_baseline(problem, result),
+        alternatives(problem, result, predictions[0]),
+    )
+
+
+def _predict(setting: Setting, result: Result, stop: Stop) -> list[Prediction]:
+    found: list[Prediction] = []
+    took = 0.0
+    for ranked in result.plans:
+        before = stop.elapsed_s
+        if found and stop.time_limit_s is not None and before + took > stop.time_limit_s:
+            break
+        found.append(setting.predict(ranked.plan))
+        took = stop.elapsed_s - before
+    return found

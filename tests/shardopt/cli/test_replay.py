@@ -1,0 +1,90 @@
+"""`shardopt plan` twice: from the cache, and made again from its plan file."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+QUICK = ("--gpus", 2, "--effort", 0.005)
+KEPT = "the answer to the same input is kept"
+
+
+def test_the_second_call_prints_the_same(run, model: Path) -> None:
+    first = run("plan", model, *QUICK)
+    second = run("plan", model, *QUICK, "-o", "plan.json")
+    assert KEPT not in first.err
+    assert KEPT in second.err
+    cut = first.out.index("Next:") - 80
+    assert first.out[:cut] == second.out[:cut]
+    as_json = [json.loads(run("plan", model, *QUICK, *words, "--json").out) for words in ((), ())]
+    assert as_json[0] == as_json[1]
+
+
+def test_other_input_is_searched(run, model: Path) -> None:
+    run("plan", model, *QUICK)
+    for words in (("--seed", 1), ("--top-k", 2), ("--hbm-gib", 60), ("--no-cache",)):
+        assert KEPT not in run("plan", model, *QUICK, *words).err
+    model.write_text(model.read_text().replace("pooling_factor: 20", "pooling_factor: 21"))
+    assert KEPT not in run("plan", model, *QUICK).err
+
+
+def test_what_time_cut_is_not_kept(run, model: Path) -> None:
+    for _ in range(2):
+        done = run("plan", model, "--gpus", 2, "--time-limit", 0.001, "--json")
+        data = json.loads(done.out)
+        assert data["stopped_by"] in ("time", "gap")
+        assert (KEPT in done.err) <= (data["stopped_by"] == "gap")
+
+
+def test_a_plan_file_is_made_again(run, model: Path, tmp_path: Path) -> None:
+    run("plan", model, *QUICK, "-o", "plan.json")
+    made = json.loads((tmp_path / "plan.json").read_text())["made_by"]
+    assert made["words"] == ["plan", str(model), "--gpus", "2", "--effort", "0.005"]
+    assert set(made["inputs"]) == {"model", "hardware", "ranks"}
+    done = run("plan", "--replay", "plan.json")
+    assert (done.code, done.out) == (0, "plan.json: made again, byte for byte\n"), done.err
+    moved = model.rename(tmp_path / "moved.yaml")
+    assert "no such model file" in run("plan", "--replay", "plan.json").err
+    done = run("plan", "--replay", "plan.json", "--seed", 1)
+    assert done.code == 2
+    assert "leave out --seed" in done.err
+    done = run("plan", moved, "--replay", "plan.json", "--json")
+    assert json.loads(done.out) == {"plan": "plan.json", "same": True, "differs": []}
+
+
+def test_what_differs_is_named(run, model: Path, tmp_path: Path) -> None:
+    run("plan", model, *QUICK, "-o", "plan.json")
+    plan = tmp_path / "plan.json"
+    data = json.loads(plan.read_text())
+    data["made_by"]["versions"]["numpy"] = "0.1"
+    data["tables"]["days"]["shards"].reverse()
+    plan.write_text(json.dumps(data))
+    model.write_text(model.read_text().replace("pooling_factor: 20", "pooling_factor: 21"))
+    done = run("plan", "--replay", "plan.json", "--json")
+    assert done.code == 2
+    assert not json.loads(done.out)["same"]
+    for word in ("contents of model differ", "numpy was 0.1", "iteration_ms was", "model was"):
+        assert word in done.err
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (None, "does not say what made it"),
+        ({"words": ["plan"]}, "does not say what made it"),
+        ({"words": ["stats", "x"]}, "does not say what made it"),
+        ({"words": ["plan", "m.yaml", "--tune", "qcomm"]}, "was made by --tune"),
+        ({"words": ["plan", "m.yaml", "--gpus", "2"]}, "no such model file"),
+    ],
+)
+def test_what_cannot_be_made_again(run, tmp_path: Path, plan_data, made, why: str) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps({**plan_data, "made_by": made}))
+    done = run("plan", "--replay", "plan.json")
+    assert done.code == 2
+    assert why in done.err
+
+
+def test_the_model_is_needed_otherwise(run) -> None:
+    done = run("plan", "--gpus", 2)
+    assert done.code == 2
+    assert "MODEL" in done.err
