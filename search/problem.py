@@ -82,12 +82,62 @@ class RatedPlanInUse:
 
 
 @dataclass(frozen=True)
+class Ties:
+    """Plans that were found to be as good as the best, and how one of them was chosen.
+
+    Args:
+        plans: how many, the fastest among them; no two the same up to a renaming of ranks.
+        tolerance: by which share they may be slower than the fastest.
+        host_bound: the host sets the pace: the chosen plan's devices alone would be done earlier.
+        device_ms: what the chosen plan's devices take alone.
+        device_range_ms: least and most of the tied plans.
+        decided_by: ``device time``, ``regret``, ``memory`` or ``shards``: by which the chosen plan
+            is better than the fastest one; None where it is the fastest, or alike by all.
+    """
+
+    plans: int
+    tolerance: float
+    host_bound: bool
+    device_ms: float
+    device_range_ms: tuple[float, float]
+    decided_by: str | None
+
+
+@dataclass(frozen=True)
+class ScenarioTimes:
+    """How the chosen plan does in one scenario.
+
+    Args:
+        weight: of the scenario; all sum to one.
+        ours_ms: predicted iteration time of the chosen plan.
+        best_ms: of the best plan known there.
+        bound_ms: no plan of the space is predicted to be faster there; 0 where nothing is proven.
+    """
+
+    name: str
+    weight: float
+    ours_ms: float
+    best_ms: float
+    bound_ms: float = 0.0
+
+    @property
+    def regret(self) -> float:
+        """By which share the chosen plan is slower than the best one known."""
+        return self.ours_ms / self.best_ms - 1
+
+    @property
+    def proved_regret(self) -> float:
+        """By which share it can be slower than the best plan there is; infinite if not proven."""
+        return self.ours_ms / self.bound_ms - 1 if self.bound_ms > 0 else math.inf
+
+
+@dataclass(frozen=True)
 class Result:
     """Outcome of a search.
 
     Args:
-        plans: the preferred one, then slower ones by time; no two are the same up to a renaming of
-            ranks. Where moves count, by their time and their share of the move.
+        plans: the preferred one, then worse ones by what the search minimises; no two are the same
+            up to a renaming of ranks. Where moves count, by their time and their share of the move.
         lower_bound_ms: no plan of the search space is predicted to be faster; 0 where time was up
             before anything was proven.
         surrogate_gap: gap of the exact solver on its own separable objective, as a fraction; None
@@ -97,8 +147,12 @@ class Result:
         baseline_plans: the plans themselves.
         evaluations: plans scored on the full timeline.
         in_use: the plan in use, if the search started from one.
-        fastest: the fastest plan found, where another is preferred: a simpler one that cannot be
-            told apart from it, or one whose move pays for itself.
+        fastest: the fastest plan found, where another is preferred: one that ties and is better by
+            other rules, one that is better over the scenarios, or one whose move pays for itself.
+        aim: what was minimised: the ``nominal`` time, the ``mean`` over the scenarios, or the
+            largest ``regret`` in them.
+        ties: plans as good as the best, where the search looked at them.
+        scenarios: how the best plan does in each, in their order.
     """
 
     plans: tuple[RankedPlan, ...]
@@ -113,10 +167,13 @@ class Result:
     in_use: RatedPlanInUse | None = None
     fastest: RankedPlan | None = None
     bound_notes: tuple[str, ...] = ()
+    aim: str = "nominal"
+    ties: Ties | None = None
+    scenarios: tuple[ScenarioTimes, ...] = ()
 
     @property
     def best(self) -> RankedPlan:
-        """The plan with the least predicted iteration time, or a simpler one as good."""
+        """The best plan by what was minimised, or one that ties and is preferred."""
         return self.plans[0]
 
     @property
@@ -128,6 +185,17 @@ class Result:
         if self.lower_bound_ms <= 0:
             return math.inf
         return self.best.iteration_ms / self.lower_bound_ms - 1
+
+    @property
+    def worst_regret(self) -> float | None:
+        """By which share the best plan is slower than the best one known of any scenario, at most;
+        None without scenarios."""
+        return max((one.regret for one in self.scenarios), default=None)
+
+    @property
+    def proved_regret(self) -> float | None:
+        """The same compared with the bounds; infinite where one is not proven."""
+        return max((one.proved_regret for one in self.scenarios), default=None)
 
 
 class Progress(Protocol):

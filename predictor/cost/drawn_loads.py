@@ -28,6 +28,11 @@ class DrawnLoads(ShardLoads):
         self.loads = loads
         self.errors = errors
 
+    @property
+    def without_errors(self) -> ShardLoads:
+        """The loads as predicted."""
+        return self.loads
+
     def of_shard(self, index: int, plan: TablePlan, shard: Shard) -> Array:
         """As `ShardLoads.of_shard`, with the errors."""
         load = self.loads.of_shard(index, plan, shard).copy()

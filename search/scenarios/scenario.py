@@ -139,6 +139,15 @@ class ScenarioScorer:
             objective = Objective(problem, objective.space)
         return objective, problem.perturbed(objective.scorer, errors)
 
+    def objective(self, index: int) -> Objective:
+        """What predicts plans in one scenario; it shares the loads of shards with the others."""
+        for mine, numbered, _ in self._passes:
+            if index in mine:
+                loads = numbered.scorer.shards.without_errors
+                problem = replace(self.scenarios[index].problem, loads=loads)
+                return Objective(problem, numbered.space)
+        raise IndexError(index)
+
     @property
     def weights(self) -> Array:
         """Of the scenarios, ``[scenarios]``."""

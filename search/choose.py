@@ -1,0 +1,139 @@
+"""From the plans that a search knows to the one it returns: by time alone, or over scenarios.
+
+Why: docs/decisions/0064.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from search.candidate import Candidate, rank_distinct
+from search.improve.local_search import LocalSearch
+from search.objective import Objective
+from search.prefer import DESCENT, POOL, prefer
+from search.problem import ScenarioTimes, Ties
+from search.propose.rounding import LARGE
+from search.scenarios.known import MEAN, REGRET, KnownPlans, scenario_times
+from search.scenarios.scenario import Scenario, ScenarioScorer
+from search.stop import Stop
+
+NOMINAL = "nominal"
+AIMS = (NOMINAL, MEAN, REGRET)
+
+IN_EACH = 1500
+"""Plans scored by the local search in each scenario, at effort 1."""
+OVER_ALL = 2000
+"""Plans scored in all scenarios by the search for a mean or a regret, at effort 1."""
+TURNS = 2
+"""Such searches: what one finds may be the best of a scenario, by which the next one measures."""
+STEPS = 300
+"""Refinements of every scenario's bound, at effort 1."""
+FOUND_BY = "search over scenarios"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the plan is to be good at.
+
+    Args:
+        aim: one of `AIMS`.
+        scenarios: what could be true; none for the problem as given alone.
+        tolerance: by which share plans that tie may be slower than the best.
+    """
+
+    aim: str
+    scenarios: Sequence[Scenario]
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The ranked plans with their predicted times, best first; what tied; how the best does."""
+
+    ranked: list[Candidate]
+    ties: Ties | None
+    scenarios: tuple[ScenarioTimes, ...]
+
+
+def choose_plan(
+    search: LocalSearch, ranked: Sequence[Candidate], limit_ms: float, wanted: Wanted, stop: Stop
+) -> Chosen:
+    """The best plan by the aim; of those that tie, the preferred one.
+
+    Args:
+        search: of the problem as given; has visited plans.
+        ranked: fastest first.
+        limit_ms: no slower plan ties with the fastest one.
+    """
+    nominal = search.objective
+    if wanted.aim != NOMINAL:
+        return _over_scenarios(search, ranked, wanted, stop)
+    scorer = ScenarioScorer(nominal, wanted.scenarios) if wanted.scenarios else None
+    descent = _work(nominal, DESCENT, stop)
+    found, ties = prefer(search, nominal, ranked, limit_ms, scorer, descent)
+    if scorer is None:
+        return Chosen(found, ties, ())
+    pool = [c.assignment for c in [*found, *ranked]][:POOL]
+    known = KnownPlans(scorer, [*pool, *_visited(search)[:POOL]])
+    nothing = [0.0] * len(scorer.scenarios)
+    return Chosen(found, ties, scenario_times(known, found[0].assignment, nothing))
+
+
+def _over_scenarios(
+    search: LocalSearch, ranked: Sequence[Candidate], wanted: Wanted, stop: Stop
+) -> Chosen:
+    nominal, seed = search.objective, 0
+    scorer = ScenarioScorer(nominal, wanted.scenarios)
+    fast = [c.assignment for c in ranked][:POOL]
+    known = KnownPlans(scorer, [*fast, *_visited(search)[:POOL]])
+
+    def ended() -> bool:
+        return stop.remaining_s <= 0
+
+    in_each, over_all, descent = (
+        _work(nominal, default, stop) for default in (IN_EACH, OVER_ALL, DESCENT // 4)
+    )
+    nominal.evaluations += known.improve(search.surrogate, in_each, seed, ended)
+    for _ in range(TURNS):
+        objective = known.objective(nominal, wanted.aim)
+        measures = known.measure(wanted.aim)(known.times)
+        again = LocalSearch(objective, search.surrogate, seed)
+        best, _ = again.improve(
+            known.plans[int(measures.argmin())], over_all // TURNS, lambda _: ended()
+        )
+        known.add([best])
+        nominal.evaluations += objective.evaluations
+    measures = known.measure(wanted.aim)(known.times)
+    names = {c.assignment: c.found_by for c in ranked}
+    rated = [
+        Candidate(plan, measure, names.get(plan, FOUND_BY))
+        for plan, measure in zip(known.plans, measures.tolist(), strict=True)
+    ]
+    found, ties = rank_distinct(rated), None
+    if wanted.tolerance and not ended():
+        again = LocalSearch(known.objective(nominal, wanted.aim), search.surrogate, seed)
+        again.visited = {c.assignment: c.iteration_ms for c in rated}
+        limit = found[0].iteration_ms * (1 + wanted.tolerance)
+        found, ties = prefer(again, nominal, found, limit, scorer, descent)
+    known.add([found[0].assignment])
+    bounds = known.bounds(stop.work(STEPS), ended)
+    return Chosen(_timed(nominal, found), ties, scenario_times(known, found[0].assignment, bounds))
+
+
+def _visited(search: LocalSearch) -> list[tuple[object, ...]]:
+    """The plans that a search went through, best first."""
+    return [plan for plan, _ in sorted(search.visited.items(), key=lambda item: item[1])]
+
+
+def _timed(nominal: Objective, found: Sequence[Candidate]) -> list[Candidate]:
+    """The same plans with their predicted times."""
+    some = found[:POOL]
+    times = nominal.score([c.assignment for c in some]).tolist()
+    return [replace(c, iteration_ms=ms) for c, ms in zip(some, times, strict=True)]
+
+
+def _work(objective: Objective, default: int, stop: Stop) -> int:
+    """A budget, smaller where a plan takes long to score."""
+    size = len(objective.space.options) * objective.problem.topology.world_size
+    return stop.work(round(default * min(1.0, LARGE / size)))
