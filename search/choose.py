@@ -22,13 +22,13 @@ NOMINAL = "nominal"
 AIMS = (NOMINAL, MEAN, REGRET)
 
 IN_EACH = 1500
-"""Plans scored by the local search in each scenario, at effort 1."""
-OVER_ALL = 2000
+"""Plans scored by a local search in one scenario, at effort 1."""
+OVER_ALL = 3000
 """Plans scored in all scenarios by the search for a mean or a regret, at effort 1."""
 TURNS = 2
 """Such searches: what one finds may be the best of a scenario, by which the next one measures."""
-STEPS = 300
-"""Refinements of every scenario's bound, at effort 1."""
+STEPS = 400
+"""Refinements of the scenarios' bounds, at effort 1."""
 FOUND_BY = "search over scenarios"
 
 
@@ -117,8 +117,9 @@ def _over_scenarios(
         limit = found[0].iteration_ms * (1 + wanted.tolerance)
         found, ties = prefer(again, nominal, found, limit, scorer, descent)
     known.add([found[0].assignment])
-    bounds = known.bounds(stop.work(STEPS), ended)
-    return Chosen(_timed(nominal, found), ties, scenario_times(known, found[0].assignment, bounds))
+    best = found[0].assignment
+    bounds = known.bounds(best, stop.work(STEPS), ended)
+    return Chosen(_timed(nominal, found), ties, scenario_times(known, best, bounds))
 
 
 def _visited(search: LocalSearch) -> list[tuple[object, ...]]:

@@ -1,10 +1,10 @@
 """Plans that are known, with their times in all scenarios; and searches that add more.
 
 A plan's regret in a scenario is how much slower it is than the best plan of that scenario (Savage
-1951). That plan is not known, but every plan that is scored in all scenarios may be it: so the
-plans of the search as given are scored in all, and a short local search in each scenario starts
-from the best of them. How far the best known is from the best there is, the scenario's lower bound
-says.
+1951). That plan is not known, but every plan that is scored in all scenarios may be it: those of
+the search as given, those of the search over scenarios, and those of a short local search in the
+few scenarios that order plans most unlike the others. How far the best known is from the best there
+is, the scenario's lower bound says.
 
 Why: docs/decisions/0064.
 """
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.bound.lower_bound import LowerBound
+from search.bound.relaxation import Hulls
 from search.improve.local_search import LocalSearch
 from search.objective import Assignment, Objective
 from search.problem import ScenarioTimes
@@ -27,6 +28,11 @@ from search.surrogate import Surrogate
 Array = NDArray[np.float64]
 
 MEAN, REGRET = "mean", "regret"
+FEW = 6
+"""Scenarios that are searched by themselves."""
+FIRST, MORE = 20, 20
+"""Refinements of the bound of every scenario, and then of the one that proves least, again and
+again."""
 
 
 class KnownPlans:
@@ -35,11 +41,16 @@ class KnownPlans:
     Args:
         scorer: of the scenarios.
         plans: at least one.
+
+    Attributes:
+        times: of the plans, ``[plans, scenarios]`` in ms.
+        best_ms: the least known time of every scenario, ``[scenarios]``.
     """
 
     def __init__(self, scorer: ScenarioScorer, plans: Iterable[Assignment]) -> None:
         self.scorer = scorer
         self.plans: list[Assignment] = []
+        self.best_ms = np.full(len(scorer.scenarios), np.inf)
         self.times = np.zeros((0, len(scorer.scenarios)))
         self.add(plans)
 
@@ -48,13 +59,14 @@ class KnownPlans:
         known = {*self.plans}
         more = [plan for plan in dict.fromkeys(plans) if plan not in known]
         if more:
-            self.times = np.concatenate((self.times, self.scorer.score(more)))
+            self.times = np.concatenate((self.times, self.score(more)))
             self.plans += more
 
-    @property
-    def best_ms(self) -> Array:
-        """The least known time of every scenario, ``[scenarios]``."""
-        return np.asarray(self.times.min(axis=0))
+    def score(self, plans: Sequence[Assignment]) -> Array:
+        """The times of plans, ``[plans, scenarios]``; remembers the least of every scenario."""
+        times = self.scorer.score(plans)
+        self.best_ms = np.minimum(self.best_ms, times.min(axis=0))
+        return times
 
     def best_of(self, scenario: int) -> Assignment:
         """The best known plan of one scenario."""
@@ -72,20 +84,21 @@ class KnownPlans:
     def objective(self, nominal: Objective, aim: str) -> RatedObjective:
         """What a search for an aim minimises."""
         measure = self.measure(aim)
-        return RatedObjective(nominal, lambda plans: measure(self.scorer.score(plans)))
+        return RatedObjective(nominal, lambda plans: measure(self.score(plans)))
 
     def improve(
         self, surrogate: Surrogate, evaluations: int, seed: int, stop: Callable[[], bool]
     ) -> int:
-        """A local search in every scenario from its best known plan; returns the plans scored.
+        """A local search in each of the scenarios most unlike the others, from its best known plan;
+        returns the plans scored.
 
         Args:
             surrogate: of the problem as given; it only says which changes are worth trying.
-            evaluations: plans to score in each scenario.
+            evaluations: plans to score in each.
             stop: asked often.
         """
         spent = 0
-        for index in range(len(self.scorer.scenarios)):
+        for index in self._most_unlike():
             if stop():
                 break
             own = self.scorer.objective(index)
@@ -95,19 +108,40 @@ class KnownPlans:
             self.add([plan])
         return spent
 
-    def bounds(self, steps: int, stop: Callable[[], bool]) -> Array:
+    def _most_unlike(self) -> list[int]:
+        """The scenarios in which the known plans compare least as they do on average."""
+        shares = self.times / self.best_ms
+        apart = np.abs(shares - shares.mean(axis=1, keepdims=True)).mean(axis=0)
+        return np.argsort(-apart, kind="stable")[:FEW].tolist()
+
+    def bounds(self, chosen: Assignment, steps: int, stop: Callable[[], bool]) -> Array:
         """A lower bound of every scenario in ms, ``[scenarios]``; 0 where time was up.
 
         Args:
-            steps: refinements of each.
+            chosen: the known plan that they are compared with.
+            steps: refinements beyond the first ones, of those that prove least.
         """
-        found = np.zeros(len(self.scorer.scenarios))
-        for index, best_ms in enumerate(self.best_ms.tolist()):
+        ours = self.times[self.plans.index(chosen)]
+        found = np.zeros(len(ours))
+        hulls: dict[int, dict[str, Hulls]] = {}
+        bounds = []
+        for index in range(len(ours)):
+            own = self.scorer.objective(index)
+            bounds.append(LowerBound(own.problem, own.space, own.scorer))
+            if stop():
+                continue
+            # errors of the costs are put on top of what hulls are of
+            mine = hulls.setdefault(id(own.problem.workload), bounds[-1].choices.hulls)
+            bounds[-1].choices.hulls = mine
+            found[index] = bounds[-1].solve(FIRST, self.best_ms[index])
+        for _ in range(steps // MORE):
+            worst = int((ours / np.maximum(found, 1e-9)).argmax())
             if stop():
                 break
-            own = self.scorer.objective(index)
-            bound = LowerBound(own.problem, own.space, own.scorer)
-            found[index] = bound.solve(steps, best_ms, lambda _: stop())
+            before = found[worst]
+            found[worst] = bounds[worst].solve(MORE, self.best_ms[worst])
+            if found[worst] <= before:
+                break
         return found
 
 
