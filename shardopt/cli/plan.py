@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from predictor.model.plan import ShardingPlan
     from search.in_use.plan import PlanInUse
     from search.problem import Result
-    from search.stop import Stop
     from shardopt.api.setting import Setting
-    from shardopt.explain.outcome import SearchOutcome
     from shardopt.report.plan import PlanReport
 
 REPORTING = 0.15
@@ -67,7 +65,8 @@ def plan(
     from shardopt.api.setting import Machine
     from shardopt.cli.checks import check_search
     from shardopt.cli.output import check_writable
-    from shardopt.cli.replay import given_words, replay_plan
+    from shardopt.cli.planning.answer import Budget, find_answer
+    from shardopt.cli.planning.replay import given_words, replay_plan
     from shardopt.cli.setting import refuse_outside, resolve
     from shardopt.cli.tune.flags import TuneFlags
 
@@ -135,63 +134,6 @@ def plan(
     )
     _show(report, quiet)
     _end(result)
-
-
-@dataclass(frozen=True)
-class Budget:
-    """How much is searched, and by whom."""
-
-    seed: int
-    effort: float
-    time_limit: float | None
-    top_k: int
-    searchers: tuple[str, ...]
-
-
-def find_answer(
-    setting: Setting,
-    near: PlanInUse | None,
-    budget: Budget,
-    stop: Stop,
-    *,
-    cached: bool,
-    progress: bool,
-    quiet: bool,
-) -> SearchOutcome:
-    """The answer that the cache has for the same input, or that of a search."""
-    from shardopt.api.cache import ResultCache, is_final
-    from shardopt.cli.output import note
-
-    whole: list[Result] = []
-
-    def search() -> SearchOutcome:
-        # the solvers are imported only once the input is known to be good, and to be new
-        from search.solve import solve
-        from shardopt.explain.outcome import find_outcome
-        from shardopt.report.progress import SearchProgress
-
-        with SearchProgress(on=progress) as shown:
-            result = solve(
-                setting.problem(),
-                stop,
-                budget.seed,
-                top_k=budget.top_k,
-                searchers=budget.searchers,
-                in_use=near,
-                progress=shown,
-            )
-        whole.append(result)
-        return find_outcome(setting, result, stop)
-
-    def keep(made: SearchOutcome) -> bool:
-        return is_final(made.result) and len(made.result.plans) == len(whole[0].plans)
-
-    if not cached:
-        return search()
-    answer = ResultCache.of_user().recall((setting.problem(), near, budget), search, keep)
-    if not whole:
-        note(["the answer to the same input is kept; --no-cache searches again"], quiet=quiet)
-    return answer
 
 
 @dataclass(frozen=True)

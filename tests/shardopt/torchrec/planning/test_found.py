@@ -55,3 +55,15 @@ def test_without_logging_set_up_one_line_says_what_was_found() -> None:
         r"at most [\d.]+ % from the best possible; constants: \w+",
         line,
     )
+
+
+def test_the_second_planner_takes_the_answer_from_the_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, made = planner(), planner()
+    plan = str(first.plan(Model(), SHARDERS))
+    monkeypatch.setattr("shardopt.torchrec.planning.hook.solve", None)
+    assert str(made.plan(Model(), SHARDERS)) == plan
+    assert made.found is not None
+    assert first.found is not None
+    assert made.found.result == first.found.result

@@ -74,18 +74,6 @@ def test_a_planner_may_be_asked_twice_and_answers_alike() -> None:
     assert first == second == str(planner(cache=False).plan(Model(), SHARDERS))
 
 
-def test_the_second_planner_takes_the_answer_from_the_cache(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    first, made = planner(), planner()
-    plan = str(first.plan(Model(), SHARDERS))
-    monkeypatch.setattr("shardopt.torchrec.planning.hook.solve", None)
-    assert str(made.plan(Model(), SHARDERS)) == plan
-    assert made.found is not None
-    assert first.found is not None
-    assert made.found.result == first.found.result
-
-
 @pytest.mark.slow
 def test_the_plan_does_not_hang_on_the_hash_seed() -> None:
     """TorchRec's enumerator goes through sets, so the order of a table's options does."""

@@ -1,0 +1,1 @@
+"""What ``shardopt plan`` does beside searching: answers that are known, plans made again."""
