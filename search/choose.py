@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from search.candidate import Candidate, rank_distinct
 from search.improve.local_search import LocalSearch
-from search.objective import Objective
+from search.objective import Assignment, Objective
 from search.prefer import DESCENT, POOL, prefer
 from search.problem import ScenarioTimes, Ties
 from search.propose.rounding import LARGE
@@ -122,7 +122,7 @@ def _over_scenarios(
     return Chosen(_timed(nominal, found), ties, scenario_times(known, best, bounds))
 
 
-def _visited(search: LocalSearch) -> list[tuple[object, ...]]:
+def _visited(search: LocalSearch) -> list[Assignment]:
     """The plans that a search went through, best first."""
     return [plan for plan, _ in sorted(search.visited.items(), key=lambda item: item[1])]
 

@@ -34,7 +34,7 @@ Array = NDArray[np.float64]
 TOLERANCE = 0.005
 """How much slower than the fastest plan the chosen one may be predicted to be."""
 ALIKE = 0.001
-"""Share of the iteration time by which plans that are alike may differ."""
+"""Share by which device times, or regrets, of plans that are alike may differ."""
 UNEVEN = 0.01
 """Share of the mean rank's memory by which those of plans that are alike may differ."""
 NO_TIME = 1e-6
@@ -181,15 +181,10 @@ class _Preference:
         plans = self._pool()
         values = self._values(plans)
         kept = np.arange(len(plans))
+        apart = _apart(values)
         for rule in RULES:
-            kept = kept[values[rule][kept] <= values[rule][kept].min() + self._apart[rule]]
+            kept = kept[values[rule][kept] <= values[rule][kept].min() + apart[rule]]
         return plans[min(kept.tolist(), key=lambda i: (self.tied[plans[i]], i))]
-
-    @property
-    def _apart(self) -> dict[str, float]:
-        """By how much plans that are alike by a rule may differ."""
-        nominal = float(self.nominal.score([self.fastest.assignment])[0])
-        return dict(zip(RULES, (ALIKE * nominal, ALIKE, UNEVEN, 0.0), strict=True))
 
     def _values(self, plans: Sequence[Assignment]) -> dict[str, Array]:
         """What the rules compare, ``[plans]`` each."""
@@ -207,8 +202,8 @@ class _Preference:
         values = self._values(two)
         decided = None
         if two[0] != two[1]:
-            lower = (r for r in RULES if values[r][0] < values[r][1] - self._apart[r])
-            decided = next(lower, None)
+            apart = _apart(values)
+            decided = next((r for r in RULES if values[r][0] < values[r][1] - apart[r]), None)
         device_ms = self._device_ms([*self.tied])
         return Ties(
             plans=len({signature(plan) for plan in self.tied}),
@@ -218,6 +213,12 @@ class _Preference:
             device_range_ms=(float(device_ms.min()), float(device_ms.max())),
             decided_by=decided,
         )
+
+
+def _apart(values: Mapping[str, Array]) -> dict[str, float]:
+    """By how much plans that are alike by a rule may differ."""
+    alike = ALIKE * float(values[RULES[0]].min()), ALIKE, UNEVEN, 0.0
+    return dict(zip(RULES, alike, strict=True))
 
 
 def unevenness(objective: Objective, plans: Sequence[Assignment]) -> Array:

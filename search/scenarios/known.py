@@ -112,7 +112,7 @@ class KnownPlans:
         """The scenarios in which the known plans compare least as they do on average."""
         shares = self.times / self.best_ms
         apart = np.abs(shares - shares.mean(axis=1, keepdims=True)).mean(axis=0)
-        return np.argsort(-apart, kind="stable")[:FEW].tolist()
+        return [int(index) for index in np.argsort(-apart, kind="stable")[:FEW]]
 
     def bounds(self, chosen: Assignment, steps: int, stop: Callable[[], bool]) -> Array:
         """A lower bound of every scenario in ms, ``[scenarios]``; 0 where time was up.
