@@ -14,8 +14,8 @@ from search.objective import Assignment, Objective
 from search.prefer import DESCENT, POOL, prefer
 from search.problem import ScenarioTimes, Ties
 from search.propose.rounding import LARGE
-from search.scenarios.known import MEAN, REGRET, KnownPlans, scenario_times
 from search.scenarios.scenario import Scenario, ScenarioScorer
+from search.scenarios.scored import MEAN, REGRET, ScoredPlans, scenario_times
 from search.stop import Stop
 
 NOMINAL = "nominal"
@@ -29,6 +29,8 @@ TURNS = 2
 """Such searches: what one finds may be the best of a scenario, by which the next one measures."""
 STEPS = 400
 """Refinements of the scenarios' bounds, at effort 1."""
+SHARE = 0.5
+"""Of the time that is left, for all of this; the bound of the problem as given has the rest."""
 FOUND_BY = "search over scenarios"
 
 
@@ -75,7 +77,7 @@ def choose_plan(
     if scorer is None:
         return Chosen(found, ties, ())
     pool = [c.assignment for c in [*found, *ranked]][:POOL]
-    known = KnownPlans(scorer, [*pool, *_visited(search)[:POOL]])
+    known = ScoredPlans(scorer, [*pool, *_visited(search)[:POOL]])
     nothing = [0.0] * len(scorer.scenarios)
     return Chosen(found, ties, scenario_times(known, found[0].assignment, nothing))
 
@@ -86,11 +88,8 @@ def _over_scenarios(
     nominal, seed = search.objective, 0
     scorer = ScenarioScorer(nominal, wanted.scenarios)
     fast = [c.assignment for c in ranked][:POOL]
-    known = KnownPlans(scorer, [*fast, *_visited(search)[:POOL]])
-
-    def ended() -> bool:
-        return stop.remaining_s <= 0
-
+    known = ScoredPlans(scorer, [*fast, *_visited(search)[:POOL]])
+    ended = stop.part(SHARE)
     in_each, over_all, descent = (
         _work(nominal, default, stop) for default in (IN_EACH, OVER_ALL, DESCENT // 4)
     )
@@ -99,9 +98,7 @@ def _over_scenarios(
         objective = known.objective(nominal, wanted.aim)
         measures = known.measure(wanted.aim)(known.times)
         again = LocalSearch(objective, search.surrogate, seed)
-        best, _ = again.improve(
-            known.plans[int(measures.argmin())], over_all // TURNS, lambda _: ended()
-        )
+        best, _ = again.improve(known.plans[int(measures.argmin())], over_all // TURNS, ended)
         known.add([best])
         nominal.evaluations += objective.evaluations
     measures = known.measure(wanted.aim)(known.times)

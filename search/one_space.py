@@ -13,6 +13,7 @@ from predictor.errors import InfeasibleError
 from search.baselines.starting_plans import plan_baselines
 from search.bound.lower_bound import LowerBound
 from search.candidate import Candidate, rank_distinct
+from search.choose import NOMINAL, Chosen, Wanted, choose_plan
 from search.improve.local_search import LocalSearch
 from search.in_use.align import rename_ranks
 from search.in_use.plan import (
@@ -25,7 +26,6 @@ from search.in_use.plan import (
 from search.in_use.worth import prefer_worthwhile
 from search.infeasible.remedy import explain_no_plan
 from search.objective import Objective
-from search.prefer import prefer_simple
 from search.problem import Problem, Progress
 from search.propose.feasibility import Feasibility
 from search.propose.rounding import LARGE
@@ -56,7 +56,7 @@ class SearchSettings:
     top_k: int
     searchers: Sequence[str]
     in_use: PlanInUse | None
-    tolerance: float
+    wanted: Wanted
     progress: Progress
 
 
@@ -66,6 +66,7 @@ class KnownPlans:
 
     Args:
         ranked: the preferred plan first, at most ``top_k``.
+        chosen: what tied, and how the preferred plan does in all scenarios.
         fastest: of all.
         bound_ms: no plan of the space is predicted to be faster.
         surrogate_gap: see `search.problem.Result`.
@@ -75,6 +76,7 @@ class KnownPlans:
     bound: LowerBound
     baselines: tuple[Candidate, ...]
     ranked: tuple[Candidate, ...]
+    chosen: Chosen
     fastest: Candidate
     bound_ms: float
     surrogate_gap: float | None
@@ -116,13 +118,13 @@ class SpaceSearcher:
             known, self.nearest = rescue(objective, self.surrogate, stop, seed)
             if not known:
                 return None
-        fastest, ranked = self._improve_and_rank(known)
-        best_ms = ranked[0].iteration_ms
-        progress("lower bound", 0.8, best_ms, None)
-        bound_ms = self._tighten(best_ms)
-        stop.reached(best_ms, bound_ms)  # remembers a gap that was closed before
+        fastest, chosen = self._improve_and_choose(known)
+        ranked = self._rank(chosen)
+        progress("lower bound", 0.8, ranked[0].iteration_ms, None)
+        bound_ms = self._tighten(fastest.iteration_ms)
+        stop.reached(fastest.iteration_ms, bound_ms)  # remembers a gap that was closed before
         return KnownPlans(
-            objective, self.bound, tuple(baselines), tuple(ranked), fastest, bound_ms, gap
+            objective, self.bound, tuple(baselines), tuple(ranked), chosen, fastest, bound_ms, gap
         )
 
     def explain(self) -> InfeasibleError:
@@ -155,23 +157,30 @@ class SpaceSearcher:
         sound = all(is_sound(option, workload, device) for option, _ in candidate.assignment)
         return sound and self.objective.fits(candidate.assignment)
 
-    def _improve_and_rank(self, known: Sequence[Candidate]) -> tuple[Candidate, list[Candidate]]:
-        """The fastest plan, and the preferred ones."""
+    def _improve_and_choose(self, known: Sequence[Candidate]) -> tuple[Candidate, Chosen]:
+        """The fastest plan, and the ranked ones with the preferred one first."""
         settings, objective = self.settings, self.objective
-        stop, in_use = settings.stop, settings.in_use
+        stop, wanted = settings.stop, settings.wanted
         search = LocalSearch(objective, self.surrogate, settings.seed)
         improved = self._improve(search, rank_distinct(known)[:IMPROVED])
         ranked = rank_distinct([*improved, *known], objective.space.in_use)
-        fastest = ranked[0]
-        if settings.tolerance and in_use is None and stop.remaining_s > 0:
+        chosen = Chosen(ranked, None, ())
+        chooses = wanted.tolerance > 0 or wanted.aim != NOMINAL
+        if settings.in_use is None and stop.remaining_s > 0 and chooses:
+            settings.progress("choice", 0.78, ranked[0].iteration_ms, None)
             try:
-                ranked = prefer_simple(search, ranked, self._limit_ms(fastest))
+                chosen = choose_plan(search, ranked, self._limit_ms(ranked[0]), wanted, stop)
             except KeyboardInterrupt:
                 stop.interrupt()
-        ranked = [rename_ranks(objective, candidate) for candidate in ranked[: settings.top_k]]
+        return ranked[0], chosen
+
+    def _rank(self, chosen: Chosen) -> list[Candidate]:
+        """The best of the chosen plans, with the names of their ranks nearest to those in use."""
+        settings, in_use = self.settings, self.settings.in_use
+        ranked = [rename_ranks(self.objective, c) for c in chosen.ranked[: settings.top_k]]
         if in_use is not None and in_use.horizon is not None:
-            ranked = prefer_worthwhile(objective, in_use, ranked)[: settings.top_k]
-        return fastest, ranked
+            ranked = prefer_worthwhile(self.objective, in_use, ranked)[: settings.top_k]
+        return ranked
 
     def _improve(self, search: LocalSearch, starts: Sequence[Candidate]) -> list[Candidate]:
         """Local search: half of the budget over the best few, half on the best of those."""
@@ -201,12 +210,9 @@ class SpaceSearcher:
         return improved
 
     def _limit_ms(self, fastest: Candidate) -> float:
-        """No slower plan is preferred: one that a baseline beats, or that opens a closed gap."""
-        stop = self.settings.stop
-        limits = [fastest.iteration_ms * (1 + self.settings.tolerance)]
+        """No slower plan ties: of those that are slower than a baseline none does."""
+        limits = [fastest.iteration_ms * (1 + self.settings.wanted.tolerance)]
         limits += [c.iteration_ms for c in self.valid]
-        if stop.reached(fastest.iteration_ms, self.bound.proven_ms):
-            limits.append(self.bound.proven_ms * (1 + stop.gap))
         return max(fastest.iteration_ms, min(limits))
 
     def _tighten(self, best_ms: float) -> float:

@@ -6,7 +6,7 @@ one space     baselines, candidates, improvement, preference, bound        (sear
   plan in use   a candidate too, and how far the search may move from it     (search.in_use)
   candidates    proposed by the bound's programs, packing, CP-SAT, Optuna    (search.propose)
   improvement   the best candidates, on the full timeline                    (search.improve)
-  preference    of plans that cannot be told apart, the simplest             (search.prefer)
+  choice        by time or over scenarios; of plans that tie, the preferred  (search.choose)
   bound         no plan of the space is predicted to be faster               (search.bound)
 host memory   only where device memory does not do                         (here)
 no plan       which demands exclude each other, and what would help        (search.infeasible)
@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from predictor.errors import InfeasibleError
+from predictor.errors import InfeasibleError, InputError
 from predictor.model.memory import UVM_KERNELS
 from search.bound.lower_bound import LowerBound
 from search.candidate import Candidate
+from search.choose import AIMS, NOMINAL, Wanted
 from search.in_use.plan import (
     PlanInUse,
     check_plan_in_use,
@@ -34,6 +35,7 @@ from search.prefer import TOLERANCE
 from search.problem import Problem, Progress, RankedPlan, Result, silent
 from search.propose.rounding import LARGE
 from search.propose.searchers import SEARCHERS
+from search.scenarios.scenario import Scenario, draw_scenarios
 from search.space.build import whole_space
 from search.space.filters import AMPLE, drop_uvm
 from search.space.option import Space
@@ -54,6 +56,8 @@ def solve(
     searchers: Sequence[str] = SEARCHERS,
     in_use: PlanInUse | None = None,
     tolerance: float = TOLERANCE,
+    aim: str = NOMINAL,
+    scenarios: Sequence[Scenario] | None = None,
     progress: Progress = silent,
 ) -> Result:
     """Search the sharding plans of a problem.
@@ -67,17 +71,25 @@ def solve(
         in_use: a plan in use to start from, near which the search stays if it limits the moves. If
             it allows none, that plan is rated against the bound of all plans.
         tolerance: by which share the best plan may be slower than the fastest one found, if it is
-            simpler and cannot be told apart from that, >= 0; never slower than a baseline. Without
+            better by other rules (`search.prefer`), >= 0; never slower than a baseline. Without
             effect where a plan is in use, of which the best should move little.
+        aim: what is minimised, one of `search.choose.AIMS`: the nominal time, the mean over the
+            scenarios, or the largest regret in them.
+        scenarios: what else could be true; None for sixteen draws of the errors that the profile
+            states.
         progress: called with every stage of the search.
 
     Raises:
         InfeasibleError: no plan fits, or a table has no option left.
-        InputError: the plan in use is of another model or world size.
+        InputError: the plan in use is of another model or world size; or there is one, or there
+            are fewer than two scenarios, and the aim is another than the nominal time.
         KeyboardInterrupt: before any plan was found, or twice, or `stop` is not interruptible.
     """
     in_use = in_use and check_plan_in_use(in_use, problem)
-    settings = SearchSettings(stop, seed, top_k, searchers, in_use, tolerance, progress)
+    check_aim(aim, scenarios, in_use)
+    others = draw_scenarios(problem) if scenarios is None else scenarios
+    wanted = Wanted(aim, others, tolerance)
+    settings = SearchSettings(stop, seed, top_k, searchers, in_use, wanted, progress)
     spaces, host = _spaces(problem, stop, in_use), ""
     for space in spaces:
         one = SpaceSearcher(problem, space, settings)
@@ -161,7 +173,36 @@ def _result(found: KnownPlans, problem: Problem, settings: SearchSettings, host:
         in_use=rate_plan_in_use(objective, in_use) if in_use else None,
         fastest=finished(found.fastest) if slower else None,
         bound_notes=tuple(filter(None, notes)),
+        aim=settings.wanted.aim,
+        ties=found.chosen.ties,
+        scenarios=found.chosen.scenarios,
     )
+
+
+def check_aim(aim: str, scenarios: Sequence[Scenario] | None, in_use: PlanInUse | None) -> None:
+    """Refuse what cannot be minimised.
+
+    Raises:
+        InputError: the aim is unknown, needs scenarios, or there is a plan in use.
+    """
+    if aim not in AIMS:
+        raise InputError(
+            f"the objective is '{aim}'; it is one of {', '.join(AIMS)}", inputs=("objective",)
+        )
+    if aim == NOMINAL:
+        return
+    if scenarios is not None and len(scenarios) < 2:
+        raise InputError(
+            f"the objective {aim} compares scenarios, but there is "
+            f"{'one' if scenarios else 'none'}; give two or more, or leave the objective nominal",
+            inputs=("objective", "scenarios"),
+        )
+    if in_use is not None:
+        raise InputError(
+            f"the objective is {aim}, but moves from a plan in use are weighed by the nominal "
+            "time; leave the objective nominal, or search without the plan in use",
+            inputs=("objective",),
+        )
 
 
 def _size_note(problem: Problem) -> str:

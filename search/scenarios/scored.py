@@ -35,7 +35,7 @@ FIRST, MORE = 20, 20
 again."""
 
 
-class KnownPlans:
+class ScoredPlans:
     """Plans with their times in all scenarios.
 
     Args:
@@ -87,7 +87,7 @@ class KnownPlans:
         return RatedObjective(nominal, lambda plans: measure(self.score(plans)))
 
     def improve(
-        self, surrogate: Surrogate, evaluations: int, seed: int, stop: Callable[[], bool]
+        self, surrogate: Surrogate, evaluations: int, seed: int, stop: Callable[..., bool]
     ) -> int:
         """A local search in each of the scenarios most unlike the others, from its best known plan;
         returns the plans scored.
@@ -103,7 +103,7 @@ class KnownPlans:
                 break
             own = self.scorer.objective(index)
             search = LocalSearch(own, surrogate, seed)
-            plan, _ = search.improve(self.best_of(index), evaluations, lambda _: stop())
+            plan, _ = search.improve(self.best_of(index), evaluations, stop)
             spent += own.evaluations
             self.add([plan])
         return spent
@@ -114,7 +114,7 @@ class KnownPlans:
         apart = np.abs(shares - shares.mean(axis=1, keepdims=True)).mean(axis=0)
         return [int(index) for index in np.argsort(-apart, kind="stable")[:FEW]]
 
-    def bounds(self, chosen: Assignment, steps: int, stop: Callable[[], bool]) -> Array:
+    def bounds(self, chosen: Assignment, steps: int, stop: Callable[..., bool]) -> Array:
         """A lower bound of every scenario in ms, ``[scenarios]``; 0 where time was up.
 
         Args:
@@ -146,7 +146,7 @@ class KnownPlans:
 
 
 def scenario_times(
-    known: KnownPlans, chosen: Assignment, bounds: Sequence[float] | Array
+    known: ScoredPlans, chosen: Assignment, bounds: Sequence[float] | Array
 ) -> tuple[ScenarioTimes, ...]:
     """How a known plan does in every scenario."""
     ours = known.times[known.plans.index(chosen)].tolist()
