@@ -9,9 +9,13 @@ breakdown   which chain of work fills the iteration           (predictor.iterati
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from predictor.cost.errors import Z_90, resource_groups
+from predictor.cost.loads import Load
 from predictor.hardware.loader import Group, HardwareProfile, ProvenanceKind, weakest
 from predictor.iteration.critical_path import HOST, Segment, critical_path
 from predictor.iteration.graph import Graph
@@ -37,6 +41,7 @@ PHASES = (
     "embedding_backward",
     "all_reduce",
     "optimizer",
+    "replica_sync",
     HOST,
 )
 """The named parts of a breakdown, in the order of an iteration."""
@@ -57,6 +62,22 @@ class RankLoad:
 
 
 @dataclass(frozen=True)
+class ReplicaSync:
+    """Averaging the copies of tables once.
+
+    Args:
+        weight_bytes, state_bytes: that every rank of a sharding group all-reduces with its copies.
+        sync_ms: of the slowest rank.
+        step_ms: an iteration with it; ``iteration_ms`` of the prediction has the mean share of it.
+    """
+
+    weight_bytes: tuple[int, ...]
+    state_bytes: tuple[int, ...]
+    sync_ms: float
+    step_ms: float
+
+
+@dataclass(frozen=True)
 class Prediction:
     """The predicted iteration of one plan.
 
@@ -69,6 +90,7 @@ class Prediction:
         out_of_range: what was asked of the profile beyond the measurements behind it.
         dense_ops_by_bytes: ops of the dense part without a kernel model -> calls; they are priced
             by the bytes that they touch.
+        replica_sync: None where no table is copied.
     """
 
     iteration_ms: float
@@ -82,6 +104,7 @@ class Prediction:
     timeline: Timeline
     out_of_range: tuple[OutOfRange, ...] = ()
     dense_ops_by_bytes: dict[str, int] = field(default_factory=dict)
+    replica_sync: ReplicaSync | None = None
 
 
 def predict(
@@ -117,7 +140,31 @@ def predict(
         timeline=timeline,
         out_of_range=out_of_range(costs, tables, loads),
         dense_ops_by_bytes=costs.dense.by_bytes,
+        replica_sync=None if topology.job is None else _replica_sync(workload, graph, loads),
     )
+
+
+def _replica_sync(
+    workload: Workload, graph: Graph, loads: NDArray[np.float64]
+) -> ReplicaSync | None:
+    """One call, of which the graph has a share per step; None where nothing is averaged.
+
+    Args:
+        loads: ``[groups, ranks, COLUMNS]``.
+    """
+    groups = workload.replica_groups
+    found = [i for i, op in enumerate(graph.ops) if op.phase == "replica_sync"]
+    if groups is None or not found:
+        return None
+    op, steps = graph.ops[found[0]], groups.sync_interval
+    whole = replace(op, cost_ms=op.cost_ms * steps, host_ms=op.host_ms * steps)
+    every = replace(graph, ops=[*graph.ops[: found[0]], whole, *graph.ops[found[0] + 1 :]])
+    weights, states = (
+        tuple(loads[..., column].sum(axis=0).astype(int).tolist())
+        for column in (Load.SYNCED_WEIGHTS, Load.SYNCED_STATES)
+    )
+    step_ms = float(simulate(every).iteration_ms[0])
+    return ReplicaSync(weights, states, float(whole.cost_ms.max()), step_ms)
 
 
 def _breakdown(path: list[Segment]) -> dict[str, float]:

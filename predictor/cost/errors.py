@@ -47,10 +47,10 @@ _NORMAL = NormalDist()
 
 def resource_groups(resource: str, topology: Topology) -> list[str]:
     """Names of the profile groups behind a resource: collectives use every kind of link the ranks
-    span."""
+    span, those of the whole job for its dense gradients."""
     if resource != "collectives":
         return [resource]
-    names = []
+    names, topology = [], topology.whole
     if topology.nvlink_domain > 1:
         names.append("collectives.intra")
     if topology.groups > 1:

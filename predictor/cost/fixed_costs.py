@@ -44,8 +44,25 @@ class FixedCosts:
 
     @cached_property
     def collectives(self) -> Collectives:
-        """Times of collectives."""
-        return Collectives(self.hardware, self.topology)
+        """Times of collectives among the ranks that a plan covers."""
+        return self.among(self.topology)
+
+    @cached_property
+    def all_ranks(self) -> Collectives:
+        """Times of collectives among all ranks of the job."""
+        job = self.topology.job
+        return self.collectives if job is None else self.among(job)
+
+    @cached_property
+    def copies(self) -> Collectives:
+        """Times of collectives among the ranks that hold the same shards."""
+        job, groups = self.topology.whole, self.workload.replica_groups
+        assert groups is not None
+        return self.among(groups.replica_group(job))
+
+    def among(self, topology: Topology) -> Collectives:
+        """Times of collectives among some ranks."""
+        return Collectives(self.hardware, topology)
 
     @cached_property
     def dense(self) -> DenseWork:

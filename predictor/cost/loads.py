@@ -35,6 +35,7 @@ from predictor.cost.stragglers import LEAST, relative_variance
 from predictor.hardware.loader import HardwareProfile
 from predictor.model.distribution import Bins, EmpiricalByRange
 from predictor.model.memory import DEFAULT_CACHE_LOAD_FACTOR
+from predictor.model.memory.shards import synced_bytes
 from predictor.model.plan import ComputeKernel, Shard, ShardingType, TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Feature, Table, Workload
@@ -67,20 +68,24 @@ class Load(IntEnum):
     """elements of dense gradient (data_parallel tables only)"""
     EXPANDED = 9
     """output elements that repeated ids get back where only distinct ones are looked up"""
-    ROWS = 10
+    SYNCED_WEIGHTS = 10
+    """bytes of weights that replica groups average (fused tables, 2D sparse parallelism only)"""
+    SYNCED_STATES = 11
+    """bytes of optimizer state that they average"""
+    ROWS = 12
     """rows whose numbers the backward sorts"""
-    SORTED = 11
+    SORTED = 13
     """ids times the passes that a sort of their own table's rows alone would take"""
-    VARIANCE = 12
+    VARIANCE = 14
     """of the forward over batches, in ms^2"""
-    SHARED_2_MS = 13
+    SHARED_2_MS = 15
     """what the forward adds when 2 tables share the L2; the next ones: when 4, 8, 16 do"""
-    SHARED_4_MS = 14
-    SHARED_8_MS = 15
-    SHARED_16_MS = 16
-    FORWARD_LONGEST_MS = 17
+    SHARED_4_MS = 16
+    SHARED_8_MS = 17
+    SHARED_16_MS = 18
+    FORWARD_LONGEST_MS = 19
     """shortest forward of a launch with the shard; the longest counts, they do not add up"""
-    BACKWARD_LONGEST_MS = 18
+    BACKWARD_LONGEST_MS = 20
 
 
 COLUMNS = len(Load)
@@ -213,6 +218,9 @@ class ShardLoads:
         total[Load.ROWS] = shard.size[0]
         if plan.sharding_type is ShardingType.DATA_PARALLEL:
             total[Load.GRADIENTS] = float(shard.size[0] * shard.size[1])
+        elif self.topology.job is not None:  # tables that are copied
+            weights, states = synced_bytes(table, shard.size)
+            total[Load.SYNCED_WEIGHTS], total[Load.SYNCED_STATES] = weights, states
         return total, cache
 
     def _lookups(self, table: Table, plan: TablePlan, shard: Shard) -> list[LookupShard]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -68,25 +67,24 @@ class RecordingCosts(FixedCosts):
 
     def __init__(self, workload: Workload, topology: Topology, hardware: HardwareProfile) -> None:
         super().__init__(workload, topology, hardware)
-        self.messages: dict[tuple[Op, Scope], float] = {}
-        """Collective and scope -> the largest message in bytes."""
+        self.recorded: list[_RecordingCollectives] = []
+        """All that were asked."""
 
-    @cached_property
-    def collectives(self) -> Collectives:
-        """As `FixedCosts.collectives`."""
-        return _RecordingCollectives(self.hardware, self.topology, self.messages)
+    def among(self, topology: Topology) -> Collectives:
+        """As `FixedCosts.among`."""
+        self.recorded.append(_RecordingCollectives(self.hardware, topology))
+        return self.recorded[-1]
 
 
 class _RecordingCollectives(Collectives):
-    def __init__(
-        self, hw: HardwareProfile, topology: Topology, messages: dict[tuple[Op, Scope], float]
-    ) -> None:
+    def __init__(self, hw: HardwareProfile, topology: Topology) -> None:
         super().__init__(hw, topology)
-        self._messages = messages
+        self.messages: dict[tuple[Op, Scope], float] = {}
+        """Collective and scope -> the largest message in bytes."""
 
     def _time(self, op: Op, size_bytes: ArrayLike, scope: Scope) -> Array:
         largest = float(np.max(size_bytes, initial=0.0))
-        self._messages[op, scope] = max(largest, self._messages.get((op, scope), 0.0))
+        self.messages[op, scope] = max(largest, self.messages.get((op, scope), 0.0))
         return super()._time(op, size_bytes, scope)
 
 
@@ -101,17 +99,18 @@ def out_of_range(
         loads: their summed loads, ``[groups, ranks, COLUMNS]``.
     """
     largest: Largest = defaultdict(dict)
-    for (op, scope), size in costs.messages.items():
-        for group, share in costs.collectives.shares(op, scope):
-            known = largest[group].get("size_bytes", 0.0)
-            largest[group]["size_bytes"] = max(known, share * size)
+    for asked in costs.recorded:
+        for (op, scope), size in asked.messages.items():
+            for group, share in asked.shares(op, scope):
+                known = largest[group].get("size_bytes", 0.0)
+                largest[group]["size_bytes"] = max(known, share * size)
     shapes = costs.dense.products
     if shapes:
         sides = np.array([*shapes], dtype=np.float64).max(axis=0)
         flop = max(2.0 * m * n * k for m, n, k in shapes)
         largest["gemm"] = dict(zip(("m", "n", "k", "flop"), (*sides.tolist(), flop), strict=True))
     largest["embedding"] = _largest_lookups(plans, loads)
-    return (*ranks_outside(costs.hardware, costs.topology), *_above(costs.hardware, largest))
+    return (*ranks_outside(costs.hardware, costs.topology.whole), *_above(costs.hardware, largest))
 
 
 def _largest_lookups(plans: Sequence[TablePlan], loads: Array) -> dict[str, float]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from predictor.errors import PlanError, did_you_mean
+from predictor.model.memory.shards import is_averaged
 from predictor.model.plan import Shard, ShardingPlan, ShardingType, TablePlan, TablePlans
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
@@ -72,6 +73,12 @@ def match_plan(workload: Workload, topology: Topology, plan: ShardingPlan) -> Ta
             raise PlanError(
                 f"table '{key}' has a shard on rank {outside[0]}; "
                 f"ranks are 0 to {topology.world_size - 1}"
+            )
+        averaged = is_averaged(table.sharding_type, table.compute_kernel)
+        if topology.job is not None and not averaged:
+            raise PlanError(
+                f"table '{key}' has the kernel {table.compute_kernel}, which replica groups do "
+                "not average; use fused, or data_parallel"
             )
     return tuple(plan.tables[key] for key in keys)
 

@@ -1,10 +1,11 @@
-"""Where ranks sit: hosts, NVLink domains, levels of the network, memory caps."""
+"""Where ranks sit: hosts, NVLink domains, levels of the network, memory caps; groups of them."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
+from typing import Any
 
 from predictor.errors import InputError
 
@@ -105,6 +106,8 @@ class Topology:
         limit_bytes: of that, what a process may take; empty where the caps say so.
         network: levels that join the hosts, or the NVLink domains that span hosts, the innermost
             first; empty: every NIC reaches every other at its full rate.
+        job: where tables are copied, all ranks of the job, of which these are one sharding group
+            (`ReplicaGroups`); None if these are all.
     """
 
     world_size: int
@@ -115,6 +118,7 @@ class Topology:
     installed_bytes: tuple[int, ...] = ()
     limit_bytes: tuple[int, ...] = ()
     network: tuple[NetworkLevel, ...] = ()
+    job: Topology | None = None
     hosts: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -168,6 +172,11 @@ class Topology:
         )
 
     @property
+    def whole(self) -> Topology:
+        """All ranks that train, whose dense gradients are added up."""
+        return self.job or self
+
+    @property
     def intra_group_size(self) -> int:
         """Ranks among which TWRW, TWCW and GRID split a table.
 
@@ -183,3 +192,168 @@ class Topology:
     def group_of(self, rank: int) -> int:
         """Intra group that a rank belongs to."""
         return rank // self.intra_group_size
+
+
+@dataclass(frozen=True)
+class ReplicaGroups:
+    """2D sparse parallelism: tables sharded over a group of ranks, and as many copies as groups.
+
+    After `DMPCollection` of TorchRec 1.7 to 1.9 (torchrec/distributed/model_parallel.py): ids and
+    outputs stay within a sharding group, every group holds all tables, and ranks that hold the same
+    shards form a replica group, which averages them every ``sync_interval`` steps
+    (docs/decisions/0067).
+
+    Args:
+        size: ranks of a sharding group, >= 1 (``sharding_group_size``).
+        sync_interval: training steps from one call of ``sync()`` to the next, >= 1.
+        use_inter_host_allreduce: False: ranks ``r, r + R, r + 2 R, ...`` of ``R`` groups shard, so
+            that copies lie on neighbours; True: ``size`` ranks in a row do
+            (`DMPCollection._create_process_groups`).
+    """
+
+    size: int
+    sync_interval: int = 1
+    use_inter_host_allreduce: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("size", "sync_interval"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"replica_groups.{name} is {value!r}; give a whole number >= 1")
+
+    def count(self, world_size: int) -> int:
+        """Sharding groups of a job, which is also the number of copies of every table."""
+        return world_size // self.size
+
+    def sharding_group(self, job: Topology) -> Topology:
+        """The ranks of one sharding group, numbered as plans number them.
+
+        A rank's caps are the least of all its copies. Where the group is the whole job, that is
+        the job itself.
+
+        Raises:
+            InputError: the groups do not divide the job, or lie unevenly on its hosts.
+        """
+        copies = self._copies(job)
+        if copies == 1:
+            return job
+        stride = 1 if self.use_inter_host_allreduce else copies
+        apart = self.size if self.use_inter_host_allreduce else 1
+        group = _every(job, stride, self.size)
+        ranks = [[r * stride + c * apart for c in range(copies)] for r in range(self.size)]
+        return replace(
+            group,
+            hbm_cap_bytes=tuple(min(job.hbm_cap_bytes[i] for i in of) for of in ranks),
+            ddr_cap_bytes=tuple(min(job.ddr_cap_bytes[i] for i in of) for of in ranks),
+            job=job,
+        )
+
+    def replica_group(self, job: Topology) -> Topology:
+        """The ranks that hold the same shards.
+
+        Raises:
+            InputError: as `sharding_group`.
+        """
+        copies = self._copies(job)
+        return _every(job, self.size if self.use_inter_host_allreduce else 1, copies)
+
+    def _copies(self, job: Topology) -> int:
+        if job.world_size % self.size:
+            divisors = [n for n in range(1, job.world_size + 1) if job.world_size % n == 0]
+            raise InputError(
+                f"replica_groups.size is {self.size}, which does not divide {job.world_size} "
+                f"ranks; allowed are {', '.join(map(str, divisors))}",
+                inputs=("gpus",),
+            )
+        return self.count(job.world_size)
+
+    def facts(self, job: Topology) -> dict[str, Any]:
+        """As plan files and JSON output say it: the fields, and the job that they divide.
+
+        ``node_group_size`` is what `DMPCollection` should take: the ranks of a sharding group
+        within which TWRW and GRID split rows.
+        """
+        return {
+            **asdict(self),
+            "groups": self.count(job.world_size),
+            "node_group_size": self.sharding_group(job).intra_group_size,
+            "world_size": job.world_size,
+            "local_world_size": job.local_world_size,
+        }
+
+    @classmethod
+    def from_facts(cls, facts: object, where: str) -> tuple[ReplicaGroups, int, int]:
+        """What `facts` wrote, with the job's ranks and ranks per host.
+
+        Raises:
+            InputError: it is not what `facts` writes.
+        """
+        names = ("world_size", "local_world_size")
+        if not isinstance(facts, Mapping) or not all(_is_count(facts.get(n)) for n in names):
+            raise InputError(
+                f"{where}: replica_groups must be an object with size, sync_interval, world_size "
+                "and local_world_size, as `shardopt plan` writes it"
+            )
+        try:
+            groups = cls(**{n: facts[n] for n in cls.__dataclass_fields__ if n in facts})
+        except (InputError, TypeError) as error:
+            raise InputError(f"{where}: {error}") from None
+        return groups, facts["world_size"], facts["local_world_size"]
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _every(job: Topology, stride: int, count: int) -> Topology:
+    """Ranks ``0, stride, 2 stride, ...`` of a job, as a topology of their own."""
+    local = _together(job.local_world_size, stride, count)
+    domain = _together(job.nvlink_domain, stride, count)
+    if local is None or domain is None or count % local:
+        raise InputError(
+            f"groups of {count} ranks, {stride} apart, lie unevenly on hosts of "
+            f"{job.local_world_size} and NVLink domains of {job.nvlink_domain}; choose a "
+            "replica_groups.size that fills hosts or divides them",
+            inputs=("gpus_per_node",),
+        )
+    group = Topology.uniform(
+        count,
+        local,
+        hbm_bytes=min(job.hbm_cap_bytes),
+        ddr_bytes=min(job.ddr_cap_bytes),
+        nvlink_domain=domain,
+    )
+    joined = (_level(level, job.world_size, stride, count) for level in job.network)
+    return replace(group, network=tuple(level for level in joined if level is not None))
+
+
+def _level(level: NetworkLevel, world_size: int, stride: int, count: int) -> NetworkLevel | None:
+    """What a group sees of a level of the network; None if it lies in one part.
+
+    All groups send at once, so a rank's share of the links stays what it is.
+    """
+    if stride * count == world_size:  # spread over all parts
+        return replace(
+            level,
+            parts=min(level.parts, count),
+            ranks=max(1, level.ranks // stride),
+            ring_ranks=max(1.0, level.ring_ranks / stride),
+            crossings=min(level.crossings, count),
+        )
+    even = level.ranks * level.parts == world_size and level.crossings in (0, level.parts)
+    if even and level.ranks % count == 0:
+        return None
+    if even and count % level.ranks == 0:
+        parts = count // level.ranks
+        return replace(level, parts=parts, crossings=parts)
+    raise InputError(
+        f"groups of {count} ranks in a row lie unevenly on the parts of level '{level.name}', of "
+        f"which the smallest has {level.ranks} ranks; choose another replica_groups.size"
+    )
+
+
+def _together(width: int, stride: int, count: int) -> int | None:
+    """How many of the ranks share a host or domain of ``width``; None if that differs."""
+    if stride >= width:
+        return 1 if stride % width == 0 else None
+    return min(width // stride, count) if width % stride == 0 else None

@@ -14,6 +14,7 @@ from predictor.model.captured.dense import CapturedDense
 from predictor.model.distribution import Distribution, Uniform
 from predictor.model.measured_dense import MeasuredDense
 from predictor.model.plan import ComputeKernel, ShardingType
+from predictor.model.topology import ReplicaGroups, Topology
 
 
 class Optimizer(StrEnum):
@@ -28,6 +29,15 @@ class Optimizer(StrEnum):
     LAMB = "lamb"
     LARS_SGD = "lars_sgd"
 
+
+SYNCED_OPTIMIZERS = (
+    Optimizer.SGD,
+    Optimizer.EXACT_SGD,
+    Optimizer.ROWWISE_ADAGRAD,
+    Optimizer.ADAGRAD,
+)
+"""Those whose states `DMPCollection._cache_sync_tensors` (torchrec/distributed/model_parallel.py)
+finds: it reads ``state["sum"]``, which only Adagrad has, and SGD has no state."""
 
 DATA_TYPE_BYTES: dict[str, int] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 
@@ -184,6 +194,7 @@ class Workload:
         train_pipeline: ``base``, ``sparse_dist`` or ``prefetch_sparse_dist``.
         sha256: digest of the file it came from, empty when built in code.
         training: False where only the forward runs, as in an evaluation.
+        replica_groups: 2D sparse parallelism; None: one copy of every table, over all ranks.
     """
 
     name: str
@@ -194,6 +205,7 @@ class Workload:
     qcomm: QComm = field(default_factory=QComm)
     sha256: str = ""
     training: bool = True
+    replica_groups: ReplicaGroups | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -239,6 +251,27 @@ class Workload:
     def embedding_bytes(self) -> int:
         """Bytes of all tables' weights."""
         return sum(t.weight_bytes for t in self.tables)
+
+    def sharding_group(self, job: Topology) -> Topology:
+        """The ranks that one plan covers: those of a sharding group, or all.
+
+        Args:
+            job: all ranks.
+
+        Raises:
+            InputError: the groups do not divide the job, or TorchRec cannot average a table.
+        """
+        if self.replica_groups is None:
+            return job
+        group = self.replica_groups.sharding_group(job)
+        broken = [t for t in self.tables if t.optimizer not in SYNCED_OPTIMIZERS]
+        if broken and group.job is not None:
+            raise InputError(
+                f"table '{broken[0].name}' has the optimizer {broken[0].optimizer}, but replica "
+                "groups average the states of Adagrad only (DMPCollection reads 'sum'); allowed "
+                f"are {', '.join(SYNCED_OPTIMIZERS)}, or no replica_groups"
+            )
+        return group
 
     def with_batch_size(self, batch_size: int) -> Workload:
         """The same model with another batch per rank."""

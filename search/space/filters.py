@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from predictor.errors import InfeasibleError
 from predictor.model.memory import UVM_KERNELS
+from predictor.model.memory.shards import is_averaged
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
@@ -108,6 +109,8 @@ def prune(space: Space, topology: Topology) -> Space:
 
 def _misfit(option: Option, topology: Topology) -> str:
     """Why the option cannot be placed on an empty cluster, or an empty string."""
+    if topology.job is not None and not is_averaged(option.sharding_type, option.compute_kernel):
+        return f"replica groups do not average tables with the kernel {option.compute_kernel}"
     legal = option.legal_ranks(topology)
     if legal.is_empty:
         ranks = ", ".join(map(str, option.ranks or ()))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from predictor.errors import InfeasibleError, InputError
 from predictor.hardware.loader import HardwareProfile, context_bytes
 from predictor.model.memory.peak import DEFAULT_RESERVE, leave_for_shards
 from predictor.model.topology import Topology
@@ -36,10 +37,14 @@ class Case:
         """What the plan search takes.
 
         Raises:
-            InfeasibleError: nothing is left for tables.
+            InfeasibleError: nothing is left for tables, or replica groups do not suit the ranks.
         """
+        try:
+            group = self.workload.sharding_group(self.installed)
+        except InputError as error:
+            raise InfeasibleError(str(error)) from error
         device, context = self.hardware.device, context_bytes(self.hardware)
-        topology = leave_for_shards(self.workload, self.installed, self.reserve, device, context)
+        topology = leave_for_shards(self.workload, group, self.reserve, device, context)
         return Problem(self.workload, topology, self.hardware)
 
     def constrained(self, name: str, value: Any) -> Case:

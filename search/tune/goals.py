@@ -30,7 +30,7 @@ class Goal:
 
 
 def _time(problem: Problem, iteration_ms: float, shard_bytes: float) -> float:
-    samples = problem.workload.batch_size * problem.topology.world_size
+    samples = problem.workload.batch_size * problem.topology.whole.world_size
     return 1000 * iteration_ms / samples
 
 

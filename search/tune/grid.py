@@ -13,9 +13,11 @@ from search.tune.knobs import (
     CacheRatio,
     ColumnMinimum,
     DeviceMemory,
+    Groups,
     Hosts,
     Pipeline,
     QComm,
+    SyncInterval,
 )
 
 KNOBS: dict[str, Knob] = {
@@ -28,6 +30,8 @@ KNOBS: dict[str, Knob] = {
         ColumnMinimum(),
         CacheRatio(),
         Hosts(),
+        Groups(),
+        SyncInterval(),
         DeviceMemory(),
     )
 }
@@ -56,7 +60,7 @@ class Grid:
         """The case with every parameter of a setting at its value."""
         turned = case
         for name, knob in PARAMETERS.items():  # in their order: hosts are set on equal ranks
-            if name in setting and setting[name] != knob.current(case, name):
+            if name in setting and setting[name] != knob.current(turned, name):
                 turned = knob.turn(turned, name, setting[name])
         return turned
 

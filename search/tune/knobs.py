@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from predictor.errors import InputError
 from predictor.model.memory import DEFAULT_CACHE_LOAD_FACTOR
 from predictor.model.plan import ComputeKernel
-from predictor.model.topology import Topology
+from predictor.model.topology import ReplicaGroups, Topology
 from predictor.model.workload import Table
 from search.space.enumerate import LANE, MIN_WIDTH
 from search.tune.case import Case, Knob, Value
@@ -229,6 +230,75 @@ class Hosts(Knob):
         if any(t.constraints.ranks is not None for t in case.workload.tables):
             return "constraints.ranks of a table names ranks of the cluster as given"
         return ""
+
+
+class Groups(Knob):
+    """Ranks that a copy of all tables is sharded over: ``replica_groups.size``; all ranks mean one
+    copy.
+
+    The groups lie as the model's do, else as `DMPCollection` forms them by default.
+    """
+
+    name = "groups"
+    changes_loads = True
+    allowed = "ranks of a sharding group, divisors of the number of ranks"
+
+    def defaults(self, case: Case) -> tuple[Value, ...]:
+        ranks = case.installed.world_size
+        halved = (ranks >> k for k in range(ranks.bit_length()) if ranks % (1 << k) == 0)
+        return tuple(sorted(n for n in halved if not self.fault(case, n)))
+
+    def current(self, case: Case, parameter: str) -> Value:
+        groups = case.workload.replica_groups
+        return case.installed.world_size if groups is None else groups.size
+
+    def turn(self, case: Case, parameter: str, value: Any) -> Case:
+        return case.with_model(replica_groups=_groups(case, size=value))
+
+    def fault(self, case: Case, value: Any) -> str:
+        try:
+            self.turn(case, self.name, value).workload.sharding_group(case.installed)
+        except InputError as error:
+            return str(error)
+        return ""
+
+    def refusal(self, case: Case) -> str:
+        if case.installed.world_size == 1:
+            return "one rank has no groups"
+        if any(t.constraints.ranks is not None for t in case.workload.tables):
+            return "constraints.ranks of a table names ranks of one group size"
+        return ""
+
+
+class SyncInterval(Knob):
+    """Steps from one averaging of the copies to the next: ``replica_groups.sync_interval``.
+
+    More steps are always faster, and copies drift further apart, so the user says how many may be.
+    """
+
+    name = "sync_interval"
+    allowed = "training steps, whole numbers of at least 1"
+
+    def defaults(self, case: Case) -> tuple[Value, ...]:
+        return (self.current(case, self.name),)
+
+    def current(self, case: Case, parameter: str) -> Value:
+        return _groups(case).sync_interval
+
+    def turn(self, case: Case, parameter: str, value: Any) -> Case:
+        return case.with_model(replica_groups=_groups(case, sync_interval=value))
+
+    def fault(self, case: Case, value: Any) -> str:
+        return "" if 1 <= value <= 10**9 else "it must be at least 1"
+
+    def refusal(self, case: Case) -> str:
+        return "" if case.installed.world_size > 1 else "one rank has no copies"
+
+
+def _groups(case: Case, **changes: Any) -> ReplicaGroups:
+    """The replica groups of a case, one over all ranks where it has none, with changes."""
+    groups = case.workload.replica_groups or ReplicaGroups(case.installed.world_size)
+    return replace(groups, **changes)
 
 
 class DeviceMemory(Knob):

@@ -19,7 +19,7 @@ from predictor.hardware.loader import (
 )
 from predictor.model.memory.peak import DEFAULT_RESERVE, default_reserve, leave_for_shards
 from predictor.model.plan import ShardingPlan
-from predictor.model.topology import Topology
+from predictor.model.topology import ReplicaGroups, Topology
 from predictor.model.workload import Workload
 from predictor.predict import Prediction, predict
 from predictor.units import gib
@@ -59,8 +59,9 @@ class Setting:
     """A model on a machine.
 
     Args:
-        topology: ranks with the memory left for tables.
-        installed: the same ranks with all of their memory.
+        topology: the ranks that plans cover, with the memory left for tables: all, or those of a
+            sharding group.
+        installed: all ranks with all of their memory.
         hardware_name: name or path of the profile, as it goes into a plan file.
         hardware_from: who chose it: ``given``, ``cluster``, ``plan`` or ``default``.
         notes: what the user should be told once.
@@ -86,12 +87,15 @@ class Setting:
 
     def facts(self) -> dict[str, Any]:
         """Model, hardware and ranks as plan files and JSON output name them."""
+        groups = self.workload.replica_groups
+        copies = {} if groups is None else {"replica_groups": groups.facts(self.installed)}
         return {
             "model": {"name": self.workload.name, "sha256": self.workload.sha256},
             "hardware": self.hardware_name,
             "world_size": self.topology.world_size,
             "local_world_size": self.topology.local_world_size,
             "batch_size": self.workload.batch_size,
+            **copies,
         }
 
 
@@ -111,6 +115,9 @@ def resolve(
     """
     check_machine(machine, needs_ranks=plan is None)
     workload, notes = load_model_with_notes(Path(model), batch_size=machine.batch_size)
+    job = _job_of(plan)
+    if job is not None and job.groups is not None:
+        workload = replace(workload, replica_groups=job.groups)
     cluster = load_cluster(machine.cluster) if machine.cluster is not None else None
     name, origin = _hardware_name(machine, cluster, plan)
     hardware = load_hardware(name)
@@ -119,20 +126,44 @@ def resolve(
         hardware = slowest(list(hosts.values()))
         # a plan file names one profile: the one that most constants are of
         name = next(host for host in hosts if hosts[host].memory == hardware.memory)
-    installed = _topology(machine, cluster, plan, hardware)
-    if plan is not None and installed.world_size != plan.world_size:
-        which = f"cluster file {machine.cluster} has" if cluster else "machine has"
-        raise InputError(
-            f"the {which} {installed.world_size} ranks, but the plan places its shards on "
-            f"{plan.world_size}; leave the ranks to the plan, or plan again for "
-            f"{installed.world_size}",
-            inputs=("cluster",) if cluster else ("gpus",),
-        )
+    installed = _topology(machine, cluster, job, hardware)
+    if plan is not None:
+        _check_ranks(workload.sharding_group(installed), plan, machine)
     reserve = default_reserve(workload) if machine.reserve is None else machine.reserve
     context = context_bytes(hardware)
     topology = leave_for_shards(workload, installed, reserve, hardware.device, context)
     told = (*notes, *_verdict_notes(hardware))
     return Setting(workload, topology, installed, hardware, name, origin, told, reserve)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The ranks that a plan was made for, and how they form groups if its file says so."""
+
+    world_size: int
+    local_world_size: int
+    groups: ReplicaGroups | None
+
+
+def _job_of(plan: ShardingPlan | None) -> _Job | None:
+    if plan is None:
+        return None
+    if "replica_groups" not in plan.meta:
+        return _Job(plan.world_size, plan.local_world_size, None)
+    groups, ranks, local = ReplicaGroups.from_facts(plan.meta["replica_groups"], "the plan")
+    return _Job(ranks, local, groups)
+
+
+def _check_ranks(covered: Topology, plan: ShardingPlan, machine: Machine) -> None:
+    if covered.world_size == plan.world_size:
+        return
+    cluster = machine.cluster is not None
+    which = f"cluster file {machine.cluster} has" if cluster else "machine has"
+    raise InputError(
+        f"the {which} {covered.world_size} ranks, but the plan places its shards on "
+        f"{plan.world_size}; leave the ranks to the plan, or plan again for {covered.world_size}",
+        inputs=("cluster",) if cluster else ("gpus",),
+    )
 
 
 def _verdict_notes(hardware: HardwareProfile) -> list[str]:
@@ -207,14 +238,14 @@ def _hardware_name(
 def _topology(
     machine: Machine,
     cluster: ClusterConfig | None,
-    plan: ShardingPlan | None,
+    job: _Job | None,
     hardware: HardwareProfile,
 ) -> Topology:
     """Ranks with all of their memory: machine, then cluster file, then plan, then profile."""
     if cluster is not None:
         ranks, local, domain = cluster.world_size, cluster.ranks_per_host, cluster.nvlink_domain
     else:
-        ranks, local = _ranks(machine, plan)
+        ranks, local = _ranks(machine, job)
         domain = default_nvlink_domain(hardware, ranks, local)
     topology = Topology.uniform(
         ranks,
@@ -237,13 +268,13 @@ def _topology(
     return replace(topology, network=cluster.network)
 
 
-def _ranks(machine: Machine, plan: ShardingPlan | None) -> tuple[int, int]:
+def _ranks(machine: Machine, job: _Job | None) -> tuple[int, int]:
     """World size and ranks per host."""
-    planned = (plan.world_size, plan.local_world_size) if plan is not None else (1, 1)
+    planned = (job.world_size, job.local_world_size) if job is not None else (1, 1)
     ranks = machine.gpus if machine.gpus is not None else planned[0]
     if machine.gpus_per_node is not None:
         local = machine.gpus_per_node
-    elif plan is not None and ranks == plan.world_size:
+    elif job is not None and ranks == job.world_size:
         local = planned[1]
     else:
         local = min(8, ranks)

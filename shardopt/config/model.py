@@ -11,6 +11,7 @@ from predictor.model.captured.dense import CapturedDense
 from predictor.model.measured_dense import MeasuredDense
 from predictor.model.plan import ShardingType
 from predictor.model.plan_json import SCHEMA as PLAN_SCHEMA
+from predictor.model.topology import ReplicaGroups
 from predictor.model.workload import Constraints, Feature, QComm, Table, Workload
 from shardopt.config.consistency import check_consistency
 from shardopt.config.dense import Dense, read_dense
@@ -23,6 +24,7 @@ from shardopt.config.schema import (
     FeatureSection,
     ModelSection,
     QCommSection,
+    ReplicaGroupsSection,
     TableSection,
     check,
 )
@@ -88,6 +90,7 @@ class _Reader:
             self.optimizer = top.optimizer
         batch = self._batch_size(raw, top, batch_size)
         qcomm = self._qcomm(raw.get("qcomm"))
+        groups = self._replica_groups(raw.get("replica_groups"))
         dense = self._dense(raw.get("dense"))
         raw_tables = self._raw_tables(raw.get("tables"))
         tables = [self._table(item, ("tables", i)) for i, item in enumerate(raw_tables)]
@@ -105,6 +108,7 @@ class _Reader:
                 dense=dense,
                 train_pipeline=top.train_pipeline,
                 qcomm=qcomm,
+                replica_groups=groups,
                 sha256=hashlib.sha256(self.content).hexdigest(),
             )
             if len(good) == len(tables) and not self.problems.found
@@ -147,6 +151,12 @@ class _Reader:
     def _qcomm(self, raw: object) -> QComm | None:
         section = check(QCommSection, {} if raw is None else raw, ("qcomm",), self.problems)
         return QComm(section.forward, section.backward) if section else None
+
+    def _replica_groups(self, raw: object) -> ReplicaGroups | None:
+        if raw is None:
+            return None
+        section = check(ReplicaGroupsSection, raw, ("replica_groups",), self.problems)
+        return ReplicaGroups(**section.model_dump()) if section else None
 
     def _raw_tables(self, raw: object) -> list[Any]:
         if isinstance(raw, dict):

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from predictor.csv_rows import MOST_RANKS
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.workload import Optimizer
 from shardopt.config.problems import KeyPath, Problems, shown
@@ -73,6 +74,7 @@ class ModelSection(Section):
     optimizer: EmbeddingOptimizer = str(Optimizer.ROWWISE_ADAGRAD)
     train_pipeline: Annotated[str, choice(PIPELINES)] = "base"
     qcomm: Any = None
+    replica_groups: Any = None
     tables: Any = Field(description="a list of embedding tables, or {csv: tables.csv}")
     dense: Any = Field(description="the dense layers: in_features, bottom_mlp, top_mlp")
 
@@ -193,6 +195,16 @@ class QCommSection(Section):
 
     forward: EmbeddingType = "fp32"
     backward: EmbeddingType = "fp32"
+
+
+class ReplicaGroupsSection(Section):
+    """2D sparse parallelism."""
+
+    size: Annotated[int, whole(1, MOST_RANKS)] = Field(
+        description="the ranks that a copy of the tables is sharded over"
+    )
+    sync_interval: Count = 1
+    use_inter_host_allreduce: Flag = False
 
 
 class ZipfSection(Section):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ def model_text(workload: Workload, notes: Sequence[str] = ()) -> str:
         "batch_size": workload.batch_size,
         "train_pipeline": workload.train_pipeline,
         "qcomm": {"forward": workload.qcomm.forward, "backward": workload.qcomm.backward},
+        **_replica_groups(workload),
         "dense": dense_section(workload.dense),
         "tables": [_table(table) for table in workload.tables],
     }
@@ -74,6 +75,11 @@ def write_model(path: Path, workload: Workload, notes: Sequence[str] = ()) -> No
     if isinstance(workload.dense, CapturedDense):
         atomic_write_text(path.parent / workload.dense.file, _ops_text(workload))
     atomic_write_text(path, model_text(workload, notes))
+
+
+def _replica_groups(workload: Workload) -> dict[str, Any]:
+    groups = workload.replica_groups
+    return {} if groups is None else {"replica_groups": asdict(groups)}
 
 
 def _ops_text(workload: Workload) -> str:

@@ -9,7 +9,7 @@ from predictor.iteration.ranges import OutOfRange
 from predictor.model.memory import RankMemory
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_json import plan_to_dict
-from predictor.predict import Prediction
+from predictor.predict import Prediction, ReplicaSync
 from search.expected_gain import ExpectedGain
 from search.in_use.price import Move
 from search.problem import Result
@@ -33,6 +33,7 @@ def prediction_object(prediction: Prediction) -> Object:
         out_of_range: what the profile was asked beyond the rows behind it: `range_objects`.
         dense_ops_by_bytes: ops of the dense part without a kernel model -> calls; priced by the
             bytes that they touch.
+        replica_sync: `sync_object`; null where no table is copied.
     """
     return {
         "iteration_ms": prediction.iteration_ms,
@@ -46,6 +47,23 @@ def prediction_object(prediction: Prediction) -> Object:
         "provenance": prediction.provenance,
         "out_of_range": range_objects(prediction.out_of_range),
         "dense_ops_by_bytes": dict(prediction.dense_ops_by_bytes),
+        "replica_sync": sync_object(prediction.replica_sync),
+    }
+
+
+def sync_object(sync: ReplicaSync | None) -> Object | None:
+    """``replica_sync`` of ``--json``.
+
+    Keys: ``weight_bytes`` and ``state_bytes`` that every rank of a sharding group averages with its
+    copies, ``sync_ms`` of one averaging, ``step_ms`` of an iteration with it.
+    """
+    if sync is None:
+        return None
+    return {
+        "weight_bytes": list(sync.weight_bytes),
+        "state_bytes": list(sync.state_bytes),
+        "sync_ms": sync.sync_ms,
+        "step_ms": sync.step_ms,
     }
 
 

@@ -36,6 +36,7 @@ from shardopt.report.prediction import (
     show_breakdown,
     show_doubts,
     show_ranks,
+    sync_text,
 )
 from shardopt.report.setting import show_setting
 
@@ -202,6 +203,9 @@ def show_verdict(console: Console, result: Result, best: Prediction) -> None:
     preferred = preferred_text(result)
     if preferred:
         line(console, preferred)
+    copies = sync_text(best)
+    if copies:
+        line(console, copies)
     show_doubts(console, best)
     problem = misfit_text(best)
     if problem:

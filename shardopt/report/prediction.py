@@ -12,7 +12,7 @@ from predictor.iteration.ranges import OutOfRange
 from predictor.model.memory import RankMemory, missing
 from predictor.model.memory.peak import NEARLY_FULL
 from predictor.predict import PHASES, Prediction, RankLoad
-from predictor.units import GIB, MIB
+from predictor.units import GIB, MIB, format_bytes
 from shardopt.api.given_plans import PredictedPlan
 from shardopt.formatting import (
     gib_number,
@@ -31,7 +31,7 @@ from shardopt.report.console import bar, heading, line, show, stacked, table
 MAX_RANKS = 16
 """More ranks than this are shown by their busiest and idlest."""
 
-_COMM = ("input_dist", "output_dist_forward", "output_dist_backward", "all_reduce")
+_COMM = ("input_dist", "output_dist_forward", "output_dist_backward", "all_reduce", "replica_sync")
 _PARTS = (
     ("embedding forward", "█", "cyan"),
     ("embedding backward", "▓", "blue"),
@@ -217,6 +217,19 @@ def range_lines(found: Iterable[OutOfRange]) -> list[str]:
     return [f"{group}: {'; '.join(texts)}" for group, texts in by_group.items()]
 
 
+def sync_text(prediction: Prediction) -> str:
+    """What averaging the copies of tables takes; empty where there are none."""
+    sync = prediction.replica_sync
+    if sync is None:
+        return ""
+    weights, states = max(sync.weight_bytes), max(sync.state_bytes)
+    return (
+        f"Averaging the copies once takes {ms(sync.sync_ms)} for up to "
+        f"{format_bytes(weights)} of weights and {format_bytes(states)} of optimizer state per "
+        f"rank; a step with it takes {ms(sync.step_ms)}. The time per iteration has its share."
+    )
+
+
 def show_doubts(console: Console, prediction: Prediction, name: str = "") -> None:
     """A line for every group of the profile that was used beyond what it was fitted on, and one for
     ops of the dense part without a kernel model.
@@ -310,6 +323,9 @@ def show_predictions(console: Console, given: Sequence[PredictedPlan]) -> None:
         tight = nearly_full_text(item.prediction.memory)
         if tight and len(ranked) > 1:
             line(console, f"{item.name} is nearly full: {tight}.", style="yellow")
+        copies = sync_text(item.prediction)
+        if copies:
+            line(console, copies)
         name = item.name if len(ranked) > 1 else ""
         show_doubts(console, item.prediction, name)
 

@@ -40,6 +40,7 @@ def show_setting(console: Console, setting: Setting) -> None:
             f"{batch:,} per GPU, {batch * ranks:,} in total; {workload.train_pipeline} pipeline",
         ),
         ("dense part", dense_words(workload)),
+        *([("replica groups", _copies_words(setting))] if workload.replica_groups else []),
     )
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", overflow="fold", max_width=console.width // 2)
@@ -63,6 +64,19 @@ def _network_words(topology: Topology) -> str:
         if facts:
             found.append(f"{level.name} joins {level.parts} parts, {', '.join(facts)}")
     return "".join(f"; {words}" for words in found)
+
+
+def _copies_words(setting: Setting) -> str:
+    """How ranks form groups, and how often their copies meet."""
+    groups, job = setting.workload.replica_groups, setting.installed
+    assert groups is not None
+    if groups.count(job.world_size) == 1:
+        return f"one group of all {job.world_size} ranks, so tables have one copy"
+    apart = "in a row" if groups.use_inter_host_allreduce else "with their copies on neighbours"
+    return (
+        f"{groups.count(job.world_size)} groups of {plural(groups.size, 'rank')} {apart}; each has "
+        f"all tables, averaged every {plural(groups.sync_interval, 'step')}"
+    )
 
 
 def dense_words(workload: Workload) -> str:

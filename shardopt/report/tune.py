@@ -335,6 +335,8 @@ def change_lines(before: Case, after: Case, changes: Mapping[str, Value]) -> lis
             "one; ParameterConstraints(cache_params=CacheParams(load_factor="
             f"{changes['cache_ratio']}))"
         )
+    if "groups" in changes or "sync_interval" in changes:
+        lines.append(_groups(after))
     if "hbm" in changes:
         least = min(after.installed.hbm_cap_bytes) / GIB
         lines.append(f"limit HBM to {least:.6g} GiB per rank, so that plans leave the rest free")
@@ -356,6 +358,19 @@ def _batch(before: Case, after: Case) -> str:
             "equally well (learning rate)"
         )
     return "; ".join(words)
+
+
+def _groups(after: Case) -> str:
+    groups = after.workload.replica_groups
+    assert groups is not None
+    if groups.size == after.installed.world_size:
+        return "no replica_groups in the model file; DistributedModelParallel in the script"
+    return (
+        f"replica_groups: {{size: {groups.size}, sync_interval: {groups.sync_interval}}} in the "
+        f"model file; DMPCollection(..., sharding_group_size={groups.size}) and its sync() every "
+        f"{plural(groups.sync_interval, 'step')} in the script; check that training converges "
+        "equally well"
+    )
 
 
 def _qcomm(after: Case) -> str:

@@ -24,6 +24,7 @@ from predictor.iteration.drawn_graph import draw_graph
 from predictor.iteration.graph import COMPUTE, Dep, Graph
 from predictor.iteration.torchrec.gradient_sync import GradientBuckets
 from predictor.iteration.torchrec.input_dist import InputDist
+from predictor.iteration.torchrec.replica_sync import ReplicaSync
 from predictor.iteration.torchrec.sparse import Exchange, exchanges
 from predictor.units import us
 
@@ -64,6 +65,8 @@ class DlrmBuilder:
         self.sending = [e for e in self.exchanges if not e.is_local]
         self.input = InputDist(self.graph, costs)
         self.gradients = GradientBuckets(self.graph, costs)
+        copied = topology.job is not None
+        self.sync = ReplicaSync(costs, groups, loads, make_exchange) if copied else None
         self.modules: dict[str, list[Exchange]] = {
             name: [*found] for name, found in groupby(self.exchanges, key=lambda e: e.module)
         }
@@ -80,6 +83,8 @@ class DlrmBuilder:
             "prefetch_sparse_dist": self._prefetch_sparse_dist,
         }
         pipelines[self.workload.train_pipeline]()
+        if self.sync is not None and self.workload.training:
+            self._average_copies(self.sync)
         errors = self.costs.errors
         return self.graph if errors is None else draw_graph(self.graph, errors, self.costs.topology)
 
@@ -335,4 +340,20 @@ class DlrmBuilder:
             + self.costs.layer_host_ms(ops, step.kernels),
             kernels=step.kernels,
             deps=[Dep(i) for i in self.gradients.ops],
+        )
+
+    def _average_copies(self, sync: ReplicaSync) -> None:
+        """The mean share of a step: a rank meets its copies alone, which are as late as it is."""
+        if not sync.collectives:
+            return
+        ops, count = HOST_OPS.gradient_sync * sync.collectives, sync.collectives
+        self.graph.add(
+            "average copies of tables",
+            phase="replica_sync",
+            resource="collectives",
+            stream=COMPUTE,
+            cost_ms=sync.cost_ms(),
+            host_ms=self.host_ms(ops, kernels=count, collectives=count) / sync.steps,
+            kernels=count,
+            active=sync.active,
         )

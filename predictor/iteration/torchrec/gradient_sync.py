@@ -30,8 +30,8 @@ class GradientBuckets:
 
     def dense(self, size_bytes: int) -> None:
         """A bucket that the last operation has filled."""
-        if self.costs.topology.world_size > 1:
-            cost = self.costs.collectives.all_reduce(np.float64(size_bytes), scope="world")
+        if self.costs.topology.whole.world_size > 1:
+            cost = self.costs.all_ranks.all_reduce(np.float64(size_bytes), scope="world")
             self._send("dense gradients", np.asarray(cost), [len(self.graph.ops) - 1])
 
     def tables(self, exchange: Exchange, lookups: Sequence[int]) -> None:
@@ -40,7 +40,7 @@ class GradientBuckets:
         Args:
             lookups: the backward operations that produce them.
         """
-        if self.costs.topology.world_size > 1:
+        if self.costs.topology.whole.world_size > 1:
             cost = exchange.gradient_sync_ms()
             self._send(f"{exchange.name} gradients", cost, lookups, exchange.active)
 

@@ -86,6 +86,7 @@ class Exchange:
         groups: all lookup groups, in the order of the loads' second axis.
         members: indices of the groups of this exchange.
         loads: ``[plans, groups, ranks, columns]``.
+        part: what of several exchanges together it stands for; "" for one exchange.
     """
 
     def __init__(
@@ -94,14 +95,17 @@ class Exchange:
         groups: Sequence[LookupGroup],
         members: Sequence[int],
         loads: Array,
+        part: str = "",
     ) -> None:
         self.workload = costs.workload
         self.topology = costs.topology
         self.hardware = costs.hardware
         self.collectives = costs.collectives
+        self.all_ranks = costs.all_ranks
         self.sharding_type = groups[members[0]].sharding_type
         self.module = groups[members[0]].module
-        self.name = f"{self.module}.{self.sharding_type.short}"
+        found = (f"{groups[m].module}.{groups[m].sharding_type.short}" for m in members)
+        self.name = " ".join(dict.fromkeys((*found, part) if part else found))
         self.groups = groups
         self.members = tuple(members)
         self.weighted = any(groups[m].weighted for m in members)
@@ -312,7 +316,7 @@ class Exchange:
         A fused lookup holds its tables in one parameter (FBGEMM's dense TBE), and DDP never
         splits a parameter over buckets: all of it leaves at once.
         """
-        model = partial(self.collectives.all_reduce, scope="world")
+        model = partial(self.all_ranks.all_reduce, scope="world")
         return self.cost(model, busiest(Load.GRADIENTS, OUTPUT_BYTES))
 
     def optimizer_ms(self, model: CostModel) -> Array:

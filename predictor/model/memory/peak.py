@@ -106,19 +106,23 @@ def leave_for_shards(
     device: str = "cuda",
     context_bytes: int = 0,
 ) -> Topology:
-    """The topology whose caps are what is left for shards.
+    """The ranks that a plan covers, with what is left for shards as their caps.
 
     What the dense part and the modules' outputs take at their peak goes off, whichever the plan;
     what depends on the plan is in the bytes of its shards. Together these are at least the peak of
     the plan, as peaks of parts need not fall together.
 
     Args:
+        installed: all ranks of the job, or already those of one sharding group.
         reserve: share of device memory that stays free.
         context_bytes: of each process on its device, outside PyTorch's allocator.
 
     Raises:
         InfeasibleError: nothing is left on some rank.
+        InputError: the workload's replica groups do not suit the ranks.
     """
+    if installed.job is None:
+        installed = workload.sharding_group(installed)
     taken = unplaced_bytes(workload, device)
     if device == "cpu":
         caps = installed.ddr_cap_bytes

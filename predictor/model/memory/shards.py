@@ -176,6 +176,27 @@ class _Shard:
         return self.weight_bytes * (1 + _DENSE_STATES.get(self.workload.dense.optimizer, 2))
 
 
+def is_averaged(sharding_type: ShardingType, kernel: ComputeKernel) -> bool:
+    """Whether the copies of a table stay alike: `DMPCollection.sync` averages the newest values of
+    all its rows, or its gradients are all-reduced.
+
+    ``sync`` finds fused kernels alone, and of a UVM table the rows in host memory, which are older
+    than those in its cache (`split_embedding_weights` in fbgemm_gpu).
+    """
+    return kernel is ComputeKernel.FUSED or sharding_type is ShardingType.DATA_PARALLEL
+
+
+def synced_bytes(table: Table, size: Size) -> tuple[int, int]:
+    """Bytes of weights and of optimizer state that `DMPCollection.sync` averages of one shard.
+
+    The state is what FBGEMM's ``get_optimizer_state`` calls ``sum``, of Adagrad; SGD has none
+    (`DMPCollection._cache_sync_tensors` in torchrec/distributed/model_parallel.py).
+    """
+    rows, columns = size
+    element, row = _STATES[table.optimizer][0]
+    return rows * columns * table.element_bytes, (element * columns + row) * rows * STATE_BYTES
+
+
 def _torchrec_multiplier(table: Table) -> float:
     """Optimizer bytes per weight byte in `_get_optimizer_multipler` of shard_estimators.py."""
     if table.optimizer in (Optimizer.SGD, Optimizer.EXACT_SGD):

@@ -14,9 +14,9 @@ Tune = Annotated[
         "--tune",
         metavar="KNOBS",
         help="Settings to choose as well, separated by commas: batch_size, pipeline, qcomm, "
-        "bucket, cw_min, cache_ratio, hosts, hbm. Values can be given: batch_size=2048:16384 "
-        "doubles, batch_size=4096:16384:4096 goes in steps, qcomm=fp32/bf16 is a list. See "
-        "docs/tuning.md.",
+        "bucket, cw_min, cache_ratio, hosts, groups, sync_interval, hbm. Values can be given: "
+        "batch_size=2048:16384 doubles, batch_size=4096:16384:4096 goes in steps, qcomm=fp32/bf16 "
+        "is a list. See docs/tuning.md.",
         rich_help_panel=TUNING,
         show_default=False,
     ),

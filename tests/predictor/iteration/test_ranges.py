@@ -113,9 +113,9 @@ def test_rank_counts_have_two_sides() -> None:
 def test_recording_changes_no_time() -> None:
     tables = match_plan(workload(), topology(), plan())
     recording = RecordingCosts(workload(), topology(), H100)
-    assert not recording.messages
+    assert not recording.recorded
     recorded = PlanScorer(workload(), topology(), H100, recording).score([tables])
-    assert recording.messages
+    assert recording.recorded
     assert recording.dense.products
     assert recorded == PlanScorer(workload(), topology(), H100).score([tables])
     assert predict(workload(), topology(), H100, plan()).iteration_ms == pytest.approx(recorded[0])

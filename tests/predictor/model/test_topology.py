@@ -1,12 +1,15 @@
-"""Hosts, NVLink domains and intra groups."""
+"""Hosts, NVLink domains and intra groups, and groups as `DMPCollection` forms them."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
 from predictor.errors import InputError
-from predictor.model.topology import NetworkLevel, Topology
+from predictor.model.topology import NetworkLevel, ReplicaGroups, Topology
 from tests.builders import a_topology
+from tests.search.problems import a_table, a_workload
 
 
 @pytest.mark.parametrize(
@@ -96,3 +99,103 @@ def test_the_rate_of_a_ranks_share(over: float, gbit_s: float | None, rate: floa
 def test_levels_that_no_ranks_make_up(level: NetworkLevel, words: str) -> None:
     with pytest.raises(InputError, match=words):
         Topology(16, 8, (1,) * 16, (1,) * 16, network=(level,))
+
+
+def job(ranks: int, local: int, domain: int = 0) -> Topology:
+    return Topology.uniform(ranks, local, hbm_bytes=10, ddr_bytes=20, nvlink_domain=domain)
+
+
+def peers(groups: ReplicaGroups, world: int) -> list[list[int]]:
+    """`DMPCollection._create_process_groups`: a row is a sharding group, a column a replica
+    group."""
+    size, step = groups.size, world // groups.size
+    if groups.use_inter_host_allreduce:
+        return [list(range(i, i + size)) for i in range(0, world, size)]
+    return [[step * r + group for r in range(size)] for group in range(step)]
+
+
+@pytest.mark.parametrize("contiguous", [False, True])
+@pytest.mark.parametrize(("world", "local", "size"), [(16, 8, 8), (16, 8, 4), (32, 4, 2)])
+def test_as_many_ranks_share_a_host_as_in_torchrecs_groups(
+    world: int, local: int, size: int, contiguous: bool
+) -> None:
+    groups = ReplicaGroups(size, use_inter_host_allreduce=contiguous)
+    matrix = peers(groups, world)
+    copies = [list(column) for column in zip(*matrix, strict=True)]
+    for found, members in (
+        (groups.sharding_group(job(world, local)), matrix),
+        (groups.replica_group(job(world, local)), copies),
+    ):
+        for ranks in members:
+            assert len(ranks) == found.world_size
+            hosts = [rank // local for rank in ranks]
+            assert hosts == sorted(hosts)
+            assert {hosts.count(host) for host in hosts} == {found.local_world_size}
+
+
+def test_a_rank_has_the_least_memory_of_its_copies() -> None:
+    topology = replace(job(4, 4), hbm_cap_bytes=(4, 3, 2, 1))
+    assert ReplicaGroups(2).sharding_group(topology).hbm_cap_bytes == (3, 1)
+    row = ReplicaGroups(2, use_inter_host_allreduce=True).sharding_group(topology)
+    assert row.hbm_cap_bytes == (2, 1)
+    assert row.job is topology
+
+
+def test_one_group_is_the_job() -> None:
+    topology = job(8, 8)
+    assert ReplicaGroups(8).sharding_group(topology) is topology
+
+
+def test_nvlink_domains_are_divided_too() -> None:
+    rack = job(32, 4, domain=16)
+    assert ReplicaGroups(16).sharding_group(rack).nvlink_domain == 8
+    assert ReplicaGroups(16).facts(rack)["node_group_size"] == 8
+    assert ReplicaGroups(16, use_inter_host_allreduce=True).replica_group(rack).nvlink_domain == 1
+
+
+def test_groups_that_do_not_divide_the_world() -> None:
+    message = "size is 3, which does not divide 16 ranks; allowed are 1, 2, 4, 8, 16"
+    with pytest.raises(InputError, match=message):
+        ReplicaGroups(3).sharding_group(job(16, 8))
+
+
+def test_groups_that_lie_unevenly_on_hosts() -> None:
+    with pytest.raises(InputError, match="lie unevenly on hosts of 8"):
+        ReplicaGroups(8).sharding_group(job(24, 8))
+
+
+def test_levels_of_the_network_are_seen_by_groups_that_span_them() -> None:
+    pods = NetworkLevel.of("pod", ["a", "a", "b", "b"], 8, oversubscription=2)
+    topology = replace(job(32, 8), network=(pods,))
+    spread = ReplicaGroups(8).sharding_group(topology).network
+    assert [(v.parts, v.ranks, v.ring_ranks, v.crossings) for v in spread] == [(2, 4, 4, 2)]
+    assert ReplicaGroups(8).replica_group(topology).network == (), "4 ranks of a host"
+    row = ReplicaGroups(16, use_inter_host_allreduce=True)
+    assert row.sharding_group(topology).network == ()
+    assert [v.ranks for v in row.replica_group(topology).network] == [1]
+    uneven = NetworkLevel.of("pod", ["a", "a", "a", "b"], 8)
+    with pytest.raises(InputError, match="lie unevenly on the parts of level 'pod'"):
+        row.sharding_group(replace(topology, network=(uneven,)))
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "4"])
+def test_sizes_are_whole_numbers(value: object) -> None:
+    with pytest.raises(InputError, match="give a whole number >= 1"):
+        ReplicaGroups(value)  # type: ignore[arg-type]
+
+
+def test_facts_are_read_back() -> None:
+    groups = ReplicaGroups(4, 10, use_inter_host_allreduce=True)
+    found = ReplicaGroups.from_facts(groups.facts(job(16, 8)), "plan.json")
+    assert found == (groups, 16, 8)
+    for broken in (None, [], {"size": 4}, {**groups.facts(job(16, 8)), "size": 0}):
+        with pytest.raises(InputError, match=r"plan\.json: replica_groups"):
+            ReplicaGroups.from_facts(broken, "plan.json")
+
+
+def test_optimizers_that_torchrec_cannot_average() -> None:
+    table = a_table("t", optimizer="adam")
+    workload = replace(a_workload(table), replica_groups=ReplicaGroups(2))
+    with pytest.raises(InputError, match="table 't' has the optimizer adam"):
+        workload.sharding_group(job(4, 4))
+    assert workload.sharding_group(job(2, 2)).job is None, "one copy needs no averaging"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from predictor.errors import InputError
+from predictor.errors import InfeasibleError, InputError
 from predictor.hardware.loader import load_hardware
-from predictor.model.topology import Topology
+from predictor.model.topology import ReplicaGroups, Topology
 from predictor.model.workload import Constraints, DenseArch, QComm
 from predictor.predict import predict
 from predictor.units import GIB
@@ -50,6 +50,8 @@ def test_every_knob_has_values_by_default_and_the_case_is_among_them() -> None:
         ({"bucket": 5.0}, lambda w: w.dense.bucket_cap_mb == 5.0),
         ({"cw_min": 64}, lambda w: [t.constraints.min_partition for t in w.tables] == [64, 64]),
         ({"cache_ratio": 0.1}, lambda w: w.tables[0].constraints.cache_load_factor == 0.1),
+        ({"groups": 2}, lambda w: w.replica_groups == ReplicaGroups(2)),
+        ({"groups": 2, "sync_interval": 9}, lambda w: w.replica_groups == ReplicaGroups(2, 9)),
     ],
 )
 def test_a_knob_changes_the_model(setting: dict[str, Any], expected: Any) -> None:
@@ -71,6 +73,21 @@ def test_hosts_are_like_those_given_and_memory_scales_after() -> None:
     assert (after.installed.world_size, after.installed.local_world_size) == (6, 2)
     assert after.installed.hbm_cap_bytes == (40 * GIB,) * 6
     assert after.installed.nvlink_domain == 2
+
+
+def test_groups_divide_the_ranks() -> None:
+    case = a_case(12, 4)
+    assert grid_of(case, {"groups": None}).values["groups"] == (3, 6, 12)
+    given = a_case(8, 4, replica_groups=ReplicaGroups(4, 5, use_inter_host_allreduce=True))
+    after = turned(given, groups=2)
+    assert after.workload.replica_groups == ReplicaGroups(2, 5, use_inter_host_allreduce=True)
+    assert after.problem().topology.world_size == 2
+    with pytest.raises(InputError, match=r"groups cannot be 5: .* does not divide 8 ranks"):
+        grid_of(given, {"groups": (5,)})
+    wider = turned(given, groups=8, hosts=4).problem().topology
+    assert (wider.world_size, wider.whole.world_size) == (8, 16)
+    with pytest.raises(InfeasibleError, match="does not divide 12 ranks"):
+        turned(given, groups=8, hosts=3).problem()
 
 
 def test_a_domain_that_joins_hosts_grows_with_them() -> None:

@@ -9,6 +9,7 @@ import pytest
 from predictor.errors import InputError
 from predictor.model.distribution import Empirical, ReuseHistogram, Uniform, Zipf
 from predictor.model.plan import ShardingType
+from predictor.model.topology import ReplicaGroups
 from predictor.model.workload import Constraints, DcnV2, DenseArch, Feature, QComm, Workload
 from shardopt.config import load_model
 from shardopt.config.write import model_text, with_digest, write_model
@@ -39,6 +40,7 @@ def everything() -> Workload:
         dense=DenseArch(13, (64, 32), (64, 1), DcnV2(3, 16), "bf16", "adagrad"),
         train_pipeline="prefetch_sparse_dist",
         qcomm=QComm("fp16", "bf16"),
+        replica_groups=ReplicaGroups(4, 10, use_inter_host_allreduce=True),
     )
 
 

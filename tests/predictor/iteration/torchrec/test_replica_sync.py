@@ -1,0 +1,121 @@
+"""Copies of tables: what is averaged, when, and which ranks meet where."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from predictor.errors import PlanError
+from predictor.hardware.loader import load_hardware
+from predictor.model.memory.peak import leave_for_shards
+from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.topology import ReplicaGroups, Topology
+from predictor.predict import Prediction, predict
+from predictor.units import GIB
+from search.bound.lower_bound import LowerBound
+from search.problem import Problem
+from tests.search.problems import a_table, a_workload, objective_of, random_plan
+
+H100 = load_hardware("h100-sxm")
+MODEL = a_workload(
+    a_table("a", 100_000, 64),
+    a_table("b", 50_000, 32, data_type="fp16"),
+    a_table("c", 1000, 16, optimizer="exact_adagrad"),
+    a_table("d", 1000, 16, optimizer="exact_sgd"),
+)
+
+
+def problem(size: int, interval: int = 1, world: int = 16, **groups: bool) -> Problem:
+    workload = replace(MODEL, replica_groups=ReplicaGroups(size, interval, **groups))
+    job = Topology.uniform(world, min(8, world), hbm_bytes=80 * GIB, ddr_bytes=100 * GIB)
+    return Problem(workload, leave_for_shards(workload, job, 0.05), H100)
+
+
+def table_wise(of: Problem) -> ShardingPlan:
+    """Table ``i`` whole on rank ``i``."""
+    tables = {}
+    for i, table in enumerate(of.workload.tables):
+        size = table.num_embeddings, table.embedding_dim
+        shard = Shard(i % of.topology.world_size, (0, 0), size)
+        tables[table.name] = TablePlan(ShardingType.TABLE_WISE, ComputeKernel.FUSED, (shard,))
+    return ShardingPlan(tables, of.topology.world_size, of.topology.local_world_size)
+
+
+def predicted(of: Problem) -> Prediction:
+    return predict(of.workload, of.topology, of.hardware, table_wise(of))
+
+
+def test_weights_and_the_states_of_adagrad_are_averaged() -> None:
+    sync = predicted(problem(4)).replica_sync
+    assert sync is not None
+    assert sync.weight_bytes == (100_000 * 64 * 4, 50_000 * 32 * 2, 1000 * 16 * 4, 1000 * 16 * 4)
+    # a value a row, a value an element, nothing
+    assert sync.state_bytes == (100_000 * 4, 50_000 * 4, 1000 * 16 * 4, 0)
+
+
+def test_a_step_has_its_share_of_the_averaging() -> None:
+    each, tenth = predicted(problem(4)), predicted(problem(4, 10))
+    assert each.replica_sync is not None
+    assert tenth.replica_sync is not None
+    assert each.replica_sync.sync_ms == pytest.approx(tenth.replica_sync.sync_ms)
+    assert each.iteration_ms == pytest.approx(each.replica_sync.step_ms)
+    assert tenth.replica_sync.step_ms == pytest.approx(each.iteration_ms)
+    assert tenth.iteration_ms < each.iteration_ms
+    costs = problem(4).scorer().costs.copies
+    largest = costs.all_reduce(100_000 * 64 * 4) + costs.all_reduce(100_000 * 4)
+    assert each.replica_sync.sync_ms == pytest.approx(float(largest))
+
+
+def test_copies_on_neighbours_meet_over_nvlink() -> None:
+    near, far = predicted(problem(8)), predicted(problem(8, use_inter_host_allreduce=True))
+    assert near.replica_sync is not None
+    assert far.replica_sync is not None
+    assert near.replica_sync.sync_ms < far.replica_sync.sync_ms
+
+
+def test_dense_gradients_meet_over_all_ranks() -> None:
+    def reduced(of: Problem) -> float:
+        return sum(r.busy_ms["all_reduce"] for r in predicted(of).per_rank[:1])
+
+    assert reduced(problem(4)) == pytest.approx(reduced(problem(16)))
+    assert reduced(problem(1)) == pytest.approx(reduced(problem(16))), "also where one rank shards"
+
+
+def test_a_shard_serves_the_batches_of_its_group_alone() -> None:
+    group, alone = predicted(problem(4)), predicted(problem(4, world=4))
+    assert alone.replica_sync is None
+    assert [m.hbm_bytes for m in group.memory] == [m.hbm_bytes for m in alone.memory]
+    assert [r.busy_ms["embedding_forward"] for r in group.per_rank] == [
+        r.busy_ms["embedding_forward"] for r in alone.per_rank
+    ]
+
+
+def test_kernels_that_torchrec_does_not_average_are_neither_offered_nor_predicted() -> None:
+    of = problem(4)
+    space = objective_of(of)[0].space
+    kernels = {o.compute_kernel for options in space.options for o in options}
+    assert kernels == {ComputeKernel.FUSED, ComputeKernel.DENSE}
+    alone = problem(4, world=4)
+    cached = table_wise(alone)
+    tables = {
+        key: replace(table, compute_kernel=ComputeKernel.FUSED_UVM)
+        for key, table in cached.tables.items()
+    }
+    with pytest.raises(PlanError, match="kernel fused_uvm, which replica groups do not average"):
+        predict(of.workload, of.topology, of.hardware, replace(cached, tables=tables))
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_no_plan_is_below_the_bound(size: int) -> None:
+    of = problem(size, 3)
+    objective, _ = objective_of(of)
+    rng = random.Random(size)
+    times = objective.score([random_plan(objective, rng) for _ in range(100)])
+    bound = LowerBound(of, objective.space, objective.scorer).solve(300)
+    assert 0 < bound <= times.min() * (1 + 1e-9)
+    free = replace(of.workload, replica_groups=ReplicaGroups(size, 10**9))
+    rare, _ = objective_of(replace(of, workload=free))
+    less = LowerBound(rare.problem, rare.space, rare.scorer).solve(300)
+    assert bound > less, "the averaging is part of it"
