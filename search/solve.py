@@ -9,6 +9,7 @@ one space     baselines, candidates, improvement, preference, bound        (sear
   choice        by time or over scenarios; of plans that tie, the preferred  (search.choose)
   bound         no plan of the space is predicted to be faster               (search.bound)
 host memory   only where device memory does not do                         (here)
+peak          plans that fit by the sum of their parts, checked whole      (search.peak)
 no plan       which demands exclude each other, and what would help        (search.infeasible)
 """
 
@@ -31,6 +32,7 @@ from search.in_use.plan import (
 )
 from search.infeasible.remedy import explain_infeasible
 from search.one_space import KnownPlans, SearchSettings, SpaceSearcher
+from search.peak import search_within_peak
 from search.prefer import TOLERANCE
 from search.problem import Problem, Progress, RankedPlan, Result, silent
 from search.propose.rounding import LARGE
@@ -90,7 +92,12 @@ def solve(
     others = draw_scenarios(problem) if scenarios is None else scenarios
     wanted = Wanted(aim, others, tolerance)
     settings = SearchSettings(stop, seed, top_k, searchers, in_use, wanted, progress)
-    spaces, host = _spaces(problem, stop, in_use), ""
+    return search_within_peak(problem, stop, lambda p: _search(p, settings), top_k)
+
+
+def _search(problem: Problem, settings: SearchSettings) -> Result:
+    """One search, over plans whose parts add up to what there is."""
+    spaces, host = _spaces(problem, settings.stop, settings.in_use), ""
     for space in spaces:
         one = SpaceSearcher(problem, space, settings)
         found = one.find()
@@ -100,7 +107,7 @@ def solve(
         raise one.explain()
     if space is not spaces[-1]:
         found, host = _compare_host_memory(found, problem, spaces[-1], settings)
-    progress("done", 1.0, found.best_ms, found.bound_ms)
+    settings.progress("done", 1.0, found.best_ms, found.bound_ms)
     return _result(found, problem, settings, host)
 
 

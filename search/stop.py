@@ -77,6 +77,11 @@ class Stop:
         """Ctrl-C ended the search."""
         return self.reason == INTERRUPTED
 
+    def resume(self) -> None:
+        """Another search follows: a gap that one has closed does not end it."""
+        if self.reason == "gap":
+            self.reason = "work"
+
     def work(self, default: int) -> int:
         """A budget of ``default`` units at effort 1, at least one unit."""
         return max(1, round(default * self.effort))

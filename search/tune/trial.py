@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from predictor.errors import InfeasibleError
-from predictor.model.memory import fits, missing
-from predictor.model.memory.peak import memory_of_plan
 from predictor.model.plan import ShardingPlan, TablePlan
 from predictor.units import format_bytes
 from search.bound.lower_bound import LowerBound
 from search.improve.local_search import LocalSearch
 from search.objective import Assignment, Objective
+from search.peak import fits_at_peak
 from search.problem import Problem, Progress, RankedPlan, Result, silent
 from search.solve import solve
 from search.space.build import reduced_space, whole_space
@@ -88,7 +87,6 @@ def try_setting(
         raise RuledOutError(bound)
     result = search_from(problem, warm, stop, seed, searchers=searchers, top_k=1)
     best = result.best
-    _check_peak(problem, best.plan)
     return Outcome(
         values_of(goals, problem, best.iteration_ms, shard_bytes(problem, best.plan)),
         values_of(goals, problem, max(root_ms, result.lower_bound_ms), least),
@@ -97,14 +95,6 @@ def try_setting(
         result.stopped_by,
         result.evaluations,
     )
-
-
-def _check_peak(problem: Problem, plan: ShardingPlan) -> None:
-    """Parts of the peak are added up in the search; the whole must fit to be offered."""
-    device = problem.hardware.device
-    memory = memory_of_plan(problem.workload, problem.topology, plan, device)
-    if not fits(memory):
-        raise InfeasibleError(f"no plan fits: {missing(memory)}")
 
 
 def root_bound(
@@ -165,8 +155,8 @@ def search_from(
     for start in filter(None, (carry_over_plan(plan, objective) for plan in warm)):
         evaluations = stop.work(WARM_EVALUATIONS) // len(warm)
         better, ms = search.improve(start, evaluations, lambda best: stop.reached(best, bound_ms))
-        if ms < result.best.iteration_ms:
-            first = RankedPlan(objective.sharding_plan(better), ms, WARM)
+        first = RankedPlan(objective.sharding_plan(better), ms, WARM)
+        if ms < result.best.iteration_ms and fits_at_peak(problem, first.plan):
             result = replace(result, plans=(first, *result.plans)[:top_k])
     return replace(
         result,
