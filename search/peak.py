@@ -37,8 +37,8 @@ def search_within_peak(
 ) -> Result:
     """The result of a search, without plans that do not fit at their peak.
 
-    The lower bound is that of the first search: the others know fewer plans. A search that the user
-    interrupts gives what it has.
+    The lower bound is no larger than that of the first search: the others know fewer plans. A
+    search that the user interrupts gives what it has.
 
     Args:
         search: of a problem; it runs again with less memory while its best plan does not fit.
@@ -72,8 +72,7 @@ def search_within_peak(
     return replace(
         result,
         plans=tuple(plans[:top_k]),
-        lower_bound_ms=first.lower_bound_ms,
-        bound_notes=first.bound_notes,
+        lower_bound_ms=min(first.lower_bound_ms, result.lower_bound_ms),
         stopped_by=stop.reason,
         evaluations=evaluations,
         fastest=fastest,

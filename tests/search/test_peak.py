@@ -47,7 +47,7 @@ def test_a_plan_that_does_not_fit_at_its_peak_gives_way(first: Result) -> None:
     assert not fits_at_peak(problem, first.best.plan)
     found = a_search(problem, tolerance=0.0)
     assert all(most_reserved(p.plan) <= limit for p in found.plans)
-    assert found.lower_bound_ms == first.lower_bound_ms
+    assert found.lower_bound_ms <= first.lower_bound_ms
     assert found.evaluations > first.evaluations
 
 

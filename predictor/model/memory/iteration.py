@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from predictor.model.dense_program import DenseProgram, Event, Gradient, Lookup, LookupBackward
-from predictor.model.memory.blocks import COPY, INPUT_DIST, Ledger, Peak
+from predictor.model.memory.blocks import COMPUTE, COPY, INPUT_DIST, Ledger, Peak
 from predictor.model.memory.exchange import ROW_SPLITS, Exchange
 from predictor.model.op_calls import OpCall, Operand
 
@@ -120,11 +120,11 @@ class Iteration:
 
     def _send(self, i: int) -> None:
         for e in self._distributed():
-            self.ledger.take(("sent", e.name, i), e.sent, INPUT_DIST, lent=True)
+            self.ledger.take(("sent", e.name, i), e.sent, INPUT_DIST)
 
     def _receive(self, i: int) -> None:
         for e in self._distributed():
-            self.ledger.take(("received", e.name, i), e.received, INPUT_DIST, lent=True)
+            self.ledger.take(("received", e.name, i), e.received, INPUT_DIST)
 
     def _distributed(self) -> list[Exchange]:
         return [e for e in self.exchanges if not e.local]
@@ -143,8 +143,11 @@ class Iteration:
         self.ledger.give(("received", e.name, i))
 
     def _reorder(self, e: Exchange, i: int) -> None:
+        """Ids in order; lookups read on another stream what a pipeline has sent ahead."""
         if ("ids", e.name, i) not in self.ledger:
-            self.ledger.take(("ids", e.name, i), e.received, INPUT_DIST, lent=True)
+            ahead = self.pipeline != "base"
+            stream = INPUT_DIST if ahead else COMPUTE
+            self.ledger.take(("ids", e.name, i), e.received, stream, lent=ahead)
 
     # --- the dense part --------------------------------------------------------------------------
 
@@ -201,8 +204,8 @@ class Iteration:
         if self.pipeline == "base":
             for e in of:
                 if not e.local:
-                    ledger.take(("sent", e.name, i), e.sent, lent=True)
-                    ledger.take(("received", e.name, i), e.received, lent=True)
+                    ledger.take(("sent", e.name, i), e.sent)
+                    ledger.take(("received", e.name, i), e.received)
         for e in of:
             self._reorder(e, i)
             if self.pipeline == "base":
@@ -221,14 +224,14 @@ class Iteration:
     def _send_outputs(self, e: Exchange) -> None:
         ledger, wire = self.ledger, e.forward_wire
         if e.pooled and e.sharding_type in ROW_SPLITS:
-            ledger.take(("arrived", e.name), wire * e.output, lent=True)
+            ledger.take(("arrived", e.name), wire * e.output)
             if wire < 1 or not self.on_device:
-                ledger.take(("copied", e.name), wire * e.looked_up, lent=True)
+                ledger.take(("copied", e.name), wire * e.looked_up)
             return
         if wire < 1:
             ledger.take(("encoded", e.name), wire * e.looked_up)
-        ledger.take(("arrived", e.name), wire * e.output, lent=True)
-        ledger.take(("copied", e.name), wire * e.looked_up, lent=True)
+        ledger.take(("arrived", e.name), wire * e.output)
+        ledger.take(("copied", e.name), wire * e.looked_up)
         ledger.give(("encoded", e.name))
 
     def _await_all(self) -> None:
@@ -272,23 +275,23 @@ class Iteration:
     def _send_gradients(self, e: Exchange, *, whole: bool) -> None:
         ledger, wire = self.ledger, e.backward_wire
         if not e.pooled:
-            ledger.take(("gradient", e.name), wire * e.looked_up, lent=True)
+            ledger.take(("gradient", e.name), wire * e.looked_up)
             return
         if not whole:
             ledger.take(("contiguous", e.name), e.output)
         if e.sharding_type in ROW_SPLITS:
-            ledger.take(("gradient", e.name), wire * e.looked_up, lent=True)
+            ledger.take(("gradient", e.name), wire * e.looked_up)
             if not self.on_device:
                 ledger.take(("copied", e.name), wire * e.looked_up)
             return
         ledger.take(("slices", e.name), e.output)
-        ledger.take(("leaving", e.name), e.output, lent=True)
+        ledger.take(("leaving", e.name), e.output)
         ledger.give(("slices", e.name))
         ledger.give(("contiguous", e.name))
         if wire < 1:
-            ledger.take(("encoded", e.name), wire * e.output, lent=True)
+            ledger.take(("encoded", e.name), wire * e.output)
             ledger.give(("leaving", e.name))
-        ledger.take(("gradient", e.name), wire * e.looked_up, lent=True)
+        ledger.take(("gradient", e.name), wire * e.looked_up)
 
     def _return(self) -> None:
         """The gradients have arrived: lookups' backward with the fused optimizer, last first."""

@@ -48,14 +48,14 @@ OUTPUT_BYTES = 4
 """FBGEMM's lookups give fp32 for tables of any type (``output_dtype``)."""
 ID_COPIES = {"base": 4, "sparse_dist": 5, "prefetch_sparse_dist": 6}
 """Of the ids that a shard receives: sent to it, as they arrive and in order, of this batch and of
-those ahead, each until the other streams are done with it."""
+those ahead."""
 SORT_COPIES = 6.5
 """More of them while a device's backward sorts them (`iteration.SORT_BYTES`)."""
 PREFETCH_COPIES = 7
 """More of a cached table's ids while its cache is filled (`calculate_pipeline_io_cost`)."""
 OUTPUT_COPIES = 3
-"""Outputs, what is sent of them, and their gradients: the collectives' stream may still read the
-first two when the third is made (docs/decisions/0053)."""
+"""Outputs and what is sent of them, or their gradients as they arrive and in order, are there at
+once; one more stands for gaps between blocks (docs/decisions/0061)."""
 UVM_KERNELS = (ComputeKernel.FUSED_UVM, ComputeKernel.FUSED_UVM_CACHING)
 
 

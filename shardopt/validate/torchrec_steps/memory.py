@@ -65,18 +65,12 @@ def memory_of(run: Run, plan: StepPlan) -> RunMemory:
 
 
 def memory_scores(found: Sequence[RunMemory]) -> tuple[Scores, ...]:
-    """Mean errors by the optimizer that the rows name, and every row."""
+    """Mean errors, and every row."""
     measured = [m for m in found if m.run.reserved_bytes is not None]
     if not measured:
         return ()
-    groups: tuple[tuple[str, list[RunMemory]], ...] = (
-        ("all", measured),
-        ("whose optimizer is given, not guessed", [m for m in measured if not m.run.guessed]),
-    )
-    means = tuple(
-        (name, len(of), *_means(of), sum(m.reserved > m.capacity for m in of))
-        for name, of in groups
-        if of
+    means = (
+        ("all", len(measured), *_means(measured), sum(m.reserved > m.capacity for m in measured)),
     )
     return (
         Scores(

@@ -52,7 +52,9 @@ class _Benchmark(OpWriter):
         kept = [*self.parameters, features]
         parts = free_after_last_use((forward, backward, self.events), kept)
         first, second, step = parts
-        return DenseProgram(self.batch, first, second, step, tuple(self.parameters))
+        # the model that was not sharded stays beside the one that was (`runner` of the benchmark)
+        whole = [self.like(parameter) for parameter in self.parameters]
+        return DenseProgram(self.batch, first, second, step, (*self.parameters, *whole))
 
     def _tables(self, module: str) -> list[Table]:
         return [t for t in self.workload.tables if t.module == module]
