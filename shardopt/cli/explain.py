@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -120,15 +121,20 @@ def _written(
 
 def _print_json(setting: Setting, explanation: Explanation) -> None:
     from shardopt.cli.output import print_json
+    from shardopt.cli.planning.measuring import measuring_command
     from shardopt.report.explain import explain_object
-    from shardopt.report.objects import prediction_object
+    from shardopt.report.objects import deciding_object, prediction_object
 
     head = {**setting.facts(), "plan": explanation.given.name}
     parts = prediction_object(explanation.given.prediction)
-    print_json({**head, **parts, **explain_object(explanation)})
+    command = partial(measuring_command, device=setting.hardware.device)
+    deciding = deciding_object(explanation.deciding, command)
+    print_json({**head, **parts, **explain_object(explanation), "deciding": deciding})
 
 
 def _show(setting: Setting, explanation: Explanation, quiet: bool) -> None:
+    from shardopt.cli.planning.measuring import measuring_words
+    from shardopt.explain.deciding import deciding_text
     from shardopt.report.console import make_console
     from shardopt.report.explain import show_explanation
     from shardopt.report.prediction import show_headlines
@@ -139,4 +145,8 @@ def _show(setting: Setting, explanation: Explanation, quiet: bool) -> None:
         show_headlines(console, explanation.plans)
         return
     show_setting(console, setting)
-    show_explanation(console, explanation)
+    deciding = [
+        deciding_text(one, measuring_words(one.group, setting.hardware.device))
+        for one in explanation.deciding
+    ]
+    show_explanation(console, explanation, deciding)

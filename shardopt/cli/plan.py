@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,13 +110,18 @@ def plan(
         write_best(output, result, predictions[0], meta)
     if json:
         from shardopt.cli.output import note, print_json
-        from shardopt.report.objects import from_object, plan_object
+        from shardopt.cli.planning.measuring import measuring_command
+        from shardopt.report.objects import deciding_object, from_object, plan_object
 
         note(setting.notes, quiet=quiet)
         found = plan_object(result, predictions, meta, setting.notes, answer.gain, answer.instead)
-        print_json({**found, **from_object(result, answer.move, from_)})
+        command = partial(measuring_command, device=setting.hardware.device)
+        decides = {"deciding": deciding_object(answer.deciding, command)}
+        print_json({**found, **from_object(result, answer.move, from_), **decides})
         _end(result)
         return
+    from shardopt.cli.planning.measuring import measuring_words
+    from shardopt.explain.deciding import deciding_text
     from shardopt.report.plan import PlanReport
 
     written = None if output is None else str(output)
@@ -131,6 +137,11 @@ def plan(
         answer.move,
         gain=answer.gain,
         instead=answer.instead,
+        deciding=[
+            deciding_text(one, measuring_words(one.group, setting.hardware.device))
+            for one in answer.deciding
+        ],
+        guessed=any(one.unmeasured for one in answer.deciding),
     )
     _show(report, quiet)
     _end(result)

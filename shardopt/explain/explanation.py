@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from predictor.cost.loads import Load, ShardLoads
 from predictor.model.plan import ShardingPlan
@@ -11,6 +11,12 @@ from predictor.predict import Prediction, profile_groups
 from search.problem import Problem
 from shardopt.api.given_plans import PredictedPlan
 from shardopt.explain.changes import Changes, best_changes
+from shardopt.explain.deciding import (
+    RIVAL,
+    DecidingConstant,
+    deciding_constants,
+    usual_plans,
+)
 from shardopt.explain.waits import Wait, find_waits
 from shardopt.explain.whatif import WhatIf, sensitivity
 
@@ -29,6 +35,7 @@ class Explanation:
         others: further plans to compare with, in the order given.
         table_times: how long each table's lookups take.
         critical_groups: groups of the hardware profile that the critical path uses.
+        deciding: constants whose stated errors could make another plan the faster one.
     """
 
     given: PredictedPlan
@@ -38,6 +45,7 @@ class Explanation:
     others: Sequence[PredictedPlan] = ()
     table_times: TableTimes = field(default_factory=dict)
     critical_groups: frozenset[str] = frozenset()
+    deciding: Sequence[DecidingConstant] = ()
 
     @property
     def plans(self) -> list[PredictedPlan]:
@@ -49,14 +57,26 @@ def explain_plan(problem: Problem, plans: Sequence[PredictedPlan]) -> Explanatio
     """The first of the plans explained; deterministic, a few seconds at most."""
     given, *others = plans
     plan, prediction = given.plan, given.prediction
+    changes = best_changes(problem, plan, prediction)
+    rivals = {
+        **usual_plans(problem),
+        **{
+            f"{RIVAL}with this change: {c.words},": replace(
+                plan, tables={**plan.tables, **c.tables}
+            )
+            for c in changes.found
+        },
+        **{f"{RIVAL}{other.name}": other.plan for other in others},
+    }
     return Explanation(
         given,
         find_waits(problem, plan, prediction),
-        best_changes(problem, plan, prediction),
+        changes,
         sensitivity(problem, plan, prediction),
         others,
         _table_times(problem, plan),
         _critical_groups(problem, prediction),
+        deciding_constants(problem, plan, rivals),
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from predictor.cost.loads import ShardLoads
 from predictor.predict import Prediction
 from search.expected_gain import ExpectedGain, gain_over_baseline
 from search.in_use.price import Move
 from search.problem import Result
 from search.stop import Stop
 from shardopt.api.setting import Setting
+from shardopt.explain.deciding import DecidingConstant, deciding_constants, known_plans
 from shardopt.explain.differences import find_move
 from shardopt.explain.stakes import Alternatives, alternatives
 
@@ -23,6 +25,7 @@ class SearchOutcome:
         move: from the plan in use to the best plan, where there is one.
         gain: of the best plan over TorchRec's, where that has one.
         instead: what matters more, where sharding does not.
+        deciding: constants whose stated errors could make another plan the faster one.
     """
 
     result: Result
@@ -30,12 +33,15 @@ class SearchOutcome:
     move: Move | None
     gain: ExpectedGain | None
     instead: Alternatives | None
+    deciding: tuple[DecidingConstant, ...] = ()
 
 
 def find_outcome(setting: Setting, result: Result, stop: Stop) -> SearchOutcome:
     """What follows from a search in its setting; of the best plan, and of those of the others for
     whose prediction there is time."""
     problem = setting.problem()
+    shards = ShardLoads(problem.workload, problem.topology, problem.hardware)
+    problem = replace(problem, loads=shards)  # that all of the below share
     predictions = _predict(setting, result, stop)
     result = replace(result, plans=result.plans[: len(predictions)])
     return SearchOutcome(
@@ -44,6 +50,7 @@ def find_outcome(setting: Setting, result: Result, stop: Stop) -> SearchOutcome:
         find_move(problem, result),
         gain_over_baseline(problem, result),
         alternatives(problem, result, predictions[0]),
+        tuple(deciding_constants(problem, result.best.plan, known_plans(result))),
     )
 
 

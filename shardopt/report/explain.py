@@ -20,6 +20,7 @@ from shardopt.explain.whatif import WhatIf
 from shardopt.formatting import interval, ms, number, percent, phase_words, plural
 from shardopt.report.console import heading, line, show, table
 from shardopt.report.objects import prediction_object, tables_object
+from shardopt.report.plan import show_deciding
 from shardopt.report.prediction import (
     misfit_text,
     provenance_text,
@@ -38,8 +39,14 @@ SAME_MS = 5e-4
 NO_WAITS = "On the critical path no rank waits for another for more than 0.1 % of the iteration."
 
 
-def show_explanation(console: Console, explanation: Explanation) -> None:
-    """The whole report."""
+def show_explanation(
+    console: Console, explanation: Explanation, deciding: Sequence[str] = ()
+) -> None:
+    """The whole report.
+
+    Args:
+        deciding: what is to be told of the constants that decide, the most important first.
+    """
     name, prediction = explanation.given.name, explanation.given.prediction
     console.print()
     console.print(
@@ -50,6 +57,7 @@ def show_explanation(console: Console, explanation: Explanation) -> None:
             f"{interval(prediction.interval_ms)} ms). {provenance_text(prediction)}",
         )
     )
+    show_deciding(console, deciding)
     problem = misfit_text(prediction)
     if problem:
         line(console, f"{name} {problem}", style="bold red")
@@ -220,6 +228,7 @@ def explain_object(explanation: Explanation) -> dict[str, Any]:
         changes: ``tried``, and ``found``: at most three that share no table, most helpful first:
             ``change``, ``tables`` (as in plan.json), ``iteration_ms``, ``saving_ms``.
         sensitivity: a list of ``kind``, ``change``, ``iteration_ms`` and ``change_ms``.
+        deciding: `shardopt.report.objects.deciding_object`, added by the command.
         others: the further plans: ``plan`` and the keys of `prediction_object`.
     """
     return {

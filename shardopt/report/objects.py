@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from predictor.iteration.ranges import OutOfRange
@@ -13,6 +13,7 @@ from predictor.predict import Prediction, ReplicaSync
 from search.expected_gain import ExpectedGain
 from search.in_use.price import Move
 from search.problem import Result
+from shardopt.explain.deciding import DecidingConstant
 from shardopt.explain.stakes import Alternatives
 from shardopt.formatting import gap_of
 
@@ -190,6 +191,43 @@ def plan_object(
         },
         "notes": list(notes),
     }
+
+
+def deciding_object(
+    found: Sequence[DecidingConstant], command: Callable[[str], str]
+) -> list[Object]:
+    """``deciding`` of ``plan`` and ``explain --json``, the most important first.
+
+    Args:
+        command: group -> what measures it.
+
+    Keys:
+        constant: ``group.key`` in the profile; the other constants of the group move along.
+        value: as the profile states it.
+        flips_at: from which on another plan is the faster one, below it or above it (``side``).
+        gain: most of the time in use that this plan saves within two stated errors, a fraction.
+        plan: which one.
+        group, unit, rel_error, provenance: of the constant and its group.
+        worth: share of the iteration that knowing the value is expected to save.
+        command: measures the group.
+    """
+    return [
+        {
+            "constant": f"{one.group}.{one.constant}",
+            "value": one.stated,
+            "flips_at": one.flips_at,
+            "side": "below" if one.below else "above",
+            "gain": one.gain,
+            "plan": one.plan,
+            "group": one.group,
+            "unit": one.unit,
+            "rel_error": one.error,
+            "provenance": one.provenance,
+            "worth": one.worth,
+            "command": command(one.group),
+        }
+        for one in found
+    ]
 
 
 def instead_object(instead: Alternatives | None) -> Object | None:

@@ -57,6 +57,8 @@ class PlanReport:
         move: from the plan in use to the best plan, where there is one.
         gain: of the best plan over TorchRec's, where that has one.
         instead: what matters more, where sharding does not.
+        deciding: what is to be told of the constants that decide, the most important first.
+        guessed: the first of them is of a group that nobody has measured.
     """
 
     setting: Setting
@@ -67,6 +69,8 @@ class PlanReport:
     move: Move | None = None
     gain: ExpectedGain | None = None
     instead: Alternatives | None = None
+    deciding: Sequence[str] = ()
+    guessed: bool = False
 
 
 def show_plan(console: Console, report: PlanReport) -> None:
@@ -83,7 +87,7 @@ def show_plan(console: Console, report: PlanReport) -> None:
     heading(console, "Where the time goes", "plan 1, along its critical path")
     show_breakdown(console, best)
     show_ranks(console, best)
-    show_verdict(console, report.result, best)
+    show_verdict(console, report, best)
     show_end(console, report)
 
 
@@ -99,6 +103,8 @@ def show_headline(console: Console, report: PlanReport) -> None:
         f"{provenance_text(best)}"
     )
     console.print(Text(text), soft_wrap=True)
+    if report.guessed:
+        console.print(Text(report.deciding[0]), soft_wrap=True)
 
 
 def show_ranking(console: Console, result: Result, predictions: Sequence[Prediction]) -> None:
@@ -188,8 +194,9 @@ def preferred_text(result: Result) -> str | None:
     )
 
 
-def show_verdict(console: Console, result: Result, best: Prediction) -> None:
-    """The headline number, what it is based on and what is proved."""
+def show_verdict(console: Console, report: PlanReport, best: Prediction) -> None:
+    """The headline number, what decides it, what it is based on and what is proved."""
+    result = report.result
     console.print()
     console.print(
         Text.assemble(
@@ -199,6 +206,7 @@ def show_verdict(console: Console, result: Result, best: Prediction) -> None:
             f"{provenance_text(best)}",
         )
     )
+    show_deciding(console, report.deciding)
     line(console, _claim(best.iteration_ms, result))
     preferred = preferred_text(result)
     if preferred:
@@ -210,6 +218,15 @@ def show_verdict(console: Console, result: Result, best: Prediction) -> None:
     problem = misfit_text(best)
     if problem:
         line(console, problem, style="bold red")
+
+
+SHOWN_CONSTANTS = 3
+
+
+def show_deciding(console: Console, texts: Sequence[str]) -> None:
+    """The constants most worth measuring."""
+    for text in texts[:SHOWN_CONSTANTS]:
+        line(console, text, style="yellow")
 
 
 def _claim(best_ms: float, result: Result) -> str:

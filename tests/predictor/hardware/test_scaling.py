@@ -1,0 +1,72 @@
+"""A profile with the times of one group scaled: what moves, what stays, and what ops then cost."""
+
+from collections.abc import Callable
+
+import pytest
+
+from predictor.hardware.loader import HardwareProfile, load_hardware
+from predictor.hardware.scaling import is_rate, is_time, scale_group
+from predictor.iteration.graph import Graph
+from predictor.predict import predict
+from tests.builders import a_table, a_topology, a_workload, plan_of, table_wise
+
+H100 = load_hardware("h100-sxm")
+
+
+@pytest.mark.parametrize(
+    ("group", "read", "moves"),
+    [
+        ("overheads", lambda hw: hw.overheads.op_us, 2.0),
+        ("overheads", lambda hw: hw.overheads.iteration_us, 2.0),
+        ("gemm", lambda hw: hw.gemm.tflops["bf16"], 0.5),
+        ("gemm", lambda hw: hw.gemm.tensor_cores["tf32"].l2_gb_s, 0.5),
+        ("gemm", lambda hw: hw.gemm.split_k, 1.0),
+        ("embedding", lambda hw: hw.embedding.backward_efficiency, 0.5),
+        ("embedding", lambda hw: hw.embedding.prefetch_ns_per_lookup, 2.0),
+        ("embedding", lambda hw: hw.embedding.row_overhead_bytes, 1.0),
+        ("collectives", lambda hw: hw.collectives.inter.nic_gbit_s, 0.5),
+        ("collectives", lambda hw: hw.collectives.intra.all_to_all.latency_us, 2.0),
+        ("collectives", lambda hw: hw.collectives.intra.in_switch.us_per_mib[0], 2.0),
+        ("collectives", lambda hw: hw.collectives.inter.tree_cost, 1.0),
+        ("memory", lambda hw: hw.memory.l2_mib, 1.0),
+        ("memory", lambda hw: hw.memory.hbm_gb_s, 0.5),
+    ],
+)
+def test_times_double_and_rates_halve(
+    group: str, read: Callable[[HardwareProfile], float], moves: float
+) -> None:
+    assert read(scale_group(H100, group, 2.0)) == pytest.approx(moves * read(H100))
+
+
+def test_no_key_is_both_a_time_and_a_rate() -> None:
+    keys = {key for group in H100.groups.values() for key, _ in group}
+    assert not [key for key in keys if is_rate(key) and is_time(key)]
+
+
+@pytest.mark.parametrize("name", ["h100-sxm", "cpu-gloo"])
+def test_collectives_take_twice_as_long(name: str) -> None:
+    before, after = graphs(name, "collectives")
+    for old, new in zip(before.ops, after.ops, strict=True):
+        factor = 2.0 if old.resource == "collectives" else 1.0
+        assert new.cost_ms == pytest.approx(factor * old.cost_ms), old.name
+        assert new.host_ms == pytest.approx(old.host_ms)
+
+
+def test_the_host_takes_twice_as_long() -> None:
+    before, after = graphs("h100-sxm", "overheads")
+    for old, new in zip(before.ops, after.ops, strict=True):
+        if old.phase.startswith("dense"):  # another op of a segment may then take longest
+            continue
+        assert new.host_ms == pytest.approx(2 * old.host_ms), old.name
+
+
+def graphs(name: str, group: str) -> tuple[Graph, Graph]:
+    """Of an iteration, and of one on the profile with a group's times doubled."""
+    workload, topology = a_workload(a_table("a"), a_table("b")), a_topology(2, 2)
+    plan = plan_of(workload, topology, [table_wise(t, i) for i, t in enumerate(workload.tables)])
+    hardware = load_hardware(name)
+    before, after = (
+        predict(workload, topology, hw, plan).graph
+        for hw in (hardware, scale_group(hardware, group, 2.0))
+    )
+    return before, after
