@@ -8,7 +8,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from predictor.cost.slowest import slowest
 from predictor.csv_rows import MOST_RANKS
 from predictor.errors import InputError
 from predictor.hardware.loader import (
@@ -25,7 +24,7 @@ from predictor.predict import Prediction, predict
 from predictor.units import gib
 from search.problem import Problem
 from shardopt.config import ClusterConfig, load_cluster, load_model_with_notes
-from shardopt.config.clusters.cluster_file import MAX_GIB, default_nvlink_domain
+from shardopt.config.clusters.cluster_file import MAX_GIB, default_nvlink_domain, hardware_of
 
 
 @dataclass(frozen=True)
@@ -119,13 +118,7 @@ def resolve(
     if job is not None and job.groups is not None:
         workload = replace(workload, replica_groups=job.groups)
     cluster = load_cluster(machine.cluster) if machine.cluster is not None else None
-    name, origin = _hardware_name(machine, cluster, plan)
-    hardware = load_hardware(name)
-    if cluster is not None and cluster.host_hardware and origin == "cluster":
-        hosts = {host: load_hardware(host) for host in cluster.host_hardware}
-        hardware = slowest(list(hosts.values()))
-        # a plan file names one profile: the one that most constants are of
-        name = next(host for host in hosts if hosts[host].memory == hardware.memory)
+    name, hardware, origin = _hardware(machine, cluster, plan)
     installed = _topology(machine, cluster, job, hardware)
     if plan is not None:
         _check_ranks(workload.sharding_group(installed), plan, machine)
@@ -219,20 +212,19 @@ def _check_gib(name: str, value: float | None) -> None:
         )
 
 
-def _hardware_name(
+def _hardware(
     machine: Machine, cluster: ClusterConfig | None, plan: ShardingPlan | None
-) -> tuple[str, str]:
-    """Name or path of the profile, and who chose it."""
+) -> tuple[str, HardwareProfile, str]:
+    """Name or path of the profile, the profile, and who chose it."""
     if machine.hardware is not None:
-        return machine.hardware, "given"
-    if cluster is not None and cluster.hardware:
-        return cluster.hardware, "cluster"
-    if cluster is not None and cluster.host_hardware:
-        return cluster.host_hardware[0], "cluster"
+        return machine.hardware, load_hardware(machine.hardware), "given"
+    found = hardware_of(cluster) if cluster is not None else None
+    if found is not None:
+        return *found, "cluster"
     planned = plan.meta.get("hardware") if plan is not None else None
     if isinstance(planned, str) and planned:
-        return planned, "plan"
-    return DEFAULT_HARDWARE, "default"
+        return planned, load_hardware(planned), "plan"
+    return DEFAULT_HARDWARE, load_hardware(DEFAULT_HARDWARE), "default"
 
 
 def _topology(

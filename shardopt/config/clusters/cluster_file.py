@@ -9,9 +9,10 @@ from typing import Any
 
 from pydantic import Field
 
+from predictor.cost.slowest import slowest
 from predictor.csv_rows import MOST_RANKS
 from predictor.errors import InputError
-from predictor.hardware.loader import HardwareProfile
+from predictor.hardware.loader import HardwareProfile, load_hardware
 from predictor.model.topology import NetworkLevel
 from predictor.units import gib
 from shardopt.config.clusters.levels import (
@@ -196,6 +197,22 @@ def _hardware(given: str | None, directory: Path) -> str | None:
     if given is None or not given.endswith((".yaml", ".yml")):
         return given
     return str(directory / given)
+
+
+def hardware_of(cluster: ClusterConfig) -> tuple[str, HardwareProfile] | None:
+    """Name or path of the cluster's profile, and the profile; None where the file leaves it open.
+
+    Where hosts differ, the slowest decides, and the name is that of the one with its kernels.
+
+    Raises:
+        ProfileError: there is no such hardware profile.
+        InputError: some hosts are of CPUs and some of GPUs.
+    """
+    if not cluster.host_hardware:
+        return (cluster.hardware, load_hardware(cluster.hardware)) if cluster.hardware else None
+    hosts = {name: load_hardware(name) for name in cluster.host_hardware}
+    profile = slowest(list(hosts.values()))
+    return next(name for name in hosts if hosts[name].memory == profile.memory), profile
 
 
 def default_nvlink_domain(hardware: HardwareProfile, ranks: int, local: int) -> int:

@@ -24,6 +24,7 @@ from search.solve import solve
 from search.stop import Stop
 from shardopt.api.cache import ResultCache, is_final
 from shardopt.config import load_model
+from shardopt.config.clusters.cluster_file import hardware_of
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.logs import logger
 from shardopt.torchrec.module.read_module import (
@@ -47,6 +48,7 @@ from shardopt.torchrec.planning.machine import (
     check_bandwidths,
     check_table_sizes,
     detect_hardware,
+    read_cluster,
     read_topology,
 )
 from shardopt.torchrec.planning.stand_ins import (
@@ -55,7 +57,7 @@ from shardopt.torchrec.planning.stand_ins import (
     SearchPartitioner,
     check_storage,
 )
-from shardopt.torchrec.planning.torchrec_planner import parameter_constraints
+from shardopt.torchrec.planning.torchrec_planner import merge_constraints
 
 with needs_torchrec():
     from torch import nn
@@ -117,7 +119,10 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         constraints: TorchRec's, by table name; all fields are honoured.
         timeout_seconds: ceiling on the search, > 0; the best plan found by then is returned. In
             `collective_plan` at most a quarter of the group's timeout, which is also the default.
-        hardware: name or file of a hardware profile; by default that of the GPU found.
+        hardware: name or file of a hardware profile; by default that of the cluster file, or of
+            the GPU found.
+        cluster: a cluster file with the ranks of the topology, for its NVLink domain, the levels of
+            its network and its hardware.
         model: a model file (or its `Workload`) with what no module holds: pooling factors, index
             distributions, train pipeline, dense part. Tables and features are matched by name.
         example_inputs: what the module's forward takes, as in `to_yaml`, to capture the dense part
@@ -159,6 +164,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         plan_loader: PlanLoader | None = None,
         *,
         hardware: str | HardwareProfile | None = None,
+        cluster: str | PathLike[str] | None = None,
         model: str | PathLike[str] | Workload | None = None,
         default_pooling_factor: float | None = None,
         strict: bool = False,
@@ -196,6 +202,9 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             loaded = LoadedOptions(plan_loader, self._enumerator)
             self.plan_loader, self._callbacks = loaded, [loaded.restored, *self._callbacks]
         check_bandwidths(self._topology)
+        self._cluster = None if cluster is None else read_cluster(cluster, self._topology)
+        if hardware is None and self._cluster is not None:
+            _, hardware = hardware_of(self._cluster) or (None, None)
         self._hardware = detect_hardware(hardware, self._topology.compute_device)
         given = {
             "proposer": proposer,
@@ -309,7 +318,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         """What the search chooses for tables that shardopt predicts."""
         module, sharders = self._asked
         workload = read_workload(module, sharders, space, self._inputs())
-        problem = Problem(workload, read_topology(left, self._hardware), self._hardware)
+        problem = self._problem(workload, left)
         try:
             result = self._solve(problem)
         except InfeasibleError as error:
@@ -319,6 +328,10 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         self._searched = _Searched(problem, result, _plan_of(options, problem))
         self.rating = result.best.iteration_ms
         return options
+
+    def _problem(self, workload: Workload, theirs: TorchRecTopology) -> Problem:
+        ranks = read_topology(theirs, self._hardware, self._cluster)
+        return Problem(workload, ranks, self._hardware)
 
     def _solve(self, problem: Problem) -> Result:
         """The answer that is kept for the same input, or that of a search."""
@@ -363,7 +376,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         if searched is None:
             workload = read_workload(module, sharders, mine, self._inputs())
             reserved = self._storage_reservation.last_reserved_topology or self._topology
-            problem = Problem(workload, read_topology(reserved, self._hardware), self._hardware)
+            problem = self._problem(workload, reserved)
         else:
             problem = searched.problem
         plan = _plan_of(mine, problem)
@@ -381,12 +394,3 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
 def _plan_of(options: Options, problem: Problem) -> OurPlan:
     ranks = problem.topology
     return to_plan(options, problem.workload, ranks.world_size, ranks.local_world_size)
-
-
-def merge_constraints(
-    known: Workload | None, given: Mapping[str, ParameterConstraints] | None
-) -> dict[str, ParameterConstraints] | None:
-    """The constraints of a model file, overridden by those given, table by table."""
-    if known is None:
-        return None if given is None else dict(given)
-    return {**parameter_constraints(known), **(given or {})}

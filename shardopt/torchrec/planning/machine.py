@@ -5,12 +5,19 @@ Costs come from the profile. The bandwidths of TorchRec's Topology are checked a
 
 from __future__ import annotations
 
+from os import PathLike
+from pathlib import Path
+
 from predictor import units
 from predictor.errors import InputError
 from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import DEFAULT_HARDWARE, HardwareProfile, load_hardware
 from predictor.model.topology import Topology
-from shardopt.config.clusters.cluster_file import default_nvlink_domain
+from shardopt.config.clusters.cluster_file import (
+    ClusterConfig,
+    default_nvlink_domain,
+    load_cluster,
+)
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.logs import logger
 from shardopt.torchrec.plan.module_tables import find_embedding_modules, is_pooled
@@ -28,10 +35,15 @@ MOST_GB_S = 100_000.0
 """Above any memory or link of a GPU (HBM3e: 8,000). Bytes/s mistaken for bytes/ms exceed it."""
 
 
-def read_topology(theirs: TorchRecTopology, hardware: HardwareProfile) -> Topology:
+def read_topology(
+    theirs: TorchRecTopology, hardware: HardwareProfile, cluster: ClusterConfig | None = None
+) -> Topology:
     """Ranks and memory caps of TorchRec's topology, as the reservation left them.
 
     The NVLink domain is the profile's, unless the topology joins hosts into pods.
+
+    Args:
+        cluster: what it says of links counts; its ranks are those of the topology.
 
     Raises:
         InputError: the ranks do not fill their hosts.
@@ -40,13 +52,36 @@ def read_topology(theirs: TorchRecTopology, hardware: HardwareProfile) -> Topolo
     local = min(theirs.local_world_size, world)
     group = theirs.intra_group_size
     domain = group if group > local else min(default_nvlink_domain(hardware, world, local), group)
+    if cluster is not None:
+        domain = cluster.nvlink_domain
     return Topology(
         world,
         local,
         tuple(int(device.storage.hbm) for device in theirs.devices),
         tuple(int(device.storage.ddr) for device in theirs.devices),
         domain,
+        network=cluster.network if cluster is not None else (),
     )
+
+
+def read_cluster(path: str | PathLike[str], theirs: TorchRecTopology) -> ClusterConfig:
+    """The cluster file of a topology.
+
+    Raises:
+        InputError: it cannot be used, or has other hosts or NVLink domains that span hosts.
+    """
+    cluster = load_cluster(Path(path))
+    local = cluster.ranks_per_host
+    group = max(local, cluster.nvlink_domain)
+    given = (cluster.world_size, local, group)
+    expected = (theirs.world_size, theirs.local_world_size, theirs.intra_group_size)
+    if given != expected:
+        raise InputError(
+            f"cluster file {path} has {given[0]} ranks, {given[1]} a host, in groups of {given[2]} "
+            f"joined by NVLink; the topology has {expected[0]}, {expected[1]} and {expected[2]}: "
+            "give both the same (Topology's pod_size says how many hosts NVLink joins)"
+        )
+    return cluster
 
 
 def check_table_sizes(module: nn.Module, theirs: TorchRecTopology) -> None:

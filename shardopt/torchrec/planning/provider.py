@@ -17,7 +17,8 @@ from shardopt.config import load_model
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.logs import logger
 from shardopt.torchrec.planning.estimator import ShardoptPerfEstimator
-from shardopt.torchrec.planning.hook import ShardoptPlanner, merge_constraints
+from shardopt.torchrec.planning.hook import ShardoptPlanner
+from shardopt.torchrec.planning.torchrec_planner import merge_constraints
 
 with needs_torchrec():
     import torchrec

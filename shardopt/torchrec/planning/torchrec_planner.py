@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -204,3 +205,12 @@ def _constraints(table: Table) -> ParameterConstraints:
         cache_params=CacheParams(load_factor=load_factor) if load_factor is not None else None,
         enforce_hbm=wants.enforce_hbm,
     )
+
+
+def merge_constraints(
+    known: Workload | None, given: Mapping[str, ParameterConstraints] | None
+) -> dict[str, ParameterConstraints] | None:
+    """The constraints of a model file, overridden by those given, table by table."""
+    if known is None:
+        return None if given is None else dict(given)
+    return {**parameter_constraints(known), **(given or {})}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("torchrec")
@@ -35,6 +37,41 @@ def test_hardware_of_another_device_is_told(device: str, hardware: str, words: s
     ranks = Topology(world_size=2, compute_device=device)
     with pytest.raises(PlannerError, match=words):
         planner(topology=ranks, hardware=hardware)
+
+
+CLUSTER = """\
+schema: 1
+hosts: 2
+ranks_per_host: 2
+levels: [{name: pods, oversubscription: 8}]
+hardware: a100-80gb
+"""
+
+
+def test_a_cluster_file_says_what_the_topology_cannot(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(CLUSTER)
+    given = {"constraints": factors(a=20.0, b=2.0), "batch_size": 512}
+    ranks = topology(4, local_world_size=2)
+    flat = planner(topology=ranks, hardware="a100-80gb", **given)
+    narrow = planner(topology=ranks, cluster=file, **given)
+    for made in (flat, narrow):
+        made.plan(Model(), SHARDERS)
+    assert flat.found is not None
+    assert flat.found.result is not None
+    assert narrow.found is not None
+    assert narrow.found.result is not None
+    assert narrow.found.problem.hardware.name == "a100-80gb"
+    assert [level.name for level in narrow.found.problem.topology.network] == ["pods"]
+    assert narrow.found.result.best.iteration_ms > flat.found.result.best.iteration_ms
+
+
+def test_a_cluster_of_other_ranks_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(CLUSTER)
+    words = r"has 4 ranks, 2 a host, in groups of 2.*topology has 8, 8 and 8.*pod_size"
+    with pytest.raises(PlannerError, match=words):
+        planner(topology=topology(8, local_world_size=8), cluster=file)
 
 
 def test_tables_with_a_fused_optimizer_are_not_replicated_on_cpus() -> None:
