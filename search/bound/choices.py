@@ -12,7 +12,7 @@ from predictor.cost.loads import LAUNCH, LONGEST, LookupGroup, filling_column
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.plan import TablePlan
 from search.bound.cache import PRICES, certain_fetches_ms, least_sharing_ms
-from search.bound.rank_excess import MAX_CHOICES, longest_shard
+from search.bound.rank_excess import MAX_CHOICES, everywhere, longest_shard
 from search.bound.relaxation import Hulls
 from search.problem import Problem
 from search.space.option import Option, Space, place
@@ -32,8 +32,8 @@ def exchange_of(group: LookupGroup) -> tuple[str, str]:
 class BoundChoice:
     """One option of one table with its load averaged over the ranks, and its memory.
 
-    ``peak`` is the most that a shard has, column by column; ``longest`` is what the lookups of the
-    longest shard take at least.
+    ``peak`` is the most that a shard has, column by column; ``longest`` is the work of the longest
+    shard at least, ``even`` what of it every rank has at least.
     ``certain`` is what its shards fetch at least beyond their own loads, however much others lend.
     ``sharing`` is what it fetches at least beyond its load, since tables share UVM caches, at
     several prices of their room.
@@ -45,6 +45,7 @@ class BoundChoice:
     load: Array
     peak: Array
     longest: Array
+    even: Array
     hbm_bytes: int
     ddr_bytes: int
     sharing: Array
@@ -61,7 +62,8 @@ class BoundChoices:
     Attributes:
         loads: mean over the ranks, ``[choices, COLUMNS]``.
         peaks: the most that a shard has, ``[choices, COLUMNS]``.
-        longest: what the lookups of the longest shard take at least, ``[choices, times]`` in ms.
+        longest: work of the longest shard, ``[choices, rank_excess.WORK]``.
+        even: work that every rank has at least, ``[choices, rank_excess.WORK]``.
         without_longest: there are too many choices to look at longest shards; these are 0 then.
         sharing: what is fetched at least beyond the loads, ``[choices, 1 + PRICES]`` in ms.
         groups: lookup group, ``[choices]``.
@@ -80,6 +82,7 @@ class BoundChoices:
         self.loads[:, LAUNCH] = 0.0
         self.peaks = np.array([c.peak for c in self.all])
         self.longest = np.array([c.longest for c in self.all])
+        self.even = np.array([c.even for c in self.all])
         self.without_longest = len(self.all) > MAX_CHOICES
         if self.without_longest:
             self.longest[:] = 0.0
@@ -112,6 +115,7 @@ class BoundChoices:
                     shards.sum(axis=0) / world,
                     shards.max(axis=0),
                     longest_shard(shards),
+                    everywhere(option.sharding_type, shards, world),
                     sum(m.hbm_bytes for m in option.memory),
                     sum(m.ddr_bytes for m in option.memory),
                     np.zeros(1 + PRICES),
@@ -137,7 +141,9 @@ class BoundChoices:
                     beyond = np.zeros(self.all[i].option.num_shards)
                     beyond[[*caches[i]]] = fetched
                     found = replace(self.all[i], sharing=sharing, certain=beyond)
-                    self.all[i] = replace(found, longest=longest_shard(self.shards(found)))
+                    shards, kind = self.shards(found), found.option.sharding_type
+                    even = everywhere(kind, shards, world)
+                    self.all[i] = replace(found, longest=longest_shard(shards), even=even)
 
     def _caches(self, option: Option) -> dict[int, Array]:
         """Shard -> what it adds to a UVM cache, of those that use one."""

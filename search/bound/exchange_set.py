@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,7 +103,9 @@ class ExchangeSet:
         self.relaxation = self._relax(known.hulls if self.exact else {})
         self.memory = known.needs[self.index].T
         self.program = Program(self.first, self.needed, self.memory, known.caps)
-        self.rank_excess = RankExcess(self.program, self.group, known.longest[self.index])
+        exchange = [exchange_of(known.scorer.groups[g]) for g in used]
+        longest, even = known.longest[self.index], known.even[self.index]
+        self.rank_excess = RankExcess(self.program, self.group, exchange, longest, even)
         self.constants: list[float] = []
         self.weights = np.zeros((0, len(self.choices)))
 
@@ -210,11 +212,17 @@ class ExchangeSet:
         assert self.relaxation is not None
         loads = self._priced()
         load = np.stack([self.shares[mine] @ loads[mine] for mine in self.members])
-        if self.exact:
-            cut = self.relaxation.evaluate(load)[1]
-            cuts = [] if cut is None else [cut]
-        else:
-            cuts = self.relaxation.busy(load)
+        if not self.exact:
+            return self._violated(self.relaxation.busy(load), loads, load)
+        # where floors are paid another cycle may be the longest
+        for launched in (False, True):
+            cut = self.relaxation.evaluate(load, launched=launched)[1]
+            if cut is not None and self._violated([cut], loads, load):
+                return True
+        return False
+
+    def _violated(self, cuts: Sequence[Cut], loads: Array, load: Array) -> bool:
+        """Add those of some cuts that the program's optimum violates; whether there are any."""
         found = False
         for cut in cuts:
             segments = self.rank_excess.segments(cut, loads)

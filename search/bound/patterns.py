@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
 
 from search.bound.knapsack import Knapsack
-from search.bound.program import solve_again
+from search.bound.program import new_solver, solve_again
 from search.bound.rank_items import RankItems
 
 Array = NDArray[np.float64]
@@ -191,7 +191,7 @@ class _Cover:
         self.items = items
         self.added, taken = rows
         self.room = room - taken
-        self.solver = solver = pywraplp.Solver.CreateSolver("GLOP")
+        self.solver = solver = new_solver()
         endless = solver.infinity()
         self.covers = [solver.Constraint(1.0, endless) for _ in range(items.tables)]
         self.rows = [solver.Constraint(-endless, room) for room in self.room.tolist()]

@@ -8,19 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.model.plan import ShardingType
 from search.bound.choices import BoundChoice
+from search.bound.rank_excess import ONE_A_RANK
 from search.bound.relaxation import Cut
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.intp]
-
-ONE_A_RANK = (
-    ShardingType.DATA_PARALLEL,
-    ShardingType.ROW_WISE,
-    ShardingType.TABLE_ROW_WISE,
-)
-"""No rank has two shards of such a table."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +76,8 @@ def rank_items(
     slopes = np.concatenate([cut.segments, cut.messages])
     adds_up = np.arange(len(slopes)) < len(cut.segments)
     means = np.einsum("nc,snc->ns", loads, slopes[:, group])
-    rest = np.einsum("nc,nc->n", loads, cut.slope[group]) - means.sum(axis=1)
+    other = cut.slope - cut.uneven.sum(axis=0)
+    rest = np.einsum("nc,nc->n", loads, other[group]) - means.sum(axis=1)
     tables = np.unique([c.table for c in choices], return_inverse=True)[1]
     first = np.flatnonzero(np.diff([-1, *tables]))
     found: dict[tuple[float, ...], None] = {}

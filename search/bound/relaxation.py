@@ -47,6 +47,8 @@ SMALLEST_BYTES = 64.0
 BUSIEST = 4.0
 """Multiple of the most that a mean rank can have, up to which messages of the busiest count."""
 LOOKUPS = ("embedding_forward", "embedding_backward", "prefetch")
+ALIKE = ("dense_forward", "dense_backward", "optimizer")
+"""Phases of operations on single ranks that take as long on every rank."""
 UNIFORM = (ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL)
 
 
@@ -125,8 +127,13 @@ class Cut:
     """``time >= constant + slope . load``, of the mean load of a rank ``[groups, columns]``.
 
     Args:
-        segments: parts of the slope that one rank passes between two collectives of all ranks,
-            whichever rank it is, ``[segments, groups, columns]``.
+        segments: parts of the slope that one rank passes in lookups between two collectives of all
+            ranks, whichever rank it is, ``[segments, groups, columns]``. These are no tangents:
+            they hold for any load of a rank.
+        floors: what a launch of a group in a segment takes beyond that, where ranks without its
+            tables do not pay it, ``[segments, groups]``.
+        uneven: what else differs between ranks there, of which nothing is known for one rank,
+            ``[segments, groups, columns]``.
         messages: parts of the slope that a collective of all ranks takes for its busiest rank, as
             long as that rank's sizes are below ``reach`` times ``ceiling`` of `Relaxation`,
             ``[messages, groups, columns]``.
@@ -135,7 +142,28 @@ class Cut:
     constant: float
     slope: Array
     segments: Array
+    floors: Array
+    uneven: Array
     messages: Array
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """Supporting lines of all operations of a rank.
+
+    Args:
+        graph: the operations at the load where the lines touch.
+        slopes: of their costs, ``[columns, ops]``.
+        floors: what a launch adds that only ranks with tables of a group pay, ``[groups, ops]``.
+        optional: which of them belong to an exchange, ``[ops]``.
+        scopes: which ranks meet in them, ``[ops]``.
+    """
+
+    graph: Graph
+    slopes: Array
+    floors: Array
+    optional: list[bool]
+    scopes: list[Scope | None]
 
 
 class Relaxation:
@@ -171,34 +199,56 @@ class Relaxation:
         self.least = np.zeros((len(self.groups), 2, COLUMNS)) if least is None else least
         self.columns = np.flatnonzero(ceiling.ravel() > 0)
 
-    def evaluate(self, load: Array, more: Array | None = None) -> tuple[float, Cut | None]:
+    def evaluate(
+        self, load: Array, more: Array | None = None, *, launched: bool = False
+    ) -> tuple[float, Cut | None]:
         """Relaxed time in ms at an average load ``[groups, columns]``, and the cut that is tight
         there (None if the timeline has no critical cycle among the iterations kept).
 
         Args:
             more: beyond the load, what the ranks that set the pace are thought to have. The cut is
                 then of the cycle that is critical with it; a cycle bounds the time at any costs.
+            launched: the cycle is that of a rank that pays the floors of all launches, likewise.
         """
-        graph, slopes, _, scopes = self._linearised(load, exact=True)
+        lines = self._linearised(load, exact=True)
+        graph, slopes, scopes = lines.graph, lines.slopes, lines.scopes
+        extra = np.zeros(len(graph.ops))
         if more is not None:
-            extra = more.ravel()[self.columns] @ slopes
-            graph.ops = [
-                replace(op, cost_ms=op.cost_ms + ms)
-                for op, ms in zip(graph.ops, extra.tolist(), strict=True)
-            ]
+            extra += more.ravel()[self.columns] @ slopes
+        if launched:
+            extra += lines.floors.sum(axis=0)
+        graph.ops = [
+            replace(op, cost_ms=op.cost_ms + ms)
+            for op, ms in zip(graph.ops, extra.tolist(), strict=True)
+        ]
         timeline = simulate(graph, keep_steps=True)
         found = critical_cycle(graph, timeline)
         if found is None:
             return float(timeline.iteration_ms[0]), None
         ops, length, iterations = found
         slope = self._slope(slopes[:, ops].sum(axis=1) / iterations)
-        at = load if more is None else load + more
-        constant = length / iterations - float((slope * at).sum())
-        runs = _runs(ops, scopes)
-        segments = self._parts(slopes, runs, iterations)
+        constant = (length - float(extra[ops].sum())) / iterations - float((slope * load).sum())
         met = [[op] for op in ops if scopes[op] == "world" and slopes[:, op].any()]
         messages = self._parts(slopes, met, iterations)
-        return length / iterations, Cut(constant, slope, segments, messages)
+        cut = Cut(constant, slope, *self._segments(lines, ops, iterations), messages)
+        return length / iterations, cut
+
+    def _segments(
+        self, lines: _Lines, ops: list[int], iterations: int
+    ) -> tuple[Array, Array, Array]:
+        """Segments, floors and what is uneven in the cut of a cycle."""
+        phases = [op.phase for op in lines.graph.ops]
+        runs = _runs(ops, lines.scopes)
+        lookups = [[op for op in run if phases[op] in LOOKUPS] for run in runs]
+        others = [[op for op in run if phases[op] not in (*LOOKUPS, *ALIKE)] for run in runs]
+        kept = [i for i, run in enumerate(lookups) if lines.slopes[:, run].any()]
+        lookups, others = [lookups[i] for i in kept], [others[i] for i in kept]
+        floors = [lines.floors[:, run].sum(axis=1) / iterations for run in lookups]
+        return (
+            self._parts(lines.slopes, lookups, iterations),
+            np.array(floors).reshape(-1, len(self.groups)),
+            self._parts(lines.slopes, others, iterations),
+        )
 
     def _parts(self, slopes: Array, runs: list[list[int]], iterations: int) -> Array:
         """Slopes of some operations together, ``[runs, groups, columns]``."""
@@ -209,7 +259,8 @@ class Relaxation:
         """Cuts that hold for plans with any of the exchanges: the work of one stream, or of the
         host with the streams that run on it. Of an exchange's operations only the part counts
         that grows with its loads."""
-        graph, slopes, optional, _ = self._linearised(load, exact=False)
+        lines = self._linearised(load, exact=False)
+        graph, slopes, optional = lines.graph, lines.slopes, lines.optional
         none = np.zeros((0, *self.ceiling.shape))
         cuts = []
         for streams in _sequential(graph):
@@ -222,7 +273,7 @@ class Relaxation:
                 constant += sum(
                     op.host_ms for op, o in zip(graph.ops, optional, strict=True) if not o
                 )
-            cuts.append(Cut(constant, slope, none, none))
+            cuts.append(Cut(constant, slope, none, none[..., 0], none, none))
         return cuts
 
     def _slope(self, columns: Array) -> Array:
@@ -230,34 +281,41 @@ class Relaxation:
         slope.flat[self.columns] = columns
         return slope
 
-    def _linearised(
-        self, load: Array, *, exact: bool
-    ) -> tuple[Graph, Array, list[bool], list[Scope | None]]:
-        """Graph of one rank at ``load``, the slopes ``[columns, ops]`` of its costs, which of its
-        operations belong to an exchange, and which ranks meet in them.
+    def _linearised(self, load: Array, *, exact: bool) -> _Lines:
+        """The operations of one rank at ``load``, and what they cost at others.
 
         Args:
             exact: plans use all of the exchanges; else they pay for the company of no other.
         """
         base = load.ravel()
-        count = len(self.columns)
-        probes = np.repeat(base[None], count + 2, axis=0)
+        count, groups = len(self.columns), len(self.groups)
+        probes = np.repeat(base[None], count + groups + 2, axis=0)
         probes[np.arange(1, count + 1), self.columns] += 1.0
-        loads = probes.reshape(len(probes), len(self.groups), 1, COLUMNS)
+        loads = probes.reshape(len(probes), groups, 1, COLUMNS)
         loads[..., Load.SHARDS] = 1.0 if exact else np.array(self.certain)[:, None]
         loads[-1, :, 0, Load.SHARDS] = self.certain  # shows what a plan may do without
-        many = self._builder(loads).build()
+        paid = np.zeros((len(probes), groups, 1))
+        paid[np.arange(groups) + count + 1, np.arange(groups)] = 1.0
+        many = self._builder(loads, paid).build()
         costs = np.stack(
             [np.broadcast_to(op.cost_ms.reshape(-1), len(probes)) for op in many.ops], axis=1
         )
         # a shared cache can make the cost of one lookup negative; it counts as zero
-        slopes = np.where(costs[0] < 0, 0.0, costs[1:-1] - costs[0])
+        slopes = np.where(costs[0] < 0, 0.0, costs[1 : count + 1] - costs[0])
         one = Graph(1, 1, many.inline_streams, many.launch_latency_ms)
         one.ops = [self._single(op, costs[0, i]) for i, op in enumerate(many.ops)]
         optional = [op.active is not None for op in many.ops]
-        return one, slopes, optional, [op.scope for op in many.ops]
+        floors = costs[count + 1 : -1] - costs[0]
+        return _Lines(one, slopes, floors, optional, [op.scope for op in many.ops])
 
-    def _builder(self, loads: Array) -> DlrmBuilder:
+    def _builder(self, loads: Array, paid: Array) -> DlrmBuilder:
+        """The builder of a rank's operations.
+
+        Args:
+            loads: ``[plans, groups, 1, columns]``.
+            paid: share of the launch floors that count, ``[plans, groups, 1]``, where not all ranks
+                of all plans pay them.
+        """
         known, ceiling, least, certain = self.hulls, self.ceiling, self.least, self.certain
         reach = self.reach
 
@@ -280,8 +338,9 @@ class Relaxation:
                 return np.asarray(value + slope * (sizes - at))
 
             def _lookup(self, group: int, column: Load, floor_ms: float) -> Array:
-                floor_ms = floor_ms if certain[group] and self._everywhere else 0.0
-                return np.asarray(floor_ms + self.loads[:, group, :, column])
+                everywhere = certain[group] and self._everywhere
+                floor = floor_ms if everywhere else floor_ms * paid[:, group]
+                return np.asarray(floor + self.loads[:, group, :, column])
 
             @property
             def _everywhere(self) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from predictor.cost.loads import COLUMNS, Load
+from predictor.cost.lookup.embedding import backward_floor_ms, forward_floor_ms
 from predictor.hardware.loader import HardwareProfile
 from predictor.model.plan import ShardingType
 from predictor.model.topology import Topology
@@ -17,7 +20,7 @@ from predictor.units import GIB
 from search.bound import choices as bound_choices
 from search.bound.lower_bound import LowerBound
 from search.bound.rank_excess import longest_shard
-from search.bound.relaxation import _runs
+from search.bound.relaxation import Relaxation, _runs
 from search.objective import Objective
 from tests.quick import quick_only
 from tests.search.problems import (
@@ -121,7 +124,7 @@ def test_the_longest_shard_of_all_times_together_counts() -> None:
     shards = np.zeros((2, COLUMNS))
     shards[0, [Load.FORWARD_MS, Load.BACKWARD_MS]] = 1.0, 2.0
     shards[1, [Load.FORWARD_MS, Load.PREFETCH_MS]] = 2.0, 0.5
-    assert longest_shard(shards).tolist() == [1.0, 2.0, 0.0]
+    assert longest_shard(shards).tolist() == [1.0, 2.0, 0.0, 0.0]
 
 
 def test_a_cycle_is_parted_where_all_ranks_meet() -> None:
@@ -129,3 +132,55 @@ def test_a_cycle_is_parted_where_all_ranks_meet() -> None:
     assert _runs(ops, scopes) == [[4, 0], [2]]
     assert _runs(ops, [None] * 5) == [ops]
     assert _runs(ops, [None, "world", "intra", "world", None]) == [[4, 0]]
+
+
+def by_exchanges(objective: Objective) -> dict[frozenset[tuple[str, ShardingType]], float]:
+    """The best time of all plans that use a set of exchanges, for every set."""
+    plans = list(itertools.islice(every_plan(objective), 5000))
+    found: dict[frozenset[tuple[str, ShardingType]], float] = {}
+    for plan, ms in zip(plans, objective.score(plans).tolist(), strict=True):
+        modules = [table.module for table in objective.problem.workload.tables]
+        key = frozenset((modules[o.table], o.sharding_type) for o, _ in plan)
+        found[key] = min(ms, found.get(key, np.inf))
+    return found
+
+
+@pytest.mark.parametrize("seed", quick_only((17, 18), range(40)))
+@pytest.mark.parametrize("batch_size", quick_only([512], [32, 512, 16384]))
+def test_every_set_stays_below_its_best_plan(seed: int, batch_size: int) -> None:
+    """Small batches: floors of launches are much of the time."""
+    problem = random_problem(seed, world=((2, 2), (3, 3), (4, 2))[seed % 3], tables=3)
+    ranks = problem.topology.world_size
+    roomy = replace(problem.topology, hbm_cap_bytes=(1000 * GIB,) * ranks)
+    workload = replace(problem.workload, batch_size=batch_size)
+    objective, _ = objective_of(replace(problem, workload=workload, topology=roomy))
+    best = by_exchanges(objective)
+    bound = LowerBound(objective.problem, objective.space, objective.scorer)
+    bound.solve(1)
+    for one in bound.sets:
+        for _ in range(60):
+            if one.refine()[1]:
+                break
+        key = frozenset(one.known.exchange(choice) for choice in one.choices)
+        assert one.proven <= best.get(key, np.inf) * (1 + 1e-9)
+
+
+def test_a_floor_counts_where_some_ranks_may_launch_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A table a rank, beside one that all ranks have."""
+    fused = Constraints(sharding_types=WHOLE, compute_kernels=("fused",))
+    copied = Constraints(sharding_types=(ShardingType.DATA_PARALLEL,))
+    tables = [a_table(f"t{i}", 500_000, 128, 40.0, constraints=fused) for i in range(2)]
+    tables.append(a_table("copied", 1000, 64, constraints=copied))
+    objective, _ = objective_of(a_problem(a_workload(*tables, batch_size=65536), hosts(2)))
+    best = float(objective.score(list(every_plan(objective))).min())
+    bound, segments = bound_of(objective), Relaxation._segments
+
+    def free(self: Relaxation, *given: Any) -> tuple[np.ndarray, ...]:
+        slopes, floors, uneven = segments(self, *given)
+        return slopes, 0.0 * floors, uneven
+
+    monkeypatch.setattr(Relaxation, "_segments", free)
+    floor = min(forward_floor_ms(H100), backward_floor_ms(H100))
+    assert bound_of(objective) + 0.9 * floor < bound <= best * (1 + 1e-9)

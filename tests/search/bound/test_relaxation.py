@@ -135,8 +135,8 @@ def test_cuts_bound_every_plan_of_their_exchanges(seed: int, profile: HardwarePr
         assert loads.shape[-1] == COLUMNS
         ms, cut = relaxed.evaluate(loads[0])
         assert ms <= times[like[0]] * (1 + 1e-9)
-        cuts = relaxed.busy(loads[0]) + ([] if cut is None else [cut])
-        for one in cuts:
+        cuts = [*relaxed.busy(loads[0]), cut, relaxed.evaluate(loads[0], launched=True)[1]]
+        for one in filter(None, cuts):
             below = one.constant + (one.slope * loads).sum(axis=(1, 2))
             assert (below <= times[like] * (1 + 1e-9)).all()
 
