@@ -26,6 +26,8 @@ from search.surrogate import FORWARD, PHASES, Surrogate
 
 TORCHREC = "torchrec default"
 """TorchRec's planner with its defaults, among the baselines of a search."""
+CUT_SHORT = "torchrec, cut short"
+"""The best of its proposals until time was up."""
 TRIES = 20
 """Random plans drawn until one fits."""
 
@@ -54,24 +56,24 @@ def plan_baselines(
         stop: asked once there is a plan, before the next method and within TorchRec's, which takes
             longest and comes last.
     """
-    found: dict[str, Assignment] = {}
-
-    def enough() -> bool:
-        return bool(found) and stop()
-
     methods: dict[str, Callable[[], Assignment | None]] = {
         **{name: partial(_table_wise, objective, weight) for name, weight in GREEDY.items()},
         "row_wise all": lambda: _uniform(objective, surrogate, ShardingType.ROW_WISE),
         "random": lambda: _random(objective, surrogate, seed),
-        TORCHREC: lambda: torchrec_assignment(objective, enough),
     }
+    found: dict[str, Assignment] = {}
     for name, method in methods.items():
-        if enough():
-            break
+        if found and stop():
+            return found
         plan = method()
         if plan and _may(objective, plan):
             found[name] = plan
-    return {name: found[name] for name in (TORCHREC, *methods) if name in found}
+    if found and stop():
+        return found
+    plan, cut_short = torchrec_assignment(objective, stop)
+    if plan is None or not _may(objective, plan):
+        return found
+    return {CUT_SHORT if cut_short else TORCHREC: plan, **found}
 
 
 def _may(objective: Objective, plan: Assignment) -> bool:
@@ -83,8 +85,9 @@ def _may(objective: Objective, plan: Assignment) -> bool:
 
 def torchrec_assignment(
     objective: Objective, stop: Callable[[], bool] = lambda: False
-) -> Assignment | None:
-    """TorchRec's plan; options that are the same as one of ours are named as ours.
+) -> tuple[Assignment | None, bool]:
+    """TorchRec's plan, and whether its planner was cut short; options that are the same as one of
+    ours are named as ours.
 
     Args:
         stop: as of `torchrec_plan`.
@@ -93,11 +96,12 @@ def torchrec_assignment(
     device = problem.hardware.device
     theirs = torchrec_plan(problem.workload, problem.topology, device, stop=stop)
     if theirs is None:
-        return None
-    return tuple(
+        return None, False
+    plan = tuple(
         (objective.space.option_of(table, plan) or option, plan.ranks)
         for table, (plan, option) in enumerate(zip(theirs.tables, theirs.options, strict=True))
     )
+    return plan, theirs.cut_short
 
 
 def pick(options: Sequence[Option], sharding_type: ShardingType) -> Option:

@@ -45,6 +45,7 @@ class TorchRecPlan:
         options: the chosen option of every table.
         rating_ms: under TorchRec's own cost model; no iteration time.
         proposals: how many plans were proposed; ``placed`` had to be placed.
+        cut_short: not all proposals were looked at.
     """
 
     tables: tuple[TablePlan, ...]
@@ -52,6 +53,7 @@ class TorchRecPlan:
     rating_ms: float
     proposals: int
     placed: int
+    cut_short: bool = False
 
 
 def torchrec_plan(
@@ -70,8 +72,8 @@ def torchrec_plan(
     Args:
         topology: caps after the reservation.
         bandwidths: TorchRec's defaults if None.
-        stop: asked before every proposal that has to be placed; what was found until then is not
-            what TorchRec would answer, so that there is no plan.
+        stop: asked, once a proposal fits, before every other one that has to be placed; the plan
+            is then ``cut_short``, and may not be what TorchRec would answer.
     """
     order = _torchrec_order(workload)
     try:
@@ -80,12 +82,14 @@ def torchrec_plan(
         return None  # a table that only our search has an option for
     best = _Best(topology)
     tables = [choices[t] for t in order]
+    cut_short = False
     for proposal in itertools.chain(
         _grid(tables), _greedy(tables, depth=True), _greedy(tables, depth=False), _uniform(tables)
     ):
         if best.may_win(proposal):
-            if stop():
-                return None
+            cut_short = best.choices is not None and stop()
+            if cut_short:
+                break
             best.place(proposal)
     if best.choices is None:
         return None
@@ -97,6 +101,7 @@ def torchrec_plan(
         best.rating,
         best.proposals,
         best.placed,
+        cut_short,
     )
 
 

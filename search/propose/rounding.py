@@ -38,7 +38,8 @@ MANY = 24
 FEW = 3
 """Exchanges of a module: half of the sets have no more."""
 BALANCED = 6
-"""Plans that are balanced, those first that are fastest as they were placed."""
+"""Plans that are balanced, those first that are fastest as they were placed; of a large problem
+half as many, which are those that are packed."""
 RESTARTS = 20
 LARGE = 20_000
 """Tables times ranks beyond which a descent takes seconds."""
@@ -58,7 +59,7 @@ class Rounding:
         self.balancer = Balancer(objective, surrogate)
         self.seed = seed
         size = len(objective.space.options) * objective.problem.topology.world_size
-        self.restarts = RESTARTS if size <= LARGE else 0
+        self.restarts, self.balanced = (RESTARTS, BALANCED) if size <= LARGE else (0, BALANCED // 2)
 
     def propose(
         self,
@@ -86,7 +87,7 @@ class Rounding:
                     plan = self.balancer.refill(plan)
                     placed.append(Candidate(plan, self._ms(plan), FOUND_BY))
                     best_ms = min(best_ms, placed[-1].iteration_ms)
-        for number, candidate in enumerate(rank_distinct(placed)[:BALANCED]):
+        for number, candidate in enumerate(rank_distinct(placed)[: self.balanced]):
             if number and stop():
                 break
             plan = self.balancer.balance(

@@ -102,11 +102,13 @@ def _candidates(
             if solution is not None:
                 ms = float(objective.score([solution.assignment])[0])
                 yield Candidate(solution.assignment, ms, "cpsat"), solution.gap
-    if "optuna" in searchers and not stop.reached():
+    size = len(objective.space.options) * objective.problem.topology.world_size
+    trials = round(TRIALS * stop.effort * min(1.0, LARGE / size))
+    if size <= LARGE:
+        trials = max(1, trials)  # a trial of a large problem takes seconds and finds nothing
+    if "optuna" in searchers and trials and not stop.reached():
         progress("Optuna study", 0.4, best_ms, None)
         study = Study(objective, surrogate, seed)
-        size = len(objective.space.options) * objective.problem.topology.world_size
-        trials = stop.work(round(TRIALS * min(1.0, LARGE / size)))
         for plan, ms in study.run(trials, stop.reached):
             yield Candidate(plan, ms, "optuna"), None
 
