@@ -43,6 +43,8 @@ Array = NDArray[np.float64]
 
 SAMPLES = 8192
 """Points at which a cost is sampled; the staircase below them keeps the hull a lower bound."""
+FEW_GO = 0.9
+"""Share of a hull's points that are left when looking at all of them at once does no more good."""
 SMALLEST_BYTES = 64.0
 BUSIEST = 4.0
 """Multiple of the most that a mean rank can have, up to which messages of the busiest count."""
@@ -78,7 +80,18 @@ class Hull:
 
 
 def _lower_hull(x: Array, y: Array) -> tuple[Array, Array]:
-    """Corners of the lower hull of points sorted by ``x`` (Andrew's monotone chain)."""
+    """Corners of the lower hull of points sorted by ``x`` (Andrew's monotone chain).
+
+    A point that does not lie below the line between its neighbours is no corner, so most go at
+    once.
+    """
+    while len(x) > 2:
+        left, right = x[1:-1] - x[:-2], x[2:] - x[:-2]
+        above = (y[1:-1] - y[:-2]) * right >= (y[2:] - y[:-2]) * left
+        kept = np.concatenate(([True], ~above, [True]))
+        if kept.sum() > FEW_GO * len(x):
+            break
+        x, y = x[kept], y[kept]
     hull: list[tuple[float, float]] = []
     for point in zip(x.tolist(), y.tolist(), strict=True):
         while len(hull) > 1 and _above(hull[-2], hull[-1], point):

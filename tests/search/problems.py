@@ -210,3 +210,14 @@ def some_plan(problem: Problem, seed: int) -> ShardingPlan:
     rng = random.Random(seed)
     found = (random_plan(objective, rng) for _ in range(500))
     return objective.sharding_plan(next(plan for plan in found if objective.fits(plan)))
+
+
+class Ticks:
+    """A clock that goes on by so many seconds whenever it is looked at."""
+
+    def __init__(self, step: float) -> None:
+        self.step, self.now = step, 0.0
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now

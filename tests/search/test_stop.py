@@ -6,6 +6,7 @@ import pytest
 
 from predictor.errors import InputError
 from search.stop import Stop
+from tests.search.problems import Ticks
 
 
 @pytest.mark.parametrize(
@@ -62,3 +63,23 @@ def test_an_interrupt_ends_an_interruptible_search_once() -> None:
     assert (stop.reason, stop.remaining_s) == ("interrupted", 0)
     with pytest.raises(KeyboardInterrupt):
         stop.interrupt()
+
+
+def test_a_part_of_the_time_that_is_left() -> None:
+    clock = Ticks(0.0)
+    stop = Stop(time_limit_s=100.0, reserve=0.2, clock=clock)
+    clock.now = 20.0
+    assert stop.remaining_s == 60.0
+    half = stop.part(0.5)
+    clock.now = 49.0
+    assert not half()
+    assert not half(1.0)
+    clock.now = 50.0
+    assert half()
+    assert not Stop(clock=clock).part(0.1)()
+
+
+def test_the_ceiling_counts_from_when_it_is_told_to() -> None:
+    clock = Ticks(0.0)
+    clock.now = 7.0
+    assert Stop(time_limit_s=10.0, clock=clock, started=3.0).remaining_s == 6.0
