@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from predictor.errors import InputError
 from search.candidate import Candidate, rank_distinct
 from search.improve.local_search import LocalSearch
+from search.in_use.plan import PlanInUse
 from search.objective import Assignment, Objective
 from search.prefer import DESCENT, POOL, prefer
 from search.problem import ScenarioTimes, Ties
@@ -135,3 +137,29 @@ def _work(objective: Objective, default: int, stop: Stop) -> int:
     """A budget, smaller where a plan takes long to score."""
     size = len(objective.space.options) * objective.problem.topology.world_size
     return stop.work(round(default * min(1.0, LARGE / size)))
+
+
+def check_aim(aim: str, scenarios: Sequence[Scenario] | None, in_use: PlanInUse | None) -> None:
+    """Refuse what cannot be minimised.
+
+    Raises:
+        InputError: the aim is unknown, needs scenarios, or there is a plan in use.
+    """
+    if aim not in AIMS:
+        raise InputError(
+            f"the objective is '{aim}'; it is one of {', '.join(AIMS)}", inputs=("objective",)
+        )
+    if aim == NOMINAL:
+        return
+    if scenarios is not None and len(scenarios) < 2:
+        raise InputError(
+            f"the objective {aim} compares scenarios, but there is "
+            f"{'one' if scenarios else 'none'}; give two or more, or leave the objective nominal",
+            inputs=("objective", "scenarios"),
+        )
+    if in_use is not None:
+        raise InputError(
+            f"the objective is {aim}, but moves from a plan in use are weighed by the nominal "
+            "time; leave the objective nominal, or search without the plan in use",
+            inputs=("objective",),
+        )

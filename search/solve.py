@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from predictor.errors import InfeasibleError, InputError
+from predictor.errors import InfeasibleError
 from predictor.model.memory import UVM_KERNELS
 from search.bound.lower_bound import LowerBound
 from search.candidate import Candidate
-from search.choose import AIMS, NOMINAL, Wanted
+from search.choose import NOMINAL, Wanted, check_aim
 from search.in_use.plan import (
     PlanInUse,
     check_plan_in_use,
@@ -184,32 +184,6 @@ def _result(found: KnownPlans, problem: Problem, settings: SearchSettings, host:
         ties=found.chosen.ties,
         scenarios=found.chosen.scenarios,
     )
-
-
-def check_aim(aim: str, scenarios: Sequence[Scenario] | None, in_use: PlanInUse | None) -> None:
-    """Refuse what cannot be minimised.
-
-    Raises:
-        InputError: the aim is unknown, needs scenarios, or there is a plan in use.
-    """
-    if aim not in AIMS:
-        raise InputError(
-            f"the objective is '{aim}'; it is one of {', '.join(AIMS)}", inputs=("objective",)
-        )
-    if aim == NOMINAL:
-        return
-    if scenarios is not None and len(scenarios) < 2:
-        raise InputError(
-            f"the objective {aim} compares scenarios, but there is "
-            f"{'one' if scenarios else 'none'}; give two or more, or leave the objective nominal",
-            inputs=("objective", "scenarios"),
-        )
-    if in_use is not None:
-        raise InputError(
-            f"the objective is {aim}, but moves from a plan in use are weighed by the nominal "
-            "time; leave the objective nominal, or search without the plan in use",
-            inputs=("objective",),
-        )
 
 
 def _size_note(problem: Problem) -> str:
