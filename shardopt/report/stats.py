@@ -147,7 +147,8 @@ def stats_object(found: Sequence[FeatureStats]) -> dict[str, Any]:
     """``--json``.
 
     Keys of a feature: ``name``, ``rows`` (and ``rows_given``), ``samples``, ``ids``,
-    ``pooling_factor``, ``empty_share``, and unless there are no ids ``exact`` (all distinct ids
+    ``pooling_factor``, ``empty_share``, ``pooling_factor_std``, and unless there are no ids
+    ``exact`` (all distinct ids
     were counted), ``distinct``, ``curve`` (``draws`` and ``distinct`` rows in them),
     ``curve_error`` (of the bins that the file holds), ``zipf`` (``alpha``, ``q``,
     ``distinct_error``, ``ks``; null for few ids), ``reuse_histogram`` as model.yaml takes it,
@@ -157,7 +158,10 @@ def stats_object(found: Sequence[FeatureStats]) -> dict[str, Any]:
 
 
 def _object(feature: FeatureStats) -> dict[str, Any]:
-    names = ("name", "rows", "rows_given", "samples", "ids", "pooling_factor", "empty_share")
+    names = (
+        *("name", "rows", "rows_given", "samples", "ids"),
+        *("pooling_factor", "empty_share", "pooling_factor_std"),
+    )
     found = {name: getattr(feature, name) for name in names}
     return found if feature.seen is None else {**found, **_seen(feature.seen, feature.ids)}
 

@@ -45,6 +45,7 @@ class FeatureCounts:
     Args:
         limit: distinct ids that are counted exactly, >= 1.
         samples, empty, ids: samples, those without an id, and ids so far.
+        squares: of the ids of each sample, summed.
         shift: an id range has ``2^shift`` rows.
     """
 
@@ -52,6 +53,7 @@ class FeatureCounts:
     samples: int = 0
     empty: int = 0
     ids: int = 0
+    squares: float = 0.0
     largest: int = -1
     shift: int = 0
     range_draws: Ids = field(default_factory=lambda: np.zeros(RANGES, dtype=np.int64))
@@ -66,6 +68,9 @@ class FeatureCounts:
         self.samples += bags.samples
         if bags.lengths is not None:
             self.empty += int((bags.lengths == 0).sum())
+            self.squares += float(np.square(bags.lengths, dtype=np.float64).sum())
+        else:
+            self.squares += bags.samples
         if not len(bags.ids):
             return
         self.ids += len(bags.ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,9 @@ from shardopt.stats.mixture import Mixture, estimate
 from shardopt.stats.zipf import ZipfFit, fit_zipf
 
 Array = NDArray[np.float64]
+
+VARIANCE_NOISE = 1e-3
+"""Of the ids per sample, that a sample's sums may leave."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ class FeatureStats:
         rows: of its table; the largest id plus one unless ``rows_given``.
         samples, ids: in the data.
         empty_share: share of the samples without an id, in [0, 1].
+        pooling_factor_std: standard deviation of the ids per sample.
         seen: None if there are no ids.
     """
 
@@ -87,12 +92,19 @@ class FeatureStats:
     samples: int
     ids: int
     empty_share: float
+    pooling_factor_std: float
     seen: IdStatistics | None
 
     @property
     def pooling_factor(self) -> float:
         """Mean ids per sample."""
         return self.ids / self.samples
+
+    @property
+    def varies(self) -> bool:
+        """The ids of a sample are not just the floor or the ceiling of their mean."""
+        part = self.pooling_factor % 1.0
+        return self.pooling_factor_std**2 > part * (1.0 - part) + VARIANCE_NOISE
 
 
 def summarise(
@@ -113,6 +125,7 @@ def summarise(
             found.samples,
             found.ids,
             found.empty / found.samples,
+            math.sqrt(max(0.0, found.squares / found.samples - (found.ids / found.samples) ** 2)),
             _seen(found, rows, hot) if found.ids else None,
         )
 
@@ -143,8 +156,8 @@ def write_stats(path: Path, features: Iterable[FeatureStats]) -> None:
 
     Arrays of each feature: ``counts`` and ``weights`` (rows of each bin, and draws per row, hottest
     first), ``range_rows [bins, ranges]``, ``range_width`` and ``rows`` (where they lie), which the
-    predictor reads; and for closer looks ``pooling_factor``, ``samples``, ``ids``,
-    ``empty_share``, ``draws`` and ``distinct`` (the curve), ``frequencies`` and
+    predictor reads; and for closer looks ``pooling_factor``, ``pooling_factor_std``, ``samples``,
+    ``ids``, ``empty_share``, ``draws`` and ``distinct`` (the curve), ``frequencies`` and
     ``frequency_rows``, ``zipf`` (alpha, q), ``hot_ids`` and ``hot_shares``.
 
     Raises:
@@ -163,7 +176,7 @@ def _arrays(feature: FeatureStats, seen: IdStatistics) -> Iterator[tuple[str, An
     yield "weights", seen.mixture.probs * feature.ids
     yield "range_rows", seen.mixture.range_rows.astype(np.float32)
     yield "range_width", np.array(seen.range_width)
-    for name in ("rows", "samples", "ids", "pooling_factor", "empty_share"):
+    for name in ("rows", "samples", "ids", "pooling_factor", "pooling_factor_std", "empty_share"):
         yield name, np.array(getattr(feature, name))
     for name in ("draws", "distinct", "frequencies", "frequency_rows"):
         yield name, getattr(seen, name)
@@ -180,10 +193,10 @@ def model_values(feature: FeatureStats, file: str) -> dict[str, Any]:
         file: that holds the statistics, as the model file names it.
     """
     pooling = float(f"{feature.pooling_factor:.6g}")
-    return {
-        "pooling_factor": int(pooling) if pooling.is_integer() else pooling,
-        "index_distribution": {"file": file, "feature": feature.name},
-    }
+    found: dict[str, Any] = {"pooling_factor": int(pooling) if pooling.is_integer() else pooling}
+    if feature.varies:
+        found["pooling_factor_std"] = float(f"{feature.pooling_factor_std:.4g}")
+    return found | {"index_distribution": {"file": file, "feature": feature.name}}
 
 
 def yaml_line(feature: FeatureStats, file: Path) -> str:

@@ -133,12 +133,18 @@ def read_table(
         embedding_dim=module_table.shape[1],
         features=_features(module_table, option, inputs, where),
         module=option.path or "ebc",
-        data_type=DATA_TYPES[option.tensor.dtype],
+        data_type=_data_type(module_table, option),
         pooling=module_table.pooling,
         weighted=_weighted(option, inputs),
         optimizer=_optimizer(option, fused_params),
         constraints=_constraints(options, fused_params, inputs),
     )
+
+
+def _data_type(module_table: ModuleTable, option: ShardingOption) -> str:
+    """As in `create_sharding_infos_by_sharding`: the config's, where shardopt knows that."""
+    known = module_table.data_type
+    return known if known in DATA_TYPES.values() else DATA_TYPES[option.tensor.dtype]
 
 
 def _weighted(option: ShardingOption, inputs: UserInputs) -> bool:

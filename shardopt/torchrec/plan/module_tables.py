@@ -26,6 +26,8 @@ class ModuleTable:
     Args:
         path: of the module that TorchRec shards.
         pooling: sum, mean, or none for a table of an EmbeddingCollection.
+        data_type: of its config, which is that of the sharded table; the unsharded module holds
+            every type but fp32 as fp16.
     """
 
     path: str
@@ -33,6 +35,7 @@ class ModuleTable:
     shape: tuple[int, int]
     pooling: str
     features: tuple[str, ...]
+    data_type: str = "fp32"
 
 
 def find_embedding_modules(
@@ -66,4 +69,5 @@ def find_tables(module: nn.Module) -> Iterator[ModuleTable]:
                 (config.num_embeddings, config.embedding_dim),
                 config.pooling.value.lower() if pooled else "none",
                 tuple(config.feature_names),
+                config.data_type.value.lower(),
             )

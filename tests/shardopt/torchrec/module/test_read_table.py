@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("torchrec")
 
+import torch
 import torchrec
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
@@ -19,7 +20,7 @@ from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.types import PlannerError
 from torchrec.distributed.types import CacheParams
-from torchrec.modules.embedding_configs import PoolingType
+from torchrec.modules.embedding_configs import DataType, PoolingType
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from predictor.errors import InputError
@@ -112,6 +113,17 @@ def test_features_and_pooling_come_from_the_config() -> None:
     (a,) = (t for t in table if t.name == "a")
     assert [(f.name, f.pooling_factor) for f in a.features] == [("a_f0", 3.0), ("a_f1", 5.0)]
     assert a.pooling == "mean"
+
+
+def test_the_data_type_is_that_of_the_config_not_of_the_unsharded_parameter() -> None:
+    config = bag("a")
+    config.data_type = DataType.BF16
+    model = Model(config, bag("b"))
+    assert model.ebc.embedding_bags["a"].weight.dtype is torch.float16
+    found = {
+        t.name: t.data_type for t in workload_of(model, constraints=factors(a=2.0, b=2.0)).tables
+    }
+    assert found == {"a": "bf16", "b": "fp32"}
 
 
 def test_the_optimizer_comes_from_the_backward() -> None:
