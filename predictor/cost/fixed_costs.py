@@ -81,6 +81,13 @@ class FixedCosts:
         """One step of the dense optimizer over so many elements of tables, in their shape."""
         return optimizer_ms(self.hardware, self.workload.dense.optimizer, parameters)
 
+    def step_host_ms(self, parameters: int, kernels: int) -> float:
+        """Host time in ms of a step of the dense optimizer over so many tensors."""
+        each = self.hardware.overheads.step_us.get(self.workload.dense.optimizer)
+        if each is not None:
+            return us(each * parameters)
+        return self.layer_host_ms(HOST_OPS.step + HOST_OPS.step_per_parameter * parameters, kernels)
+
     def host_ms(self, ops: float, kernels: int = 0, collectives: int = 0) -> float:
         """Host time in ms of so many framework ops, kernel launches and collective launches."""
         cost = self.hardware.overheads

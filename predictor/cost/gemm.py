@@ -25,6 +25,9 @@ stores hides behind nothing. Why: docs/decisions/0044.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -36,6 +39,8 @@ from predictor.hardware.schema import HardwareProfile
 Array = NDArray[np.float64]
 
 DATA_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+SMALL_TILE = 16
+"""Sides of a result are rounded up to a vector of AVX-512; of five tiles tried, as good as any."""
 RESULT_BYTES = DATA_BYTES | {"fp8": 2}
 """Products of fp8 are written as bf16."""
 
@@ -45,11 +50,16 @@ def gemm_ms(hw: HardwareProfile, m: float, n: float, k: float, dtype: str) -> fl
     return float(gemm_times(hw.gemm, hw.sms, hw.memory.hbm, (m, n, k), dtype, hw.name))
 
 
-def batched_ms(hw: HardwareProfile, count: int, m: float, n: float, k: float, dtype: str) -> float:
+def batched_ms(
+    hw: HardwareProfile, count: int, m: float, n: float, k: float, dtype: str, layout: str = "nn"
+) -> float:
     """Time of ``count`` products ``[m, k] @ [k, n]``, as `gemm_ms` takes them.
 
     Libraries for GPUs run them as one kernel; those for CPUs one by one (MKL's gemm_batch), large
     ones as fast as a product alone.
+
+    Args:
+        layout: ``n`` or ``t`` for each operand, ``t`` if its columns lie together.
     """
     gemm = hw.gemm
     cores = gemm.cores(dtype, batched=count > 1)
@@ -58,12 +68,28 @@ def batched_ms(hw: HardwareProfile, count: int, m: float, n: float, k: float, dt
         shape = _arrays((m, n, k))
         times = tensor_times(gemm, cores, rate, (hw.sms, hw.memory.hbm), shape, dtype, count)
         return float(times)
+    known = {str(key): costs for key, costs in gemm.batches.items()}
+    costs = known.get("outer" if k == 1 else layout)
+    if costs is not None:
+        return units.us(gemm.floor_us) + count * small_product_ms(costs, m, n, k)
     if not gemm.batched_us:
         return gemm_ms(hw, count * m, n, k, dtype)
     rate = product_rate(gemm, dtype, hw.name) * gemm.batched_share
     floor = units.us(gemm.floor_us)
     alone = gemm_ms(hw, m, n, k, dtype) - floor
     return floor + count * (units.us(gemm.batched_us) + min(2 * m * n * k / rate, alone))
+
+
+def small_product_ms(costs: Sequence[float], m: float, n: float, k: float) -> float:
+    """One product of a batch: its operands are packed, whatever its depth (Goto and van de Geijn
+    2008), and its result is computed in whole tiles."""
+    return units.us(1e-3 * float(np.dot(costs, small_product_work(m, n, k))))
+
+
+def small_product_work(m: float, n: float, k: float) -> tuple[float, float, float, float]:
+    """Elements of both operands and of the result, and multiplications of its whole tiles."""
+    rows, columns = (math.ceil(side / SMALL_TILE) * SMALL_TILE for side in (m, n))
+    return m * k, k * n, m * n, rows * columns * k
 
 
 def product_rate(gemm: Gemm, dtype: str, name: str) -> float:

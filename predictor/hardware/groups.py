@@ -171,6 +171,8 @@ class TensorKernels(StrictModel):
 
 TensorType = Literal["tf32", "fp16", "bf16", "fp8"]
 DataType = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+BatchLayout = Literal["nn", "nt", "tn", "outer"]
+"""How the operands lie: ``t`` for columns that lie together; outer products have a depth of 1."""
 
 
 class Gemm(Group):
@@ -207,12 +209,18 @@ class Gemm(Group):
     runs as one kernel."""
     batched_share: Fraction = 1.0
     """Share of ``tflops`` that small products reach where they run one by one."""
+    batches: dict[BatchLayout, tuple[NonNegative, NonNegative, NonNegative, NonNegative]] = {}
+    """Layout -> ns of each product of a batch for an element of the left and right operand and of
+    the result, and for a multiplication; others cost what ``batched_us`` says."""
     attention_forward: Fraction = 0.72
     """Share of ``tflops`` that fused attention reaches; and the next in its backward. Of what
     FlashAttention-2 reaches on A100 at best, 73 % and 63 % of the peak (Dao 2023, arXiv 2307.08691,
     section 4.1), over the share of it that large products reach, with the middle of its figures for
     sequences of 512 to 16384."""
     attention_backward: Fraction = 0.6
+    attention_head_us: tuple[NonNegative, NonNegative] = (0.0, 0.0)
+    """Time of each sample's head of fused attention on a CPU, forward and backward, beyond its
+    arithmetic."""
     timing_floor_us: NonNegative = 0.0
     """What the timing method of the fitted rows adds to each; used only to compare with them."""
 
@@ -250,6 +258,13 @@ class Elementwise(Group):
     """Time to gather one element by its index, beyond the bytes moved."""
     math_ns_per_element: NonNegative = 0.0
     """Time of one exponential or the like, beyond the bytes moved; 0 where they hide it."""
+    math_ns: dict[str, NonNegative] = {}
+    """PyTorch's name of a function -> its time for one element beyond the bytes moved, where it was
+    measured; others cost ``math_ns_per_element``."""
+    sliced_ns_per_element: NonNegative = 0.0
+    """Time to copy an element of columns of a wider matrix, beyond the bytes moved."""
+    turned_ns_per_element: NonNegative = 0.0
+    """The same where the elements of a row lie apart."""
     random_ns_per_element: NonNegative = 0.0
     """Time to draw one random number, beyond the bytes moved; 0 as above."""
 
@@ -337,6 +352,17 @@ class CpuEmbedding(Group):
     backward_dense_ns_per_lookup: NonNegative = 0.0
     backward_dense_ns_per_lookup_dim: NonNegative = 0.0
     backward_dense_ns_per_row_dim: NonNegative = 0.0
+    forward_unpooled_table_us: NonNegative = 0.0
+    """Lookups that give a row for each id, which have kernels of their own, and the next eight."""
+    forward_unpooled_ns_per_lookup: NonNegative = 0.0
+    forward_unpooled_ns_per_lookup_dim: NonNegative = 0.0
+    forward_unpooled_ns_per_row: NonNegative = 0.0
+    forward_unpooled_ns_per_row_dim: NonNegative = 0.0
+    backward_unpooled_table_us: NonNegative = 0.0
+    backward_unpooled_ns_per_lookup_dim: NonNegative = 0.0
+    backward_unpooled_ns_per_row: NonNegative = 0.0
+    """0: they were not measured, and cost what pooled ones do."""
+    backward_unpooled_ns_per_row_dim: NonNegative = 0.0
     sort_digit_bits: Positive
     page_kib: Positive
     """Memory that the access to one distinct row makes the TLB cover."""
@@ -357,6 +383,9 @@ class Overheads(Group):
     layer_op_us: NonNegative | None = None
     """The same for ops of dense layers and their optimizer, where no TorchRec code runs; None:
     ``op_us``."""
+    step_us: dict[str, NonNegative] = {}
+    """Dense optimizer -> host time of its step for each parameter, where it was measured; others
+    take ops of the dense part."""
     iteration_us: NonNegative = 0.0
     """Host time of an iteration outside its stages: pipeline, DistributedDataParallel, autograd."""
     launch_us: NonNegative

@@ -42,7 +42,10 @@ TRIMMED_SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
 PASSES = ("forward", "backward")
 PARTS = {
     **dict.fromkeys(
-        ("lookup", "lookup_variant", "lookup_dense", "model_lookup", "interaction", "pooled"),
+        (
+            *("lookup", "lookup_variant", "lookup_dense", "lookup_unpooled", "model_lookup"),
+            *("interaction", "pooled", "function", "attention"),
+        ),
         PASSES,
     ),
     "lookup_cached": ("prefetch", *PASSES),

@@ -10,6 +10,9 @@ writes zeros over the whole gradient, then adds the gradient of each output to t
 looked up, in the order of the ids (FBGEMM, embedding_backward_split_cpu_template.cpp,
 `split_embedding_backward_exact_cpu_dense_kernel`). A row touched for the first time misses the
 caches.
+
+Lookups without pooling have two more kernels: the forward copies rows, the backward finds the ids
+of each distinct row, adds their gradients and steps it, row by row.
 """
 
 from __future__ import annotations
@@ -48,6 +51,12 @@ class CpuLookups:
     def forward_ms(self, shard: LookupShard) -> float:
         """Gather and pool."""
         cost, ids, rows = self.constants, shard.ids, shard.distinct_rows
+        if not shard.pooled and cost.backward_unpooled_ns_per_row > 0:
+            of_id = cost.forward_unpooled_ns_per_lookup_dim * shard.dim
+            of_row = cost.forward_unpooled_ns_per_row_dim * shard.dim
+            nanoseconds = ids * (cost.forward_unpooled_ns_per_lookup + of_id)
+            nanoseconds += rows * (cost.forward_unpooled_ns_per_row + of_row)
+            return units.us(cost.forward_unpooled_table_us + nanoseconds * 1e-3)
         nanoseconds = (
             ids * (cost.forward_ns_per_lookup + cost.forward_ns_per_lookup_dim * shard.dim)
             + rows * (cost.forward_ns_per_row + cost.forward_ns_per_row_dim * shard.dim)
@@ -70,6 +79,11 @@ class CpuLookups:
             + shard.bags * shard.dim * cost.backward_ns_per_output
         )
         time = units.us(cost.backward_table_us + nanoseconds * 1e-3)
+        if not shard.pooled and cost.backward_unpooled_ns_per_row > 0:
+            of_id = cost.backward_unpooled_ns_per_lookup_dim * shard.dim
+            of_row = cost.backward_unpooled_ns_per_row_dim * shard.dim
+            nanoseconds = ids * of_id + rows * (cost.backward_unpooled_ns_per_row + of_row)
+            time = units.us(cost.backward_unpooled_table_us + nanoseconds * 1e-3)
         if shard.kernel is ComputeKernel.DENSE or shard.optimizer in STATELESS:
             time *= cost.backward_stateless
         if shard.weighted:

@@ -42,9 +42,12 @@ from predictor.cost.ops.op_names import (
     READ_AGAIN,
     SCATTERS,
 )
+from predictor.hardware.groups import Elementwise
 from predictor.hardware.loader import HardwareProfile
 from predictor.model.op_calls import OpCall, Operand, letter
 
+CONCATENATIONS = ("cat", "stack")
+ROW_COPIES = ("clone", "copy", "_to_copy", "contiguous")
 ATTENTION_TILE = (128, 64)
 """Queries and keys that a block of a flash-attention kernel takes at once (Dao-AILab
 flash-attention, flash_fwd_launch_template.h: 128 x 64 or 128 x 128 by head width)."""
@@ -114,7 +117,7 @@ class OpTimes:
         count, m, n, k = _product_shape(name, a, b)
         data_type = self._type(a)
         if count > 1:
-            ms = batched_ms(self.hardware, count, m, n, k, data_type)
+            ms = batched_ms(self.hardware, count, m, n, k, data_type, _side(a) + _side(b))
         else:
             ms = gemm_ms(self.hardware, m, n, k, data_type)
         if PRODUCTS[name] and not self.hardware.elementwise.fused_bias:
@@ -155,7 +158,8 @@ class OpTimes:
         flop = (10 if backward else 4) * blocks * keys * (query.shape[-1] + value.shape[-1]) / 2
         rate = product_rate(gemm, self._type(query), hw.name) * share
         streamed = float(memory_ms(hw, _touched(call)))
-        ms = max(units.us(gemm.floor_us) + flop / rate, streamed)
+        heads_us = batch * head_count * gemm.attention_head_us[backward]
+        ms = max(units.us(gemm.floor_us + heads_us) + flop / rate, streamed)
         return OpCost(ms, 1 if hw.inline else KERNELS.get(name, 1), "gemm")
 
     # --- memory ---------------------------------------------------------------------------------
@@ -173,12 +177,43 @@ class OpTimes:
         """What a CPU spends on elements beyond their bytes."""
         cost = self.hardware.elementwise
         ns = cost.gather_ns_per_element * gathered
-        if call.inputs and name in MATH:
+        if call.inputs and name in cost.math_ns:
+            ns += cost.math_ns[name] * call.inputs[0].elements
+        elif call.inputs and name in MATH:
             ns += cost.math_ns_per_element * MATH[name] * call.inputs[0].elements
+        ns += _apart_ns(call, name, cost)
         if name in RANDOM:
             made = call.outputs or call.inputs
             ns += cost.random_ns_per_element * made[0].elements
         return units.us(1e-3 * ns)
+
+
+def _apart_ns(call: OpCall, name: str, cost: Elementwise) -> float:
+    """Of elements that a copy finds apart: a concatenation of operands that all lie on their own
+    runs another kernel (aten's cpu/CatKernel.cpp) than one that copies them piece by piece."""
+    sides = [(operand, _lies(operand)) for operand in call.inputs if operand.elements > 1]
+    if name in CONCATENATIONS and any(lies != "whole" for _, lies in sides):
+        each = {"turned": cost.turned_ns_per_element}
+        return sum(o.elements * each.get(lies, cost.sliced_ns_per_element) for o, lies in sides)
+    if name in ROW_COPIES:
+        return sum(o.elements * cost.turned_ns_per_element for o, lies in sides if lies == "turned")
+    return 0.0
+
+
+def _lies(operand: Operand) -> str:
+    """Whether a tensor is contiguous, made of rows that are, or neither."""
+    expected, apart = 1, False
+    for n, stride in zip(reversed(operand.shape), reversed(operand.strides), strict=True):
+        apart |= n > 1 and stride != expected
+        expected *= n
+    if not apart:
+        return "whole"
+    return "sliced" if _side(operand) == "n" else "turned"
+
+
+def _side(operand: Operand) -> str:
+    """``n`` for rows that lie together, ``t`` for others."""
+    return "n" if operand.shape[-1] == 1 or operand.strides[-1] == 1 else "t"
 
 
 def plain_name(call: OpCall) -> str:
@@ -283,7 +318,7 @@ def _takes_rows_apart(call: OpCall, name: str) -> bool:
     if not call.outputs or not call.inputs:
         return False
     out = call.outputs[0]
-    if name in ("cat", "stack"):
+    if name in CONCATENATIONS:
         whole = [o.shape for o in call.inputs if o.shape]
         inner = out.shape[1:] if name == "stack" else out.shape[-1:]
         return len(out.shape) > 1 and any(
@@ -291,6 +326,6 @@ def _takes_rows_apart(call: OpCall, name: str) -> bool:
         )
     if name in ("segment_reduce", "_segment_reduce_backward"):
         return True
-    if name in ("clone", "copy", "_to_copy", "contiguous"):
+    if name in ROW_COPIES:
         return letter(call.inputs[-1], call.inputs[-1].elements) not in ("s", "c", "b")
     return False

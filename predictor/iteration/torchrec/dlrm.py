@@ -329,7 +329,6 @@ class DlrmBuilder:
         for exchange in self.exchanges:
             if exchange.is_replicated:
                 step_ms = step_ms + exchange.optimizer_ms(self.costs.optimizer_ms)
-        ops = HOST_OPS.step + HOST_OPS.step_per_parameter * self.dense.parameters
         self.graph.add(
             "optimizer step",
             phase="optimizer",
@@ -337,7 +336,7 @@ class DlrmBuilder:
             stream=COMPUTE,
             cost_ms=step_ms,
             host_ms=us(self.hardware.overheads.iteration_us)
-            + self.costs.layer_host_ms(ops, step.kernels),
+            + self.costs.step_host_ms(self.dense.parameters, step.kernels),
             kernels=step.kernels,
             deps=[Dep(i) for i in self.gradients.ops],
         )

@@ -10,6 +10,7 @@ from typing import Any
 from predictor.model.workload import Workload
 from shardopt.calibrate.design import cuda as design_cuda
 from shardopt.calibrate.design.cuda import Device
+from shardopt.calibrate.design.dense_parts import dense_part_points
 from shardopt.calibrate.design.near_empty import iteration_points
 from shardopt.calibrate.design.ops import op_points
 from shardopt.calibrate.design.points import (
@@ -64,7 +65,7 @@ def alone(
         ranks: whose samples a table of the model serves.
         gpu: that is measured; None: a core.
     """
-    points = [*kernel_points(size), *op_points(size)]
+    points = [*kernel_points(size), *op_points(size), *dense_part_points(size)]
     if gpu is not None:
         points = design_cuda.kernel_points(size, gpu)
     if model is None:

@@ -47,6 +47,23 @@ def measure_dense_lookup(point: Point, timer: Timer, seconds: float) -> list[Mea
     return _measure_passes(point, launch, timer, seconds, backward)
 
 
+def measure_unpooled_lookup(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
+    """The same of a TBE that gives a row for each id; its tables have one width."""
+    import torch
+
+    launch = Launch(point.params, timer.device)
+    width = point.params["tables"][0]["dim"]
+    gradient = torch.full((1, width), 1e-3, device=timer.device)
+
+    def backward(output: Any) -> Any:
+        nonlocal gradient
+        if len(gradient) < len(output):
+            gradient = gradient[:1].repeat(2 * len(output), 1)
+        return output.backward(gradient[: len(output)])
+
+    return _measure_passes(point, launch, timer, seconds, backward)
+
+
 def _measure_passes(
     point: Point, launch: Launch, timer: Timer, seconds: float, run_backward: Callable[[Any], Any]
 ) -> list[Measurement]:
@@ -123,6 +140,10 @@ class Launch:
         others: dict[str, Any] = {}
         if "cache_load_factor" in params:
             others["cache_load_factor"] = params["cache_load_factor"]
+        if not params.get("pooled", True):
+            from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
+
+            others["pooling_mode"] = PoolingMode.NONE
         self.tbe = make_tbe(
             [(table["rows"], table["dim"]) for table in params["tables"]],
             device,

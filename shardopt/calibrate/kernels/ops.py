@@ -93,7 +93,7 @@ def measure_pooled(point: Point, timer: Timer, seconds: float) -> list[Measureme
         "split": (lambda: torch.split(whole, dims, dim=1), [whole]),
     }[point.params["op"]]
     facts = {"pieces": len(dims), "bytes": FLOAT_BYTES * whole.numel()}
-    return _measure_both_passes(point, forward, inputs, timer, seconds, facts)
+    return measure_both_passes(point, forward, inputs, timer, seconds, facts)
 
 
 def _permute(whole: Any, dims: list[int]) -> Any:
@@ -121,10 +121,10 @@ def measure_interaction(point: Point, timer: Timer, seconds: float) -> list[Meas
         "bmm": (lambda: torch.bmm(stacked, stacked.transpose(1, 2)), [stacked]),
         "dot": (lambda: dot(single), single),
     }[p["op"]]
-    return _measure_both_passes(point, forward, inputs, timer, seconds, {})
+    return measure_both_passes(point, forward, inputs, timer, seconds, {})
 
 
-def _measure_both_passes(
+def measure_both_passes(
     point: Point,
     forward: Callable[[], Any],
     inputs: list[Any],
@@ -132,6 +132,7 @@ def _measure_both_passes(
     seconds: float,
     facts: dict[str, Any],
 ) -> list[Measurement]:
+    """Rows `forward` and `backward`; gradients are those of ``inputs``, which keep none."""
     import torch
 
     made = forward()

@@ -17,10 +17,18 @@ from shardopt.calibrate.kernels.dense import (
     measure_gemm,
     measure_streaming,
 )
+from shardopt.calibrate.kernels.dense_parts import (
+    measure_attention,
+    measure_concatenation,
+    measure_function,
+    measure_layers,
+    measure_product,
+)
 from shardopt.calibrate.kernels.embedding import (
     measure_cached,
     measure_dense_lookup,
     measure_lookup,
+    measure_unpooled_lookup,
 )
 from shardopt.calibrate.kernels.host import measure_host
 from shardopt.calibrate.kernels.iteration import measure_iterations
@@ -49,10 +57,19 @@ ALONE: dict[str, Measure] = {
     "lookup_variant": measure_lookup,
     "lookup_dense": measure_dense_lookup,
     "lookup_cached": measure_cached,
+    "lookup_unpooled": measure_unpooled_lookup,
+    "product": measure_product,
+    "function": measure_function,
+    "attention": measure_attention,
+    "concatenation": measure_concatenation,
+    "layers": measure_layers,
     "copy_h2d": measure_copy_h2d,
     "streaming": measure_streaming,
 }
-LONG = ("lookup", "lookup_variant", "lookup_dense", "lookup_cached", "model_lookup")
+LONG = (
+    *("lookup", "lookup_variant", "lookup_dense", "lookup_cached", "lookup_unpooled"),
+    "model_lookup",
+)
 PLAIN_ROUNDS = 2
 """Times the rounds of collectives among plain ranks: their times have modes (decision 36)."""
 SHORT = 0.25

@@ -13,6 +13,7 @@ from predictor.hardware.groups import CpuEmbedding
 from predictor.hardware.schema import Curve
 from shardopt.calibrate.design.points import OPTIMIZER
 from shardopt.calibrate.profile.builder import FEWEST, Builder
+from shardopt.calibrate.profile.dense_parts import DensePartCosts, dense_part_costs
 from shardopt.calibrate.profile.host import host_costs
 from shardopt.calibrate.profile.small_ops import batched_products, copies, gathers
 from shardopt.calibrate.profile.tables import by_tables, gemm_rows, memory_rows, span, tbe_rows
@@ -24,6 +25,7 @@ class CpuBuilder(Builder):
 
     latency_us: Mapping[str, float] | None = None
     """Of messages in an iteration, beyond the main thread's time; None: no row says it."""
+    dense_costs = DensePartCosts()
     fitted_host = False
     """Whether ops of the host have what the main thread does of a collective."""
     call_us = 0.0
@@ -34,6 +36,7 @@ class CpuBuilder(Builder):
         self.gemm()
         self.interaction()
         self.lookups()
+        self.dense_parts()
         self.host()
         self.collectives()
 
@@ -121,6 +124,18 @@ class CpuBuilder(Builder):
         flop = span(2.0 * p["m"] * p["n"] * p["k"] for p in (r.point.params for r in fit + test))
         self.update(gemm=self.group(gemm, fit, held_out, ranges={"flop": flop}))
 
+    def dense_parts(self) -> None:
+        """Single ops of dense parts that are no DLRM's, where they were measured."""
+        profile = self.made.profile
+        costs = self.dense_costs = dense_part_costs(self.of, profile)
+        self.made.errors |= costs.errors
+        self.update(
+            gemm=profile.gemm.model_copy(update=costs.gemm),
+            elementwise=profile.elementwise.model_copy(update=costs.elementwise),
+            embedding=profile.embedding.model_copy(update=costs.embedding),
+            overheads=profile.overheads.model_copy(update={"step_us": costs.step_us}),
+        )
+
     def lookups(self) -> None:
         """Every coefficient of the CPU's embedding model."""
         embedding = self.made.profile.embedding
@@ -203,7 +218,7 @@ class CpuBuilder(Builder):
         cpu, wall = (self.of("iteration", part) for part in ("cpu", "wall"))
         if not cpu:
             return
-        found = host_costs(cpu, wall, self.made.profile)
+        found = host_costs(cpu, wall, self.made.profile, self.dense_costs.layer_op_us)
         self.latency_us, self.fitted_host = found.latency_us, True
         self.made.errors["host"] = found.held_out
         overheads = self.made.profile.overheads.model_copy(

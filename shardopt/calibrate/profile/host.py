@@ -60,12 +60,16 @@ class HostCosts:
 
 
 def host_costs(
-    cpu: Sequence[Measurement], wall: Sequence[Measurement], profile: HardwareProfile
+    cpu: Sequence[Measurement],
+    wall: Sequence[Measurement],
+    profile: HardwareProfile,
+    layer_op_us: float | None = None,
 ) -> HostCosts:
     """Fit the rows of near-empty iterations, of which ``cpu`` and ``wall`` are two parts.
 
     Args:
         profile: whose kernels are fitted already.
+        layer_op_us: where it is known from rows of layers alone; few of these iterations tell it.
     """
     wholes = {key_of(row.point): row.median_us for row in wall}
     counts = [_counts(row.point.params, profile) for row in cpu]
@@ -75,9 +79,9 @@ def host_costs(
     errors = []
     for i in range(len(cpu)):
         others = np.arange(len(cpu)) != i
-        costs = _fit(ops[others], (main_us - kernels_us)[others])
+        costs = _fit(ops[others], (main_us - kernels_us)[others], layer_op_us)
         errors.append((ops[i] @ costs + kernels_us[i]) / main_us[i] - 1.0)
-    op_us, layer_op_us, iteration_us = _fit(ops, main_us - kernels_us)
+    op_us, layer_op_us, iteration_us = _fit(ops, main_us - kernels_us, layer_op_us)
     # other pipelines hide some of it
     seen = [row.point.params["pipeline"] == "base" and key_of(row.point) in wholes for row in cpu]
     whole_us = np.array([wholes.get(key_of(row.point), 0.0) for row in cpu])
@@ -91,9 +95,13 @@ def host_costs(
     )
 
 
-def _fit(ops: Array, times_us: Array) -> Array:
+def _fit(ops: Array, times_us: Array, layer_op_us: float | None) -> Array:
     """Cost of each kind of op, and of the iteration, ``[3]``."""
-    return non_negative(ops, np.maximum(times_us, 1.0))
+    if layer_op_us is None:
+        return non_negative(ops, np.maximum(times_us, 1.0))
+    rest = np.maximum(times_us - layer_op_us * ops[:, 1], 1.0)
+    op_us, iteration_us = non_negative(ops[:, [0, 2]], rest)
+    return np.array([op_us, layer_op_us, iteration_us])
 
 
 def _latencies(messages: Array, beyond_us: Array) -> dict[str, float] | None:
@@ -120,7 +128,7 @@ def _counts(params: dict[str, Any], profile: HardwareProfile) -> _Counts:
     if isinstance(embedding, CpuEmbedding):
         # a table with next to no ids is not what its constant was fitted on
         embedding = embedding.model_copy(update={"forward_table_us": 0.0, "backward_table_us": 0.0})
-    bare = profile.overheads.model_copy(update=nothing)
+    bare = profile.overheads.model_copy(update={**nothing, "step_us": {}})
     profile = profile.model_copy(update={"overheads": bare, "embedding": embedding})
     host = []
     for name in ("op_us", "layer_op_us", "iteration_us"):

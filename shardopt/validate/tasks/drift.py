@@ -17,7 +17,8 @@ FACTORS = ("backward_stateless", "backward_weighted")
 """Fields of the embedding model that are no times."""
 SMALL_MOVES = (
     *("floor_us", "ramp_us", "bucketize_ns_per_id", "gather_ns_per_element"),
-    *("math_ns_per_element", "random_ns_per_element"),
+    *("math_ns_per_element", "random_ns_per_element", "sliced_ns_per_element"),
+    "turned_ns_per_element",
 )
 Ratios = Mapping[str, float]
 """Reference kernel -> its time in the task over its time in the calibration."""
@@ -45,6 +46,11 @@ def correct_drift(profile: HardwareProfile, ratios: Ratios) -> HardwareProfile:
             update={
                 "tflops": {kind: rate / clock for kind, rate in gemm.tflops.items()},
                 **_scaled(gemm, ("floor_us", "batched_us"), clock),
+                "batches": {
+                    layout: tuple(ns * clock for ns in costs)
+                    for layout, costs in gemm.batches.items()
+                },
+                "attention_head_us": tuple(us * clock for us in gemm.attention_head_us),
             }
         ),
         "memory": memory.model_copy(
@@ -55,9 +61,11 @@ def correct_drift(profile: HardwareProfile, ratios: Ratios) -> HardwareProfile:
         ),
         "elementwise": profile.elementwise.model_copy(
             update=_scaled(profile.elementwise, SMALL_MOVES, clock)
+            | {"math_ns": _slower_each(profile.elementwise.math_ns, clock)}
         ),
         "overheads": profile.overheads.model_copy(
             update=_scaled(profile.overheads, _us_fields(profile.overheads), clock)
+            | {"step_us": _slower_each(profile.overheads.step_us, clock)}
         ),
         "collectives": with_curves(profile, lambda curve: _slower(curve, ratios["all_to_all"])),
     }
@@ -90,7 +98,11 @@ def _embedding(profile: HardwareProfile, ratios: Ratios) -> CpuEmbedding:
 
 
 def _us_fields(group: Group) -> list[str]:
-    return [name for name, value in group if name.endswith("_us") and value is not None]
+    return [name for name, value in group if name.endswith("_us") and isinstance(value, float)]
+
+
+def _slower_each(costs: Mapping[str, float], factor: float) -> dict[str, float]:
+    return {name: cost * factor for name, cost in costs.items()}
 
 
 def _scaled(group: StrictModel, names: Sequence[str], factor: float) -> dict[str, float]:

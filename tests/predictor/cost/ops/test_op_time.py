@@ -190,3 +190,40 @@ def test_foreach_ops_are_few_launches() -> None:
 def test_unknown_ops_say_so() -> None:
     assert not cost("fancy", [X], OUT).modelled
     assert cost("fancy", [X], OUT).ms > 0
+
+
+def changed(group: str, **constants: object) -> OpTimes:
+    cpu = hardware("cpu-gloo")
+    known = getattr(cpu, group).model_copy(update=constants)
+    return OpTimes(cpu.model_copy(update={group: known}), "fp32")
+
+
+def test_measured_functions_and_scattered_operands_cost_a_cpu_what_their_rows_say() -> None:
+    x, out = tensor(1, 1000, 64), tensor(3, 1000, 128)
+    silu = OpCall("silu", (x,), (tensor(2, 1000, 64),))
+    more = changed("elementwise", math_ns={"silu": 2.0}).cost(silu).ms
+    none = changed("elementwise", math_ns={"silu": 0.0}).cost(silu).ms
+    assert more - none == pytest.approx(2.0 * x.elements * 1e-6)
+    apart = changed("elementwise", sliced_ns_per_element=1.0, turned_ns_per_element=3.0)
+    others = {
+        "whole": x,
+        "sliced": replace(x, strides=(256, 1)),
+        "turned": replace(x, strides=(1, 1000)),
+    }
+    calls = {name: OpCall("cat", (x, other), (out,)) for name, other in others.items()}
+    plain = changed("elementwise")
+    found = {name: apart.cost(call).ms - plain.cost(call).ms for name, call in calls.items()}
+    each = x.elements * 1e-6
+    assert found == pytest.approx({"whole": 0.0, "sliced": 2 * each, "turned": 4 * each})
+
+
+def test_small_products_of_a_batch_cost_what_their_layout_says() -> None:
+    batches = {"nt": (1.0, 1.0, 1.0, 0.1), "outer": (9.0, 9.0, 9.0, 9.0)}
+    times = changed("gemm", batches=batches)
+    a, b = tensor(1, 10, 16, 8), tensor(2, 10, 8, 16)
+    turned = replace(b, strides=(128, 1, 8))
+    floor = 1e-3 * hardware("cpu-gloo").gemm.floor_us
+    found = times.cost(OpCall("bmm", (a, turned), (tensor(3, 10, 16, 16),))).ms
+    assert found == pytest.approx(floor + 10e-6 * (128 + 128 + 256 + 0.1 * 16 * 16 * 8))
+    thin = (tensor(1, 10, 16, 1), tensor(2, 10, 1, 16))
+    assert times.cost(OpCall("bmm", thin, (tensor(3, 10, 16, 16),))).ms > found

@@ -109,8 +109,8 @@ def test_committed_rows_are_predicted() -> None:
     folder = COMMITTED / "architectures"
     if not folder.is_dir():
         pytest.skip("an installed package has no measurements")
-    about = json.loads(next(folder.glob("*/batch.json")).read_text())
-    assert len(about["tasks"]) >= 14
+    about = [json.loads(path.read_text()) for path in folder.glob("*/batch.json")]
+    assert sum(len(found["tasks"]) for found in about) >= 21
     report = validate_architectures(folder)
     assert len({row.family for row in report.rows}) == 7
     assert np.median([abs(row.error) for row in report.rows]) < 0.2
