@@ -160,7 +160,8 @@ unlike widths, SASRec-like and HSTU-like attention over an EmbeddingCollection, 
 them. The dense part is captured from the module that ran; constants are those of a calibration made
 before, of single kernels. Decision 55 keeps the first score, made before anything was changed for
 these models; decision 60 says what was changed since, and which tasks were looked at for it.
-Blind plans are of models drawn and predicted once, after that. Only rounds without other work on the machine count.
+Blind plans are of models drawn and predicted once, after that. Only rounds without other work on
+the machine count.
 Rows, models and ops files are in configs/bench/architectures.""",
     "transformers-cpu": """Training steps of small BERT-, GPT-2- and XLNet-like models, one CPU core
 per rank, run by `shardopt bench transformers`; two ranks use DistributedDataParallel over gloo. The
