@@ -12,6 +12,7 @@ from predictor.model.plan import ShardingPlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
 from predictor.units import GIB, format_bytes
+from shardopt.bench.windows import distinct, split_window
 from shardopt.extras import require_packages
 from shardopt.measure.machine import available_bytes
 from shardopt.ranks.hosts import HOSTS, Link, check_hosts
@@ -35,6 +36,8 @@ class Job:
         link: between the ranks, each of which is then a separate host on this machine.
         runtime: of the ranks.
         architecture: of the model beside its tables; None: the DLRM that the workload describes.
+        windows: the same model with other data; `shardopt.bench.windows` says by its name which
+            of them a plan is run in.
     """
 
     workload: Workload
@@ -48,6 +51,7 @@ class Job:
     link: Link | None = None
     runtime: Runtime = Runtime.PLAIN
     architecture: Architecture | None = None
+    windows: tuple[Workload, ...] = ()
 
     @property
     def world_size(self) -> int:
@@ -74,6 +78,7 @@ def check_job(job: Job, *, given_ranks: int | None = None, joined: bool = False)
         MissingPackageError: TorchRec is not installed.
     """
     _check_ranks(job, given_ranks)
+    _check_windows(job)
     if job.link is not None:
         _check_link(job, job.link, joined)
     require_packages("torch", "fbgemm_gpu", "torchrec")
@@ -115,6 +120,13 @@ def _check_ranks(job: Job, given: int | None) -> None:
                 f"{job.world_size} on hosts of {job.local_world_size}; plans that run side by "
                 "side share their ranks: run them one by one, or plan again"
             )
+
+
+def _check_windows(job: Job) -> None:
+    there = 1 + len(job.windows)
+    for name in job.plans:
+        if not 1 <= split_window(name)[1] <= there:
+            raise InputError(f"plan '{name}': there are {there} windows of data; name one of them")
 
 
 def _check_link(job: Job, link: Link, joined: bool) -> None:
@@ -173,13 +185,13 @@ def check_memory(job: Job, available: int) -> None:
 
 
 def rank_bytes(workload: Workload, plans: Sequence[ShardingPlan]) -> list[int]:
-    """Host memory of each rank that trains under all of the plans."""
+    """Host memory of each rank that trains under all of the plans; the same one is built once."""
     first = plans[0]
     topology = Topology.uniform(
         first.world_size, first.local_world_size, hbm_bytes=0, ddr_bytes=2**62
     )
     found = [RANK_BYTES] * first.world_size
-    for plan in plans:
+    for plan in distinct(plans):
         for rank, memory in enumerate(plan_memory(workload, topology, plan, device="cpu")):
             found[rank] += memory.hbm_bytes + memory.ddr_bytes
     return found

@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 from shardopt.bench.job import Job
+from shardopt.bench.windows import split_window
 from shardopt.measure.machine import other_cores, usage
 from shardopt.ranks.rank import Rank, Report, join_group, prepare
 from shardopt.ranks.realtime import Runtime, hasten_gloo
@@ -58,13 +59,23 @@ class _Rank:
         self.job, self.rank, self.device, self.report = job, rank.index, device, report
         self.local_size = rank.local_size
         set_matmul_precision(job.workload)
-        ring = batch_ring(job.workload, seed=job.seed, rank=rank.index)
+        rings = [
+            batch_ring(window, seed=job.seed, rank=rank.index)
+            for window in (job.workload, *job.windows)
+        ]
         if device.type == "cuda":
-            ring = [batch.pin_memory() for batch in ring]
-        self.trainings = {
-            name: Training(job.workload, plan, device, ring, job.architecture)
-            for name, plan in job.plans.items()
-        }
+            rings = [[batch.pin_memory() for batch in ring] for ring in rings]
+        self.trainings: dict[str, Training] = {}
+        for name, plan in job.plans.items():
+            ring = rings[split_window(name)[1] - 1]
+            built = next(
+                (t for other, t in self.trainings.items() if job.plans[other] == plan), None
+            )
+            self.trainings[name] = (
+                Training(job.workload, plan, device, ring, job.architecture)
+                if built is None
+                else built.on(ring)
+            )
         self.reference = Reference(device, rank.index)
         gc.collect()
         if job.runtime is Runtime.TUNED:

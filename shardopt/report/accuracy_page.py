@@ -163,6 +163,12 @@ these models; decision 60 says what was changed since, and which tasks were look
 Blind plans are of models drawn and predicted once, after that. Only rounds without other work on
 the machine count.
 Rows, models and ops files are in configs/bench/architectures.""",
+    "drifting": """Models of two or three windows of data, planned for the first window, for the
+least regret over all, and by TorchRec's planner; every plan was run in every window (decision 65).
+In 12 of 20 tasks the first two are the same plan. Where they differ no difference is beyond its
+interval; that plans of least regret gain in the worst window is not shown. Rounds are few and
+iterations short.
+""",
     "transformers-cpu": """Training steps of small BERT-, GPT-2- and XLNet-like models, one CPU core
 per rank, run by `shardopt bench transformers`; two ranks use DistributedDataParallel over gloo. The
 ops of a target come from fake tensors, their times from kernel models fitted inside steps of other

@@ -99,6 +99,12 @@ SUITES = (
         committed=True,
     ),
     Suite(
+        "drifting",
+        "plans in windows of drifting data, on CPU ranks",
+        "shardopt.validate.tasks.drifting",
+        committed=True,
+    ),
+    Suite(
         "transformers-cpu",
         "training steps of transformers on CPU ranks",
         "shardopt.validate.transformers_cpu",

@@ -20,7 +20,7 @@ from search.solve import solve
 from search.stop import Stop
 from shardopt.bench.tasks.draw import PROFILE, Task, draw_workload
 from shardopt.bench.tasks.measure import TaskSetSettings
-from shardopt.bench.tasks.models.families import ARCHITECTURES, CROSSED, FAMILIES
+from shardopt.bench.tasks.models.families import ARCHITECTURES, CROSSED, DRIFTING, FAMILIES
 from shardopt.bench.tasks.plans import signature
 from shardopt.bench.tasks.random_plans import random_plans
 from shardopt.bench.tasks.task_set import load_task_set, task_name
@@ -36,7 +36,7 @@ def check_models(family: str) -> None:
     Raises:
         InputError: it has.
     """
-    if family in (CROSSED, ARCHITECTURES):
+    if family in (CROSSED, ARCHITECTURES, DRIFTING):
         raise InputError(
             f"models '{family}' come with plans of their own, beside which no planner's would "
             f"tell anything; choose another of {', '.join(FAMILIES)}",

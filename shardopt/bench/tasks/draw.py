@@ -63,6 +63,7 @@ class Task:
         workload: as its model file reads, with the digest of that.
         plans: name -> plan; the first is what others are compared with.
         architecture: of the model beside its tables; None: the DLRM that the workload describes.
+        windows: the same model with other data, which plans are run in too.
     """
 
     seed: int
@@ -70,6 +71,7 @@ class Task:
     workload: Workload
     plans: Mapping[str, ShardingPlan]
     architecture: Architecture | None = None
+    windows: tuple[Workload, ...] = ()
 
 
 def draw_task(

@@ -25,7 +25,14 @@ from shardopt.bench.run import new_rows, run_bench
 from shardopt.bench.tasks.architectures import draw_architecture_task
 from shardopt.bench.tasks.crossed import draw_crossed_task
 from shardopt.bench.tasks.draw import Task, draw_task
-from shardopt.bench.tasks.models.families import ARCHITECTURES, CROSSED, RANDOM, check_family
+from shardopt.bench.tasks.drifting import draw_drifting_task
+from shardopt.bench.tasks.models.families import (
+    ARCHITECTURES,
+    CROSSED,
+    DRIFTING,
+    RANDOM,
+    check_family,
+)
 from shardopt.bench.tasks.parts import part_path, part_paths, split_plans
 from shardopt.bench.tasks.task_set import (
     CALIBRATION_FILE,
@@ -33,7 +40,9 @@ from shardopt.bench.tasks.task_set import (
     SCHEMA,
     TASK_SET_FILE,
     load_task_set,
+    load_windows,
     task_name,
+    window_path,
 )
 from shardopt.config import load_model
 from shardopt.config.write import write_model
@@ -55,6 +64,8 @@ def draw_random_task(settings: TaskSetSettings, seed: int) -> Task:
     """A task with a dozen plans of every structure, or with the plans of its family."""
     if settings.models == ARCHITECTURES:
         return draw_architecture_task(seed, load_task_set(settings.folder))
+    if settings.models == DRIFTING:
+        return draw_drifting_task(seed, load_task_set(settings.folder))
     if settings.models == CROSSED:
         return draw_crossed_task(
             seed,
@@ -305,7 +316,8 @@ def _run(
         entry["name"]: plan_from_dict(entry["plan"], where=f"{plans}: plan '{entry['name']}'")
         for entry in found.plans
     }
-    job = _job(settings, seed, workload, chosen, found.architecture)
+    windows = load_windows(settings.folder, task_name(seed))
+    job = _job(settings, seed, workload, chosen, found.architecture, windows)
     run_bench(job, path, say=lambda text: say(f"{title}: {text}"))
 
 
@@ -324,9 +336,11 @@ def _draw(settings: TaskSetSettings, title: str, seed: int, say: Say) -> None:
             "more than half of the memory"
         )
     write_model(settings.folder / f"{task_name(seed)}.yaml", task.workload)
+    for number, window in enumerate(task.windows, start=2):
+        write_model(window_path(settings.folder, task_name(seed), number), window)
     # the first part last: where it is there, all are
     for number, plans in reversed(list(enumerate(parts, start=1))):
-        rows = new_rows(_job(settings, seed, task.workload, plans, task.architecture))
+        rows = new_rows(_job(settings, seed, task.workload, plans, task.architecture, task.windows))
         write_rows(part_path(settings.folder, task_name(seed), number), rows)
 
 
@@ -336,6 +350,7 @@ def _job(
     workload: Workload,
     plans: dict[str, ShardingPlan],
     architecture: Architecture | None,
+    windows: tuple[Workload, ...],
 ) -> Job:
     return Job(
         workload,
@@ -347,4 +362,5 @@ def _job(
         link=settings.link,
         runtime=settings.runtime,
         architecture=architecture,
+        windows=windows,
     )

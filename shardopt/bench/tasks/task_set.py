@@ -3,7 +3,8 @@
 A task set is a folder, schema ``shardopt.lab-batch/1``: ``batch.json`` (topology, machine, tasks),
 ``calibration.rows.csv`` (`shardopt.calibrate.rows`), and for each task ``task-007.yaml`` (model),
 ``task-007.rows.json`` (`shardopt.bench.rows`), where there are more plans than run at once
-``task-007.part-2.rows.json`` and so on, and, where the plans of the first file were measured a
+``task-007.part-2.rows.json`` and so on, where a model has windows of data
+``task-007.window-2.yaml`` and so on, and, where the plans of the first file were measured a
 second time, ``task-007.again.rows.json``.
 """
 
@@ -62,6 +63,7 @@ class MeasuredTask:
         rows: of the first part.
         again: its plans measured a second time; None where they were not.
         more: rows of further parts, each with the first plan and others.
+        windows: the same model with other data, which plans were run in too.
     """
 
     number: int
@@ -70,6 +72,7 @@ class MeasuredTask:
     rows: BenchRows
     again: BenchRows | None
     more: tuple[BenchRows, ...] = ()
+    windows: tuple[Workload, ...] = ()
 
     @property
     def name(self) -> str:
@@ -254,7 +257,21 @@ def _task(
     second = _read_rows(again, about) if again.is_file() else None
     second = second if second and second.rounds else None
     first, *more = (rows for _, rows in parts)
-    return MeasuredTask(number, workload, plans, first, second, tuple(more))
+    windows = load_windows(folder, task_name(number))
+    return MeasuredTask(number, workload, plans, first, second, tuple(more), windows)
+
+
+def load_windows(folder: Path, name: str) -> tuple[Workload, ...]:
+    """The windows of a task's model after the first."""
+    found: list[Workload] = []
+    while (path := window_path(folder, name, len(found) + 2)).is_file():
+        found.append(load_model(path))
+    return tuple(found)
+
+
+def window_path(folder: Path, name: str, number: int) -> Path:
+    """``task-007.window-2.yaml``, of the second window; the first has the model file's own name."""
+    return folder / f"{name}.window-{number}.yaml"
 
 
 def _plans(path: Path, rows: BenchRows, workload: Workload) -> dict[str, ShardingPlan]:

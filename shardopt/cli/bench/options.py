@@ -71,8 +71,9 @@ Models = Annotated[
         help="Family that models are drawn from: random (sized by predictions; the predictor was "
         "developed on it), published (DLRM-DCNv2, RM1 to RM3 and Meta's tables, scaled down) or "
         "shapes (many small tables, few wide ones, weighted, sequences and others), and, for batch "
-        "alone, crossed (plans whose ranks wait for each other) and architectures (crosses, "
-        "experts, towers and attention in place of a DLRM).",
+        "alone, crossed (plans whose ranks wait for each other), architectures (crosses, "
+        "experts, towers and attention in place of a DLRM) and drifting (windows of data that "
+        "move).",
         rich_help_panel=MEASURE,
     ),
 ]

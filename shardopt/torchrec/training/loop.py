@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 from predictor.errors import InputError
@@ -81,6 +82,13 @@ class Training:
         kind = PIPELINES[workload.train_pipeline]
         self.pipeline = kind(sharded, optimizer, device)
         self.batches = itertools.cycle(ring)
+
+    def on(self, ring: Sequence[Batch]) -> Training:
+        """The same model on other batches. The pipeline ``base`` has one batch of the ring before
+        in hand; others hold more of them, and steps of two rings cannot be told apart there."""
+        other = copy(self)
+        other.batches = itertools.cycle(ring)
+        return other
 
     def step(self) -> None:
         """One iteration: forward, backward with the fused updates, dense optimizer step."""

@@ -1,5 +1,5 @@
 """The families by name. Predictions size `random` and `crossed`, which are drawn elsewhere, as
-`architectures` is."""
+`architectures` and `drifting` are."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ CROSSED = "crossed"
 """The family that is drawn, with plans of its own, in `shardopt.bench.tasks.crossed`."""
 ARCHITECTURES = "architectures"
 """The family that is drawn, with plans of its own, in `shardopt.bench.tasks.architectures`."""
+DRIFTING = "drifting"
+"""The family with windows of data, whose plans are drawn in `shardopt.bench.tasks.drifting`."""
 
 COUNTED: Mapping[str, Callable[[int, random.Random], Workload]] = {
     "published": draw_published,
@@ -25,7 +27,7 @@ COUNTED: Mapping[str, Callable[[int, random.Random], Workload]] = {
 }
 """Families whose models are sized by counting: name -> the model of a seed."""
 
-FAMILIES = (RANDOM, *COUNTED, CROSSED, ARCHITECTURES)
+FAMILIES = (RANDOM, *COUNTED, CROSSED, ARCHITECTURES, DRIFTING)
 
 
 def check_family(name: str) -> None:
