@@ -14,7 +14,7 @@ from search.improve.local_search import LocalSearch
 from search.in_use.plan import PlanInUse
 from search.objective import Assignment, Objective
 from search.prefer import DESCENT, POOL, prefer
-from search.problem import ScenarioTimes, Ties
+from search.problem import ScenarioTimes, TieSummary
 from search.propose.rounding import LARGE
 from search.scenarios.scenario import Scenario, ScenarioScorer
 from search.scenarios.scored import MEAN, REGRET, ScoredPlans, scenario_times
@@ -37,7 +37,7 @@ FOUND_BY = "search over scenarios"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PlanGoal:
     """What the plan is to be good at.
 
     Args:
@@ -52,17 +52,17 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenPlans:
     """The ranked plans with their predicted times, best first; what tied; how the best does."""
 
     ranked: list[Candidate]
-    ties: Ties | None
+    ties: TieSummary | None
     scenarios: tuple[ScenarioTimes, ...]
 
 
 def choose_plan(
-    search: LocalSearch, ranked: Sequence[Candidate], limit_ms: float, wanted: Wanted, stop: Stop
-) -> Chosen:
+    search: LocalSearch, ranked: Sequence[Candidate], limit_ms: float, wanted: PlanGoal, stop: Stop
+) -> ChosenPlans:
     """The best plan by the aim; of those that tie, the preferred one.
 
     Args:
@@ -77,16 +77,16 @@ def choose_plan(
     descent = _work(nominal, DESCENT, stop)
     found, ties = prefer(search, nominal, ranked, limit_ms, scorer, descent)
     if scorer is None:
-        return Chosen(found, ties, ())
+        return ChosenPlans(found, ties, ())
     pool = [c.assignment for c in [*found, *ranked]][:POOL]
     known = ScoredPlans(scorer, [*pool, *_visited(search)[:POOL]])
     nothing = [0.0] * len(scorer.scenarios)
-    return Chosen(found, ties, scenario_times(known, found[0].assignment, nothing))
+    return ChosenPlans(found, ties, scenario_times(known, found[0].assignment, nothing))
 
 
 def _over_scenarios(
-    search: LocalSearch, ranked: Sequence[Candidate], wanted: Wanted, stop: Stop
-) -> Chosen:
+    search: LocalSearch, ranked: Sequence[Candidate], wanted: PlanGoal, stop: Stop
+) -> ChosenPlans:
     nominal, seed = search.objective, 0
     scorer = ScenarioScorer(nominal, wanted.scenarios)
     fast = [c.assignment for c in ranked][:POOL]
@@ -118,7 +118,7 @@ def _over_scenarios(
     known.add([found[0].assignment])
     best = found[0].assignment
     bounds = known.bounds(best, stop.work(STEPS), ended)
-    return Chosen(_timed(nominal, found), ties, scenario_times(known, best, bounds))
+    return ChosenPlans(_timed(nominal, found), ties, scenario_times(known, best, bounds))
 
 
 def _visited(search: LocalSearch) -> list[Assignment]:

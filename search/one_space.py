@@ -13,7 +13,7 @@ from predictor.errors import InfeasibleError
 from search.baselines.starting_plans import plan_baselines
 from search.bound.lower_bound import LowerBound
 from search.candidate import Candidate, rank_distinct
-from search.choose import NOMINAL, Chosen, Wanted, choose_plan
+from search.choose import NOMINAL, ChosenPlans, PlanGoal, choose_plan
 from search.improve.local_search import LocalSearch
 from search.in_use.align import rename_ranks
 from search.in_use.plan import (
@@ -56,7 +56,7 @@ class SearchSettings:
     top_k: int
     searchers: Sequence[str]
     in_use: PlanInUse | None
-    wanted: Wanted
+    wanted: PlanGoal
     progress: Progress
 
 
@@ -76,7 +76,7 @@ class KnownPlans:
     bound: LowerBound
     baselines: tuple[Candidate, ...]
     ranked: tuple[Candidate, ...]
-    chosen: Chosen
+    chosen: ChosenPlans
     fastest: Candidate
     bound_ms: float
     surrogate_gap: float | None
@@ -157,14 +157,14 @@ class SpaceSearcher:
         sound = all(is_sound(option, workload, device) for option, _ in candidate.assignment)
         return sound and self.objective.fits(candidate.assignment)
 
-    def _improve_and_choose(self, known: Sequence[Candidate]) -> tuple[Candidate, Chosen]:
+    def _improve_and_choose(self, known: Sequence[Candidate]) -> tuple[Candidate, ChosenPlans]:
         """The fastest plan, and the ranked ones with the preferred one first."""
         settings, objective = self.settings, self.objective
         stop, wanted = settings.stop, settings.wanted
         search = LocalSearch(objective, self.surrogate, settings.seed)
         improved = self._improve(search, rank_distinct(known)[:IMPROVED])
         ranked = rank_distinct([*improved, *known], objective.space.in_use)
-        chosen = Chosen(ranked, None, ())
+        chosen = ChosenPlans(ranked, None, ())
         chooses = wanted.tolerance > 0 or wanted.aim != NOMINAL
         if settings.in_use is None and stop.remaining_s > 0 and chooses:
             settings.progress("choice", 0.78, ranked[0].iteration_ms, None)
@@ -174,7 +174,7 @@ class SpaceSearcher:
                 stop.interrupt()
         return ranked[0], chosen
 
-    def _rank(self, chosen: Chosen) -> list[Candidate]:
+    def _rank(self, chosen: ChosenPlans) -> list[Candidate]:
         """The best of the chosen plans, with the names of their ranks nearest to those in use."""
         settings, in_use = self.settings, self.settings.in_use
         ranked = [rename_ranks(self.objective, c) for c in chosen.ranked[: settings.top_k]]

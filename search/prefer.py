@@ -25,7 +25,7 @@ from predictor.cost.errors import HOST, GivenErrors
 from search.candidate import Candidate, signature
 from search.improve.local_search import LocalSearch
 from search.objective import Assignment, Objective, apply
-from search.problem import Ties
+from search.problem import TieSummary
 from search.scenarios.rated import RatedObjective
 from search.scenarios.scenario import ScenarioScorer
 
@@ -60,7 +60,7 @@ def prefer(
     limit: float,
     scenarios: ScenarioScorer | None,
     descent: int = DESCENT,
-) -> tuple[list[Candidate], Ties]:
+) -> tuple[list[Candidate], TieSummary]:
     """The preferred plan, then those of the others that are not better; and what tied.
 
     Args:
@@ -196,7 +196,7 @@ class _Preference:
         found = self._device_ms(plans), regret, unevenness(self.nominal, plans), np.array(shards)
         return dict(zip(RULES, found, strict=True))
 
-    def ties(self, chosen: Candidate) -> Ties:
+    def ties(self, chosen: Candidate) -> TieSummary:
         """What tied, and which rule decided between the chosen plan and the fastest one."""
         two = [chosen.assignment, self.fastest.assignment]
         values = self._values(two)
@@ -205,7 +205,7 @@ class _Preference:
             apart = _apart(values)
             decided = next((r for r in RULES if values[r][0] < values[r][1] - apart[r]), None)
         device_ms = self._device_ms([*self.tied])
-        return Ties(
+        return TieSummary(
             plans=len({signature(plan) for plan in self.tied}),
             tolerance=TOLERANCE,
             host_bound=self._is_host_bound(two[0]),

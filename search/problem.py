@@ -82,7 +82,7 @@ class RatedPlanInUse:
 
 
 @dataclass(frozen=True)
-class Ties:
+class TieSummary:
     """Plans that were found to be as good as the best, and how one of them was chosen.
 
     Args:
@@ -168,7 +168,7 @@ class Result:
     fastest: RankedPlan | None = None
     bound_notes: tuple[str, ...] = ()
     aim: str = "nominal"
-    ties: Ties | None = None
+    ties: TieSummary | None = None
     scenarios: tuple[ScenarioTimes, ...] = ()
 
     @property

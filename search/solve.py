@@ -21,7 +21,7 @@ from predictor.errors import InfeasibleError
 from predictor.model.memory import UVM_KERNELS
 from search.bound.lower_bound import LowerBound
 from search.candidate import Candidate
-from search.choose import NOMINAL, Wanted, check_aim
+from search.choose import NOMINAL, PlanGoal, check_aim
 from search.in_use.plan import (
     PlanInUse,
     check_plan_in_use,
@@ -90,7 +90,7 @@ def solve(
     in_use = in_use and check_plan_in_use(in_use, problem)
     check_aim(aim, scenarios, in_use)
     others = draw_scenarios(problem) if scenarios is None else scenarios
-    wanted = Wanted(aim, others, tolerance)
+    wanted = PlanGoal(aim, others, tolerance)
     settings = SearchSettings(stop, seed, top_k, searchers, in_use, wanted, progress)
     return search_within_peak(problem, stop, lambda p: _search(p, settings), top_k)
 

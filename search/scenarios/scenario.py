@@ -72,11 +72,11 @@ def draw_scenarios(problem: Problem, count: int = DRAWS, seed: int = SEED) -> li
     have their own (`predictor.cost.errors`).
 
     Args:
-        count: even and at least 2; or 1.
+        count: at least 1; of odd numbers the last pair of signs is incomplete.
         seed: of all draws, >= 0.
     """
     sizes = known_errors(problem.hardware, problem.topology)
-    errors = StratifiedErrors(sizes, count, seed)
+    errors = StratifiedErrors(sizes, count + count % 2, seed)
     return [
         Scenario(f"draw {i + 1}", 1 / count, replace(problem, errors=PickedError(errors, i)))
         for i in range(count)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from predictor.model.workload import Workload
 from predictor.predict import Prediction, predict
 from predictor.units import gib
 from search.problem import Problem
-from shardopt.config import ClusterConfig, load_cluster, load_model_with_notes
+from shardopt.config import ClusterConfig, load_cluster, load_model_with_notes, load_windows
 from shardopt.config.clusters.cluster_file import MAX_GIB, default_nvlink_domain, hardware_of
+from shardopt.config.windows import workloads_of_stats
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class Setting:
         hardware_from: who chose it: ``given``, ``cluster``, ``plan`` or ``default``.
         notes: what the user should be told once.
         reserve: share of device memory kept free.
+        windows: the workloads of several windows of data, the first one's is ``workload``; empty
+            where there is one.
     """
 
     workload: Workload
@@ -75,6 +79,7 @@ class Setting:
     hardware_from: str
     notes: tuple[str, ...] = ()
     reserve: float = DEFAULT_RESERVE
+    windows: Mapping[str, Workload] = field(default_factory=dict)
 
     def problem(self) -> Problem:
         """What `search.solve.solve` takes."""
@@ -99,13 +104,17 @@ class Setting:
 
 
 def resolve(
-    model: str | PathLike[str], machine: Machine, plan: ShardingPlan | None = None
+    model: str | PathLike[str],
+    machine: Machine,
+    plan: ShardingPlan | None = None,
+    stats: Sequence[Path] = (),
 ) -> Setting:
     """Read the model and settle the machine.
 
     Args:
         model: the model file.
         plan: gives ranks and hardware where neither the machine nor its cluster file does.
+        stats: stats files of windows of data, in place of those that the model file names.
 
     Raises:
         InputError: a number is out of range, or the machine contradicts itself or the plan.
@@ -114,9 +123,12 @@ def resolve(
     """
     check_machine(machine, needs_ranks=plan is None)
     workload, notes = load_model_with_notes(Path(model), batch_size=machine.batch_size)
+    windows = _windows(Path(model), workload, machine.batch_size, stats)
     job = _job_of(plan)
     if job is not None and job.groups is not None:
         workload = replace(workload, replica_groups=job.groups)
+        windows = {n: replace(w, replica_groups=job.groups) for n, w in windows.items()}
+    workload = next(iter(windows.values()), workload)
     cluster = load_cluster(machine.cluster) if machine.cluster is not None else None
     name, hardware, origin = _hardware(machine, cluster, plan)
     installed = _topology(machine, cluster, job, hardware)
@@ -124,9 +136,33 @@ def resolve(
         _check_ranks(workload.sharding_group(installed), plan, machine)
     reserve = default_reserve(workload) if machine.reserve is None else machine.reserve
     context = context_bytes(hardware)
-    topology = leave_for_shards(workload, installed, reserve, hardware.device, context)
+    left = [
+        leave_for_shards(one, installed, reserve, hardware.device, context)
+        for one in windows.values() or [workload]
+    ]
+    topology = _least(left)
     told = (*notes, *_verdict_notes(hardware))
-    return Setting(workload, topology, installed, hardware, name, origin, told, reserve)
+    return Setting(
+        workload, topology, installed, hardware, name, origin, told, reserve, windows
+    )
+
+
+def _windows(
+    model: Path, workload: Workload, batch_size: int | None, stats: Sequence[Path]
+) -> dict[str, Workload]:
+    """The workloads of the windows of data; none where there is one."""
+    if stats:
+        return workloads_of_stats(workload, stats)
+    return load_windows(model, batch_size=batch_size)
+
+
+def _least(left: Sequence[Topology]) -> Topology:
+    """The memory that every window leaves: a plan must fit in all of them."""
+    hbm, ddr = (
+        tuple(map(min, zip(*(getattr(one, name) for one in left), strict=True)))
+        for name in ("hbm_cap_bytes", "ddr_cap_bytes")
+    )
+    return replace(left[0], hbm_cap_bytes=hbm, ddr_cap_bytes=ddr)
 
 
 @dataclass(frozen=True)

@@ -181,6 +181,46 @@ Search = Annotated[
     ),
 ]
 
+class Objectives(StrEnum):
+    """What ``--objective`` takes: `search.choose.AIMS`."""
+
+    NOMINAL = "nominal"
+    MEAN = "mean"
+    REGRET = "regret"
+
+
+ObjectiveOption = Annotated[
+    Objectives,
+    typer.Option(
+        "--objective",
+        help="What to minimise: the predicted time, its mean over the scenarios, or the largest "
+        "regret in them (how much slower the plan is than the best known of a scenario).",
+        rich_help_panel=SEARCH,
+    ),
+]
+ScenariosOption = Annotated[
+    str | None,
+    typer.Option(
+        "--scenarios",
+        metavar="N|none|FILE",
+        help="What else could be true: N draws of the errors that the profile states (16 unless "
+        "given), or the scenarios of a file (YAML, JSON). Windows of data come on top.",
+        rich_help_panel=SEARCH,
+        show_default=False,
+    ),
+]
+Stats = Annotated[
+    str | None,
+    typer.Option(
+        "--stats",
+        metavar="FILE,FILE,...",
+        help="Stats files of two or more windows of data; the first is what the plan is predicted "
+        "for, and all are scenarios.",
+        rich_help_panel=SEARCH,
+        show_default=False,
+    ),
+]
+
 From = Annotated[
     Path | None,
     typer.Option(

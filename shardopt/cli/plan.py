@@ -49,6 +49,9 @@ def plan(
     max_moves: options.MaxMoves = None,
     max_gib: options.MaxGib = None,
     horizon: options.Horizon = None,
+    objective: options.ObjectiveOption = options.Objectives.NOMINAL,
+    scenarios: options.ScenariosOption = None,
+    stats: options.Stats = None,
     replay: options.Replay = None,
     no_cache: options.NoCache = False,
     tune: tune_options.Tune = None,
@@ -63,6 +66,7 @@ def plan(
     """Search for the sharding plan with the shortest predicted iteration time."""
     started = time.monotonic()
     from search.stop import Stop
+    from shardopt.api.scenarios import read_scenarios
     from shardopt.api.setting import Machine
     from shardopt.cli.checks import check_search
     from shardopt.cli.output import check_writable
@@ -83,9 +87,12 @@ def plan(
     in_use = plan_in_use(from_, limits)
     tuning = TuneFlags(tune, objectives, trials, storage, study, from_)
     tuning.check()
-    setting = resolve(model, machine, in_use, strict=strict)
+    windows = [Path(name) for name in (stats or "").split(",") if name]
+    setting = resolve(model, machine, in_use, strict=strict, stats=windows)
+    source = read_scenarios(scenarios, setting.hardware, setting.windows)
 
     if tune is not None:
+        refuse_with_tune(objective, scenarios)
         from shardopt.cli.tune.run import OutputChoice, run_tuning
 
         show = OutputChoice(json, output, quiet, strict)
@@ -94,7 +101,7 @@ def plan(
         return
 
     near = placed_tables(setting, from_, in_use, limits)
-    limit = Budget(seed, effort, time_limit, top_k, search.names)
+    limit = Budget(seed, effort, time_limit, top_k, search.names, objective.value, source)
     stop = Stop(effort, time_limit, interruptible=True, reserve=REPORTING, started=started)
     answer = find_answer(
         setting, near, limit, stop, cached=not no_cache, progress=not (json or quiet), quiet=quiet
@@ -145,6 +152,19 @@ def plan(
     )
     _show(report, quiet)
     _end(result)
+
+
+def refuse_with_tune(objective: options.Objectives, scenarios: str | None) -> None:
+    """Settings are tuned for the predicted time alone."""
+    from predictor.errors import InputError
+
+    flags = {"--objective": objective is not objective.NOMINAL, "--scenarios": scenarios}
+    for flag, given in flags.items():
+        if given:
+            raise InputError(
+                f"{flag} is about one setting, and --tune tries many; tune first, then plan for "
+                f"the chosen setting with {flag}"
+            )
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,15 @@ from shardopt.report.prediction import range_lines
 
 
 def resolve(
-    model: Path, machine: Machine, plan: ShardingPlan | None = None, *, strict: bool = False
+    model: Path,
+    machine: Machine,
+    plan: ShardingPlan | None = None,
+    *,
+    strict: bool = False,
+    stats: Sequence[Path] = (),
 ) -> Setting:
     """The setting of a command; under ``--strict`` one whose ranks the profile covers."""
-    setting = resolve_anywhere(model, machine, plan)
+    setting = resolve_anywhere(model, machine, plan, stats)
     if strict:
         refuse_outside(ranks_outside(setting.hardware, setting.installed))
     return _with_hint(setting)

@@ -18,12 +18,22 @@ from predictor.model.distribution import (
     Uniform,
     Zipf,
 )
+from predictor.model.workload import Feature
 from shardopt.config.problems import KeyPath, Problems, shown
-from shardopt.config.schema import HistogramSection, StatsSection, ZipfSection, check
+from shardopt.config.schema import (
+    HistogramSection,
+    StatsSection,
+    WindowsSection,
+    ZipfSection,
+    check,
+)
 from shardopt.files import refuse_streams
 from shardopt.npz import BROKEN, load_arrays
 
-KINDS = "uniform, {zipf: {alpha: 1.05}}, {reuse_histogram: {lookups, fractions}}, {file, feature}"
+KINDS = (
+    "uniform, {zipf: {alpha: 1.05}}, {reuse_histogram: {lookups, fractions}}, {file, feature}, "
+    "{files: [mon.npz, tue.npz]}"
+)
 
 
 MOST_BYTES = 2**26
@@ -39,12 +49,16 @@ class DistributionReader:
         problems: where errors go.
         left_out: features without a distribution so far, which count as uniform.
         total: features so far.
+        window: which of the files is read where a feature has several.
+        windows: these files, of the first such feature.
     """
 
     directory: Path
     problems: Problems
     left_out: int = 0
     total: int = 0
+    window: int = 0
+    windows: tuple[str, ...] = ()
     _files: dict[str, dict[str, NDArray[np.float64]] | None] = field(default_factory=dict)
 
     def read(self, raw: object, path: KeyPath, feature: str) -> Distribution:
@@ -69,6 +83,8 @@ class DistributionReader:
         return Uniform()
 
     def _mapping(self, raw: dict[str, Any], path: KeyPath, feature: str) -> Distribution | None:
+        if "files" in raw:
+            return self._window(raw, path, feature)
         if "file" in raw:
             stats = check(StatsSection, raw, path, self.problems)
             return self._measured(stats.file, stats.feature or feature, path) if stats else None
@@ -77,10 +93,42 @@ class DistributionReader:
             return Zipf(zipf.alpha, zipf.q) if zipf else None
         if list(raw) == ["reuse_histogram"]:
             return self._histogram(raw["reuse_histogram"], (*path, "reuse_histogram"))
-        known = ["zipf", "reuse_histogram", "file"]
+        known = ["zipf", "reuse_histogram", "file", "files"]
         hints = [did_you_mean(key, known) for key in raw if key not in known]
         self.problems.add(path, f"got {shown(raw)}; allowed is one of {KINDS}{''.join(hints[:1])}")
         return None
+
+    def _window(self, raw: dict[str, Any], path: KeyPath, feature: str) -> Distribution | None:
+        found = check(WindowsSection, raw, path, self.problems)
+        if found is None:
+            return None
+        files = tuple(found.files)
+        self.windows = self.windows or files
+        problem = ""
+        if len({*files}) < 2:
+            problem = "windows are two or more different files; write {file: ...} for one"
+        elif len(files) != len(self.windows):
+            problem = (
+                f"has {len(files)} windows, but the first feature with windows has "
+                f"{len(self.windows)} ({', '.join(self.windows)})"
+            )
+        if problem:
+            self.problems.add((*path, "files"), problem)
+            return None
+        return self._measured(files[self.window], found.feature or feature, path)
+
+    def pooling_ratio(self, raw: object, feature: str) -> float:
+        """By what the window's pooling factor differs from the first window's; 1 where the files do
+        not say."""
+        if not isinstance(raw, dict) or "files" not in raw or not self.window:
+            return 1.0
+        key = f"{raw.get('feature') or feature}.pooling_factor"
+        first, now = (self._files.get(raw["files"][i]) or {} for i in (0, self.window))
+        if not first:
+            first = self._load(raw["files"][0], ()) or {}
+        if key not in first or key not in now or not float(first[key]) > 0:
+            return 1.0
+        return float(now[key]) / float(first[key])
 
     def _histogram(self, raw: object, path: KeyPath) -> Distribution | None:
         section = check(HistogramSection, raw, path, self.problems)
@@ -125,6 +173,25 @@ class DistributionReader:
                     f"{file} is not an .npz file of number arrays: {error}",
                 )
         return self._files[file]
+
+
+def read_stats(path: Path) -> dict[str, Feature]:
+    """The features of a stats file, with their distributions and pooling factors.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    problems = Problems(str(path))
+    reader = DistributionReader(Path(), problems)
+    arrays = reader._load(str(path), ()) or {}
+    names = [key.removesuffix(".counts") for key in arrays if key.endswith(".counts")]
+    found = {}
+    for name in names:
+        distribution = reader.read({"file": str(path), "feature": name}, (), name)
+        pooling = arrays.get(f"{name}.pooling_factor", np.ones(()))
+        found[name] = Feature(name, float(pooling), 1, distribution)
+    problems.raise_if_any()
+    return found
 
 
 def _read_npz(path: Path) -> dict[str, NDArray[np.float64]]:

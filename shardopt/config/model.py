@@ -29,6 +29,7 @@ from shardopt.config.schema import (
     check,
 )
 from shardopt.config.tables_csv import read_tables_csv
+from shardopt.config.windows import check_windows, window_names
 from shardopt.files import decode, read_bytes
 
 
@@ -70,6 +71,37 @@ def load_model_with_notes(
     problems.raise_if_any()
     assert workload is not None
     return workload, problems.notes
+
+
+def load_windows(path: str | Path, *, batch_size: int | None = None) -> dict[str, Workload]:
+    """The workloads of the windows whose stats files a model file names as ``files``, in their
+    order; the first is that of `load_model`. Empty where it names none.
+
+    Pooling factors change from window to window as the stats files say.
+
+    Raises:
+        InputError: as `load_model`; or a window is of other features or tables.
+    """
+    problems = Problems(str(path))
+    content = read_bytes(path, "model file")
+    raw = parse_yaml(decode(content, path), problems)
+    if not isinstance(raw, dict) or b"files" not in content:
+        return {}
+    found: dict[str, Workload] = {}
+    names, window = [""], 0
+    while window < len(names):
+        reader = _Reader(Path(path).parent, problems)
+        reader.distributions.window = window
+        workload = reader.read(raw, content, batch_size)
+        problems.raise_if_any()
+        assert workload is not None
+        if not reader.distributions.windows:
+            return {}
+        names = window_names(reader.distributions.windows)
+        found[names[window]] = workload
+        window += 1
+    check_windows(found)
+    return found
 
 
 class _Reader:
@@ -215,11 +247,14 @@ class _Reader:
         distribution = self.distributions.read(
             raw.get("index_distribution"), (*path, "index_distribution"), str(raw.get("name"))
         )
+        ratio = self.distributions.pooling_ratio(
+            raw.get("index_distribution"), str(raw.get("name"))
+        )
         if section is None:
             return None
         return Feature(
             section.name,
-            section.pooling_factor,
+            section.pooling_factor * ratio,
             section.num_poolings,
             distribution,
             section.id_order,

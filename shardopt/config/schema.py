@@ -232,6 +232,13 @@ class StatsSection(Section):
     feature: Name | None = None
 
 
+class WindowsSection(Section):
+    """Bins measured from data of several windows, a file each."""
+
+    files: list[Name] = Field(description="two or more .npz files, one for each window")
+    feature: Name | None = None
+
+
 class CsvSection(Section):
     """Tables in a CSV file."""
 

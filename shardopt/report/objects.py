@@ -16,6 +16,7 @@ from search.problem import Result
 from shardopt.explain.deciding import DecidingConstant
 from shardopt.explain.stakes import Alternatives
 from shardopt.formatting import gap_of
+from shardopt.report.scenarios import scenario_keys
 
 Object = dict[str, Any]
 
@@ -153,8 +154,9 @@ def plan_object(
         baselines: name -> iteration_ms under the same predictor.
         expected_gain: `gain_object`.
         sharding_matters: false where sane plans are alike; then ``instead`` is `instead_object`.
-        preferred_to: the fastest plan found, as ``iteration_ms`` and ``found_by``, where a simpler
-            one that cannot be told apart from it is the best plan; else null.
+        preferred_to: the fastest plan found, as ``iteration_ms`` and ``found_by``, where another
+            is preferred to it; else null.
+        objective, ties, scenarios, worst_regret, proved_regret: `scenario_keys`.
         notes: what the console says once.
     """
     best = predictions[0]
@@ -189,6 +191,7 @@ def plan_object(
             "iteration_ms": result.fastest.iteration_ms,
             "found_by": result.fastest.found_by,
         },
+        **scenario_keys(result),
         "notes": list(notes),
     }
 

@@ -38,6 +38,7 @@ from shardopt.report.prediction import (
     show_ranks,
     sync_text,
 )
+from shardopt.report.scenarios import regret_text, ties_text
 from shardopt.report.setting import show_setting
 
 WORDS = {TORCHREC: "TorchRec's plan"}
@@ -188,10 +189,9 @@ def preferred_text(result: Result) -> str | None:
             f"A plan predicted to be {percent(slower)} faster does not pay for its move in "
             f"{result.in_use.horizon:,} steps."
         )
-    return (
-        f"Plan 1 is preferred to one predicted to be {percent(slower)} faster: under the known "
-        "errors of the costs it is expected to be as fast, and it is simpler or better balanced."
-    )
+    if result.aim != "nominal":
+        return f"The fastest plan found is predicted to be {percent(slower)} faster than plan 1."
+    return f"Plan 1 is preferred to one predicted to be {percent(slower)} faster."
 
 
 def show_verdict(console: Console, report: PlanReport, best: Prediction) -> None:
@@ -208,12 +208,14 @@ def show_verdict(console: Console, report: PlanReport, best: Prediction) -> None
     )
     show_deciding(console, report.deciding)
     line(console, _claim(best.iteration_ms, result))
-    preferred = preferred_text(result)
-    if preferred:
-        line(console, preferred)
-    copies = sync_text(best)
-    if copies:
-        line(console, copies)
+    for text in (
+        preferred_text(result),
+        ties_text(result),
+        regret_text(result),
+        sync_text(best),
+    ):
+        if text:
+            line(console, text)
     show_doubts(console, best)
     problem = misfit_text(best)
     if problem:

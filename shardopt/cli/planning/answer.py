@@ -8,6 +8,7 @@ from search.in_use.plan import PlanInUse
 from search.problem import Result
 from search.stop import Stop
 from shardopt.api.cache import ResultCache, is_final
+from shardopt.api.scenarios import ScenarioSource
 from shardopt.api.setting import Setting
 from shardopt.cli.output import note
 from shardopt.explain.outcome import SearchOutcome, find_outcome
@@ -15,13 +16,15 @@ from shardopt.explain.outcome import SearchOutcome, find_outcome
 
 @dataclass(frozen=True)
 class Budget:
-    """How much is searched, and by whom."""
+    """How much is searched, by whom, and for what."""
 
     seed: int
     effort: float
     time_limit: float | None
     top_k: int
     searchers: tuple[str, ...]
+    objective: str
+    scenarios: ScenarioSource
 
 
 def find_answer(
@@ -50,6 +53,8 @@ def find_answer(
                 top_k=budget.top_k,
                 searchers=budget.searchers,
                 in_use=near,
+                aim=budget.objective,
+                scenarios=budget.scenarios.of(setting.problem()),
                 progress=shown,
             )
         whole.append(result)

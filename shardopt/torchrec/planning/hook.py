@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,10 +19,12 @@ from predictor.hardware.loader import HardwareProfile
 from predictor.model.plan import ShardingPlan as OurPlan
 from predictor.model.workload import Workload
 from predictor.predict import predict
+from search.choose import NOMINAL
 from search.problem import Problem, Result
 from search.solve import solve
 from search.stop import Stop
 from shardopt.api.cache import ResultCache, is_final
+from shardopt.api.scenarios import ScenarioSource, read_scenarios, windows_of
 from shardopt.config import load_model
 from shardopt.config.clusters.cluster_file import hardware_of
 from shardopt.extras import needs_torchrec
@@ -132,6 +134,9 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         strict: refuse to plan where such features are.
         seed: of every random choice of the search, >= 0; all processes find the same plan.
         effort: multiple of the default work budget, > 0.
+        objective: ``nominal`` (the predicted time), ``mean`` (over the scenarios) or ``regret``.
+        scenarios: number of draws of the profile's stated errors, ``none``, or a scenario file; 16
+            draws by default. Windows of data that the model file names are scenarios, too.
         cache: keep the answer under the user's cache directory, and take it from there.
 
     Attributes:
@@ -170,6 +175,8 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         strict: bool = False,
         seed: int = 0,
         effort: float | None = None,
+        objective: str = NOMINAL,
+        scenarios: int | str | PathLike[str] | None = None,
         example_inputs: Any = None,
         cache: bool = True,
     ) -> None:
@@ -231,6 +238,8 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         self._example_inputs = example_inputs
         self._effort = 1.0 if effort is None else effort
         self._seed = seed
+        self._objective = objective
+        self._scenarios = read_scenarios(scenarios, self._hardware, windows_of(model))
         self._cache = ResultCache.of_user() if cache else None
         self._ceiling_s: float | None = timeout_seconds
         self._request: tuple[nn.Module, Sequence[ModuleSharder[nn.Module]]] | None = None
@@ -320,7 +329,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         workload = read_workload(module, sharders, space, self._inputs())
         problem = self._problem(workload, left)
         try:
-            result = self._solve(problem)
+            result = self._solve(problem, self._in_windows(space))
         except InfeasibleError as error:
             raise PlannerError(error_type=PlannerErrorType.PARTITION, message=str(error)) from error
         options = to_options(result.best.plan, workload, space)
@@ -333,15 +342,26 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         ranks = read_topology(theirs, self._hardware, self._cluster)
         return Problem(workload, ranks, self._hardware)
 
-    def _solve(self, problem: Problem) -> Result:
+    def _in_windows(self, space: Options) -> ScenarioSource:
+        """The scenarios, with the tables of the module in every window of data."""
+        given = self._inputs()
+        found = {
+            name: read_workload(*self._asked, space, given._replace(known=window))
+            for name, window in self._scenarios.windows.items()
+        }
+        return replace(self._scenarios, windows=found)
+
+    def _solve(self, problem: Problem, source: ScenarioSource) -> Result:
         """The answer that is kept for the same input, or that of a search."""
 
         def search() -> Result:
-            return solve(problem, Stop(self._effort, self._ceiling_s), self._seed)
+            stop, wanted = Stop(self._effort, self._ceiling_s), source.of(problem)
+            return solve(problem, stop, self._seed, aim=self._objective, scenarios=wanted)
 
         if self._cache is None:
             return search()
-        return self._cache.recall((problem, self._effort, self._seed), search, is_final)
+        given = problem, self._effort, self._seed, self._objective, source
+        return self._cache.recall(given, search, is_final)
 
     def _inputs(self) -> UserInputs:
         """What the user gives; the enumerator's own constraints decide, as in TorchRec."""
