@@ -17,7 +17,7 @@ from search.prefer import DESCENT, POOL, prefer
 from search.problem import ScenarioTimes, TieSummary
 from search.propose.rounding import LARGE
 from search.scenarios.scenario import Scenario, ScenarioScorer
-from search.scenarios.scored import MEAN, REGRET, ScoredPlans, scenario_times
+from search.scenarios.scored import MEAN, REGRET, RatedPlans, scenario_times
 from search.stop import Stop
 
 NOMINAL = "nominal"
@@ -79,7 +79,7 @@ def choose_plan(
     if scorer is None:
         return ChosenPlans(found, ties, ())
     pool = [c.assignment for c in [*found, *ranked]][:POOL]
-    known = ScoredPlans(scorer, [*pool, *_visited(search)[:POOL]])
+    known = RatedPlans(scorer, [*pool, *_visited(search)[:POOL]])
     nothing = [0.0] * len(scorer.scenarios)
     return ChosenPlans(found, ties, scenario_times(known, found[0].assignment, nothing))
 
@@ -90,7 +90,7 @@ def _over_scenarios(
     nominal, seed = search.objective, 0
     scorer = ScenarioScorer(nominal, wanted.scenarios)
     fast = [c.assignment for c in ranked][:POOL]
-    known = ScoredPlans(scorer, [*fast, *_visited(search)[:POOL]])
+    known = RatedPlans(scorer, [*fast, *_visited(search)[:POOL]])
     ended = stop.part(SHARE)
     in_each, over_all, descent = (
         _work(nominal, default, stop) for default in (IN_EACH, OVER_ALL, DESCENT // 4)

@@ -35,7 +35,7 @@ FIRST, MORE = 20, 20
 again."""
 
 
-class ScoredPlans:
+class RatedPlans:
     """Plans with their times in all scenarios.
 
     Args:
@@ -146,7 +146,7 @@ class ScoredPlans:
 
 
 def scenario_times(
-    known: ScoredPlans, chosen: Assignment, bounds: Sequence[float] | Array
+    known: RatedPlans, chosen: Assignment, bounds: Sequence[float] | Array
 ) -> tuple[ScenarioTimes, ...]:
     """How a known plan does in every scenario."""
     ours = known.times[known.plans.index(chosen)].tolist()

@@ -142,9 +142,7 @@ def resolve(
     ]
     topology = _least(left)
     told = (*notes, *_verdict_notes(hardware))
-    return Setting(
-        workload, topology, installed, hardware, name, origin, told, reserve, windows
-    )
+    return Setting(workload, topology, installed, hardware, name, origin, told, reserve, windows)
 
 
 def _windows(

@@ -181,6 +181,7 @@ Search = Annotated[
     ),
 ]
 
+
 class Objectives(StrEnum):
     """What ``--objective`` takes: `search.choose.AIMS`."""
 

@@ -86,10 +86,14 @@ def _scenario(
                 f"is no group of the profile{did_you_mean(group, known)}; "
                 f"it has {', '.join(known)}",
             )
-    return str(name), weight, {
-        group: _number(value, (*path, "factors", group), LEAST_FACTOR, MOST_FACTOR, problems)
-        for group, value in factors.items()
-    }
+    return (
+        str(name),
+        weight,
+        {
+            group: _number(value, (*path, "factors", group), LEAST_FACTOR, MOST_FACTOR, problems)
+            for group, value in factors.items()
+        },
+    )
 
 
 def _number(raw: object, path: KeyPath, low: float, high: float, problems: Problems) -> float:

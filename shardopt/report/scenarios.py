@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from search.problem import Result, TieSummary
-from shardopt.formatting import ms, percent, plural
+from shardopt.formatting import at_most, ms, percent, plural
 
 BETTER = {
     "device time": "its devices have less to do",
@@ -34,9 +34,7 @@ def _why(ties: TieSummary) -> str:
     if not ties.host_bound:
         return ""
     low, high = ties.device_range_ms
-    return (
-        f": the host sets their pace, and their devices alone would take {ms(low)} to {ms(high)}"
-    )
+    return f": the host sets their pace, and their devices alone would take {ms(low)} to {ms(high)}"
 
 
 def _decided(ties: TieSummary) -> str:
@@ -52,7 +50,8 @@ def regret_text(result: Result) -> str | None:
         return None
     count = plural(len(result.scenarios), "scenario")
     shown = f" (proved: {percent(proved)})" if math.isfinite(proved) else ""
-    return f"At most {percent(regret)} slower than the best plan known in any of {count}{shown}."
+    text = f"{at_most(regret)} slower than the best plan known in any of {count}{shown}."
+    return text[0].upper() + text[1:]
 
 
 def scenario_keys(result: Result) -> Mapping[str, Any]:

@@ -30,10 +30,10 @@ variant view visit wait watch weight word work
 """Plain nouns of English and of programming, which mean in a name what they mean elsewhere."""
 ADJECTIVES = """
 allowed bad balanced calibrated captured chosen compared compiled costed died distinct drawn
-ended every fastest fitted fixed free given growing hot infeasible joined known last left legal limited loaded
-local low made matched measured missing native no outstanding parsed picked predicted pruned ranked rated
-read readable recorded ruled saved shared simulated strict symbolic traced tune tuned undecided
-uniform unmatched unreadable untimed untried unwritable without
+ended every fastest fitted fixed free given growing hot infeasible joined known last left legal
+limited loaded local low made matched measured missing native no outstanding parsed picked
+predicted pruned ranked rated read readable recorded ruled saved shared simulated strict symbolic
+traced tune tuned undecided uniform unmatched unreadable untimed untried unwritable without
 """
 """They need a noun: `LoadedPlan` says what it is, `Loaded` would not."""
 

@@ -84,6 +84,8 @@ with needs_torchrec():
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 
+THEIRS = ("proposer", "partitioner", "performance_model")
+"""What of TorchRec's planner the search takes the place of."""
 Options = list[ShardingOption]
 _Planner = TypeVar("_Planner", bound=EmbeddingShardingPlanner)
 
@@ -135,8 +137,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         seed: of every random choice of the search, >= 0; all processes find the same plan.
         effort: multiple of the default work budget, > 0.
         objective: ``nominal`` (the predicted time), ``mean`` (over the scenarios) or ``regret``.
-        scenarios: number of draws of the profile's stated errors, ``none``, or a scenario file; 16
-            draws by default. Windows of data that the model file names are scenarios, too.
+        scenarios: draws of the profile's stated errors (16 by default), ``none``, or a file.
         cache: keep the answer under the user's cache directory, and take it from there.
 
     Attributes:
@@ -213,12 +214,8 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         if hardware is None and self._cluster is not None:
             _, hardware = hardware_of(self._cluster) or (None, None)
         self._hardware = detect_hardware(hardware, self._topology.compute_device)
-        given = {
-            "proposer": proposer,
-            "partitioner": partitioner,
-            "performance_model": performance_model,
-        }
-        replaced = [name for name, part in given.items() if part]
+        given = zip(THEIRS, (proposer, partitioner, performance_model), strict=True)
+        replaced = [name for name, part in given if part]
         if replaced:
             logger.warning(
                 "%s: shardopt's search takes the place; only tables that it has no model for are "

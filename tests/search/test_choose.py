@@ -1,0 +1,51 @@
+"""The mean and the largest regret over scenarios are no worse than those of the fastest plan."""
+
+from __future__ import annotations
+
+import pytest
+
+from predictor.errors import InputError
+from search.problem import Result
+from search.scenarios.scenario import GivenFactors, draw_scenarios, given_scenarios
+from search.solve import solve
+from search.stop import Stop
+from tests.search.problems import several_lookups
+
+QUICK = 0.02
+
+
+def mean_ms(result: Result) -> float:
+    return sum(one.weight * one.ours_ms for one in result.scenarios)
+
+
+@pytest.mark.parametrize("aim", ["mean", "regret"])
+def test_an_aim_is_reached_and_its_regret_is_proved(aim: str) -> None:
+    problem = several_lookups(1)
+    others = [
+        *draw_scenarios(problem, 2),
+        *given_scenarios(problem, [GivenFactors("fast host", 0.5, {"overheads": 0.1})]),
+    ]
+    nominal = solve(problem, Stop(effort=QUICK), 0, scenarios=others)
+    result = solve(problem, Stop(effort=QUICK), 0, aim=aim, scenarios=others)
+    assert result.aim == aim
+    assert [one.name for one in result.scenarios] == [one.name for one in others]
+    assert all(0 < one.bound_ms <= one.best_ms * (1 + 1e-9) for one in result.scenarios)
+    assert all(one.best_ms <= one.ours_ms * (1 + 1e-9) for one in result.scenarios)
+    assert result.worst_regret is not None
+    assert result.proved_regret is not None
+    assert result.worst_regret <= result.proved_regret
+    assert all(one.bound_ms == 0 for one in nominal.scenarios)
+    if aim == "mean":
+        assert mean_ms(result) <= mean_ms(nominal) * 1.005 * (1 + 1e-9)
+    else:
+        best = [one.best_ms for one in result.scenarios]
+        before = max(one.ours_ms / ms - 1 for one, ms in zip(nominal.scenarios, best, strict=True))
+        assert result.worst_regret <= (1 + before) * 1.005 - 1 + 1e-9
+
+
+def test_an_aim_needs_scenarios_and_no_plan_in_use() -> None:
+    problem = several_lookups(1)
+    with pytest.raises(InputError, match="there is none; give two or more"):
+        solve(problem, Stop(effort=QUICK), 0, aim="regret", scenarios=[])
+    with pytest.raises(InputError, match="it is one of nominal, mean, regret"):
+        solve(problem, Stop(effort=QUICK), 0, aim="best")

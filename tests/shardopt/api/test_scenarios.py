@@ -1,0 +1,124 @@
+"""Scenarios from numbers, files and windows of data; what is wrong with them is told by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from predictor.errors import InputError
+from predictor.hardware.loader import load_hardware
+from search.problem import Problem
+from shardopt.api.scenarios import read_scenarios
+from shardopt.config import load_model, load_windows
+from shardopt.config.windows import workloads_of_stats
+from tests.search.problems import hosts
+
+CPU = load_hardware("cpu-gloo")
+MODEL = """
+schema: 1
+batch_size: 64
+tables:
+  - {{name: t, num_embeddings: 100, embedding_dim: 8, features: [{{name: f, pooling_factor: 2,
+     index_distribution: {distribution}}}]}}
+dense: {{bottom_mlp: [4, 8], top_mlp: [4, 1], interaction: dot, in_features: 4}}
+"""
+
+
+def write_window(
+    path: Path, pooling: float, names: Sequence[str] = ("f",), rows: int = 100
+) -> Path:
+    arrays: dict[str, np.ndarray] = {}
+    for name in names:
+        arrays |= {
+            f"{name}.counts": np.array([10.0, rows - 10.0]),
+            f"{name}.weights": np.array([9.0, 1.0]),
+            f"{name}.range_rows": np.array([[10.0], [rows - 10.0]]),
+            f"{name}.range_width": np.array(rows),
+            f"{name}.rows": np.array(rows),
+            f"{name}.pooling_factor": np.array(pooling),
+        }
+    np.savez(path, **arrays)
+    return path
+
+
+def write_model(folder: Path, distribution: str) -> Path:
+    path = folder / "model.yaml"
+    path.write_text(MODEL.format(distribution=distribution))
+    return path
+
+
+def two_windows(folder: Path) -> list[Path]:
+    return [write_window(folder / f"{d}.npz", p) for d, p in (("mon", 2.0), ("tue", 3.0))]
+
+
+def test_windows_of_a_model_file_are_scenarios_beside_the_draws(tmp_path: Path) -> None:
+    two_windows(tmp_path)
+    model = write_model(tmp_path, "{files: [mon.npz, tue.npz]}")
+    windows = load_windows(model)
+    assert [*windows] == ["mon", "tue"]
+    assert windows["mon"] == load_model(model)
+    assert windows["tue"].tables[0].features[0].pooling_factor == pytest.approx(3.0)
+    problem = Problem(windows["mon"], hosts(2), CPU)
+    found = read_scenarios(4, CPU, windows).of(problem)
+    assert [one.name for one in found[:3]] == ["mon", "tue", "draw 1"]
+    assert sum(one.weight for one in found) == pytest.approx(1)
+    assert [one.name for one in read_scenarios("none", CPU, windows).of(problem)] == ["mon", "tue"]
+
+
+def test_stats_files_give_windows(tmp_path: Path) -> None:
+    workload = load_model(write_model(tmp_path, "uniform"))
+    found = workloads_of_stats(workload, two_windows(tmp_path))
+    assert [w.tables[0].features[0].pooling_factor for w in found.values()] == [2.0, 3.0]
+
+
+def test_windows_of_other_data_are_told_by_name(tmp_path: Path) -> None:
+    workload = load_model(write_model(tmp_path, "uniform"))
+    mon = write_window(tmp_path / "mon.npz", 2.0)
+    for name, more, words in (
+        ("other", {"names": ("g",)}, "none of the model's features"),
+        ("large", {"rows": 500}, "window large: feature 'f' was measured on a table of 500 rows"),
+    ):
+        bad = write_window(tmp_path / f"{name}.npz", 2.0, **more)
+        with pytest.raises(InputError, match=words):
+            workloads_of_stats(workload, [mon, bad])
+    with pytest.raises(InputError, match="is one window"):
+        workloads_of_stats(workload, [mon])
+    with pytest.raises(InputError, match="windows are two or more different files"):
+        load_windows(write_model(tmp_path, "{files: [mon.npz]}"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("schema: 1\nscenarios: [{name: a}, {name: a}]", "'a' is the name of two"),
+        ("schema: 1\nscenarios: [{name: a}]", "has 1; give at least 2"),
+        ("schema: 1\nscenarios: [{weight: 0.5}, {weight: 0.4}]", "weights sum to 0.9"),
+        ("schema: 1\nscenarios: [{factors: {gem: 2}}, {}]", "did you mean 'gemm'"),
+        ("schema: 1\nscenarios: [{factors: {gemm: -2}}, {}]", "got -2; give a number from 0.01"),
+        ("schema: 1\nscenarios: [{factor: {gemm: 2}}, {}]", "did you mean 'factors'"),
+        ("schema: 1", "a scenario file has"),
+    ],
+)
+def test_bad_scenario_files_are_told_by_name(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "scenarios.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=words):
+        read_scenarios(str(path), CPU, {})
+    with pytest.raises(InputError, match="give a number from 2"):
+        read_scenarios(1, CPU, {})
+
+
+def test_a_scenario_file_has_weights_and_factors(tmp_path: Path) -> None:
+    path = tmp_path / "scenarios.json"
+    path.write_text(
+        '{"schema": 1, "scenarios": [{"name": "a", "weight": 0.25, "factors": {"gemm": 2}},'
+        ' {"name": "b", "weight": 0.75}]}'
+    )
+    found = read_scenarios(path, CPU, {})
+    assert [(one.name, one.weight, dict(one.factors)) for one in found.given] == [
+        ("a", 0.25, {"gemm": 2.0}),
+        ("b", 0.75, {}),
+    ]
