@@ -7,12 +7,11 @@ and a performance model in turn; here one search answers for all three.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from predictor.errors import InfeasibleError, InputError, ShardoptError
 from predictor.hardware.loader import HardwareProfile
@@ -29,10 +28,7 @@ from shardopt.config import load_model
 from shardopt.config.clusters.cluster_file import hardware_of
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.logs import logger
-from shardopt.torchrec.module.read_module import (
-    read_workload,
-    tell_device_groups,
-)
+from shardopt.torchrec.module.read_module import read_workload, tell_device_groups
 from shardopt.torchrec.module.read_table import UserInputs, check_pooling_factor
 from shardopt.torchrec.plan.options import TableKey, group_by_table, to_options, to_plan
 from shardopt.torchrec.planning.collective import plan_on_first_rank, search_seconds
@@ -58,6 +54,7 @@ from shardopt.torchrec.planning.stand_ins import (
     PredictedPerfModel,
     SearchPartitioner,
     check_storage,
+    with_their_annotations,
 )
 from shardopt.torchrec.planning.torchrec_planner import merge_constraints
 
@@ -87,7 +84,6 @@ with needs_torchrec():
 THEIRS = ("proposer", "partitioner", "performance_model")
 """What of TorchRec's planner the search takes the place of."""
 Options = list[ShardingOption]
-_Planner = TypeVar("_Planner", bound=EmbeddingShardingPlanner)
 
 
 @dataclass(frozen=True)
@@ -99,15 +95,7 @@ class _Searched:
     plan: OurPlan
 
 
-def _with_their_annotations(ours: type[_Planner]) -> type[_Planner]:
-    """TorchRec's test of its stable interface compares annotations as objects, not by meaning."""
-    for name in ("__init__", "plan", "collective_plan"):
-        theirs = inspect.unwrap(getattr(EmbeddingShardingPlanner, name)).__annotations__
-        inspect.unwrap(getattr(ours, name)).__annotations__.update(theirs)
-    return ours
-
-
-@_with_their_annotations
+@with_their_annotations
 class ShardoptPlanner(EmbeddingShardingPlanner):
     """TorchRec's planner with shardopt's objective and search.
 
@@ -342,10 +330,8 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
     def _in_windows(self, space: Options) -> ScenarioSource:
         """The scenarios, with the tables of the module in every window of data."""
         given = self._inputs()
-        found = {
-            name: read_workload(*self._asked, space, given._replace(known=window))
-            for name, window in self._scenarios.windows.items()
-        }
+        windows = self._scenarios.windows.items()
+        found = {n: read_workload(*self._asked, space, given._replace(known=w)) for n, w in windows}
         return replace(self._scenarios, windows=found)
 
     def _solve(self, problem: Problem, source: ScenarioSource) -> Result:
