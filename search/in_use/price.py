@@ -7,8 +7,8 @@ sends and receives ends before the next begins (torchrec/distributed/sharding/dy
 receives. A module whose tables move is built anew, so that the shards that stay are copied once
 within their rank's memory (`update_state_dictionaries`), and both copies exist for that time.
 
-It moves only table-wise and column-wise tables in place. The bytes of other moves cross the same
-links through a checkpoint, whose files are not priced.
+What it cannot move in place (`search.in_use.in_place`) crosses the same links through a checkpoint,
+whose files are not priced.
 
 Why: docs/decisions/0059.
 """
@@ -23,12 +23,11 @@ from functools import lru_cache
 import numpy as np
 
 from predictor.cost.link_curve import latency_ms, transfer_ms
-from predictor.model.plan import Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.plan import Shard, ShardingPlan, TablePlan
+from search.in_use.in_place import find_obstacles
 from search.in_use.moves import moved_tables, overlap, table_memory
 from search.problem import Problem
 
-IN_PLACE = (ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE)
-"""Sharding types that TorchRec reshards while a job runs (`prepare_comm_ops`)."""
 INTER, INTRA = "between hosts", "within hosts"
 LINKS = (INTER, INTRA)
 PAIR = 2
@@ -65,12 +64,6 @@ class Move:
         if after_ms >= before_ms:
             return None
         return 1e3 * self.seconds / (before_ms - after_ms)
-
-
-def _moves_in_place(before: TablePlan, after: TablePlan) -> bool:
-    """Whether TorchRec can change one table's sharding while a job runs."""
-    types = {before.sharding_type, after.sharding_type}
-    return types <= {*IN_PLACE} and before.compute_kernel == after.compute_kernel
 
 
 @dataclass
@@ -114,8 +107,8 @@ class MovePrice:
                 ms += self._link_ms(weights.busiest(link), link)
                 ms += self._link_ms(states.busiest(link), link)
         stay_ms, both = self._rebuild(after, moved)
-        in_place = both <= min(self._caps) and all(
-            _moves_in_place(self.before.tables[key], after.tables[key]) for key in moved
+        in_place = both <= min(self._caps) and not find_obstacles(
+            self.tables, self.before, after, moved
         )
         return Move(moved, link_bytes, (ms + stay_ms) / 1e3, both, in_place)
 
@@ -184,6 +177,15 @@ class MovePrice:
         links = self.problem.hardware.collectives
         curve = (links.intra if link == INTRA else links.inter).all_to_all
         return latency_ms(curve, PAIR) + float(transfer_ms(curve, np.asarray(size_bytes), PAIR))
+
+    def rebuilt_bytes(self, after: ShardingPlan) -> np.ndarray:
+        """Of the modules that a move builds anew, on every rank: weights and optimizer state that
+        are there beside the old ones, ``[world_size]``."""
+        moved = moved_tables(self.before, after)
+        modules = {self.tables[key].module for key in moved}
+        keys = [key for key, table in self.tables.items() if table.module in modules]
+        parts = [self._rank_bytes(key, after.tables[key]) for key in keys]
+        return np.sum(parts, axis=0) if parts else np.zeros(self.problem.topology.world_size)
 
     def _rebuild(self, after: ShardingPlan, moved: Sequence[str]) -> tuple[float, int]:
         """Copies of shards that stay, in ms, and the bytes of the fullest rank while both the old

@@ -116,9 +116,10 @@ def plan(
     if output is not None:
         write_best(output, result, predictions[0], meta)
     if json:
+        from shardopt.api.moves import from_object
         from shardopt.cli.output import note, print_json
         from shardopt.cli.planning.measuring import measuring_command
-        from shardopt.report.objects import deciding_object, from_object, plan_object
+        from shardopt.report.objects import deciding_object, plan_object
 
         note(setting.notes, quiet=quiet)
         found = plan_object(result, predictions, meta, setting.notes, answer.gain, answer.instead)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,7 @@ class DistributionReader:
             )
             return None
         try:
-            return _measured(arrays, feature)
+            return measured_distribution(arrays, feature)
         except (InputError, KeyError, ValueError) as error:
             self.problems.add((*path, "feature"), f"{file}, {feature}: {error}")
             return None
@@ -199,7 +200,9 @@ def _read_npz(path: Path) -> dict[str, NDArray[np.float64]]:
     return {name: np.asarray(array, dtype=np.float64) for name, array in arrays.items()}
 
 
-def _measured(arrays: dict[str, NDArray[np.float64]], feature: str) -> Empirical | EmpiricalByRange:
+def measured_distribution(
+    arrays: Mapping[str, NDArray[np.float64]], feature: str
+) -> Empirical | EmpiricalByRange:
     """Bins, and where their rows lie if the file says so, as `shardopt stats` writes them."""
     counts = arrays[f"{feature}.counts"]
     weights = arrays.get(f"{feature}.weights")
@@ -219,7 +222,7 @@ def _measured(arrays: dict[str, NDArray[np.float64]], feature: str) -> Empirical
     return EmpiricalByRange(whole, rows, width, table)
 
 
-def _whole(arrays: dict[str, NDArray[np.float64]], name: str) -> int:
+def _whole(arrays: Mapping[str, NDArray[np.float64]], name: str) -> int:
     value = arrays.get(name)
     if value is None or value.size != 1 or not float(value.reshape(-1)[0]).is_integer():
         raise InputError(f"the array {name} must be there and hold one whole number")

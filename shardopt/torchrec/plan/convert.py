@@ -71,7 +71,7 @@ def to_torchrec(
             sharding_type=table.sharding_type.value,
             compute_kernel=table.compute_kernel.value,
             ranks=list(table.ranks),
-            sharding_spec=_spec(table, module_table.shape[0], kind, plan.local_world_size),
+            sharding_spec=sharding_spec(table, module_table.shape[0], kind, plan.local_world_size),
             **read_fields(table.parameters, where),
         )
     _check_means(module_tables, result)
@@ -79,7 +79,14 @@ def to_torchrec(
     return torchrec_types.ShardingPlan(dict(result))
 
 
-def _spec(table: TablePlan, rows: int, device: str, local: int) -> Any:
+def sharding_spec(table: TablePlan, rows: int, device: str, local: int) -> Any:
+    """Where TorchRec puts the shards of a table; None if it replicates them.
+
+    Args:
+        rows: of the table.
+        device: type of the shards' devices.
+        local: ranks of a host.
+    """
     if table.sharding_type is ShardingType.DATA_PARALLEL:
         return None  # TorchRec replicates from the module itself
     return torchrec_types.EnumerableShardingSpec(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from predictor.errors import InputError
 from shardopt.extras import needs_torchrec
@@ -14,7 +14,6 @@ with needs_torchrec():
     import torch
     import torch.distributed as dist
     from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
-    from torchrec.distributed.types import ShardingPlan
 
 
 ADVICE_ON_WAITING = (
@@ -58,7 +57,10 @@ def _timeout_s(group: Any) -> float:
         return SHORTEST_S
 
 
-def plan_on_first_rank(plan: Callable[[], ShardingPlan], group: Any = None) -> ShardingPlan:
+T = TypeVar("T")
+
+
+def on_first_rank(plan: Callable[[], T], group: Any = None) -> T:
     """What ``plan`` returns on the group's first rank, or raises there, on every rank.
 
     TorchRec's `invoke_on_rank_and_broadcast_result` leaves the other ranks waiting when the first
@@ -85,7 +87,8 @@ def plan_on_first_rank(plan: Callable[[], ShardingPlan], group: Any = None) -> S
     found: Any = _broadcast(answer, group)
     if isinstance(found, Exception):
         raise found
-    return found
+    whole: T = found
+    return whole
 
 
 def _check_all_ranks_arrived(group: Any) -> None:
@@ -102,7 +105,7 @@ def _check_all_ranks_arrived(group: Any) -> None:
         ) from error
 
 
-def _plan_or_error(plan: Callable[[], ShardingPlan]) -> Any:
+def _plan_or_error(plan: Callable[[], Any]) -> Any:
     try:
         return plan()
     except Exception as error:

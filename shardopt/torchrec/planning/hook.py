@@ -31,7 +31,7 @@ from shardopt.torchrec.logs import logger
 from shardopt.torchrec.module.read_module import read_workload, tell_device_groups
 from shardopt.torchrec.module.read_table import UserInputs, check_pooling_factor
 from shardopt.torchrec.plan.options import TableKey, group_by_table, to_options, to_plan
-from shardopt.torchrec.planning.collective import plan_on_first_rank, search_seconds
+from shardopt.torchrec.planning.collective import on_first_rank, search_seconds
 from shardopt.torchrec.planning.errors import as_planner_errors
 from shardopt.torchrec.planning.found import LastSearch, describe
 from shardopt.torchrec.planning.left_over import (
@@ -263,7 +263,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         chosen = get_default_sharders() if sharders is None else sharders
         self._ceiling_s = search_seconds(self._timeout_seconds, pg)
         try:
-            return plan_on_first_rank(lambda: self.plan(module, chosen), pg)
+            return on_first_rank(lambda: self.plan(module, chosen), pg)
         finally:
             self._ceiling_s = self._timeout_seconds
 

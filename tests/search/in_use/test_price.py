@@ -88,7 +88,8 @@ def test_several_tables_follow_one_another() -> None:
 
 
 def test_only_types_that_torchrec_reshards_move_in_place() -> None:
-    assert move(on(0), on(1, 2)).in_place
+    assert move(on(0), on(1)).in_place
+    assert not move(on(0), on(1, 2)).in_place, "table_wise becomes column_wise"
     assert not move(on(0), replicas()).in_place
     uvm = replace(on(1), compute_kernel=ComputeKernel.FUSED_UVM)
     assert not move(on(0), uvm).in_place
