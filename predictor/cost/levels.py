@@ -28,7 +28,7 @@ carries. The fullest link decides, and every crossing adds the level's latency.
 Gloo has no such rings: there level ``i`` works on what the level inside has already reduced or will
 still spread.
 
-Why: docs/decisions/0043 and 0068.
+Why: docs/decisions/0043 and docs/decisions/0068.
 """
 
 from __future__ import annotations
