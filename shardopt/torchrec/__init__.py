@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from predictor.model.topology import ReplicaGroups
     from shardopt.torchrec.module.model_file import to_yaml
     from shardopt.torchrec.plan.checkpoint import check_resume, load_training_state, training_state
     from shardopt.torchrec.planning.estimator import ShardoptPerfEstimator
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from shardopt.torchrec.planning.provider import ShardoptPlannerProvider
 
 __all__ = [
+    "ReplicaGroups",
     "ShardoptPerfEstimator",
     "ShardoptPerfModel",
     "ShardoptPlanner",
@@ -23,6 +25,7 @@ __all__ = [
 ]
 
 _HOME_OF = {
+    "ReplicaGroups": "predictor.model.topology",
     "ShardoptPerfEstimator": "shardopt.torchrec.planning.estimator",
     "ShardoptPerfModel": "shardopt.torchrec.planning.perf_model",
     "ShardoptPlanner": "shardopt.torchrec.planning.hook",

@@ -8,8 +8,12 @@ from dataclasses import dataclass, field
 from predictor.model.plan import ShardingPlan
 from predictor.predict import Prediction
 from search.problem import Problem, Result
+from shardopt.extras import needs_torchrec
 from shardopt.formatting import at_most, gap_of, interval, ms, plural, times
-from shardopt.torchrec.plan.options import TableKey
+from shardopt.torchrec.plan.options import TableKey, to_plan
+
+with needs_torchrec():
+    from torchrec.distributed.planner.types import ShardingOption
 
 TORCHREC = "torchrec default"
 """Name of TorchRec's planner among the baselines of a search."""
@@ -34,6 +38,12 @@ class LastSearch:
     prediction: Prediction
     changed: tuple[str, ...] = ()
     left: Mapping[TableKey, str] = field(default_factory=dict)
+
+
+def plan_of(options: list[ShardingOption], problem: Problem) -> ShardingPlan:
+    """The plan that placed options are."""
+    ranks = problem.topology
+    return to_plan(options, problem.workload, ranks.world_size, ranks.local_world_size)
 
 
 def describe(found: LastSearch) -> str:

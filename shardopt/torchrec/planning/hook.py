@@ -16,6 +16,7 @@ from typing import Any
 from predictor.errors import InfeasibleError, InputError, ShardoptError
 from predictor.hardware.loader import HardwareProfile
 from predictor.model.plan import ShardingPlan as OurPlan
+from predictor.model.topology import ReplicaGroups
 from predictor.model.workload import Workload
 from predictor.predict import predict
 from search.choose import NOMINAL
@@ -30,10 +31,10 @@ from shardopt.extras import needs_torchrec
 from shardopt.torchrec.logs import logger
 from shardopt.torchrec.module.read_module import read_workload, tell_device_groups
 from shardopt.torchrec.module.read_table import UserInputs, check_pooling_factor
-from shardopt.torchrec.plan.options import TableKey, group_by_table, to_options, to_plan
+from shardopt.torchrec.plan.options import TableKey, group_by_table, to_options
 from shardopt.torchrec.planning.collective import on_first_rank, search_seconds
 from shardopt.torchrec.planning.errors import as_planner_errors
-from shardopt.torchrec.planning.found import LastSearch, describe
+from shardopt.torchrec.planning.found import LastSearch, describe, plan_of
 from shardopt.torchrec.planning.left_over import (
     TorchRecSearch,
     describe_reasons,
@@ -47,8 +48,8 @@ from shardopt.torchrec.planning.machine import (
     check_table_sizes,
     detect_hardware,
     read_cluster,
-    read_topology,
 )
+from shardopt.torchrec.planning.replicas import find_replicas, problem_of
 from shardopt.torchrec.planning.stand_ins import (
     MinimumProposer,
     PredictedPerfModel,
@@ -126,10 +127,13 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         effort: multiple of the default work budget, > 0.
         objective: ``nominal`` (the predicted time), ``mean`` (over the scenarios) or ``regret``.
         scenarios: draws of the profile's stated errors (16 by default), ``none``, or a file.
+        replica_groups: 2D sparse parallelism; by default the model file's. The topology is then
+            that of all ranks, and the plan that of one sharding group.
         cache: keep the answer under the user's cache directory, and take it from there.
 
     Attributes:
         found: what the last `plan` found; None before, and where nothing can be predicted.
+        replicas: how ranks form groups, and what `DMPCollection` takes; None for one copy.
 
     Raises:
         PlannerError: something given cannot be used.
@@ -167,6 +171,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         objective: str = NOMINAL,
         scenarios: int | str | PathLike[str] | None = None,
         example_inputs: Any = None,
+        replica_groups: ReplicaGroups | None = None,
         cache: bool = True,
     ) -> None:
         known = model if isinstance(model, Workload | None) else load_model(Path(model))
@@ -179,6 +184,11 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
                 BATCH_SIZE,
             )
         check_pooling_factor(default_pooling_factor)
+        groups = replica_groups or (known.replica_groups if known else None)
+        self.replicas = find_replicas(groups, topology, hardware, cluster)
+        job = topology
+        if self.replicas is not None and job is not None:
+            topology = self.replicas.planner_topology(job)
         super().__init__(
             topology=topology,
             batch_size=batch_size,
@@ -198,7 +208,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             loaded = LoadedOptions(plan_loader, self._enumerator)
             self.plan_loader, self._callbacks = loaded, [loaded.restored, *self._callbacks]
         check_bandwidths(self._topology)
-        self._cluster = None if cluster is None else read_cluster(cluster, self._topology)
+        self._cluster = None if cluster is None else read_cluster(cluster, job or self._topology)
         if hardware is None and self._cluster is not None:
             _, hardware = hardware_of(self._cluster) or (None, None)
         self._hardware = detect_hardware(hardware, self._topology.compute_device)
@@ -312,20 +322,16 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         """What the search chooses for tables that shardopt predicts."""
         module, sharders = self._asked
         workload = read_workload(module, sharders, space, self._inputs())
-        problem = self._problem(workload, left)
+        problem = problem_of(workload, left, self._hardware, self._cluster, self.replicas)
         try:
             result = self._solve(problem, self._in_windows(space))
         except InfeasibleError as error:
             raise PlannerError(error_type=PlannerErrorType.PARTITION, message=str(error)) from error
         options = to_options(result.best.plan, workload, space)
         self._enumerator.populate_estimates(options)
-        self._searched = _Searched(problem, result, _plan_of(options, problem))
+        self._searched = _Searched(problem, result, plan_of(options, problem))
         self.rating = result.best.iteration_ms
         return options
-
-    def _problem(self, workload: Workload, theirs: TorchRecTopology) -> Problem:
-        ranks = read_topology(theirs, self._hardware, self._cluster)
-        return Problem(workload, ranks, self._hardware)
 
     def _in_windows(self, space: Options) -> ScenarioSource:
         """The scenarios, with the tables of the module in every window of data."""
@@ -379,10 +385,10 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         if searched is None:
             workload = read_workload(module, sharders, mine, self._inputs())
             reserved = self._storage_reservation.last_reserved_topology or self._topology
-            problem = self._problem(workload, reserved)
+            problem = problem_of(workload, reserved, self._hardware, self._cluster, self.replicas)
         else:
             problem = searched.problem
-        plan = _plan_of(mine, problem)
+        plan = plan_of(mine, problem)
         before = plan if searched is None else searched.plan
         return LastSearch(
             problem,
@@ -392,8 +398,3 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             tuple(key for key, table in plan.tables.items() if table != before.tables[key]),
             left,
         )
-
-
-def _plan_of(options: Options, problem: Problem) -> OurPlan:
-    ranks = problem.topology
-    return to_plan(options, problem.workload, ranks.world_size, ranks.local_world_size)
