@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "decisions"
-HEAD = re.compile(r"# (\d+)\. (.+)\n\nDate: (\d{4}-\d\d-\d\d)\. Status: (.+)\.\n\n")
+HEAD = re.compile(r"# (\d+)\. (.+)\n\nDate: (\d{4}-\d\d-\d\d)\. Status: (.+(?:\n.+)?)\.\n\n")
 
 
 def test_the_index_lists_every_decision() -> None:
@@ -14,7 +14,7 @@ def test_the_index_lists_every_decision() -> None:
     for path in sorted(FOLDER.glob("[0-9]*.md")):
         head = HEAD.match(path.read_text())
         assert head, f"{path.name}: lacks '# N. Title' and 'Date: YYYY-MM-DD. Status: ...'"
-        number, title, date, status = head.groups()
+        number, title, date, status = (text.replace("\n", " ") for text in head.groups())
         assert int(number) == int(path.name[:4]), path.name
         assert re.match(r"accepted|superseded by \[\d+\]", status), f"{path.name}: {status}"
         expected.append(f"| {number} | [{title}]({path.name}) | {date} | {status} |")
