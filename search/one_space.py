@@ -43,6 +43,10 @@ BEYOND = 0.05
 IMPROVED = 4
 """Candidates that local search starts from."""
 IMPROVED_BY = " + local search"
+LOCAL_TIME = 0.6
+"""Share of the time that is left, for local search."""
+CHOICE_TIME = 0.1
+"""Share of all time that must be left for the choice among plans that tie."""
 BASELINES_TIME = 0.15
 """Share of the time that is left, for what other methods would choose."""
 
@@ -166,7 +170,8 @@ class SpaceSearcher:
         ranked = rank_distinct([*improved, *known], objective.space.in_use)
         chosen = ChosenPlans(ranked, None, ())
         chooses = wanted.tolerance > 0 or wanted.aim != NOMINAL
-        if settings.in_use is None and stop.remaining_s > 0 and chooses:
+        in_time = stop.remaining_s > CHOICE_TIME * (stop.time_limit_s or 0.0)
+        if settings.in_use is None and in_time and chooses:
             settings.progress("choice", 0.78, ranked[0].iteration_ms, None)
             try:
                 chosen = choose_plan(search, ranked, self._limit_ms(ranked[0]), wanted, stop)
@@ -192,6 +197,7 @@ class SpaceSearcher:
             share *= BEYOND
         budget = stop.work(round(EVALUATIONS * share)) // 2
         improved: list[Candidate] = []
+        late = stop.part(LOCAL_TIME)
         for turn, share in enumerate([budget // len(starts)] * len(starts) + [budget]):
             one = starts[turn] if turn < len(starts) else rank_distinct(improved)[0]
             best_ms = min(c.iteration_ms for c in [*improved, *starts])
@@ -199,7 +205,9 @@ class SpaceSearcher:
             self.settings.progress("local search", done, best_ms, None)
             try:
                 plan, ms = search.improve(
-                    one.assignment, share, lambda best: stop.reached(best, self.bound.proven_ms)
+                    one.assignment,
+                    share,
+                    lambda best: stop.reached(best, self.bound.proven_ms) or late(),
                 )
             except KeyboardInterrupt:
                 stop.interrupt()

@@ -47,7 +47,7 @@ def search_within_peak(
         InfeasibleError: no plan was found that fits at its peak.
     """
     first = result = search(problem)
-    plans = _fitting(problem, first)
+    plans = _fitting(problem, first, stop)
     lowered, evaluations = problem, first.evaluations
     for _ in range(ATTEMPTS):
         if plans[:1] == [result.best] or stop.remaining_s <= 0:
@@ -59,7 +59,7 @@ def search_within_peak(
         except InfeasibleError:
             break
         evaluations += result.evaluations
-        plans = _in_order(_fitting(problem, result), plans, result.aim)
+        plans = _in_order(_fitting(problem, result, stop), plans, result.aim)
     if not plans:
         if stop.is_interrupted:
             return first
@@ -79,8 +79,15 @@ def search_within_peak(
     )
 
 
-def _fitting(problem: Problem, result: Result) -> list[RankedPlan]:
-    return [found for found in result.plans if fits_at_peak(problem, found.plan)]
+def _fitting(problem: Problem, result: Result, stop: Stop) -> list[RankedPlan]:
+    """The plans that fit at their peak; where time is up, the first one of them."""
+    found: list[RankedPlan] = []
+    for ranked in result.plans:
+        if found and stop.remaining_s <= 0:
+            break
+        if fits_at_peak(problem, ranked.plan):
+            found.append(ranked)
+    return found
 
 
 def _in_order(later: list[RankedPlan], earlier: list[RankedPlan], aim: str) -> list[RankedPlan]:

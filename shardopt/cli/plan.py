@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardopt.api.setting import Setting
     from shardopt.report.plan import PlanReport
 
-REPORTING = 0.15
+REPORTING = 0.2
 """Share of ``--time-limit`` that is left to the prediction of what was found and its report."""
 HORIZON = 10_000
 """Steps over which a move must pay for itself unless ``--horizon`` says otherwise."""

@@ -38,16 +38,19 @@ class SearchOutcome:
 
 def find_outcome(setting: Setting, result: Result, stop: Stop) -> SearchOutcome:
     """What follows from a search in its setting; of the best plan, and of those of the others for
-    whose prediction there is time."""
+    whose prediction there is time. What else there is no time for is left out."""
     problem = setting.problem()
     shards = ShardLoads(problem.workload, problem.topology, problem.hardware)
     problem = replace(problem, loads=shards)  # that all of the below share
     predictions = _predict(setting, result, stop)
     result = replace(result, plans=result.plans[: len(predictions)])
+    move = find_move(problem, result)
+    if stop.time_limit_s is not None and stop.elapsed_s > stop.time_limit_s:
+        return SearchOutcome(result, tuple(predictions), move, None, None)
     return SearchOutcome(
         result,
         tuple(predictions),
-        find_move(problem, result),
+        move,
         gain_over_baseline(problem, result),
         alternatives(problem, result, predictions[0]),
         tuple(deciding_constants(problem, result.best.plan, known_plans(result))),
