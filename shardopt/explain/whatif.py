@@ -101,11 +101,12 @@ def _machines(problem: Problem) -> ChangedProblems:
     changes.append(
         ("rate", f"matrix multiplication rate {more}", _group(hw, "gemm", {"tflops": tflops}))
     )
-    host = {
+    host: dict[str, Any] = {
         name: value * (1 - STEP)
-        for name, value in hw.overheads.model_dump().items()
-        if name.endswith("_us") and value is not None
+        for name, value in hw.overheads
+        if name.endswith("_us") and isinstance(value, float)
     }
+    host["step_us"] = {name: us * (1 - STEP) for name, us in hw.overheads.step_us.items()}
     changes.append(("host", f"host overhead -{percent(STEP)}", _group(hw, "overheads", host)))
     for kind, change, hardware in changes:
         yield kind, change, replace(problem, hardware=hardware)
