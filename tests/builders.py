@@ -6,7 +6,6 @@ import random
 from collections.abc import Sequence
 from functools import cache
 
-from predictor.hardware.groups import Overheads
 from predictor.hardware.loader import HardwareProfile, load_hardware
 from predictor.model.distribution import Uniform, Zipf
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
@@ -30,10 +29,11 @@ def hardware(name: str = "h100-sxm") -> HardwareProfile:
 def device_bound(name: str = "h100-sxm") -> HardwareProfile:
     """A shipped profile with a host so fast that kernels and links set the time."""
     found = load_hardware(name)
-    costs = found.overheads.model_dump(
-        include={f for f in Overheads.model_fields if f.endswith("_us")}
-    )
-    quick = {name: 1e-3 * (cost or 0.0) for name, cost in costs.items()}
+    quick = {
+        name: 1e-3 * cost
+        for name, cost in found.overheads
+        if name.endswith("_us") and isinstance(cost, float)
+    }
     return found.model_copy(update={"overheads": found.overheads.model_copy(update=quick)})
 
 
