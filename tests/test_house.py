@@ -27,7 +27,7 @@ OTHER_PROGRAMS = (
 )
 # Texts of generated documents, which name the command that wrote them.
 DOCUMENTS = (
-    "shardopt/report/accuracy_page.py",
+    "shardopt/report/accuracy/page.py",
     "shardopt/report/bench/planners_page.py",
     "shardopt/bench/planners/rows.py",
 )

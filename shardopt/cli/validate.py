@@ -58,9 +58,9 @@ def validate(
 ) -> None:
     """Compare predictions with measurements that they were not fitted on."""
     from shardopt.cli.output import check_writable, print_json
-    from shardopt.report.accuracy_page import accuracy_text
+    from shardopt.report.accuracy.page import accuracy_text
+    from shardopt.report.accuracy.scores import report_object, show_report
     from shardopt.report.console import make_console
-    from shardopt.report.validate import report_object, show_report
     from shardopt.validate.suites import run_suites
 
     check_writable(write_docs)

@@ -149,6 +149,7 @@ class FeatureCounts:
         numbers = [self.limit, self.samples, self.empty, self.ids, self.largest, self.shift]
         found: dict[str, Any] = {
             "numbers": np.array([*numbers, self.sample.level], dtype=np.int64),
+            "squares": np.array([self.squares]),
             "range_draws": self.range_draws,
             "sample": np.stack((self.sample.ids, self.sample.counts)),
         }
@@ -162,7 +163,8 @@ class FeatureCounts:
         """The inverse of `state`."""
         limit, samples, empty, ids, largest, shift, level = map(int, state["numbers"])
         draws = state["range_draws"].astype(np.int64)
-        made = cls(limit, samples, empty, ids, largest, shift, draws)
+        squares = float(state["squares"][0])
+        made = cls(limit, samples, empty, ids, squares, largest, shift, draws)
         made.sample.level = level
         made.sample.ids, made.sample.counts = state["sample"].astype(np.int64)
         if "hot" in state:

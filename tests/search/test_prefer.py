@@ -35,7 +35,7 @@ QUICK = 0.02
 def slow_host(problem: Problem) -> Problem:
     """The same ranks with a host that sets the pace whatever the plan."""
     cost = problem.hardware.overheads
-    slow = {n: 5 * v for n, v in cost if n.endswith("_us") and v is not None}
+    slow = {n: 5 * v for n, v in cost if n.endswith("_us") and isinstance(v, float)}
     hardware = problem.hardware.model_copy(update={"overheads": cost.model_copy(update=slow)})
     return replace(problem, hardware=hardware)
 
@@ -73,7 +73,7 @@ def test_where_the_host_sets_the_pace_the_devices_have_least_to_do(ranks: int) -
     assert ties.device_ms <= ties.device_range_ms[0] + ALIKE * result.best.iteration_ms
     assert ties.device_ms < 0.5 * result.best.iteration_ms
     free = problem.hardware.overheads
-    none = {n: 1e-6 * v for n, v in free if n.endswith("_us") and v is not None}
+    none = {n: 1e-6 * v for n, v in free if n.endswith("_us") and isinstance(v, float)}
     quick = problem.hardware.model_copy(update={"overheads": free.model_copy(update=none)})
     alone = solve(replace(problem, hardware=quick), Stop(effort=0.1), 0, tolerance=0.0)
     assert ties.device_ms <= alone.best.iteration_ms * 1.02

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from predictor.errors import InputError
-from shardopt.report.validate import report_object
+from shardopt.report.accuracy.scores import report_object
 from shardopt.validate.suites import find_suites
 from tests.public_data import FULL, TRACES
 from tools.readme import SHOWN, main, updated

@@ -88,7 +88,7 @@ def test_the_hosts_error_is_that_of_a_profile_with_such_overheads() -> None:
     times = PerturbedScorer(objective.scorer, errors).score_numbered(plans)
     for draw, factor in enumerate(errors.shared("overheads").tolist()):
         cost = H100.overheads
-        slow = {n: v * factor for n, v in cost if n.endswith("_us") and v is not None}
+        slow = {n: v * factor for n, v in cost if n.endswith("_us") and isinstance(v, float)}
         hardware = H100.model_copy(update={"overheads": cost.model_copy(update=slow)})
         other, again = some_plans(a_problem(workload, hosts(2), hardware), 1)
         assert times[:, draw] == pytest.approx(other.scorer.score_numbered(again), rel=1e-6)

@@ -214,7 +214,8 @@ def test_names_cannot_steer_the_terminal(run, model: Path, tmp_path: Path) -> No
 def searching(model: Path, out: Path) -> subprocess.Popen[str]:
     """A search that takes minutes, under way."""
     code = (
-        "import sys; from shardopt.__main__ import main; from search.solve import LocalSearch; "
+        "import sys; from shardopt.__main__ import main; "
+        "from search.improve.local_search import LocalSearch; "
         "improve = LocalSearch.improve; LocalSearch.improve = lambda *a: "
         "(print('begun', file=sys.stderr, flush=True), improve(*a))[1]; raise SystemExit(main())"
     )

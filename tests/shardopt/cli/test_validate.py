@@ -9,7 +9,7 @@ import pytest
 
 from predictor.fit.public_tables import GEMM_FILE, NCCL_FILE
 from shardopt.cli.app import main
-from shardopt.report.accuracy_page import accuracy_text
+from shardopt.report.accuracy.page import accuracy_text
 from shardopt.validate.report import ComparedRow, Report, noise_of
 from shardopt.validate.torchrec_p4d import FILE as P4D_FILE
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from predictor.errors import InputError
 from predictor.fit.public_tables import GEMM_FILE, MATMUL_FILE, NCCL_FILE, VIDUR_FILE, VTRAIN_FILE
-from shardopt.report.validate import report_object
+from shardopt.report.accuracy.scores import report_object
 from shardopt.validate.collectives import validate_collectives
 from shardopt.validate.gemm import validate_gemm
 from shardopt.validate.mlperf.suite import validate_mlperf_dlrm

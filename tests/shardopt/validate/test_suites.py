@@ -7,7 +7,7 @@ import pytest
 
 from predictor.errors import InputError
 from shardopt.cli.app import main
-from shardopt.report.accuracy_page import ABOUT
+from shardopt.report.accuracy.page import ABOUT
 from shardopt.validate import suites
 from shardopt.validate.suites import ALL, SUITES, find_suites, run_suites
 

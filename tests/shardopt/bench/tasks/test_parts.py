@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ RANKS = a_topology()
 
 
 def plans(count: int) -> dict[str, ShardingPlan]:
-    return {f"p{n}": plan_of(MODEL, RANKS, [table_wise(TABLE, n % 2)]) for n in range(count)}
+    """Plans that differ, as the same one is built once."""
+    made = [plan_of(MODEL, RANKS, [table_wise(TABLE, n % 2)]) for n in range(count)]
+    return {f"p{n}": replace(plan, meta={"number": n}) for n, plan in enumerate(made)}
 
 
 def bytes_of(*of: ShardingPlan) -> float:

@@ -17,7 +17,7 @@ from shardopt.bench.tasks.against import OURS, SHIPPED, THEIRS
 from shardopt.calibrate.rows import runtime_words
 from shardopt.cli import app
 from shardopt.ranks.realtime import Runtime
-from shardopt.report.validate import scores_object
+from shardopt.report.accuracy.scores import scores_object
 from shardopt.validate.report import Report
 from shardopt.validate.suites import run_suites
 from shardopt.validate.tasks.against_torchrec import NEAR, WORDS, validate_against_torchrec

@@ -13,7 +13,7 @@ from predictor.model.captured.dense import CapturedDense, CapturedProgram
 from predictor.model.dense_program import Gradient
 from predictor.model.dlrm_program import dense_program
 from shardopt.bench.rows import read_rows, write_rows
-from shardopt.report.validate import scores_object
+from shardopt.report.accuracy.scores import scores_object
 from shardopt.validate.report import Report
 from shardopt.validate.tasks.architectures import (
     FEWEST_ROUNDS,

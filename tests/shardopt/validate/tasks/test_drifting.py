@@ -11,7 +11,7 @@ import pytest
 from predictor.errors import InputError
 from shardopt.bench.rows import read_rows, write_rows
 from shardopt.bench.windows import split_window
-from shardopt.report.validate import scores_object
+from shardopt.report.accuracy.scores import scores_object
 from shardopt.validate.report import Report
 from shardopt.validate.suites import run_suites
 from shardopt.validate.tasks.drifting import validate_drifting

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardopt.bench.tasks.crossed import BALANCED, CROSSED, SAME_RANK
-from shardopt.report.validate import scores_object
+from shardopt.report.accuracy.scores import scores_object
 from shardopt.validate.report import Scores
 from shardopt.validate.tasks.ablations import SUMS
 from shardopt.validate.tasks.synchronisation import over_balanced, synchronisation

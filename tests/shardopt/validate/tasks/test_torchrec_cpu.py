@@ -14,7 +14,7 @@ from predictor.errors import InputError
 from predictor.fit.scores import wilson
 from shardopt.calibrate.rows import Origin
 from shardopt.cli import app
-from shardopt.report.validate import scores_object
+from shardopt.report.accuracy.scores import scores_object
 from shardopt.validate.report import Report
 from shardopt.validate.tasks import ranking, task_prediction
 from shardopt.validate.tasks.torchrec_cpu import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from shardopt.report.validate import ERRORS, scores_markdown
+from shardopt.report.accuracy.scores import ERRORS, scores_markdown
 from shardopt.validate.report import Report, Summary
 
 HEAD = """# Accuracy
