@@ -92,7 +92,7 @@ def plan(
     source = read_scenarios(scenarios, setting.hardware, setting.windows)
 
     if tune is not None:
-        refuse_with_tune(objective, scenarios)
+        refuse_with_tune(objective, scenarios, stats)
         from shardopt.cli.tune.run import OutputChoice, run_tuning
 
         show = OutputChoice(json, output, quiet, strict)
@@ -155,11 +155,17 @@ def plan(
     _end(result)
 
 
-def refuse_with_tune(objective: options.Objectives, scenarios: str | None) -> None:
+def refuse_with_tune(
+    objective: options.Objectives, scenarios: str | None, stats: str | None
+) -> None:
     """Settings are tuned for the predicted time alone."""
     from predictor.errors import InputError
 
-    flags = {"--objective": objective is not objective.NOMINAL, "--scenarios": scenarios}
+    flags = {
+        "--objective": objective is not objective.NOMINAL,
+        "--scenarios": scenarios,
+        "--stats": stats,
+    }
     for flag, given in flags.items():
         if given:
             raise InputError(

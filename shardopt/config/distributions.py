@@ -116,7 +116,7 @@ class DistributionReader:
         if problem:
             self.problems.add((*path, "files"), problem)
             return None
-        return self._measured(files[self.window], found.feature or feature, path)
+        return self._measured(files[self.window], found.feature or feature, path, "files")
 
     def pooling_ratio(self, raw: object, feature: str) -> float:
         """By what the window's pooling factor differs from the first window's; 1 where the files do
@@ -140,8 +140,10 @@ class DistributionReader:
             return None
         return ReuseHistogram(section.lookups, tuple(section.fractions))
 
-    def _measured(self, file: str, feature: str, path: KeyPath) -> Distribution | None:
-        arrays = self._load(file, (*path, "file"))
+    def _measured(
+        self, file: str, feature: str, path: KeyPath, key: str = "file"
+    ) -> Distribution | None:
+        arrays = self._load(file, (*path, key))
         if arrays is None:
             return None
         names = sorted(key.removesuffix(".counts") for key in arrays if key.endswith(".counts"))

@@ -156,12 +156,18 @@ def _job(
     seed: int,
 ) -> tuple[Job, dict[str, str]]:
     """The job, and the path as given of each plan's name in it."""
+    from predictor.errors import InputError
     from predictor.model.plan_check import check_plan
     from shardopt.bench.job import Job
     from shardopt.config import load_model_with_notes
     from shardopt.plan import load_plan
 
     workload, _ = load_model_with_notes(model, batch_size=machine.batch_size)
+    if workload.replica_groups is not None:
+        raise InputError(
+            f"{model}: has replica_groups, and bench run trains one sharding group without the "
+            "averaging of copies; leave them out to time a group by itself"
+        )
     names = plan_names(plans)
     loaded = {
         name: check_plan(load_plan(path), workload, where=str(path))

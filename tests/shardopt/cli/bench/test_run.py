@@ -38,3 +38,15 @@ def test_a_profile_of_another_machine_and_runtime_is_told_in_a_line_each(
     lines = capsys.readouterr().err.splitlines()
     for said in ("was measured on", "measured in the tuned runtime", "its calibration is usable"):
         assert sum(said in line for line in lines) == 1, (said, lines)
+
+
+def test_a_model_of_replica_groups_is_not_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("fbgemm_gpu")
+    model, plan = tmp_path / "model.yaml", tmp_path / "plan.json"
+    model.write_text(MODEL + "replica_groups: {size: 2, sync_interval: 10}\n")
+    words = [str(model), "--gpus", "4", "--hardware", "cpu-gloo"]
+    assert main(["plan", *words, "-o", str(plan), "--effort", "0.01"]) == 0
+    assert main(["bench", "run", str(model), str(plan), "-o", str(tmp_path / "rows")]) == 2
+    assert "has replica_groups" in " ".join(capsys.readouterr().err.split())

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from predictor.errors import InputError
 from search.tune.grid import KNOBS
+from shardopt.cli.options import Objectives
+from shardopt.cli.plan import refuse_with_tune
 from shardopt.cli.tune.flags import MAX_VALUES, TuneFlags, read_goals, read_knobs
 
 
@@ -109,3 +111,17 @@ def test_objectives() -> None:
 def test_flags_that_do_not_go_together(flags: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
         TuneFlags(**flags).check()
+
+
+@pytest.mark.parametrize(
+    ("given", "flag"),
+    [
+        (("regret", None, None), "--objective"),
+        (("nominal", "none", None), "--scenarios"),
+        (("nominal", None, "mon.npz,tue.npz"), "--stats"),
+    ],
+)
+def test_scenarios_are_of_one_setting(given: tuple[str, str | None, str | None], flag: str) -> None:
+    objective, scenarios, stats = given
+    with pytest.raises(InputError, match=f"{flag} is about one setting"):
+        refuse_with_tune(Objectives(objective), scenarios, stats)
