@@ -95,6 +95,7 @@ def test_two_hosts_learn_what_one_process_learns(two_hosts: Path, name: str) -> 
     check(two_hosts, name, TWO_HOSTS[name])
 
 
+@pytest.mark.slow
 def test_ranks_plan_together_and_train_under_the_plan(tmp_path: Path) -> None:
     run_ranks("hook_worker", tmp_path)
     found = [json.loads((tmp_path / f"found.{rank}.json").read_text()) for rank in range(2)]

@@ -54,6 +54,7 @@ def test_shipped_profiles_state_what_the_excerpts_show() -> None:
     assert sum("gemm" in facts.errors for facts in found.values()) >= 8
 
 
+@pytest.mark.slow
 def test_the_command_writes_them_and_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -140,7 +140,11 @@ def alive(pid: int) -> bool:
 @pytest.mark.usefixtures("bodies")
 def test_ranks_end_with_the_process_that_started_them(number: signal.Signals) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", COMMAND],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        # a shell starts what runs in the background without it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert process.stdout is not None
     pids = [int(word) for word in process.stdout.readline().split()]

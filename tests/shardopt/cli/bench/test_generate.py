@@ -99,6 +99,7 @@ def test_scaled_benchmarks_run(run, traces: Path, tmp_path: Path, alone: bool) -
     assert result["coverage_by"] == "count"
 
 
+@pytest.mark.slow
 def test_predict(run, traces: Path, tmp_path: Path) -> None:
     assert run("bench", "generate", traces, "-o", tmp_path / "b").code == 0
     done = run("bench", "predict", tmp_path / "b", "--json")

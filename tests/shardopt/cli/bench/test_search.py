@@ -50,6 +50,7 @@ def test_json_holds_times_and_plans(run, model: Path) -> None:
     assert "shardopt" in data["versions"]
 
 
+@pytest.mark.slow
 def test_the_plan_is_that_of_the_plan_command(run, model: Path) -> None:
     """The words that the timed command gets ask for the same search."""
     pytest.importorskip("torchrec")

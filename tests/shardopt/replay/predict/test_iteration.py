@@ -163,6 +163,7 @@ def test_predict_takes_a_folder_as_its_model(tmp_path: Path, traces: Path) -> No
 SPY = "import pathlib; pathlib.Path({marker!r}).write_text('ran')\n"
 
 
+@pytest.mark.slow
 def test_no_code_of_the_folder_or_the_working_directory_runs(
     tmp_path: Path, traces: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

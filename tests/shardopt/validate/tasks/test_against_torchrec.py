@@ -302,6 +302,7 @@ def test_the_command_prints_it(
     assert found["scores"]["tasks"]["rows"] == table(report, "tasks")
 
 
+@pytest.mark.slow
 def test_the_committed_batches_keep_their_promise() -> None:
     """Of either runtime no plan is slower, and what is foretold is what comes, nearly."""
     (report,) = run_suites("against-torchrec", None)
