@@ -11,7 +11,6 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from predictor.errors import InputError
 from predictor.model.plan import ShardingPlan
 from predictor.model.runtime_rules import (
     RuntimeSetting,
@@ -25,7 +24,7 @@ from search.solve import solve
 from search.stop import Stop
 from shardopt.bench.tasks.draw import Task
 from shardopt.bench.tasks.models.architectures import DrawnModel, draw_architecture
-from shardopt.bench.tasks.plans import EFFORT, signature
+from shardopt.bench.tasks.plans import EFFORT, signature, their_plan
 from shardopt.bench.tasks.structures import Candidate, plan_of, structures
 from shardopt.bench.tasks.task_set import TaskSet, task_name
 from shardopt.config.write import with_digest
@@ -54,7 +53,7 @@ def draw_architecture_task(seed: int, task_set: TaskSet) -> Task:
     ours = solve(
         Problem(workload, ranks, task_set.made.profile), Stop(effort=EFFORT), seed=0
     ).best.plan
-    named = {THEIRS: _their_plan(drawn.workload, ranks, seed), OURS: ours}
+    named = {THEIRS: their_plan(drawn.workload, ranks, seed), OURS: ours}
     known = structures(workload, ranks, random.Random(f"shardopt plans {seed}"))
     named |= {
         name: plan_of(workload, ranks, known[name])
@@ -86,19 +85,6 @@ def captured(drawn: DrawnModel, file: str) -> Workload:
         optimizer=computed_dense(workload).optimizer,
     )
     return replace(workload, dense=replace(dense, file=file))
-
-
-def _their_plan(workload: Workload, ranks: Topology, seed: int) -> ShardingPlan:
-    """TorchRec's planner looks at embedding modules alone."""
-    from shardopt.torchrec.planning.torchrec_planner import plan_with_torchrec
-
-    found = plan_with_torchrec(workload, ranks, "cpu").plan
-    if found is None:
-        raise InputError(
-            f"TorchRec's planner finds no plan for task {seed} that fits this machine's memory; "
-            "measure on one with more, or leave the task out"
-        )
-    return found
 
 
 def _runs(plan: Candidate, workload: Workload, ranks: Topology) -> bool:

@@ -29,7 +29,7 @@ from search.stop import Stop
 from shardopt.bench.tasks.draw import Task
 from shardopt.bench.tasks.models.chance import lognormal
 from shardopt.bench.tasks.models.drifting import draw_windows
-from shardopt.bench.tasks.plans import signature
+from shardopt.bench.tasks.plans import signature, their_plan
 from shardopt.bench.tasks.task_set import TaskSet, task_name
 from shardopt.bench.windows import in_window
 
@@ -60,7 +60,7 @@ def draw_drifting_task(seed: int, task_set: TaskSet) -> Task:
     ranks, hardware = task_set.ranks, task_set.made.profile
     problem = Problem(first, ranks, hardware)
     everywhere = {
-        THEIRS: _their_plan(first, ranks, seed),
+        THEIRS: their_plan(first, ranks, seed),
         NOMINAL: _search(problem),
         REGRET: _search_windows(problem, later),
     }
@@ -106,15 +106,3 @@ def _search_windows(problem: Problem, later: Sequence[Workload]) -> ShardingPlan
         f"window {at}": workload for at, workload in enumerate((problem.workload, *later), start=1)
     }
     return _search(problem, aim=REGRET, scenarios=window_scenarios(problem, windows))
-
-
-def _their_plan(workload: Workload, ranks: Topology, seed: int) -> ShardingPlan:
-    from shardopt.torchrec.planning.torchrec_planner import plan_with_torchrec
-
-    found = plan_with_torchrec(workload, ranks, "cpu").plan
-    if found is None:
-        raise InputError(
-            f"TorchRec's planner finds no plan for task {seed} that fits this machine's memory; "
-            "measure on one with more, or leave the task out"
-        )
-    return found

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from predictor.errors import InputError
 from predictor.hardware.loader import HardwareProfile
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.plan import ShardingPlan, ShardingType, TablePlan
@@ -155,3 +156,20 @@ def signature(plan: Sequence[TablePlan]) -> object:
         for shard in table.shards:
             ranks.setdefault(shard.rank, []).append((index, table.sharding_type.value, shard.size))
     return tuple(sorted(tuple(sorted(held, key=repr)) for held in ranks.values()))
+
+
+def their_plan(workload: Workload, ranks: Topology, seed: int) -> ShardingPlan:
+    """The plan of TorchRec's planner, which looks at embedding modules alone.
+
+    Raises:
+        InputError: it finds none that fits.
+    """
+    from shardopt.torchrec.planning.torchrec_planner import plan_with_torchrec
+
+    found = plan_with_torchrec(workload, ranks, "cpu").plan
+    if found is None:
+        raise InputError(
+            f"TorchRec's planner finds no plan for task {seed} that fits this machine's memory; "
+            "measure on one with more, or leave the task out"
+        )
+    return found
