@@ -25,7 +25,12 @@ from predictor.predict import Prediction, predict
 from predictor.units import gib
 from search.problem import Problem
 from shardopt.config import ClusterConfig, load_cluster, load_model_with_notes, load_windows
-from shardopt.config.clusters.cluster_file import MAX_GIB, default_nvlink_domain, hardware_of
+from shardopt.config.clusters.cluster_file import (
+    MAX_GIB,
+    default_nvlink_domain,
+    devices_of,
+    hardware_of,
+)
 from shardopt.config.windows import workloads_of_stats
 
 
@@ -284,7 +289,8 @@ def _topology(
         return topology
     hbm, ddr = cluster.hbm_bytes, cluster.ddr_bytes
     if cluster.host_hardware and machine.hardware is None:
-        devices = [load_hardware(name) for name in cluster.host_hardware]
+        profiles = devices_of(cluster)
+        devices = [profiles[name] for name in cluster.host_hardware]
         hbm = hbm or tuple(device.hbm_bytes for device in devices for _ in range(local))
         ddr = ddr or tuple(device.ddr_bytes for device in devices for _ in range(local))
     if hbm and machine.hbm_gib is None:

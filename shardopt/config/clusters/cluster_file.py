@@ -210,9 +210,18 @@ def hardware_of(cluster: ClusterConfig) -> tuple[str, HardwareProfile] | None:
     """
     if not cluster.host_hardware:
         return (cluster.hardware, load_hardware(cluster.hardware)) if cluster.hardware else None
-    hosts = {name: load_hardware(name) for name in cluster.host_hardware}
+    hosts = devices_of(cluster)
     profile = slowest(list(hosts.values()))
     return next(name for name in hosts if hosts[name].memory == profile.memory), profile
+
+
+def devices_of(cluster: ClusterConfig) -> dict[str, HardwareProfile]:
+    """The profiles of hosts that differ, by name or path, each read once.
+
+    Raises:
+        ProfileError: there is no such hardware profile.
+    """
+    return {name: load_hardware(name) for name in dict.fromkeys(cluster.host_hardware)}
 
 
 def default_nvlink_domain(hardware: HardwareProfile, ranks: int, local: int) -> int:
