@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
@@ -55,11 +56,12 @@ class NetworkLevel:
             places: the part that each host is in.
             ranks: of one host.
         """
-        sizes = {place: ranks * places.count(place) for place in dict.fromkeys(places)}
+        sizes = {place: ranks * hosts for place, hosts in Counter(places).items()}
         stretches = [place for place, _ in groupby(places)]
         if len(stretches) > 1 and stretches[0] == stretches[-1]:
             stretches.pop()  # a ring goes on from the last host to the first
-        ring_ranks = min(size / stretches.count(place) for place, size in sizes.items())
+        times = Counter(stretches)
+        ring_ranks = min(size / times[place] for place, size in sizes.items())
         return cls(
             name,
             len(sizes),
