@@ -143,9 +143,11 @@ class Trace:
         self, form: Form, alike: bool, *, scope: str | None = None, cost: Cost | None = None
     ) -> int:
         """A new variable; costs are never negative, so it is at least its terms."""
-        least: Form = {}
+        least = dict(form)
         for variable, offset in form.items():
-            least = _join(least, {variable: offset}, _shift(self.least[variable], offset))
+            for other, more in self.least[variable].items():
+                if more + offset > least.get(other, -np.inf):
+                    least[other] = more + offset
         variable = self._variable(alike, least)
         # those that differ by rank first: the others are then put on top of them
         terms = sorted(form.items(), key=lambda term: (self.alike[term[0]], term))
@@ -171,12 +173,11 @@ class Trace:
         """Without terms that others imply."""
         left = dict(form)
         for variable, offset in form.items():
-            if any(
-                self.least[other].get(variable, -np.inf) + more >= offset
-                for other, more in left.items()
-                if other != variable
-            ):
-                del left[variable]
+            for other, more in left.items():
+                implied = self.least[other].get(variable)
+                if implied is not None and implied + more >= offset and other != variable:
+                    del left[variable]
+                    break
         return left
 
     def _after(self, state: State) -> Form:

@@ -1,6 +1,7 @@
 """Whether sharding matters: where the dense part takes nearly all time it does not."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -12,6 +13,7 @@ from search.stop import Stop
 from tests.search.problems import a_problem, a_table, a_workload, hosts
 
 
+@cache
 def solved(forward_ms: float) -> tuple[Problem, Result]:
     tables = [a_table(f"t{i}", 10**7, 128, 80.0 / (i + 1)) for i in range(6)]
     dense = MeasuredDense(16384, forward_ms, 2 * forward_ms, 0.1, 2**20)
