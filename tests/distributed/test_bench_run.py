@@ -93,6 +93,7 @@ def test_a_death_keeps_what_is_finished_and_the_same_command_goes_on(tmp_path: P
     assert len(pids) == 2, "nothing was left to measure"
 
 
+@pytest.mark.slow
 def test_the_command_runs_sparse_dist_and_prints_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

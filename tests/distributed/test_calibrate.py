@@ -84,6 +84,7 @@ def test_every_table_of_a_model_is_looked_up_as_the_model_says() -> None:
     assert 96 + 32 < distinct <= ids == pytest.approx(32 * 4.5, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_says_why() -> None:
     broken = Point("gemm", {"m": 8, "n": 8, "k": 8, "dtype": "fp7", "layout": "nn"})
     with pytest.raises(RankDiedError, match=r"rank 0 died of \w+ at .*fp7"):

@@ -110,6 +110,7 @@ def test_what_was_balanced_by_predicted_costs_is_expected_to_gain_less() -> None
     assert 0.005 < found.nominal - found.mean < 0.05
 
 
+@pytest.mark.slow
 def test_the_interval_holds_nine_truths_of_ten() -> None:
     """Truths drawn with other seeds than the gain's."""
     held, off = [], []

@@ -121,7 +121,7 @@ def brute_force(problem: Problem) -> tuple[list[Assignment], np.ndarray]:
     return plans, objective.score(plans)
 
 
-QUICK = ("two ranks", "pipelined")
+QUICK = ("pipelined",)
 
 
 @pytest.mark.parametrize("case", quick_only(QUICK, CASES))

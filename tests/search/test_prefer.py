@@ -79,6 +79,7 @@ def test_where_the_host_sets_the_pace_the_devices_have_least_to_do(ranks: int) -
     assert ties.device_ms <= alone.best.iteration_ms * 1.02
 
 
+@pytest.mark.slow
 def test_the_same_seed_prefers_the_same_plan() -> None:
     problem = several_lookups(3)
     first, second = (solve(problem, Stop(effort=QUICK), 5) for _ in range(2))

@@ -38,6 +38,7 @@ def test_shipped_profiles_state_what_the_suites_compute() -> None:
         assert shown(stated) == shown(facts), f"{name}: run {COMMAND}"
 
 
+@pytest.mark.slow
 def test_shipped_profiles_state_what_the_excerpts_show() -> None:
     """Of GEMM the excerpts hold a quarter of the test rows; all else is complete."""
     found = computed(EXCERPTS)

@@ -34,6 +34,7 @@ from tests.builders import (
     random_candidate,
     table_wise,
 )
+from tests.quick import quick_first
 
 loads = st.lists(st.floats(0, 10), min_size=COLUMNS, max_size=COLUMNS).map(np.array)
 
@@ -140,7 +141,7 @@ def test_the_longest_latency_counts_once() -> None:
     assert float(fused_forward_ms(total)) == alone[Load.FORWARD_LONGEST_MS] > total[Load.FORWARD_MS]
 
 
-@pytest.mark.parametrize("batch_size", [8, 300, 5000])
+@pytest.mark.parametrize("batch_size", quick_first(1, [300, 8, 5000]))
 def test_scores_of_small_batches_equal_single_predictions(batch_size: int) -> None:
     """Latencies are looked up only where they may count; the caches are shared as in `totals`."""
     workload, topology = small_batch(6, batch=batch_size), a_topology(2)

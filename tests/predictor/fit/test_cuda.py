@@ -80,6 +80,7 @@ def measured(hw: HardwareProfile, rows: LaunchRows, seed: int) -> LaunchRows:
     return LaunchRows(rows.tables, rows.parts, noisy(predict_launches(hw, rows), seed))
 
 
+@pytest.mark.slow
 def test_lookups_of_hidden_constants_are_predicted() -> None:
     true = changed(changed(BASE, "embedding", **HIDDEN), "memory", l2_gb_s=3500.0)
     fused, both = ComputeKernel.FUSED, ("forward", "backward")

@@ -120,7 +120,7 @@ def damaged(draw: st.DrawFn, good: str) -> bytes:
 CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=CHECKS)
+@settings(max_examples=40, deadline=None, suppress_health_check=CHECKS)
 @given(text=changed(OVERLAY) | changed(GROUPS))
 @example(text="base: mine.yaml\n")
 @example(text="base: h100-sxm\ngemm:\ncollectives: []\nembedding: 3\n")

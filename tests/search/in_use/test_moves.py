@@ -70,7 +70,7 @@ def test_the_search_holds_the_limit_and_finds_the_best(seed: int, moves: int) ->
     assert result.best.iteration_ms == pytest.approx(times.min(), rel=1e-9)
 
 
-@pytest.mark.parametrize("seed", quick_only((1, 4), range(5)))
+@pytest.mark.parametrize("seed", quick_only((4,), range(5)))
 def test_random_problems_with_constraints(seed: int) -> None:
     problem = random_problem(seed, tables=4)
     try:

@@ -23,7 +23,7 @@ from search.scenarios.scenario import (
     window_scenarios,
 )
 from search.space.build import whole_space
-from tests.quick import quick_first
+from tests.quick import quick_only
 from tests.search.problems import CPU, hosts, random_plan, random_problem
 
 
@@ -52,7 +52,7 @@ def some_scenarios(problem: Problem) -> tuple[Scenario, ...]:
     )
 
 
-@pytest.mark.parametrize("seed", quick_first(2, range(6)))
+@pytest.mark.parametrize("seed", quick_only((1,), range(6)))
 def test_one_pass_scores_what_each_scenarios_own_problem_does(seed: int) -> None:
     problem = random_problem(seed, tables=4)
     objective, rng = Objective(problem, whole_space(problem)), random.Random(seed)
@@ -68,7 +68,7 @@ def test_one_pass_scores_what_each_scenarios_own_problem_does(seed: int) -> None
     assert (times[:, -2] >= nominal * (1 - 1e-9)).all()
 
 
-@pytest.mark.parametrize("seed", quick_first(2, range(8)))
+@pytest.mark.parametrize("seed", quick_only((1,), range(8)))
 def test_no_plan_is_below_the_bound_of_its_scenario(seed: int) -> None:
     problem = random_problem(seed, tables=3)
     objective, rng = Objective(problem, whole_space(problem)), random.Random(seed)

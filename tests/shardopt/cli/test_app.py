@@ -253,6 +253,7 @@ def test_an_interrupted_search_writes_the_best_plan_so_far(model: Path, tmp_path
     assert main(["predict", str(model), str(tmp_path / "plan.json")]) == 0
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_ends_at_once(model: Path, tmp_path: Path) -> None:
     process = searching(model, tmp_path / "plan.json")
     try:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.quick import quick_first
 from tests.shardopt.cli.fuzz import FAMILIES
 
 EACH = 2000
@@ -31,10 +32,10 @@ def fuzz(family: str, first: int, count: int, folder: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_few_inputs(family: str, tmp_path: Path) -> None:
-    fuzz(family, 0, 25, tmp_path)
+    fuzz(family, 0, 8, tmp_path)
 
 
-@pytest.mark.parametrize("seed", [1734, 2666])
+@pytest.mark.parametrize("seed", quick_first(1, [1734, 2666]))
 def test_inputs_that_once_failed(seed: int, tmp_path: Path) -> None:
     """Collectives of tensors of a type that there is not."""
     fuzz("traces", seed, 1, tmp_path)

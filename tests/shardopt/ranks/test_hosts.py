@@ -222,6 +222,7 @@ def test_a_link_carries_no_more_than_its_rate_and_a_faster_one_carries_more() ->
     assert slow < fast < 4.0
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.usefixtures("can_make_hosts")
 def test_an_all_to_all_takes_the_time_of_its_bytes() -> None:

@@ -54,7 +54,7 @@ def programs(draw: st.DrawFn) -> tuple[list[OpCall], list[OpCall]]:
 
 
 @given(programs())
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_the_dense_peak_is_that_of_a_list_of_what_is_alive(
     parts: tuple[list[OpCall], list[OpCall]],
 ) -> None:

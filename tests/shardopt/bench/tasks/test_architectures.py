@@ -33,11 +33,12 @@ from shardopt.bench.tasks.task_set import TaskSet
 from shardopt.config import load_model
 from shardopt.config.write import with_digest, write_model
 from tests.builders import a_topology, plan_of, table_wise
+from tests.quick import quick_first
 
 DLRM, DCN, SASREC = 0, 1, 4
 
 
-@pytest.mark.parametrize("seed", [DCN, SASREC])
+@pytest.mark.parametrize("seed", quick_first(1, [DCN, SASREC]))
 def test_the_dense_part_is_that_of_the_module(seed: int, tmp_path: Path) -> None:
     drawn = draw_architecture(seed)
     made = with_digest(captured(drawn, "m.ops.json"))

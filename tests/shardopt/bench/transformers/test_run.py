@@ -24,11 +24,12 @@ from shardopt.bench.transformers.files import (
 )
 from shardopt.bench.transformers.trace import count_in_order
 from shardopt.ranks import launch
+from tests.quick import quick_first
 
 TINY = (2, 32, 2, 64, 50, 8, 2)
 
 
-@pytest.fixture(scope="module", params=["bert", "gpt2", "xlnet"])
+@pytest.fixture(scope="module", params=quick_first(1, ["bert", "gpt2", "xlnet"]))
 def shape(request: pytest.FixtureRequest) -> TransformerShape:
     pytest.importorskip("torch")
     return TransformerShape(request.param, *TINY)
@@ -71,6 +72,7 @@ def test_gradients_leave_in_buckets() -> None:
     assert [part.op for part in step.calls] == ["forward", *backward, "optimizer"]
 
 
+@pytest.mark.slow
 def test_losses_fall() -> None:
     pytest.importorskip("torch")
     from shardopt.replay.compare.transformers import MODELS, Training

@@ -20,6 +20,7 @@ def test_the_second_call_prints_the_same(run, model: Path) -> None:
     assert as_json[0] == as_json[1]
 
 
+@pytest.mark.slow
 def test_other_input_is_searched(run, model: Path) -> None:
     run("plan", model, *QUICK)
     for words in (("--seed", 1), ("--top-k", 2), ("--hbm-gib", 60), ("--no-cache",)):

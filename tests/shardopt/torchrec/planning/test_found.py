@@ -40,6 +40,7 @@ def test_what_callbacks_change_is_in_what_was_found() -> None:
     assert found.prediction.iteration_ms != found.result.best.iteration_ms
 
 
+@pytest.mark.slow
 def test_without_logging_set_up_one_line_says_what_was_found() -> None:
     script = (
         "from tests.shardopt.torchrec.hook_models import SHARDERS, Model, planner\n"
