@@ -1,24 +1,24 @@
 """Memory-bound ops of a TorchRec step beside its lookups: regroup, index select and the like.
 
-Each is predicted by what the predictor charges for such an op: joined columns for a regroup, a
-decoding pass for quantised values, one pass over the bytes for all else. Implementations share the
-bytes among their kernels: PyTorch runs one a tensor, FBGEMM's batched index select those of its
-lookups. Bytes are those that the file counts: one read and one write a direction.
+Each is predicted as the op of a dense part (`OpTimes`) that does the same: a concatenation of
+columns for a regroup, a decoding pass for quantised values, a copy for all else. Implementations
+share the bytes among their kernels: PyTorch runs one a tensor, FBGEMM's batched index select those
+of its lookups. Bytes are those that the file counts: one read and one write a direction.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from predictor.cost.elementwise import Array, columns_ms, decode_ms, memory_ms
 from predictor.cost.errors import kernel_interval
 from predictor.cost.lookup.embedding import backward_kernels, forward_kernels
+from predictor.cost.ops.op_time import OpTimes
 from predictor.csv_rows import Row, merged_lines, number, read_table
 from predictor.hardware.device_names import no_profile, profile_of_device
 from predictor.hardware.loader import HardwareProfile, load_hardware
+from predictor.model.op_calls import OpCall, Operand
 from shardopt.validate.report import ComparedRow, Report, data_folder
 
 FILE = "membound_ops_measured.csv"
@@ -39,13 +39,14 @@ FITTED = frozenset(
 )
 """Rows that gave ``elementwise.efficiency`` of Hopper and ``decode`` of Blackwell: pull request,
 impl, shape, dtype and mode."""
-COSTS: dict[str, Callable[[HardwareProfile, float], Array]] = {
-    **dict.fromkeys(("regroup", "concat", "permute"), columns_ms),
-    "dequantize": decode_ms,
-}
-"""Word in the name of an op -> its model; all others make one pass over their bytes."""
 LOOKUP = "batch_index_select"
 """Op that FBGEMM runs with the kernels of its lookups."""
+OPS = {
+    **dict.fromkeys(("regroup", "concat", "permute"), "cat"),
+    "dequantize": "dequantize",
+    LOOKUP: "index_select",
+}
+"""Word in the name of an op -> PyTorch's op of that kind; all others copy."""
 ONE_BY_ONE = "torch"
 """Implementation that runs a kernel a tensor."""
 DIRECTIONS = ("fwd", "bwd", "fwd+bwd")
@@ -60,13 +61,14 @@ class MeasuredOp:
     Args:
         name: what names it, by the file's columns.
         kernels: that share the bytes.
+        op: that each of them runs, by PyTorch's name.
     """
 
     name: dict[str, str | int | float]
     profile: str
     bytes_moved: float
     kernels: int
-    cost: Callable[[HardwareProfile, float], Array]
+    op: str
     fitted: bool
     time_ms: float
     source: str
@@ -74,8 +76,8 @@ class MeasuredOp:
     @property
     def predicted_ms(self) -> float:
         """With the shipped constants."""
-        hardware = load_hardware(self.profile)
-        return self.kernels * float(self.cost(hardware, self.bytes_moved / self.kernels))
+        times = OpTimes(load_hardware(self.profile), "fp32")
+        return self.kernels * times.cost(_call(self.op, self.bytes_moved / self.kernels)).ms
 
 
 def validate_ops(folder: Path) -> Report:
@@ -115,11 +117,20 @@ def _parse(row: Row) -> MeasuredOp:
         profile,
         _bytes(row),
         _kernels(row, load_hardware(profile)),
-        next((cost for word, cost in COSTS.items() if word in row["op"]), memory_ms),
+        next((op for word, op in OPS.items() if word in row["op"]), "clone"),
         tuple(row[name] for name in ("pr", "impl", "shape", "dtype", "mode")) in FITTED,
         time_ms,
         f"{row['source']} {row['pr']}",
     )
+
+
+def _call(op: str, bytes_moved: float) -> OpCall:
+    """One call that reads half of the bytes and writes the others; columns come from two matrices
+    side by side."""
+    rows = round(bytes_moved / 4)
+    parts, width = (2, 1) if op == "cat" else (1, 2)
+    given = [Operand(i, rows * width, 0, (rows, width), (width, 1), 1) for i in range(parts)]
+    return OpCall(op, tuple(given), (Operand(parts, 2 * rows, 0, (rows, 2), (2, 1), 1),))
 
 
 def _kernels(row: Row, hardware: HardwareProfile) -> int:

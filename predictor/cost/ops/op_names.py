@@ -139,6 +139,15 @@ OTHERS = _words(
     """
 )
 
+DECODES = _words(
+    """
+    dequantize dequantize_mx_cuda FP8RowwiseQuantizedToFloat HFP8QuantizedToFloat
+    Fused8BitRowwiseQuantizedToFloat Fused8BitRowwiseQuantizedToFloatOrHalf
+    FusedNBitRowwiseQuantizedSBHalfToFloat FusedNBitRowwiseQuantizedSBHalfToFloatOrHalf
+    """
+)
+"""Quantised values to floating point: aten's op, and FBGEMM's (fbgemm_gpu, quantize_ops)."""
+
 FUSED_BY_COMPILERS = (
     POINTWISE
     | REDUCTIONS
@@ -153,7 +162,17 @@ FUSED_BY_COMPILERS = (
 (Ansel et al. 2024, section 4.3)."""
 
 KNOWN = (
-    POINTWISE | REDUCTIONS | SOFTMAX | NORMS | LOSSES | FILLS | COPIES | OTHERS | GATHERS | SCATTERS
+    POINTWISE
+    | REDUCTIONS
+    | SOFTMAX
+    | NORMS
+    | LOSSES
+    | FILLS
+    | COPIES
+    | OTHERS
+    | GATHERS
+    | SCATTERS
+    | DECODES
 )
 """Memory-bound ops with a kernel model."""
 

@@ -9,7 +9,7 @@ the bytes that its kernels touch (`predictor.cost.elementwise`), which follow fr
   the gradients of scale and shift after those of the values);
 - gathers: as much of the table as is taken out; scatters read, add and write as much as is put in;
 - copies, concatenations and transposes: once in, once out, at the bandwidth of short stretches
-  where they take rows apart.
+  where they take rows apart; unpacked quantised values at that of kernels that shift and scale.
 
 Attention runs ``4 B H T S D`` FLOP forward and, as it computes the scores again, ``10 B H T S D``
 backward (Dao 2023, arXiv 2307.08691, section 3.1 and 4), at a share of the rate of products that
@@ -25,12 +25,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from predictor import units
-from predictor.cost.elementwise import columns_ms, memory_ms
+from predictor.cost.elementwise import columns_ms, decode_ms, memory_ms
 from predictor.cost.gemm import batched_ms, gemm_ms, product_rate
 from predictor.cost.ops.op_names import (
     ADAPTERS,
     ATTENTION,
     CONVOLUTIONS,
+    DECODES,
     FILLS,
     GATHERS,
     KERNELS,
@@ -167,6 +168,7 @@ class OpTimes:
     def _memory(self, call: OpCall, name: str) -> OpCost:
         size, elements = _memory_bytes(call, name)
         model = columns_ms if _takes_rows_apart(call, name) else memory_ms
+        model = decode_ms if name in DECODES else model
         kernels = 1 if self.hardware.inline else _kernels(call, name)
         floor = units.us(self.hardware.elementwise.floor_us)
         ms = float(model(self.hardware, size)) + (kernels - 1) * floor
