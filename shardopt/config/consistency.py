@@ -107,6 +107,16 @@ def _same_model(tables: IndexedTables, dense: CapturedDense, problems: Problems)
         problems.add(
             ("dense", "ops"), f"{dense.file}: {difference}; run to_yaml on this model's module"
         )
+    problems.notes.extend(
+        f"{problems.file}: feature '{feature.name}' has {feature.lookups_per_sample:g} ids a "
+        f"sample, but {dense.file} is of {there:g}, from which its tensors cannot be scaled: the "
+        "dense part is priced as captured; run to_yaml with the new pooling factor"
+        for _, table in tables
+        if not table.is_pooled
+        for feature in table.features
+        if (there := dense.captured.tied_ids.get(feature.name, feature.lookups_per_sample))
+        != feature.lookups_per_sample
+    )
 
 
 def _note_mixed_modules(tables: IndexedTables, problems: Problems) -> None:

@@ -131,6 +131,14 @@ class DistributionReader:
             return 1.0
         return float(now[key]) / float(first[key])
 
+    def deviation(self, raw: dict[str, Any], feature: str, mean: float) -> float | None:
+        """Standard deviation of the ids of a sample that have a mean of ``mean``, as the stats file
+        of a distribution that was read has it; None where it does not say."""
+        file = raw["files"][self.window] if "files" in raw else raw["file"]
+        arrays = self._files.get(file) or {}
+        there, deviation = _lengths(arrays, str(raw.get("feature") or feature))
+        return deviation * mean / there if deviation is not None and there else None
+
     def _histogram(self, raw: object, path: KeyPath) -> Distribution | None:
         section = check(HistogramSection, raw, path, self.problems)
         if section is None:
@@ -191,10 +199,25 @@ def read_stats(path: Path) -> dict[str, Feature]:
     found = {}
     for name in names:
         distribution = reader.read({"file": str(path), "feature": name}, (), name)
-        pooling = arrays.get(f"{name}.pooling_factor", np.ones(()))
-        found[name] = Feature(name, float(pooling), 1, distribution)
+        pooling, deviation = _lengths(arrays, name)
+        found[name] = Feature(
+            name, pooling or 1.0, 1, distribution, pooling_factor_std=deviation if pooling else None
+        )
     problems.raise_if_any()
     return found
+
+
+def _lengths(
+    arrays: Mapping[str, NDArray[np.float64]], feature: str
+) -> tuple[float | None, float | None]:
+    """Mean and standard deviation of the ids of a sample; None for what the file does not say."""
+    keys = (f"{feature}.pooling_factor", f"{feature}.pooling_factor_std")
+    mean, deviation = (
+        float(arrays[key].reshape(-1)[0]) if key in arrays and arrays[key].size == 1 else None
+        for key in keys
+    )
+    good = deviation is not None and 0 <= deviation < np.inf
+    return mean, deviation if good else None
 
 
 def _read_npz(path: Path) -> dict[str, NDArray[np.float64]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from predictor.errors import InputError
 from predictor.model.captured.dense import CapturedDense
+from predictor.model.distribution import Empirical, EmpiricalByRange
 from predictor.model.measured_dense import MeasuredDense
 from predictor.model.plan import ShardingType
 from predictor.model.plan_json import SCHEMA as PLAN_SCHEMA
@@ -244,21 +245,16 @@ class _Reader:
         section = check(FeatureSection, raw, path, self.problems)
         if not isinstance(raw, dict):
             return None
-        distribution = self.distributions.read(
-            raw.get("index_distribution"), (*path, "index_distribution"), str(raw.get("name"))
-        )
-        ratio = self.distributions.pooling_ratio(
-            raw.get("index_distribution"), str(raw.get("name"))
-        )
+        given, name = raw.get("index_distribution"), str(raw.get("name"))
+        distribution = self.distributions.read(given, (*path, "index_distribution"), name)
+        ratio = self.distributions.pooling_ratio(given, name)
         if section is None:
             return None
+        mean, deviation = section.pooling_factor * ratio, section.pooling_factor_std
+        if deviation is None and isinstance(distribution, Empirical | EmpiricalByRange):
+            deviation = self.distributions.deviation(given, name, mean)
         return Feature(
-            section.name,
-            section.pooling_factor * ratio,
-            section.num_poolings,
-            distribution,
-            section.id_order,
-            section.pooling_factor_std,
+            section.name, mean, section.num_poolings, distribution, section.id_order, deviation
         )
 
     def _constraints(self, raw: object, path: KeyPath) -> Constraints | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -55,6 +56,7 @@ def ops_text(captured: CapturedProgram) -> str:
         "in_features": captured.in_features,
         "features": {module: list(names) for module, names in captured.features.items()},
         "ids": {name: [list(key) for key in keys] for name, keys in captured.ids.items()},
+        "tied_ids": dict(captured.tied_ids),
         "optimizer_name": captured.optimizer_name,
         "state_bytes": captured.state_bytes,
     }
@@ -169,6 +171,7 @@ class _Reader:
             state_bytes=self._whole(raw, "state_bytes", 0),
             loss=self._text(raw, "loss"),
             in_features=self._whole(raw, "in_features", 0),
+            tied_ids=self._tied_ids(raw),
             digest=digest,
             **parts,
         )
@@ -222,6 +225,14 @@ class _Reader:
                 raise self._refuse(f"ids.{name}", keys, allowed)
             found[name] = pairs
         return found
+
+    def _tied_ids(self, raw: Mapping[str, Any]) -> dict[str, float]:
+        """None in files of versions that did not write them."""
+        given = self._value({"tied_ids": {}, **raw}, "tied_ids", dict, "a mapping of features")
+        for feature, mean in given.items():
+            if type(mean) not in (int, float) or not 0 < mean < math.inf:
+                raise self._refuse(f"tied_ids.{feature}", mean, "a number above 0")
+        return dict(given)
 
     def _events(self, raw: Mapping[str, Any], part: str) -> Iterator[SizedEvent]:
         for at, event in enumerate(self._list(raw, part)):

@@ -78,6 +78,7 @@ def _with_stats(workload: Workload, measured: Mapping[str, Feature]) -> Workload
         return replace(
             feature,
             pooling_factor=found.pooling_factor,
+            pooling_factor_std=found.pooling_factor_std,
             distribution=found.distribution,
         )
 

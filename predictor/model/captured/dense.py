@@ -119,6 +119,8 @@ class CapturedProgram:
         state_bytes: of the dense optimizer.
         loss: how the loss was found in what the module gives back.
         in_features: dense inputs of a sample, which are copied to the device.
+        tied_ids: mean ids of a sample at the capture, of features whose ids the module takes in
+            that number only, such as ``view(B, 100, -1)``: sizes grow with the batch alone.
         digest: of the file's content.
     """
 
@@ -136,6 +138,7 @@ class CapturedProgram:
     state_bytes: int = field(compare=False)
     loss: str = field(compare=False)
     in_features: int = field(compare=False)
+    tied_ids: Mapping[str, float] = field(compare=False, default_factory=dict)
     digest: str = ""
 
     @property

@@ -69,10 +69,11 @@ def capture(
     first = record_step(subject, _numbers(per_sample, batch_size, 0, per_sample))
     refuse_without_gradient(first)
     steps = [_parts(first)]
-    fit = None
+    fit, tied = None, per_sample
     if scale:
         more, numbers = _others(subject, per_sample, batch_size)
         steps += [(forward, backward, steps[0][2]) for forward, backward, _ in more]
+        tied = _tied(per_sample, numbers)
         if more and all(_shape_of(parts) == _shape_of(steps[0]) for parts in steps):
             by_name = {
                 name: tuple(sum(n.ids[f] for _, f in keys) for n in numbers)
@@ -97,6 +98,7 @@ def capture(
         state_bytes=first.state_bytes,
         loss=first.loss,
         in_features=first.input_elements // batch_size,
+        tied_ids=tied if scales else per_sample,
     )
     return _with_used_names(captured)
 
@@ -132,6 +134,15 @@ def _numbers(
         more = rng.randrange(1, MOST_IDS)
         ids[name] = math.ceil(mean * batch) + (0 if at == 0 or name in tied else more)
     return Numbers(batch, ids)
+
+
+def _tied(per_sample: Mapping[str, float], numbers: Sequence[Numbers]) -> dict[str, float]:
+    """Features that had as many ids a sample in all captures, with that number."""
+    return {
+        name: mean
+        for name, mean in per_sample.items()
+        if all(n.ids[name] == math.ceil(mean * n.batch_size) for n in numbers)
+    }
 
 
 def _others(

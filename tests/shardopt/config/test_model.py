@@ -103,6 +103,23 @@ def test_dcn_and_measured_distributions(
     assert workload.tables[0].features[0].distribution == Empirical((1.0, 9.0), (5.0, 1.0))
 
 
+def test_a_deviation_of_lengths_is_read_where_the_distribution_is(
+    tmp_path: Path, write: Callable[[str], Path], good: str
+) -> None:
+    measured = {"counts": [1.0, 9.0], "weights": [5.0, 1.0], "pooling_factor": 6.0}
+    for more, given, expected in (
+        ({"pooling_factor_std": 4.0}, "", 2.0),  # as wide for its mean as in the data
+        ({"pooling_factor_std": 4.0}, "pooling_factor_std: 9\n        ", 9.0),
+        ({}, "", None),
+    ):
+        arrays = {f"cat_0.{name}": np.array(v) for name, v in {**measured, **more}.items()}
+        np.savez(tmp_path / "stats.npz", **arrays)
+        text = good.replace("{zipf: {alpha: 1.05, q: 2}}", "{file: stats.npz, feature: cat_0}")
+        text = text.replace("index_distribution: {file", f"{given}index_distribution: {{file")
+        found = load_model(write(text)).tables[0].features[0]
+        assert (found.pooling_factor, found.pooling_factor_std) == (3.0, expected)
+
+
 def test_mixed_modules_are_noted(write: Callable[[str], Path], good: str) -> None:
     _, notes = load_model_with_notes(write(good.replace("    module: seq\n", "")))
     assert len(notes) == 1

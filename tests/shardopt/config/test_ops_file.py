@@ -16,7 +16,7 @@ from predictor.errors import InputError
 from predictor.model.captured.dense import CapturedDense, CapturedProgram
 from predictor.model.dense_program import Gradient, Lookup, LookupBackward
 from predictor.model.op_calls import OpCall
-from shardopt.config import load_model
+from shardopt.config import load_model, load_model_with_notes
 from shardopt.config.ops_file import ops_text, read_ops, read_ops_content
 from shardopt.config.write import with_digest, write_model
 
@@ -111,6 +111,22 @@ def test_what_is_written_is_read_and_counts_for_the_digest(tmp_path: Path) -> No
     assert load_model(model(tmp_path, other)).sha256 != read.sha256
 
 
+def test_ids_that_cannot_be_scaled_are_noted(tmp_path: Path) -> None:
+    sequences = MODEL.replace("    features", "    pooling: none\n    features")
+    for tied, text, notes in (
+        ({"f": 100}, sequences, 1),
+        ({"f": 2}, sequences, 0),
+        ({}, sequences, 0),
+        ({"f": 100}, MODEL, 0),  # what is pooled is as large whatever it pools
+    ):
+        _, found = load_model_with_notes(model(tmp_path, changed(tied_ids=tied), text))
+        assert len(found) == notes
+    path = model(tmp_path, changed(tied_ids={"f": 100}), sequences)
+    (note,) = load_model_with_notes(path)[1]
+    assert "feature 'f' has 2 ids" in note
+    assert "is of 100" in note
+
+
 def test_ops_that_are_of_one_batch_are_refused_at_another(tmp_path: Path) -> None:
     path = model(tmp_path, changed(scales=False))
     assert load_model(path).batch_size == 512
@@ -151,6 +167,7 @@ NO_IDS = {
         (changed(schema="shardopt.ops/2"), ["shardopt.ops/2", "reads 'shardopt.ops/1'"]),
         (changed(batch_size=True), ["batch_size: got True", "whole number"]),
         (changed(state_bytes=-1), ["state_bytes: got -1"]),
+        (changed(tied_ids={"f": "many"}), ["tied_ids.f: got 'many'", "above 0"]),
         (changed(storages=["2**B"]), ["storages[0]", "got the size '2**B'"]),
         (changed(storages=["B" + "*B" * 50]), ["storages[0]", "4 names a term"]),
         (changed(storages=["9" * 30]), ["storages[0]"]),

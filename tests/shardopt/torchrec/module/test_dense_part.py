@@ -164,6 +164,8 @@ def test_sequences_have_sizes_of_their_ids(
     assert products(program) == [(rows, 1)]
     (lookup,) = (e for e in program.forward if isinstance(e, Lookup))
     assert [out.shape for out in lookup.outputs] == [(int(ids * 1000), DIM)] * len(names)
+    tied = captured(Sequential(names, of), ids).captured.tied_ids
+    assert tied == ({"a": ids} if of is square else {})
 
 
 def test_lookups_stand_where_the_model_waits_for_them() -> None:
