@@ -8,7 +8,8 @@ Why: docs/decisions/0050.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from predictor.model.op_calls import OpCall, Operand
 
@@ -67,7 +68,42 @@ class DenseProgram:
     resident: tuple[Operand, ...] = ()
     state_bytes: int = 0
 
+    def with_parameters(self, lengths: Sequence[int], states: int) -> DenseProgram:
+        """With parameters that embedding modules hold but the dense optimizer steps.
+
+        Args:
+            lengths: elements of each, of 4 bytes; their gradients come last.
+            states: of the optimizer, as large as the parameters.
+        """
+        if not lengths:
+            return self
+        parts = (self.forward, self.backward, self.optimizer)
+        events = [event for part in parts for event in part]
+        used = [o.storage for e in events for o in operands_of(e)]
+        first = 1 + max([*used, *(o.storage for o in self.resident)], default=0)
+        made = tuple(
+            Operand(first + at, 4 * n, 0, (n,), (1,), 4, "fp32")
+            for at, n in enumerate((*lengths, *lengths))
+        )
+        parameters = made[: len(lengths)]
+        return replace(
+            self,
+            backward=(*self.backward, *map(Gradient, lengths)),
+            optimizer=(*self.optimizer, OpCall("_foreach_add_", made, (), mutates=True)),
+            resident=(*self.resident, *parameters),
+            state_bytes=self.state_bytes + states * 4 * sum(lengths),
+        )
+
     @property
     def gradient_bytes(self) -> int:
         """Of all dense parameters."""
         return sum(e.elements * e.item_bytes for e in self.backward if isinstance(e, Gradient))
+
+
+def operands_of(event: Event) -> tuple[Operand, ...]:
+    """All tensors of an event."""
+    if isinstance(event, OpCall):
+        return (*event.inputs, *event.outputs)
+    if isinstance(event, Lookup):
+        return event.outputs
+    return event.gradients if isinstance(event, LookupBackward) else ()

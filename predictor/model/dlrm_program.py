@@ -19,7 +19,7 @@ from predictor.model.dense_program import (
     LookupBackward,
 )
 from predictor.model.op_calls import OpCall, Operand
-from predictor.model.op_writer import OpWriter, free_after_last_use
+from predictor.model.op_writer import STATES, OpWriter, free_after_last_use
 from predictor.model.workload import DcnV2, Table, Workload
 
 Backward = Callable[[Operand], Operand]
@@ -71,14 +71,17 @@ def dlrm_program(workload: Workload) -> DenseProgram:
 
 
 def dense_program(workload: Workload) -> DenseProgram:
-    """The dense part of a workload as ops.
+    """The dense part of a workload as ops, with the parameters of feature processors.
 
     Raises:
         InputError: it was given as measured times, or its ops are of another batch size.
     """
-    if isinstance(workload.dense, CapturedDense):
-        return workload.dense.program(workload)
-    return dlrm_program(workload)
+    dense = workload.dense
+    if isinstance(dense, CapturedDense):
+        found = dense.program(workload)
+    else:
+        found = dlrm_program(workload)
+    return found.with_parameters(workload.position_weights, STATES[dense.optimizer])
 
 
 class _Dlrm(OpWriter):

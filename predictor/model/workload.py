@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 
 from predictor.errors import InputError
 from predictor.model.captured.dense import CapturedDense
@@ -54,6 +55,8 @@ class Feature:
         id_order: ``random`` (hot ids anywhere) or ``frequency`` (low ids are the hot ones).
         pooling_factor_std: standard deviation of the ids per sample and pooling, >= 0; None: they
             are the floor or the ceiling of their mean.
+        position_weights: weights that a feature processor learns, one for each position in a bag
+            (``max_feature_length`` of TorchRec's `PositionWeightedModule`); 0: there is none.
     """
 
     name: str
@@ -62,6 +65,7 @@ class Feature:
     distribution: Distribution = field(default_factory=Uniform)
     id_order: str = "random"
     pooling_factor_std: float | None = None
+    position_weights: int = 0
 
     @property
     def lookups_per_sample(self) -> float:
@@ -240,6 +244,17 @@ class Workload:
                 "needed here; give in_features, bottom_mlp and top_mlp under 'dense' instead"
             )
         return self.dense
+
+    @cached_property
+    def processed(self) -> frozenset[str]:
+        """Modules with a feature processor (TorchRec's FeatureProcessedEmbeddingBagCollection)."""
+        return frozenset(t.module for t in self.tables for f in t.features if f.position_weights)
+
+    @property
+    def position_weights(self) -> tuple[int, ...]:
+        """Weights of each feature that has some by position."""
+        found = {(t.module, f.name): f.position_weights for t in self.tables for f in t.features}
+        return tuple(count for count in found.values() if count)
 
     @property
     def ids_per_sample(self) -> dict[tuple[str, str], float]:

@@ -40,6 +40,13 @@ def check_consistency(
                 ("tables", index, "weighted"),
                 "got True with pooling none; per-sample weights need pooling sum or mean",
             )
+        for at, feature in enumerate(table.features):
+            if feature.position_weights and not table.weighted:
+                problems.add(
+                    ("tables", index, "features", at, "position_weights"),
+                    f"got {feature.position_weights}, but the table is not weighted; a feature "
+                    "processor needs weighted: true for all tables of its module",
+                )
         if table.index_dedup and table.is_pooled:
             problems.add(
                 ("tables", index, "index_dedup"),
@@ -47,6 +54,21 @@ def check_consistency(
                 "EmbeddingCollections only, tables with pooling none",
             )
     _note_mixed_modules(tables, problems)
+    found = variable_batches([table for _, table in tables])
+    problems.notes.extend(f"{problems.file}: {what}" for what in found)
+
+
+def variable_batches(tables: Sequence[Table]) -> list[str]:
+    """What is not priced of features with a batch of their own (VBE), in a sentence; none if there
+    are none."""
+    names = [f.name for t in tables for f in t.features if f.num_poolings != 1]
+    if not names:
+        return []
+    return [
+        f"variable batches of {', '.join(names)} (num_poolings) are priced by their ids, bags and "
+        "outputs; what TorchRec adds, the exchange of strides and the outputs put back in the "
+        "order of the samples, is not"
+    ]
 
 
 def _table_names(raw_tables: Sequence[Any]) -> Iterator[tuple[KeyPath, str, str]]:

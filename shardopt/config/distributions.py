@@ -131,7 +131,7 @@ class DistributionReader:
             return 1.0
         return float(now[key]) / float(first[key])
 
-    def deviation(self, raw: dict[str, Any], feature: str, mean: float) -> float | None:
+    def deviation(self, raw: Any, feature: str, mean: float) -> float | None:
         """Standard deviation of the ids of a sample that have a mean of ``mean``, as the stats file
         of a distribution that was read has it; None where it does not say."""
         file = raw["files"][self.window] if "files" in raw else raw["file"]

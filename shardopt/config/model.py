@@ -254,7 +254,13 @@ class _Reader:
         if deviation is None and isinstance(distribution, Empirical | EmpiricalByRange):
             deviation = self.distributions.deviation(given, name, mean)
         return Feature(
-            section.name, mean, section.num_poolings, distribution, section.id_order, deviation
+            section.name,
+            mean,
+            section.num_poolings,
+            distribution,
+            section.id_order,
+            deviation,
+            section.position_weights,
         )
 
     def _constraints(self, raw: object, path: KeyPath) -> Constraints | None:

@@ -106,6 +106,7 @@ class FeatureSection(Section):
     index_distribution: Any = None
     id_order: Annotated[str, choice(["random", "frequency"])] = "random"
     pooling_factor_std: Annotated[float, real(0, 1e9)] | None = None
+    position_weights: Annotated[int, whole(0, MAX_COUNT)] = 0
 
 
 class ConstraintsSection(Section):

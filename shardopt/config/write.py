@@ -175,6 +175,8 @@ def _feature(feature: Feature) -> dict[str, Any]:
     }
     if feature.pooling_factor_std is not None:
         found["pooling_factor_std"] = feature.pooling_factor_std
+    if feature.position_weights:
+        found["position_weights"] = feature.position_weights
     return found
 
 

@@ -148,32 +148,17 @@ DECODES = _words(
 )
 """Quantised values to floating point: aten's op, and FBGEMM's (fbgemm_gpu, quantize_ops)."""
 
+PASSES = POINTWISE | REDUCTIONS | SOFTMAX | NORMS | LOSSES | FILLS
+
 FUSED_BY_COMPILERS = (
-    POINTWISE
-    | REDUCTIONS
-    | SOFTMAX
-    | NORMS
-    | LOSSES
-    | FILLS
+    PASSES
     | (COPIES - {"cat", "stack"})
     | {"native_dropout", "native_dropout_backward", "bernoulli"}
 )
 """Ops that torch.compile's Inductor writes as parts of one kernel: pointwise ops and reductions
 (Ansel et al. 2024, section 4.3)."""
 
-KNOWN = (
-    POINTWISE
-    | REDUCTIONS
-    | SOFTMAX
-    | NORMS
-    | LOSSES
-    | FILLS
-    | COPIES
-    | OTHERS
-    | GATHERS
-    | SCATTERS
-    | DECODES
-)
+KNOWN = PASSES | COPIES | OTHERS | GATHERS | SCATTERS | DECODES
 """Memory-bound ops with a kernel model."""
 
 MATH = {

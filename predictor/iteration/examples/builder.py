@@ -97,7 +97,7 @@ class ExamplesBuilder(DlrmBuilder):
         waits = [Dep(op) for ops in arrived.values() for op in ops] or [Dep(split)]
         for exchange in self.exchanges:
             for group in exchange.members:
-                self._lookup_backward(exchange, group, waits)
+                self._lookup(exchange, group, waits, backward=True)
         steps = self.bottom.backward
         for step in steps[_place(steps, TableUpdate) :]:
             if isinstance(step, Segment):

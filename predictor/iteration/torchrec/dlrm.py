@@ -22,6 +22,7 @@ from predictor.cost.host_ops import HOST_OPS
 from predictor.cost.loads import LookupGroup
 from predictor.iteration.drawn_graph import draw_graph
 from predictor.iteration.graph import COMPUTE, Dep, Graph
+from predictor.iteration.torchrec.feature_processor import FeatureProcessors
 from predictor.iteration.torchrec.gradient_sync import GradientBuckets
 from predictor.iteration.torchrec.input_dist import InputDist
 from predictor.iteration.torchrec.replica_sync import ReplicaSync
@@ -65,6 +66,7 @@ class DlrmBuilder:
         self.sending = [e for e in self.exchanges if not e.is_local]
         self.input = InputDist(self.graph, costs)
         self.gradients = GradientBuckets(self.graph, costs)
+        self.processors = FeatureProcessors(self.graph, costs)
         copied = topology.job is not None
         self.sync = ReplicaSync(costs, groups, loads, make_exchange) if copied else None
         self.modules: dict[str, list[Exchange]] = {
@@ -191,20 +193,26 @@ class DlrmBuilder:
         for exchange in module:
             recat = recats.get(exchange.name)
             before = [] if recat is None else [Dep(recat)]
+            before = self.processors.weigh(exchange, before, backward=False)
             for group in exchange.members:
-                self.lookups[group] = self._lookup(exchange, group, before)
+                self.lookups[group] = self._lookup(exchange, group, before, backward=False)
             outputs = self._outputs(exchange, list(exchange.members), backward=False)
             self.delivered.setdefault(exchange.module, []).extend(outputs)
 
-    def _lookup(self, exchange: Exchange, group: int, deps: Sequence[Dep]) -> int:
+    def _lookup(
+        self, exchange: Exchange, group: int, deps: Sequence[Dep], *, backward: bool
+    ) -> int:
+        kernels = 8 if backward else 6
+        ops = HOST_OPS.lookup_backward if backward else HOST_OPS.lookup
+        lookup_ms = exchange.backward_ms if backward else exchange.forward_ms
         return self.graph.add(
-            f"{exchange.name} lookup",
-            phase="embedding_forward",
+            f"{exchange.name} lookup{' backward' if backward else ''}",
+            phase="embedding_backward" if backward else "embedding_forward",
             resource="embedding",
             stream=COMPUTE,
-            cost_ms=exchange.forward_ms(group) + exchange.pack_ms(group, backward=False),
-            host_ms=self.host_ms(HOST_OPS.lookup, kernels=6),
-            kernels=6,
+            cost_ms=lookup_ms(group) + exchange.pack_ms(group, backward=backward),
+            host_ms=self.host_ms(ops, kernels=kernels),
+            kernels=kernels,
             deps=deps,
             active=exchange.group_active(group),
         )
@@ -246,13 +254,16 @@ class DlrmBuilder:
         self, name: str, modules: Sequence[str], deps: Sequence[Dep], *, backward: bool
     ) -> int:
         """Copies of what a module's exchanges delivered, or of the gradient that they return."""
+        spread = [self.processors.spread(module, backward=backward) for module in modules]
         return self.graph.add(
             name,
             phase="dense_backward" if backward else "dense_forward",
             resource="elementwise",
             stream=COMPUTE,
-            cost_ms=sum((self._unpack_ms(m, backward=backward) for m in modules), np.zeros(1)),
-            host_ms=self.host_ms(HOST_OPS.concat * len(modules) / len(self.modules), kernels=1),
+            cost_ms=sum((self._unpack_ms(m, backward=backward) for m in modules), np.zeros(1))
+            + sum(ms for ms, _ in spread),
+            host_ms=self.host_ms(HOST_OPS.concat * len(modules) / len(self.modules), kernels=1)
+            + sum(ms for _, ms in spread),
             deps=deps,
         )
 
@@ -301,22 +312,11 @@ class DlrmBuilder:
     def _update_tables(self, module: Sequence[Exchange]) -> None:
         for exchange in module:
             after = [Dep(i) for i in self.arrived[exchange.name]]
-            done = [self._lookup_backward(exchange, g, after) for g in reversed(exchange.members)]
+            groups = reversed(exchange.members)
+            done = [self._lookup(exchange, g, after, backward=True) for g in groups]
+            self.processors.weigh(exchange, [Dep(op) for op in done], backward=True)
             if exchange.is_replicated:
                 self.gradients.tables(exchange, done)
-
-    def _lookup_backward(self, exchange: Exchange, group: int, deps: Sequence[Dep]) -> int:
-        return self.graph.add(
-            f"{exchange.name} lookup backward",
-            phase="embedding_backward",
-            resource="embedding",
-            stream=COMPUTE,
-            cost_ms=exchange.backward_ms(group) + exchange.pack_ms(group, backward=True),
-            host_ms=self.host_ms(HOST_OPS.lookup_backward, kernels=8),
-            kernels=8,
-            deps=deps,
-            active=exchange.group_active(group),
-        )
 
     # --- optimizer -----------------------------------------------------------------------------
 

@@ -9,8 +9,9 @@ import numpy as np
 from predictor.cost.elementwise import copy_h2d_ms
 from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.host_ops import HOST_OPS
+from predictor.cost.position_weights import PREPARE_OPS
 from predictor.iteration.graph import Dep, Graph, Mask
-from predictor.iteration.torchrec.sparse import LENGTH_BYTES, Exchange
+from predictor.iteration.torchrec.sparse import LENGTH_BYTES, ROW_SPLIT, Exchange
 from predictor.model.reservation import INDEX_BYTES
 from predictor.units import us
 
@@ -72,11 +73,16 @@ class InputDist:
             resource="elementwise",
             stream=stream,
             cost_ms=exchange.permute_ms(),
-            host_ms=self.costs.host_ms(HOST_OPS.permute, kernels=7),
+            host_ms=self.costs.host_ms(HOST_OPS.permute, kernels=7) + self._prepare_ms(exchange),
             kernels=7,
             deps=deps,
             active=exchange.active,
         )
+
+    def _prepare_ms(self, exchange: Exchange) -> float:
+        """Host time of the positions that a feature processor sends where rows are split."""
+        prepares = exchange.processed and exchange.sharding_type in ROW_SPLIT
+        return self.costs.layer_host_ms(HOST_OPS.op * PREPARE_OPS, PREPARE_OPS) * prepares
 
     def read(self, exchanges: Sequence[Exchange], splits: Sequence[Dep] = ()) -> list[Dep]:
         """The host must know the sizes before it can allocate: a device-to-host sync."""
@@ -103,8 +109,8 @@ class InputDist:
                 resource="collectives",
                 stream="comm",
                 cost_ms=exchange.ids_ms(),
-                host_ms=self.costs.host_ms(HOST_OPS.ids, collectives=2 + exchange.weighted),
-                kernels=2 + exchange.weighted,
+                host_ms=self.costs.host_ms(HOST_OPS.ids, collectives=exchange.tensors_sent),
+                kernels=exchange.tensors_sent,
                 deps=read,
                 scope="world",
                 active=exchange.active,

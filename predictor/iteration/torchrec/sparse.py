@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from predictor import units
+from predictor.cost import position_weights
 from predictor.cost.elementwise import memory_ms
 from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.loads import Load, LookupGroup, fused_backward_ms, fused_forward_ms
@@ -109,6 +110,7 @@ class Exchange:
         self.groups = groups
         self.members = tuple(members)
         self.weighted = any(groups[m].weighted for m in members)
+        self.processed = self.module in costs.workload.processed
         self.pooled = all(groups[m].pooling != "none" for m in members)
         self.prefetched = frozenset(m for m in members if groups[m].cached_dim)
         self.loads = loads
@@ -145,10 +147,23 @@ class Exchange:
     def permute_ms(self) -> Array:
         """Reordering the local ids before the exchange; row splits also bucketize them."""
         model = self._bucketize_ms if self.sharding_type in ROW_SPLIT else self._reorder_ms
-        ids_ms = self.cost(
-            model, lambda load: INDEX_BYTES * load[..., Load.IDS].mean(axis=-1, keepdims=True)
-        )
-        return ids_ms + self._unique_ms()
+        ids_ms = self.cost(model, _mean_id_bytes) + self._unique_ms()
+        if self.processed:
+            each = position_weights.PREPARE_BYTES / INDEX_BYTES / self.hardware.streaming
+            ids_ms = ids_ms + self.prepared * self.cost(lambda size: each * size, _mean_id_bytes)
+        return ids_ms
+
+    @cached_property
+    def prepared(self) -> Array:
+        """1 in plans ``[plans, 1]`` in which positions travel with the ids: those that split rows
+        of a table of the module, else 0 (`modify_input_for_feature_processor`, utils.py)."""
+        split = [
+            i
+            for i, g in enumerate(self.groups)
+            if g.module == self.module and g.sharding_type in ROW_SPLIT
+        ]
+        shards = self.loads[:, split][..., Load.SHARDS].sum(axis=(1, 2))
+        return np.asarray(shards > 0, dtype=np.float64)[:, None]
 
     def _unique_ms(self) -> Array:
         """Finding the distinct ids of the local batch, ``[plans, 1]``.
@@ -186,13 +201,19 @@ class Exchange:
         """Lengths, ids and (where there are any) weights: one all-to-all each."""
         sent = {Load.BAGS: LENGTH_BYTES, Load.IDS: INDEX_BYTES, Load.WEIGHTED_IDS: OUTPUT_BYTES}
         model = partial(self.collectives.all_to_all, scope="world")
-        return np.asarray(
-            sum(
-                self.cost(model, busiest(column, width))
-                for column, width in sent.items()
-                if column is not Load.WEIGHTED_IDS or self.weighted
-            )
-        )
+        found = np.zeros(1)
+        for column, width in sent.items():
+            if column is not Load.WEIGHTED_IDS:
+                found = found + self.cost(model, busiest(column, width))
+            elif self.weighted:
+                travel = self.prepared if self.processed else 1.0
+                found = found + travel * self.cost(model, busiest(column, width))
+        return found
+
+    @property
+    def tensors_sent(self) -> int:
+        """Collectives that its ids take: lengths, ids, and weights where these surely travel."""
+        return 2 + (self.weighted and (not self.processed or self.sharding_type in ROW_SPLIT))
 
     def recat_ms(self) -> Array:
         """Reordering the received ids by feature, ``[plans, ranks]``."""
@@ -341,6 +362,10 @@ def straggling_ms(load: Array, column: Load) -> Array:
     variance = np.maximum(load[..., Load.VARIANCE], 0.0)
     share = np.sqrt(variance) / np.where(forward > 0, forward, 1.0)
     return expected_excess(load[..., column], share * load[..., column])
+
+
+def _mean_id_bytes(load: Array) -> Array:
+    return np.asarray(INDEX_BYTES * load[..., Load.IDS].mean(axis=-1, keepdims=True))
 
 
 def busiest(column: Load, width: float) -> Size:

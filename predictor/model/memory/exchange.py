@@ -18,6 +18,7 @@ from predictor.model.workload import Table, Workload
 
 ROW_SPLITS = (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
 """A shard has part of a table's rows, and gives a partial sum for every sample."""
+POSITION_BYTES = INDEX_BYTES + WEIGHT_BYTES
 WIRE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
@@ -33,6 +34,8 @@ class Exchange:
         looked_up: outputs of its lookups for the samples of all ranks.
         output: of all its tables for the rank's own samples.
         replica: weights of data-parallel tables.
+        positions: what a feature processor keeps of its ids from the lookup to its backward: the
+            positions that its gathers saved, and the weights.
         forward_wire, backward_wire: bytes on the wire for each byte of fp32.
     """
 
@@ -47,6 +50,7 @@ class Exchange:
     replica: int = 0
     forward_wire: float = 1.0
     backward_wire: float = 1.0
+    positions: float = 0.0
 
     @property
     def name(self) -> tuple[str, ShardingType]:
@@ -59,13 +63,17 @@ class Exchange:
         return self.sharding_type is ShardingType.DATA_PARALLEL
 
 
-def input_bytes(workload: Workload, module: str, ids: float, samples: float) -> float:
+def input_bytes(
+    workload: Workload, module: str, ids: float, samples: float, *, split: bool = False
+) -> float:
     """Ids with weights, if the module takes any, and lengths.
 
     Args:
         samples: of all features together.
+        split: rows of one of its tables are split, so that a feature processor's positions travel.
     """
     weighted = any(t.weighted for t in workload.tables if t.module == module)
+    weighted &= split or module not in workload.processed
     return ids * (INDEX_BYTES + WEIGHT_BYTES * weighted) + samples * LENGTH_BYTES
 
 
@@ -91,8 +99,10 @@ def exchanges(workload: Workload, topology: Topology, plan: ShardingPlan) -> lis
                 sharded = plan.tables[key]
                 groups[module, sharded.sharding_type].append((table, sharded))
     ranks: list[list[Exchange]] = [[] for _ in range(topology.world_size)]
+    split = {module for module, kind in groups if kind in ROW_SPLITS}
     for (module, kind), tables in groups.items():
-        for rank, exchange in enumerate(_group(workload, topology, module, kind, tables)):
+        of = _group(workload, topology, module, kind, tables, split=module in split)
+        for rank, exchange in enumerate(of):
             ranks[rank].append(exchange)
     return ranks
 
@@ -103,6 +113,8 @@ def _group(
     module: str,
     kind: ShardingType,
     tables: list[tuple[Table, TablePlan]],
+    *,
+    split: bool,
 ) -> list[Exchange]:
     world, batch = topology.world_size, workload.batch_size
     sent = output = 0.0
@@ -122,7 +134,7 @@ def _group(
             continue
         # the ids go to every column of shards
         columns = len({shard.offset[1] for shard in sharded.shards})
-        sent += columns * input_bytes(workload, module, ids, samples)
+        sent += columns * input_bytes(workload, module, ids, samples, split=split)
         parts = len(sharded.shards) / columns if kind in ROW_SPLITS else 1.0
         for shard in sharded.shards:
             arriving = ids * world / parts
@@ -137,12 +149,14 @@ def _group(
             kind,
             pooled,
             sent,
-            input_bytes(workload, module, total["ids"], total["samples"]),
+            input_bytes(workload, module, total["ids"], total["samples"], split=split),
             total["ids"],
             total["looked_up"] * OUTPUT_BYTES,
             output,
             replica,
-            *wires,
+            forward_wire=wires[0],
+            backward_wire=wires[1],
+            positions=POSITION_BYTES * total["ids"] * (module in workload.processed),
         )
         for total in totals
     ]

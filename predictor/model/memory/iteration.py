@@ -14,7 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from predictor.model.dense_program import DenseProgram, Event, Gradient, Lookup, LookupBackward
+from predictor.model.dense_program import (
+    DenseProgram,
+    Event,
+    Gradient,
+    Lookup,
+    LookupBackward,
+    operands_of,
+)
 from predictor.model.memory.blocks import COMPUTE, COPY, INPUT_DIST, Ledger, Peak
 from predictor.model.memory.exchange import ROW_SPLITS, Exchange
 from predictor.model.op_calls import OpCall, Operand
@@ -212,6 +219,7 @@ class Iteration:
                 self._dismiss(e, i)
         for e in of:
             ledger.give(("ids", e.name, i - 1))
+            ledger.take(("positions", e.name), e.positions * self.trains)
             ledger.take(("looked up", e.name), e.looked_up)
             if e.local:
                 continue
@@ -307,6 +315,7 @@ class Iteration:
             scratch = e.replica + SORT_BYTES * e.ids * self.on_device
             ledger.take(("backward", e.name), scratch)
             ledger.give(("backward", e.name))
+            ledger.give(("positions", e.name))
             for what in ("decoded", "gradient"):
                 ledger.give((what, e.name))
         self.unreturned = []
@@ -322,15 +331,6 @@ def _last_uses(program: DenseProgram, *, trains: bool) -> dict[int, Event]:
             if operand.storage not in kept:
                 found[operand.storage] = event
     return found
-
-
-def operands_of(event: Event) -> tuple[Operand, ...]:
-    """All tensors of an event."""
-    if isinstance(event, OpCall):
-        return (*event.inputs, *event.outputs)
-    if isinstance(event, Lookup):
-        return event.outputs
-    return event.gradients if isinstance(event, LookupBackward) else ()
 
 
 def _dense_gradients(program: DenseProgram) -> frozenset[int]:

@@ -19,7 +19,12 @@ from shardopt.extras import needs_torchrec
 from shardopt.torchrec.capture.step import GIVEN
 from shardopt.torchrec.logs import silence_torchrec
 from shardopt.torchrec.module.dense_part import capture_dense
-from shardopt.torchrec.module.read_module import Dense, fused_params_of, read_workload
+from shardopt.torchrec.module.read_module import (
+    Dense,
+    fused_params_of,
+    not_priced,
+    read_workload,
+)
 from shardopt.torchrec.module.read_table import UserInputs, names_optimizer
 
 with needs_torchrec():
@@ -123,6 +128,7 @@ def to_yaml(
     }
     notes = ["Written from a module. Guessed, so correct what is otherwise:"]
     notes += [f"  {what}" for what, known in guessed.items() if known is None]
+    notes += [f"Not priced: {what}." for what in not_priced(module, tables)]
     write_model(Path(path), written, notes)
     return with_digest(written, notes)
 

@@ -13,6 +13,7 @@ from predictor.errors import InputError, did_you_mean
 from predictor.model.captured.dense import CapturedDense
 from predictor.model.measured_dense import MeasuredDense
 from predictor.model.workload import DenseArch, QComm, Table, Workload
+from shardopt.config.consistency import variable_batches
 from shardopt.extras import needs_torchrec
 from shardopt.formatting import plural
 from shardopt.torchrec.logs import logger
@@ -23,7 +24,11 @@ from shardopt.torchrec.module.read_table import (
     features_without_factors,
     read_table,
 )
-from shardopt.torchrec.plan.module_tables import find_tables
+from shardopt.torchrec.plan.module_tables import (
+    find_embedding_modules,
+    find_tables,
+    other_processors,
+)
 from shardopt.torchrec.plan.options import group_by_table
 
 with needs_torchrec():
@@ -64,6 +69,8 @@ def read_workload(
         table = read_table(found, fused_params_of(sharder), inputs)
         dedup = not table.is_pooled and deduplicates(sharder)
         tables.append(replace(table, index_dedup=dedup))
+    for what in not_priced(module, tables):
+        logger.warning("%s", what)
     _warn_unknown_tables(inputs, {o.name for o in options} | {t.table for t in find_tables(module)})
     known = inputs.known
     if known is not None:
@@ -80,6 +87,23 @@ def read_workload(
         train_pipeline="base" if known is None else known.train_pipeline,
         qcomm=_qcomm(by_type.values()),
     )
+
+
+def not_priced(module: nn.Module, tables: Sequence[Table]) -> list[str]:
+    """What embedding modules do beside what is priced, in a sentence each."""
+    found = []
+    for path, whole, _ in find_embedding_modules(module):
+        if hasattr(whole, "_managed_collision_collection"):
+            found.append(
+                f"the managed collision of '{path}' is not priced, its lookups are: the remap of "
+                "ids, its buffers and its exchange of ids come on top of the predicted time"
+            )
+        found += [
+            f"the feature processor {kind} of '{path}' is not priced, its weighted lookups are: of "
+            "TorchRec's PositionWeightedModule alone it is known what it runs"
+            for kind in other_processors(whole)
+        ]
+    return found + variable_batches(tables)
 
 
 def deduplicates(sharder: Any) -> bool:

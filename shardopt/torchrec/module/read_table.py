@@ -149,8 +149,9 @@ def _data_type(module_table: ModuleTable, option: ShardingOption) -> str:
 
 def _weighted(option: ShardingOption, inputs: UserInputs) -> bool:
     """As in `ShardPerfContext.build_shard_perf_contexts` (planner/estimator/types.py): the module
-    overrides the constraint, and feature processors weight the lookup."""
-    weighted = option.is_weighted
+    overrides the constraint, and feature processors weight the lookup. TorchRec's enumerator does
+    not see those of a FeatureProcessedEmbeddingBagCollection."""
+    weighted = hasattr(option.module[1], "_feature_processors") or option.is_weighted
     if weighted is None:
         weighted = inputs.constraint(option.name).is_weighted
     return bool(weighted or option.has_feature_processor)
@@ -169,7 +170,13 @@ def _features(
     known = inputs.known_features(module_table.table)
     names = _feature_order(inputs.constraint(option.name), module_table)
     default = inputs.default_pooling_factor or POOLING_FACTOR
-    found = {name: known.get(name) or Feature(name, default) for name in module_table.features}
+    found = {
+        name: replace(
+            known.get(name) or Feature(name, default),
+            position_weights=module_table.position_weights.get(name, 0),
+        )
+        for name in module_table.features
+    }
     given = _given_factors(option, inputs)
     count = len(names if given is None else given)
     ones = (1.0,) * count

@@ -98,7 +98,9 @@ def _sparse(
     keys: dict[str, tuple[Ids, Ids]] = {}
     weighted = False
     for table in tables:
-        weighted = weighted or table.weighted
+        # a feature processor makes the weights itself
+        processed = any(feature.position_weights for feature in table.features)
+        weighted = (weighted or table.weighted) and not processed
         for feature in table.features:
             if feature.num_poolings != 1:
                 raise InputError(

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from predictor.errors import InputError
 from predictor.model.workload import Table, Workload
 from shardopt.extras import needs_torchrec
+from shardopt.torchrec.plan.module_tables import collection_of, is_pooled
 
 with needs_torchrec():
     import torch
@@ -23,9 +24,13 @@ with needs_torchrec():
         EmbeddingCollection,
         get_embedding_names_by_table,
     )
+    from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
+    from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 
-Collection: TypeAlias = "EmbeddingBagCollection | EmbeddingCollection"
+Collection: TypeAlias = (
+    "EmbeddingBagCollection | EmbeddingCollection | FeatureProcessedEmbeddingBagCollection"
+)
 
 
 def embedding_modules(
@@ -73,7 +78,12 @@ def _collection(name: str, tables: Sequence[Table], device: torch.device) -> Col
     bags = [
         EmbeddingBagConfig(**_config(t), pooling=PoolingType[t.pooling.upper()]) for t in tables
     ]
-    return EmbeddingBagCollection(bags, is_weighted=tables[0].weighted, device=device)
+    made = EmbeddingBagCollection(bags, is_weighted=tables[0].weighted, device=device)
+    counts = {f.name: f.position_weights for t in tables for f in t.features if f.position_weights}
+    if not counts:
+        return made
+    processors = PositionWeightedModuleCollection(counts, device=device)
+    return FeatureProcessedEmbeddingBagCollection(made, processors)
 
 
 def _config(table: Table) -> dict[str, Any]:
@@ -94,8 +104,9 @@ def _config(table: Table) -> dict[str, Any]:
 
 def _outputs(collection: Collection, tables: Sequence[Table]) -> list[tuple[str, int]]:
     """Key and width of every output; a feature of two tables has `feature@table` as keys."""
-    pooled = isinstance(collection, EmbeddingBagCollection)
-    configs = collection.embedding_bag_configs() if pooled else collection.embedding_configs()
+    inner = collection_of(collection)
+    pooled = is_pooled(inner)
+    configs = inner.embedding_bag_configs() if pooled else inner.embedding_configs()
     names = get_embedding_names_by_table(configs)
     return [
         (key, table.embedding_dim)

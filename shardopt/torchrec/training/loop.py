@@ -12,6 +12,7 @@ from predictor.model.plan import ComputeKernel, ShardingPlan
 from predictor.model.workload import Workload
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.plan.convert import to_torchrec
+from shardopt.torchrec.plan.module_tables import collection_of, is_pooled
 from shardopt.torchrec.training.architecture import Architecture
 from shardopt.torchrec.training.batch import Batch
 from shardopt.torchrec.training.module import DLRM, build_model
@@ -29,6 +30,7 @@ with needs_torchrec():
         QCommsConfig,
         get_qcomm_codecs_registry,
     )
+    from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
     from torchrec.distributed.model_parallel import DistributedModelParallel
 
 PIPELINES: dict[str, Any] = {
@@ -98,18 +100,16 @@ class Training:
 def _sharders(workload: Workload) -> list[Any]:
     """With quantised collectives and distinct ids where the model asks for them."""
     qcomm, dedup = workload.qcomm, any(table.index_dedup for table in workload.tables)
-    if (qcomm.forward, qcomm.backward) == ("fp32", "fp32"):
-        return [
-            EmbeddingBagCollectionSharder(),
-            EmbeddingCollectionSharder(use_index_dedup=dedup),
-        ]
-    config = QCommsConfig(
-        forward_precision=CommType(qcomm.forward), backward_precision=CommType(qcomm.backward)
-    )
-    codecs = get_qcomm_codecs_registry(config)
+    codecs = None
+    if (qcomm.forward, qcomm.backward) != ("fp32", "fp32"):
+        config = QCommsConfig(
+            forward_precision=CommType(qcomm.forward), backward_precision=CommType(qcomm.backward)
+        )
+        codecs = get_qcomm_codecs_registry(config)
     return [
         EmbeddingBagCollectionSharder(qcomm_codecs_registry=codecs),
         EmbeddingCollectionSharder(qcomm_codecs_registry=codecs, use_index_dedup=dedup),
+        FeatureProcessedEmbeddingBagCollectionSharder(qcomm_codecs_registry=codecs),
     ]
 
 
@@ -119,8 +119,8 @@ def _fill_cheaply(model: DLRM | Ranker) -> None:
     Every page is still written: pages that never were are one page of zeros, always in cache.
     """
     for module in model.sparse.values():
-        collection: Any = module
-        pooled = hasattr(collection, "embedding_bag_configs")
+        collection = collection_of(module)
+        pooled = is_pooled(collection)
         configs = collection.embedding_bag_configs() if pooled else collection.embedding_configs()
         for config in configs:
             config.init_fn = _same_row_everywhere

@@ -8,6 +8,7 @@ from typing import Any
 from predictor.errors import InputError, did_you_mean
 from predictor.model.workload import Optimizer, Table, Workload
 from shardopt.extras import needs_torchrec
+from shardopt.torchrec.plan.module_tables import collection_of
 from shardopt.torchrec.training.architecture import computed_dense
 from shardopt.torchrec.training.module import DLRM
 from shardopt.torchrec.training.rankers.ranker import Ranker
@@ -61,7 +62,7 @@ def apply_sparse_optimizers(
 
 def table_weight(model: DLRM | Ranker, table: Table) -> nn.Parameter:
     """The whole weight of a table of an unsharded model."""
-    collection: Any = model.sparse[table.module]
+    collection = collection_of(model.sparse[table.module])
     tables = collection.embedding_bags if table.is_pooled else collection.embeddings
     return tables[table.name].weight
 

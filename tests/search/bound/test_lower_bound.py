@@ -94,6 +94,24 @@ def test_ids_that_vary_or_are_sent_once_are_above_the_bound(seed: int, dedup: bo
     assert loads[1][..., Load.VARIANCE].any()
 
 
+@pytest.mark.parametrize("seed", quick_first(1, range(4)))
+def test_feature_processors_are_above_the_bound(seed: int) -> None:
+    tables = [
+        a_table(f"t{i}", 10 ** (4 + i % 4), 64, 60.0 / (i + 1), weighted=True) for i in range(4)
+    ]
+    processed = [
+        replace(t, features=tuple(replace(f, position_weights=100) for f in t.features))
+        for t in tables
+    ]
+    times = []
+    for of in (tables, processed):
+        objective, _ = objective_of(a_problem(a_workload(*of, batch_size=64), hosts(4)))
+        rng = random.Random(seed)
+        times.append(objective.score([random_plan(objective, rng) for _ in range(100)]))
+        assert 0 < bound_of(objective) <= times[-1].min() * (1 + 1e-9)
+    assert (times[1] != times[0]).all()
+
+
 def mid_size(tables: int, seed: int, **more: str) -> Workload:
     rng = random.Random(seed)
     return a_workload(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,12 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterCons
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.types import BoundsCheckMode, CacheAlgorithm, CacheParams
 from torchrec.modules.embedding_configs import DataType, EmbeddingConfig
+from torchrec.modules.feature_processor_ import (
+    FeatureProcessor,
+    PositionWeightedModule,
+    PositionWeightedModuleCollection,
+)
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.modules.fused_embedding_modules import (
     FusedEmbeddingBagCollection,
     FusedEmbeddingCollection,
@@ -35,10 +42,12 @@ from torchrec.modules.mc_modules import (
     ManagedCollisionCollection,
     MCHManagedCollisionModule,
 )
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from predictor.model.plan import ComputeKernel
 from shardopt.config import load_model
 from shardopt.torchrec import ShardoptPerfModel, to_yaml
+from shardopt.torchrec.module.read_module import not_priced
 from tests.shardopt.torchrec.hook_models import (
     EFFORT,
     SHARDERS,
@@ -320,3 +329,63 @@ def test_inputs_are_hashed_alike_in_planners_alike() -> None:
         made.plan(Model(), SHARDERS)
         hashes.append((made.hash_planner_context_inputs(), made.hash_planner_context_inputs_str()))
     assert hashes[0] == hashes[1] != hashes[2]
+
+
+class Reader(nn.Module):
+    """A linear layer on what a module looks up."""
+
+    def __init__(self, tables: nn.Module) -> None:
+        super().__init__()
+        self.tables = tables
+        self.layer = nn.Linear(128, 1, device=META)
+
+    def forward(self, ids: KeyedJaggedTensor) -> torch.Tensor:
+        """Logits."""
+        found: torch.Tensor = self.layer(self.tables(ids).values())
+        return found
+
+
+class Other(FeatureProcessor):
+    """Of a user."""
+
+    def forward(self, features: JaggedTensor) -> JaggedTensor:
+        """As they come."""
+        return features
+
+
+@pytest.mark.parametrize(
+    ("processors", "expected"),
+    [
+        (PositionWeightedModuleCollection({"a_f0": 50}, META), {"a_f0": 50, "b_f0": 0}),
+        (
+            {"a_f0": PositionWeightedModule(50, META), "b_f0": Other()},
+            {"a_f0": 50, "b_f0": 0},
+        ),
+    ],
+)
+def test_weights_by_position_are_read_and_written(
+    tmp_path: Path, processors: Any, expected: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    tables = [bag("a", 1000), bag("b", 1000)]
+    ebc = torchrec.EmbeddingBagCollection(tables=tables, device=META, is_weighted=True)
+    module = Reader(FeatureProcessedEmbeddingBagCollection(ebc, processors))
+    written = to_yaml(module, tmp_path / "m.yaml", batch_size=64, default_pooling_factor=5.0)
+    read = load_model(tmp_path / "m.yaml")
+    assert read == written
+    assert all(t.weighted for t in read.tables)
+    assert {f.name: f.position_weights for t in read.tables for f in t.features} == expected
+    other = "feature processor Other of 'tables' is not priced" in caplog.text
+    assert other == isinstance(processors, dict)
+    head = (tmp_path / "m.yaml").read_text().split("schema:")[0]
+    assert ("Not priced: the feature processor Other" in head) == other
+
+
+def test_what_is_not_priced_is_said() -> None:
+    (said,) = not_priced(holding(managed_bags()), ())
+    assert "managed collision" in said
+    assert "is not priced" in said
+    told = factors(a=5.0, b=3.0)
+    told["a"].num_poolings = [2.0]
+    (said,) = not_priced(Model(), workload_of(Model(), constraints=told).tables)
+    assert "variable batches of a_f0" in said
+    assert not not_priced(Model(), workload_of(Model(), constraints=factors(**FACTORS)).tables)

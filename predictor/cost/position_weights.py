@@ -1,0 +1,61 @@
+"""Feature processors: weights that a model learns by the position of an id in its bag.
+
+What `ShardedFeatureProcessedEmbeddingBagCollection` (torchrec/distributed/fp_embeddingbag.py) runs
+with a `PositionWeightedModuleCollection` (modules/feature_processor_.py) beside a weighted lookup.
+Bytes are those of each op's operands, ids and positions of 8 bytes, weights of 4:
+
+- before ids are sent, where rows of a table of the module are split, as a position would be lost
+  then: zeros, the range of positions, its cast and copy into the weights that travel with the ids;
+- on the ranks that look up: positions, a gather a feature out of its weights, a concatenation;
+- backward, behind that of the lookup: the weights' gradients are scaled, then a zero, a scatter and
+  an addition a feature;
+- the sum of all parameters times zero is added to the outputs, so that every rank has a gradient
+  of each: a pass over them, and one over their gradient.
+
+Why: docs/decisions/0073.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor.cost.elementwise import memory_ms
+from predictor.hardware.schema import HardwareProfile
+from predictor.units import us
+
+Array = NDArray[np.float64]
+
+PREPARE_BYTES = 4 + 8 + (8 + 4) + (4 + 4)
+"""Per id, where positions travel: zeros, range, cast, copy."""
+PREPARE_OPS = 6
+"""They, and the bags' offsets in 8 bytes."""
+READ_BACK_BYTES = (4 + 4) + (4 + 8)
+"""Per id, of positions that travelled: a copy of the weights, and a cast."""
+RANGE_BYTES = 8
+"""Per id, of those that did not."""
+WEIGH_BYTES = (8 + 4) + (4 + 4)
+"""Per id: a gather, whose table stays in caches, and the concatenation."""
+RETURN_BYTES = (4 + 4) + (8 + 4) + 2 * 4
+"""Per id backward: scaling, positions and gradients, and twice what they are added to."""
+OPS = {False: (3, 1), True: (1, 3)}
+"""Of an exchange on a rank, and of each of its features there; backward. Forward they are a cast of
+offsets, the range and the concatenation, or a copy and a cast of positions and that."""
+SPREAD_OPS = {False: 4, True: 3}
+"""Concatenation, sum and product of all parameters and its addition to the outputs; backward, two
+sums and a product."""
+SPREAD_BYTES = {False: 8, True: 4}
+"""Per element of the outputs."""
+
+
+def ids_ms(hw: HardwareProfile, ids: Array, *, backward: bool) -> Array:
+    """Passes over so many ids that a rank looks up, in their shape, in ms."""
+    per_id = RETURN_BYTES if backward else RANGE_BYTES + WEIGH_BYTES
+    gathers = us(1e-3 * hw.elementwise.gather_ns_per_element) * (1 + backward)
+    return ids * (per_id / hw.streaming + gathers)
+
+
+def spread_ms(hw: HardwareProfile, outputs: float, *, backward: bool) -> float:
+    """The parameters' sum added to so many elements of outputs, or the way back, in ms."""
+    small = (SPREAD_OPS[backward] - 1) * us(hw.elementwise.floor_us)
+    return small + float(memory_ms(hw, SPREAD_BYTES[backward] * outputs))

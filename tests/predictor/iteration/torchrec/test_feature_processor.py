@@ -1,0 +1,141 @@
+"""What a feature processor adds to an iteration, and where its positions travel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from predictor.cost.position_weights import (
+    OPS,
+    PREPARE_BYTES,
+    RANGE_BYTES,
+    READ_BACK_BYTES,
+    RETURN_BYTES,
+    SPREAD_BYTES,
+    WEIGH_BYTES,
+    ids_ms,
+    spread_ms,
+)
+from predictor.iteration.graph import Graph
+from predictor.iteration.plan_scorer import PlanScorer
+from predictor.iteration.timeline import simulate
+from predictor.model.dense_program import Gradient
+from predictor.model.dlrm_program import dense_program
+from predictor.model.memory.exchange import POSITION_BYTES, exchanges
+from predictor.model.memory.peak import program_of, rank_peaks
+from predictor.model.plan import ShardingType
+from predictor.model.workload import Feature, Workload
+from predictor.units import us
+from tests.builders import (
+    a_table,
+    a_topology,
+    a_workload,
+    device_bound,
+    hardware,
+    plan_of,
+    sharded,
+)
+
+POSITIONS, IDS, TOPOLOGY = 100, 20.0, a_topology(2)
+WHOLE, ROWS = ShardingType.TABLE_WISE, ShardingType.ROW_WISE
+
+
+def workload(positions: int = POSITIONS, *, weighted: bool = True) -> Workload:
+    features = [Feature(f"f{at}", IDS, position_weights=positions) for at in range(2)]
+    return a_workload(*(a_table(f.name, weighted=weighted, features=(f,)) for f in features))
+
+
+def graph(of: Workload, *kinds: ShardingType) -> Graph:
+    batch = PlanScorer(of, TOPOLOGY, device_bound())
+    plans = [sharded(of, TOPOLOGY, kind)[at] for at, kind in enumerate(kinds)]
+    return batch.graph(batch.totals(plans)[None])
+
+
+def costs(of: Workload, *kinds: ShardingType) -> dict[str, float]:
+    return {op.name: float(op.cost_ms.max()) for op in graph(of, *kinds).ops}
+
+
+def test_positions_travel_where_a_table_of_the_module_is_split() -> None:
+    weighed, plain = workload(0), workload(0, weighted=False)
+    for kinds, sent in (((WHOLE, WHOLE), plain), ((ROWS, ROWS), weighed), ((WHOLE, ROWS), weighed)):
+        found, like = costs(workload(), *kinds), costs(sent, *kinds)
+        moves = [name for name in like if name.endswith("ids all-to-all")]
+        assert moves
+        assert [found[name] for name in moves] == [like[name] for name in moves]
+        permutes = [name for name in like if name.endswith("permute ids")]
+        more = sum(found[name] - like[name] for name in permutes)
+        ids = IDS * 1024 * 2 * (ROWS in kinds)
+        assert more == pytest.approx(PREPARE_BYTES * ids / hardware().streaming)
+
+
+@pytest.mark.parametrize("kind", [WHOLE, ROWS])
+def test_weights_are_gathered_by_feature_and_their_gradients_scattered(kind: ShardingType) -> None:
+    found = costs(workload(), kind, kind)
+    hw, floor = hardware(), us(hardware().elementwise.floor_us)
+    ids = IDS * 1024 * 2 * (2 if kind is WHOLE else 1)  # both tables lie on the first rank
+    forward = (READ_BACK_BYTES if kind is ROWS else RANGE_BYTES) + WEIGH_BYTES
+    for way, each, backward in (("", forward, False), (" backward", RETURN_BYTES, True)):
+        name = f"ebc.{kind.short} position weights{way}"
+        a_rank, a_feature = OPS[backward]
+        expected = each * ids / hw.streaming + (a_rank + a_feature * 2) * floor
+        assert found[name] == pytest.approx(expected, rel=1e-6)
+
+
+def test_they_stand_around_the_lookup_and_keep_ranks_in_step() -> None:
+    names = [op.name for op in graph(workload(), WHOLE, WHOLE).ops]
+    order = ("position weights", "lookup", "lookup backward", "position weights backward")
+    places = [names.index(f"ebc.{WHOLE.short} {what}") for what in order]
+    assert places == sorted(places)
+    assert places[-1] < names.index("all-reduce dense gradients")
+    with_it, without = (costs(workload(positions), WHOLE, WHOLE) for positions in (POSITIONS, 0))
+    outputs = 1024 * 2 * 64
+    for name, backward in (("unpack embeddings", False), ("pack gradients", True)):
+        added = spread_ms(device_bound(), outputs, backward=backward)
+        assert with_it[name] - without[name] == pytest.approx(added)
+        assert added > SPREAD_BYTES[backward] * outputs / hardware().streaming
+
+
+def test_plans_with_and_without_split_rows_are_scored_together_as_one_by_one() -> None:
+    of = workload()
+    batch = PlanScorer(of, TOPOLOGY, hardware())
+    whole, rows = (sharded(of, TOPOLOGY, kind) for kind in (WHOLE, ROWS))
+    plans = [whole, rows, (whole[0], rows[1])]
+    one_by_one = [simulate(batch.graph(batch.totals(plan)[None])).iteration_ms for plan in plans]
+    assert batch.score(plans) == pytest.approx(np.concatenate(one_by_one))
+
+
+def test_a_cpu_also_reaches_weights_one_by_one() -> None:
+    cpu, ids = hardware("cpu-gloo"), np.array([0.0, 1e6])
+    gathers = us(1e-3 * cpu.elementwise.gather_ns_per_element) * ids
+    forward, back = (ids_ms(cpu, ids, backward=way) for way in (False, True))
+    assert forward == pytest.approx((RANGE_BYTES + WEIGH_BYTES) * ids / cpu.streaming + gathers)
+    assert back == pytest.approx(RETURN_BYTES * ids / cpu.streaming + 2 * gathers)
+
+
+def test_parameters_are_those_of_the_dense_optimizer() -> None:
+    bare, found = dense_program(workload(0)), dense_program(workload())
+    assert found.backward[len(bare.backward) :] == (Gradient(POSITIONS), Gradient(POSITIONS))
+    assert found.gradient_bytes - bare.gradient_bytes == 4 * 2 * POSITIONS
+    more = [operand.bytes for operand in found.resident[len(bare.resident) :]]
+    assert more == [4 * POSITIONS] * 2
+    assert len(found.optimizer) == len(bare.optimizer) + 1
+    adam = replace(workload(), dense=replace(workload().dlrm, optimizer="adam"))
+    states = dense_program(adam).state_bytes - dense_program(workload(0)).state_bytes
+    assert states >= 2 * 4 * 2 * POSITIONS
+
+
+@pytest.mark.parametrize("kind", [WHOLE, ROWS])
+def test_positions_and_weights_stay_until_the_backward(kind: ShardingType) -> None:
+    of = workload()
+    plan = plan_of(of, TOPOLOGY, sharded(of, TOPOLOGY, kind))
+    (exchange,) = exchanges(of, TOPOLOGY, plan)[0]
+    (weighed,) = exchanges(workload(0), TOPOLOGY, plan)[0]
+    ids = IDS * 1024 * 2 * (2 if kind is WHOLE else 1)
+    assert exchange.positions == POSITION_BYTES * ids
+    assert weighed.received - exchange.received == (4 * ids if kind is WHOLE else 0)
+    with_it, without = (
+        rank_peaks(w, TOPOLOGY, plan, program_of(w))[0].allocated_bytes for w in (of, workload(0))
+    )
+    assert with_it > without
