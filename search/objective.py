@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +13,10 @@ from numpy.typing import NDArray
 from predictor.cost.errors import CostErrors
 from predictor.model.plan import ShardingPlan, TablePlan
 from search.problem import Problem
+from search.side_by_side import CutPiece, side_by_side
 from search.space.option import AllowedPlacements, Choice, Option, Space, place
 
+T = TypeVar("T")
 Array = NDArray[np.float64]
 Ranks = tuple[int, ...]
 Assignment = tuple[Choice, ...]
@@ -78,6 +81,24 @@ class Objective:
         numbers = np.array([self.numbers(a) for a in assignments])
         return self.problem.perturbed(self.scorer, errors).score_numbered(numbers)
 
+    def side_by_side(self, pieces: Sequence[Callable[[], T]]) -> Iterator[T]:
+        """As `search.side_by_side.side_by_side`; what the pieces evaluate is counted here."""
+        known = self.evaluations
+        counted = [partial(self._counted, piece) for piece in pieces]
+        for result, spent in side_by_side(counted, self.space.every_option):
+            known += spent
+            self.evaluations = known
+            yield result
+
+    def _counted(self, piece: Callable[[], T]) -> tuple[T, int]:
+        """The result of a piece, and what it evaluated."""
+        before = self.evaluations
+        try:
+            result = piece()
+        except CutPiece as cut:
+            raise CutPiece((cut.result, self.evaluations - before)) from None
+        return result, self.evaluations - before
+
     def numbers(self, assignment: Assignment) -> list[int]:
         """What stands for an assignment where many plans are scored."""
         return [self.number(option, ranks) for option, ranks in assignment]
@@ -102,9 +123,9 @@ class Objective:
             used[1, rank] += memory.ddr_bytes
         return used
 
-    def memory(self, assignment: Assignment) -> Array:
-        """Bytes ``[hbm or ddr, ranks]`` that a plan takes."""
-        return np.asarray(np.sum([self.footprint(*choice) for choice in assignment], axis=0))
+    def memory(self, choices: Sequence[Choice]) -> Array:
+        """Bytes ``[hbm or ddr, ranks]`` that a plan, or some of its tables, take."""
+        return np.asarray(np.sum([self.footprint(*choice) for choice in choices], axis=0))
 
     def fits(self, assignment: Assignment) -> bool:
         """It is within every cap and within the limit on moves; co-located tables lie together."""

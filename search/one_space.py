@@ -6,8 +6,9 @@ plan and a bound whenever time is up (docs/decisions/0062).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from predictor.errors import InfeasibleError
 from search.baselines.starting_plans import plan_baselines
@@ -25,15 +26,19 @@ from search.in_use.plan import (
 )
 from search.in_use.worth import prefer_worthwhile
 from search.infeasible.remedy import explain_no_plan
-from search.objective import Objective
+from search.objective import Assignment, Objective
 from search.problem import Problem, Progress
 from search.propose.feasibility import Feasibility
 from search.propose.rounding import LARGE
 from search.propose.searchers import BOUND_STEPS, propose, rescue
+from search.side_by_side import CutPiece
 from search.space.filters import is_sound
 from search.space.option import Space
 from search.stop import Stop
 from search.surrogate import Surrogate
+
+Late = Callable[..., bool]
+"""Whether the time of a stage is up."""
 
 # Work at effort 1, sized so that 26 tables on 8 ranks take a few seconds.
 EVALUATIONS = 40_000
@@ -42,6 +47,9 @@ BEYOND = 0.05
 (docs/decisions/0056)."""
 IMPROVED = 4
 """Candidates that local search starts from."""
+TURNS = 2
+LAST = 2
+"""Of those, the best that it goes on from, with half of its budget."""
 IMPROVED_BY = " + local search"
 LOCAL_TIME = 0.6
 """Share of the time that is left, for local search."""
@@ -188,8 +196,9 @@ class SpaceSearcher:
         return ranked
 
     def _improve(self, search: LocalSearch, starts: Sequence[Candidate]) -> list[Candidate]:
-        """Local search: half of the budget over the best few, half on the best of those."""
-        stop, limit = self.settings.stop, self.objective.space.in_use
+        """Local search: half of the budget over the best few, half over the best of those."""
+        objective, stop = self.objective, self.settings.stop
+        limit = objective.space.in_use
         if limit is not None and not limit.max_moves:
             return []
         share = min(1.0, LARGE / self.size)
@@ -198,24 +207,45 @@ class SpaceSearcher:
         budget = stop.work(round(EVALUATIONS * share)) // 2
         improved: list[Candidate] = []
         late = stop.part(LOCAL_TIME)
-        for turn, share in enumerate([budget // len(starts)] * len(starts) + [budget]):
-            one = starts[turn] if turn < len(starts) else rank_distinct(improved)[0]
+        for turn in range(TURNS):
+            some = starts if turn == 0 else rank_distinct(improved)[:LAST]
             best_ms = min(c.iteration_ms for c in [*improved, *starts])
-            done = 0.5 + 0.3 * turn / (len(starts) + 1)
-            self.settings.progress("local search", done, best_ms, None)
+            self.settings.progress("local search", 0.5 + 0.15 * turn, best_ms, None)
+            pieces = [
+                partial(self._descend, search, turn * IMPROVED + i, one, budget // len(some), late)
+                for i, one in enumerate(some)
+            ]
             try:
-                plan, ms = search.improve(
-                    one.assignment,
-                    share,
-                    lambda best: stop.reached(best, self.bound.proven_ms) or late(),
-                )
+                for one, visited in objective.side_by_side(pieces):
+                    improved.append(one)
+                    search.visited.update(visited)
             except KeyboardInterrupt:
                 stop.interrupt()
-                reached = {one.assignment: one.iteration_ms, **search.visited}
-                plan, ms = min(reached.items(), key=lambda item: item[1])
-            name = one.found_by.removesuffix(IMPROVED_BY) + IMPROVED_BY
-            improved.append(Candidate(plan, ms, name))
+                break
         return improved
+
+    def _descend(
+        self, known: LocalSearch, number: int, start: Candidate, budget: int, late: Late
+    ) -> tuple[Candidate, dict[Assignment, float]]:
+        """One descent, which depends on no other: the best plan, and all it went through.
+
+        Raises:
+            CutPiece: Ctrl-C came.
+        """
+        stop, bound = self.settings.stop, self.bound
+        search = LocalSearch(known.objective, known.surrogate, self.settings.seed + number)
+        name = start.found_by.removesuffix(IMPROVED_BY) + IMPROVED_BY
+        try:
+            plan, ms = search.improve(
+                start.assignment,
+                budget,
+                lambda best: stop.reached(best, bound.proven_ms) or late(),
+            )
+        except KeyboardInterrupt:
+            reached = {start.assignment: start.iteration_ms, **search.visited}
+            plan, ms = min(reached.items(), key=lambda item: item[1])
+            raise CutPiece((Candidate(plan, ms, name), search.visited)) from None
+        return Candidate(plan, ms, name), search.visited
 
     def _limit_ms(self, fastest: Candidate) -> float:
         """No slower plan ties: of those that are slower than a baseline none does."""

@@ -142,12 +142,16 @@ class GreedyPartitioner:
             ]
         best: tuple[float, Ranks] | None = None
         for pool in pools:
-            found = self._fill(option, loads.copy(), used.copy(), pool, roomy)
-            if found is None or together not in (None, frozenset(found[0])):
+            ranks = self._fill(option, loads, used, pool, roomy)
+            if ranks is None or together not in (None, frozenset(ranks)):
                 continue
-            value = float(found[1].max(axis=0) @ self.weights)
+            if len(pools) == 1:
+                return ranks
+            after = loads.copy()
+            np.add.at(after, list(ranks), self.costs.phases(option))
+            value = float(after.max(axis=0) @ self.weights)
             if best is None or value < best[0]:
-                best = value, found[0]
+                best = value, ranks
         return None if best is None else best[1]
 
     def _is_split(self, ranks: frozenset[int] | None) -> bool:
@@ -160,12 +164,13 @@ class GreedyPartitioner:
         used: Array,
         pool: frozenset[int] | None,
         roomy: bool,
-    ) -> tuple[Ranks, Array] | None:
-        """Ranks within a pool, and the loads with the option there."""
+    ) -> Ranks | None:
+        """Ranks within a pool."""
         phases = self.costs.phases(option)
         alike = None if roomy or pool is not None else self.alike(option)
-        if alike is not None and (phases == phases[0]).all():
+        if alike is not None and (len(phases) == 1 or (phases == phases[0]).all()):
             return self._fill_alike(alike, phases, loads, used)
+        loads, used = loads.copy(), used.copy()
         ranks: list[int] = []
         taken = np.zeros(len(loads), dtype=bool)
         inside = None if pool is None else np.isin(np.arange(len(loads)), list(pool))
@@ -190,7 +195,7 @@ class GreedyPartitioner:
             taken[best] = True
             loads[best] += phases[shard]
             used[:, best] += memory
-        return tuple(ranks), loads
+        return tuple(ranks)
 
     def _fill_alike(
         self,
@@ -198,12 +203,23 @@ class GreedyPartitioner:
         phases: Array,
         loads: Array,
         used: Array,
-    ) -> tuple[Ranks, Array] | None:
+    ) -> Ranks | None:
         """As `_fill`, for shards that differ in nothing: each changes the key of one rank only."""
         where, memory = alike
-        room = self.objective.caps - memory
-        keys = (loads[where] + phases[0]) @ self.weights
-        keys[(used[:, where] > room[:, where]).any(axis=0)] = np.inf
+        more = phases[0] @ self.weights
+        keys = (loads @ self.weights)[where] + more
+        over = np.logical_or.reduce(used + memory > self.objective.caps, axis=0)
+        keys[over[where]] = np.inf
+        count = len(phases)
+        if count == 1:
+            first = int(keys.argmin())
+            return None if keys[first] == np.inf else (int(where[first]),)
+        freest = keys.argsort(kind="stable")[:count]
+        last = keys[freest[-1]]
+        if len(freest) == count and last < np.inf and last <= keys[freest[0]] + more:
+            # with a shard, even the freest rank is no freer than the last of these without
+            return tuple(where[freest].tolist())
+        shards = np.zeros(len(where))
         ranks: list[int] = []
         for _ in phases:
             first = int(keys.argmin())
@@ -211,8 +227,8 @@ class GreedyPartitioner:
                 return None
             rank = int(where[first])
             ranks.append(rank)
-            loads[rank] += phases[0]
-            used[:, rank] += memory[:, 0]
-            fits = (used[:, rank] <= room[:, rank]).all()
-            keys[first] = (loads[rank] + phases[0]) @ self.weights if fits else np.inf
-        return tuple(ranks), loads
+            shards[first] += 1
+            after = used[:, rank] + (shards[first] + 1) * memory[:, 0]
+            fits = (after <= self.objective.caps[:, rank]).all()
+            keys[first] = keys[first] + more if fits else np.inf
+        return tuple(ranks)

@@ -8,9 +8,10 @@ the full timeline decides.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from predictor.model.plan import ShardingType
 from predictor.model.reservation import INDEX_BYTES
 from predictor.units import us
 from search.objective import Assignment, Objective
-from search.space.option import Option, place
+from search.space.option import Choice, Option, place
 
 Array = NDArray[np.float64]
 
@@ -54,6 +55,7 @@ class Surrogate:
         self.constant_ms = lru_cache(maxsize=1 << 16)(self._constant_ms)
         self.shard_loads = lru_cache(maxsize=1 << 16)(self._shard_loads)
         self._rates: dict[int, tuple[float, float]] = {}
+        self._summed: tuple[Assignment, Array, Array] = (), np.empty(0), np.empty(0)
 
     def exchange(self, option: Option) -> tuple[str, str]:
         """Module and sharding type."""
@@ -77,19 +79,28 @@ class Surrogate:
         plan = place(option, self._somewhere(option))
         return scorer.group_index(option.table, plan), scorer.shards.of_table(option.table, plan)[1]
 
-    def standing(self, assignment: Assignment, without: Container[int]) -> tuple[Array, Array]:
-        """What all tables but some put on the ranks.
+    def standing(self, choices: Sequence[Choice]) -> tuple[Array, Array]:
+        """What tables put on the ranks.
 
         Returns:
             Phase times ``[ranks, PHASES]`` in ms and bytes ``[hbm or ddr, ranks]``.
         """
         loads = np.zeros((self.problem.topology.world_size, PHASES))
-        used = np.zeros_like(self.objective.caps)
-        for table, (option, ranks) in enumerate(assignment):
-            if table not in without:
-                np.add.at(loads, list(ranks), self.phases(option))
-                used += self.objective.footprint(option, ranks)
-        return loads, used
+        if not choices:
+            return loads, np.zeros_like(self.objective.caps)
+        where = list(chain.from_iterable(ranks for _, ranks in choices))
+        np.add.at(loads, where, np.concatenate([self.phases(option) for option, _ in choices]))
+        return loads, self.objective.memory(choices)
+
+    def standing_without(
+        self, assignment: Assignment, tables: Sequence[int]
+    ) -> tuple[Array, Array]:
+        """As `standing`, of all tables but some; the sum over all is kept for the next time."""
+        if self._summed[0] is not assignment:
+            self._summed = assignment, *self.standing(assignment)
+        _, loads, used = self._summed
+        away, freed = self.standing([assignment[table] for table in tables])
+        return loads - away, used - freed
 
     def _somewhere(self, option: Option) -> tuple[int, ...]:
         legal = option.legal_ranks(self.problem.topology)

@@ -55,6 +55,7 @@ BLANKET = re.compile(r"""(filterwarnings|simplefilter)\(\s*["']ignore["']\s*\)""
 PATH_HACK = re.compile(r"sys\.path\.(insert|append|extend)|sys\.path\[")
 SLEEPERS = {
     "tests/distributed/ranks.py": "the end of a process that no other waits for",
+    "tests/search/test_side_by_side.py": "ends in another order; hangs until it is interrupted",
     "tests/search/tune/test_storage.py": "a lease that runs out; a poll",
     "tests/search/tune/worker.py": "hangs until it is killed",
     "tests/shardopt/cli/test_app.py": "an interrupt at any moment has the same words",

@@ -80,6 +80,9 @@ class LowerBound:
             if not self._open or self.proven_ms >= min(self._least_solved, upper_ms):
                 break
             before, index, one = heapq.heappop(self._open)
+            if one.proven > before:  # it was refined elsewhere
+                heapq.heappush(self._open, (one.proven, index, one))
+                continue
             try:
                 bound, done = one.refine()
             except KeyboardInterrupt:  # the bound is of all sets, also of this one

@@ -43,7 +43,6 @@ class LocalSearch:
         self.topology = objective.problem.topology
         self.in_use = objective.space.in_use
         self.refused = 0
-        self.summed: tuple[Assignment, np.ndarray, np.ndarray] = (), np.empty(0), np.empty(0)
         self.placer = GreedyPartitioner(objective, surrogate)
         self.random = random.Random(seed)
         self.transfers = Transfers(objective, surrogate, self.random)
@@ -154,7 +153,7 @@ class LocalSearch:
 
     def _order(self, base: Assignment) -> list[int]:
         """Tables on a rank that is slowest in some phase come first; else at random."""
-        loads, _ = self.surrogate.standing(base, ())
+        loads, _ = self.surrogate.standing(base)
         slowest = {*loads.argmax(axis=0).tolist()}
         order = self.random.sample(range(len(base)), len(base))
         return sorted(order, key=lambda table: slowest.isdisjoint(base[table][1]))
@@ -169,10 +168,10 @@ class LocalSearch:
         return changes
 
     def _fits(self, base: Assignment, used: np.ndarray, change: Change) -> bool:
+        footprint = self.objective.footprint
         after = used
         for table, choice in change.items():
-            after = after - self.objective.footprint(*base[table])
-            after = after + self.objective.footprint(*choice)
+            after = after + (footprint(*choice) - footprint(*base[table]))
         if (after > self.objective.caps).any():
             return False
         groups = self.objective.space.co_locate
@@ -200,19 +199,9 @@ class LocalSearch:
     def _one_group(self, same_group: bool, ranks: Ranks) -> bool:
         return not same_group or len({self.topology.group_of(r) for r in ranks}) == 1
 
-    def _without(self, base: Assignment, table: int) -> tuple[np.ndarray, np.ndarray]:
-        """What all other tables put on the ranks; the sum over all is kept for the next table."""
-        if self.summed[0] is not base:
-            self.summed = base, *self.surrogate.standing(base, ())
-        _, loads, used = self.summed
-        option, ranks = base[table]
-        loads = loads.copy()
-        np.subtract.at(loads, list(ranks), self.surrogate.phases(option))
-        return loads, used - self.objective.footprint(option, ranks)
-
     def _options(self, base: Assignment, table: int) -> Iterator[Choice]:
         """Another option for the table, placed greedily around the others."""
-        loads, used = self._without(base, table)
+        loads, used = self.surrogate.standing_without(base, [table])
         for option in self.objective.space.options[table]:
             # one column shard gains nothing alone; whole exchanges are merged instead
             alone = option.sharding_type is ShardingType.COLUMN_WISE and option.num_shards == 1

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from math import ceil
 
 import numpy as np
 
 from search.objective import Assignment, Objective
 from search.partitioner import GreedyPartitioner
-from search.space.option import Choice
+from search.space.option import Choice, Option
 from search.surrogate import Surrogate
 
 Change = dict[int, Choice]
@@ -40,6 +41,7 @@ class Transfers:
         self.placer = GreedyPartitioner(objective, surrogate)
         self.random = rng
         options = objective.space.options
+        self.cheapest = lru_cache(maxsize=1 << 16)(self._cheapest)
         self.known = sorted({surrogate.exchange(o) for table in options for o in table})
 
     def propose(self, base: Assignment, shares: Sequence[float] = SHARES) -> Iterator[Change]:
@@ -57,7 +59,7 @@ class Transfers:
     def _move(self, base: Assignment, tables: Sequence[int], target: Exchange) -> Change:
         """These tables in the target exchange, on their own ranks where that is legal; a table
         that has no option there stays."""
-        loads, used = self.surrogate.standing(base, set(tables))
+        loads, used = self.surrogate.standing_without(base, tables)
         change: Change = {}
         for table in sorted(tables, key=lambda t: -self.surrogate.phases(base[t][0]).sum()):
             choice = self._choice(table, base[table], target, loads, used)
@@ -68,15 +70,18 @@ class Transfers:
             used += self.objective.footprint(option, ranks)
         return change
 
+    def _cheapest(self, table: int, target: Exchange) -> Option | None:
+        """The option of a table in an exchange with the least sum of phases; None if none is."""
+        options = self.objective.space.options[table]
+        mine = [o for o in options if self.surrogate.exchange(o) == target]
+        return min(mine, key=lambda o: float(self.surrogate.phases(o).sum()), default=None)
+
     def _choice(
         self, table: int, now: Choice, target: Exchange, loads: np.ndarray, used: np.ndarray
     ) -> Choice | None:
-        options = [
-            o for o in self.objective.space.options[table] if self.surrogate.exchange(o) == target
-        ]
-        if not options:
+        option = self.cheapest(table, target)
+        if option is None:
             return None
-        option = min(options, key=lambda o: float(self.surrogate.phases(o).sum()))
         if self.objective.is_legal(option, now[1]):
             return option, now[1]
         ranks = self.placer.best_ranks(option, loads, used)

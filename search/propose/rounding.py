@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -40,6 +41,8 @@ FEW = 3
 BALANCED = 6
 """Plans that are balanced, those first that are fastest as they were placed; of a large problem
 half as many, which are those that are packed."""
+AT_ONCE = 4
+"""Sets that are placed before it is asked again which of the others may hold a better plan."""
 RESTARTS = 20
 LARGE = 20_000
 """Tables times ranks beyond which a descent takes seconds."""
@@ -75,25 +78,35 @@ class Rounding:
             stop: asked before every set and every plan; one plan is made in any case.
         """
         placed: list[Candidate] = []
-        seen: set[tuple[int, ...]] = set()
-        for one in self._sets(bound, best_ms):
-            if placed and stop():
-                break
-            for options in self._rounded(one, best_ms, stop):
-                name = tuple(map(id, options))
-                plan = None if name in seen else self.placer.place_all(options)
-                seen.add(name)
-                if plan is not None:
-                    plan = self.balancer.refill(plan)
-                    placed.append(Candidate(plan, self._ms(plan), FOUND_BY))
-                    best_ms = min(best_ms, placed[-1].iteration_ms)
-        for number, candidate in enumerate(rank_distinct(placed)[: self.balanced]):
-            if number and stop():
-                break
-            plan = self.balancer.balance(
-                candidate.assignment, self.seed, self.restarts, stop
-            ).assignment
-            yield Candidate(plan, self._ms(plan), FOUND_BY)
+        sets = self._sets(bound, best_ms)
+        while sets and not (placed and stop()):
+            count = 1 if stop() else AT_ONCE
+            wave = [one for one in sets[:count] if one.proven < best_ms]
+            sets = sets[count:]
+            pieces = [partial(self._place, one, best_ms, stop) for one in wave]
+            for one, (found, proven) in zip(wave, self.objective.side_by_side(pieces), strict=True):
+                one.proven = max(one.proven, proven)
+                placed += found
+            best_ms = min([best_ms, *(c.iteration_ms for c in placed)])
+        best = rank_distinct(placed)[: 1 if stop() else self.balanced]
+        yield from self.objective.side_by_side([partial(self._balance, c, stop) for c in best])
+
+    def _place(
+        self, one: ExchangeSet, best_ms: float, stop: Callable[[], bool]
+    ) -> tuple[list[Candidate], float]:
+        """The plans of a set as they are placed, and its bound."""
+        found: dict[Assignment, Candidate] = {}
+        for options in self._rounded(one, best_ms, stop):
+            plan = self.placer.place_all(options)
+            if plan is not None:
+                plan = self.balancer.refill(plan)
+                found[plan] = Candidate(plan, self._ms(plan), FOUND_BY)
+                best_ms = min(best_ms, found[plan].iteration_ms)
+        return list(found.values()), one.proven
+
+    def _balance(self, one: Candidate, stop: Callable[[], bool]) -> Candidate:
+        plan = self.balancer.balance(one.assignment, self.seed, self.restarts, stop).assignment
+        return Candidate(plan, self._ms(plan), FOUND_BY)
 
     def _ms(self, plan: Assignment) -> float:
         return float(self.objective.score([plan])[0])

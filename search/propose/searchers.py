@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from search.bound.lower_bound import LowerBound
 from search.candidate import Candidate, rank_distinct
@@ -26,8 +27,8 @@ CPSAT_WORK = 0.1
 TRIALS = 6
 BOUND_STEPS = 1000
 PACKING_STEPS = 600
-PACKED = 3
-"""Plans of the rounding that are packed."""
+PACKED, LAST = 3, 2
+"""Plans of the rounding that are packed, and those of the packed that are packed again."""
 MORE = 2
 """Times that packing has more steps where local search has hardly any."""
 FEASIBILITY_WORK = 10.0
@@ -159,28 +160,33 @@ def _packed(
     bound: LowerBound,
     progress: Progress,
 ) -> Iterator[Candidate]:
-    """The best plans packed: half of the budget over the first few, half on the best of those."""
+    """The best plans packed: half of the budget over the first few, half over the best of those."""
     if not found:
         return
     packer = Packer(objective, surrogate)
-    starts = rank_distinct(found)[:PACKED]
     size = len(objective.space.options) * objective.problem.topology.world_size
     steps = stop.work(PACKING_STEPS * (1 if size <= LARGE else MORE)) // 2
     packed: list[Candidate] = []
     late = stop.part(PACKING_TIME)
-    for turn, share in enumerate([steps // len(starts)] * len(starts) + [steps]):
-        if stop.reached() or (packed and late()):
-            return
-        one = starts[turn] if turn < len(starts) else rank_distinct(packed)[0]
-        best_ms = min(c.iteration_ms for c in [*packed, *found])
-        progress("packing", 0.25, best_ms, bound.proven_ms)
+
+    def pack(one: Candidate, share: int) -> Candidate:
         plan, ms = packer.pack(
             one.assignment,
             share,
             lambda best: stop.reached(best, bound.proven_ms) or late(),
         )
-        packed.append(Candidate(plan, ms, "packing"))
-        yield packed[-1]
+        return Candidate(plan, ms, "packing")
+
+    for turn in range(2):
+        if stop.reached() or (packed and late()):
+            return
+        some = rank_distinct(found)[:PACKED] if turn == 0 else rank_distinct(packed)[:LAST]
+        best_ms = min(c.iteration_ms for c in [*packed, *found])
+        progress("packing", 0.25, best_ms, bound.proven_ms)
+        pieces = [partial(pack, one, steps // len(some)) for one in some]
+        for one in objective.side_by_side(pieces):
+            packed.append(one)
+            yield one
 
 
 def rescue(

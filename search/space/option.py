@@ -282,6 +282,11 @@ class Space:
         """Options over all tables."""
         return sum(map(len, self.options))
 
+    @property
+    def every_option(self) -> list[Option]:
+        """The options of all tables, one after the other."""
+        return [option for table in self.options for option in table]
+
     def option_of(self, table: int, plan: TablePlan) -> Option | None:
         """The option that a table plan is a placement of, or None."""
         wanted = (

@@ -156,6 +156,7 @@ def test_every_stage_looks_at_the_clock_and_leaves_time_for_the_next(
 ) -> None:
     """A clock that counts how often it is looked at: no loop goes on for long after the limit."""
     monkeypatch.setattr("search.propose.rounding.LARGE", 1)
+    monkeypatch.setattr("search.side_by_side.usable_cores", lambda: 1)  # who would share the clock
     problem = a_problem(several(24).with_batch_size(65_536), hosts(8))
     stages: list[tuple[str, float]] = []
 

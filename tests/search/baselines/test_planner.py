@@ -40,7 +40,7 @@ def counts(plan: Assignment) -> list[int]:
 
 def costliest(inputs: PlannerInputs, plan: Assignment) -> float:
     """Of the ranks, by the phases' sum."""
-    loads, _ = inputs.surrogate.standing(plan, ())
+    loads, _ = inputs.surrogate.standing(plan)
     return float(loads.sum(axis=1).max())
 
 

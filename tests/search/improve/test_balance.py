@@ -20,7 +20,7 @@ from tests.search.problems import a_problem, a_table, a_workload, assert_valid, 
 
 def slowest_ms(surrogate: Surrogate, plan: Assignment) -> float:
     """The sum of phase maxima for plans of one exchange, counted anew."""
-    loads, _ = surrogate.standing(plan, ())
+    loads, _ = surrogate.standing(plan)
     return float(loads.max(axis=0).sum())
 
 
@@ -67,7 +67,7 @@ def test_it_beats_greedy_placement_of_many_tables() -> None:
     greedy = GreedyPartitioner(objective, surrogate).place_all(table_wise(objective))
     assert greedy is not None
     found = Balancer(objective, surrogate).balance(greedy, 0, 5)
-    mean = surrogate.standing(greedy, ())[0].mean(axis=0).sum()
+    mean = surrogate.standing(greedy)[0].mean(axis=0).sum()
     assert found.surrogate_ms - mean < 0.5 * (slowest_ms(surrogate, greedy) - mean)
 
 
@@ -77,7 +77,7 @@ def test_shards_placed_anew_lie_better_than_greedily_placed_ones() -> None:
     assert greedy is not None
     anew = Balancer(objective, surrogate).refill(greedy)
     assert [o for o, _ in anew] == [o for o, _ in greedy]
-    mean = surrogate.standing(greedy, ())[0].mean(axis=0).sum()
+    mean = surrogate.standing(greedy)[0].mean(axis=0).sum()
     assert slowest_ms(surrogate, anew) - mean < 0.8 * (slowest_ms(surrogate, greedy) - mean)
 
 
