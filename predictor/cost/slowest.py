@@ -29,7 +29,10 @@ def slowest(profiles: Sequence[HardwareProfile]) -> HardwareProfile:
     Raises:
         InputError: some are CPUs and some GPUs.
     """
-    distinct = list({profile.name: profile for profile in profiles}.values())
+    distinct: list[HardwareProfile] = []
+    for profile in profiles:
+        if profile not in distinct:  # by content: two files may have one name
+            distinct.append(profile)
     if len(distinct) == 1:
         return distinct[0]
     if len({profile.device for profile in distinct}) > 1:

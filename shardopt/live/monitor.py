@@ -116,7 +116,7 @@ class ReplanMonitor:
         if dist.get_rank() == 0:
             self._folder.mkdir(parents=True, exist_ok=True)
             closed.save(self._folder / f"window-{self.steps}.npz")
-        self.window = self._new_window()
+        self.window = self._new_window(closed.credit_s)
         return True
 
     def propose(self) -> Proposal:
@@ -147,10 +147,10 @@ class ReplanMonitor:
             raise InputError("nothing was proposed yet; call propose()")
         reshard(dmp, self.proposal)
         self.plan, self.proposal = self.proposal.plan, None
-        self.window, self._closed = self._new_window(), None
+        self.window, self._closed = self._new_window(self.window.credit_s), None
 
-    def _new_window(self) -> StepWindow:
-        return StepWindow() if dist.get_rank() == 0 else StepWindow(counts_ids=False)
+    def _new_window(self, credit_s: float = 0.0) -> StepWindow:
+        return StepWindow(counts_ids=dist.get_rank() == 0, credit_s=credit_s)
 
     def _search(self, window: StepWindow) -> Proposal:
         path = self._folder / f"stats-{self.steps}.npz"

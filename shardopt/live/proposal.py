@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from predictor.model.plan import ShardingPlan
-from predictor.model.workload import Table, Workload
+from predictor.model.workload import Feature, Table, Workload
 from search.in_use.in_place import find_obstacles, is_movable
 from search.in_use.plan import PlanInUse
 from search.in_use.price import Move, MovePrice
@@ -137,14 +137,20 @@ def observed_workload(
     tables = []
     for table in workload.tables:
         features = [
-            replace(
-                feature,
-                pooling_factor=seen[feature.name].pooling_factor / feature.num_poolings,
-                distribution=measured_distribution(arrays, feature.name),
-            )
-            if feature.name in seen
-            else feature
+            _observed(feature, seen[feature.name], arrays) if feature.name in seen else feature
             for feature in table.features
         ]
         tables.append(replace(table, features=tuple(features)))
     return replace(workload, tables=tuple(tables))
+
+
+def _observed(feature: Feature, found: FeatureStats, arrays: Mapping[str, Any]) -> Feature:
+    deviation = feature.pooling_factor_std
+    if feature.num_poolings == 1:  # of several poolings a sample, only their sum was seen
+        deviation = found.pooling_factor_std if found.varies else None
+    return replace(
+        feature,
+        pooling_factor=found.pooling_factor / feature.num_poolings,
+        pooling_factor_std=deviation,
+        distribution=measured_distribution(arrays, feature.name),
+    )

@@ -1,12 +1,13 @@
-"""What a training loop says of its data while it runs: ids of some batches, and all step times.
+"""What a training loop says of its data while it runs: ids of some samples, and all step times.
 
-A batch is counted only while the time spent on counting is below `SHARE` of the time that has
-passed, so that the overhead is bounded whatever the batches cost. The counts are those of
-`shardopt stats`.
+Samples are counted only while the time spent in here is below `SHARE` of the time that has passed,
+over all windows, so that the overhead is bounded whatever counting costs; and few at a time, so that
+no step waits long. The counts are those of `shardopt stats`.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from array import array
 from collections.abc import Iterator, Mapping
@@ -26,24 +27,28 @@ with needs_torchrec():
 
 SHARE = 0.003
 """Of the time of a training loop, that counting may take."""
+LONGEST_STEP = 3.0
+"""Of the step before: what takes longer, as an evaluation does, is no time to count in."""
 MOST_IDS = 2**18
 """Distinct ids of a feature that are counted exactly in a window."""
+MOST_AT_ONCE = 2**16
+"""Ids of all features together that are counted in one step: some milliseconds."""
 
 
 class StepWindow:
     """Steps of one rank since it was made.
 
     Args:
-        counts_ids: count those of some batches, and not only steps.
+        counts_ids: count those of some samples, and not only steps.
+        credit_s: time that may be spent on counting at once; negative if too much was spent before.
     """
 
-    def __init__(self, *, counts_ids: bool = True) -> None:
+    def __init__(self, *, counts_ids: bool = True, credit_s: float = 0.0) -> None:
         self.counts: dict[str, FeatureCounts] = {}
-        self.batches = 0
-        self.counting_s = 0.0
+        self.credit_s = credit_s
         self._counts_ids = counts_ids
         self._times = array("d")
-        self._began = self._last = time.perf_counter()
+        self._last = time.perf_counter()
 
     @property
     def steps(self) -> int:
@@ -55,37 +60,32 @@ class StepWindow:
         """Median time of a step; nan where there was none."""
         return 1e3 * float(np.median(self._times)) if self._times else float("nan")
 
-    @property
-    def overhead(self) -> float:
-        """Share of the time that was spent in here."""
-        return self.counting_s / max(1e-9, self._last - self._began)
-
     def add(self, features: Any) -> None:
-        """One step.
+        """One step. The first of a window is counted whatever there is to spend.
 
         Args:
             features: its ids: a KeyedJaggedTensor, or several in a mapping.
         """
         now = time.perf_counter()
-        self._times.append(now - self._last)
-        due = self.counting_s <= SHARE * (now - self._began) or not self.batches
-        if self._counts_ids and due:
-            self._count(features)
+        took = now - self._last
+        usual = min(took, LONGEST_STEP * self._times[-1]) if self._times else 0.0
+        self._times.append(took)
+        self.credit_s += SHARE * usual
+        if self._counts_ids and (self.credit_s >= 0 or not self.counts):
+            for name, bags in _bags_of(features):
+                self.counts.setdefault(name, FeatureCounts(MOST_IDS)).add(bags)
         self._last = time.perf_counter()
-        self.counting_s += self._last - now
-
-    def _count(self, features: Any) -> None:
-        self.batches += 1
-        for name, bags in _bags_of(features):
-            self.counts.setdefault(name, FeatureCounts(MOST_IDS)).add(bags)
+        self.credit_s -= self._last - now
 
     def save(self, path: Path) -> None:
         """Write the counts, as a checkpoint of `shardopt stats` has them, and the step times."""
+        start = time.perf_counter()
         arrays: dict[str, Any] = {"step_seconds": np.array(self._times)}
         for name, found in self.counts.items():
             arrays |= {f"{name}.{what}": value for what, value in found.state().items()}
         with atomic_open(path) as stream:
             np.savez(stream, allow_pickle=False, **arrays)
+        self.credit_s -= time.perf_counter() - start
 
     def statistics(self, rows: Mapping[str, int]) -> list[FeatureStats]:
         """What the counted ids say, by feature.
@@ -98,27 +98,25 @@ class StepWindow:
 
 
 def _bags_of(features: Any) -> Iterator[tuple[str, Bags]]:
-    """The bags of every feature; of one that several tensors hold, the first."""
-    tensors = features.values() if isinstance(features, Mapping) else [features]
-    seen: set[str] = set()
+    """Bags of every feature, of the first samples; of one that several tensors hold, the first."""
+    tensors = list(features.values()) if isinstance(features, Mapping) else [features]
     for tensor in tensors:
         if not isinstance(tensor, KeyedJaggedTensor):
             raise TypeError(
                 f"got {type(tensor).__name__} as the ids of a step; give the batch's "
                 "KeyedJaggedTensor, or a mapping of several"
             )
-        ids, lengths = tensor.values().cpu().numpy(), tensor.lengths().cpu().numpy()
-        ends = np.cumsum(tensor.length_per_key())
-        samples = np.cumsum(tensor.stride_per_key())
-        for key, end, last, count, stride in zip(
-            tensor.keys(),
-            ends,
-            samples,
-            tensor.length_per_key(),
-            tensor.stride_per_key(),
-            strict=True,
+    share = min(1.0, MOST_AT_ONCE / max(1, sum(tensor.values().numel() for tensor in tensors)))
+    seen: set[str] = set()
+    for tensor in tensors:
+        lengths = tensor.lengths().cpu().numpy()
+        first, sample = 0, 0
+        for key, ids, samples in zip(
+            tensor.keys(), tensor.length_per_key(), tensor.stride_per_key(), strict=True
         ):
             if key not in seen:
                 seen.add(key)
-                mine = ids[end - count : end].astype(np.int64)
-                yield key, Bags(mine, lengths[last - stride : last].astype(np.int64))
+                mine = lengths[sample : sample + math.ceil(share * samples)].astype(np.int64)
+                part = tensor.values()[first : first + int(mine.sum())]
+                yield key, Bags(part.cpu().numpy().astype(np.int64), mine)
+            first, sample = first + ids, sample + samples

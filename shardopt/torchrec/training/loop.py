@@ -48,7 +48,8 @@ class Training:
         ring: this rank's batches, which are cycled through; several trainings may share them.
         architecture: of the model beside its tables; None: the DLRM that the workload describes.
 
-    `model` is the model inside, its embedding modules sharded.
+    `sharded` is the `DistributedModelParallel`; `model` the model inside, its embedding modules
+    sharded.
 
     Raises:
         PlanError: TorchRec cannot run the plan.
@@ -74,15 +75,15 @@ class Training:
         unfused = [k for k, t in plan.tables.items() if t.compute_kernel is ComputeKernel.DENSE]
         apply_sparse_optimizers(model, workload, unfused=unfused)
         _fill_cheaply(model)
-        sharded = DistributedModelParallel(
+        self.sharded = DistributedModelParallel(
             model,
             device=device,
             plan=to_torchrec(plan, model, device=device),
             sharders=_sharders(workload),
         )
-        optimizer = dense_optimizer(sharded, workload)
+        optimizer = dense_optimizer(self.sharded, workload)
         kind = PIPELINES[workload.train_pipeline]
-        self.pipeline = kind(sharded, optimizer, device)
+        self.pipeline = kind(self.sharded, optimizer, device)
         self.batches = itertools.cycle(ring)
 
     def on(self, ring: Sequence[Batch]) -> Training:

@@ -30,6 +30,10 @@ def test_the_network_may_be_slow_where_the_memory_is_fast() -> None:
     assert found.memory == OLD.memory
 
 
+def test_two_profiles_of_one_name_are_two() -> None:
+    assert slowest([OLD, OLD.with_nic(10.0)]).collectives.inter.nic_gbit_s == 10.0
+
+
 def test_cpus_and_gpus_do_not_mix() -> None:
     with pytest.raises(InputError, match=r"h100-sxm, cpu-gloo: CPUs and GPUs"):
         slowest([NEW, load_hardware("cpu-gloo")])
