@@ -9,7 +9,7 @@ Why: docs/decisions/0066.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from predictor.model.plan import ComputeKernel, ShardingPlan, ShardingType, TablePlan
 from predictor.model.workload import Optimizer, Table
@@ -44,11 +44,26 @@ def find_obstacles(
     return found
 
 
-def is_movable(key: str, tables: Mapping[str, Table], plan: ShardingPlan) -> bool:
-    """Whether a table could go to other ranks in place, all else as it is."""
-    now = plan.tables[key]
-    mine = {k: table for k, table in tables.items() if table.module == tables[key].module}
-    return not any(_of_table(tables[key], now, now)) and not any(_of_module(mine, plan))
+def allowed_in_place(
+    tables: Mapping[str, Table], plan: ShardingPlan
+) -> Callable[[str, TablePlan], bool]:
+    """Whether TorchRec could change a table's sharding to another one in place, on whatever
+    distinct ranks, as `PlanInUse.allows` takes it.
+
+    Args:
+        tables: of the model, under the keys of the plan.
+        plan: what runs.
+    """
+    stuck: set[str] = set()
+    for module in {table.module for table in tables.values()}:
+        mine = {key: table for key, table in tables.items() if table.module == module}
+        if any(_of_module(mine, plan)):
+            stuck |= mine.keys()
+
+    def allows(key: str, after: TablePlan) -> bool:
+        return key not in stuck and not any(_of_table(tables[key], plan.tables[key], after))
+
+    return allows
 
 
 def _of_table(table: Table, before: TablePlan, after: TablePlan) -> Iterator[str]:
@@ -59,6 +74,9 @@ def _of_table(table: Table, before: TablePlan, after: TablePlan) -> Iterator[str
         yield f"has the kernel {before.compute_kernel}, then {after.compute_kernel}; only fused"
     if len(set(after.ranks)) < len(after.ranks):
         yield "has two shards on one rank afterwards, of which only one is filled"
+    widths = sorted({shard.size[1] for shard in after.shards})
+    if len(widths) > 1:
+        yield f"has column shards of {widths} columns afterwards; TorchRec loads only equal ones"
     if table.optimizer not in MOVED_STATE:
         yield f"has {table.optimizer}, of whose states only the first is moved"
     cuts = [sorted(shard.offset[1] for shard in plan.shards) for plan in (before, after)]

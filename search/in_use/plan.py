@@ -6,7 +6,7 @@ sizes and ranks all stay; every other table counts as one move.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -38,12 +38,15 @@ class PlanInUse:
         max_moves: tables that may change, >= 0; None for all of them.
         max_bytes: that may reach ranks which do not hold them, >= 0; None for any number.
         horizon: steps over which a move must pay for itself, >= 1; None counts no moves.
+        allows: whether the table of a key may change to a sharding, on whatever ranks; a table
+            that may not even keep its own elsewhere stays where it is. None: to any.
     """
 
     plan: ShardingPlan
     max_moves: int | None = None
     max_bytes: float | None = None
     horizon: int | None = None
+    allows: Callable[[str, TablePlan], bool] | None = None
 
 
 def check_plan_in_use(in_use: PlanInUse, problem: Problem) -> PlanInUse:
@@ -79,7 +82,8 @@ def space_near(space: Space, problem: Problem, in_use: PlanInUse) -> Space:
     for index, (key, table) in enumerate(zip(space.keys, problem.workload.tables, strict=True)):
         plan = in_use.plan.tables[key]
         option = space.option_of(index, plan) or _option_in_use(index, plan, problem)
-        if not option.is_legal(plan.ranks, problem.topology):
+        fixed = in_use.allows is not None and not in_use.allows(key, plan)
+        if fixed or not option.is_legal(plan.ranks, problem.topology):
             option = replace(option, pinned=plan.ranks)
         if find_broken_constraint(table, plan) or not is_sound(
             option, problem.workload, problem.hardware.device
@@ -87,6 +91,7 @@ def space_near(space: Space, problem: Problem, in_use: PlanInUse) -> Space:
             choices.append(None)
             continue
         choices.append((option, plan.ranks))
+        options[index] = [] if fixed else [o for o in options[index] if _allows(in_use, key, o)]
         if option not in options[index]:
             options[index].append(option)
     moves = len(choices) if in_use.max_moves is None else in_use.max_moves
@@ -98,6 +103,12 @@ def space_near(space: Space, problem: Problem, in_use: PlanInUse) -> Space:
 
     found = ChoicesInUse(tuple(choices), min(moves, len(choices)), arriving_bytes, in_use.max_bytes)
     return replace(space, options=tuple(map(tuple, options)), in_use=found)
+
+
+def _allows(in_use: PlanInUse, key: str, option: Option) -> bool:
+    if in_use.allows is None:
+        return True
+    return in_use.allows(key, place(option, tuple(range(option.num_shards))))
 
 
 def _option_in_use(index: int, plan: TablePlan, problem: Problem) -> Option:

@@ -11,29 +11,28 @@ for batch in batches:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from predictor.errors import InputError, PlanError
-from predictor.model.plan import ShardingPlan
+from predictor.model.plan import ShardingPlan, TablePlan
 from predictor.model.plan_check import check_plan
 from predictor.model.plan_json import load_plan
+from predictor.model.workload import Workload
 from predictor.units import gib
+from search.in_use.in_place import allowed_in_place
 from search.in_use.plan import PlanInUse
 from search.stop import Stop
 from shardopt.api.setting import Machine, resolve
 from shardopt.extras import needs_torchrec
-from shardopt.live.proposal import (
-    Proposal,
-    find_proposal,
-    keep_in_place,
-    observed_workload,
-)
+from shardopt.live.proposal import Proposal, find_proposal, observed_workload
 from shardopt.live.reshard import reshard
-from shardopt.live.running import find_mismatches
 from shardopt.live.window import StepWindow
+from shardopt.torchrec.plan.checkpoint import find_lost_state
+from shardopt.torchrec.plan.running import find_mismatches
 from shardopt.torchrec.planning.collective import on_first_rank, search_seconds
 
 with needs_torchrec():
@@ -85,16 +84,13 @@ class ReplanMonitor:
         given = plan if isinstance(plan, ShardingPlan) else load_plan(plan)
         self._setting = resolve(model, machine or Machine(), given)
         self.plan = check_plan(given, self._setting.workload, where="plan")
-        differs = list(find_mismatches(dmp, self.plan))
-        if differs:
-            raise PlanError(f"the plan is not the one that runs: {'; '.join(differs)}")
+        _check_running(dmp, self.plan)
         self.every = every
         self.steps = 0
         self.window = self._new_window()
         self.proposal: Proposal | None = None
         self._closed: StepWindow | None = None
         self._folder = Path(folder)
-        self._dmp = dmp
         self._limits = (max_moves, None if max_gib is None else gib(max_gib), horizon)
         self._any_move, self._effort, self._timeout_s = any_move, effort, timeout_seconds
 
@@ -146,6 +142,19 @@ class ReplanMonitor:
         if self.proposal is None:
             raise InputError("nothing was proposed yet; call propose()")
         reshard(dmp, self.proposal)
+        self.follow(dmp)
+
+    def follow(self, dmp: Any) -> None:
+        """Watch the model that runs the last proposal, after a move through a checkpoint
+        (`save_for_plan` and `load_under_plan` of `shardopt.torchrec`).
+
+        Raises:
+            InputError: nothing was proposed.
+            PlanError: the model runs another plan.
+        """
+        if self.proposal is None:
+            raise InputError("nothing was proposed yet; call propose()")
+        _check_running(dmp, self.proposal.plan)
         self.plan, self.proposal = self.proposal.plan, None
         self.window, self._closed = self._new_window(self.window.credit_s), None
 
@@ -161,12 +170,24 @@ class ReplanMonitor:
             for feature in table.features
         }
         workload = observed_workload(self._setting.workload, window.statistics(rows), path)
-        if not self._any_move:
-            workload = keep_in_place(workload, self.plan)
         problem = replace(self._setting.problem(), workload=workload)
         max_moves, max_bytes, horizon = self._limits
-        in_use = PlanInUse(self.plan, max_moves, max_bytes, horizon)
+        in_use = PlanInUse(self.plan, max_moves, max_bytes, horizon, self._allows(workload))
         stop = Stop(self._effort, search_seconds(self._timeout_s))
         return find_proposal(
             problem, in_use, stop, measured_ms=window.step_ms, stats_file=str(path)
         )
+
+    def _allows(self, workload: Workload) -> Callable[[str, TablePlan], bool]:
+        """What a table may change to: in place, or so that a checkpoint keeps its state."""
+        tables = dict(zip(workload.keys, workload.tables, strict=True))
+        now = self.plan
+        if not self._any_move:
+            return allowed_in_place(tables, now)
+        return lambda key, after: not find_lost_state(tables[key], now.tables[key], after)
+
+
+def _check_running(dmp: Any, plan: ShardingPlan) -> None:
+    differs = list(find_mismatches(dmp, plan))
+    if differs:
+        raise PlanError(f"the plan is not the one that runs: {'; '.join(differs)}")

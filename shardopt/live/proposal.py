@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from predictor.model.plan import ShardingPlan
-from predictor.model.workload import Feature, Table, Workload
-from search.in_use.in_place import find_obstacles, is_movable
+from predictor.model.workload import Feature, Workload
+from search.in_use.in_place import find_obstacles
 from search.in_use.plan import PlanInUse
 from search.in_use.price import Move, MovePrice
 from search.problem import Problem, Result
@@ -101,25 +101,6 @@ def find_proposal(
         measured_ms,
         stats_file,
     )
-
-
-def keep_in_place(workload: Workload, plan: ShardingPlan) -> Workload:
-    """The workload with constraints that leave only moves that TorchRec can make in place."""
-    tables = dict(zip(workload.keys, workload.tables, strict=True))
-    kept = [_constrained(key, tables, plan) for key in workload.keys]
-    return replace(workload, tables=tuple(kept))
-
-
-def _constrained(key: str, tables: Mapping[str, Table], plan: ShardingPlan) -> Table:
-    table, now = tables[key], plan.tables[key]
-    free = is_movable(key, tables, plan)
-    constraints = replace(
-        table.constraints,
-        sharding_types=(now.sharding_type,),
-        compute_kernels=(now.compute_kernel,),
-        ranks=table.constraints.ranks if free else tuple(sorted(set(now.ranks))),
-    )
-    return replace(table, constraints=constraints)
 
 
 def observed_workload(

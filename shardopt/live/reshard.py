@@ -6,9 +6,6 @@ Why: docs/decisions/0066.
 from __future__ import annotations
 
 import copy
-import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 from predictor.errors import PlanError
@@ -16,16 +13,14 @@ from predictor.units import format_bytes
 from shardopt.api.content import digest
 from shardopt.extras import needs_torchrec
 from shardopt.live.proposal import Proposal
-from shardopt.live.running import find_mismatches, find_pipelined, free_bytes, homes_of
+from shardopt.live.transfers import sound_transfers
+from shardopt.torchrec.plan.agree import agree
 from shardopt.torchrec.plan.convert import sharding_spec
+from shardopt.torchrec.plan.running import find_mismatches, find_pipelined, free_bytes, homes_of
 
 with needs_torchrec():
     import torch.distributed as dist
-    from torchrec.distributed.sharding import dynamic_sharding
     from torchrec.distributed.types import EmbeddingModuleShardingPlan
-
-MOST_TAG = 0x7FFFFFFF
-"""Tags of gloo's messages have 31 bits."""
 
 
 def reshard(dmp: Any, proposal: Proposal) -> None:
@@ -34,7 +29,13 @@ def reshard(dmp: Any, proposal: Proposal) -> None:
     Raises:
         PlanError: something forbids it, on whichever rank; names all of it. Nothing was moved.
     """
-    _agree(digest(proposal.before, proposal.plan), _problems(dmp, proposal))
+    agree(
+        digest(proposal.before, proposal.plan),
+        _problems(dmp, proposal),
+        "the running job cannot take this proposal",
+        "Nothing was moved. Where a checkpoint is all that helps, use save_for_plan and "
+        "load_under_plan",
+    )
     homes = homes_of(dmp, proposal.plan)
     changed: dict[str, EmbeddingModuleShardingPlan] = {}
     for key in proposal.move.tables:
@@ -46,7 +47,7 @@ def reshard(dmp: Any, proposal: Proposal) -> None:
             table, rows, dmp.device.type, proposal.plan.local_world_size
         )
         changed.setdefault(path, EmbeddingModuleShardingPlan())[name] = sharding
-    with _same_tags_everywhere():
+    with sound_transfers():
         for path, tables in changed.items():
             # set where the features come in the order of the tables, and never taken back: after a
             # move that changes this order, ids would be looked up in other tables, silently
@@ -77,40 +78,3 @@ def _problems(dmp: Any, proposal: Proposal) -> list[str]:
             f"{format_bytes(need)} more and has {format_bytes(free)}"
         )
     return found
-
-
-def _agree(mine: str, problems: Sequence[str]) -> None:
-    """All ranks have the same proposal, and none has a problem with it."""
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, (mine, list(problems)))
-    digests = [of for of, _ in found]
-    told = list(dict.fromkeys(problem for _, of in found for problem in of))
-    if len(set(digests)) > 1:
-        others = [rank for rank, of in enumerate(digests) if of != digests[0]]
-        told.insert(0, f"ranks {others} have another proposal than rank 0")
-    if told:
-        raise PlanError(
-            f"the running job cannot take this proposal: {'; '.join(told)}. Nothing was moved. "
-            "Save a checkpoint and start again under the new plan where that is all that helps "
-            "(training_state, check_resume)"
-        )
-
-
-@contextmanager
-def _same_tags_everywhere() -> Iterator[None]:
-    """TorchRec tags messages with Python's hash of texts, which differs from process to process:
-    under gloo, which matches tags, ranks would wait for ever."""
-    theirs = getattr(dynamic_sharding, "_generate_tag", None)
-    if theirs is None:
-        yield
-        return
-
-    def tag(*words: Any, **named: Any) -> int:
-        text = repr((words, sorted(named.items())))
-        return zlib.crc32(text.encode()) & MOST_TAG
-
-    dynamic_sharding._generate_tag = tag
-    try:
-        yield
-    finally:
-        dynamic_sharding._generate_tag = theirs

@@ -1,8 +1,8 @@
 """What a training loop says of its data while it runs: ids of some samples, and all step times.
 
 Samples are counted only while the time spent in here is below `SHARE` of the time that has passed,
-over all windows, so that the overhead is bounded whatever counting costs; and few at a time, so that
-no step waits long. The counts are those of `shardopt stats`.
+over all windows, so that the overhead is bounded whatever counting costs; and few at a time, so
+that no step waits long. The counts are those of `shardopt stats`.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class StepWindow:
         self.counts: dict[str, FeatureCounts] = {}
         self.credit_s = credit_s
         self._counts_ids = counts_ids
+        self._counted = 0
         self._times = array("d")
         self._last = time.perf_counter()
 
@@ -72,8 +73,9 @@ class StepWindow:
         self._times.append(took)
         self.credit_s += SHARE * usual
         if self._counts_ids and (self.credit_s >= 0 or not self.counts):
-            for name, bags in _bags_of(features):
+            for name, bags in _bags_of(features, self._counted):
                 self.counts.setdefault(name, FeatureCounts(MOST_IDS)).add(bags)
+            self._counted += 1
         self._last = time.perf_counter()
         self.credit_s -= self._last - now
 
@@ -97,8 +99,13 @@ class StepWindow:
         return list(summarise(known, ReadOptions(rows=rows), 0))
 
 
-def _bags_of(features: Any) -> Iterator[tuple[str, Bags]]:
-    """Bags of every feature, of the first samples; of one that several tensors hold, the first."""
+def _bags_of(features: Any, turn: int) -> Iterator[tuple[str, Bags]]:
+    """Bags of every feature, of some samples in a row; of one that several tensors hold, the first.
+
+    Args:
+        turn: each takes the samples after those of the one before, as where a sample lies in its
+            batch may say what it is, and a data set that is read again must not be counted twice.
+    """
     tensors = list(features.values()) if isinstance(features, Mapping) else [features]
     for tensor in tensors:
         if not isinstance(tensor, KeyedJaggedTensor):
@@ -110,13 +117,16 @@ def _bags_of(features: Any) -> Iterator[tuple[str, Bags]]:
     seen: set[str] = set()
     for tensor in tensors:
         lengths = tensor.lengths().cpu().numpy()
-        first, sample = 0, 0
+        id_, sample = 0, 0
         for key, ids, samples in zip(
             tensor.keys(), tensor.length_per_key(), tensor.stride_per_key(), strict=True
         ):
             if key not in seen:
                 seen.add(key)
-                mine = lengths[sample : sample + math.ceil(share * samples)].astype(np.int64)
+                count = math.ceil(share * samples)
+                skip = turn * count % max(1, samples - count + 1)
+                mine = lengths[sample + skip : sample + skip + count].astype(np.int64)
+                first = id_ + int(lengths[sample : sample + skip].sum())
                 part = tensor.values()[first : first + int(mine.sum())]
                 yield key, Bags(part.cpu().numpy().astype(np.int64), mine)
-            first, sample = first + ids, sample + samples
+            id_, sample = id_ + ids, sample + samples

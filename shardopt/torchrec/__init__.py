@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from predictor.model.topology import ReplicaGroups
     from shardopt.torchrec.module.model_file import to_yaml
-    from shardopt.torchrec.plan.checkpoint import check_resume, load_training_state, training_state
+    from shardopt.torchrec.plan.checkpoint import (
+        check_resume,
+        load_training_state,
+        load_under_plan,
+        save_for_plan,
+        training_state,
+    )
     from shardopt.torchrec.planning.estimator import ShardoptPerfEstimator
     from shardopt.torchrec.planning.hook import ShardoptPlanner
     from shardopt.torchrec.planning.perf_model import ShardoptPerfModel
@@ -20,6 +26,8 @@ __all__ = [
     "ShardoptPlannerProvider",
     "check_resume",
     "load_training_state",
+    "load_under_plan",
+    "save_for_plan",
     "to_yaml",
     "training_state",
 ]
@@ -32,6 +40,8 @@ _HOME_OF = {
     "ShardoptPlannerProvider": "shardopt.torchrec.planning.provider",
     "check_resume": "shardopt.torchrec.plan.checkpoint",
     "load_training_state": "shardopt.torchrec.plan.checkpoint",
+    "load_under_plan": "shardopt.torchrec.plan.checkpoint",
+    "save_for_plan": "shardopt.torchrec.plan.checkpoint",
     "to_yaml": "shardopt.torchrec.module.model_file",
     "training_state": "shardopt.torchrec.plan.checkpoint",
 }

@@ -23,7 +23,7 @@ from shardopt.api.setting import Machine
 from shardopt.config import load_model
 from shardopt.live import reshard
 from shardopt.live.monitor import ReplanMonitor
-from shardopt.plan import load_plan
+from shardopt.plan import LoadedPlan, load_plan
 from shardopt.torchrec.training.batch import Batch, synthetic_batch
 from shardopt.torchrec.training.module import build_model
 from shardopt.torchrec.training.optimizers import apply_sparse_optimizers, dense_optimizer
@@ -40,21 +40,22 @@ def main(job: Path) -> None:
         synthetic_batch(load if step < EVERY else drifted(load), rank=rank, index=step)
         for step in range(STEPS)
     ]
-    model = sharded(load, job)
+    model = sharded(load, load_plan(job / "plan.json"))
     found: dict[str, Any] = {"still": [train(model, load, batch) for batch in batches]}
     found |= watched(load, job, batches)
     (job / f"found.{rank}.json").write_text(json.dumps(found))
     leave_group()
 
 
-def sharded(load: Workload, job: Path) -> DistributedModelParallel:
+def sharded(load: Workload, plan: LoadedPlan) -> DistributedModelParallel:
+    """The model under a plan, with the weights it starts with."""
     torch.manual_seed(1)
     model = build_model(load, "meta")
     apply_sparse_optimizers(model, load, learning_rate=0.1, eps=1e-8)
     return DistributedModelParallel(
         model,
         device=torch.device("cpu"),
-        plan=load_plan(job / "plan.json").to_torchrec(model, device="cpu"),
+        plan=plan.to_torchrec(model, device="cpu"),
         sharders=[EmbeddingBagCollectionSharder()],
     )
 
@@ -71,7 +72,7 @@ def train(model: DistributedModelParallel, load: Workload, batch: Batch) -> floa
 
 def watched(load: Workload, job: Path, batches: list[Batch]) -> dict[str, Any]:
     """The same with a monitor, which moves when the second window of drifted data has closed."""
-    model = sharded(load, job)
+    model = sharded(load, load_plan(job / "plan.json"))
     found: dict[str, Any] = {"losses": [], "refused": {}}
 
     def monitor_of(plan: Any) -> ReplanMonitor:

@@ -11,7 +11,7 @@ pytest.importorskip("torchrec")
 
 from predictor.model.plan import ComputeKernel, Shard, ShardingType, TablePlan
 from predictor.model.plan_json import plan_to_dict
-from search.in_use.in_place import find_obstacles, is_movable
+from search.in_use.in_place import allowed_in_place, find_obstacles
 from shardopt.config.write import write_model
 from tests.distributed import live_case as case
 from tests.distributed.ranks import run_ranks
@@ -102,6 +102,8 @@ def test_what_moves_in_place() -> None:
     columns = TablePlan(T.COLUMN_WISE, ComputeKernel.FUSED, halves)
     assert "goes from table_wise to column_wise" in obstacles("t0", columns)
     assert "do not follow other column cuts" in obstacles("t0", columns)
+    uneven = (Shard(0, (0, 0), (5000, 8)), Shard(1, (0, 8), (5000, 24)))
+    assert "shards of [8, 24] columns" in obstacles("t0", replace(columns, shards=uneven))
     uvm = replace(there, compute_kernel=ComputeKernel.FUSED_UVM)
     assert "only fused" in obstacles("t0", uvm)
     twice = replace(columns, shards=tuple(replace(shard, rank=0) for shard in halves))
@@ -110,13 +112,14 @@ def test_what_moves_in_place() -> None:
 
 def test_what_keeps_a_whole_module_where_it_is() -> None:
     key = LOAD.keys[0]
-    assert is_movable(key, TABLES, BEFORE)
+    own = BEFORE.tables[key]
+    assert allowed_in_place(TABLES, BEFORE)(key, own)
     mixed = {**TABLES, LOAD.keys[1]: replace(TABLES[LOAD.keys[1]], optimizer="exact_sgd")}
-    assert not is_movable(key, mixed, BEFORE)
+    assert not allowed_in_place(mixed, BEFORE)(key, own)
     copies = tuple(Shard(rank, (0, 0), (5000, 32)) for rank in range(2))
     replicated = TablePlan(T.DATA_PARALLEL, ComputeKernel.DENSE, copies)
     plan = replace(BEFORE, tables={**BEFORE.tables, LOAD.keys[1]: replicated})
-    assert not is_movable(key, TABLES, plan)
+    assert not allowed_in_place(TABLES, plan)(key, own)
 
 
 def test_without_a_running_job_there_is_nothing_to_watch(tmp_path: Path) -> None:

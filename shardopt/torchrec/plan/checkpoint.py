@@ -8,13 +8,22 @@ Why: docs/decisions/0027.
 
 from __future__ import annotations
 
+from os import PathLike
 from typing import Any
 
 from predictor.errors import PlanError
 from predictor.model.plan import ComputeKernel, ShardingPlan, TablePlan
 from predictor.model.plan_check import check_plan
 from predictor.model.workload import Optimizer, Table, Workload
+from shardopt.api.content import digest
+from shardopt.extras import needs_torchrec
+from shardopt.torchrec.plan.agree import agree
+from shardopt.torchrec.plan.running import find_mismatches
 
+with needs_torchrec():
+    import torch.distributed.checkpoint as dcp
+
+NOTHING_SAVED = "Nothing was saved, and the job can go on as it is"
 ROW_STATE = (
     Optimizer.ROWWISE_ADAGRAD,
     Optimizer.PARTIAL_ROWWISE_ADAM,
@@ -45,6 +54,54 @@ def load_training_state(model: Any, state: dict[str, Any]) -> None:
     model.fused_optimizer.load_state_dict(whole)
 
 
+def save_for_plan(
+    model: Any,
+    before: ShardingPlan,
+    after: ShardingPlan,
+    workload: Workload,
+    folder: str | PathLike[str],
+) -> None:
+    """The first half of a move that TorchRec cannot make in place: weights and states of the fused
+    optimizers go to a folder that all ranks share. Then drop the model, build it under the new
+    plan, call `load_under_plan`, and hand the ``state_dict()`` of the old dense optimizer to the
+    new one. To be called on all ranks at once, between two steps.
+
+    Args:
+        model: the running `DistributedModelParallel`.
+        before, after: what it runs, and what it is to run.
+
+    Raises:
+        PlanError: the model runs another plan, the new one would lose an optimizer state, or ranks
+            disagree; names all of it, on every rank. Nothing was saved.
+    """
+    problems = []
+    try:
+        differs = list(find_mismatches(model, before))
+        if differs:
+            problems.append(f"another plan than the given one runs: {'; '.join(differs)}")
+        check_resume(before, after, workload)
+    except PlanError as error:
+        problems.append(str(error))
+    agree(digest(before, after), problems, "the job cannot go on under this plan", NOTHING_SAVED)
+    dcp.save(training_state(model), checkpoint_id=str(folder))
+
+
+def load_under_plan(model: Any, folder: str | PathLike[str]) -> None:
+    """The second half: fill a model that was built under the new plan; on all ranks at once.
+
+    Raises:
+        PlanError: the folder has no such checkpoint, or one of another model.
+    """
+    state = training_state(model)
+    try:
+        dcp.load(state, checkpoint_id=str(folder))
+    except (dcp.api.CheckpointException, OSError, RuntimeError) as error:
+        raise PlanError(
+            f"{folder}: cannot be loaded into this model: {error}; give the folder of save_for_plan"
+        ) from error
+    load_training_state(model, state)
+
+
 def check_resume(before: ShardingPlan, after: ShardingPlan, workload: Workload) -> None:
     """Refuse a plan that cannot resume what was saved under another.
 
@@ -70,7 +127,7 @@ def check_resume(before: ShardingPlan, after: ShardingPlan, workload: Workload) 
     problems = [
         f"table '{key}' {problem}"
         for key, table in zip(workload.keys, workload.tables, strict=True)
-        if (problem := _problem(table, old[key], new[key]))
+        if (problem := find_lost_state(table, old[key], new[key]))
     ]
     if problems:
         raise PlanError(
@@ -81,7 +138,8 @@ def check_resume(before: ShardingPlan, after: ShardingPlan, workload: Workload) 
         )
 
 
-def _problem(table: Table, before: TablePlan, after: TablePlan) -> str | None:
+def find_lost_state(table: Table, before: TablePlan, after: TablePlan) -> str | None:
+    """Why a table cannot be loaded under another sharding, or None; see `check_resume`."""
     dense = [plan.compute_kernel is ComputeKernel.DENSE for plan in (before, after)]
     if all(dense):
         return None

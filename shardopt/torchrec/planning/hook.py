@@ -8,7 +8,7 @@ and a performance model in turn; here one search answers for all three.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,8 @@ from predictor.model.workload import Workload
 from predictor.predict import predict
 from search.choose import NOMINAL
 from search.problem import Problem, Result
-from search.solve import solve
-from search.stop import Stop
-from shardopt.api.cache import ResultCache, is_final
-from shardopt.api.scenarios import ScenarioSource, read_scenarios, windows_of
+from shardopt.api.cache import ResultCache
+from shardopt.api.scenarios import read_scenarios, windows_of
 from shardopt.config import load_model
 from shardopt.config.clusters.cluster_file import hardware_of
 from shardopt.extras import needs_torchrec
@@ -49,7 +47,8 @@ from shardopt.torchrec.planning.machine import (
     detect_hardware,
     read_cluster,
 )
-from shardopt.torchrec.planning.replicas import find_replicas, problem_of
+from shardopt.torchrec.planning.replicas import find_replicas
+from shardopt.torchrec.planning.setting import SearchSetting
 from shardopt.torchrec.planning.stand_ins import (
     MinimumProposer,
     PredictedPerfModel,
@@ -208,10 +207,20 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             loaded = LoadedOptions(plan_loader, self._enumerator)
             self.plan_loader, self._callbacks = loaded, [loaded.restored, *self._callbacks]
         check_bandwidths(self._topology)
-        self._cluster = None if cluster is None else read_cluster(cluster, job or self._topology)
-        if hardware is None and self._cluster is not None:
-            _, hardware = hardware_of(self._cluster) or (None, None)
-        self._hardware = detect_hardware(hardware, self._topology.compute_device)
+        links = None if cluster is None else read_cluster(cluster, job or self._topology)
+        if hardware is None and links is not None:
+            _, hardware = hardware_of(links) or (None, None)
+        costs = detect_hardware(hardware, self._topology.compute_device)
+        self._setting = SearchSetting(
+            costs,
+            links,
+            self.replicas,
+            1.0 if effort is None else effort,
+            seed,
+            objective,
+            read_scenarios(scenarios, costs, windows_of(model)),
+            ResultCache.of_user() if cache else None,
+        )
         given = zip(THEIRS, (proposer, partitioner, performance_model), strict=True)
         replaced = [name for name, part in given if part]
         if replaced:
@@ -231,11 +240,6 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         self._default_pooling_factor = default_pooling_factor
         self._strict = strict
         self._example_inputs = example_inputs
-        self._effort = 1.0 if effort is None else effort
-        self._seed = seed
-        self._objective = objective
-        self._scenarios = read_scenarios(scenarios, self._hardware, windows_of(model))
-        self._cache = ResultCache.of_user() if cache else None
         self._ceiling_s: float | None = timeout_seconds
         self._request: tuple[nn.Module, Sequence[ModuleSharder[nn.Module]]] | None = None
         self._searched: _Searched | None = None
@@ -322,9 +326,9 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         """What the search chooses for tables that shardopt predicts."""
         module, sharders = self._asked
         workload = read_workload(module, sharders, space, self._inputs())
-        problem = problem_of(workload, left, self._hardware, self._cluster, self.replicas)
+        problem = self._setting.problem(workload, left)
         try:
-            result = self._solve(problem, self._in_windows(space))
+            result = self._setting.solve(problem, self._in_windows(space), self._ceiling_s)
         except InfeasibleError as error:
             raise PlannerError(error_type=PlannerErrorType.PARTITION, message=str(error)) from error
         options = to_options(result.best.plan, workload, space)
@@ -333,24 +337,11 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         self.rating = result.best.iteration_ms
         return options
 
-    def _in_windows(self, space: Options) -> ScenarioSource:
-        """The scenarios, with the tables of the module in every window of data."""
+    def _in_windows(self, space: Options) -> dict[str, Workload]:
+        """The tables of the module in every window of data."""
         given = self._inputs()
-        windows = self._scenarios.windows.items()
-        found = {n: read_workload(*self._asked, space, given._replace(known=w)) for n, w in windows}
-        return replace(self._scenarios, windows=found)
-
-    def _solve(self, problem: Problem, source: ScenarioSource) -> Result:
-        """The answer that is kept for the same input, or that of a search."""
-
-        def search() -> Result:
-            stop, wanted = Stop(self._effort, self._ceiling_s), source.of(problem)
-            return solve(problem, stop, self._seed, aim=self._objective, scenarios=wanted)
-
-        if self._cache is None:
-            return search()
-        given = problem, self._effort, self._seed, self._objective, source
-        return self._cache.recall(given, search, is_final)
+        windows = self._setting.scenarios.windows.items()
+        return {n: read_workload(*self._asked, space, given._replace(known=w)) for n, w in windows}
 
     def _inputs(self) -> UserInputs:
         """What the user gives; the enumerator's own constraints decide, as in TorchRec."""
@@ -385,7 +376,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         if searched is None:
             workload = read_workload(module, sharders, mine, self._inputs())
             reserved = self._storage_reservation.last_reserved_topology or self._topology
-            problem = problem_of(workload, reserved, self._hardware, self._cluster, self.replicas)
+            problem = self._setting.problem(workload, reserved)
         else:
             problem = searched.problem
         plan = plan_of(mine, problem)

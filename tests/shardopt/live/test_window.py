@@ -45,10 +45,10 @@ def counting(monkeypatch: pytest.MonkeyPatch, clock: Clock, seconds: float) -> l
     at: list[float] = []
     whole = window._bags_of
 
-    def slow(features: object) -> object:
+    def slow(features: object, turn: int) -> object:
         at.append(clock.now)
         clock.now += seconds
-        return whole(features)
+        return whole(features, turn)
 
     monkeypatch.setattr(window, "_bags_of", slow)
     return at
@@ -102,22 +102,17 @@ def test_a_rank_that_counts_no_ids(clock: Clock) -> None:
     assert not seen.counts
 
 
-def test_of_large_batches_the_first_samples_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_large_batches_some_samples_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window, "MOST_AT_ONCE", 3)
-    seen = StepWindow()
-    seen.add({"x": batch([1, 2, 2, 7, 8, 9], [1, 2, 0, 3]), "y": SMALL})
-    # 3 of 10 ids: the first of the two samples
-    assert {name: (c.samples, c.ids) for name, c in seen.counts.items()} == {
-        "a": (1, 1),
-        "b": (1, 0),
-    }
-    whole = StepWindow()
+    large = {"x": batch([1, 2, 2, 7, 8, 9], [1, 2, 0, 3]), "y": SMALL}
+    # 3 of 10 ids: one of the two samples, and then the other
+    turns = [dict(window._bags_of(large, turn)) for turn in range(3)]
+    assert [turn["a"].ids.tolist() for turn in turns] == [[1], [2, 2], [1]]
+    assert [turn["b"].ids.tolist() for turn in turns] == [[], [7, 8, 9], []]
     monkeypatch.setattr(window, "MOST_AT_ONCE", 10)
-    whole.add(SMALL)
-    assert {name: (c.samples, c.ids) for name, c in whole.counts.items()} == {
-        "a": (2, 3),
-        "b": (2, 1),
-    }
+    whole = dict(window._bags_of(SMALL, 5))
+    assert [whole[name].ids.tolist() for name in "ab"] == [[1, 2, 2], [7]]
+    assert [whole[name].lengths.tolist() for name in "ab"] == [[1, 2], [0, 1]]
 
 
 def test_what_are_no_ids_is_named() -> None:

@@ -63,7 +63,7 @@ def test_the_second_planner_takes_the_answer_from_the_cache(
 ) -> None:
     first, made = planner(), planner()
     plan = str(first.plan(Model(), SHARDERS))
-    monkeypatch.setattr("shardopt.torchrec.planning.hook.solve", None)
+    monkeypatch.setattr("shardopt.torchrec.planning.setting.solve", None)
     assert str(made.plan(Model(), SHARDERS)) == plan
     assert made.found is not None
     assert first.found is not None
