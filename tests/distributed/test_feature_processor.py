@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from predictor.cost.position_weights import (
+from predictor.cost.ops.position_weights import (
     OPS,
     PREPARE_BYTES,
     PREPARE_OPS,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.host_ops import HOST_OPS
 from predictor.cost.loads import Load
-from predictor.cost.position_weights import (
+from predictor.cost.ops.position_weights import (
     OPS,
     PREPARE_BYTES,
     RANGE_BYTES,

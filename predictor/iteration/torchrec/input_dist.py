@@ -9,7 +9,7 @@ import numpy as np
 from predictor.cost.elementwise import copy_h2d_ms
 from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.host_ops import HOST_OPS
-from predictor.cost.position_weights import PREPARE_OPS
+from predictor.cost.ops.position_weights import PREPARE_OPS
 from predictor.iteration.graph import Dep, Graph, Mask
 from predictor.iteration.torchrec.sparse import LENGTH_BYTES, ROW_SPLIT, Exchange
 from predictor.model.reservation import INDEX_BYTES

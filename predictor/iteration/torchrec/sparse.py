@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from predictor import units
-from predictor.cost import position_weights
 from predictor.cost.elementwise import memory_ms
 from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.loads import Load, LookupGroup, fused_backward_ms, fused_forward_ms
@@ -27,6 +26,7 @@ from predictor.cost.lookup.embedding import (
     sort_pass_ms,
     sort_passes,
 )
+from predictor.cost.ops import position_weights
 from predictor.cost.stragglers import expected_excess
 from predictor.iteration.graph import Mask
 from predictor.model.plan import ShardingType

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from predictor.cost.position_weights import (
+from predictor.cost.ops.position_weights import (
     OPS,
     PREPARE_BYTES,
     RANGE_BYTES,
