@@ -31,6 +31,8 @@ ROUNDING = 1e-9
 """Taken off the bound."""
 MAX_SETS = 256
 """With more sets of exchanges than this, plans are made of those only that the division ends at."""
+FLOOR_STEPS = 20
+"""Refinements that are made even when time is up: without them next to nothing is proven."""
 WORTH = 5e-3
 """Gap below which it is not worth while to look at what single ranks can hold."""
 KNAPSACKS = 240
@@ -56,6 +58,7 @@ class LowerBound:
         self._solved: list[Bounded] = []
         self._filled: list[Bounded] = []
         self._count = count()
+        self._refined = 0
 
     @cached_property
     def choices(self) -> BoundChoices:
@@ -77,7 +80,7 @@ class LowerBound:
 
         Args:
             upper_ms: a plan with this time is known; sets above it need no more work.
-            stop: asked after every step with the bound so far.
+            stop: asked after every step with the bound so far, but for the first few.
         """
         if self._open is None:
             everything = ExchangeSet(self.choices, np.arange(len(self.choices.all)), frozenset())
@@ -94,7 +97,7 @@ class LowerBound:
             except KeyboardInterrupt:  # the bound is of all plans, also of these
                 heapq.heappush(self._open, (before, number, one))
                 raise
-            bound = max(bound, before)
+            bound, self._refined = max(bound, before), self._refined + 1
             if not done:
                 heapq.heappush(self._open, (bound, number, one))
             elif one.is_exact or bound == np.inf:
@@ -103,7 +106,7 @@ class LowerBound:
                 for part in one.parts():
                     known = self._by_exchanges.get(part.exchanges) if part.is_exact else None
                     heapq.heappush(self._open, (bound, next(self._count), known or part))
-            if stop(self.proven_ms):
+            if self._refined >= FLOOR_STEPS and stop(self.proven_ms):
                 break
         return float(min(self.proven_ms, upper_ms) * (1 - ROUNDING))
 
