@@ -23,8 +23,12 @@ Ints = NDArray[np.intp]
 GIB = float(1 << 30)
 
 
-def exchange_of(group: LookupGroup) -> tuple[str, str]:
-    """Module and sharding type."""
+Exchange = tuple[str, str]
+"""Module and sharding type."""
+
+
+def exchange_of(group: LookupGroup) -> Exchange:
+    """What a lookup group is exchanged with."""
     return group.module, group.sharding_type
 
 
@@ -97,7 +101,7 @@ class BoundChoices:
             self.needs = np.hstack([self.needs, moves])
             caps.append(float(space.in_use.max_moves))
         self.caps = np.array(caps)
-        self.hulls: dict[str, Hulls] = {}
+        self.hulls: dict[tuple[str, bool], Hulls] = {}
 
     def _of_space(self, space: Space) -> Iterator[BoundChoice]:
         world = self.problem.topology.world_size
@@ -187,6 +191,6 @@ class BoundChoices:
             needed[block] = ~beats.any(axis=0)
         return needed
 
-    def exchange(self, choice: BoundChoice) -> tuple[str, str]:
+    def exchange(self, choice: BoundChoice) -> Exchange:
         """Module and sharding type of a choice."""
         return exchange_of(self.scorer.groups[choice.group])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
 
 from predictor.cost.loads import filling_column
-from search.bound.choices import BoundChoices, exchange_of
+from search.bound.choices import BoundChoices, Exchange, exchange_of
 from search.bound.patterns import RankPatterns
 from search.bound.program import Program
 from search.bound.rank_excess import CycleSegment, RankExcess
@@ -37,11 +37,11 @@ PARTS = 3
 
 
 class ExchangeSet:
-    """The bound for plans that use a set of exchanges.
+    """The bound for plans that use a set of exchanges, and may use some others.
 
     Args:
         index: positions in `BoundChoices.all`, table by table.
-        exact: plans use all of the exchanges; if not, any of them.
+        used: exchanges that all plans use; None: all that the choices have.
         needed: choices that are variables of the program; found out if None. What it proves holds
             for all.
     """
@@ -50,19 +50,26 @@ class ExchangeSet:
         self,
         known: BoundChoices,
         index: Ints,
-        *,
-        exact: bool,
+        used: frozenset[Exchange] | None = None,
         needed: NDArray[np.bool_] | None = None,
     ) -> None:
         self.known = known
         self.index = index
         self.choices = [known.all[i] for i in index.tolist()]
-        self.exact = exact
         self.proven = 0.0
         self.cut_short = False
         self.first = np.flatnonzero(np.diff([-1, *(c.table for c in self.choices)]))
+        names = [known.exchange(choice) for choice in self.choices]
+        self.exchanges = frozenset(names)
+        self.used = self.exchanges if used is None else used | self._needed_by_tables(names)
         self.needed = known.undominated(index) if needed is None else needed
         self.relaxation: Relaxation | None = None
+
+    def _needed_by_tables(self, names: Sequence[Exchange]) -> frozenset[Exchange]:
+        """Exchanges without which some table has no option."""
+        tables = zip(self.first.tolist(), [*self.first[1:].tolist(), len(names)], strict=True)
+        offered = [set(names[first:end]) for first, end in tables]
+        return frozenset().union(*(found for found in offered if len(found) == 1))
 
     @property
     def options(self) -> list[Option]:
@@ -88,7 +95,7 @@ class ExchangeSet:
         """
         least = np.minimum.reduceat(excess, self.first)
         kept = excess <= np.repeat(least, self.program.sizes) * (1 + TOLERANCE)
-        smaller = ExchangeSet(self.known, self.index[kept], exact=self.exact)
+        smaller = ExchangeSet(self.known, self.index[kept])
         for _ in range(MAX_CUTS):
             if smaller.refine()[1]:
                 break
@@ -100,23 +107,26 @@ class ExchangeSet:
         self.group = np.searchsorted(used, known.groups[self.index])
         self.members = [np.flatnonzero(self.group == i) for i in range(len(used))]
         self.loads, self.sharing = known.loads[self.index], known.sharing[self.index]
-        self.relaxation = self._relax(known.hulls if self.exact else {})
+        self.relaxation = self._relax(known.hulls)
         self.memory = known.needs[self.index].T
         self.program = Program(self.first, self.needed, self.memory, known.caps)
         exchange = [exchange_of(known.scorer.groups[g]) for g in used]
         longest, even = known.longest[self.index], known.even[self.index]
-        self.rank_excess = RankExcess(self.program, self.group, exchange, longest, even)
+        self.rank_excess = RankExcess(self.program, self.group, exchange, self.used, longest, even)
         self.constants: list[float] = []
         self.weights = np.zeros((0, len(self.choices)))
 
-    def _relax(self, hulls: dict[str, Hulls], reach: float = 1.0) -> Relaxation:
+    def _relax(self, hulls: dict[tuple[str, bool], Hulls], reach: float = 1.0) -> Relaxation:
         known = self.known
-        used = sorted({c.group for c in self.choices})
-        groups = [known.scorer.groups[g] for g in used]
+        numbers = sorted({c.group for c in self.choices})
+        groups = [known.scorer.groups[g] for g in numbers]
         ceiling = np.stack([self._ceiling(mine) for mine in self.members])
-        certain = [self._is_certain(group, used) for group in used]
-        least = np.stack([self._least(mine) for mine in self.members]) if self.exact else None
-        return Relaxation(known.scorer.costs, groups, ceiling, certain, hulls, least, reach)
+        present = [exchange_of(group) in self.used for group in groups]
+        certain = [self._is_certain(group, numbers) for group in numbers]
+        least = np.stack([self._least(mine) for mine in self.members])
+        least[~np.array(present)] = 0.0
+        costs = known.scorer.costs
+        return Relaxation(costs, groups, ceiling, present, certain, hulls, least, reach)
 
     def _ceiling(self, mine: Ints) -> Array:
         """The most that the tables can put into one lookup group, ``[COLUMNS]``."""
@@ -130,12 +140,12 @@ class ExchangeSet:
         return np.stack([self.loads[mine].min(axis=0), peaks.min(axis=0)])
 
     def _is_certain(self, group: int, groups: list[int]) -> bool:
-        """Every plan of the set uses the lookup group: some table has no other, or its exchange
-        has no other."""
+        """Every plan of the set uses the lookup group: some table has no other, or its exchange,
+        which they use, has no other."""
         key = exchange_of(self.known.scorer.groups[group])
         alone = sum(exchange_of(self.known.scorer.groups[g]) == key for g in groups) == 1
         mine = np.array([c.group == group for c in self.choices])
-        return (self.exact and alone) or bool(np.logical_and.reduceat(mine, self.first).any())
+        return (key in self.used and alone) or bool(np.logical_and.reduceat(mine, self.first).any())
 
     def refine(self) -> tuple[float, bool]:
         """One step: solve, cut. Returns the bound so far and whether no step will raise it."""
@@ -151,6 +161,26 @@ class ExchangeSet:
         self.proven = max(self.proven, self._certified())
         grown = self.rank_excess.add_rows()
         return self.proven, not self._cut() and not grown
+
+    @property
+    def is_exact(self) -> bool:
+        """All plans use all of its exchanges."""
+        return self.used == self.exchanges
+
+    def parts(self) -> Iterator[ExchangeSet]:
+        """Two sets that hold all of its plans between them: with the exchange that the last
+        optimum uses most of those that plans may do without, and without it. The second is left
+        out where some table has nothing else."""
+        names = [self.known.exchange(choice) for choice in self.choices]
+        shares = dict.fromkeys(sorted(self.exchanges - self.used), 0.0)
+        for name, share in zip(names, self.shares.tolist(), strict=True):
+            if name in shares:
+                shares[name] += share
+        chosen = max(shares, key=lambda name: shares[name])
+        yield ExchangeSet(self.known, self.index, self.used | {chosen}, self.needed)
+        kept = np.array([name != chosen for name in names])
+        if np.logical_or.reduceat(kept, self.first).all():
+            yield ExchangeSet(self.known, self.index[kept], self.used, self.needed[kept])
 
     def fill_ranks(self, upper_ms: float, work: int, stop: Callable[[], bool]) -> tuple[float, int]:
         """The bound once it is known what single ranks can hold, where that can help, and the
@@ -212,25 +242,21 @@ class ExchangeSet:
         assert self.relaxation is not None
         loads = self._priced()
         load = np.stack([self.shares[mine] @ loads[mine] for mine in self.members])
-        if not self.exact:
-            return self._violated(self.relaxation.busy(load), loads, load)
         # where floors are paid another cycle may be the longest
         for launched in (False, True):
             cut = self.relaxation.evaluate(load, launched=launched)[1]
-            if cut is not None and self._violated([cut], loads, load):
+            if cut is not None and self._violated(cut, loads, load):
                 return True
         return False
 
-    def _violated(self, cuts: Sequence[Cut], loads: Array, load: Array) -> bool:
-        """Add those of some cuts that the program's optimum violates; whether there are any."""
-        found = False
-        for cut in cuts:
-            segments = self.rank_excess.segments(cut, loads)
-            at = cut.constant + float((cut.slope * load).sum())
-            at += self.rank_excess.excess_ms(segments)
-            if at > self.program.optimum * (1 + TOLERANCE) + 1e-12:
-                self._add(cut, loads, segments)
-                found = True
+    def _violated(self, cut: Cut, loads: Array, load: Array) -> bool:
+        """Add a cut if the program's optimum violates it; whether it does."""
+        segments = self.rank_excess.segments(cut, loads)
+        at = cut.constant + float((cut.slope * load).sum())
+        at += self.rank_excess.excess_ms(segments)
+        found = at > self.program.optimum * (1 + TOLERANCE) + 1e-12
+        if found:
+            self._add(cut, loads, segments)
         return found
 
     def _priced(self) -> Array:

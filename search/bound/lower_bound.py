@@ -1,10 +1,14 @@
 """A lower bound on the predicted iteration time of every plan in a search space.
 
 Every plan uses some set of exchanges (module x sharding type), which fixes the operations of its
-graph. For each set, a linear program over fractional plans (each table mixes its options, memory is
-pooled over all ranks) is minimised under the cuts of `search.bound.relaxation`, which are added
-where the program's optimum violates them (Kelley 1960). The bound is the least over all sets; sets
-are refined best first, so only those that could hold the optimum cost time.
+graph. For plans that use some exchanges and may use others, a linear program over fractional plans
+(each table mixes its options, memory is pooled over all ranks) is minimised under the cuts of
+`search.bound.relaxation`, which are added where the program's optimum violates them (Kelley 1960).
+Where such a program is solved, its plans are divided at an exchange: those that use it, and those
+that do not (branch and bound, Land and Doig 1960). What has the least bound is refined first, so
+the bound is the best that is known at any time, and ends at a single set of exchanges.
+
+Why: docs/decisions/0003, docs/decisions/0070.
 """
 
 from __future__ import annotations
@@ -12,12 +16,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from functools import cached_property
-from itertools import chain, combinations
+from itertools import chain, combinations, count
 
 import numpy as np
 
 from predictor.iteration.plan_scorer import PlanScorer
-from search.bound.choices import BoundChoices
+from search.bound.choices import BoundChoices, Exchange
 from search.bound.exchange_set import ExchangeSet
 from search.bound.rank_excess import MAX_CHOICES
 from search.problem import Problem
@@ -26,13 +30,17 @@ from search.space.option import Space
 ROUNDING = 1e-9
 """Taken off the bound."""
 MAX_SETS = 256
-"""With more sets of exchanges than this, only the bound that holds for all sets is computed."""
+"""With more sets of exchanges than this, plans are made of those only that the division ends at."""
 FLOOR_STEPS = 20
-"""Refinements of the bound that holds for all sets, where every set starts from."""
+"""Refinements that are made even when time is up: without them next to nothing is proven."""
 WORTH = 5e-3
 """Gap below which it is not worth while to look at what single ranks can hold."""
 KNAPSACKS = 240
 """Knapsacks solved for that at effort 1; each takes hundredths of a second."""
+
+
+Bounded = tuple[float, int, ExchangeSet]
+"""Plans with their bound in ms, and a number that tells those with equal bounds apart."""
 
 
 class LowerBound:
@@ -44,12 +52,13 @@ class LowerBound:
 
     def __init__(self, problem: Problem, space: Space, scorer: PlanScorer) -> None:
         self._problem = problem, space, scorer
-        self.sets: list[ExchangeSet] = []
-        # sets that may still be refined, least bound first, and those whose program is solved; the
-        # least bound of the others
-        self._open: list[tuple[float, int, ExchangeSet]] | None = None
-        self._solved: list[tuple[float, int, ExchangeSet]] = []
-        self._fathomed = np.inf
+        # what may still be refined or divided, least bound first; sets of exchanges whose program
+        # is solved; and those of which it is known what single ranks can hold
+        self._open: list[Bounded] | None = None
+        self._solved: list[Bounded] = []
+        self._filled: list[Bounded] = []
+        self._count = count()
+        self._refined = 0
 
     @cached_property
     def choices(self) -> BoundChoices:
@@ -71,26 +80,33 @@ class LowerBound:
 
         Args:
             upper_ms: a plan with this time is known; sets above it need no more work.
-            stop: asked after every step with the bound so far.
+            stop: asked after every step with the bound so far, but for the first few.
         """
         if self._open is None:
-            self._begin()
-        assert self._open is not None
+            everything = ExchangeSet(self.choices, np.arange(len(self.choices.all)), frozenset())
+            self._open = [(0.0, next(self._count), everything)]
         for _ in range(steps):
             if not self._open or self.proven_ms >= min(self._least_solved, upper_ms):
                 break
-            before, index, one = heapq.heappop(self._open)
+            before, number, one = heapq.heappop(self._open)
             if one.proven > before:  # it was refined elsewhere
-                heapq.heappush(self._open, (one.proven, index, one))
+                heapq.heappush(self._open, (one.proven, number, one))
                 continue
             try:
                 bound, done = one.refine()
-            except KeyboardInterrupt:  # the bound is of all sets, also of this one
-                heapq.heappush(self._open, (before, index, one))
+            except KeyboardInterrupt:  # the bound is of all plans, also of these
+                heapq.heappush(self._open, (before, number, one))
                 raise
-            bound = max(bound, before)
-            heapq.heappush(self._solved if done else self._open, (bound, index, one))
-            if stop(self.proven_ms):
+            bound, self._refined = max(bound, before), self._refined + 1
+            if not done:
+                heapq.heappush(self._open, (bound, number, one))
+            elif one.is_exact or bound == np.inf:
+                heapq.heappush(self._solved, (bound, number, one))
+            else:
+                for part in one.parts():
+                    known = self._by_exchanges.get(part.exchanges) if part.is_exact else None
+                    heapq.heappush(self._open, (bound, next(self._count), known or part))
+            if self._refined >= FLOOR_STEPS and stop(self.proven_ms):
                 break
         return float(min(self.proven_ms, upper_ms) * (1 - ROUNDING))
 
@@ -113,21 +129,21 @@ class LowerBound:
                 break
             bound, used = one.fill_ranks(upper_ms, left, lambda: stop(self.proven_ms))
             left -= used
-            before, _, _ = heapq.heappop(self._solved)
-            self._fathomed = min(self._fathomed, max(bound, before))
+            before, number, _ = heapq.heappop(self._solved)
+            heapq.heappush(self._filled, (max(bound, before), number, one))
         return float(min(self.proven_ms, upper_ms) * (1 - ROUNDING))
 
     @property
     def proven_ms(self) -> float:
-        """The least bound of all sets so far; 0 before the first."""
+        """No plan is faster, as far as is known; 0 before anything is."""
         if self._open is None:
             return 0.0
-        return min(self._least_solved, self._open[0][0] if self._open else np.inf)
+        return min(self._least_solved, _least(self._open))
 
     @property
     def _least_solved(self) -> float:
         """The least bound of the sets whose programs are solved."""
-        return min(self._fathomed, self._solved[0][0] if self._solved else np.inf)
+        return min(_least(self._solved), _least(self._filled))
 
     def notes(self, upper_ms: float) -> tuple[str, ...]:
         """What the bound leaves out or did not get to, a sentence each; none where it is closed.
@@ -143,43 +159,32 @@ class LowerBound:
                 f"The bound balances all tables: {len(self.choices.all)} options are more than the "
                 f"{MAX_CHOICES} up to which it looks at longest shards"
             )
-        if not self.sets:
-            found.append(
-                f"One bound holds for all sets of sharding types, as there are over {MAX_SETS} sets"
-            )
-        cut = sum(bound < min(upper_ms, self._least_solved) for bound, _, _ in self._open)
-        if cut:
-            found.append(
-                f"The bound was cut short: {cut} of {len(self.sets)} sets of sharding types are "
-                "not solved to the end"
-            )
-        if any(one.cut_short for one in self.sets):
+        if _least(self._open) < min(upper_ms, self._least_solved):
+            found.append("The bound was cut short: not all plans were divided by sharding types")
+        if any(one.cut_short for _, _, one in self._filled):
             found.append("The bound was cut short: how tables fill single ranks was not settled")
         return tuple(found)
 
-    def _begin(self) -> None:
-        floor = self._floor()
-        self.sets = self._sets()
-        self._open = [(floor, i, one) for i, one in enumerate(self.sets)]
-        heapq.heapify(self._open)
-        self._fathomed = np.inf if self._open else floor
+    def promising(self, most: int) -> list[ExchangeSet]:
+        """The sets of exchanges that are not refuted, those with the lowest bounds first, of those
+        alike the ones with the fewest exchanges; none before `solve`."""
+        found = [*(self._open or ()), *self._solved, *self._filled]
+        if not self.sets:
+            return [one for bound, _, one in sorted(found) if one.is_exact and bound < np.inf]
+        least: dict[ExchangeSet, float] = {}
+        for bound, _, family in found:
+            for one in self.sets if bound < np.inf else ():
+                if family.used <= one.exchanges <= family.exchanges:
+                    one.proven = max(one.proven, bound)
+                    least[one] = one.proven
+        return sorted(least, key=lambda one: (least[one], len(one.exchanges)))[:most]
 
-    def promising(self, count: int) -> list[ExchangeSet]:
-        """The solved sets with the lowest bounds; fewer, or none, where `solve` saw fewer."""
-        seen = [one for one in self.sets if 0 < one.proven < np.inf]
-        return sorted(seen, key=lambda one: one.proven)[:count]
+    @cached_property
+    def _by_exchanges(self) -> dict[frozenset[Exchange], ExchangeSet]:
+        return {one.exchanges: one for one in self.sets}
 
-    def _floor(self) -> float:
-        """A bound that holds whatever the set of exchanges."""
-        everything = ExchangeSet(self.choices, np.arange(len(self.choices.all)), exact=False)
-        bound = 0.0
-        for _ in range(FLOOR_STEPS):
-            bound, done = everything.refine()
-            if done:
-                break
-        return bound
-
-    def _sets(self) -> list[ExchangeSet]:
+    @cached_property
+    def sets(self) -> list[ExchangeSet]:
         """All sets of exchanges that offer every table an option; none if they are too many."""
         choices = self.choices
         exchanges = [choices.exchange(c) for c in choices.all]
@@ -191,5 +196,10 @@ class LowerBound:
         for kept in chain.from_iterable(combinations(kinds, n) for n in range(1, len(kinds) + 1)):
             mine = np.flatnonzero([exchange in kept for exchange in exchanges])
             if len({choices.all[i].table for i in mine}) == choices.tables:
-                found.append(ExchangeSet(choices, mine, exact=True, needed=needed[mine]))
+                found.append(ExchangeSet(choices, mine, needed=needed[mine]))
         return found
+
+
+def _least(found: list[Bounded]) -> float:
+    """The least bound of a heap."""
+    return found[0][0] if found else np.inf

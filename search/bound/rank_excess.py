@@ -131,7 +131,8 @@ class RankExcess:
 
     Args:
         group: position of every choice's lookup group in the slopes of cuts, ``[choices]``.
-        exchange: what every group belongs to, ``[groups]``; plans of the set use all of them.
+        exchange: what every group belongs to, ``[groups]``.
+        used: exchanges that all plans of the set use.
         longest: work of its longest shard, ``[choices, WORK]``.
         even: work of it that every rank has, ``[choices, WORK]``.
     """
@@ -141,12 +142,14 @@ class RankExcess:
         program: Program,
         group: Ints,
         exchange: Sequence[tuple[str, str]],
+        used: frozenset[tuple[str, str]],
         longest: Array,
         even: Array,
     ) -> None:
         self.program = program
         self.group = group
         self.exchange = exchange
+        self.used = used
         self.longest = longest
         self.even = even
         self.found: list[_SegmentRows] = []
@@ -174,15 +177,15 @@ class RankExcess:
         return found
 
     def _floor(self, floors: Array) -> float:
-        """What the ranks that launch anything in a segment pay at least, if some rank is sure to: a
-        set's plans use every exchange, so one of its groups.
+        """What the ranks that launch anything in a segment pay at least, if some rank is sure to:
+        plans that use an exchange use one of its groups.
 
         Args:
             floors: of the groups there, ``[groups]``.
         """
         paid = floors > 0
         without = {e for e, one in zip(self.exchange, paid.tolist(), strict=True) if not one}
-        return float(floors[paid].min()) if set(self.exchange) - without else 0.0
+        return float(floors[paid].min()) if self.used - without else 0.0
 
     def excess_ms(self, segments: list[CycleSegment]) -> float:
         """What segments exceed the mean by at the program's last optimum in ms."""

@@ -14,12 +14,12 @@ Three steps, each of which can only lower the predicted time:
    graph. Any one cycle is a bound; with supporting lines instead of cost models it is linear in
    the loads, and valid for all loads.
 
-What remains is a family of linear cuts ``time >= constant + slope . load`` for one set of
-exchanges; `search.bound.lower_bound` minimises over the plans. A weaker family, `Relaxation.busy`,
-holds for every set: what a stream computes in an iteration takes at least that long, and an
-exchange that a plan does without is then one without loads.
+What remains are linear cuts ``time >= constant + slope . load`` for plans that use some exchanges
+and may use others; `search.bound.lower_bound` minimises over the plans. An operation that a plan
+may do without only passes on what came before it on its stream, and what it would have waited for,
+and takes the part of its time that grows with its loads.
 
-Why: docs/decisions/0003.
+Why: docs/decisions/0003, docs/decisions/0070.
 """
 
 from __future__ import annotations
@@ -168,27 +168,27 @@ class _Lines:
         graph: the operations at the load where the lines touch.
         slopes: of their costs, ``[columns, ops]``.
         floors: what a launch adds that only ranks with tables of a group pay, ``[groups, ops]``.
-        optional: which of them belong to an exchange, ``[ops]``.
         scopes: which ranks meet in them, ``[ops]``.
     """
 
     graph: Graph
     slopes: Array
     floors: Array
-    optional: list[bool]
     scopes: list[Scope | None]
 
 
 class Relaxation:
-    """The convex relaxation for plans that use exactly a given set of exchanges.
+    """The convex relaxation for plans that use some exchanges, and may use some others.
 
     Args:
         groups: lookup groups that the options of these exchanges can form.
         ceiling: per group, the load that no plan exceeds on average, ``[groups, columns]``.
+        present: per group, whether every plan uses its exchange.
         certain: per group, whether every plan uses it.
-        hulls: exchange name -> hulls; relaxations of one problem share them.
+        hulls: exchange name, and whether every plan uses it -> hulls; relaxations of one problem
+            share them.
         least: per group, the loads that its least option has, mean and largest shard,
-            ``[groups, 2, columns]``, if every plan uses all exchanges; None if not.
+            ``[groups, 2, columns]``; 0 where plans may do without its exchange, or if None.
         reach: multiple of the ceiling up to which the hulls hold: above 1 they do for ranks with
             more than the mean, and are lower.
     """
@@ -198,14 +198,16 @@ class Relaxation:
         costs: FixedCosts,
         groups: Sequence[LookupGroup],
         ceiling: Array,
+        present: Sequence[bool],
         certain: Sequence[bool],
-        hulls: dict[str, Hulls],
+        hulls: dict[tuple[str, bool], Hulls],
         least: Array | None = None,
         reach: float = 1.0,
     ) -> None:
         self.costs = costs
         self.groups = list(groups)
         self.ceiling = ceiling
+        self.present = list(present)
         self.certain = list(certain)
         self.hulls = hulls
         self.reach = reach
@@ -223,7 +225,7 @@ class Relaxation:
                 then of the cycle that is critical with it; a cycle bounds the time at any costs.
             launched: the cycle is that of a rank that pays the floors of all launches, likewise.
         """
-        lines = self._linearised(load, exact=True)
+        lines = self._linearised(load)
         graph, slopes, scopes = lines.graph, lines.slopes, lines.scopes
         extra = np.zeros(len(graph.ops))
         if more is not None:
@@ -268,44 +270,19 @@ class Relaxation:
         parts = [self._slope(slopes[:, run].sum(axis=1) / iterations) for run in runs]
         return np.array(parts).reshape(-1, *self.ceiling.shape)
 
-    def busy(self, load: Array) -> list[Cut]:
-        """Cuts that hold for plans with any of the exchanges: the work of one stream, or of the
-        host with the streams that run on it. Of an exchange's operations only the part counts
-        that grows with its loads."""
-        lines = self._linearised(load, exact=False)
-        graph, slopes, optional = lines.graph, lines.slopes, lines.optional
-        none = np.zeros((0, *self.ceiling.shape))
-        cuts = []
-        for streams in _sequential(graph):
-            ops = [i for i, op in enumerate(graph.ops) if op.stream in streams]
-            slope = self._slope(slopes[:, ops].sum(axis=1))
-            always = [i for i in ops if not optional[i]]
-            constant = sum(float(graph.ops[i].cost_ms[0]) for i in always)
-            constant -= float((self._slope(slopes[:, always].sum(axis=1)) * load).sum())
-            if "host" in streams:
-                constant += sum(
-                    op.host_ms for op, o in zip(graph.ops, optional, strict=True) if not o
-                )
-            cuts.append(Cut(constant, slope, none, none[..., 0], none, none))
-        return cuts
-
     def _slope(self, columns: Array) -> Array:
         slope: Array = np.zeros(self.ceiling.shape)
         slope.flat[self.columns] = columns
         return slope
 
-    def _linearised(self, load: Array, *, exact: bool) -> _Lines:
-        """The operations of one rank at ``load``, and what they cost at others.
-
-        Args:
-            exact: plans use all of the exchanges; else they pay for the company of no other.
-        """
+    def _linearised(self, load: Array) -> _Lines:
+        """The operations of one rank at ``load``, and what they cost at others."""
         base = load.ravel()
         count, groups = len(self.columns), len(self.groups)
         probes = np.repeat(base[None], count + groups + 2, axis=0)
         probes[np.arange(1, count + 1), self.columns] += 1.0
         loads = probes.reshape(len(probes), groups, 1, COLUMNS)
-        loads[..., Load.SHARDS] = 1.0 if exact else np.array(self.certain)[:, None]
+        loads[..., Load.SHARDS] = np.array(self.present)[:, None]
         loads[-1, :, 0, Load.SHARDS] = self.certain  # shows what a plan may do without
         paid = np.zeros((len(probes), groups, 1))
         paid[np.arange(groups) + count + 1, np.arange(groups)] = 1.0
@@ -315,11 +292,15 @@ class Relaxation:
         )
         # a shared cache can make the cost of one lookup negative; it counts as zero
         slopes = np.where(costs[0] < 0, 0.0, costs[1 : count + 1] - costs[0])
+        gone = [op.active is not None and not op.active[0] for op in many.ops]
+        # a plan without an operation takes no time for it
+        at = np.where(gone, np.minimum(costs[0], base[self.columns] @ slopes), costs[0])
         one = Graph(1, 1, many.inline_streams, many.launch_latency_ms)
-        one.ops = [self._single(op, costs[0, i]) for i, op in enumerate(many.ops)]
-        optional = [op.active is not None for op in many.ops]
+        single = [self._single(op, ms) for op, ms in zip(many.ops, at.tolist(), strict=True)]
+        one.ops, origin = _pass_by(single, gone)
         floors = costs[count + 1 : -1] - costs[0]
-        return _Lines(one, slopes, floors, optional, [op.scope for op in many.ops])
+        scopes = [None if gone[i] else many.ops[i].scope for i in origin]
+        return _Lines(one, slopes[:, origin], floors[:, origin], scopes)
 
     def _builder(self, loads: Array, paid: Array) -> DlrmBuilder:
         """The builder of a rank's operations.
@@ -330,7 +311,7 @@ class Relaxation:
                 of all plans pay them.
         """
         known, ceiling, least, certain = self.hulls, self.ceiling, self.least, self.certain
-        reach = self.reach
+        present, reach = self.present, self.reach
 
         class Relaxed(Exchange):
             """Costs are supporting lines at the loads of the first of the plans."""
@@ -338,16 +319,19 @@ class Relaxation:
             asked = 0
 
             def cost(self, model: CostModel, size: Size) -> Array:
-                if self.name not in known:
-                    mine = list(self.members)
-                    known[self.name] = Hulls(
+                mine = list(self.members)
+                used = all(present[m] for m in mine)
+                if (self.name, used) not in known:
+                    known[self.name, used] = Hulls(
                         ceiling[mine].sum(axis=0), least[mine].min(axis=0), reach
                     )
-                hull = known[self.name].get(self.asked, model, size)
+                hull = known[self.name, used].get(self.asked, model, size)
                 self.asked += 1
                 sizes = size(self.total)
                 at = float(sizes[0].max())
                 value, slope = hull.tangent(at)
+                if not used:  # without loads it takes no time
+                    value = min(value, slope * at)
                 return np.asarray(value + slope * (sizes - at))
 
             def _lookup(self, group: int, column: Load, floor_ms: float) -> Array:
@@ -387,8 +371,27 @@ def _runs(ops: Sequence[int], scopes: Sequence[Scope | None]) -> list[list[int]]
     return [run for run in runs if run and all(scopes[op] is None for op in run)]
 
 
-def _sequential(graph: Graph) -> list[set[str]]:
-    """Streams whose operations run one after the other: each alone, those on the host together."""
-    streams = dict.fromkeys(op.stream for op in graph.ops)
-    on_host = {"host", *graph.inline_streams}
-    return [on_host, *({s} for s in streams if s not in on_host)]
+def _pass_by(ops: Sequence[Op], gone: Sequence[bool]) -> tuple[list[Op], list[int]]:
+    """Operations of which plans may do without some, and which one each of them stands for.
+
+    Without an operation its stream and its host go on as they were, and what depends on it waits
+    for what it would have waited for (`predictor.iteration.timeline`). With it, either takes its
+    time. So it becomes two, neither of which waits for what the other does: one on its stream, and
+    one on its own, which has its dependencies and its dependants.
+    """
+    found: list[Op] = []
+    origin: list[int] = []
+    place: list[int] = []
+    for index, (op, without) in enumerate(zip(ops, gone, strict=True)):
+        if without:
+            alone = f"{op.name} {index} alone"
+            bare = replace(op, host_ms=0.0, kernels=1, blocks_host=False, fills=None)
+            found += [replace(bare, deps=()), replace(bare, stream=alone, thread=alone)]
+        else:
+            found.append(op)
+        origin += [index] * (len(found) - len(origin))
+        place.append(len(found) - 1)
+    moved = [
+        replace(op, deps=tuple(replace(dep, op=place[dep.op]) for dep in op.deps)) for op in found
+    ]
+    return moved, origin

@@ -123,7 +123,7 @@ class RatedPlans:
         """
         ours = self.times[self.plans.index(chosen)]
         found = np.zeros(len(ours))
-        hulls: dict[int, dict[str, Hulls]] = {}
+        hulls: dict[int, dict[tuple[str, bool], Hulls]] = {}
         bounds = []
         for index in range(len(ours)):
             own = self.scorer.objective(index)

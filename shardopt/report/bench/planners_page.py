@@ -55,6 +55,16 @@ plan is scored by two objectives:
   TorchRec's numbers instead of the predictor. Their gain is due to search alone.
 """
 
+MIXED = """\
+**Warning:** these rows come from different states of the code (see Sources), so they cannot be
+compared with each other. The command runs those again that are not of the present code.
+"""
+
+UNKNOWN = """\
+**Warning:** these rows do not say which state of the code they come from. The present code may give
+others; the command runs them again.
+"""
+
 PLANNERS = """## The planners
 
 - `torchrec`: TorchRec's `EmbeddingShardingPlanner` with its defaults. `torchrec dynamic` uses its
@@ -84,8 +94,20 @@ instances are built around a known packing and have no host memory; `-tw` allows
 def benchmarks_text(rows: Sequence[SearchRow]) -> str:
     """The page."""
     fields = rows_by_instance(rows)
-    parts = [HEAD, *_summary(fields), PLANNERS, *_by_instance(fields), *_machines(rows)]
+    parts = [HEAD, *_states(rows), *_summary(fields), PLANNERS, *_by_instance(fields)]
+    parts += _machines(rows)
     return "\n".join(parts).rstrip("\n") + "\n"
+
+
+def _states(rows: Sequence[SearchRow]) -> Iterator[str]:
+    """A warning where the rows are not of one state of the code. TorchRec's planners use less of
+    it, so theirs have a digest of their own."""
+    theirs = {row.sources for row in rows if row.planner.startswith(TORCHREC)}
+    ours = {row.sources for row in rows if not row.planner.startswith(TORCHREC)}
+    if len(theirs) > 1 or len(ours) > 1:
+        yield MIXED
+    elif "" in theirs | ours:
+        yield UNKNOWN
 
 
 def _summary(fields: Mapping[str, InstanceRows]) -> Iterator[str]:

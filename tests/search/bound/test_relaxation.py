@@ -129,16 +129,49 @@ def test_cuts_bound_every_plan_of_their_exchanges(seed: int, profile: HardwarePr
         loads = totals[like][:, groups].mean(axis=2)
         loads[..., Load.SHARDS] = 0.0
         certain = used[like][:, groups].all(axis=0).tolist()
-        relaxed = Relaxation(
-            scorer.costs, [scorer.groups[g] for g in groups], loads.max(axis=0), certain, {}
-        )
+        of_like = [scorer.groups[g] for g in groups]
+        present = [True] * len(groups)
+        relaxed = Relaxation(scorer.costs, of_like, loads.max(axis=0), present, certain, {})
         assert loads.shape[-1] == COLUMNS
         ms, cut = relaxed.evaluate(loads[0])
         assert ms <= times[like[0]] * (1 + 1e-9)
-        cuts = [*relaxed.busy(loads[0]), cut, relaxed.evaluate(loads[0], launched=True)[1]]
-        for one in filter(None, cuts):
+        for one in filter(None, [cut, relaxed.evaluate(loads[0], launched=True)[1]]):
             below = one.constant + (one.slope * loads).sum(axis=(1, 2))
             assert (below <= times[like] * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize(
+    ("seed", "profile"),
+    quick_only(
+        [(1, H100), (4, H100), (0, CPU)],
+        [*((seed, H100) for seed in range(12)), *((seed, CPU) for seed in range(4))],
+    ),
+)
+def test_cuts_bound_every_plan_that_may_do_without_some_exchanges(
+    seed: int, profile: HardwareProfile
+) -> None:
+    objective, _ = objective_of(replace(random_problem(seed), hardware=profile))
+    rng = random.Random(seed)
+    plans = [random_plan(objective, rng) for _ in range(150)]
+    times, scorer = objective.score(plans), objective.scorer
+    totals = np.stack([scorer.totals(objective.table_plans(p)) for p in plans])
+    used = totals[..., Load.SHARDS].any(axis=-1)
+    loads = totals.mean(axis=2)
+    loads[..., Load.SHARDS] = 0.0
+    names = [(g.module, g.sharding_type) for g in scorer.groups]
+    for _ in range(4):
+        all_use = {name for name in sorted(set(names)) if rng.random() < 0.4}
+        of_plan = [{n for n, u in zip(names, one, strict=True) if u} for one in used]
+        allowed = np.array([all_use <= found for found in of_plan])
+        present = [name in all_use for name in names]
+        certain = [p and names.count(n) == 1 for p, n in zip(present, names, strict=True)]
+        relaxed = Relaxation(scorer.costs, scorer.groups, loads.max(axis=0), present, certain, {})
+        for at in loads[rng.sample(range(len(plans)), 4)]:
+            for more, launched in ((0.0, False), (0.0, True), (0.5, False)):
+                cut = relaxed.evaluate(at, more * at, launched=launched)[1]
+                if cut is not None:
+                    below = cut.constant + (cut.slope * loads[allowed]).sum(axis=(1, 2))
+                    assert (below <= times[allowed] * (1 + 1e-9)).all()
 
 
 @pytest.mark.parametrize("pipeline", ["base", "sparse_dist"])
@@ -162,22 +195,17 @@ def test_cuts_of_any_exchanges_bound_plans_of_one_and_of_two(
     assert {len(np.flatnonzero(t[..., Load.SHARDS].any(axis=-1))) for t in totals} == {1, 2}
     loads = totals.mean(axis=2)
     loads[..., Load.SHARDS] = 0.0
-    for certain in ([False, False], [True, False], [False, True]):
+    for present in ([False, False], [True, False], [False, True], [True, True]):
         used = totals[..., Load.SHARDS].any(axis=-1)
-        allowed = (used | ~np.array(certain)).all(axis=1)
-        relaxed = Relaxation(scorer.costs, scorer.groups, loads.max(axis=0), certain, {})
-        for at in loads[allowed]:
-            for cut in relaxed.busy(at):
-                below = cut.constant + (cut.slope * loads[allowed]).sum(axis=(1, 2))
-                assert (below <= times[allowed] * (1 + 1e-9)).all()
-    together = used.all(axis=1)
-    relaxed = Relaxation(scorer.costs, scorer.groups, loads.max(axis=0), [True, True], {})
-    for at, time in zip(loads[together], times[together], strict=True):
-        ms, cut = relaxed.evaluate(at)
-        assert ms <= time * (1 + 1e-9)
-        assert cut is not None
-        below = cut.constant + (cut.slope * loads[together]).sum(axis=(1, 2))
-        assert (below <= times[together] * (1 + 1e-9)).all()
+        allowed = (used | ~np.array(present)).all(axis=1)
+        ceiling = loads.max(axis=0)
+        relaxed = Relaxation(scorer.costs, scorer.groups, ceiling, present, present, {})
+        for at, time in zip(loads[allowed], times[allowed], strict=True):
+            ms, cut = relaxed.evaluate(at)
+            assert ms <= time * (1 + 1e-9)
+            assert cut is not None
+            below = cut.constant + (cut.slope * loads[allowed]).sum(axis=(1, 2))
+            assert (below <= times[allowed] * (1 + 1e-9)).all()
 
 
 def test_a_lookup_that_costs_less_than_nothing_costs_nothing() -> None:
@@ -191,13 +219,12 @@ def test_a_lookup_that_costs_less_than_nothing_costs_nothing() -> None:
     load[..., Load.SHARDS] = 0.0
     lent, free = load.copy(), load.copy()
     lent[..., Load.FORWARD_MS], free[..., Load.FORWARD_MS] = -50.0, 0.0
-    relaxed = Relaxation(scorer.costs, scorer.groups, load, [True], {})
-    # the launch's floor is not paid either
-    assert relaxed.evaluate(lent)[0] <= relaxed.evaluate(free)[0]
-    for exact in (True, False):
-        cuts = [relaxed.evaluate(lent)[1]] if exact else relaxed.busy(lent)
-        for cut in cuts:
-            assert cut is not None
-            assert not cut.slope[..., Load.FORWARD_MS].any()
-            below = cut.constant + float((cut.slope * load).sum())
-            assert 0 <= below <= objective.score([plan])[0]
+    for present in ([True], [False]):
+        relaxed = Relaxation(scorer.costs, scorer.groups, load, present, [True], {})
+        # the launch's floor is not paid either
+        assert relaxed.evaluate(lent)[0] <= relaxed.evaluate(free)[0]
+        cut = relaxed.evaluate(lent)[1]
+        assert cut is not None
+        assert not cut.slope[..., Load.FORWARD_MS].any()
+        below = cut.constant + float((cut.slope * load).sum())
+        assert 0 <= below <= objective.score([plan])[0]

@@ -138,6 +138,13 @@ def test_the_page_names_what_is_worse() -> None:
     assert benchmarks_text(BETTER).endswith("\n- not kept: 4 rows\n")
 
 
+def test_the_page_warns_where_rows_are_not_of_one_state_of_the_code() -> None:
+    one = [replace(row, sources="a" if row.planner.startswith(TORCHREC) else "b") for row in BETTER]
+    assert "**Warning:**" not in benchmarks_text(one)
+    assert "do not say which state" in benchmarks_text(BETTER)
+    assert "different states" in benchmarks_text([*one[:-1], replace(one[-1], sources="c")])
+
+
 def test_the_page_of_no_rows_says_so() -> None:
     assert "## In short: 0 instances" in benchmarks_text([])
 
