@@ -177,12 +177,15 @@ class SpaceSearcher:
         improved = self._improve(search, rank_distinct(known)[:IMPROVED])
         ranked = rank_distinct([*improved, *known], objective.space.in_use)
         chosen = ChosenPlans(ranked, None, ())
-        chooses = wanted.tolerance > 0 or wanted.aim != NOMINAL
+        in_use, near = settings.in_use, objective.space.in_use
+        ties = wanted.tolerance > 0 and in_use is None
+        over = wanted.aim != NOMINAL and (near is None or near.max_moves > 0)
         in_time = stop.remaining_s > CHOICE_TIME * (stop.time_limit_s or 0.0)
-        if settings.in_use is None and in_time and chooses:
+        if in_time and (ties or over):
             settings.progress("choice", 0.78, ranked[0].iteration_ms, None)
             try:
-                chosen = choose_plan(search, ranked, self._limit_ms(ranked[0]), wanted, stop)
+                limit_ms = self._limit_ms(ranked[0])
+                chosen = choose_plan(search, ranked, limit_ms, wanted, stop, in_use)
             except KeyboardInterrupt:
                 stop.interrupt()
         return ranked[0], chosen
@@ -191,7 +194,8 @@ class SpaceSearcher:
         """The best of the chosen plans, with the names of their ranks nearest to those in use."""
         settings, in_use = self.settings, self.settings.in_use
         ranked = [rename_ranks(self.objective, c) for c in chosen.ranked[: settings.top_k]]
-        if in_use is not None and in_use.horizon is not None:
+        weighed = bool(chosen.scenarios)
+        if in_use is not None and in_use.horizon is not None and not weighed:
             ranked = prefer_worthwhile(self.objective, in_use, ranked)[: settings.top_k]
         return ranked
 

@@ -109,7 +109,8 @@ class ScenarioTimes:
 
     Args:
         weight: of the scenario; all sum to one.
-        ours_ms: predicted iteration time of the chosen plan.
+        ours_ms: predicted iteration time of the chosen plan. Where moves from a plan in use have to
+            pay for themselves, with its share of the move, as the next has.
         best_ms: of the best plan known there.
         bound_ms: no plan of the space is predicted to be faster there; 0 where nothing is proven.
     """
@@ -153,6 +154,9 @@ class Result:
             largest ``regret`` in them.
         ties: plans as good as the best, where the search looked at them.
         scenarios: how the best plan does in each, in their order.
+        passed_over: what was minimised, of a plan that is better by it, but that the stated errors
+            cannot tell from the best plan, which is the one of the nominal aim; a mean in ms, or
+            one plus the largest regret. None where no such plan was passed over.
     """
 
     plans: tuple[RankedPlan, ...]
@@ -170,6 +174,7 @@ class Result:
     aim: str = "nominal"
     ties: TieSummary | None = None
     scenarios: tuple[ScenarioTimes, ...] = ()
+    passed_over: float | None = None
 
     @property
     def best(self) -> RankedPlan:

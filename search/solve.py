@@ -83,12 +83,12 @@ def solve(
 
     Raises:
         InfeasibleError: no plan fits, or a table has no option left.
-        InputError: the plan in use is of another model or world size; or there is one, or there
-            are fewer than two scenarios, and the aim is another than the nominal time.
+        InputError: the plan in use is of another model or world size; or there are fewer than two
+            scenarios, and the aim is another than the nominal time.
         KeyboardInterrupt: before any plan was found, or twice, or `stop` is not interruptible.
     """
     in_use = in_use and check_plan_in_use(in_use, problem)
-    check_aim(aim, scenarios, in_use)
+    check_aim(aim, scenarios)
     others = draw_scenarios(problem) if scenarios is None else scenarios
     wanted = PlanGoal(aim, others, tolerance)
     settings = SearchSettings(stop, seed, top_k, searchers, in_use, wanted, progress)
@@ -183,6 +183,7 @@ def _result(found: KnownPlans, problem: Problem, settings: SearchSettings, host:
         aim=settings.wanted.aim,
         ties=found.chosen.ties,
         scenarios=found.chosen.scenarios,
+        passed_over=found.chosen.passed_over,
     )
 
 

@@ -7,6 +7,7 @@ rows per table on any number of ranks, and the loads of many plans are sums over
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,34 +169,40 @@ class LoadSums:
             total[column] += sums[:groups]
 
     def added(
-        self, column: int, chosen: Selection, place: Ints, shape: tuple[int, int], more: Array
+        self,
+        columns: Sequence[int],
+        chosen: Selection,
+        place: Ints,
+        shape: tuple[int, int],
+        shares: Array,
+        kinds: Ints,
     ) -> Array:
-        """What shardings add to a column that is larger by some shares, draw by draw.
+        """What shardings add to columns that are larger by some shares, draw by draw.
 
         Args:
             place: lookup group -> its position; all groups of the shardings have one.
             shape: ``(groups, plans)``.
-            more: of each chosen sharding, the shares ``[shardings, draws]``.
+            shares: of each column and draw and kind of sharding, ``[columns, draws, kinds]``.
+            kinds: of each chosen sharding.
 
         Returns:
-            ``[groups, ranks, plans, draws]``.
+            ``[columns, groups, ranks, draws, plans]``.
         """
         groups, plans = shape
-        draws = more.shape[1]
-        total = np.zeros((groups, self.world_size, plans, draws))
+        draws = shares.shape[1]
+        total = np.zeros((len(columns), groups, self.world_size, draws, plans))
         at = place[self.group(chosen.numbers)]
         for rows, width in ((self.alone, self.world_size), (self.everywhere, 1)):
             owner, ranks, found = rows.of(chosen.numbers)
             if not len(owner):
                 continue
             target = (at[owner] * width + ranks) * plans + chosen.owners[owner]
-            order = np.argsort(target, kind="stable")
-            target, owner = target[order], owner[order]
-            first = np.flatnonzero(np.r_[True, target[1:] != target[:-1]])
-            values = rows.column(column)[found[order]][:, None] * more[owner]
-            sums = np.zeros((groups * width * plans, draws))
-            sums[target[first]] = np.add.reduceat(values, first, axis=0)
-            total += sums.reshape(groups, width, plans, draws)
+            kind = kinds[owner]
+            for way, column in enumerate(columns):
+                values = rows.column(column)[found]
+                for draw, share in enumerate(shares[way]):
+                    sums = np.bincount(target, values * share[kind], groups * width * plans)
+                    total[way, :, :, draw] += sums.reshape(groups, width, plans)
         return total
 
     def put_longest(self, total: Array, chosen: Selection, at: Ints) -> None:

@@ -52,23 +52,23 @@ def relative_variance(
 
 
 def expected_excess(mean: Array, deviation: Array) -> Array:
-    """Expected maximum over ranks less the maximum of the means, ``[plans, 1]``; >= 0.
+    """Expected maximum over ranks less the maximum of the means, ``[..., plans, 1]``; >= 0.
 
     Exact for two ranks with equal deviations: the second one counts as the part of a rank that
     makes the excess right. Of more ranks the others count as that part to the power of `OTHERS`;
     against random draws the result is then off by at most a quarter of a deviation.
 
     Args:
-        mean, deviation: of every rank, ``[plans, ranks]``.
+        mean, deviation: of every rank, ``[..., plans, ranks]``.
     """
     if mean.shape[-1] == 1:
         return np.zeros((*mean.shape[:-1], 1))
     most = mean.max(axis=-1, keepdims=True)
-    slowest = np.take_along_axis(deviation, mean.argmax(axis=-1)[:, None], axis=-1)
+    slowest = np.take_along_axis(deviation, mean.argmax(axis=-1)[..., None], axis=-1)
     both = np.sqrt((deviation**2 + slowest**2) / 2)
     behind = (most - mean) / np.where(both > 0, both, 1.0)
     part = np.where(both > 0, np.interp(behind, BEHIND, _parts()), 0.0)
-    second = np.partition(part, -2, axis=-1)[:, -2:-1]
+    second = np.partition(part, -2, axis=-1)[..., -2:-1]
     weight = part**OTHERS
     total = weight.sum(axis=-1, keepdims=True)
     spread = np.sqrt((weight * deviation**2).sum(axis=-1, keepdims=True) / np.maximum(total, 1.0))

@@ -8,15 +8,17 @@ timeline, divides all other costs and multiplies the result.
 
 from __future__ import annotations
 
-from copy import copy
+from collections.abc import Mapping
 from dataclasses import replace
+from types import EllipsisType
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from predictor.cost.errors import HOST, CostErrors
 from predictor.cost.load_sums import Selection
-from predictor.cost.loads import KERNELS, LAUNCH, Load
+from predictor.cost.loads import KERNELS, Load
 from predictor.iteration.drawn_graph import costs_nothing, error_of
 from predictor.iteration.graph import Graph, Op
 from predictor.iteration.plan_scorer import PlanScorer
@@ -29,8 +31,6 @@ Ints = NDArray[np.intp]
 
 CHUNK_ELEMENTS = 32768
 """Plans x draws x ranks simulated together."""
-LOOKED_AT = [*KERNELS, Load.PREFETCH_MS, Load.IDS, *LAUNCH]
-"""Columns of a load that the time of a lookup depends on."""
 
 
 class PerturbedScorer:
@@ -53,26 +53,29 @@ class PerturbedScorer:
         size = max(1, CHUNK_ELEMENTS // (self.scorer.topology.world_size * draws))
         for first in range(0, len(plans), size):
             part = plans[first : first + size]
-            times[first : first + size] = self._times(part).reshape(-1, draws)
+            times[first : first + size] = self._times(part).reshape(draws, -1).T
         return times
 
     def _times(self, plans: Ints) -> Array:
-        """Of some plans, ``[plans x draws]``."""
+        """Of some plans, ``[draws x plans]``."""
         used, draws = self.scorer.used_groups(plans), self.errors.draws
         loads = self.scorer.sum_loads(plans, used)
-        drawn = self._drawn(plans, used, loads)
+        kernels = self._kernels(plans, used, loads)
 
         class Drawn(Exchange):
             """Lookups differ from draw to draw; all else is the same until it is multiplied."""
 
+            def load_of(self, group: int) -> Array:
+                found = {column: wide[group] for column, wide in kernels.items()}
+                return cast(Array, _Columns(super().load_of(group), found))
+
             def _lookup(self, group: int, column: Load, floor_ms: float) -> Array:
-                wide = copy(self)
-                wide.loads = drawn
-                return Exchange._lookup(wide, group, column, floor_ms)
+                time = super()._lookup(group, column, floor_ms)
+                return time.reshape(-1, time.shape[-1])
 
             def pack_ms(self, group: int, *, backward: bool) -> Array:
                 packed = super().pack_ms(group, backward=backward)
-                return packed if packed.ndim == 1 else np.repeat(packed, draws, axis=0)
+                return packed if packed.ndim == 1 else np.tile(packed.T, draws).T
 
         groups = [self.scorer.groups[i] for i in used]
         built = DlrmBuilder(self.scorer.costs, groups, loads.transpose(3, 1, 2, 0), Drawn).build()
@@ -82,34 +85,32 @@ class PerturbedScorer:
         if key not in self._programs:
             self._programs[key] = CompiledTimeline(graph, whole=whole)
         found = self._programs[key].iteration_ms(graph, len(plans) * draws)
-        return found * np.tile(self.errors.shared(HOST), len(plans))
+        return found * np.repeat(self.errors.shared(HOST), len(plans))
 
-    def _drawn(self, plans: Ints, used: Ints, loads: Array) -> Array:
-        """Summed loads with the errors of lookups, ``[plans x draws, groups, ranks, COLUMNS]``."""
-        draws, tables = self.errors.draws, plans.shape[1]
-        total = np.zeros((*loads.shape[:-1], loads.shape[-1] * draws))
-        for column in LOOKED_AT:
-            if loads[column].any():
-                total[column] = np.repeat(loads[column], draws, axis=-1)
-        chosen = Selection(plans.ravel(), np.repeat(np.arange(len(plans)), tables), None)
+    def _kernels(self, plans: Ints, used: Ints, loads: Array) -> dict[Load, Array]:
+        """Summed lookups with their errors: column -> ``[groups, draws, plans, ranks]`` in ms."""
+        count, tables = plans.shape
+        chosen = Selection(plans.ravel(), np.repeat(np.arange(count), tables), None)
         place = np.zeros(len(self.scorer.groups), dtype=np.intp)
         place[used] = np.arange(len(used))
-        factors = self._lookup_factors(plans)
-        for way, column in enumerate(KERNELS):
-            shape = len(used), len(plans)
-            added = self.scorer.rows.added(column, chosen, place, shape, factors[:, way] - 1)
-            total[column] += added.reshape(*added.shape[:2], -1)
-        return total.transpose(3, 1, 2, 0)
+        factors, kinds = self._lookup_factors(plans)
+        shape = len(used), count
+        added = self.scorer.rows.added(KERNELS, chosen, place, shape, factors - 1, kinds)
+        return {
+            column: (loads[column][:, :, None] + more).transpose(0, 2, 3, 1)
+            for column, more in zip(KERNELS, added, strict=True)
+        }
 
-    def _lookup_factors(self, plans: Ints) -> Array:
-        """Of every table of every plan, ``[plans x tables, 2, draws]``."""
-        numbers, first, place = np.unique(plans, return_index=True, return_inverse=True)
+    def _lookup_factors(self, plans: Ints) -> tuple[Array, Ints]:
+        """Of every kind of sharding, ``[2, draws, kinds]``; and the kinds of all tables of all
+        plans, ``[plans x tables]``."""
+        numbers, first, kinds = np.unique(plans, return_index=True, return_inverse=True)
         groups = self.scorer.rows.group(numbers)
         found = [
             self.errors.lookup(table, self.scorer.groups[group].sharding_type)
             for table, group in zip((first % plans.shape[1]).tolist(), groups.tolist(), strict=True)
         ]
-        return np.stack(found)[place.ravel()]
+        return np.stack(found, axis=-1), kinds.ravel()
 
     def _perturb(self, graph: Graph, plans: int) -> Graph:
         """The graph with the costs of its operations multiplied, in units of the host's error."""
@@ -117,13 +118,28 @@ class PerturbedScorer:
 
     def _perturb_op(self, op: Op, plans: int) -> Op:
         draws = self.errors.draws
-        active = None if op.active is None else np.repeat(op.active, draws)
+        active = None if op.active is None else np.tile(op.active, draws)
         if costs_nothing(op):
             return op if active is None else replace(op, active=active)
         factor = error_of(op, self.errors, self.scorer.topology) / self.errors.shared(HOST)
-        cost = np.atleast_2d(op.cost_ms)
-        rows = plans if len(cost) == 1 else len(cost)
-        many = rows == plans * draws
-        cost = cost.reshape(-1, draws if many and draws > 1 else 1, cost.shape[-1])
-        found = np.broadcast_to(cost * factor[:, None], (plans, draws, cost.shape[-1]))
-        return replace(op, cost_ms=found.reshape(plans * draws, -1), active=active)
+        # of all draws where it is a lookup, of plans, or of one for all; ranks come first in memory
+        cost = np.atleast_2d(op.cost_ms).T
+        ranks, given = cost.shape
+        cost = cost.reshape(ranks, draws if given == plans * draws else 1, -1)
+        found = np.broadcast_to(cost * factor[:, None], (ranks, draws, plans))
+        return replace(op, cost_ms=found.reshape(ranks, -1).T, active=active)
+
+
+class _Columns:
+    """Loads of a lookup by column, some of which differ from draw to draw.
+
+    Args:
+        load: ``[plans, ranks, columns]``.
+        drawn: column -> ``[draws, plans, ranks]``.
+    """
+
+    def __init__(self, load: Array, drawn: Mapping[Load, Array]) -> None:
+        self.load, self.drawn = load, drawn
+
+    def __getitem__(self, key: tuple[EllipsisType, Load]) -> Array:
+        return self.drawn[key[1]] if key[1] in self.drawn else self.load[key]

@@ -8,8 +8,8 @@ Why: docs/decisions/0059.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from search.candidate import Candidate, rank_distinct
 from search.in_use.plan import PlanInUse, candidates_in_use
@@ -22,17 +22,13 @@ TRIED = 64
 """Tables that a round tries back, those with most bytes first."""
 
 
-@dataclass(frozen=True)
-class _Cost:
-    """What a plan costs a step over the horizon."""
-
-    objective: Objective
-    price: MovePrice
-    horizon: int
-
-    def __call__(self, assignment: Assignment, iteration_ms: float) -> float:
-        move = self.price.of(self.objective.sharding_plan(assignment))
-        return iteration_ms + 1e3 * move.seconds / self.horizon
+def share_of_move(objective: Objective, in_use: PlanInUse | None) -> Callable[[Assignment], float]:
+    """What moving to a plan adds to every step of the horizon, in ms; nothing where moves count
+    nothing."""
+    if in_use is None or in_use.horizon is None:
+        return lambda assignment: 0.0
+    price, horizon = MovePrice(objective.problem, in_use.plan), in_use.horizon
+    return lambda assignment: 1e3 * price.of(objective.sharding_plan(assignment)).seconds / horizon
 
 
 def prefer_worthwhile(
@@ -44,18 +40,20 @@ def prefer_worthwhile(
         in_use: as `check_plan_in_use` returns it; its horizon counts.
         ranked: plans that fit; at least one.
     """
-    assert in_use.horizon is not None
-    cost = _Cost(objective, MovePrice(objective.problem, in_use.plan), in_use.horizon)
-    plans = [_keep_back(objective, cost, candidate) for candidate in ranked]
-    known = rank_distinct([*plans, *candidates_in_use(objective)], objective.space.in_use)
-    return sorted(known, key=lambda c: cost(c.assignment, c.iteration_ms))
+    share = share_of_move(objective, in_use)
+    plans = [_keep_back(objective, share, candidate) for candidate in ranked]
+    staying = [c for c in candidates_in_use(objective) if objective.fits(c.assignment)]
+    known = rank_distinct([*plans, *staying], objective.space.in_use)
+    return sorted(known, key=lambda c: c.iteration_ms + share(c.assignment))
 
 
-def _keep_back(objective: Objective, cost: _Cost, candidate: Candidate) -> Candidate:
+def _keep_back(
+    objective: Objective, share: Callable[[Assignment], float], candidate: Candidate
+) -> Candidate:
     """The plan with tables put back as long as that makes it cheaper."""
     choices = objective.space.in_use
     assert choices is not None
-    current, least = candidate, cost(candidate.assignment, candidate.iteration_ms)
+    current, least = candidate, candidate.iteration_ms + share(candidate.assignment)
     for _ in range(ROUNDS):
         moved = choices.moved(current.assignment)
         moved.sort(key=lambda table: -choices.arriving_bytes(table, current.assignment[table]))
@@ -63,7 +61,7 @@ def _keep_back(objective: Objective, cost: _Cost, candidate: Candidate) -> Candi
         plans = [apply(current.assignment, change) for change in back]
         times = objective.score_neighbours(current.assignment, back).tolist() if back else []
         tried = [
-            (cost(plan, ms), i)
+            (ms + share(plan), i)
             for i, (plan, ms) in enumerate(zip(plans, times, strict=True))
             if objective.fits(plan)
         ]

@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor.cost.errors import (
+    CostErrors,
+    ErrorSize,
     GivenErrors,
     JoinedErrors,
     PickedError,
@@ -34,7 +36,9 @@ DRAWS = 16
 MOST = 256
 """Scenarios, at most."""
 SEED = 4
-"""Of the draws; expected gains and preferred plans use others."""
+"""Of the draws; expected gains use others."""
+AGAIN = 1000
+"""Of draws that no plan was chosen by; every scenario has one of its own from here on."""
 
 
 @dataclass(frozen=True)
@@ -160,3 +164,27 @@ class ScenarioScorer:
             numbers = np.array([objective.numbers(a) for a in assignments])
             times[:, mine] = scorer.score_numbered(numbers)
         return times
+
+    def score_again(self, assignments: Sequence[Assignment], count: int) -> Array:
+        """The same under errors that no plan was chosen by, ``[plans, scenarios, count]``.
+
+        A scenario that is a draw becomes other draws. One whose costs are as predicted gets so many
+        draws, which all such scenarios share: these differ in their data alone. Given factors stay.
+        """
+        times = np.zeros((len(assignments), len(self.scenarios), count))
+        for mine, objective, _ in self._passes:
+            problem = objective.problem
+            sizes = known_errors(problem.hardware, problem.topology)
+            errors = JoinedErrors(self._again(index, sizes, count) for index in mine)
+            numbers = np.array([objective.numbers(a) for a in assignments])
+            found = problem.perturbed(objective.scorer, errors).score_numbered(numbers)
+            times[:, mine] = found.reshape(len(assignments), len(mine), count)
+        return times
+
+    def _again(self, index: int, sizes: Mapping[str, ErrorSize], count: int) -> CostErrors:
+        errors = self.scenarios[index].problem.errors
+        if errors is None:
+            return CostErrors(sizes, count, AGAIN)
+        if isinstance(errors, PickedError):
+            return CostErrors(sizes, count, AGAIN + 1 + index)
+        return JoinedErrors([errors] * count)

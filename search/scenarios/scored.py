@@ -30,6 +30,9 @@ Array = NDArray[np.float64]
 MEAN, REGRET = "mean", "regret"
 FEW = 6
 """Scenarios that are searched by themselves."""
+AGAIN, SURE = 64, 0.95
+"""Draws by which a plan for all scenarios is told apart from one that is faster as given, and the
+share of them in which it must be the better one."""
 FIRST, MORE = 20, 20
 """Refinements of the bound of every scenario, and then of the one that proves least, again and
 again."""
@@ -41,14 +44,21 @@ class RatedPlans:
     Args:
         scorer: of the scenarios.
         plans: at least one.
+        added_ms: what a plan costs a step beside its time, as its share of a move does.
 
     Attributes:
-        times: of the plans, ``[plans, scenarios]`` in ms.
+        times: of the plans, with what is added, ``[plans, scenarios]`` in ms.
         best_ms: the least known time of every scenario, ``[scenarios]``.
     """
 
-    def __init__(self, scorer: ScenarioScorer, plans: Iterable[Assignment]) -> None:
+    def __init__(
+        self,
+        scorer: ScenarioScorer,
+        plans: Iterable[Assignment],
+        added_ms: Callable[[Assignment], float] = lambda plan: 0.0,
+    ) -> None:
         self.scorer = scorer
+        self.added_ms = added_ms
         self.plans: list[Assignment] = []
         self.best_ms = np.full(len(scorer.scenarios), np.inf)
         self.times = np.zeros((0, len(scorer.scenarios)))
@@ -64,9 +74,12 @@ class RatedPlans:
 
     def score(self, plans: Sequence[Assignment]) -> Array:
         """The times of plans, ``[plans, scenarios]``; remembers the least of every scenario."""
-        times = self.scorer.score(plans)
+        times = self.scorer.score(plans) + self._added(plans)[:, None]
         self.best_ms = np.minimum(self.best_ms, times.min(axis=0))
         return times
+
+    def _added(self, plans: Sequence[Assignment]) -> Array:
+        return np.array([self.added_ms(plan) for plan in plans])
 
     def best_of(self, scenario: int) -> Assignment:
         """The best known plan of one scenario."""
@@ -80,6 +93,21 @@ class RatedPlans:
             return lambda times: np.asarray(times @ weights)
         best = self.best_ms
         return lambda times: np.asarray((times / best).max(axis=1))
+
+    def is_better(self, plan: Assignment, other: Assignment, aim: str) -> bool:
+        """Whether the stated errors can tell that a plan is better by an aim than another.
+
+        Plans are chosen by a few draws, or by costs as predicted, and look best under these. So
+        both are compared under draws that neither was chosen by, where regret is against the
+        better one of the two (docs/decisions/0071).
+        """
+        plans = [plan, other]
+        times = self.scorer.score_again(plans, AGAIN) + self._added(plans)[:, None, None]
+        if aim == MEAN:
+            mine, others = np.einsum("psd,s->pd", times, self.scorer.weights)
+        else:
+            mine, others = (times / times.min(axis=0)).max(axis=1)
+        return bool((mine < others).mean() >= SURE)
 
     def objective(self, nominal: Objective, aim: str) -> RatedObjective:
         """What a search for an aim minimises."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -23,6 +23,7 @@ from search.scenarios.scenario import (
 )
 from shardopt.config import load_windows
 from shardopt.config.scenarios import load_scenarios
+from shardopt.config.windows import move_pooling
 
 NONE = "none"
 
@@ -48,6 +49,14 @@ class ScenarioSource:
             draw_scenarios(problem, self.draws) if self.draws else [],
             given_scenarios(problem, self.given),
         )
+
+    def read_windows(self, read: Callable[[Workload], Workload]) -> dict[str, Workload]:
+        """The windows as somebody reads them, with pooling factors that move alike."""
+        if not self.windows:
+            return {}
+        first = next(iter(self.windows.values()))
+        base = read(first)
+        return {n: move_pooling(read(w), base, first, w) for n, w in self.windows.items()}
 
 
 def read_scenarios(

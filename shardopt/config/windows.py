@@ -86,6 +86,29 @@ def _with_stats(workload: Workload, measured: Mapping[str, Feature]) -> Workload
     return replace(workload, tables=tuple(tables))
 
 
+def move_pooling(workload: Workload, base: Workload, first: Workload, window: Workload) -> Workload:
+    """A workload with the pooling factors of ``base``, moved as much as from one window to another.
+
+    Args:
+        workload, base: of the same tables.
+        first, window: with the features by which they move; others stay.
+    """
+    before, now = (
+        {f.name: f.pooling_factor for table in of.tables for f in table.features}
+        for of in (first, window)
+    )
+
+    def moved(feature: Feature, own: Feature) -> Feature:
+        by = now[feature.name] / before[feature.name] if feature.name in before else 1.0
+        return replace(feature, pooling_factor=own.pooling_factor * by)
+
+    tables = (
+        replace(table, features=tuple(map(moved, table.features, own.features)))
+        for table, own in zip(workload.tables, base.tables, strict=True)
+    )
+    return replace(workload, tables=tuple(tables))
+
+
 def check_windows(windows: Mapping[str, Workload]) -> None:
     """Refuse windows of larger tables than the model has.
 

@@ -1,7 +1,8 @@
 """Calls in a process of their own, ended when their time is up.
 
 The processes are forked from a server that has imported what they need and done nothing else: a
-call finds no caches warm and leaves none behind, and its time has no imports in it.
+call finds no caches warm and leaves none behind, and its time has no imports in it. They may have
+processes of their own.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class CallServer:
             CallError: anything else that goes wrong.
         """
         receiver, sender = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_answer, args=(sender, function, args), daemon=True)
+        process = self._context.Process(target=_answer, args=(sender, function, args))
         process.start()
         sender.close()
         try:

@@ -38,7 +38,7 @@ from shardopt.report.prediction import (
     show_ranks,
     sync_text,
 )
-from shardopt.report.scenarios import regret_text, ties_text
+from shardopt.report.scenarios import passed_over_text, regret_text, ties_text
 from shardopt.report.setting import show_setting
 
 WORDS = {TORCHREC: "TorchRec's plan"}
@@ -212,6 +212,7 @@ def show_verdict(console: Console, report: PlanReport, best: Prediction) -> None
         preferred_text(result),
         ties_text(result),
         regret_text(result),
+        passed_over_text(result),
         sync_text(best),
     ):
         if text:

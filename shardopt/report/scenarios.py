@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from search.problem import Result, TieSummary
+from search.scenarios.scored import REGRET
 from shardopt.formatting import at_most, ms, percent, plural
 
 BETTER = {
@@ -54,6 +55,21 @@ def regret_text(result: Result) -> str | None:
     return text[0].upper() + text[1:]
 
 
+def passed_over_text(result: Result) -> str | None:
+    """That a plan which looks better by the objective was not taken, and why; None where none."""
+    if result.passed_over is None:
+        return None
+    found = (
+        f"a largest regret of {percent(result.passed_over - 1)}"
+        if result.aim == REGRET
+        else f"a mean of {ms(result.passed_over)}"
+    )
+    return (
+        f"A plan with {found} was found, but the stated errors cannot tell it from plan 1, which "
+        "is the one of the nominal objective."
+    )
+
+
 def scenario_keys(result: Result) -> Mapping[str, Any]:
     """Keys of ``shardopt plan --json`` about ties and scenarios.
 
@@ -66,8 +82,12 @@ def scenario_keys(result: Result) -> Mapping[str, Any]:
             ``best_known_ms`` and ``lower_bound_ms`` (null where none was computed).
         worst_regret: the largest ``iteration_ms / best_known_ms - 1``; null without scenarios.
         proved_regret: the same with the bounds; null where one is missing.
+        passed_over: the largest regret, or the mean in ms, of a plan that is better by the
+            objective, but that errors could not tell from the best plan; null where there is none.
     """
-    ties, proved = result.ties, result.proved_regret
+    ties, proved, passed_over = result.ties, result.proved_regret, result.passed_over
+    if passed_over is not None and result.aim == REGRET:
+        passed_over -= 1
     return {
         "objective": result.aim,
         "ties": None
@@ -92,4 +112,5 @@ def scenario_keys(result: Result) -> Mapping[str, Any]:
         ],
         "worst_regret": result.worst_regret,
         "proved_regret": proved if proved is not None and math.isfinite(proved) else None,
+        "passed_over": passed_over,
     }

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from predictor.errors import InputError
+from search.in_use.moves import moved_tables
+from search.in_use.plan import PlanInUse
 from search.problem import Result
-from search.scenarios.scenario import GivenFactors, draw_scenarios, given_scenarios
+from search.scenarios.scenario import (
+    GivenFactors,
+    draw_scenarios,
+    given_scenarios,
+    window_scenarios,
+)
 from search.solve import solve
 from search.stop import Stop
 from tests.quick import quick_first
-from tests.search.problems import several_lookups
+from tests.search.in_use.test_worth import large
+from tests.search.problems import several_lookups, some_plan
 
 QUICK = 0.02
 
@@ -44,7 +54,46 @@ def test_an_aim_is_reached_and_its_regret_is_proved(aim: str) -> None:
         assert result.worst_regret <= (1 + before) * 1.005 - 1 + 1e-9
 
 
-def test_an_aim_needs_scenarios_and_no_plan_in_use() -> None:
+def test_moving_must_pay_in_the_scenarios_too() -> None:
+    """Over one step nothing pays for a move; where moves count nothing, tables go elsewhere."""
+    problem = large(0)
+    windows = window_scenarios(problem, {"mon": problem.workload, "tue": problem.workload})
+    plan = some_plan(problem, 0)
+    short, free = (
+        solve(
+            problem,
+            Stop(effort=QUICK),
+            0,
+            aim="regret",
+            scenarios=windows,
+            in_use=PlanInUse(plan, horizon=horizon),
+        )
+        for horizon in (1, None)
+    )
+    assert moved_tables(plan, short.best.plan) == []
+    assert moved_tables(plan, free.best.plan)
+    assert short.worst_regret == 0
+    assert short.in_use is not None
+    assert short.best.iteration_ms == pytest.approx(short.in_use.iteration_ms)
+    assert free.best.iteration_ms < short.best.iteration_ms
+
+
+def test_what_errors_cannot_tell_apart_stays_as_it_is() -> None:
+    """Windows that hardly differ give no reason to leave the plan of the nominal time."""
+    problem = several_lookups(1)
+    (first, *others) = problem.workload.tables
+    (feature,) = first.features
+    more = replace(feature, pooling_factor=1.02 * feature.pooling_factor)
+    tables = replace(first, features=(more,)), *others
+    later = replace(problem.workload, tables=tables)
+    windows = window_scenarios(problem, {"mon": problem.workload, "tue": later})
+    nominal = solve(problem, Stop(effort=QUICK), 0)
+    result = solve(problem, Stop(effort=QUICK), 0, aim="regret", scenarios=windows)
+    assert result.best.plan == nominal.best.plan
+    assert result.passed_over is None or result.worst_regret is not None
+
+
+def test_an_aim_needs_scenarios() -> None:
     problem = several_lookups(1)
     with pytest.raises(InputError, match="there is none; give two or more"):
         solve(problem, Stop(effort=QUICK), 0, aim="regret", scenarios=[])

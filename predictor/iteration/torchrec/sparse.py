@@ -236,8 +236,12 @@ class Exchange:
         """Filling the UVM cache ahead of the lookup, ``[plans, ranks]``."""
         return self._lookup(group, Load.PREFETCH_MS, prefetch_floor_ms(self.hardware))
 
+    def load_of(self, group: int) -> Array:
+        """The loads of one fused lookup, ``[plans, ranks, columns]``."""
+        return self.loads[:, group]
+
     def _lookup(self, group: int, column: Load, floor_ms: float) -> Array:
-        load = self.loads[:, group]
+        load = self.load_of(group)
         if column is Load.FORWARD_MS:
             time = fused_forward_ms(load)
         elif column is Load.BACKWARD_MS:

@@ -1,4 +1,8 @@
-"""How long our search and TorchRec's planner take, and what the two plans are worth."""
+"""How long our search and TorchRec's planner take, and what the two plans are worth.
+
+TorchRec's planner runs in processes of its own: where torch is loaded, our search takes one core
+(docs/decisions/0069).
+"""
 
 from __future__ import annotations
 
@@ -8,21 +12,20 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from predictor.errors import ShardoptError
 from predictor.model.plan import ShardingPlan
+from predictor.model.topology import Topology
+from predictor.model.workload import Workload
 from predictor.predict import Prediction, predict
 from search.problem import Problem, Result
 from search.solve import solve
 from search.stop import Stop
 from shardopt.measure.machine import machine
 from shardopt.measure.timing import Samples, interleave
+from shardopt.ranks.calls import CallServer
 from shardopt.ranks.launch import python_path
-from shardopt.torchrec.planning.torchrec_planner import (
-    TorchRecAnswer,
-    plan_with_torchrec,
-    planner_inputs,
-)
 
 SEARCH = "shardopt search"
 COMMAND = "shardopt plan"
@@ -95,11 +98,14 @@ def compare(
         InfeasibleError: shardopt finds no plan that fits.
         InputError: TorchRec cannot build the model.
         CommandError: the command failed.
+        CallError: TorchRec's planner did.
+        MissingPackageError: TorchRec is not installed.
     """
+    server = CallServer(["shardopt.torchrec.planning.torchrec_planner"])
     # what TorchRec cannot build is said before time is spent
-    planner_inputs(settings.problem.workload)
+    server.call(None, _build, settings.problem.workload)
     where = machine()
-    runs = _Runs(settings)
+    runs = _Runs(settings, server)
     calls = {SEARCH: runs.search, COMMAND: runs.command, TORCHREC: runs.torchrec}
     times = interleave(calls, settings.repeat, on_start)
     problem, result, answer = settings.problem, runs.results[-1], runs.answers[-1]
@@ -113,13 +119,37 @@ def compare(
     )
 
 
+class _TorchRecAnswer(NamedTuple):
+    """What is kept of `shardopt.torchrec.planning.torchrec_planner.TorchRecAnswer`, which can only
+    be read where torch is loaded."""
+
+    plan: ShardingPlan | None
+    seconds: float
+    rating_ms: float | None
+
+
+def _ask_torchrec(workload: Workload, topology: Topology, device: str) -> _TorchRecAnswer:
+    from shardopt.torchrec.planning.torchrec_planner import plan_with_torchrec
+
+    answer = plan_with_torchrec(workload, topology, device)
+    return _TorchRecAnswer(answer.plan, answer.seconds, answer.rating_ms)
+
+
+def _build(workload: Workload) -> None:
+    """Fails where TorchRec cannot build the model."""
+    from shardopt.torchrec.planning.torchrec_planner import planner_inputs
+
+    planner_inputs(workload)
+
+
 class _Runs:
     """The three things that are timed, and what they found."""
 
-    def __init__(self, settings: ComparisonSettings) -> None:
+    def __init__(self, settings: ComparisonSettings, server: CallServer) -> None:
         self.settings = settings
+        self.server = server
         self.results: list[Result] = []
-        self.answers: list[TorchRecAnswer] = []
+        self.answers: list[_TorchRecAnswer] = []
 
     def search(self) -> float:
         settings = self.settings
@@ -130,7 +160,8 @@ class _Runs:
 
     def torchrec(self) -> float:
         problem = self.settings.problem
-        answer = plan_with_torchrec(problem.workload, problem.topology, problem.hardware.device)
+        inputs = problem.workload, problem.topology, problem.hardware.device
+        answer = self.server.call(None, _ask_torchrec, *inputs)
         self.answers.append(answer)
         return answer.seconds
 

@@ -1,6 +1,7 @@
 """The planners that are compared, and what their plans are worth by two objectives.
 
-The objectives are the predicted iteration time and TorchRec's own rating.
+The objectives are the predicted iteration time and TorchRec's own rating. Only TorchRec's planners
+import it: where torch is loaded, our search takes one core (docs/decisions/0069).
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from search.solve import solve
 from search.stop import Stop
 from shardopt.bench.planners.instances import Instance, problem_of
 from shardopt.bench.planners.rows import NO_PLAN, RANDOM, RATED, RATED_SAME, SHARDOPT, TORCHREC
-from shardopt.torchrec.planning.torchrec_planner import Variant, plan_with_torchrec
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,13 @@ def _add_scores(problem: Problem, plan: ShardingPlan, outcome: Outcome) -> Outco
     )
 
 
-def _run_torchrec(variant: Variant, problem: Problem, settings: PlannerSettings) -> Outcome:
+def _run_torchrec(variant: str, problem: Problem, settings: PlannerSettings) -> Outcome:
+    from shardopt.torchrec.planning.torchrec_planner import Variant, plan_with_torchrec
+
     limit = None if settings.limit_s is None else max(1, round(settings.limit_s))
     workload, topology = problem.workload, problem.topology
-    answer = plan_with_torchrec(workload, topology, problem.hardware.device, variant, limit)
+    device = problem.hardware.device
+    answer = plan_with_torchrec(workload, topology, device, Variant(variant), limit)
     ended = "limit" if answer.timed_out else "done"
     if answer.plan is None:
         return Outcome(answer.seconds, ended="limit" if answer.timed_out else NO_PLAN)
@@ -185,9 +188,9 @@ def _run_additive(extended: bool, problem: Problem, settings: PlannerSettings) -
 
 Planner = Callable[[Problem, PlannerSettings], Outcome]
 PLANNERS: Mapping[str, Planner] = {
-    TORCHREC: partial(_run_torchrec, Variant.DEFAULT),
-    "torchrec dynamic": partial(_run_torchrec, Variant.DYNAMIC),
-    "torchrec balanced": partial(_run_torchrec, Variant.BALANCED),
+    TORCHREC: partial(_run_torchrec, "default"),
+    "torchrec dynamic": partial(_run_torchrec, "dynamic"),
+    "torchrec balanced": partial(_run_torchrec, "balanced"),
     **{r.name: partial(_run_baseline, r) for r in (NeuroShard(), DreamShardGreedy(), HugeCtr())},
     RATED_SAME: partial(_run_additive, False),
     RATED: partial(_run_additive, True),

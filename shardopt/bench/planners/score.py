@@ -13,6 +13,7 @@ from search.baselines.starting_plans import plan_baselines
 from search.improve.local_search import LocalSearch
 from search.objective import Assignment, Objective
 from search.problem import Problem
+from search.scenarios.scenario import DRAWS, ScenarioScorer, draw_scenarios
 from search.space.build import reduced_space
 from search.space.option import Choice, Option
 from search.surrogate import Surrogate
@@ -21,6 +22,7 @@ from shardopt.measure.timing import Samples, interleave
 PLANS = "random plans"
 MOVES = "plans with one table or shard moved"
 NEIGHBOURS = "neighbours in a local search"
+SCENARIOS = f"random plans in all of {DRAWS} scenarios"
 
 DESCENT = 2000
 """Evaluations that improve the plan whose neighbours are scored."""
@@ -37,9 +39,14 @@ class Scores:
         """Plans scored a second, by the median round."""
         return self.count / self.times[name].median_s
 
+    @property
+    def scenarios_cost(self) -> float:
+        """Time of a plan in all scenarios over that of a plan."""
+        return self.per_second(PLANS) / self.per_second(SCENARIOS)
+
 
 def measure(problem: Problem, count: int, repeat: int, seed: int) -> Scores:
-    """Time the scoring of random plans and of a good plan's neighbours.
+    """Time the scoring of random plans, alone and in scenarios, and of a good plan's neighbours.
 
     Loads of shards are computed once per problem, as in a search, and not timed. Neighbours in a
     local search are made and checked for memory within the time.
@@ -67,6 +74,8 @@ def measure(problem: Problem, count: int, repeat: int, seed: int) -> Scores:
     plans = [_random_plan(objective, pick) for _ in range(count)]
     moves = [_moved(objective, good, pick) for _ in range(count)]
 
+    scenarios = ScenarioScorer(objective, draw_scenarios(problem))
+
     def local_search() -> None:
         done = 0
         while done < count:
@@ -78,6 +87,7 @@ def measure(problem: Problem, count: int, repeat: int, seed: int) -> Scores:
         PLANS: lambda: objective.score(plans),
         MOVES: lambda: objective.score_neighbours(good, moves),
         NEIGHBOURS: local_search,
+        SCENARIOS: lambda: scenarios.score(plans),
     }
     for score in kinds.values():
         score()

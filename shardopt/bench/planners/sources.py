@@ -11,6 +11,7 @@ from pathlib import Path
 import predictor
 import search
 from shardopt.bench.planners.rows import TORCHREC
+from shardopt.extras import needs_torchrec
 
 DIGITS = 12
 """Of a digest, in hexadecimal."""
@@ -24,13 +25,17 @@ def sources_of(planner: str) -> str:
     """Digest of the code that a planner's rows come from; rows of another are run again.
 
     That is all of `predictor` with its profiles, which scores every plan, all of `search`, this
-    package with its instances, and the version of torchrec. TorchRec's planners do not ask our
-    search.
+    package with its instances. TorchRec's planners do not ask our search, but are of a version of
+    torchrec.
+
+    Raises:
+        MissingPackageError: there is no torchrec, and it is asked for.
     """
     theirs = planner.startswith(TORCHREC)
     found = Path(search.__file__).parent
     folders = [Path(predictor.__file__).parent, found / RATING if theirs else found]
-    digest = hashlib.sha256(metadata.version("torchrec").encode())
+    with needs_torchrec():
+        digest = hashlib.sha256(metadata.version("torchrec").encode() if theirs else b"")
     for folder in [*folders, Path(__file__).parent]:
         for path in _files(folder):
             digest.update(f"\0{folder.name}/{path.relative_to(folder)}\0".encode())

@@ -39,8 +39,9 @@ from shardopt.measure.machine import machine
 from shardopt.measure.store import read_rows, write_rows
 from shardopt.ranks.calls import CallError, CallServer, OutOfTime
 
-GRACE_S = 20.0
-"""A call is killed this long after its limit: TorchRec looks at the clock between proposals."""
+GRACE_S = 30.0
+"""A call is killed this long after its limit: TorchRec is imported first, and looks at the clock
+between proposals."""
 
 Seconds = Annotated[float, real(0, 1e6, above=True)]
 
@@ -177,6 +178,7 @@ def run_suite(
 
     Raises:
         InputError: the selection is empty, or the rows cannot be read or written.
+        MissingPackageError: one of TorchRec's planners is to run, and it is not installed.
     """
     instances = [i for i in suite.instances if fnmatch.fnmatch(i.name, selection.only or "*")]
     if not instances:

@@ -94,6 +94,7 @@ class TaskSetSettings:
         runtime: of the ranks.
         models: the family that models are drawn from.
         random_plans: how many a task has beside those that were chosen.
+        warmup: rounds before measuring; None lets the samples decide.
         draw: makes the task of a seed; by then the folder holds the whole calibration.
     """
 
@@ -107,6 +108,7 @@ class TaskSetSettings:
     runtime: Runtime = Runtime.PLAIN
     models: str = RANDOM
     random_plans: int = 0
+    warmup: int | None = None
     draw: Callable[[TaskSetSettings, int], Task] = draw_random_task
 
     @property
@@ -358,6 +360,7 @@ def _job(
         backend=BACKEND,
         rounds=settings.rounds,
         block=settings.block,
+        warmup=settings.warmup,
         seed=seed,
         link=settings.link,
         runtime=settings.runtime,

@@ -28,6 +28,7 @@ def batch(
     repeat: Repeats = None,
     rounds: bench.Rounds = 10,
     block: bench.Block = 6,
+    warmup: bench.Warmup = "auto",
     link: bench.LinkRate = None,
     runtime: options.RuntimeOption = Runtime.PLAIN,
     ranks: bench.Ranks = 2,
@@ -54,5 +55,6 @@ def batch(
         link,
         runtime,
         models,
+        warmup=bench.warmup_rounds(warmup),
     )
     measure_task_set(settings, lambda text: note([text], quiet=quiet))

@@ -10,6 +10,7 @@ import typer
 
 MEASURE = "Measurement"
 MAX_ROUNDS, MAX_BLOCK = 10_000, 10_000
+MAX_WARMUP = 1000
 MAX_TASK = 999_999
 _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?\Z")
 
@@ -41,6 +42,15 @@ Block = Annotated[
     int,
     typer.Option(
         "--block", metavar="N", help="Iterations of a plan per round.", rich_help_panel=MEASURE
+    ),
+]
+Warmup = Annotated[
+    str,
+    typer.Option(
+        "--warmup",
+        metavar="auto|N",
+        help="Rounds before the measurement; auto warms up until no plan becomes faster.",
+        rich_help_panel=MEASURE,
     ),
 ]
 LinkRate = Annotated[
@@ -98,3 +108,20 @@ def seeds(flag: str, given: str) -> list[int]:
             )
         found += range(first, last + 1)
     return list(dict.fromkeys(found))
+
+
+def warmup_rounds(given: str) -> int | None:
+    """Rounds of warm-up as ``--warmup`` has them; None where the samples decide.
+
+    Raises:
+        InputError: it is neither ``auto`` nor a number in range.
+    """
+    from predictor.errors import InputError
+
+    if given == "auto":
+        return None
+    if not given.isdigit() or int(given) > MAX_WARMUP:
+        raise InputError(
+            f"--warmup is {given}; give auto, or a number of rounds of at most {MAX_WARMUP}"
+        )
+    return int(given)

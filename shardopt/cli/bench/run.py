@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from shardopt.api.setting import Machine
     from shardopt.bench.job import Job
 
-MAX_WARMUP = 1000
 MAX_SILENCE = 10**6
 
 
@@ -32,15 +31,6 @@ BackendOption = Annotated[
     Backend,
     typer.Option(
         "--backend", help="gloo runs on CPU cores, nccl on GPUs.", rich_help_panel=bench.MEASURE
-    ),
-]
-Warmup = Annotated[
-    str,
-    typer.Option(
-        "--warmup",
-        metavar="auto|N",
-        help="Rounds before the measurement; auto warms up until no plan becomes faster.",
-        rich_help_panel=bench.MEASURE,
     ),
 ]
 OrderSeed = Annotated[
@@ -80,7 +70,7 @@ def run(
     backend: BackendOption = Backend.GLOO,
     rounds: bench.Rounds = 10,
     block: bench.Block = 6,
-    warmup: Warmup = "auto",
+    warmup: bench.Warmup = "auto",
     seed: OrderSeed = 0,
     link: bench.LinkRate = None,
     silence: Silence = 600.0,
@@ -110,7 +100,7 @@ def run(
     check_number("--block", block, 1, bench.MAX_BLOCK)
     check_number("--seed", seed, 0, 2**31 - 1)
     check_number("--silence", silence, 1, MAX_SILENCE)
-    warm = _warmup(warmup)
+    warm = bench.warmup_rounds(warmup)
     check_writable(output, [model, *plans])
     machine = Machine(gpus=gpus, hardware=hardware, batch_size=batch_size)
     check_machine(machine, needs_ranks=False)
@@ -184,18 +174,6 @@ def plan_names(plans: Sequence[Path]) -> list[str]:
         same = sum(name.split("#")[0] == path.stem for name in names)
         names.append(f"{path.stem}#{same + 1}" if same else path.stem)
     return names
-
-
-def _warmup(given: str) -> int | None:
-    from predictor.errors import InputError
-
-    if given == "auto":
-        return None
-    if not given.isdigit() or int(given) > MAX_WARMUP:
-        raise InputError(
-            f"--warmup is {given}; give auto, or a number of rounds of at most {MAX_WARMUP}"
-        )
-    return int(given)
 
 
 def _predicted(

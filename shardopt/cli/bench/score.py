@@ -72,7 +72,11 @@ def score(
             for name, samples in found.times.items()
         }
         head = {**setting.facts(), "seed": seed, "count": count, "repeat": repeat}
-        print_json({**head, "kinds": kinds, "machine": this_machine(), "versions": versions()})
+        cost = {"scenarios_cost": found.scenarios_cost}
+        print_json(
+            {**head, "kinds": kinds, **cost, "machine": this_machine(), "versions": versions()}
+        )
         return
     for name in found.times:
         typer.echo(f"{found.per_second(name):12,.0f} a second: {name}")
+    typer.echo(f"{found.scenarios_cost:12.1f} times the time of a plan: the same in all scenarios")

@@ -340,8 +340,9 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
     def _in_windows(self, space: Options) -> dict[str, Workload]:
         """The tables of the module in every window of data."""
         given = self._inputs()
-        windows = self._setting.scenarios.windows.items()
-        return {n: read_workload(*self._asked, space, given._replace(known=w)) for n, w in windows}
+        return self._setting.scenarios.read_windows(
+            lambda window: read_workload(*self._asked, space, given._replace(known=window))
+        )
 
     def _inputs(self) -> UserInputs:
         """What the user gives; the enumerator's own constraints decide, as in TorchRec."""

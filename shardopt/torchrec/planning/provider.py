@@ -13,6 +13,7 @@ from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import HardwareProfile, load_hardware
 from predictor.model.workload import Workload
 from predictor.units import GIB
+from search.choose import NOMINAL
 from shardopt.config import load_model
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.logs import logger
@@ -62,7 +63,7 @@ class ShardoptPlannerProvider(DefaultPlannerProvider):
     Args:
         hardware: SKU -> name, file or contents of a hardware profile; SKUs that it lacks are looked
             up among the shipped profiles (H100, A100, B200, ...).
-        model, seed, effort: as in `ShardoptPlanner`.
+        model, seed, effort, objective, scenarios: as in `ShardoptPlanner`.
     """
 
     def __init__(
@@ -72,11 +73,16 @@ class ShardoptPlannerProvider(DefaultPlannerProvider):
         model: str | PathLike[str] | Workload | None = None,
         seed: int = 0,
         effort: float | None = None,
+        objective: str = NOMINAL,
+        scenarios: int | str | PathLike[str] | None = None,
     ) -> None:
         self._hardware = dict(hardware or {})
         self._known = model if isinstance(model, Workload | None) else load_model(Path(model))
+        # the planner reads a file itself, as that may name windows of data
+        self._model = model
         self._seed = seed
         self._effort = effort
+        self._objective, self._scenarios = objective, scenarios
 
     def profile(self, sku: str) -> HardwareProfile:
         """Costs and capacities of a SKU.
@@ -131,7 +137,9 @@ class ShardoptPlannerProvider(DefaultPlannerProvider):
             timeout_seconds=config.timeout_seconds,
             seed=self._seed,
             effort=self._effort,
-            model=self._known,
+            model=self._model,
+            objective=self._objective,
+            scenarios=self._scenarios,
         )
 
     def _enumerator(self, sku: str, topology: TorchRecTopology, request: Any) -> Enumerator:

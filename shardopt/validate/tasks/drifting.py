@@ -2,20 +2,21 @@
 regret over all, and TorchRec's; the same for plans chosen on a perturbed profile.
 
 Task sets are those of `shardopt.bench.tasks.drifting`. Every round runs every plan in every window,
-so that ratios are of times within seconds of each other.
+so that ratios are of times within seconds of each other. The first set ran plans of perturbed
+profiles in the first window alone; two plans are compared in the windows that both ran in.
 
-Why: docs/decisions/0065.
+Why: docs/decisions/0065, docs/decisions/0071.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from predictor.errors import InputError
-from shardopt.bench.summary import Ratio, ratio_of
+from shardopt.bench.summary import Ratio, median_interval, ratio_of
 from shardopt.bench.tasks.drifting import HEDGED, JOINT, MISLED, NOMINAL, REGRET, THEIRS
 from shardopt.bench.tasks.task_set import MeasuredTask, TaskSet, load_task_sets
 from shardopt.bench.windows import in_window, split_window
@@ -62,15 +63,24 @@ class DriftTask:
         name = in_window(self.label(chosen_by), window)
         return [statistics.median(block) for block in self.task.rows.samples_ms(name)]
 
+    def windows_of(self, *plans: str) -> list[int]:
+        """The windows, from 1, that all of these were run in."""
+        there = {*self.task.rows.names}
+        return [
+            number
+            for number in range(1, self.windows + 1)
+            if all(in_window(self.label(plan), number) in there for plan in plans)
+        ]
+
     def window_ms(self, chosen_by: str) -> list[float]:
-        """The median of each window."""
-        numbers = range(1, self.windows + 1)
+        """The median of each window that a plan was run in."""
+        numbers = self.windows_of(chosen_by)
         return [statistics.median(self.rounds_ms(chosen_by, number)) for number in numbers]
 
-    def worst(self, chosen_by: str) -> int:
-        """The window, from 1, in which a plan takes longest."""
-        times = self.window_ms(chosen_by)
-        return 1 + times.index(max(times))
+    def _worst_rounds(self, chosen_by: str, windows: Sequence[int]) -> list[float]:
+        """The rounds in that of some windows in which a plan takes longest."""
+        rounds = [self.rounds_ms(chosen_by, number) for number in windows]
+        return max(rounds, key=statistics.median)
 
     def same(self, one: str, other: str) -> bool:
         """Whether two chose the same plan."""
@@ -78,9 +88,8 @@ class DriftTask:
 
     def in_worst(self, one: str, other: str) -> Ratio:
         """A plan's time in its worst window over the other's in that one's worst."""
-        return ratio_of(
-            self.rounds_ms(one, self.worst(one)), self.rounds_ms(other, self.worst(other))
-        )
+        windows = self.windows_of(one, other)
+        return ratio_of(self._worst_rounds(one, windows), self._worst_rounds(other, windows))
 
     def in_first(self, one: str, other: str) -> Ratio:
         """A plan's time in the first window over the other's."""
@@ -88,12 +97,23 @@ class DriftTask:
 
     def in_mean(self, one: str, other: str) -> Ratio:
         """A plan's mean over the windows over the other's."""
-        return ratio_of(self._mean_rounds(one), self._mean_rounds(other))
+        windows = self.windows_of(one, other)
+        return ratio_of(self._mean_rounds(one, windows), self._mean_rounds(other, windows))
 
-    def _mean_rounds(self, chosen_by: str) -> list[float]:
-        numbers = range(1, self.windows + 1)
-        of_windows = (self.rounds_ms(chosen_by, number) for number in numbers)
+    def _mean_rounds(self, chosen_by: str, windows: Sequence[int]) -> list[float]:
+        of_windows = (self.rounds_ms(chosen_by, number) for number in windows)
         return [statistics.fmean(times) for times in zip(*of_windows, strict=True)]
+
+    def regret(self, plan: str, *others: str) -> float:
+        """By which share a plan was slower than the faster one of some plans, itself among them, in
+        the window where that is most."""
+        windows = self.windows_of(plan, *others)
+        mine, *rest = (
+            [statistics.median(self.rounds_ms(name, number)) for number in windows]
+            for name in (plan, *others)
+        )
+        best = (min(times) for times in zip(mine, *rest, strict=True))
+        return max(ms / least for ms, least in zip(mine, best, strict=True)) - 1
 
     def rows(self) -> Iterator[ComparedRow]:
         """Every plan in every window, predicted and measured."""
@@ -145,64 +165,72 @@ def _checked(task: DriftTask) -> DriftTask:
     return task
 
 
+def _by_set(tasks: Sequence[DriftTask]) -> dict[str, list[DriftTask]]:
+    """The tasks of every set, which are of other models and chosen in another way."""
+    names = dict.fromkeys(task.batch.name for task in tasks)
+    return {name: [task for task in tasks if task.batch.name == name] for name in names}
+
+
 _COLUMNS = (
-    *(("plan", "text"), ("against", "text"), ("tasks", "count"), ("same plan", "count")),
-    *(("worse", "count"), ("better", "count"), ("median", "signed"), ("least", "signed")),
-    ("most", "signed"),
+    *(("task set", "text"), ("plan", "text"), ("against", "text"), ("tasks", "count")),
+    *(("same plan", "count"), ("worse", "count"), ("better", "count")),
+    *(("beyond noise worse", "count"), ("beyond noise better", "count"), ("median", "signed")),
+    *(("from", "signed"), ("to", "signed"), ("least", "signed"), ("most", "signed")),
+    *(("mean of windows", "signed"), ("first window", "signed")),
+    *(("regret", "signed"), ("regret of the other", "signed")),
 )
 
 
 def _over_windows(tasks: Sequence[DriftTask]) -> Scores:
-    columns = (*_COLUMNS, ("mean of windows", "signed"), ("first window", "signed"))
-    rows: list[tuple[Cell, ...]] = []
-    for one, other in ((REGRET, NOMINAL), (REGRET, THEIRS), (NOMINAL, THEIRS)):
-        differ = [task for task in tasks if not task.same(one, other)]
-        worst = [task.in_worst(one, other) for task in differ]
-        rows.append(
-            (
-                *_cells(one, other, tasks, worst),
-                _median(task.in_mean(one, other) for task in differ),
-                _median(task.in_first(one, other) for task in differ),
-            )
-        )
+    pairs = (REGRET, NOMINAL), (REGRET, THEIRS), (NOMINAL, THEIRS)
     return Scores(
         "worst window",
-        columns,
-        tuple(rows),
+        _COLUMNS,
+        tuple(
+            _compared(name, some, pair) for name, some in _by_set(tasks).items() for pair in pairs
+        ),
         f"Time in the worst window against that of another plan in its own worst; worse: by more "
-        f"than {WORSE:.0%}, better: by {BETTER:.0%} or more; medians are over the tasks in which "
-        "the plans differ.",
+        f"than {WORSE:.0%}, better: by {BETTER:.0%} or more, beyond noise: by the interval of the "
+        "task. Medians are over the tasks in which the plans differ, with an interval of 95 % or "
+        "more. Regret: how much longer than the faster of both a plan took in a window, at most.",
     )
 
 
 def _perturbed(tasks: Sequence[DriftTask]) -> Scores:
-    rows: list[tuple[Cell, ...]] = []
-    for one, other in ((HEDGED, MISLED), (HEDGED, NOMINAL), (MISLED, NOMINAL)):
-        ratios = [task.in_first(one, other) for task in tasks if not task.same(one, other)]
-        rows.append(_cells(one, other, tasks, ratios))
+    pairs = (HEDGED, MISLED), (HEDGED, NOMINAL), (MISLED, NOMINAL)
     return Scores(
         "perturbed profiles",
         _COLUMNS,
-        tuple(rows),
+        tuple(
+            _compared(name, some, pair) for name, some in _by_set(tasks).items() for pair in pairs
+        ),
         "Plans chosen on a profile that is off within its stated errors, run on the machine as it "
-        "is, in the first window.",
+        "is, in the windows that both were run in.",
     )
 
 
-def _cells(
-    one: str, other: str, tasks: Sequence[DriftTask], ratios: Sequence[Ratio]
-) -> tuple[Cell, ...]:
-    changes = [ratio.value - 1 for ratio in ratios]
+def _compared(name: str, tasks: Sequence[DriftTask], pair: tuple[str, str]) -> tuple[Cell, ...]:
+    """One line: a plan against another in the tasks of a set in which they differ."""
+    differ = [task for task in tasks if not task.same(*pair)]
+    ratios = [task.in_worst(*pair) for task in differ]
+    changes = sorted(ratio.value - 1 for ratio in ratios)
+    sure = [ratio.value for ratio in ratios if ratio.significant]
+    low, high = median_interval(changes) or (None, None)
     return (
-        *(one, other, len(tasks), len(tasks) - len(ratios)),
+        *(name, *pair, len(tasks), len(tasks) - len(differ)),
         *(sum(c > WORSE for c in changes), sum(c <= -BETTER for c in changes)),
-        *(f(changes) if changes else None for f in (statistics.median, min, max)),
+        *(sum(value > 1 for value in sure), sum(value < 1 for value in sure)),
+        *(_median(changes), low, high),
+        *((changes[0], changes[-1]) if changes else (None, None)),
+        _median([task.in_mean(*pair).value - 1 for task in differ]),
+        _median([task.in_first(*pair).value - 1 for task in differ]),
+        _median([task.regret(*pair) for task in differ]),
+        _median([task.regret(*reversed(pair)) for task in differ]),
     )
 
 
-def _median(ratios: Iterable[Ratio]) -> float | None:
-    changes = [ratio.value - 1 for ratio in ratios]
-    return statistics.median(changes) if changes else None
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
 
 
 def _by_task(tasks: Sequence[DriftTask]) -> Scores:

@@ -178,3 +178,24 @@ def test_a_window_that_is_none_is_refused(run, days: Path, model: Path) -> None:
                "--write-model", "m.yaml")  # fmt: skip
     assert done.code == 2
     assert "--write-model describes all of the data; leave --window out" in done.err
+
+
+def test_days_of_a_drifting_stream_are_planned_for(run, model: Path, tmp_path: Path) -> None:
+    """New ids enter, and every day the hottest rows are others; its windows are scenarios."""
+    rng, days, samples = np.random.default_rng(0), 3, 2000
+    hot = rng.zipf(1.3, (days * samples, 4)) % ROWS
+    when = np.repeat(np.arange(days), samples)
+    np.savez(tmp_path / "stream.npz", user=hot + ROWS * when[:, None], when=when * 86_400)
+    words = ("--window", "when=1d", "--table-rows", 200_000, "-o", "day.npz", "--json")
+    done = run("stats", tmp_path / "stream.npz", *words)
+    assert done.code == 0, done.err
+    (drift,) = json.loads(done.out)["drift"]
+    assert max(drift["hot_kept"]) == 0
+    files = [f"day.1970-01-0{day}.npz" for day in (1, 2, 3)]
+    how = ("--objective", "regret", "--scenarios", "none", "--effort", 0.005, "--json")
+    done = run("plan", model, "--gpus", 2, "--stats", ",".join(files), *how)
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["objective"] == "regret"
+    assert [one["name"] + ".npz" for one in found["scenarios"]] == files
+    assert 0 <= found["worst_regret"] <= found["proved_regret"]

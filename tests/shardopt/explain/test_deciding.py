@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,10 @@ from predictor.hardware.loader import HardwareProfile, load_hardware
 from predictor.hardware.scaling import scale_group
 from predictor.model.plan import ShardingPlan
 from predictor.predict import predict
+from search.prefer import TOLERANCE
 from search.problem import Problem
+from search.solve import solve
+from search.stop import Stop
 from shardopt.cli.planning.measuring import measuring_command, measuring_words
 from shardopt.explain.deciding import (
     ALIKE,
@@ -23,6 +27,7 @@ from shardopt.explain.deciding import (
 )
 from shardopt.report.objects import deciding_object
 from tests.builders import a_table, a_topology, a_workload, plan_of, table_wise
+from tests.search import problems
 
 TABLES = [a_table(f"t{i}", rows=2_000_000, dim=128) for i in range(8)]
 WORKLOAD = a_workload(*TABLES, batch_size=16384)
@@ -119,3 +124,57 @@ def test_names_of_plans_are_words() -> None:
     assert plan_words("plan 2") == "plan 2"
     assert plan_words("the plan b.json") == "the plan b.json"
     assert plan_words("row_wise all") == "the plan of row wise all"
+
+
+def sixteen(tables: int, batch: int, skip: int = 0) -> Problem:
+    """Tables on two hosts of eight H100, whose default profile guesses a slow host."""
+    rng = random.Random(0)
+    made = [
+        problems.a_table(
+            f"t{i}", int(10 ** rng.uniform(4, 6.5)), rng.choice([64, 128]), rng.uniform(1, 30)
+        )
+        for i in range(skip + tables)
+    ]
+    return Problem(a_workload(*made[skip:], batch_size=batch), problems.hosts(16, 8), HARDWARE)
+
+
+@pytest.mark.slow
+def test_a_model_that_waits_for_a_guessed_host_gets_a_plan_for_a_fast_one_too() -> None:
+    """All plans tie as stated; the tie's rules find what is best if the host is fast, and for the
+    plan that ignores them the host's time is named first."""
+    problem = sixteen(20, 2048)
+    fast = scale_group(HARDWARE, "overheads", 0.2)
+
+    def time(plan: ShardingPlan, hardware: HardwareProfile) -> float:
+        return predict(problem.workload, problem.topology, hardware, plan).iteration_ms
+
+    tied, first = (solve(problem, Stop(effort=0.05), 0, tolerance=t) for t in (TOLERANCE, 0.0))
+    modern = solve(replace(problem, hardware=fast), Stop(effort=0.05), 0).best.plan
+    assert tied.ties is not None
+    assert tied.ties.host_bound
+    assert tied.ties.plans > 100
+    chosen, careless = tied.best.plan, first.best.plan
+    assert time(chosen, HARDWARE) <= time(careless, HARDWARE) * (1 + TOLERANCE)
+    assert time(chosen, fast) < 1.1 * time(modern, fast) < 0.8 * time(careless, fast)
+    host = deciding_constants(problem, careless, {"plan 2": chosen, "plan 3": modern})[0]
+    assert (host.group, host.below, host.unmeasured) == ("overheads", True, True)
+    others = {"plan 2": careless}
+    assert "overheads" not in {one.group for one in deciding_constants(problem, chosen, others)}
+
+
+@pytest.mark.slow
+def test_regret_pays_for_a_fast_host_where_no_tied_plan_is_good_on_one() -> None:
+    problem = sixteen(40, 4096, skip=20)
+    fast = scale_group(HARDWARE, "overheads", 0.2)
+    nominal, hedged = (
+        solve(problem, Stop(effort=0.05), 0, aim=aim).best.plan for aim in ("nominal", "regret")
+    )
+    usual, careful = (
+        [
+            predict(problem.workload, problem.topology, hardware, plan).iteration_ms
+            for hardware in (HARDWARE, fast)
+        ]
+        for plan in (nominal, hedged)
+    )
+    assert careful[0] < 1.05 * usual[0]
+    assert careful[1] < 0.95 * usual[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
 
@@ -38,6 +39,14 @@ def test_errors_come_back() -> None:
         LIMITED.call(60.0, divmod, 1, 0)
     with pytest.raises(CallError, match="exit code 7"):
         LIMITED.call(60.0, os._exit, 7)
+
+
+def test_a_call_may_have_processes_of_its_own() -> None:
+    assert not LIMITED.call(60.0, _is_daemon)
+
+
+def _is_daemon() -> bool:
+    return multiprocessing.current_process().daemon
 
 
 def _input_error() -> None:

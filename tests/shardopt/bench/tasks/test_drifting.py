@@ -15,6 +15,7 @@ from predictor.hardware.loader import load_hardware
 from predictor.model.plan import ShardingPlan
 from predictor.model.workload import Workload
 from search.problem import Problem
+from search.scenarios.scenario import DRAWS
 from shardopt.bench.tasks import drifting
 from shardopt.bench.tasks.draw import task_topology
 from shardopt.bench.tasks.drifting import (
@@ -62,7 +63,9 @@ def test_plans_are_chosen_for_one_window_and_run_in_all(
     task = draw_drifting_task(3, task_set)
     windows = 1 + len(task.windows)
     assert [how["aim"] for how in asked] == [NOMINAL, REGRET, NOMINAL, REGRET]
-    assert [len(how["scenarios"] or ()) for how in asked] == [0, windows, 0, 0]
+    assert [len(how.get("scenarios", ())) for how in asked] == [0, windows, 0, windows + DRAWS]
+    weights = [one.weight for how in asked for one in how.get("scenarios", ())]
+    assert sum(weights) == pytest.approx(2)
     assert asked[0]["hardware"] == asked[1]["hardware"] == HARDWARE != asked[2]["hardware"]
     in_first = [name for name in task.plans if split_window(name)[1] == 1]
     assert [split_window(name)[0] for name in in_first][1:] == [

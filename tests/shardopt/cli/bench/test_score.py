@@ -9,6 +9,7 @@ KINDS = {
     "random plans",
     "plans with one table or shard moved",
     "neighbours in a local search",
+    "random plans in all of 16 scenarios",
 }
 
 
@@ -21,13 +22,17 @@ def test_json_holds_every_kind(run, model: Path) -> None:
     for kind in data["kinds"].values():
         assert len(kind["samples_s"]) == 3
         assert kind["per_second"] == pytest.approx(20 / sorted(kind["samples_s"])[1])
+    times = {name: kind["per_second"] for name, kind in data["kinds"].items()}
+    ratio = times["random plans"] / times["random plans in all of 16 scenarios"]
+    assert data["scenarios_cost"] == pytest.approx(ratio)
     assert data["machine"].keys() >= {"cores", "python", "load_average"}
 
 
 def test_the_console_names_every_kind(run, model: Path) -> None:
     done = run("bench", "score", model, "--gpus", 2, "--count", 5, "--repeat", 1)
     assert done.code == 0, done.err
-    lines = done.out.splitlines()
+    *lines, last = done.out.splitlines()
+    assert last.endswith("times the time of a plan: the same in all scenarios")
     assert {line.split(": ")[1] for line in lines} == KINDS
     assert all(float(line.split()[0].replace(",", "")) > 0 for line in lines)
 

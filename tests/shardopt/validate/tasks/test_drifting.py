@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -93,10 +92,14 @@ def test_every_task_has_its_line(report: Report) -> None:
     assert second["regret to nominal, worst"] == 0
 
 
-def test_perturbed_profiles_are_compared_in_the_first_window(report: Report) -> None:
+def test_perturbed_profiles_are_compared_in_the_windows_that_were_run(report: Report) -> None:
     hedged = table(report, "perturbed profiles")[0]
     assert (hedged["plan"], hedged["against"]) == ("regret perturbed", "nominal perturbed")
-    assert (hedged["same plan"], hedged["median"]) == (1, pytest.approx(0.01))
+    assert (hedged["same plan"], hedged["median"]) == (1, pytest.approx(-0.1))
+    assert hedged["first window"] == pytest.approx(0.01)
+    assert (hedged["regret"], hedged["regret of the other"]) == pytest.approx((0.01, 15 / 13.5 - 1))
+    assert (hedged["beyond noise worse"], hedged["beyond noise better"]) == (0, 1)
+    assert hedged["from"] is None, "one task has no interval"
 
 
 def test_every_plan_is_predicted_in_every_window(report: Report) -> None:
@@ -117,10 +120,20 @@ def _with_rounds(lab: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_no_committed_plan_of_least_regret_is_clearly_behind() -> None:
-    """Beyond the interval of its task; the goal of 3 % in the worst window is not shown."""
+def test_committed_plans_of_least_regret_gain_where_they_differ() -> None:
+    """In windows that drift; in the older set, whose windows hardly differ, none is clearly
+    behind."""
     (found,) = run_suites("drifting", None)
-    assert dataclasses.asdict(found.summary)["n"] > 0
     rows = table(found, "by task")
-    assert len(rows) >= 20
+    assert len(rows) >= 40
     assert not [row["task"] for row in rows if row["from"] > 0.01]
+    line = table(found, "worst window")[3]
+    assert (line["task set"], line["plan"], line["against"]) == (
+        "2026-11-23-plain",
+        "regret",
+        "nominal",
+    )
+    assert line["worse"] == 0
+    assert line["to"] < 0
+    assert line["median"] < -0.03
+    assert line["first window"] < 0.01
