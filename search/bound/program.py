@@ -13,6 +13,9 @@ PARAMETERS = "max_number_of_iterations: 20000 use_scaling: false"
 """A degenerate program may go round in circles; then what was proven before stays. Scaled, rows of
 single ranks made it do so at 26 tables on 8 ranks."""
 
+SET_COEFFICIENT = pywraplp.Constraint.SetCoefficient
+SOLUTION_VALUE = pywraplp.Variable.solution_value
+
 
 def new_solver() -> pywraplp.Solver:
     """A solver of linear programs that ends."""
@@ -56,13 +59,14 @@ class Program:
         self.optimum = -1.0
         self.solver = solver = new_solver()
         self.free = np.flatnonzero(needed)
-        self.share = [solver.NumVar(0.0, 1.0, "") for _ in self.free]
+        # handles: with the objects around them every coefficient takes six times as long
+        self.share = [solver.NumVar(0.0, 1.0, "").this for _ in self.free]
         self.time = solver.NumVar(0.0, solver.infinity(), "")
         solver.Minimize(self.time)
         table = np.repeat(np.arange(len(self.first)), self.sizes)[self.free]
         one = [solver.Constraint(1.0, 1.0) for _ in self.first]
         for share, row in zip(self.share, table.tolist(), strict=True):
-            one[row].SetCoefficient(share, 1.0)
+            SET_COEFFICIENT(one[row].this, share, 1.0)
         self.room = [
             self.row(-solver.infinity(), cap, used)
             for cap, used in zip(caps.tolist(), memory, strict=True)
@@ -72,8 +76,9 @@ class Program:
     def row(self, low: float, high: float, coefficients: Array) -> pywraplp.Constraint:
         """A new row of the program with these coefficients ``[choices]`` of the shares."""
         row = self.solver.Constraint(low, high)
-        for share, value in zip(self.share, coefficients[self.free].tolist(), strict=True):
-            row.SetCoefficient(share, value)
+        handle, values = row.this, coefficients[self.free]
+        for share in np.flatnonzero(values).tolist():
+            SET_COEFFICIENT(handle, self.share[share], values.item(share))
         return row
 
     def cut(self, constant: float, weights: Array) -> pywraplp.Constraint:
@@ -87,6 +92,6 @@ class Program:
         """The solver's status; if it is optimal, the shares and the optimum are the new ones."""
         status = solve_again(self.solver)
         if status == pywraplp.Solver.OPTIMAL:
-            self.shares[self.free] = [share.solution_value() for share in self.share]
+            self.shares[self.free] = list(map(SOLUTION_VALUE, self.share))
             self.optimum = self.solver.Objective().Value()
         return status
