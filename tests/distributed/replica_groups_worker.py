@@ -1,5 +1,8 @@
 """One rank of two sharding groups that plans, trains and averages: `replica_groups_worker JOB`.
 
+With a further word the plan is not made by the planner but splits the rows of every table: on CPUs
+TorchRec's sharders offer no row split of a pooled table.
+
 To be run without assertions: see `CpuCollection`.
 """
 
@@ -11,20 +14,25 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import Topology
 
+from predictor.hardware.loader import load_hardware
 from predictor.model.plan import ShardingType
 from predictor.model.topology import ReplicaGroups
 from predictor.model.workload import Constraints, Workload
+from predictor.predict import Prediction, predict
 from shardopt.torchrec import ShardoptPlanner
+from shardopt.torchrec.plan.convert import to_torchrec
+from shardopt.torchrec.planning.replicas import Replicas, find_replicas
 from shardopt.torchrec.training.batch import synthetic_batch
 from shardopt.torchrec.training.cpu_collection import CpuCollection
 from shardopt.torchrec.training.module import build_model
 from shardopt.torchrec.training.optimizers import apply_sparse_optimizers, dense_optimizer
 from tests.distributed.ranks import join_group, leave_group
-from tests.distributed.training_case import EFFORT, workload
+from tests.distributed.training_case import EFFORT, uniform_plan, workload
 
 TYPES = (
     ShardingType.TABLE_WISE,
@@ -33,6 +41,7 @@ TYPES = (
     ShardingType.TABLE_WISE,
 )
 STEPS, INTERVAL, GROUP = 4, 2, 2
+SHARDERS: Any = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
 
 
 def model_of_groups() -> Workload:
@@ -44,8 +53,12 @@ def model_of_groups() -> Workload:
         for table, kind in zip(whole.tables[:-1], TYPES, strict=True)
     ]
     tables[2] = replace(tables[2], data_type="fp16", optimizer="exact_adagrad")
-    groups = ReplicaGroups(GROUP, INTERVAL)
-    return replace(whole, tables=tuple(tables), replica_groups=groups)
+    return of_groups(replace(whole, tables=tuple(tables)))
+
+
+def of_groups(given: Workload) -> Workload:
+    """The model in sharding groups of two ranks."""
+    return replace(given, replica_groups=ReplicaGroups(GROUP, INTERVAL))
 
 
 class Noted(CpuCollection):
@@ -71,27 +84,44 @@ class Noted(CpuCollection):
             self.is_mean &= torch.allclose(tensor.float(), mean, rtol=2e-3, atol=1e-4)
 
 
-def main(job: Path) -> None:
-    """Plan together, train, average; say what was foretold and what was done."""
-    rank = join_group(job)
+def planned(given: Workload, model: nn.Module) -> tuple[Any, Replicas, Prediction | None]:
+    """The plan of all ranks together; foretold on rank 0, which planned."""
     world = dist.get_world_size()
-    given = model_of_groups()
-    torch.manual_seed(0)
-    model = build_model(given, "meta")
-    apply_sparse_optimizers(model, given)
-    sharders: Any = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
     planner = ShardoptPlanner(
         Topology(world, "cpu", local_world_size=world), model=given, effort=EFFORT, debug=False
     )
-    plan = planner.collective_plan(model, sharders)
+    plan = planner.collective_plan(model, SHARDERS)
     assert planner.replicas is not None
+    return plan, planner.replicas, planner.found and planner.found.prediction
+
+
+def written(given: Workload, model: nn.Module) -> tuple[Any, Replicas, Prediction | None]:
+    """A plan by hand with the rows of every table over the ranks of a group."""
+    world = dist.get_world_size()
+    found = find_replicas(
+        given.replica_groups, Topology(world, "cpu", local_world_size=world), "cpu-gloo", None
+    )
+    assert found is not None
+    plan = uniform_plan(ShardingType.ROW_WISE, GROUP, GROUP)
+    foretold = predict(given, found.group, load_hardware("cpu-gloo"), plan)
+    return to_torchrec(plan, model, device="cpu"), found, foretold
+
+
+def main(job: Path, by_hand: bool) -> None:
+    """Plan together, train, average; say what was foretold and what was done."""
+    rank = join_group(job)
+    given = of_groups(workload()) if by_hand else model_of_groups()
+    torch.manual_seed(0)
+    model = build_model(given, "meta")
+    apply_sparse_optimizers(model, given)
+    plan, replicas, foretold = written(given, model) if by_hand else planned(given, model)
     sharded = Noted(
         model,
         torch.device("cpu"),
         plan,
         global_pg=dist.GroupMember.WORLD,
-        sharders=sharders,
-        **planner.replicas.collection_arguments,
+        sharders=SHARDERS,
+        **replicas.collection_arguments,
     )
     optimizer = dense_optimizer(sharded, given)
     losses = []
@@ -111,11 +141,10 @@ def main(job: Path) -> None:
         "dense": dense,
         "mesh": sharded.device_mesh.mesh.tolist(),
     }
-    if planner.found is not None:  # on rank 0, which planned
-        sync = planner.found.prediction.replica_sync
-        memory = planner.found.prediction.memory
+    if foretold is not None:
+        sync = foretold.replica_sync
+        assert sync is not None
         found["weight_bytes"], found["state_bytes"] = sync.weight_bytes, sync.state_bytes
-        found["ranks"] = [m.rank for m in memory]
     (job / f"found.{rank}.json").write_text(json.dumps(found))
     leave_group()
 
@@ -128,4 +157,4 @@ def _dense(sharded: Noted) -> list[torch.Tensor]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), by_hand=len(sys.argv) > 2)

@@ -15,9 +15,12 @@ WORLD, GROUPS = 4, 2
 
 
 @pytest.mark.slow
-def test_copies_are_averaged_byte_for_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("words", [(), ("by_hand",)], ids=["planned", "row_wise"])
+def test_copies_are_averaged_byte_for_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
     monkeypatch.setenv("PYTHONOPTIMIZE", "1")  # DMPCollection asserts that there is a GPU
-    run_ranks("replica_groups_worker", tmp_path, world_size=WORLD)
+    run_ranks("replica_groups_worker", tmp_path, *words, world_size=WORLD)
     ranks = [json.loads((tmp_path / f"found.{r}.json").read_text()) for r in range(WORLD)]
     foretold = ranks[0]
     assert foretold["mesh"] == [[0, 2], [1, 3]]
