@@ -69,12 +69,15 @@ class ReplicaSync:
         weight_bytes, state_bytes: that every rank of a sharding group all-reduces with its copies.
         sync_ms: of the slowest rank.
         step_ms: an iteration with it; ``iteration_ms`` of the prediction has the mean share of it.
+        within_step: weights are averaged between forward and backward of every step, beside other
+            work (``fully_sharded``).
     """
 
     weight_bytes: tuple[int, ...]
     state_bytes: tuple[int, ...]
     sync_ms: float
     step_ms: float
+    within_step: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,15 +159,18 @@ def _replica_sync(
     found = [i for i, op in enumerate(graph.ops) if op.phase == "replica_sync"]
     if groups is None or not found:
         return None
-    op, steps = graph.ops[found[0]], groups.sync_interval
-    whole = replace(op, cost_ms=op.cost_ms * steps, host_ms=op.host_ms * steps)
-    every = replace(graph, ops=[*graph.ops[: found[0]], whole, *graph.ops[found[0] + 1 :]])
     weights, states = (
         tuple(loads[..., column].sum(axis=0).astype(int).tolist())
         for column in (Load.SYNCED_WEIGHTS, Load.SYNCED_STATES)
     )
-    step_ms = float(simulate(every).iteration_ms[0])
-    return ReplicaSync(weights, states, float(whole.cost_ms.max()), step_ms)
+    steps = groups.sync_interval
+    ops = [
+        replace(op, cost_ms=op.cost_ms * steps, host_ms=op.host_ms * steps) if i in found else op
+        for i, op in enumerate(graph.ops)
+    ]
+    sync_ms = float(np.sum([ops[i].cost_ms for i in found], axis=0).max())
+    step_ms = float(simulate(replace(graph, ops=ops)).iteration_ms[0])
+    return ReplicaSync(weights, states, sync_ms, step_ms, groups.fully_sharded)
 
 
 def _breakdown(path: list[Segment]) -> dict[str, float]:

@@ -220,7 +220,10 @@ class ShardLoads:
             total[Load.GRADIENTS] = float(shard.size[0] * shard.size[1])
         elif self.topology.job is not None:  # tables that are copied
             weights, states = synced_bytes(table, shard.size)
-            total[Load.SYNCED_WEIGHTS], total[Load.SYNCED_STATES] = weights, states
+            total[Load.SYNCED_WEIGHTS] = weights
+            groups = self.workload.replica_groups
+            if groups is not None and not groups.fully_sharded:
+                total[Load.SYNCED_STATES] = states
         return total, cache
 
     def _lookups(self, table: Table, plan: TablePlan, shard: Shard) -> list[LookupShard]:

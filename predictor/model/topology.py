@@ -196,6 +196,11 @@ class Topology:
         return rank // self.intra_group_size
 
 
+DEFAULT, FULLY_SHARDED = "default", "fully_sharded"
+STRATEGIES = (DEFAULT, FULLY_SHARDED)
+"""How copies become alike: `ShardingStrategy` of torchrec/distributed/types.py."""
+
+
 @dataclass(frozen=True)
 class ReplicaGroups:
     """2D sparse parallelism: tables sharded over a group of ranks, and as many copies as groups.
@@ -211,17 +216,35 @@ class ReplicaGroups:
         use_inter_host_allreduce: False: ranks ``r, r + R, r + 2 R, ...`` of ``R`` groups shard, so
             that copies lie on neighbours; True: ``size`` ranks in a row do
             (`DMPCollection._create_process_groups`).
+        sharding_strategy: ``default``, or ``fully_sharded``: weights are averaged in every step,
+            between forward and backward, and ``sync()`` is not called.
     """
 
     size: int
     sync_interval: int = 1
     use_inter_host_allreduce: bool = False
+    sharding_strategy: str = DEFAULT
 
     def __post_init__(self) -> None:
         for name in ("size", "sync_interval"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"replica_groups.{name} is {value!r}; give a whole number >= 1")
+        if self.sharding_strategy not in STRATEGIES:
+            raise InputError(
+                f"replica_groups.sharding_strategy is {self.sharding_strategy!r}; allowed are "
+                f"{', '.join(STRATEGIES)}"
+            )
+        if self.fully_sharded and self.sync_interval != 1:
+            raise InputError(
+                f"replica_groups.sync_interval is {self.sync_interval}, but {FULLY_SHARDED} "
+                "averages weights in every step; leave it out"
+            )
+
+    @property
+    def fully_sharded(self) -> bool:
+        """Whether weights are averaged in every step."""
+        return self.sharding_strategy == FULLY_SHARDED
 
     def count(self, world_size: int) -> int:
         """Sharding groups of a job, which is also the number of copies of every table."""

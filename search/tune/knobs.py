@@ -292,6 +292,8 @@ class SyncInterval(Knob):
         return "" if 1 <= value <= 10**9 else "it must be at least 1"
 
     def refusal(self, case: Case) -> str:
+        if _groups(case).fully_sharded:
+            return "copies that are fully_sharded are averaged in every step"
         return "" if case.installed.world_size > 1 else "one rank has no copies"
 
 

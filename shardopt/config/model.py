@@ -188,8 +188,19 @@ class _Reader:
     def _replica_groups(self, raw: object) -> ReplicaGroups | None:
         if raw is None:
             return None
+        if isinstance(raw, dict) and "modules" in raw:
+            self.problems.add(
+                ("replica_groups", "modules"),
+                "a group size of its own for a module (DMPCollectionConfig) is not modelled; give "
+                "one size for the whole model",
+            )
+            return None
         section = check(ReplicaGroupsSection, raw, ("replica_groups",), self.problems)
-        return ReplicaGroups(**section.model_dump()) if section else None
+        try:
+            return ReplicaGroups(**section.model_dump()) if section else None
+        except InputError as error:  # settings that exclude each other
+            self.problems.add(("replica_groups",), str(error))
+            return None
 
     def _raw_tables(self, raw: object) -> list[Any]:
         if isinstance(raw, dict):

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from predictor.csv_rows import MOST_RANKS
 from predictor.model.plan import ComputeKernel, ShardingType
+from predictor.model.topology import DEFAULT, STRATEGIES
 from predictor.model.workload import Optimizer
 from shardopt.config.problems import KeyPath, Problems, shown
 from shardopt.config.values import choice, flag, nearest, real, refuse, text, whole
@@ -206,6 +207,7 @@ class ReplicaGroupsSection(Section):
     )
     sync_interval: Count = 1
     use_inter_host_allreduce: Flag = False
+    sharding_strategy: Annotated[str, choice(STRATEGIES)] = DEFAULT
 
 
 class ZipfSection(Section):

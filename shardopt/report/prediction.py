@@ -223,6 +223,12 @@ def sync_text(prediction: Prediction) -> str:
     if sync is None:
         return ""
     weights, states = max(sync.weight_bytes), max(sync.state_bytes)
+    if sync.within_step:
+        return (
+            f"Averaging the weights of copies, up to {format_bytes(weights)} per rank, takes "
+            f"{ms(sync.sync_ms)} of every step, in part beside other work; optimizer states are "
+            "not averaged."
+        )
     return (
         f"Averaging the copies once takes {ms(sync.sync_ms)} for up to "
         f"{format_bytes(weights)} of weights and {format_bytes(states)} of optimizer state per "

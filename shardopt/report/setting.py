@@ -73,9 +73,14 @@ def _copies_words(setting: Setting) -> str:
     if groups.count(job.world_size) == 1:
         return f"one group of all {job.world_size} ranks, so tables have one copy"
     apart = "in a row" if groups.use_inter_host_allreduce else "with their copies on neighbours"
+    averaged = (
+        "its weights averaged between forward and backward of every step"
+        if groups.fully_sharded
+        else f"averaged every {plural(groups.sync_interval, 'step')}"
+    )
     return (
         f"{groups.count(job.world_size)} groups of {plural(groups.size, 'rank')} {apart}; each has "
-        f"all tables, averaged every {plural(groups.sync_interval, 'step')}"
+        f"all tables, {averaged}"
     )
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from predictor.model.topology import FULLY_SHARDED
 from predictor.units import GIB
 from search.tune.case import Case, Value
 from search.tune.goals import Goal, Values
@@ -365,6 +366,13 @@ def _groups(after: Case) -> str:
     assert groups is not None
     if groups.size == after.installed.world_size:
         return "no replica_groups in the model file; DistributedModelParallel in the script"
+    if groups.fully_sharded:
+        return (
+            f"replica_groups: {{size: {groups.size}, sharding_strategy: {FULLY_SHARDED}}} in the "
+            f"model file; DMPCollection(..., sharding_group_size={groups.size}, "
+            "sharding_strategy=ShardingStrategy.FULLY_SHARDED) in the script; check that training "
+            "converges equally well"
+        )
     return (
         f"replica_groups: {{size: {groups.size}, sync_interval: {groups.sync_interval}}} in the "
         f"model file; DMPCollection(..., sharding_group_size={groups.size}) and its sync() every "

@@ -36,3 +36,18 @@ def test_copies_are_averaged_byte_for_byte(
         assert states[1] == foretold["state_bytes"][place]
         assert sum(size for _, size in weights) == foretold["weight_bytes"][place]
         assert found["dense"] == pytest.approx(foretold["dense"]), "reduced over all ranks"
+
+
+@pytest.mark.slow
+def test_parts_of_copies_move_byte_for_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONOPTIMIZE", "1")
+    run_ranks("scattered_copies_worker", tmp_path, world_size=WORLD)
+    for rank in range(WORLD):
+        found = json.loads((tmp_path / f"found.{rank}.json").read_text())
+        place = rank // GROUPS
+        for step in found["steps"]:
+            assert 0 < step["loss"] < 1
+            assert step["scattered"] == step["gathered"] == found["weight_bytes"][place]
+            assert step["parts"] == found["parts"][place]

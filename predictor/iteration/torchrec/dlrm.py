@@ -25,7 +25,7 @@ from predictor.iteration.graph import COMPUTE, Dep, Graph
 from predictor.iteration.torchrec.feature_processor import FeatureProcessors
 from predictor.iteration.torchrec.gradient_sync import GradientBuckets
 from predictor.iteration.torchrec.input_dist import InputDist
-from predictor.iteration.torchrec.replica_sync import ReplicaSync
+from predictor.iteration.torchrec.replica_sync import ReplicaSync, ScatteredCopies
 from predictor.iteration.torchrec.sparse import Exchange, exchanges
 from predictor.units import us
 
@@ -67,8 +67,13 @@ class DlrmBuilder:
         self.input = InputDist(self.graph, costs)
         self.gradients = GradientBuckets(self.graph, costs)
         self.processors = FeatureProcessors(self.graph, costs)
-        copied = topology.job is not None
-        self.sync = ReplicaSync(costs, groups, loads, make_exchange) if copied else None
+        copies = self.workload.replica_groups if self.workload.training else None
+        copied = topology.job is not None and copies is not None
+        scattered = copies is not None and copies.fully_sharded
+        given = costs, groups, loads, make_exchange
+        self.sync = ReplicaSync(*given) if copied and not scattered else None
+        self.copies = ScatteredCopies(*given) if copied and scattered else None
+        self.scattered: dict[int, int] = {}
         self.modules: dict[str, list[Exchange]] = {
             name: [*found] for name, found in groupby(self.exchanges, key=lambda e: e.module)
         }
@@ -85,7 +90,7 @@ class DlrmBuilder:
             "prefetch_sparse_dist": self._prefetch_sparse_dist,
         }
         pipelines[self.workload.train_pipeline]()
-        if self.sync is not None and self.workload.training:
+        if self.sync is not None:
             self._average_copies(self.sync)
         errors = self.costs.errors
         return self.graph if errors is None else draw_graph(self.graph, errors, self.costs.topology)
@@ -196,6 +201,7 @@ class DlrmBuilder:
             before = self.processors.weigh(exchange, before, backward=False)
             for group in exchange.members:
                 self.lookups[group] = self._lookup(exchange, group, before, backward=False)
+                self._scatter(exchange, group)
             outputs = self._outputs(exchange, list(exchange.members), backward=False)
             self.delivered.setdefault(exchange.module, []).extend(outputs)
 
@@ -313,10 +319,43 @@ class DlrmBuilder:
         for exchange in module:
             after = [Dep(i) for i in self.arrived[exchange.name]]
             groups = reversed(exchange.members)
-            done = [self._lookup(exchange, g, after, backward=True) for g in groups]
+            done = [self._update(exchange, g, after) for g in groups]
             self.processors.weigh(exchange, [Dep(op) for op in done], backward=True)
             if exchange.is_replicated:
                 self.gradients.tables(exchange, done)
+
+    def _update(self, exchange: Exchange, group: int, after: Sequence[Dep]) -> int:
+        """The backward of one launch, behind the gathering of its weights where copies have parts.
+
+        A rank meets its copies alone, which are as late as it is.
+        """
+        if self.copies is not None and group in self.copies:
+            self.graph.add(
+                f"{exchange.name} gather copies",
+                phase="replica_sync",
+                resource="collectives",
+                stream=COMPUTE,
+                cost_ms=self.copies.gather_ms(group),
+                host_ms=self.host_ms(HOST_OPS.gradient_sync, kernels=1, collectives=1),
+                deps=[*after, Dep(self.scattered[group])],
+                active=exchange.group_active(group),
+            )
+        return self._lookup(exchange, group, after, backward=True)
+
+    def _scatter(self, exchange: Exchange, group: int) -> None:
+        """The weights of one launch are averaged behind its forward, a part on each copy."""
+        if self.copies is None or group not in self.copies:
+            return
+        self.scattered[group] = self.graph.add(
+            f"{exchange.name} scatter copies",
+            phase="replica_sync",
+            resource="collectives",
+            stream="copies",
+            cost_ms=self.copies.scatter_ms(group),
+            host_ms=self.host_ms(HOST_OPS.gradient_sync, kernels=1, collectives=1),
+            deps=[Dep(self.lookups[group])],
+            active=exchange.group_active(group),
+        )
 
     # --- optimizer -----------------------------------------------------------------------------
 

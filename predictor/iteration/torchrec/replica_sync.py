@@ -6,6 +6,10 @@ optimizer states (all fp32), each over the replica group and each waited for bef
 nothing of the rank's compute overlaps with it, and it needs no memory.
 
 Tables under ``data_parallel`` are not part of it: their gradients are all-reduced over all ranks.
+
+Under ``ShardingStrategy.FULLY_SHARDED`` it is not called. Each launch's weights are averaged behind
+its forward by a reduce-scatter on a stream of its own, and gathered before its backward, which the
+compute stream waits for (`ShardedBatchedFusedEmbeddingBag` in batched_embedding_kernel.py).
 """
 
 from __future__ import annotations
@@ -17,8 +21,9 @@ from numpy.typing import NDArray
 
 from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.loads import Load, LookupGroup
+from predictor.errors import InputError
 from predictor.iteration.graph import Mask
-from predictor.iteration.torchrec.sparse import Exchange, Size
+from predictor.iteration.torchrec.sparse import CostModel, Exchange, Size
 
 Array = NDArray[np.float64]
 
@@ -69,6 +74,55 @@ class ReplicaSync:
     def _average_ms(self, size: Array) -> Array:
         """A rank without such tensors starts no collective, nor do its copies."""
         return np.where(size > 0, self._copies.all_reduce(size), 0.0) / self.steps
+
+
+class ScatteredCopies:
+    """Costs of averaging the weights of every launch in each step, under many plans.
+
+    Args:
+        groups, loads, make_exchange: as of `ReplicaSync`.
+
+    Raises:
+        InputError: the ranks have no GPU.
+    """
+
+    def __init__(
+        self,
+        costs: FixedCosts,
+        groups: Sequence[LookupGroup],
+        loads: Array,
+        make_exchange: type[Exchange] = Exchange,
+    ) -> None:
+        if costs.hardware.device == "cpu":
+            raise InputError(
+                "replica_groups.sharding_strategy is fully_sharded, which TorchRec runs on CUDA "
+                "streams and ranks on CPUs cannot; give default, or a profile of GPUs"
+            )
+        self._copies = costs.copies
+        self._launches = {
+            i: make_exchange(costs, groups, [i], loads, f"copies {i}")
+            for i, group in enumerate(groups)
+            if group.fused
+        }
+
+    def __contains__(self, group: int) -> bool:
+        return group in self._launches
+
+    def scatter_ms(self, group: int) -> Array:
+        """Of the reduce-scatter of a launch's weights, ``[plans, ranks]``."""
+        return self._ms(group, self._copies.reduce_scatter)
+
+    def gather_ms(self, group: int) -> Array:
+        """Of gathering them again, ``[plans, ranks]``."""
+        return self._ms(group, self._copies.all_gather)
+
+    def _ms(self, group: int, collective: CostModel) -> Array:
+        """A rank without such tables starts no collective, nor do its copies."""
+
+        def model(size: Array) -> Array:
+            return np.where(size > 0, collective(size), 0.0)
+
+        return self._launches[group].cost(model, _of(Load.SYNCED_WEIGHTS))
 
 
 def _of(column: Load) -> Size:

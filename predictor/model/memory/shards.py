@@ -123,11 +123,12 @@ def shard_memory(
     """
     clf = cache_load_factor if cache_load_factor else DEFAULT_CACHE_LOAD_FACTOR
     known: dict[Size, ShardMemory] = {}
+    copies = scattered_copies(workload, topology) if rules is MemoryRules.FBGEMM else 1
     count = _on_cpu if device == "cpu" else _on_cuda
     for size in sizes:
         if size not in known:
             io = _io_bytes(table, workload, topology, sharding_type, size, len(sizes), rules)
-            shard = _Shard(table, workload, kernel, size, clf, enforce_hbm)
+            shard = _Shard(table, workload, kernel, size, clf, enforce_hbm, copies)
             known[size] = count(shard, io, rules)
     return [known[size] for size in sizes]
 
@@ -140,10 +141,27 @@ class _Shard:
     size: Size
     clf: float
     enforce_hbm: bool
+    copies: int = 1
 
     @property
     def weight_bytes(self) -> int:
         return self.size[0] * self.size[1] * self.table.element_bytes
+
+    @property
+    def scattered_bytes(self) -> int:
+        """What averaging adds under ``FULLY_SHARDED`` from the forward to the backward.
+
+        A buffer for the rank's part, and where elements do not divide into parts all weights once
+        more, padded (`_reduce_scatter_weights_async` in batched_embedding_kernel.py). The weights
+        themselves go only when they are waited for, which is where they are gathered again.
+        """
+        if self.copies == 1 or self.kernel is not ComputeKernel.FUSED:
+            return 0
+        elements = self.size[0] * self.size[1]
+        part = -(-elements // self.copies)
+        uneven = any(t.embedding_dim % self.copies for t in self.workload.tables)
+        padded = part * self.copies if uneven or self.size[1] % self.copies else 0
+        return (part + padded) * self.table.element_bytes
 
     @property
     def is_dense(self) -> bool:
@@ -174,6 +192,14 @@ class _Shard:
         if not self.is_dense or rules is MemoryRules.TORCHREC:
             return 0
         return self.weight_bytes * (1 + _DENSE_STATES.get(self.workload.dense.optimizer, 2))
+
+
+def scattered_copies(workload: Workload, topology: Topology) -> int:
+    """Copies that hold parts of each other's weights between forward and backward; 1: none do."""
+    groups, job = workload.replica_groups, topology.job
+    if job is None or groups is None or not groups.fully_sharded or not workload.training:
+        return 1
+    return groups.count(job.world_size)
 
 
 def is_averaged(sharding_type: ShardingType, kernel: ComputeKernel) -> bool:
@@ -221,7 +247,8 @@ def _on_cuda(shard: _Shard, io: tuple[int, int], rules: MemoryRules) -> ShardMem
     held = _held_io_bytes(shard, io, rules)
     hbm = held + dense
     if shard.kernel not in UVM_KERNELS:
-        return ShardMemory(hbm + shard.weight_bytes + state, 0, state, held, dense)
+        weights = shard.weight_bytes + shard.scattered_bytes
+        return ShardMemory(hbm + weights + state, 0, state, held, dense)
     cache = math.ceil(shard.weight_bytes * shard.clf) if cached else 0
     hbm += cache + (_cache_state_bytes(shard.size[0], shard.clf) if cached else 0)
     if rules is MemoryRules.TORCHREC:

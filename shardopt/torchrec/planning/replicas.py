@@ -20,6 +20,7 @@ from shardopt.torchrec.planning.machine import detect_hardware, read_cluster, re
 
 with needs_torchrec():
     from torchrec.distributed.planner import Topology as TorchRecTopology
+    from torchrec.distributed.types import ShardingStrategy
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Replicas:
             "sharding_group_size": self.groups.size,
             "node_group_size": facts["node_group_size"],
             "use_inter_host_allreduce": self.groups.use_inter_host_allreduce,
+            "sharding_strategy": ShardingStrategy(self.groups.sharding_strategy),
         }
 
 

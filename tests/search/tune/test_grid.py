@@ -9,7 +9,7 @@ import pytest
 
 from predictor.errors import InfeasibleError, InputError
 from predictor.hardware.loader import load_hardware
-from predictor.model.topology import ReplicaGroups, Topology
+from predictor.model.topology import FULLY_SHARDED, ReplicaGroups, Topology
 from predictor.model.workload import Constraints, DenseArch, QComm
 from predictor.predict import predict
 from predictor.units import GIB
@@ -84,6 +84,9 @@ def test_groups_divide_the_ranks() -> None:
     assert after.problem().topology.world_size == 2
     with pytest.raises(InputError, match=r"groups cannot be 5: .* does not divide 8 ranks"):
         grid_of(given, {"groups": (5,)})
+    parts = ReplicaGroups(4, sharding_strategy=FULLY_SHARDED)
+    with pytest.raises(InputError, match="fully_sharded are averaged in every step"):
+        grid_of(a_case(8, 4, replica_groups=parts), {"sync_interval": (5,)})
     wider = turned(given, groups=8, hosts=4).problem().topology
     assert (wider.world_size, wider.whole.world_size) == (8, 16)
     with pytest.raises(InfeasibleError, match="does not divide 12 ranks"):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from predictor.errors import PlanError
+from predictor.errors import InputError, PlanError
 from predictor.hardware.loader import load_hardware
 from predictor.model.memory.peak import leave_for_shards
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
-from predictor.model.topology import ReplicaGroups, Topology
+from predictor.model.topology import FULLY_SHARDED, ReplicaGroups, Topology
 from predictor.predict import Prediction, predict
 from predictor.units import GIB
 from search.bound.lower_bound import LowerBound
@@ -28,7 +29,7 @@ MODEL = a_workload(
 )
 
 
-def problem(size: int, interval: int = 1, world: int = 16, **groups: bool) -> Problem:
+def problem(size: int, interval: int = 1, world: int = 16, **groups: Any) -> Problem:
     workload = replace(MODEL, replica_groups=ReplicaGroups(size, interval, **groups))
     job = Topology.uniform(world, min(8, world), hbm_bytes=80 * GIB, ddr_bytes=100 * GIB)
     return Problem(workload, leave_for_shards(workload, job, 0.05), H100)
@@ -120,3 +121,66 @@ def test_no_plan_is_below_the_bound(size: int) -> None:
     rare, _ = objective_of(replace(of, workload=free))
     less = LowerBound(rare.problem, rare.space, rare.scorer).solve(300)
     assert bound > less, "the averaging is part of it"
+
+
+def scattered(size: int = 4) -> Problem:
+    return problem(size, sharding_strategy=FULLY_SHARDED)
+
+
+def test_parts_of_weights_are_scattered_behind_the_lookup_and_gathered_before_its_update() -> None:
+    of = scattered()
+    found = predicted(of)
+    assert found.replica_sync is not None
+    assert found.replica_sync.weight_bytes == (25_600_000, 3_200_000, 64_000, 64_000)
+    assert found.replica_sync.state_bytes == (0, 0, 0, 0), "sync() alone averages states"
+    assert found.replica_sync.step_ms == pytest.approx(found.iteration_ms)
+    copies = of.scorer().costs.copies
+    largest = 100_000 * 64 * 4
+    both = float(copies.reduce_scatter(largest) + copies.all_gather(largest))
+    assert found.replica_sync.sync_ms == pytest.approx(both)
+    ops = found.graph.ops
+    for i, op in enumerate(ops):
+        if op.name.endswith("gather copies"):
+            assert ops[i + 1].phase == "embedding_backward"
+            assert {ops[d.op].name for d in op.deps} >= {op.name.replace("gather", "scatter")}
+            assert op.stream == ops[i + 1].stream
+    assert sum(op.phase == "replica_sync" for op in ops) == 2 * sum(
+        op.phase == "embedding_backward" for op in ops
+    )
+
+
+def test_parts_lie_beside_the_weights_until_the_backward() -> None:
+    parts, wholes = (predicted(of).memory for of in (scattered(), problem(4)))
+    more = [a.hbm_bytes - b.hbm_bytes for a, b in zip(parts, wholes, strict=True)]
+    # four copies: a fourth of the weights each
+    assert more == [100_000 * 64, 50_000 * 32 * 2 // 4, 1000 * 16, 1000 * 16]
+    # 12 columns do not divide by 8: all weights once more, padded
+    odd = replace(scattered(2).workload, tables=(a_table("a", 1001, 12),))
+    topology = Topology.uniform(16, 8, hbm_bytes=80 * GIB, ddr_bytes=100 * GIB)
+    part = -(-1001 * 12 // 8)
+    rows = (Shard(0, (0, 0), (1001, 12)),)
+    plan = ShardingPlan({"a": TablePlan(ShardingType.TABLE_WISE, ComputeKernel.FUSED, rows)}, 2, 2)
+    plain = replace(odd, replica_groups=ReplicaGroups(2))
+    group = leave_for_shards(odd, topology, 0.05)
+    both = [predict(load, group, H100, plan).memory[0].hbm_bytes for load in (odd, plain)]
+    assert both[0] - both[1] == 4 * (part + 8 * part)
+
+
+def test_no_plan_of_scattered_copies_is_below_the_bound() -> None:
+    of = scattered(2)
+    objective, _ = objective_of(of)
+    rng = random.Random(2)
+    times = objective.score([random_plan(objective, rng) for _ in range(100)])
+    bound = LowerBound(of, objective.space, objective.scorer).solve(300)
+    assert 0 < bound <= times.min() * (1 + 1e-9)
+
+
+def test_what_fully_sharded_copies_cannot_be_is_refused() -> None:
+    with pytest.raises(InputError, match="averages weights in every step; leave it out"):
+        ReplicaGroups(4, 10, sharding_strategy=FULLY_SHARDED)
+    with pytest.raises(InputError, match="'per_module'; allowed are default, fully_sharded"):
+        ReplicaGroups(4, sharding_strategy="per_module")
+    cpu = load_hardware("cpu-gloo")
+    of = scattered()
+    with pytest.raises(InputError, match="runs on CUDA streams"):
+        predict(of.workload, of.topology, cpu, table_wise(of))

@@ -9,6 +9,7 @@ import torchrec
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import ParameterConstraints, Topology
 from torchrec.distributed.planner.types import PlannerError
+from torchrec.distributed.types import ShardingStrategy
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from shardopt.torchrec import ReplicaGroups, ShardoptPlanner
@@ -42,6 +43,7 @@ def test_a_plan_covers_a_group_of_all_ranks() -> None:
         "sharding_group_size": 4,
         "node_group_size": 2,
         "use_inter_host_allreduce": False,
+        "sharding_strategy": ShardingStrategy.DEFAULT,
     }
     assert made.found is not None
     topology = made.found.problem.topology
