@@ -54,7 +54,7 @@ SHOWN = (
     (
         "drifting",
         "plans *",
-        "plans of 20 models in windows of drifting data, two CPU ranks",
+        "plans of 40 models in windows of drifting data, two CPU ranks",
         "yes; models of the family developed on",
     ),
     (
