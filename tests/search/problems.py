@@ -221,3 +221,10 @@ class Ticks:
     def __call__(self) -> float:
         self.now += self.step
         return self.now
+
+
+def large_tables(seed: int) -> Problem:
+    """Tables of gigabytes, which take longer to move than an iteration takes."""
+    rng = random.Random(seed)
+    tables = [a_table(f"t{i}", rng.randint(10, 20) * 10**6, 64, 8.0, 1.05) for i in range(6)]
+    return a_problem(a_workload(*tables, batch_size=8192), hosts(2), copying(H100))

@@ -19,8 +19,7 @@ from search.scenarios.scenario import (
 from search.solve import solve
 from search.stop import Stop
 from tests.quick import quick_first
-from tests.search.in_use.test_worth import large
-from tests.search.problems import several_lookups, some_plan
+from tests.search.problems import large_tables, several_lookups, some_plan
 
 QUICK = 0.02
 
@@ -56,7 +55,7 @@ def test_an_aim_is_reached_and_its_regret_is_proved(aim: str) -> None:
 
 def test_moving_must_pay_in_the_scenarios_too() -> None:
     """Over one step nothing pays for a move; where moves count nothing, tables go elsewhere."""
-    problem = large(0)
+    problem = large_tables(0)
     windows = window_scenarios(problem, {"mon": problem.workload, "tue": problem.workload})
     plan = some_plan(problem, 0)
     short, free = (

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from search.in_use.moves import moved_tables
 from search.in_use.plan import PlanInUse
 from search.in_use.price import MovePrice
-from search.problem import Problem
 from search.solve import solve
 from search.stop import Stop
 from tests.quick import quick_first
-from tests.search.problems import H100, a_problem, a_table, a_workload, copying, hosts, some_plan
+from tests.search.problems import large_tables, some_plan
 
 QUICK = 0.01
 ENDLESS = 10**12
 
 
-def large(seed: int) -> Problem:
-    """Tables of gigabytes, which take longer to move than an iteration takes."""
-    rng = random.Random(seed)
-    tables = [a_table(f"t{i}", rng.randint(10, 20) * 10**6, 64, 8.0, 1.05) for i in range(6)]
-    return a_problem(a_workload(*tables, batch_size=8192), hosts(2), copying(H100))
-
-
 @pytest.mark.parametrize("seed", quick_first(1, range(3)))
 def test_a_short_horizon_keeps_and_a_long_one_moves(seed: int) -> None:
-    problem = large(seed)
+    problem = large_tables(seed)
     plan = some_plan(problem, seed)
     free, short, long = (
         solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, horizon=horizon))
@@ -42,7 +32,7 @@ def test_a_short_horizon_keeps_and_a_long_one_moves(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", quick_first(1, range(3)))
 def test_every_move_pays_for_itself(seed: int) -> None:
-    problem = large(seed)
+    problem = large_tables(seed)
     plan = some_plan(problem, seed)
     price = MovePrice(problem, plan)
     gains = []

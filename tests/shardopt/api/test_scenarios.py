@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from predictor.errors import InputError
@@ -15,6 +13,7 @@ from shardopt.api.scenarios import read_scenarios
 from shardopt.config import load_model, load_windows
 from shardopt.config.windows import workloads_of_stats
 from tests.search.problems import hosts
+from tests.shardopt.api.windows import write_window
 
 CPU = load_hardware("cpu-gloo")
 MODEL = """
@@ -25,23 +24,6 @@ tables:
      index_distribution: {distribution}}}]}}
 dense: {{bottom_mlp: [4, 8], top_mlp: [4, 1], interaction: dot, in_features: 4}}
 """
-
-
-def write_window(
-    path: Path, pooling: float, names: Sequence[str] = ("f",), rows: int = 100
-) -> Path:
-    arrays: dict[str, np.ndarray] = {}
-    for name in names:
-        arrays |= {
-            f"{name}.counts": np.array([10.0, rows - 10.0]),
-            f"{name}.weights": np.array([9.0, 1.0]),
-            f"{name}.range_rows": np.array([[10.0], [rows - 10.0]]),
-            f"{name}.range_width": np.array(rows),
-            f"{name}.rows": np.array(rows),
-            f"{name}.pooling_factor": np.array(pooling),
-        }
-    np.savez(path, **arrays)
-    return path
 
 
 def write_model(folder: Path, distribution: str) -> Path:

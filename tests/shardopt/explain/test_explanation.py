@@ -20,7 +20,7 @@ PIPELINES = ("base", "sparse_dist", "prefetch_sparse_dist")
 MACHINES = (("h100-sxm", 1, 1), ("h100-sxm", 4, 4), ("a100-80gb", 8, 4), ("cpu-gloo", 2, 2))
 
 
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(st.integers(0, 10**6), st.sampled_from(PIPELINES), st.sampled_from(MACHINES))
 def test_random_plans_are_explained(
     seed: int, pipeline: str, machine: tuple[str, int, int]

@@ -10,7 +10,7 @@ pytest.importorskip("torchrec")
 
 from torchrec.distributed.planner.types import PlannerError
 
-from tests.shardopt.api.test_scenarios import write_window
+from tests.shardopt.api.windows import write_window
 from tests.shardopt.torchrec.hook_models import SHARDERS, Model, planner
 
 FEATURE = "{{name: {0}_f0, pooling_factor: 2, index_distribution: {{files: [{1}]}}}}"
