@@ -42,7 +42,7 @@ demo: setup ## plan MLPerf DLRM-DCNv2 on 8 GPUs
 # Compiled code is kept even where the machine's settings say otherwise: many tests start processes.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
 
-test: setup ## the quick tests: about 4 minutes on two idle cores
+test: setup ## the quick tests: about 6 minutes on two idle cores
 	$(PYTEST) -m "not slow"
 
 test-slow: setup ## the slow tests: larger cases, more seeds, the public data in full
