@@ -1,8 +1,8 @@
 """The picture of the README: plans timed for real, beside what was predicted of them.
 
-Left, every plan of `validate torchrec-cpu`, predicted against measured. Right, every task of
-`validate against-torchrec` in the plain runtime, which users run: the time of TorchRec's plan and
-of ours, with the predictions as marks.
+Left, the plans of `validate torchrec-cpu` that are blind, predicted against measured. Right, every
+task of `validate against-torchrec` in the plain runtime, which users run: the time of TorchRec's
+plan and of ours, with the predictions as marks.
 Both come from the committed rows:
 
     python -m tools.figure docs/measured.svg
@@ -139,8 +139,7 @@ def _bars(rows: Sequence[ComparedRow]) -> Iterator[Element]:
             )
             mark = y(row.predicted_ms)
             yield _line(start - 2, mark, start + thick + 2, mark, INK, 2)
-        yield _text(middle, BOTTOM + 16, str(task[1]), anchor="middle")
-    yield _text((left + right) / 2, BOTTOM + 34, "seed of the model", anchor="middle")
+    yield _text((left + right) / 2, BOTTOM + 16, "two bars a model", anchor="middle")
     yield from _legend(left, TOP - 16)
 
 

@@ -49,7 +49,6 @@ def test_points_and_bars_are_where_the_times_are() -> None:
     words = [text.text for text in drawn.iter(f"{SVG}text")]
     assert "mean error 12.5 %" in words
     assert "2 plans under TorchRec, two CPU ranks" in words
-    assert "200" in words
 
 
 def test_bars_are_of_plain_ranks_where_there_are_any() -> None:
@@ -57,7 +56,6 @@ def test_bars_are_of_plain_ranks_where_there_are_any() -> None:
     plain = [replace(row, name={**row.name, "task": 7}) for row in plain]
     both = replace(TASKS, rows=(*TASKS.rows, *plain))
     words = [t.text for t in ElementTree.fromstring(figure(PLANS, both)).iter(f"{SVG}text")]
-    assert "7" in words
     assert "1 models on plain ranks: TorchRec's plan, ours" in words
 
 
