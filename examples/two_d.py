@@ -43,12 +43,15 @@ kind = "cuda" if args.backend == "nccl" else "cpu"
 device = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
 
 ebc = EmbeddingBagCollection(tables=TABLES, device=torch.device("meta"))
-apply_optimizer_in_backward(RowWiseAdagrad, ebc.parameters(), {"lr": 0.05})
+apply_optimizer_in_backward(RowWiseAdagrad, ebc.parameters(), {"lr": 0.5})
 sharders = [EmbeddingBagCollectionSharder()]
 planner = ShardoptPlanner(
     Topology(dist.get_world_size(), kind, local_world_size=local),
     BATCH,
-    constraints={t.name: ParameterConstraints(pooling_factors=[2.0]) for t in TABLES},
+    constraints={  # data-parallel tables would need an optimizer of their own
+        t.name: ParameterConstraints(sharding_types=["table_wise"], pooling_factors=[2.0])
+        for t in TABLES
+    },
     replica_groups=ReplicaGroups(args.group_size, args.sync_interval),
 )
 plan = planner.collective_plan(ebc, sharders, dist.GroupMember.WORLD)
