@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from predictor.cost.loads import COLUMNS, Load
 from predictor.hardware.loader import HardwareProfile
+from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.torchrec.sparse import Size
 from predictor.model.plan import ShardingType
 from predictor.model.workload import Constraints
@@ -104,6 +105,19 @@ def test_a_convex_law_is_nearly_its_own_hull() -> None:
     assert value == pytest.approx(1e-9 * 5e7**2, rel=0.05)
 
 
+def scored_plans(
+    seed: int, profile: HardwareProfile, rng: random.Random
+) -> tuple[PlanScorer, np.ndarray, np.ndarray, np.ndarray]:
+    """Plans of a random problem: who scores them, their times ``[plans]``, their loads
+    ``[plans, groups, ranks, columns]``, and which lookup groups each uses ``[plans, groups]``."""
+    objective, _ = objective_of(replace(random_problem(seed), hardware=profile))
+    plans = [random_plan(objective, rng) for _ in range(150)]
+    # scoring them finds all lookup groups, which their loads then have
+    times, scorer = objective.score(plans), objective.scorer
+    totals = np.stack([scorer.totals(objective.table_plans(p)) for p in plans])
+    return scorer, times, totals, totals[..., Load.SHARDS].any(axis=-1)
+
+
 @pytest.mark.parametrize(
     ("seed", "profile"),
     quick_only(
@@ -113,12 +127,7 @@ def test_a_convex_law_is_nearly_its_own_hull() -> None:
 )
 def test_cuts_bound_every_plan_of_their_exchanges(seed: int, profile: HardwareProfile) -> None:
     """A cut taken at one plan's loads is below the predicted time of all plans like it."""
-    objective, _ = objective_of(replace(random_problem(seed), hardware=profile))
-    rng = random.Random(seed)
-    plans = [random_plan(objective, rng) for _ in range(150)]
-    times, scorer = objective.score(plans), objective.scorer
-    totals = np.stack([scorer.totals(objective.table_plans(p)) for p in plans])
-    used = totals[..., Load.SHARDS].any(axis=-1)
+    scorer, times, totals, used = scored_plans(seed, profile, random.Random(seed))
     kinds = [
         {(g.module, g.sharding_type) for g, u in zip(scorer.groups, one, strict=True) if u}
         for one in used
@@ -150,12 +159,8 @@ def test_cuts_bound_every_plan_of_their_exchanges(seed: int, profile: HardwarePr
 def test_cuts_bound_every_plan_that_may_do_without_some_exchanges(
     seed: int, profile: HardwareProfile
 ) -> None:
-    objective, _ = objective_of(replace(random_problem(seed), hardware=profile))
     rng = random.Random(seed)
-    plans = [random_plan(objective, rng) for _ in range(150)]
-    times, scorer = objective.score(plans), objective.scorer
-    totals = np.stack([scorer.totals(objective.table_plans(p)) for p in plans])
-    used = totals[..., Load.SHARDS].any(axis=-1)
+    scorer, times, totals, used = scored_plans(seed, profile, rng)
     loads = totals.mean(axis=2)
     loads[..., Load.SHARDS] = 0.0
     names = [(g.module, g.sharding_type) for g in scorer.groups]
@@ -166,7 +171,7 @@ def test_cuts_bound_every_plan_that_may_do_without_some_exchanges(
         present = [name in all_use for name in names]
         certain = [p and names.count(n) == 1 for p, n in zip(present, names, strict=True)]
         relaxed = Relaxation(scorer.costs, scorer.groups, loads.max(axis=0), present, certain, {})
-        for at in loads[rng.sample(range(len(plans)), 4)]:
+        for at in loads[rng.sample(range(len(times)), 4)]:
             for more, launched in ((0.0, False), (0.0, True), (0.5, False)):
                 cut = relaxed.evaluate(at, more * at, launched=launched)[1]
                 if cut is not None:
