@@ -30,7 +30,7 @@ Array = NDArray[np.float64]
 MEAN, REGRET = "mean", "regret"
 FEW = 6
 """Scenarios that are searched by themselves."""
-AGAIN, SURE = 64, 0.95
+FRESH, SURE = 64, 0.95
 """Draws by which a plan for all scenarios is told apart from one that is faster as given, and the
 share of them in which it must be the better one."""
 FIRST, MORE = 20, 20
@@ -102,7 +102,7 @@ class RatedPlans:
         better one of the two (docs/decisions/0071).
         """
         plans = [plan, other]
-        times = self.scorer.score_again(plans, AGAIN) + self._added(plans)[:, None, None]
+        times = self.scorer.score_again(plans, FRESH) + self._added(plans)[:, None, None]
         if aim == MEAN:
             mine, others = np.einsum("psd,s->pd", times, self.scorer.weights)
         else:
