@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from predictor.cost.loads import LAUNCH, LONGEST, LookupGroup, filling_column
 from predictor.iteration.plan_scorer import PlanScorer
-from predictor.model.plan import TablePlan
+from predictor.model.plan import ComputeKernel, TablePlan
 from search.bound.cache import PRICES, certain_fetches_ms, least_sharing_ms
 from search.bound.rank_excess import MAX_CHOICES, everywhere, longest_shard
 from search.bound.relaxation import Hulls
@@ -151,6 +151,8 @@ class BoundChoices:
 
     def _caches(self, option: Option) -> dict[int, Array]:
         """Shard -> what it adds to a UVM cache, of those that use one."""
+        if option.compute_kernel is not ComputeKernel.FUSED_UVM_CACHING:
+            return {}
         plan, shards = self._placed(option), self.scorer.shards
         assert plan is not None
         found = (shards.cache_of_shard(option.table, plan, shard) for shard in plan.shards)

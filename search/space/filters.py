@@ -118,10 +118,13 @@ def _misfit(option: Option, topology: Topology) -> str:
     if _fits_anywhere(option, topology):
         return _short_together(option, topology)
     start = 0
+    caps = list(zip(topology.hbm_cap_bytes, topology.ddr_cap_bytes, strict=True))
     for alternatives in legal.units:
         length = len(alternatives[0])
         shards = range(start, start + length)
-        short = min(_short(option, shards, ranks, topology) for ranks in alternatives)
+        # of ranks alike one is looked at
+        different = {tuple(map(caps.__getitem__, ranks)) for ranks in alternatives}
+        short = min(_short(option, shards, rooms) for rooms in different)
         if short > 0:
             shard = max(shards, key=lambda i: option.memory[i].hbm_bytes)
             need = option.memory[shard]
@@ -138,6 +141,8 @@ def _short_together(option: Option, topology: Topology) -> str:
     """Why all shards exceed all ranks that they may lie on, or an empty string. Without this a
     table of very many shards, each of which fits some rank, costs minutes until it is refused."""
     ranks = range(topology.world_size) if option.ranks is None else sorted({*option.ranks})
+    if option.num_shards <= len(ranks) and _fits_anywhere(option, topology):
+        return ""
     hbm = sum(m.hbm_bytes for m in option.memory)
     ddr = sum(m.ddr_bytes for m in option.memory)
     short = max(
@@ -154,7 +159,8 @@ def _short_together(option: Option, topology: Topology) -> str:
 
 def _fits_anywhere(option: Option, topology: Topology) -> bool:
     """The largest shard fits the smallest rank: the usual case, and quick to see."""
-    needs = {id(memory): memory for memory in option.memory}.values()  # like shards share theirs
+    # like shards share theirs: of a thousand, a few are looked at
+    needs = dict(zip(map(id, option.memory), option.memory, strict=True)).values()
     hbm, ddr = max(m.hbm_bytes for m in needs), max(m.ddr_bytes for m in needs)
     return hbm <= min(topology.hbm_cap_bytes) and ddr <= min(topology.ddr_cap_bytes)
 
@@ -165,14 +171,12 @@ def _needs(option: Option) -> str:
     return "a whole intra group"
 
 
-def _short(option: Option, shards: Sequence[int], ranks: Sequence[int], topology: Topology) -> int:
-    """Bytes missing on the ranks, each taken alone with its shard; <= 0 when they fit."""
+def _short(option: Option, shards: Sequence[int], rooms: Sequence[tuple[int, int]]) -> int:
+    """Bytes missing on ranks with that much HBM and host memory, each taken alone with its shard;
+    <= 0 when they fit."""
     return max(
-        max(
-            option.memory[shard].hbm_bytes - topology.hbm_cap_bytes[rank],
-            option.memory[shard].ddr_bytes - topology.ddr_cap_bytes[rank],
-        )
-        for shard, rank in zip(shards, ranks, strict=True)
+        max(option.memory[shard].hbm_bytes - hbm, option.memory[shard].ddr_bytes - ddr)
+        for shard, (hbm, ddr) in zip(shards, rooms, strict=True)
     )
 
 

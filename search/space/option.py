@@ -131,15 +131,15 @@ class Option:
         """
         if self.pinned is not None:
             return AllowedPlacements(((self.pinned,),))
-        allowed = _allowed(topology, self.ranks)
+        allowed = _allowed(topology.world_size, self.ranks)
         if self.partition is Partition.UNIFORM:
             complete = len(allowed) == topology.world_size == self.num_shards
             return AllowedPlacements(((allowed,) if complete else (),))
         if self.partition is Partition.MULTI_HOST:
             blocks = self.num_shards // topology.intra_group_size
-            return AllowedPlacements((_groups(topology, allowed),) * blocks)
+            return AllowedPlacements((_groups(topology.world_size, topology.intra_group_size, allowed),) * blocks)
         if self.sharding_type is ShardingType.TABLE_ROW_WISE:
-            return AllowedPlacements((_groups(topology, allowed),))
+            return AllowedPlacements((_groups(topology.world_size, topology.intra_group_size, allowed),))
         return AllowedPlacements(
             (_one_by_one(allowed),) * self.num_shards, self.partition is Partition.HOST
         )
@@ -176,16 +176,15 @@ def _one_by_one(ranks: tuple[int, ...]) -> tuple[tuple[int], ...]:
 
 
 @lru_cache(maxsize=64)
-def _allowed(topology: Topology, ranks: tuple[int, ...] | None) -> tuple[int, ...]:
+def _allowed(world_size: int, ranks: tuple[int, ...] | None) -> tuple[int, ...]:
     """The ranks that a constraint leaves, in order; all without one."""
-    return tuple(range(topology.world_size) if ranks is None else sorted(set(ranks)))
+    return tuple(range(world_size) if ranks is None else sorted(set(ranks)))
 
 
 @lru_cache(maxsize=64)
-def _groups(topology: Topology, allowed: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Ranks of every intra group of which all are allowed."""
-    size = topology.intra_group_size
-    groups = (tuple(range(g * size, (g + 1) * size)) for g in range(topology.groups))
+def _groups(world_size: int, size: int, allowed: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Ranks of every intra group, of ``size`` ranks each, of which all are allowed."""
+    groups = (tuple(range(first, first + size)) for first in range(0, world_size, size))
     all_allowed = frozenset(allowed).issuperset
     return tuple(group for group in groups if all_allowed(group))
 
