@@ -137,9 +137,9 @@ class Option:
             return AllowedPlacements(((allowed,) if complete else (),))
         if self.partition is Partition.MULTI_HOST:
             blocks = self.num_shards // topology.intra_group_size
-            return AllowedPlacements((_groups(topology.world_size, topology.intra_group_size, allowed),) * blocks)
+            return AllowedPlacements((_groups(topology.intra_group_size, allowed),) * blocks)
         if self.sharding_type is ShardingType.TABLE_ROW_WISE:
-            return AllowedPlacements((_groups(topology.world_size, topology.intra_group_size, allowed),))
+            return AllowedPlacements((_groups(topology.intra_group_size, allowed),))
         return AllowedPlacements(
             (_one_by_one(allowed),) * self.num_shards, self.partition is Partition.HOST
         )
@@ -182,11 +182,10 @@ def _allowed(world_size: int, ranks: tuple[int, ...] | None) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=64)
-def _groups(world_size: int, size: int, allowed: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+def _groups(size: int, allowed: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """Ranks of every intra group, of ``size`` ranks each, of which all are allowed."""
-    groups = (tuple(range(first, first + size)) for first in range(0, world_size, size))
-    all_allowed = frozenset(allowed).issuperset
-    return tuple(group for group in groups if all_allowed(group))
+    groups = (tuple(range(first, first + size)) for first in allowed if first % size == 0)
+    return tuple(filter(frozenset(allowed).issuperset, groups))
 
 
 def place(option: Option, ranks: Sequence[int]) -> TablePlan:
