@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,16 @@ PARTS = 3
 """One target may use this part of the knapsacks that are left: a lower one may be easier."""
 
 
+@dataclass(frozen=True)
+class TakenCut:
+    """A cut of a larger set: ``time >= constant + weights . shares``, and the segments of its cycle
+    with the numbers of the rows that they have."""
+
+    constant: float
+    weights: Array
+    segments: list[tuple[CycleSegment, list[int]]]
+
+
 class ExchangeSet:
     """The bound for plans that use a set of exchanges, and may use some others.
 
@@ -63,6 +74,8 @@ class ExchangeSet:
         self.exchanges = frozenset(names)
         self.used = self.exchanges if used is None else used | self._needed_by_tables(names)
         self.needed = known.undominated(index) if needed is None else needed
+        self.taken: list[TakenCut] = []
+        self.binding: list[int] = []
         self.relaxation: Relaxation | None = None
 
     def _needed_by_tables(self, names: Sequence[Exchange]) -> frozenset[Exchange]:
@@ -96,6 +109,7 @@ class ExchangeSet:
         least = np.minimum.reduceat(excess, self.first)
         kept = excess <= np.repeat(least, self.program.sizes) * (1 + TOLERANCE)
         smaller = ExchangeSet(self.known, self.index[kept])
+        smaller.take_cuts(self)
         for _ in range(MAX_CUTS):
             if smaller.refine()[1]:
                 break
@@ -115,6 +129,29 @@ class ExchangeSet:
         self.rank_excess = RankExcess(self.program, self.group, exchange, self.used, longest, even)
         self.constants: list[float] = []
         self.weights = np.zeros((0, len(self.choices)))
+        for one in self.taken:
+            row = self._add_row(one.constant, one.weights)
+            self.rank_excess.take_cut(row, one.segments)
+
+    def take_cuts(self, larger: ExchangeSet) -> None:
+        """Begin with the cuts that bind a larger set: what holds for all of its plans holds for
+        those here. Without effect once this set's program has begun, before the other's has, or
+        where plans here may do without an exchange that all plans there use.
+
+        Args:
+            larger: has all of these choices.
+        """
+        begun = self.relaxation is not None or larger.relaxation is None
+        if not begun and larger.used <= self.used:
+            kept = np.searchsorted(larger.index, self.index)
+            self.taken = [
+                TakenCut(
+                    larger.constants[number],
+                    larger.weights[number, kept],
+                    larger.rank_excess.binding(number, kept),
+                )
+                for number in larger.binding
+            ]
 
     def _relax(self, hulls: dict[tuple[str, bool], Hulls], reach: float = 1.0) -> Relaxation:
         known = self.known
@@ -272,9 +309,12 @@ class ExchangeSet:
 
     def _add(self, cut: Cut, loads: Array, segments: list[CycleSegment]) -> None:
         weights = np.einsum("nc,nc->n", loads, cut.slope[self.group])
-        self.rank_excess.add_cut(self.program.cut(cut.constant, weights), segments)
-        self.constants.append(cut.constant)
+        self.rank_excess.add_cut(self._add_row(cut.constant, weights), segments)
+
+    def _add_row(self, constant: float, weights: Array) -> pywraplp.Constraint:
+        self.constants.append(constant)
         self.weights = np.vstack([self.weights, weights])
+        return self.program.cut(constant, weights)
 
     def _certified(self) -> float:
         """The bound that the program's prices prove, whatever the solver's tolerances were.
@@ -285,6 +325,7 @@ class ExchangeSet:
         prices = np.array([max(0.0, row.dual_value()) for row in self.program.cuts])
         if prices.sum() <= 0:
             return 0.0
+        self.binding = np.flatnonzero(prices).tolist()
         rent = np.array([max(0.0, -row.dual_value()) for row in self.program.room])
         scale = float(prices.sum())
         rent, prices = rent / scale, prices / scale

@@ -104,8 +104,9 @@ class LowerBound:
                 heapq.heappush(self._solved, (bound, number, one))
             else:
                 for part in one.parts():
-                    known = self._by_exchanges.get(part.exchanges) if part.is_exact else None
-                    heapq.heappush(self._open, (bound, next(self._count), known or part))
+                    part = self._known(part)
+                    part.take_cuts(one)
+                    heapq.heappush(self._open, (bound, next(self._count), part))
             if self._refined >= FLOOR_STEPS and stop(self.proven_ms):
                 break
         return float(min(self.proven_ms, upper_ms) * (1 - ROUNDING))
@@ -175,9 +176,15 @@ class LowerBound:
         for bound, _, family in found:
             for one in self.sets if bound < np.inf else ():
                 if family.used <= one.exchanges <= family.exchanges:
+                    if bound > one.proven:
+                        one.take_cuts(family)
                     one.proven = max(one.proven, bound)
                     least[one] = one.proven
         return sorted(least, key=lambda one: (least[one], len(one.exchanges)))[:most]
+
+    def _known(self, part: ExchangeSet) -> ExchangeSet:
+        """The same plans as one of `sets`, if they are one."""
+        return self._by_exchanges.get(part.exchanges, part) if part.is_exact else part
 
     @cached_property
     def _by_exchanges(self) -> dict[frozenset[Exchange], ExchangeSet]:

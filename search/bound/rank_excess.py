@@ -12,7 +12,7 @@ Why: docs/decisions/0030, docs/decisions/0063.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,6 +110,11 @@ class CycleSegment:
         """What a row has beside the shares."""
         return self.floor if row == len(program.first) else 0.0
 
+    def of(self, kept: Ints) -> CycleSegment:
+        """The segment for some of the choices."""
+        peak, even, mean = self.peak[kept], self.even[kept], self.mean[kept]
+        return CycleSegment(peak, even, mean, self.floor, self.launched[kept])
+
     @property
     def most(self) -> float:
         """No plan's rows exceed it."""
@@ -118,12 +123,14 @@ class CycleSegment:
 
 @dataclass(frozen=True)
 class _SegmentRows:
-    """The variable of a segment, its rows by number and what they take of every choice's share."""
+    """The variable of a segment, its rows by number and what they take of every choice's share;
+    which of the rows bind at the last optimum."""
 
     cut: int
     segment: CycleSegment
     variable: pywraplp.Variable
     rows: dict[int, tuple[pywraplp.Constraint, Array]]
+    binding: set[int] = field(default_factory=set)
 
 
 class RankExcess:
@@ -199,6 +206,20 @@ class RankExcess:
             row.SetCoefficient(variable, -1.0)
             self.found.append(_SegmentRows(cut, segment, variable, {}))
 
+    def binding(self, cut: int, kept: Ints) -> list[tuple[CycleSegment, list[int]]]:
+        """The segments of a cut for some of the choices, and the numbers of the rows that bind."""
+        return [(o.segment.of(kept), sorted(o.binding)) for o in self.found if o.cut == cut]
+
+    def take_cut(
+        self, row: pywraplp.Constraint, segments: list[tuple[CycleSegment, list[int]]]
+    ) -> None:
+        """As `add_cut`, with the rows that another set had for these segments."""
+        before = len(self.found)
+        self.add_cut(row, [segment for segment, _ in segments])
+        for one, (_, numbers) in zip(self.found[before:], segments, strict=True):
+            for number in numbers:
+                self._add_row(one, number)
+
     def add_rows(self) -> bool:
         """Add the rows that exceed what the last optimum has the most; whether there are any."""
         # a program forgets its optimum when it changes
@@ -215,12 +236,16 @@ class RankExcess:
             if excess[row] > enough and row not in one.rows
         ]
         for number in rows:
-            taken = one.segment.taken(program, number)
-            least = one.segment.constant(program, number)
-            row = program.row(least, program.solver.infinity(), -taken)
-            row.SetCoefficient(one.variable, 1.0)
-            one.rows[number] = row, taken
+            self._add_row(one, number)
         return bool(rows)
+
+    def _add_row(self, one: _SegmentRows, number: int) -> None:
+        program = self.program
+        taken = one.segment.taken(program, number)
+        least = one.segment.constant(program, number)
+        row = program.row(least, program.solver.infinity(), -taken)
+        row.SetCoefficient(one.variable, 1.0)
+        one.rows[number] = row, taken
 
     def price(self, prices: Array, scale: float) -> tuple[Array, float]:
         """What the prices of the rows charge every choice ``[choices]``, and what the variables
@@ -233,8 +258,11 @@ class RankExcess:
         cost, least = np.zeros(len(self.program.shares)), 0.0
         for one in self.found:
             left = float(prices[one.cut])
+            one.binding.clear()
             for number, (row, taken) in one.rows.items():
                 price = max(0.0, row.dual_value()) / scale
+                if price:
+                    one.binding.add(number)
                 cost += price * taken
                 least += price * one.segment.constant(self.program, number)
                 left -= price
