@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.improve.cycle_cuts import CycleCut
+from search.improve.places import OptionPlaces, PlacedOptions
 from search.improve.shard_moves import Array, Occupancy, RankCost, Shards
 from search.objective import Assignment, Objective
 from search.space.option import Choice, Option
@@ -20,7 +21,7 @@ Changes = dict[int, Choice]
 
 _SHARDS = ("owner", "position", "ranks", "work", "memory")
 _TABLES = ("chosen", "even_of", "place_of", "alone", "allowed")
-_KEPT = (*_SHARDS, *_TABLES, "now", "even_ms", "shards", "group", "own_even")
+_KEPT = (*_SHARDS, *_TABLES, "now", "even_ms", "shards", "by_column", "group", "own_even")
 """What changes with the plan."""
 
 
@@ -31,8 +32,8 @@ class CutOption:
     Args:
         work: of every shard, ``[shards, columns]``.
         even: what it adds to the cuts wherever it lies, ``[cuts]`` in ms.
-        memory: ``[shards, hbm or ddr]``.
-        allowed: ranks that a shard may lie on; None if there is one placement only.
+        memory: as of `PlacedOption`.
+        allowed: likewise.
     """
 
     option: Option
@@ -47,27 +48,21 @@ class CutOptions:
     """The options of a table that use no other exchanges, stacked.
 
     Args:
+        placed: what no cut changes of them.
         work: of a shard on each rank, ``[options, ranks, columns]``.
         even: as of `CutOption`, ``[options, cuts]``.
-        memory: of a shard on each rank, ``[options, ranks, hbm or ddr]``.
-        allowed: ranks that a shard may lie on, ``[options, ranks]``.
-        last: where the last of an option's shards comes, if its ranks are sorted: rows, columns.
-        fixed: the one placement of an option that has no other.
     """
 
-    options: list[Option]
+    placed: PlacedOptions
     work: Array
     even: Array
-    memory: Array
-    allowed: NDArray[np.bool_]
-    last: tuple[Ints, Ints]
-    fixed: list[Ints | None]
 
 
 class CutPlan:
     """A plan and its loads; columns are the segments of all cuts, in units of their mean.
 
     Args:
+        places: where options may lie.
         staying: tables that stay as they are.
     """
 
@@ -75,21 +70,24 @@ class CutPlan:
         self,
         objective: Objective,
         surrogate: Surrogate,
+        places: OptionPlaces,
         staying: Collection[int],
         cuts: Sequence[CycleCut],
         start: Assignment,
     ) -> None:
         self.objective, self.surrogate, self.staying = objective, surrogate, staying
+        self.places = places
         self.groups = cuts[-1].groups
         self.world = self.objective.problem.topology.world_size
         self._columns(cuts)
         self.known: dict[int, CutOption] = {}
         self.many: dict[int, CutOptions | None] = {}
         self.scale = np.ones(self.slopes.shape[0])
-        self.chosen = [(self.see(option), np.array(ranks)) for option, ranks in start]
-        self._count_whole_tables()
-        self.count()
-        self.scale = np.maximum(self.now.loads.mean(axis=0), 1e-12)
+        mean = self._sum_on_ranks(
+            np.concatenate([ranks for _, ranks in start]),
+            np.concatenate([self.see(option).work for option, _ in start]),
+        ).mean(axis=0)
+        self.scale = np.maximum(mean, 1e-12)
         self.known.clear()
         self._count_whole_tables()
         self.chosen = [(self.see(option), np.array(ranks)) for option, ranks in start]
@@ -122,21 +120,13 @@ class CutPlan:
         found = self.known.get(id(option))
         if found is None:
             group, loads = self.surrogate.shard_loads(option)
-            legal = self.objective.legal(option)
-            single = (
-                all(unit and len(unit[0]) == 1 for unit in legal.units) and not legal.same_group
-            )
-            alternatives = legal.units[0]
-            allowed = None
-            if single and len(alternatives) > 1:
-                allowed = np.zeros(self.world, dtype=bool)
-                allowed[[a[0] for a in alternatives]] = True
+            placed = self.places.of(option)
             found = self.known[id(option)] = CutOption(
                 option,
                 loads @ self.slopes[:, group].T / self.scale,
                 self.even[:, group] @ loads.sum(axis=0),
-                np.array([[m.hbm_bytes, m.ddr_bytes] for m in option.memory], dtype=np.float64),
-                allowed,
+                placed.memory,
+                placed.allowed,
             )
         return found
 
@@ -147,40 +137,16 @@ class CutPlan:
         return self.many[table]
 
     def _options_of(self, table: int) -> CutOptions | None:
-        options: list[Option] = []
-        fixed: list[Ints | None] = []
-        many = []
-        for option in self.objective.space.options[table]:
-            if self.surrogate.shard_loads(option)[0] not in self.groups:
-                continue
-            seen, units = self.see(option), self.objective.legal(option).units
-            only = None if seen.allowed is not None else np.array([r for u in units for r in u[0]])
-            alone = only is None or all(len(u) == 1 for u in units)
-            if not alone or option.num_shards > (self.world if only is None else len({*only})):
-                continue
-            many.append(self._on_ranks(seen, only))
-            options.append(option)
-            fixed.append(only)
-        if not many:
+        placed = self.places.of_table(table, self.groups)
+        if placed is None:
             return None
-        work, memory, allowed = (np.stack(parts) for parts in zip(*many, strict=True))
-        rows = np.arange(len(options)), np.array([o.num_shards - 1 for o in options])
-        even = np.stack([self.see(o).even for o in options])
-        return CutOptions(options, work, even, memory, allowed, rows, fixed)
-
-    def _on_ranks(
-        self, seen: CutOption, only: Ints | None
-    ) -> tuple[Array, Array, NDArray[np.bool_]]:
-        """Work and memory of a shard on each rank, and the ranks that it may lie on."""
-        work = np.repeat(seen.work[:1], self.world, axis=0)
-        memory = np.repeat(seen.memory[:1], self.world, axis=0)
-        if only is None:
-            assert seen.allowed is not None
-            return work, memory, seen.allowed
-        work[only], memory[only] = seen.work, seen.memory
-        allowed = np.zeros(self.world, dtype=bool)
-        allowed[only] = True
-        return work, memory, allowed
+        seen = [self.see(option) for option in placed.options]
+        work = np.empty((len(seen), self.world, len(self.scale)))
+        for row, (one, only) in enumerate(zip(seen, placed.fixed, strict=True)):
+            work[row] = one.work[0]
+            if only is not None:
+                work[row, only] = one.work
+        return CutOptions(placed, work, np.stack([one.even for one in seen]))
 
     def count(self) -> None:
         """Loads, bytes and even parts of the plan as it is now, and the shards that may move."""
@@ -231,14 +197,7 @@ class CutPlan:
 
     def _sum(self) -> None:
         """What follows from the arrays of all shards."""
-        loads, used = (
-            np.stack(
-                [np.bincount(self.ranks, one, self.world) for one in many.T],
-                axis=1,
-                dtype=np.float64,
-            )
-            for many in (self.work, self.memory)
-        )
+        loads, used = (self._sum_on_ranks(self.ranks, many) for many in (self.work, self.memory))
         self.now = Occupancy(loads, used, self.objective.caps.T)
         self.even_ms = self.even_of.sum(axis=0)
         keep = np.asarray(self.allowed.any(axis=1))[self.owner]
@@ -251,7 +210,13 @@ class CutPlan:
             self.memory[keep],
             self.allowed[owner],
         )
+        self.by_column = np.ascontiguousarray(self.shards.work.T)
         self.group, self.own_even = self.place_of[owner], self.even_of[owner]
+
+    def _sum_on_ranks(self, ranks: Ints, many: Array) -> Array:
+        """What shards on these ranks put there, ``[ranks, columns]`` of ``[shards, columns]``."""
+        sums = [np.bincount(ranks, one, self.world) for one in many.T]
+        return np.stack(sums, axis=1, dtype=np.float64)
 
     def group_of(self, seen: CutOption) -> int:
         """Lookup group of an option."""
@@ -263,21 +228,18 @@ class CutPlan:
         Only trades with tables that are whole themselves make sense: others have nothing here.
         """
         self.place = {group: i for i, group in enumerate(sorted(self.groups))}
-        self.whole: list[dict[int, CutOption]] = []
-        shape = len(self.chosen), len(self.place)
-        self.trades = np.full((shape[1], len(self.scale), shape[0]), np.nan)
-        self.trades_even = np.full((*shape, len(self.constants)), np.nan)
-        self.trades_memory = np.full((*shape, 2), np.nan)
-        for table, options in enumerate(self.objective.space.options):
-            found: dict[int, CutOption] = {}
-            for option in options:
-                group = self.surrogate.shard_loads(option)[0]
-                if option.num_shards == 1 and group in self.place and group not in found:
-                    seen = found[group] = self.see(option)
-                    self.trades[self.place[group], :, table] = seen.work[0]
-                    self.trades_even[table, self.place[group]] = seen.even
-                    self.trades_memory[table, self.place[group]] = seen.memory[0]
-            self.whole.append(found)
+        tables = len(self.objective.space.options)
+        self.trades = np.full((len(self.scale), len(self.place), tables), np.nan)
+        self.trades_even = np.full((tables, len(self.place), len(self.constants)), np.nan)
+        self.trades_memory = np.full((tables, len(self.place), 2), np.nan)
+        for group, i in self.place.items():
+            mine, options = self.places.whole(group)
+            if options:
+                loads = np.concatenate([self.surrogate.shard_loads(o)[1] for o in options])
+                self.trades[:, i, mine] = self.slopes[:, group] @ loads.T / self.scale[:, None]
+                self.trades_even[mine, i] = loads @ self.even[:, group].T
+                self.trades_memory[mine, i] = [self.places.of(o).memory[0] for o in options]
+        self.tradable = ~np.isnan(self.trades[0])
 
     def apply(self, changes: Sequence[Changes]) -> None:
         """Make these changes."""
@@ -304,7 +266,9 @@ class CutPlan:
 
     def excess(self, loads: Array) -> Array:
         """Squares of what ranks exceed the targets by, ``[..., columns]`` to ``[...]``, in ms^2."""
-        over = np.maximum(loads - self.targets, 0.0) * self.scale
+        over = loads - self.targets
+        np.maximum(over, 0.0, out=over)
+        over *= self.scale
         over *= over
         return np.asarray(over.sum(axis=-1))
 

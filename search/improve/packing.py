@@ -11,15 +11,16 @@ Why: docs/decisions/0023.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
-from search.improve.cut_plan import Changes, CutPlan, Ints
+from search.improve.cut_plan import Changes, CutOptions, CutPlan, Ints
 from search.improve.cycle_cuts import CycleCut, critical_cut
+from search.improve.places import OptionPlaces, PlacedOptions
 from search.improve.shard_moves import Array, Neighbourhood, pick_apart
 from search.objective import Assignment, Objective
 from search.surrogate import Surrogate
@@ -40,6 +41,11 @@ ROUNDS = 4
 """Rounds that share the budget, at least: each new cut is worth more than a longer descent."""
 PATIENCE = 3
 """Rounds in a row that do not help before packing ends."""
+AT_ONCE = 1 << 16
+"""Numbers of work that options of several tables are compared with at once: what caches hold."""
+
+Pairs = tuple[Ints, Ints]
+"""Rows of the shards on the slowest ranks, and shards to exchange places with."""
 
 
 class Packer:
@@ -51,6 +57,7 @@ class Packer:
         for options in objective.space.options:  # cuts are over all lookup groups: make them known
             for option in options:
                 surrogate.shard_loads(option)
+        self.places = OptionPlaces(objective, surrogate)
         tied = {table for group in objective.space.co_locate for table in group}
         limited = objective.space.in_use is not None and objective.space.in_use.is_limited
         self.staying = set(range(len(objective.space.options))) if limited else tied
@@ -79,7 +86,7 @@ class Packer:
             cuts = [*(c for c in cuts if c.groups == cut.groups), cut]
             # a trade may have emptied an exchange of the best plan, of which the cuts say nothing
             first = best if self._groups_of(best) <= cut.groups else current
-            state = _Descent(self.objective, self.surrogate, self.staying, cuts, first)
+            state = _Descent(self.objective, self.surrogate, self.places, self.staying, cuts, first)
             state.tighten(min(steps, each), partial(stop, best_ms))
             steps -= state.steps + 1
             current = state.assignment
@@ -169,14 +176,14 @@ class _Descent(CutPlan):
         near = Neighbourhood(self.shards, self.now, self.cost, mine)
         found: dict[int, tuple[float, Changes]] = {}
         if len(mine):
-            values = np.concatenate([near.moves(), near.swaps(), self._trades(near)], axis=1)
+            values = np.concatenate([near.moves(), self._swaps(near), self._trades(near)], axis=1)
             best = values.argmin(axis=1)
             for row, target in enumerate(best.tolist()):
                 value = float(values[row, target])
                 if value < below:
                     self._keep(found, value, self._changes_of(near, int(mine[row]), target))
-        for table in self._owners(slowest):
-            self._keep(found, *self._other_option(table, near))
+        for value, change in self._other_options(self._owners(slowest), near):
+            self._keep(found, value, change)
         return pick_apart(
             (
                 (value, change, self._touched(change))
@@ -220,74 +227,167 @@ class _Descent(CutPlan):
         changes: Changes = {}
         for table, other in ((a, b), (b, a)):
             group = self.surrogate.shard_loads(self.chosen[other][0].option)[0]
-            option = self.whole[table][group].option
+            option = self.places.whole_option(table, group)
             changes[table] = option, tuple(self.chosen[other][1].tolist())
         return changes
 
+    def _swaps(self, near: Neighbourhood) -> Array:
+        """Cost after each swap with a shard, ``[mine, shards]``; infinite where it is not allowed
+        or does not help."""
+        shards, work = self.shards, self.by_column
+        apart = near.here[:, None] != shards.ranks
+        pairs = self._worth(near, apart, lambda c: work[c] - work[c, near.mine, None])
+        mine, other = near.mine[pairs[0]], pairs[1]
+        come = work[:, other] - work[:, mine]
+        bytes_come = shards.memory[other] - shards.memory[mine]
+        values = self._exchanged(near, pairs, (come, -come), (bytes_come, -bytes_come))
+        return self._spread(near, pairs, self.add_even(values, self.even_ms))
+
     def _trades(self, near: Neighbourhood) -> Array:
-        """Cost after two whole tables trade exchange and rank, ``[mine, shards]``."""
-        shards, loads = self.shards, self.now.loads
-        mine, here, ranks, group = near.mine, near.here, shards.ranks, self.group
-        # of every shard's table, what it would be in another exchange, [groups, columns, shards]
-        trade = self.trades[..., shards.table]
-        trade[..., ~self.alone[shards.table]] = np.nan
-        # what comes to the places of mine, and to those of the others, [mine, columns, shards]
-        come = trade[group[mine]] - shards.work[mine][..., None]
-        go = trade[..., mine].transpose(2, 1, 0)[..., group] - shards.work.T
-        same = here[:, None] == ranks
-        there = self.excess((loads[ranks].T + go).swapaxes(1, 2)) - near.parts[ranks]
-        there[same] = 0.0
-        go[np.broadcast_to(~same[:, None], go.shape)] = 0.0
-        come += go
-        come += loads[here][..., None]
-        after = self.excess(come.swapaxes(1, 2)) + there
-        after += near.sum - near.parts[here][:, None]
-        trade_even = self.trades_even[shards.table]
-        even = trade_even[mine][:, group] - self.own_even
-        even += trade_even[:, group[mine]].swapaxes(0, 1) - self.own_even[mine][:, None]
-        found = self.add_even(after, self.even_ms + even)
-        over = self._without_room(near, same) | (group[mine][:, None] == group)
-        found[over | np.isnan(found)] = np.inf
+        """Cost after two whole tables trade exchange and rank, ``[mine, shards]``; infinite where
+        it is not allowed or does not help."""
+        shards, group, work = self.shards, self.group, self.by_column
+        table, here = shards.table, group[near.mine]
+        whole = self.alone[table]
+        able = whole[near.mine, None] & whole & (here[:, None] != group)
+        able &= self.tradable[here][:, table] & self.tradable[:, table[near.mine]][group].T
+        pairs = self._worth(
+            near, able, lambda c: self.trades[c, here][:, table] - work[c, near.mine, None]
+        )
+        mine, other = near.mine[pairs[0]], pairs[1]
+        to_here, to_there, one, two = group[mine], group[other], table[mine], table[other]
+        come = self.trades[:, to_here, two] - work[:, mine]
+        go = self.trades[:, to_there, one] - work[:, other]
+        bytes_come = self.trades_memory[two, to_here] - shards.memory[mine]
+        bytes_go = self.trades_memory[one, to_there] - shards.memory[other]
+        values = self._exchanged(near, pairs, (come, go), (bytes_come, bytes_go))
+        even = self.trades_even[two, to_here] - self.own_even[other]
+        even += self.trades_even[one, to_there] - self.own_even[mine]
+        return self._spread(near, pairs, self.add_even(values, self.even_ms + even))
+
+    def _worth(
+        self, near: Neighbourhood, able: NDArray[np.bool_], more: Callable[[int], Array]
+    ) -> Pairs:
+        """Of a row of mine and a shard, the pairs whose exchange of places may help.
+
+        It does not where the rank of mine alone then exceeds its targets by no less than all that
+        the exchange can change does now. The columns that exceed theirs now show that.
+
+        Args:
+            able: pairs that can be exchanged, ``[mine, shards]``.
+            more: what comes to the rank of mine in a column, likewise.
+        """
+        loads, here = self.now.loads, near.here
+        after = np.zeros(able.shape)
+        for column in np.flatnonzero((loads > self.targets).any(axis=0)).tolist():
+            over = more(column)
+            over += loads[here, None, column] - self.targets[column]
+            np.maximum(over, 0.0, out=over)
+            over *= self.scale[column]
+            over *= over
+            after += over
+        now = near.parts[here, None] + near.parts[self.shards.ranks]
+        now += self.add_even(np.zeros(()), self.even_ms)
+        able = able & (after < now)
+        rows, others = np.nonzero(able)
+        return rows, others
+
+    def _exchanged(
+        self,
+        near: Neighbourhood,
+        pairs: Pairs,
+        more: tuple[Array, Array],
+        bytes_more: tuple[Array, Array],
+    ) -> Array:
+        """Squared excess after pairs exchange places, ``[pairs]``; infinite where not allowed.
+
+        Args:
+            more: what comes to the rank of mine and to that of the other, ``[columns, pairs]``.
+            bytes_more: likewise, ``[pairs, hbm or ddr]``.
+        """
+        (rows, others), (come, go), (bytes_come, bytes_go) = pairs, more, bytes_more
+        here, there = near.here[rows], self.shards.ranks[others]
+        loads = np.ascontiguousarray(self.now.loads.T)
+        same = here == there
+        come[:, same] += go[:, same]
+        after = self.excess((come + loads[:, here]).T)
+        rest = self.excess((go + loads[:, there]).T) - near.parts[there]
+        rest[same] = 0.0
+        after += rest
+        after += near.sum - near.parts[here]
+        left = self.now.room - self.now.used
+        bytes_come[same] += bytes_go[same]
+        bytes_go[same] = bytes_come[same]
+        over = (bytes_come > left[here]).any(axis=1) | (bytes_go > left[there]).any(axis=1)
+        allowed = self.shards.allowed
+        over |= ~allowed[near.mine[rows], there] | ~allowed[others, here]
+        after[over] = np.inf
+        return after
+
+    def _spread(self, near: Neighbourhood, pairs: Pairs, values: Array) -> Array:
+        """Values of pairs as ``[mine, shards]``, infinite elsewhere."""
+        found = np.full((len(near.mine), len(self.shards.ranks)), np.inf)
+        found[pairs] = values
         return found
 
-    def _without_room(self, near: Neighbourhood, same: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Trades that memory or constraints on ranks rule out, ``[mine, shards]``."""
-        shards, mine, here, group = self.shards, near.mine, near.here, self.group
-        over = near.forbidden()
-        for kind in range(shards.memory.shape[1]):
-            trade, memory = self.trades_memory[shards.table, :, kind], shards.memory[:, kind]
-            left = self.now.room[:, kind] - self.now.used[:, kind]
-            to_here = trade[:, group[mine]].T - memory[mine, None]
-            to_there = trade[mine][:, group] - memory
-            both = np.where(same, to_here + to_there, 0.0)
-            over |= np.where(same, both, to_here) > left[here, None]
-            over |= np.where(same, both, to_there) > left[shards.ranks]
-        return over
-
-    def _other_option(self, table: int, near: Neighbourhood) -> tuple[float, Changes]:
-        """The best of the table's options on the ranks that it fits best, and its cost.
+    def _other_options(
+        self, tables: Sequence[int], near: Neighbourhood
+    ) -> Iterator[tuple[float, Changes]]:
+        """The best other option of each table on the ranks that it fits best, and its cost.
 
         Column shards of a table are alike, so that one order of the ranks serves all of them.
         """
-        options = self.options_of(table)
-        if options is None:
-            return np.inf, {}
+        known = [(t, options) for t in tables if (options := self.options_of(t)) is not None]
+        size, some = 0, 0
+        for end, (_, options) in enumerate(known, 1):
+            size += options.work.size
+            if size > AT_ONCE or end == len(known):
+                yield from self._best_options(known[some:end], near)
+                size, some = 0, end
+
+    def _best_options(
+        self, known: Sequence[tuple[int, CutOptions]], near: Neighbourhood
+    ) -> Iterator[tuple[float, Changes]]:
+        """As `_other_options`, of some tables together."""
+        chosen = [self.chosen[table] for table, _ in known]
+        of, ranks = (
+            np.repeat(np.arange(len(known)), [len(ranks) for _, ranks in chosen]),
+            np.concatenate([ranks for _, ranks in chosen]),
+        )
+        rest, used = (np.repeat(v[None], len(known), 0) for v in (self.now.loads, self.now.used))
+        np.subtract.at(rest, (of, ranks), np.concatenate([seen.work for seen, _ in chosen]))
+        np.subtract.at(used, (of, ranks), np.concatenate([seen.memory for seen, _ in chosen]))
+        base = np.repeat(near.parts[None], len(known), 0)
+        base[of, ranks] = self.excess(rest[of, ranks])
+        placed = [options.placed for _, options in known]
+        sizes = [len(one.options) for one in placed]
+        row = np.repeat(np.arange(len(known)), sizes)
+        work = np.concatenate([options.work for _, options in known])
+        work += rest[row]
+        cost = self.excess(work) - base[row]
+        memory = np.concatenate([one.memory for one in placed])
+        memory += used[row]
+        over = (memory > self.now.room).any(axis=2)
+        cost[~np.concatenate([one.allowed for one in placed]) | over] = np.inf
+        last = np.arange(len(row)), np.concatenate([one.last for one in placed])
+        raised = np.cumsum(np.sort(cost, axis=1), axis=1)[last]
+        even = np.concatenate([options.even for _, options in known])
+        even += self.even_ms - np.stack([seen.even for seen, _ in chosen])[row]
+        values = self.add_even(base.sum(axis=1)[row] + raised, even)
+        ends = np.cumsum(sizes)[:-1]
+        parts = zip(known, np.split(values, ends), np.split(cost, ends), strict=True)
+        for (table, options), found, costs in parts:
+            yield self._first_other(table, options.placed, found, costs)
+
+    def _first_other(
+        self, table: int, placed: PlacedOptions, values: Array, cost: Array
+    ) -> tuple[float, Changes]:
+        """The best of a table's options that is not what it has now, where it lies best."""
         seen, ranks = self.chosen[table]
-        rest, used = self.now.loads.copy(), self.now.used.copy()
-        np.subtract.at(rest, ranks, seen.work)
-        np.subtract.at(used, ranks, seen.memory)
-        base = near.parts.copy()
-        base[ranks] = self.excess(rest[ranks])
-        cost = self.excess(rest + options.work) - base
-        over = (used + options.memory > self.now.room).any(axis=2)
-        cost[~options.allowed | over] = np.inf
-        order = np.argsort(cost, axis=1, kind="stable")
-        raised = np.cumsum(np.take_along_axis(cost, order, axis=1), axis=1)[options.last]
-        values = self.add_even(base.sum() + raised, self.even_ms - seen.even + options.even)
         for row in np.argsort(values, kind="stable").tolist():
-            option, placed = options.options[row], order[row, : options.last[1][row] + 1]
-            if options.fixed[row] is not None:
-                placed = options.fixed[row]
-            if not (option is seen.option and set(placed.tolist()) == set(ranks.tolist())):
-                return float(values[row]), {table: (option, tuple(placed.tolist()))}
+            option, there = placed.options[row], placed.fixed[row]
+            if there is None:
+                there = np.argsort(cost[row], kind="stable")[: placed.last[row] + 1]
+            if not (option is seen.option and set(there.tolist()) == set(ranks.tolist())):
+                return float(values[row]), {table: (option, tuple(there.tolist()))}
         return np.inf, {}

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from predictor.model.workload import Constraints
 from search.improve.balance import Balancer
-from search.improve.packing import Packer
+from search.improve.cut_plan import Changes
+from search.improve.cycle_cuts import critical_cut
+from search.improve.packing import Packer, _Descent
+from search.improve.places import OptionPlaces
+from search.improve.shard_moves import Neighbourhood
 from search.objective import Assignment, Objective
 from search.partitioner import GreedyPartitioner
 from tests.quick import quick_first
@@ -48,6 +53,48 @@ def test_random_plans_of_random_problems(seed: int) -> None:
     assert ms == pytest.approx(objective.score([plan])[0])
     assert ms <= objective.score([start])[0]
     assert Packer(objective, surrogate).pack(start, 60) == (plan, ms), "the same once more"
+
+
+@pytest.mark.parametrize("seed", quick_first(2, range(8)))
+def test_changes_cost_what_the_plan_with_them_does(seed: int) -> None:
+    """Exchanges that are left out do not help, and all others are rated as if they were made."""
+    objective, surrogate, _ = a_case(4)
+    rng = random.Random(seed)
+    start = next(p for _ in range(200) if objective.fits(p := random_plan(objective, rng)))
+    cut = critical_cut(objective, start)
+    assert cut is not None
+    places = OptionPlaces(objective, surrogate)  # type: ignore[arg-type]
+    state = _Descent(objective, surrogate, places, set(), [cut], start)  # type: ignore[arg-type]
+    most, mean = state.now.loads.max(axis=0), state.now.loads.mean(axis=0)
+    column = int(np.argmax(most - mean))
+    state.targets, state.even_target = most.copy(), state.even_ms.copy()
+    state.targets[column] = mean[column]
+    slowest = np.array([int(np.argmax(state.now.loads[:, column]))])
+    now = state._excess_ms2()
+    assert now > 0
+
+    def after(change: Changes) -> float:
+        before = state.keep()
+        state.apply([change])
+        fits = objective.fits(state.assignment)
+        found = state._excess_ms2() if fits else np.inf
+        state.go_back(before)
+        return found
+
+    mine = np.flatnonzero(np.isin(state.shards.ranks, slowest))
+    near = Neighbourhood(state.shards, state.now, state.cost, mine)
+    places_of = {"swap": state.world, "trade": state.world + len(state.shards.ranks)}
+    for kind, values in (("swap", state._swaps(near)), ("trade", state._trades(near))):
+        for row, other in np.argwhere(np.isfinite(values)).tolist():
+            change = state._changes_of(near, int(mine[row]), places_of[kind] + other)
+            assert after(change) == pytest.approx(values[row, other], rel=1e-9, abs=1e-15)
+        for row, other in np.argwhere(np.isinf(values)).tolist() if kind == "swap" else ():
+            change = state._changes_of(near, int(mine[row]), places_of[kind] + other)
+            legal = all(objective.is_legal(*choice) for choice in change.values())
+            assert not legal or after(change) >= now * (1 - 1e-9)
+    for value, change in state._other_options(state._owners(slowest), near):
+        if change:
+            assert after(change) == pytest.approx(value, rel=1e-9, abs=1e-15)
 
 
 def test_a_plan_that_lost_an_exchange_is_packed_on() -> None:

@@ -1,0 +1,121 @@
+"""What packing asks of options again and again, and no cut changes: memory and allowed ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search.improve.shard_moves import Array
+from search.objective import Objective
+from search.space.option import Option
+from search.surrogate import Surrogate
+
+Ints = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class PlacedOption:
+    """Where an option may lie.
+
+    Args:
+        memory: bytes, ``[shards, hbm or ddr]``.
+        allowed: ranks that a shard may lie on; None if there is one placement only.
+    """
+
+    memory: Array
+    allowed: NDArray[np.bool_] | None
+
+
+@dataclass(frozen=True)
+class PlacedOptions:
+    """The options of a table with at most one shard a rank, stacked.
+
+    Args:
+        memory: of a shard on each rank, ``[options, ranks, hbm or ddr]``.
+        allowed: ranks that a shard may lie on, ``[options, ranks]``.
+        last: number of the last shard, ``[options]``.
+        fixed: the one placement of an option that has no other.
+    """
+
+    options: list[Option]
+    memory: Array
+    allowed: NDArray[np.bool_]
+    last: Ints
+    fixed: list[Ints | None]
+
+
+class OptionPlaces:
+    """Remembers where options of one space may lie."""
+
+    def __init__(self, objective: Objective, surrogate: Surrogate) -> None:
+        self.objective, self.surrogate = objective, surrogate
+        self.world = objective.problem.topology.world_size
+        self._one: dict[int, PlacedOption] = {}
+        self._tables: dict[tuple[int, frozenset[int]], PlacedOptions | None] = {}
+        self._whole: dict[int, tuple[list[int], list[Option]]] = {}
+
+    def of(self, option: Option) -> PlacedOption:
+        """Where an option may lie."""
+        found = self._one.get(id(option))
+        if found is None:
+            memory = np.array([[m.hbm_bytes, m.ddr_bytes] for m in option.memory], dtype=np.float64)
+            legal = self.objective.legal(option)
+            single = all(unit and len(unit[0]) == 1 for unit in legal.units)
+            allowed = None
+            if single and not legal.same_group and len(legal.units[0]) > 1:
+                allowed = np.zeros(self.world, dtype=bool)
+                allowed[[a[0] for a in legal.units[0]]] = True
+            found = self._one[id(option)] = PlacedOption(memory, allowed)
+        return found
+
+    def of_table(self, table: int, groups: frozenset[int]) -> PlacedOptions | None:
+        """The options of a table in these lookup groups; None if it has none."""
+        key = table, groups
+        if key not in self._tables:
+            self._tables[key] = self._stack(table, groups)
+        return self._tables[key]
+
+    def _stack(self, table: int, groups: frozenset[int]) -> PlacedOptions | None:
+        options: list[Option] = []
+        fixed: list[Ints | None] = []
+        for option in self.objective.space.options[table]:
+            if self.surrogate.shard_loads(option)[0] not in groups:
+                continue
+            units = self.objective.legal(option).units
+            free = self.of(option).allowed is not None
+            only = None if free else np.array([r for u in units for r in u[0]])
+            alone = only is None or all(len(u) == 1 for u in units)
+            if alone and option.num_shards <= (self.world if only is None else len({*only})):
+                options.append(option)
+                fixed.append(only)
+        if not options:
+            return None
+        memory = np.empty((len(options), self.world, 2))
+        allowed = np.zeros((len(options), self.world), dtype=bool)
+        for row, (option, only) in enumerate(zip(options, fixed, strict=True)):
+            placed = self.of(option)
+            memory[row] = placed.memory[0]
+            if only is None:
+                allowed[row] = placed.allowed
+            else:
+                memory[row, only], allowed[row, only] = placed.memory, True
+        last = np.array([o.num_shards - 1 for o in options])
+        return PlacedOptions(options, memory, allowed, last, fixed)
+
+    def whole(self, group: int) -> tuple[list[int], list[Option]]:
+        """The tables that can be one shard in a lookup group, and the first such option of each."""
+        if group not in self._whole:
+            found: dict[int, Option] = {}
+            for table, options in enumerate(self.objective.space.options):
+                for option in options:
+                    if option.num_shards == 1 and self.surrogate.shard_loads(option)[0] == group:
+                        found.setdefault(table, option)
+            self._whole[group] = list(found), list(found.values())
+        return self._whole[group]
+
+    def whole_option(self, table: int, group: int) -> Option:
+        """The first option of a table that is one shard in a lookup group."""
+        tables, options = self.whole(group)
+        return options[tables.index(table)]
