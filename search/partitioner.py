@@ -136,6 +136,9 @@ class GreedyPartitioner:
             return None
         pools: list[frozenset[int] | None] = [together]
         if legal.same_group and together is None:
+            found = None if roomy else self._fill_group(option, loads, used)
+            if found is not None:
+                return found
             size = self.topology.intra_group_size
             pools = [
                 frozenset(range(g * size, (g + 1) * size)) for g in range(self.topology.groups)
@@ -153,6 +156,24 @@ class GreedyPartitioner:
             if best is None or value < best[0]:
                 best = value, ranks
         return None if best is None else best[1]
+
+    def _fill_group(self, option: Option, loads: Array, used: Array) -> Ranks | None:
+        """The group and ranks for shards that must lie in one group; None if they are not alike, or
+        some group does not have a rank with room for each."""
+        alike, phases = self.alike(option), self.costs.phases(option)
+        count, size = len(phases), self.topology.intra_group_size
+        if alike is None or count > size or not (phases == phases[0]).all():
+            return None
+        where, memory = alike
+        keys = np.full(len(loads), np.inf)
+        keys[where] = (loads[where] + phases[0]) @ self.weights
+        keys[np.logical_or.reduce(used + memory > self.objective.caps, axis=0)] = np.inf
+        ranks = keys.reshape(-1, size).argsort(axis=1, kind="stable")[:, :count]
+        ranks += size * np.arange(len(ranks))[:, None]
+        if keys[ranks[:, -1]].max() == np.inf:
+            return None
+        after = np.maximum((loads[ranks] + phases[0]).max(axis=1), loads.max(axis=0))
+        return tuple(ranks[(after @ self.weights).argmin()].tolist())
 
     def _is_split(self, ranks: frozenset[int] | None) -> bool:
         return ranks is not None and len({self.topology.group_of(r) for r in ranks}) > 1

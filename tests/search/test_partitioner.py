@@ -56,6 +56,28 @@ def test_host_wise_columns_stay_in_one_group_even_when_tied() -> None:
     assert set(placer.best_ranks(option, loads, used, frozenset({2, 3})) or ()) == {2, 3}
 
 
+@pytest.mark.parametrize("room", [1.0, 0.02])
+def test_the_best_group_is_that_of_trying_each(
+    room: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objective, surrogate = objective_of(a_problem(a_workload(a_table(dim=256)), hosts(16, 4)))
+    placer = GreedyPartitioner(objective, surrogate)
+    rng = np.random.default_rng(0)
+    options = [o for o in objective.space.options[0] if objective.legal(o).same_group]
+    assert len(options) > 1
+    found = []
+    for _ in range(20):
+        loads, left = rng.random((16, PHASES)), rng.random((2, 16))
+        used = objective.caps * (1 - room * left)
+        found.append([placer.best_ranks(option, loads, used) for option in options])
+    monkeypatch.setattr(GreedyPartitioner, "_fill_group", lambda *_: None)
+    rng = np.random.default_rng(0)
+    for before in found:
+        loads, left = rng.random((16, PHASES)), rng.random((2, 16))
+        used = objective.caps * (1 - room * left)
+        assert [placer.best_ranks(option, loads, used) for option in options] == before
+
+
 def test_tied_tables_share_their_ranks() -> None:
     pair = Constraints(co_locate="pair")
     tables = [a_table("a", constraints=pair), a_table("b"), a_table("c", constraints=pair)]
