@@ -71,6 +71,7 @@ class BoundChoices:
         without_longest: there are too many choices to look at longest shards; these are 0 then.
         sharing: what is fetched at least beyond the loads, ``[choices, 1 + PRICES]`` in ms.
         groups: lookup group, ``[choices]``.
+        exchanges: module and sharding type, ``[choices]``.
         needs: GiB of HBM, GiB of host memory, moves if they are limited, ``[choices, 2 or 3]``.
         caps: what all ranks together have of these, ``[2 or 3]``.
         hulls: of every exchange, the same for all sets of exchanges.
@@ -92,6 +93,7 @@ class BoundChoices:
             self.longest[:] = 0.0
         self.sharing = np.array([c.sharing for c in self.all])
         self.groups = np.array([c.group for c in self.all])
+        self.exchanges = [exchange_of(scorer.groups[c.group]) for c in self.all]
         self.needs = np.array([[c.hbm_bytes / GIB, c.ddr_bytes / GIB] for c in self.all])
         topology = problem.topology
         caps = [sum(topology.hbm_cap_bytes) / GIB, sum(topology.ddr_cap_bytes) / GIB]
@@ -192,7 +194,3 @@ class BoundChoices:
             beats &= ~beats.T | np.triu(np.ones_like(beats), 1)
             needed[block] = ~beats.any(axis=0)
         return needed
-
-    def exchange(self, choice: BoundChoice) -> Exchange:
-        """Module and sharding type of a choice."""
-        return exchange_of(self.scorer.groups[choice.group])

@@ -70,7 +70,7 @@ class ExchangeSet:
         self.proven = 0.0
         self.cut_short = False
         self.first = np.flatnonzero(np.diff([-1, *(c.table for c in self.choices)]))
-        names = [known.exchange(choice) for choice in self.choices]
+        names = [known.exchanges[i] for i in index.tolist()]
         self.exchanges = frozenset(names)
         self.used = self.exchanges if used is None else used | self._needed_by_tables(names)
         self.needed = known.undominated(index) if needed is None else needed
@@ -208,7 +208,7 @@ class ExchangeSet:
         """Two sets that hold all of its plans between them: with the exchange that the last
         optimum uses most of those that plans may do without, and without it. The second is left
         out where some table has nothing else."""
-        names = [self.known.exchange(choice) for choice in self.choices]
+        names = [self.known.exchanges[i] for i in self.index.tolist()]
         shares = dict.fromkeys(sorted(self.exchanges - self.used), 0.0)
         for name, share in zip(names, self.shares.tolist(), strict=True):
             if name in shares:

@@ -194,7 +194,7 @@ class LowerBound:
     def sets(self) -> list[ExchangeSet]:
         """All sets of exchanges that offer every table an option; none if they are too many."""
         choices = self.choices
-        exchanges = [choices.exchange(c) for c in choices.all]
+        exchanges = choices.exchanges
         kinds = sorted(set(exchanges))
         if 2 ** len(kinds) > MAX_SETS:
             return []

@@ -20,6 +20,9 @@ Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Change = TypeVar("Change")
 
+AT_ONCE = 1 << 15
+"""Numbers that swaps are scored with at once: what caches hold."""
+
 
 @dataclass(frozen=True)
 class RankCost:
@@ -103,11 +106,18 @@ class Neighbourhood:
         shards, now, cost, here = self.shards, self.now, self.cost, self.here
         ranks = shards.ranks
         # columns before shards: numpy is fast along what is long
-        change = np.ascontiguousarray(shards.work.T) - shards.work[self.mine][..., None]
-        after = cost.of_loads((now.loads[here][..., None] + change).swapaxes(1, 2))
-        np.subtract(np.ascontiguousarray(now.loads[ranks].T), change, out=change)
-        after += cost.of_loads(change.swapaxes(1, 2))
-        found = cost.total(self.sum - self.parts[here][:, None] - self.parts[ranks] + after)
+        every, there = np.ascontiguousarray(shards.work.T), np.ascontiguousarray(now.loads[ranks].T)
+        parts = np.ascontiguousarray(self.parts[ranks].T).T
+        found = np.empty((len(here), len(ranks)))
+        rows = max(1, AT_ONCE // max(1, every.size))
+        for some in (slice(at, at + rows) for at in range(0, len(here), rows)):
+            mine, its = self.mine[some], here[some]
+            change = every - shards.work[mine][..., None]
+            after = cost.of_loads((now.loads[its][..., None] + change).swapaxes(1, 2))
+            np.subtract(there, change, out=change)
+            after += cost.of_loads(change.swapaxes(1, 2))
+            after += self.sum - self.parts[its][:, None] - parts
+            found[some] = cost.total(after)
         over = (here[:, None] == ranks) | self.forbidden()
         for kind in self.scarce:
             memory, used, room = shards.memory[:, kind], now.used[:, kind], now.room[:, kind]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from predictor.errors import PlanError
@@ -101,7 +101,7 @@ class Option:
         """Columns of a shard."""
         return self.sizes[0][1]
 
-    @property
+    @cached_property
     def way(self) -> tuple[object, ...]:
         """What makes it different from the other options of its table."""
         parameters = {"enforce_hbm": self.enforce_hbm}
