@@ -1,4 +1,4 @@
-"""A small model file."""
+"""A small model file, and answers of searches that many tests look at."""
 
 from pathlib import Path
 
@@ -38,3 +38,9 @@ def model(tmp_path: Path) -> Path:
     path = tmp_path / "model.yaml"
     path.write_text(MODEL)
     return path
+
+
+@pytest.fixture
+def kept_answers(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache that tests share: what one searched is not searched again for others to look at."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "kept-answers"))

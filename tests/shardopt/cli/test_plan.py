@@ -9,6 +9,8 @@ import pytest
 
 from predictor.model.plan_json import load_plan
 
+pytestmark = pytest.mark.usefixtures("kept_answers")
+
 QUICK = ("--gpus", 2, "--effort", 0.005)
 
 CONTRACT = {
@@ -112,7 +114,7 @@ def test_same_seed_same_plan(run, model: Path, tmp_path: Path) -> None:
 
 
 def test_report_names_what_a_reader_looks_for(run, model: Path) -> None:
-    done = run("plan", model, *QUICK)
+    done = run("plan", model, *QUICK, "--no-cache")
     assert done.code == 0, done.err
     for words in (  # a line break may fall anywhere
         "h100-sxm (default)",
@@ -185,7 +187,7 @@ def test_a_failed_search_leaves_the_old_file(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("search.solve.solve", interrupted)
-    done = run("plan", model, *QUICK, "-o", "plan.json")
+    done = run("plan", model, *QUICK, "--no-cache", "-o", "plan.json")
     assert (done.code, done.out) == (130, "")
     assert done.err == "shardopt: error: interrupted\n"
     assert {path.name for path in tmp_path.iterdir()} == {"model.yaml", "plan.json"}

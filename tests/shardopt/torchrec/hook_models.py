@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
+from unittest.mock import patch
 
+import pytest
 import torch
 import torchrec
 from torch import nn
@@ -16,7 +18,9 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from predictor.units import GIB
+from search.problem import Problem
 from shardopt.torchrec import ShardoptPlanner
+from shardopt.torchrec.planning.setting import SearchSetting
 
 EFFORT = 0.005
 
@@ -72,8 +76,24 @@ def planner(**more: Any) -> ShardoptPlanner:
 SHARDERS = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
 
 
-def workload_of(model: nn.Module, sharders: Sequence[Any] = SHARDERS, **more: Any) -> Any:
-    made = planner(**more)
-    made.plan(model, list(sharders))
-    assert made.found is not None
-    return made.found.problem.workload
+class NotSearchedError(Exception):
+    """Ends a plan where its search would begin."""
+
+
+def problem_of(made: ShardoptPlanner, model: nn.Module, sharders: Sequence[Any] = SHARDERS) -> Any:
+    """What a planner would search; what it reads of a module needs no search."""
+    asked: list[Problem] = []
+
+    def ask(_: SearchSetting, problem: Problem, *__: Any) -> NoReturn:
+        asked.append(problem)
+        raise NotSearchedError
+
+    with patch.object(SearchSetting, "solve", ask), pytest.raises(NotSearchedError):
+        made.plan(model, list(sharders))
+    (problem,) = asked
+    return problem
+
+
+def workload_of(module: nn.Module, sharders: Sequence[Any] = SHARDERS, /, **more: Any) -> Any:
+    """What a planner reads of a module."""
+    return problem_of(planner(**more), module, sharders).workload

@@ -55,10 +55,13 @@ from tests.shardopt.torchrec.hook_models import (
     bag,
     factors,
     planner,
+    problem_of,
     topology,
     workload_of,
 )
 from tests.shardopt.torchrec.left_modules import LEFT, META, bags, holding
+
+pytestmark = pytest.mark.usefixtures("kept_answers")
 
 FACTORS = {"a": 3.0, "b": 5.0}
 OFFERED = {kernel.value for kernel in EmbeddingComputeKernel}
@@ -216,9 +219,9 @@ def test_a_weighted_constraint_goes_behind_the_modules_word() -> None:
     assert not any(t.weighted for t in workload_of(Model(), constraints=told).tables)
     told = factors(**FACTORS)
     told["a"].is_weighted = True
-    made = planner(constraints=told)
-    made.plan(holding(managed_bags()), [ManagedCollisionEmbeddingBagCollectionSharder()])
-    assert {t.name: t.weighted for t in made.found.problem.workload.tables}["a"]
+    by = [ManagedCollisionEmbeddingBagCollectionSharder()]
+    tables = workload_of(holding(managed_bags()), by, constraints=told).tables
+    assert {t.name: t.weighted for t in tables}["a"]
 
 
 def test_a_table_of_another_device_is_passed_over_as_in_torchrec(
@@ -326,7 +329,7 @@ def test_inputs_are_hashed_alike_in_planners_alike() -> None:
     hashes = []
     for factor in (20.0, 20.0, 21.0):
         made = planner(constraints=factors(a=factor, b=2.0), effort=EFFORT)
-        made.plan(Model(), SHARDERS)
+        problem_of(made, Model())
         hashes.append((made.hash_planner_context_inputs(), made.hash_planner_context_inputs_str()))
     assert hashes[0] == hashes[1] != hashes[2]
 

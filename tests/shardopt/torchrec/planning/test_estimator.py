@@ -28,6 +28,7 @@ from tests.shardopt.torchrec.hook_models import (
     bag,
     factors,
     planner,
+    problem_of,
     topology,
 )
 
@@ -55,15 +56,9 @@ def ours(told: dict[str, ParameterConstraints], **more: Any) -> ShardoptPerfEsti
     return ShardoptPerfEstimator(topology(), told, hardware=HARDWARE, **more)
 
 
-def problem_of(model: Any, told: dict[str, ParameterConstraints]) -> Any:
-    made = planner(batch_size=BATCH, constraints=told)
-    made.plan(model, SHARDERS)
-    return made.found.problem
-
-
 def test_a_table_alone_costs_what_its_launch_does() -> None:
     model, told = Model(bag("a", 1_000_000, 128)), factors(a=50.0)
-    problem = problem_of(model, told)
+    problem = problem_of(planner(batch_size=BATCH, constraints=told), model)
     for option in enumerated(ours(told), told, model):
         if (option.sharding_type, option.compute_kernel) != ("table_wise", "fused"):
             continue
@@ -96,7 +91,7 @@ def test_table_wise_plans_are_ordered_at_least_as_well_as_by_torchrecs_own() -> 
     outlast their launches. Other cases, and where TorchRec's sums do better: decision 27.
     """
     model, told = Model(*BAGS), factors(**FACTORS)
-    problem = problem_of(model, told)
+    problem = problem_of(planner(batch_size=BATCH, constraints=told), model)
     spaces = [
         [
             [o for o in of if (o.sharding_type, o.compute_kernel) == ("table_wise", "fused")]
@@ -133,7 +128,7 @@ def placed(chosen: list[Any], places: Any) -> float:
 
 def test_torchrecs_planner_finds_a_better_plan_with_it() -> None:
     model, told = Model(*BAGS), factors(**FACTORS)
-    problem = problem_of(model, told)
+    problem = problem_of(planner(batch_size=BATCH, constraints=told), model)
     times = []
     for estimator in (ours(told), EmbeddingPerfEstimator(topology(), told)):
         ranks = topology()

@@ -45,9 +45,12 @@ from tests.shardopt.torchrec.hook_models import (
     bag,
     factors,
     planner,
+    problem_of,
     topology,
     workload_of,
 )
+
+pytestmark = pytest.mark.usefixtures("kept_answers")
 
 
 def test_it_is_a_torchrec_planner_and_plans_every_table() -> None:
@@ -206,8 +209,8 @@ def test_a_kernel_is_offered_for_its_sharding_type_alone() -> None:
     """Beside rows in host memory, whole tables on the device: rows on the device do not follow."""
     sharder = Offering(table_wise=["fused"], row_wise=["fused_uvm"])
     made = planner(constraints=factors(a=20.0, b=20.0))
-    made.plan(Model(bag("a", 100_000, 128), bag("b", 100_000, 128)), [sharder])
-    for options in whole_space(made.found.problem).options:
+    model = Model(bag("a", 100_000, 128), bag("b", 100_000, 128))
+    for options in whole_space(problem_of(made, model, [sharder])).options:
         assert {(o.sharding_type, o.compute_kernel) for o in options} == {
             ("table_wise", "fused"),
             ("row_wise", "fused_uvm"),

@@ -23,8 +23,11 @@ from tests.shardopt.torchrec.hook_models import (
     bag,
     factors,
     planner,
+    problem_of,
     topology,
 )
+
+pytestmark = pytest.mark.usefixtures("kept_answers")
 
 
 def loading(first: ShardoptPlanner) -> PlanLoader:
@@ -96,11 +99,11 @@ def test_the_usual_load_factor_is_not_written_into_a_plan() -> None:
     for constraint in told.values():
         constraint.compute_kernels = ["fused_uvm_caching"]
     made = planner(constraints=told)
-    made.plan(Model(), SHARDERS)
-    workload, space = made.found.problem.workload, made._smallest.space
+    problem = problem_of(made, Model())
+    workload, space = problem.workload, made._smallest.space
     tables = {
         key: place(next(o for o in options if o.cache_load_factor == 0.2), (0,))
-        for key, options in zip(workload.keys, whole_space(made.found.problem).options, strict=True)
+        for key, options in zip(workload.keys, whole_space(problem).options, strict=True)
     }
     usual = to_options(ShardingPlan(tables, 4, 4), workload, space)
     assert {option.cache_load_factor for option in usual} == {None}

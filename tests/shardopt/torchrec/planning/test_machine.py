@@ -24,6 +24,8 @@ from tests.shardopt.torchrec.hook_models import (
     topology,
 )
 
+pytestmark = pytest.mark.usefixtures("kept_answers")
+
 
 @pytest.mark.parametrize(
     ("device", "hardware", "words"),
