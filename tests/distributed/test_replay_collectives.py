@@ -85,7 +85,7 @@ def test_functional_collectives_and_dtensors(job: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_sends_without_their_partner_are_named_and_not_run(
     job: Path, tmp_path: Path, ranks: int
 ) -> None:
@@ -100,7 +100,8 @@ def test_sends_without_their_partner_are_named_and_not_run(
     assert result["ops_total"] - result["ops_replayed"] == 6
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_collectives_of_other_numbers_of_ranks(job: Path, tmp_path: Path, ranks: int) -> None:
     generate([job / "all_ranks"], tmp_path)
     result = replay(tmp_path, QUICK, ranks)

@@ -21,7 +21,7 @@ from search.stop import Stop
 from tests.quick import quick_first
 from tests.search.problems import large_tables, several_lookups, some_plan
 
-QUICK = 0.02
+QUICK = 0.01
 
 
 def mean_ms(result: Result) -> float:

@@ -129,7 +129,7 @@ def test_the_search_finds_the_optimum_and_the_bound_stays_below_it(case: str) ->
     problem = a_problem(*CASES[case])
     plans, times = brute_force(problem)
     assert len(plans) >= 10
-    result = solve(problem, Stop(effort=0.1), 0, tolerance=0.0)
+    result = solve(problem, Stop(effort=0.05), 0, tolerance=0.0)
     optimum = float(times.min())
     assert result.best.iteration_ms == pytest.approx(optimum, rel=1e-9)
     assert result.lower_bound_ms <= optimum
@@ -150,9 +150,9 @@ def test_what_brute_force_cannot_place_is_infeasible() -> None:
     problem = a_problem(a_workload(*tables), hosts(2, hbm=400 * MIB))
     assert not brute_force(problem)[0]
     with pytest.raises(InfeasibleError, match="no plan fits") as raised:
-        solve(problem, Stop(effort=0.1), 0)
+        solve(problem, Stop(effort=0.05), 0)
     assert "bytes" in str(raised.value)
     assert "rank" in str(raised.value)
     roomy = replace(problem, topology=hosts(3, hbm=400 * MIB))
     assert brute_force(roomy)[0]
-    assert solve(roomy, Stop(effort=0.1), 0).plans
+    assert solve(roomy, Stop(effort=0.05), 0).plans

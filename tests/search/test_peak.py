@@ -23,7 +23,7 @@ TOPOLOGY = leave_for_shards(WORKLOAD, hosts(2), 0.0)
 
 
 def a_search(problem: Problem, **more: object) -> Result:
-    return solve(problem, Stop(effort=0.02), 0, **more)  # type: ignore[arg-type]
+    return solve(problem, Stop(effort=0.005), 0, **more)  # type: ignore[arg-type]
 
 
 def with_limit(size: int) -> Problem:

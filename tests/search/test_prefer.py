@@ -65,7 +65,7 @@ def test_where_the_host_sets_the_pace_the_devices_have_least_to_do(ranks: int) -
     """The chosen plan's devices take no more than those of a search for devices alone."""
     tables = [a_table(f"t{i}", 20_000_000, 64, 5.0 * (1 + i % 4)) for i in range(8)]
     problem = slow_host(a_problem(a_workload(*tables, batch_size=2048), hosts(ranks), H100))
-    result = solve(problem, Stop(effort=0.1), 0)
+    result = solve(problem, Stop(effort=0.04), 0)
     ties = result.ties
     assert ties is not None
     assert ties.host_bound
@@ -75,7 +75,7 @@ def test_where_the_host_sets_the_pace_the_devices_have_least_to_do(ranks: int) -
     free = problem.hardware.overheads
     none = {n: 1e-6 * v for n, v in free if n.endswith("_us") and isinstance(v, float)}
     quick = problem.hardware.model_copy(update={"overheads": free.model_copy(update=none)})
-    alone = solve(replace(problem, hardware=quick), Stop(effort=0.1), 0, tolerance=0.0)
+    alone = solve(replace(problem, hardware=quick), Stop(effort=0.04), 0, tolerance=0.0)
     assert ties.device_ms <= alone.best.iteration_ms * 1.02
 
 

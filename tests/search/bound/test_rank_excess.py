@@ -23,7 +23,7 @@ from search.bound.lower_bound import LowerBound
 from search.bound.rank_excess import longest_shard
 from search.bound.relaxation import Relaxation, _runs
 from search.objective import Objective
-from tests.quick import quick_only
+from tests.quick import quick_first, quick_only
 from tests.search.problems import (
     CPU,
     H100,
@@ -109,7 +109,7 @@ def test_a_table_that_cannot_be_split_sets_the_pace(
     assert 0.95 * optimum < bound <= optimum
 
 
-@pytest.mark.parametrize("seed", quick_only((0, 2, 3), range(6)))
+@pytest.mark.parametrize("seed", quick_first(2, (0, 2, 1, 3, 4, 5)))
 def test_thousands_of_random_plans_are_above_it(seed: int) -> None:
     problem = random_problem(100 + seed)
     ranks = problem.topology.world_size

@@ -61,7 +61,7 @@ def test_the_search_holds_the_limit_and_finds_the_best(seed: int, moves: int) ->
     """Against every plan that differs from the given one in so many tables."""
     problem = small(seed)
     placed = PlanInUse(some_plan(problem, seed), moves)
-    result = solve(problem, Stop(effort=0.2), 0, in_use=placed, top_k=5)
+    result = solve(problem, Stop(effort=0.05), 0, in_use=placed, top_k=5)
     for ranked in result.plans:
         assert len(moved_tables(placed.plan, ranked.plan)) <= moves
     objective = Objective(problem, space_near(reduced_space(problem), problem, placed))

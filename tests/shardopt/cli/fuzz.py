@@ -1,7 +1,7 @@
 """Commands on mutated input, many in one process: whatever it is, no traceback and no hang.
 
-Run as ``python -m tests.shardopt.cli.fuzz FAMILY SEED COUNT FOLDER``; prints JSON: what went wrong,
-the exit codes, and the most memory the process had.
+Run as ``python -m tests.shardopt.cli.fuzz FOLDER FAMILY SEED COUNT [FAMILY ...]``; prints a line of
+JSON each: what went wrong, the exit codes, and the most memory the process had.
 """
 
 from __future__ import annotations
@@ -338,4 +338,6 @@ def _most_bytes() -> int:
 
 
 if __name__ == "__main__":
-    print(json.dumps(run(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))))
+    place, *words = sys.argv[1:]
+    for name, first, count in zip(words[::3], words[1::3], words[2::3], strict=True):
+        print(json.dumps(run(name, int(first), int(count), Path(place))))

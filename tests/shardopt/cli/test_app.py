@@ -78,7 +78,7 @@ def test_help_imports_nothing_heavy() -> None:
 def test_planning_imports_neither_torch_nor_torchrec(model: Path) -> None:
     code = (
         "import sys; from shardopt.cli.app import main; "
-        f"code = main(['plan', {str(model)!r}, '--gpus', '2', '--effort', '0.05', '--quiet']); "
+        f"code = main(['plan', {str(model)!r}, '--gpus', '2', '--effort', '0.005', '--quiet']); "
         "assert not {'torch', 'torchrec', 'fbgemm_gpu'} & set(sys.modules); sys.exit(code)"
     )
     done = python("-c", code)

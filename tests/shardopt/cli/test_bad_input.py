@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-PLAN = ("--gpus", "2", "--effort", "0.05", "-o", "plan.json")
+PLAN = ("--gpus", "2", "--effort", "0.005", "-o", "plan.json")
 
 
 def refused(done, code: int, *words: str) -> None:
@@ -91,7 +91,7 @@ def test_unknown_hardware_lists_what_is_known(run, model: Path) -> None:
 
 def test_strict_refuses_ranks_outside_the_measured_range(run, model: Path, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("schema: 1\nhosts: 1\nranks_per_host: 16\n")
-    flags = ("--cluster", "c.yaml", "--effort", 0.05)
+    flags = ("--cluster", "c.yaml", "--effort", 0.005, "--search", "optuna")
     done = run("plan", model, *flags, "--strict")
     refused(done, 4, "collectives.intra of h100-sxm: 16 ranks (fitted for 2 to 8)", "--strict")
     assert "Extrapolated: collectives.intra of h100-sxm: 16 ranks" in " ".join(
@@ -115,7 +115,7 @@ def test_tables_that_fit_alone_but_not_together(run, model: Path) -> None:
         text = text.replace(old, "num_embeddings: 3000000", 1)
     model.write_text(text)
     flags = ("--hbm-gib", 3.03, "--ddr-gib", 0.0, "--reserve", 0, "--batch-size", 8)
-    done = run("plan", model, "--gpus", 1, "--effort", 0.05, *flags)
+    done = run("plan", model, "--gpus", 1, "--effort", 0.005, *flags)
     refused(done, 3, "bytes", "rank 0", "--gpus")
 
 

@@ -148,8 +148,8 @@ def test_a_model_that_waits_for_a_guessed_host_gets_a_plan_for_a_fast_one_too() 
     def time(plan: ShardingPlan, hardware: HardwareProfile) -> float:
         return predict(problem.workload, problem.topology, hardware, plan).iteration_ms
 
-    tied, first = (solve(problem, Stop(effort=0.05), 0, tolerance=t) for t in (TOLERANCE, 0.0))
-    modern = solve(replace(problem, hardware=fast), Stop(effort=0.05), 0).best.plan
+    tied, first = (solve(problem, Stop(effort=0.02), 0, tolerance=t) for t in (TOLERANCE, 0.0))
+    modern = solve(replace(problem, hardware=fast), Stop(effort=0.02), 0).best.plan
     assert tied.ties is not None
     assert tied.ties.host_bound
     assert tied.ties.plans > 100
@@ -167,7 +167,7 @@ def test_regret_pays_for_a_fast_host_where_no_tied_plan_is_good_on_one() -> None
     problem = sixteen(40, 4096, skip=20)
     fast = scale_group(HARDWARE, "overheads", 0.2)
     nominal, hedged = (
-        solve(problem, Stop(effort=0.05), 0, aim=aim).best.plan for aim in ("nominal", "regret")
+        solve(problem, Stop(effort=0.02), 0, aim=aim).best.plan for aim in ("nominal", "regret")
     )
     usual, careful = (
         [

@@ -24,8 +24,13 @@ SEEDS = quick_first(1, (0, 7, 6))
 PAIRS = quick_first(1, [(0, 2), (7, 2), (0, 1), (6, 2)])
 
 
-@cache
 def task(seed: int, local: int = 2) -> Task:
+    return drawn(seed, local)
+
+
+@cache
+def drawn(seed: int, local: int) -> Task:
+    """Drawn once, however a test names its arguments."""
     return draw_task(seed, local_world_size=local)
 
 

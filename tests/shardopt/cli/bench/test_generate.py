@@ -29,6 +29,10 @@ def test_generate_and_replay(run, traces: Path, tmp_path: Path) -> None:
     assert len(result["samples_ms"]) == 2
     assert not any("time-limit" in note for note in result["notes"])
 
+
+@pytest.mark.slow
+def test_time_that_is_up_ends_a_replay(run, traces: Path, tmp_path: Path) -> None:
+    assert run("bench", "generate", traces, "-o", tmp_path / "b").code == 0
     done = run("bench", "replay", tmp_path / "b", "--device", "cpu", "--time-limit", 1e-6, "--json")
     result = json.loads(done.out)
     assert len(result["samples_ms"]) == 1

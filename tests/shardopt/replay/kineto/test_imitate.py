@@ -21,6 +21,7 @@ from shardopt.replay.program.program import RankProgram
 from shardopt.replay.program.select import Tree, choose
 from shardopt.replay.program.tensors import tensors_of
 from tests.public_data import TRACES, needs_public_data
+from tests.quick import quick_first
 from tests.shardopt.replay.captured import SECRETS, capture
 
 
@@ -137,6 +138,9 @@ def test_nothing_is_chained(traces: Path) -> None:
 
 
 @pytest.mark.distributed
+@pytest.mark.parametrize(
+    "captured", quick_first(1, ["transformer", "bags", "convnet"]), indirect=True
+)
 def test_it_runs(captured: Path, tmp_path: Path) -> None:
     generate([alone(captured)], tmp_path / "b", strict=True)
     result = replay(tmp_path / "b", ["--device", "cpu", "--warm-up", "1", "--iterations", "2"])
