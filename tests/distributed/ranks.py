@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import runpy
+import signal
 import subprocess
 import sys
 import time
+import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,43 +22,62 @@ SHOWN = 3000
 def run_ranks(
     worker: str, job: Path, *words: object, world_size: int = 2, local_world_size: int | None = None
 ) -> None:
-    """Run ``python -m tests.distributed.WORKER JOB WORDS`` on every rank until all end.
+    """Run the ``main`` of ``tests.distributed.WORKER`` as ``WORKER JOB WORDS`` on every rank until
+    all end.
 
     What a rank says goes to ``JOB/log.RANK``, and is shown if one fails.
     """
-    local = local_world_size or world_size
-    module = f"tests.distributed.{worker}"
-    command = [sys.executable, "-W", "ignore", "-m", module, str(job), *map(str, words)]
-    ranks = []
-    for rank in range(world_size):
-        with (job / f"log.{rank}").open("w") as log:
-            ranks.append(
-                subprocess.Popen(
-                    command,
-                    cwd=REPOSITORY,
-                    env={
-                        **os.environ,
-                        "PYTHONPATH": os.pathsep.join(
-                            [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
-                        ),
-                        "RANK": str(rank),
-                        "WORLD_SIZE": str(world_size),
-                        "LOCAL_RANK": str(rank % local),
-                        "LOCAL_WORLD_SIZE": str(local),
-                        "OMP_NUM_THREADS": "1",
-                        "GLOO_SOCKET_IFNAME": "lo",
-                    },
-                    stdout=log,
-                    stderr=log,
-                )
-            )
+    given = (worker, world_size, local_world_size or world_size, job, *words)
+    module = "tests.distributed.ranks"
+    path = filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")])
+    one = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    started = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", module, *map(str, given)],
+        cwd=REPOSITORY,
+        env={**os.environ, **one, "PYTHONPATH": os.pathsep.join(path)},
+        start_new_session=True,
+    )
     try:
-        codes = [process.wait(timeout=TIMEOUT_S) for process in ranks]
+        code = started.wait(timeout=TIMEOUT_S)
     finally:
-        for process in ranks:
-            process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+        started.wait()
     logs = "".join((job / f"log.{rank}").read_text()[-SHOWN:] for rank in range(world_size))
-    assert codes == [0] * world_size, logs
+    assert code == 0, logs
+
+
+def fork_ranks(worker: str, world_size: int, local: int, words: list[str]) -> int:
+    """Ranks forked from here, once TorchRec is imported, which takes longest; 0 if none fails."""
+    import torchrec  # noqa: F401
+
+    pids = [_fork(worker, rank, world_size, local, words) for rank in range(world_size)]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    return int(any(codes))
+
+
+def _fork(worker: str, rank: int, world_size: int, local: int, words: list[str]) -> int:
+    """The process id of a rank, which never returns from here."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        log = os.open(Path(words[0]) / f"log.{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        places = {"RANK": rank, "WORLD_SIZE": world_size}
+        places |= {"LOCAL_RANK": rank % local, "LOCAL_WORLD_SIZE": local}
+        os.environ.update({name: str(value) for name, value in places.items()})
+        sys.argv = [worker, *words]
+        runpy.run_module(f"tests.distributed.{worker}", run_name="__main__")
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def join_group(job: Path) -> int:
@@ -82,3 +105,8 @@ def leave_group() -> NoReturn:
     time.sleep(0.3)  # a slower rank may still be in the barrier, which needs this one's sockets
     sys.stdout.flush()
     os._exit(0)
+
+
+if __name__ == "__main__":
+    asked, ranks, on_host, *rest = sys.argv[1:]
+    raise SystemExit(fork_ranks(asked, int(ranks), int(on_host), rest))

@@ -91,6 +91,7 @@ def test_a_rank_that_fails_says_why() -> None:
         run.run_job(Job([broken], design.TINY, 1, "gloo"), lambda row: None)
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_keeps_what_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

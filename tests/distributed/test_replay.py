@@ -46,6 +46,7 @@ def check_fixpoint(traces: Path, place: Path) -> dict:
     return result
 
 
+@pytest.mark.slow
 def test_convnet_with_embedding_bag(tmp_path: Path) -> None:
     check_fixpoint(capture(small_step(), tmp_path / "traces"), tmp_path)
 

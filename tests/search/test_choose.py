@@ -30,7 +30,7 @@ def mean_ms(result: Result) -> float:
 
 @pytest.mark.parametrize("aim", quick_first(1, ["regret", "mean"]))
 def test_an_aim_is_reached_and_its_regret_is_proved(aim: str) -> None:
-    problem = several_lookups(1)
+    problem = several_lookups(1, 6)
     others = [
         *draw_scenarios(problem, 2),
         *given_scenarios(problem, [GivenFactors("fast host", 0.5, {"overheads": 0.1})]),
@@ -79,7 +79,7 @@ def test_moving_must_pay_in_the_scenarios_too() -> None:
 
 def test_what_errors_cannot_tell_apart_stays_as_it_is() -> None:
     """Windows that hardly differ give no reason to leave the plan of the nominal time."""
-    problem = several_lookups(1)
+    problem = several_lookups(1, 6)
     (first, *others) = problem.workload.tables
     (feature,) = first.features
     more = replace(feature, pooling_factor=1.02 * feature.pooling_factor)
@@ -93,7 +93,7 @@ def test_what_errors_cannot_tell_apart_stays_as_it_is() -> None:
 
 
 def test_an_aim_needs_scenarios() -> None:
-    problem = several_lookups(1)
+    problem = several_lookups(1, 6)
     with pytest.raises(InputError, match="there is none; give two or more"):
         solve(problem, Stop(effort=QUICK), 0, aim="regret", scenarios=[])
     with pytest.raises(InputError, match="it is one of nominal, mean, regret"):

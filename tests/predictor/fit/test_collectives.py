@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -100,12 +101,14 @@ def test_rank_counts_left_out_of_the_a100_table(folder: Path) -> None:
     assert score_ranks(rows, "all_reduce", (2, 4, 8)).gmae < 0.04
 
 
+fits = cache(gpu_fits)
+"""Fitted once for all that look at them."""
 EVERY_SIZE = CollectiveRows.of([(2.0**k, n, 1.0) for k in range(2, 34) for n in (2, 4, 8)])
 
 
 @every_table
 def test_shipped_curves_are_those_of_the_tables(folder: Path) -> None:
-    for name, fit in gpu_fits(folder).items():
+    for name, fit in fits(folder).items():
         link = load_hardware(name).collectives.intra
         for op, curve in fit.curves.items():
             shipped = getattr(link, op)
@@ -118,7 +121,7 @@ def test_shipped_curves_are_those_of_the_tables(folder: Path) -> None:
 
 @every_table
 def test_ranges_and_held_out_sizes_are_those_of_the_rows(folder: Path) -> None:
-    fit = gpu_fits(folder)["a100-40gb"]
+    fit = fits(folder)["a100-40gb"]
     assert fit.ranges == {"size_bytes": (4.0, 2.0**33), "ranks": (2.0, 8.0)}
     assert not fit.problems
     error = held_out_errors(folder, "a100-40gb")

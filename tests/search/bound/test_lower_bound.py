@@ -37,8 +37,8 @@ def bound_of(objective: Objective, steps: int = 3000) -> float:
     return LowerBound(objective.problem, objective.space, objective.scorer).solve(steps)
 
 
-def unlimited(seed: int, **more: object) -> Objective:
-    problem = random_problem(seed)
+def unlimited(seed: int, tables: int = 6) -> Objective:
+    problem = random_problem(seed, tables=tables)
     workload = replace(problem.workload, batch_size=65536, train_pipeline=PIPELINES[seed % 3])
     ranks = problem.topology.world_size
     topology = replace(problem.topology, hbm_cap_bytes=(1000 * GIB,) * ranks)
@@ -148,7 +148,7 @@ def test_thousands_of_random_plans_on_real_sizes(ranks: int, pipeline: str) -> N
 def test_dividing_the_plans_proves_what_every_set_alone_does(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    objective = unlimited(seed)
+    objective = unlimited(seed, tables=4)
     full = LowerBound(objective.problem, objective.space, objective.scorer)
     ends = [full.solve(steps) for steps in (1, 5, 20, 3000)]
     assert ends == sorted(ends), "it only rises"

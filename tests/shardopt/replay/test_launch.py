@@ -193,10 +193,15 @@ def test_options_that_cannot_be_used(unkind: Path, flag: str, given: str, words:
         replay(unkind, [*QUICK, flag, given])
 
 
-def test_data_that_cannot_be_used(unkind: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_calls_that_cannot_be_used(unkind: Path, tmp_path: Path) -> None:
     folder = changed(unkind, tmp_path, lambda data: data["calls"][0].pop("op"))
     with pytest.raises(ReplayError, match=r"^rank0\.json: `calls\[0\]\.op` is missing; mend it"):
         replay(folder, QUICK)
+
+
+def test_data_that_cannot_be_used(unkind: Path, tmp_path: Path) -> None:
+    folder = changed(unkind, tmp_path, lambda data: None)
     (folder / "data.json").write_text('{"schema": "shardopt.replay/1", "world_size": "two"}')
     with pytest.raises(InputError, match=r"data\.json: `world_size` must be a whole number"):
         replay(folder, QUICK)

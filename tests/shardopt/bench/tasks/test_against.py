@@ -44,7 +44,7 @@ def a_model() -> Workload:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> TaskSetSettings:
     model = a_model()
-    monkeypatch.setattr(against, "Stop", lambda: Stop(effort=0.02))
+    monkeypatch.setattr(against, "Stop", lambda: Stop(effort=0.005))
     monkeypatch.setattr(against, "draw_workload", lambda seed, **_: model)
     return TaskSetSettings(FOLDER, [3], random_plans=2)
 
