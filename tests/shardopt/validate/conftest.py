@@ -181,10 +181,9 @@ class Lab:
         write_calibration(path, origin, **link)
 
 
-@pytest.fixture
-def lab(tmp_path: Path) -> Lab:
+def a_lab(root: Path) -> Lab:
     """A batch of two tasks whose plans all took 1 ms."""
-    made = Lab(tmp_path)
+    made = Lab(root)
     made.about()
     made.calibration()
     made.task(1, "base", [1.0] * len(PLANS))
@@ -193,6 +192,18 @@ def lab(tmp_path: Path) -> Lab:
 
 
 @pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    """One that a test may change."""
+    return a_lab(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def kept_lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """One whose files tests of a module share."""
+    return a_lab(tmp_path_factory.mktemp("lab"))
+
+
+@pytest.fixture(scope="session")
 def times_of() -> Callable[[Any], dict[int, np.ndarray]]:
     """Predicted ms by task number, in the order of `PLANS`, from a report."""
 

@@ -44,13 +44,13 @@ def first_task(predicted: np.ndarray) -> np.ndarray:
     return measured
 
 
-@pytest.fixture
-def report(lab, times_of: Callable[[Report], dict[int, np.ndarray]]) -> Report:
-    predicted = times_of(validate_torchrec_cpu(lab.root))
-    lab.task(1, "base", first_task(predicted[1]))
-    lab.again(1, "base", 1.02 * first_task(predicted[1]))
-    lab.task(2, "sparse_dist", FACTOR * predicted[2])
-    return validate_torchrec_cpu(lab.root)
+@pytest.fixture(scope="module")
+def report(kept_lab, times_of: Callable[[Report], dict[int, np.ndarray]]) -> Report:
+    predicted = times_of(validate_torchrec_cpu(kept_lab.root))
+    kept_lab.task(1, "base", first_task(predicted[1]))
+    kept_lab.again(1, "base", 1.02 * first_task(predicted[1]))
+    kept_lab.task(2, "sparse_dist", FACTOR * predicted[2])
+    return validate_torchrec_cpu(kept_lab.root)
 
 
 def errors_of_first(report: Report) -> np.ndarray:
@@ -261,12 +261,14 @@ def test_command_json_and_page(lab, capsys: pytest.CaptureFixture[str], tmp_path
     assert "picking" in capsys.readouterr().out
 
 
-def test_fresh_tasks_are_told_apart(lab, report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fresh_tasks_are_told_apart(
+    kept_lab, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert [r["what"] for r in table(report, "ranking")][:2] != ["predicted", ranking.FRESH]
     monkeypatch.setattr(
         task_prediction.TaskPrediction, "fresh", property(lambda self: self.task.number == 2)
     )
-    found = validate_torchrec_cpu(lab.root)
+    found = validate_torchrec_cpu(kept_lab.root)
     fresh = [r for r in table(found, "ranking") if r["what"] == ranking.FRESH]
     assert [(r["tasks"], r["error"]) for r in fresh] == [(1, pytest.approx(1 - 1 / FACTOR))]
     groups = {r["plans"]: r["n"] for r in table(found, "absolute error")}
