@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predictor.cost.collectives import OPS, Collectives, switches_of
@@ -129,6 +129,7 @@ def test_more_hosts_take_no_less_time(name: str, op: str) -> None:
 
 @pytest.mark.parametrize("name", GPUS)
 @given(st.integers(2, 72), st.sampled_from(OPS))
+@settings(max_examples=25)  # of every profile
 def test_ranks_between_the_measured_ones_lie_between_them(name: str, ranks: int, op: str) -> None:
     """Bus bandwidth of a large message neither collapses nor explodes at odd rank counts."""
     hardware = load_hardware(name)

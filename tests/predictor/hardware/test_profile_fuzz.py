@@ -131,7 +131,7 @@ def test_other_values(tmp_path: Path, text: str) -> None:
     loads_or_explains(path)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=CHECKS)
+@settings(max_examples=40, deadline=None, suppress_health_check=CHECKS)
 @given(data=damaged(OVERLAY_TEXT) | damaged(FULL))
 @example(data=b"")
 @example(data=b"a: &a [*a]\n")

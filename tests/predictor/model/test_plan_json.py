@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predictor.errors import PlanError
@@ -67,6 +67,7 @@ def plans(draw: st.DrawFn) -> ShardingPlan:
 
 
 @given(plans())
+@settings(max_examples=50)
 def test_a_plan_survives_its_file(plan: ShardingPlan) -> None:
     text = json.dumps(plan_to_dict(plan))
     assert plan_from_dict(json.loads(text), where="p") == plan

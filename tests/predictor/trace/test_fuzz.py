@@ -127,7 +127,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @DOCUMENTS
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(data=st.data())
 def test_garbled_documents(
     folder: Path, documents: tuple[Document, ...], data: st.DataObject
@@ -143,7 +143,7 @@ def test_garbled_documents(
 
 
 @DOCUMENTS
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_garbled_bytes(folder: Path, documents: tuple[Document, ...], data: st.DataObject) -> None:
     content = json.dumps(data.draw(st.sampled_from(documents))()).encode()

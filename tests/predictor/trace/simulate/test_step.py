@@ -267,7 +267,7 @@ device_events = st.builds(
 
 
 @given(st.lists(st.tuples(st.lists(host_events), st.lists(device_events)), min_size=1, max_size=3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_odd_traces_are_replayed_or_refused(
     ranks: list[tuple[list[HostEvent], list[DeviceEvent]]],
 ) -> None:

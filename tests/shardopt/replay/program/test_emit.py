@@ -7,7 +7,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardopt.replay.program.emit import MAX_CALLS, Source, file_of, source_of
@@ -158,6 +158,7 @@ def programs(draw: st.DrawFn) -> RankProgram:
 
 
 @given(programs(), st.data())
+@settings(max_examples=40)
 def test_a_file_makes_the_calls_of_its_program(program: RankProgram, data: st.DataObject) -> None:
     source = source_of(program)
     numbers = source.numbers

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shardopt.replay.program.literals import (
@@ -109,6 +109,7 @@ def test_words_that_ops_know_stay(word: str) -> None:
 
 
 @given(st.from_regex(EQUATION, fullmatch=True))
+@settings(max_examples=50)
 def test_equations_keep_their_structure_alone(text: str) -> None:
     written = read(literal(text, of("str"), "aten::einsum"))
     bare = text.replace(" ", "")
