@@ -268,7 +268,11 @@ class SpaceSearcher:
         try:
             steps = 0 if stop.is_interrupted else stop.work(BOUND_STEPS)
             return self.bound.tighten(
-                steps, best_ms, stop.effort, lambda bound: stop.reached(best_ms, bound)
+                steps,
+                best_ms,
+                stop.effort,
+                lambda bound: stop.reached(best_ms, bound),
+                lambda: stop.remaining_s,
             )
         except KeyboardInterrupt:
             stop.interrupt()

@@ -15,6 +15,8 @@ from search.bound.patterns import RankPatterns
 from search.bound.program import Program
 from search.bound.rank_excess import CycleSegment, RankExcess
 from search.bound.rank_items import RankItems, rank_items
+from search.bound.rank_model import RankChoice
+from search.bound.rank_targets import RankTargets
 from search.bound.relaxation import BUSIEST, Cut, Hulls, Relaxation
 from search.space.option import Option
 
@@ -35,6 +37,11 @@ CLOSE = 2e-3
 """Share of the time by which a target must rise to be tried."""
 PARTS = 3
 """One target may use this part of the knapsacks that are left: a lower one may be easier."""
+FIRST_STEP = 0.125
+NEAREST = 1e-3
+"""Share of the time by which a target for ranks lies above the bound at least."""
+EASY = 0.1
+"""Part of its work within which a target was refuted easily: then the next one is farther off."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,13 @@ class ExchangeSet:
         used: exchanges that all plans use; None: all that the choices have.
         needed: choices that are variables of the program; found out if None. What it proves holds
             for all.
+
+    Attributes:
+        priced_ms: the best bound that prices prove.
+        slack: what plans with a choice exceed that by at least in ms, ``[choices]``.
+        step: share of the way to the best plan, at which the next target for ranks lies.
+        is_settled: the nearest target was tried in vain.
+        targets: what was found out about such targets.
     """
 
     def __init__(
@@ -69,6 +83,11 @@ class ExchangeSet:
         self.choices = [known.all[i] for i in index.tolist()]
         self.proven = 0.0
         self.cut_short = False
+        self.priced_ms = 0.0
+        self.slack = np.zeros(len(self.choices))
+        self.step = FIRST_STEP
+        self.is_settled = False
+        self.targets: RankTargets | None = None
         self.first = np.flatnonzero(np.diff([-1, *(c.table for c in self.choices)]))
         names = [known.exchanges[i] for i in index.tolist()]
         self.exchanges = frozenset(names)
@@ -243,6 +262,47 @@ class ExchangeSet:
             left -= max(1, mine - patterns.left)
         return self.proven, work - left
 
+    def place_ranks(
+        self, upper_ms: float, work: float, seconds: Callable[[], float]
+    ) -> tuple[float, float]:
+        """The bound once one more target was tried with every shard on a rank, and the work spent.
+
+        Args:
+            upper_ms: above the bound; no target is as high.
+            work: deterministic time of CP-SAT, about seconds on one core.
+            seconds: wall time left.
+        """
+        if self.targets is None:
+            self.targets = self.targets_of_ranks()
+        above = max(self.step * (upper_ms - self.proven), NEAREST * self.proven)
+        target = min(self.proven + above, upper_ms * (1 - TOLERANCE))
+        refuted, used = self.targets.refute(target, self.priced_ms, work, seconds)
+        if refuted:
+            self.proven = max(self.proven, target)
+            self.step *= 2 if used < EASY * work else 1
+        else:
+            self.is_settled = above <= NEAREST * self.proven
+            self.step /= 3
+        return self.proven, used
+
+    def targets_of_ranks(self) -> RankTargets:
+        """What refutes targets for plans of the set, whose program is solved."""
+        known = self.known
+        topology = known.problem.topology
+        load = np.stack([self.shares[mine] @ self.loads[mine] for mine in self.members])
+        each = zip(self.choices, self.group.tolist(), self.slack.tolist(), strict=True)
+        choices = [
+            RankChoice.of(choice.option, group, known.shards(choice), choice.load, slack, topology)
+            for choice, group, slack in each
+        ]
+        numbers = sorted({c.group for c in self.choices})
+        relaxation = self.relaxation_of_ranks()
+        return RankTargets(choices, known.scorer, numbers, relaxation, topology, load)
+
+    def relaxation_of_ranks(self) -> Relaxation:
+        """The relaxation with hulls that reach as far as the load of one rank can."""
+        return self._relax({}, float(self.known.problem.topology.world_size))
+
     def _is_coarse(self) -> bool:
         """Ranks have few tables, most of which cannot be divided."""
         divisible = np.array([c.option.num_shards > 1 for c in self.choices])
@@ -331,5 +391,10 @@ class ExchangeSet:
         rent, prices = rent / scale, prices / scale
         charged, beyond = self.rank_excess.price(prices, scale)
         cost = prices @ self.weights + rent @ self.memory + charged
-        cheapest = np.minimum.reduceat(cost, self.first).sum()
-        return float(prices @ np.array(self.constants) + cheapest + beyond - rent @ self.known.caps)
+        cheapest = np.minimum.reduceat(cost, self.first)
+        fixed = prices @ np.array(self.constants) + beyond - rent @ self.known.caps
+        bound = float(fixed + cheapest.sum())
+        if bound > self.priced_ms:
+            self.priced_ms = bound
+            self.slack = cost - np.repeat(cheapest, self.program.sizes)
+        return bound
