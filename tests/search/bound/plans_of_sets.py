@@ -38,7 +38,7 @@ def sets_with_plans(objective: Objective, seed: int) -> list[tuple[ExchangeSet, 
     for plan, ms in zip(plans, objective.score(plans).tolist(), strict=True):
         modules = [table.module for table in objective.problem.workload.tables]
         key = frozenset((modules[o.table], str(o.sharding_type)) for o, _ in plan)
-        mine = np.flatnonzero([choices.exchange(c) in key for c in choices.all])
+        mine = np.flatnonzero([exchange in key for exchange in choices.exchanges])
         one = sets.setdefault(key, ExchangeSet(choices, mine))
         for _ in range(60):
             if one.refine()[1]:
