@@ -45,7 +45,7 @@ EASY = 0.1
 
 
 @dataclass(frozen=True)
-class TakenCut:
+class _TakenCut:
     """A cut of a larger set: ``time >= constant + weights . shares``, and the segments of its cycle
     with the numbers of the rows that they have."""
 
@@ -93,7 +93,7 @@ class ExchangeSet:
         self.exchanges = frozenset(names)
         self.used = self.exchanges if used is None else used | self._needed_by_tables(names)
         self.needed = known.undominated(index) if needed is None else needed
-        self.taken: list[TakenCut] = []
+        self.taken: list[_TakenCut] = []
         self.binding: list[int] = []
         self.relaxation: Relaxation | None = None
 
@@ -164,7 +164,7 @@ class ExchangeSet:
         if not begun and larger.used <= self.used:
             kept = np.searchsorted(larger.index, self.index)
             self.taken = [
-                TakenCut(
+                _TakenCut(
                     larger.constants[number],
                     larger.weights[number, kept],
                     larger.rank_excess.binding(number, kept),
