@@ -31,7 +31,7 @@ variant view visit wait watch weight word work
 ADJECTIVES = """
 allowed bad balanced calibrated captured chosen compared compiled costed died distinct drawn
 ended every fastest fitted fixed free given growing hot infeasible joined known last left legal
-limited loaded local low made matched measured missing native no outstanding parsed picked
+limited loaded local low made matched measured missing native no outstanding parsed picked placed
 predicted pruned ranked rated read readable recorded ruled saved shared simulated strict symbolic
 traced tune tuned undecided uniform unmatched unreadable untimed untried unwritable without
 """
