@@ -27,7 +27,7 @@ Array = NDArray[np.float64]
 
 LEAST_WORK = 0.05
 """Of an attempt: building the model takes time that CP-SAT does not count."""
-UNEVEN = (0.5, 1.0, 1.5)
+UNEVEN = (0.1, 0.25, 0.5, 1.0, 2.0)
 """Multiples of what the busiest ranks of a plan have beyond the mean; there cycles are sought."""
 RAISED = (0.0, 0.05, 0.2, 0.5)
 """Multiples of the mean that busy ranks are thought to have beyond it, for the first cuts."""
