@@ -15,7 +15,7 @@ Why: docs/decisions/0020, docs/decisions/0056.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 
@@ -58,6 +58,7 @@ class Rounding:
 
     def __init__(self, objective: Objective, surrogate: Surrogate, seed: int) -> None:
         self.objective = objective
+        self.surrogate = surrogate
         self.placer = GreedyPartitioner(objective, surrogate)
         self.balancer = Balancer(objective, surrogate)
         self.seed = seed
@@ -128,15 +129,29 @@ class Rounding:
 
         Of programs far from their optimum the shares are arbitrary.
         """
-        for _ in range(REFINED):
-            if one.refine()[1] or one.proven >= best_ms or stop():
-                break
+        self.solve(one, stop, best_ms)
         if one.proven < best_ms:
             yield one.rounded()
             if not stop():
-                yield self._divisible(one).rounded()
+                yield self.divisible(one).rounded()
 
-    def _divisible(self, one: ExchangeSet) -> ExchangeSet:
+    @staticmethod
+    def solve(one: ExchangeSet, stop: Callable[[], bool], best_ms: float = math.inf) -> bool:
+        """Refine a set until it is solved or cannot hold a faster plan; whether it is solved."""
+        for _ in range(REFINED):
+            done = one.refine()[1]
+            if done or one.proven >= best_ms or stop():
+                return done and one.proven < best_ms
+        return False
+
+    def place(self, options: Sequence[Option] | None) -> Assignment | None:
+        """A balanced plan with these options; None if there is none."""
+        plan = options and self.placer.place_all(options)
+        if not plan:
+            return None
+        return self.balancer.balance(self.balancer.refill(plan), self.seed, 0).assignment
+
+    def divisible(self, one: ExchangeSet) -> ExchangeSet:
         """The set without options whose largest shard exceeds the mean rank's work of its optimum:
         lookups of all exchanges together, ids and outputs of its own; a table that has no other
         keeps the one that exceeds it least."""

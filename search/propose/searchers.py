@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 from search.bound.lower_bound import LowerBound
-from search.candidate import Candidate, rank_distinct
-from search.improve.packing import Packer
+from search.candidate import Candidate
 from search.objective import Objective
 from search.problem import Progress
 from search.propose.cpsat import CpSat
 from search.propose.feasibility import Feasibility, find_feasible
+from search.propose.packed import RoundingPacker
 from search.propose.rounding import LARGE, Rounding
 from search.propose.study import Study
 from search.space.enumerate import LOAD_FACTORS
@@ -26,17 +25,11 @@ SEARCHERS = ("rounding", "cpsat", "optuna")
 CPSAT_WORK = 0.1
 TRIALS = 6
 BOUND_STEPS = 1000
-PACKING_STEPS = 600
-PACKED, LAST = 3, 2
-"""Plans of the rounding that are packed, and those of the packed that are packed again."""
-MORE = 2
-"""Times that packing has more steps where local search has hardly any."""
 FEASIBILITY_WORK = 10.0
 
 # Shares of the time that is left when a stage begins.
 BOUND_TIME = 1 / 3
 ROUNDING_TIME = 0.4
-PACKING_TIME = 0.7
 SETUP = 0.7
 """Of a large problem, the bound's choices take about this share of the time until there are
 baselines."""
@@ -143,50 +136,15 @@ def _rounded(
     bound.solve(stop.work(BOUND_STEPS), best_ms, stop.part(BOUND_TIME))
     found: list[Candidate] = []
     late = stop.part(ROUNDING_TIME)
-    for candidate in Rounding(objective, surrogate, seed).propose(bound, best_ms, late):
+    rounding = Rounding(objective, surrogate, seed)
+    for candidate in rounding.propose(bound, best_ms, late):
         progress("rounding", 0.2, min([best_ms, *(c.iteration_ms for c in found)]), bound.proven_ms)
         found.append(candidate)
         yield candidate
         if stop.reached():
             return
-    yield from _packed(objective, surrogate, stop, found, bound, progress)
-
-
-def _packed(
-    objective: Objective,
-    surrogate: Surrogate,
-    stop: Stop,
-    found: Sequence[Candidate],
-    bound: LowerBound,
-    progress: Progress,
-) -> Iterator[Candidate]:
-    """The best plans packed: half of the budget over the first few, half over the best of those."""
-    if not found:
-        return
-    packer = Packer(objective, surrogate)
-    size = len(objective.space.options) * objective.problem.topology.world_size
-    steps = stop.work(PACKING_STEPS * (1 if size <= LARGE else MORE)) // 2
-    packed: list[Candidate] = []
-    late = stop.part(PACKING_TIME)
-
-    def pack(one: Candidate, share: int) -> Candidate:
-        plan, ms = packer.pack(
-            one.assignment,
-            share,
-            lambda best: stop.reached(best, bound.proven_ms) or late(),
-        )
-        return Candidate(plan, ms, "packing")
-
-    for turn in range(2):
-        if stop.reached() or (packed and late()):
-            return
-        some = rank_distinct(found)[:PACKED] if turn == 0 else rank_distinct(packed)[:LAST]
-        best_ms = min(c.iteration_ms for c in [*packed, *found])
-        progress("packing", 0.25, best_ms, bound.proven_ms)
-        pieces = [partial(pack, one, steps // len(some)) for one in some]
-        for one in objective.side_by_side(pieces):
-            packed.append(one)
-            yield one
+    if found:
+        yield from RoundingPacker(rounding, bound, stop).pack(found, progress)
 
 
 def rescue(
