@@ -4,7 +4,8 @@ Plans near the current one are compared by the cuts of `search.improve.cycle_cut
 maxima over ranks. A maximum is flat almost everywhere, so it gets a target instead, nearer to the
 mean, and what ranks exceed their targets by, squared, is driven out; maxima of other segments keep
 theirs. After every round the plan is scored on the full timeline, and its own critical cycle joins
-the cuts, until that no longer helps.
+the cuts, until that no longer helps. Before the targets come norms (`search.improve.cut_norms`):
+they let one segment become longer where another becomes shorter by more.
 
 Why: docs/decisions/0023.
 """
@@ -18,25 +19,22 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from search.improve.cut_plan import Changes, CutOptions, CutPlan, Ints
+from search.improve.cut_norms import GAIN, RELIEVED, SMOOTHED, STALLED, CutNorms
+from search.improve.cut_plan import Changes, CutOptions, Ints
 from search.improve.cycle_cuts import CycleCut, critical_cut
 from search.improve.places import OptionPlaces, PlacedOptions
 from search.improve.shard_moves import Array, Neighbourhood, pick_apart
 from search.objective import Assignment, Objective
 from search.surrogate import Surrogate
 
-RELIEVED = 3
-"""Ranks above a target that are relieved in one step."""
 ENOUGH = 1e-12
 """Excess in ms^2 below which targets count as met."""
-STALLED, PROGRESS = 8, 0.8
-"""A descent ends when this many steps leave more than this share of the excess."""
+PROGRESS = 0.8
+"""A descent ends when `STALLED` steps leave more than this share of the excess."""
 TIGHTER = (0.5, 0.8)
 """A target lies at these shares of the distance from the mean to the slowest rank, in turn."""
 NEAR = 2e-3
 """Relative distance to the mean at which the slowest rank is close enough."""
-GAIN = 1e-6
-"""Relative gain below which a change does not count."""
 ROUNDS = 4
 """Rounds that share the budget, at least: each new cut is worth more than a longer descent."""
 PATIENCE = 3
@@ -87,6 +85,7 @@ class Packer:
             # a trade may have emptied an exchange of the best plan, of which the cuts say nothing
             first = best if self._groups_of(best) <= cut.groups else current
             state = _Descent(self.objective, self.surrogate, self.places, self.staying, cuts, first)
+            state.smooth(min(SMOOTHED, steps), partial(stop, best_ms))
             state.tighten(min(steps, each), partial(stop, best_ms))
             steps -= state.steps + 1
             current = state.assignment
@@ -101,12 +100,12 @@ class Packer:
         return {self.surrogate.shard_loads(option)[0] for option, _ in plan}
 
 
-class _Descent(CutPlan):
-    """Drives ranks below their targets."""
+class _Descent(CutNorms):
+    """Lowers the norms of the segments, then drives ranks below their targets."""
 
     def tighten(self, budget: int, stop: Callable[[], bool]) -> None:
         """Lower the maxima column by column, those farthest above their mean first."""
-        self.steps, self.budget, self.stop = 0, budget, stop
+        self.budget, self.stop = self.steps + budget, stop
         for share in TIGHTER:
             apart = (self.now.loads.max(axis=0) - self.now.loads.mean(axis=0)) * self.scale
             for column in np.argsort(-apart, kind="stable").tolist():
@@ -153,7 +152,7 @@ class _Descent(CutPlan):
                 then = now
             order = np.argsort(-excess, kind="stable")
             busy = order[: np.count_nonzero(excess)]
-            found = self._find_improvements(busy[failed : failed + RELIEVED], now * (1 - GAIN))
+            found = self.find_improvements(busy[failed : failed + RELIEVED], now * (1 - GAIN))
             if not found:
                 failed += RELIEVED
                 if failed >= len(busy):
@@ -170,7 +169,7 @@ class _Descent(CutPlan):
         """What the plan exceeds the targets by."""
         return float(self.add_even(self.excess(self.now.loads).sum(), self.even_ms))
 
-    def _find_improvements(self, slowest: Ints, below: float) -> list[Changes]:
+    def find_improvements(self, slowest: Ints, below: float) -> list[Changes]:
         """The best change of every table on a slowest rank; best first, no two touch one rank."""
         mine = np.flatnonzero(np.isin(self.shards.ranks, slowest))
         near = Neighbourhood(self.shards, self.now, self.cost, mine)
@@ -271,7 +270,7 @@ class _Descent(CutPlan):
         """Of a row of mine and a shard, the pairs whose exchange of places may help.
 
         It does not where the rank of mine alone then exceeds its targets by no less than all that
-        the exchange can change does now. The columns that exceed theirs now show that.
+        the exchange can change does now. A few columns show that.
 
         Args:
             able: pairs that can be exchanged, ``[mine, shards]``.
@@ -279,15 +278,10 @@ class _Descent(CutPlan):
         """
         loads, here = self.now.loads, near.here
         after = np.zeros(able.shape)
-        for column in np.flatnonzero((loads > self.targets).any(axis=0)).tolist():
-            over = more(column)
-            over += loads[here, None, column] - self.targets[column]
-            np.maximum(over, 0.0, out=over)
-            over *= self.scale[column]
-            over *= over
-            after += over
+        for column in self.telling():
+            after += self.excess_in(column, more(column) + loads[here, None, column])
         now = near.parts[here, None] + near.parts[self.shards.ranks]
-        now += self.add_even(np.zeros(()), self.even_ms)
+        now += self.even_excess
         able = able & (after < now)
         rows, others = np.nonzero(able)
         return rows, others

@@ -4,7 +4,7 @@ Three turns share the work: the first few plans are packed; of the best of those
 chosen again, placed and packed (`search.propose.cut_rounding`); the best of all are packed once
 more.
 
-Why: docs/decisions/0074.
+Why: docs/decisions/0075.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class RoundingPacker:
         where that is no better."""
         rounding = self._cut_rounding(one, late)
         best = now = one
-        for _ in range(ROUNDINGS if rounding else 0):
+        for _ in range(ROUNDINGS):
             cut = critical_cut(self.objective, now.assignment)
-            if cut is None or late():
+            if rounding is None or cut is None or late():
                 break
             rounding.add(cut)
             plan = self.rounding.place(rounding.rounded(late))
