@@ -14,10 +14,11 @@ Why: docs/decisions/0020, docs/decisions/0056.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, zip_longest
 
 import numpy as np
 
@@ -64,6 +65,7 @@ class Rounding:
         self.seed = seed
         size = len(objective.space.options) * objective.problem.topology.world_size
         self.restarts, self.balanced = (RESTARTS, BALANCED) if size <= LARGE else (0, BALANCED // 2)
+        self.refined = REFINED if size <= LARGE else 0
 
     def propose(
         self,
@@ -79,7 +81,7 @@ class Rounding:
             stop: asked before every set and every plan; one plan is made in any case.
         """
         placed: list[Candidate] = []
-        sets = self._sets(bound, best_ms)
+        sets = self._sets(bound, best_ms, stop)
         while sets and not (placed and stop()):
             count = 1 if stop() else AT_ONCE
             wave = [one for one in sets[:count] if one.proven < best_ms]
@@ -90,6 +92,9 @@ class Rounding:
                 placed += found
             best_ms = min([best_ms, *(c.iteration_ms for c in placed)])
         best = rank_distinct(placed)[: 1 if stop() else self.balanced]
+        # the cheapest set with few exchanges: placed, others may be faster, and can gain less
+        if len(best) > 1 and placed[0] not in best:
+            best[-1] = placed[0]
         yield from self.objective.side_by_side([partial(self._balance, c, stop) for c in best])
 
     def _place(
@@ -112,15 +117,41 @@ class Rounding:
     def _ms(self, plan: Assignment) -> float:
         return float(self.objective.score([plan])[0])
 
-    def _sets(self, bound: LowerBound, best_ms: float) -> list[ExchangeSet]:
+    def _sets(
+        self, bound: LowerBound, best_ms: float, stop: Callable[[], bool]
+    ) -> list[ExchangeSet]:
         """The sets that may hold a better plan, by their bounds: of many, the first of all and the
         first with few exchanges, in turns."""
         sets = [one for one in bound.promising(len(bound.sets)) if one.proven < best_ms]
         if len(sets) <= MANY:
             return sets
         few = [one for one in sets if _most_exchanges(one) <= FEW]
-        turns = chain.from_iterable(zip(few[:SETS], sets[:SETS], strict=False))
-        return list(dict.fromkeys(chain(turns, few[:SETS], sets[:SETS])))[:SETS]
+        turns = zip_longest(*(self._cheapest(some, best_ms, stop) for some in (few, sets)))
+        found: dict[ExchangeSet, None] = {}
+        for one in chain.from_iterable(turns):
+            if one is not None:
+                found[one] = None
+            if len(found) == SETS:
+                break
+        return list(found)
+
+    def _cheapest(
+        self, sets: Sequence[ExchangeSet], best_ms: float, stop: Callable[[], bool]
+    ) -> Iterator[ExchangeSet]:
+        """Sets that may hold a better plan in the order of what their programs prove. Before a set
+        is solved it has the bound of a family, which says little of one set; of a large problem
+        that has to do."""
+        waiting = [(one.proven, number, self.refined) for number, one in enumerate(sets)]
+        heapq.heapify(waiting)
+        while waiting:
+            _, number, left = heapq.heappop(waiting)
+            one = sets[number]
+            if not left or stop():
+                yield one
+                continue
+            done = one.refine()[1]
+            if one.proven < best_ms:
+                heapq.heappush(waiting, (one.proven, number, 0 if done else left - 1))
 
     def _rounded(
         self, one: ExchangeSet, best_ms: float, stop: Callable[[], bool]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from search.bound.lower_bound import LowerBound
 from search.objective import Assignment, Objective
+from search.propose import rounding
 from search.propose.rounding import Rounding
 from search.surrogate import Surrogate
 from tests.search.problems import a_problem, a_table, a_workload, assert_valid, hosts, objective_of
@@ -48,6 +51,21 @@ def test_sets_that_cannot_hold_a_better_plan_are_left_out() -> None:
     rounding = Rounding(objective, surrogate, 0)
     assert list(rounding.propose(bound, proven * 0.99)) == []
     assert list(rounding.propose(bound, proven * 1.2))
+
+
+def test_of_many_sets_the_cheapest_is_tried_first_however_little_the_bound_was_solved() -> None:
+    tables = [a_table(f"t{i}", 100_000 + 1000 * i, 64, 2.0 + i % 7) for i in range(8)]
+    objective, surrogate = objective_of(a_problem(a_workload(*tables), hosts(4, 2)))
+    bound = LowerBound(objective.problem, objective.space, objective.scorer)
+    bound.solve(1)
+    assert len(bound.sets) > rounding.MANY
+    few = {s for s in bound.sets if len(s.exchanges) <= rounding.FEW}
+    found = Rounding(objective, surrogate, 0)._sets(bound, math.inf, lambda: False)
+    for one in bound.sets:
+        Rounding.solve(one, lambda: False)
+    assert found[0].proven == pytest.approx(min(one.proven for one in few))
+    least = min(one.proven for one in found[:2])
+    assert least == pytest.approx(min(one.proven for one in bound.sets))
 
 
 def test_it_stops_with_one_plan_when_told() -> None:
