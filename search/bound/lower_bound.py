@@ -37,8 +37,9 @@ WORTH = 5e-3
 """Gap below which it is not worth while to look at what single ranks can hold."""
 KNAPSACKS = 240
 """Knapsacks solved for that at effort 1; each takes hundredths of a second."""
-SMALL = 960
-"""Tables times ranks up to which every shard is placed on a rank: 60 tables on 16 ranks."""
+SMALL = 480
+"""Tables times ranks up to which every shard is placed on a rank, of one host: 60 tables on 8. On
+two hosts the models are several times as large, and minutes brought three per cent."""
 PLACING = 10.0
 """Deterministic time of CP-SAT for that at effort 1, about seconds on one core."""
 WIDE, NARROW = 0.05, 0.01
@@ -142,7 +143,8 @@ class LowerBound:
         """
         self._fill_ranks(steps, upper_ms, effort, stop)
         choices, topology = self.choices, self._problem[0].topology
-        if choices.tables * topology.world_size <= SMALL and not choices.without_longest:
+        small = choices.tables * topology.world_size <= SMALL and topology.groups == 1
+        if small and not choices.without_longest:
             self._place_ranks(steps, upper_ms, effort, stop, seconds)
         return float(min(self.proven_ms, upper_ms) * (1 - ROUNDING))
 

@@ -25,7 +25,7 @@ from search.space.option import Choice, place
 
 Array = NDArray[np.float64]
 
-LEAST_WORK = 0.05
+LEAST_WORK = 0.1
 """Of an attempt: building the model takes time that CP-SAT does not count."""
 UNEVEN = (0.1, 0.25, 0.5, 1.0, 2.0)
 """Multiples of what the busiest ranks of a plan have beyond the mean; there cycles are sought."""
