@@ -207,7 +207,7 @@ class ExchangeSet:
         """One step: solve, cut. Returns the bound so far and whether no step will raise it."""
         if self.relaxation is None:
             self._start()
-        if not self.program.cuts:
+        if self.program.optimum < 0:  # of the even mix, beside what was taken from a larger set
             self._cut()
         status = self.program.solve()
         if status == pywraplp.Solver.INFEASIBLE:
