@@ -43,7 +43,7 @@ demo: setup ## plan MLPerf DLRM-DCNv2 on 8 GPUs
 # PyTorch's threads, of which each worker has as many as there are cores, only wait for each other.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-test: setup ## the quick tests: about 5 and a half minutes on two idle cores
+test: setup ## the quick tests: about 5.5 minutes on two idle cores
 	$(PYTEST) -m "not slow"
 
 test-slow: setup ## the slow tests: larger cases, more seeds, the public data in full
