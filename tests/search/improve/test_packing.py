@@ -66,7 +66,14 @@ def test_changes_cost_what_the_plan_with_them_does(seed: int) -> None:
         if not objective.fits(start) or cut is None:
             continue
         places = OptionPlaces(objective, surrogate)  # type: ignore[arg-type]
-        state = _Descent(objective, surrogate, places, set(), [cut], start)  # type: ignore[arg-type]
+        state = _Descent(
+            objective,  # type: ignore[arg-type]
+            surrogate,  # type: ignore[arg-type]
+            places,
+            set(),
+            [cut],
+            start,
+        )
         most, mean = state.now.loads.max(axis=0), state.now.loads.mean(axis=0)
         column = int(np.argmax(most - mean))
         state.targets, state.even_target = most.copy(), state.even_ms.copy()
