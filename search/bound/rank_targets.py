@@ -108,7 +108,7 @@ class RankTargets:
         found = [self.relaxation.evaluate(mean, share * more, launched=True)[1] for share in UNEVEN]
         cuts = [RankCut.of(cut) for cut in found if cut is not None]
         times = [cut.at(loads, launched) for cut in cuts]
-        known = max(cut.at(loads, launched) for cut in self.cuts)
+        known = max((cut.at(loads, launched) for cut in self.cuts), default=0.0)
         if not cuts or max(times) <= max(known * (1 + HIGHER), target_ms):
             return False
         self.cuts.append(cuts[int(np.argmax(times))])

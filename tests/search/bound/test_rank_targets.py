@@ -12,7 +12,7 @@ from search.bound import exchange_set
 from search.bound.lower_bound import LowerBound
 from search.objective import Objective
 from tests.quick import quick_first
-from tests.search.bound.plans_of_sets import roomy_objective
+from tests.search.bound.plans_of_sets import roomy_objective, sets_with_plans
 from tests.search.problems import a_problem, a_table, a_workload, every_plan, hosts, objective_of
 
 
@@ -46,3 +46,13 @@ def test_tables_that_cannot_be_split_evenly_raise_it(monkeypatch: pytest.MonkeyP
     before, after = bounds_of(objective, best)
     assert before < 0.8 * best
     assert after > 0.97 * best
+
+
+def test_without_a_cut_a_plan_tells_the_first_one() -> None:
+    """Where the host sets the pace no cycle is critical before ranks are uneven."""
+    objective = roomy_objective(0)
+    one, _, ms = sets_with_plans(objective, 0)[0]
+    targets = one.targets_of_ranks()
+    targets.cuts.clear()
+    refuted, _ = targets.refute(1.1 * ms, 0.0, 1.0, lambda: 1e9)
+    assert not refuted
