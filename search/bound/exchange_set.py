@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,6 +64,7 @@ class ExchangeSet:
             for all.
 
     Attributes:
+        names: exchange of every choice, ``[choices]``.
         priced_ms: the best bound that prices prove.
         slack: what plans with a choice exceed that by at least in ms, ``[choices]``.
         step: share of the way to the best plan, at which the next target for ranks lies.
@@ -89,18 +90,18 @@ class ExchangeSet:
         self.is_settled = False
         self.targets: RankTargets | None = None
         self.first = np.flatnonzero(np.diff([-1, *(c.table for c in self.choices)]))
-        names = [known.exchanges[i] for i in index.tolist()]
-        self.exchanges = frozenset(names)
-        self.used = self.exchanges if used is None else used | self._needed_by_tables(names)
+        self.names = [known.exchanges[i] for i in index.tolist()]
+        self.exchanges = frozenset(self.names)
+        self.used = self.exchanges if used is None else used | self._needed_by_tables()
         self.needed = known.undominated(index) if needed is None else needed
         self.taken: list[_TakenCut] = []
         self.binding: list[int] = []
         self.relaxation: Relaxation | None = None
 
-    def _needed_by_tables(self, names: Sequence[Exchange]) -> frozenset[Exchange]:
+    def _needed_by_tables(self) -> frozenset[Exchange]:
         """Exchanges without which some table has no option."""
-        tables = zip(self.first.tolist(), [*self.first[1:].tolist(), len(names)], strict=True)
-        offered = [set(names[first:end]) for first, end in tables]
+        tables = zip(self.first.tolist(), [*self.first[1:].tolist(), len(self.names)], strict=True)
+        offered = [set(self.names[first:end]) for first, end in tables]
         return frozenset().union(*(found for found in offered if len(found) == 1))
 
     @property
@@ -227,14 +228,13 @@ class ExchangeSet:
         """Two sets that hold all of its plans between them: with the exchange that the last
         optimum uses most of those that plans may do without, and without it. The second is left
         out where some table has nothing else."""
-        names = [self.known.exchanges[i] for i in self.index.tolist()]
         shares = dict.fromkeys(sorted(self.exchanges - self.used), 0.0)
-        for name, share in zip(names, self.shares.tolist(), strict=True):
+        for name, share in zip(self.names, self.shares.tolist(), strict=True):
             if name in shares:
                 shares[name] += share
         chosen = max(shares, key=lambda name: shares[name])
         yield ExchangeSet(self.known, self.index, self.used | {chosen}, self.needed)
-        kept = np.array([name != chosen for name in names])
+        kept = np.array([name != chosen for name in self.names])
         if np.logical_or.reduceat(kept, self.first).all():
             yield ExchangeSet(self.known, self.index[kept], self.used, self.needed[kept])
 

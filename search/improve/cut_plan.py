@@ -233,8 +233,9 @@ class CutPlan:
         self.trades_even = np.full((tables, len(self.place), len(self.constants)), np.nan)
         self.trades_memory = np.full((tables, len(self.place), 2), np.nan)
         for group, i in self.place.items():
-            mine, options = self.places.whole(group)
-            if options:
+            whole = self.places.whole(group)
+            if whole:
+                mine, options = list(whole), list(whole.values())
                 loads = np.concatenate([self.surrogate.shard_loads(o)[1] for o in options])
                 self.trades[:, i, mine] = self.slopes[:, group] @ loads.T / self.scale[:, None]
                 self.trades_even[mine, i] = loads @ self.even[:, group].T

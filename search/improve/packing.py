@@ -226,7 +226,7 @@ class _Descent(CutNorms):
         changes: Changes = {}
         for table, other in ((a, b), (b, a)):
             group = self.surrogate.shard_loads(self.chosen[other][0].option)[0]
-            option = self.places.whole_option(table, group)
+            option = self.places.whole(group)[table]
             changes[table] = option, tuple(self.chosen[other][1].tolist())
         return changes
 

@@ -54,7 +54,7 @@ class OptionPlaces:
         self.world = objective.problem.topology.world_size
         self._one: dict[int, PlacedOption] = {}
         self._tables: dict[tuple[int, frozenset[int]], PlacedOptions | None] = {}
-        self._whole: dict[int, tuple[list[int], list[Option]]] = {}
+        self._whole: dict[int, dict[int, Option]] = {}
 
     def of(self, option: Option) -> PlacedOption:
         """Where an option may lie."""
@@ -104,18 +104,13 @@ class OptionPlaces:
         last = np.array([o.num_shards - 1 for o in options])
         return PlacedOptions(options, memory, allowed, last, fixed)
 
-    def whole(self, group: int) -> tuple[list[int], list[Option]]:
-        """The tables that can be one shard in a lookup group, and the first such option of each."""
+    def whole(self, group: int) -> dict[int, Option]:
+        """The first option of every table that is one shard in a lookup group, by its table."""
         if group not in self._whole:
             found: dict[int, Option] = {}
             for table, options in enumerate(self.objective.space.options):
                 for option in options:
                     if option.num_shards == 1 and self.surrogate.shard_loads(option)[0] == group:
                         found.setdefault(table, option)
-            self._whole[group] = list(found), list(found.values())
+            self._whole[group] = found
         return self._whole[group]
-
-    def whole_option(self, table: int, group: int) -> Option:
-        """The first option of a table that is one shard in a lookup group."""
-        tables, options = self.whole(group)
-        return options[tables.index(table)]

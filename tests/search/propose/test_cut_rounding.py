@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from search.bound.exchange_set import ExchangeSet
 from search.bound.lower_bound import LowerBound
 from search.improve.cycle_cuts import critical_cut
 from search.objective import Assignment, Objective
@@ -23,15 +24,21 @@ def one_busy_table() -> tuple[Objective, Surrogate]:
     return objective_of(a_problem(a_workload(*tables, batch_size=16384), hosts(8)))
 
 
+def a_solved_set(objective: Objective) -> tuple[ExchangeSet, float]:
+    """The set with the least bound, and what is proven of all plans."""
+    bound = LowerBound(objective.problem, objective.space, objective.scorer)
+    proven = bound.solve(200)
+    one = bound.promising(1)[0]
+    assert Rounding.solve(one, lambda: False)
+    return one, proven
+
+
 def round_again(
     objective: Objective, surrogate: Surrogate, cuts: int
 ) -> tuple[Assignment, Assignment]:
     """A set's first plan, and the plan after so many cuts."""
-    bound = LowerBound(objective.problem, objective.space, objective.scorer)
-    bound.solve(200)
     rounding = Rounding(objective, surrogate, 0)
-    one = bound.promising(1)[0]
-    assert rounding.solve(one, lambda: False)
+    one, _ = a_solved_set(objective)
     again = CutRounding(surrogate, one)
     first = now = rounding.place(one.rounded())
     for _ in range(cuts):
@@ -47,10 +54,7 @@ def round_again(
 
 def test_without_cuts_the_program_is_that_of_the_set() -> None:
     objective, surrogate = one_busy_table()
-    bound = LowerBound(objective.problem, objective.space, objective.scorer)
-    bound.solve(200)
-    one = bound.promising(1)[0]
-    assert Rounding.solve(one, lambda: False)
+    one, _ = a_solved_set(objective)
     again = CutRounding(surrogate, one)
     assert again.rounded() is not None
     assert again.program.optimum <= one.proven * (1 + 1e-6)
@@ -58,11 +62,8 @@ def test_without_cuts_the_program_is_that_of_the_set() -> None:
 
 def test_cuts_raise_the_program_towards_the_plan() -> None:
     objective, surrogate = one_busy_table()
-    bound = LowerBound(objective.problem, objective.space, objective.scorer)
-    proven = bound.solve(200)
     rounding = Rounding(objective, surrogate, 0)
-    one = bound.promising(1)[0]
-    assert rounding.solve(one, lambda: False)
+    one, proven = a_solved_set(objective)
     plan = rounding.place(one.rounded())
     assert plan is not None
     cut = critical_cut(objective, plan)
@@ -85,10 +86,7 @@ def test_plans_of_options_chosen_again_are_valid() -> None:
 
 def test_a_set_without_memory_has_no_options() -> None:
     objective, surrogate = one_busy_table()
-    bound = LowerBound(objective.problem, objective.space, objective.scorer)
-    bound.solve(200)
-    one = bound.promising(1)[0]
-    assert Rounding.solve(one, lambda: False)
+    one, _ = a_solved_set(objective)
     again = CutRounding(surrogate, one)
     again.program.room[0].SetUb(0.0)
     assert again.rounded() is None
