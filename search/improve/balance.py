@@ -108,6 +108,7 @@ class _State:
         world = objective.problem.topology.world_size
         exchanges = sorted({surrogate.exchange(option) for option, _ in assignment})
         tied = {table for group in objective.space.co_locate for table in group}
+        host = np.arange(world) // objective.problem.topology.intra_group_size
         self.fixed = np.zeros((world, 2 + 2 * len(exchanges)))
         self.room = objective.caps.T.copy()
         owners, work, memory, ranks, allowed = [], [], [], [], []
@@ -119,7 +120,7 @@ class _State:
             phases[:, [0, 1, at, at + 1]] = found[:, [FORWARD, BACKWARD, IDS, OUTPUTS]]
             legal = objective.legal(option)
             free = all(len(unit) > 1 and len(unit[0]) == 1 for unit in legal.units)
-            if not free or legal.same_group or table in tied:
+            if not free or table in tied:
                 np.add.at(self.fixed, list(where), phases)
                 self.room -= objective.footprint(option, where).T
                 continue
@@ -132,7 +133,10 @@ class _State:
                 unit = legal.units[shard]
                 if unit not in where_to:
                     where_to[unit] = np.isin(np.arange(world), [a[0] for a in unit])
-                allowed.append(where_to[unit])
+                there = where_to[unit]
+                if legal.same_group and len(where) > 1:
+                    there = there & (host == host[where[0]])
+                allowed.append(there)
         tables, positions = np.array(owners, dtype=np.int64).reshape(-1, 2).T
         self.shards = Shards(
             tables,

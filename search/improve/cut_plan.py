@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,7 @@ class CutOption:
     even: Array
     memory: Array
     allowed: NDArray[np.bool_] | None
+    on_one_host: bool
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ class CutPlan:
                 self.even[:, group] @ loads.sum(axis=0),
                 placed.memory,
                 placed.allowed,
+                placed.on_one_host,
             )
         return found
 
@@ -159,14 +161,17 @@ class CutPlan:
         self.even_of = np.stack([seen.even for seen, _ in self.chosen])
         self.place_of = np.array([self.place[self.group_of(seen)] for seen, _ in self.chosen])
         self.alone = np.array(sizes) == 1
-        none = np.zeros(self.world, dtype=bool)
-        self.allowed = np.array(
-            [
-                none if s.allowed is None or t in self.staying else s.allowed
-                for t, (s, _) in enumerate(self.chosen)
-            ]
-        )
+        self.allowed = np.array([self._allowed(t) for t in range(len(self.chosen))])
         self._sum()
+
+    def _allowed(self, table: int) -> NDArray[np.bool_]:
+        """Ranks to which single shards of a table may move."""
+        seen, ranks = self.chosen[table]
+        if seen.allowed is None or table in self.staying:
+            return np.zeros(self.world, dtype=bool)
+        if not seen.on_one_host:
+            return seen.allowed
+        return seen.allowed & self.places.host_of(int(ranks[0]))
 
     def _count_again(self, tables: Sequence[int]) -> None:
         """As `count`, where only these tables have changed. Arrays are replaced, not changed."""
@@ -191,8 +196,7 @@ class CutPlan:
             self.even_of[table] = seen.even
             self.place_of[table] = self.place[self.group_of(seen)]
             self.alone[table] = len(ranks) == 1
-            stays = seen.allowed is None or table in self.staying
-            self.allowed[table] = False if stays else seen.allowed
+            self.allowed[table] = self._allowed(table)
         self._sum()
 
     def _sum(self) -> None:
@@ -241,6 +245,15 @@ class CutPlan:
                 self.trades_even[mine, i] = loads @ self.even[:, group].T
                 self.trades_memory[mine, i] = [self.places.of(o).memory[0] for o in options]
         self.tradable = ~np.isnan(self.trades[0])
+
+    def moved(self, placements: Mapping[int, int]) -> Changes:
+        """The tables of these shards with the shards on other ranks."""
+        changes: dict[int, list[int]] = {}
+        for shard, rank in placements.items():
+            table = int(self.shards.table[shard])
+            ranks = changes.setdefault(table, self.chosen[table][1].tolist())
+            ranks[int(self.shards.position[shard])] = rank
+        return {t: (self.chosen[t][0].option, tuple(ranks)) for t, ranks in changes.items()}
 
     def apply(self, changes: Sequence[Changes]) -> None:
         """Make these changes."""

@@ -39,6 +39,8 @@ ROUNDS = 4
 """Rounds that share the budget, at least: each new cut is worth more than a longer descent."""
 PATIENCE = 3
 """Rounds in a row that do not help before packing ends."""
+SEED = 0
+"""Of the shards that are divided between two ranks where these have many."""
 AT_ONCE = 1 << 16
 """Numbers of work that options of several tables are compared with at once: what caches hold."""
 
@@ -106,6 +108,7 @@ class _Descent(CutNorms):
     def tighten(self, budget: int, stop: Callable[[], bool]) -> None:
         """Lower the maxima column by column, those farthest above their mean first."""
         self.budget, self.stop = self.steps + budget, stop
+        self.random = np.random.default_rng(SEED)
         for share in TIGHTER:
             apart = (self.now.loads.max(axis=0) - self.now.loads.mean(axis=0)) * self.scale
             for column in np.argsort(-apart, kind="stable").tolist():
@@ -155,9 +158,11 @@ class _Descent(CutNorms):
             found = self.find_improvements(busy[failed : failed + RELIEVED], now * (1 - GAIN))
             if not found:
                 failed += RELIEVED
-                if failed >= len(busy):
+                if failed < len(busy):
+                    continue
+                found = self._divide_again(int(order[0]), now * (1 - GAIN))
+                if not found:
                     return
-                continue
             failed = 0
             before = self.keep()
             self.apply(found)
@@ -191,6 +196,12 @@ class _Descent(CutNorms):
             below,
         )
 
+    def _divide_again(self, slowest: int, below: float) -> list[Changes]:
+        """The shards of a rank and of an idle one divided between them, where memory is scarce."""
+        near = Neighbourhood(self.shards, self.now, self.cost, np.zeros(0, dtype=np.intp))
+        value, moved = near.divisions(slowest, self.random) if near.scarce else (np.inf, {})
+        return [self.moved(moved)] if value < below else []
+
     def _touched(self, changes: Changes) -> set[int]:
         """Ranks that the tables leave or come to."""
         return set().union(
@@ -214,12 +225,7 @@ class _Descent(CutNorms):
         shards = self.shards
         if target >= self.world + len(shards.ranks):
             return self._trade_of(one, target - self.world - len(shards.ranks))
-        changes: dict[int, list[int]] = {}
-        for shard, rank in near.placements(one, target).items():
-            table = int(shards.table[shard])
-            ranks = changes.setdefault(table, self.chosen[table][1].tolist())
-            ranks[int(shards.position[shard])] = rank
-        return {t: (self.chosen[t][0].option, tuple(ranks)) for t, ranks in changes.items()}
+        return self.moved(near.placements(one, target))
 
     def _trade_of(self, one: int, two: int) -> Changes:
         a, b = (int(self.shards.table[shard]) for shard in (one, two))
@@ -364,6 +370,8 @@ class _Descent(CutNorms):
         over = (memory > self.now.room).any(axis=2)
         cost[~np.concatenate([one.allowed for one in placed]) | over] = np.inf
         last = np.arange(len(row)), np.concatenate([one.last for one in placed])
+        together = np.concatenate([one.on_one_host for one in placed])
+        cost[together] = self.places.on_best_host(cost[together], last[1][together])
         raised = np.cumsum(np.sort(cost, axis=1), axis=1)[last]
         even = np.concatenate([options.even for _, options in known])
         even += self.even_ms - np.stack([seen.even for seen, _ in chosen])[row]

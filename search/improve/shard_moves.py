@@ -4,6 +4,8 @@ What is minimised is pluggable: a `RankCost` says what the loads of one rank con
 the sum of these contributions over all ranks is worth. So a change costs no more to score than the
 two ranks that it touches, and thousands are scored in one step. `search.improve.balance` and
 `search.improve.packing` each bring a cost.
+
+Why the shards of two ranks are divided: docs/decisions/0077.
 """
 
 from __future__ import annotations
@@ -22,6 +24,12 @@ Change = TypeVar("Change")
 
 AT_ONCE = 1 << 15
 """Numbers that swaps are scored with at once: what caches hold."""
+DIVIDED = 12
+"""Shards of two ranks that are divided between them in every way, at most: 4096 ways."""
+PARTNERS = 8
+"""Ranks that a rank shares its shards with, one after the other."""
+WAYS = [(np.arange(2**n)[:, None] >> np.arange(n) & 1).astype(bool) for n in range(DIVIDED + 1)]
+"""All ways to take some of so many shards, ``[ways, shards]``."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +150,54 @@ class Neighbourhood:
         if shards.allowed.all():
             return np.zeros((len(self.mine), len(shards.ranks)), dtype=bool)
         return ~shards.allowed[self.mine][:, shards.ranks] | ~shards.allowed[:, self.here].T
+
+    def divisions(self, here: int, random: np.random.Generator) -> tuple[float, dict[int, int]]:
+        """Shards of a rank and of one that contributes little, divided between the two in every
+        way: the least cost, and shard -> new rank.
+
+        Where memory is nearly full, single shards can neither move nor swap; several at once can.
+
+        Args:
+            here: its shards are divided, not those of ``mine``.
+            random: picks shards, large ones rather, where there are more than `DIVIDED`.
+        """
+        parts = self.parts.reshape(len(self.parts), -1).sum(axis=1)
+        others = np.argsort(parts, kind="stable")[: PARTNERS + 1].tolist()
+        found = [self._divided(here, there, random) for there in others if there != here]
+        return min(found[:PARTNERS], key=lambda one: one[0], default=(np.inf, {}))
+
+    def _divided(
+        self, here: int, there: int, random: np.random.Generator
+    ) -> tuple[float, dict[int, int]]:
+        shards, now, cost = self.shards, self.now, self.cost
+        some = (shards.ranks == here) | (shards.ranks == there)
+        able = np.flatnonzero(some & shards.allowed[:, here] & shards.allowed[:, there])
+        if len(able) > DIVIDED:
+            keys = random.random(len(able)) ** (1 / self._sizes(able))
+            able = able[np.argsort(-keys, kind="stable")[:DIVIDED]]
+        ways, before = WAYS[len(able)], shards.ranks[able] == here
+        work, memory = shards.work[able], shards.memory[able]
+        more = ways @ memory - before @ memory
+        fits = (now.used[here] + more <= now.room[here]).all(axis=1)
+        fits &= (now.used[there] - more <= now.room[there]).all(axis=1)
+        if not fits.any():
+            return np.inf, {}
+        ways = ways[fits]
+        come = ways @ work - before @ work
+        after = cost.of_loads(now.loads[here] + come) + cost.of_loads(now.loads[there] - come)
+        values = cost.total(after + (self.sum - self.parts[here] - self.parts[there]))
+        best = int(values.argmin())
+        moved = np.flatnonzero(ways[best] != before)
+        ranks = np.where(ways[best], here, there)[moved]
+        return float(values[best]), dict(zip(able[moved].tolist(), ranks.tolist(), strict=True))
+
+    def _sizes(self, some: Ints) -> Array:
+        """The largest share of a rank's memory or load that shards have, ``[some]``."""
+        shards, now = self.shards, self.now
+        memory = shards.memory[some] / np.maximum(now.room.max(axis=0), 1.0)
+        work = shards.work[some] / np.maximum(now.loads.max(axis=0), 1e-12)
+        shares = np.concatenate([memory, work], axis=1).max(axis=1)
+        return np.asarray(np.maximum(shares, 1e-9))
 
     def placements(self, one: int, target: int) -> dict[int, int]:
         """Shard -> new rank of a change, numbered as ``moves`` and then ``swaps`` count them.

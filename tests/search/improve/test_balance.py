@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from predictor.model.plan import ShardingType
 from predictor.model.workload import Constraints
 from predictor.units import MIB
 from search.improve.balance import Balancer
@@ -87,6 +88,22 @@ def test_caps_hold_while_shards_move() -> None:
     assert start is not None
     found = Balancer(objective, surrogate).balance(start, 0, 10).assignment
     assert objective.fits(found)
+
+
+def test_column_shards_bound_to_a_host_move_within_it() -> None:
+    objective, surrogate = a_case(9, 4, local=2)
+    whole = table_wise(objective)
+    every = [
+        next((o for o in opts if o.sharding_type is ShardingType.TABLE_COLUMN_WISE), tw)
+        for opts, tw in zip(objective.space.options, whole, strict=True)
+    ]
+    start = tuple((o, (2,) * o.num_shards) for o in every)
+    found = Balancer(objective, surrogate).balance(start, 0, 5)
+    assert_valid(objective, found.assignment)
+    bound = [set(ranks) for o, ranks in found.assignment if o not in whole]
+    assert all(ranks <= {2, 3} for ranks in bound)
+    assert {2, 3} in bound
+    assert found.surrogate_ms < 0.7 * slowest_ms(surrogate, start)
 
 
 def test_what_constraints_bind_stays() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from predictor.model.plan import ShardingType
 from predictor.model.workload import Constraints
 from search.improve.balance import Balancer
 from search.improve.cut_plan import Changes
@@ -55,10 +57,11 @@ def test_random_plans_of_random_problems(seed: int) -> None:
     assert Packer(objective, surrogate).pack(start, 60) == (plan, ms), "the same once more"
 
 
+@pytest.mark.parametrize("local", [None, 2])
 @pytest.mark.parametrize("seed", quick_first(2, range(8)))
-def test_changes_cost_what_the_plan_with_them_does(seed: int) -> None:
+def test_changes_cost_what_the_plan_with_them_does(seed: int, local: int | None) -> None:
     """Exchanges that are left out do not help, and all others are rated as if they were made."""
-    objective, surrogate, _ = a_case(4)
+    objective, surrogate, _ = a_case(4, local=local)
     rng = random.Random(seed)
     for _ in range(200):  # until the ranks of a plan differ
         start = random_plan(objective, rng)
@@ -105,6 +108,7 @@ def test_changes_cost_what_the_plan_with_them_does(seed: int) -> None:
             assert not legal or after(change) >= now * (1 - 1e-9)
     for value, change in state._other_options(state._owners(slowest), near):
         if change:
+            assert all(objective.is_legal(*choice) for choice in change.values())
             assert after(change) == pytest.approx(value, rel=1e-9, abs=1e-15)
 
 
@@ -150,6 +154,27 @@ def test_caps_hold() -> None:
     plan, ms = Packer(tight, surrogate).pack(start, 100)  # type: ignore[arg-type]
     assert_valid(tight, plan)
     assert ms < tight.score([start])[0]
+
+
+def test_tables_bound_to_a_host_move_within_it_and_to_another() -> None:
+    """All column shards of a table start on one rank, and all tables on one host."""
+    full, *_ = a_case(4, local=2)
+    options = tuple(
+        tuple(o for o in opts if o.sharding_type is ShardingType.TABLE_COLUMN_WISE)
+        or tuple(o for o in opts if o.sharding_type is ShardingType.TABLE_ROW_WISE)
+        for opts in full.space.options
+    )
+    objective, surrogate = objective_of(full.problem, replace(full.space, options=options))
+    start = tuple(
+        (opts[0], (0, 0) if opts[0].sharding_type is ShardingType.TABLE_COLUMN_WISE else (0, 1))
+        for opts in options
+    )
+    plan, ms = Packer(objective, surrogate).pack(start, 100)
+    assert_valid(objective, plan)
+    assert ms < 0.6 * objective.score([start])[0]
+    split = [set(ranks) for option, ranks in plan if option.num_shards == 2]
+    assert {0, 1} in split
+    assert {2, 3} in split
 
 
 def test_co_located_tables_stay() -> None:
