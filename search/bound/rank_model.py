@@ -2,7 +2,8 @@
 
 It has an option for every table and a rank for every shard, under memory and under cuts in which
 every stretch takes as long as its slowest rank. If it has no solution, no plan is as fast as the
-target; so every number is rounded such that a plan which is as fast stays a solution.
+target; so every number is rounded such that a plan which is as fast stays a solution. All ranks
+are on one host, so that any two can change their names.
 
 Docs: docs/model.md, chapter 15. Why: docs/decisions/0076.
 """
@@ -20,7 +21,7 @@ from ortools.sat.python import cp_model
 from predictor.cost.loads import Load
 from predictor.model.topology import Topology
 from search.bound.rank_cut import RankCut
-from search.space.option import Choice, Option, Partition
+from search.space.option import Choice, Option
 
 Array = NDArray[np.float64]
 Term = tuple[int, cp_model.IntVar]
@@ -34,8 +35,6 @@ ORDERED = 5
 """Tables with the most work, by whose shards ranks are put in order."""
 BASE = 5
 """A table weighs this much more in that order than the next one."""
-INTERCHANGEABLE = (Partition.DEVICE, Partition.UNIFORM)
-"""Under options of these kinds all ranks are alike; under others those of a host are."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,6 @@ class RankChoice:
     mean: Array
     slack_ms: float
     alternatives: tuple[tuple[int, ...], ...]
-    same_group: bool
     units: tuple[RankUnits, ...]
 
     @classmethod
@@ -96,7 +94,7 @@ class RankChoice:
             for row, runs in alike.items()
         )
         # the runs of an option differ in what they hold, not in where they may lie
-        return cls(option, group, mean, slack_ms, legal.units[0], legal.same_group, units)
+        return cls(option, group, mean, slack_ms, legal.units[0], units)
 
 
 @dataclass(frozen=True)
@@ -159,18 +157,7 @@ class RankModel:
             counts.append([model.new_int_var(0, many, "") for _ in alternatives])
             each.append(1)
             model.add(sum(counts[-1]) == many * chosen)
-        placed = _PlacedChoice(choice, [chosen], counts, each)
-        if choice.same_group and len(alternatives) > 1:
-            self._same_group(placed)
-        return placed
-
-    def _same_group(self, placed: _PlacedChoice) -> None:
-        here = [self.model.new_bool_var("") for _ in range(self.topology.groups)]
-        self.model.add(sum(here) == placed.chosen[0])
-        for units, counts in zip(placed.choice.units, placed.counts, strict=True):
-            for ranks, count in zip(placed.choice.alternatives, counts, strict=True):
-                group = here[self.topology.group_of(ranks[0])]
-                self.model.add(count <= len(units.runs) * group)
+        return _PlacedChoice(choice, [chosen], counts, each)
 
     def _one_a_table(self) -> None:
         tables: dict[int, list[cp_model.IntVar]] = {}
@@ -264,17 +251,8 @@ class RankModel:
         ranks = self._by_rank(
             lambda c, _: weight.get(c.option.table, 0) if len(c.alternatives) > 1 else 0
         )
-        size = self.topology.intra_group_size
-        if all(o.partition in INTERCHANGEABLE for o in options):
-            size = len(ranks)
-        groups = [ranks[i : i + size] for i in range(0, len(ranks), size)]
-        for group in groups:
-            self._in_order(group)
-        self._in_order([[term for rank in group for term in rank] for group in groups])
-
-    def _in_order(self, parts: Sequence[list[Term]]) -> None:
-        for part, following in pairwise(parts):
-            self.model.add(_sum(part) >= _sum(following))
+        for rank, following in pairwise(ranks):
+            self.model.add(_sum(rank) >= _sum(following))
 
     def read(self, solver: cp_model.CpSolver) -> tuple[Choice, ...]:
         """The plan that was found."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,11 +17,15 @@ from tests.search.problems import objective_of, random_plan, random_problem
 
 Array = np.ndarray
 WORLDS = ((2, 2), (3, 3), (4, 2))
+ONE_HOST = ((2, 2), (3, 3), (4, 4))
+"""Ranks, and those of a host."""
 
 
-def roomy_objective(seed: int, batch_size: int = 16384) -> Objective:
+def roomy_objective(
+    seed: int, batch_size: int = 16384, worlds: Sequence[tuple[int, int]] = WORLDS
+) -> Objective:
     """Three tables on two to four ranks; every placement fits."""
-    problem = random_problem(seed, world=WORLDS[seed % len(WORLDS)], tables=3)
+    problem = random_problem(seed, world=worlds[seed % len(worlds)], tables=3)
     roomy = (1000 * GIB,) * problem.topology.world_size
     topology = replace(problem.topology, hbm_cap_bytes=roomy)
     workload = replace(problem.workload, batch_size=batch_size)

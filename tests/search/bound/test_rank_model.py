@@ -11,7 +11,7 @@ from search.bound.rank_model import RankChoice, RankModel
 from search.objective import Assignment
 from search.reproducible import reproducible_solver, run
 from tests.quick import quick_first
-from tests.search.bound.plans_of_sets import roomy_objective, sets_with_plans
+from tests.search.bound.plans_of_sets import ONE_HOST, roomy_objective, sets_with_plans
 
 
 def only(choices: Sequence[RankChoice], plan: Assignment) -> list[RankChoice]:
@@ -21,7 +21,7 @@ def only(choices: Sequence[RankChoice], plan: Assignment) -> list[RankChoice]:
 
 @pytest.mark.parametrize("seed", quick_first(3, range(30)))
 def test_a_plan_is_a_solution_at_its_own_time(seed: int) -> None:
-    objective = roomy_objective(seed)
+    objective = roomy_objective(seed, worlds=ONE_HOST)
     topology = objective.problem.topology
     for one, plan, ms in sets_with_plans(objective, seed):
         targets = one.targets_of_ranks()

@@ -12,7 +12,7 @@ from search.bound import exchange_set
 from search.bound.lower_bound import LowerBound
 from search.objective import Objective
 from tests.quick import quick_first
-from tests.search.bound.plans_of_sets import roomy_objective, sets_with_plans
+from tests.search.bound.plans_of_sets import ONE_HOST, roomy_objective, sets_with_plans
 from tests.search.problems import a_problem, a_table, a_workload, every_plan, hosts, objective_of
 
 
@@ -28,9 +28,9 @@ def bounds_of(objective: Objective, upper_ms: float) -> tuple[float, float]:
 def test_it_stays_below_the_best_plan(
     seed: int, batch_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Modules, hosts, pipelines, caches, constraints; refuted targets reach up to the best."""
+    """Modules, pipelines, caches, constraints; refuted targets reach up to the best."""
     monkeypatch.setattr(exchange_set, "FEW", 0)
-    objective = roomy_objective(seed, batch_size)
+    objective = roomy_objective(seed, batch_size, ONE_HOST)
     best = float(objective.score(list(itertools.islice(every_plan(objective), 5000))).min())
     before, after = bounds_of(objective, 1.5 * best)
     assert before <= after <= best * (1 + 1e-9)
