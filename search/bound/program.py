@@ -9,20 +9,22 @@ from ortools.linear_solver import pywraplp
 Array = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
-PARAMETERS = "max_number_of_iterations: 20000 use_scaling: false use_dual_simplex: true"
+PARAMETERS = "max_number_of_iterations: 20000 use_scaling: false"
 """A degenerate program may go round in circles; then what was proven before stays. Scaled, rows of
-single ranks made it do so at 26 tables on 8 ranks. A new cut leaves the last solution feasible for
-the dual program alone: from there 500 tables on 64 ranks take half the time of the primal simplex,
-which went round in circles for minutes at 30 tables on two full hosts."""
+single ranks made it do so at 26 tables on 8 ranks."""
+DUAL = "use_dual_simplex: true"
+"""A new cut leaves the last solution feasible for the dual program alone: from there 500 tables on
+64 ranks take half the time of the primal simplex, which went round in circles for minutes at 30
+tables on two full hosts. New variables do the opposite."""
 
 SET_COEFFICIENT = pywraplp.Constraint.SetCoefficient
 SOLUTION_VALUE = pywraplp.Variable.solution_value
 
 
-def new_solver() -> pywraplp.Solver:
+def new_solver(*parameters: str) -> pywraplp.Solver:
     """A solver of linear programs that ends."""
     solver = pywraplp.Solver.CreateSolver("GLOP")
-    solver.SetSolverSpecificParametersAsString(PARAMETERS)
+    solver.SetSolverSpecificParametersAsString(" ".join([PARAMETERS, *parameters]))
     return solver
 
 
@@ -59,7 +61,7 @@ class Program:
         counts = np.add.reduceat(needed, first)
         self.shares: Array = needed / np.repeat(counts, self.sizes)
         self.optimum = -1.0
-        self.solver = solver = new_solver()
+        self.solver = solver = new_solver(DUAL)
         self.free = np.flatnonzero(needed)
         # handles: with the objects around them every coefficient takes six times as long
         self.share = [solver.NumVar(0.0, 1.0, "").this for _ in self.free]

@@ -51,15 +51,17 @@ class CutNorms(CutPlan):
     def smooth(self, budget: int, stop: Callable[[], bool]) -> None:
         """Lower the largest cut with norms in place of maxima."""
         self.squares, failed, then = SQUARES, 0, np.inf
-        for self.steps in range(1, budget + 1):
-            if failed >= MOST_FAILED or stop():
-                break
-            now = self.aim()
-            if self.steps % STALLED == 1:
-                if now > then * (1 - STALLED_GAIN):
+        # what a plan has next to nothing of may overflow, and is then infinitely long
+        with np.errstate(over="ignore", invalid="ignore"):
+            for self.steps in range(1, budget + 1):
+                if failed >= MOST_FAILED or stop():
                     break
-                then = now
-            failed = 0 if self._lower(now, failed) else failed + RELIEVED
+                now = self.aim()
+                if self.steps % STALLED == 1:
+                    if now > then * (1 - STALLED_GAIN):
+                        break
+                    then = now
+                failed = 0 if self._lower(now, failed) else failed + RELIEVED
         self.squares = 0
 
     def _lower(self, now: float, skipped: int) -> bool:

@@ -159,10 +159,12 @@ class Neighbourhood:
 
         Args:
             here: its shards are divided, not those of ``mine``.
-            random: picks shards, large ones rather, where there are more than `DIVIDED`.
+            random: picks ranks that contribute alike, and shards, large ones rather, where there
+                are more than `DIVIDED`.
         """
         parts = self.parts.reshape(len(self.parts), -1).sum(axis=1)
-        others = np.argsort(parts, kind="stable")[: PARTNERS + 1].tolist()
+        every = random.permutation(len(parts))  # many may contribute nothing
+        others = every[np.argsort(parts[every], kind="stable")][: PARTNERS + 1].tolist()
         found = [self._divided(here, there, random) for there in others if there != here]
         return min(found[:PARTNERS], key=lambda one: one[0], default=(np.inf, {}))
 
