@@ -114,11 +114,11 @@ class ExchangeSet:
         """What the last optimum gives every choice, ``[choices]``."""
         return self.program.shares
 
-    def rounded(self) -> list[Option]:
-        """The option with the largest share of every table, in the workload's order."""
-        parts = np.split(self.shares, self.first[1:])
-        best = [first + int(np.argmax(p)) for first, p in zip(self.first, parts, strict=True)]
-        return [self.choices[i].option for i in best]
+    def rounded(self, part: float = 1.0) -> list[Option] | None:
+        """The option with the largest share of every table, in the workload's order; where less
+        memory may be taken, as `Program.within` says, None if nothing fits."""
+        best = self.program.largest() if part == 1.0 else self.program.within(part)
+        return None if best is None else [self.choices[i].option for i in best.tolist()]
 
     def without(self, excess: Array) -> ExchangeSet:
         """The set with the choices of least excess of every table, solved.
@@ -212,7 +212,7 @@ class ExchangeSet:
             self._cut()
         status = self.program.solve()
         if status == pywraplp.Solver.INFEASIBLE:
-            return np.inf, True  # no fractional plan fits the pooled memory
+            self.proven = np.inf  # no fractional plan fits the pooled memory
         if status != pywraplp.Solver.OPTIMAL:
             return self.proven, True
         self.proven = max(self.proven, self._certified())

@@ -56,7 +56,7 @@ class Program:
     """
 
     def __init__(self, first: Ints, needed: NDArray[np.bool_], memory: Array, caps: Array) -> None:
-        self.first = first
+        self.first, self.memory, self.caps = first, memory, caps
         self.sizes = np.diff([*first, len(needed)])
         counts = np.add.reduceat(needed, first)
         self.shares: Array = needed / np.repeat(counts, self.sizes)
@@ -99,3 +99,27 @@ class Program:
             self.shares[self.free] = list(map(SOLUTION_VALUE, self.share))
             self.optimum = self.solver.Objective().Value()
         return status
+
+    def largest(self, factors: Array | float = 1.0) -> Ints:
+        """The choice with the largest share of every table, each share times a factor,
+        ``[choices]``."""
+        parts = np.split(self.shares * factors, self.first[1:])
+        return np.asarray(self.first + [int(np.argmax(part)) for part in parts])
+
+    def within(self, part: float) -> Ints | None:
+        """`largest` where less memory may be taken: so much of what the last optimum takes beyond
+        the least that the tables need; None if nothing fits. The program stays as it is.
+
+        Args:
+            part: 0 to 1.
+        """
+        before = self.shares.copy(), self.optimum
+        try:
+            for row, used in zip(self.room, self.memory, strict=True):
+                least = float(np.minimum.reduceat(used, self.first).sum())
+                row.SetUb(least + part * (float(used @ self.shares) - least))
+            return self.largest() if self.solve() == pywraplp.Solver.OPTIMAL else None
+        finally:
+            for row, cap in zip(self.room, self.caps.tolist(), strict=True):
+                row.SetUb(cap)
+            self.shares, self.optimum = before

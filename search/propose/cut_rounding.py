@@ -100,9 +100,8 @@ class CutRounding:
             even = np.add.reduceat(one.even * shares, first)
             rest = np.repeat(even.sum() - even, self.program.sizes)
             long |= one.peak + rest > TOO_LONG * ms
-        parts = np.split(np.where(long, SPARE, 1.0) * shares, first[1:])
-        best = [start + int(np.argmax(p)) for start, p in zip(first, parts, strict=True)]
-        return [self.one.choices[i].option for i in best]
+        best = self.program.largest(np.where(long, SPARE, 1.0))
+        return [self.one.choices[i].option for i in best.tolist()]
 
     def _time_of(self, one: CycleSegment) -> float:
         """Time of a segment at the program's optimum in ms."""

@@ -9,7 +9,7 @@ Which set holds the best plan the bounds alone do not tell: every exchange adds 
 ranks, which its program knows nothing of. So the plans of many sets are placed and scored, and the
 best of them are balanced.
 
-Why: docs/decisions/0020, docs/decisions/0056.
+Why: docs/decisions/0020, docs/decisions/0056, docs/decisions/0078.
 """
 
 from __future__ import annotations
@@ -45,6 +45,11 @@ half as many, which are those that are packed."""
 AT_ONCE = 4
 """Sets that are placed before it is asked again which of the others may hold a better plan."""
 RESTARTS = 20
+SCARCE = 0.9
+"""Part of all memory from which on a set's optimum is rounded with less memory, too: shards do not
+fill ranks as the program does."""
+ROOMIER = (0.75, 0.5, 0.25)
+"""Parts of what the optimum takes beyond the least of memory that are left then."""
 LARGE = 20_000
 """Tables times ranks beyond which a descent takes seconds."""
 REFINED = 60
@@ -161,10 +166,19 @@ class Rounding:
         Of programs far from their optimum the shares are arbitrary.
         """
         self.solve(one, stop, best_ms)
-        if one.proven < best_ms:
-            yield one.rounded()
-            if not stop():
-                yield self.divisible(one).rounded()
+        if one.proven >= best_ms:
+            return
+        scarce = bool((one.memory @ one.shares > SCARCE * one.known.caps).any())
+        for part in (1.0, *ROOMIER) if scarce else (1.0,):
+            options = one.rounded(part)
+            if options is not None:
+                yield options
+            if stop():
+                return
+        divisible = self.divisible(one)
+        options = divisible.rounded() if divisible.proven < best_ms else None
+        if options is not None:
+            yield options
 
     @staticmethod
     def solve(one: ExchangeSet, stop: Callable[[], bool], best_ms: float = math.inf) -> bool:

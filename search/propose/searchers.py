@@ -143,8 +143,7 @@ def _rounded(
         yield candidate
         if stop.reached():
             return
-    if found:
-        yield from RoundingPacker(rounding, bound, stop).pack(found, progress)
+    yield from RoundingPacker(rounding, bound, stop).pack([*known, *found], progress)
 
 
 def rescue(

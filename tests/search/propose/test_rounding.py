@@ -6,11 +6,15 @@ import math
 
 import pytest
 
+from predictor.model.plan import ShardingType
 from search.bound.lower_bound import LowerBound
 from search.objective import Assignment, Objective
 from search.propose import rounding
 from search.propose.rounding import Rounding
+from search.space.build import whole_space
+from search.space.filters import drop_uvm
 from search.surrogate import Surrogate
+from shardopt.bench.planners.instances import Instance, problem_of
 from tests.search.problems import a_problem, a_table, a_workload, assert_valid, hosts, objective_of
 
 
@@ -101,3 +105,35 @@ def test_solving_in_parts_proves_what_solving_at_once_does() -> None:
     proven = [parts.solve(3) for _ in range(100)]
     assert proven == sorted(proven)
     assert proven[-1] == pytest.approx(whole.solve(300))
+
+
+def test_where_memory_is_scarce_rounding_with_room_left_places_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The program fills all memory; whole shards do not."""
+    problem = problem_of(Instance(tables=12, gpus=4, fill=0.93, seed=6))
+    space = drop_uvm(whole_space(problem, lambda: None), problem.topology, 1.0)
+    objective, surrogate = objective_of(problem, space)
+    best = []
+    for roomier in ((), rounding.ROOMIER):
+        monkeypatch.setattr(rounding, "ROOMIER", roomier)
+        bound = LowerBound(problem, space, objective.scorer)
+        bound.solve(100)
+        plans = propose(objective, surrogate, bound)
+        for plan in plans:
+            assert_valid(objective, plan)
+        best.append(objective.score(plans).min())
+    assert best[1] < best[0] * 0.99
+
+
+def test_sets_whose_tables_do_not_fit_are_refuted() -> None:
+    """A replica of either table fits beside shards of the other, replicas of both do not."""
+    tables = [a_table(f"t{i}", 40_000_000, 64) for i in range(2)]
+    problem = a_problem(a_workload(*tables), hosts(2, hbm=12 * 10**9, ddr=0))
+    objective, _ = objective_of(problem)
+    bound = LowerBound(problem, objective.space, objective.scorer)
+    bound.solve(1)
+    for one in bound.sets:
+        Rounding.solve(one, lambda: False)
+        kinds = {kind for _, kind in one.exchanges}
+        assert (one.proven == math.inf) == (kinds == {ShardingType.DATA_PARALLEL})

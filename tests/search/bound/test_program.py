@@ -1,0 +1,50 @@
+"""The linear program of the bound, where less memory may be taken."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from search.bound.program import Program
+
+FIRST = np.array([0, 2, 4])
+MEMORY = np.array([[1.0, 3.0, 1.0, 3.0, 1.0, 3.0], [0.0] * 6])
+MS = np.array([9.0, 1.0, 9.0, 4.0, 9.0, 7.0])
+"""Three tables, each with a slow choice and a fast one that takes three times the memory."""
+
+
+def a_program(room: float) -> Program:
+    program = Program(FIRST, np.ones(6, dtype=bool), MEMORY, np.array([room, 0.0]))
+    program.cut(1.0, MS)
+    program.solve()
+    return program
+
+
+def test_the_largest_share_of_every_table() -> None:
+    program = a_program(7.0)
+    assert program.largest().tolist() == [1, 3, 4]
+    assert program.largest(np.array([1.0, 0.0, 1.0, 1.0, 1.0, 1.0])).tolist() == [0, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("part", "fast"), [(1.0, [1, 3, 5]), (0.7, [1, 3, 4]), (0.34, [1, 2, 4]), (0.0, [0, 2, 4])]
+)
+def test_with_less_memory_the_tables_that_gain_most_are_fast(part: float, fast: list[int]) -> None:
+    assert a_program(20.0).within(part).tolist() == fast  # type: ignore[union-attr]
+
+
+def test_afterwards_the_program_is_as_before() -> None:
+    program = a_program(7.0)
+    before = program.shares.copy(), program.optimum
+    program.within(0.3)
+    assert (program.shares == before[0]).all()
+    assert program.optimum == before[1]
+    program.solve()
+    assert program.optimum == pytest.approx(before[1])
+
+
+def test_where_nothing_fits_there_is_no_choice() -> None:
+    program = a_program(7.0)
+    assert program.within(-0.5) is None
+    program.solve()
+    assert program.largest().tolist() == [1, 3, 4]
