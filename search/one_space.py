@@ -174,7 +174,7 @@ class SpaceSearcher:
         settings, objective = self.settings, self.objective
         stop, wanted = settings.stop, settings.wanted
         search = LocalSearch(objective, self.surrogate, settings.seed)
-        improved = self._improve(search, rank_distinct(known)[:IMPROVED])
+        improved = self._improve(search, _starts(rank_distinct(known)))
         ranked = rank_distinct([*improved, *known], objective.space.in_use)
         chosen = ChosenPlans(ranked, None, ())
         in_use, near = settings.in_use, objective.space.in_use
@@ -277,3 +277,12 @@ class SpaceSearcher:
         except KeyboardInterrupt:
             stop.interrupt()
             return self.bound.solve(0, best_ms)
+
+
+def _starts(ranked: Sequence[Candidate]) -> list[Candidate]:
+    """The best few, one of them by another searcher than the rest: plans that were packed are much
+    alike."""
+    best, others = list(ranked[: IMPROVED - 1]), list(ranked[IMPROVED - 1 :])
+    searchers = {one.found_by for one in best}
+    apart = [one for one in others if one.found_by not in searchers]
+    return best + (apart or others)[:1]

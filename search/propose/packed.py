@@ -2,9 +2,9 @@
 
 Three turns share the work: the first few plans are packed; of the best of those the options are
 chosen again, placed and packed (`search.propose.cut_rounding`); the best of all are packed once
-more.
+more. Where the bound is far, more plans take these turns, and longer.
 
-Why: docs/decisions/0075.
+Why: docs/decisions/0075, docs/decisions/0078.
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ from search.stop import Stop
 
 PACKING_STEPS = 600
 """Steps at effort 1, sized so that 26 tables on 8 ranks take a few seconds."""
-MORE = 2
+OF_LARGE = 2
 """Times that packing has more steps where local search has hardly any."""
 PACKED, AGAIN, LAST = (3, 1 / 2), (2, 1 / 4), (2, 1 / 2)
 """Plans of the rounding that are packed, plans that are rounded again, and plans that are packed
 last, with the part of the steps that they share."""
+WIDE = 0.05
+"""Gap above which these turns are taken once more, unless the problem is large."""
+MORE_PLANS, MORE_STEPS = 2, 4
+"""Times as many, then."""
 ROUNDINGS = 2
 """Times that a plan's options are chosen again."""
 PACKING_TIME = 0.7
@@ -49,27 +53,38 @@ class RoundingPacker:
         self.objective, self.surrogate = rounding.objective, rounding.surrogate
         self.packer = Packer(self.objective, self.surrogate)
         size = len(self.objective.space.options) * self.objective.problem.topology.world_size
-        self.steps = stop.work(PACKING_STEPS * (1 if size <= LARGE else MORE))
+        self.is_large = size > LARGE
+        self.steps = stop.work(PACKING_STEPS * (OF_LARGE if self.is_large else 1))
 
     def pack(self, found: Sequence[Candidate], progress: Progress) -> Iterator[Candidate]:
         """Packed plans, one by one."""
         packed: list[Candidate] = []
         late = self.stop.part(PACKING_TIME)
-        turns = (
-            (self._pack, found, PACKED),
-            (self._again, packed, AGAIN),
-            (self._pack, packed, LAST),
-        )
-        for make, some, (most, part) in turns:
-            if not some or self.stop.reached() or (packed and late()):
+        for plans, steps in ((1, self.steps), (MORE_PLANS, MORE_STEPS * self.steps)):
+            if packed and (self.is_large or not self._is_wide(packed)):
                 return
-            best = rank_distinct(some)[:most]
-            best_ms = min(c.iteration_ms for c in [*packed, *found])
-            progress("packing", 0.25, best_ms, self.bound.proven_ms)
-            steps = round(self.steps * part / len(best))
-            for one in self.objective.side_by_side([partial(make, c, steps, late) for c in best]):
-                packed.append(one)
-                yield one
+            turns = (
+                (self._pack, found, PACKED),
+                (self._again, packed, AGAIN),
+                (self._pack, packed, LAST),
+            )
+            for make, some, (most, part) in turns:
+                if not some or self.stop.reached() or (packed and late()):
+                    return
+                best = rank_distinct(some)[: most * plans]
+                best_ms = min(c.iteration_ms for c in [*packed, *found])
+                progress("packing", 0.25, best_ms, self.bound.proven_ms)
+                each = round(steps * part / len(best))
+                for one in self.objective.side_by_side(
+                    [partial(make, c, each, late) for c in best]
+                ):
+                    packed.append(one)
+                    yield one
+
+    def _is_wide(self, packed: Sequence[Candidate]) -> bool:
+        """The gap is, of the best plan."""
+        best_ms = min(c.iteration_ms for c in packed)
+        return best_ms > self.bound.proven_ms * (1 + WIDE)
 
     def _pack(self, one: Candidate, steps: int, late: Late) -> Candidate:
         def stop(best_ms: float) -> bool:

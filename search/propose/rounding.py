@@ -39,7 +39,7 @@ the best plan: those with the lowest bounds first."""
 MANY = 24
 FEW = 3
 """Exchanges of a module: half of the sets have no more."""
-BALANCED = 6
+BALANCED = 12
 """Plans that are balanced, those first that are fastest as they were placed; of a large problem
 half as many, which are those that are packed."""
 AT_ONCE = 4

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from search.bound.lower_bound import LowerBound
 from search.problem import silent
+from search.propose import packed
 from search.propose.packed import RoundingPacker
 from search.propose.rounding import Rounding
 from search.stop import Stop
@@ -49,3 +52,15 @@ def test_a_plan_of_a_refuted_set_is_not_rounded_again() -> None:
     packer.bound.promising = lambda most: []  # type: ignore[method-assign]
     one = found[0]
     assert packer._again(one, 10, lambda *_: False) == one
+
+
+def test_where_the_bound_is_far_more_plans_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    packer, found = a_packer(Stop(effort=0.1))
+    counts, best = [], []
+    for wide in (1.0, 0.0):
+        monkeypatch.setattr(packed, "WIDE", wide)
+        plans = list(packer.pack(found, silent))
+        counts.append(len(plans))
+        best.append(min(one.iteration_ms for one in plans))
+    assert counts[1] > counts[0]
+    assert best[1] <= best[0]
