@@ -121,11 +121,7 @@ class ExchangeSet:
         return None if best is None else [self.choices[i].option for i in best.tolist()]
 
     def without(self, excess: Array) -> ExchangeSet:
-        """The set with the choices of least excess of every table, solved.
-
-        Args:
-            excess: ``[choices]``.
-        """
+        """The set with the choices of least excess ``[choices]`` of every table, solved."""
         least = np.minimum.reduceat(excess, self.first)
         kept = excess <= np.repeat(least, self.program.sizes) * (1 + TOLERANCE)
         smaller = ExchangeSet(self.known, self.index[kept])
@@ -224,15 +220,16 @@ class ExchangeSet:
         """All plans use all of its exchanges."""
         return self.used == self.exchanges
 
+    def exchange_shares(self) -> dict[Exchange, float]:
+        """How many tables each exchange has at the last optimum, in fractions of tables."""
+        every = sorted(self.exchanges)
+        return {one: float(self.shares[[n == one for n in self.names]].sum()) for one in every}
+
     def parts(self) -> Iterator[ExchangeSet]:
-        """Two sets that hold all of its plans between them: with the exchange that the last
-        optimum uses most of those that plans may do without, and without it. The second is left
-        out where some table has nothing else."""
-        shares = dict.fromkeys(sorted(self.exchanges - self.used), 0.0)
-        for name, share in zip(self.names, self.shares.tolist(), strict=True):
-            if name in shares:
-                shares[name] += share
-        chosen = max(shares, key=lambda name: shares[name])
+        """Two sets that hold all of its plans between them: with the exchange that the last optimum
+        uses most of those that plans may do without, and, if tables have others, without it."""
+        shares = self.exchange_shares()
+        chosen = max(sorted(self.exchanges - self.used), key=shares.__getitem__)
         yield ExchangeSet(self.known, self.index, self.used | {chosen}, self.needed)
         kept = np.array([name != chosen for name in self.names])
         if np.logical_or.reduceat(kept, self.first).all():

@@ -8,7 +8,7 @@ Where such a program is solved, its plans are divided at an exchange: those that
 that do not (branch and bound, Land and Doig 1960). What has the least bound is refined first, so
 the bound is the best that is known at any time, and ends at a single set of exchanges.
 
-Why: docs/decisions/0003, docs/decisions/0070.
+Why: docs/decisions/0003, docs/decisions/0070, docs/decisions/0079.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class LowerBound:
         self._open: list[Bounded] | None = None
         self._solved: list[Bounded] = []
         self._filled: list[Bounded] = []
+        self._wanted: dict[Exchange, float] = {}  # by the optimum over all plans
         self._count = count()
         self._refined = 0
 
@@ -115,6 +116,7 @@ class LowerBound:
             elif one.is_exact or bound == np.inf:
                 heapq.heappush(self._solved, (bound, number, one))
             else:
+                self._wanted = self._wanted or one.exchange_shares()
                 for part in one.parts():
                     part = self._known(part)
                     part.take_cuts(one)
@@ -218,19 +220,29 @@ class LowerBound:
 
     def promising(self, most: int) -> list[ExchangeSet]:
         """The sets of exchanges that are not refuted, those with the lowest bounds first, of those
-        alike the ones with the fewest exchanges; none before `solve`."""
+        alike the ones with the fewest exchanges; none before `solve`. Before any is solved they
+        have bounds of families, which tell nothing: then those come first that have most of what
+        the optimum over all plans uses."""
         found = [*(self._open or ()), *self._solved, *self._filled]
         if not self.sets:
             return [one for bound, _, one in sorted(found) if one.is_exact and bound < np.inf]
-        least: dict[ExchangeSet, float] = {}
+        known = self._least_solved < np.inf
+        least: dict[ExchangeSet, tuple[float, int]] = {}
         for bound, _, family in found:
             for one in self.sets if bound < np.inf else ():
                 if family.used <= one.exchanges <= family.exchanges:
                     if bound > one.proven:
                         one.take_cuts(family)
                     one.proven = max(one.proven, bound)
-                    least[one] = one.proven
-        return sorted(least, key=lambda one: (least[one], len(one.exchanges)))[:most]
+                    first = one.proven if known else self._elsewhere(one)
+                    least[one] = first, len(one.exchanges)
+        return sorted(least, key=least.__getitem__)[:most]
+
+    def _elsewhere(self, one: ExchangeSet) -> float:
+        """The share of tables that other exchanges have at the optimum over all plans, in tenths:
+        what is left out for a few tables is made up for."""
+        others = sum(n for name, n in self._wanted.items() if name not in one.exchanges)
+        return round(others / self.choices.tables, 1)
 
     def _known(self, part: ExchangeSet) -> ExchangeSet:
         """The same plans as one of `sets`, if they are one."""

@@ -145,7 +145,10 @@ class Rounding:
     ) -> Iterator[ExchangeSet]:
         """Sets that may hold a better plan in the order of what their programs prove. Before a set
         is solved it has the bound of a family, which says little of one set; of a large problem
-        that has to do."""
+        the order that the bound knows has to do."""
+        if not self.refined:
+            yield from sets
+            return
         waiting = [(one.proven, number, self.refined) for number, one in enumerate(sets)]
         heapq.heapify(waiting)
         while waiting:

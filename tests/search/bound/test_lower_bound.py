@@ -251,3 +251,26 @@ def test_notes_say_what_the_bound_did_not_do(monkeypatch: pytest.MonkeyPatch) ->
     assert "cut short" in notes(1)
     monkeypatch.setattr(bound_choices, "MAX_CHOICES", 0)
     assert "longest shards" in notes(3000)
+
+
+def test_before_any_set_is_solved_those_with_what_the_optimum_uses_come_first() -> None:
+    tables = [a_table(f"t{i}", 200_000 * (i + 1), 64, 3.0 * (i + 1)) for i in range(6)]
+    problem = a_problem(a_workload(*tables, batch_size=32768), hosts(4))
+    objective, _ = objective_of(problem)
+    bound = LowerBound(problem, objective.space, objective.scorer)
+    steps = 0
+    while len(bound._open or ()) < 2:  # until all plans are divided
+        bound.solve(1)
+        steps += 1
+    assert steps < 60
+    assert bound._least_solved == np.inf
+    wanted = bound._wanted
+    assert sum(wanted.values()) == pytest.approx(len(tables))
+    first, *_, last = bound.promising(len(bound.sets))
+
+    def elsewhere(one: ExchangeSet) -> float:
+        return sum(share for name, share in wanted.items() if name not in one.exchanges)
+
+    assert elsewhere(first) <= 0.05 * len(tables)
+    assert elsewhere(last) > elsewhere(first)
+    assert len(first.exchanges) < len({name for one in bound.sets for name in one.exchanges})
