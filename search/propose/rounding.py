@@ -41,7 +41,7 @@ FEW = 3
 """Exchanges of a module: half of the sets have no more."""
 BALANCED = 12
 """Plans that are balanced, those first that are fastest as they were placed; of a large problem
-half as many, which are those that are packed."""
+half as many."""
 AT_ONCE = 4
 """Sets that are placed before it is asked again which of the others may hold a better plan."""
 RESTARTS = 20
