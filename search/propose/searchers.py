@@ -126,7 +126,7 @@ def _rounded(
     bound: LowerBound,
     progress: Progress,
 ) -> Iterator[Candidate]:
-    """Plans from the bound's programs, and the best of them packed."""
+    """Plans from the bound's programs, and the best of these and of the known ones packed."""
     size = len(objective.space.options) * objective.problem.topology.world_size
     if size > LARGE and stop.remaining_s < SETUP * stop.elapsed_s:
         return  # the bound's choices alone would take too long
