@@ -12,7 +12,8 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import torch
 
@@ -52,11 +53,14 @@ def read_program(path: Path, ops: Any, words: dict[str, Any]) -> ReadProgram:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(f"{path}: is no program: {error}") from None
     reader = _Reader(path, set(words))
-    for statement in tree.body[1:]:
+    for statement in reader.after_docstring(tree):
         reader.top(statement)
-    # every statement has been checked: it makes and calls ops of PyTorch, on tensors
+    # every statement has been checked: it makes and calls ops of PyTorch, on tensors; there is no
+    # module among the names through which anything else could be reached
     module = ast.Module(reader.kept, [])
-    names: dict[str, Any] = {"__builtins__": {"float": float}, "torch": torch, "ops": ops, **words}
+    constants = SimpleNamespace(**{name: getattr(torch, name) for name in TORCH})
+    names: dict[str, Any] = {"__builtins__": {"float": float}, "torch": constants, "ops": ops}
+    names |= words
     exec(compile(module, str(path), "exec"), names)
     return ReadProgram(names["ITERATION"])
 
@@ -83,14 +87,23 @@ class _Reader:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 self._op(value)
                 self.known.add(name)
-            case ast.FunctionDef(name=name, body=body):
+            case ast.FunctionDef(name=name):
                 self._signature(statement)
-                for inner in body[1:]:
+                for inner in self.after_docstring(statement):
                     self._line(inner)
                 self.parts.add(name)
             case _:
                 self._refuse(statement)
         self.kept.append(statement)
+
+    def after_docstring(self, of: ast.Module | ast.FunctionDef) -> list[ast.stmt]:
+        """The statements of a body after its docstring, which it must have."""
+        match of.body:
+            case [ast.Expr(value=ast.Constant(value=str())), *rest]:
+                return rest
+            case [first, *_]:
+                self._refuse(first)
+        raise InputError(f"{self.path}: is empty; generate the benchmark again")
 
     def _part(self, part: ast.expr) -> None:
         match part:
@@ -119,8 +132,16 @@ class _Reader:
     def _signature(self, part: ast.FunctionDef) -> None:
         given = part.args
         names = tuple(of.arg for of in given.args)
-        others = (given.posonlyargs, given.kwonlyargs, given.defaults, part.decorator_list)
-        if names != ARGUMENTS or any(others) or given.vararg or given.kwarg or part.returns:
+        others = (
+            *(given.posonlyargs, given.kwonlyargs, given.vararg, given.kwarg),
+            *(
+                given.defaults,
+                given.kw_defaults,
+                [of.annotation for of in given.args if of.annotation],
+            ),
+            *(part.decorator_list, part.returns, getattr(part, "type_params", None)),
+        )
+        if names != ARGUMENTS or any(others):
             self._refuse(part)
 
     def _line(self, line: ast.stmt) -> None:
@@ -184,7 +205,7 @@ class _Reader:
         if any(keyword.arg is None for keyword in call.keywords):
             self._refuse(call)
 
-    def _refuse(self, node: ast.stmt | ast.expr) -> None:
+    def _refuse(self, node: ast.stmt | ast.expr) -> NoReturn:
         raise InputError(
             f"{self.path}:{node.lineno}: is not what `bench generate` writes, and no code of a "
             "benchmark is run to predict it; generate the benchmark again"
