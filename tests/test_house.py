@@ -1,4 +1,4 @@
-"""The rules of the house that no linter checks. The staircase itself is in `make check`."""
+"""The rules of the house that no linter checks. The order of imports is in `make check`."""
 
 import ast
 import re
@@ -7,109 +7,64 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("predictor", "search", "shardopt")
-FOLDERS = (*PACKAGES, "tools", "examples", "tests", "configs", "docs", ".ci")
+FOLDERS = (*PACKAGES, "lab", "tools", "examples", "tests", "configs", "docs", ".ci")
 TEXT = {".py", ".toml", ".yaml", ".yml", ".md", ".cff", ".sh", ""}
 
-MAX_LINES = 400
-MAX_COLUMNS = 100
-# Python files that hold data and no logic; they may be as long as their data.
-DATA_TABLES: frozenset[str] = frozenset()
-# A directory of one machine: at the start of a path, not inside a longer one or an address.
+MACHINE_PATH = re.compile(r"(?<![\w./~$}-])/(work|root|farm|home/\w+|Users/\w+|tmp/\w+)/")
+"""A directory of one machine: at the start of a path, not inside a longer one or an address."""
 FLAG = re.compile(r"(?<![\w-])--[a-z]")
-# Programs of their own, and the words that start them: their flags are not those of `shardopt`.
-OTHER_PROGRAMS = (
-    "shardopt/replay/runtime/",
-    "shardopt/replay/launch.py",
-    "shardopt/replay/program/emit.py",
-    "shardopt/replay/predict/op_list.py",
-    "shardopt/bench/planners/compare.py",
-    "shardopt/extras.py",  # pip
-)
-# Texts of generated documents, which name the command that wrote them.
-DOCUMENTS = (
+HAVE_FLAGS = (
+    "shardopt/cli/",
+    "shardopt/replay/",  # generated benchmarks are programs with flags of their own
+    "shardopt/extras.py",  # pip's
+    # pages that name the command which wrote them
+    "shardopt/bench/planners/",
     "shardopt/report/accuracy/page.py",
     "shardopt/report/bench/planners_page.py",
-    "shardopt/bench/planners/rows.py",
 )
-MACHINE_PATH = re.compile(r"(?<![\w./~$}-])/(work|root|farm|home/\w+|Users/\w+|tmp/\w+)/")
+POLL_S, HANG_S = 0.2, 10
 
 
-def source_files() -> Iterator[Path]:
-    """Every text file of the project that people write, generated and cached ones apart."""
-    yield from (path for path in ROOT.iterdir() if path.is_file() and wanted(path))
-    for folder in FOLDERS:
-        yield from (path for path in (ROOT / folder).rglob("*") if path.is_file() and wanted(path))
-
-
-def wanted(path: Path) -> bool:
-    return path.suffix in TEXT and not path.name.startswith(".") and "__pycache__" not in path.parts
+def files(*folders: str, suffixes: set[str]) -> Iterator[Path]:
+    """Files that people write, in these folders."""
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*")):
+            hidden = path.name.startswith(".") or "__pycache__" in path.parts
+            if path.is_file() and path.suffix in suffixes and not hidden:
+                yield path
 
 
 def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def python_files() -> list[Path]:
-    return [path for path in source_files() if path.suffix == ".py"]
-
-
-def test_the_walk_finds_the_project() -> None:
-    found = {relative(path) for path in source_files()}
-    assert {"pyproject.toml", "Makefile", ".ci/run", "shardopt/__init__.py"} <= found
-
-
-def test_no_python_file_is_longer_than_a_reader_can_hold() -> None:
-    lines = {relative(path): len(path.read_text().splitlines()) for path in python_files()}
-    long = {name: n for name, n in lines.items() if n > MAX_LINES and name not in DATA_TABLES}
-    assert not long, f"more than {MAX_LINES} lines: split by idea, not by length: {long}"
-
-
-def test_no_line_is_too_wide() -> None:
-    wide = [
-        f"{relative(path)}:{number}"
-        for path in python_files()
-        if relative(path) not in DATA_TABLES
-        for number, line in enumerate(path.read_text().splitlines(), start=1)
-        if len(line) > MAX_COLUMNS
-    ]
-    assert not wide, f"more than {MAX_COLUMNS} columns: {wide}"
-
-
 def test_no_path_of_one_machine() -> None:
+    top = [p for p in ROOT.iterdir() if p.is_file() and p.suffix in TEXT and p.name[0] != "."]
     hits = [
         f"{relative(path)}:{number}: {line.strip()}"
-        for path in source_files()
-        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        for path in [*top, *files(*FOLDERS, suffixes=TEXT)]
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
         if MACHINE_PATH.search(line)
     ]
     assert not hits, "paths that exist on one machine only:\n" + "\n".join(hits)
 
 
-def texts(tree: ast.Module) -> Iterator[ast.Constant]:
-    """String literals of a module; docstrings, which no user reads, are none."""
-    docstrings = {
-        id(node.value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    }
-    for node in ast.walk(tree):
-        text = isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if text and id(node) not in docstrings:
-            yield node
-
-
 def test_flags_are_named_by_the_command_line_alone() -> None:
-    """A script or the TorchRec hook raises the same errors: `ShardoptError.inputs` names what to
+    """Scripts and the TorchRec hook raise the same errors: `ShardoptError.inputs` names what to
     change, and `shardopt.cli` shows the flags."""
-    excused = ("shardopt/cli/", *OTHER_PROGRAMS, *DOCUMENTS)
-    hits = [
-        f"{relative(path)}:{node.lineno}: {node.value!r}"
-        for path in python_files()
-        if relative(path).startswith(PACKAGES) and not relative(path).startswith(excused)
-        if FLAG.search(source := path.read_text())
-        for node in texts(ast.parse(source))
-        if FLAG.search(str(node.value))
-    ]
+    hits = []
+    for path in files(*PACKAGES, suffixes={".py"}):
+        source = path.read_text(encoding="utf-8")
+        if relative(path).startswith(HAVE_FLAGS) or not FLAG.search(source):
+            continue
+        nodes = list(ast.walk(ast.parse(source)))
+        docstrings = [node.value for node in nodes if isinstance(node, ast.Expr)]
+        hits += [
+            f"{relative(path)}:{node.lineno}: {node.value!r}"
+            for node in nodes
+            if isinstance(node, ast.Constant) and node not in docstrings
+            if isinstance(node.value, str) and FLAG.search(node.value)
+        ]
     assert not hits, "flags outside shardopt/cli:\n" + "\n".join(hits)
 
 
@@ -117,15 +72,46 @@ def test_every_package_says_it_is_typed() -> None:
     assert all((ROOT / package / "py.typed").is_file() for package in PACKAGES)
 
 
-def test_every_directory_of_code_is_a_package() -> None:
-    """Without __init__.py import-linter does not see a directory, and nothing guards it."""
-    code = {path.parent for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
-    assert not [relative(folder) for folder in code if not (folder / "__init__.py").is_file()]
+def test_a_folder_says_what_lives_there() -> None:
+    """And without __init__.py import-linter does not see a folder at all."""
+    silent = []
+    for folder in {path.parent for path in files(*PACKAGES, suffixes={".py"})}:
+        init = folder / "__init__.py"
+        if not init.is_file() or not ast.get_docstring(ast.parse(init.read_text("utf-8"))):
+            silent.append(relative(folder))
+    assert not silent, f"no __init__.py with a docstring: {sorted(silent)}"
+
+
+def test_tests_mirror_the_sources() -> None:
+    """A folder of tests has the name of the folder, or of the module, that it tests."""
+    astray = {
+        relative(folder)
+        for package in (*PACKAGES, "lab", "tools")
+        for folder in {p.parent for p in (ROOT / "tests" / package).rglob("test_*.py")}
+        if not (source := ROOT / folder.relative_to(ROOT / "tests")).is_dir()
+        and not source.with_suffix(".py").is_file()
+    }
+    assert not astray, f"move these with what they test: {sorted(astray)}"
+
+
+def test_tests_do_not_sleep_for_what_may_take_longer() -> None:
+    """A test waits for what it needs: it polls, or hangs until it is killed. Any other sleep
+    carries a comment that says why no slow machine breaks it."""
+    found = []
+    for path in files("tests", suffixes={".py"}):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            for seconds in re.findall(r"\btime\.sleep\(([^)]*)", line):
+                literal = re.fullmatch(r"[\d.]+", seconds)
+                short_or_long = literal and not POLL_S < float(seconds) < HANG_S
+                if not short_or_long and "#" not in line:
+                    found.append(f"{relative(path)}:{number}: {line.strip()}")
+    assert not found, "sleeps without a reason:\n" + "\n".join(found)
 
 
 def test_the_makefile_installs_what_the_extras_pin() -> None:
     """The torchrec that is added last must be one that the `cuda` extra allows too."""
-    project = (ROOT / "pyproject.toml").read_text()
-    pin = re.search(r"^TORCHREC := (torchrec==[\d.]+)$", (ROOT / "Makefile").read_text(), re.M)
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    pin = re.search(r"^TORCHREC := (torchrec==[\d.]+)$", makefile, re.M)
     assert pin
     assert f"pip install --no-deps {pin[1]}" in project

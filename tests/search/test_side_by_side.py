@@ -40,7 +40,7 @@ def test_results_come_in_order_and_share_what_both_sides_know(
     delays = [0.05, 0.0, 0.02, 0.0]
 
     def piece(number: int) -> tuple[int, object]:
-        time.sleep(delays[number])
+        time.sleep(delays[number])  # ends in another order
         return number, SHARED[number % 2]
 
     found = list(side_by_side([partial(piece, number) for number in range(4)], SHARED))

@@ -49,7 +49,7 @@ def test_a_trial_is_alive_as_long_as_its_worker(where: str) -> None:
     study, seen = a_study(ours), a_study(theirs)
     trial = study.ask({"x": optuna.distributions.IntDistribution(0, 9)})
     with ours.alive(trial):
-        time.sleep(PATIENT.stale_s + 1)
+        time.sleep(PATIENT.stale_s + 1)  # a lease that runs out
         theirs.retry_stale(seen)
         assert states(seen) == ["RUNNING"]
     deadline = time.monotonic() + LONGEST_S

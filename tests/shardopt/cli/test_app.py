@@ -179,7 +179,7 @@ def test_an_interrupt_during_imports_is_the_interrupt(model: Path, after_s: floa
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
-    time.sleep(after_s)
+    time.sleep(after_s)  # an interrupt at any moment has the same words
     process.send_signal(signal.SIGINT)
     try:
         shown, said = process.communicate(timeout=60)

@@ -47,5 +47,5 @@ def test_a_rank_that_computes_while_the_others_wait_is_named() -> None:
 
 def test_ranks_that_all_wait() -> None:
     with started(SLEEP, SLEEP) as pids:
-        time.sleep(0.5)
+        time.sleep(0.5)  # they have said that they began and fall asleep at once
         assert hung_words(pids, 5).endswith("; every rank waits for another")
