@@ -31,7 +31,7 @@ from predictor.cost.lookup.embedding import (
 )
 from predictor.cost.lookup.shard import LookupShard
 from predictor.cost.lookup.uvm_cache import table_of
-from predictor.cost.stragglers import LEAST, relative_variance
+from predictor.cost.stragglers import FEWEST_IDS, relative_deviation
 from predictor.hardware.loader import HardwareProfile
 from predictor.model.distribution import Bins, EmpiricalByRange
 from predictor.model.memory import DEFAULT_CACHE_LOAD_FACTOR
@@ -76,16 +76,17 @@ class Load(IntEnum):
     """rows whose numbers the backward sorts"""
     SORTED = 13
     """ids times the passes that a sort of their own table's rows alone would take"""
-    VARIANCE = 14
+    FORWARD_VARIANCE = 14
     """of the forward over batches, in ms^2"""
-    SHARED_2_MS = 15
+    BACKWARD_VARIANCE = 15
+    SHARED_2_MS = 16
     """what the forward adds when 2 tables share the L2; the next ones: when 4, 8, 16 do"""
-    SHARED_4_MS = 16
-    SHARED_8_MS = 17
-    SHARED_16_MS = 18
-    FORWARD_LONGEST_MS = 19
+    SHARED_4_MS = 17
+    SHARED_8_MS = 18
+    SHARED_16_MS = 19
+    FORWARD_LONGEST_MS = 20
     """shortest forward of a launch with the shard; the longest counts, they do not add up"""
-    BACKWARD_LONGEST_MS = 20
+    BACKWARD_LONGEST_MS = 21
 
 
 COLUMNS = len(Load)
@@ -93,6 +94,9 @@ SHARED = slice(Load.SHARED_2_MS, Load.SHARED_16_MS + 1)
 LONGEST = slice(Load.FORWARD_LONGEST_MS, COLUMNS)
 KERNELS = (Load.FORWARD_MS, Load.BACKWARD_MS)
 """Columns that `predictor.cost.errors.CostErrors.lookup` is about, in its order."""
+VARIANCES = (Load.FORWARD_VARIANCE, Load.BACKWARD_VARIANCE)
+NO_IDS = 1e-9
+"""Share of its ids at which a lookup takes as long as with none."""
 LAUNCH = (Load.SHARDS, *range(Load.ROWS, COLUMNS))
 """Columns about a launch as a whole; zero where loads of several groups are mixed."""
 
@@ -203,7 +207,7 @@ class ShardLoads:
         lookups = self._lookups(table, plan, shard)
         for feature, lookup in zip(table.features, lookups, strict=True):
             load = self._load(lookup)
-            load[Load.VARIANCE] = load[Load.FORWARD_MS] ** 2 * self._spread(feature, plan, lookup)
+            self._put_variances(load, feature, plan, lookup)
             if table.index_dedup:
                 share = shard_bins(table, feature, shard).mass
                 draws = self._samples(plan) * feature.lookups_per_sample
@@ -235,25 +239,31 @@ class ShardLoads:
         local = plan.sharding_type is ShardingType.DATA_PARALLEL
         return self.workload.batch_size * (1 if local else self.topology.world_size)
 
-    def _spread(self, feature: Feature, plan: TablePlan, lookup: LookupShard) -> float:
-        """Relative variance of the shard's ids over batches; 0 where it is small."""
-        found = relative_variance(
+    def _put_variances(
+        self, load: Array, feature: Feature, plan: TablePlan, lookup: LookupShard
+    ) -> None:
+        """Enter how the times vary over batches: what a lookup takes without ids does not."""
+        deviation = relative_deviation(
             self._samples(plan) * feature.num_poolings,
             feature.pooling_factor,
             feature.pooling_factor_std,
             min(1.0, lookup.bins.mass),
         )
-        return found if found > LEAST**2 else 0.0
+        if deviation and lookup.rows:
+            empty = np.zeros(COLUMNS)
+            self._kernel_times(empty, replace(lookup, draws=NO_IDS * lookup.draws))
+            varying = np.maximum(load[[*KERNELS]] - empty[[*KERNELS]], 0.0)
+            load[[*VARIANCES]] = (varying * deviation) ** 2
 
     def _lookup(self, table: Table, feature: Feature, plan: TablePlan, shard: Shard) -> LookupShard:
         samples = self._samples(plan)
-        draws = samples * feature.lookups_per_sample
+        draws = max(samples * feature.lookups_per_sample, FEWEST_IDS)
         bins, distinct = shard_bins(table, feature, shard), None
         bags = samples * feature.num_poolings
         if table.index_dedup:
             distinct = bins.unique(draws)
             whole = feature.distribution.bins(table.num_embeddings)
-            each = self.workload.batch_size * feature.lookups_per_sample
+            each = draws * self.workload.batch_size / samples
             draws = samples / self.workload.batch_size * whole.unique(each)
             bins = bins.once(each, whole.unique(each))
         return LookupShard(

@@ -19,7 +19,9 @@ Array = NDArray[np.float64]
 
 LEAST = 0.05
 """Relative deviation of a shard's ids below which it counts as none: with thousands of ids, as
-usual, nothing then has to be computed."""
+usual, nothing then has to be computed. It counts in full from twice that on."""
+FEWEST_IDS = 1e-3
+"""Ids of a feature in a batch of all ranks; with fewer it costs what it costs with these."""
 RANKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 128, 256, 512, 1024, 4096, 16384)
 OTHERS = 1.5
 """Between 1 and 2, where random draws agree best."""
@@ -27,28 +29,30 @@ BEHIND = np.linspace(0.0, 5.0, 51)
 """How far a rank is behind the slowest one, in deviations."""
 
 
-def relative_variance(
+def relative_deviation(
     samples: float, lengths: float, deviation: float | None, share: float
 ) -> float:
-    """Variance of the ids that fall on a shard, over the square of their mean.
+    """Standard deviation of the ids that fall on a shard, over their mean; 0 where it is small.
 
     Ids of a sum of ``samples`` independent lengths, each id on the shard with probability
-    ``share``: ``S (mu m (1 - m) + m^2 sigma^2) / (S mu m)^2`` (law of total variance).
+    ``share``: ``S (mu m (1 - m) + m^2 sigma^2) / (S mu m)^2`` is the square (law of total
+    variance). Between one and two times `LEAST` it rises from 0, so that fewer ids never take
+    longer.
 
     Args:
-        samples: lengths that are added up, > 0.
+        samples: lengths that are added up.
         lengths: their mean, > 0.
         deviation: their standard deviation; None: they are the floor or the ceiling of the mean,
             as in synthetic batches.
         share: of the ids that fall on the shard, in [0, 1].
     """
-    if share <= 0 or samples <= 0:
+    ids = samples * lengths * share
+    if ids < FEWEST_IDS:
         return 0.0
     part = lengths - math.floor(lengths)
     variance = part * (1 - part) if deviation is None else deviation**2
-    return (lengths * share * (1 - share) + share**2 * variance) / (
-        samples * (lengths * share) ** 2
-    )
+    found = math.sqrt(samples * (lengths * share * (1 - share) + share**2 * variance)) / ids
+    return min(found, 2 * (found - LEAST)) if found > LEAST else 0.0
 
 
 def expected_excess(mean: Array, deviation: Array) -> Array:
@@ -59,10 +63,12 @@ def expected_excess(mean: Array, deviation: Array) -> Array:
     against random draws the result is then off by at most a quarter of a deviation.
 
     Args:
-        mean, deviation: of every rank, ``[..., plans, ranks]``.
+        mean: of every rank, ``[..., plans, ranks]``.
+        deviation: the same, or ``[plans, ranks]`` where the means differ from draw to draw.
     """
     if mean.shape[-1] == 1:
         return np.zeros((*mean.shape[:-1], 1))
+    deviation = np.broadcast_to(deviation, mean.shape)
     most = mean.max(axis=-1, keepdims=True)
     slowest = np.take_along_axis(deviation, mean.argmax(axis=-1)[..., None], axis=-1)
     both = np.sqrt((deviation**2 + slowest**2) / 2)

@@ -30,7 +30,7 @@ from tests.builders import (
     sharded,
     table_wise,
 )
-from tests.quick import quick_only
+from tests.quick import quick_first, quick_only
 
 T = ShardingType
 MODELS = sorted((Path(__file__).parents[2] / "configs/models").glob("*.yaml"))
@@ -133,6 +133,55 @@ def test_time_rises_with_batch_and_bytes(pipeline: str) -> None:
         candidate = sharded(workload, topology, T.TABLE_WISE)
         times.append(run(workload, topology, candidate).iteration_ms)
     assert times[0] < times[1]
+
+
+def grown(workload: Workload, rows: float = 1, dims: int = 1, ids: float = 1) -> Workload:
+    """The workload with tables that are larger, or read more often, by these factors."""
+    tables = tuple(
+        replace(
+            t,
+            # in a table of a few rows, more of them make the hottest row colder
+            num_embeddings=int(t.num_embeddings * (rows if t.num_embeddings > 1000 else 1)),
+            embedding_dim=t.embedding_dim * dims,
+            features=tuple(
+                replace(f, pooling_factor=f.pooling_factor * ids, pooling_factor_std=std)
+                for f in t.features
+                for std in [f.pooling_factor_std and f.pooling_factor_std * ids]
+            ),
+        )
+        for t in workload.tables
+    )
+    return replace(workload, tables=tables)
+
+
+@pytest.mark.parametrize("seed", quick_first(8, range(60)))
+@pytest.mark.parametrize("profile", ["h100-sxm", "cpu-gloo"])
+def test_time_never_falls_when_work_grows_nor_rises_when_ids_vanish(
+    seed: int, profile: str
+) -> None:
+    """Within the approximations of cache hits; a launch that waits for the hottest row gains by
+    more rows."""
+    pick = random.Random(seed)
+    workload = random_workload(seed, pick.choice(PIPELINES))
+    if pick.random() < 0.5:  # lengths that vary
+        features = [replace(f, pooling_factor_std=2.0) for f in workload.tables[0].features]
+        first = replace(workload.tables[0], features=tuple(features))
+        workload = replace(workload, tables=(first, *workload.tables[1:]))
+    topology = a_topology(pick.choice([1, 2, 8]))
+    kind = pick.choice([T.TABLE_WISE, T.ROW_WISE])
+
+    def time(of: Workload) -> float:
+        return run(of, topology, sharded(of, topology, kind), device_bound(profile)).iteration_ms
+
+    usual = time(workload)
+    by_ids = [time(grown(workload, ids=10.0**-power)) for power in (200, 20, 8, 4, 2, 1)]
+    assert by_ids[0] > 0
+    for less, more in pairwise([*by_ids, usual]):
+        assert less <= more * (1 + 1e-6)
+    assert time(grown(workload, ids=1.5)) >= usual * (1 - 1e-3)
+    assert time(grown(workload, rows=3)) >= usual * (1 - 1e-2)
+    assert time(grown(workload, dims=2)) >= usual * (1 - 1e-3)
+    assert time(workload.with_batch_size(2 * workload.batch_size)) >= usual * (1 - 1e-3)
 
 
 def test_skew_makes_lookups_faster_and_a_frequency_order_makes_the_first_shard_hot() -> None:

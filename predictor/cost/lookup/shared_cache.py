@@ -74,7 +74,8 @@ def position(caches: Array) -> Array:
     below = (resident < rows[..., None]).sum(axis=-1)
     first = np.clip(below - 1, 0, POINTS - 2)
     low, high = _at(resident, first), _at(resident, first + 1)
-    part = (rows - low) / np.maximum(high - low, np.finfo(float).tiny)
+    with np.errstate(over="ignore"):  # where nothing more comes in, infinite, and clipped
+        part = (rows - low) / np.maximum(high - low, np.finfo(float).tiny)
     return np.asarray(first + np.clip(part, 0.0, 1.0))
 
 

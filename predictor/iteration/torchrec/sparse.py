@@ -18,7 +18,14 @@ from numpy.typing import ArrayLike, NDArray
 from predictor import units
 from predictor.cost.elementwise import memory_ms
 from predictor.cost.fixed_costs import FixedCosts
-from predictor.cost.loads import Load, LookupGroup, fused_backward_ms, fused_forward_ms
+from predictor.cost.loads import (
+    KERNELS,
+    VARIANCES,
+    Load,
+    LookupGroup,
+    fused_backward_ms,
+    fused_forward_ms,
+)
 from predictor.cost.lookup.embedding import (
     backward_floor_ms,
     forward_floor_ms,
@@ -248,7 +255,7 @@ class Exchange:
             time = fused_backward_ms(load, self.groups[group], self.hardware)
         else:
             time = load[..., column]
-        if load[..., Load.VARIANCE].any() and column is not Load.PREFETCH_MS:
+        if column is not Load.PREFETCH_MS:
             time = time + straggling_ms(load, column)
         return np.where(load[..., Load.SHARDS] > 0, floor_ms + time, 0.0)
 
@@ -355,17 +362,17 @@ class Exchange:
 
 def straggling_ms(load: Array, column: Load) -> Array:
     """How much longer the slowest rank's lookups take than the slowest one's mean, ``[plans, 1]``:
-    all ranks wait for it at the next collective.
+    all ranks wait for it at the next collective. A plain 0 where no time varies.
 
     Args:
         load: of one fused lookup, ``[plans, ranks, columns]``.
-        column: its forward or backward, which varies by the same share.
+        column: its forward or backward.
     """
-    forward = load[..., Load.FORWARD_MS]
+    variance = load[..., VARIANCES[KERNELS.index(column)]]
+    if not variance.any():
+        return np.zeros(1)
     # what a neighbour takes off a plan's sum may leave a rounding error below zero
-    variance = np.maximum(load[..., Load.VARIANCE], 0.0)
-    share = np.sqrt(variance) / np.where(forward > 0, forward, 1.0)
-    return expected_excess(load[..., column], share * load[..., column])
+    return expected_excess(load[..., column], np.sqrt(np.maximum(variance, 0.0)))
 
 
 def _mean_id_bytes(load: Array) -> Array:

@@ -194,9 +194,10 @@ def test_only_lengths_that_vary_much_make_stragglers() -> None:
         workload = a_workload(a_table(features=features), batch_size=batch_size)
         kernel = K.DENSE if kind is T.DATA_PARALLEL else K.FUSED
         found = load(workload, kind, kernel)
-        return float((found[:, Load.VARIANCE] / found[:, Load.FORWARD_MS] ** 2).max())
+        return float((found[:, Load.FORWARD_VARIANCE] / found[:, Load.FORWARD_MS] ** 2).max())
 
     assert variance(None, 64, T.TABLE_WISE) == 0
-    assert variance(60.0, 64, T.TABLE_WISE) == pytest.approx(9 / (4 * 64))
+    # what bags take without ids does not vary
+    assert 0.5 * 9 / (4 * 64) < variance(60.0, 64, T.TABLE_WISE) < 9 / (4 * 64)
     assert variance(60.0, 65536, T.TABLE_WISE) == 0, "too little to count"
-    assert variance(60.0, 64, T.DATA_PARALLEL) == pytest.approx(9 / 64)
+    assert 0.5 * 9 / 64 < variance(60.0, 64, T.DATA_PARALLEL) < 9 / 64

@@ -58,7 +58,8 @@ def test_columns_of_a_launch_are_those_that_no_shard_knows() -> None:
         Load.SHARDS,
         Load.ROWS,
         Load.SORTED,
-        Load.VARIANCE,
+        Load.FORWARD_VARIANCE,
+        Load.BACKWARD_VARIANCE,
         *range(SHARED.start, SHARED.stop),
         *range(LONGEST.start, LONGEST.stop),
     }

@@ -92,7 +92,7 @@ def test_ids_that_vary_or_are_sent_once_are_above_the_bound(seed: int, dedup: bo
     assert (found[1] >= found[0]).all(), "waiting for the slowest rank saves nothing"
     assert found[1].max() > found[0].max()
     assert loads[0][..., Load.EXPANDED].any() == dedup
-    assert loads[1][..., Load.VARIANCE].any()
+    assert loads[1][..., Load.FORWARD_VARIANCE].any()
 
 
 @pytest.mark.parametrize("seed", quick_first(1, range(4)))
