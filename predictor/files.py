@@ -1,17 +1,71 @@
-"""Reading small files whole, never more than a machine can hold.
+"""Reading files: small ones whole, never more than a machine can hold, and all of them remembered.
 
 Why: docs/decisions/0049.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from os import PathLike
+from typing import BinaryIO
 
 from predictor.errors import InputError
 
 MOST_BYTES = 2**28
 """Longer than any model, plan, profile or table of measurements; a device such as /dev/zero has no
 end."""
+
+_inputs: dict[tuple[int, int], str] | None = None
+"""Device and inode of the files that this call has read -> how it named them; None outside one."""
+
+
+@contextmanager
+def inputs_remembered() -> Iterator[None]:
+    """While the block runs, `open_input` and `remember_input` keep a list that `input_at` looks up.
+
+    A command runs in such a block, so that its writer can refuse to replace what it read. Scripts
+    do not: they may write the files that they read.
+    """
+    global _inputs
+    before, _inputs = _inputs, {}
+    try:
+        yield
+    finally:
+        _inputs = before
+
+
+def open_input(path: str | PathLike[str]) -> BinaryIO:
+    """A stream of the bytes of a file that the user gave, which is remembered as an input.
+
+    Raises:
+        OSError, ValueError: it cannot be opened.
+    """
+    remember_input(path)
+    return open(path, "rb")
+
+
+def remember_input(path: str | PathLike[str]) -> None:
+    """Remember a file that a library opens by its name."""
+    if _inputs is not None:
+        identity = _identity(path)
+        if identity is not None:
+            _inputs.setdefault(identity, str(path))
+
+
+def input_at(path: str | PathLike[str]) -> str | None:
+    """The name under which this call has read the file that lies at ``path``, through whatever
+    links; None if it has not."""
+    return _inputs.get(_identity(path) or (-1, -1)) if _inputs else None
+
+
+def _identity(path: str | PathLike[str]) -> tuple[int, int] | None:
+    try:
+        there = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return there.st_dev, there.st_ino
 
 
 def read_whole(path: str | PathLike[str]) -> bytes:
@@ -21,7 +75,7 @@ def read_whole(path: str | PathLike[str]) -> bytes:
         OSError, ValueError: it cannot be read.
         InputError: it is longer than `MOST_BYTES`.
     """
-    with open(path, "rb") as stream:
+    with open_input(path) as stream:
         content = stream.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
         raise InputError(f"{path}: is longer than {MOST_BYTES >> 20} MiB, the most that is read")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from predictor.errors import InputError, did_you_mean
-from predictor.files import read_whole
+from predictor.files import input_at, read_whole
 
 TEMPORARY = ".shardopt-tmp"
 """Ending of the files that become the one that is written."""
@@ -74,18 +74,21 @@ def decode(content: bytes, path: str | Path) -> str:
         ) from None
 
 
-def atomic_write_text(path: str | Path, text: str) -> None:
+def atomic_write_text(path: str | Path, text: str, *, update: bool = False) -> None:
     """Write ``text`` as UTF-8 so that ``path`` holds either all of it or what it held before.
+
+    Args:
+        update: as `atomic_open`.
 
     Raises:
         InputError: as `atomic_open`.
     """
-    with atomic_open(path) as stream:
+    with atomic_open(path, update=update) as stream:
         stream.write(text.encode("utf-8"))
 
 
 @contextmanager
-def atomic_open(path: str | Path) -> Iterator[BinaryIO]:
+def atomic_open(path: str | Path, *, update: bool = False) -> Iterator[BinaryIO]:
     """A stream whose bytes ``path`` holds once the block ends, all of them; an error in the block
     leaves what the file held before.
 
@@ -94,14 +97,20 @@ def atomic_open(path: str | Path) -> Iterator[BinaryIO]:
     permissions; a symbolic link stays one and its target is replaced. What is no file to replace
     (`is_stream`) is written to as it stands.
 
+    Args:
+        update: the file is one that a command continues, such as the rows of an interrupted run.
+            Any other that the command has read is an input, and refused.
+
     Raises:
-        InputError: the directory is missing or not writable, or the disk is full; an existing file
-            is left as it was.
+        InputError: the file is an input, the directory is missing or not writable, or the disk is
+            full; an existing file is left as it was.
     """
     if is_stream(path):
         with _open_stream(path) as stream:
             yield stream
         return
+    if not update:
+        refuse_input(path)
     target = Path(os.path.realpath(path))
     if target.is_dir():
         raise InputError(f"{path}: is a directory; give the name of a file to write")
@@ -127,6 +136,18 @@ def atomic_open(path: str | Path) -> Iterator[BinaryIO]:
     finally:
         if temporary and os.path.exists(temporary):
             os.unlink(temporary)
+
+
+def refuse_input(path: str | Path) -> None:
+    """Refuse to write a file that this command has read, under whatever name.
+
+    Raises:
+        InputError: it has read the file.
+    """
+    read_as = input_at(path)
+    if read_as is not None:
+        also = "" if read_as == str(path) else f" (read as {read_as})"
+        raise InputError(f"{path}: is an input of this command{also}; choose another file to write")
 
 
 def _make_temporary(target: Path) -> tuple[int, str]:

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from predictor.files import remember_input
+
 BROKEN = (ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError, NotImplementedError)
 """What reading a damaged file raises, beside OSError."""
 # NumPy evaluates the head as a Python literal and looks its parts up unchecked
@@ -74,6 +76,7 @@ def load_arrays(path: Path, most_bytes: int) -> dict[str, NDArray]:
             ``most_bytes`` in all.
     """
     arrays = {}
+    remember_input(path)
     with zipfile.ZipFile(path) as archive:
         for member in archive.namelist():
             with archive.open(member) as stream:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Protocol, cast
 
 from predictor.errors import InputError, did_you_mean
+from predictor.files import open_input
 
 CHUNK_BYTES = 1 << 18
 GZIP_MAGIC = b"\x1f\x8b"
@@ -81,7 +82,7 @@ def _is_candidate(name: str) -> bool:
 def _open(path: Path, *, named: bool) -> Iterator[TraceFile]:
     source = str(path)
     try:
-        file = path.open("rb")
+        file = open_input(path)
     except FileNotFoundError:
         raise InputError(f"{path}: no such trace file{_neighbour(path)}") from None
     except (OSError, ValueError) as error:

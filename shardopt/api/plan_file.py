@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from importlib import metadata
@@ -33,16 +33,16 @@ CUT = ("interrupted", "time")
 
 
 def made_by(
-    setting: Setting, words: Sequence[str], before: ShardingPlan | None = None
+    setting: Setting, settings: Mapping[str, Any], before: ShardingPlan | None = None
 ) -> dict[str, Any]:
     """All that makes a plan, for its file: whoever has the same makes the same bytes.
 
     Args:
-        words: of the command, without those that only say where the answer goes.
+        settings: `PlanRequest.settings` of what was asked for.
         before: the plan in use that the search starts from.
 
-    Keys: ``words``; ``inputs``: the SHA-256 of what was read, by what it is, so that files may lie
-    anywhere; ``code``: of the three packages; ``versions``: of what the search runs on.
+    Keys: ``settings``; ``inputs``: the SHA-256 of what was read, by what it is, so that files may
+    lie anywhere; ``code``: of the three packages; ``versions``: of what the search runs on.
     """
     inputs = {
         "model": digest(setting.workload),
@@ -51,8 +51,12 @@ def made_by(
     }
     if before is not None:
         inputs["plan in use"] = digest(before)
-    versions = solver_versions()
-    return {"words": list(words), "inputs": inputs, "code": code_digest(), "versions": versions}
+    return {
+        "settings": dict(settings),
+        "inputs": inputs,
+        "code": code_digest(),
+        "versions": solver_versions(),
+    }
 
 
 def plan_meta(setting: Setting, seed: int) -> dict[str, Any]:
@@ -62,7 +66,12 @@ def plan_meta(setting: Setting, seed: int) -> dict[str, Any]:
 
 
 def write_best(output: Path, result: Result, best: Prediction, meta: Mapping[str, Any]) -> None:
-    """Write the best plan of a search.
+    """Write the best plan of a search: `best_text`."""
+    atomic_write_text(output, best_text(result, best, meta))
+
+
+def best_text(result: Result, best: Prediction, meta: Mapping[str, Any]) -> str:
+    """The plan file of the best plan of a search.
 
     Args:
         best: its prediction.
@@ -71,8 +80,7 @@ def write_best(output: Path, result: Result, best: Prediction, meta: Mapping[str
     times = {"iteration_ms": best.iteration_ms, "lower_bound_ms": result.lower_bound_ms}
     ended = {"stopped_by": result.stopped_by} if result.stopped_by in CUT else {}
     head = {key: value for key, value in meta.items() if not key.endswith("world_size")}
-    data = plan_to_dict(replace(result.best.plan, meta={**head, **times, **ended}))
-    atomic_write_text(output, plan_text(data))
+    return plan_text(plan_to_dict(replace(result.best.plan, meta={**head, **times, **ended})))
 
 
 def plan_text(data: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from predictor.errors import ShardoptError
+from predictor.files import inputs_remembered
 from shardopt import __version__
 from shardopt.cli import (
     calibrate,
@@ -101,7 +102,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     interrupts = remember_interrupts()
     try:
         # without standalone mode typer raises usage errors and returns the code of an Exit
-        code = typer.main.get_command(app).main(words, prog_name="shardopt", standalone_mode=False)
+        with inputs_remembered():
+            command = typer.main.get_command(app)
+            code = command.main(words, prog_name="shardopt", standalone_mode=False)
         sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         code = EXIT_INTERRUPTED

@@ -137,10 +137,10 @@ def calibrate(
     if kept == output:
         raise InputError(f"--rows {kept} is the profile's own file; choose another")
     join = rank_of_torchrun()
+    workload = None if model is None else load_model(model)
     if join is None or join.index == 0:
         check_writable(output)
         check_writable(kept)
-    workload = None if model is None else load_model(model)
     # torch, fbgemm and the fits, once the files are known to be good
     with needs_torchrec():
         import fbgemm_gpu  # noqa: F401

@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from predictor.errors import InputError
 from search.stop import Stop
-
-MAX_SEED = 2**31 - 1
-MAX_TOP_K = 1000
-
-
-def check_number(flag: str, value: float, low: int, high: int) -> None:
-    """Refuse a value outside ``low`` to ``high``."""
-    if not low <= value <= high:
-        raise InputError(f"{flag} is {value}; it must be at least {low} and at most {high}")
+from shardopt.api.request import MAX_SEED, MAX_TOP_K, check_number
 
 
 def check_search(seed: int, effort: float, time_limit: float | None, top_k: int) -> None:

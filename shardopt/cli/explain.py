@@ -75,6 +75,7 @@ def explain(
     _check_outputs(html, trace, [model, *plans])
     machine = Machine(gpus, gpus_per_node, cluster, hardware, hbm_gib, ddr_gib, reserve, batch_size)
     setting, predicted = predict_plans(model, plans, machine, strict=strict)
+    _check_outputs(html, trace, [])
     explanation = explain_plan(setting.problem(), predicted)
     told = [*setting.notes, *_written(html, trace, setting, explanation)]
     note(told, quiet=quiet)

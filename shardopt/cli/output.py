@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from predictor.errors import InputError
-from shardopt.files import atomic_write_text, is_stream
+from shardopt.files import atomic_write_text, is_stream, refuse_input
 from shardopt.printable import printable
 
 
@@ -39,9 +39,11 @@ def note(texts: Iterable[str], *, quiet: bool) -> None:
 def check_writable(path: Path | None, inputs: Iterable[Path] = ()) -> None:
     """Refuse an output file that cannot be written, before any work is done for it.
 
+    Commands ask twice: before they read, and again once they know all files that theirs name.
+
     Args:
         path: the file that ``-o`` names; None is fine.
-        inputs: files that the command reads, which must not be overwritten.
+        inputs: files that the command is about to read; those it has read are known.
 
     Raises:
         InputError: says what is wrong and what to choose instead.
@@ -63,6 +65,7 @@ def check_writable(path: Path | None, inputs: Iterable[Path] = ()) -> None:
             f"{path}: cannot write: no permission to create files in {path.parent}; "
             "choose another file"
         )
+    refuse_input(path)
     for read in inputs:
         if path.exists() and read.exists() and path.samefile(read):
             raise InputError(f"{path}: is an input of this command; choose another file to write")

@@ -193,6 +193,8 @@ def stats(
         _format(data_format),
         None if window is None else TimeWindow.parse(window),
     )
+    for path in (output, checkpoint, write_model):
+        check_writable(path)
     with LineProgress("reading", on=not quiet) as status:
         counts = collect(data, reading, checkpoint=checkpoint, on_chunk=status.reading)
     show = _Shown(hot, output, json, quiet)

@@ -107,7 +107,7 @@ def write_rows(path: Path, kind: RowKind[T], rows: Sequence[T]) -> None:
     Raises:
         InputError: it cannot be written.
     """
-    atomic_write_text(path, kind.head + "".join(map(kind.line, rows)))
+    atomic_write_text(path, kind.head + "".join(map(kind.line, rows)), update=True)
 
 
 class RowsFile(Generic[T]):
@@ -128,7 +128,7 @@ class RowsFile(Generic[T]):
         if path.exists() and path.stat().st_size:
             self.rows, whole = _read(path, kind)
             if whole is not None:
-                atomic_write_text(path, whole)
+                atomic_write_text(path, whole, update=True)
 
     def append(self, row: T) -> None:
         """Write one row to the disk.

@@ -69,6 +69,12 @@ class TuneReport:
         """What was minimised."""
         return self.tuning.goals
 
+    @property
+    def tried(self) -> int:
+        """Settings that were searched, ruled out or found to have no plan."""
+        ends = ("searched", "ruled out", "infeasible")
+        return sum(trial.state in ends for trial in self.tuned.trials)
+
     def as_given(self) -> Trial | None:
         """The trial of the case as given, if it was searched."""
         for trial in self.tuned.trials:
@@ -90,13 +96,15 @@ def show_tuned(console: Console, report: TuneReport, plan: PlanReport) -> None:
     if len(report.members) > 1:
         _show_front(console, report)
     _show_best(console, report)
-    heading(console, "The plan", "under the best setting")
+    under = "under the only setting tried" if report.tried == 1 else "under the best setting"
+    heading(console, "The plan", under)
     show_plan(console, plan)
 
 
 def show_tuned_headline(console: Console, report: TuneReport, plan: PlanReport) -> None:
     """The report under ``--quiet``: a line for the setting, one for its plan."""
-    line(console, f"best setting: {_words(report.best.trial.setting)}{_gain(report)}")
+    name = "only setting tried" if report.tried == 1 else "best setting"
+    line(console, f"{name}: {_words(report.best.trial.setting)}{_gain(report)}")
     show_headline(console, plan)
 
 
@@ -131,7 +139,6 @@ def _show_trials(console: Console, report: TuneReport) -> None:
 def _counted(report: TuneReport) -> str:
     """How many settings were tried and what became of them."""
     states = Counter(t.state for t in report.tuned.trials)
-    done = states["searched"] + states["ruled out"] + states["infeasible"]
     parts = [f"{states['searched']} searched"]
     if states["ruled out"]:
         parts.append(
@@ -143,7 +150,7 @@ def _counted(report: TuneReport) -> str:
     if states["failed"]:
         parts.append(f"{plural(states['failed'], 'trial')} interrupted and tried again")
     return (
-        f"{done} of {plural(report.tuning.grid.size, 'setting')} tried "
+        f"{report.tried} of {plural(report.tuning.grid.size, 'setting')} tried "
         f"({ENDED[report.tuned.stopped_by]}): {', '.join(parts)}."
     )
 
@@ -186,15 +193,18 @@ def _show_front(console: Console, report: TuneReport) -> None:
 def _show_best(console: Console, report: TuneReport) -> None:
     """What to change to get the best setting."""
     by = f" by {WORDS[report.goals[0].name]}" if len(report.members) > 1 else ""
-    heading(console, f"Best setting{by}", _words(report.best.trial.setting))
+    name = "Only setting tried" if report.tried == 1 else f"Best setting{by}"
+    heading(console, name, _words(report.best.trial.setting))
     lines = report.changes(report.best)
     made = Table.grid(padding=(0, 1))
     for text in lines:
         made.add_row("-", text)
-    show(
-        console,
-        made if lines else Text("Nothing to change: the model and the machine as given are best."),
-    )
+    if lines:
+        show(console, made)
+    elif report.tried > 1:
+        show(console, Text("Nothing to change: the model and the machine as given are best."))
+    if report.tried == 1:
+        show(console, Text("It was compared with no other; more values or --trials may be better."))
     if lines:
         show(console, Text(_undone(report.undone[0])))
     gain = _gain(report)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from predictor.errors import InputError, did_you_mean
+from predictor.files import open_input
 from shardopt.files import atomic_open, read_problem
 from shardopt.npz import BROKEN, load_arrays
 from shardopt.stats.counts import Bags, FeatureCounts
@@ -146,8 +147,7 @@ def _add(
 def _open(path: Path, reading: ReadOptions) -> Source:
     """Raises InputError where the file is missing, or not of its format."""
     try:
-        with path.open("rb"):
-            pass
+        open_input(path).close()
     except (OSError, ValueError) as error:
         raise InputError(read_problem(path, "data file", error)) from None
     match reading.data_format or format_of(path):
@@ -245,7 +245,7 @@ def _save(path: Path, key: str, done: tuple[int, int], counts: Windows) -> None:
         for number, found in enumerate(features.values()):
             mine = f"{start}.{number}"
             arrays |= {f"{mine}.{name}": value for name, value in found.state().items()}
-    with atomic_open(path) as stream:
+    with atomic_open(path, update=True) as stream:
         np.savez(stream, allow_pickle=False, **arrays)
 
 

@@ -228,7 +228,7 @@ def _open(settings: TaskSetSettings) -> None:
             f"{settings.folder}; measure it a first time as well",
             inputs=("repeat", "tasks"),
         )
-    atomic_write_text(path, json.dumps(about, indent=1) + "\n")
+    atomic_write_text(path, json.dumps(about, indent=1) + "\n", update=True)
 
 
 def _make(folder: Path) -> None:

@@ -3,34 +3,65 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from predictor.model.plan import ShardingPlan
+from predictor.model.plan_check import model_mismatch
+from predictor.model.plan_json import load_plan
 from search.in_use.plan import PlanInUse
 from search.problem import Result
 from search.stop import Stop
 from shardopt.api.cache import ResultCache, is_final
-from shardopt.api.scenarios import ScenarioSource
+from shardopt.api.given_plans import fit_plan
+from shardopt.api.request import HORIZON, PlanRequest
+from shardopt.api.scenarios import ScenarioSource, read_scenarios
 from shardopt.api.setting import Setting
-from shardopt.cli.output import note
+from shardopt.cli.output import note, warn
+from shardopt.cli.setting import resolve
 from shardopt.explain.outcome import SearchOutcome, find_outcome
 
 
 @dataclass(frozen=True)
-class Budget:
-    """How much is searched, by whom, and for what."""
+class ReadInputs:
+    """What the files of a request say.
 
-    seed: int
-    effort: float
-    time_limit: float | None
-    top_k: int
-    searchers: tuple[str, ...]
-    objective: str
-    scenarios: ScenarioSource
+    Args:
+        in_use: the plan in use, as its file has it.
+        near: the same as the search takes it.
+    """
+
+    setting: Setting
+    in_use: ShardingPlan | None
+    near: PlanInUse | None
+    source: ScenarioSource
+
+
+def prepare(request: PlanRequest) -> ReadInputs:
+    """Read all files of a request.
+
+    Raises:
+        InputError: one cannot be read, or they do not fit together.
+        ProfileError: there is no such hardware profile.
+    """
+    in_use = None if request.from_ is None else load_plan(request.from_)
+    setting = resolve(
+        Path(request.model), request.machine, in_use, strict=request.strict, stats=request.windows
+    )
+    source = read_scenarios(request.scenarios, setting.hardware, setting.windows)
+    near = None
+    if in_use is not None:
+        fitting = fit_plan(in_use, setting, where=str(request.from_))
+        doubt = model_mismatch(in_use, setting.workload)
+        if doubt:
+            warn(f"{request.from_}: {doubt}")
+        horizon = request.horizon or HORIZON
+        near = PlanInUse(fitting, request.max_moves, request.max_bytes, horizon)
+    return ReadInputs(setting, in_use, near, source)
 
 
 def find_answer(
-    setting: Setting,
-    near: PlanInUse | None,
-    budget: Budget,
+    request: PlanRequest,
+    ready: ReadInputs,
     stop: Stop,
     *,
     cached: bool,
@@ -39,6 +70,7 @@ def find_answer(
 ) -> SearchOutcome:
     """The answer that the cache has for the same input, or that of a search."""
     whole: list[Result] = []
+    setting = ready.setting
 
     def search() -> SearchOutcome:
         # the solvers are imported only once the input is known to be good, and to be new
@@ -49,12 +81,12 @@ def find_answer(
             result = solve(
                 setting.problem(),
                 stop,
-                budget.seed,
-                top_k=budget.top_k,
-                searchers=budget.searchers,
-                in_use=near,
-                aim=budget.objective,
-                scenarios=budget.scenarios.of(setting.problem()),
+                request.seed,
+                top_k=request.top_k,
+                searchers=request.searchers,
+                in_use=ready.near,
+                aim=request.objective,
+                scenarios=ready.source.of(setting.problem()),
                 progress=shown,
             )
         whole.append(result)
@@ -65,7 +97,9 @@ def find_answer(
 
     if not cached:
         return search()
-    answer = ResultCache.of_user().recall((setting.problem(), near, budget), search, keep)
+    budget = (request.seed, request.effort, request.time_limit, request.top_k, request.searchers)
+    inputs = (setting.problem(), ready.near, budget, request.objective, ready.source)
+    answer = ResultCache.of_user().recall(inputs, search, keep)
     if not whole:
         note(["the answer to the same input is kept; --no-cache searches again"], quiet=quiet)
     return answer

@@ -2,75 +2,61 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
-from enum import Enum
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from predictor.errors import InputError, PlanError
+from shardopt.api.request import MADE
+from shardopt.cli.interrupts import EXIT_INTERRUPTED
 
-ONLY_SHOWN = ("json", "output", "quiet", "replay", "no_cache")
-"""Parameters that decide where the answer goes, not what it is."""
-MADE = "made_by"
+if TYPE_CHECKING:
+    from predictor.model.plan import ShardingPlan
+    from shardopt.api.request import PlanRequest
 
-
-def given_words(context: typer.Context) -> list[str]:
-    """The words of a command that decide its answer, as they were typed."""
-    words = [context.info_name or ""]
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        source = context.get_parameter_source(name)
-        if name in ONLY_SHOWN or source is None or source.name != "COMMANDLINE":
-            continue
-        value: Any = context.params[name]
-        if parameter.param_type_name == "argument":
-            words.insert(1, str(value))
-        elif value is True:
-            words.append(parameter.opts[0])
-        else:
-            words += [parameter.opts[0], str(value.value if isinstance(value, Enum) else value)]
-    return words
+ONLY_SHOWN = ("model", "json", "output", "quiet", "replay", "no_cache")
+"""Parameters that ``--replay`` can be given with: none of them decides the answer."""
 
 
 def replay_plan(path: Path, model: Path | None, context: typer.Context, *, as_json: bool) -> None:
-    """Make a plan file again and say whether it is the same, byte for byte.
+    """Make a plan file again and say whether it is the same, byte for byte; nothing is written.
 
     Args:
         model: the model file, where it is no longer where the plan file says.
 
     Raises:
         InputError: other flags were given, too.
-        PlanError: the file does not say what made it; or it came out otherwise, with all that
-            differs.
+        PlanError: the file does not say what made it, or asks for what no plan file may; or it came
+            out otherwise, with all that differs.
     """
-    extra = [word for word in given_words(context)[1:] if word.startswith("--")]
+    given = [of for of in context.command.params if _is_given(context, of.name or "")]
+    extra = [of.opts[0] for of in given if of.name not in ONLY_SHOWN]
     if extra:
         raise InputError(
             f"--replay takes everything from the plan file; leave out {', '.join(extra)}"
         )
     from predictor.files import read_whole
     from predictor.model.plan_json import load_plan
-    from shardopt.cli.output import print_json
+    from shardopt.api.request import read_request
+    from shardopt.cli.output import print_json, warn
 
     before = load_plan(path)
-    words = _words_of(before.meta, path)
-    if model is not None:
-        words[1] = str(model)
-    with TemporaryDirectory() as folder:
-        again = Path(folder) / "plan.json"
-        with redirect_stdout(io.StringIO()):
-            context.command.main(
-                [*words[1:], "--no-cache", "--quiet", "-o", str(again)],
-                prog_name=context.command_path,
-                standalone_mode=False,
-            )
-        differs = _differences(path, again, read_whole(path))
+    made = before.meta.get(MADE)
+    settings = made.get("settings") if isinstance(made, Mapping) else None
+    if not isinstance(made, Mapping) or not isinstance(settings, Mapping):
+        raise PlanError(
+            f"{path}: does not say what made it; `shardopt plan ... -o FILE` of this version "
+            "writes plan files that can be made again"
+        )
+    request, unknown = read_request(settings, str(path), None if model is None else str(model))
+    for name in unknown:
+        warn(f"{path}: no option of `shardopt plan` is named {name}; it is left out")
+    again = _plan_again(request, settings)
+    same = again.encode() == read_whole(path)
+    differs = [] if same else _differences(before, again)
     if as_json:
         print_json({"plan": str(path), "same": not differs, "differs": differs})
     if differs:
@@ -79,33 +65,37 @@ def replay_plan(path: Path, model: Path | None, context: typer.Context, *, as_js
         print(f"{path}: made again, byte for byte")
 
 
-def _words_of(meta: Mapping[str, Any], path: Path) -> list[str]:
-    made = meta.get(MADE)
-    words = made.get("words") if isinstance(made, Mapping) else None
-    if not isinstance(words, list) or words[:1] != ["plan"] or not words[1:]:
-        raise PlanError(
-            f"{path}: does not say what made it; `shardopt plan ... -o FILE` of this version "
-            "writes plan files that can be made again"
-        )
-    if "--tune" in words:
-        raise PlanError(
-            f"{path}: was made by --tune, whose trials are not made again; replay a plan that was "
-            "made with the settings that it chose"
-        )
-    return [str(word) for word in words]
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
-def _differences(path: Path, again: Path, content: bytes) -> list[str]:
-    """What differs between a plan file and the one that was made again; empty if nothing does."""
-    from predictor.model.plan_json import load_plan
-    from shardopt.api.plan_file import plan_text
+def _plan_again(request: PlanRequest, settings: Mapping[str, Any]) -> str:
+    """The text of the plan file that a request makes, with settings as the file had them: files
+    may lie elsewhere now."""
+    from search.stop import Stop
+    from shardopt.api.plan_file import best_text, made_by, plan_meta
+    from shardopt.cli.planning.answer import find_answer, prepare
+    from shardopt.cli.setting import refuse_outside
+
+    ready = prepare(request)
+    stop = Stop(request.effort, request.time_limit, interruptible=True, reserve=0.2)
+    answer = find_answer(request, ready, stop, cached=False, progress=False, quiet=True)
+    if answer.result.stopped_by == "interrupted":
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if request.strict:
+        refuse_outside(answer.predictions[0].out_of_range)
+    made = made_by(ready.setting, settings, ready.in_use)
+    meta = {**plan_meta(ready.setting, request.seed), MADE: made}
+    return best_text(answer.result, answer.predictions[0], meta)
+
+
+def _differences(old: ShardingPlan, again: str) -> list[str]:
+    """What differs between a plan file and the one that was made again."""
+    from predictor.model.plan_json import plan_from_dict
     from shardopt.explain.differences import header_diffs, table_diffs
 
-    data = json.loads(again.read_bytes())
-    old, new = load_plan(path), load_plan(again)
-    data[MADE]["words"] = old.meta[MADE]["words"]  # files may lie elsewhere now
-    if plan_text(data).encode() == content:
-        return []
+    new = plan_from_dict(json.loads(again), where="the plan made again")
     found = _causes(old.meta[MADE], new.meta[MADE])
     found += [
         f"{key} was {was!r} and is {now!r}" for key, (was, now) in header_diffs(old, new).items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from predictor.hardware import loader
 from shardopt.cli.app import main
 from shardopt.cli.output import to_json
+from tests.shardopt.conftest import MODEL
 
 ROWS = st.sampled_from([1, 3, 1000, 50_000, 10**6, 10**8])
 DISTRIBUTIONS = st.sampled_from(["uniform", {"zipf": {"alpha": 1.05}}, {"zipf": {"alpha": 20}}])
@@ -123,3 +126,57 @@ def test_no_number_is_infinite_in_many_models(model, gpus: int, tmp_path: Path, 
 def test_what_is_not_known_is_null() -> None:
     data = {"a": math.inf, "b": [math.nan, (1.5, -math.inf)], "c": {"d": 2}}
     assert strict(to_json(data)) == {"a": None, "b": [None, [1.5, None]], "c": {"d": 2}}
+
+
+def csv_model(folder: Path) -> str:
+    text = MODEL[: MODEL.index("tables:")] + "tables: {csv: input}\n"
+    (folder / "model.yaml").write_text(text + MODEL[MODEL.index("dense:") :])
+    return "name,num_embeddings,embedding_dim,feature,pooling_factor\nusers,200000,64,user,4\n"
+
+
+def stats_file(folder: Path) -> bytes:
+    (folder / "data.tsv").write_bytes(b"\t".join([b"1"] * 14 + [b"a"] * 26) + b"\n")
+    made = folder / "made.npz"
+    assert main(["stats", str(folder / "data.tsv"), "-o", str(made), "--quiet"]) == 0
+    return made.read_bytes()
+
+
+def distribution_model(folder: Path) -> bytes:
+    text = MODEL.replace(
+        "index_distribution: uniform", "index_distribution: {file: input, feature: cat_0}"
+    )
+    (folder / "model.yaml").write_text(text)
+    return stats_file(folder)
+
+
+def profile(folder: Path) -> bytes:
+    return Path(loader.__file__).with_name("profiles").joinpath("h100-sxm.yaml").read_bytes()
+
+
+WHERE = "./input"
+SCENARIOS = "schema: 1\nscenarios: [{factors: {gemm: 1.1}}, {factors: {gemm: 0.9}}]\n"
+INPUTS = {
+    "profile": (profile, ("--hardware", WHERE)),
+    "scenarios": (lambda folder: SCENARIOS, ("--scenarios", WHERE)),
+    "csv": (csv_model, ()),
+    "distribution": (distribution_model, ()),
+    "stats": (stats_file, ("--stats", f"made.npz,{WHERE}")),
+    "cluster": (lambda folder: "schema: 1\nhosts: 1\nranks_per_host: 2\n", ("--cluster", WHERE)),
+}
+
+
+@pytest.mark.parametrize("link", [os.link, os.symlink], ids=["hard", "symbolic"])
+@pytest.mark.parametrize("kind", INPUTS)
+def test_no_input_is_overwritten(kind: str, link, run, model: Path, tmp_path: Path) -> None:
+    """Whatever the file is and by whatever name it is called."""
+    write, flags = INPUTS[kind]
+    content = write(tmp_path)
+    content = content.encode() if isinstance(content, str) else content
+    (tmp_path / "input").write_bytes(content)
+    link(tmp_path / "input", tmp_path / "other")
+    ranks = () if kind == "cluster" else ("--gpus", 2)
+    for output in ("input", tmp_path / "other"):
+        done = run("plan", model, *ranks, *flags, "--effort", 0.005, "-o", output, "--quiet")
+        assert done.code == 2, done.err
+        assert f"{output}: is an input" in done.err
+        assert (tmp_path / "input").read_bytes() == content

@@ -1,9 +1,12 @@
 """`shardopt plan` twice: from the cache, and made again from its plan file."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
+
+from shardopt.api.plan_file import plan_text
 
 QUICK = ("--gpus", 2, "--effort", 0.005)
 KEPT = "the answer to the same input is kept"
@@ -40,7 +43,7 @@ def test_what_time_cut_is_not_kept(run, model: Path) -> None:
 def test_a_plan_file_is_made_again(run, model: Path, tmp_path: Path) -> None:
     run("plan", model, *QUICK, "-o", "plan.json")
     made = json.loads((tmp_path / "plan.json").read_text())["made_by"]
-    assert made["words"] == ["plan", str(model), "--gpus", "2", "--effort", "0.005"]
+    assert made["settings"] == {"model": str(model), "gpus": 2, "effort": 0.005}
     assert set(made["inputs"]) == {"model", "hardware", "ranks"}
     done = run("plan", "--replay", "plan.json")
     assert (done.code, done.out) == (0, "plan.json: made again, byte for byte\n"), done.err
@@ -72,10 +75,14 @@ def test_what_differs_is_named(run, model: Path, tmp_path: Path) -> None:
     ("made", "why"),
     [
         (None, "does not say what made it"),
-        ({"words": ["plan"]}, "does not say what made it"),
-        ({"words": ["stats", "x"]}, "does not say what made it"),
-        ({"words": ["plan", "m.yaml", "--tune", "qcomm"]}, "was made by --tune"),
-        ({"words": ["plan", "m.yaml", "--gpus", "2"]}, "no such model file"),
+        ({"words": ["plan", "m.yaml", "--gpus", "2"]}, "does not say what made it"),
+        ({"settings": {}}, "give MODEL"),
+        ({"settings": {"model": "m.yaml", "gpus": "2"}}, "gpus is '2'"),
+        ({"settings": {"model": "m.yaml", "gpus": True}}, "gpus is True"),
+        ({"settings": {"model": "m.yaml", "effort": None}}, "effort is None"),
+        ({"settings": {"model": "m.yaml", "search": "luck"}}, "search is 'luck'"),
+        ({"settings": {"model": "m.yaml", "seed": -1}}, "--seed is -1"),
+        ({"settings": {"model": "m.yaml", "gpus": 2}}, "no such model file"),
     ],
 )
 def test_what_cannot_be_made_again(run, tmp_path: Path, plan_data, made, why: str) -> None:
@@ -83,6 +90,56 @@ def test_what_cannot_be_made_again(run, tmp_path: Path, plan_data, made, why: st
     done = run("plan", "--replay", "plan.json")
     assert done.code == 2
     assert why in done.err
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tune": "batch_size"},
+        {"--tune": "batch_size", "--storage": "journal:written"},
+        {"tune": "batch_size", "storage": "journal:written"},
+        {"study": "s"},
+        {"replay": "plan.json"},
+        {"output": "written"},
+        {"-o": "written"},
+        {"--output": "written"},
+        {"help": True},
+        {"--help": True},
+        {"-h": True},
+    ],
+    ids=lambda settings: "+".join(settings),
+)
+def test_a_plan_file_sets_only_what_a_plan_depends_on(
+    run, model: Path, tmp_path: Path, plan_data, settings
+) -> None:
+    given = {"model": str(model), "gpus": 2, **settings}
+    (tmp_path / "plan.json").write_text(json.dumps({**plan_data, "made_by": {"settings": given}}))
+    files = sorted(tmp_path.iterdir())
+    done = run("plan", "--replay", "plan.json")
+    assert (done.code, done.out) == (2, "")
+    assert next(iter(settings)) in done.err
+    assert sorted(tmp_path.iterdir()) == files
+
+
+def test_settings_that_no_option_has_are_told_and_left_out(run, model: Path, tmp_path) -> None:
+    run("plan", model, *QUICK, "-o", "plan.json")
+    data = json.loads((tmp_path / "plan.json").read_text())
+    data["made_by"]["settings"]["--gpus-per-nod"] = 1
+    (tmp_path / "plan.json").write_text(plan_text(data))
+    done = run("plan", "--replay", "plan.json")
+    assert done.code == 0, done.err
+    assert "--gpus-per-nod" in done.err
+
+
+def test_a_plan_file_that_names_a_fifo_is_not_waited_for(run, tmp_path: Path, plan_data) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("model", "cluster", "hardware", "scenarios", "stats", "from"):
+        settings = {"model": "m.yaml", "gpus": 2, name: "./fifo"}
+        made = {**plan_data, "made_by": {"settings": settings}}
+        (tmp_path / "plan.json").write_text(json.dumps(made))
+        done = run("plan", "--replay", "plan.json")
+        assert done.code == 2
+        assert "fifo" in done.err
 
 
 def test_the_model_is_needed_otherwise(run) -> None:

@@ -51,6 +51,18 @@ def test_json_keeps_the_contract_and_adds_the_tuning(run, model: Path) -> None:
     assert written.meta["tuned"] == best["setting"]
 
 
+@pytest.mark.parametrize("quiet", [(), ("--quiet",)], ids=["report", "headline"])
+def test_one_setting_is_not_called_the_best(run, model: Path, quiet) -> None:
+    told = {}
+    for trials in (1, 2):
+        done = run("plan", model, *QUICK[:-1], trials, *KNOBS, *quiet)
+        assert done.code == 0, done.err
+        told[trials] = done.out.lower()
+    assert "only setting tried" in told[1]
+    assert "best setting" not in told[1]
+    assert "best setting" in told[2]
+
+
 def test_predict_agrees_with_the_plan_that_was_written(run, model: Path) -> None:
     """Once the model file has the best setting."""
     knobs = ("--tune", "batch_size=65536,pipeline=sparse_dist,qcomm=bf16,bucket=5")
