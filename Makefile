@@ -72,7 +72,7 @@ test-torchrec: setup ## the tests of the TorchRec hook and plans under the oldes
 # Needs a checkout of https://github.com/meta-pytorch/torchrec; docs/hook.md lists what differs.
 test-torchrec-own: setup ## TorchRec's own planner tests with our planner in place: DIR=<its checkout>
 	@test -n "$(DIR)" || { echo "make test-torchrec-own DIR=<checkout of torchrec>" >&2; exit 1; }
-	PYTHONPATH=$(CURDIR) $(BIN)/python -m tools.torchrec_own $(DIR)
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m lab torchrec-own $(DIR)
 
 check: setup ## ruff, mypy, and the order of imports
 	$(BIN)/ruff check .
@@ -108,8 +108,8 @@ wheel: setup ## build the wheel, install it in a clean environment and use it th
 	    echo "the wheel pulls in $$extra" >&2; exit 1; \
 	  fi; \
 	done; \
-	$(BIN)/python -m tools.try_wheel "$$tmp/venv/bin/shardopt"
+	$(BIN)/python -m lab try-wheel "$$tmp/venv/bin/shardopt"
 
 clean: ## remove what building, testing and checking leave behind (not .venv)
 	rm -rf build dist .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find shardopt predictor search tests tools examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find shardopt predictor search lab tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

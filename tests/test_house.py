@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("predictor", "search", "shardopt")
-FOLDERS = (*PACKAGES, "lab", "tools", "examples", "tests", "configs", "docs", ".ci")
+FOLDERS = (*PACKAGES, "lab", "examples", "tests", "configs", "docs", ".ci")
 TEXT = {".py", ".toml", ".yaml", ".yml", ".md", ".cff", ".sh", ""}
 
 MACHINE_PATH = re.compile(r"(?<![\w./~$}-])/(work|root|farm|home/\w+|Users/\w+|tmp/\w+)/")
@@ -17,10 +17,7 @@ HAVE_FLAGS = (
     "shardopt/cli/",
     "shardopt/replay/",  # generated benchmarks are programs with flags of their own
     "shardopt/extras.py",  # pip's
-    # pages that name the command which wrote them
-    "shardopt/bench/planners/",
-    "shardopt/report/accuracy/page.py",
-    "shardopt/report/bench/planners_page.py",
+    "shardopt/bench/planners.py",  # runs `shardopt plan` as a process
 )
 POLL_S, HANG_S = 0.2, 10
 
@@ -86,7 +83,7 @@ def test_tests_mirror_the_sources() -> None:
     """A folder of tests has the name of the folder, or of the module, that it tests."""
     astray = {
         relative(folder)
-        for package in (*PACKAGES, "lab", "tools")
+        for package in (*PACKAGES, "lab")
         for folder in {p.parent for p in (ROOT / "tests" / package).rglob("test_*.py")}
         if not (source := ROOT / folder.relative_to(ROOT / "tests")).is_dir()
         and not source.with_suffix(".py").is_file()

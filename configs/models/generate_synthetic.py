@@ -1,6 +1,6 @@
 """Writes the synthetic models beside this script: ``python configs/models/generate_synthetic.py``.
 
-`shardopt.bench.planners.synthetic` has the law that their tables are drawn from.
+`lab.planners.instances` has the law that their tables are drawn from.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardopt.bench.planners.instances import draw_table
+from lab.planners.instances import draw_table
 
 HEADER = "name,num_embeddings,embedding_dim,feature,pooling_factor,zipf_alpha"
 

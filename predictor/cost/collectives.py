@@ -5,7 +5,7 @@ join. Ranks nest: NVLink domain, host, world; the network between hosts may have
 
 PCIe switches. Cards behind one switch reach the others through its uplink, each way at once. The
 curve of cards on PCIe counts that load for switches with equally many cards that all send alike
-(`tools.derive`); `uplink_size` takes the cards and parts at hand.
+(`lab.tools.derive`); `uplink_size` takes the cards and parts at hand.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ Array = NDArray[np.float64]
 
 KERNEL_ERROR = 0.07
 """1-sigma error of one lookup, or of another kernel of a group without held-out rows: what
-`shardopt validate` finds for single lookups (docs/accuracy.md, lookup forward and backward)."""
+docs/accuracy.md says of single lookups, forward and backward."""
 SMALL_BYTES = 2**20
 """Below it latency bounds a message."""
 SIGMA_OVER_MEAN = math.sqrt(math.pi / 2)

@@ -45,7 +45,7 @@ class KnownError(StrictModel):
     """Errors on measurements that no constant was fitted to.
 
     Args:
-        suite: what computes it again: a suite of ``shardopt validate``, or what fitted the group.
+        suite: what computes it again: a suite of the laboratory, or what fitted the group.
         rows: which measurements.
         n: how many.
         mean: mean absolute relative error, a fraction.

@@ -1,6 +1,6 @@
 """Kernel models of single CPU ops that are stored with a hardware profile.
 
-Fitted by ``python -m tools.fit_op_models`` on replays of calibration models, and used to predict
+Fitted by ``python -m lab fit-op-models`` on replays of calibration models, and used to predict
 generated benchmarks. `predictor.cost.ops.cpu_ops.OpModels` evaluates them.
 """
 

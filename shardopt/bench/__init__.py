@@ -2,5 +2,5 @@
 
 `run` times plans side by side (`worker` is one rank of it), `tasks` does so for sets of random
 tasks, `planners` compares planners, `transformers` times transformers. Imports `calibrate`,
-`replay`, `measure` and `ranks`; `shardopt.validate` holds predictions against its rows.
+`replay`, `measure` and `ranks`; `lab.validate` holds predictions against its rows.
 """

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from predictor.errors import InfeasibleError, InputError, PlanError
 from predictor.model.memory import plan_memory
@@ -17,7 +18,6 @@ from shardopt.extras import require_packages
 from shardopt.measure.machine import available_bytes
 from shardopt.ranks.hosts import HOSTS, Link, check_hosts
 from shardopt.ranks.realtime import Runtime
-from shardopt.torchrec.training.architecture import Architecture
 
 RANK_BYTES = GIB // 2
 """What a rank holds apart from tables: libraries, dense part, batches; 0.35 GiB is seen."""
@@ -35,7 +35,9 @@ class Job:
         first_round: the first that is still to be measured.
         link: between the ranks, each of which is then a separate host on this machine.
         runtime: of the ranks.
-        architecture: of the model beside its tables; None: the DLRM that the workload describes.
+        build: makes the model that is trained (`shardopt.torchrec.training.module.ModelBuilder`);
+            None: the DLRM that the workload describes. Ranks get it pickled.
+        facts: what else the rows say of the model.
         windows: the same model with other data; `shardopt.bench.windows` says by its name which
             of them a plan is run in.
     """
@@ -50,7 +52,8 @@ class Job:
     first_round: int = 0
     link: Link | None = None
     runtime: Runtime = Runtime.PLAIN
-    architecture: Architecture | None = None
+    build: Callable[[Workload, str], Any] | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
     windows: tuple[Workload, ...] = ()
 
     @property

@@ -7,7 +7,7 @@ History of the format, which `SCHEMA` names:
         repeats of `shardopt.measure.reference` in the same round; `other_cores` is how many cores
         were busy with something else meanwhile (null where the system does not tell). Times have
         four decimals, and what a plan leaves open is left out; files from before have all digits.
-    `model.architecture` says what a model that is no DLRM is beside its tables, and
+    `model` may hold more: what the job says of a model that is no DLRM, such as
         `model.linears` lists (in, out) of its `nn.Linear` layers.
     `settings.runtime` is plain or tuned; files from before it are of the tuned runtime.
 """
@@ -25,7 +25,6 @@ from predictor.errors import InputError
 from shardopt.files import atomic_write_text
 from shardopt.measure.store import read_json
 from shardopt.ranks.realtime import Runtime
-from shardopt.torchrec.training.architecture import Architecture, architecture_from_dict
 
 SCHEMA = "shardopt.bench-rows/1"
 _TIMES = ("lead_ms", "ranks_ms", "reference_ms")
@@ -40,7 +39,7 @@ class BenchRows:
     """What one bench run has measured so far.
 
     Args:
-        model: name, sha256, batch_size, train_pipeline; architecture and linears where it has them.
+        model: name, sha256, batch_size, train_pipeline, and the job's `facts`.
         settings: what a number depends on apart from plan and machine: backend, ranks, block, seed.
         plans: `name`, and `plan` as a plan file holds it.
         sessions: one for each process group: when, `environment`, `load` before, `warmup`.
@@ -57,12 +56,6 @@ class BenchRows:
     def names(self) -> list[str]:
         """Of the plans, in the order given."""
         return [plan["name"] for plan in self.plans]
-
-    @property
-    def architecture(self) -> Architecture | None:
-        """Of the model beside its tables; None: a DLRM."""
-        found = self.model.get("architecture")
-        return None if found is None else architecture_from_dict(found, "model: architecture")
 
     def samples_ms(self, plan: str, rank: int = 0) -> list[list[float]]:
         """Iteration times of a plan as a rank saw them, round by round."""

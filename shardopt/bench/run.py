@@ -25,7 +25,6 @@ from shardopt.measure.timing import REFERENCE_VERSION
 from shardopt.ranks.launch import run_ranks
 from shardopt.ranks.rank import Rank, RankDiedError, errors_of
 from shardopt.ranks.realtime import Runtime, may_be_realtime
-from shardopt.torchrec.training.architecture import architecture_to_dict
 
 SILENCE_S = 600.0
 """Longer than a round of slow plans, or building their tables, takes."""
@@ -140,16 +139,6 @@ class _Keeper:
             self.say(f"round {len(self.rows.rounds)} of {self.job.rounds}")
 
 
-def _architecture(job: Job) -> dict[str, Any]:
-    """What the model is beside its tables, where that is no DLRM."""
-    if job.architecture is None:
-        return {}
-    from shardopt.torchrec.training.rankers.ranker import linear_layers
-
-    layers = linear_layers(job.workload, job.architecture)
-    return {"architecture": architecture_to_dict(job.architecture), "linears": layers}
-
-
 def warmup_words(warmup: Mapping[str, Any]) -> str:
     """How the warm-up ended."""
     rounds = f"{warmup['rounds']} round{'' if warmup['rounds'] == 1 else 's'} of warm-up"
@@ -171,7 +160,7 @@ def new_rows(job: Job) -> BenchRows:
             "sha256": workload.sha256,
             "batch_size": workload.batch_size,
             "train_pipeline": workload.train_pipeline,
-            **_architecture(job),
+            **job.facts,
         },
         settings={
             **({} if job.link is None else {"link_gbit_s": job.link.gbit_s}),

@@ -54,6 +54,7 @@ class _Rank:
         from shardopt.measure.reference import Reference
         from shardopt.torchrec.training.batch import batch_ring
         from shardopt.torchrec.training.loop import Training
+        from shardopt.torchrec.training.module import build_model
         from shardopt.torchrec.training.optimizers import set_matmul_precision
 
         self.job, self.rank, self.device, self.report = job, rank.index, device, report
@@ -72,7 +73,7 @@ class _Rank:
                 (t for other, t in self.trainings.items() if job.plans[other] == plan), None
             )
             self.trainings[name] = (
-                Training(job.workload, plan, device, ring, job.architecture)
+                Training(job.workload, plan, device, ring, job.build or build_model)
                 if built is None
                 else built.on(ring)
             )

@@ -16,17 +16,7 @@ import typer
 from predictor.errors import ShardoptError
 from predictor.files import inputs_remembered
 from shardopt import __version__
-from shardopt.cli import (
-    calibrate,
-    diff,
-    explain,
-    machine,
-    plan,
-    predict,
-    stats,
-    trace,
-    validate,
-)
+from shardopt.cli import calibrate, diff, explain, machine, plan, predict, stats, trace
 from shardopt.cli.bench import group as bench
 from shardopt.cli.interrupts import EXIT_INTERRUPTED, MESSAGE, remember_interrupts
 from shardopt.cli.output import close_stdout, open_streams, say
@@ -41,7 +31,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 # usage errors is found from the one error that typer exports either way.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
-USER, DEVELOPER = "Commands", "For developers of shardopt"
+USER = "Commands"
 EXIT_CODES = """Exit codes: 0 done; 2 bad usage or input; 3 no plan fits; 4 hardware profile \
 missing, or asked outside its range under --strict; 130 interrupted; 141 nobody reads the output."""
 EPILOG = f"Start with: shardopt plan MODEL --gpus 8 -o plan.json\n\n{EXIT_CODES}"
@@ -66,8 +56,7 @@ for command in (
     trace.trace,
 ):
     app.command(command.__name__, rich_help_panel=USER, epilog=EXIT_CODES)(command)
-app.command("validate", rich_help_panel=DEVELOPER, epilog=validate.EPILOG)(validate.validate)
-app.add_typer(bench.app, name="bench", rich_help_panel=DEVELOPER)
+app.add_typer(bench.app, name="bench", rich_help_panel=USER)
 
 
 def _show_version(wanted: bool) -> None:
@@ -88,11 +77,14 @@ def _root(
     pass
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(
+    argv: Sequence[str] | None = None, commands: typer.Typer = app, name: str = "shardopt"
+) -> int:
     """Run one command.
 
     Args:
-        argv: the words after `shardopt`; those of the process unless given.
+        argv: the words after the program's name; those of the process unless given.
+        commands, name: of another program that ends as this one does.
 
     Returns:
         The exit code; nothing that a user can cause raises.
@@ -103,8 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         # without standalone mode typer raises usage errors and returns the code of an Exit
         with inputs_remembered():
-            command = typer.main.get_command(app)
-            code = command.main(words, prog_name="shardopt", standalone_mode=False)
+            command = typer.main.get_command(commands)
+            code = command.main(words, prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         code = EXIT_INTERRUPTED

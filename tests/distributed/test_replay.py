@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("torchrec")
 
+from lab.transformer import TransformerShape
 from predictor.errors import InputError
-from predictor.model.transformer import TransformerShape
 from predictor.trace.read import load_traces
 from shardopt.replay.generate import generate, program_of
 from shardopt.replay.launch import ReplayError, replay
@@ -53,7 +53,7 @@ def test_convnet_with_embedding_bag(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_transformer(tmp_path: Path) -> None:
-    from shardopt.replay.compare.transformers import Training
+    from lab.replay.transformers import Training
 
     training = Training(TransformerShape("bert", 1, 32, 2, 64, 50, 8, 2))
     check_fixpoint(capture(training.step, tmp_path / "traces"), tmp_path)

@@ -18,11 +18,11 @@ PAGES = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")],
     key=lambda page: page.relative_to(ROOT).as_posix(),
 )
-FOLDERS = "predictor|search|shardopt|tools|tests|configs|docs|examples"
+FOLDERS = "predictor|search|shardopt|lab|tests|configs|docs|examples"
 FILE = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/[\w./*-]*[\w*]")
 OF_OTHERS = ("tests/data/nccl_", "tests/inputs")
 """Paths in other projects' repositories."""
-MODULE = re.compile(r"(?<![\w./-])(?:predictor|search|shardopt|tools)(?:\.\w+)+(?![\w/-])")
+MODULE = re.compile(r"(?<![\w./-])(?:predictor|search|shardopt|lab)(?:\.\w+)+(?![\w/-])")
 LINK = re.compile(r"\]\((?!\w+://)([^)#\s]*)(?:#([^)\s]*))?\)")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"(?<!`)`(shardopt [^`]+)`")

@@ -10,11 +10,11 @@ import pytest
 pytest.importorskip("torchrec")
 
 
+from lab.planners.torchrec_objective import TorchRecObjective
 from predictor.errors import InputError
 from predictor.model.plan import ShardingType
 from predictor.model.workload import Constraints, Workload
 from predictor.units import GIB
-from search.baselines.torchrec_objective import TorchRecObjective
 from search.baselines.torchrec_planner import torchrec_plan as rederived
 from shardopt.torchrec.planning.torchrec_planner import (
     Variant,

@@ -24,7 +24,7 @@ Data = Annotated[
     typer.Option(
         "--data",
         metavar="DIR",
-        help="Fit kernel models on this folder, which `bench compare` wrote. Without it, those "
+        help="Fit kernel models on this folder of replays of CPU models. Without it, those "
         "that come with shardopt are used.",
         rich_help_panel=options.MACHINE,
         show_default=False,

@@ -1,4 +1,4 @@
-"""``shardopt bench search``: the search against TorchRec's planner, or a suite of planners."""
+"""``shardopt bench search``: the search against TorchRec's planner, on one model."""
 
 from __future__ import annotations
 
@@ -12,15 +12,9 @@ from shardopt.cli import options
 
 if TYPE_CHECKING:
     from shardopt.api.setting import Machine
-    from shardopt.bench.planners.suite import SuiteSelection
 
 MAX_REPEAT = 1000
-SUITE = "A suite of instances"
 
-Model = Annotated[
-    Path | None,
-    typer.Argument(metavar="[MODEL]", help="Model file (YAML); leave it out with --suite."),
-]
 Repeat = Annotated[
     int,
     typer.Option(
@@ -30,61 +24,10 @@ Repeat = Annotated[
         rich_help_panel=options.SEARCH,
     ),
 ]
-Suite = Annotated[
-    Path | None,
-    typer.Option(
-        "--suite",
-        metavar="FILE",
-        help="Run every planner on the instances of this file, instead of one model.",
-        rich_help_panel=SUITE,
-        show_default=False,
-    ),
-]
-Rows = Annotated[
-    Path | None,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="CSV",
-        help="File for the rows of the suite; an existing one is continued.",
-        rich_help_panel=SUITE,
-        show_default=False,
-    ),
-]
-Only = Annotated[
-    str | None,
-    typer.Option(
-        "--only",
-        metavar="PATTERN",
-        help="Run only instances whose name matches, such as '100x8-*'.",
-        rich_help_panel=SUITE,
-        show_default=False,
-    ),
-]
-Planners = Annotated[
-    str | None,
-    typer.Option(
-        "--planners",
-        metavar="NAMES",
-        help="Planners to run, separated by commas; all by default.",
-        rich_help_panel=SUITE,
-        show_default=False,
-    ),
-]
-WriteDocs = Annotated[
-    Path | None,
-    typer.Option(
-        "--write-docs",
-        metavar="FILE",
-        help="Also write the results to this Markdown page, such as docs/benchmarks.md.",
-        rich_help_panel=SUITE,
-        show_default=False,
-    ),
-]
 
 
 def search(
-    model: Model = None,
+    model: options.Model,
     gpus: options.Gpus = None,
     gpus_per_node: options.GpusPerNode = None,
     cluster: options.Cluster = None,
@@ -97,78 +40,17 @@ def search(
     effort: options.Effort = 1.0,
     time_limit: options.TimeLimit = None,
     repeat: Repeat = 3,
-    suite: Suite = None,
-    rows: Rows = None,
-    only: Only = None,
-    planners: Planners = None,
-    write_docs: WriteDocs = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Compare the search with TorchRec's planner: time to plan, and predicted plans.
-
-    With --suite, every planner runs on every instance. The same command continues with what is left
-    after an interruption, and runs again what came from other code.
-    """
-    from predictor.errors import InputError
+    """Compare the search with TorchRec's planner: time to plan, and predicted plans."""
     from shardopt.api.setting import Machine
     from shardopt.cli.checks import check_number, check_search
 
     machine = Machine(gpus, gpus_per_node, cluster, hardware, hbm_gib, ddr_gib, reserve, batch_size)
     check_search(seed, effort, time_limit, top_k=1)
-    if (model is None) == (suite is None):
-        raise InputError("give either a model file or --suite FILE")
-    if suite is not None:
-        _refuse(machine, time_limit)
-        from shardopt.bench.planners.suite import SuiteSelection, check_planners
-
-        names = [name.strip() for name in (planners or "").split(",") if name.strip()]
-        _suite(
-            suite,
-            rows,
-            SuiteSelection(only, check_planners(names), effort, seed),
-            write_docs,
-            quiet,
-        )
-        return
-    for flag, value in (("-o", rows), ("--only", only), ("--planners", planners)):
-        if value is not None:
-            raise InputError(f"{flag} is only for --suite")
     check_number("--repeat", repeat, 1, MAX_REPEAT)
-    assert model is not None
     _one_model(model, machine, seed, effort, time_limit, repeat, json=json, quiet=quiet)
-
-
-def _refuse(machine: Machine, time_limit: float | None) -> None:
-    """Flags of one model that a suite sets itself."""
-    from predictor.errors import InputError
-
-    named = [*_words(machine)[::2], *(["--time-limit"] if time_limit is not None else [])]
-    if named:
-        raise InputError(f"{named[0]} is for one model; the instances of a suite set their own")
-
-
-def _suite(
-    suite: Path, rows: Path | None, selection: SuiteSelection, write_docs: Path | None, quiet: bool
-) -> None:
-    from predictor.errors import InputError
-    from shardopt.bench.planners.suite import load_suite, run_suite
-    from shardopt.cli.output import check_writable, note
-
-    if rows is None:
-        raise InputError("--suite needs -o CSV, the file for its rows")
-    check_writable(rows)
-    check_writable(write_docs)
-    found = run_suite(load_suite(suite), rows, selection, lambda text: note([text], quiet=quiet))
-    from shardopt.report.bench.planners import show_summary
-    from shardopt.report.console import make_console
-
-    show_summary(make_console(), found)
-    if write_docs is not None:
-        from shardopt.files import atomic_write_text
-        from shardopt.report.bench.planners_page import benchmarks_text
-
-        atomic_write_text(write_docs, benchmarks_text(found))
 
 
 def _one_model(
@@ -188,7 +70,7 @@ def _one_model(
     setting = resolve(model, machine)
 
     # torch, torchrec and the solvers, once the input is known to be good
-    from shardopt.bench.planners.compare import ComparisonSettings, compare
+    from shardopt.bench.planners import ComparisonSettings, compare
 
     words = [str(model), *_words(machine), "--seed", str(seed), "--effort", repr(effort)]
     if time_limit is not None:

@@ -28,12 +28,12 @@ def read_replays(folder: Path) -> list[ModelCalls]:
     """The models of a folder.
 
     Raises:
-        InputError: the folder is not what `shardopt bench compare` writes.
+        InputError: the folder is not what `python -m lab compare` writes.
     """
     path = folder / FILE
     if not path.is_file():
         raise InputError(
-            f"{folder}: has no {FILE}; give a folder that shardopt bench compare has written"
+            f"{folder}: has no {FILE}; give a folder that python -m lab compare has written"
         )
     return read_models(path)
 
@@ -52,7 +52,7 @@ def fit_replays(models: Sequence[ModelCalls], ranks: int) -> OpModels:
     pure = [step for model in fits if not _has_collectives(model) for step in _steps(model)]
     if not pure:
         raise InputError(
-            "no calibration model of one rank was timed; measure with shardopt bench compare"
+            "no calibration model of one rank was timed; measure with python -m lab compare"
         )
     alone = fit_models([step for model in fits for step in _steps(model)], pure)
     together = [step for model in fits if len(model.ranks) > 1 for step in _steps(model)]

@@ -56,7 +56,7 @@ def predict(folder: Path, hardware: str, data: Path | None = None) -> dict[str, 
 
     Args:
         hardware: profile of CPU ranks, for its collectives.
-        data: a folder that `shardopt bench compare` wrote: kernel models of ops are fitted on it.
+        data: a folder that `python -m lab compare` wrote: kernel models of ops are fitted on it.
             None: those stored with the profile `OP_MODELS`.
 
     Raises:

@@ -146,7 +146,7 @@ MODEL = RowKind(
     parse=_parse_model,
     fields=_model_fields,
     json_lines=True,
-    remedy="write the file again with shardopt bench compare",
+    remedy="write the file again with python -m lab compare",
 )
 
 

@@ -1,29 +1,15 @@
-"""The reports of ``shardopt bench search``: one model, or the rows of a suite."""
+"""The report of ``shardopt bench search``."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 
 from predictor.model.plan_json import plan_to_dict
-from shardopt.bench.planners.compare import COMMAND, SEARCH, TORCHREC, Answer, Comparison
-from shardopt.bench.planners.rows import RATED, SHARDOPT, SearchRow
-from shardopt.bench.planners.summary import (
-    MANY_TABLES,
-    against,
-    others,
-    ours_predicted,
-    ours_rated,
-    rated_ms,
-    rows_by_instance,
-    shares,
-    speed,
-    time_ms,
-)
-from shardopt.formatting import at_most, gap_of, hbm_use, ms, number, percent, times, type_mix
+from shardopt.bench.planners import COMMAND, SEARCH, TORCHREC, Answer, Comparison
+from shardopt.formatting import at_most, gap_of, hbm_use, ms, number, times, type_mix
 from shardopt.measure.timing import Samples
 from shardopt.report.console import heading, line, show, table
 from shardopt.report.objects import prediction_object
@@ -220,41 +206,3 @@ def plan_words(found: Comparison) -> list[str]:
     if found.theirs.prediction is not None and not found.theirs.fits:
         sentences.append(f"TorchRec's plan {misfit_text(found.theirs.prediction)}.")
     return sentences
-
-
-OBJECTIVES = (
-    ("By shardopt's prediction", ours_predicted, time_ms, SHARDOPT),
-    ("By TorchRec's rating", ours_rated, rated_ms, RATED),
-)
-
-
-def show_summary(console: Console, rows: Sequence[SearchRow]) -> None:
-    """One table per objective, and the time to a plan as good as TorchRec's."""
-    fields = rows_by_instance(rows)
-    for title, ours, value, needs in OBJECTIVES:
-        heading(console, title, "plans that fit by the same planner's memory count")
-        made = table(
-            [
-                ("against", "left"),
-                ("better", "right"),
-                ("equal", "right"),
-                ("worse", "right"),
-                ("median gain", "right"),
-                ("only ours", "right"),
-            ]
-        )
-        for name in others(rows):
-            one = against(fields, name, ours, value, needs)
-            if one.instances:
-                gain = "-" if one.median_gain is None else percent(one.median_gain)
-                counts = (one.better, one.equal, len(one.worse))
-                made.add_row(name, *map(str, counts), gain, str(one.only_ours))
-        show(console, made)
-    found = speed(fields)
-    if as_good := shares(found):
-        line(
-            console,
-            f"With {MANY_TABLES} tables or more, a plan as good as TorchRec's is found after "
-            f"{percent(statistics.median(as_good))} of its time in the median, "
-            f"{percent(max(as_good))} at worst.",
-        )

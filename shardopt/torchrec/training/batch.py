@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor.errors import InputError
+from predictor.model.captured.dense import CapturedDense
 from predictor.model.distribution import Distribution, Zipf
-from predictor.model.workload import Feature, Table, Workload
+from predictor.model.workload import DenseArch, Feature, Table, Workload
 from shardopt.extras import needs_torchrec
-from shardopt.torchrec.training.architecture import computed_dense
 
 with needs_torchrec():
     import torch
@@ -29,6 +29,15 @@ RING_SIZE = 16
 """Distinct batches that a measurement cycles through."""
 
 Ids = NDArray[np.int64]
+
+
+def computed_dense(workload: Workload) -> DenseArch | CapturedDense:
+    """The dense part of a model that can be run.
+
+    Raises:
+        InputError: its times were measured, and nothing else is known of it.
+    """
+    return workload.dense if isinstance(workload.dense, CapturedDense) else workload.dlrm
 
 
 @dataclass

@@ -13,11 +13,9 @@ from predictor.model.workload import Workload
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.plan.convert import to_torchrec
 from shardopt.torchrec.plan.module_tables import collection_of, is_pooled
-from shardopt.torchrec.training.architecture import Architecture
 from shardopt.torchrec.training.batch import Batch
-from shardopt.torchrec.training.module import DLRM, build_model
+from shardopt.torchrec.training.module import ModelBuilder, build_model
 from shardopt.torchrec.training.optimizers import apply_sparse_optimizers, dense_optimizer
-from shardopt.torchrec.training.rankers.ranker import Ranker
 
 with needs_torchrec():
     import torch
@@ -46,7 +44,7 @@ class Training:
 
     Args:
         ring: this rank's batches, which are cycled through; several trainings may share them.
-        architecture: of the model beside its tables; None: the DLRM that the workload describes.
+        build: makes the model from the workload; the DLRM that it describes unless given.
 
     `sharded` is the `DistributedModelParallel`; `model` the model inside, its embedding modules
     sharded.
@@ -62,7 +60,7 @@ class Training:
         plan: ShardingPlan,
         device: torch.device,
         ring: Sequence[Batch],
-        architecture: Architecture | None = None,
+        build: ModelBuilder = build_model,
     ) -> None:
         if workload.train_pipeline == "prefetch_sparse_dist" and device.type == "cpu":
             raise InputError(
@@ -70,7 +68,7 @@ class Training:
                 "set it to base or sparse_dist, or train on GPUs with NCCL",
                 inputs=("backend",),
             )
-        model = build_model(workload, "meta", architecture)
+        model = build(workload, "meta")
         self.model = model
         unfused = [k for k, t in plan.tables.items() if t.compute_kernel is ComputeKernel.DENSE]
         apply_sparse_optimizers(model, workload, unfused=unfused)
@@ -114,7 +112,7 @@ def _sharders(workload: Workload) -> list[Any]:
     ]
 
 
-def _fill_cheaply(model: DLRM | Ranker) -> None:
+def _fill_cheaply(model: nn.Module) -> None:
     """TorchRec's uniform start takes seconds a GiB on one core, and times do not depend on it.
 
     Every page is still written: pages that never were are one page of zeros, always in cache.

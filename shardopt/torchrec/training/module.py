@@ -1,4 +1,4 @@
-"""A real TorchRec model from a workload: the DLRM that the model file describes, or another.
+"""A real TorchRec model from a workload: the DLRM that the model file describes.
 
 Every layer is Linear then ReLU, but for the last of the top MLP; the pooled embeddings meet the
 bottom output in `dot`, `concat` or low-rank DCN v2; the loss is binary cross-entropy.
@@ -6,15 +6,13 @@ bottom output in `dot`, `concat` or low-rank DCN v2; the loss is binary cross-en
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from predictor.errors import InputError
 from predictor.model.workload import DcnV2, DenseArch, Workload
 from shardopt.extras import needs_torchrec
-from shardopt.torchrec.training.architecture import Architecture
 from shardopt.torchrec.training.embedding_modules import embedding_modules
-from shardopt.torchrec.training.rankers.ranker import Ranker
 
 with needs_torchrec():
     import torch
@@ -24,23 +22,20 @@ with needs_torchrec():
     from shardopt.torchrec.training.batch import Batch
 
 
-def build_model(
-    workload: Workload,
-    device: str | torch.device = "meta",
-    architecture: Architecture | None = None,
-) -> DLRM | Ranker:
+ModelBuilder = Callable[[Workload, str], nn.Module]
+"""Workload and device -> unsharded model whose `sparse` holds its embedding modules by name."""
+
+
+def build_model(workload: Workload, device: str | torch.device = "meta") -> DLRM:
     """The workload's model, unsharded; on `meta` its tables hold no memory.
 
     Args:
         device: where the parameters lie; `DistributedModelParallel` materialises those on `meta`.
-        architecture: what it is beside its tables; None: the DLRM that the workload describes.
 
     Raises:
         InputError: the model cannot be built, e.g. `dot` over tables of several widths.
     """
-    if architecture is None:
-        return DLRM(workload, torch.device(device))
-    return Ranker(workload, architecture, torch.device(device))
+    return DLRM(workload, torch.device(device))
 
 
 class DLRM(nn.Module):

@@ -9,9 +9,7 @@ from predictor.errors import InputError, did_you_mean
 from predictor.model.workload import Optimizer, Table, Workload
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.plan.module_tables import collection_of
-from shardopt.torchrec.training.architecture import computed_dense
-from shardopt.torchrec.training.module import DLRM
-from shardopt.torchrec.training.rankers.ranker import Ranker
+from shardopt.torchrec.training.batch import computed_dense
 
 with needs_torchrec():
     import torch
@@ -38,7 +36,7 @@ SPARSE_OPTIMIZERS: dict[str, Any] = {
 
 
 def apply_sparse_optimizers(
-    model: DLRM | Ranker,
+    model: nn.Module,
     workload: Workload,
     *,
     learning_rate: float = 0.01,
@@ -60,7 +58,7 @@ def apply_sparse_optimizers(
             )
 
 
-def table_weight(model: DLRM | Ranker, table: Table) -> nn.Parameter:
+def table_weight(model: nn.Module, table: Table) -> nn.Parameter:
     """The whole weight of a table of an unsharded model."""
     collection = collection_of(model.sparse[table.module])
     tables = collection.embedding_bags if table.is_pooled else collection.embeddings

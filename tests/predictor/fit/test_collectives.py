@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.tools.fit_profiles import gpu_fits, held_out_errors
 from predictor.errors import InputError
 from predictor.fit.collectives import (
     CollectiveRows,
@@ -24,7 +25,6 @@ from predictor.fit.public_tables import read_collectives
 from predictor.fit.scores import mape
 from predictor.hardware.loader import load_hardware
 from tests.public_data import every_table
-from tools.fit_profiles import gpu_fits, held_out_errors
 
 
 def synthetic(ranks: tuple[int, ...] = (8,)) -> CollectiveRows:

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from lab.planners.instances import Instance, problem_of
 from predictor.model.plan import ShardingType
 from search.bound.lower_bound import LowerBound
 from search.objective import Assignment, Objective
@@ -14,7 +15,6 @@ from search.propose.rounding import Rounding
 from search.space.build import whole_space
 from search.space.filters import drop_uvm
 from search.surrogate import Surrogate
-from shardopt.bench.planners.instances import Instance, problem_of
 from tests.search.problems import a_problem, a_table, a_workload, assert_valid, hosts, objective_of
 
 

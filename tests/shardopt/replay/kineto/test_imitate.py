@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from lab.transformer import TransformerShape
 from predictor.errors import InputError
-from predictor.model.transformer import TransformerShape
 from predictor.trace.execution import Node
 from predictor.trace.read import load_traces
 from shardopt.replay.generate import generate, is_composite, programs_of
@@ -58,7 +58,7 @@ def bag_step():
 
 
 def transformer_step():
-    from shardopt.replay.compare.transformers import Training
+    from lab.replay.transformers import Training
 
     return Training(TransformerShape("bert", 1, 32, 2, 64, 50, 8, 2)).step
 

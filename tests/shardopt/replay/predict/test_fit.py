@@ -77,7 +77,7 @@ def test_broken_files_are_named_by_line(tmp_path: Path, line: str) -> None:
         file.write(line + "\n")
     with pytest.raises(InputError, match=f"{FILE}:2: not a model with its calls"):
         read_replays(tmp_path)
-    with pytest.raises(InputError, match="shardopt bench compare"):
+    with pytest.raises(InputError, match="python -m lab compare"):
         read_replays(tmp_path / "none")
 
 
@@ -111,7 +111,7 @@ def test_a_call_of_several_ops_is_split_by_their_bytes() -> None:
 
 def test_no_tested_shape_is_fitted_on() -> None:
     pytest.importorskip("torchrec")
-    from shardopt.replay.compare.originals import CALIBRATIONS, MODELS, ORIGINALS
+    from lab.replay.originals import CALIBRATIONS, MODELS, ORIGINALS
 
     shapes = list(MODELS.values())
     assert len(set(shapes)) == len(shapes)

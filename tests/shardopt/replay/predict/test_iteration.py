@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("torchrec")
 
+from lab.transformer import TransformerShape
 from predictor.cost.collectives import Collectives
 from predictor.cost.ops.cpu_ops import VIEW, Caches, OpModels
 from predictor.errors import InputError
@@ -17,7 +18,6 @@ from predictor.iteration.op_graph import op_graph, rank_times
 from predictor.iteration.timeline import simulate
 from predictor.model.op_calls import OpCall
 from predictor.model.topology import Topology
-from predictor.model.transformer import TransformerShape
 from shardopt.replay.generate import generate
 from shardopt.replay.predict.iteration import collective_ms, list_rank, load_models, predict
 from shardopt.replay.predict.rows import group_calls
@@ -104,8 +104,8 @@ def test_ranks_meet_in_collectives() -> None:
 @pytest.mark.slow
 def test_ops_are_those_of_the_step(tmp_path: Path) -> None:
     """A benchmark of a step, listed over fake tensors, has the ops of the step's own list."""
-    from shardopt.bench.transformers.ops import record_step, step_calls
-    from shardopt.replay.compare.transformers import Training
+    from lab.replay.transformers import Training
+    from lab.transformers.ops import record_step, step_calls
 
     training = Training(SHAPE)
     generate([capture(training.step, tmp_path / "traces")], tmp_path / "b")
@@ -125,7 +125,7 @@ def test_profiles_of_gpus_and_folders_without_data(tmp_path: Path, traces: Path)
     generate([traces], tmp_path / "b")
     with pytest.raises(InputError, match="give cpu-gloo"):
         predict(tmp_path / "b", "h100-sxm")
-    with pytest.raises(InputError, match="shardopt bench compare"):
+    with pytest.raises(InputError, match="python -m lab compare"):
         predict(tmp_path / "b", "cpu-gloo", tmp_path)
     with pytest.raises(InputError, match="no benchmark"):
         predict(tmp_path, "cpu-gloo")

@@ -64,8 +64,8 @@ def test_what_does_not_scale_is_refused(traces: Path) -> None:
 @pytest.mark.parametrize("family", quick_only(["gpt2"], ["bert", "gpt2", "xlnet"]))
 def test_transformers_scale(family: str, tmp_path: Path) -> None:
     pytest.importorskip("torchrec")
-    from predictor.model.transformer import TransformerShape
-    from shardopt.replay.compare.transformers import Training
+    from lab.replay.transformers import Training
+    from lab.transformer import TransformerShape
 
     def captured(batch: int) -> RankProgram:
         training = Training(TransformerShape(family, 1, 32, 2, 64, 50, 8, batch))

@@ -170,8 +170,8 @@ def test_convnet(batch: int, tmp_path: Path) -> None:
 def test_transformers(family: str, batch: int, tmp_path: Path) -> None:
     """4 divides all widths."""
     pytest.importorskip("torchrec")
-    from predictor.model.transformer import TransformerShape
-    from shardopt.replay.compare.transformers import Training
+    from lab.replay.transformers import Training
+    from lab.transformer import TransformerShape
 
     def make(batch: int) -> Callable[[], None]:
         return Training(TransformerShape(family, 1, 32, 2, 64, 50, 8, batch)).step

@@ -1,0 +1,1 @@
+"""What shows that shardopt is right: suites, measurements, other planners. Not shipped."""

@@ -1,0 +1,5 @@
+"""``python -m lab``."""
+
+from lab.cli.app import main
+
+raise SystemExit(main())

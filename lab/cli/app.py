@@ -1,0 +1,74 @@
+"""`python -m lab`: what shows that shardopt is right. Errors end as those of `shardopt` do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+
+import typer
+
+from lab.cli import against, batch, compare, score, search, transformers, validate
+from shardopt.cli import app as product
+
+SUITES, TOOLS = "Measure and validate", "Pages, profiles and checks"
+
+app = typer.Typer(
+    name="lab",
+    help="Suites, task sets and tools that show how right shardopt is; not shipped.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("validate", rich_help_panel=SUITES, epilog=validate.EPILOG)(validate.validate)
+for command in (
+    batch.batch,
+    against.against,
+    search.search,
+    score.score,
+    compare.compare,
+    transformers.transformers,
+):
+    app.command(command.__name__, rich_help_panel=SUITES)(command)
+
+PROGRAMS = {
+    "ablation": "What each searcher is worth.",
+    "derive": "Profiles of cards that no public table measures, derived from those that were.",
+    "figure": "The picture of the README.",
+    "fit_op_models": "The kernel models of CPU ops that `shardopt bench predict` uses.",
+    "fit_public_tables": "Prints constants fitted to the public tables.",
+    "fit_runtime": "Fits the constants of HugeCTR's runtimes.",
+    "fit_transformer": "Fits the constants of Megatron's software.",
+    "known_errors": "How far the shipped profiles can be trusted.",
+    "live_steps": "What a monitor costs a running job, and what a move saves.",
+    "lookups_in_iterations": "Lookups timed inside iterations, and predicted.",
+    "rank_memory": "Peak memory of CPU ranks under several plans, against predictions.",
+    "readme": "The README's tables of accuracy, from docs/accuracy.md.",
+    "record_answers": "What shardopt answers in 100 cases, before and after a change.",
+    "selection_effect": "How much of a foretold gain is the search's own choice.",
+    "torchrec_own": "TorchRec's own tests of its planner, with ours in its place.",
+    "try_wheel": "Every command of an installed wheel, without torch and scipy.",
+}
+"""Tools with parsers of their own -> what they do."""
+
+
+def _program(name: str) -> None:
+    # such a tool reads all words after its name itself, --help too
+    free = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+    @app.command(
+        name.replace("_", "-"),
+        help=PROGRAMS[name],
+        rich_help_panel=TOOLS,
+        context_settings=free,
+    )
+    def run(context: typer.Context) -> None:
+        raise typer.Exit(import_module(f"lab.tools.{name}").main(context.args))
+
+
+for _name in PROGRAMS:
+    _program(_name)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; nothing that a user can cause raises."""
+    return product.main(argv, app, "python -m lab")

@@ -1,0 +1,78 @@
+"""``python -m lab validate``: predictions compared with measurements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lab.validate.suites import ALL, SUITES
+from shardopt.cli import options
+
+
+def _list(title: str, *, committed: bool) -> str:
+    suites = (f"{s.name} ({s.about})" for s in SUITES if s.committed == committed)
+    return f"{title}: {', '.join(suites)}."
+
+
+EPILOG = "\n\n".join(
+    [
+        _list("Suites on public files, which --data names", committed=False),
+        _list("Suites on measurements that a source checkout has", committed=True),
+    ]
+)
+
+SuiteName = Annotated[
+    str,
+    typer.Argument(metavar="SUITE", help="Name of a suite, or 'all'.", show_default=False),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        metavar="DIR",
+        help="Folder with the measurements: the public files that docs/data.md lists, or another "
+        "folder than that of the source checkout.",
+        show_default=False,
+    ),
+]
+WriteDocs = Annotated[
+    Path | None,
+    typer.Option(
+        "--write-docs",
+        metavar="FILE",
+        help="Also write the results to this Markdown page; 'all' gives docs/accuracy.md.",
+        rich_help_panel=options.OUTPUT,
+        show_default=False,
+    ),
+]
+
+
+def validate(
+    suite: SuiteName,
+    data: Data = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    write_docs: WriteDocs = None,
+) -> None:
+    """Compare predictions with measurements that they were not fitted on."""
+    from lab.pages.accuracy.page import accuracy_text
+    from lab.pages.accuracy.scores import report_object, show_report
+    from lab.validate.suites import run_suites
+    from shardopt.cli.output import check_writable, print_json
+    from shardopt.report.console import make_console
+
+    check_writable(write_docs)
+    reports = run_suites(suite, data)
+    if json:
+        objects = {report.suite: report_object(report) for report in reports}
+        print_json(objects if suite == ALL else next(iter(objects.values())))
+    else:
+        console = make_console()
+        for report in reports:
+            show_report(console, report, quiet=quiet)
+    if write_docs is not None:
+        from shardopt.files import atomic_write_text
+
+        atomic_write_text(write_docs, accuracy_text(reports))

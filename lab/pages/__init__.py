@@ -1,0 +1,1 @@
+"""Pages that are generated from the results of the suites."""

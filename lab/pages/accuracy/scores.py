@@ -1,0 +1,217 @@
+"""What `python -m lab validate` found, as tables and as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+
+from lab.validate.report import Cell, ComparedRow, Report, Scores, Summary
+from shardopt.formatting import number, percent, plural
+from shardopt.report.console import heading, line, show, table
+
+MOST_SKIPPED = 12
+"""Left-out rows that the console lists; the JSON output has all."""
+FEW_ROWS = 100
+"""At most so many rows are shown one by one."""
+
+
+def report_object(report: Report) -> dict[str, Any]:
+    """One suite for ``--json``.
+
+    Keys:
+        rows: comparisons that nothing was fitted on: what names it, ``measured_ms``,
+            ``predicted_ms``, ``interval_ms`` (90 %, low and high; null where there is none),
+            ``error`` (predicted / measured - 1), ``part``, ``family`` and ``source``.
+        n: how many; ``mape`` and ``geomean`` of those whose ``part`` is ``headline``, fractions;
+            ``covered``: the share of them that lies in its interval.
+        other_rows: the same for rows that constants were fitted on, or outside the headline.
+        parts, families: the same by part, and by part and family.
+        noise: the same of repeated measurements, each against the median of the others.
+        skipped: ``count`` and ``rows``, a line of text each.
+        scores: further tables, if the suite has any: name -> ``about`` and ``rows``.
+    """
+    listed = {id(row) for row in report.listed}
+    found = {
+        "suite": report.suite,
+        **_summary(report.summary),
+        "n": len(listed),
+        "headline": report.headline,
+        "parts": {name: _summary(summary) for name, summary in report.by_part().items()},
+        "families": [
+            {"part": part, "family": family, **_summary(summary)}
+            for (part, family), summary in report.by_family().items()
+        ],
+        "noise": {name: _summary(summary) for name, summary in report.noise.items()},
+        "rows": [_row(row) for row in report.listed],
+        "other_rows": [_row(row) for row in report.rows if id(row) not in listed],
+        "skipped": {"count": len(report.skipped), "rows": list(report.skipped)},
+        "notes": list(report.notes),
+    }
+    if report.suite == "gemm":
+        unseen = report.by_part().get("unseen devices")
+        found["unseen_geomean"] = _figure(unseen.geomean) if unseen else None
+    if report.scores:
+        found["scores"] = {s.name: scores_object(s) for s in report.scores}
+    return found
+
+
+def _row(row: ComparedRow) -> dict[str, Any]:
+    return {
+        **row.name,
+        "measured_ms": row.measured_ms,
+        "predicted_ms": row.predicted_ms,
+        "interval_ms": row.interval_ms and list(row.interval_ms),
+        "error": row.error,
+        "part": row.part,
+        "family": row.family,
+        "source": row.source,
+    }
+
+
+def _summary(summary: Summary) -> dict[str, float | int | None]:
+    return {
+        "n": summary.n,
+        "mape": _figure(summary.mape),
+        "geomean": _figure(summary.geomean),
+        "worst": _figure(summary.worst),
+        "covered": _figure(summary.covered),
+    }
+
+
+def _figure(value: float) -> float | None:
+    """JSON has no NaN: an error of no rows is null."""
+    return None if math.isnan(value) else value
+
+
+def show_report(console: Console, report: Report, *, quiet: bool = False) -> None:
+    """Errors by part and family; the rows themselves where they are few."""
+    heading(console, f"validate {report.suite}", "predicted against measured")
+    _show_parts(console, report)
+    if quiet:
+        return
+    _show_families(console, report)
+    for scores in report.scores:
+        show_scores(console, scores)
+    if len(report.rows) <= FEW_ROWS and not report.scores:
+        _show_rows(console, report)
+    for note in report.notes:
+        line(console, f"  {note}")
+    if report.skipped:
+        line(console, f"\n  {plural(len(report.skipped), 'row')} left out:")
+        for text in report.skipped[:MOST_SKIPPED]:
+            line(console, f"    {text}")
+        if len(report.skipped) > MOST_SKIPPED:
+            line(
+                console,
+                f"    ... and {len(report.skipped) - MOST_SKIPPED} more; the JSON output has all",
+            )
+
+
+ERRORS = ("n", "MAPE", "geomean", "worst", "covered")
+"""Columns of a summary."""
+
+
+def _errors(summary: Summary) -> list[str]:
+    figures = (summary.mape, summary.geomean, summary.worst, summary.covered)
+    return [str(summary.n), *("-" if math.isnan(value) else percent(value) for value in figures)]
+
+
+def _show_parts(console: Console, report: Report) -> None:
+    made = table([("rows", "fold"), *((title, "right") for title in ERRORS)])
+    for name, summary in report.by_part().items():
+        mark = " *" if name == report.headline else ""
+        made.add_row(name + mark, *_errors(summary))
+    for name, summary in report.noise.items():
+        made.add_row(f"noise: {name}", *_errors(summary))
+    show(console, made)
+    line(console, "  * the headline: rows not used for fitting; covered: in their 90 % interval")
+
+
+def _show_families(console: Console, report: Report) -> None:
+    made = table([("part", "left"), ("platform", "fold"), *((title, "right") for title in ERRORS)])
+    for (part, family), summary in report.by_family().items():
+        made.add_row(part, family, *_errors(summary))
+    console.print()
+    show(console, made)
+
+
+def _show_rows(console: Console, report: Report) -> None:
+    keys = dict.fromkeys(key for row in report.rows for key in row.name if key in _SHOWN)
+    ends = [("measured ms", "right"), ("predicted ms", "right"), ("error", "right")]
+    made = table([("part", "left"), *((key, "fold") for key in keys), *ends])
+    for row in report.rows:
+        cells = [str(row.name.get(key, "-")) for key in keys]
+        times = (number(row.measured_ms), number(row.predicted_ms))
+        made.add_row(row.part, *cells, *times, f"{100 * row.error:+.1f} %")
+    console.print()
+    show(console, made)
+
+
+_SHOWN = ("system", "profile", "accels", "round", "interaction", "gpus", "local_batch")
+
+
+def scores_object(scores: Scores) -> dict[str, Any]:
+    """Column key -> value for each row, fractions as they are; null where there is none."""
+    keys = scores.keys or [title for title, _ in scores.columns]
+    rows = [dict(zip(keys, map(_plain, row), strict=True)) for row in scores.rows]
+    return {"about": scores.about, "rows": rows}
+
+
+def _plain(cell: Cell) -> Any:
+    if isinstance(cell, tuple):
+        return list(cell)
+    return None if isinstance(cell, float) and math.isnan(cell) else cell
+
+
+def show_scores(console: Console, scores: Scores) -> None:
+    """One table with its title; wide ones are transposed."""
+    heading(console, scores.name)
+    if scores.about:
+        line(console, f"  {scores.about}", style="dim")
+    titles = [title for title, _ in scores.columns]
+    lines = [[*map(str, row)] for row in _shown(scores)]
+    if len(titles) > MOST_COLUMNS and len(lines) < len(titles):
+        first, *rest = [list(column) for column in zip(titles, *lines, strict=True)]
+        titles, lines = first, rest
+    made = table([(titles[0], "fold"), *((title, "fold") for title in titles[1:])])
+    for row in lines:
+        made.add_row(*row)
+    show(console, made)
+
+
+MOST_COLUMNS = 9
+"""More do not fit side by side on a console."""
+
+
+def scores_markdown(scores: Scores) -> Iterator[str]:
+    """Lines of the page."""
+    yield f"\n### {scores.name}\n"
+    if scores.about:
+        yield f"{scores.about}\n"
+    yield "| " + " | ".join(title for title, _ in scores.columns) + " |"
+    yield "|" + "---|" * len(scores.columns)
+    yield from ("| " + " | ".join(row) + " |" for row in _shown(scores))
+
+
+def _shown(scores: Scores) -> Iterator[list[str]]:
+    kinds = [kind for _, kind in scores.columns]
+    for row in scores.rows:
+        yield [cell_text(cell, kind) for cell, kind in zip(row, kinds, strict=True)]
+
+
+def cell_text(cell: Cell, kind: str) -> str:
+    """A cell as people read it; ``-`` where there is no figure."""
+    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+        return "-"
+    if isinstance(cell, tuple):
+        share, low, high = (f"{100 * value:.0f}" for value in cell)
+        return f"{share} % ({low}-{high})"
+    if isinstance(cell, str) or kind == "count":
+        return str(cell)
+    if kind == "signed":
+        return f"{100 * cell:+.1f} %"
+    shown = {"share": percent, "ms": number, "figure": "{:.3f}".format}
+    return shown[kind](cell)

@@ -1,0 +1,218 @@
+"""Steps of a model and of its generated benchmark, alternating in the same processes."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import re
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lab.replay.timers import CallTimers
+from shardopt.measure.machine import usage
+from shardopt.ranks.launch import run_ranks
+from shardopt.ranks.rank import Rank, Report, join_group, prepare
+from shardopt.ranks.realtime import hasten_gloo, hasten_main
+
+WARM_UP = 6
+TURNS = 4
+BLOCK = 4
+"""Steps that count, after one that finds the caches full of the other's tensors."""
+CAPTURES = 3
+CLASSES = (
+    ("collectives", ("c10d::",)),
+    ("lookups", ("fbgemm::", "aten::embedding", "aten::_embedding")),
+    ("products", ("aten::mm", "aten::addmm", "aten::bmm", "aten::linear", "aten::matmul")),
+    ("convolutions", ("aten::conv", "aten::mkldnn_conv")),
+)
+"""Class -> how its ops begin; the rest is elementwise and views."""
+OP = re.compile(r"(?!profiler)[a-z_0-9]+::\w+")
+
+
+def capture(name: str, folder: Path) -> None:
+    """Generate a model's benchmark into ``folder/benchmark``.
+
+    Raises:
+        RankDiedError: a rank failed.
+    """
+    from lab.replay.originals import ranks_of
+
+    folder.mkdir(parents=True, exist_ok=True)
+    run_ranks(_capture, ranks_of(name), name, folder)
+
+
+def measure(name: str, folder: Path) -> list[dict[str, Any]]:
+    """Time a model's benchmark, and the model itself if it is one of `originals.NAMES`.
+
+    Args:
+        folder: that `capture` wrote into.
+
+    Returns:
+        Of each rank ``replay_ms`` and ``original_ms`` (steps), ``calls_us`` (of each call of the
+        program, the median), ``classes_ms`` (model and replay -> class of op -> a capture each),
+        and the ``usage`` of the machine before and after.
+
+    Raises:
+        RankDiedError: a rank failed.
+    """
+    from lab.replay.originals import ranks_of
+
+    found: dict[int, dict[str, Any]] = {}
+    run_ranks(_measure, ranks_of(name), name, folder / "benchmark", on_report=found.__setitem__)
+    return [found[rank] for rank in sorted(found)]
+
+
+def _prepare(rank: Rank, name: str) -> None:
+    """Pin the rank and join its group, if the model needs one."""
+    from lab.replay.originals import needs_group
+
+    prepare(rank, last_cores=True)
+    hasten_main(rank.world_size)
+    if needs_group(name):
+        join_group(rank)
+
+
+def _barrier() -> None:
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def _capture(rank: Rank, report: Report, name: str, folder: Path) -> None:
+    """Trace a step of the model on every rank, and generate its benchmark."""
+    _prepare(rank, name)
+    from lab.replay.originals import original
+    from shardopt.replay.generate import generate
+    from shardopt.replay.runtime.capture import capture as capture_step
+
+    step = original(name, rank.index)
+    traces = folder / "traces"
+    for _ in range(WARM_UP):
+        step()
+    capture_step(step, traces, rank.index)
+    _barrier()
+    if rank.index == 0:
+        generate([traces], folder / "benchmark")
+    _barrier()
+
+
+def _measure(rank: Rank, report: Report, name: str, benchmark: Path) -> None:
+    """Report the times of the model and of its benchmark."""
+    _prepare(rank, name)
+    from lab.replay.originals import NAMES, original
+
+    report(_times(original(name, rank.index) if name in NAMES else None, benchmark))
+
+
+def _times(step: Callable[[], None] | None, benchmark: Path) -> dict[str, Any]:
+    import torch
+
+    replay = _replay(benchmark)
+    with torch.no_grad():
+        timers = CallTimers(replay)
+        for _ in range(WARM_UP):
+            replay.step()
+    if step is not None:
+        for _ in range(WARM_UP):
+            step()
+    gc.collect()
+    gc.disable()
+    original_ms, replay_ms = [], []
+    _barrier()
+    before = usage()
+    for at in range(TURNS):
+        for which in ("original", "replay") if at % 2 else ("replay", "original"):
+            if which == "original" and step is not None:
+                original_ms += _block(step)
+            elif which == "replay":
+                with torch.no_grad():
+                    replay_ms += _block(replay.step)
+                    timers.steps(1 + BLOCK)
+    _barrier()
+    after = usage()
+    classes: dict[str, Any] = {"original": [], "replay": []}
+    for _ in range(CAPTURES if step is not None else 0):
+        assert step is not None
+        classes["original"].append(_by_class(step))
+        with torch.no_grad():
+            classes["replay"].append(_by_class(replay.step))
+    return {
+        "replay_ms": replay_ms,
+        "original_ms": original_ms,
+        "calls_us": timers.medians_us(),
+        "classes_ms": classes,
+        "coverage": replay.coverage(),
+        "usage": [asdict(before), asdict(after)],
+    }
+
+
+def _replay(place: Path) -> Any:
+    """The generated benchmark, in this process."""
+    sys.path.insert(0, str(place))
+    sys.argv = [str(place / "benchmark.py")]
+    import torch
+    import torch.distributed as dist
+
+    runtime = importlib.import_module("runtime.run")
+    mine = runtime.own_data()
+    program = importlib.import_module(Path(mine["program"]).stem)
+    with torch.no_grad():
+        if dist.is_initialized():
+            collectives = importlib.import_module("runtime.collectives")
+            device = importlib.import_module("runtime.settings").device
+            program.ops.collectives = collectives.Collectives(mine["groups"], device)
+            program.ops.collectives.start()
+        return runtime.Replay(program.ITERATION, program.ops, mine)
+
+
+def _block(step: Callable[[], None]) -> list[float]:
+    _barrier()
+    hasten_gloo()
+    step()
+    spans = []
+    for _ in range(BLOCK):
+        start = time.perf_counter_ns()
+        step()
+        spans.append(round((time.perf_counter_ns() - start) / 1e6, 4))
+    return spans
+
+
+def _by_class(step: Callable[[], None]) -> dict[str, float]:
+    """Times of classes of ops in one captured step, outermost ops alone."""
+    from torch.profiler import ProfilerActivity, profile
+
+    _barrier()
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        step()
+    spent: dict[str, float] = defaultdict(float)
+    for event in profiler.events():
+        above = event.cpu_parent
+        while above is not None and OP.fullmatch(above.name) is None:
+            above = above.cpu_parent
+        if above is None and OP.fullmatch(event.name):
+            spent[class_of(event.name)] += event.time_range.elapsed_us() / 1e3
+    return {kind: round(ms, 4) for kind, ms in spent.items()}
+
+
+def class_of(op: str) -> str:
+    """The class of an op, by its name."""
+    return next((kind for kind, starts in CLASSES if op.startswith(starts)), "elementwise")
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Errors of all models: geometric mean and worst of how far replays are off, as fractions."""
+    errors = [abs(row["ratio"] - 1) for row in rows]
+    return {
+        "n": len(rows),
+        "mape": statistics.mean(errors),
+        "geomean": statistics.geometric_mean(max(error, 1e-4) for error in errors),
+        "worst": max(errors),
+        "least_coverage": min(row["coverage"] for row in rows),
+    }

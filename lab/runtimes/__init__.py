@@ -1,0 +1,1 @@
+"""Iterations of trainers other than TorchRec: HugeCTR, Megatron and NVIDIA's examples."""

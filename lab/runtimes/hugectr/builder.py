@@ -1,0 +1,388 @@
+"""One iteration of HugeCTR as its MLPerf submissions ran it: captured in a CUDA graph.
+
+After the public submissions (mlcommons/training_results_v3.1, NVIDIA, dlrm_dcnv2 implementation,
+train.py and HugeCTR's sources): ids are distributed and sorted by the data reader one batch ahead;
+embeddings travel in half precision, hierarchically where the plan is; layers are multiplications
+with bias and ReLU fused into them; gradients of the dense part are reduced in half precision during
+the embedding backward; one graph launch replaces the host's work. Rounds v2.x have the hybrid
+embedding (`lab.runtimes.hugectr.hybrid_embedding`).
+
+Why: docs/decisions/0008.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lab.runtimes.hugectr.hybrid_embedding import HybridSplit
+from lab.runtimes.hugectr.runtime import Runtime
+from predictor.cost.collectives import switches_of, uplink_size
+from predictor.cost.elementwise import memory_ms
+from predictor.cost.gemm import gemm_ms
+from predictor.cost.loads import Load
+from predictor.hardware.loader import HardwareProfile
+from predictor.iteration.graph import Dep, Graph
+from predictor.iteration.plan_scorer import PlanScorer
+from predictor.iteration.timeline import simulate
+from predictor.iteration.torchrec.sparse import HIERARCHICAL, Exchange, Transfer, busiest, exchanges
+from predictor.model.dlrm_program import DlrmShape
+from predictor.model.plan import ShardingPlan
+from predictor.model.plan_check import match_plan
+from predictor.model.topology import Topology
+from predictor.model.workload import DATA_TYPE_BYTES, DcnV2, QComm, Workload
+from predictor.units import us
+
+Array = NDArray[np.float64]
+
+RESOURCES = {
+    "embedding_forward": "embedding",
+    "embedding_backward": "embedding",
+    "dense_forward": "gemm",
+    "dense_backward": "gemm",
+    "host": "overheads",
+}
+"""Phase -> profile group that its time comes from; others stream through memory."""
+MASTER_PASSES = 6
+"""Adagrad on fp32 master weights: weight, state and gradient, read or written, and the fp16 copy
+(two halves)."""
+
+
+class HugeCtrBuilder:
+    """Adds the operations of one HugeCTR iteration to a graph.
+
+    Args:
+        workload: in the model's precision; the runtime replaces that of dense part and wire.
+        switches: cards behind each PCIe switch of the host; the profile's unless given.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        topology: Topology,
+        hardware: HardwareProfile,
+        plan: ShardingPlan,
+        runtime: Runtime,
+        switches: tuple[int, ...] = (),
+    ) -> None:
+        self.dtype = runtime.dense_type
+        self.workload = replace(
+            workload,
+            dense=replace(workload.dlrm, data_type=self.dtype),
+            qcomm=QComm(self.dtype, self.dtype),
+        )
+        self.widths = DlrmShape.of(workload)
+        self.topology = topology
+        self.hardware = hardware
+        scorer = PlanScorer(self.workload, topology, hardware)
+        self.costs = scorer.costs
+        self.plan_loads = scorer.totals(match_plan(self.workload, topology, plan))[None]
+        self.groups = scorer.groups
+        usual = switches_of(hardware.collectives.intra.all_to_all, topology.world_size)
+        self.cards = usual[0] if usual and topology.hosts == 1 else 0
+        self.switches = switches or usual
+        self.use(runtime)
+
+    def use(self, runtime: Runtime) -> None:
+        """Predict with the constants of a runtime of the same precision."""
+        self.runtime = runtime
+        self.loads = self.plan_loads
+        self.split: HybridSplit | None = None
+        if runtime.hybrid is not None:
+            ranks, hosts = self.topology.world_size, self.topology.hosts
+            self.split = HybridSplit.of(self.workload, runtime.hybrid, ranks, hosts)
+            mean = self.plan_loads.mean(axis=2, keepdims=True)
+            self.loads = np.broadcast_to(mean, self.plan_loads.shape).copy()
+            # one host has no all-reduce of frequent rows: each rank fetches those it needs
+            fetched = self.split.needed if hosts == 1 else 0.0
+            self.loads[..., Load.OUTPUTS] *= self.split.infrequent + fetched
+        self.exchanges = exchanges(self.costs, self.groups, self.loads)
+
+    def iteration_ms(self) -> float:
+        """Predicted time of one iteration."""
+        return float(simulate(self.build()).iteration_ms[0])
+
+    def build(self) -> Graph:
+        """Lookups, exchange, dense part forward and backward, exchange, updates."""
+        self.graph = Graph(self.topology.world_size, self.topology.intra_group_size)
+        self.parameters = 0
+        self.lookups: list[int] = []
+        bottom = self._layers(self._bottom(), "bottom")
+        delivered = [op for e in self.exchanges for op in self._forward(e)]
+        self._add("arrange embeddings", "dense_forward", self._arrange_ms(), [*delivered, bottom])
+        self._add("dot", "dense_forward", self._dot_ms(), [])
+        deep = [*self._interaction(), *self._top()]
+        self._layers(deep, "dense")
+        gradients = self._backward(deep)
+        self._add("dot backward", "dense_backward", 2 * self._dot_ms(), [gradients])
+        arrange = self._add("arrange gradients", "dense_backward", self._arrange_ms(), [])
+        sent: dict[str, list[int]] = {}
+        if not self._is_direct:
+            sent = {e.name: self._return_gradients(e, arrange) for e in self.exchanges}
+        last = self._backward(self._bottom())
+        reduced = self._reduce(last)
+        if self._is_direct:
+            # local gradients come first, so the all-reduce has the links to itself
+            sent = {e.name: self._return_gradients(e, arrange) for e in self.exchanges}
+        updated = [op for e in self.exchanges for op in self._update(e, sent[e.name])]
+        step = self._add("optimizer step", "optimizer", self._step_ms(), [*reduced])
+        end = self._add("end of graph", "host", us(self.runtime.step_us), [*updated, step])
+        for first in (0, *self.lookups):
+            self.graph.wait(first, Dep(end, lag=1))
+        return self.graph
+
+    # --- sparse --------------------------------------------------------------------------------
+
+    def _forward(self, exchange: Exchange) -> list[int]:
+        """Pooled lookups, then the exchange with the ranks of the samples."""
+        transfers = self._outputs(exchange, backward=False)
+        times = [self.runtime.lookup_factor * exchange.forward_ms(g) for g in exchange.members]
+        name, phase = f"{exchange.name} lookup", "embedding_forward"
+        if self.split is not None:
+            return self._hybrid_forward(name, times, transfers)
+        stores: Array | float = 0.0
+        if transfers and exchange.sharding_type in HIERARCHICAL:
+            # the pooling kernel stores into the memory of the host's ranks (hier_model_forward.cu)
+            stores = transfers[0].cost_ms
+            transfers[0] = replace(transfers[0], cost_ms=self._partial_sums_ms(exchange))
+        found = [self._add(name, phase, np.maximum(t, stores), [], "embedding") for t in times]
+        self.lookups += found
+        return self._run(transfers, found, "output_dist_forward")
+
+    def _hybrid_forward(
+        self, name: str, times: Sequence[Array], transfers: Sequence[Transfer]
+    ) -> list[int]:
+        """Rows of other ranks first; what a rank has itself does not wait for the network.
+
+        On one host a rank reads its frequent rows from a cache that the exchange fills.
+        """
+        assert self.split is not None
+        rare = self.split.infrequent
+        phase = "embedding_forward"
+        sent = [self._add(f"{name} rare", phase, rare * t, [], "embedding") for t in times]
+        self.lookups += sent
+        arrived = self._run(transfers, sent, "output_dist_forward")
+        after = arrived if self._is_direct else []
+        return arrived + [self._add(name, phase, (1 - rare) * t, after, "embedding") for t in times]
+
+    def _return_gradients(self, exchange: Exchange, after: int) -> list[int]:
+        """Send the gradients back; those of frequent rows are summed locally first."""
+        waits = [after]
+        if self.split is not None:
+            share = 1 - self.split.infrequent
+            waits = [
+                self._add(
+                    f"{exchange.name} local gradients",
+                    "embedding_backward",
+                    share * self._update_ms(exchange, group),
+                    [after],
+                    "embedding",
+                )
+                for group in exchange.members
+            ]
+        return self._run(self._outputs(exchange, backward=True), waits, "output_dist_backward")
+
+    @property
+    def _is_direct(self) -> bool:
+        """The hybrid embedding on one host: ranks read what they need from each other."""
+        return self.split is not None and self.topology.groups == 1
+
+    def _outputs(self, exchange: Exchange, *, backward: bool) -> list[Transfer]:
+        """Exchanges of outputs or their gradients in the order they run.
+
+        Hierarchical ones cross NVLink among all ranks of a host, then the network among those of
+        one rail (`NcclAll2AllComm::hier_communicate`). Partial sums of row splits are reduced in
+        between; rows of the hybrid embedding are not.
+        """
+        reduced = exchange.sharding_type in HIERARCHICAL
+        width = DATA_TYPE_BYTES[self.dtype]
+        if exchange.is_local:
+            return []
+        if not reduced and self.split is None:
+            return [self._transfer(exchange, "world", width)]
+        found = [self._transfer(exchange, "intra", width)]
+        if self.topology.groups > 1:
+            across = width / self.topology.intra_group_size if reduced else width
+            found.append(self._transfer(exchange, "cross", across))
+        return found[::-1] if backward else found
+
+    def _transfer(self, exchange: Exchange, scope: str, width: float) -> Transfer:
+        comms = self.costs.collectives
+        model = comms.direct if scope == "intra" else partial(comms.all_to_all, scope=scope)
+        cost = exchange.cost(model, self._busiest(width))
+        return Transfer(f"{exchange.name}.{scope}", scope, cost)
+
+    def _busiest(self, width: float) -> Callable[[Array], Array]:
+        """Bytes of the busiest rank, or of the mean rank of the busiest uplink."""
+        if not self.cards:
+            return busiest(Load.OUTPUTS, width)
+        return lambda load: uplink_size(width * load[..., Load.OUTPUTS], self.switches, self.cards)
+
+    def _partial_sums_ms(self, exchange: Exchange) -> Array:
+        """Time to sum what the ranks of a host stored: partial sums in, outputs out."""
+        width = DATA_TYPE_BYTES[self.dtype] * (1 + 1 / self.topology.intra_group_size)
+        return exchange.cost(partial(memory_ms, self.hardware), busiest(Load.OUTPUTS, width))
+
+    def _run(self, transfers: Sequence[Transfer], after: list[int], phase: str) -> list[int]:
+        for transfer in transfers:
+            op = self.graph.add(
+                transfer.name,
+                phase=phase,
+                resource="collectives",
+                stream="comm",
+                cost_ms=transfer.cost_ms,
+                deps=[Dep(i) for i in after],
+                scope=transfer.scope,
+            )
+            after = [op]
+        return after
+
+    def _update(self, exchange: Exchange, after: list[int]) -> list[int]:
+        """Segmented gradients and the optimizer, on rows that the data reader has sorted."""
+        share = 1.0 if self.split is None else self.split.infrequent
+        found = []
+        for group in exchange.members:
+            cost = share * self._update_ms(exchange, group)
+            found.append(self._add(f"{exchange.name} update", "embedding_backward", cost, after))
+        return found
+
+    def _update_ms(self, exchange: Exchange, group: int) -> Array:
+        """Replicated tables are small: their gradients stream through, as do rows and state.
+
+        The hybrid embedding sorts nothing: each lookup's gradient is added to an fp32 row with
+        atomics (`frequent_local_reduce`, `infrequent_update_model_direct`).
+        """
+        if self.split is not None:
+            added = self.plan_loads[:, group, :, Load.OUTPUTS].mean(axis=-1, keepdims=True)
+            size = (DATA_TYPE_BYTES[self.dtype] + 2 * 4.0) * added
+            return self.runtime.update_factor * memory_ms(self.hardware, size)
+        if not exchange.is_local:
+            return self.runtime.update_factor * exchange.backward_ms(group)
+        load = self.loads[:, group]
+        width = DATA_TYPE_BYTES[self.dtype]
+        size = width * load[..., Load.OUTPUTS] + 4.0 * MASTER_PASSES * load[..., Load.GRADIENTS]
+        return memory_ms(self.hardware, size)
+
+    def _reduce(self, after: int) -> list[int]:
+        """Dense gradients and those of replicated rows: one all-reduce in half precision."""
+        replicated = float(self.loads[..., Load.GRADIENTS].sum(axis=1).max())
+        if self.split is not None and self.topology.groups > 1:
+            replicated += self.split.elements
+        size = np.float64(DATA_TYPE_BYTES[self.dtype] * (self.parameters + replicated))
+        if self.topology.world_size == 1:
+            return [after]
+        hybrid = self.split is not None
+        model = self._one_shot_ms if hybrid else self.costs.collectives.all_reduce
+        return [
+            self.graph.add(
+                "all-reduce gradients",
+                phase="all_reduce",
+                resource="collectives",
+                stream="comm",
+                cost_ms=np.asarray(model(size)),
+                deps=[Dep(after)],
+                scope="world",
+            )
+        ]
+
+    def _one_shot_ms(self, size: np.float64) -> Array:
+        """HugeCTR's own all-reduce of v2.x (all_reduce_comm.cu, ib_comm_ar.cu).
+
+        Every rank loads its part from all others of its host, the switches of the network add up
+        the parts of one rail (SHARP, so each NIC carries them once either way), and every rank
+        loads the other parts; in blocks, so that the slower of the two links counts.
+        """
+        comms = self.costs.collectives
+        inside = 2 * comms.direct(size)
+        if self.topology.groups == 1:
+            return inside
+        across = comms.rail(size / self.topology.intra_group_size)
+        waits = (float(comms.rail(0.0)), 2 * comms.floor_ms("all_to_all", "intra"))
+        return np.asarray(np.maximum(inside + waits[0], across + waits[1]))
+
+    # --- dense ---------------------------------------------------------------------------------
+
+    def _bottom(self) -> list[tuple[int, int]]:
+        dense = self.workload.dlrm
+        return _widths(dense.in_features, dense.bottom_mlp)
+
+    def _interaction(self) -> list[tuple[int, int]]:
+        """Multiplications of the interaction as (inputs, outputs)."""
+        dense = self.workload.dlrm
+        if isinstance(dense.interaction, DcnV2):
+            width, rank = self.widths.interaction, dense.interaction.low_rank_dim
+            return [(width, rank), (rank, width)] * dense.interaction.layers
+        return []
+
+    def _top(self) -> list[tuple[int, int]]:
+        return _widths(self._top_input, self.workload.dlrm.top_mlp)
+
+    @property
+    def _top_input(self) -> int:
+        return self.widths.top_input(self.workload.dlrm.interaction)
+
+    def _layers(self, layers: Sequence[tuple[int, int]], name: str) -> int:
+        op = -1
+        for i, (inputs, outputs) in enumerate(layers):
+            cost = self._gemm(self.workload.batch_size, outputs, inputs)
+            op = self._add(f"{name}.{i}", "dense_forward", cost, [])
+        return op
+
+    def _backward(self, layers: Sequence[tuple[int, int]]) -> int:
+        batch, op = self.workload.batch_size, -1
+        for inputs, outputs in reversed(layers):
+            cost = self._gemm(batch, inputs, outputs) + self._gemm(inputs, outputs, batch)
+            op = self._add(f"backward {inputs}x{outputs}", "dense_backward", cost, [])
+            self.parameters += inputs * outputs + outputs
+        return op
+
+    def _gemm(self, m: int, n: int, k: int) -> float:
+        """One multiplication with what is fused into it."""
+        time = gemm_ms(self.hardware, m, n, k, self.dtype) - us(
+            self.hardware.gemm.floor_of(self.dtype)
+        )
+        return self.runtime.gemm_factor * time
+
+    def _arrange_ms(self) -> float:
+        """Received embeddings into the layout of the interaction: read and written once."""
+        width = DATA_TYPE_BYTES[self.dtype]
+        size = 2 * width * self.workload.batch_size * self.widths.interaction
+        if self.split is not None:
+            return 0.0  # the hybrid embedding writes into the interaction's input
+        return float(memory_ms(self.hardware, size))
+
+    def _dot_ms(self) -> float:
+        """Pairwise products as one fused kernel: vectors in, products out."""
+        if self.workload.dlrm.interaction != "dot":
+            return 0.0
+        elements = self.widths.interaction + self._top_input
+        size = DATA_TYPE_BYTES[self.dtype] * self.workload.batch_size * elements
+        return float(memory_ms(self.hardware, size))
+
+    def _step_ms(self) -> float:
+        return float(memory_ms(self.hardware, 4.0 * MASTER_PASSES * self.parameters))
+
+    def _add(
+        self,
+        name: str,
+        phase: str,
+        cost: Array | float,
+        deps: Sequence[int],
+        stream: str = "compute",
+    ) -> int:
+        return self.graph.add(
+            name,
+            phase=phase,
+            resource=RESOURCES.get(phase, "elementwise"),
+            stream=stream,
+            cost_ms=us(self.runtime.graph_node_us) + np.asarray(cost),
+            deps=[Dep(i) for i in deps],
+        )
+
+
+def _widths(inputs: int, layers: Sequence[int]) -> list[tuple[int, int]]:
+    return list(zip((inputs, *layers[:-1]), layers, strict=True))

@@ -1,0 +1,157 @@
+"""Runs every command of an installed wheel once, in an environment without torch and scipy.
+
+    python -m lab try-wheel VENV/bin/shardopt
+
+Each command must work, or end with exit code 2 and name the extra or the data that it lacks; none
+may end in a traceback. `make wheel` calls this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.tools import make_parser
+from lab.validate.suites import SUITES
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = str(ROOT / "configs" / "models" / "dlrm_dcnv2_criteo1tb.yaml")
+DATA = str(ROOT / "tests" / "data" / "public")
+EXTRA = "pip install 'shardopt["
+TIME_LIMIT_S = 600
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command, the exit code it must end with and what it must then say.
+
+    Args:
+        says: in stdout where the exit code is 0, else in stderr.
+        writes: a file that is there afterwards.
+    """
+
+    words: str
+    says: str = ""
+    code: int = 0
+    writes: str = ""
+
+
+def lacks(words: str, says: str = EXTRA) -> Case:
+    """A command that cannot run here, and says what to do about it."""
+    return Case(words, says, code=2)
+
+
+CASES = (
+    Case("--help", "plan"),
+    Case("--version", "shardopt"),
+    Case("hardware", "h100-sxm"),
+    Case("hardware b200 --json", '"name": "b200"'),
+    Case("stats ids.tsv --quiet -o stats.npz", writes="stats.npz"),
+    lacks("stats ids.parquet"),
+    Case(f"plan {MODEL} --gpus 8 --effort 0.05 --quiet -o plan.json", "ms", writes="plan.json"),
+    Case(f"plan {MODEL} --gpus 8 --effort 0.05 --quiet --tune qcomm --trials 2", "qcomm"),
+    Case(f"predict {MODEL} plan.json --quiet", "plan.json: "),
+    Case(f"explain {MODEL} plan.json --quiet --html page.html", "ms", writes="page.html"),
+    Case("diff plan.json plan.json", "No table differs"),
+    Case("trace trace.json --quiet", "ms"),
+    lacks("calibrate --quick"),
+    lacks(f"bench run {MODEL} plan.json"),
+    lacks("bench generate trace.json -o benchmark"),
+    lacks("bench replay made"),
+    lacks("bench predict made"),
+    lacks("predict made"),
+    lacks("bench compare -o compared"),
+    lacks("bench transformers -o transformers"),
+    lacks("bench batch tasks --tasks 0"),
+    lacks("bench against tasks --tasks 0"),
+    lacks(f"bench search {MODEL} --gpus 8"),
+    Case(f"bench score {MODEL} --gpus 8 --count 10 --repeat 1", "a second"),
+    Case(f"validate gemm --quiet --data {DATA}", "unseen devices"),
+    Case(f"validate mlperf-dlrm --quiet --data {DATA}", "MAPE"),
+    Case(f"validate torchrec-p4d --quiet --data {DATA}", "MAPE"),
+    Case(f"validate transformers --quiet --data {DATA}", "MAPE"),
+    lacks(f"validate collectives --data {DATA}"),
+    *(lacks(f"validate {suite.name}", "--data") for suite in SUITES),
+)
+
+
+def write_inputs(folder: Path) -> None:
+    """Files that the commands read: ids, a trace of one step, and what stands for a benchmark."""
+    row = "\t".join(["0", *["1"] * 13, *["a1"] * 26])
+    (folder / "ids.tsv").write_text(f"{row}\n" * 3)
+    (folder / "ids.parquet").write_bytes(b"PAR1")
+    (folder / "trace.json").write_text(json.dumps(_trace()))
+    made = folder / "made"
+    made.mkdir()
+    (made / "data.json").write_text('{"schema": "shardopt.replay/1", "world_size": 1}')
+    (made / "benchmark.py").write_text("import torch\n")
+
+
+def _trace() -> dict[str, Any]:
+    """Two steps with one kernel each, as Kineto writes them."""
+    events: list[dict[str, Any]] = []
+    for step in range(2):
+        start = 1000.0 * step
+        events += [
+            _event("user_annotation", f"ProfilerStep#{step}", start, 999),
+            _event("cpu_op", "aten::mm", start + 10, 50),
+            _event("cuda_runtime", "cudaLaunchKernel", start + 20, 10, correlation=step + 1),
+            _event("kernel", "mm", start + 50, 200, correlation=step + 1, stream=7, device=0),
+        ]
+    return {"traceEvents": events, "deviceProperties": [{"id": 0, "name": "Some GPU"}]}
+
+
+def _event(kind: str, name: str, start: float, length: float, **args: int) -> dict[str, Any]:
+    thread = args.get("stream", 1)
+    place = {"pid": 0 if "stream" in args else 1, "tid": thread, "ts": start, "dur": length}
+    return {"ph": "X", "cat": kind, "name": name, **place, "args": args}
+
+
+def problem_of(case: Case, program: Path, folder: Path) -> str | None:
+    """What went wrong with a command; None if nothing did."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    done = subprocess.run(
+        [str(program), *case.words.split()],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT_S,
+        check=False,
+    )
+    told = done.stderr if case.code else done.stdout
+    if done.returncode != case.code:
+        return f"exit code {done.returncode} instead of {case.code}: {done.stderr.strip()[-500:]}"
+    if case.says not in told or "Traceback" in done.stderr:
+        return f"does not say {case.says!r}: {told.strip()[-500:]}"
+    if case.writes and not (folder / case.writes).stat().st_size:
+        return f"{case.writes} is empty"
+    return None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the cases one after the other; exit code 1 if one of them fails."""
+    parser = make_parser(__file__, __doc__)
+    parser.add_argument("program", type=Path, help="the installed `shardopt`")
+    program = parser.parse_args(argv).program.absolute()
+    problems = []
+    with tempfile.TemporaryDirectory(prefix="try-wheel-") as name:
+        folder = Path(name)
+        write_inputs(folder)
+        for case in CASES:
+            found = problem_of(case, program, folder)
+            if found is not None:
+                problems.append(f"shardopt {case.words}: {found}")
+                print(problems[-1])
+    print(f"{len(CASES) - len(problems)} of {len(CASES)} commands did what they should")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

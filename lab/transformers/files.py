@@ -1,0 +1,290 @@
+"""What a folder of measured transformers holds: the ops of every shape, and rounds of times."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from predictor.cost.ops.cpu_ops import OpRow
+from predictor.cost.ops.reuse import BINS
+from predictor.errors import InputError
+from predictor.iteration.op_graph import CollectiveStart, RankCalls, gradient_sum, training_step
+from shardopt.measure.store import Fields, RowKind, RowsFile, read_rows, write_rows
+
+OPS = "ops.csv"
+BUCKETS = "buckets.csv"
+MACHINE = "machine.json"
+TRACES = "traces.csv"
+TIMES = ("steps", "alone", "captured")
+"""Of a round that counts: what was timed -> shape -> ms of every rank."""
+KIB = 1024
+MOST_OTHER_CORES = 0.2
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Medians over all rounds and steps, by the name of a shape, ms.
+
+    Args:
+        steps: of a step, the slowest rank's.
+        spread: half the range between quartiles of a step over its median.
+        alone: of a step that exchanges no gradients; of captured shapes only.
+        captured: of each row of ops inside such a step.
+        disturbed: further rounds, whose times were not kept (see `is_disturbed`).
+    """
+
+    count: int
+    disturbed: int
+    steps: Mapping[str, float]
+    spread: Mapping[str, float]
+    alone: Mapping[str, float]
+    captured: Mapping[str, tuple[float, ...]]
+
+
+def rounds_file(folder: Path, ranks: int) -> Path:
+    """Where the rounds of so many ranks lie."""
+    return folder / f"rounds-{ranks}.jsonl"
+
+
+def is_disturbed(other_cores: float | None, idle: int) -> bool:
+    """Whether other work took a rank's core in a round: judged by the load, not by any time.
+
+    Args:
+        other_cores: mean number of cores that did other work.
+        idle: cores without a rank.
+    """
+    return other_cores is not None and other_cores > max(idle, 0) + MOST_OTHER_CORES
+
+
+Round = Fields
+"""One round as its line has it: ``round``, ``other_cores`` and, unless disturbed, `TIMES`."""
+
+
+def _parse_round(fields: Fields) -> Round:
+    return {
+        key: fields[key] for key in ("round", "other_cores", *(TIMES if "steps" in fields else ()))
+    }
+
+
+ROUND = RowKind(
+    what="round",
+    keys=("round", "other_cores"),
+    parse=_parse_round,
+    fields=dict,
+    json_lines=True,
+    remedy=f"a round holds {', '.join(TIMES)}, unless other work disturbed it; delete the line",
+)
+
+
+def rounds_of(folder: Path, ranks: int) -> RowsFile[Round]:
+    """The finished rounds of so many ranks, to which more can be added."""
+    return RowsFile(rounds_file(folder, ranks), ROUND)
+
+
+def read_rounds(folder: Path, ranks: int) -> Rounds:
+    """All rounds of so many ranks.
+
+    Raises:
+        InputError: there is none, or a line is broken.
+    """
+    path = rounds_file(folder, ranks)
+    rounds = read_rows(path, ROUND)
+    kept = [each for each in rounds if "steps" in each]
+    if rounds and not kept:
+        raise InputError(
+            f"{path}: all {len(rounds)} rounds were disturbed by other work; measure again with "
+            "python -m lab transformers on an idle machine"
+        )
+    if not rounds:
+        raise InputError(f"{path}: holds no round; measure with python -m lab transformers")
+    steps = _samples(kept, "steps")
+    return Rounds(
+        len(kept),
+        len(rounds) - len(kept),
+        {name: _median(times) for name, times in steps.items()},
+        {name: _spread(times) for name, times in steps.items()},
+        {name: _median(times) for name, times in _samples(kept, "alone").items()},
+        _captured_ms(kept),
+    )
+
+
+def _samples(rounds: Sequence[Mapping[str, Any]], key: str) -> dict[str, list[list[float]]]:
+    """Name -> times of every rank."""
+    found: dict[str, list[list[float]]] = {}
+    for each in rounds:
+        for name, ranks in each[key].items():
+            kept = found.setdefault(name, [[] for _ in ranks])
+            for times, more in zip(kept, ranks, strict=True):
+                times.extend(more)
+    return found
+
+
+def _median(ranks: Sequence[Sequence[float]]) -> float:
+    return max(statistics.median(times) for times in ranks)
+
+
+def _spread(ranks: Sequence[Sequence[float]]) -> float:
+    """Half the range between quartiles over the median, the largest of all ranks."""
+    halves = []
+    for times in ranks:
+        low, middle, high = statistics.quantiles(times, n=4)
+        halves.append((high - low) / 2 / middle)
+    return max(halves)
+
+
+def _captured_ms(rounds: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, ...]]:
+    """The median over rounds and ranks, row by row."""
+    found: dict[str, list[list[float]]] = defaultdict(list)
+    for each in rounds:
+        for name, ranks in each["captured"].items():
+            found[name] += ranks
+    return {
+        name: tuple(map(statistics.median, zip(*times, strict=True)))
+        for name, times in found.items()
+    }
+
+
+@dataclass(frozen=True)
+class _OpLine:
+    """A line of `OPS`; shape and part stand in their first line only."""
+
+    shape: str
+    part: str
+    row: OpRow
+
+
+def _parse_op(fields: Fields) -> _OpLine:
+    sizes = tuple(map(int, fields["sizes"].split()))
+    reuse = [0.0] * BINS
+    for entry in fields["reuse_kib"].split():
+        at, size = entry.split(":")
+        reuse[int(at)] = KIB * float(size)
+    row = OpRow(fields["kind"], sizes, tuple(reuse), int(fields["count"]))
+    return _OpLine(fields["shape"], fields["part"], row)
+
+
+def _op_fields(line: _OpLine) -> Fields:
+    row = line.row
+    reuse = (f"{at}:{size / KIB:.4g}" for at, size in enumerate(row.reuse) if size)
+    return {
+        "shape": line.shape,
+        "part": line.part,
+        "kind": row.kind,
+        "sizes": " ".join(map(str, row.sizes)),
+        "count": row.count,
+        "reuse_kib": " ".join(reuse),
+    }
+
+
+REMEDY = "restore the file, or measure again into a new folder"
+OP = RowKind(
+    what="row of ops",
+    keys=("shape", "part", "kind", "sizes", "count", "reuse_kib"),
+    parse=_parse_op,
+    fields=_op_fields,
+    remedy=REMEDY,
+)
+
+
+@dataclass(frozen=True)
+class _BucketLine:
+    """A line of `BUCKETS`."""
+
+    shape: str
+    bucket: int
+    start: CollectiveStart
+
+
+BUCKET = RowKind(
+    what="bucket",
+    keys=("shape", "bucket", "gradients", "bytes"),
+    parse=lambda of: _BucketLine(
+        of["shape"], int(of["bucket"]), gradient_sum(int(of["gradients"]), int(of["bytes"]))
+    ),
+    fields=lambda line: {
+        "shape": line.shape,
+        "bucket": line.bucket,
+        "gradients": line.start.gradients,
+        "bytes": line.start.bytes,
+    },
+    remedy=REMEDY,
+)
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """A step that was traced: its ops, and how many of them each trace holds in order."""
+
+    shape: str
+    ops: int
+    in_execution_trace: int
+    in_kineto: int
+
+    @property
+    def found(self) -> int:
+        """Ops that both traces hold, at least."""
+        return min(self.in_execution_trace, self.in_kineto)
+
+
+TRACED_STEP = RowKind(
+    what="traced step",
+    keys=("shape", "ops", "in_execution_trace", "in_kineto"),
+    parse=lambda of: TracedStep(
+        of["shape"], int(of["ops"]), int(of["in_execution_trace"]), int(of["in_kineto"])
+    ),
+    fields=asdict,
+    remedy=REMEDY,
+)
+
+
+def write_ops(folder: Path, steps: Mapping[str, RankCalls]) -> None:
+    """Rows of ops and buckets of every shape."""
+    lines = [
+        _OpLine("" if at or part_at else name, "" if at else part.op, row)
+        for name, step in steps.items()
+        for part_at, part in enumerate(step.calls)
+        for at, row in enumerate(part.rows)
+    ]
+    write_rows(folder / OPS, OP, lines)
+    buckets = [
+        _BucketLine(name, at, bucket)
+        for name, step in steps.items()
+        for at, bucket in enumerate(step.collectives)
+    ]
+    write_rows(folder / BUCKETS, BUCKET, buckets)
+
+
+def read_ops(folder: Path) -> dict[str, RankCalls]:
+    """What `write_ops` wrote, by the name of the shape.
+
+    Raises:
+        InputError: a file cannot be read, or a line of it.
+    """
+    parts: dict[str, dict[str, list[OpRow]]] = defaultdict(lambda: defaultdict(list))
+    name = part = ""
+    for line in read_rows(folder / OPS, OP):
+        name, part = line.shape or name, line.part or part
+        parts[name][part].append(line.row)
+    buckets: dict[str, list[CollectiveStart]] = defaultdict(list)
+    for of in read_rows(folder / BUCKETS, BUCKET):
+        buckets[of.shape].append(of.start)
+    return {
+        name: training_step({part: tuple(rows) for part, rows in of.items()}, buckets[name])
+        for name, of in parts.items()
+    }
+
+
+def read_traces(folder: Path) -> tuple[int, int, int] | None:
+    """(steps, ops, fewest of them that their traces hold in order); None where none was traced.
+
+    Raises:
+        InputError: the file cannot be read, or a line of it.
+    """
+    if not (folder / TRACES).exists():
+        return None
+    rows = read_rows(folder / TRACES, TRACED_STEP)
+    return len(rows), sum(row.ops for row in rows), sum(row.found for row in rows)

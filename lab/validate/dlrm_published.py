@@ -1,0 +1,327 @@
+"""DLRM of NVIDIA's DeepLearningExamples: published throughput on V100 and A100 hosts.
+
+Whole tables lie on ranks, MLPs are data-parallel or, the bottom one, on the first rank; batches are
+global, one id a feature, SGD. PyTorch and TensorFlow ran embeddings of their own, no TorchRec; what
+the software did by date is in `lab.runtimes.examples`. Rows are apart by precision and by
+what they fuse: the table says that from 2021 on CUDA graphs launch the kernels and fused kernels
+run the MLPs. Nothing was fitted on any row.
+
+Why: docs/decisions/0046.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from functools import cache
+from pathlib import Path
+
+from lab.runtimes.examples.builder import ExamplesBuilder
+from lab.runtimes.examples.runtime import load_examples
+from lab.validate.report import ComparedRow, Report, data_folder, noise_of
+from lab.validate.torchrec_p4d import UNCAPPED_ROWS, ZIPF_ALPHA
+from predictor import units
+from predictor.csv_rows import MOST_RANKS, Row, count, number, read_table
+from predictor.errors import InputError, did_you_mean
+from predictor.hardware.device_names import profile_of_device
+from predictor.hardware.loader import list_hardware, load_hardware
+from predictor.iteration.critical_path import critical_path
+from predictor.iteration.plan_scorer import PlanScorer
+from predictor.iteration.timeline import simulate
+from predictor.model.distribution import Zipf
+from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.topology import Topology
+from predictor.model.workload import DcnV2, DenseArch, Feature, QComm, Table, Workload
+from predictor.predict import iteration_interval
+
+FILE = "dlrm_published_throughput.csv"
+COLUMNS = (
+    *("source", "date", "model", "gpu", "gpu_mem", "gpus", "model_size", "emb_gb", "tables", "dim"),
+    *("global_batch", "precision", "phase", "iter_ms"),
+)
+SMALL_ROWS = (
+    *(7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11, 2209),
+    *(10667, 104, 4, 968, 15, 8165896, 2675940, 7156453, 302516, 12022, 97, 35),
+)
+"""Criteo 1 TB with ids that occur fewer than 15 times as one: the head of the table."""
+LARGE_FROM = 100_000
+"""Tables of so many rows grow as rarer ids are kept; smaller ones have all their ids already."""
+PRECISIONS = {"fp32": "fp32", "tf32": "tf32", "mixed precision": "fp16", "amp": "fp16"}
+WEIGHTS_SHARE = 0.9
+"""Of a card's memory that whole tables may take; larger ones are cut into columns."""
+ROOMY_RANKS = 4
+"""With more ranks, the one that has the bottom MLP has no table."""
+MESH = "dgx-1"
+"""Host whose cards are joined by a cube mesh."""
+UNFUSED, FUSED, MIXED, MIXED_FUSED = (
+    "fp32 and TF32, unfused",
+    "fp32 and TF32, CUDA graphs and fused MLPs",
+    "mixed precision, fused interaction at most",
+    "mixed precision, CUDA graphs and fused MLPs",
+)
+PARTS = (UNFUSED, FUSED, MIXED, MIXED_FUSED)
+NOTES = (
+    "nothing was fitted on these rows; the software of each date is described in "
+    "predictor/hardware/runtimes/examples.yaml",
+    "fused rows launch no kernel from the host; that a fused MLP adds its bias gradient for "
+    "nothing, and what fused interactions save, is not in the prediction",
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One row of the table.
+
+    Args:
+        model: framework and interaction, in words.
+        embedding_gib: of all tables; None where the row does not say.
+    """
+
+    day: date
+    model: str
+    gpu: str
+    gpu_gib: int
+    gpus: int
+    size: str
+    embedding_gib: float | None
+    dim: int
+    global_batch: int
+    precision: str
+    measured_ms: float
+
+    @property
+    def dtype(self) -> str:
+        """Data type of the multiplications."""
+        return PRECISIONS[self.precision.lower()]
+
+    @property
+    def framework(self) -> str:
+        """``pytorch`` or ``tensorflow``."""
+        return "tensorflow" if "tf2" in self.model.lower() else "pytorch"
+
+    @property
+    def part(self) -> str:
+        """Which part of the report it counts in."""
+        fused = load_examples().fuses(self.day)
+        if self.dtype == "fp16":
+            return MIXED_FUSED if fused else MIXED
+        return FUSED if fused else UNFUSED
+
+    @property
+    def profile(self) -> str:
+        """Name of the shipped profile of its GPU.
+
+        Raises:
+            InputError: there is none.
+        """
+        device = f"{self.gpu.replace('(', '').replace(')', '')} {self.gpu_gib}GB"
+        name = profile_of_device(device)
+        if name is None:
+            known = list_hardware()
+            near = did_you_mean(self.gpu.split()[0].lower(), known)
+            raise InputError(
+                f"no profile describes it{near}; copy the nearest file of "
+                "predictor/hardware/profiles and give what differs (CONTRIBUTING.md), or let "
+                f"shardopt calibrate write one; there are {', '.join(known)}"
+            )
+        return name
+
+    def rows(self) -> tuple[int, ...]:
+        """Rows of every table: those of the nearest published list, grown to the bytes given."""
+        small = self.size in ("small", "")
+        known = SMALL_ROWS if small else UNCAPPED_ROWS
+        if small or self.embedding_gib is None:
+            return known
+        large = sum(size for size in known if size >= LARGE_FROM)
+        wanted = units.gib(self.embedding_gib) / (4 * self.dim) - (sum(known) - large)
+        factor = max(wanted / large, 0.01)
+        return tuple(round(size * factor) if size >= LARGE_FROM else size for size in known)
+
+    @property
+    def first_gpu(self) -> bool:
+        """Whether the first rank ran the bottom MLP of all samples."""
+        return load_examples().on_first_gpu(self.framework, self.day)
+
+    @property
+    def local_gpus(self) -> int:
+        """Ranks of a host."""
+        return min(self.gpus, load_hardware(self.profile).gpus_per_host)
+
+    def plan(self) -> ShardingPlan:
+        """Which rank has which table.
+
+        Raises:
+            InputError: the tables do not fit.
+        """
+        hbm_bytes = units.gib(self.gpu_gib)
+        tables = self.workload().tables
+        return place(tables, self.gpus, self.local_gpus, hbm_bytes, first_gpu=self.first_gpu)
+
+    def workload(self) -> Workload:
+        """The model and its batch per rank."""
+        tables = tuple(
+            Table(
+                f"t_cat_{i}",
+                size,
+                self.dim,
+                (Feature(f"cat_{i}", 1.0, distribution=Zipf(ZIPF_ALPHA, 0.0)),),
+                optimizer="exact_sgd",
+            )
+            for i, size in enumerate(self.rows())
+        )
+        wire = "fp16" if self.dtype == "fp16" else "fp32"
+        interaction = DcnV2(3, 512) if "dcn" in self.model.lower() else "dot"
+        bottom, top = (512, 256, self.dim), (1024, 1024, 512, 256, 1)
+        arch = DenseArch(13, bottom, top, interaction, self.dtype, "sgd")
+        batch = max(1, self.global_batch // self.gpus)
+        return Workload("DLRM", batch, tables, arch, "base", QComm(wire, wire))
+
+
+def validate_dlrm_published(folder: Path) -> Report:
+    """Predict every training row of the table in ``folder``.
+
+    Raises:
+        InputError: the folder or the table is not there.
+    """
+    data_folder(folder, [FILE], every=True)
+    table = read_table(folder / FILE, COLUMNS, _parse)
+    rows = [_compared(run) for run in table.rows]
+    rows.sort(key=lambda row: PARTS.index(row.part))
+    repeats = [(tuple(v for k, v in r.name.items() if k != "date"), r.measured_ms) for r in rows]
+    return Report(
+        "dlrm-published",
+        tuple(rows),
+        UNFUSED,
+        tuple(table.problems),
+        NOTES,
+        held_out=PARTS[1:],
+        noise={"the same on other dates, with other software": noise_of(repeats)},
+    )
+
+
+def _parse(row: Row) -> Run:
+    text, precision = row["emb_gb"].strip(), row["precision"].strip()
+    if row["phase"].strip() != "training":
+        raise ValueError(f"phase is '{row['phase']}'; only training is predicted")
+    if precision.lower() not in PRECISIONS:
+        known = ", ".join(PRECISIONS)
+        raise ValueError(f"precision is '{precision}'; known are {known}")
+    if count(row, "tables") != len(SMALL_ROWS):
+        raise ValueError(f"tables is {row['tables']}; the rows of {len(SMALL_ROWS)} are known")
+    try:
+        day = date.fromisoformat(row["date"].strip())
+    except ValueError:
+        raise ValueError(f"date is '{row['date']}'; it must be year-month-day") from None
+    gpus, batch = count(row, "gpus", MOST_RANKS), count(row, "global_batch")
+    if batch < gpus:
+        raise ValueError(f"global_batch is {batch}, fewer than the {gpus} gpus")
+    run = Run(
+        day,
+        row["model"].strip(),
+        row["gpu"].strip(),
+        count(row, "gpu_mem"),
+        gpus,
+        row["model_size"].strip(),
+        number(row, "emb_gb") if text else None,
+        count(row, "dim"),
+        batch,
+        precision,
+        number(row, "iter_ms"),
+    )
+    try:
+        name = run.profile
+    except InputError as error:
+        raise ValueError(f"gpu is '{run.gpu}': {error}") from error
+    if gpus % run.local_gpus:
+        raise ValueError(f"gpus is {gpus}; hosts of {name} have {run.local_gpus}")
+    try:
+        run.plan()
+    except InputError as error:
+        raise ValueError(f"gpu_mem is {run.gpu_gib}: {error}") from error
+    return run
+
+
+def _compared(run: Run) -> ComparedRow:
+    predicted, interval = _predicted(run)
+    return ComparedRow(
+        {
+            "date": run.day.isoformat(),
+            "model": run.model,
+            "gpu": run.gpu,
+            "gpus": run.gpus,
+            "model_size": run.size,
+            "global_batch": run.global_batch,
+            "precision": run.precision,
+            "profile": run.profile,
+        },
+        run.measured_ms,
+        predicted,
+        family=f"{run.profile} x{run.gpus} {run.framework}",
+        part=run.part,
+        source="NVIDIA/DeepLearningExamples",
+        interval_ms=interval,
+    )
+
+
+@cache
+def _predicted(run: Run) -> tuple[float, tuple[float, float]]:
+    """Time of an iteration and its 90 % interval."""
+    runtime, workload = load_examples(), run.workload()
+    through_host = MESH in run.gpu.lower() and runtime.crosses_sockets(run.gpus, run.day)
+    hardware = load_hardware(run.profile)
+    hardware = runtime.profile(hardware, run.day, through_host=through_host)
+    topology = Topology.uniform(
+        run.gpus,
+        run.local_gpus,
+        hbm_bytes=units.gib(run.gpu_gib),
+        ddr_bytes=hardware.ddr_bytes,
+    )
+    scorer = PlanScorer(workload, topology, hardware)
+    builder = ExamplesBuilder(scorer, run.plan(), first_gpu=run.first_gpu, shared_link=through_host)
+    graph = builder.build()
+    timeline = simulate(graph, keep_steps=True)
+    time = float(timeline.iteration_ms[0])
+    path = critical_path(graph, timeline)
+    return time, iteration_interval(time, path, hardware, topology, runtime.software_error)
+
+
+def place(
+    tables: Sequence[Table], gpus: int, local: int, hbm_bytes: int, *, first_gpu: bool
+) -> ShardingPlan:
+    """Tables by falling size, each to the rank with the fewest bytes that has room for one more.
+
+    Every rank takes equally many tables, as far as that goes; what does not fit one card is cut
+    into columns.
+
+    Args:
+        local: ranks of a host.
+        hbm_bytes: of one rank.
+        first_gpu: the first rank has the bottom MLP, and no table beside it where ranks are many.
+
+    Raises:
+        InputError: the tables do not fit the cards.
+    """
+    ranks = range(1 if first_gpu and gpus > ROOMY_RANKS else 0, gpus)
+    cap = WEIGHTS_SHARE * hbm_bytes
+    pieces = {t.name: max(1, math.ceil(t.weight_bytes / cap)) for t in tables}
+    most = math.ceil(sum(pieces.values()) / len(ranks))
+    held, count_of = dict.fromkeys(ranks, 0.0), dict.fromkeys(ranks, 0)
+    found = {}
+    for table in sorted(tables, key=lambda t: -t.weight_bytes / pieces[t.name]):
+        parts, first, shards = pieces[table.name], 0, []
+        for part in range(parts):
+            rank = min((r for r in ranks if count_of[r] < most), key=lambda r: held[r])
+            end = table.embedding_dim * (part + 1) // parts
+            shards.append(Shard(rank, (0, first), (table.num_embeddings, end - first)))
+            held[rank] += table.weight_bytes / parts
+            count_of[rank] += 1
+            first = end
+        kind = ShardingType.TABLE_WISE if parts == 1 else ShardingType.COLUMN_WISE
+        found[table.name] = TablePlan(kind, ComputeKernel.FUSED, tuple(shards))
+    worst = max(held.values())
+    if worst > hbm_bytes:
+        need, have = (size / units.gib(1) for size in (worst, hbm_bytes))
+        raise InputError(f"a card needs {need:.0f} GiB for its tables and has {have:.0f}")
+    return ShardingPlan(found, gpus, local)

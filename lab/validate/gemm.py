@@ -1,0 +1,183 @@
+"""Matrix multiplication: the shipped constants on two public tables.
+
+``xla_matmul_measured.csv`` times batched products on tensor cores; it makes the headline. The table
+of NeuSight times linear layers in fp32: devices of its train split gave the constants of a profile,
+the others (``unseen``) are predicted from their datasheets alone. One of the two files is enough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from lab.validate.report import ComparedRow, Report, Summary, data_folder, noise_of
+from predictor.cost.errors import kernel_interval
+from predictor.cost.gemm import batched_ms
+from predictor.csv_rows import merged_lines
+from predictor.fit.gemm import GemmRows, predict_ms
+from predictor.fit.public_tables import (
+    GEMM_FILE,
+    MATMUL_FILE,
+    Product,
+    by_split,
+    read_gemm,
+    read_matmul,
+)
+from predictor.hardware.device_names import no_profile, profile_of_device
+from predictor.hardware.loader import load_hardware
+
+TENSOR = "tensor cores: tf32, bf16"
+GAVE = "gave constants"
+FP8 = "tensor cores: fp8"
+SEEN = "devices of the train split"
+UNSEEN = "unseen devices"
+DATA_TYPE = "fp32"
+
+PROFILES = {
+    "NVIDIA A100-PCIE-40GB": "a100-40gb",
+    "NVIDIA A100 80GB PCIe": "a100-pcie-80gb",
+    "NVIDIA H100 80GB HBM3": "h100-sxm",
+    "NVIDIA H100 PCIe": "h100-pcie",
+    "NVIDIA L4": "l4",
+    "NVIDIA L40": "l40",
+    "NVIDIA L40S": "l40s",
+    "NVIDIA A30": "a30",
+    "NVIDIA A40": "a40",
+    "NVIDIA H200": "h200-sxm",
+    "Tesla P100-PCIE-16GB": "p100-pcie-16gb",
+    "Tesla P4": "p4",
+    "Tesla T4": "t4",
+    "Tesla V100-PCIE-32GB": "v100-32gb",
+    "Tesla V100-SXM2-32GB": "v100-32gb",
+}
+"""Name that CUDA gives a device -> the profile that predicts it."""
+
+TRAINED = frozenset({"NVIDIA A100-PCIE-40GB", "Tesla V100-PCIE-32GB", "Tesla P100-PCIE-16GB"})
+"""Devices whose train rows the constants were fitted to."""
+SHAPE = ("gpu", "operands", "b", "m", "n", "k")
+"""What a product timed again on another day has in common."""
+FITTED_COUNTS: dict[tuple[str, str], tuple[int, ...]] = {
+    ("H100", "bf16"): (1,),
+    ("H100", "tf32"): (1, 2),
+    ("B200", "bf16"): (1,),
+    ("B200", "tf32"): (1,),
+}
+"""GPU and type -> batches whose rows gave constants, where log2(m n k) is an even number."""
+NOTES = {
+    TENSOR: "rows of XLA are times of kernels alone; on NVIDIA its f32 is tf32",
+    SEEN: f"{DATA_TYPE}: NeuSight's way of timing adds a fixed time to every row, and so does the "
+    "prediction of its rows",
+}
+
+
+def validate_gemm(folder: Path) -> Report:
+    """Predict every row in ``folder`` with the shipped constants.
+
+    Raises:
+        InputError: the folder is not there, or neither table, or one cannot be read.
+    """
+    data_folder(folder, [MATMUL_FILE, GEMM_FILE])
+    products: list[ComparedRow] = []
+    linears: list[ComparedRow] = []
+    skipped: list[str] = []
+    if (folder / MATMUL_FILE).is_file():
+        table = read_matmul(folder / MATMUL_FILE, _usable)
+        products = [_predict_product(product) for product in table.rows]
+        skipped += merged_lines(table.problems)
+    if (folder / GEMM_FILE).is_file():
+        linears, problems = _neusight(folder / GEMM_FILE)
+        skipped += problems
+    headline = TENSOR if any(row.part == TENSOR for row in products) else SEEN
+    return Report(
+        "gemm",
+        (*products, *linears),
+        headline,
+        tuple(skipped),
+        tuple(NOTES.values()),
+        held_out=tuple(part for part in (TENSOR, FP8, SEEN, UNSEEN) if part != headline),
+        noise={name: found for name, found in _noise(products) if found.n},
+    )
+
+
+def _noise(rows: Sequence[ComparedRow]) -> Iterator[tuple[str, Summary]]:
+    """Family -> how far its products lie apart that were timed again on another day."""
+    for family in dict.fromkeys(row.family for row in rows):
+        of = [row for row in rows if row.family == family]
+        timed = ((tuple(row.name[key] for key in SHAPE), row.measured_ms) for row in of)
+        yield f"{family}, other dates", noise_of(timed)
+
+
+def _usable(product: Product) -> str:
+    if "not credible" in product.doubt:
+        return f"flag is '{product.doubt}'"
+    profile = profile_of_device(product.gpu)
+    if profile is None:
+        return no_profile(product.gpu)
+    if product.data_type not in load_hardware(profile).gemm.tflops:
+        given = product.operands.split()[0]
+        return f"lhs is {given}, and {profile} has no rate of {product.data_type}"
+    return ""
+
+
+def _predict_product(product: Product) -> ComparedRow:
+    hw = load_hardware(str(profile_of_device(product.gpu)))
+    sizes = (product.count, product.m, product.n, product.k)
+    predicted_ms = batched_ms(hw, *sizes, product.data_type)
+    return ComparedRow(
+        {
+            **{"gpu": product.gpu, "profile": hw.name, "operands": product.operands},
+            **dict(zip(SHAPE[2:], sizes, strict=True)),
+            **{"date": product.date, "flag": product.doubt},
+        },
+        product.time_ms,
+        predicted_ms,
+        family=f"{product.gpu} {product.data_type}",
+        part=_part(product),
+        source="ROCm/xla xla/service/gpu/model",
+        interval_ms=kernel_interval(hw, ["gemm"], predicted_ms),
+    )
+
+
+def _part(product: Product) -> str:
+    if product.data_type == "fp8":
+        return FP8
+    gpu = product.gpu, product.data_type
+    even = float(math.log2(product.m * product.n * product.k) % 2) == 0.0
+    return GAVE if even and product.count in FITTED_COUNTS.get(gpu, ()) else TENSOR
+
+
+def _neusight(path: Path) -> tuple[list[ComparedRow], list[str]]:
+    """Rows of the test split, and what was left out."""
+    table = read_gemm(path)
+    tables = by_split(table.rows)
+    trained = {device for device, split in tables if split == "train"} | TRAINED
+    rows: list[ComparedRow] = []
+    skipped = list(table.problems)
+    for (device, split), shapes in tables.items():
+        if split == "test" and device not in PROFILES:
+            skipped.append(f"{path.name}: {len(shapes.m)} rows: {no_profile(device, 'device')}")
+        elif split == "test":
+            rows += _predict(device, shapes, SEEN if device in trained else UNSEEN)
+    return rows, skipped
+
+
+def _predict(device: str, shapes: GemmRows, part: str) -> list[ComparedRow]:
+    hw = load_hardware(PROFILES[device])
+    predicted = predict_ms(hw.gemm, hw.sms, hw.memory.hbm, shapes, DATA_TYPE)
+    return [
+        ComparedRow(
+            {"device": device, "profile": hw.name, "m": int(m), "n": int(n), "k": int(k)},
+            float(measured),
+            float(time),
+            family=device,
+            part=part,
+            source="sitar-lab/NeuSight scripts/asplos/data/dataset",
+            interval_ms=kernel_interval(hw, ["gemm"], float(time)),
+        )
+        for m, n, k, measured, time in zip(
+            shapes.m, shapes.n, shapes.k, shapes.time_ms, np.asarray(predicted), strict=True
+        )
+    ]

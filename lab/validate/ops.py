@@ -1,0 +1,158 @@
+"""Memory-bound ops of a TorchRec step beside its lookups: regroup, index select and the like.
+
+Each is predicted as the op of a dense part (`OpTimes`) that does the same: a concatenation of
+columns for a regroup, a decoding pass for quantised values, a copy for all else. Implementations
+share the bytes among their kernels: PyTorch runs one a tensor, FBGEMM's batched index select those
+of its lookups. Bytes are those that the file counts: one read and one write a direction.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.validate.report import ComparedRow, Report, data_folder
+from predictor.cost.errors import kernel_interval
+from predictor.cost.lookup.embedding import backward_kernels, forward_kernels
+from predictor.cost.ops.op_time import OpTimes
+from predictor.csv_rows import Row, merged_lines, number, read_table
+from predictor.hardware.device_names import no_profile, profile_of_device
+from predictor.hardware.loader import HardwareProfile, load_hardware
+from predictor.model.op_calls import OpCall, Operand
+
+FILE = "membound_ops_measured.csv"
+COLUMNS = (
+    *("source", "pr", "gpu", "op", "impl", "shape", "dtype", "mode", "time_us"),
+    "ideal_bytes_GB",
+)
+PART = "memory-bound ops"
+GAVE = "gave constants"
+FITTED = frozenset(
+    {
+        ("#4634", "triton", "see PR", "fp32", "fwd"),
+        ("#4720", "triton", "B=2048 F=957 width=100468", "bf16", "fwd"),
+        ("#4688", "triton", "T1024 R100 B2048 D128", "fp16", "fwd"),
+        ("#6148 3ac119c0", "triton after", "out 1272824832 group 16", "fp32 out", "fwd"),
+        ("#6148 3ac119c0", "triton after", "out 1054586880 group 8", "fp32 out", "fwd"),
+    }
+)
+"""Rows that gave ``elementwise.efficiency`` of Hopper and ``decode`` of Blackwell: pull request,
+impl, shape, dtype and mode."""
+LOOKUP = "batch_index_select"
+"""Op that FBGEMM runs with the kernels of its lookups."""
+OPS = {
+    **dict.fromkeys(("regroup", "concat", "permute"), "cat"),
+    "dequantize": "dequantize",
+    LOOKUP: "index_select",
+}
+"""Word in the name of an op -> PyTorch's op of that kind; all others copy."""
+ONE_BY_ONE = "torch"
+"""Implementation that runs a kernel a tensor."""
+DIRECTIONS = ("fwd", "bwd", "fwd+bwd")
+CODE_BYTES = {"mx4": 0.5}
+"""Format of quantised values -> bytes of one; each group of them has a scale of one byte."""
+
+
+@dataclass(frozen=True)
+class MeasuredOp:
+    """One row of the file.
+
+    Args:
+        name: what names it, by the file's columns.
+        kernels: that share the bytes.
+        op: that each of them runs, by PyTorch's name.
+    """
+
+    name: dict[str, str | int | float]
+    profile: str
+    bytes_moved: float
+    kernels: int
+    op: str
+    fitted: bool
+    time_ms: float
+    source: str
+
+    @property
+    def predicted_ms(self) -> float:
+        """With the shipped constants."""
+        times = OpTimes(load_hardware(self.profile), "fp32")
+        return self.kernels * times.cost(_call(self.op, self.bytes_moved / self.kernels)).ms
+
+
+def validate_ops(folder: Path) -> Report:
+    """Predict every op in ``folder`` with the shipped constants.
+
+    Raises:
+        InputError: the folder or the file is not there, or cannot be read.
+    """
+    data_folder(folder, [FILE], every=True)
+    table = read_table(folder / FILE, COLUMNS, _parse)
+    rows = tuple(
+        ComparedRow(
+            {**op.name, "profile": op.profile},
+            op.time_ms,
+            op.predicted_ms,
+            family=f"{op.profile} {op.name['op']}",
+            part=GAVE if op.fitted else PART,
+            source=op.source,
+            interval_ms=kernel_interval(
+                load_hardware(op.profile), ["elementwise", "memory"], op.predicted_ms
+            ),
+        )
+        for op in table.rows
+    )
+    return Report("ops", rows, PART, tuple(merged_lines(table.problems)))
+
+
+def _parse(row: Row) -> MeasuredOp:
+    time_ms = number(row, "time_us") * 1e-3
+    profile = profile_of_device(row["gpu"])
+    if profile is None:
+        raise ValueError(no_profile(row["gpu"]))
+    if row["mode"] not in DIRECTIONS:
+        raise ValueError(f"mode is '{row['mode']}'; known are {', '.join(DIRECTIONS)}")
+    return MeasuredOp(
+        {column: row[column] for column in ("gpu", "op", "impl", "shape", "dtype", "mode")},
+        profile,
+        _bytes(row),
+        _kernels(row, load_hardware(profile)),
+        next((op for word, op in OPS.items() if word in row["op"]), "clone"),
+        tuple(row[name] for name in ("pr", "impl", "shape", "dtype", "mode")) in FITTED,
+        time_ms,
+        f"{row['source']} {row['pr']}",
+    )
+
+
+def _call(op: str, bytes_moved: float) -> OpCall:
+    """One call that reads half of the bytes and writes the others; columns come from two matrices
+    side by side."""
+    rows = round(bytes_moved / 4)
+    parts, width = (2, 1) if op == "cat" else (1, 2)
+    given = [Operand(i, rows * width, 0, (rows, width), (width, 1), 1) for i in range(parts)]
+    return OpCall(op, tuple(given), (Operand(parts, 2 * rows, 0, (rows, 2), (2, 1), 1),))
+
+
+def _kernels(row: Row, hardware: HardwareProfile) -> int:
+    """Kernels that share the bytes."""
+    directions = row["mode"].split("+")
+    tensors = re.match(r"T([1-9]\d{0,5})\b", row["shape"])
+    if row["impl"] == ONE_BY_ONE and tensors:
+        return int(tensors[1]) * len(directions)
+    if row["impl"] == "fbgemm" and LOOKUP in row["op"]:
+        counts = {"fwd": forward_kernels(hardware), "bwd": backward_kernels(hardware)}
+        return sum(counts[direction] for direction in directions)
+    return len(directions)
+
+
+def _bytes(row: Row) -> float:
+    """Bytes that the op reads and writes."""
+    if row["ideal_bytes_GB"].strip():
+        return number(row, "ideal_bytes_GB") * 1e9
+    unpacked = re.fullmatch(r"out ([1-9]\d{0,14}) group ([1-9]\d{0,8})", row["shape"])
+    code = next((size for name, size in CODE_BYTES.items() if name in row["op"]), None)
+    if unpacked is None or code is None:
+        raise ValueError(
+            f"ideal_bytes_GB is '', and shape '{row['shape']}' does not give the bytes"
+        )
+    return int(unpacked[1]) * (4 + code + 1 / int(unpacked[2]))

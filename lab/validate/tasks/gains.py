@@ -1,0 +1,233 @@
+"""What a plan saves of the time of TorchRec's plan of the same task, foretold and measured.
+
+Why: docs/decisions/0037, docs/decisions/0041.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from lab.tasks.against import THEIRS
+from lab.tasks.random_plans import PREFIX
+from lab.tasks.task_set import MeasuredTask, TaskSet
+from lab.validate.tasks.task_prediction import TaskPrediction, predict_task
+from search.expected_gain import ExpectedGain, expected_gain
+from search.problem import Problem
+from shardopt.bench.summary import PlanSummary, summaries
+
+QUIET = 0.25
+"""Rounds in which other work kept more cores busy than this count for no plan."""
+FEWEST_ROUNDS = 6
+"""Quiet ones of a task; fewer have no interval."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a plan saves, as fractions of the time of TorchRec's plan.
+
+    Args:
+        task: the part of the task that both plans ran in.
+        theirs, ours: how long both took.
+        predicted: from the calibration of the batch.
+        expected: the mean under the errors that the costs may have, which is what is foretold.
+        all_rounds: the measured gain with rounds beside other work.
+    """
+
+    task: TaskPrediction
+    theirs: PlanSummary
+    ours: PlanSummary
+    predicted: float
+    expected: ExpectedGain
+    all_rounds: float
+
+    @property
+    def measured(self) -> float:
+        """The median over the rounds, each of which ran both plans."""
+        return 1 - self.ours.ratio.value if self.ours.ratio else math.nan
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Of at least 95 %, for the measured gain."""
+        ratio = self.ours.ratio
+        if ratio is None or ratio.interval is None:
+            return math.nan, math.nan
+        return 1 - ratio.interval[1], 1 - ratio.interval[0]
+
+    @property
+    def verdict(self) -> str:
+        """``faster``, ``slower``, or ``equal`` where noise explains the difference."""
+        if self.ours.ratio is None or not self.ours.ratio.significant:
+            return "equal"
+        return "faster" if self.measured > 0 else "slower"
+
+    @property
+    def same_sign(self) -> bool:
+        """Whether prediction and clock name the same plan, unless the clock names none."""
+        return self.verdict == "equal" or self.predicted * self.measured > 0
+
+    @property
+    def off(self) -> float:
+        """Foretold less measured gain."""
+        return self.expected.mean - self.measured
+
+    @property
+    def foretold(self) -> float:
+        """The expected gain."""
+        return self.expected.mean
+
+    @property
+    def within(self) -> bool:
+        """Whether the measured gain lies in the foretold 90 % interval, or its own meets it."""
+        low, high = self.expected.interval
+        own = self.interval
+        return not (own[1] < low or own[0] > high)
+
+    @property
+    def optimism(self) -> float:
+        """Share by which the ratio to TorchRec's plan is predicted too small.
+
+        For plans that take about as long as TorchRec's it is the error of the predicted gain; a
+        plan that takes three times as long does not count for more.
+        """
+        return 1 - (1 - self.predicted) / (1 - self.measured)
+
+
+@dataclass(frozen=True)
+class TaskGains:
+    """The gains of one task.
+
+    Args:
+        chosen: of the plans that were chosen, by name.
+        drawn: of random plans, in the order measured.
+        rounds, loaded: counted, and left out as other work ran beside them; of the first part.
+    """
+
+    batch: TaskSet
+    task: MeasuredTask
+    chosen: dict[str, Gain]
+    drawn: tuple[Gain, ...]
+    rounds: int
+    loaded: int
+    parts: tuple[TaskPrediction, ...]
+
+    @property
+    def name(self) -> str:
+        """``batch task-007``."""
+        return f"{self.batch.name} {self.task.name}"
+
+
+def parts_of(task: MeasuredTask) -> list[MeasuredTask]:
+    """The task once for each of its parts, with the rows of that part alone."""
+    return [replace(task, rows=rows, more=()) for rows in (task.rows, *task.more)]
+
+
+def quiet_part(part: MeasuredTask, most: float = QUIET) -> MeasuredTask:
+    """The part without the rounds that other work disturbed, by the load alone.
+
+    Args:
+        most: cores that other work may keep busy in a round that counts.
+    """
+    rounds = [r for r in part.rows.rounds if (r["other_cores"] or 0.0) <= most]
+    return replace(part, rows=replace(part.rows, rounds=rounds))
+
+
+def has_enough(part: MeasuredTask) -> bool:
+    """Whether its gains have an interval."""
+    return len(part.rows.rounds) >= FEWEST_ROUNDS
+
+
+def find_gains(batch: TaskSet, task: MeasuredTask) -> TaskGains | None:
+    """Predict and time every plan; None where the first part has too few quiet rounds.
+
+    Further parts with too few are left out.
+    """
+    pairs = [(whole, quiet_part(whole)) for whole in parts_of(task)]
+    if not has_enough(pairs[0][1]):
+        return None
+    chosen: dict[str, Gain] = {}
+    drawn: list[Gain] = []
+    predicted = []
+    for whole, part in pairs:
+        if not has_enough(part):
+            continue
+        predicted.append(predict_task(batch, part))
+        for gain in _gains(batch, predicted[-1], whole):
+            if gain.ours.name.startswith(PREFIX):
+                drawn.append(gain)
+            else:
+                chosen[gain.ours.name] = gain
+    rounds = len(pairs[0][1].rows.rounds)
+    loaded = len(pairs[0][0].rows.rounds) - rounds
+    return TaskGains(batch, task, chosen, tuple(drawn), rounds, loaded, tuple(predicted))
+
+
+def _gains(batch: TaskSet, part: TaskPrediction, whole: MeasuredTask) -> list[Gain]:
+    """Of every plan of a part but the first."""
+    theirs, *others = summaries(part.task.rows)
+    assert theirs.name == THEIRS
+    in_all = summaries(whole.rows)[1:]
+    times, plans = part.predicted_ms, part.task.plans
+    problem = Problem(part.task.workload, batch.ranks, batch.made.profile)
+    return [
+        Gain(
+            part,
+            theirs,
+            ours,
+            1 - float(times[at] / times[0]),
+            expected_gain(problem, plans[ours.name], plans[THEIRS], THEIRS),
+            _gain_of(again),
+        )
+        for at, (ours, again) in enumerate(zip(others, in_all, strict=True), start=1)
+    ]
+
+
+def _gain_of(plan: PlanSummary) -> float:
+    return 1 - plan.ratio.value if plan.ratio else math.nan
+
+
+def halves(gain: Gain) -> tuple[float, float]:
+    """The measured gain in the even rounds alone, and in the odd ones."""
+    theirs, ours = gain.theirs.rounds_ms, gain.ours.rounds_ms
+    even, odd = (
+        1 - statistics.median(a / b for a, b in zip(ours[part], theirs[part], strict=True))
+        for part in (slice(0, None, 2), slice(1, None, 2))
+    )
+    return even, odd
+
+
+@dataclass(frozen=True)
+class FastestPlan:
+    """What the fastest of all measured plans of a task saves, without the luck of being picked.
+
+    Args:
+        name: the plan that is fastest over all rounds.
+        gain: mean of two: the plan that is fastest in the even rounds, timed in the odd ones, and
+            the other way round.
+        noise: standard error of a plan's gain, from how much the two halves of the rounds differ
+            over all plans.
+    """
+
+    plans: int
+    name: str
+    gain: float
+    noise: float
+
+    @property
+    def within_noise(self) -> bool:
+        """Whether TorchRec's plan cannot be told from the fastest one."""
+        return self.gain <= 2 * self.noise
+
+
+def fastest_of(gains: Sequence[Gain]) -> FastestPlan:
+    """The fastest of some plans of one task, TorchRec's included; at least one other."""
+    pairs = [(0.0, 0.0), *(halves(gain) for gain in gains)]
+    even = max(pairs, key=lambda pair: pair[0])[1]
+    odd = max(pairs, key=lambda pair: pair[1])[0]
+    # the mean of both halves has half of the variance of a half, and their difference has twice it
+    noise = math.sqrt(sum((a - b) ** 2 for a, b in pairs[1:]) / len(gains)) / 2
+    fastest = max(gains, key=lambda gain: gain.measured)
+    name = fastest.ours.name if fastest.measured > 0 else THEIRS
+    return FastestPlan(len(pairs), name, (even + odd) / 2, noise)

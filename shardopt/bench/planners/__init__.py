@@ -1,1 +1,0 @@
-"""Compares planners: how long they take, and what their plans are worth."""

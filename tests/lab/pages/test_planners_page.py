@@ -1,0 +1,154 @@
+"""What the rows of the search benchmark say, in numbers and as a page."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.pages.planners_page import benchmarks_text
+from lab.planners.rows import (
+    NO_PLAN,
+    RATED,
+    RATED_SAME,
+    SEARCH_ROWS,
+    SHARDOPT,
+    TORCHREC,
+    SearchRow,
+)
+from lab.planners.summary import (
+    against,
+    gaps,
+    ours_predicted,
+    ours_rated,
+    rated_ms,
+    rows_by_instance,
+    shares,
+    speed,
+    time_ms,
+    without_plan,
+)
+from shardopt.measure.store import read_rows
+
+ROOT = Path(__file__).parents[3]
+ROWS, PAGE = ROOT / "configs/bench/search/rows.csv", ROOT / "docs/benchmarks.md"
+
+
+def row(
+    instance: str, planner: str, ms: float | None, rating: float | None, **more: Any
+) -> SearchRow:
+    made = SearchRow(
+        instance,
+        100,
+        8,
+        "loose",
+        planner,
+        10.0,
+        ms,
+        None if ms is None else True,
+        rating,
+        None if rating is None else True,
+        None,
+        "done",
+        (),
+        "a machine",
+        0.1,
+    )
+    return replace(made, **more)
+
+
+OURS = {"bound_ms": 7.5, "incumbents": ((0.5, 10.0), (2.0, 8.0))}
+BETTER = [
+    row("x", TORCHREC, 10.0, 20.0),
+    row("x", SHARDOPT, 8.0, 25.0, **OURS),
+    row("x", RATED, 11.0, 15.0, bound_ms=14.0),
+    row("x", RATED_SAME, 12.0, 16.0),
+]
+WORSE = [
+    row("y", TORCHREC, 10.0, 10.0),
+    row("y", SHARDOPT, 10.5, 9.0, incumbents=((1.0, 10.5),)),
+    row("y", RATED, 11.0, 11.0),
+]
+ONLY_OURS = [
+    row("z", TORCHREC, None, None, ended=NO_PLAN),
+    row("z", SHARDOPT, 5.0, 6.0),
+    row("z", RATED, 5.0, 6.0),
+]
+NOT_RUN = [row("w", TORCHREC, 1.0, 1.0)]
+MISFIT = [
+    row("v", TORCHREC, 1.0, 1.0, fits=False),
+    row("v", SHARDOPT, 2.0, 2.0),
+]
+FIELDS = rows_by_instance([*BETTER, *WORSE, *ONLY_OURS, *NOT_RUN, *MISFIT])
+
+
+def test_against_one_planner_by_the_prediction() -> None:
+    found = against(FIELDS, TORCHREC, ours_predicted, time_ms, SHARDOPT)
+    # w has no row of ours; v and z have no plan of theirs that fits
+    assert (found.instances, found.answered, found.better, found.equal) == (4, 2, 1, 0)
+    assert found.worse == ("y",)
+    assert found.only_ours == 2
+    assert (found.most_gain, found.least_gain) == (pytest.approx(0.2), pytest.approx(-0.05))
+    assert found.median_gain == pytest.approx(0.075)
+
+
+def test_against_one_planner_by_the_rating() -> None:
+    found = against(FIELDS, TORCHREC, ours_rated, rated_ms, RATED)
+    assert (found.instances, found.better, found.worse) == (3, 1, ("y",))
+    assert found.most_gain == pytest.approx(0.25)
+
+
+def test_no_plan_of_ours_where_they_have_one_is_worse() -> None:
+    fields = rows_by_instance([row("x", TORCHREC, 1.0, 1.0), row("x", SHARDOPT, None, None)])
+    assert against(fields, TORCHREC, ours_predicted, time_ms, SHARDOPT).worse == ("x",)
+
+
+def test_rounding_is_no_difference() -> None:
+    fields = rows_by_instance([row("x", TORCHREC, 1.0, 1.0), row("x", SHARDOPT, 1.0 + 1e-12, 1.0)])
+    found = against(fields, TORCHREC, ours_predicted, time_ms, SHARDOPT)
+    assert (found.equal, found.worse, found.least_gain) == (1, (), 0.0)
+
+
+def test_time_to_a_plan_as_good_as_torchrecs() -> None:
+    found = {one.instance: one for one in speed(FIELDS)}
+    assert (found["x"].as_good_s, found["x"].better_s, found["x"].theirs_s) == (0.5, 2.0, 10.0)
+    assert (found["y"].as_good_s, found["y"].better_s) == (None, None)
+    assert "z" not in found
+    assert shares(found.values()) == [0.05]
+    assert shares(found.values(), better=True) == [0.2]
+    assert speed(FIELDS, least_tables=101) == []
+
+
+def test_plans_that_fit_and_gaps() -> None:
+    assert without_plan(FIELDS, TORCHREC, time_ms) == ["z", "v"]
+    assert without_plan(FIELDS, TORCHREC, rated_ms) == ["z"]
+    assert gaps(FIELDS, SHARDOPT, time_ms) == [pytest.approx(8.0 / 7.5 - 1)]
+
+
+def test_the_page_names_what_is_worse() -> None:
+    text = benchmarks_text([*BETTER, *WORSE, *ONLY_OURS])
+    assert "## In short: 3 instances" in text
+    assert "Worse than some planner on 1: y." in text
+    assert "Never worse than any of them." not in text
+    assert "| z | " in text
+    assert "Never worse than any of them." in benchmarks_text(BETTER)
+    assert "load average 0.1 to 0.1\n" in benchmarks_text(BETTER)
+    assert benchmarks_text(BETTER).endswith("\n- not kept: 4 rows\n")
+
+
+def test_the_page_warns_where_rows_are_not_of_one_state_of_the_code() -> None:
+    one = [replace(row, sources="a" if row.planner.startswith(TORCHREC) else "b") for row in BETTER]
+    assert "**Warning:**" not in benchmarks_text(one)
+    assert "do not say which state" in benchmarks_text(BETTER)
+    assert "different states" in benchmarks_text([*one[:-1], replace(one[-1], sources="c")])
+
+
+def test_the_page_of_no_rows_says_so() -> None:
+    assert "## In short: 0 instances" in benchmarks_text([])
+
+
+@pytest.mark.skipif(not ROWS.exists(), reason="no rows are committed")
+def test_the_page_is_that_of_the_rows() -> None:
+    assert PAGE.read_text() == benchmarks_text(read_rows(ROWS, SEARCH_ROWS))

@@ -1,0 +1,140 @@
+"""Rounds in which benchmarks are timed: what is done is kept, and what is found in them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torchrec")
+
+from lab.replay import calibrate
+from lab.replay.calibrate import (
+    LISTED,
+    folder_of,
+    prepare,
+    replays,
+    side_by_side,
+    time_rounds,
+)
+from lab.replay.side_by_side import capture, class_of, measure
+from shardopt.replay.predict.rows import FIT, TEST
+
+NAMES = ("mlp", "mlp a")
+
+
+def timed(original: float, replay: float, others: float = 0.0) -> dict[str, Any]:
+    first = {"wall_s": 5.0, "busy_s": 100.0, "own_s": 1.0}
+    last = {"wall_s": 15.0, "busy_s": 109.0 + 10 * others, "own_s": 10.0}
+    classes = {
+        "original": [{"products": 2.0}, {"products": 9.0}, {"products": 3.0}],
+        "replay": [{"products": 1.0, "elementwise": 0.5}] * 3,
+    }
+    return {
+        "original_ms": [original, original + 1, original + 50],
+        "replay_ms": [replay] * 3,
+        "calls_us": [replay * 100.0],
+        "classes_ms": classes,
+        "usage": [first, last],
+        "coverage": {"total": 4, "us": 3.0, "total_us": 4.0, "reasons": {}},
+    }
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was captured and timed."""
+    found: list[str] = []
+
+    def captured(name: str, folder: Path) -> None:
+        found.append(f"capture {name}")
+        (folder / "traces").mkdir(parents=True)
+
+    def measured(name: str, folder: Path) -> list[dict[str, Any]]:
+        found.append(f"measure {name}")
+        return [timed(10.0, 5.0 + len(found))]
+
+    op = {"call": 0, "kind": "mul c>1", "sizes": [1, 8, 8, 0], "reuse": [0.0] * 12}
+    listed = {"ops": [op], "events": [], "replaced": [], "groups": [], "left_out": []}
+    monkeypatch.setattr(calibrate, "capture", captured)
+    monkeypatch.setattr(calibrate, "measure", measured)
+    monkeypatch.setattr(
+        calibrate, "list_rank", lambda *_: {**listed, "calls": [["aten::mul", 1.0, None]]}
+    )
+    return found
+
+
+def test_a_run_goes_on_where_one_before_it_ended(made: list[str], tmp_path: Path) -> None:
+    (folder_of(tmp_path, "mlp") / "benchmark").mkdir(parents=True)
+    assert list(prepare(NAMES, tmp_path)) == list(NAMES)
+    assert made == ["capture mlp", "capture mlp a"]
+    assert not (folder_of(tmp_path, "mlp") / "benchmark").exists()
+    first = next(time_rounds(NAMES, tmp_path, 2))
+    made.clear()
+    assert list(prepare(NAMES, tmp_path)) == list(NAMES)
+    rest = list(time_rounds(NAMES, tmp_path, 2))
+    assert len(made) == len(rest) == 3
+    assert {first, *rest} == {(name, at) for name in NAMES for at in range(2)}
+    assert list(time_rounds(NAMES, tmp_path, 2)) == []
+
+
+def test_rows_are_medians_over_rounds(made: list[str], tmp_path: Path) -> None:
+    assert list(prepare(NAMES, tmp_path)) == list(NAMES)
+    assert not replays(NAMES, tmp_path)
+    assert not side_by_side(NAMES, tmp_path)
+    made.clear()
+    for _ in time_rounds(("mlp",), tmp_path, 3):
+        pass
+    (row,) = side_by_side(NAMES, tmp_path)
+    assert row["original_samples_ms"] == [11.0] * 3
+    assert row["replay_samples_ms"] == [6.0, 7.0, 8.0]
+    assert row["ratio"] == pytest.approx(7 / 11)
+    assert row["host_us_an_op"] == pytest.approx(1000.0)
+    assert row["coverage"] == 0.75
+    assert row["classes_ms"]["products"] == {"original": 3.0, "replay": 1.0}
+    assert row["classes_ms"]["elementwise"] == {"original": 0.0, "replay": 0.5}
+    (model,) = replays(NAMES, tmp_path)
+    assert model.part == TEST
+    assert model.replay_ms == (6.0, 7.0, 8.0)
+    assert model.ranks[0].calls[0].ms == pytest.approx(0.7)
+    for _ in time_rounds(("mlp a",), tmp_path, 1):
+        pass
+    assert [of.part for of in replays(NAMES, tmp_path)] == [TEST, FIT]
+    assert (folder_of(tmp_path, "mlp") / LISTED).is_file()
+
+
+def test_rounds_that_other_work_disturbed_do_not_count(
+    made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def disturbed_at_first(name: str, folder: Path) -> list[dict[str, Any]]:
+        made.append(f"measure {name}")
+        return [timed(10.0, 5.0 + len(made), others=0.5 if len(made) < 6 else 0.0)]
+
+    assert list(prepare(("mlp",), tmp_path)) == ["mlp"]
+    monkeypatch.setattr(calibrate, "measure", disturbed_at_first)
+    made.clear()
+    rounds = time_rounds(("mlp",), tmp_path, 3)
+    next(rounds)
+    assert len(made) == calibrate.TRIES
+    (model,) = replays(("mlp",), tmp_path)
+    assert len(model.replay_ms) == 1
+    assert len(list(rounds)) == 2
+    (model,) = replays(("mlp",), tmp_path)
+    assert model.replay_ms == (11.0, 12.0)
+
+
+@pytest.mark.slow
+def test_each_call_of_a_replay_is_timed(tmp_path: Path) -> None:
+    capture("convnet a", tmp_path)
+    (of,) = measure("convnet a", tmp_path)
+    assert len(of["calls_us"]) == of["coverage"]["total"] == of["coverage"]["replayed"]
+    assert min(of["calls_us"]) >= 0
+    # timers take time of their own, which is subtracted
+    assert 0.5 < sum(of["calls_us"]) / 1e3 / min(of["replay_ms"]) < 2
+    assert of["original_ms"] == []
+
+
+def test_classes_of_ops() -> None:
+    assert class_of("aten::addmm") == "products"
+    assert class_of("aten::convolution_backward") == "convolutions"
+    assert class_of("fbgemm::permute_2D_sparse_data") == "lookups"
+    assert class_of("c10d::allreduce_") == "collectives"
+    assert class_of("aten::relu") == "elementwise"

@@ -1,0 +1,192 @@
+"""HugeCTR's iteration: what its runtime's constants do, and where they come from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lab.runtimes.hugectr.builder import HugeCtrBuilder
+from lab.runtimes.hugectr.hybrid_embedding import HybridRule
+from lab.runtimes.hugectr.runtime import Runtime, runtime_of_round
+from lab.tools.fit_runtime import Rows, fit_dcnv2, fit_hybrid
+from predictor.cost.loads import Load
+from predictor.hardware.loader import load_hardware
+from predictor.model.distribution import Zipf
+from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.topology import Topology
+from predictor.model.workload import DcnV2, DenseArch, Feature, Table, Workload
+from tests.public_data import EXCERPTS
+
+RANKS = 4
+HUGECTR_V20, HUGECTR_V30, HUGECTR_V31 = (
+    runtime_of_round(version) for version in ((2, 0), (3, 0), (3, 1))
+)
+
+
+def workload(batch: int = 4096) -> Workload:
+    tables = tuple(
+        Table(f"t{i}", 1_000_000, 128, (Feature(f"f{i}", 4.0, distribution=Zipf(1.1)),))
+        for i in range(RANKS)
+    )
+    dense = DenseArch(13, (512, 128), (512, 1), DcnV2(3, 512), "fp16", "adagrad")
+    return Workload("small", batch, tables, dense)
+
+
+def plan(replicated: int = 0) -> ShardingPlan:
+    tables = {}
+    for i in range(RANKS):
+        if i < replicated:
+            shards = tuple(Shard(r, (0, 0), (1_000_000, 128)) for r in range(RANKS))
+            tables[f"t{i}"] = TablePlan(ShardingType.DATA_PARALLEL, ComputeKernel.DENSE, shards)
+        else:
+            shards = (Shard(i, (0, 0), (1_000_000, 128)),)
+            tables[f"t{i}"] = TablePlan(ShardingType.TABLE_WISE, ComputeKernel.FUSED, shards)
+    return ShardingPlan(tables, RANKS, RANKS)
+
+
+def builder(batch: int = 4096, replicated: int = 0) -> HugeCtrBuilder:
+    hw = load_hardware("h100-sxm")
+    top = Topology.uniform(RANKS, RANKS, hbm_bytes=hw.hbm_bytes, ddr_bytes=hw.ddr_bytes)
+    return HugeCtrBuilder(workload(batch), top, hw, plan(replicated), HUGECTR_V31)
+
+
+def test_every_constant_costs_time() -> None:
+    made = builder()
+    base = made.iteration_ms()
+    for change in (
+        {"step_us": HUGECTR_V31.step_us + 100},
+        {"lookup_factor": 2.0},
+        {"update_factor": 3.0},
+        {"gemm_factor": 2.0},
+        {"graph_node_us": 3.0},
+    ):
+        made.use(replace(HUGECTR_V31, **change))
+        assert made.iteration_ms() > base, change
+
+
+def test_the_step_is_paid_once() -> None:
+    made = builder()
+    base = made.iteration_ms()
+    made.use(replace(HUGECTR_V31, step_us=HUGECTR_V31.step_us + 100))
+    assert made.iteration_ms() - base == pytest.approx(0.1)
+
+
+def test_no_host_time_and_the_wire_is_in_half_precision() -> None:
+    made = builder()
+    graph = made.build()
+    assert all(op.host_ms == 0 for op in graph.ops)
+    assert made.workload.qcomm.forward == "fp16"
+    assert made.workload.dense.data_type == "fp16"
+
+
+def test_replicated_tables_are_reduced_not_exchanged() -> None:
+    phases = [{op.phase for op in builder(replicated=r).build().ops} for r in (0, RANKS)]
+    assert "output_dist_forward" in phases[0]
+    assert "output_dist_forward" not in phases[1]
+    assert builder(replicated=RANKS).iteration_ms() > builder().iteration_ms()
+
+
+def hybrid(world: int, batch: int = 4096) -> HugeCtrBuilder:
+    hw = load_hardware("a100-80gb")
+    top = Topology.uniform(world, 8, hbm_bytes=hw.hbm_bytes, ddr_bytes=hw.ddr_bytes)
+    tables = {
+        f"t{i}": TablePlan(
+            ShardingType.TABLE_WISE, ComputeKernel.FUSED, (Shard(i, (0, 0), (1_000_000, 128)),)
+        )
+        for i in range(RANKS)
+    }
+    plan = ShardingPlan(tables, world, 8)
+    return HugeCtrBuilder(workload(batch), top, hw, plan, HUGECTR_V20)
+
+
+def costs(made: HugeCtrBuilder) -> dict[str, float]:
+    return {f"{op.name} {op.phase}": float(op.cost_ms.max()) for op in made.build().ops}
+
+
+def test_the_hybrid_embedding_reduces_frequent_rows_across_hosts_only() -> None:
+    one, two = hybrid(8), hybrid(16)
+    assert one.split is not None
+    assert two.split is not None
+    assert not any(".cross" in name for name in costs(one))
+    assert sum(".cross" in name for name in costs(two)) == 2
+    fewer = replace(HUGECTR_V20, hybrid=HybridRule(0.03, 1e9))
+    before = costs(two)["all-reduce gradients all_reduce"]
+    two.use(fewer)
+    assert two.split.elements == 0
+    assert costs(two)["all-reduce gradients all_reduce"] < before
+    before = costs(one)["all-reduce gradients all_reduce"]
+    one.use(replace(HUGECTR_V20, hybrid=HybridRule(0.99, 1.0)))
+    assert costs(one)["all-reduce gradients all_reduce"] == before
+
+
+def test_on_one_host_a_frequent_row_is_fetched_once_a_rank() -> None:
+    made = hybrid(8)
+    assert made.split is not None
+    moved = made.split.infrequent + made.split.needed
+    assert made.split.infrequent < moved < 1
+    outputs = made.loads[..., Load.OUTPUTS].sum()
+    assert outputs == pytest.approx(moved * made.plan_loads[..., Load.OUTPUTS].sum())
+
+
+def test_a_hierarchical_lookup_stores_into_its_host_itself() -> None:
+    """Pooling and the exchange over NVLink are one kernel, as long as the longer of the two."""
+    hw = load_hardware("h100-sxm")
+    top = Topology.uniform(16, 8, hbm_bytes=hw.hbm_bytes, ddr_bytes=hw.ddr_bytes)
+    tables = {}
+    for i in range(RANKS):
+        first = 8 * (i % 2)
+        shards = tuple(Shard(first + r, (125_000 * r, 0), (125_000, 128)) for r in range(8))
+        tables[f"t{i}"] = TablePlan(ShardingType.TABLE_ROW_WISE, ComputeKernel.FUSED, shards)
+    made = HugeCtrBuilder(workload(), top, hw, ShardingPlan(tables, 16, 8), HUGECTR_V31)
+    stores = made.exchanges[0]
+    assert costs(made)["ebc.TWRW lookup embedding_forward"] >= float(
+        made._outputs(stores, backward=False)[0].cost_ms.max()
+    )
+    made.use(replace(HUGECTR_V31, lookup_factor=0.0))
+    assert costs(made)["ebc.TWRW lookup embedding_forward"] > 0
+
+
+def test_the_hybrid_embedding_balances_the_ranks() -> None:
+    made = builder()
+    made.use(HUGECTR_V20)
+    assert made.loads.std(axis=2).max() == pytest.approx(0, abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def measured() -> Rows:
+    """The systems of rounds v3.0 and v3.1 that the constants were fitted to."""
+    return Rows(EXCERPTS, lambda version: version >= (3, 0))
+
+
+FITTED = ("lookup_factor", "update_factor", "gemm_factor", "step_us")
+
+
+@pytest.mark.parametrize("constant", FITTED)
+def test_the_shipped_constants_fit_better_than_their_neighbours(
+    measured: Rows, constant: str
+) -> None:
+    """On the systems that they were fitted to; the fit itself is a slow test."""
+
+    def loss(factor: float) -> float:
+        def runtime(version: tuple[int, ...]) -> Runtime:
+            shipped = runtime_of_round(version)
+            return replace(shipped, **{constant: factor * getattr(shipped, constant)})
+
+        return measured.loss(runtime)
+
+    shipped = loss(1.0)
+    assert shipped < 0.05
+    assert shipped < min(loss(0.8), loss(1.25))
+
+
+@pytest.mark.slow
+def test_the_shipped_constants_are_those_of_the_fit() -> None:
+    for fitted, shipped in zip(fit_dcnv2(EXCERPTS), (HUGECTR_V30, HUGECTR_V31), strict=True):
+        assert fitted.update_factor == pytest.approx(shipped.update_factor, rel=0.05)
+        assert fitted.gemm_factor == pytest.approx(shipped.gemm_factor, rel=0.05)
+        assert fitted.lookup_factor == pytest.approx(shipped.lookup_factor, rel=0.1)
+        assert fitted.step_us == pytest.approx(shipped.step_us, rel=0.05)
+    hybrid_fit = fit_hybrid(EXCERPTS, HUGECTR_V31)
+    assert hybrid_fit.update_factor == pytest.approx(HUGECTR_V20.update_factor, rel=0.05)
+    assert hybrid_fit.step_us == pytest.approx(HUGECTR_V20.step_us, abs=20)

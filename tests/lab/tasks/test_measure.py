@@ -1,0 +1,332 @@
+"""A task set: its order, what it skips and continues, what it refuses; nothing is measured."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.cli.app import main
+from lab.cli.options import seeds
+from lab.tasks import measure, parts
+from lab.tasks.draw import Task
+from lab.tasks.measure import TaskSetSettings, measure_task_set
+from predictor.errors import InputError
+from shardopt.bench.job import Job
+from shardopt.bench.rows import check_continues, read_rows, write_rows
+from shardopt.bench.run import new_rows
+from shardopt.config import load_model
+from shardopt.config.write import with_digest
+from shardopt.ranks.rank import RankDiedError
+from shardopt.ranks.realtime import Runtime
+from tests.builders import a_table, a_topology, a_workload, plan_of, table_wise
+
+MACHINE = {"processor": "a", "memory_bytes": 2**34, "torch": "2"}
+
+
+def a_task(
+    seed: int, plans: int, *, world_size: int, local_world_size: int, models: str = "random"
+) -> Task:
+    name = f"task-{seed:03d}"
+    made = with_digest(a_workload(a_table("t", rows=100 + seed, dim=8)))
+    topology = a_topology(world_size, local_world_size)
+    found = {
+        f"on_{at}": plan_of(made, topology, [table_wise(made.tables[0], at % world_size)])
+        for at in range(plans)
+    }
+    return Task(seed, name, made, found)
+
+
+class Lab:
+    """Stands for all that measures; remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.jobs: dict[str, Job] = {}
+        self.drawn: list[int] = []
+        self.dies: dict[str, int] = {}
+        """Rows file -> rounds after which a rank dies."""
+        self.plans = 2
+
+    def calibrate(self, asked: TaskSetSettings, say: Callable[[str], None]) -> None:
+        self.calls.append("calibrate")
+
+    def draw_task(self, seed: int, **how: Any) -> Task:
+        self.drawn.append(seed)
+        return a_task(seed, self.plans, **how)
+
+    def run_bench(self, job: Job, path: Path, say: Callable[[str], None]) -> None:
+        self.calls.append(path.name)
+        self.jobs[path.name] = job
+        rows = new_rows(job)
+        rows.sessions.append({"environment": MACHINE, "started": "", "load": 0.1, "warmup": {}})
+        if path.exists():
+            old = read_rows(path)
+            check_continues(path, old, rows)
+            old.sessions = old.sessions or rows.sessions
+            rows = old
+        for index in range(len(rows.rounds), job.rounds):
+            if self.dies.get(path.name) == index:
+                raise RankDiedError(f"rank 1 died in {path.name}", 3)
+            rows.rounds.append(a_round(index, rows.names, job.block))
+            write_rows(path, rows)
+            say(f"round {index + 1} of {job.rounds}")
+
+
+def a_round(index: int, names: list[str], block: int) -> dict[str, Any]:
+    return {
+        "round": index,
+        "session": 0,
+        "at": "2026-01-01T00:00:00+00:00",
+        "load": 0.5,
+        "other_cores": None,
+        "order": names,
+        "lead_ms": {name: [1.0, 1.0] for name in names},
+        "ranks_ms": {name: [[1.0] * block] * 2 for name in names},
+        "reference_ms": {"gemm": [[0.1], [0.1]]},
+    }
+
+
+@pytest.fixture
+def lab(monkeypatch: pytest.MonkeyPatch) -> Lab:
+    found = Lab()
+    monkeypatch.setattr(measure, "_calibrate", found.calibrate)
+    monkeypatch.setattr(measure, "draw_task", found.draw_task)
+    monkeypatch.setattr(measure, "run_bench", found.run_bench)
+    monkeypatch.setattr(measure, "environment", lambda backend: dict(MACHINE))
+    monkeypatch.setattr(measure.os, "sched_getaffinity", lambda pid: {0, 1})
+    return found
+
+
+def asked(folder: Path, tasks: list[int], **more: Any) -> TaskSetSettings:
+    return TaskSetSettings(folder / "batch", tasks, **{"rounds": 2, "block": 3, **more})
+
+
+def quiet(text: str) -> None:
+    pass
+
+
+def test_calibration_first_then_tasks_then_repeats(tmp_path: Path, lab: Lab) -> None:
+    said: list[str] = []
+    measure_task_set(asked(tmp_path, [3, 0, 7], repeats=[7]), said.append)
+    assert lab.calls == [
+        "calibrate",
+        *(f"task-{seed:03d}.rows.json" for seed in (3, 0, 7)),
+        "task-007.again.rows.json",
+    ]
+    assert "task 0 (2 of 3): round 1 of 2" in said
+    assert "task 7 again (1 of 1): round 2 of 2" in said
+    folder = tmp_path / "batch"
+    about = json.loads((folder / "batch.json").read_text())
+    started = about.pop("started")
+    assert started.endswith("+00:00")
+    assert about == {
+        "schema": "shardopt.lab-batch/1",
+        "topology": "loopback",
+        "link_gbit_s": None,
+        "world_size": 2,
+        "local_world_size": 2,
+        "block": 3,
+        "models": "random",
+        "runtime": "plain",
+        "environment": MACHINE,
+        "tasks": [0, 3, 7],
+    }
+    first, again = (lab.jobs[f"task-007.{end}"] for end in ("rows.json", "again.rows.json"))
+    assert first == again
+    assert load_model(folder / "task-007.yaml") == first.workload
+
+
+def test_what_is_complete_is_skipped_and_the_rest_goes_on(tmp_path: Path, lab: Lab) -> None:
+    lab.dies = {"task-001.rows.json": 1}
+    with pytest.raises(RankDiedError) as caught:
+        measure_task_set(asked(tmp_path, [0, 1, 2], repeats=[2]), quiet)
+    assert str(caught.value).startswith("task 1 (2 of 3) did not end well: rank 1 died")
+    assert caught.value.exit_code == 3
+    assert lab.calls[-2:] == ["task-002.rows.json", "task-002.again.rows.json"]
+    assert lab.drawn == [0, 1, 2]
+    lab.calls, lab.dies = [], {}
+    said: list[str] = []
+    measure_task_set(asked(tmp_path, [0, 1, 2], repeats=[2]), said.append)
+    assert lab.calls == ["calibrate", "task-001.rows.json"]
+    assert lab.drawn == [0, 1, 2], "plans come from the files"
+    assert len(read_rows(tmp_path / "batch" / "task-001.rows.json").rounds) == 2
+    assert "task 0 (1 of 3): complete" in said
+
+
+def test_a_task_that_died_before_its_first_round_is_not_repeated(tmp_path: Path, lab: Lab) -> None:
+    lab.dies = {"task-000.rows.json": 0, "task-001.rows.json": 0}
+    said: list[str] = []
+    with pytest.raises(RankDiedError, match=r"so did task 1 \(2 of 3\)"):
+        measure_task_set(asked(tmp_path, [0, 1, 2], repeats=[0]), said.append)
+    assert said[-1].startswith("task 0 again (1 of 1): left out")
+
+
+def test_more_rounds_and_more_tasks_are_added(tmp_path: Path, lab: Lab) -> None:
+    measure_task_set(asked(tmp_path, [0]), quiet)
+    measure_task_set(asked(tmp_path, [4, 0], rounds=3), quiet)
+    assert len(read_rows(tmp_path / "batch" / "task-000.rows.json").rounds) == 3
+    assert json.loads((tmp_path / "batch" / "batch.json").read_text())["tasks"] == [0, 4]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"processor": "b"}, "processor was 'a', now it is 'b'"),
+        ({"torch": "3"}, "torch was '2', now it is '3'"),
+        ({"memory_bytes": 2**35}, "memory in GiB was 16, now it is 32"),
+        ({"extra": 1}, "extra was None, now it is 1"),
+    ],
+)
+def test_another_machine_is_refused(
+    tmp_path: Path, lab: Lab, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], told: str
+) -> None:
+    measure_task_set(asked(tmp_path, [0]), quiet)
+    lab.calls = []
+    monkeypatch.setattr(measure, "environment", lambda backend: {**MACHINE, **change})
+    with pytest.raises(InputError, match=told) as caught:
+        measure_task_set(asked(tmp_path, [0]), quiet)
+    assert "measure into another folder" in str(caught.value)
+    assert lab.calls == []
+
+
+def test_some_pages_of_memory_are_no_other_machine(
+    tmp_path: Path, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure_task_set(asked(tmp_path, [0]), quiet)
+    monkeypatch.setattr(
+        measure, "environment", lambda backend: {**MACHINE, "memory_bytes": 2**34 - 4096}
+    )
+    measure_task_set(asked(tmp_path, [1]), quiet)
+
+
+def test_another_topology_is_refused(tmp_path: Path, lab: Lab) -> None:
+    measure_task_set(asked(tmp_path, [0]), quiet)
+    with pytest.raises(InputError, match=r"topology was 'loopback', now it is '0.5 Gbit/s'"):
+        measure_task_set(asked(tmp_path, [0], link_gbit_s=0.5), quiet)
+    with pytest.raises(InputError, match="block was 3, now it is 4"):
+        measure_task_set(asked(tmp_path, [0], block=4), quiet)
+
+
+def test_another_runtime_or_family_is_refused(tmp_path: Path, lab: Lab) -> None:
+    measure_task_set(asked(tmp_path, [0], runtime=Runtime.TUNED), quiet)
+    lab.calls = []
+    with pytest.raises(InputError, match="runtime was 'tuned', now it is 'plain'"):
+        measure_task_set(asked(tmp_path, [1]), quiet)
+    with pytest.raises(InputError, match="models was 'random', now it is 'shapes'"):
+        measure_task_set(asked(tmp_path, [1], runtime=Runtime.TUNED, models="shapes"), quiet)
+    assert lab.calls == []
+
+
+def test_a_folder_that_says_neither_is_tuned_and_random(tmp_path: Path, lab: Lab) -> None:
+    measure_task_set(asked(tmp_path, [0], runtime=Runtime.TUNED), quiet)
+    path = tmp_path / "batch" / "batch.json"
+    about = json.loads(path.read_text())
+    del about["runtime"], about["models"]
+    path.write_text(json.dumps(about))
+    with pytest.raises(InputError, match="runtime was 'tuned', now it is 'plain'"):
+        measure_task_set(asked(tmp_path, [1]), quiet)
+    measure_task_set(asked(tmp_path, [1], runtime=Runtime.TUNED), quiet)
+
+
+def test_plans_that_are_too_many_run_in_parts(
+    tmp_path: Path, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "MAX_AT_ONCE", 3)
+    lab.plans = 6
+    said: list[str] = []
+    lab.dies = {"task-004.part-2.rows.json": 1}
+    with pytest.raises(RankDiedError):
+        measure_task_set(asked(tmp_path, [4], repeats=[4]), said.append)
+    names = ["task-004.rows.json", "task-004.part-2.rows.json", "task-004.part-3.rows.json"]
+    # a part that dies ends the task, what is left of it is measured by the next call
+    assert lab.calls == ["calibrate", *names[:2], "task-004.again.rows.json"]
+    assert "task 4 (1 of 1), part 2 of 3: round 1 of 2" in said
+    lab.calls, lab.dies = [], {}
+    measure_task_set(asked(tmp_path, [4], repeats=[4]), said.append)
+    assert lab.calls == ["calibrate", *names[1:]]
+    assert lab.drawn == [4]
+    folder = tmp_path / "batch"
+    found = [read_rows(folder / name).names for name in names]
+    assert found == [["on_0", "on_1", "on_2"], ["on_0", "on_3", "on_4"], ["on_0", "on_5"]]
+    assert read_rows(folder / "task-004.again.rows.json").names == found[0]
+
+
+def test_a_plan_that_never_fits_is_named_and_left_out(
+    tmp_path: Path, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "split_plans", lambda _, plans, __: ([dict(plans)], ["huge"]))
+    said: list[str] = []
+    measure_task_set(asked(tmp_path, [4]), said.append)
+    assert said[0] == (
+        "task 4 (1 of 1): left out huge, which with on_0 need more than half of the memory"
+    )
+
+
+def test_a_link_makes_two_hosts(tmp_path: Path, lab: Lab) -> None:
+    measure_task_set(asked(tmp_path, [0], link_gbit_s=4), quiet)
+    about = json.loads((tmp_path / "batch" / "batch.json").read_text())
+    assert (about["topology"], about["local_world_size"]) == ("4 Gbit/s", 1)
+    job = lab.jobs["task-000.rows.json"]
+    assert job.link is not None
+    assert (job.link.gbit_s, job.local_world_size) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"world_size": 1}, "number of ranks is 1; it must be at least 2 and at most 2"),
+        ({"world_size": 3}, "number of ranks is 3"),
+        ({"repeats": [5]}, "task 5 is to be repeated"),
+        ({"models": "shape"}, "no models 'shape'"),
+        ({"random_plans": -1}, "random plans is -1"),
+    ],
+)
+def test_what_cannot_run_is_refused_at_once(
+    tmp_path: Path, lab: Lab, more: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(InputError, match=told):
+        measure_task_set(asked(tmp_path, [0], **more), quiet)
+    assert lab.calls == []
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("{", "batch.json:1: not JSON"), ("[]", "schema is None"), ('{"schema": 1}', "schema is 1")],
+)
+def test_a_broken_task_set_file_is_named(tmp_path: Path, lab: Lab, text: str, told: str) -> None:
+    measure_task_set(asked(tmp_path, [0]), quiet)
+    (tmp_path / "batch" / "batch.json").write_text(text)
+    with pytest.raises(InputError, match=told):
+        measure_task_set(asked(tmp_path, [0]), quiet)
+
+
+def test_a_folder_without_a_parent_is_refused(tmp_path: Path, lab: Lab) -> None:
+    with pytest.raises(InputError, match="cannot make this folder"):
+        measure_task_set(asked(tmp_path / "no", [0]), quiet)
+
+
+def test_seeds_are_numbers_and_ranges() -> None:
+    assert seeds("--tasks", "0-3") == [0, 1, 2, 3]
+    assert seeds("--tasks", "7, 3,2-4") == [7, 3, 2, 4]
+
+
+@pytest.mark.parametrize("given", ["", "a", "3-1", "-1", "1,,2", "1-", "1.5", "9999999"])
+def test_other_texts_are_refused(given: str) -> None:
+    with pytest.raises(InputError, match="such as 0-19 or 3,7,10-12"):
+        seeds("--tasks", given)
+
+
+def test_the_command_measures_a_task_set(
+    tmp_path: Path, lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["batch", str(tmp_path / "b"), "--tasks", "0-1", "--rounds", "1"]
+    assert main([*words, "--repeat", "1"]) == 0
+    assert lab.calls[1:] == [
+        "task-000.rows.json",
+        "task-001.rows.json",
+        "task-001.again.rows.json",
+    ]
+    assert "shardopt: task 1 (2 of 2): round 1 of 1" in capsys.readouterr().err
+    assert main([*words, "--rounds", "0"]) == 2

@@ -1,0 +1,73 @@
+"""Plans in parts: what runs at once, and what fits into no part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lab.tasks import parts
+from lab.tasks.parts import MAX_AT_ONCE, part_path, part_paths, split_plans
+from lab.tasks.structures import data_parallel
+from predictor.model.plan import ShardingPlan
+from shardopt.bench.job import rank_bytes
+from tests.builders import a_table, a_topology, a_workload, plan_of, table_wise
+
+TABLE = a_table("t", 100_000, 64)
+MODEL = a_workload(TABLE)
+RANKS = a_topology()
+
+
+def plans(count: int) -> dict[str, ShardingPlan]:
+    """Plans that differ, as the same one is built once."""
+    made = [plan_of(MODEL, RANKS, [table_wise(TABLE, n % 2)]) for n in range(count)]
+    return {f"p{n}": replace(plan, meta={"number": n}) for n, plan in enumerate(made)}
+
+
+def bytes_of(*of: ShardingPlan) -> float:
+    return sum(rank_bytes(MODEL, of))
+
+
+def memory_for(count: int) -> float:
+    """Of a machine whose half holds so many plans."""
+    return bytes_of(*plans(count).values()) / parts.MEMORY_SHARE
+
+
+def test_what_fits_runs_at_once() -> None:
+    assert split_plans(MODEL, plans(4), memory_for(4)) == ([plans(4)], [])
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 8])
+def test_every_part_has_the_first_plan_and_fits(count: int) -> None:
+    found, left_out = split_plans(MODEL, plans(8), memory_for(count) + 1)
+    assert not left_out
+    assert all(next(iter(part)) == "p0" for part in found)
+    assert [name for part in found for name in list(part)[1:]] == [f"p{n}" for n in range(1, 8)]
+    assert max(map(len, found)) == count
+    assert len(found) == -(-7 // (count - 1))
+
+
+def test_not_too_many_at_once() -> None:
+    found, _ = split_plans(MODEL, plans(60), 1e15)
+    assert list(map(len, found)) == [MAX_AT_ONCE, MAX_AT_ONCE, 60 - 2 * (MAX_AT_ONCE - 1)]
+
+
+def test_a_plan_too_large_for_any_part_is_left_out() -> None:
+    copied = plan_of(MODEL, RANKS, [data_parallel(TABLE, 2)])
+    given = {**plans(2), "copied": copied, "last": plans(2)["p1"]}
+    found, left_out = split_plans(MODEL, given, memory_for(3))
+    assert (list(map(list, found)), left_out) == ([["p0", "p1", "last"]], ["copied"])
+
+
+def test_one_plan_is_one_part() -> None:
+    assert split_plans(MODEL, plans(1), 0) == ([plans(1)], [])
+
+
+def test_parts_are_found_in_their_order(tmp_path: Path) -> None:
+    assert part_paths(tmp_path, "task-007") == []
+    wanted = [part_path(tmp_path, "task-007", n) for n in range(1, 12)]
+    for path in wanted:
+        path.touch()
+    (tmp_path / "task-007.again.rows.json").touch()
+    assert part_paths(tmp_path, "task-007") == wanted

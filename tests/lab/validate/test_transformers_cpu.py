@@ -1,0 +1,114 @@
+"""A folder of made-up steps that follow known kernel models, scored as measured ones are."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from lab.transformers.files import rounds_file, write_ops
+from predictor.cost.ops.cpu_ops import OpRow
+from predictor.cost.ops.reuse import BINS
+from predictor.errors import InputError
+from predictor.iteration.op_graph import RankCalls, gradient_sum, training_step
+
+pytest.importorskip("scipy")
+
+from lab.validate.transformers_cpu import validate_transformers_cpu
+
+SLOWER = 1.1
+"""Measured time over what the kernel models give, on targets."""
+SYNC_MS = 2.0
+
+
+def made(rng: random.Random) -> tuple[RankCalls, list[float]]:
+    """A step, and the ms of each of its rows."""
+    sizes = [(1, n, n, 0) for n in rng.sample(range(10**5, 10**6), 6)]
+    rows = [OpRow("mul c>1", size, (8.0 * size[1], *[0.0] * (BINS - 1))) for size in sizes]
+    parts = {"forward": tuple(rows[:2]), "backward.0": tuple(rows[2:4]), "optimizer": (*rows[4:],)}
+    return training_step(parts, (gradient_sum(4, 10**6),)), [
+        0.01 + 1e-6 * size[1] for size in sizes
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rng = random.Random(0)
+    names = [f"{family}-l{i}-d64-h1-f64-v64-s64-b1" for i in (1, 2) for family in FAMILIES]
+    targets = [f"{family}-l9-d64-h1-f64-v64-s64-b1" for family in FAMILIES]
+    found = {name: made(rng) for name in (*names, *targets)}
+    write_ops(tmp_path, {name: step for name, (step, _) in found.items()})
+    for ranks in (1, 2):
+        sync = SYNC_MS if ranks == 2 else 0.0
+        steps = {name: sum(ms) + sync for name, (_, ms) in found.items()}
+        steps |= {name: SLOWER * steps[name] for name in targets}
+        line = {
+            "round": 0,
+            "other_cores": 0.0,
+            "steps": {name: [[ms, ms]] * ranks for name, ms in steps.items()},
+            "alone": {name: [[sum(found[name][1])]] * ranks for name in names},
+            "captured": {name: [found[name][1]] * ranks for name in names},
+        }
+        rounds_file(tmp_path, ranks).write_text(json.dumps(line) + "\n")
+    return tmp_path
+
+
+FAMILIES = ("bert", "gpt2", "xlnet")
+
+
+def test_targets_are_scored_apart_from_what_was_fitted(folder: Path) -> None:
+    report = validate_transformers_cpu(folder)
+    assert report.summary.n == 6
+    assert report.summary.mape == pytest.approx(1 - 1 / SLOWER, abs=0.005)
+    fit = report.by_part()["fit"]
+    assert (fit.n, fit.worst) == (12, pytest.approx(0, abs=0.01))
+
+
+def test_tables_say_how_far_it_generalizes(folder: Path) -> None:
+    tables = {scores.name: scores for scores in validate_transformers_cpu(folder).scores}
+    held = [row for row in tables["steps"].rows if str(row[0]).startswith("captured")]
+    assert [row[1] for row in held] == [1, 2]
+    assert all(row[3] < 0.01 for row in held)
+    assert [row[:2] for row in tables["fewer_captures"].rows] == [(1, 3), (1, 6), (2, 3), (2, 6)]
+    assert len(tables["targets"].rows) == 6
+
+
+def test_one_number_of_ranks_is_enough(folder: Path) -> None:
+    rounds_file(folder, 2).unlink()
+    assert {row.name["ranks"] for row in validate_transformers_cpu(folder).rows} == {1}
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="python -m lab transformers"):
+        validate_transformers_cpu(tmp_path)
+
+
+def test_broken_rows_are_named(folder: Path) -> None:
+    path = folder / "ops.csv"
+    path.write_text(path.read_text() + "a,b,c,d,e,f\n")
+    with pytest.raises(InputError, match=r"ops.csv:\d+: "):
+        validate_transformers_cpu(folder)
+
+
+def test_traces_are_told(folder: Path) -> None:
+    assert not any("Kineto" in note for note in validate_transformers_cpu(folder).notes)
+    header = "shape,ops,in_execution_trace,in_kineto"
+    (folder / "traces.csv").write_text(f"{header}\na,10,9,10\nb,5,5,5\n")
+    note = validate_transformers_cpu(folder).notes[-1]
+    assert "2 steps hold 14 of the 15 ops" in note
+
+
+def test_rounds_of_other_ops_are_refused(folder: Path) -> None:
+    path = rounds_file(folder, 1)
+    whole = json.loads(path.read_text())
+    name = next(iter(whole["captured"]))
+    whole["captured"][name][0].append(1.0)
+    path.write_text(json.dumps(whole))
+    with pytest.raises(InputError, match=f"7 times of '{name}'"):
+        validate_transformers_cpu(folder)
+    whole["steps"]["bert-l7"] = [[1.0, 1.0]]
+    path.write_text(json.dumps(whole))
+    with pytest.raises(InputError, match="shape 'bert-l7'"):
+        validate_transformers_cpu(folder)
