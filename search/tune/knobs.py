@@ -1,24 +1,128 @@
-"""The knobs: what a plan cannot express, and what turning them does to the case."""
+"""The knobs: what a plan cannot express, what turning each does to the case, and their grid."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from predictor.errors import InputError
+from predictor.errors import InfeasibleError, InputError
+from predictor.hardware.loader import HardwareProfile, context_bytes
 from predictor.model.memory import DEFAULT_CACHE_LOAD_FACTOR
+from predictor.model.memory.peak import DEFAULT_RESERVE, leave_for_shards
 from predictor.model.plan import ComputeKernel
 from predictor.model.topology import ReplicaGroups, Topology
-from predictor.model.workload import Table
+from predictor.model.workload import Table, Workload
+from search.problem import Problem
 from search.space.enumerate import LANE, MIN_WIDTH
-from search.tune.case import Case, Knob, Value
 
 PIPELINES = ("base", "sparse_dist", "prefetch_sparse_dist")
 PRECISIONS = ("fp32", "fp16", "bf16")
 MAX_RANKS = 1 << 16
 """More ranks than this are not tried."""
 NO_CACHE = "no table may be fused_uvm_caching"
+
+Value = str | int | float
+Setting = Mapping[str, Value]
+"""A value for every parameter that is tuned."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """The model and the machine before anything is reserved or placed.
+
+    Args:
+        installed: the ranks with all of their memory.
+        reserve: share of device memory that stays free of tables, in [0, 1).
+    """
+
+    workload: Workload
+    installed: Topology
+    hardware: HardwareProfile
+    reserve: float = DEFAULT_RESERVE
+
+    def problem(self) -> Problem:
+        """What the plan search takes.
+
+        Raises:
+            InfeasibleError: nothing is left for tables, or replica groups do not suit the ranks.
+        """
+        try:
+            group = self.workload.sharding_group(self.installed)
+        except InputError as error:
+            raise InfeasibleError(str(error)) from error
+        device, context = self.hardware.device, context_bytes(self.hardware)
+        topology = leave_for_shards(self.workload, group, self.reserve, device, context)
+        return Problem(self.workload, topology, self.hardware)
+
+    def constrained(self, name: str, value: Any) -> Case:
+        """The case with a constraint for all tables that do not have it."""
+        change: dict[str, Any] = {name: value}
+        tables = tuple(
+            t
+            if getattr(t.constraints, name) is not None
+            else replace(t, constraints=replace(t.constraints, **change))
+            for t in self.workload.tables
+        )
+        return self.with_model(tables=tables)
+
+    def with_model(self, **changes: Any) -> Case:
+        """The case with other fields of its workload."""
+        return replace(self, workload=replace(self.workload, **changes))
+
+
+class Knob(ABC):
+    """One thing to tune.
+
+    Attributes:
+        name: what a user calls it.
+        kind: type of its values.
+        allowed: what values there are, in words.
+        choices: the values of a knob of texts; numbers are above 0 and at most ``most``.
+        ordered: near values act alike.
+        changes_loads: it changes what a shard costs its rank.
+    """
+
+    name: str
+    kind: type[str] | type[int] | type[float] = int
+    allowed: str
+    choices: tuple[str, ...] = ()
+    most: float = 1e9
+    ordered = True
+    changes_loads = False
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of its parameters."""
+        return (self.name,)
+
+    def refusal(self, case: Case) -> str:
+        """Why it cannot be tuned here; empty if it can."""
+        return ""
+
+    def effect(self, value: Any) -> Value:
+        """What of a value the prediction sees: settings with the same effects have one outcome."""
+        found: Value = value
+        return found
+
+    @abstractmethod
+    def defaults(self, case: Case) -> tuple[Value, ...]:
+        """Values to try where none are given."""
+
+    @abstractmethod
+    def current(self, case: Case, parameter: str) -> Value:
+        """The value of the case as given."""
+
+    @abstractmethod
+    def turn(self, case: Case, parameter: str, value: Any) -> Case:
+        """The case with a parameter at a value."""
+
+    def fault(self, case: Case, value: Any) -> str:
+        """What is wrong with a value; empty if nothing is."""
+        fine = value in self.choices if self.kind is str else 0 < value <= self.most
+        return "" if fine else f"allowed are {self.allowed}"
 
 
 class BatchSize(Knob):
@@ -27,6 +131,7 @@ class BatchSize(Knob):
     name = "batch_size"
     changes_loads = True
     allowed = "samples per rank, whole numbers of at least 1"
+    most = 2**40
 
     def defaults(self, case: Case) -> tuple[Value, ...]:
         now = case.workload.batch_size
@@ -37,9 +142,6 @@ class BatchSize(Knob):
 
     def turn(self, case: Case, parameter: str, value: Any) -> Case:
         return case.with_model(batch_size=value)
-
-    def fault(self, case: Case, value: Any) -> str:
-        return "" if 1 <= value <= 2**40 else "it must be at least 1"
 
 
 class Pipeline(Knob):
@@ -52,6 +154,7 @@ class Pipeline(Knob):
     name = "pipeline"
     changes_loads = True
     kind = str
+    choices = PIPELINES
     allowed = ", ".join(PIPELINES)
     ordered = False
 
@@ -65,11 +168,9 @@ class Pipeline(Knob):
         return case.with_model(train_pipeline=value)
 
     def fault(self, case: Case, value: Any) -> str:
-        if value not in PIPELINES:
-            return f"allowed are {self.allowed}"
         if value == "prefetch_sparse_dist" and not _cached_tables(case):
             return f"{NO_CACHE}, so there is nothing to prefetch"
-        return ""
+        return super().fault(case, value)
 
 
 class QComm(Knob):
@@ -77,6 +178,7 @@ class QComm(Knob):
 
     name = "qcomm"
     kind = str
+    choices = PRECISIONS
     allowed = ", ".join(PRECISIONS)
     ordered = False
 
@@ -97,9 +199,6 @@ class QComm(Knob):
         way = {parameter.removeprefix("qcomm_"): value}
         return case.with_model(qcomm=replace(case.workload.qcomm, **way))
 
-    def fault(self, case: Case, value: Any) -> str:
-        return "" if value in PRECISIONS else f"allowed are {self.allowed}"
-
     def refusal(self, case: Case) -> str:
         return "" if case.installed.world_size > 1 else "one rank sends nothing"
 
@@ -109,7 +208,8 @@ class Bucket(Knob):
 
     name = "bucket"
     kind = float
-    allowed = "MiB above 0"
+    allowed = "MiB above 0, at most 10^6"
+    most = 1e6
 
     def defaults(self, case: Case) -> tuple[Value, ...]:
         return (1.0, 5.0, 10.0, 25.0, 50.0, 100.0)
@@ -119,9 +219,6 @@ class Bucket(Knob):
 
     def turn(self, case: Case, parameter: str, value: Any) -> Case:
         return case.with_model(dense=replace(case.workload.dense, bucket_cap_mb=value))
-
-    def fault(self, case: Case, value: Any) -> str:
-        return "" if 0 < value <= 1e6 else "give MiB above 0"
 
     def refusal(self, case: Case) -> str:
         return "" if case.installed.world_size > 1 else "one rank reduces no gradients"
@@ -144,8 +241,9 @@ class ColumnMinimum(Knob):
         return case.constrained("min_partition", value)
 
     def fault(self, case: Case, value: Any) -> str:
-        fine = value > 0 and value % LANE == 0
-        return "" if fine else f"it must be a multiple of {LANE} (FBGEMM reads {LANE} at once)"
+        if value % LANE:
+            return f"it must be a multiple of {LANE} (FBGEMM reads {LANE} at once)"
+        return super().fault(case, value)
 
     def refusal(self, case: Case) -> str:
         tables = case.workload.tables
@@ -158,6 +256,7 @@ class CacheRatio(Knob):
     name = "cache_ratio"
     kind = float
     allowed = "shares above 0, at most 1"
+    most = 1.0
 
     def defaults(self, case: Case) -> tuple[Value, ...]:
         return (0.05, 0.1, 0.2, 0.4, 0.8)
@@ -167,9 +266,6 @@ class CacheRatio(Knob):
 
     def turn(self, case: Case, parameter: str, value: Any) -> Case:
         return case.constrained("cache_load_factor", value)
-
-    def fault(self, case: Case, value: Any) -> str:
-        return "" if 0 < value <= 1 else "it must be a share above 0 and at most 1"
 
     def refusal(self, case: Case) -> str:
         cached = _cached_tables(case)
@@ -288,9 +384,6 @@ class SyncInterval(Knob):
     def turn(self, case: Case, parameter: str, value: Any) -> Case:
         return case.with_model(replica_groups=_groups(case, sync_interval=value))
 
-    def fault(self, case: Case, value: Any) -> str:
-        return "" if 1 <= value <= 10**9 else "it must be at least 1"
-
     def refusal(self, case: Case) -> str:
         if _groups(case).fully_sharded:
             return "copies that are fully_sharded are averaged in every step"
@@ -309,6 +402,7 @@ class DeviceMemory(Knob):
     name = "hbm"
     kind = float
     allowed = "shares above 0, at most 1"
+    most = 1.0
 
     def defaults(self, case: Case) -> tuple[Value, ...]:
         return (0.25, 0.5, 0.75, 1.0)
@@ -319,9 +413,6 @@ class DeviceMemory(Knob):
     def turn(self, case: Case, parameter: str, value: Any) -> Case:
         caps = tuple(int(value * cap) for cap in case.installed.hbm_cap_bytes)
         return replace(case, installed=replace(case.installed, hbm_cap_bytes=caps))
-
-    def fault(self, case: Case, value: Any) -> str:
-        return "" if 0 < value <= 1 else "it must be a share above 0 and at most 1"
 
     def refusal(self, case: Case) -> str:
         return "" if case.hardware.device == "cuda" else "the ranks have no device memory"
@@ -341,3 +432,90 @@ def _all_set(tables: Sequence[Table], name: str) -> str:
     if all(getattr(t.constraints, name) is not None for t in tables):
         return f"every table has a constraint {name} of its own"
     return ""
+
+
+_KINDS = (
+    *(BatchSize, Pipeline, QComm, Bucket, ColumnMinimum),
+    *(CacheRatio, Hosts, Groups, SyncInterval, DeviceMemory),
+)
+KNOBS: dict[str, Knob] = {kind.name: kind() for kind in _KINDS}
+PARAMETERS = {p: knob for knob in KNOBS.values() for p in knob.parameters}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The values that every parameter may take: a setting is one of each."""
+
+    values: Mapping[str, tuple[Value, ...]]
+
+    @property
+    def size(self) -> int:
+        """Number of settings."""
+        return math.prod(map(len, self.values.values()))
+
+    def ordered(self, parameter: str) -> bool:
+        """Near values act alike."""
+        return PARAMETERS[parameter].ordered
+
+    def apply_setting(self, case: Case, setting: Setting) -> Case:
+        """The case with every parameter of a setting at its value."""
+        turned = case
+        for name, knob in PARAMETERS.items():  # in their order: hosts are set on equal ranks
+            if name in setting and setting[name] != knob.current(turned, name):
+                turned = knob.turn(turned, name, setting[name])
+        return turned
+
+    def loads_of(self, setting: Setting) -> tuple[Value, ...]:
+        """Values that the loads of shards depend on: settings with the same ones share them."""
+        return tuple(v for name, v in setting.items() if PARAMETERS[name].changes_loads)
+
+    def effects_of(self, setting: Setting) -> tuple[Value, ...]:
+        """What of a setting the prediction sees."""
+        return tuple(PARAMETERS[name].effect(value) for name, value in setting.items())
+
+    def nearest(self, case: Case) -> dict[str, Value]:
+        """The setting that is nearest to the case as given."""
+        return {
+            name: self._nearest(values, PARAMETERS[name].current(case, name))
+            for name, values in self.values.items()
+        }
+
+    def changes(self, case: Case, setting: Setting) -> dict[str, Value]:
+        """The parameters of a setting that differ from the case as given."""
+        return {
+            name: value
+            for name, value in setting.items()
+            if value != PARAMETERS[name].current(case, name)
+        }
+
+    @staticmethod
+    def _nearest(values: tuple[Value, ...], wanted: Value) -> Value:
+        if wanted in values:
+            return wanted
+        if isinstance(wanted, str):
+            return values[0]
+        return min(values, key=lambda value: abs(float(value) - float(wanted)))
+
+
+def grid_of(case: Case, chosen: Mapping[str, tuple[Value, ...] | None]) -> Grid:
+    """The grid of the knobs that are tuned.
+
+    Args:
+        chosen: knob -> values, or None for those it has by default.
+
+    Raises:
+        InputError: a knob cannot be tuned here, or not to one of the values.
+    """
+    values: dict[str, tuple[Value, ...]] = {}
+    for name in [name for name in KNOBS if name in chosen]:
+        knob, given = KNOBS[name], chosen[name]
+        refused = knob.refusal(case)
+        if refused:
+            raise InputError(f"{name} cannot be tuned here: {refused}")
+        wanted = knob.defaults(case) if given is None else given
+        for value in wanted:
+            fault = knob.fault(case, value)
+            if fault:
+                raise InputError(f"{name} cannot be {value}: {fault}")
+        values |= dict.fromkeys(knob.parameters, wanted)
+    return Grid(values)

@@ -1,8 +1,9 @@
-"""What a study keeps: what it was begun for, and of every trial what any worker can read."""
+"""A study: which setting comes next, what is kept of a trial, and what the study was begun for."""
 
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import zlib
 from collections.abc import Mapping, Sequence
@@ -10,23 +11,149 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.samplers import BaseSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from predictor.errors import InputError
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_json import plan_from_dict, plan_to_dict
-from search.tune.case import Case, Setting, Value
 from search.tune.goals import Goal, Values
-from search.tune.grid import Grid
-from search.tune.sampler import SettingSampler, is_complete, setting_of
-from search.tune.storage import SharedStorage, quiet, storage_errors
+from search.tune.knobs import Case, Grid, Setting, Value
+from search.tune.storage import SharedStorage, storage_errors
 
 SETTINGS = "shardopt"
 """Attribute of a study: what its trials were made for."""
 OUTCOME = ("state", "bound", "reason", "iteration_ms", "plan", "lower_bound_ms")
 """Attributes of a trial: what became of it."""
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
+STARTUP = 6
+"""Settings tried at random before TPE has something to learn from."""
+ENUMERATED = 1 << 12
+"""Grids of up to this many settings are listed to find an untried one."""
+
+
+def distributions(grid: Grid) -> dict[str, BaseDistribution]:
+    """What Optuna knows of a grid: the place in the list where near values act alike, and the value
+    itself where not."""
+    return {
+        name: IntDistribution(0, len(values) - 1)
+        if grid.ordered(name)
+        else CategoricalDistribution(values)
+        for name, values in grid.values.items()
+    }
+
+
+def setting_of(grid: Grid, params: Mapping[str, Any]) -> dict[str, Value]:
+    """Optuna's parameters as a setting, in the grid's order."""
+    return {
+        name: values[params[name]] if grid.ordered(name) else params[name]
+        for name, values in grid.values.items()
+    }
+
+
+def params_of(grid: Grid, setting: Setting) -> dict[str, Any]:
+    """The inverse of `setting_of`."""
+    return {
+        name: values.index(setting[name]) if grid.ordered(name) else setting[name]
+        for name, values in grid.values.items()
+    }
+
+
+def draw_setting(grid: Grid, trial: optuna.Trial) -> dict[str, Value]:
+    """The setting of a trial that has just begun."""
+    for name, values in grid.values.items():
+        if grid.ordered(name):
+            trial.suggest_int(name, 0, len(values) - 1)
+        else:
+            trial.suggest_categorical(name, values)
+    return setting_of(grid, trial.params)
+
+
+def is_complete(grid: Grid, trial: FrozenTrial) -> bool:
+    """All of its parameters are drawn."""
+    return all(name in trial.params for name in grid.values)
+
+
+class SettingSampler(BaseSampler):
+    """The case as given first, then what TPE proposes, or one at random where that was tried.
+
+    Trials that failed do not count. What is drawn depends on the seed and the other trials alone,
+    so a study that was interrupted goes on as it would have. A setting whose trial still runs,
+    maybe of a worker that died, is drawn only once all others were tried.
+    """
+
+    def __init__(self, grid: Grid, first: Setting, seed: int) -> None:
+        self.grid = grid
+        self.first = params_of(grid, first)
+        self.seed = seed
+
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """All of the parameters are drawn together."""
+        return distributions(self.grid)
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """One setting."""
+        trials = study.get_trials(deepcopy=False)
+        others = [t for t in trials if t.number != trial.number and t.state is not TrialState.FAIL]
+        if not others:
+            return self.first
+        seed = int(np.random.SeedSequence([self.seed, len(others)]).generate_state(1)[0])
+        tpe = TPESampler(seed=seed, n_startup_trials=STARTUP, multivariate=True)
+        drawn = tpe.sample_relative(study, trial, search_space)
+        begun = {self._key(t.params) for t in others if is_complete(self.grid, t)}
+        if drawn and self._key(drawn) not in begun:
+            return drawn
+        done = {self._key(t.params) for t in others if t.state in FINISHED}
+        return self._any(begun, done, np.random.default_rng(seed))
+
+    def sample_independent(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
+        """Nothing is drawn on its own."""
+        raise NotImplementedError
+
+    def after_trial(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        state: TrialState,
+        values: Sequence[float] | None,
+    ) -> None:
+        """Nothing is learnt beyond what the study holds."""
+
+    def _key(self, params: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(params[name] for name in self.grid.values)
+
+    def _any(
+        self,
+        begun: set[tuple[Any, ...]],
+        done: set[tuple[Any, ...]],
+        random: np.random.Generator,
+    ) -> dict[str, Any]:
+        """A setting that was not begun, or else not done; any where all were."""
+        places = [
+            range(len(values)) if self.grid.ordered(name) else values
+            for name, values in self.grid.values.items()
+        ]
+        if self.grid.size <= ENUMERATED:
+            keys = list(itertools.product(*places))
+            left = [k for k in keys if k not in begun] or [k for k in keys if k not in done] or keys
+            return dict(zip(self.grid.values, left[int(random.integers(len(left)))], strict=True))
+        while True:
+            key = tuple(place[int(random.integers(len(place)))] for place in places)
+            if key not in begun:
+                return dict(zip(self.grid.values, key, strict=True))
 
 
 @dataclass(frozen=True)
@@ -84,15 +211,14 @@ def read_trial(grid: Grid, trial: FrozenTrial) -> Trial:
 def notes_of_twin(
     grid: Grid, setting: Setting, trials: Sequence[FrozenTrial]
 ) -> tuple[dict[str, Any], Values | None] | None:
-    """What a trial with the same effects found, its notes and values; None without such a trial."""
+    """What a finished trial with the same effects found, its notes and values; None without one."""
     effects = grid.effects_of(setting)
     for trial in trials:
-        if trial.state in FINISHED and is_complete(grid, trial):
-            found = setting_of(grid, trial.params)
-            if found != setting and grid.effects_of(found) == effects:
-                done = trial.state is TrialState.COMPLETE
-                notes = {k: v for k, v in trial.user_attrs.items() if k in OUTCOME}
-                return notes, tuple(trial.values) if done else None
+        if trial.state not in FINISHED:
+            continue
+        if grid.effects_of(setting_of(grid, trial.params)) == effects:
+            notes = {k: v for k, v in trial.user_attrs.items() if k in OUTCOME}
+            return notes, tuple(trial.values) if trial.state is TrialState.COMPLETE else None
     return None
 
 
@@ -121,7 +247,7 @@ def new_study(
         "objectives": [goal.name for goal in goals],
         "seed": seed,
     }
-    with nullcontext() if shared is None else storage_errors(shared.name), quiet():
+    with nullcontext() if shared is None else storage_errors(shared.name):
         study = optuna.create_study(
             storage=None if shared is None else shared.storage,
             sampler=SettingSampler(grid, grid.nearest(case), seed),

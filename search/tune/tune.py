@@ -1,12 +1,10 @@
 """The spine of tuning: a study of settings, each scored by a search of its plans.
 
-case      the model and the machine, and what a knob is         (search.tune.case, tune_knobs)
-grid      the settings to choose from                           (search.tune.grid)
-goals     what is minimised                                     (search.tune.goals)
-sampler   which setting comes next                              (search.tune.sampler)
-trial     a setting is ruled out by its bound, or searched      (search.tune.trial)
-study     what is kept of a trial, for any worker to read       (search.tune.study)
-storage   where the study lives; workers that died              (search.tune.storage)
+knobs     the model and the machine, the settings to choose from
+goals     what is minimised
+study     which setting comes next, and what is kept of a trial for any worker to read
+storage   where the study lives
+trial     a setting is ruled out by its bound, or searched
 
 Why: docs/decisions/0025.
 """
@@ -14,13 +12,13 @@ Why: docs/decisions/0025.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import optuna
-from optuna.exceptions import UpdateFinishedTrialError
+from optuna.exceptions import TrialPruned, UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
 from predictor.cost.loads import ShardLoads
@@ -30,15 +28,14 @@ from predictor.predict import predict
 from search.problem import Problem, Progress, RankedPlan, Result, silent
 from search.propose.searchers import SEARCHERS
 from search.stop import Stop
-from search.tune.case import Case, Setting, Value
 from search.tune.goals import Goal, Values, covers, pareto_front, shard_bytes, values_of
-from search.tune.grid import Grid
-from search.tune.sampler import distributions, is_complete, setting_of
-from search.tune.storage import SharedStorage, quiet, requeue, storage_errors
+from search.tune.knobs import Case, Grid, Setting, Value
+from search.tune.storage import SharedStorage, storage_errors
 from search.tune.study import (
     FINISHED,
     Trial,
     decode_plan,
+    draw_setting,
     encode_plan,
     notes_of_twin,
     read_trial,
@@ -57,8 +54,6 @@ ALIKE = 0.01
 """Of two plans of a setting that differ by no more than this fraction, a front shows one."""
 LOADS_KEPT = 4
 """Loads of shards that are kept for trials that have the same."""
-POLL_S = 0.5
-"""Between looks at a study whose last trials other workers run."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +61,8 @@ class Budget:
     """How much work tuning does.
 
     Args:
-        trials: finished trials of the study over all workers, >= 1.
+        trials: finished trials of the study over all workers, >= 1. A worker does not wait for the
+            trials of others, so each may run one more.
         effort: of the last search; trials take `TRIAL_EFFORT` of it.
         time_limit_s: ceiling on wall time in seconds; None for no ceiling.
     """
@@ -126,7 +122,6 @@ class Tuning:
     """One worker on one study.
 
     Args:
-        first: the setting to begin with.
         shared: the storage; None to tune in this process alone.
     """
 
@@ -148,7 +143,7 @@ class Tuning:
             InputError: the storage cannot be used any more.
         KeyboardInterrupt: before any trial was finished.
         """
-        with self._storage_errors():
+        with nullcontext() if self.shared is None else storage_errors(self.shared.name):
             try:
                 stopped_by = self._work()
             except KeyboardInterrupt:
@@ -260,37 +255,19 @@ class Tuning:
             del self._loads[next(iter(self._loads))]
         return replace(problem, loads=loads)
 
-    def _storage_errors(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.shared is None else storage_errors(self.shared.name)
-
     def _work(self) -> str:
         while True:
-            if self.shared is not None:
-                self.shared.retry_stale(self.study)
             trials = self.study.get_trials(deepcopy=False)
-            done = sum(t.state in FINISHED for t in trials)
-            self.watch(done, self.budget.trials, self._best(trials))
-            if done >= self.budget.trials:
+            done = [t for t in trials if t.state in FINISHED]
+            self.watch(len(done), self.budget.trials, self._best(trials))
+            if len(done) >= self.budget.trials:
                 return "trials"
             if self._left_s() <= 0:
                 return "time"
-            if self._may_start(trials):
-                self._one()
-            elif any(t.state is TrialState.RUNNING for t in trials):
-                time.sleep(POLL_S)  # its worker finishes it, or this one takes it over
-            else:
+            if len({tuple(t.params.items()) for t in done}) == self.grid.size:
                 return "exhausted"
-
-    def _may_start(self, trials: Sequence[FrozenTrial]) -> bool:
-        """A trial waits in the queue, or there is room and a setting for another."""
-        if any(t.state is TrialState.WAITING for t in trials):
-            return True
-        live = sum(t.state is not TrialState.FAIL for t in trials)
-        settings = {tuple(setting_of(self.grid, t.params).items()) for t in self._drawn(trials)}
-        return live < self.budget.trials and len(settings) < self.grid.size
-
-    def _drawn(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-        return [t for t in trials if is_complete(self.grid, t)]
+            with _let_go_of_taken_trials():
+                self.study.optimize(self._try, n_trials=1)
 
     def _left_s(self) -> float:
         limit = self.budget.time_limit_s
@@ -298,59 +275,26 @@ class Tuning:
             return float("inf")
         return TRIALS_TIME * limit - (time.monotonic() - self._start)
 
-    def _one(self) -> None:
-        """One trial, from the queue or a new one."""
-        with quiet():
-            trial = self.study.ask(fixed_distributions=distributions(self.grid))
-        if self._is_surplus(trial):
-            self.study.tell(trial, state=TrialState.FAIL)
-            return
-        with self.shared.alive(trial) if self.shared is not None else nullcontext():
-            try:
-                values = self._try(trial)
-            except BaseException as error:
-                self._give_back(trial, blameless=isinstance(error, KeyboardInterrupt))
-                raise
-            if values is None:
-                self._tell(trial, state=TrialState.PRUNED)
-            else:
-                self._tell(trial, values)
+    def _try(self, trial: optuna.Trial) -> Values:
+        """The values of a setting's best plan.
 
-    def _is_surplus(self, trial: optuna.Trial) -> bool:
-        """Workers that asked at the same moment drew more trials than wanted, or one twice."""
-        others = self.study.get_trials(deepcopy=False)
-        before = [t for t in others if t.number < trial.number and t.state is not TrialState.FAIL]
-        twice = any(t.params == trial.params for t in self._drawn(before))
-        return twice or len(before) >= self.budget.trials
-
-    def _give_back(self, trial: optuna.Trial, *, blameless: bool) -> None:
-        """A trial that is broken off here is left to the next worker."""
-        if self._tell(trial, state=TrialState.FAIL) and self.shared is not None:
-            failed = self.study.get_trials(deepcopy=False)[trial.number]
-            requeue(self.study, failed, blameless=blameless)
-
-    def _tell(
-        self, trial: optuna.Trial, values: Values | None = None, state: TrialState | None = None
-    ) -> bool:
-        """Finish a trial; False if another worker has taken it over from a slow one."""
-        with suppress(UpdateFinishedTrialError):
-            told = self.study.tell(trial, values, state=state, skip_if_finished=True)
-            return told.state is (TrialState.COMPLETE if state is None else state)
-        return False
-
-    def _try(self, trial: optuna.Trial) -> Values | None:
-        """The values of a setting's best plan; None if it has none, or none that matters."""
-        setting = setting_of(self.grid, trial.params)
-        known = notes_of_twin(self.grid, setting, self.study.get_trials(deepcopy=False))
-        notes, values = known or self._find(setting)
-        with suppress(UpdateFinishedTrialError):  # taken over
-            for name, note in {"setting": setting, **notes}.items():
-                trial.set_user_attr(name, note)
+        Raises:
+            TrialPruned: it has none, or none that matters.
+        """
+        setting = draw_setting(self.grid, trial)
+        twin = notes_of_twin(self.grid, setting, self.study.get_trials(deepcopy=False))
+        notes, values = twin or self._find(setting)
+        for name, note in {"setting": setting, **notes}.items():
+            trial.set_user_attr(name, note)
+        if values is None:
+            raise TrialPruned
         return values
 
     def _find(self, setting: Setting) -> tuple[dict[str, Any], Values | None]:
         """What becomes of a setting, and the values of its best plan if it is searched."""
-        stop = Stop(effort=self.budget.effort * TRIAL_EFFORT, time_limit_s=self._limit_s())
+        left = self._left_s()
+        limit = None if left == float("inf") else max(left, 1e-3)
+        stop = Stop(effort=self.budget.effort * TRIAL_EFFORT, time_limit_s=limit)
         try:
             problem = self._problem(setting)
             warm, seed = self._warm(), self.budget.seed
@@ -363,10 +307,6 @@ class Tuning:
         notes = {"state": "searched", "bound": found.bound, "evaluations": found.evaluations}
         notes |= {"iteration_ms": found.best.iteration_ms, "plan": encode_plan(found.best.plan)}
         return {**notes, "lower_bound_ms": found.lower_bound_ms}, found.values
-
-    def _limit_s(self) -> float | None:
-        left = self._left_s()
-        return None if left == float("inf") else max(left, 1e-3)
 
     def _known(self) -> list[Values]:
         done = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
@@ -383,6 +323,18 @@ class Tuning:
         return (
             read_trial(self.grid, min(done, key=lambda t: (t.values, t.number))) if done else None
         )
+
+
+@contextmanager
+def _let_go_of_taken_trials() -> Iterator[None]:
+    """Ends quietly where a worker was so slow that another one counted it as dead."""
+    try:
+        yield
+    except UpdateFinishedTrialError:
+        pass
+    except ValueError as error:
+        if not str(error).startswith("Cannot tell a"):  # of `Study.tell`, which has no type for it
+            raise
 
 
 def _alike(last: Values, tried: Values) -> bool:

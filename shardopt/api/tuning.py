@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from search.tune.case import Case, Value
 from search.tune.goals import Goal
-from search.tune.grid import Grid, grid_of
+from search.tune.knobs import Case, Grid, Value, grid_of
 from search.tune.storage import Liveness, open_storage
 from search.tune.study import new_study
 from search.tune.tune import Budget, Member, Tuning

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from predictor.model.topology import FULLY_SHARDED
 from predictor.units import GIB
-from search.tune.case import Case, Value
 from search.tune.goals import Goal, Values
+from search.tune.knobs import Case, Value
 from search.tune.study import Trial
 from search.tune.trial import WORTH
 from search.tune.tune import Member, TuneResult, Tuning

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from predictor.errors import InputError, did_you_mean
-from search.tune.case import Knob, Value
 from search.tune.goals import GOALS, Goal
-from search.tune.grid import KNOBS
+from search.tune.knobs import KNOBS, Knob, Value
 
 MAX_VALUES = 64
 MAX_TRIALS = 1_000_000

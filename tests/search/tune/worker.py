@@ -3,6 +3,7 @@
     python -m tests.search.tune.worker STORAGE STUDY TRIALS HANGS_AT
 
 The worker hangs in its trial number HANGS_AT (of those it runs, from 0), for the test to kill it.
+Databases have a heartbeat every second.
 """
 
 from __future__ import annotations
@@ -11,16 +12,14 @@ import sys
 import time
 from typing import Any
 
+from search.tune import storage as module
 from search.tune import tune
-from search.tune.case import Case
 from search.tune.goals import GOALS
-from search.tune.grid import grid_of
-from search.tune.storage import Liveness, open_storage
+from search.tune.knobs import Case, grid_of
+from search.tune.storage import open_storage
 from search.tune.study import new_study
 from search.tune.tune import Budget, Tuning
 from tests.search.problems import H100, a_table, a_workload, hosts
-
-LIVENESS = Liveness(every_s=1, stale_s=3)
 
 
 def a_case() -> Case:
@@ -33,13 +32,14 @@ def a_tuning(storage: str, study: str, trials: int) -> Tuning:
     """The study that all workers of a test share."""
     case, goals = a_case(), [GOALS["time"]]
     grid = grid_of(case, {"batch_size": None, "qcomm": None, "pipeline": ("base", "sparse_dist")})
-    shared = open_storage(storage, LIVENESS)
+    shared = open_storage(storage)
     made = new_study(case, grid, goals, 0, {}, name=study, shared=shared)
     return Tuning(case, grid, goals, Budget(trials, effort=0.002), made, shared)
 
 
 def main() -> None:
     storage, study, trials, hangs_at = sys.argv[1:]
+    module.HEARTBEAT_S, module.STALE_S = 1, 3
     real, count = tune.try_setting, 0
 
     def hanging(*given: Any) -> Any:

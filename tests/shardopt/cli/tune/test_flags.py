@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from predictor.errors import InputError
-from search.tune.grid import KNOBS
+from search.tune.knobs import KNOBS
 from shardopt.cli.options import Objectives
 from shardopt.cli.plan import refuse_with_tune
 from shardopt.cli.tune.flags import MAX_VALUES, TuneFlags, read_goals, read_knobs

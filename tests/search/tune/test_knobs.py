@@ -15,8 +15,7 @@ from predictor.predict import predict
 from predictor.units import GIB
 from search.solve import solve
 from search.stop import Stop
-from search.tune.case import Case
-from search.tune.grid import KNOBS, grid_of
+from search.tune.knobs import KNOBS, Case, grid_of
 from tests.search.problems import CPU, H100, a_table, a_workload, hosts
 
 
@@ -85,7 +84,7 @@ def test_groups_divide_the_ranks() -> None:
     with pytest.raises(InputError, match=r"groups cannot be 5: .* does not divide 8 ranks"):
         grid_of(given, {"groups": (5,)})
     parts = ReplicaGroups(4, sharding_strategy=FULLY_SHARDED)
-    with pytest.raises(InputError, match="fully_sharded are averaged in every step"):
+    with pytest.raises(InputError, match=r"sync_interval .*fully_sharded"):
         grid_of(a_case(8, 4, replica_groups=parts), {"sync_interval": (5,)})
     wider = turned(given, groups=8, hosts=4).problem().topology
     assert (wider.world_size, wider.whole.world_size) == (8, 16)
@@ -121,33 +120,33 @@ def test_buckets_of_dense_gradients_set_how_many_all_reduces_there_are() -> None
 @pytest.mark.parametrize(
     ("case", "knobs", "says"),
     [
-        (a_case(), {"batch_size": (0,)}, "batch_size cannot be 0: it must be at least 1"),
-        (a_case(), {"pipeline": ("fast",)}, "allowed are base, sparse_dist"),
-        (a_case(), {"qcomm": ("int8",)}, "allowed are fp32, fp16, bf16"),
-        (a_case(), {"cw_min": (30,)}, "a multiple of 4"),
-        (a_case(), {"cache_ratio": (1.5,)}, "at most 1"),
-        (a_case(), {"hosts": (10**9,)}, "at most"),
-        (a_case(1, None), {"bucket": None}, "one rank reduces no gradients"),
-        (a_case(1, None), {"qcomm": None}, "one rank sends nothing"),
+        (a_case(), {"batch_size": (0,)}, "batch_size cannot be 0"),
+        (a_case(), {"pipeline": ("fast",)}, "pipeline cannot be fast: .*sparse_dist"),
+        (a_case(), {"qcomm": ("int8",)}, "qcomm cannot be int8: .*bf16"),
+        (a_case(), {"cw_min": (30,)}, "cw_min cannot be 30: .* 4"),
+        (a_case(), {"cache_ratio": (1.5,)}, "cache_ratio cannot be 1.5"),
+        (a_case(), {"hosts": (10**9,)}, "hosts cannot be"),
+        (a_case(1, None), {"bucket": None}, "bucket cannot"),
+        (a_case(1, None), {"qcomm": None}, "qcomm cannot"),
         (
             a_case(tables=(a_table(constraints=Constraints(compute_kernels=("fused",))),)),
             {"cache_ratio": None},
-            "no table may be fused_uvm_caching",
+            "cache_ratio .*fused_uvm_caching",
         ),
         (
             a_case(tables=(a_table(constraints=Constraints(compute_kernels=("fused",))),)),
             {"pipeline": ("prefetch_sparse_dist",)},
-            "nothing to prefetch",
+            "pipeline .*prefetch",
         ),
         (
             a_case(tables=(a_table(constraints=Constraints(ranks=(0,))),)),
             {"hosts": None},
-            "names ranks of the cluster",
+            "hosts .*constraints.ranks",
         ),
         (
             a_case(tables=(a_table(constraints=Constraints(min_partition=32)),)),
             {"cw_min": None},
-            "of its own",
+            "cw_min .*min_partition",
         ),
     ],
 )
@@ -160,9 +159,9 @@ def test_what_cannot_be_tuned_is_refused_with_the_reason(
 
 def test_unequal_ranks_and_cpus() -> None:
     uneven = Topology(2, 2, (GIB, 2 * GIB), (GIB, GIB))
-    with pytest.raises(InputError, match="the ranks differ in memory"):
+    with pytest.raises(InputError, match=r"hosts .*memory"):
         grid_of(replace(a_case(), installed=uneven), {"hosts": None})
     on_cpu = replace(a_case(), hardware=CPU)
     assert grid_of(on_cpu, {"pipeline": None}).values["pipeline"] == ("base", "sparse_dist")
-    with pytest.raises(InputError, match="no device memory"):
+    with pytest.raises(InputError, match=r"hbm .*memory"):
         grid_of(on_cpu, {"hbm": None})

@@ -6,8 +6,8 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from search.tune.grid import Grid
-from search.tune.sampler import SettingSampler, distributions, params_of, setting_of
+from search.tune.knobs import Grid
+from search.tune.study import SettingSampler, distributions, params_of, setting_of
 
 GRID = Grid({"batch_size": (8, 16, 32, 64), "pipeline": ("base", "sparse_dist")})
 FIRST = {"batch_size": 32, "pipeline": "base"}
