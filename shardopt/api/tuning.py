@@ -10,7 +10,7 @@ from typing import Any
 
 from search.tune.goals import Goal
 from search.tune.knobs import Case, Grid, Value, grid_of
-from search.tune.storage import Liveness, open_storage
+from search.tune.storage import open_storage
 from search.tune.study import new_study
 from search.tune.tune import Budget, Member, Tuning
 from shardopt.api.setting import Setting
@@ -42,7 +42,7 @@ def new_tuning(
     case = Case(setting.workload, setting.installed, setting.hardware, setting.reserve)
     grid = grid_of(case, knobs)
     facts = _study_facts(setting, case, budget)
-    shared = None if storage is None else open_storage(storage, Liveness())
+    shared = None if storage is None else open_storage(storage)
     if shared is not None and study is None:
         study = _study_name(setting, facts, grid, goals, budget.seed)
     made = new_study(case, grid, goals, budget.seed, facts, name=study, shared=shared)

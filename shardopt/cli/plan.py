@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from shardopt.cli import options
+from shardopt.cli import tune as tuning_flags
 from shardopt.cli.interrupts import EXIT_INTERRUPTED
-from shardopt.cli.tune import options as tune_options
 
 if TYPE_CHECKING:
     from search.problem import Result
@@ -46,11 +46,11 @@ def plan(
     stats: options.Stats = None,
     replay: options.Replay = None,
     no_cache: options.NoCache = False,
-    tune: tune_options.Tune = None,
-    objectives: tune_options.Objectives = None,
-    trials: tune_options.Trials = None,
-    storage: tune_options.Storage = None,
-    study: tune_options.Study = None,
+    tune: tuning_flags.Tune = None,
+    objectives: tuning_flags.Objectives = None,
+    trials: tuning_flags.Trials = None,
+    storage: tuning_flags.Storage = None,
+    study: tuning_flags.Study = None,
     json: options.Json = False,
     output: options.Output = None,
     quiet: options.Quiet = False,
@@ -63,7 +63,6 @@ def plan(
     from shardopt.cli.planning.answer import find_answer, prepare
     from shardopt.cli.planning.replay import replay_plan
     from shardopt.cli.setting import refuse_outside
-    from shardopt.cli.tune.flags import TuneFlags
 
     if replay is not None:
         replay_plan(replay, model, context, as_json=json)
@@ -96,7 +95,7 @@ def plan(
     )
     request.check()
     check_writable(output, request.inputs)
-    tuning = TuneFlags(tune, objectives, trials, storage, study, from_)
+    tuning = tuning_flags.TuneFlags(tune, objectives, trials, storage, study, from_)
     tuning.check()
     ready = prepare(request)
     setting, in_use = ready.setting, ready.in_use
@@ -104,11 +103,10 @@ def plan(
 
     if tune is not None:
         refuse_with_tune(objective, scenarios, stats)
-        from shardopt.cli.tune.run import OutputChoice, run_tuning
 
-        show = OutputChoice(json, output, quiet, strict)
+        show = tuning_flags.OutputChoice(json, output, quiet, strict)
         budget = (effort, time_limit, seed, request.searchers, top_k)
-        run_tuning(model, setting, tuning, budget, show)
+        tuning_flags.run_tuning(model, setting, tuning, budget, show)
         return
 
     stop = Stop(effort, time_limit, interruptible=True, reserve=REPORTING, started=started)

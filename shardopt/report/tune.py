@@ -75,6 +75,11 @@ class TuneReport:
         ends = ("searched", "ruled out", "infeasible")
         return sum(trial.state in ends for trial in self.tuned.trials)
 
+    @property
+    def tuned_names(self) -> list[str]:
+        """The parameters that had a choice."""
+        return [name for name, values in self.tuning.grid.values.items() if len(values) > 1]
+
     def as_given(self) -> Trial | None:
         """The trial of the case as given, if it was searched."""
         for trial in self.tuned.trials:
@@ -130,7 +135,7 @@ def _show_trials(console: Console, report: TuneReport) -> None:
             values, ms = member.values, member.result.best.iteration_ms
         marks = ["as given"] * (trial is given) + ["searched again"] * (member is not None)
         name = f"{trial.number}{' (' + ', '.join(marks) + ')' if marks else ''}"
-        made.add_row(name, *_cells(report, trial.setting, values, number(ms)))
+        made.add_row(name, *_cells(report, trial.setting, values, ms))
     show(console, made)
     console.print()
     line(console, _counted(report))
@@ -148,7 +153,9 @@ def _counted(report: TuneReport) -> str:
     if states["infeasible"]:
         parts.append(f"{states['infeasible']} without a plan that fits")
     if states["failed"]:
-        parts.append(f"{plural(states['failed'], 'trial')} interrupted and tried again")
+        parts.append(f"{plural(states['failed'], 'trial')} broken off")
+    if states["open"]:
+        parts.append(f"{plural(states['open'], 'trial')} unfinished")
     return (
         f"{report.tried} of {plural(report.tuning.grid.size, 'setting')} tried "
         f"({ENDED[report.tuned.stopped_by]}): {', '.join(parts)}."
@@ -156,26 +163,25 @@ def _counted(report: TuneReport) -> str:
 
 
 def _table(report: TuneReport, first: Sequence[str]) -> Any:
-    tuned = [name for name, values in report.tuning.grid.values.items() if len(values) > 1]
     columns = [(name, "left") for name in first]
-    columns += [(name.replace("_", " "), "fold") for name in tuned]
+    columns += [(name.replace("_", " "), "fold") for name in report.tuned_names]
     columns += [(HEADERS[goal.name], "right") for goal in report.goals]
     return table([*columns, ("ms", "right")])
 
 
-def _cells(report: TuneReport, setting: Mapping[str, Value], values: Values, ms: str) -> list[str]:
-    tuned = [name for name, all_ in report.tuning.grid.values.items() if len(all_) > 1]
+def _cells(
+    report: TuneReport, setting: Mapping[str, Value], values: Values, ms: float
+) -> list[str]:
+    def shown(goal: Goal, value: float) -> str:
+        if goal.name == "memory":
+            return f"{value / GIB:.2f}"
+        return f"{value:.4g}" if value < 1 else number(value)
+
     return [
-        *(str(setting[name]) for name in tuned),
-        *(_shown(goal, value) for goal, value in zip(report.goals, values, strict=True)),
-        ms,
+        *(str(setting[name]) for name in report.tuned_names),
+        *(shown(goal, value) for goal, value in zip(report.goals, values, strict=True)),
+        number(ms),
     ]
-
-
-def _shown(goal: Goal, value: float) -> str:
-    if goal.name == "memory":
-        return f"{value / GIB:.2f}"
-    return f"{value:.4g}" if value < 1 else number(value)
 
 
 def _show_front(console: Console, report: TuneReport) -> None:
@@ -184,7 +190,7 @@ def _show_front(console: Console, report: TuneReport) -> None:
     heading(console, "Pareto front", f"no setting found is better than these in {names}")
     made = _table(report, ["", "trial"])
     for place, member in enumerate(report.members, start=1):
-        ms = number(member.result.best.iteration_ms)
+        ms = member.result.best.iteration_ms
         cells = _cells(report, member.trial.setting, member.values, ms)
         made.add_row(str(place), str(member.trial.number), *cells)
     show(console, made)
@@ -248,7 +254,8 @@ def tune_object(report: TuneReport) -> dict[str, Any]:
         values: parameter -> the values it could take.
         settings: number of combinations.
         trials: by number: ``number``, ``setting``, ``state`` (searched, ruled out, infeasible,
-            failed, open), ``objectives`` (null unless searched), ``bound`` (no plan of the setting
+            failed, or open: its worker runs it or died), ``objectives`` (null unless searched),
+            ``bound`` (no plan of the setting
             has smaller objectives; null if unknown), ``iteration_ms``, ``reason``.
         best: the first of ``front``.
         front: settings that no other beats, best by the first objective first: ``number``,
@@ -259,14 +266,35 @@ def tune_object(report: TuneReport) -> dict[str, Any]:
         study: its name in the storage, or null.
     """
     members = [
-        _member_object(report, member, undone)
+        {
+            "number": member.trial.number,
+            "setting": dict(member.trial.setting),
+            "changes": report.changes(member),
+            "objectives": _named(report, member.values),
+            "iteration_ms": member.result.best.iteration_ms,
+            "lower_bound_ms": member.result.lower_bound_ms,
+            "undone": dict(undone),
+            "tables": tables_object(member.result.best.plan),
+        }
         for member, undone in zip(report.members, report.undone, strict=True)
+    ]
+    trials = [
+        {
+            "number": trial.number,
+            "setting": dict(trial.setting),
+            "state": trial.state,
+            "objectives": _named(report, trial.values),
+            "bound": _named(report, trial.bound),
+            "iteration_ms": trial.iteration_ms,
+            "reason": trial.reason,
+        }
+        for trial in report.tuned.trials
     ]
     return {
         "objectives": {goal.name: goal.unit for goal in report.goals},
         "values": {name: list(values) for name, values in report.tuning.grid.values.items()},
         "settings": report.tuning.grid.size,
-        "trials": [_trial_object(report, trial) for trial in report.tuned.trials],
+        "trials": trials,
         "best": members[0],
         "front": members,
         "stopped_by": report.tuned.stopped_by,
@@ -278,33 +306,6 @@ def _named(report: TuneReport, values: Values | None) -> dict[str, float] | None
     if values is None:
         return None
     return {goal.name: value for goal, value in zip(report.goals, values, strict=True)}
-
-
-def _trial_object(report: TuneReport, trial: Trial) -> dict[str, Any]:
-    return {
-        "number": trial.number,
-        "setting": dict(trial.setting),
-        "state": trial.state,
-        "objectives": _named(report, trial.values),
-        "bound": _named(report, trial.bound),
-        "iteration_ms": trial.iteration_ms,
-        "reason": trial.reason,
-    }
-
-
-def _member_object(
-    report: TuneReport, member: Member, undone: Mapping[str, float]
-) -> dict[str, Any]:
-    return {
-        "number": member.trial.number,
-        "setting": dict(member.trial.setting),
-        "changes": report.changes(member),
-        "objectives": _named(report, member.values),
-        "iteration_ms": member.result.best.iteration_ms,
-        "lower_bound_ms": member.result.lower_bound_ms,
-        "undone": dict(undone),
-        "tables": tables_object(member.result.best.plan),
-    }
 
 
 LOOPS = {
