@@ -28,10 +28,9 @@ from lab.planners.rows import (
 )
 from lab.planners.run import PLANNERS, Outcome, PlannerSettings, run_planner
 from lab.planners.sources import sources_of
+from predictor.document import Problems, parse_yaml, shown
 from predictor.errors import InputError, did_you_mean
 from predictor.model.plan import ShardingType
-from shardopt.config.document import parse_yaml
-from shardopt.config.problems import Problems, shown
 from shardopt.config.schema import PIPELINES, Name, SchemaVersion, Section, check
 from shardopt.config.values import choice, flag, real, whole
 from shardopt.files import decode, read_bytes

@@ -30,9 +30,13 @@ from predictor.hardware.groups import (
     weakest,
 )
 from predictor.hardware.overlay import base_name, check_kernel_model, group_origins, merge_onto
-from predictor.hardware.problems import GROUP_NEEDED_FOR, complaints
+from predictor.hardware.problems import (
+    GROUP_NEEDED_FOR,
+    ProfileDocument,
+    complaints,
+    read_document,
+)
 from predictor.hardware.schema import CollectiveGroups, Curve, HardwareProfile, Inter, LinkCurves
-from predictor.hardware.yaml_text import ProfileDocument, read_document
 
 __all__ = [
     "DEFAULT_HARDWARE",

@@ -13,8 +13,7 @@ from pydantic import Field, ValidationError
 
 from predictor.errors import ProfileError
 from predictor.hardware.groups import Group, NonNegative, Positive
-from predictor.hardware.problems import complaints
-from predictor.hardware.yaml_text import read_document
+from predictor.hardware.problems import complaints, read_document
 
 Coefficients = dict[str, tuple[NonNegative, ...]]
 

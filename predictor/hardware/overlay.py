@@ -6,8 +6,8 @@ from pathlib import PurePath
 from typing import Any
 
 from predictor.errors import ProfileError
+from predictor.hardware.problems import ProfileDocument
 from predictor.hardware.schema import GROUP_NAMES, HardwareProfile
-from predictor.hardware.yaml_text import ProfileDocument
 
 _KERNEL_MODEL = {"inline": "distinct_rows", "async": "fbgemm_cuda"}
 """How a device runs -> the kernel model (key ``law``) of its embedding group."""

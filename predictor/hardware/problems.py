@@ -1,16 +1,17 @@
-"""Messages about invalid hardware profiles: file, line, key, value and what is allowed."""
+"""A profile file as plain data, and what is wrong with it, line by line."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from predictor.errors import did_you_mean
+from predictor.document import Problems, parse_yaml, shown
+from predictor.errors import InputError, ProfileError, did_you_mean
 from predictor.hardware.schema import GROUP_NAMES, HardwareProfile
-from predictor.hardware.yaml_text import ProfileDocument
 
 MOST_PROBLEMS = 12
 """Problems listed for one file; further ones are only counted. Missing groups are all listed."""
@@ -30,6 +31,40 @@ _MAPPING = ("model_type", "model_attributes_type", "dict_type")
 _TAGS = ("fbgemm_cuda", "distinct_rows")
 
 Keys = list[int | str]
+
+
+@dataclass(frozen=True)
+class ProfileDocument:
+    """A profile file: a mapping, and where its keys stand.
+
+    Args:
+        origin: the file as messages name it.
+    """
+
+    origin: str
+    data: dict[str, Any]
+    places: Problems
+
+    def place(self, keys: Sequence[int | str]) -> str:
+        """``file:line`` of the deepest part of ``keys`` that the file has."""
+        return str(self.places.place(tuple(keys)))
+
+
+def read_document(text: str, origin: str) -> ProfileDocument:
+    """The mapping in a YAML text.
+
+    Raises:
+        ProfileError: the text is not YAML, or not a mapping.
+    """
+    problems = Problems(origin)
+    try:
+        data = parse_yaml(text, problems)
+        problems.raise_if_any()
+    except InputError as error:
+        raise ProfileError(str(error)) from error
+    if not isinstance(data, dict):
+        raise ProfileError(f"{origin}: a hardware profile must be a mapping of keys")
+    return ProfileDocument(origin, data, problems)
 
 
 def complaints(
@@ -107,18 +142,9 @@ def _describe(document: ProfileDocument, problem: ErrorDetails, partial: bool) -
         advice = ", or leave it out" if partial else ""
         return f"{place}: {key} is empty{need}; give its keys{advice}"
     if kind in _MAPPING:
-        return f"{place}: {key} is {_show(problem['input'])}: it must be a mapping of keys{need}"
-    return f"{place}: {key} is {_show(problem['input'])}: {_what_is_allowed(problem['msg'])}"
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _what_is_allowed(message: str) -> str:
-    message = message.removeprefix("Value error, ")
-    return message[:1].lower() + message[1:]
+        return f"{place}: {key} is {shown(problem['input'])}: it must be a mapping of keys{need}"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{place}: {key} is {shown(problem['input'])}: {message[:1].lower()}{message[1:]}"
 
 
 def _siblings(path: Keys) -> tuple[str, ...]:

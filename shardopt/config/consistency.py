@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from predictor.document import KeyPath, Problems
 from predictor.model.captured.dense import CapturedDense
 from predictor.model.measured_dense import MeasuredDense
 from predictor.model.workload import DenseArch, Table
 from shardopt.config.ops_file import other_model
-from shardopt.config.problems import KeyPath, Problems
 
 IndexedTables = Sequence[tuple[int, Table]]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from predictor.document import KeyPath, Problems, shown
 from predictor.errors import InputError
 from predictor.model.captured.dense import CapturedDense
 from predictor.model.measured_dense import MeasuredDense
 from predictor.model.workload import DcnV2, DenseArch
 from predictor.units import gib, mib
 from shardopt.config.ops_file import read_ops
-from shardopt.config.problems import KeyPath, Problems, shown
 from shardopt.config.schema import (
     DcnSection,
     DenseSection,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from predictor.document import KeyPath, Problems, shown
 from predictor.errors import InputError, did_you_mean
 from predictor.model.distribution import (
     Distribution,
@@ -20,7 +21,6 @@ from predictor.model.distribution import (
     Zipf,
 )
 from predictor.model.workload import Feature
-from shardopt.config.problems import KeyPath, Problems, shown
 from shardopt.config.schema import (
     HistogramSection,
     StatsSection,

@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from predictor.document import KeyPath, Problems, parse_yaml, shown
 from predictor.errors import InputError
 from predictor.model.captured.dense import CapturedDense
 from predictor.model.distribution import Empirical, EmpiricalByRange
@@ -17,8 +18,6 @@ from predictor.model.workload import Constraints, Feature, QComm, Table, Workloa
 from shardopt.config.consistency import check_consistency
 from shardopt.config.dense import Dense, read_dense
 from shardopt.config.distributions import DistributionReader
-from shardopt.config.document import parse_yaml
-from shardopt.config.problems import KeyPath, Problems, shown
 from shardopt.config.schema import (
     ConstraintsSection,
     CsvSection,

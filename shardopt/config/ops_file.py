@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from predictor.document import shown
 from predictor.errors import InputError
 from predictor.model.captured.dense import (
     BATCH,
@@ -28,7 +29,6 @@ from predictor.model.captured.dense import (
     SizedOperand,
 )
 from predictor.model.captured.size_expression import MAX_VALUE, Size, parse_size
-from shardopt.config.problems import shown
 from shardopt.files import decode, read_bytes
 
 SCHEMA = "shardopt.ops/1"

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from predictor.document import KeyPath, Problems, parse_yaml, shown
 from predictor.errors import InputError, did_you_mean
 from search.scenarios.scenario import MOST, GivenFactors
-from shardopt.config.document import parse_yaml
-from shardopt.config.problems import KeyPath, Problems, shown
 from shardopt.files import decode, read_bytes
 
 KEYS = ("name", "weight", "factors")

@@ -10,10 +10,10 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from predictor.csv_rows import MOST_RANKS
+from predictor.document import KeyPath, Problems, shown
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import DEFAULT, STRATEGIES
 from predictor.model.workload import Optimizer
-from shardopt.config.problems import KeyPath, Problems, shown
 from shardopt.config.values import choice, flag, nearest, real, refuse, text, whole
 
 SCHEMA_VERSION = 1

@@ -15,9 +15,8 @@ import io
 from pathlib import Path
 from typing import Any
 
+from predictor.document import KeyPath, Place, Problems, parse_yaml, shown
 from predictor.errors import InputError
-from shardopt.config.document import parse_yaml
-from shardopt.config.problems import KeyPath, Place, Problems, shown
 from shardopt.config.schema import ConstraintsSection, FeatureSection, TableSection, known_keys
 from shardopt.config.values import nearest
 from shardopt.files import decode, read_bytes, refuse_streams

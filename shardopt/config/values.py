@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
+from predictor.document import shown
 from predictor.errors import did_you_mean
-from shardopt.config.problems import shown
 
 _DECIMAL = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]{1,4})?\Z")
 _LONGEST = 300

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from predictor.cost.slowest import slowest
 from predictor.csv_rows import MOST_RANKS
+from predictor.document import Problems, parse_yaml, shown
 from predictor.errors import InputError
 from predictor.hardware.loader import HardwareProfile, load_hardware
 from predictor.model.topology import NetworkLevel
@@ -23,8 +24,6 @@ from shardopt.config.clusters.levels import (
     read_host_list,
     read_levels,
 )
-from shardopt.config.document import parse_yaml
-from shardopt.config.problems import Problems, shown
 from shardopt.config.schema import Name, SchemaVersion, Section, check
 from shardopt.config.values import as_number
 from shardopt.files import decode, read_bytes

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from predictor.csv_rows import MOST_RANKS
+from predictor.document import Problems, shown
 from predictor.model.topology import NetworkLevel
-from shardopt.config.problems import Problems, shown
 from shardopt.config.schema import Name, Section, check
 from shardopt.config.values import as_number, choice, real, whole
 

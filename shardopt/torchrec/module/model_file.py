@@ -8,11 +8,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from predictor.document import Problems
 from predictor.errors import InputError
 from predictor.model.captured.dense import CapturedDense
 from predictor.model.workload import Table, Workload
 from shardopt.config.dense import read_dense
-from shardopt.config.problems import Problems
 from shardopt.config.schema import DENSE_OPTIMIZERS, PIPELINES
 from shardopt.config.write import with_digest, write_model
 from shardopt.extras import needs_torchrec

@@ -1,34 +1,127 @@
-"""YAML text to plain data, remembering the line of every key.
+"""YAML files read with the line of every key, and all that is wrong with one told at once.
 
-Scalars are read as YAML 1.2 readers expect: ``010`` and ``1:30`` stay text instead of becoming
-octal and sexagesimal numbers, and dates stay text.
+Model, cluster and scenario files and hardware profiles are read here. Scalars are read as YAML 1.2
+readers expect: ``010`` and ``1:30`` stay text instead of becoming octal and sexagesimal numbers,
+and dates stay text.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from predictor.errors import InputError
-from shardopt.config.problems import KeyPath, Place, Problems, key_text, shown
 
+KeyPath = tuple[str | int, ...]
+
+MOST_SHOWN = 100
+"""Problems that a message lists; whoever has more has one that repeats."""
 MAX_NODES = 500_000
 """Most YAML nodes of a file; more come from aliases that multiply."""
-
 MAX_BYTES = 2**25
 """Longest text: libyaml keeps several copies of it."""
-
 MAX_DEPTH = 50
 """Most levels of nesting; a model file needs seven."""
-
 SUSPECT_DEPTH = 200
-_FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""Levels of nesting that a text may seem to have: libyaml's loader recurses on the C stack."""
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _BRACKET = re.compile(r"[][{}]")
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9_]{0,300})\Z")
 _TAG = "tag:yaml.org,2002:"
+
+
+def key_text(path: KeyPath) -> str:
+    """A key path as people write it: ``tables[3].features[0].pooling_factor``."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.lstrip(".")
+
+
+def shown(value: object) -> str:
+    """A given value for a message, cut where it gets long."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value was written.
+
+    Args:
+        file: path as the user gave it.
+        line: counted from 1; 0 when the file has no lines to speak of.
+        column: name of a CSV column, for files that have them.
+    """
+
+    file: str
+    line: int = 0
+    column: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{text}: column {self.column}" if self.column else text
+
+
+@dataclass
+class Problems:
+    """The problems of one configuration and the places of its keys.
+
+    Args:
+        file: the main file, which every problem without a better place is laid to.
+        places: where each key path was written.
+        notes: what is not wrong, but worth one line on the console.
+    """
+
+    file: str
+    places: dict[KeyPath, Place] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    _found: dict[tuple[Place, str], None] = field(default_factory=dict)
+    _inputs: list[str] = field(default_factory=list)
+
+    @property
+    def found(self) -> bool:
+        """True once something is wrong."""
+        return bool(self._found)
+
+    def place(self, path: KeyPath) -> Place:
+        """Place of a key, or of the nearest one around it."""
+        for length in range(len(path), -1, -1):
+            if path[:length] in self.places:
+                return self.places[path[:length]]
+        return Place(self.file)
+
+    def add(self, path: KeyPath, message: str, *, inputs: Iterable[str] = ()) -> None:
+        """Record a problem with the value at ``path``.
+
+        Args:
+            inputs: what else could give the value: `ShardoptError.inputs`.
+        """
+        self._inputs += inputs
+        key = key_text(path)
+        self.add_at(self.place(path), f"{key}: {message}" if key else message)
+
+    def add_at(self, place: Place, message: str) -> None:
+        """Record a problem at a place that no key leads to."""
+        self._found[place, message] = None
+
+    def raise_if_any(self) -> None:
+        """Raise one `InputError` with a line a problem, in the order of the file."""
+        if not self._found:
+            return
+        order = sorted(self._found, key=lambda p: (p[0].file != self.file, p[0].file, p[0].line))
+        lines = [f"{place}: {message}" for place, message in order]
+        if len(lines) == 1:
+            raise InputError(lines[0], self._inputs)
+        more = [f"and {len(lines) - MOST_SHOWN} more"] if len(lines) > MOST_SHOWN else []
+        text = "\n  ".join([f"{self.file}: {len(lines)} problems", *lines[:MOST_SHOWN], *more])
+        raise InputError(text, self._inputs)
 
 
 def parse_yaml(text: str, problems: Problems) -> Any:
@@ -56,18 +149,18 @@ def parse_yaml(text: str, problems: Problems) -> Any:
 
 
 def _compose(text: str, file: str) -> Node | None:
+    if _depth_bound(text) > SUSPECT_DEPTH:
+        raise InputError(f"{file}: its values are nested too deeply to be meant")
     loader = None
     try:
-        # libyaml's loader recurses on the C stack and would crash where Python's raises
-        deep = _depth_bound(text) > SUSPECT_DEPTH
-        loader = (yaml.SafeLoader if deep else _FAST_LOADER)(text)
+        loader = _LOADER(text)
         return loader.get_single_node()
     except yaml.YAMLError as error:
-        raise InputError(
-            f"{_yaml_place(error, text, file)}: not YAML: {_yaml_reason(error)}"
-        ) from None
-    except RecursionError:
-        raise InputError(f"{file}: its values are nested too deeply to be meant") from None
+        parts = [getattr(error, name, None) for name in ("context", "problem", "reason")]
+        reason = ", ".join(str(part) for part in parts if part) or str(error)
+        if "tab character" in reason or "'\\t'" in reason:
+            reason += " (indent with spaces, not tabs)"
+        raise InputError(f"{_yaml_place(error, text, file)}: not YAML: {reason}") from None
     finally:
         if loader is not None:
             loader.dispose()
@@ -77,12 +170,13 @@ def _depth_bound(text: str) -> int:
     """No fewer than the levels that values of ``text`` are nested; cheap to tell."""
     flow = deepest = 0
     for match in _BRACKET.finditer(text):
-        flow += 1 if match[0] in "[{" else -1
-        flow = max(flow, 0)
+        flow = max(flow + (1 if match[0] in "[{" else -1), 0)
         deepest = max(deepest, flow)
     block = 0
     for line in text.splitlines():
-        block = max(block, len(line) - len(line.lstrip()) + line.count("- ") + line.count("? "))
+        words = line.lstrip()
+        if not words.startswith("#"):
+            block = max(block, len(line) - len(words) + line.count("- ") + line.count("? "))
     return deepest + block
 
 
@@ -94,14 +188,6 @@ def _yaml_place(error: yaml.YAMLError, text: str, file: str) -> str:
     if isinstance(position, int):
         return f"{file}:{text.count(chr(10), 0, position) + 1}"
     return file
-
-
-def _yaml_reason(error: yaml.YAMLError) -> str:
-    parts = [getattr(error, name, None) for name in ("context", "problem", "reason")]
-    reason = ", ".join(str(part) for part in parts if part) or str(error)
-    if "tab character" in reason or "'\\t'" in reason:
-        reason += " (indent with spaces, not tabs)"
-    return reason
 
 
 class _Builder:
