@@ -80,17 +80,7 @@ def torchrec_plan(
         choices = _choices(workload, topology, device, bandwidths or Bandwidths())
     except InfeasibleError:
         return None  # a table that only our search has an option for
-    best = _Best(topology)
-    tables = [choices[t] for t in order]
-    cut_short = False
-    for proposal in itertools.chain(
-        _grid(tables), _greedy(tables, depth=True), _greedy(tables, depth=False), _uniform(tables)
-    ):
-        if best.may_win(proposal):
-            cut_short = best.choices is not None and stop()
-            if cut_short:
-                break
-            best.place(proposal)
+    best = best_proposal([choices[t] for t in order], topology, stop)
     if best.choices is None:
         return None
     chosen = dict(zip(order, zip(best.choices, best.ranks, strict=True), strict=True))
@@ -101,7 +91,7 @@ def torchrec_plan(
         best.rating,
         best.proposals,
         best.placed,
-        cut_short,
+        best.cut_short,
     )
 
 
@@ -141,8 +131,33 @@ def _choices(
     return result
 
 
-class _Best:
-    """The best proposal so far, as `EmbeddingShardingPlanner.plan` keeps it."""
+def best_proposal(
+    tables: Sequence[list[CostedOption]],
+    topology: Topology,
+    stop: Callable[[], bool] = lambda: False,
+) -> BestProposal:
+    """What TorchRec's default proposers and its greedy partitioner make of costed options.
+
+    Args:
+        tables: the options of every table, both in the order of TorchRec's enumeration.
+        topology, stop: as of `torchrec_plan`.
+    """
+    best = BestProposal(topology)
+    made = list(tables)
+    for proposal in itertools.chain(
+        _grid(made), _greedy(made, depth=True), _greedy(made, depth=False), _uniform(made)
+    ):
+        if best.may_win(proposal):
+            best.cut_short = best.choices is not None and stop()
+            if best.cut_short:
+                break
+            best.place(proposal)
+    return best
+
+
+class BestProposal:
+    """The best proposal so far, as `EmbeddingShardingPlanner.plan` keeps it; ``choices`` is None
+    until one fits."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -151,6 +166,7 @@ class _Best:
         self.ranks: list[tuple[int, ...]] = []
         self.proposals = 0
         self.placed = 0
+        self.cut_short = False
         self._room = sum(topology.hbm_cap_bytes), sum(topology.ddr_cap_bytes)
 
     def may_win(self, proposal: _Proposal) -> bool:

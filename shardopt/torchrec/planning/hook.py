@@ -35,9 +35,9 @@ from shardopt.torchrec.planning.errors import as_planner_errors
 from shardopt.torchrec.planning.found import LastSearch, describe, plan_of
 from shardopt.torchrec.planning.left_over import (
     TorchRecSearch,
+    all_left,
     describe_reasons,
     reasons_of,
-    runnable,
     without,
 )
 from shardopt.torchrec.planning.loaded import LoadedOptions
@@ -46,7 +46,9 @@ from shardopt.torchrec.planning.machine import (
     check_table_sizes,
     detect_hardware,
     read_cluster,
+    read_topology,
 )
+from shardopt.torchrec.planning.offered import runnable, tell_dense, trained_alike
 from shardopt.torchrec.planning.replicas import find_replicas
 from shardopt.torchrec.planning.setting import SearchSetting
 from shardopt.torchrec.planning.stand_ins import (
@@ -287,23 +289,32 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         Args:
             left: ranks with the memory that the reservation left.
         """
-        space = self._smallest.space
+        whole = self._smallest.space
+        space = self._usable(whole, left)
         reasons = self._reasons(space)
         mine = [o for o in space if (o.path, o.name) not in reasons]
         theirs = [o for o in space if (o.path, o.name) in reasons]
         placed, self.rating = self._leave(theirs, reasons, left) if theirs else ([], 0.0)
         if mine:
-            able = runnable(mine, self._topology.compute_device)
-            placed += self._choose(able, without(left, placed))
+            placed += self._choose(mine, without(left, placed))
         check_storage(placed, left)
+        tell_dense(placed)
         by_table = {(option.path, option.name): option for option in placed}
-        return [by_table[key] for key in group_by_table(space)]
+        return [by_table[key] for key in group_by_table(whole)]
 
     @property
     def _asked(self) -> tuple[nn.Module, Sequence[ModuleSharder[nn.Module]]]:
         if self._request is None:
             raise InputError("there is no module to plan; call plan(module, sharders)")
         return self._request
+
+    def _usable(self, space: Options, left: TorchRecTopology) -> Options:
+        """Of what is offered, what runs and keeps the optimizer of every table."""
+        able = runnable(space, self._topology.compute_device)
+        if all_left(able, left):
+            return able  # TorchRec's own plan of all tables is the one that is made
+        ranks = read_topology(left, self._setting.hardware)
+        return trained_alike(able, ranks, self._inputs().constraint)
 
     def _reasons(self, options: Options) -> dict[TableKey, str]:
         """Tables that are left to TorchRec, and why."""

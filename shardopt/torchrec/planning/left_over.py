@@ -66,26 +66,6 @@ def all_left(options: Sequence[ShardingOption], topology: TorchRecTopology) -> d
     return dict.fromkeys(group_by_table(options), f"{world} ranks do not fill hosts of {local}")
 
 
-def runnable(options: Sequence[ShardingOption], device: str) -> Options:
-    """Without what TorchRec offers and cannot run, as far as a table has something else.
-
-    That is a replicated table of a module with a fused optimizer on CPUs: TorchRec hands the CPU to
-    `DistributedDataParallel` as one of ``device_ids``, which takes GPUs alone
-    (fused_embeddingbag.py and fused_embedding.py, torchrec 1.7 to 1.9).
-    """
-    if device != "cpu":
-        return list(options)
-    able = [
-        option
-        for option in options
-        if option.sharding_type != "data_parallel"
-        or not hasattr(option.module[1], "optimizer_type")
-    ]
-    found = group_by_table(able)
-    kept = (found.get(key, offered) for key, offered in group_by_table(options).items())
-    return [option for of_table in kept for option in of_table]
-
-
 @dataclass(frozen=True)
 class TorchRecSearch:
     """The parts of `EmbeddingShardingPlanner`, which try every proposal in turn.

@@ -1,0 +1,139 @@
+"""What of TorchRec's offer a plan may hold: what runs, and trains as TorchRec's plan would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from predictor.model.plan import ComputeKernel, ShardingType
+from predictor.model.topology import Topology
+from search.baselines.torchrec_cost import Perf
+from search.baselines.torchrec_partition import CostedOption
+from search.baselines.torchrec_planner import best_proposal
+from search.space.option import Option
+from shardopt.extras import needs_torchrec
+from shardopt.torchrec.logs import logger
+from shardopt.torchrec.plan.options import TableKey, group_by_table
+
+with needs_torchrec():
+    from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
+
+Options = list[ShardingOption]
+DENSE = ComputeKernel.DENSE.value
+REPLICATED = ShardingType.DATA_PARALLEL.value
+
+
+def runnable(options: Sequence[ShardingOption], device: str) -> Options:
+    """Without what TorchRec offers and cannot run, as far as a table has something else.
+
+    That is a replicated table of a module with a fused optimizer on CPUs: TorchRec hands the CPU to
+    `DistributedDataParallel` as one of ``device_ids``, which takes GPUs alone
+    (fused_embeddingbag.py and fused_embedding.py, torchrec 1.7 to 1.9).
+    """
+    if device != "cpu":
+        return list(options)
+    able = [o for o in options if o.sharding_type != REPLICATED or not _has_own_optimizer(o)]
+    found = group_by_table(able)
+    kept = (found.get(key, offered) for key, offered in group_by_table(options).items())
+    return [option for of_table in kept for option in of_table]
+
+
+def trained_alike(
+    options: Sequence[ShardingOption],
+    topology: Topology,
+    constraint: Callable[[str], ParameterConstraints],
+) -> Options:
+    """Only options under which each table is stepped by what steps it under TorchRec's own plan.
+
+    A table of the dense kernel, as every replicated one is, leaves the optimizer that was fused
+    into its backward, or that of the sharder's ``fused_params``: the training script's optimizer of
+    the dense part steps it, with another rule and learning rate. So a table has the dense kernel
+    where TorchRec's default planner would choose it from the same options, and nowhere else. A
+    constraint that names the dense kernel or ``data_parallel`` leaves the choice to the search. The
+    tables of a module with an optimizer of its own (`FusedEmbeddingBagCollection`) keep that one
+    either way.
+
+    Args:
+        options: of all tables, with estimates.
+        topology: ranks with the memory that the reservation left.
+        constraint: of a table, by name.
+    """
+    tables = group_by_table(options)
+    undecided = {
+        key
+        for key, of_table in tables.items()
+        if len({option.compute_kernel == DENSE for option in of_table}) == 2
+        and not _has_own_optimizer(of_table[0])
+        and not _asks_for_dense(constraint(of_table[0].name))
+    }
+    if not undecided:
+        return list(options)
+    dense = _dense_in_torchrecs_plan(tables, topology)
+    return [
+        option
+        for key, of_table in tables.items()
+        for option in of_table
+        if key not in undecided or (option.compute_kernel == DENSE) == (key in dense)
+    ]
+
+
+def tell_dense(placed: Sequence[ShardingOption]) -> None:
+    """Name the tables of a plan that no optimizer in the backward steps."""
+    names = [
+        f"'{option.path}.{option.name}'" if option.path else f"'{option.name}'"
+        for option in placed
+        if option.compute_kernel == DENSE and not _has_own_optimizer(option)
+    ]
+    if names:
+        logger.warning(
+            "tables that have the dense kernel, because constraints ask for it or TorchRec's own "
+            "plan gives it to them, are stepped by the script's dense optimizer: %s",
+            ", ".join(names),
+        )
+
+
+def _has_own_optimizer(option: ShardingOption) -> bool:
+    return hasattr(option.module[1], "optimizer_type")
+
+
+def _asks_for_dense(constraint: ParameterConstraints) -> bool:
+    kernels, kinds = constraint.compute_kernels or (), constraint.sharding_types or ()
+    return DENSE in kernels or REPLICATED in kinds
+
+
+def _dense_in_torchrecs_plan(
+    tables: dict[TableKey, Options], topology: Topology
+) -> frozenset[TableKey]:
+    """Tables with the dense kernel in the plan of TorchRec's default planner; none where it finds
+    no plan. Kernels that shardopt does not know are left out, and tables with no other."""
+    keys = list(tables)
+    costed: dict[int, list[CostedOption]] = {}
+    for table, key in enumerate(keys):
+        known = [option for option in tables[key] if option.compute_kernel in set(ComputeKernel)]
+        if known:
+            costed[table] = [_costed(table, order, o) for order, o in enumerate(known)]
+    chosen = best_proposal(list(costed.values()), topology).choices or ()
+    return frozenset(
+        keys[choice.option.table]
+        for choice in chosen
+        if choice.option.compute_kernel is ComputeKernel.DENSE
+    )
+
+
+def _costed(table: int, order: int, theirs: ShardingOption) -> CostedOption:
+    """An option with the estimates that the enumerator gave it."""
+    sizes = tuple((shard.size[0], shard.size[1]) for shard in theirs.shards)
+    offsets = tuple((shard.offset[0], shard.offset[1]) for shard in theirs.shards)
+    kind, kernel = ShardingType(theirs.sharding_type), ComputeKernel(theirs.compute_kernel)
+    worst = max((shard.perf for shard in theirs.shards), key=lambda perf: perf.total)
+    return CostedOption(
+        Option(table, kind, kernel, sizes, offsets, theirs.path),
+        Perf(
+            worst.fwd_compute,
+            worst.fwd_comms,
+            worst.bwd_compute + worst.prefetch_compute,
+            worst.bwd_comms,
+        ),
+        tuple(int(shard.storage.hbm) for shard in theirs.shards),
+        tuple(int(shard.storage.ddr) for shard in theirs.shards),
+        order,
+    )
