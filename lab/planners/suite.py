@@ -31,8 +31,17 @@ from lab.planners.sources import sources_of
 from predictor.document import Problems, parse_yaml, shown
 from predictor.errors import InputError, did_you_mean
 from predictor.model.plan import ShardingType
-from shardopt.config.schema import PIPELINES, Name, SchemaVersion, Section, check
-from shardopt.config.values import choice, flag, real, whole
+from shardopt.config.schema import (
+    PIPELINES,
+    Name,
+    SchemaVersion,
+    Section,
+    check,
+    choice,
+    flag,
+    real,
+    whole,
+)
 from shardopt.files import decode, read_bytes
 from shardopt.measure.machine import machine
 from shardopt.measure.store import read_rows, write_rows

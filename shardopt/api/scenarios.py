@@ -22,8 +22,8 @@ from search.scenarios.scenario import (
     window_scenarios,
 )
 from shardopt.config import load_windows
+from shardopt.config.distributions import move_pooling
 from shardopt.config.scenarios import load_scenarios
-from shardopt.config.windows import move_pooling
 
 NONE = "none"
 

@@ -25,13 +25,13 @@ from predictor.predict import Prediction, predict
 from predictor.units import gib
 from search.problem import Problem
 from shardopt.config import ClusterConfig, load_cluster, load_model_with_notes, load_windows
-from shardopt.config.clusters.cluster_file import (
+from shardopt.config.cluster import (
     MAX_GIB,
     default_nvlink_domain,
     devices_of,
     hardware_of,
 )
-from shardopt.config.windows import workloads_of_stats
+from shardopt.config.distributions import workloads_of_stats
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,7 @@ def cluster(
 ) -> None:
     """Write a cluster file from what nvidia-smi and the scheduler say."""
     from shardopt.cli.output import check_writable, note, print_json
-    from shardopt.config.clusters.describe import describe, hosts_of, write_cluster
-    from shardopt.config.clusters.nvidia_smi import read_host
+    from shardopt.config.describe import describe, hosts_of, read_host, write_cluster
     from shardopt.files import atomic_write_text
 
     check_writable(output, [from_nvidia_smi])

@@ -309,7 +309,7 @@ def _lacking(reading: ReadOptions, found: Sequence[str]) -> list[str]:
 
 
 def _write_model(copy: Path, model: Path, output: Path, found: Sequence[FeatureStats]) -> None:
-    from shardopt.config.fill import fill_model, relative
+    from shardopt.config.write import fill_model, relative
     from shardopt.files import atomic_write_text, decode, read_bytes
     from shardopt.stats.result import model_values
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +15,28 @@ from predictor.model.measured_dense import MeasuredDense
 from predictor.model.plan import ShardingType
 from predictor.model.plan_json import SCHEMA as PLAN_SCHEMA
 from predictor.model.topology import ReplicaGroups
-from predictor.model.workload import Constraints, Feature, QComm, Table, Workload
-from shardopt.config.consistency import check_consistency
-from shardopt.config.dense import Dense, read_dense
-from shardopt.config.distributions import DistributionReader
+from predictor.model.workload import Constraints, DcnV2, DenseArch, Feature, QComm, Table, Workload
+from predictor.units import gib, mib
+from shardopt.config.distributions import DistributionReader, check_windows, window_names
+from shardopt.config.ops_file import other_model, read_ops
 from shardopt.config.schema import (
     ConstraintsSection,
     CsvSection,
+    DcnSection,
+    DenseSection,
     FeatureSection,
+    MeasuredDenseSection,
+    MeasuredSection,
     ModelSection,
+    OpsSection,
     QCommSection,
     ReplicaGroupsSection,
     TableSection,
     check,
+    nearest,
 )
 from shardopt.config.tables_csv import read_tables_csv
-from shardopt.config.windows import check_windows, window_names
-from shardopt.files import decode, read_bytes
+from shardopt.files import decode, read_bytes, refuse_streams
 
 
 def load_model(path: str | Path, *, batch_size: int | None = None) -> Workload:
@@ -303,4 +309,269 @@ class _Reader:
                 f"{self.problems.file}: the dense part was measured at a batch of "
                 f"{dense.batch_size}; at {batch} its times are scaled in proportion, which is an "
                 "extrapolation"
+            )
+
+
+INTERACTIONS = ("dot", "concat", "dcn_v2")
+PATH: KeyPath = ("dense",)
+
+
+Dense = DenseArch | CapturedDense | MeasuredDense
+
+
+def read_dense(raw: object, directory: Path, problems: Problems) -> tuple[Dense | None, bytes]:
+    """The dense part in the form that its keys show, None when it has problems; and the content
+    of the file that it names.
+
+    Args:
+        directory: that of the model file.
+    """
+    if isinstance(raw, dict) and "ops" in raw:
+        return _captured(raw, directory, problems)
+    return _inline(raw, problems), b""
+
+
+def _captured(
+    raw: dict[str, object], directory: Path, problems: Problems
+) -> tuple[CapturedDense | None, bytes]:
+    section = check(OpsSection, raw, PATH, problems)
+    if section is None:
+        return None, b""
+    try:
+        refuse_streams(directory / section.ops, "ops file")
+        captured, content = read_ops(directory / section.ops)
+    except InputError as error:
+        problems.add((*PATH, "ops"), str(error))
+        return None, b""
+    if section.optimizer not in (None, captured.optimizer_name):
+        problems.add(
+            (*PATH, "optimizer"),
+            f"got {shown(section.optimizer)}, but the ops in {section.ops} are those of "
+            f"{captured.optimizer_name}; run to_yaml with dense_optimizer={section.optimizer!r}",
+        )
+    return (
+        CapturedDense(
+            captured,
+            section.data_type,
+            section.bucket_cap_mb,
+            section.ops,
+            section.compiled,
+            section.cuda_graphs,
+        ),
+        content,
+    )
+
+
+def _inline(raw: object, problems: Problems) -> DenseArch | MeasuredDense | None:
+    if isinstance(raw, dict) and "measured" in raw:
+        return _measured(raw, problems)
+    if isinstance(raw, dict) and "linears" in raw:
+        problems.add(
+            (*PATH, "linears"),
+            "is no longer read: it counted each linear layer once a sample and nothing else; run "
+            "to_yaml on the module again, which writes 'ops', or give in_features, bottom_mlp and "
+            "top_mlp",
+        )
+        return None
+    return _layers(raw, problems)
+
+
+def _measured(raw: dict[str, object], problems: Problems) -> MeasuredDense | None:
+    form = check(MeasuredDenseSection, raw, PATH, problems)
+    section = check(MeasuredSection, raw["measured"], (*PATH, "measured"), problems)
+    if form is None or section is None:
+        return None
+    activations = section.activation_gib
+    return MeasuredDense(
+        batch_size=section.batch_size,
+        forward_ms=section.forward_ms,
+        backward_ms=section.backward_ms,
+        optimizer_ms=section.optimizer_ms,
+        gradient_bytes=mib(section.gradient_mib),
+        activation_bytes=None if activations is None else gib(activations),
+        optimizer=form.optimizer,
+        bucket_cap_mb=form.bucket_cap_mb,
+        in_features=form.in_features,
+    )
+
+
+def _layers(raw: object, problems: Problems) -> DenseArch | None:
+    section = check(DenseSection, raw, PATH, problems)
+    interaction = None
+    if isinstance(raw, dict):
+        interaction = _interaction(raw.get("interaction"), (*PATH, "interaction"), problems)
+    if section is None or interaction is None:
+        return None
+    return DenseArch(
+        in_features=section.in_features,
+        bottom_mlp=tuple(section.bottom_mlp),
+        top_mlp=tuple(section.top_mlp),
+        interaction=interaction,
+        data_type=section.data_type,
+        optimizer=section.optimizer,
+        bucket_cap_mb=section.bucket_cap_mb,
+        compiled=section.compiled,
+        cuda_graphs=section.cuda_graphs,
+    )
+
+
+def _interaction(raw: object, path: KeyPath, problems: Problems) -> str | DcnV2 | None:
+    if raw is None:
+        return "dot"
+    if isinstance(raw, str) and raw in ("dot", "concat"):
+        return raw
+    if isinstance(raw, dict) and list(raw) == ["dcn_v2"]:
+        section = check(DcnSection, raw["dcn_v2"], (*path, "dcn_v2"), problems)
+        return DcnV2(section.layers, section.low_rank_dim) if section else None
+    word = raw if isinstance(raw, str) else next(iter(raw), "") if isinstance(raw, dict) else ""
+    problems.add(
+        path,
+        f"got {shown(raw)}; allowed: dot, concat, {{dcn_v2: {{layers: 3, low_rank_dim: 512}}}}"
+        f"{nearest(str(word), INTERACTIONS)}",
+    )
+    return None
+
+
+IndexedTables = Sequence[tuple[int, Table]]
+
+
+def check_consistency(
+    raw_tables: Sequence[Any],
+    tables: IndexedTables,
+    dense: DenseArch | CapturedDense | MeasuredDense | None,
+    problems: Problems,
+) -> None:
+    """Record what does not fit together.
+
+    Args:
+        raw_tables: all tables as written; names are compared even where the rest has problems.
+        tables: the good ones with their place in the list.
+        dense: the dense part, None if it has problems.
+        problems: where errors and notes go.
+    """
+    _unique("table", _table_names(raw_tables), problems)
+    _unique("feature", _feature_names(raw_tables), problems)
+    if isinstance(dense, DenseArch) and dense.interaction == "dot":
+        _one_dim(tables, dense, problems)
+    if isinstance(dense, CapturedDense):
+        _same_model(tables, dense, problems)
+    for index, table in tables:
+        if table.weighted and not table.is_pooled:
+            problems.add(
+                ("tables", index, "weighted"),
+                "got True with pooling none; per-sample weights need pooling sum or mean",
+            )
+        for at, feature in enumerate(table.features):
+            if feature.position_weights and not table.weighted:
+                problems.add(
+                    ("tables", index, "features", at, "position_weights"),
+                    f"got {feature.position_weights}, but the table is not weighted; a feature "
+                    "processor needs weighted: true for all tables of its module",
+                )
+        if table.index_dedup and table.is_pooled:
+            problems.add(
+                ("tables", index, "index_dedup"),
+                f"got True with pooling {table.pooling}; TorchRec deduplicates the ids of "
+                "EmbeddingCollections only, tables with pooling none",
+            )
+    _note_mixed_modules(tables, problems)
+    found = variable_batches([table for _, table in tables])
+    problems.notes.extend(f"{problems.file}: {what}" for what in found)
+
+
+def variable_batches(tables: Sequence[Table]) -> list[str]:
+    """What is not priced of features with a batch of their own (VBE), in a sentence; none if there
+    are none."""
+    names = [f.name for t in tables for f in t.features if f.num_poolings != 1]
+    if not names:
+        return []
+    return [
+        f"variable batches of {', '.join(names)} (num_poolings) are priced by their ids, bags and "
+        "outputs; what TorchRec adds, the exchange of strides and the outputs put back in the "
+        "order of the samples, is not"
+    ]
+
+
+def _table_names(raw_tables: Sequence[Any]) -> Iterator[tuple[KeyPath, str, str]]:
+    for i, raw in enumerate(raw_tables):
+        if isinstance(raw, dict) and isinstance(raw.get("name"), str):
+            yield ("tables", i, "name"), str(raw.get("module") or "ebc"), raw["name"]
+
+
+def _feature_names(raw_tables: Sequence[Any]) -> Iterator[tuple[KeyPath, str, str]]:
+    for i, raw in enumerate(raw_tables):
+        features = raw.get("features") if isinstance(raw, dict) else None
+        for j, feature in enumerate(features if isinstance(features, list) else []):
+            if isinstance(feature, dict) and isinstance(feature.get("name"), str):
+                module = str(raw.get("module") or "ebc")
+                yield ("tables", i, "features", j, "name"), module, feature["name"]
+
+
+def _unique(what: str, names: Iterator[tuple[KeyPath, str, str]], problems: Problems) -> None:
+    first: dict[tuple[str, str], KeyPath] = {}
+    for path, module, name in names:
+        if (module, name) not in first:
+            first[module, name] = path
+            continue
+        problems.add(
+            path,
+            f"duplicate {what} '{name}' in module '{module}', first at "
+            f"{problems.place(first[module, name])}; rename one or put it into another module",
+        )
+
+
+def _one_dim(tables: IndexedTables, dense: DenseArch, problems: Problems) -> None:
+    """``dot`` takes the product of every pair of vectors, so all have one width."""
+    if not tables:
+        return
+    width = dense.bottom_mlp[-1]
+    dims = list(dict.fromkeys(table.embedding_dim for _, table in tables))
+    if len(dims) > 1:
+        odd = next(table for _, table in tables if table.embedding_dim != dims[0])
+        problems.add(
+            ("dense", "interaction"),
+            f"dot needs one embedding_dim for all tables, but '{tables[0][1].name}' has {dims[0]} "
+            f"and '{odd.name}' has {odd.embedding_dim}; make them equal or use concat",
+        )
+    elif width != dims[0]:
+        problems.add(
+            ("dense", "bottom_mlp"),
+            f"the last width is {width}, but interaction dot needs the tables' embedding_dim, "
+            f"{dims[0]} ('{tables[0][1].name}'); make them equal or use concat",
+        )
+
+
+def _same_model(tables: IndexedTables, dense: CapturedDense, problems: Problems) -> None:
+    features: dict[str, list[str]] = {}
+    for _, table in tables:
+        features.setdefault(table.module, []).extend(f.name for f in table.features)
+    difference = other_model(dense.captured, features)
+    if difference:
+        problems.add(
+            ("dense", "ops"), f"{dense.file}: {difference}; run to_yaml on this model's module"
+        )
+    problems.notes.extend(
+        f"{problems.file}: feature '{feature.name}' has {feature.lookups_per_sample:g} ids a "
+        f"sample, but {dense.file} is of {there:g}, from which its tensors cannot be scaled: the "
+        "dense part is priced as captured; run to_yaml with the new pooling factor"
+        for _, table in tables
+        if not table.is_pooled
+        for feature in table.features
+        if (there := dense.captured.tied_ids.get(feature.name, feature.lookups_per_sample))
+        != feature.lookups_per_sample
+    )
+
+
+def _note_mixed_modules(tables: IndexedTables, problems: Problems) -> None:
+    """TorchRec pools, or weights, all tables of a module or none."""
+    kinds: dict[str, set[tuple[bool, ...]]] = {}
+    for _, table in tables:
+        kind = table.is_pooled, table.weighted, table.index_dedup
+        kinds.setdefault(table.module, set()).add(kind)
+    for module, found in kinds.items():
+        if len(found) > 1:
+            problems.notes.append(
+                f"{problems.file}: module '{module}' mixes tables with and without pooling, "
+                "weights or index_dedup, which TorchRec keeps in modules of their own; "
+                "give each kind a 'module'"
             )

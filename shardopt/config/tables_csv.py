@@ -17,8 +17,13 @@ from typing import Any
 
 from predictor.document import KeyPath, Place, Problems, parse_yaml, shown
 from predictor.errors import InputError
-from shardopt.config.schema import ConstraintsSection, FeatureSection, TableSection, known_keys
-from shardopt.config.values import nearest
+from shardopt.config.schema import (
+    ConstraintsSection,
+    FeatureSection,
+    TableSection,
+    known_keys,
+    nearest,
+)
 from shardopt.files import decode, read_bytes, refuse_streams
 
 _CONSTRAINTS = known_keys(ConstraintsSection)

@@ -12,7 +12,7 @@ from predictor.document import Problems
 from predictor.errors import InputError
 from predictor.model.captured.dense import CapturedDense
 from predictor.model.workload import Table, Workload
-from shardopt.config.dense import read_dense
+from shardopt.config.model import read_dense
 from shardopt.config.schema import DENSE_OPTIMIZERS, PIPELINES
 from shardopt.config.write import with_digest, write_model
 from shardopt.extras import needs_torchrec

@@ -24,7 +24,7 @@ from search.problem import Problem, Result
 from shardopt.api.cache import ResultCache
 from shardopt.api.scenarios import read_scenarios, windows_of
 from shardopt.config import load_model
-from shardopt.config.clusters.cluster_file import hardware_of
+from shardopt.config.cluster import hardware_of
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.logs import logger
 from shardopt.torchrec.module.read_module import read_workload, tell_device_groups

@@ -13,7 +13,7 @@ from predictor.errors import InputError
 from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import DEFAULT_HARDWARE, HardwareProfile, load_hardware
 from predictor.model.topology import Topology
-from shardopt.config.clusters.cluster_file import (
+from shardopt.config.cluster import (
     ClusterConfig,
     default_nvlink_domain,
     load_cluster,

@@ -14,7 +14,7 @@ from predictor.hardware.loader import HardwareProfile
 from predictor.model.topology import ReplicaGroups, Topology
 from predictor.model.workload import Workload
 from search.problem import Problem
-from shardopt.config.clusters.cluster_file import ClusterConfig
+from shardopt.config.cluster import ClusterConfig
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.planning.machine import detect_hardware, read_cluster, read_topology
 

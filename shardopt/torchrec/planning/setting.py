@@ -12,7 +12,7 @@ from search.solve import solve
 from search.stop import Stop
 from shardopt.api.cache import ResultCache, is_final
 from shardopt.api.scenarios import ScenarioSource
-from shardopt.config.clusters.cluster_file import ClusterConfig
+from shardopt.config.cluster import ClusterConfig
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.planning.replicas import Replicas, problem_of
 

@@ -82,10 +82,9 @@ def test_unknown_name_lists_names_and_the_nearest() -> None:
 def test_not_yaml_names_the_line() -> None:
     with pytest.raises(ProfileError, match=r"mine\.yaml:2"):
         parse_hardware("name: x\n  bad: [\n", "mine.yaml")
-    with pytest.raises(ProfileError, match="must be a mapping"):
-        parse_hardware("- 1\n", "mine.yaml")
-    with pytest.raises(ProfileError, match="must be a mapping"):
-        parse_hardware("", "mine.yaml")
+    for text in ("- 1\n", "", "name: x\nname: y\n"):
+        with pytest.raises(ProfileError, match=r"mine\.yaml"):
+            parse_hardware(text, "mine.yaml")
 
 
 def test_unknown_key_names_line_key_and_nearest(valid: dict[str, object]) -> None:

@@ -11,7 +11,7 @@ from predictor.hardware.loader import load_hardware
 from search.problem import Problem
 from shardopt.api.scenarios import read_scenarios
 from shardopt.config import load_model, load_windows
-from shardopt.config.windows import workloads_of_stats
+from shardopt.config.distributions import workloads_of_stats
 from tests.search.problems import hosts
 from tests.shardopt.api.windows import write_window
 
@@ -79,7 +79,7 @@ def test_windows_of_other_data_are_told_by_name(tmp_path: Path) -> None:
         ("schema: 1\nscenarios: [{name: a}]", "has 1; give at least 2"),
         ("schema: 1\nscenarios: [{weight: 0.5}, {weight: 0.4}]", "weights sum to 0.9"),
         ("schema: 1\nscenarios: [{factors: {gem: 2}}, {}]", "did you mean 'gemm'"),
-        ("schema: 1\nscenarios: [{factors: {gemm: -2}}, {}]", "got -2; give a number from 0.01"),
+        ("schema: 1\nscenarios: [{factors: {gemm: -2}}, {}]", "scenarios.0..factors.gemm: got -2"),
         ("schema: 1\nscenarios: [{factor: {gemm: 2}}, {}]", "did you mean 'factors'"),
         ("schema: 1", "a scenario file has"),
     ],

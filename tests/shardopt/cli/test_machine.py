@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardopt.config.clusters.cluster_file import load_cluster
+from shardopt.config.cluster import load_cluster
 
 TOPOLOGY = """\tGPU0\tGPU1\tNIC0\tCPU Affinity
 GPU0\t X \tNV4\tPXB\t0-7

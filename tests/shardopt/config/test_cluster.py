@@ -11,9 +11,9 @@ from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from predictor.model.topology import NetworkLevel, Topology
 from shardopt.config import ClusterConfig, load_cluster
-from shardopt.config.clusters.cluster_file import default_nvlink_domain
+from shardopt.config.cluster import default_nvlink_domain
 
-CLUSTERS = Path(__file__).parents[4] / "configs" / "clusters"
+CLUSTERS = Path(__file__).parents[3] / "configs" / "clusters"
 GIB = 1024**3
 
 GOOD = """\
