@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow coverage test-torchrec test-torchrec-own check lines wheel clean
+.PHONY: help setup demo test test-lab coverage test-slow test-torchrec test-torchrec-own check lines wheel clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -43,12 +43,15 @@ demo: setup ## plan MLPerf DLRM-DCNv2 on 8 GPUs
 # PyTorch's threads, of which each worker has as many as there are cores, only wait for each other.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-test: setup ## the quick tests: about 5.5 minutes on two idle cores
-	$(PYTEST) -m "not slow"
+test: setup ## the quick tests of the product
+	$(PYTEST) -m "not slow" --ignore=tests/lab
 
-# Twice the time of `make test`. Forked and started processes are not counted.
-coverage: setup ## the quick tests, and what share of lines and branches they run
-	$(PYTEST) -m "not slow" --cov --cov-report=
+test-lab: setup ## the quick tests of the laboratory
+	$(PYTEST) -m "not slow" tests/lab
+
+# Takes twice as long as `make test`. Processes that tests start or fork are not counted.
+coverage: setup ## the quick tests of the product, and what share of lines and branches they run
+	$(PYTEST) -m "not slow" --ignore=tests/lab --cov --cov-report=
 	@for room in predictor search shardopt; do \
 	  printf '%-10s %3s %%\n' $$room \
 	    "$$($(BIN)/python -m coverage report --format=total --include="$$room/*")"; \
@@ -56,7 +59,7 @@ coverage: setup ## the quick tests, and what share of lines and branches they ru
 	@printf '%-10s %3s %%   files: .venv/bin/python -m coverage report\n' all \
 	  "$$($(BIN)/python -m coverage report --format=total)"
 
-test-slow: setup ## the slow tests: larger cases, more seeds, the public data in full
+test-slow: setup ## the slow tests of both: larger cases, more seeds, the public data in full
 	$(PYTEST) -m slow
 
 # Each version lies in a folder of its own, before the pinned one on the path.

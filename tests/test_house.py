@@ -15,6 +15,7 @@ MACHINE_PATH = re.compile(r"(?<![\w./~$}-])/(work|root|farm|home/\w+|Users/\w+|t
 FLAG = re.compile(r"(?<![\w-])--[a-z]")
 HAVE_FLAGS = (
     "shardopt/cli/",
+    "shardopt/api/request.py",  # what `shardopt plan` was asked, in its words
     "shardopt/replay/",  # generated benchmarks are programs with flags of their own
     "shardopt/extras.py",  # pip's
     "shardopt/bench/planners.py",  # runs `shardopt plan` as a process

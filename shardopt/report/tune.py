@@ -210,7 +210,7 @@ def _show_best(console: Console, report: TuneReport) -> None:
     elif report.tried > 1:
         show(console, Text("Nothing to change: the model and the machine as given are best."))
     if report.tried == 1:
-        show(console, Text("It was compared with no other; more values or --trials may be better."))
+        show(console, Text("It was compared with no other; more values or trials may be better."))
     if lines:
         show(console, Text(_undone(report.undone[0])))
     gain = _gain(report)
