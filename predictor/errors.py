@@ -2,8 +2,6 @@
 
 Exit codes are those of the command-line contract: 2 bad usage or input, 3 no feasible plan,
 4 hardware profile missing or asked outside its measured range.
-
-Why: docs/decisions/0035.
 """
 
 from __future__ import annotations

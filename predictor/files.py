@@ -1,7 +1,4 @@
-"""Reading files: small ones whole, never more than a machine can hold, and all of them remembered.
-
-Why: docs/decisions/0049.
-"""
+"""Reading files: small ones whole, never more than a machine can hold, and all remembered."""
 
 from __future__ import annotations
 

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from predictor.cost.errors import Z_90, resource_groups
 from predictor.cost.loads import Load
-from predictor.hardware.loader import Group, HardwareProfile, ProvenanceKind, weakest
+from predictor.hardware.schema import Group, HardwareProfile, ProvenanceKind, weakest
 from predictor.iteration.critical_path import HOST, Segment, critical_path
 from predictor.iteration.graph import Graph
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.ranges import OutOfRange, RecordingCosts, out_of_range
 from predictor.iteration.timeline import Timeline, simulate
-from predictor.model.memory import RankMemory
 from predictor.model.memory.peak import memory_of_plan
+from predictor.model.memory.ranks import RankMemory
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import match_plan
 from predictor.model.topology import Topology

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from predictor.errors import InfeasibleError
-from predictor.model.memory import RankMemory, fits, missing
 from predictor.model.memory.peak import memory_of_plan
+from predictor.model.memory.ranks import RankMemory, fits, missing
 from predictor.model.plan import ShardingPlan
 from search.choose import NOMINAL
 from search.problem import Problem, RankedPlan, Result

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from predictor.cost.drawn_loads import DrawnLoads
 from predictor.cost.errors import CostErrors
 from predictor.cost.fixed_costs import FixedCosts
-from predictor.cost.loads import ShardLoads
-from predictor.hardware.loader import HardwareProfile
+from predictor.cost.loads import DrawnLoads, ShardLoads
+from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.perturbed import PerturbedScorer
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.plan import ShardingPlan

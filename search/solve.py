@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from predictor.errors import InfeasibleError
-from predictor.model.memory import UVM_KERNELS
+from predictor.model.memory.ranks import UVM_KERNELS
 from search.bound.lower_bound import LowerBound
 from search.candidate import Candidate
 from search.choose import NOMINAL, PlanGoal, check_aim

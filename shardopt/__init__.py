@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from shardopt.version import __version__
 
 if TYPE_CHECKING:
-    from predictor.hardware.loader import HardwareProfile, load_hardware
+    from predictor.hardware.loader import load_hardware
+    from predictor.hardware.schema import HardwareProfile
     from predictor.model.plan import ShardingPlan
     from predictor.model.topology import Topology
     from predictor.model.workload import Workload

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from predictor.hardware.loader import load_hardware
 from predictor.model.distribution import Zipf
-from predictor.model.memory import MemoryRules, shard_memory
+from predictor.model.memory.ranks import MemoryRules, shard_memory
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints, DenseArch, Feature, Table, Workload

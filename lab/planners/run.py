@@ -24,7 +24,7 @@ from lab.planners.rows import NO_PLAN, RANDOM, RATED, RATED_SAME, SHARDOPT, TORC
 from lab.planners.torchrec_objective import TorchRecObjective
 from predictor.errors import InfeasibleError
 from predictor.iteration.plan_scorer import PlanScorer
-from predictor.model.memory import fits, plan_memory
+from predictor.model.memory.ranks import fits, plan_memory
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import match_plan
 from search.objective import Assignment

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.model.memory import MemoryRules, ShardMemory, shard_memory
+from predictor.model.memory.ranks import MemoryRules, ShardMemory, shard_memory
 from predictor.model.plan import TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload

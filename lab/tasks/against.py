@@ -17,7 +17,8 @@ from lab.tasks.plans import signature
 from lab.tasks.random_plans import random_plans
 from lab.tasks.task_set import load_task_set, task_name
 from predictor.errors import InputError
-from predictor.hardware.loader import HardwareProfile, load_hardware
+from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import ShardingPlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload

@@ -17,7 +17,7 @@ from lab.tasks.plans import EFFORT, signature, their_plan
 from lab.tasks.structures import Candidate, plan_of, structures
 from lab.tasks.task_set import TaskSet, task_name
 from predictor.model.plan import ShardingPlan
-from predictor.model.runtime_rules import (
+from predictor.model.plan_check import (
     RuntimeSetting,
     find_runtime_problem,
     in_torchrec_order,

@@ -25,7 +25,8 @@ from lab.tasks.structures import halves, plan_of, table_wise
 from lab.tasks.task_set import task_name
 from predictor.cost.loads import Load
 from predictor.errors import InputError
-from predictor.hardware.loader import HardwareProfile, load_hardware
+from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.distribution import Zipf
 from predictor.model.plan import ShardingPlan

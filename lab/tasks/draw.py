@@ -19,7 +19,8 @@ from lab.tasks.models.families import RANDOM, draw_model
 from lab.tasks.plans import MIN_CLOSE, quick_ms, task_plans
 from lab.tasks.task_set import task_name
 from predictor.errors import InputError
-from predictor.hardware.loader import HardwareProfile, load_hardware
+from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import HardwareProfile
 from predictor.model.distribution import Distribution, Uniform, Zipf
 from predictor.model.plan import ShardingPlan
 from predictor.model.topology import Topology

@@ -22,8 +22,8 @@ from lab.tasks.plans import signature, their_plan
 from lab.tasks.task_set import TaskSet, task_name
 from predictor.cost.errors import known_errors
 from predictor.errors import InputError
-from predictor.hardware.loader import HardwareProfile
 from predictor.hardware.scaling import scale_group
+from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import ShardingPlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload

@@ -23,7 +23,7 @@ from lab.tasks.structures import (
     table_wise_by_skew,
 )
 from predictor.errors import InputError
-from predictor.hardware.loader import HardwareProfile
+from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.plan import ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology

@@ -13,7 +13,7 @@ from lab.tasks.models.chance import pick, whole
 from lab.tasks.plans import signature
 from lab.tasks.structures import SMALL_BYTES, Candidate, plan_of, structures
 from predictor.model.plan import Shard, ShardingPlan, ShardingType, TablePlan
-from predictor.model.runtime_rules import RuntimeSetting, find_runtime_problem, in_torchrec_order
+from predictor.model.plan_check import RuntimeSetting, find_runtime_problem, in_torchrec_order
 from predictor.model.topology import Topology
 from predictor.model.workload import Table, Workload
 from search.space.enumerate import enumerate_space

@@ -6,9 +6,9 @@ import random
 from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 
-from predictor.hardware.loader import HardwareProfile
+from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
-from predictor.model.runtime_rules import row_blocks
+from predictor.model.plan_check import row_blocks
 from predictor.model.topology import Topology
 from predictor.model.workload import Table, Workload
 from predictor.predict import Prediction, predict

@@ -1,7 +1,7 @@
 """How the curves between hosts of the shipped GPU profiles follow from the public tables.
 
-A NIC carries what `predictor.cost.levels` says passes it. Rows of cards without a profile of their
-own tell what a byte past a NIC costs; tests hold the shipped files against these rules.
+A NIC carries what `predictor.cost.collectives` says passes it. Rows of cards without a profile of
+their own tell what a byte past a NIC costs; tests hold the shipped files against these rules.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lab.validate.links.rows import LinkRow, read_links
 from lab.validate.links.sources import SLINGSHOT
 from lab.validate.links.sources import slingshot as slingshot_row
 from lab.validate.links.sources import tcpx as tcpx_row
-from predictor.cost.link_curve import bus_factor
+from predictor.cost.collectives import bus_factor
 from predictor.fit.collectives import ROBUST, CollectiveRows, fit_curve
 from predictor.fit.public_tables import read_collectives
 from predictor.hardware.schema import Curve

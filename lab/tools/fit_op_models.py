@@ -19,7 +19,7 @@ from lab.validate.replay import predict_held_out
 from lab.validate.report import Summary
 from predictor import units
 from predictor.cost.ops.cpu_ops import OpModels
-from predictor.hardware.op_models import CpuOps
+from predictor.hardware.loader import CpuOps
 from shardopt.replay.predict.fit import fit_replays, read_replays
 from shardopt.replay.predict.rows import FIT, ModelCalls
 

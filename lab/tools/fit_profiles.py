@@ -22,8 +22,7 @@ from lab.validate.links.sources import (
     curve_of_a_rack,
     few_ranks_of_a_host,
 )
-from predictor.cost.collectives import OPS
-from predictor.cost.levels import Op
+from predictor.cost.collectives import OPS, Op
 from predictor.csv_rows import Row, number, read_table
 from predictor.errors import InputError
 from predictor.fit.collectives import (

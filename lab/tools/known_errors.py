@@ -43,8 +43,8 @@ from predictor.errors import ShardoptError
 from predictor.fit.gemm import GemmRows
 from predictor.fit.public_tables import GEMM_FILE, by_split, read_gemm
 from predictor.fit.scores import geomean, mape
-from predictor.hardware.groups import KnownError
 from predictor.hardware.loader import list_hardware, load_hardware
+from predictor.hardware.schema import KnownError
 from shardopt.files import atomic_write_text
 
 INTRA = "collectives.intra"

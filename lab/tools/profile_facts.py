@@ -12,8 +12,7 @@ from typing import Any
 
 import yaml
 
-from predictor.hardware.groups import KnownError
-from predictor.hardware.schema import HardwareProfile
+from predictor.hardware.schema import HardwareProfile, KnownError
 
 Ranges = Mapping[str, tuple[float, float]]
 

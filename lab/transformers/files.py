@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from predictor.cost.ops.cpu_ops import OpRow
-from predictor.cost.ops.reuse import BINS
+from predictor.cost.ops.cpu_ops import BINS, OpRow
 from predictor.errors import InputError
 from predictor.iteration.op_graph import CollectiveStart, RankCalls, gradient_sum, training_step
 from shardopt.measure.store import Fields, RowKind, RowsFile, read_rows, write_rows

@@ -14,8 +14,7 @@ from typing import Any
 
 from lab.replay.transformers import Training
 from lab.transformer import TransformerShape
-from predictor.cost.ops.cpu_ops import OpRow, kind_and_sizes
-from predictor.cost.ops.reuse import reuse_bytes
+from predictor.cost.ops.cpu_ops import OpRow, kind_and_sizes, reuse_bytes
 from predictor.iteration.op_graph import (
     BACKWARD,
     FORWARD,

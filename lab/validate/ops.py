@@ -18,7 +18,8 @@ from predictor.cost.lookup.embedding import backward_kernels, forward_kernels
 from predictor.cost.ops.op_time import OpTimes
 from predictor.csv_rows import Row, merged_lines, number, read_table
 from predictor.hardware.device_names import no_profile, profile_of_device
-from predictor.hardware.loader import HardwareProfile, load_hardware
+from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import HardwareProfile
 from predictor.model.op_calls import OpCall, Operand
 
 FILE = "membound_ops_measured.csv"

@@ -14,10 +14,9 @@ from lab.validate.report import ComparedRow, Report, Scores, data_folder
 from predictor.errors import ShardoptError
 from predictor.trace.events import RankTrace
 from predictor.trace.read import read_traces
-from predictor.trace.simulate.kernels import GemmCall, gemm_calls
 from predictor.trace.simulate.overheads import OverheadSamples
 from predictor.trace.simulate.step import SimulatedStep, SimulatedTrace, TracedHosts, simulate_trace
-from predictor.trace.simulate.whatif import traced_profile
+from predictor.trace.simulate.whatif import GemmCall, gemm_calls, traced_profile
 
 STEPS = (
     "traces/hta_nccl_parser_rank0of2.json.gz",

@@ -8,8 +8,6 @@ kernel of a segment ends when
     max over i of (issued_i + sum of the kernels from i on)
 
 after its start; the segment is parted at that i, which makes the graph say just this.
-
-Why: docs/decisions/0052.
 """
 
 from __future__ import annotations
@@ -22,12 +20,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from predictor.cost.elementwise import memory_ms
-from predictor.cost.ops.fusion import fused_chains, outer_bytes
-from predictor.cost.ops.op_time import OpCost, OpTimes
-from predictor.hardware.loader import HardwareProfile
-from predictor.model.dense_program import DenseProgram, Event, Gradient, Lookup, LookupBackward
-from predictor.model.measured_dense import MeasuredDense
-from predictor.model.op_calls import OpCall
+from predictor.cost.ops.op_time import OpCost, OpTimes, fused_chains, outer_bytes
+from predictor.hardware.schema import HardwareProfile
+from predictor.model.op_calls import DenseProgram, Event, Gradient, Lookup, LookupBackward, OpCall
+from predictor.model.workload import MeasuredDense
 from predictor.units import mib
 
 Array = NDArray[np.float64]
@@ -125,7 +121,7 @@ class Execution:
 
     Args:
         host_ms: host time of ops of the dense part.
-        compiled: a compiler joins memory-bound ops (`predictor.cost.ops.fusion`); no view is run.
+        compiled: a compiler joins memory-bound ops (`predictor.cost.ops.op_time`); no view is run.
         cuda_graphs: each segment is one launch.
         bucket_cap_mb: MiB of gradients at which a bucket is full.
     """

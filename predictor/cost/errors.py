@@ -9,8 +9,6 @@ sharding type; of equal variance.
 Draws come in pairs of opposite signs (antithetic variates, Hammersley and Morton 1956), so that
 means over few draws are steady. A factor depends on the seed and on its name alone, not on what was
 asked before.
-
-Why: docs/decisions/0040.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.hardware.loader import HardwareProfile
+from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import ShardingType
 from predictor.model.topology import Topology
 

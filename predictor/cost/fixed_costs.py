@@ -1,7 +1,12 @@
-"""What costs the same under every plan: computed once per workload, topology and profile."""
+"""What costs the same under every plan: computed once per workload, topology and profile.
+
+`predictor/hardware/runtimes/torchrec.yaml` holds TorchRec's work on the host, stage by stage, with
+its source.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -10,14 +15,49 @@ from numpy.typing import ArrayLike, NDArray
 from predictor.cost.collectives import Collectives
 from predictor.cost.dense import DenseWork, Execution, measured_work, optimizer_ms, price
 from predictor.cost.errors import CostErrors
-from predictor.cost.host_ops import HOST_OPS
 from predictor.cost.ops.op_time import OpTimes
-from predictor.hardware.loader import HardwareProfile
+from predictor.hardware.loader import load_runtime
+from predictor.hardware.schema import HardwareProfile
 from predictor.model.dlrm_program import dense_program
-from predictor.model.measured_dense import MeasuredDense
 from predictor.model.topology import Topology
-from predictor.model.workload import Workload
+from predictor.model.workload import MeasuredDense, Workload
 from predictor.units import us
+
+
+@dataclass(frozen=True)
+class HostOps:
+    """Framework ops per stage of an iteration, in units of the profile's time of one op.
+
+    Args:
+        copy: of the batch to the device.
+        permute, splits, ids, recat: of one exchange's input distribution, in its order.
+        lookup, lookup_backward: of one fused lookup.
+        output, output_backward: of one collective of an output distribution.
+        concat: of the outputs of all exchanges, and the same backward.
+        op, view: of one op of the dense part that launches kernels, and of one that does not.
+        gradient_sync: of one bucket of gradients.
+        step, step_per_parameter: of the dense optimizer.
+    """
+
+    copy: float
+    permute: float
+    splits: float
+    ids: float
+    recat: float
+    lookup: float
+    lookup_backward: float
+    output: float
+    output_backward: float
+    concat: float
+    op: float
+    view: float
+    gradient_sync: float
+    step: float
+    step_per_parameter: float
+
+
+HOST_OPS = HostOps(**load_runtime("torchrec")["host_ops"])
+
 
 Array = NDArray[np.float64]
 

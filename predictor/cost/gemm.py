@@ -20,7 +20,7 @@ them loads. Where a profile has the kernels of a data type, a choice of tiles an
     max(waves D max(2 a b / (peak / SMs), (a + b) e / sm), tiles (a + b) e K / l2)
 
 with ``D`` the padded depth, prologue and, if K is split, its cost; a share of one wave's loads and
-stores hides behind nothing. Why: docs/decisions/0044.
+stores hides behind nothing.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from predictor import units
 from predictor.errors import ProfileError
-from predictor.hardware.groups import Gemm, TensorKernels
-from predictor.hardware.schema import HardwareProfile
+from predictor.hardware.schema import Gemm, HardwareProfile, TensorKernels
 
 Array = NDArray[np.float64]
 

@@ -3,8 +3,6 @@
 TorchRec runs the tables of one module and sharding type that agree in data type, pooling and
 optimizer as one fused lookup (`group_tables` in torchrec/distributed/embedding_sharding.py), so a
 plan is summed to one vector per (group, rank) before anything is costed.
-
-Why: docs/decisions/0014.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from predictor.cost.errors import CostErrors
 from predictor.cost.lookup import shared_cache
 from predictor.cost.lookup.embedding import (
     SHARERS,
@@ -29,13 +28,11 @@ from predictor.cost.lookup.embedding import (
     sort_pass_ms,
     sort_passes,
 )
-from predictor.cost.lookup.shard import LookupShard
-from predictor.cost.lookup.uvm_cache import table_of
+from predictor.cost.lookup.shard import LookupShard, table_of
 from predictor.cost.stragglers import FEWEST_IDS, relative_deviation
-from predictor.hardware.loader import HardwareProfile
+from predictor.hardware.schema import HardwareProfile
 from predictor.model.distribution import Bins, EmpiricalByRange
-from predictor.model.memory import DEFAULT_CACHE_LOAD_FACTOR
-from predictor.model.memory.shards import synced_bytes
+from predictor.model.memory.ranks import DEFAULT_CACHE_LOAD_FACTOR, synced_bytes
 from predictor.model.plan import ComputeKernel, Shard, ShardingType, TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Feature, Table, Workload
@@ -380,3 +377,35 @@ def _sorting_ms(load: Array, group: LookupGroup, hardware: HardwareProfile) -> A
     passes = sort_passes(load[..., Load.ROWS], hardware)
     beyond = load[..., Load.IDS] * passes - load[..., Load.SORTED]
     return np.maximum(beyond, 0.0) * one
+
+
+class DrawnLoads(ShardLoads):
+    """Loads whose lookups have errors of their own, by table, direction and sharding type.
+
+    What lookups share, such as a cache or the longest latencies, is as predicted; the errors that
+    all lookups have in common are on the operations.
+
+    Args:
+        loads: as predicted; computed once for many draws.
+        errors: one draw.
+    """
+
+    def __init__(self, loads: ShardLoads, errors: CostErrors) -> None:
+        super().__init__(loads.workload, loads.topology, loads.hardware)
+        self.loads = loads
+        self.errors = errors
+
+    @property
+    def without_errors(self) -> ShardLoads:
+        """The loads as predicted."""
+        return self.loads
+
+    def of_shard(self, index: int, plan: TablePlan, shard: Shard) -> Array:
+        """As `ShardLoads.of_shard`, with the errors."""
+        load = self.loads.of_shard(index, plan, shard).copy()
+        load[[*KERNELS]] *= self.errors.lookup(index, plan.sharding_type)[:, 0]
+        return load
+
+    def cache_of_shard(self, index: int, plan: TablePlan, shard: Shard) -> Array | None:
+        """As `ShardLoads.cache_of_shard`."""
+        return self.loads.cache_of_shard(index, plan, shard)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from predictor.cost.link_curve import latency_ms, transfer_ms
+from predictor.cost.collectives import latency_ms, transfer_ms
 from predictor.errors import InputError
 from predictor.hardware.schema import HardwareProfile, LinkCurves
 from predictor.units import MIB

@@ -3,8 +3,6 @@
 The ids of a rank are a random sum: their number varies from batch to batch, and with it the time
 of its lookups. All ranks meet at the next collective, so that an iteration pays the expected
 maximum, which is above the maximum of the means. Times are taken to be normal and independent.
-
-Why: docs/decisions/0054.
 """
 
 from __future__ import annotations

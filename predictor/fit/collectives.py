@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor import units
-from predictor.cost.link_curve import bands, bus_factor, latency_ms, transfer_ms
+from predictor.cost.collectives import bands, bus_factor, latency_ms, transfer_ms
 from predictor.fit.scores import gmae, mape
 from predictor.hardware.schema import Curve
 

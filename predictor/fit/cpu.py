@@ -19,7 +19,7 @@ from predictor import units
 from predictor.fit.collectives import TRUSTED_ERROR
 from predictor.fit.gemm import GemmRows, fit_gemm, gemm_errors
 from predictor.fit.scores import mape
-from predictor.hardware.groups import CpuEmbedding, Gemm
+from predictor.hardware.schema import CpuEmbedding, Gemm
 
 Array = NDArray[np.float64]
 

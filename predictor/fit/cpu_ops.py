@@ -1,7 +1,4 @@
-"""Kernel models of CPU ops, fitted on ops that were timed inside steps of calibration models.
-
-Why: docs/decisions/0019.
-"""
+"""Kernel models of CPU ops, fitted on ops that were timed inside steps of calibration models."""
 
 from __future__ import annotations
 

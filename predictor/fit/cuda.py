@@ -3,8 +3,6 @@
 The kernel models are those that predict (`predictor.cost.lookup`), called with a changed profile.
 The tuples below say which of their constants are free, and within which bounds;
 `predictor.fit.constants` finds them.
-
-Why: docs/decisions/0015.
 """
 
 from __future__ import annotations
@@ -20,14 +18,12 @@ from predictor import units
 from predictor.cost.elementwise import copy_h2d_ms, memory_ms
 from predictor.cost.gemm import gemm_times
 from predictor.cost.lookup.cuda import CudaLookups
-from predictor.cost.lookup.shard import LookupShard
-from predictor.cost.lookup.uvm_cache import shared_fetched_rows
+from predictor.cost.lookup.shard import LookupShard, shared_fetched_rows
 from predictor.errors import ProfileError
 from predictor.fit.constants import FittedProfile, FreeConstant, fit_free
 from predictor.fit.cpu import MemoryRows
 from predictor.fit.gemm import GemmRows
-from predictor.hardware.groups import CudaEmbedding
-from predictor.hardware.loader import HardwareProfile
+from predictor.hardware.schema import CudaEmbedding, HardwareProfile
 from predictor.model.distribution import Bins, Zipf
 from predictor.model.plan import ComputeKernel
 

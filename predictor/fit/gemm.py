@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor.cost.gemm import gemm_times
-from predictor.hardware.groups import Gemm
+from predictor.hardware.schema import Gemm
 
 Array = NDArray[np.float64]
 

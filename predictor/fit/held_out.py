@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor.fit.scores import gmae, mape
-from predictor.hardware.groups import KnownError
+from predictor.hardware.schema import KnownError
 
 Array = NDArray[np.float64]
 

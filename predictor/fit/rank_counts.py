@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor import units
-from predictor.cost.link_curve import bus_factor, latency_ms
+from predictor.cost.collectives import bus_factor, latency_ms
 from predictor.fit.collectives import FINE_EDGES_MIB, ROBUST, CollectiveRows, fit_curve, predict_us
 from predictor.hardware.schema import Curve
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from predictor.hardware.groups import StrictModel
-from predictor.hardware.schema import HardwareProfile
+from predictor.hardware.schema import HardwareProfile, StrictModel
 
 _RATES = ("_gb_s", "_gbit_s", "tflops", "efficiency", "batched_share")
 

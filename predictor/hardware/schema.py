@@ -1,8 +1,9 @@
 """A hardware profile: the groups of a device, and collectives on its wiring.
 
-Load one with `predictor.hardware.loader`; the groups are in `predictor.hardware.groups`.
-
-Why: docs/decisions/0007.
+Each group of constants has its provenance.
+Keys carry their unit (``..._gb_s`` is 10^9 bytes per second, ``..._us`` microseconds, ``..._gib``
+2^30 bytes); properties convert to ms, bytes and bytes/ms. Load one with
+`predictor.hardware.loader`.
 """
 
 from __future__ import annotations
@@ -11,25 +12,394 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PrivateAttr, model_validator
 
 from predictor import units
-from predictor.hardware.groups import (
-    CpuEmbedding,
-    CudaEmbedding,
-    Elementwise,
-    Gemm,
-    Group,
-    KnownError,
-    Memory,
-    NonNegative,
-    Overheads,
-    Positive,
-    ProvenanceKind,
-    Size,
-    StrictModel,
-    Verdict,
+
+ProvenanceKind = Literal["measured", "published", "derived", "not validated"]
+PROVENANCE_ORDER: tuple[ProvenanceKind, ...] = (
+    "measured",
+    "published",
+    "derived",
+    "not validated",
 )
+"""Kinds of provenance, from the most to the least trustworthy."""
+
+MOST = 1e18
+"""Larger than any constant of a device, in any unit; products of a few still are numbers."""
+Positive = Annotated[float, Field(gt=0, le=MOST, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, le=MOST, allow_inf_nan=False)]
+Size = Annotated[int, Field(ge=1, le=2**31)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+def weakest(kinds: tuple[ProvenanceKind, ...]) -> ProvenanceKind:
+    """The weakest provenance among ``kinds``; ``measured`` if there are none."""
+    return max(kinds, key=PROVENANCE_ORDER.index, default="measured")
+
+
+class StrictModel(BaseModel):
+    """Immutable, and an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class KnownError(StrictModel):
+    """Errors on measurements that no constant was fitted to.
+
+    Args:
+        suite: what computes it again: a suite of the laboratory, or what fitted the group.
+        rows: which measurements.
+        n: how many.
+        mean: mean absolute relative error, a fraction.
+        geomean: geometric mean of the same errors, which the literature reports.
+        runtime: of whole iterations, the software that ran them, such as ``TorchRec``.
+    """
+
+    suite: str = Field(min_length=1)
+    runtime: str | None = None
+    rows: str = Field(min_length=1)
+    n: Size
+    mean: NonNegative
+    geomean: NonNegative
+
+
+class Verdict(StrictModel):
+    """What the calibration of a profile is worth, judged by its own rows.
+
+    Args:
+        quality: ``quiet``: nothing stands against it; ``worse than the shipped one``: the profile
+            that it started from predicts the rows held out better.
+        why: what stands against a better one.
+    """
+
+    quality: Literal["quiet", "usable", "worse than the shipped one"]
+    why: tuple[str, ...] = ()
+
+
+class Provenance(StrictModel):
+    """Where a group's constants come from, and how far they can be trusted.
+
+    Args:
+        kind: ``published`` figures are fits of, or quotes from, a public source; ``derived`` ones
+            follow from published figures of other hardware by the rule that ``source`` states.
+        n: rows behind the fit.
+        range: quantity -> [low, high] that the rows cover, e.g. ``size_bytes: [32, 8.6e9]``;
+            `predictor.iteration.ranges` says which are checked.
+        error: of this group on rows held out; None if it was not validated.
+    """
+
+    kind: ProvenanceKind
+    source: str = Field(min_length=1)
+    versions: str | None = None
+    date: str | None = None
+    n: int | None = Field(default=None, ge=0, le=2**62)
+    range: dict[str, tuple[FiniteFloat, FiniteFloat]] = {}
+    error: KnownError | None = None
+
+    @model_validator(mode="after")
+    def _check_range(self) -> Self:
+        for quantity, (low, high) in self.range.items():
+            if low > high:
+                raise ValueError(f"range.{quantity} goes from {low:g} down to {high:g}")
+        return self
+
+
+class Group(StrictModel):
+    """Constants of one origin.
+
+    Args:
+        rel_error: assumed 1-sigma relative error of times predicted from this group, for the 90 %
+            interval: the held-out error of the fit if there is one, or what ``source`` states.
+    """
+
+    provenance: Provenance
+    rel_error: float = Field(ge=0, le=2)
+
+
+class Memory(Group):
+    """Levels of memory and the link to the host."""
+
+    hbm_gb_s: Positive
+    """Bandwidth that streaming kernels achieve; on a CPU the rank's share of main memory."""
+    l2_gb_s: Positive
+    l2_mib: Positive
+    sector_bytes: Size
+    """Smallest unit that moves between the caches and HBM."""
+    host_link_gb_s: Positive
+    """Bandwidth of bulk copies over PCIe or C2C in one direction."""
+    host_link_latency_us: NonNegative
+    ddr_gb_s: Positive
+    """Host memory bandwidth of one rank."""
+
+    @property
+    def hbm(self) -> float:
+        """Achieved HBM bandwidth in bytes/ms."""
+        return units.gb_per_s(self.hbm_gb_s)
+
+    @property
+    def l2(self) -> float:
+        """L2 bandwidth in bytes/ms."""
+        return units.gb_per_s(self.l2_gb_s)
+
+    @property
+    def l2_bytes(self) -> int:
+        """L2 capacity in bytes."""
+        return units.mib(self.l2_mib)
+
+    @property
+    def host_link(self) -> float:
+        """Host link bandwidth in bytes/ms, never more than host memory gives."""
+        return units.gb_per_s(min(self.host_link_gb_s, self.ddr_gb_s))
+
+
+class TensorKernels(StrictModel):
+    """The kernels of one data type on tensor cores; see `predictor.cost.gemm`."""
+
+    sm_gb_s: Positive | None = None
+    """Rate at which one SM takes operands in; None where no measured row shows the limit."""
+    l2_gb_s: Positive | None = None
+    """Rate at which the L2 gives operands out to all SMs; None as above."""
+    k_step: Size
+    prologue_k: NonNegative
+    """Filling and draining the pipeline costs as much as this many elements of K."""
+    split_k: Size
+    """Largest number of pieces that K is split into to fill the device."""
+    split_cost_k: NonNegative
+    """Adding the partial sums of a split K costs as much as this many elements of K."""
+    exposed: float = Field(default=0.0, ge=0, le=1)
+    """Share of one wave's HBM traffic that hides behind no arithmetic."""
+    floor_us: NonNegative
+
+
+TensorType = Literal["tf32", "fp16", "bf16", "fp8"]
+DataType = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+BatchLayout = Literal["nn", "nt", "tn", "outer"]
+"""How the operands lie: ``t`` for columns that lie together; outer products have a depth of 1."""
+
+
+class Gemm(Group):
+    """Dense matrix multiplication; see `predictor.cost.gemm`."""
+
+    tflops: dict[DataType, Positive]
+    """Data type -> rate that large multiplications achieve."""
+    tensor_cores: dict[TensorType, TensorKernels] = {}
+    """Data type -> its kernels, where they were measured; other types run as fp32 does."""
+    tensor_batched: dict[TensorType, TensorKernels] = {}
+    """The same of batches, where these run by other kernels."""
+    tiles: tuple[tuple[Size, Size], ...] = Field(min_length=1)
+    """Output tiles the library chooses from."""
+    tile_overhead: NonNegative
+    """Cost of loading operands: a tile reaches ``1 / (1 + tile_overhead (1/rows + 1/cols))``."""
+    k_step: Size
+    """The K loop advances in steps of this many elements."""
+    prologue_k: NonNegative
+    """Filling and draining the pipeline costs as much as this many elements of K."""
+    tiles_per_sm: Positive
+    """Tiles that one SM must hold at once to reach its full rate."""
+    split_k: Size
+    """Largest number of pieces that K is split into to fill the device."""
+    wide_cost: NonNegative = 0.0
+    """Arithmetic slows by ``1 + wide_cost min(1, n / wide_columns)^wide_power`` as the tiles of a
+    wave spread over more columns than the L2 holds; 0 where no measured row shows it."""
+    wide_columns: Positive = 1.0
+    wide_power: Positive = 1.0
+    floor_us: NonNegative
+    overlaps: bool = True
+    """Whether operands move while others are multiplied."""
+    batched_us: NonNegative = 0.0
+    """Overhead of each small product of a batch, where the products run one by one; 0 where a batch
+    runs as one kernel."""
+    batched_share: Fraction = 1.0
+    """Share of ``tflops`` that small products reach where they run one by one."""
+    batches: dict[BatchLayout, tuple[NonNegative, NonNegative, NonNegative, NonNegative]] = {}
+    """Layout -> ns of each product of a batch for an element of the left and right operand and of
+    the result, and for a multiplication; others cost what ``batched_us`` says."""
+    attention_forward: Fraction = 0.72
+    """Share of ``tflops`` that fused attention reaches; and the next in its backward. Of what
+    FlashAttention-2 reaches on A100 at best, 73 % and 63 % of the peak (Dao 2023, arXiv 2307.08691,
+    section 4.1), over the share of it that large products reach, with the middle of its figures for
+    sequences of 512 to 16384."""
+    attention_backward: Fraction = 0.6
+    attention_head_us: tuple[NonNegative, NonNegative] = (0.0, 0.0)
+    """Time of each sample's head of fused attention on a CPU, forward and backward, beyond its
+    arithmetic."""
+    timing_floor_us: NonNegative = 0.0
+    """What the timing method of the fitted rows adds to each; used only to compare with them."""
+
+    def cores(self, data_type: str, *, batched: bool = False) -> TensorKernels | None:
+        """The tensor-core kernels of a data type; None where it has none of its own."""
+        found = {str(key): value for key, value in self.tensor_cores.items()}
+        if batched:
+            found |= {str(key): value for key, value in self.tensor_batched.items()}
+        return found.get(data_type)
+
+    def floor_of(self, data_type: str) -> float:
+        """Time in us of the smallest product of a data type."""
+        cores = self.cores(data_type)
+        return self.floor_us if cores is None else cores.floor_us
+
+
+class Elementwise(Group):
+    """Memory-bound kernels: ``floor + bytes/(hbm efficiency) + ramp bytes/(bytes + half)``."""
+
+    efficiency: Fraction
+    """Share of ``memory.hbm_gb_s`` that large kernels reach."""
+    floor_us: NonNegative
+    ramp_us: NonNegative = 0.0
+    ramp_half_mib: Positive = 1.0
+    columns: Fraction = 1.0
+    """Share of that bandwidth that copies of columns reach: concatenation along the last dimension
+    and its backward."""
+    decode: Fraction = 1.0
+    """Share of that bandwidth that kernels reach which unpack groups of quantised values."""
+    bucketize_ns_per_id: NonNegative = 0.0
+    """Time to sort an id into the bucket of its row block, beyond the bytes moved."""
+    fused_bias: bool = True
+    """Whether the multiplication of a linear layer adds the bias; if not, a copy does."""
+    gather_ns_per_element: NonNegative = 0.0
+    """Time to gather one element by its index, beyond the bytes moved."""
+    math_ns_per_element: NonNegative = 0.0
+    """Time of one exponential or the like, beyond the bytes moved; 0 where they hide it."""
+    math_ns: dict[str, NonNegative] = {}
+    """PyTorch's name of a function -> its time for one element beyond the bytes moved, where it was
+    measured; others cost ``math_ns_per_element``."""
+    sliced_ns_per_element: NonNegative = 0.0
+    """Time to copy an element of columns of a wider matrix, beyond the bytes moved."""
+    turned_ns_per_element: NonNegative = 0.0
+    """The same where the elements of a row lie apart."""
+    random_ns_per_element: NonNegative = 0.0
+    """Time to draw one random number, beyond the bytes moved; 0 as above."""
+
+
+class CudaEmbedding(Group):
+    """FBGEMM's fused TBE on a GPU; see `predictor.cost.lookup.embedding`."""
+
+    law: Literal["fbgemm_cuda"]
+    forward_efficiency: Fraction
+    """Share of ``memory.hbm_gb_s`` that gathering whole rows reaches, of weights or gradients."""
+    backward_efficiency: Fraction
+    """The same of reading and writing distinct rows and their states."""
+    sort_efficiency: Fraction
+    """The same of sorting the ids."""
+    row_overhead_bytes: NonNegative
+    """A very narrow row costs as much as a row of this many bytes."""
+    l2_share: Fraction
+    """Share of the L2 that holds rows."""
+    index_bytes: Size
+    bag_bytes: NonNegative
+    """Offsets and metadata read per output row."""
+    sort_item_bytes: Positive
+    """Bytes of key and value of one lookup in the radix sort."""
+    sort_digit_bits: Positive
+    prepare_bytes: NonNegative
+    """Bytes moved per lookup around the sort: linearising, histogram and run lengths."""
+    segment_rows: Positive
+    """Lookups of one row that a single thread block accumulates."""
+    warps_per_sm: NonNegative = 0.0
+    """Warps of the forward kernel that one SM holds; 0: tables never share the L2."""
+    row_latency_us: NonNegative = 0.0
+    """Time from one row of a bag to the next when only latency limits it."""
+    l2_latency: Fraction = 1.0
+    """Share of ``row_latency_us`` that a row in the L2 takes."""
+    linearize_us: NonNegative = 0.0
+    """Time to number up to 32 ids of each of a warp's bags, beyond ``kernel_us``."""
+    segment_us: NonNegative = 0.0
+    """Latency of one segment in the two update kernels, beyond ``kernel_us``."""
+    update_latency_us: NonNegative = 0.0
+    """Time that a warp spends on a distinct row beyond its bytes: the chain of loads to it."""
+    kernel_us: NonNegative
+    """Shortest time of one kernel of the sequence."""
+    forward_kernels: Size
+    backward_kernels: Size
+    prefetch_kernels: Size
+    prefetch_ns_per_lookup: NonNegative
+    """Time to find, evict and insert a row in the UVM cache."""
+    uvm_efficiency: Fraction
+    """Share of the host link that reading rows through unified memory reaches."""
+    uvm_both_ways: Fraction = 1.0
+    """Share of that which each direction keeps when rows are read and written back at once."""
+    uvm_request_bytes: NonNegative = 0.0
+    """A read of up to 128 bytes over the host link takes as long as this many bytes at least."""
+    uvm_l1_kib: NonNegative = 0.0
+    """Part of an SM's L1 that keeps rows read from host memory, which the L2 does not."""
+
+
+class CpuEmbedding(Group):
+    """FBGEMM's TBE on one CPU thread; see `predictor.cost.lookup.embedding`."""
+
+    law: Literal["distinct_rows"]
+    forward_us: NonNegative
+    forward_table_us: NonNegative
+    forward_ns_per_lookup: NonNegative
+    forward_ns_per_lookup_dim: NonNegative
+    forward_ns_per_row: NonNegative
+    forward_ns_per_row_dim: NonNegative
+    forward_ns_per_row_tlb: NonNegative
+    forward_ns_per_output: NonNegative
+    backward_us: NonNegative
+    backward_table_us: NonNegative
+    backward_ns_per_lookup: NonNegative
+    backward_ns_per_lookup_dim: NonNegative
+    backward_ns_per_lookup_pass: NonNegative
+    backward_ns_per_row: NonNegative
+    backward_ns_per_row_dim: NonNegative
+    backward_ns_per_row_tlb: NonNegative
+    backward_ns_per_output: NonNegative
+    backward_dense_table_us: NonNegative = 0.0
+    """The backward of a dense gradient, which is a kernel of its own: see
+    `predictor.cost.lookup.cpu`."""
+    backward_dense_ns_per_weight: NonNegative = 0.0
+    """Time to write an element of the gradient with zero; 0: dense gradients were not measured, and
+    cost a backward without optimizer state, and its bytes."""
+    backward_dense_ns_per_lookup: NonNegative = 0.0
+    backward_dense_ns_per_lookup_dim: NonNegative = 0.0
+    backward_dense_ns_per_row_dim: NonNegative = 0.0
+    forward_unpooled_table_us: NonNegative = 0.0
+    """Lookups that give a row for each id, which have kernels of their own, and the next eight."""
+    forward_unpooled_ns_per_lookup: NonNegative = 0.0
+    forward_unpooled_ns_per_lookup_dim: NonNegative = 0.0
+    forward_unpooled_ns_per_row: NonNegative = 0.0
+    forward_unpooled_ns_per_row_dim: NonNegative = 0.0
+    backward_unpooled_table_us: NonNegative = 0.0
+    backward_unpooled_ns_per_lookup_dim: NonNegative = 0.0
+    backward_unpooled_ns_per_row: NonNegative = 0.0
+    """0: they were not measured, and cost what pooled ones do."""
+    backward_unpooled_ns_per_row_dim: NonNegative = 0.0
+    sort_digit_bits: Positive
+    page_kib: Positive
+    """Memory that the access to one distinct row makes the TLB cover."""
+    tlb_mib: Positive
+    """Working set beyond which the TLB misses."""
+    backward_stateless: Positive = 1.0
+    """Factor on a backward without optimizer state."""
+    backward_weighted: Positive = 1.0
+    """Factor on the backward of weighted lookups."""
+    kernels: Size
+
+
+class Overheads(Group):
+    """Host-side costs."""
+
+    op_us: NonNegative
+    """Host time of one framework op without its launches."""
+    layer_op_us: NonNegative | None = None
+    """The same for ops of dense layers and their optimizer, where no TorchRec code runs; None:
+    ``op_us``."""
+    step_us: dict[str, NonNegative] = {}
+    """Dense optimizer -> host time of its step for each parameter, where it was measured; others
+    take ops of the dense part."""
+    iteration_us: NonNegative = 0.0
+    """Host time of an iteration outside its stages: pipeline, DistributedDataParallel, autograd."""
+    launch_us: NonNegative
+    """Host time of one kernel launch."""
+    launch_latency_us: NonNegative
+    """Time from a launch to the start of its kernel on an idle stream."""
+    sync_us: NonNegative
+    """Time of a device-to-host synchronisation."""
+    collective_us: NonNegative
+    """Host time to issue one collective."""
+
 
 GROUP_NAMES = (
     "memory",
@@ -43,7 +413,7 @@ GROUP_NAMES = (
 
 
 class Curve(StrictModel):
-    """Time of one collective on one kind of link; evaluated in `predictor.cost.link_curve`.
+    """Time of one collective on one kind of link; evaluated in `predictor.cost.collectives`.
 
     ``latency_us + latency_per_doubling_us log2(n) + latency_per_rank_us (n - 1)`` plus the bus
     bytes at the marginal cost of each size band.

@@ -3,8 +3,6 @@
 The one way from a module's ops to a predicted time. What is captured may be a training step or the
 program of a generated benchmark; both are `RankCalls`. Each rank runs its ops one after the other
 on the core that also moves the bytes of its collectives, and meets the other ranks in these.
-
-Why: docs/decisions/0033.
 """
 
 from __future__ import annotations

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from predictor.cost.errors import HOST, CostErrors
 from predictor.cost.load_sums import Selection
 from predictor.cost.loads import KERNELS, Load
-from predictor.iteration.drawn_graph import costs_nothing, error_of
-from predictor.iteration.graph import Graph, Op
+from predictor.iteration.graph import Graph, Op, costs_nothing, error_of
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.steady_state import CompiledTimeline
 from predictor.iteration.torchrec.dlrm import DlrmBuilder

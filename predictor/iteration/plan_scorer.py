@@ -3,8 +3,6 @@
 It uses the graph builder of `predictor.predict` with a leading axis of plans, and the timeline as a
 `steady_state.Program`. Plans that use the same lookup groups share a graph. Plans with rare sets of
 groups share one graph in which the operations that a plan does not use are inactive.
-
-Why: docs/decisions/0001.
 """
 
 from __future__ import annotations
@@ -16,11 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.cache_sums import CacheSums, Filled
 from predictor.cost.fixed_costs import FixedCosts
-from predictor.cost.load_sums import LoadSums, Selection
+from predictor.cost.load_sums import CacheSums, Filled, LoadSums, Selection
 from predictor.cost.loads import LONGEST, Load, LookupGroup, ShardLoads, filling_column, group_of
-from predictor.hardware.loader import HardwareProfile
+from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.graph import Graph
 from predictor.iteration.steady_state import CompiledTimeline
 from predictor.iteration.torchrec.dlrm import DlrmBuilder

@@ -22,11 +22,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from predictor.cost.collectives import Collectives, Scope
+from predictor.cost.collectives import Collectives, Op, Scope
 from predictor.cost.fixed_costs import FixedCosts
-from predictor.cost.levels import Op
 from predictor.cost.loads import Load
-from predictor.hardware.loader import HardwareProfile
+from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload

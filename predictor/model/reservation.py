@@ -14,9 +14,8 @@ from itertools import pairwise
 
 from predictor.errors import InfeasibleError
 from predictor.model.captured.dense import CapturedDense
-from predictor.model.measured_dense import MeasuredDense
 from predictor.model.topology import Topology
-from predictor.model.workload import DATA_TYPE_BYTES, DcnV2, Workload
+from predictor.model.workload import DATA_TYPE_BYTES, DcnV2, MeasuredDense, Workload
 from predictor.units import format_bytes
 
 INDEX_BYTES = 8

@@ -207,8 +207,7 @@ class ReplicaGroups:
 
     After `DMPCollection` of TorchRec 1.7 to 1.9 (torchrec/distributed/model_parallel.py): ids and
     outputs stay within a sharding group, every group holds all tables, and ranks that hold the same
-    shards form a replica group, which averages them every ``sync_interval`` steps
-    (docs/decisions/0067).
+    shards form a replica group, which averages them every ``sync_interval`` steps.
 
     Args:
         size: ranks of a sharding group, >= 1 (``sharding_group_size``).

@@ -38,8 +38,7 @@ from predictor.trace.events import (
     RankTrace,
     TraceStep,
 )
-from predictor.trace.files import TraceFile, open_traces, rank_of
-from predictor.trace.json_stream import read_object, text_of
+from predictor.trace.files import TraceFile, open_traces, rank_of, read_object, text_of
 
 HOST_KINDS: dict[str, HostKind] = {
     "cpu_op": "op",

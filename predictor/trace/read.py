@@ -1,20 +1,333 @@
-"""Reads the traces of a job, of one rank or more, from files, folders and archives."""
+"""Reads the traces of a job, of one rank or more, from files, folders and archives.
+
+An execution trace is tied to the Kineto trace of the same program by the names of what ran, and the
+traces of several ranks are put on one clock, by when their collectives end.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import TypeVar
 
 from predictor.errors import InputError
-from predictor.trace.attach import attach
-from predictor.trace.clocks import on_one_clock, program_notes
-from predictor.trace.events import RankTrace
-from predictor.trace.execution import NODES, ExecutionReader, ExecutionTrace
-from predictor.trace.files import TraceFile, open_traces
-from predictor.trace.json_stream import read_object, text_of
+from predictor.trace.comms import CommInfo, HostComms, info_of_call, size_notes, with_order
+from predictor.trace.events import DeviceEvent, HostEvent, RankTrace, TraceStep
+from predictor.trace.execution import NODES, ExecutionReader, ExecutionTrace, Node
+from predictor.trace.files import TraceFile, open_traces, read_object, text_of
 from predictor.trace.kineto import TRACE_EVENTS, KinetoReader
+from predictor.units import us
+
+TOGETHER = frozenset({"all_to_all", "all_reduce", "reduce_scatter", "all_gather"})
+"""Collectives that no rank leaves before all have arrived; the root of a broadcast does leave."""
+SAME_CLOCK_US = 500.0
+"""Ranks of one host end within a few tens of microseconds of each other; those of hosts with
+clocks that a time service keeps within some hundreds."""
+
+Key = tuple[object, int]
+Timed = TypeVar("Timed", HostEvent, DeviceEvent, TraceStep)
+
+
+def clock_offsets(traces: Sequence[RankTrace]) -> dict[int, float]:
+    """Rank -> microseconds that its clock is ahead of the lowest rank's.
+
+    The median over the collectives that both took part in of the difference of their ends. Ranks
+    that share no collective with the lowest are left out.
+    """
+    if not traces:
+        return {}
+    reference, *others = sorted(traces, key=lambda t: t.rank)
+    ends = _ends(reference)
+    offsets = {reference.rank: 0.0}
+    for trace in others:
+        shared = [
+            event.end_us - ends[key].end_us
+            for key, event in _ends(trace).items()
+            if key in ends and _op(event) == _op(ends[key])
+        ]
+        if shared:
+            offsets[trace.rank] = median(shared)
+    return offsets
+
+
+def on_one_clock(traces: Sequence[RankTrace]) -> tuple[tuple[RankTrace, ...], tuple[str, ...]]:
+    """The traces, shifted onto the clock of the lowest rank where theirs differs, and notes.
+
+    Ranks that are off by less than `SAME_CLOCK_US` are not shifted: collectives do not end at
+    exactly the same time even on one clock.
+    """
+    offsets = clock_offsets(traces)
+    far = {rank: ahead for rank, ahead in offsets.items() if abs(ahead) > SAME_CLOCK_US}
+    if not far:
+        return tuple(traces), ()
+    listed = ", ".join(f"rank {rank} by {us(ahead):+,.3f} ms" for rank, ahead in far.items())
+    note = (
+        f"the ranks' clocks differ: {listed} against rank {min(offsets)}; their times are shifted "
+        "so that collectives end together"
+    )
+    shifted = (_shift(t, far[t.rank]) if t.rank in far else t for t in traces)
+    return tuple(shifted), (note,)
+
+
+def _shift(trace: RankTrace, ahead_us: float) -> RankTrace:
+    return replace(
+        trace,
+        host=tuple(_earlier(event, ahead_us) for event in trace.host),
+        device=tuple(_earlier(event, ahead_us) for event in trace.device),
+        steps=tuple(_earlier(step, ahead_us) for step in trace.steps),
+    )
+
+
+def _earlier(event: Timed, ahead_us: float) -> Timed:
+    return replace(event, start_us=event.start_us - ahead_us, end_us=event.end_us - ahead_us)
+
+
+def program_notes(traces: Iterable[RankTrace]) -> tuple[str, ...]:
+    """A note for the first position where the ranks run different collectives, if there is one."""
+    seen: dict[Key, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for trace in traces:
+        for event in trace.device:
+            call = event.collective
+            if call is not None and call.order >= 0:
+                seen[(call.group_name or call.group, call.order)][call.op].append(trace.rank)
+    broken = [key for key, ops in seen.items() if len(ops) > 1]
+    if not broken:
+        return ()
+    key = min(broken, key=lambda k: k[1])
+    choices = ", ".join(f"{op} on rank {ranks[0]}" for op, ranks in seen[key].items())
+    return (
+        f"the ranks do not run the same collectives: the one at position {key[1]} is {choices}; "
+        "were the traces recorded in the same steps of one job?",
+    )
+
+
+def _ends(trace: RankTrace) -> dict[Key, DeviceEvent]:
+    """Collectives launched in the trace, by group and position."""
+    return {
+        (event.collective.group_name or event.collective.group, event.collective.order): event
+        for event in trace.device
+        if event.collective is not None
+        and event.collective.order >= 0
+        and event.collective.op in TOGETHER
+    }
+
+
+def _op(event: DeviceEvent) -> str:
+    return "" if event.collective is None else event.collective.op
+
+
+GRAM = 8
+"""Names in a row that must agree before a place counts as the same."""
+COMMON = 512
+"""Grams with more places than this are too common to help."""
+LOOK_AHEAD = 64
+"""Most names that one side may have in addition at one place."""
+KEPT = 3
+"""Names in a row that must agree after such a place."""
+
+
+def align(short: Sequence[str], long: Sequence[str]) -> list[tuple[int, int]]:
+    """Places where ``short`` occurs in ``long``, which may hold it several times.
+
+    Args:
+        short: say, the ops of one iteration.
+        long: say, those of several.
+
+    Returns:
+        Pairs of positions with equal names, in the order of ``long``; each position of ``long`` at
+        most once, each of ``short`` at most once in one occurrence.
+    """
+    size = min(GRAM, len(short), len(long))
+    if size == 0:
+        return []
+    votes = _votes(short, long, size)
+    if not votes:
+        return []
+    taken: list[int] = []
+    found: list[tuple[int, int]] = []
+    most = max(votes.values())
+    for shift, count in sorted(votes.items(), key=lambda v: (-v[1], v[0])):
+        if 2 * count < most:
+            break
+        if all(abs(shift - other) >= len(short) for other in taken):
+            taken.append(shift)
+            found += _walk_pairs(short, long, shift)
+    once: dict[int, int] = {}
+    for i, j in found:
+        once.setdefault(j, i)
+    return sorted(((i, j) for j, i in once.items()), key=lambda pair: pair[1])
+
+
+def _votes(short: Sequence[str], long: Sequence[str], size: int) -> Counter[int]:
+    """How many grams agree under a shift of ``short`` against ``long``."""
+    places: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for j in range(len(long) - size + 1):
+        places[tuple(long[j : j + size])].append(j)
+    votes: Counter[int] = Counter()
+    for i in range(len(short) - size + 1):
+        found = places.get(tuple(short[i : i + size]), [])
+        if len(found) <= COMMON:
+            votes.update(j - i for j in found)
+    return votes
+
+
+def _walk_pairs(short: Sequence[str], long: Sequence[str], shift: int) -> list[tuple[int, int]]:
+    """Pairs from a shift on, skipping names that only one side has."""
+    i, j = max(0, -shift), max(0, shift)
+    pairs = []
+    while i < len(short) and j < len(long):
+        if short[i] == long[j]:
+            pairs.append((i, j))
+            i, j = i + 1, j + 1
+            continue
+        step = _resume(short[i : i + LOOK_AHEAD], long[j : j + LOOK_AHEAD])
+        if step is None:
+            i, j = i + 1, j + 1
+        else:
+            i, j = i + step[0], j + step[1]
+    return pairs
+
+
+def _resume(short: Sequence[str], long: Sequence[str]) -> tuple[int, int] | None:
+    """The fewest names to skip on both sides until they agree again."""
+    places: dict[tuple[str, ...], int] = {}
+    for b in range(len(long)):
+        places.setdefault(tuple(long[b : b + KEPT]), b)
+    grams = [tuple(short[a : a + KEPT]) for a in range(len(short))]
+    steps = [(a, places[gram]) for a, gram in enumerate(grams) if gram in places]
+    return min(steps, key=sum, default=None)
+
+
+ENOUGH = 0.8
+"""Share of the nodes that must find their op for two traces to count as one program's."""
+TENSOR_TYPE = re.compile(r"Tensor\((.*)\)$")
+
+
+def attach(trace: RankTrace, execution: ExecutionTrace) -> RankTrace:
+    """Give ops their nodes, and what the nodes know: shapes, types, sizes of collectives.
+
+    Which op is which node: since PyTorch 2.4 (pytorch/pytorch pull 122948) Kineto writes "Record
+    function id", which is the node's ``rf_id`` where both recorded the same iteration. Before that
+    it wrote only "External id", which counts up along a thread as ``rf_id`` does, but by blocks
+    and from another start. There, and where the iterations differ, the ops of a thread are matched
+    with the nodes of a thread by the order of their names. An execution trace of one iteration
+    then serves every iteration that runs the same ops.
+
+    Returns:
+        The trace, with ``HostEvent.node`` set and missing facts filled in; if too few of the nodes
+        are found among its ops, only a note is added.
+    """
+    matched = _by_record(trace.host, execution.nodes)
+    if _share(matched, execution) < ENOUGH:
+        matched = _by_order(trace.host, execution.nodes)
+    share = _share(matched, execution)
+    if share < ENOUGH:
+        note = (
+            f"the execution trace {execution.source} is of another program: only {share:.0%} of "
+            "its ops are in this trace; it is left out"
+        )
+        return replace(trace, notes=(*trace.notes, note))
+    host = tuple(
+        event if (node := matched.get(i)) is None else _with_node(event, node)
+        for i, event in enumerate(trace.host)
+    )
+    comms = [(host[i], node.comm) for i, node in matched.items() if node.comm is not None]
+    tied = replace(trace, host=host, device=_add_sizes(trace, host, comms))
+    before, after = size_notes(trace.device), size_notes(tied.device)
+    return replace(tied, notes=(*(n for n in trace.notes if n not in before), *after))
+
+
+def _share(matched: Mapping[int, Node], execution: ExecutionTrace) -> float:
+    return len({node.id for node in matched.values()}) / len(execution.nodes)
+
+
+def _by_record(host: Sequence[HostEvent], nodes: Iterable[Node]) -> dict[int, Node]:
+    """Position of an op -> node, by PyTorch's own number of the call."""
+    numbered = {node.record: node for node in nodes if node.record is not None}
+    found = {}
+    for i, event in enumerate(host):
+        node = numbered.get(event.record) if event.record is not None else None
+        if node is not None and node.name == event.name:
+            found[i] = node
+    return found
+
+
+def _by_order(host: Sequence[HostEvent], nodes: Sequence[Node]) -> dict[int, Node]:
+    """Position of an op -> node, by the order of names on a thread."""
+    ops: dict[int, list[int]] = defaultdict(list)
+    for i, event in enumerate(host):
+        if event.kind != "runtime":
+            ops[event.thread].append(i)
+    ran: dict[int, list[Node]] = defaultdict(list)
+    for node in nodes:
+        ran[node.thread].append(node)
+    found: dict[int, Node] = {}
+    # a thread with few ops could be found in many places: the long ones choose first
+    for thread in sorted(ran.values(), key=len, reverse=True):
+        best: dict[int, Node] = {}
+        for positions in ops.values():
+            best = max(best, _on_thread(host, positions, thread, found), key=len)
+        found |= best
+    return found
+
+
+def _on_thread(
+    host: Sequence[HostEvent],
+    positions: Sequence[int],
+    nodes: Sequence[Node],
+    taken: Mapping[int, Node],
+) -> dict[int, Node]:
+    free = [i for i in positions if i not in taken]
+    # clocks of whole microseconds give many ops one start; the profiler's own number does not
+    free.sort(key=lambda i: (host[i].external or 0, i))
+    pairs = align([node.name for node in nodes], [host[i].name for i in free])
+    return {free[j]: nodes[i] for i, j in pairs}
+
+
+def _with_node(event: HostEvent, node: Node) -> HostEvent:
+    shapes, dtypes = event.shapes, event.dtypes
+    if shapes is None and node.inputs:
+        shapes = tuple(_shape(a.shape) for a in node.inputs)
+        dtypes = tuple(_dtype(a.type) for a in node.inputs)
+    return replace(event, node=node.id, shapes=shapes, dtypes=dtypes)
+
+
+def _shape(shape: tuple[object, ...]) -> tuple[int, ...]:
+    """Shape of a tensor, or of the only tensor of a list, as in `HostEvent.shapes`."""
+    if len(shape) == 1 and isinstance(shape[0], tuple):
+        shape = shape[0]
+    sizes = tuple(size for size in shape if isinstance(size, int))
+    return sizes if len(sizes) == len(shape) else ()
+
+
+def _dtype(kind: str) -> str:
+    """Kineto's name of a type of an execution trace."""
+    if match := TENSOR_TYPE.match(kind):
+        return match[1]
+    return "TensorList" if "Tensor(" in kind else "Scalar"
+
+
+def _add_sizes(
+    trace: RankTrace, host: Sequence[HostEvent], found: Iterable[tuple[HostEvent, CommInfo]]
+) -> tuple[DeviceEvent, ...]:
+    """Device events whose collectives know what the nodes around their launches say."""
+    launched = {e.correlation: e for e in host if e.correlation is not None}
+    around = HostComms(found)
+    comms = []
+    for event in trace.device:
+        if event.collective is not None:
+            launch = launched.get(event.correlation) if event.correlation is not None else None
+            info = info_of_call(event.collective)
+            comms.append((event, info if launch is None else info.or_else(around.around(launch))))
+    rest = [event for event in trace.device if event.collective is None]
+    return tuple(
+        sorted([*rest, *with_order(comms, launched)], key=lambda e: (e.start_us, e.end_us))
+    )
+
 
 LISTED = 16
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from predictor.errors import InfeasibleError
-from predictor.model.memory import MemoryRules, shard_memory
+from predictor.model.memory.ranks import MemoryRules, shard_memory
 from predictor.model.plan import TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 
-from predictor.model.memory import ShardMemory, shard_memory
+from predictor.model.memory.ranks import ShardMemory, shard_memory
 from predictor.model.plan import Shard, ShardingPlan, TablePlan
 from predictor.model.workload import Table
 from search.objective import Assignment, apply

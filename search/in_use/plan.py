@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from predictor.errors import InputError
-from predictor.model.memory import UVM_KERNELS, missing, plan_memory
 from predictor.model.memory.peak import memory_of_plan
+from predictor.model.memory.ranks import UVM_KERNELS, missing, plan_memory
 from predictor.model.plan import ShardingPlan, TablePlan
 from predictor.model.plan_check import check_plan
 from predictor.model.workload import Table

@@ -22,7 +22,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from predictor.cost.link_curve import latency_ms, transfer_ms
+from predictor.cost.collectives import latency_ms, transfer_ms
 from predictor.model.plan import Shard, ShardingPlan, TablePlan
 from search.in_use.in_place import find_obstacles
 from search.in_use.moves import moved_tables, overlap, table_memory

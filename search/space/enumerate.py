@@ -24,7 +24,7 @@ from functools import lru_cache
 from itertools import chain
 
 from predictor.errors import InputError
-from predictor.model.memory import DEFAULT_CACHE_LOAD_FACTOR, shard_memory
+from predictor.model.memory.ranks import DEFAULT_CACHE_LOAD_FACTOR, shard_memory
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Table, Workload

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from predictor.errors import InfeasibleError
-from predictor.model.memory import UVM_KERNELS
-from predictor.model.memory.shards import is_averaged
+from predictor.model.memory.ranks import UVM_KERNELS, is_averaged
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload

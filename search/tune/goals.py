@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from predictor.model.memory import plan_memory
 from predictor.model.memory.peak import unplaced_bytes
+from predictor.model.memory.ranks import plan_memory
 from predictor.model.plan import ShardingPlan
 from search.problem import Problem
 from search.space.option import Space

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from predictor.errors import InfeasibleError, InputError
-from predictor.hardware.loader import HardwareProfile, context_bytes
-from predictor.model.memory import DEFAULT_CACHE_LOAD_FACTOR
+from predictor.hardware.loader import context_bytes
+from predictor.hardware.schema import HardwareProfile
 from predictor.model.memory.peak import DEFAULT_RESERVE, leave_for_shards
+from predictor.model.memory.ranks import DEFAULT_CACHE_LOAD_FACTOR
 from predictor.model.plan import ComputeKernel
 from predictor.model.topology import ReplicaGroups, Topology
 from predictor.model.workload import Table, Workload

@@ -8,14 +8,15 @@ from pathlib import Path
 
 from predictor.errors import InputError, PlanError
 from predictor.model.plan import ShardingPlan, ShardingType
-from predictor.model.plan_check import check_plan, model_mismatch
-from predictor.model.plan_json import load_plan
-from predictor.model.runtime_rules import (
+from predictor.model.plan_check import (
     RuntimeSetting,
+    check_plan,
     find_mean_problem,
     find_runtime_problem,
     in_torchrec_order,
+    model_mismatch,
 )
+from predictor.model.plan_json import load_plan
 from predictor.predict import Prediction
 from search.in_use.plan import find_broken_constraint
 from shardopt.api.setting import Machine, Setting, check_machine, resolve

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 
 from predictor.errors import InputError
-from predictor.hardware.loader import HardwareProfile
+from predictor.hardware.schema import HardwareProfile
 from predictor.model.workload import Workload
 from search.problem import Problem
 from search.scenarios.scenario import (

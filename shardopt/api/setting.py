@@ -11,12 +11,8 @@ from typing import Any
 
 from predictor.csv_rows import MOST_RANKS
 from predictor.errors import InputError
-from predictor.hardware.loader import (
-    DEFAULT_HARDWARE,
-    HardwareProfile,
-    context_bytes,
-    load_hardware,
-)
+from predictor.hardware.loader import DEFAULT_HARDWARE, context_bytes, load_hardware
+from predictor.hardware.schema import HardwareProfile
 from predictor.model.memory.peak import DEFAULT_RESERVE, default_reserve, leave_for_shards
 from predictor.model.plan import ShardingPlan
 from predictor.model.topology import ReplicaGroups, Topology

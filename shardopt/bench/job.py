@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from predictor.errors import InfeasibleError, InputError, PlanError
-from predictor.model.memory import plan_memory
+from predictor.model.memory.ranks import plan_memory
 from predictor.model.plan import ShardingPlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload

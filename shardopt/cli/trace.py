@@ -11,8 +11,8 @@ from shardopt.cli import options
 
 if TYPE_CHECKING:
     from predictor.trace.read import TraceSet
-    from predictor.trace.simulate.plan_swap import PlanSwap
     from predictor.trace.simulate.step import SimulatedTrace
+    from predictor.trace.simulate.whatif import PlanSwap
 
 Files = Annotated[
     list[Path],
@@ -184,8 +184,7 @@ def _swapped(found: TraceSet, model: Path, old: Path, new: Path) -> PlanSwap:
     """The traced device stands for the hardware of both plans."""
     from predictor.errors import InputError
     from predictor.model.plan_json import load_plan
-    from predictor.trace.simulate.plan_swap import plan_swap
-    from predictor.trace.simulate.whatif import traced_profile
+    from predictor.trace.simulate.whatif import plan_swap, traced_profile
     from shardopt.api.given_plans import fit_plan
     from shardopt.api.setting import Machine, resolve
 
@@ -201,7 +200,7 @@ def _swapped(found: TraceSet, model: Path, old: Path, new: Path) -> PlanSwap:
 
 def _write_timeline(path: Path, found: TraceSet, simulated: SimulatedTrace | None) -> None:
     from predictor.errors import InputError
-    from predictor.trace.comparison import comparison_trace
+    from predictor.trace.chrome import comparison_trace
     from shardopt.api.plan_file import versions
     from shardopt.cli.output import write_json
 

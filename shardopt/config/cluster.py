@@ -13,7 +13,8 @@ from predictor.cost.slowest import slowest
 from predictor.csv_rows import MOST_RANKS
 from predictor.document import Problems, parse_yaml, shown
 from predictor.errors import InputError
-from predictor.hardware.loader import HardwareProfile, load_hardware
+from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import HardwareProfile
 from predictor.model.topology import NetworkLevel
 from predictor.units import gib
 from shardopt.config.schema import (

@@ -11,11 +11,19 @@ from predictor.document import KeyPath, Problems, parse_yaml, shown
 from predictor.errors import InputError
 from predictor.model.captured.dense import CapturedDense
 from predictor.model.distribution import Empirical, EmpiricalByRange
-from predictor.model.measured_dense import MeasuredDense
 from predictor.model.plan import ShardingType
 from predictor.model.plan_json import SCHEMA as PLAN_SCHEMA
 from predictor.model.topology import ReplicaGroups
-from predictor.model.workload import Constraints, DcnV2, DenseArch, Feature, QComm, Table, Workload
+from predictor.model.workload import (
+    Constraints,
+    DcnV2,
+    DenseArch,
+    Feature,
+    MeasuredDense,
+    QComm,
+    Table,
+    Workload,
+)
 from predictor.units import gib, mib
 from shardopt.config.distributions import DistributionReader, check_windows, window_names
 from shardopt.config.ops_file import other_model, read_ops

@@ -3,7 +3,7 @@
 JSON with an event on each line. A tensor is a text: the number of its storage, its type, its
 shape, and where they are not plain, strides and offset in elements, as in
 ``12 fp32[B, 64] strides[1, B] offset 128``; sizes are those of
-`predictor.model.captured.size_expression`.
+`predictor.model.captured.dense`.
 The file holds no values, no paths and no names but those of ops, embedding modules and features.
 """
 
@@ -23,12 +23,14 @@ from predictor.errors import InputError
 from predictor.model.captured.dense import (
     BATCH,
     ITEM_BYTES,
+    MAX_VALUE,
     CapturedProgram,
     EventKind,
+    Size,
     SizedEvent,
     SizedOperand,
+    parse_size,
 )
-from predictor.model.captured.size_expression import MAX_VALUE, Size, parse_size
 from shardopt.files import decode, read_bytes
 
 SCHEMA = "shardopt.ops/1"

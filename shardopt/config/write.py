@@ -15,8 +15,15 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from predictor.errors import InputError
 from predictor.model.captured.dense import CapturedDense
 from predictor.model.distribution import Distribution, ReuseHistogram, Uniform, Zipf
-from predictor.model.measured_dense import MeasuredDense
-from predictor.model.workload import Constraints, DcnV2, DenseArch, Feature, Table, Workload
+from predictor.model.workload import (
+    Constraints,
+    DcnV2,
+    DenseArch,
+    Feature,
+    MeasuredDense,
+    Table,
+    Workload,
+)
 from predictor.units import GIB, MIB
 from shardopt.config.ops_file import ops_text, with_ops_digest
 from shardopt.config.schema import SCHEMA_VERSION

@@ -10,7 +10,7 @@ from itertools import islice
 import numpy as np
 
 from predictor.errors import InfeasibleError
-from predictor.model.memory import shard_memory
+from predictor.model.memory.ranks import shard_memory
 from predictor.model.plan import ShardingPlan, TablePlan
 from predictor.model.plan_check import match_plan
 from predictor.model.topology import Topology

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from predictor.cost.errors import CostErrors, ErrorSize, known_errors, resource_groups
 from predictor.cost.loads import ShardLoads
 from predictor.errors import InfeasibleError
-from predictor.hardware.groups import CpuEmbedding
-from predictor.hardware.loader import HardwareProfile, ProvenanceKind, weakest
 from predictor.hardware.scaling import is_rate, scale_group
+from predictor.hardware.schema import CpuEmbedding, HardwareProfile, ProvenanceKind, weakest
 from predictor.iteration.timeline import simulate
 from predictor.model.plan import ShardingPlan, TablePlan
 from predictor.model.plan_check import match_plan

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from predictor.hardware.loader import HardwareProfile, LinkCurves
+from predictor.hardware.schema import HardwareProfile, LinkCurves
 from predictor.iteration.graph import Graph, Op
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.timeline import simulate

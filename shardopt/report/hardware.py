@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from predictor.hardware.groups import KnownError
-from predictor.hardware.loader import DEFAULT_HARDWARE, PROVENANCE_ORDER, Group, HardwareProfile
+from predictor.hardware.loader import DEFAULT_HARDWARE
+from predictor.hardware.schema import PROVENANCE_ORDER, Group, HardwareProfile, KnownError
 from shardopt.formatting import KIND_WORDS, percent, plural
 from shardopt.report.console import heading, line, show, table
 

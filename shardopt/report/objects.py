@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from predictor.iteration.ranges import OutOfRange
-from predictor.model.memory import RankMemory
+from predictor.model.memory.ranks import RankMemory
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_json import plan_to_dict
 from predictor.predict import Prediction, ReplicaSync

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from predictor.iteration.ranges import OutOfRange
-from predictor.model.memory import RankMemory, missing
 from predictor.model.memory.peak import NEARLY_FULL
+from predictor.model.memory.ranks import RankMemory, missing
 from predictor.predict import PHASES, Prediction, RankLoad
 from predictor.units import GIB, MIB, format_bytes
 from shardopt.api.given_plans import PredictedPlan

@@ -5,9 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from predictor.model.measured_dense import MeasuredDense
 from predictor.model.topology import Topology
-from predictor.model.workload import DenseArch, Workload
+from predictor.model.workload import DenseArch, MeasuredDense, Workload
 from shardopt.api.setting import Setting
 from shardopt.formatting import (
     gib_number,

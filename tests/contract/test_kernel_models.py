@@ -20,7 +20,8 @@ from predictor.cost.lookup.embedding import (
     lookup_model,
 )
 from predictor.cost.lookup.shard import LookupShard
-from predictor.hardware.loader import HardwareProfile, list_hardware, load_hardware
+from predictor.hardware.loader import list_hardware, load_hardware
+from predictor.hardware.schema import HardwareProfile
 from predictor.model.distribution import ReuseHistogram, Uniform, Zipf
 from predictor.model.plan import ComputeKernel
 from predictor.model.topology import Topology

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from predictor.cost.dense import DenseWork, Execution, Segment, price
 from predictor.cost.gemm import product_rate
-from predictor.cost.ops.op_names import (
+from predictor.cost.ops.op_time import (
     ATTENTION,
     CONVOLUTIONS,
     FILLS,
@@ -21,17 +21,19 @@ from predictor.cost.ops.op_names import (
     KNOWN,
     PRODUCTS,
     SCATTERS,
+    OpTimes,
 )
-from predictor.cost.ops.op_time import OpTimes
-from predictor.hardware.loader import HardwareProfile, list_hardware, load_hardware
-from predictor.model.dense_program import (
+from predictor.hardware.loader import list_hardware, load_hardware
+from predictor.hardware.schema import HardwareProfile
+from predictor.model.op_calls import (
     DenseProgram,
     Event,
     Gradient,
     Lookup,
     LookupBackward,
+    OpCall,
+    Operand,
 )
-from predictor.model.op_calls import OpCall, Operand
 
 GROWTH = (1, 2, 7, 40, 300)
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from predictor.model.measured_dense import MeasuredDense
 from predictor.model.plan import ShardingType
 from predictor.model.plan_json import plan_to_dict
 from predictor.model.reservation import dense_parameters
+from predictor.model.workload import MeasuredDense
 from predictor.trace.breakdown import breakdown
 from predictor.trace.dense.measure import PHASES, traced_dense
 from predictor.trace.read import load_traces

@@ -143,7 +143,7 @@ def searched_plan(
 
 
 def uniform_plan(kind: ShardingType, world_size: int, local_world_size: int) -> ShardingPlan:
-    """Every table sharded one way, as far as TorchRec can (`predictor.model.runtime_rules`)."""
+    """Every table sharded one way, as far as TorchRec can (`predictor.model.plan_check`)."""
     return make_plan(uniform_kinds(kind), world_size, local_world_size)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from predictor.hardware.loader import HardwareProfile, weakest
+from predictor.hardware.schema import HardwareProfile, weakest
 from predictor.model.distribution import Uniform, Zipf
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import Topology

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from predictor.hardware.loader import HardwareProfile, load_hardware
+from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import HardwareProfile
 from predictor.model.distribution import Uniform, Zipf
 from predictor.model.plan import ShardingPlan
 from predictor.model.topology import Topology

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from predictor.model.memory import plan_memory
+from predictor.model.memory.ranks import plan_memory
 from predictor.model.workload import Constraints
 from predictor.predict import predict
 from search.candidate import signature

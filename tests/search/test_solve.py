@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from predictor.errors import InfeasibleError, InputError
-from predictor.model.memory import UVM_KERNELS
+from predictor.model.memory.ranks import UVM_KERNELS
 from predictor.model.plan import ShardingPlan, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints, Workload

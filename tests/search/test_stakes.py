@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from predictor.model.measured_dense import MeasuredDense
+from predictor.model.workload import MeasuredDense
 from search.problem import Problem, Result
 from search.solve import solve
 from search.stakes import INSANE, stakes

@@ -14,7 +14,7 @@ from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstima
 from torchrec.distributed.planner.types import ShardingOption
 from torchrec.distributed.types import PipelineType
 
-from predictor.model.memory import MemoryRules, shard_memory
+from predictor.model.memory.ranks import MemoryRules, shard_memory
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Optimizer, Workload

@@ -11,7 +11,8 @@ from datetime import date
 from functools import cache
 
 from predictor import units
-from predictor.hardware.loader import HardwareProfile, Overheads, load_runtime
+from predictor.hardware.loader import load_runtime
+from predictor.hardware.schema import HardwareProfile, Overheads
 
 MESH_RANKS = 8
 """Cards of a DGX-1's cube mesh: two sockets of four, each card with one neighbour across."""

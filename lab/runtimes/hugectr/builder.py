@@ -25,7 +25,7 @@ from predictor.cost.collectives import switches_of, uplink_size
 from predictor.cost.elementwise import memory_ms
 from predictor.cost.gemm import gemm_ms
 from predictor.cost.loads import Load
-from predictor.hardware.loader import HardwareProfile
+from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.graph import Dep, Graph
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.timeline import simulate

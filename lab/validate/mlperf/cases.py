@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from lab.runtimes.hugectr.builder import HugeCtrBuilder
 from lab.runtimes.hugectr.runtime import Runtime, runtime_of_round
 from lab.validate.mlperf.systems import DCNV2, Matrix, Planner, System
-from predictor.hardware.loader import HardwareProfile, list_hardware, load_hardware
+from predictor.hardware.loader import list_hardware, load_hardware
+from predictor.hardware.schema import HardwareProfile
 from predictor.model.distribution import Zipf
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology

@@ -13,10 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor import units
-from predictor.cost.collectives import OPS
-from predictor.cost.link_curve import latency_ms, transfer_ms
-from predictor.hardware.loader import HardwareProfile
-from predictor.hardware.schema import Curve, LinkCurves
+from predictor.cost.collectives import OPS, latency_ms, transfer_ms
+from predictor.hardware.schema import Curve, HardwareProfile, LinkCurves
 from predictor.iteration.graph import Graph
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.timeline import simulate

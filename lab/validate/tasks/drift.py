@@ -9,8 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from predictor.errors import InputError
-from predictor.hardware.groups import CpuEmbedding, Group, StrictModel
-from predictor.hardware.schema import CollectiveGroups, Curve, HardwareProfile
+from predictor.hardware.schema import (
+    CollectiveGroups,
+    CpuEmbedding,
+    Curve,
+    Group,
+    HardwareProfile,
+    StrictModel,
+)
 from shardopt.calibrate.design.phases import REFERENCE_KERNELS as KERNELS
 
 FACTORS = ("backward_stateless", "backward_weighted")

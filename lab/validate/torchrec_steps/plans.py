@@ -14,7 +14,7 @@ from itertools import groupby
 
 from predictor.csv_rows import MOST_RANKS, Row, count
 from predictor.errors import ShardoptError
-from predictor.hardware.loader import HardwareProfile
+from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.reservation import reserve_topology
 from predictor.model.topology import Topology

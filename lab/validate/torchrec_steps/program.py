@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from predictor.model.dense_program import DenseProgram, Lookup, LookupBackward
-from predictor.model.op_calls import OpCall, Operand
-from predictor.model.op_writer import OpWriter, free_after_last_use
+from predictor.model.dlrm_program import OpWriter, free_after_last_use
+from predictor.model.op_calls import DenseProgram, Lookup, LookupBackward, OpCall, Operand
 from predictor.model.workload import Table, Workload
 
 MAX_SEQUENCE = 20

@@ -21,8 +21,7 @@ import math
 
 from predictor import units
 from predictor.cost.lookup.shard import GRADIENT_ELEMENT_BYTES, LookupShard
-from predictor.hardware.groups import CpuEmbedding
-from predictor.hardware.schema import HardwareProfile
+from predictor.hardware.schema import CpuEmbedding, HardwareProfile
 from predictor.model.plan import ComputeKernel
 from predictor.model.workload import Optimizer
 

@@ -10,8 +10,6 @@ al. assume uniform ids, distinct rows and hits come from the index distribution 
 Bytes of shards add up inside a launch. Two things do not add up and have functions of their own:
 the latency of the longest chain of dependent loads, which a launch pays once, and the share of the
 L2 that a table keeps while warps of other tables run.
-
-Why: docs/decisions/0014, docs/decisions/0042.
 """
 
 from __future__ import annotations
@@ -22,10 +20,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from predictor import units
-from predictor.cost.lookup.shard import GRADIENT_ELEMENT_BYTES, LookupShard, state_row_bytes
-from predictor.cost.lookup.uvm_cache import own_fetched_rows
-from predictor.hardware.groups import CudaEmbedding
-from predictor.hardware.schema import HardwareProfile
+from predictor.cost.lookup.shard import (
+    GRADIENT_ELEMENT_BYTES,
+    LookupShard,
+    own_fetched_rows,
+    state_row_bytes,
+)
+from predictor.hardware.schema import CudaEmbedding, HardwareProfile
 from predictor.model.plan import ComputeKernel
 
 Array = NDArray[np.float64]

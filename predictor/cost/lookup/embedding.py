@@ -19,8 +19,7 @@ from predictor.cost.lookup.shard import (
     LookupModel,
     LookupShard,
 )
-from predictor.hardware.groups import CpuEmbedding
-from predictor.hardware.schema import HardwareProfile
+from predictor.hardware.schema import CpuEmbedding, HardwareProfile
 from predictor.model.plan import ComputeKernel
 
 Array = NDArray[np.float64]

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor.cost.lookup.embedding import fetch_ms
-from predictor.cost.lookup.shard import LookupShard
-from predictor.cost.lookup.uvm_cache import cache_rows, fetched_rows, own_fetched_rows
-from predictor.hardware.loader import HardwareProfile
+from predictor.cost.lookup.shard import LookupShard, cache_rows, fetched_rows, own_fetched_rows
+from predictor.hardware.schema import HardwareProfile
 
 Array = NDArray[np.float64]
 

@@ -11,8 +11,6 @@ Bytes are those of each op's operands, ids and positions of 8 bytes, weights of 
   an addition a feature;
 - the sum of all parameters times zero is added to the outputs, so that every rank has a gradient
   of each: a pass over them, and one over their gradient.
-
-Why: docs/decisions/0073.
 """
 
 from __future__ import annotations

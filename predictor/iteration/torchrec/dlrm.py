@@ -5,6 +5,18 @@ The order is that of TorchRec's train pipelines (train_pipelines.py):
 computes) and `PrefetchTrainPipelineSparseDist` (UVM caches are filled one batch ahead, too).
 The dense part is that of `predictor.cost.dense`: lookups are issued where their module is called,
 and what first reads their outputs waits for them.
+
+Copies of tables are averaged by `DMPCollection.sync` of TorchRec 1.7 to 1.9. The training loop
+calls it behind the optimizer step (torchrec/distributed/model_parallel.py). It averages in place,
+one ``allreduce_coalesced`` a data type of weights, then one a data type of optimizer states (all
+fp32), each over the replica group and each waited for before the next. So nothing of the rank's
+compute overlaps with it, and it needs no memory.
+
+Tables under ``data_parallel`` are not part of it: their gradients are all-reduced over all ranks.
+
+Under ``ShardingStrategy.FULLY_SHARDED`` it is not called. Each launch's weights are averaged behind
+its forward by a reduce-scatter on a stream of its own, and gathered before its backward, which the
+compute stream waits for (`ShardedBatchedFusedEmbeddingBag` in batched_embedding_kernel.py).
 """
 
 from __future__ import annotations
@@ -17,17 +29,380 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor.cost.dense import Bucket, GradientReturn, LookupCall, Segment, TableUpdate
-from predictor.cost.fixed_costs import FixedCosts
-from predictor.cost.host_ops import HOST_OPS
-from predictor.cost.loads import LookupGroup
-from predictor.iteration.drawn_graph import draw_graph
-from predictor.iteration.graph import COMPUTE, Dep, Graph
-from predictor.iteration.torchrec.feature_processor import FeatureProcessors
-from predictor.iteration.torchrec.gradient_sync import GradientBuckets
-from predictor.iteration.torchrec.input_dist import InputDist
-from predictor.iteration.torchrec.replica_sync import ReplicaSync, ScatteredCopies
-from predictor.iteration.torchrec.sparse import Exchange, exchanges
+from predictor.cost.elementwise import copy_h2d_ms
+from predictor.cost.fixed_costs import HOST_OPS, FixedCosts
+from predictor.cost.loads import Load, LookupGroup
+from predictor.cost.ops.position_weights import (
+    OPS,
+    PREPARE_BYTES,
+    PREPARE_OPS,
+    RANGE_BYTES,
+    READ_BACK_BYTES,
+    SPREAD_OPS,
+    ids_ms,
+    spread_ms,
+)
+from predictor.errors import InputError
+from predictor.iteration.graph import COMPUTE, Dep, Graph, Mask, draw_graph
+from predictor.iteration.torchrec.sparse import (
+    LENGTH_BYTES,
+    ROW_SPLIT,
+    CostModel,
+    Exchange,
+    Size,
+    exchanges,
+)
+from predictor.model.reservation import INDEX_BYTES
 from predictor.units import us
+
+
+class ReplicaSync:
+    """Costs of one call under many plans, a share of them per step.
+
+    Args:
+        groups, loads: all lookup groups and what they load, as of `Exchange`.
+        make_exchange: `Exchange`, or a subclass with other cost models.
+    """
+
+    def __init__(
+        self,
+        costs: FixedCosts,
+        groups: Sequence[LookupGroup],
+        loads: Array,
+        make_exchange: type[Exchange] = Exchange,
+    ) -> None:
+        assert costs.workload.replica_groups is not None
+        self.steps = costs.workload.replica_groups.sync_interval
+        self._copies = costs.copies
+        fused = [i for i, group in enumerate(groups) if group.fused]
+        self._reduced = []
+        for data_type in dict.fromkeys(groups[i].data_type for i in fused):
+            of = [i for i in fused if groups[i].data_type == data_type]
+            weights = make_exchange(costs, groups, of, loads, f"{data_type} weights")
+            self._reduced.append((weights, Load.SYNCED_WEIGHTS))
+        if fused:
+            states = make_exchange(costs, groups, fused, loads, "optimizer states")
+            self._reduced.append((states, Load.SYNCED_STATES))
+
+    @property
+    def collectives(self) -> int:
+        """All-reduces of one call."""
+        return len(self._reduced)
+
+    @property
+    def active(self) -> Mask:
+        """Plans ``[plans]`` with a table to average."""
+        return np.asarray(np.any([e.active for e, _ in self._reduced], axis=0))
+
+    def cost_ms(self) -> Array:
+        """Of one call divided by the steps between calls, ``[plans, ranks]``."""
+        parts = (tables.cost(self._average_ms, _of(column)) for tables, column in self._reduced)
+        return np.asarray(sum(parts, np.zeros((1, 1))))
+
+    def _average_ms(self, size: Array) -> Array:
+        """A rank without such tensors starts no collective, nor do its copies."""
+        return np.where(size > 0, self._copies.all_reduce(size), 0.0) / self.steps
+
+
+class ScatteredCopies:
+    """Costs of averaging the weights of every launch in each step, under many plans.
+
+    Args:
+        groups, loads, make_exchange: as of `ReplicaSync`.
+
+    Raises:
+        InputError: the ranks have no GPU.
+    """
+
+    def __init__(
+        self,
+        costs: FixedCosts,
+        groups: Sequence[LookupGroup],
+        loads: Array,
+        make_exchange: type[Exchange] = Exchange,
+    ) -> None:
+        if costs.hardware.device == "cpu":
+            raise InputError(
+                "replica_groups.sharding_strategy is fully_sharded, which TorchRec runs on CUDA "
+                "streams and ranks on CPUs cannot; give default, or a profile of GPUs"
+            )
+        self._copies = costs.copies
+        self._launches = {
+            i: make_exchange(costs, groups, [i], loads, f"copies {i}")
+            for i, group in enumerate(groups)
+            if group.fused
+        }
+
+    def __contains__(self, group: int) -> bool:
+        return group in self._launches
+
+    def scatter_ms(self, group: int) -> Array:
+        """Of the reduce-scatter of a launch's weights, ``[plans, ranks]``."""
+        return self._ms(group, self._copies.reduce_scatter)
+
+    def gather_ms(self, group: int) -> Array:
+        """Of gathering them again, ``[plans, ranks]``."""
+        return self._ms(group, self._copies.all_gather)
+
+    def _ms(self, group: int, collective: CostModel) -> Array:
+        """A rank without such tables starts no collective, nor do its copies."""
+
+        def model(size: Array) -> Array:
+            return np.where(size > 0, collective(size), 0.0)
+
+        return self._launches[group].cost(model, _of(Load.SYNCED_WEIGHTS))
+
+
+def _of(column: Load) -> Size:
+    return lambda load: load[..., column]
+
+
+class FeatureProcessors:
+    """Adds the ops of feature processors to a graph, where a module has one."""
+
+    def __init__(self, graph: Graph, costs: FixedCosts) -> None:
+        self.graph = graph
+        self.costs = costs
+        self.hardware = costs.hardware
+
+    def weigh(self, exchange: Exchange, after: list[Dep], *, backward: bool) -> list[Dep]:
+        """The weights of the ids that an exchange looks up, or the way back to the parameters.
+
+        Returns:
+            What the lookup waits for; of a module without a processor what was given.
+        """
+        if not exchange.processed:
+            return after
+        way = " backward" if backward else ""
+        host_ms = self.costs.layer_host_ms(HOST_OPS.op, 1)
+        self.graph.add(
+            f"{exchange.name} issue position weights{way}",
+            phase="input_dist",
+            resource="overheads",
+            stream="host",
+            cost_ms=self._per_op(exchange, host_ms, backward=backward),
+            active=exchange.active,
+        )
+        floor_ms = us(self.hardware.elementwise.floor_us)
+        cost_ms = self._ids_ms(exchange, backward=backward)
+        cost_ms = cost_ms + self._per_op(exchange, floor_ms, backward=backward)
+        weighed = self.graph.add(
+            f"{exchange.name} position weights{way}",
+            phase="input_dist",
+            resource="elementwise",
+            stream=COMPUTE,
+            cost_ms=cost_ms,
+            deps=after,
+            active=exchange.active,
+        )
+        return [Dep(weighed)]
+
+    def _ids_ms(self, exchange: Exchange, *, backward: bool) -> Array:
+        """What grows with the ids, ``[plans, ranks]``."""
+        hw = self.hardware
+        found = exchange.cost(lambda n: ids_ms(hw, n, backward=backward), _ids)
+        if backward:
+            return found
+        # what is not sent out is prepared here as well
+        more = READ_BACK_BYTES - RANGE_BYTES + PREPARE_BYTES * exchange.is_local
+        return found + exchange.prepared * exchange.cost(lambda n: more * n / hw.streaming, _ids)
+
+    def _per_op(self, exchange: Exchange, each_ms: float, *, backward: bool) -> Array:
+        """``each_ms`` for every op, ``[plans, ranks]``; a rank without features has none."""
+        a_rank, a_feature = OPS[backward]
+        world = 1 if exchange.is_replicated else self.costs.topology.world_size
+        of_feature = LENGTH_BYTES * self.costs.workload.batch_size * world
+        return exchange.cost(
+            lambda size: each_ms * (a_feature * size / of_feature + a_rank * (size > 0)),
+            lambda load: LENGTH_BYTES * load[..., Load.BAGS],
+        )
+
+    def spread(self, module: str, *, backward: bool) -> tuple[float, float]:
+        """Device and host time of the parameters' sum on a module's outputs; none without one."""
+        workload = self.costs.workload
+        if module not in workload.processed:
+            return 0.0, 0.0
+        tables = [t for t in workload.tables if t.module == module]
+        outputs = workload.batch_size * sum(t.outputs_per_sample * t.embedding_dim for t in tables)
+        ops = SPREAD_OPS[backward]
+        host_ms = self.costs.layer_host_ms(HOST_OPS.op * ops, ops)
+        return spread_ms(self.hardware, outputs, backward=backward), host_ms
+
+
+def _ids(load: Array) -> Array:
+    return np.asarray(load[..., Load.IDS])
+
+
+class GradientBuckets:
+    """Sends gradients in the order in which the backward produces them.
+
+    ``ops`` are the all-reduces sent so far; the optimizer waits for them. DDP's first bucket is
+    smaller only if `bucket_cap_mb` is not given, but TorchRec gives it (model_parallel.py;
+    `_BucketCapacityConfig` of torch/nn/parallel/distributed.py).
+    """
+
+    def __init__(self, graph: Graph, costs: FixedCosts) -> None:
+        self.graph = graph
+        self.costs = costs
+        self.ops: list[int] = []
+
+    def dense(self, size_bytes: int) -> None:
+        """A bucket that the last operation has filled."""
+        if self.costs.topology.whole.world_size > 1:
+            cost = self.costs.all_ranks.all_reduce(np.float64(size_bytes), scope="world")
+            self._send("dense gradients", np.asarray(cost), [len(self.graph.ops) - 1])
+
+    def tables(self, exchange: Exchange, lookups: Sequence[int]) -> None:
+        """Gradients of data-parallel tables, which have their own DDP.
+
+        Args:
+            lookups: the backward operations that produce them.
+        """
+        if self.costs.topology.whole.world_size > 1:
+            cost = exchange.gradient_sync_ms()
+            self._send(f"{exchange.name} gradients", cost, lookups, exchange.active)
+
+    def _send(
+        self, name: str, cost_ms: Array, after: Sequence[int], active: Mask | None = None
+    ) -> None:
+        self.ops.append(
+            self.graph.add(
+                f"all-reduce {name}",
+                phase="all_reduce",
+                resource="collectives",
+                stream="comm",
+                cost_ms=cost_ms,
+                host_ms=self.costs.host_ms(HOST_OPS.gradient_sync, kernels=1, collectives=1),
+                deps=after,
+                scope="world",
+                active=active,
+            )
+        )
+
+
+class InputDist:
+    """Adds the stages of the input distribution to a graph.
+
+    Each stage takes the exchanges that send ids, in the order in which TorchRec runs them; with one
+    rank there are none (`KJTAllToAll` returns early).
+    """
+
+    def __init__(self, graph: Graph, costs: FixedCosts) -> None:
+        self.graph = graph
+        self.costs = costs
+
+    def copy(self) -> int:
+        """The batch from host to device memory, on its own stream, ahead of its use."""
+        batch = self.costs.workload.batch_size
+        ids = sum(t.lookups_per_sample for t in self.costs.workload.tables)
+        lengths = sum(f.num_poolings for t in self.costs.workload.tables for f in t.features)
+        dense = self.costs.workload.dense.in_features + 1
+        per_sample = ids * INDEX_BYTES + lengths * LENGTH_BYTES + dense * 4
+        return self.graph.add(
+            "input copy",
+            phase="input_copy",
+            resource="memory",
+            stream="copy",
+            cost_ms=float(copy_h2d_ms(self.costs.hardware, batch * per_sample)),
+            host_ms=self.costs.host_ms(HOST_OPS.copy, kernels=4),
+            kernels=4,
+        )
+
+    def announce(self, exchanges: Sequence[Exchange], stream: str, *deps: Dep) -> list[Dep]:
+        """Permute ids and announce their numbers, in one all-to-all for all exchanges given.
+
+        This is how pipelines fuse them (`FusedKJTListSplitsAwaitable`).
+        """
+        permutes = [Dep(self._permute(exchange, stream, deps)) for exchange in exchanges]
+        if not exchanges:
+            return []
+        count = np.sum([e.active for e in exchanges], axis=0)[:, None]
+        splits = self.graph.add(
+            f"{_name(exchanges)} splits all-to-all",
+            phase="input_dist",
+            resource="collectives",
+            stream="comm",
+            cost_ms=exchanges[0].splits_ms(count),
+            host_ms=self.costs.host_ms(HOST_OPS.splits, collectives=1),
+            deps=permutes,
+            scope="world",
+            active=_any_active(exchanges),
+        )
+        return [Dep(splits)]
+
+    def _permute(self, exchange: Exchange, stream: str, deps: Sequence[Dep]) -> int:
+        return self.graph.add(
+            f"{exchange.name} permute ids",
+            phase="input_dist",
+            resource="elementwise",
+            stream=stream,
+            cost_ms=exchange.permute_ms(),
+            host_ms=self.costs.host_ms(HOST_OPS.permute, kernels=7) + self._prepare_ms(exchange),
+            kernels=7,
+            deps=deps,
+            active=exchange.active,
+        )
+
+    def _prepare_ms(self, exchange: Exchange) -> float:
+        """Host time of the positions that a feature processor sends where rows are split."""
+        prepares = exchange.processed and exchange.sharding_type in ROW_SPLIT
+        return self.costs.layer_host_ms(HOST_OPS.op * PREPARE_OPS, PREPARE_OPS) * prepares
+
+    def read(self, exchanges: Sequence[Exchange], splits: Sequence[Dep] = ()) -> list[Dep]:
+        """The host must know the sizes before it can allocate: a device-to-host sync."""
+        if not exchanges:
+            return []
+        sync = self.graph.add(
+            f"{_name(exchanges)} read splits",
+            phase="input_dist",
+            resource="overheads",
+            stream="host",
+            cost_ms=us(self.costs.hardware.overheads.sync_us),
+            deps=splits,
+            active=_any_active(exchanges),
+        )
+        return [Dep(sync)]
+
+    def send(self, exchanges: Sequence[Exchange], read: Sequence[Dep]) -> dict[str, int]:
+        """Send lengths, ids and weights; returns exchange name -> op."""
+        ids = {}
+        for exchange in exchanges:
+            ids[exchange.name] = self.graph.add(
+                f"{exchange.name} ids all-to-all",
+                phase="input_dist",
+                resource="collectives",
+                stream="comm",
+                cost_ms=exchange.ids_ms(),
+                host_ms=self.costs.host_ms(HOST_OPS.ids, collectives=exchange.tensors_sent),
+                kernels=exchange.tensors_sent,
+                deps=read,
+                scope="world",
+                active=exchange.active,
+            )
+        return ids
+
+    def recat(self, exchange: Exchange, stream: str, deps: Sequence[Dep]) -> int:
+        """Reorder the received ids by feature."""
+        return self.graph.add(
+            f"{exchange.name} permute received ids",
+            phase="input_dist",
+            resource="elementwise",
+            stream=stream,
+            cost_ms=exchange.recat_ms(),
+            host_ms=self.costs.host_ms(HOST_OPS.recat, kernels=7),
+            kernels=7,
+            deps=deps,
+            active=exchange.active,
+        )
+
+
+def _name(exchanges: Sequence[Exchange]) -> str:
+    return exchanges[0].name if len(exchanges) == 1 else "fused"
+
+
+def _any_active(exchanges: Sequence[Exchange]) -> Mask:
+    return np.asarray(np.any([exchange.active for exchange in exchanges], axis=0))
+
 
 Array = NDArray[np.float64]
 LookModuleUp = Callable[[Sequence[Exchange]], None]

@@ -67,7 +67,7 @@ TYPE_ORDER = (
     ShardingType.DATA_PARALLEL,
 )
 """Order of the exchanges within a module. TorchRec's own is that of the first table of each type;
-one fixed order lets plans of different mix share one graph (docs/decisions/0002)."""
+one fixed order lets plans of different mix share one graph."""
 
 ROW_SPLIT = {ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD}
 COLUMN_SPLIT = {

@@ -1,7 +1,4 @@
-"""The most memory that a rank needs at once under a plan, and what is left for shards before one.
-
-Why: docs/decisions/0053.
-"""
+"""The most memory that a rank needs at once under a plan, and what is left for shards before."""
 
 from __future__ import annotations
 
@@ -9,19 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from predictor.model.dense_program import DenseProgram, Event, Lookup, LookupBackward
-from predictor.model.dlrm_program import dense_program
-from predictor.model.measured_dense import MeasuredDense
+from predictor.model.dlrm_program import OpWriter, dense_program
 from predictor.model.memory.blocks import Peak
-from predictor.model.memory.exchange import Exchange, batch_bytes, exchanges, unplaced
-from predictor.model.memory.iteration import Iteration
+from predictor.model.memory.iteration import Exchange, Iteration, batch_bytes, exchanges, unplaced
 from predictor.model.memory.ranks import RankMemory, RankPeak, plan_memory, resident_bytes
-from predictor.model.op_calls import OpCall
-from predictor.model.op_writer import OpWriter
+from predictor.model.op_calls import DenseProgram, Event, Lookup, LookupBackward, OpCall
 from predictor.model.plan import ComputeKernel, ShardingPlan
 from predictor.model.reservation import nothing_left
 from predictor.model.topology import Topology
-from predictor.model.workload import Workload
+from predictor.model.workload import MeasuredDense, Workload
 
 DEFAULT_RESERVE = 0.05
 """Share of a device that stays free where activations are known: for what lies outside PyTorch's

@@ -1,15 +1,342 @@
-"""What a plan needs on every rank, and what every rank has, in bytes."""
+"""What a plan needs on every rank, and what every rank has, in bytes.
+
+The rules of single shards are those of TorchRec's planner (`EmbeddingStorageEstimator.estimate` and
+`calculate_shard_storages` in planner/shard_estimators.py, `HeuristicalStorageReservation` in
+planner/storage_reservations.py), re-derived and tested against them. `MemoryRules.FBGEMM`, the
+default, departs from them where FBGEMM allocates something else
+(split_table_batched_embeddings_ops_training.py, `SplitTableBatchedEmbeddingBagsCodegen`):
+
+* Optimizer state is known from the workload. TorchRec sees it only when it was attached with
+  ``apply_optimizer_in_backward`` and counts zero when it is given through ``fused_params``.
+* State is fp32 for weights of any dtype; TorchRec counts it in the dtype of the weights.
+* Row-wise Adagrad holds one value a row *of the shard*; TorchRec divides by the table's dim, so a
+  column shard's share is too small. Partial row-wise Adam and LAMB have second moments that
+  TorchRec's multiplier of 1 leaves out.
+* State of a UVM table lies in host memory, and is not cached (``cacheable=False``); one value a row
+  stays on the device (`construct_split_state`). TorchRec counts all of it in DDR, and a share of a
+  cached table's in HBM too.
+* ``enforce_hbm`` moves weights and first moment of a UVM table to HBM.
+* Outputs and their gradients are there under every train pipeline; TorchRec leaves them out where
+  ids are exchanged ahead, as if they were gone before the peak.
+* A table with a dense kernel (every `data_parallel` one) has a dense gradient and is stepped by
+  the dense optimizer.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
-from predictor.model.memory.shards import ShardMemory, shard_memory
-from predictor.model.plan import ShardingPlan
+from predictor.model.plan import ComputeKernel, ShardingPlan, ShardingType
+from predictor.model.reservation import INDEX_BYTES
 from predictor.model.topology import Topology
-from predictor.model.workload import Workload
+from predictor.model.workload import Optimizer, Table, Workload
 from predictor.units import format_bytes
+
+Size = tuple[int, int]
+
+DEFAULT_CACHE_LOAD_FACTOR = 0.2
+"""TorchRec's `UVM_CACHING_RATIO`, and the default of FBGEMM's ``cache_load_factor``."""
+STATE_BYTES = 4
+"""FBGEMM keeps optimizer state in fp32."""
+WEIGHT_BYTES = 4
+"""Of an id's weight."""
+LENGTH_BYTES = 8
+"""Of the number of ids that a sample has for a feature."""
+OUTPUT_BYTES = 4
+"""FBGEMM's lookups give fp32 for tables of any type (``output_dtype``)."""
+ID_COPIES = {"base": 4, "sparse_dist": 5, "prefetch_sparse_dist": 6}
+"""Of the ids that a shard receives: sent to it, as they arrive and in order, of this batch and of
+those ahead."""
+SORT_COPIES = 6.5
+"""More of them while a device's backward sorts them (`iteration.SORT_BYTES`)."""
+PREFETCH_COPIES = 7
+"""More of a cached table's ids while its cache is filled (`calculate_pipeline_io_cost`)."""
+OUTPUT_COPIES = 3
+"""Outputs and what is sent of them, or their gradients as they arrive and in order, are there at
+once; one more stands for gaps between blocks."""
+UVM_KERNELS = (ComputeKernel.FUSED_UVM, ComputeKernel.FUSED_UVM_CACHING)
+
+
+class MemoryRules(StrEnum):
+    """Which rules count: what FBGEMM allocates, or TorchRec's estimate."""
+
+    FBGEMM = "fbgemm"
+    TORCHREC = "torchrec"
+
+
+# optimizer -> (values per element, values per row) of the first and of the second moment
+_STATES: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
+    Optimizer.SGD: ((0, 0), (0, 0)),
+    Optimizer.EXACT_SGD: ((0, 0), (0, 0)),
+    Optimizer.ROWWISE_ADAGRAD: ((0, 1), (0, 0)),
+    Optimizer.ADAGRAD: ((1, 0), (0, 0)),
+    Optimizer.LARS_SGD: ((1, 0), (0, 0)),
+    Optimizer.ADAM: ((1, 0), (1, 0)),
+    Optimizer.LAMB: ((1, 0), (1, 0)),
+    Optimizer.PARTIAL_ROWWISE_ADAM: ((1, 0), (0, 1)),
+}
+_DENSE_STATES = {"sgd": 0, "exact_sgd": 0, "adagrad": 1, "exact_adagrad": 1, "adam": 2, "adamw": 2}
+"""Values of state per parameter of the dense optimizers, in the parameter's dtype."""
+
+
+@dataclass(frozen=True)
+class ShardMemory:
+    """What one shard needs on its rank, in bytes.
+
+    Args:
+        hbm_bytes: device memory, everything included.
+        ddr_bytes: host memory, everything included.
+        optimizer_bytes: of these, fused optimizer state (device and host).
+        io_bytes: of these, ids in and embeddings out as the train pipeline holds them.
+        dense_bytes: of these, dense gradient and dense optimizer state, which TorchRec omits.
+    """
+
+    hbm_bytes: int
+    ddr_bytes: int
+    optimizer_bytes: int = 0
+    io_bytes: int = 0
+    dense_bytes: int = 0
+
+
+def shard_memory(
+    table: Table,
+    workload: Workload,
+    topology: Topology,
+    sharding_type: ShardingType,
+    kernel: ComputeKernel,
+    sizes: Sequence[Size],
+    cache_load_factor: float | None = None,
+    *,
+    device: str = "cuda",
+    enforce_hbm: bool = False,
+    rules: MemoryRules = MemoryRules.FBGEMM,
+) -> list[ShardMemory]:
+    """Memory of every shard of a table.
+
+    Args:
+        sizes: ``[rows, columns]`` of every shard.
+        cache_load_factor: rows in the UVM cache as a share of the shard's; TorchRec's 0.2 if None.
+        device: ``cuda``, or ``cpu`` where everything is host memory.
+        enforce_hbm: FBGEMM's flag for UVM tables.
+    """
+    clf = cache_load_factor if cache_load_factor else DEFAULT_CACHE_LOAD_FACTOR
+    known: dict[Size, ShardMemory] = {}
+    copies = scattered_copies(workload, topology) if rules is MemoryRules.FBGEMM else 1
+    count = _on_cpu if device == "cpu" else _on_cuda
+    for size in sizes:
+        if size not in known:
+            io = _io_bytes(table, workload, topology, sharding_type, size, len(sizes), rules)
+            shard = _Shard(table, workload, kernel, size, clf, enforce_hbm, copies)
+            known[size] = count(shard, io, rules)
+    return [known[size] for size in sizes]
+
+
+@dataclass(frozen=True)
+class _Shard:
+    table: Table
+    workload: Workload
+    kernel: ComputeKernel
+    size: Size
+    clf: float
+    enforce_hbm: bool
+    copies: int = 1
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.size[0] * self.size[1] * self.table.element_bytes
+
+    @property
+    def scattered_bytes(self) -> int:
+        """What averaging adds under ``FULLY_SHARDED`` from the forward to the backward.
+
+        A buffer for the rank's part, and where elements do not divide into parts all weights once
+        more, padded (`_reduce_scatter_weights_async` in batched_embedding_kernel.py). The weights
+        themselves go only when they are waited for, which is where they are gathered again.
+        """
+        if self.copies == 1 or self.kernel is not ComputeKernel.FUSED:
+            return 0
+        elements = self.size[0] * self.size[1]
+        part = -(-elements // self.copies)
+        uneven = any(t.embedding_dim % self.copies for t in self.workload.tables)
+        padded = part * self.copies if uneven or self.size[1] % self.copies else 0
+        return (part + padded) * self.table.element_bytes
+
+    @property
+    def is_dense(self) -> bool:
+        return self.kernel is ComputeKernel.DENSE
+
+    def states(self, rules: MemoryRules) -> tuple[int, int]:
+        """Bytes of the first and of the second moment of the fused optimizer."""
+        if rules is MemoryRules.TORCHREC:
+            return math.ceil(self.weight_bytes * _torchrec_multiplier(self.table)), 0
+        if self.is_dense:
+            return 0, 0
+        rows, columns = self.size
+        first, second = (
+            (element * columns + row) * rows * STATE_BYTES
+            for element, row in _STATES[self.table.optimizer]
+        )
+        return first, second
+
+    def states_by_place(self) -> tuple[int, int]:
+        """State of a UVM table on the device and on the host (`construct_split_state`)."""
+        sizes = self.states(MemoryRules.FBGEMM)
+        moments = zip(sizes, _STATES[self.table.optimizer], strict=True)
+        host = sum(size for size, (element, _) in moments if element)
+        return sum(sizes) - host, host
+
+    def dense_bytes(self, rules: MemoryRules) -> int:
+        """Dense gradient (DDP's bucket is a view of it) and dense optimizer state."""
+        if not self.is_dense or rules is MemoryRules.TORCHREC:
+            return 0
+        return self.weight_bytes * (1 + _DENSE_STATES.get(self.workload.dense.optimizer, 2))
+
+
+def scattered_copies(workload: Workload, topology: Topology) -> int:
+    """Copies that hold parts of each other's weights between forward and backward; 1: none do."""
+    groups, job = workload.replica_groups, topology.job
+    if job is None or groups is None or not groups.fully_sharded or not workload.training:
+        return 1
+    return groups.count(job.world_size)
+
+
+def is_averaged(sharding_type: ShardingType, kernel: ComputeKernel) -> bool:
+    """Whether the copies of a table stay alike: `DMPCollection.sync` averages the newest values of
+    all its rows, or its gradients are all-reduced.
+
+    ``sync`` finds fused kernels alone, and of a UVM table the rows in host memory, which are older
+    than those in its cache (`split_embedding_weights` in fbgemm_gpu).
+    """
+    return kernel is ComputeKernel.FUSED or sharding_type is ShardingType.DATA_PARALLEL
+
+
+def synced_bytes(table: Table, size: Size) -> tuple[int, int]:
+    """Bytes of weights and of optimizer state that `DMPCollection.sync` averages of one shard.
+
+    The state is what FBGEMM's ``get_optimizer_state`` calls ``sum``, of Adagrad; SGD has none
+    (`DMPCollection._cache_sync_tensors` in torchrec/distributed/model_parallel.py).
+    """
+    rows, columns = size
+    element, row = _STATES[table.optimizer][0]
+    return rows * columns * table.element_bytes, (element * columns + row) * rows * STATE_BYTES
+
+
+def _torchrec_multiplier(table: Table) -> float:
+    """Optimizer bytes per weight byte in `_get_optimizer_multipler` of shard_estimators.py."""
+    if table.optimizer in (Optimizer.SGD, Optimizer.EXACT_SGD):
+        return 0.0
+    if table.optimizer == Optimizer.ADAM:
+        return 2.0
+    if table.optimizer == Optimizer.ROWWISE_ADAGRAD:
+        return 1.0 / table.embedding_dim
+    return 1.0
+
+
+def _on_cpu(shard: _Shard, io: tuple[int, int], rules: MemoryRules) -> ShardMemory:
+    optimizer, dense = sum(shard.states(rules)), shard.dense_bytes(rules)
+    held = sum(io) if rules is MemoryRules.TORCHREC else _held_io_bytes(shard, io, rules)
+    total = shard.weight_bytes + optimizer + dense + held
+    return ShardMemory(0, total, optimizer, held, dense)
+
+
+def _on_cuda(shard: _Shard, io: tuple[int, int], rules: MemoryRules) -> ShardMemory:
+    dense, state = shard.dense_bytes(rules), sum(shard.states(rules))
+    cached = shard.kernel is ComputeKernel.FUSED_UVM_CACHING
+    held = _held_io_bytes(shard, io, rules)
+    hbm = held + dense
+    if shard.kernel not in UVM_KERNELS:
+        weights = shard.weight_bytes + shard.scattered_bytes
+        return ShardMemory(hbm + weights + state, 0, state, held, dense)
+    cache = math.ceil(shard.weight_bytes * shard.clf) if cached else 0
+    hbm += cache + (_cache_state_bytes(shard.size[0], shard.clf) if cached else 0)
+    if rules is MemoryRules.TORCHREC:
+        shadow = math.ceil(cache * _torchrec_multiplier(shard.table))
+        ddr = shard.weight_bytes + state
+        return ShardMemory(hbm + shadow, ddr, state + shadow, held, dense)
+    on_device, on_host = shard.states_by_place()
+    if shard.enforce_hbm:
+        first, second = shard.states(rules)
+        return ShardMemory(hbm + shard.weight_bytes + first, second, state, held, dense)
+    return ShardMemory(hbm + on_device, shard.weight_bytes + on_host, state, held, dense)
+
+
+def _cache_state_bytes(rows: int, clf: float) -> int:
+    """Index-to-table map of 4 bytes a row; index and timestamp of 8 bytes each a cached row.
+
+    TorchRec's `_calculate_cache_aux_state_sizes`, after FBGEMM's `construct_cache_state`.
+    """
+    return math.ceil(rows * (4 + clf * 16))
+
+
+def _held_io_bytes(shard: _Shard, io: tuple[int, int], rules: MemoryRules) -> int:
+    """Copies of ids and embeddings that are alive at once.
+
+    TorchRec's `calculate_pipeline_io_cost` in shard_estimators.py: the pipelines hold two or three
+    batches of ids, the prefetch of a UVM cache seven more at its peak; the outputs are gone before
+    the peak. FBGEMM's: as `predictor.model.memory.iteration` takes them, each in memory of its own.
+    """
+    inputs, outputs = io
+    train_pipeline = shard.workload.train_pipeline
+    cached = shard.kernel is ComputeKernel.FUSED_UVM_CACHING
+    if rules is MemoryRules.FBGEMM:
+        if shard.is_dense:
+            return math.ceil((2 + SORT_COPIES) * inputs) + outputs + shard.weight_bytes
+        copies = ID_COPIES[train_pipeline] + SORT_COPIES + (PREFETCH_COPIES if cached else 0)
+        return math.ceil(copies * inputs) + OUTPUT_COPIES * outputs
+    if train_pipeline == "sparse_dist":
+        return 2 * inputs
+    if train_pipeline == "prefetch_sparse_dist":
+        return 3 * inputs + (7 * inputs if cached else 0)
+    return inputs + outputs
+
+
+def _io_bytes(
+    table: Table,
+    workload: Workload,
+    topology: Topology,
+    sharding_type: ShardingType,
+    size: Size,
+    shards: int,
+    rules: MemoryRules,
+) -> tuple[int, int]:
+    """Bytes of ids in and of embeddings out of one shard (`_calculate_shard_io_sizes`).
+
+    A shard receives the ids of all ranks (``world_size`` times the local ids); a row shard receives
+    its share of them, but writes a partial sum for every sample. A replica sees its rank's batch.
+    FBGEMM writes fp32, and a row of zeros for a sample without ids.
+    """
+    plain = rules is MemoryRules.TORCHREC
+    batch, world = workload.batch_size, topology.world_size
+    ids = sum(f.pooling_factor * f.num_poolings for f in table.features) * batch
+    outputs = ids
+    if table.is_pooled:
+        share = [min(1.0, f.pooling_factor) if plain else 1.0 for f in table.features]
+        rows_each = zip(share, table.features, strict=True)
+        outputs = sum(rate * f.num_poolings for rate, f in rows_each) * batch
+    rows, columns = size
+    if sharding_type is ShardingType.DATA_PARALLEL:
+        world, parts = 1, 1
+    elif rows * columns == 0:
+        return 0, 0
+    elif sharding_type in (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE):
+        parts = shards
+    elif sharding_type is ShardingType.GRID_SHARD:
+        parts = topology.intra_group_size
+    else:
+        parts = 1
+    arriving = ids / parts * world
+    written = outputs * world if table.is_pooled else arriving
+    received = arriving * INDEX_BYTES
+    if not plain:
+        samples = sum(f.num_poolings for f in table.features) * batch * world
+        received += arriving * WEIGHT_BYTES * table.weighted + samples * LENGTH_BYTES
+    return (
+        math.ceil(received),
+        math.ceil(written * columns * (table.element_bytes if plain else OUTPUT_BYTES)),
+    )
 
 
 @dataclass(frozen=True)

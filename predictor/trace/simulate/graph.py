@@ -2,17 +2,113 @@
 
 Only structure and durations enter: the order in which threads issued work, the streams, the
 durations of kernels and copies. When anything started or ended comes from the simulation.
+
+A trace lists ``cudaStreamWaitEvent`` without the event. Two uses make up nearly all of them: a
+collective waits for what its thread's current stream was given before, and a consumer waits for a
+collective or for another stream. The second is resolved here (Lin et al. 2024, Algorithm 1, syncs
+on the consumer of the last collective; here several may be in flight).
+The graph of several ranks has the nodes of each in order, and its collectives are shared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
+from predictor.errors import InputError
+from predictor.iteration.graph import Dep, Graph
 from predictor.trace.events import CollectiveCall, DeviceEvent, RankTrace, TraceStep
-from predictor.trace.simulate.host import HostItem, Kind, Launches, Piece, Role, plain
+from predictor.trace.simulate.host import JOINING, HostItem, Kind, Launches, Piece, Role, plain
 from predictor.trace.simulate.overheads import OverheadTable, call_piece, gap_piece
-from predictor.trace.simulate.waits import OutstandingWork
+from predictor.units import us
+
+COMMON = ("ProfilerStep", "autograd::", "torch::autograd::", "aten::", "## forward", *JOINING)
+"""Prefixes of names that do not help to find what is waited for."""
+FEWEST_ALIKE = 6
+
+
+@dataclass(frozen=True)
+class _Work:
+    node: int
+    event: DeviceEvent
+    stack: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Wait:
+    stack: tuple[str, ...]
+    collective: bool
+
+
+@dataclass
+class OutstandingWork:
+    """Work launched on each stream, and waits that no launch has followed yet."""
+
+    collectives: list[_Work] = field(default_factory=list)
+    latest: dict[str, _Work] = field(default_factory=dict)
+    waits: list[_Wait] = field(default_factory=list)
+
+    def record_issue(
+        self, stream: str, node: int, event: DeviceEvent, stack: tuple[str, ...]
+    ) -> None:
+        """Record launched work."""
+        work = _Work(node, event, stack)
+        if event.collective is not None:
+            self.collectives.append(work)
+        else:
+            self.latest[stream] = work
+
+    def wait(self, item: HostItem) -> None:
+        """Record a wait that is not part of launching a collective."""
+        if not item.joins:
+            collective = any(name.startswith("record_param_comms") for name in item.stack)
+            self.waits.append(_Wait(item.stack, collective or not item.stack))
+
+    def release(self, stream: str, event: DeviceEvent) -> list[int]:
+        """What the next work of ``stream`` has to wait for.
+
+        Work that started later in the trace is left out.
+        """
+        found: list[int] = []
+        before = [w for w in self.collectives if w.event.start_us <= event.start_us]
+        for wait in self.waits:
+            if wait.collective:
+                found += (work.node for work in _find_awaited(wait, before, event))
+            else:
+                found += (
+                    work.node
+                    for name, work in self.latest.items()
+                    if name != stream and work.event.start_us <= event.start_us
+                )
+        self.waits.clear()
+        return list(dict.fromkeys(found))
+
+
+def _find_awaited(wait: _Wait, before: list[_Work], event: DeviceEvent) -> Iterator[_Work]:
+    """The collective launched in the most similar context, and all that had ended by then.
+
+    Collectives share a stream and end in order. If none was launched in a context like that of the
+    wait, it is the last.
+    """
+    scored = [(_alike(wait.stack, work.stack), index) for index, work in enumerate(before)]
+    likeness, best = max(scored, default=(0, -1))
+    if likeness < FEWEST_ALIKE:
+        yield from before[-1:]
+        return
+    yield before[best]
+    yield from [work for work in before if work.event.end_us <= event.start_us][-1:]
+
+
+def _alike(first: tuple[str, ...], second: tuple[str, ...]) -> int:
+    """Length of the longest common prefix of a name of each, without common words."""
+    telling = [[name for name in stack if not name.startswith(COMMON)] for stack in (first, second)]
+    return max((_shared(a, b) for a in telling[0] for b in telling[1]), default=0)
+
+
+def _shared(a: str, b: str) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
 
 Factor = Callable[[RankTrace, DeviceEvent], float]
 """Predicted over traced duration of a kernel or copy of a rank."""
@@ -271,3 +367,136 @@ def _phase(event: DeviceEvent) -> str:
     if event.collective is not None:
         return COLLECTIVE
     return COMPUTE if event.kind == "kernel" else COPY
+
+
+FILLING_WAVES = 2.0
+"""Waves from which on a kernel fills the device for most of its time."""
+RESOURCES = {HOST: "overheads", COMPUTE: "kernels", COLLECTIVE: "collectives", COPY: "memcpy"}
+
+
+@dataclass(frozen=True)
+class JobGraph:
+    """The graph of all ranks; ``place[rank][node]`` is the operation that a node became."""
+
+    graph: Graph
+    place: list[list[int]]
+
+
+def join_ranks(programs: Sequence[RankGraph], latency_us: float) -> JobGraph:
+    """One graph of several ranks whose collectives meet.
+
+    A collective takes as long as on the rank that arrived last: the shortest of its kernels, since
+    the others waited in theirs. Waiting for ranks that were not traced is part of that time.
+
+    Raises:
+        InputError: the ranks' collectives do not follow each other in one order.
+    """
+    inline = frozenset(n.stream for p in programs for n in p.nodes if n.stream.startswith(HOST))
+    world = len(programs)
+    job = JobGraph(Graph(world, world, inline, us(latency_us)), [[] for _ in programs])
+    members = _members(programs)
+    waiting: dict[tuple[object, ...], set[int]] = {}
+    while any(len(place) < len(p.nodes) for place, p in zip(job.place, programs, strict=True)):
+        moved = False
+        for rank, program in enumerate(programs):
+            for node in _ready(job.place[rank], program, members, waiting, rank):
+                job.place[rank].append(_emit(job, rank, node))
+                moved = True
+        for key, ranks in list(waiting.items()):
+            if ranks == members[key]:
+                _meet(job, programs, waiting.pop(key))
+                moved = True
+        if not moved:
+            raise InputError(_mismatch(programs, job.place))
+    return job
+
+
+def _key(node: RankOp) -> tuple[object, ...] | None:
+    if node.collective is None:
+        return None
+    return node.collective.group, node.stream, node.collective.order
+
+
+def _members(programs: Sequence[RankGraph]) -> dict[tuple[object, ...], set[int]]:
+    """Ranks of each collective that was traced on more than one of them."""
+    found: dict[tuple[object, ...], set[int]] = {}
+    for rank, program in enumerate(programs):
+        for node in program.nodes:
+            if (key := _key(node)) is not None:
+                found.setdefault(key, set()).add(rank)
+    return {key: ranks for key, ranks in found.items() if len(ranks) > 1}
+
+
+def _ready(
+    place: list[int],
+    program: RankGraph,
+    members: Mapping[tuple[object, ...], set[int]],
+    waiting: dict[tuple[object, ...], set[int]],
+    rank: int,
+) -> Iterator[RankOp]:
+    """Nodes up to the next collective that other ranks take part in."""
+    while len(place) < len(program.nodes):
+        node = program.nodes[len(place)]
+        key = _key(node)
+        if key is not None and key in members:
+            waiting.setdefault(key, set()).add(rank)
+            return
+        yield node
+
+
+def _emit(job: JobGraph, rank: int, node: RankOp) -> int:
+    return job.graph.add(
+        node.name,
+        phase=node.phase,
+        resource=RESOURCES[node.phase],
+        stream=node.stream,
+        cost_ms=us(node.gap_us + node.cost_us),
+        host_ms=us(node.host_us),
+        deps=[Dep(job.place[rank][d]) for d in node.deps],
+        blocks_host=node.blocks_host,
+        thread=node.thread,
+        ranks=(rank,),
+        fills=_fills(node.event),
+    )
+
+
+def _fills(event: DeviceEvent | None) -> bool | None:
+    """Copies have engines of their own; kernels compete for the multiprocessors."""
+    if event is None or event.kind == "memcpy":
+        return None
+    return event.waves is not None and event.waves >= FILLING_WAVES
+
+
+def _meet(job: JobGraph, programs: Sequence[RankGraph], ranks: set[int]) -> None:
+    nodes = {rank: programs[rank].nodes[len(job.place[rank])] for rank in sorted(ranks)}
+    first = next(iter(nodes.values()))
+    deps = [job.place[rank][d] for rank, node in nodes.items() for d in node.deps]
+    index = job.graph.add(
+        first.name,
+        phase=first.phase,
+        resource=RESOURCES[first.phase],
+        stream=first.stream,
+        cost_ms=us(min(node.cost_us for node in nodes.values())),
+        deps=deps,
+        scope=tuple(nodes),
+        thread=first.thread,
+        ranks=tuple(nodes),
+        fills=_fills(first.event),
+    )
+    for rank in nodes:
+        job.place[rank].append(index)
+
+
+def _mismatch(programs: Sequence[RankGraph], places: list[list[int]]) -> str:
+    stuck = []
+    for program, place in zip(programs, places, strict=True):
+        if len(place) < len(program.nodes):
+            node = program.nodes[len(place)]
+            order = node.collective.order if node.collective else "?"
+            stuck.append(
+                f"rank {program.trace.rank} ({program.trace.source}): {node.name} #{order}"
+            )
+    return (
+        "collectives of the ranks do not match; each rank waits at a different one: "
+        + "; ".join(stuck)
+    )

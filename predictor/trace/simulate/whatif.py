@@ -3,26 +3,225 @@
 The structure and the host's times stay; kernels, copies and collectives are scaled. Multiplications
 whose shapes the trace carries and collectives whose sizes it carries take the ratio of the models
 of both devices; everything else keeps its measured time, scaled by the resource that it uses.
+
+Of another sharding plan, the lookups and exchanges change rank by rank: the trace has their times
+under the plan it was recorded with; `predictor.predict` gives the ratio of the same phases between
+both plans. Kernels of fused lookups and all-to-alls are scaled by that
+ratio. Work that only the new plan has, such as a reduce-scatter, is not in the trace and is not
+added; `PlanSwap.notes` lists it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from predictor.cost.collectives import OPS, Collectives
-from predictor.cost.levels import Op
+from predictor.cost.collectives import OPS, Collectives, Op
+from predictor.cost.gemm import batched_ms
 from predictor.errors import InputError
 from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
+from predictor.model.plan import ShardingPlan, ShardingType
 from predictor.model.topology import Topology
-from predictor.trace.events import CollectiveCall, DeviceEvent, RankTrace
-from predictor.trace.simulate.kernels import GEMM_KERNEL, GemmCall, gemm_calls
-from predictor.trace.simulate.plan_swap import PlanSwap
+from predictor.model.workload import Workload
+from predictor.predict import Prediction, predict
+from predictor.trace.events import CollectiveCall, DeviceEvent, HostEvent, RankTrace
 from predictor.trace.simulate.step import SimulatedTrace, simulate_trace
 from predictor.units import us
+
+FORWARD = re.compile(r"split_embedding\w*_forward|batch_index_select|bounds_check_indices")
+BACKWARD = re.compile(
+    r"split_embedding_backward_codegen_(?!dense)|linearize_index|RadixSort|find_long_segments"
+)
+"""Kernels of FBGEMM's fused TBE (codegen/training); those of dense tables stay with each rank."""
+EXCHANGES = (
+    "input_dist",
+    "output_dist_forward",
+    "output_dist_backward",
+)
+
+
+@dataclass(frozen=True)
+class PlanSwap:
+    """Times under the new plan over those under the old one, by rank.
+
+    Args:
+        forward, backward: of fused lookups; None on ranks that had none.
+        exchange: of all-to-alls, which end together on all ranks.
+    """
+
+    forward: tuple[float | None, ...]
+    backward: tuple[float | None, ...]
+    exchange: float
+    notes: tuple[str, ...]
+
+    def factor(self, rank: int, event: DeviceEvent) -> float | None:
+        """Factor for one kernel or collective of a rank; None if it does not depend on the plan."""
+        if event.collective is not None:
+            return self.exchange if event.collective.op in ("all_to_all", "send_recv") else None
+        if BACKWARD.search(event.name):
+            return self.backward[rank]
+        return self.forward[rank] if FORWARD.search(event.name) else None
+
+
+def plan_swap(
+    traces: Sequence[RankTrace],
+    workload: Workload,
+    topology: Topology,
+    hardware: HardwareProfile,
+    before: ShardingPlan,
+    after: ShardingPlan,
+) -> PlanSwap:
+    """Compare two plans of the traced model.
+
+    Args:
+        topology: of the traced job.
+        hardware: of the device that the trace was taken on.
+        before: the plan that it was taken with.
+
+    Raises:
+        InputError: a traced rank is not one of the plans'.
+        PlanError: a plan does not fit the model or the topology.
+    """
+    outside = sorted({t.rank for t in traces} - set(range(topology.world_size)))
+    if outside:
+        raise InputError(
+            f"the trace has rank {outside[0]}, the plans have ranks 0 to {topology.world_size - 1}"
+        )
+    old, new = (predict(workload, topology, hardware, plan) for plan in (before, after))
+    forward, backward = (_ratios(old, new, f"embedding_{way}") for way in ("forward", "backward"))
+    exchange = _exchanges(new) / _exchanges(old) if _exchanges(old) else 1.0
+    return PlanSwap(forward, backward, exchange, tuple(_notes(old, new, before, after)))
+
+
+def _busy(prediction: Prediction, phase: str) -> list[float]:
+    return [load.busy_ms.get(phase, 0.0) for load in prediction.per_rank]
+
+
+def _ratios(old: Prediction, new: Prediction, phase: str) -> tuple[float | None, ...]:
+    pairs = zip(_busy(old, phase), _busy(new, phase), strict=True)
+    return tuple(after / before if before > 0 else None for before, after in pairs)
+
+
+def _exchanges(prediction: Prediction) -> float:
+    """Time of all exchanges; they take as long on every rank."""
+    return max(sum(load.busy_ms.get(p, 0.0) for p in EXCHANGES) for load in prediction.per_rank)
+
+
+def _notes(
+    old: Prediction, new: Prediction, before: ShardingPlan, after: ShardingPlan
+) -> list[str]:
+    found = [
+        f"lookups and all-to-alls scaled by the predicted ratio of both plans, which take "
+        f"{old.iteration_ms:.3g} and {new.iteration_ms:.3g} ms when predicted as a whole"
+    ]
+    idle = [
+        rank
+        for rank, (a, b) in enumerate(
+            zip(_busy(old, "embedding_forward"), _busy(new, "embedding_forward"), strict=True)
+        )
+        if not a and b
+    ]
+    if idle:
+        found.append(
+            f"rank {', '.join(map(str, idle))} ran no lookups in the trace, so those that the new "
+            "plan gives it are left out"
+        )
+    kinds = _types(after) - _types(before)
+    if kinds:
+        found.append(
+            f"{', '.join(sorted(kinds))} was not used when traced; collectives and kernels that "
+            "only it needs are left out"
+        )
+    return found
+
+
+def _types(plan: ShardingPlan) -> set[ShardingType]:
+    return {table.sharding_type for table in plan.tables.values()}
+
+
+GEMM_KERNEL = re.compile(r"gemm|splitKreduce|cutlass|s884|s1688|gemv", re.IGNORECASE)
+TENSOR_FLOAT = re.compile(r"tf32|s1688gemm(?!_f?16)", re.IGNORECASE)
+DATA_TYPES = {"float": "fp32", "c10::Half": "fp16", "c10::BFloat16": "bf16"}
+FIRST_FACTOR = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
+"""Operator -> position of the left factor among its inputs (PyTorch native_functions.yaml)."""
+
+
+@dataclass(frozen=True)
+class GemmCall:
+    """``count`` products ``[m, k] @ [k, n]`` and the kernels that ran them."""
+
+    count: int
+    m: int
+    n: int
+    k: int
+    data_type: str
+    kernels: tuple[DeviceEvent, ...]
+
+    @property
+    def measured_us(self) -> float:
+        """Time of the kernels."""
+        return sum(kernel.end_us - kernel.start_us for kernel in self.kernels)
+
+    def predicted_ms(self, hw: HardwareProfile) -> float:
+        """Time that a profile's model gives."""
+        return batched_ms(hw, self.count, self.m, self.n, self.k, self.data_type)
+
+
+def gemm_calls(trace: RankTrace) -> list[GemmCall]:
+    """Multiplications with shapes and kernels, in the order of the program."""
+    device: dict[int | None, list[DeviceEvent]] = {}
+    for event in trace.device:
+        device.setdefault(event.correlation, []).append(event)
+    threads: dict[int, list[HostEvent]] = {}
+    for call in trace.host:
+        if call.kind == "runtime" and call.correlation in device:
+            threads.setdefault(call.thread, []).append(call)
+    found = []
+    for op in trace.host:
+        shape = _shape(op)
+        if shape is None:
+            continue
+        kernels = tuple(
+            event
+            for call in _within(threads.get(op.thread, []), op)
+            for event in device[call.correlation]
+            if GEMM_KERNEL.search(event.name)
+        )
+        data_type = _data_type(op, kernels)
+        if kernels and data_type is not None:
+            found.append(GemmCall(*shape, data_type, kernels))
+    return found
+
+
+def _shape(op: HostEvent) -> tuple[int, int, int, int] | None:
+    first = FIRST_FACTOR.get(op.name)
+    if op.kind != "op" or first is None or op.shapes is None or len(op.shapes) < first + 2:
+        return None
+    left, right = op.shapes[first], op.shapes[first + 1]
+    if len(left) != len(right) or len(left) not in (2, 3) or not all((*left, *right)):
+        return None
+    count = left[0] if len(left) == 3 else 1
+    return count, left[-2], right[-1], left[-1]
+
+
+def _data_type(op: HostEvent, kernels: tuple[DeviceEvent, ...]) -> str | None:
+    first = FIRST_FACTOR[op.name]
+    data_type = DATA_TYPES.get(op.dtypes[first]) if op.dtypes else None
+    if data_type == "fp32" and any(TENSOR_FLOAT.search(kernel.name) for kernel in kernels):
+        return "tf32"
+    return data_type
+
+
+def _within(calls: list[HostEvent], op: HostEvent) -> Iterator[HostEvent]:
+    position = bisect_left(calls, op.start_us, key=lambda call: call.start_us)
+    while position < len(calls) and calls[position].start_us < op.end_us:
+        yield calls[position]
+        position += 1
+
 
 ARITHMETIC = re.compile(r"conv|winograd|cudnn|wgrad|dgrad", re.IGNORECASE)
 GPUS_OF_A_HOST = 8

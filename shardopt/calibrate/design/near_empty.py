@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from predictor.hardware.loader import HardwareProfile
+from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.plan import (
     ComputeKernel,
@@ -17,8 +17,7 @@ from predictor.model.plan import (
     TablePlan,
     TablePlans,
 )
-from predictor.model.plan_check import match_plan
-from predictor.model.runtime_rules import row_blocks
+from predictor.model.plan_check import match_plan, row_blocks
 from predictor.model.topology import Topology
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 from shardopt.calibrate.design.points import Point

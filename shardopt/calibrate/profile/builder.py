@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 
 from predictor import units
-from predictor.cost.link_curve import latency_ms
+from predictor.cost.collectives import latency_ms
 from predictor.fit import cpu as fit_cpu
 from predictor.fit.collectives import fit_curve
 from predictor.fit.held_out import HeldOut
-from predictor.hardware.groups import Provenance
-from predictor.hardware.schema import Curve, HardwareProfile
+from predictor.hardware.schema import Curve, HardwareProfile, Provenance
 from shardopt.calibrate.accepted import accept
 from shardopt.calibrate.design.phases import REFERENCE_KERNELS, TOGETHER
 from shardopt.calibrate.design.points import COLLECTIVE_OPS

@@ -9,8 +9,7 @@ import numpy as np
 
 from predictor.fit import cpu as fit_cpu
 from predictor.fit.held_out import HeldOut
-from predictor.hardware.groups import CpuEmbedding
-from predictor.hardware.schema import Curve
+from predictor.hardware.schema import CpuEmbedding, Curve
 from shardopt.calibrate.design.points import OPTIMIZER
 from shardopt.calibrate.profile.builder import FEWEST, Builder
 from shardopt.calibrate.profile.dense_parts import DensePartCosts, dense_part_costs

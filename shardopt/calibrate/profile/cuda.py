@@ -14,7 +14,7 @@ from predictor import units
 from predictor.fit import cuda as fit_cuda
 from predictor.fit.constants import FittedProfile, FreeConstant, Predict, fit_free
 from predictor.fit.held_out import HeldOut
-from predictor.hardware.loader import HardwareProfile
+from predictor.hardware.schema import HardwareProfile
 from shardopt.calibrate.design.near_empty import batch_of, near_empty
 from shardopt.calibrate.design.points import MIX, MIX_LAUNCHES
 from shardopt.calibrate.profile.builder import FEWEST, Builder

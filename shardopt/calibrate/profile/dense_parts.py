@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor import units
+from predictor.cost.fixed_costs import HOST_OPS
 from predictor.cost.gemm import product_rate
-from predictor.cost.host_ops import HOST_OPS
 from predictor.fit import dense_parts as fits
 from predictor.fit.cpu import NS
 from predictor.fit.held_out import HeldOut

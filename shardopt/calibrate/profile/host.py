@@ -18,12 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor import units
-from predictor.cost.collectives import OPS
-from predictor.cost.levels import Op
+from predictor.cost.collectives import OPS, Op
 from predictor.fit.cpu import non_negative
 from predictor.fit.held_out import HeldOut
-from predictor.hardware.groups import CpuEmbedding
-from predictor.hardware.schema import Curve, HardwareProfile
+from predictor.hardware.schema import CpuEmbedding, Curve, HardwareProfile
 from shardopt.calibrate.design.near_empty import batch_of, near_empty
 from shardopt.calibrate.rows import Measurement, key_of
 

@@ -16,7 +16,7 @@ from predictor.fit.cuda import LaunchRows, cache_bins, counted_bins
 from predictor.fit.gemm import GemmRows
 from predictor.hardware.schema import Curve
 from predictor.model.distribution import Zipf
-from predictor.model.memory import DEFAULT_CACHE_LOAD_FACTOR
+from predictor.model.memory.ranks import DEFAULT_CACHE_LOAD_FACTOR
 from predictor.model.plan import ComputeKernel
 from predictor.model.workload import DATA_TYPE_BYTES
 from shardopt.calibrate.design.points import DTYPE, OPTIMIZER
@@ -115,9 +115,9 @@ def curve_rows(rows: Sequence[Measurement], *, rings: bool = False) -> Collectiv
 def _on_the_link(params: dict[str, Any], rings: bool) -> tuple[float, float]:
     """Bytes and ranks with which a curve of one link gives this collective.
 
-    As `predictor.cost.levels` joins levels: an all-to-all sends the link what is for other hosts,
-    to each of whose ranks it is one peer more; a reduction sends one share of what a host holds, or
-    over rings and trees the bytes of all ranks.
+    As `predictor.cost.collectives` joins levels: an all-to-all sends the link what is for other
+    hosts, to each of whose ranks it is one peer more; a reduction sends one share of what a host
+    holds, or over rings and trees the bytes of all ranks.
     """
     size, ranks, hosts = float(params["bytes"]), params["ranks"], params.get("hosts", 1)
     local = ranks // hosts

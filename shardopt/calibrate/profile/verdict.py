@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from predictor.fit.held_out import HeldOut
-from predictor.hardware.groups import Verdict
+from predictor.hardware.schema import Verdict
 from shardopt.calibrate.accepted import Accepted
 from shardopt.calibrate.design.phases import TOGETHER
 from shardopt.calibrate.design.points import COLLECTIVE_OPS

@@ -2,7 +2,7 @@
 
 A replay runs no modules and no autograd between its ops, so models that were fitted on training
 steps do not fit it. `shardopt bench predict` uses the fit that is stored with a profile
-(`predictor.hardware.op_models`); this module fits anew, on a user's folder or for held-out errors.
+(`predictor.hardware.loader`); this module fits anew, on a user's folder or for held-out errors.
 
 Why: docs/decisions/0031.
 """

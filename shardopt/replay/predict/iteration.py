@@ -17,8 +17,7 @@ import numpy as np
 from predictor.cost.collectives import Collectives
 from predictor.cost.ops.cpu_ops import OpModels
 from predictor.errors import InputError, ShardoptError
-from predictor.hardware.loader import load_hardware
-from predictor.hardware.op_models import load_op_models
+from predictor.hardware.loader import load_hardware, load_op_models
 from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.op_graph import (
     CollectiveStart,

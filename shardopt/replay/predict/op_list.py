@@ -17,8 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from predictor.cost.ops.cpu_ops import VIEW, kind_and_sizes
-from predictor.cost.ops.reuse import BINS, reuse_bytes
+from predictor.cost.ops.cpu_ops import BINS, VIEW, kind_and_sizes, reuse_bytes
 from predictor.errors import InputError
 from predictor.model.op_calls import OpCall, Operand
 from shardopt.extras import needs_torchrec

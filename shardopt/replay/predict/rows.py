@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from predictor.cost.ops.cpu_ops import OpRow
-from predictor.cost.ops.reuse import BINS
+from predictor.cost.ops.cpu_ops import BINS, OpRow
 from predictor.iteration.op_graph import (
     CallGroup,
     CollectiveStart,

@@ -16,13 +16,13 @@ from predictor.model.captured.dense import (
     BATCH,
     CapturedProgram,
     EventKind,
+    Size,
     SizedEvent,
     SizedOperand,
     contiguous,
+    parse_size,
 )
-from predictor.model.captured.size_expression import Size, parse_size
-from predictor.model.dense_program import Gradient, Lookup, LookupBackward
-from predictor.model.op_calls import OpCall, Operand
+from predictor.model.op_calls import Gradient, Lookup, LookupBackward, OpCall, Operand
 from shardopt.torchrec.capture.fit import CAPTURES, SizeFit, Values
 from shardopt.torchrec.capture.inputs import Numbers
 from shardopt.torchrec.capture.step import (

@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import combinations
 
-from predictor.model.captured.dense import BATCH
-from predictor.model.captured.size_expression import Size, polynomial
+from predictor.model.captured.dense import BATCH, Size, polynomial
 
 CAPTURES = 4
 MAX_DENOMINATOR = 64

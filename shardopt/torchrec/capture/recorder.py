@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from predictor.model.dense_program import Gradient, Lookup, LookupBackward
-from predictor.model.op_calls import OpCall, Operand
+from predictor.model.op_calls import Gradient, Lookup, LookupBackward, OpCall, Operand
 from shardopt.extras import needs_torchrec
 
 with needs_torchrec():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from predictor.model.dense_program import Lookup, LookupBackward
+from predictor.model.op_calls import Lookup, LookupBackward
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.plan.module_tables import is_pooled
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from predictor.errors import InputError, did_you_mean
 from predictor.model.captured.dense import CapturedDense
-from predictor.model.measured_dense import MeasuredDense
-from predictor.model.workload import DenseArch, QComm, Table, Workload
+from predictor.model.workload import DenseArch, MeasuredDense, QComm, Table, Workload
 from shardopt.config.model import variable_batches
 from shardopt.extras import needs_torchrec
 from shardopt.formatting import plural

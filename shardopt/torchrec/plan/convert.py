@@ -9,9 +9,9 @@ from typing import Any
 
 from predictor.errors import PlanError, did_you_mean
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
-from predictor.model.plan_check import assign_tables
-from predictor.model.runtime_rules import (
+from predictor.model.plan_check import (
     RuntimeSetting,
+    assign_tables,
     find_mean_problem,
     find_runtime_problem,
     in_torchrec_order,

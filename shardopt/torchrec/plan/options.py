@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from predictor.model.memory import DEFAULT_CACHE_LOAD_FACTOR
+from predictor.model.memory.ranks import DEFAULT_CACHE_LOAD_FACTOR
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
-from predictor.model.runtime_rules import in_torchrec_order
+from predictor.model.plan_check import in_torchrec_order
 from predictor.model.workload import Workload
 from shardopt.extras import needs_torchrec
 

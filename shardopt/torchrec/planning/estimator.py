@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.loads import COLUMNS, Load, LookupGroup, ShardLoads, group_of
-from predictor.hardware.loader import HardwareProfile
+from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.torchrec.sparse import Exchange
 from predictor.model.plan import ComputeKernel, ShardingType, TablePlan
 from predictor.model.workload import DenseArch, QComm, Table, Workload

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from predictor.errors import InfeasibleError, InputError, ShardoptError
-from predictor.hardware.loader import HardwareProfile
+from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import ShardingPlan as OurPlan
 from predictor.model.topology import ReplicaGroups
 from predictor.model.workload import Workload

@@ -11,7 +11,8 @@ from pathlib import Path
 from predictor import units
 from predictor.errors import InputError
 from predictor.hardware.device_names import profile_of_device
-from predictor.hardware.loader import DEFAULT_HARDWARE, HardwareProfile, load_hardware
+from predictor.hardware.loader import DEFAULT_HARDWARE, load_hardware
+from predictor.hardware.schema import HardwareProfile
 from predictor.model.topology import Topology
 from shardopt.config.cluster import (
     ClusterConfig,

@@ -10,7 +10,8 @@ from typing import Any
 
 from predictor.errors import InputError, ShardoptError
 from predictor.hardware.device_names import profile_of_device
-from predictor.hardware.loader import HardwareProfile, load_hardware
+from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import HardwareProfile
 from predictor.model.workload import Workload
 from predictor.units import GIB
 from search.choose import NOMINAL

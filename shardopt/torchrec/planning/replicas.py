@@ -10,7 +10,7 @@ from os import PathLike
 from typing import Any
 
 from predictor.errors import InputError
-from predictor.hardware.loader import HardwareProfile
+from predictor.hardware.schema import HardwareProfile
 from predictor.model.topology import ReplicaGroups, Topology
 from predictor.model.workload import Workload
 from search.problem import Problem

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lab.planners.torchrec_objective import TorchRecObjective
-from predictor.model.memory import MemoryRules, shard_memory
+from predictor.model.memory.ranks import MemoryRules, shard_memory
 from predictor.model.plan import ComputeKernel, ShardingType
 from search.baselines.torchrec_cost import CostModel
 from search.baselines.torchrec_planner import torchrec_plan

@@ -26,7 +26,7 @@ from lab.tasks.models.architectures import draw_architecture
 from lab.tasks.task_set import TaskSet
 from predictor.hardware.loader import load_hardware
 from predictor.model.captured.dense import CapturedDense
-from predictor.model.dense_program import Lookup, LookupBackward
+from predictor.model.op_calls import Lookup, LookupBackward
 from predictor.model.plan import ShardingPlan, ShardingType
 from predictor.model.workload import Workload
 from shardopt.bench.job import Job

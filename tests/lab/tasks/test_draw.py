@@ -11,8 +11,12 @@ from lab.tasks.structures import column_wise, distinct_share, plan_of, table_wis
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from predictor.model.plan import ShardingType
-from predictor.model.plan_check import check_plan
-from predictor.model.runtime_rules import RuntimeSetting, find_runtime_problem, in_torchrec_order
+from predictor.model.plan_check import (
+    RuntimeSetting,
+    check_plan,
+    find_runtime_problem,
+    in_torchrec_order,
+)
 from predictor.model.workload import Feature
 from predictor.predict import predict
 from predictor.units import GIB

@@ -9,8 +9,12 @@ from lab.tasks.plans import signature
 from lab.tasks.random_plans import random_plans
 from lab.tasks.structures import SMALL_BYTES
 from predictor.model.plan import ShardingType
-from predictor.model.plan_check import check_plan
-from predictor.model.runtime_rules import RuntimeSetting, find_runtime_problem, in_torchrec_order
+from predictor.model.plan_check import (
+    RuntimeSetting,
+    check_plan,
+    find_runtime_problem,
+    in_torchrec_order,
+)
 from tests.builders import a_table, a_topology, a_workload
 
 MODELS = [("published", 0), ("published", 4), *(("shapes", seed) for seed in range(7))]

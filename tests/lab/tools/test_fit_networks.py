@@ -17,8 +17,7 @@ from lab.tools.fit_networks import (
     tcpx,
 )
 from lab.validate.links.rows import read_links
-from predictor.cost.collectives import Collectives
-from predictor.cost.link_curve import latency_ms
+from predictor.cost.collectives import Collectives, latency_ms
 from predictor.csv_rows import Row, number, read_table
 from predictor.hardware.loader import load_hardware
 from predictor.model.topology import Topology

@@ -8,9 +8,8 @@ import pytest
 import yaml
 
 from lab.tools.profile_facts import Facts, set_key, with_facts
-from predictor.hardware.groups import KnownError
 from predictor.hardware.loader import list_hardware, load_hardware, parse_hardware
-from predictor.hardware.schema import GROUP_NAMES
+from predictor.hardware.schema import GROUP_NAMES, KnownError
 
 TEXT = """\
 # by hand

@@ -19,8 +19,7 @@ from lab.transformers.files import (
     write_ops,
 )
 from lab.transformers.trace import count_in_order
-from predictor.cost.ops.cpu_ops import OpRow
-from predictor.cost.ops.reuse import BINS
+from predictor.cost.ops.cpu_ops import BINS, OpRow
 from predictor.errors import InputError, ShardoptError
 from predictor.iteration.op_graph import RankCalls, gradient_sum, training_step
 from shardopt.ranks import launch

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from lab.transformers.files import rounds_file, write_ops
-from predictor.cost.ops.cpu_ops import OpRow
-from predictor.cost.ops.reuse import BINS
+from predictor.cost.ops.cpu_ops import BINS, OpRow
 from predictor.errors import InputError
 from predictor.iteration.op_graph import RankCalls, gradient_sum, training_step
 

@@ -22,9 +22,8 @@ from predictor.cost.elementwise import columns_ms, memory_ms
 from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.gemm import batched_ms, gemm_ms
 from predictor.cost.ops.op_time import OpTimes
-from predictor.hardware.loader import HardwareProfile
-from predictor.model.dense_program import DenseProgram, Gradient, Lookup, LookupBackward
-from predictor.model.op_calls import OpCall, Operand
+from predictor.hardware.schema import HardwareProfile
+from predictor.model.op_calls import DenseProgram, Gradient, Lookup, LookupBackward, OpCall, Operand
 from predictor.model.workload import DcnV2, DenseArch, Workload
 from tests.builders import a_table, a_topology, a_workload, hardware
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
 from predictor.cost.elementwise import Array, columns_ms, copy_h2d_ms, decode_ms, memory_ms
-from predictor.hardware.loader import HardwareProfile, list_hardware, load_hardware
+from predictor.hardware.loader import list_hardware, load_hardware
+from predictor.hardware.schema import HardwareProfile
 
 
 @given(st.sampled_from(list_hardware()), st.floats(0, 1e11), st.floats(1, 100))

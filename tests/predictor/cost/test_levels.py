@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predictor.cost.collectives import OPS, Collectives, switches_of
-from predictor.cost.levels import Level, Uplink, all_to_all, hierarchical, ring_or_tree
+from predictor.cost.collectives import (
+    OPS,
+    Collectives,
+    Level,
+    Uplink,
+    all_to_all,
+    hierarchical,
+    ring_or_tree,
+    switches_of,
+)
 from predictor.hardware.loader import list_hardware, load_hardware
 from predictor.hardware.schema import Curve
 from predictor.model.topology import NetworkLevel, Topology

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictor.cost.link_curve import (
+from predictor.cost.collectives import (
     bands,
     bus_factor,
     hyperbola,

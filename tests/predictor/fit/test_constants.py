@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from predictor.fit.constants import FreeConstant, fit_free
 from predictor.fit.cpu import MemoryRows
 from predictor.fit.cuda import predict_moves
-from predictor.hardware.loader import HardwareProfile, load_hardware
+from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import HardwareProfile
 
 pytest.importorskip("scipy")
 

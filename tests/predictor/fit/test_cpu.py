@@ -10,7 +10,8 @@ from predictor.cost.lookup.shard import LookupShard
 from predictor.fit import cpu as fit_cpu
 from predictor.fit.cpu import BACKWARD, DENSE, FORWARD, GemmRows, MemoryRows, TableCounts, TbeRows
 from predictor.fit.held_out import HeldOut
-from predictor.hardware.loader import CpuEmbedding, load_hardware
+from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import CpuEmbedding
 from predictor.model.distribution import Uniform
 from predictor.model.plan import ComputeKernel
 

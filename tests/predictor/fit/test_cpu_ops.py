@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from predictor.cost.ops.cpu_ops import GradientSync, OpRow
-from predictor.cost.ops.reuse import BINS
+from predictor.cost.ops.cpu_ops import BINS, GradientSync, OpRow
 from predictor.iteration.op_graph import gradient_sum
 
 pytest.importorskip("scipy")

@@ -9,8 +9,7 @@ import pytest
 
 from predictor.cost.lookup.cuda import CudaLookups
 from predictor.cost.lookup.embedding import lookup_model
-from predictor.cost.lookup.shard import LookupShard
-from predictor.cost.lookup.uvm_cache import own_fetched_rows, shared_fetched_rows
+from predictor.cost.lookup.shard import LookupShard, own_fetched_rows, shared_fetched_rows
 from predictor.errors import ProfileError
 from predictor.fit.collectives import gmae
 from predictor.fit.constants import FreeConstant
@@ -34,7 +33,8 @@ from predictor.fit.cuda import (
     predict_streaming,
 )
 from predictor.fit.gemm import GemmRows
-from predictor.hardware.loader import HardwareProfile, load_hardware
+from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import HardwareProfile
 from predictor.model.distribution import Zipf
 from predictor.model.plan import ComputeKernel
 

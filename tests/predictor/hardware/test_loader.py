@@ -9,13 +9,8 @@ import pytest
 import yaml
 
 from predictor.errors import ProfileError
-from predictor.hardware.loader import (
-    DEFAULT_HARDWARE,
-    list_hardware,
-    load_hardware,
-    parse_hardware,
-    weakest,
-)
+from predictor.hardware.loader import DEFAULT_HARDWARE, list_hardware, load_hardware, parse_hardware
+from predictor.hardware.schema import weakest
 
 SHIPPED = {
     "v100-32gb",

@@ -6,7 +6,7 @@ import pytest
 
 from predictor.cost.ops.cpu_ops import Caches, OpModels
 from predictor.errors import ProfileError
-from predictor.hardware.op_models import load_op_models
+from predictor.hardware.loader import load_op_models
 
 
 def test_stored_models_say_where_they_come_from_and_how_far_they_were_off() -> None:

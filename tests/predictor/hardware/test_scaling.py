@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from predictor.hardware.loader import HardwareProfile, load_hardware
+from predictor.hardware.loader import load_hardware
 from predictor.hardware.scaling import is_rate, is_time, scale_group
+from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.graph import Graph
 from predictor.predict import predict
 from tests.builders import a_table, a_topology, a_workload, plan_of, table_wise

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from predictor.cost.ops.cpu_ops import VIEW, Caches, GradientSync, OpModels, OpRow
-from predictor.cost.ops.reuse import BINS
+from predictor.cost.ops.cpu_ops import BINS, VIEW, Caches, GradientSync, OpModels, OpRow
 from predictor.errors import InputError
 from predictor.iteration.op_graph import (
     CallGroup,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predictor.cost.collectives import OPS, SCOPES, Collectives
-from predictor.cost.link_curve import bus_factor
-from predictor.hardware.loader import HardwareProfile, load_hardware
+from predictor.cost.collectives import OPS, SCOPES, Collectives, bus_factor
+from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.ranges import OutOfRange, RecordingCosts, ranks_outside
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan

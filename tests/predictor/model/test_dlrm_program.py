@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from predictor.model.dense_program import DenseProgram, Gradient, Lookup, LookupBackward
 from predictor.model.dlrm_program import DlrmShape, dlrm_program
-from predictor.model.memory import dense_parameters
-from predictor.model.op_calls import OpCall
+from predictor.model.op_calls import DenseProgram, Gradient, Lookup, LookupBackward, OpCall
+from predictor.model.reservation import dense_parameters
 from predictor.model.workload import DcnV2, DenseArch, Workload
 from tests.builders import a_table, a_workload
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictor.trace.align import align
+from predictor.trace.read import align
 
 NAMES = st.lists(st.sampled_from("abcdefgh"), min_size=12, max_size=40)
 

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from predictor.trace.clocks import clock_offsets
 from predictor.trace.kineto import read_kineto
-from predictor.trace.read import load_traces
+from predictor.trace.read import clock_offsets, load_traces
 from tests.predictor.trace.synthetic import kineto, write
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from predictor.trace.comparison import comparison_trace
+from predictor.trace.chrome import comparison_trace
 from predictor.trace.read import read_traces
 from predictor.trace.simulate.step import simulate_trace
 from tests.predictor.trace.synthetic import kineto, write

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from predictor.errors import InputError
 from predictor.trace.breakdown import breakdown, mean_parts, top_kernels
-from predictor.trace.comparison import comparison_trace
-from predictor.trace.files import open_traces
-from predictor.trace.json_stream import read_object, text_of
+from predictor.trace.chrome import comparison_trace
+from predictor.trace.files import open_traces, read_object, text_of
 from predictor.trace.read import load_traces
 from predictor.trace.simulate.step import simulate_trace
 from tests.predictor.trace.synthetic import OLD, OLDEST, RECENT, execution, kineto

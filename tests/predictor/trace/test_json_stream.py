@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from predictor.errors import InputError
-from predictor.trace.json_stream import read_object, text_of
+from predictor.trace.files import read_object, text_of
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)))
 VALUES = st.recursive(

@@ -5,11 +5,9 @@ from collections import Counter
 
 import pytest
 
-from predictor.trace.attach import attach
-from predictor.trace.breakdown import breakdown, breakdown_of, short_name
+from predictor.trace.breakdown import Intervals, breakdown, breakdown_of, short_name
 from predictor.trace.events import RankTrace, TraceStep
-from predictor.trace.intervals import Intervals
-from predictor.trace.read import TraceSet, load_traces, read_traces
+from predictor.trace.read import TraceSet, attach, load_traces, read_traces
 from tests.public_data import FULL, OF_FULL_DATA, TRACES
 
 HTA = {

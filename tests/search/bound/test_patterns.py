@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from predictor.errors import InfeasibleError
-from predictor.model.memory import shard_memory
+from predictor.model.memory.ranks import shard_memory
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints

@@ -12,7 +12,7 @@ import pytest
 
 from predictor.cost.loads import COLUMNS, Load
 from predictor.cost.lookup.embedding import backward_floor_ms, forward_floor_ms
-from predictor.hardware.loader import HardwareProfile
+from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints, Workload

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from predictor.cost.loads import COLUMNS, Load
-from predictor.hardware.loader import HardwareProfile
+from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.torchrec.sparse import Size
 from predictor.model.plan import ShardingType

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from predictor.hardware.loader import HardwareProfile
+from predictor.hardware.schema import HardwareProfile
 from search.improve.cycle_cuts import CycleCut, critical_cut
 from search.objective import Assignment, Objective
 from tests.search.problems import (

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predictor.errors import InfeasibleError, InputError, PlanError
-from predictor.model.memory import plan_memory, shard_memory
+from predictor.model.memory.ranks import plan_memory, shard_memory
 from predictor.model.plan import ComputeKernel, ShardingPlan, ShardingType
 from predictor.model.plan_check import check_plan
 from predictor.model.topology import Topology

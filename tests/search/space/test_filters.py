@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from predictor.model.memory import UVM_KERNELS
+from predictor.model.memory.ranks import UVM_KERNELS
 from predictor.model.workload import Constraints
 from predictor.units import GIB, MIB
 from search.problem import Problem

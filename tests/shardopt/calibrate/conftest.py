@@ -8,8 +8,7 @@ import pytest
 
 from predictor import units
 from predictor.cost.collectives import OPS
-from predictor.hardware.loader import HardwareProfile
-from predictor.hardware.schema import Curve
+from predictor.hardware.schema import Curve, HardwareProfile
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.plan_check import match_plan
 from predictor.model.topology import Topology

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from predictor.cost.link_curve import latency_ms, transfer_ms
-from predictor.hardware.loader import HardwareProfile, load_hardware
+from predictor.cost.collectives import latency_ms, transfer_ms
+from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import HardwareProfile
 from shardopt.calibrate.accepted import accept, points_again
 from shardopt.calibrate.design.points import COLLECTIVE_OPS, QUICK, Point, collective_points
 from shardopt.calibrate.profile.build import build_profile

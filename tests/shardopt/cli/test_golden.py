@@ -11,7 +11,7 @@ from predictor.hardware.loader import load_hardware
 from predictor.iteration.critical_path import Segment
 from predictor.iteration.graph import Graph
 from predictor.iteration.timeline import Timeline
-from predictor.model.memory import RankMemory
+from predictor.model.memory.ranks import RankMemory
 from predictor.model.plan_json import plan_from_dict
 from predictor.model.topology import Topology
 from predictor.model.workload import DenseArch, Feature, Table, Workload

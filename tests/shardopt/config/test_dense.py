@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from predictor.errors import InputError
-from predictor.model.measured_dense import MeasuredDense
+from predictor.model.workload import MeasuredDense
 from shardopt.config import load_model
 from shardopt.config.model import load_model_with_notes
 from shardopt.config.write import model_text

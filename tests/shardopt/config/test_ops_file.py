@@ -14,8 +14,7 @@ import pytest
 
 from predictor.errors import InputError
 from predictor.model.captured.dense import CapturedDense, CapturedProgram
-from predictor.model.dense_program import Gradient, Lookup, LookupBackward
-from predictor.model.op_calls import OpCall
+from predictor.model.op_calls import Gradient, Lookup, LookupBackward, OpCall
 from shardopt.config import load_model, load_model_with_notes
 from shardopt.config.ops_file import ops_text, read_ops, read_ops_content
 from shardopt.config.write import with_digest, write_model

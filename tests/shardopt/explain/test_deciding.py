@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from predictor.hardware.loader import HardwareProfile, load_hardware
+from predictor.hardware.loader import load_hardware
 from predictor.hardware.scaling import scale_group
+from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import ShardingPlan
 from predictor.predict import predict
 from search.prefer import TOLERANCE

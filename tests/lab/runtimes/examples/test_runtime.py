@@ -6,7 +6,8 @@ from datetime import date
 
 from lab.runtimes.examples.runtime import load_examples
 from predictor.cost.collectives import Collectives
-from predictor.hardware.loader import HardwareProfile, load_hardware
+from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import HardwareProfile
 from predictor.model.topology import Topology
 from predictor.units import gb_per_s
 

@@ -18,8 +18,8 @@ from lab.validate.tasks.architectures import (
     validate_architectures,
 )
 from predictor.model.captured.dense import CapturedDense, CapturedProgram
-from predictor.model.dense_program import Gradient
 from predictor.model.dlrm_program import dense_program
+from predictor.model.op_calls import Gradient
 from shardopt.bench.rows import read_rows, write_rows
 from tests.builders import a_table, a_workload
 

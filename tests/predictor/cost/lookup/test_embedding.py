@@ -25,7 +25,8 @@ from predictor.cost.lookup.embedding import (
     sort_passes,
 )
 from predictor.cost.lookup.shard import LookupShard, optimizer_state_bytes
-from predictor.hardware.loader import CudaEmbedding, list_hardware, load_hardware
+from predictor.hardware.loader import list_hardware, load_hardware
+from predictor.hardware.schema import CudaEmbedding
 from predictor.model.distribution import Uniform, Zipf
 from predictor.model.plan import ComputeKernel
 from predictor.model.workload import Optimizer

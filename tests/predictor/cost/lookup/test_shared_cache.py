@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from predictor.cost.loads import Load
 from predictor.cost.lookup import shared_cache
 from predictor.cost.lookup.embedding import fetch_ms
-from predictor.cost.lookup.shard import LookupShard
-from predictor.cost.lookup.uvm_cache import cache_rows, shared_fetched_rows
-from predictor.hardware.loader import HardwareProfile
+from predictor.cost.lookup.shard import LookupShard, cache_rows, shared_fetched_rows
+from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.distribution import Uniform, Zipf
 from predictor.model.plan import ComputeKernel, TablePlan

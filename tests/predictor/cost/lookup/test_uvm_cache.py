@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predictor.cost.lookup.shard import LookupShard
-from predictor.cost.lookup.uvm_cache import (
+from predictor.cost.lookup.shard import (
+    LookupShard,
     cache_rows,
     fetched_rows,
     own_fetched_rows,

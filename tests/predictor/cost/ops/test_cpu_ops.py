@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictor.cost.ops.cpu_ops import VIEW, Caches, OpModels, OpRow, kind_and_sizes, work
-from predictor.cost.ops.reuse import BINS
+from predictor.cost.ops.cpu_ops import BINS, VIEW, Caches, OpModels, OpRow, kind_and_sizes, work
 from predictor.errors import InputError
 from predictor.model.op_calls import OpCall, Operand
 

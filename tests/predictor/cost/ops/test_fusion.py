@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from predictor.cost.ops.fusion import fused_chains, outer_bytes
+from predictor.cost.ops.op_time import fused_chains, outer_bytes
 from predictor.model.op_calls import OpCall
 from tests.predictor.cost.ops.operands import tensor
 

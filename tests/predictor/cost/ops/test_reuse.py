@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictor.cost.ops.reuse import BINS, EDGES, Arena, reuse_bytes
+from predictor.cost.ops.cpu_ops import BINS, EDGES, Arena, reuse_bytes
 from predictor.model.op_calls import OpCall, Operand
 
 MIB = 2**20

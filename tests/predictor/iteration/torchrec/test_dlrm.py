@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from predictor.cost.dense import Bucket
-from predictor.hardware.loader import HardwareProfile
+from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.graph import Dep, Graph
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.torchrec.sparse import exchanges

@@ -21,10 +21,10 @@ from predictor.cost.ops.position_weights import (
 from predictor.iteration.graph import Graph
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.timeline import simulate
-from predictor.model.dense_program import Gradient
 from predictor.model.dlrm_program import dense_program
-from predictor.model.memory.exchange import POSITION_BYTES, exchanges
+from predictor.model.memory.iteration import POSITION_BYTES, exchanges
 from predictor.model.memory.peak import program_of, rank_peaks
+from predictor.model.op_calls import Gradient
 from predictor.model.plan import ShardingType
 from predictor.model.workload import Feature, Workload
 from predictor.units import us

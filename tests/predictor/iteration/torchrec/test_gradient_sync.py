@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from predictor.cost.collectives import Collectives
-from predictor.cost.host_ops import HOST_OPS
-from predictor.hardware.loader import HardwareProfile
+from predictor.cost.fixed_costs import HOST_OPS
+from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.graph import Graph
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.plan import ComputeKernel, ShardingType

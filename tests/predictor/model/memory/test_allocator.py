@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictor.model.memory.allocator import (
+from predictor.model.memory.blocks import (
     LARGE_SEGMENT,
     SMALL_SEGMENT,
     CachingAllocator,

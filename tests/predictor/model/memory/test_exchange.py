@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from predictor.model.memory.exchange import batch_bytes, exchanges, unplaced
+from predictor.model.memory.iteration import batch_bytes, exchanges, unplaced
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import DenseArch, Feature, Table, Workload

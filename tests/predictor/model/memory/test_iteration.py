@@ -5,10 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predictor.model.dense_program import DenseProgram, Gradient, Lookup, LookupBackward
-from predictor.model.memory.exchange import Exchange
-from predictor.model.memory.iteration import Iteration
-from predictor.model.op_calls import OpCall, Operand
+from predictor.model.memory.iteration import Exchange, Iteration
+from predictor.model.op_calls import DenseProgram, Gradient, Lookup, LookupBackward, OpCall, Operand
 from predictor.model.plan import ShardingType
 
 

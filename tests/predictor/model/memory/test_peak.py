@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predictor.errors import InfeasibleError
-from predictor.model.measured_dense import MeasuredDense
 from predictor.model.memory.peak import (
     DEFAULT_RESERVE,
     UNKNOWN_RESERVE,
@@ -23,7 +22,7 @@ from predictor.model.memory.peak import (
 from predictor.model.memory.ranks import RankMemory, resident_bytes
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
-from predictor.model.workload import DenseArch, Feature, Table, Workload
+from predictor.model.workload import DenseArch, Feature, MeasuredDense, Table, Workload
 from predictor.units import GIB
 from search.space.enumerate import shard_sizes_and_offsets
 

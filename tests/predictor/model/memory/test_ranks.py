@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from predictor.model.memory import fits, missing, plan_memory
-from predictor.model.memory.ranks import RankMemory, RankPeak
+from predictor.model.memory.ranks import RankMemory, RankPeak, fits, missing, plan_memory
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from tests.predictor.model.memory.one_table import (
     IDS,

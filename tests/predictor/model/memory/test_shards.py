@@ -9,15 +9,9 @@ from typing import Any
 import pytest
 
 from predictor.errors import InfeasibleError
-from predictor.model.memory import (
-    MemoryRules,
-    ShardMemory,
-    dense_parameters,
-    reserve_topology,
-    reserved_bytes,
-    shard_memory,
-)
+from predictor.model.memory.ranks import MemoryRules, ShardMemory, shard_memory
 from predictor.model.plan import ComputeKernel, ShardingType
+from predictor.model.reservation import dense_parameters, reserve_topology, reserved_bytes
 from predictor.model.workload import DcnV2, DenseArch, Workload
 from predictor.units import GIB
 from tests.predictor.model.memory.one_table import (

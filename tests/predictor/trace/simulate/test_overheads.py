@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictor.hardware.groups import Overheads
+from predictor.hardware.schema import Overheads
 from predictor.trace.events import RankTrace
 from predictor.trace.simulate.host import Kind, Piece
 from predictor.trace.simulate.overheads import Overhead, OverheadSamples, OverheadTable, host_costs

@@ -8,7 +8,7 @@ from predictor.errors import InputError
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.workload import Table
 from predictor.trace.events import CollectiveCall, DeviceEvent, RankTrace
-from predictor.trace.simulate.plan_swap import PlanSwap, plan_swap
+from predictor.trace.simulate.whatif import PlanSwap, plan_swap
 from tests.builders import a_table, a_topology, a_workload, device_bound, table_wise
 
 TABLES = [a_table("large", 1_000_000, 128), a_table("small", 10_000, 32)]

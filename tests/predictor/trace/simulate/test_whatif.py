@@ -10,8 +10,7 @@ from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from predictor.trace.events import CollectiveCall, HostEvent, RankTrace
 from predictor.trace.read import read_traces
-from predictor.trace.simulate.kernels import gemm_calls
-from predictor.trace.simulate.whatif import what_if
+from predictor.trace.simulate.whatif import gemm_calls, what_if
 from tests.predictor.trace.handmade import PAGEABLE, Recorder
 from tests.public_data import TRACES, needs_public_data
 

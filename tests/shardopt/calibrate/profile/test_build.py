@@ -9,11 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from predictor import units
+from predictor.cost.collectives import bus_factor, latency_ms, transfer_ms
 from predictor.cost.gemm import gemm_ms
-from predictor.cost.link_curve import bus_factor, latency_ms, transfer_ms
 from predictor.errors import InputError
 from predictor.fit import cpu as fit_cpu
-from predictor.hardware.loader import CpuEmbedding, HardwareProfile, load_hardware
+from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import CpuEmbedding, HardwareProfile
 from shardopt.calibrate.design import points as design
 from shardopt.calibrate.design.phases import Group
 from shardopt.calibrate.design.points import Point

@@ -23,7 +23,8 @@ from predictor.fit.cuda import (
     predict_streaming,
 )
 from predictor.fit.gemm import GemmRows
-from predictor.hardware.loader import HardwareProfile, load_hardware
+from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import HardwareProfile
 from predictor.model.topology import Topology
 from predictor.predict import predict
 from shardopt.calibrate import run
@@ -354,7 +355,7 @@ def test_a_wrong_fact_is_refused_with_its_line(
 
 def test_a_launch_takes_at_least_its_floor() -> None:
     from predictor.cost.lookup.cuda import CudaLookups
-    from predictor.hardware.groups import CudaEmbedding
+    from predictor.hardware.schema import CudaEmbedding
 
     assert isinstance(TRUE.embedding, CudaEmbedding)
     model = CudaLookups(TRUE, TRUE.embedding)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from predictor.cost.collectives import OPS
-from predictor.hardware.loader import HardwareProfile, load_hardware
+from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import HardwareProfile
 from shardopt.calibrate.profile.host import HostCosts, host_costs
 from shardopt.calibrate.rows import Measurement
 from tests.quick import quick_first

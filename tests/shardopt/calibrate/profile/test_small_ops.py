@@ -6,7 +6,8 @@ import pytest
 
 from predictor.cost.elementwise import columns_ms, memory_ms
 from predictor.cost.gemm import batched_ms
-from predictor.hardware.loader import HardwareProfile, load_hardware
+from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import HardwareProfile
 from shardopt.calibrate.design.ops import op_points
 from shardopt.calibrate.design.points import QUICK, Point
 from shardopt.calibrate.profile.small_ops import batched_products, copies, gathers

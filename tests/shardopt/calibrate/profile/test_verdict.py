@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from predictor.fit.held_out import HeldOut
-from predictor.hardware.groups import Verdict
 from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import Verdict
 from shardopt.api.setting import Machine, resolve
 from shardopt.calibrate.accepted import Accepted
 from shardopt.calibrate.design.points import Point

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from predictor.cost.ops.cpu_ops import OpModels, OpRow
-from predictor.cost.ops.reuse import BINS
+from predictor.cost.ops.cpu_ops import BINS, OpModels, OpRow
 from predictor.errors import InputError
-from predictor.hardware.op_models import load_op_models
+from predictor.hardware.loader import load_op_models
 from predictor.iteration.op_graph import CallGroup, CollectiveStart, CollectiveWait, RankCalls
 from shardopt.replay.predict.rows import (
     FILE,

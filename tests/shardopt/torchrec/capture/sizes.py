@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from predictor.model.dense_program import DenseProgram
-from predictor.model.op_calls import OpCall
+from predictor.model.op_calls import DenseProgram, OpCall
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from predictor.errors import InputError
-from predictor.model.dense_program import DenseProgram, Gradient
-from predictor.model.op_calls import OpCall
+from predictor.model.op_calls import DenseProgram, Gradient, OpCall
 from shardopt.torchrec.module.dense_part import capture_dense
 from tests.shardopt.torchrec.capture.modules import (
     Attention,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from predictor.model.captured.size_expression import parse_size
+from predictor.model.captured.dense import parse_size
 from shardopt.torchrec.capture.fit import SizeFit
 
 NAMES = {

@@ -19,9 +19,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from predictor.errors import InputError
 from predictor.model.captured.dense import CapturedDense
-from predictor.model.dense_program import DenseProgram, Lookup, LookupBackward
 from predictor.model.dlrm_program import dlrm_program
-from predictor.model.op_calls import OpCall
+from predictor.model.op_calls import DenseProgram, Lookup, LookupBackward, OpCall
 from predictor.model.workload import DcnV2, DenseArch, Feature, Table, Workload
 from shardopt.config import load_model
 from shardopt.config.ops_file import ops_text

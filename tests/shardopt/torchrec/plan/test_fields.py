@@ -25,7 +25,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.types import DataType
 
 from predictor.errors import PlanError
-from predictor.model import plan_fields
+from predictor.model import plan_json
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.plan_json import plan_from_dict, plan_to_dict
 from shardopt.torchrec.plan.convert import from_torchrec, to_torchrec
@@ -194,9 +194,9 @@ def test_field_values_that_cannot_be(parameters: dict[str, Any], words: str) -> 
 @pytest.mark.parametrize(
     ("kind", "known"),
     [
-        (DataType, plan_fields.DATA_TYPES),
-        (BoundsCheckMode, plan_fields.BOUNDS_CHECKS),
-        (CacheAlgorithm, plan_fields.ALGORITHMS),
+        (DataType, plan_json.DATA_TYPES),
+        (BoundsCheckMode, plan_json.BOUNDS_CHECKS),
+        (CacheAlgorithm, plan_json.ALGORITHMS),
     ],
 )
 def test_every_name_of_torchrec_is_read(kind: Any, known: tuple[str, ...]) -> None:
