@@ -31,42 +31,42 @@ for command in (
     app.command(command.__name__, rich_help_panel=SUITES)(command)
 
 PROGRAMS = {
-    "ablation": "What each searcher is worth.",
-    "derive": "Profiles of cards that no public table measures, derived from those that were.",
-    "figure": "The picture of the README.",
-    "fit_op_models": "The kernel models of CPU ops that `shardopt bench predict` uses.",
-    "fit_public_tables": "Prints constants fitted to the public tables.",
-    "fit_runtime": "Fits the constants of HugeCTR's runtimes.",
-    "fit_transformer": "Fits the constants of Megatron's software.",
-    "known_errors": "How far the shipped profiles can be trusted.",
-    "live_steps": "What a monitor costs a running job, and what a move saves.",
-    "lookups_in_iterations": "Lookups timed inside iterations, and predicted.",
-    "rank_memory": "Peak memory of CPU ranks under several plans, against predictions.",
-    "readme": "The README's tables of accuracy, from docs/accuracy.md.",
-    "record_answers": "What shardopt answers in 100 cases, before and after a change.",
-    "selection_effect": "How much of a foretold gain is the search's own choice.",
-    "torchrec_own": "TorchRec's own tests of its planner, with ours in its place.",
-    "try_wheel": "Every command of an installed wheel, without torch and scipy.",
+    "lab.tools.ablation": "What each searcher is worth.",
+    "lab.tools.derive": "Profiles of cards that no public table measures.",
+    "lab.tools.figure": "The picture of the README.",
+    "lab.tools.fit_op_models": "The kernel models of CPU ops that `shardopt bench predict` uses.",
+    "lab.tools.fit_public_tables": "Prints constants fitted to the public tables.",
+    "lab.tools.fit_runtime": "Fits the constants of HugeCTR's runtimes.",
+    "lab.tools.fit_transformer": "Fits the constants of Megatron's software.",
+    "lab.tools.known_errors": "How far the shipped profiles can be trusted.",
+    "lab.tools.live_steps": "What a monitor costs a running job, and what a move saves.",
+    "lab.tools.lookups_in_iterations": "Lookups timed inside iterations, and predicted.",
+    "lab.tools.rank_memory": "Peak memory of CPU ranks under several plans, against predictions.",
+    "lab.pages.readme": "The README's tables of accuracy, from docs/accuracy.",
+    "lab.tools.record_answers": "What shardopt answers in 100 cases, before and after a change.",
+    "lab.tools.selection_effect": "How much of a foretold gain is the search's own choice.",
+    "lab.tools.torchrec_own": "TorchRec's own tests of its planner, with ours in its place.",
+    "lab.tools.try_wheel": "Every command of an installed wheel, without torch and scipy.",
 }
-"""Tools with parsers of their own -> what they do."""
+"""Modules with parsers of their own -> what they do."""
 
 
-def _program(name: str) -> None:
+def _program(module: str) -> None:
     # such a tool reads all words after its name itself, --help too
     free = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
     @app.command(
-        name.replace("_", "-"),
-        help=PROGRAMS[name],
+        module.rpartition(".")[2].replace("_", "-"),
+        help=PROGRAMS[module],
         rich_help_panel=TOOLS,
         context_settings=free,
     )
     def run(context: typer.Context) -> None:
-        raise typer.Exit(import_module(f"lab.tools.{name}").main(context.args))
+        raise typer.Exit(import_module(module).main(context.args))
 
 
-for _name in PROGRAMS:
-    _program(_name)
+for _module in PROGRAMS:
+    _program(_module)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lab.validate.suites import ALL, SUITES
+from lab.suites import ALL, SUITES
 from shardopt.cli import options
 
 
@@ -42,7 +42,8 @@ WriteDocs = Annotated[
     typer.Option(
         "--write-docs",
         metavar="FILE",
-        help="Also write the results to this Markdown page; 'all' gives docs/accuracy.md.",
+        help="Also write the results to this Markdown page, and their rows as CSV into the folder "
+        "of its name.",
         rich_help_panel=options.OUTPUT,
         show_default=False,
     ),
@@ -57,9 +58,9 @@ def validate(
     write_docs: WriteDocs = None,
 ) -> None:
     """Compare predictions with measurements that they were not fitted on."""
-    from lab.pages.accuracy.page import accuracy_text
-    from lab.pages.accuracy.scores import report_object, show_report
-    from lab.validate.suites import run_suites
+    from lab.pages.accuracy import write_accuracy
+    from lab.pages.scores import report_object, show_report
+    from lab.suites import run_suites
     from shardopt.cli.output import check_writable, print_json
     from shardopt.report.console import make_console
 
@@ -73,6 +74,4 @@ def validate(
         for report in reports:
             show_report(console, report, quiet=quiet)
     if write_docs is not None:
-        from shardopt.files import atomic_write_text
-
-        atomic_write_text(write_docs, accuracy_text(reports))
+        write_accuracy(write_docs, reports)

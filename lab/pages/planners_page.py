@@ -51,7 +51,7 @@ plan is scored by two objectives:
   model and search are worth together if the predictor is right (docs/accuracy.md).
 - **(b)** the rating of TorchRec's planner, the largest sum of shard costs on a rank, for plans that
   fit by TorchRec's count of memory. TorchRec minimises this objective, and so do the two planners
-  "shardopt on torchrec's cost": the same kind of search (search/baselines/additive.py) with
+  "shardopt on torchrec's cost": the same kind of search (lab/planners/additive.py) with
   TorchRec's numbers instead of the predictor. Their gain is due to search alone.
 """
 

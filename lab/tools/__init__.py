@@ -3,23 +3,3 @@
 Run each as ``python -m lab NAME``; ``--help`` says what it needs. `fit_profiles` and
 `profile_facts` are no programs: `derive`, `known_errors` and the tests use them.
 """
-
-import argparse
-from pathlib import Path
-
-
-def make_parser(file: str, description: str | None) -> argparse.ArgumentParser:
-    """The parser of a tool: its name, and the docstring of its module as it is written."""
-    return argparse.ArgumentParser(
-        prog=f"python -m lab {Path(file).stem.replace('_', '-')}",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-
-
-def existing_folder(text: str) -> Path:
-    """The type of arguments that name a folder to read or to write to."""
-    folder = Path(text)
-    if not folder.is_dir():
-        raise argparse.ArgumentTypeError(f"{text}: no such folder")
-    return folder

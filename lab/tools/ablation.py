@@ -18,7 +18,7 @@ from lab.planners.instances import Instance, problem_of
 from lab.planners.rows import SHARDOPT
 from lab.planners.sources import sources_of
 from lab.planners.suite import load_suite
-from lab.tools import make_parser
+from lab.programs import make_parser
 from predictor.csv_rows import Row as Cells
 from predictor.csv_rows import number
 from predictor.errors import ShardoptError

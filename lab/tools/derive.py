@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from lab.tools import existing_folder, make_parser
+from lab.programs import existing_folder, make_parser
 from lab.tools.cards import CARDS, TENSOR_SHEETS, Card
 from lab.tools.profile_facts import Facts, with_facts
 from predictor.cost.collectives import OPS

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from xml.etree.ElementTree import Element, tostring
 
+from lab.programs import make_parser
+from lab.suites import run_suites
 from lab.tasks.against import OURS, THEIRS
-from lab.tools import make_parser
 from lab.validate.report import ComparedRow, Report
-from lab.validate.suites import run_suites
 from predictor.errors import ShardoptError
 from shardopt.files import atomic_write_text
 from shardopt.ranks.realtime import Runtime

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from lab.tools import make_parser
+from lab.programs import make_parser
 from lab.validate.replay import predict_held_out
 from lab.validate.report import Summary
 from predictor import units

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lab.tools import existing_folder, make_parser
+from lab.programs import existing_folder, make_parser
 from predictor.csv_rows import skipped_lines
 from predictor.fit.collectives import Score, fit_curve, score_every_second, score_ranks
 from predictor.fit.gemm import fit_gemm, gemm_errors

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from lab.programs import existing_folder, make_parser
 from lab.runtimes.hugectr.runtime import Runtime, runtime_of_round
-from lab.tools import existing_folder, make_parser
 from lab.validate.mlperf.cases import Case, case_of
 from lab.validate.mlperf.suite import is_fitted
 from lab.validate.mlperf.systems import Planner, read_systems

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.tools import existing_folder, make_parser
+from lab.programs import existing_folder, make_parser
 from lab.tools.cards import CARDS, Card
 from lab.tools.fit_networks import rows_behind
 from lab.tools.fit_profiles import gpu_fits, held_out_errors

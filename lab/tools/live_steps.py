@@ -23,8 +23,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from lab.tools import make_parser
-from lab.tools.readme import END, START
+from lab.pages.readme import END, START
+from lab.programs import make_parser
 from predictor.errors import InputError, ShardoptError
 from predictor.model.distribution import Zipf
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan

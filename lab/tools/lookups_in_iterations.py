@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lab.programs import existing_folder, make_parser
 from lab.tasks.task_set import MeasuredTask, TaskSet, load_task_set
-from lab.tools import existing_folder, make_parser
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import match_plan

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lab.tools import make_parser
+from lab.programs import make_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = "configs/models"

@@ -25,8 +25,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lab.programs import make_parser
 from lab.tasks import draw
-from lab.tools import make_parser
 from predictor.cost.errors import CostErrors, known_errors
 from predictor.hardware.loader import load_hardware
 from predictor.model.distribution import Uniform, Zipf

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.tools import make_parser
-from lab.validate.suites import SUITES
+from lab.programs import make_parser
+from lab.suites import SUITES
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = str(ROOT / "configs" / "models" / "dlrm_dcnv2_criteo1tb.yaml")

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from lab.cli.app import main
-from lab.pages.accuracy.page import accuracy_text
-from lab.validate.report import ComparedRow, Report, noise_of
 from lab.validate.torchrec_p4d import FILE as P4D_FILE
 from predictor.fit.public_tables import GEMM_FILE, NCCL_FILE
 
@@ -59,8 +57,8 @@ def test_torchrec_rows_and_the_page(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main([*words, "--json"]) == 0
     row = json.loads(capsys.readouterr().out)["rows"][0]
     assert row["local_batch"] == 2048
-    text = page.read_text()
-    assert "## torchrec-p4d" in text
+    text = (tmp_path / "accuracy" / "torchrec-p4d.csv").read_text()
+    assert "## torchrec-p4d" in page.read_text()
     assert "mlcommons README" in text
     assert f"{row['predicted_ms']:.4g}" in text
 
@@ -81,17 +79,3 @@ def test_a_table_without_a_column_is_bad_input(
     (tmp_path / NCCL_FILE).write_text("source,gpu\na,b\n")
     assert main(["validate", "collectives", "--data", str(tmp_path)]) == 2
     assert "no column 'nodes'" in capsys.readouterr().err
-
-
-def test_rows_of_several_files_have_columns_of_their_own() -> None:
-    """A suite reads files with other columns; the page shows all of them, with dashes."""
-    rows = (
-        ComparedRow({"gpu": "H100", "commit": "abc"}, 1.0, 1.1, "f"),
-        ComparedRow({"gpu": "B200", "dim": 64}, 2.0, 2.2, "f", interval_ms=(1.9, 2.5)),
-    )
-    report = Report("tbe", rows, "test", noise={"other dates": noise_of([(1, 1.0), (1, 1.1)])})
-    text = accuracy_text([report])
-    assert "| part | gpu | commit | dim | measured ms |" in text
-    assert "| test | B200 | - | 64 | 2 | 2.2 | +10.0 % |" in text
-    assert "| test * | 2 | 10.0 % | 10.0 % | 10.0 % | 100.0 % |" in text
-    assert "| noise: other dates | 2 |" in text

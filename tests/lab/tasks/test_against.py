@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from lab.cli.app import main
+from lab.suites import COMMITTED
 from lab.tasks import against
 from lab.tasks.against import OURS, SHIPPED, THEIRS, draw_planners_task
 from lab.tasks.draw import PROFILE
 from lab.tasks.measure import TaskSetSettings
 from lab.tasks.task_set import load_task_set, task_set_folders
-from lab.validate.suites import COMMITTED
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from predictor.model.distribution import Zipf

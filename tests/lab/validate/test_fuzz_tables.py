@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lab.pages.accuracy.scores import report_object
+from lab.pages.scores import report_object
 from lab.validate.collectives import validate_collectives
 from lab.validate.gemm import validate_gemm
 from lab.validate.mlperf.suite import validate_mlperf_dlrm

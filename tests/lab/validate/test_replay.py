@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("scipy")
 
+from lab.suites import COMMITTED
 from lab.validate.replay import validate_replay
-from lab.validate.suites import COMMITTED
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from shardopt.replay.predict.fit import read_replays

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from lab.cli import app
-from lab.pages.accuracy.scores import scores_object
+from lab.pages.scores import scores_object
+from lab.suites import run_suites
 from lab.tasks.against import OURS, SHIPPED, THEIRS
 from lab.validate.report import Report
-from lab.validate.suites import run_suites
 from lab.validate.tasks.against_torchrec import NEAR, WORDS, validate_against_torchrec
 from lab.validate.tasks.gains import QUIET
 from predictor.errors import InputError

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.pages.accuracy.scores import scores_object
+from lab.pages.scores import scores_object
 from lab.validate.report import Report
 from lab.validate.tasks.architectures import (
     FEWEST_ROUNDS,
@@ -104,7 +104,7 @@ def test_linear_layers_alone() -> None:
 
 @pytest.mark.slow
 def test_committed_rows_are_predicted() -> None:
-    from lab.validate.suites import COMMITTED
+    from lab.suites import COMMITTED
 
     folder = COMMITTED / "architectures"
     if not folder.is_dir():

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from lab.pages.accuracy.scores import scores_object
+from lab.pages.scores import scores_object
+from lab.suites import run_suites
 from lab.validate.report import Report
-from lab.validate.suites import run_suites
 from lab.validate.tasks.drifting import validate_drifting
 from predictor.errors import InputError
 from shardopt.bench.rows import read_rows, write_rows

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.pages.accuracy.scores import scores_object
+from lab.pages.scores import scores_object
 from lab.tasks.crossed import BALANCED, CROSSED, SAME_RANK
 from lab.validate.report import Scores
 from lab.validate.tasks.ablations import SUMS

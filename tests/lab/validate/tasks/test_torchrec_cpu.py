@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lab.cli import app
-from lab.pages.accuracy.scores import scores_object
+from lab.pages.scores import scores_object
 from lab.validate.report import Report
 from lab.validate.tasks import ranking, task_prediction
 from lab.validate.tasks.torchrec_cpu import (

@@ -1,0 +1,146 @@
+"""docs/accuracy.md, a short page, and docs/accuracy/, the rows behind it as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from lab.suites import SUITES, Suite
+from lab.validate.report import Cell, Report, Summary
+from shardopt.files import atomic_write_text
+
+HEAD = """# Accuracy
+
+Written by `python -m lab validate all --data DIR --write-docs docs/accuracy.md`; docs/data.md says
+where the files in DIR come from. Change the predictor, not this page.
+
+Every figure compares a prediction with a measurement. *mean* is the mean of |predicted / measured -
+1|; *geomean* is the geometric mean of the same errors, which the literature reports and which is
+smaller. *covered* is the share of rows inside their 90 % interval. The part marked * is the
+headline of its suite: no constant was fitted on its rows. That does not make it blind; the text of
+a suite says what was known when.
+
+**Not validated**, since nothing here measures it: overlap of kernels and NCCL on one GPU, TWRW and
+GRID over hosts under TorchRec, how many rows a cache misses.
+
+[summary.csv](accuracy/summary.csv) has all parts of all suites.
+"""
+MOST_PARTS = 4
+"""Parts of a suite on the page; summary.csv has all."""
+MOST_ROWS = 250
+SUMMARY = "summary.csv"
+COLUMNS = ("suite", "part", "headline", "n", "mean", "geomean", "worst", "covered")
+"""Of summary.csv; errors and coverage are fractions, empty where there is none."""
+
+
+def write_accuracy(page: Path, reports: Sequence[Report]) -> None:
+    """Write the page, and its CSV files into the folder of its name beside it."""
+    folder = page.with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = ((report, *part) for report in reports for part in all_parts(report))
+    _write_csv(
+        folder / SUMMARY,
+        COLUMNS,
+        ((r.suite, name, int(name == r.headline), *_figures(s)) for r, name, s in parts),
+    )
+    for report in reports:
+        _write_rows(folder / f"{report.suite}.csv", report)
+        for scores in report.scores:
+            _write_csv(
+                folder / scores_file(report.suite, scores.name),
+                [title for title, _ in scores.columns],
+                (map(_plain, row) for row in scores.rows),
+            )
+    text = "\n".join([HEAD, *(line for report in reports for line in _section(report))])
+    atomic_write_text(page, text.rstrip() + "\n")
+
+
+def scores_file(suite: str, name: str) -> str:
+    """Name of the CSV file with a further table of a suite."""
+    return f"{suite}-{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.csv"
+
+
+def all_parts(report: Report) -> Iterator[tuple[str, Summary]]:
+    """Every part of a report, and the noise of repeated measurements."""
+    yield from report.by_part().items()
+    yield from ((f"noise: {name}", summary) for name, summary in report.noise.items())
+
+
+def _suite(report: Report) -> Suite:
+    return next(suite for suite in SUITES if suite.name == report.suite)
+
+
+def _section(report: Report) -> Iterator[str]:
+    suite = _suite(report)
+    found = dict(all_parts(report))
+    named = [report.headline, *(row["part"] for row in suite.readme), *report.held_out, *found]
+    shown = [part for part in dict.fromkeys(named) if part in found and found[part].n][:MOST_PARTS]
+    yield f"## {report.suite}\n"
+    yield suite.text
+    yield "| rows | n | mean | geomean | worst | covered |"
+    yield "|---|---|---|---|---|---|"
+    for part in shown:
+        mark = " *" if part == report.headline else ""
+        n, *errors = _figures(found[part])
+        yield f"| {part}{mark} | {n} | {' | '.join(map(_percent, errors))} |"
+    files = [f"{report.suite}.csv", *(scores_file(report.suite, s.name) for s in report.scores)]
+    yield f"\n{len(report.rows)} rows ({len(report.skipped)} left out): " + ", ".join(
+        f"[{file}](accuracy/{file})" for file in files
+    )
+    yield ""
+
+
+def _write_rows(path: Path, report: Report) -> None:
+    """The rows of a suite; of a large public table, which is its publisher's, errors by family."""
+    if len(report.rows) > MOST_ROWS and not _suite(report).committed:
+        families = report.by_family().items()
+        columns = ("part", "family", *COLUMNS[3:])
+        _write_csv(path, columns, ((*key, *_figures(summary)) for key, summary in families))
+        return
+    keys = list(dict.fromkeys(key for row in report.rows for key in row.name))
+    times = ("measured_ms", "predicted_ms", "low_ms", "high_ms", "error", "source")
+    _write_csv(
+        path,
+        ("part", *keys, *times),
+        (
+            (
+                row.part,
+                *(row.name.get(key, "") for key in keys),
+                *map(_plain, (row.measured_ms, row.predicted_ms)),
+                *map(_plain, row.interval_ms or ("", "")),
+                round(row.error, 4),
+                row.source,
+            )
+            for row in report.rows
+        ),
+    )
+
+
+def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
+    text = io.StringIO()
+    made = csv.writer(text, lineterminator="\n")
+    made.writerow(columns)
+    made.writerows(rows)
+    atomic_write_text(path, text.getvalue())
+
+
+def _figures(summary: Summary) -> list[object]:
+    errors = (summary.mape, summary.geomean, summary.worst, summary.covered)
+    return [summary.n, *("" if math.isnan(error) else round(error, 4) for error in errors)]
+
+
+def _percent(share: object) -> str:
+    return "-" if share == "" else f"{100 * float(str(share)):.1f} %"
+
+
+def _plain(cell: Cell) -> str | int | float:
+    """Four significant digits are more than a timer has."""
+    if isinstance(cell, tuple):
+        return " ".join(f"{value:.4g}" for value in cell)
+    if isinstance(cell, float):
+        return "" if math.isnan(cell) else float(f"{cell:.4g}")
+    return "" if cell is None else cell
