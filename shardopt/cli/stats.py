@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,10 +13,9 @@ from predictor.errors import InputError
 from shardopt.cli import options
 
 if TYPE_CHECKING:
-    from shardopt.stats.collect import ReadOptions, Windows
+    from shardopt.stats.collect import ReadOptions, TimeWindow, Windows
+    from shardopt.stats.readers import DataFormat
     from shardopt.stats.result import FeatureStats
-    from shardopt.stats.source import DataFormat
-    from shardopt.stats.windows import TimeWindow
 
 DATA = "Data"
 
@@ -30,121 +29,103 @@ Data = Annotated[
         show_default=False,
     ),
 ]
+
+
+def _option(*flags: str, text: str, metavar: str | None = None, panel: str = DATA) -> Any:
+    return typer.Option(*flags, metavar=metavar, help=text, rich_help_panel=panel)
+
+
 Format = Annotated[
     str | None,
-    typer.Option(
+    _option(
         "--format",
         metavar="NAME",
-        help="tsv, npy, npz, parquet, torch or inter; by default the file name decides.",
-        rich_help_panel=DATA,
-        show_default=False,
+        text="tsv, npy, npz, parquet, torch or inter; by default the file name decides.",
     ),
 ]
 Features = Annotated[
     str | None,
-    typer.Option(
+    _option(
         "--features",
         "--columns",
         metavar="A,B,...",
-        help="Features to read, separated by commas; all by default.",
-        rich_help_panel=DATA,
-        show_default=False,
+        text="Features to read, separated by commas; all by default.",
     ),
 ]
 TableRows = Annotated[
     str | None,
-    typer.Option(
+    _option(
         "--table-rows",
         metavar="N|FILE",
-        help="Number of rows of every table, or a YAML or JSON file with 'feature: rows'; by "
+        text="Number of rows of every table, or a YAML or JSON file with 'feature: rows'; by "
         "default the largest id plus one.",
-        rich_help_panel=DATA,
-        show_default=False,
     ),
 ]
 ModelRows = Annotated[
     Path | None,
-    typer.Option(
+    _option(
         "--model",
         metavar="FILE",
-        help="Model file: its features are read, and its tables say how many rows there are.",
-        rich_help_panel=DATA,
-        show_default=False,
+        text="Model file: its features are read, and its tables say how many rows there are.",
     ),
 ]
 WriteModel = Annotated[
     Path | None,
-    typer.Option(
+    _option(
         "--write-model",
         metavar="FILE",
-        help="Copy the model file with the pooling factors and distributions found; needs --model "
+        text="Copy the model file with the pooling factors and distributions found; needs --model "
         "and -o.",
-        rich_help_panel=options.OUTPUT,
-        show_default=False,
+        panel=options.OUTPUT,
     ),
 ]
 Modulo = Annotated[
-    bool,
-    typer.Option(
-        "--modulo",
-        help="Take every id modulo the number of rows of its table.",
-        rich_help_panel=DATA,
-    ),
+    bool, _option("--modulo", text="Take every id modulo the number of rows of its table.")
 ]
 MaxIds = Annotated[
     int,
-    typer.Option(
+    _option(
         "--max-ids",
         metavar="N",
-        help="Distinct ids per feature to count exactly; beyond that, a sample is counted.",
-        rich_help_panel=DATA,
+        text="Distinct ids per feature to count exactly; beyond that, a sample is counted.",
     ),
 ]
-ChunkRows = Annotated[
-    int,
-    typer.Option(
-        "--chunk-rows", metavar="N", help="Samples to read at once.", rich_help_panel=DATA
-    ),
-]
+ChunkRows = Annotated[int, _option("--chunk-rows", metavar="N", text="Samples to read at once.")]
 Checkpoint = Annotated[
     Path | None,
-    typer.Option(
+    _option(
         "--checkpoint",
         metavar="FILE",
-        help="Save progress in this file and continue from it; it is removed at the end.",
-        rich_help_panel=options.OUTPUT,
-        show_default=False,
+        text="Save progress in this file and continue from it; it is removed at the end.",
+        panel=options.OUTPUT,
     ),
 ]
 Window = Annotated[
     str | None,
-    typer.Option(
+    _option(
         "--window",
         metavar="COLUMN=1d",
-        help="Count every hour, day or week (h, d, w) of this column of times by itself, write a "
+        text="Count every hour, day or week (h, d, w) of this column of times by itself, write a "
         "file for each, and print how fast the features move.",
-        rich_help_panel=DATA,
-        show_default=False,
     ),
 ]
 Output = Annotated[
     Path | None,
-    typer.Option(
+    _option(
         "--output",
         "-o",
         metavar="FILE",
-        help="Write the statistics to this .npz file, for `index_distribution: {file, feature}`.",
-        rich_help_panel=options.OUTPUT,
-        show_default=False,
+        text="Write the statistics to this .npz file, for `index_distribution: {file, feature}`.",
+        panel=options.OUTPUT,
     ),
 ]
 Hot = Annotated[
     int,
-    typer.Option(
+    _option(
         "--hot",
         metavar="N",
-        help="Number of hottest rows to list per feature.",
-        rich_help_panel=options.OUTPUT,
+        text="Number of hottest rows to list per feature.",
+        panel=options.OUTPUT,
     ),
 ]
 
@@ -169,19 +150,18 @@ def stats(
     """Measure pooling factors, distinct rows, skew and hot rows of a data sample."""
     from shardopt.cli.output import check_writable, note
     from shardopt.report.progress import LineProgress
-    from shardopt.stats.collect import ReadOptions, collect
-    from shardopt.stats.windows import TimeWindow
+    from shardopt.stats.collect import ReadOptions, TimeWindow, collect
 
     check_writable(output, data)
     _check_copy(write_model, model, output, data)
     check_writable(checkpoint, [*data, *([output] if output else [])])
-    for flag, value, low in (
-        ("max-ids", max_ids, 1),
-        ("chunk-rows", chunk_rows, 1),
-        ("hot", hot, 0),
+    for flag, value, low, high in (
+        ("max-ids", max_ids, 1, 2**40),
+        ("chunk-rows", chunk_rows, 1, 2**24),
+        ("hot", hot, 0, 10**6),
     ):
-        if value < low:
-            raise InputError(f"--{flag}: got {value}; allowed: {low} and up")
+        if not low <= value <= high:
+            raise InputError(f"--{flag}: got {value}; allowed: {low} to {high}")
     if window is not None and write_model is not None:
         raise InputError("--write-model describes all of the data; leave --window out")
     reading = ReadOptions(
@@ -257,8 +237,7 @@ def _windows(counts: Windows, reading: ReadOptions, window: TimeWindow, show: _S
     from shardopt.cli.output import print_json
     from shardopt.report.console import make_console
     from shardopt.report.stats import WindowStats, show_windows, windows_object
-    from shardopt.stats.drift import measure_drift
-    from shardopt.stats.result import summarise, write_stats
+    from shardopt.stats.result import measure_drift, summarise, write_stats
 
     found, told = [], _lacking(reading, list(next(iter(counts.values()))))
     for start, features in counts.items():
@@ -330,7 +309,7 @@ def _names(features: str | None) -> tuple[str, ...] | None:
 
 def _format(name: str | None) -> DataFormat | None:
     from predictor.errors import did_you_mean
-    from shardopt.stats.source import DataFormat
+    from shardopt.stats.readers import DataFormat
 
     if name is None:
         return None
@@ -356,28 +335,24 @@ def _rows(
         if modulo:
             raise InputError("--modulo needs the rows of the tables: --table-rows or --model")
         return None
-    if table_rows.isdecimal():
-        return _count(int(table_rows), "--table-rows")
-    return _rows_file(Path(table_rows))
-
-
-def _rows_file(path: Path) -> Mapping[str, int]:
-    import yaml
-
+    if table_rows.isascii() and table_rows.isdigit():
+        # Python reads no number of some thousand digits
+        return _count(int(table_rows[:30]), "--table-rows")
+    from predictor.document import Problems, parse_yaml
     from shardopt.files import decode, read_bytes
 
-    try:
-        raw = yaml.safe_load(decode(read_bytes(path, "file of table rows"), path))
-    except yaml.YAMLError as error:
-        raise InputError(f"{path}: is not YAML: {error}") from None
+    problems = Problems(table_rows)
+    raw = parse_yaml(decode(read_bytes(table_rows, "file of table rows"), table_rows), problems)
+    problems.raise_if_any()
     if not isinstance(raw, dict) or not raw:
-        raise InputError(f"{path}: must be a mapping 'feature: rows', one line a feature")
-    return {str(name): _count(rows, f"{path}: {name}") for name, rows in raw.items()}
+        raise InputError(f"{table_rows}: must be a mapping 'feature: rows', one line a feature")
+    return {name: _count(rows, f"{problems.place((name,))}: {name}") for name, rows in raw.items()}
 
 
 def _count(rows: object, where: str) -> int:
+    from predictor.document import shown
     from shardopt.config.schema import MAX_ROWS
 
     if isinstance(rows, bool) or not isinstance(rows, int) or not 1 <= rows <= MAX_ROWS:
-        raise InputError(f"{where}: got {rows}; allowed: whole numbers from 1 to {MAX_ROWS}")
+        raise InputError(f"{where}: got {shown(rows)}; allowed: whole numbers from 1 to {MAX_ROWS}")
     return rows

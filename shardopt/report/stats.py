@@ -11,8 +11,14 @@ from rich.console import Console
 from rich.text import Text
 
 from shardopt.report.console import heading, line, show, table
-from shardopt.stats.drift import HOT_SHARE, Drift, relative_change
-from shardopt.stats.result import FeatureStats, IdStatistics, yaml_line
+from shardopt.stats.result import (
+    HOT_SHARE,
+    Drift,
+    FeatureStats,
+    IdStatistics,
+    relative_change,
+    yaml_line,
+)
 
 POOR_FIT = 0.05
 """Error of the distinct rows above which a Zipf distribution cannot replace the file."""

@@ -1,22 +1,94 @@
-"""Reads data files into counts: features, ranges of ids, and a state that survives being killed."""
+"""Reads data files into counts: features, windows of time, a state that survives being killed."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 
 from predictor.errors import InputError, did_you_mean
-from predictor.files import open_input
-from shardopt.files import atomic_open, read_problem
+from shardopt.files import atomic_open
 from shardopt.npz import BROKEN, load_arrays
 from shardopt.stats.counts import Bags, FeatureCounts
-from shardopt.stats.source import CHUNK_ROWS, Chunk, DataFormat, Source, format_of, pick
-from shardopt.stats.windows import MOST_WINDOWS, TimeWindow
+from shardopt.stats.readers import CHUNK_ROWS, Chunk, DataFormat, Source, open_source, pick
+
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+MOST_WINDOWS = 1000
+"""Each has counts of its own, with up to `collect.MAX_IDS` ids a feature."""
+_WORDS = re.compile(r"(?P<column>.+)=(?P<count>[1-9]\d{0,5})(?P<unit>[smhdw])", re.ASCII)
+
+
+@dataclass(frozen=True)
+class TimeWindow:
+    """How samples are divided by time.
+
+    Args:
+        column: says when a sample was.
+        seconds: length of a window; windows are counted from 1970-01-01, 00:00 UTC.
+    """
+
+    column: str
+    seconds: int
+
+    @classmethod
+    def parse(cls, text: str) -> TimeWindow:
+        """A window written as ``COLUMN=1d``.
+
+        Raises:
+            InputError: it is not written so.
+        """
+        found = _WORDS.fullmatch(text)
+        if found is None:
+            raise InputError(
+                f"got the window '{text}'; allowed: COLUMN=LENGTH, where LENGTH is a whole number "
+                f"and one of {', '.join(UNITS)}, such as timestamp=1d",
+                inputs=("window",),
+            )
+        return cls(found["column"], int(found["count"]) * UNITS[found["unit"]])
+
+    def split(self, chunk: Chunk) -> Iterator[tuple[int, Chunk]]:
+        """The samples of each window that has some, with the window's start in Unix seconds.
+
+        Raises:
+            InputError: a time lies outside the years 1 to 9999.
+        """
+        assert chunk.times is not None
+        starts = np.floor(chunk.times / self.seconds) * self.seconds
+        for start in np.unique(starts):
+            inside = starts == start
+            bags = {name: _part(of, inside) for name, of in chunk.bags.items()}
+            yield self._checked(float(start)), Chunk(chunk.first, chunk.unit, bags)
+
+    def _checked(self, start: float) -> int:
+        try:
+            datetime.fromtimestamp(start, UTC)
+        except (ValueError, OverflowError, OSError):
+            raise InputError(
+                f"column '{self.column}': got the time {start:g}; allowed: seconds, or milli-, "
+                "micro- or nanoseconds, since 1970",
+                inputs=("window",),
+            ) from None
+        return int(start)
+
+    def name(self, start: int) -> str:
+        """A window's name in files: its day, with the time where windows are shorter."""
+        at = datetime.fromtimestamp(start, UTC)
+        whole_days = self.seconds % UNITS["d"] == 0
+        return at.strftime("%Y-%m-%d" if whole_days else "%Y-%m-%dT%H-%M-%S")
+
+
+def _part(bags: Bags, inside: np.ndarray) -> Bags:
+    """The bags of some samples, ``inside [samples]``."""
+    if bags.lengths is None:
+        return Bags(bags.ids[inside])
+    return Bags(bags.ids[np.repeat(inside, bags.lengths)], bags.lengths[inside])
+
 
 CHECKPOINT_CHUNKS = 32
 """Chunks between two checkpoints."""
@@ -82,7 +154,7 @@ def collect(
     Raises:
         InputError: data or checkpoint cannot be used; names file, line or row, and feature.
     """
-    opened = [_open(paths[0], reading)]
+    opened = [open_source(paths[0], reading.data_format)]
     wanted = _choose_features(paths[0], opened[0], reading)
     counts: Windows = {}
     key = _key(paths, reading, wanted)
@@ -93,7 +165,7 @@ def collect(
     for number, path in enumerate(paths):
         if number < done[0]:
             continue
-        source = opened[0] if number == 0 else _open(path, reading)
+        source = opened[0] if number == 0 else open_source(path, reading.data_format)
         pick(path, source.features, wanted)
         before = _samples(counts)
         skip = done[1] if number == done[0] else 0
@@ -142,39 +214,6 @@ def _add(
             counts[start] = {name: FeatureCounts(reading.max_ids) for name in wanted}
         for name, bags in part.bags.items():
             counts[start][name].add(bags)
-
-
-def _open(path: Path, reading: ReadOptions) -> Source:
-    """Raises InputError where the file is missing, or not of its format."""
-    try:
-        open_input(path).close()
-    except (OSError, ValueError) as error:
-        raise InputError(read_problem(path, "data file", error)) from None
-    match reading.data_format or format_of(path):
-        case DataFormat.TSV:
-            from shardopt.stats.readers.tsv import TsvSource
-
-            return TsvSource(path)
-        case DataFormat.NPY:
-            from shardopt.stats.readers.arrays import NpySource
-
-            return NpySource(path)
-        case DataFormat.NPZ:
-            from shardopt.stats.readers.arrays import NpzSource
-
-            return NpzSource(path)
-        case DataFormat.PARQUET:
-            from shardopt.stats.readers.parquet import ParquetSource
-
-            return ParquetSource(path)
-        case DataFormat.TORCH:
-            from shardopt.stats.readers.tensors import TensorSource
-
-            return TensorSource(path)
-        case DataFormat.INTER:
-            from shardopt.stats.readers.inter import InterSource
-
-            return InterSource(path)
 
 
 def _choose_features(path: Path, source: Source, reading: ReadOptions) -> list[str]:

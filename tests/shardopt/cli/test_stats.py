@@ -121,14 +121,16 @@ def test_a_checkpoint_goes_when_the_run_is_done(run, data: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--max-ids", "0"], "--max-ids: got 0; allowed: 1 and up"),
+        (["--max-ids", "0"], "--max-ids: got 0; allowed: 1 to"),
         (["--format", "tvs"], "did you mean 'tsv'?"),
         (["--features", "user,"], "names with commas"),
         (["--features", "usr"], "did you mean 'user'?"),
         (["--modulo"], "--modulo needs the rows"),
         (["--table-rows", "0"], "got 0; allowed: whole numbers from 1"),
         (["--table-rows", "none.yaml"], "no such file of table rows"),
-        (["--table-rows", "rows.yaml"], "rows.yaml: user: got many"),
+        (["--table-rows", "9" * 5000], "--table-rows"),
+        (["--table-rows", "rows.yaml"], "rows.yaml:1: user"),
+        (["--chunk-rows", 2**63], "--chunk-rows"),
         (["--table-rows", "5"], "allowed: 0 to 4, as its table has 5 rows"),
         (["--table-rows", "5", "--model", "m.yaml"], "both give the rows"),
         (["-o", "data.npz"], "is an input of this command"),
@@ -141,6 +143,12 @@ def test_what_cannot_be(run, data: Path, tmp_path: Path, words: list[str], messa
     assert done.code == 2
     assert message in done.err
     assert "Traceback" not in done.err
+
+
+def test_a_table_of_the_most_rows_warns_of_nothing(run, data: Path) -> None:
+    """Warnings are errors in tests."""
+    done = run("stats", data, "--table-rows", 10**12, "--quiet")
+    assert (done.code, done.err) == (0, "")
 
 
 @pytest.fixture

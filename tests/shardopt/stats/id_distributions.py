@@ -15,7 +15,7 @@ from predictor.model.distribution import (
 )
 from shardopt.stats.counts import Bags, FeatureCounts
 from shardopt.stats.mixture import estimate
-from shardopt.stats.zipf import fit_zipf
+from shardopt.stats.spectrum import fit_zipf
 
 Ids = NDArray[np.int64]
 Mixed = tuple[tuple[float, Distribution], ...]

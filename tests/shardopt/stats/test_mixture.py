@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from predictor.model.distribution import Zipf
 from shardopt.stats.mixture import estimate
-from shardopt.stats.zipf import fit_zipf
+from shardopt.stats.spectrum import fit_zipf
 from tests.quick import quick_first
 from tests.shardopt.stats.id_distributions import (
     DISTRIBUTIONS,

@@ -1,11 +1,13 @@
-"""What statistics say of a feature in a model file."""
+"""What statistics say of a feature in a model file, and of streams whose heads move."""
+
+from __future__ import annotations
 
 import numpy as np
 import pytest
 
 from shardopt.stats.collect import ReadOptions
 from shardopt.stats.counts import Bags, FeatureCounts
-from shardopt.stats.result import model_values, summarise
+from shardopt.stats.result import measure_drift, model_values, relative_change, summarise
 
 
 @pytest.mark.parametrize(
@@ -20,3 +22,50 @@ def test_a_deviation_is_given_where_ids_vary_beyond_their_mean(
     (found,) = summarise({"f": counts}, ReadOptions(), 0)
     assert found.pooling_factor_std == pytest.approx(np.std(lengths))
     assert model_values(found, "s.npz").get("pooling_factor_std") == deviation
+
+
+IDS = 20_000
+
+
+def counts(ids: np.ndarray, samples: int = IDS) -> FeatureCounts:
+    made = FeatureCounts(2**20)
+    lengths = np.full(samples, len(ids) // samples)
+    made.add(Bags(ids, lengths))
+    return made
+
+
+def stream(replaced: float, windows: int = 4) -> dict[int, dict[str, FeatureCounts]]:
+    """Half of the ids fall on ten hot rows, of which a share is replaced from window to window."""
+    rng = np.random.default_rng(0)
+    hot, new, found = np.arange(10), 10, {}
+    for window in range(windows):
+        cold = rng.integers(1000, 2000, IDS // 2)
+        found[window] = {"f": counts(np.concatenate((rng.choice(hot, IDS // 2), cold)))}
+        for place in range(round(10 * replaced)):
+            hot[place], new = new, new + 1
+    return found
+
+
+@pytest.mark.parametrize("replaced", [0.0, 0.3, 1.0])
+def test_hot_rows_are_lost_at_the_rate_at_which_they_are_replaced(replaced: float) -> None:
+    (drift,) = measure_drift(stream(replaced))
+    assert drift.windows == 4
+    assert drift.hot_lost == pytest.approx(replaced, abs=0.03)
+    assert relative_change(drift.pooling_factors) == 0
+    assert relative_change(drift.distinct_rows) < 0.05
+
+
+def test_more_ids_a_sample_and_more_rows_are_changes() -> None:
+    few = counts(np.arange(100).repeat(2), samples=100)
+    many = counts(np.arange(1000), samples=250)
+    (drift,) = measure_drift({7: {"f": many}, 0: {"f": few}})
+    assert drift.pooling_factors == (2, 4)
+    assert drift.distinct_rows[0] == pytest.approx(100)
+    assert 150 < drift.distinct_rows[1] <= 200, "of 200 ids, as the first window has"
+
+
+def test_a_feature_in_one_window_alone_does_not_move() -> None:
+    none = FeatureCounts(10)
+    none.add(Bags(np.zeros(0, dtype=np.int64), np.zeros(5, dtype=np.int64)))
+    assert measure_drift({0: {"f": counts(np.arange(IDS))}, 1: {"f": none}}) == []
+    assert measure_drift({}) == []

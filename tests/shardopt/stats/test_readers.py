@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from predictor.errors import InputError
-from shardopt.stats.collect import WHOLE, ReadOptions, collect
+from shardopt.stats.collect import WHOLE, ReadOptions, TimeWindow, collect
 from shardopt.stats.counts import FeatureCounts
-from shardopt.stats.source import DataFormat, format_of
-from shardopt.stats.windows import TimeWindow
+from shardopt.stats.readers import DataFormat, format_of
 
 RNG = np.random.default_rng(0)
 IDS = RNG.zipf(1.4, (300, 26)) % 5000
@@ -151,8 +150,7 @@ def test_tuples_of_dlrm_datasets(tmp_path: Path) -> None:
 
 
 def test_skipped_chunks_are_left_out(tmp_path: Path) -> None:
-    from shardopt.stats.readers.arrays import NpySource, NpzSource
-    from shardopt.stats.readers.tsv import TsvSource
+    from shardopt.stats.readers import NpySource, NpzSource, TsvSource
 
     np.save(tmp_path / "a.npy", IDS)
     sources = [

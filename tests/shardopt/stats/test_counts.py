@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardopt.stats.sketch import HotRows, IdSample
+from shardopt.stats.counts import HotRows, IdSample
 from tests.shardopt.stats.id_distributions import DISTRIBUTIONS, counted, draw
 
 streams = st.lists(
