@@ -96,7 +96,7 @@ def _run(names: list[str], output: Path, rounds: int, work: Path, quiet: bool) -
     from lab.replay.side_by_side import summary
     from shardopt.api.plan_file import versions
     from shardopt.cli.output import note, write_json
-    from shardopt.replay.predict.rows import FILE, write_models
+    from shardopt.replay.calls import FILE, write_models
 
     for name in prepare(names, work):
         note([f"{name}: benchmark made"], quiet=quiet)

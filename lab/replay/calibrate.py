@@ -17,8 +17,8 @@ from typing import Any
 from lab.replay.side_by_side import capture, measure
 from shardopt.files import atomic_write_text
 from shardopt.measure.machine import Usage, other_cores
-from shardopt.replay.predict.iteration import list_rank
-from shardopt.replay.predict.rows import FIT, TEST, ModelCalls, group_calls
+from shardopt.replay.calls import FIT, TEST, ModelCalls, group_calls
+from shardopt.replay.predict import list_ranks
 
 LISTED = "listed.json"
 TRIES = 3
@@ -36,8 +36,6 @@ def prepare(names: Sequence[str], work: Path) -> Iterator[str]:
     Raises:
         ShardoptError: a model cannot be captured here.
     """
-    from lab.replay.originals import ranks_of
-
     for name in names:
         folder = folder_of(work, name)
         if not (folder / LISTED).exists():
@@ -45,9 +43,7 @@ def prepare(names: Sequence[str], work: Path) -> Iterator[str]:
             shutil.rmtree(folder, ignore_errors=True)
             capture(name, folder)
             shutil.rmtree(folder / "traces")
-            ranks = ranks_of(name)
-            lists = [list_rank(folder / "benchmark", rank, ranks) for rank in range(ranks)]
-            atomic_write_text(folder / LISTED, json.dumps(lists))
+            atomic_write_text(folder / LISTED, json.dumps(list_ranks(folder / "benchmark")))
         yield name
 
 

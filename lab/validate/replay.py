@@ -16,9 +16,8 @@ from lab.validate.report import ComparedRow, Report, Scores, errors_by_ranks
 from predictor.cost.ops.cpu_ops import OpModels
 from predictor.fit.cpu_ops import errors_by_group
 from predictor.hardware.loader import load_hardware
-from shardopt.replay.predict.fit import captured_step, fit_replays, read_replays
-from shardopt.replay.predict.iteration import OP_MODELS, predict_ranks
-from shardopt.replay.predict.rows import FIT, TEST, ModelCalls
+from shardopt.replay.calls import FIT, TEST, ModelCalls, captured_step, fit_replays, read_replays
+from shardopt.replay.predict import OP_MODELS, predict_ranks
 
 NAME = "replay"
 LARGEST_GROUPS = 14

@@ -1,4 +1,4 @@
-"""``shardopt predict``: the predicted time of given plans, side by side, or of a benchmark."""
+"""``shardopt predict``: the predicted time of given plans, side by side."""
 
 from __future__ import annotations
 
@@ -11,21 +11,17 @@ from shardopt.cli import options
 
 Model = Annotated[
     Path,
-    typer.Argument(
-        metavar="MODEL",
-        help="Model file (YAML), or the folder of a generated benchmark, which needs no plan.",
-        show_default=False,
-    ),
+    typer.Argument(metavar="MODEL", help="Model file (YAML).", show_default=False),
 ]
 Plans = Annotated[
-    list[Path] | None,
+    list[Path],
     typer.Argument(metavar="PLAN...", help="Plan files (JSON), one or more.", show_default=False),
 ]
 
 
 def predict(
     model: Model,
-    plans: Plans = None,
+    plans: Plans,
     gpus: options.Gpus = None,
     gpus_per_node: options.GpusPerNode = None,
     cluster: options.Cluster = None,
@@ -40,27 +36,9 @@ def predict(
 ) -> None:
     """Predict the iteration time of one or more plans.
 
-    Ranks and hardware are those of the first plan unless you set them. A folder that `bench
-    generate` wrote is predicted as `bench predict` does.
+    Ranks and hardware are those of the first plan unless you set them. For a benchmark that `bench
+    generate` wrote, see `bench predict`.
     """
-    from predictor.errors import InputError
-
-    if model.is_dir():
-        from shardopt.cli.bench.benchmark import CPU_RANKS, predict_benchmark
-
-        sizes = (gpus, gpus_per_node, cluster, hbm_gib, ddr_gib, batch_size)
-        if plans or strict or any(of is not None for of in sizes):
-            raise InputError(
-                f"{model}: is the folder of a benchmark, which has its own ranks and batch; give "
-                "no plan and no flags but --hardware, --json and --quiet"
-            )
-        predict_benchmark(model, hardware or CPU_RANKS, None, as_json=json, quiet=quiet)
-        return
-    if not plans:
-        raise InputError(
-            "no plan is given: shardopt predict MODEL PLAN..., or the folder of a benchmark as "
-            "MODEL; see shardopt predict --help"
-        )
     from shardopt.api.setting import Machine
     from shardopt.cli.output import note
     from shardopt.cli.setting import predict_plans

@@ -31,8 +31,11 @@ class ReplayError(ShardoptError):
     """A rank of a benchmark failed; the text is its own last words."""
 
 
-def check_benchmark(folder: Path) -> dict[str, Any]:
+def check_benchmark(folder: Path, *, program: bool = True) -> dict[str, Any]:
     """The data that all ranks of a benchmark share.
+
+    Args:
+        program: it is to be run, for which the program must be there too.
 
     Raises:
         InputError: the folder holds no benchmark that this version can run.
@@ -41,8 +44,10 @@ def check_benchmark(folder: Path) -> dict[str, Any]:
     try:
         data: Any = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
+        alone = "a program alone" if (folder / MAIN).is_file() else "no benchmark"
         raise InputError(
-            f"{folder}: no benchmark (no data.json); make one with `shardopt bench generate`"
+            f"{folder}: {alone} (no data.json); generate the benchmark from its trace with "
+            "`shardopt bench generate TRACE... -o DIR`, which writes data.json and rank*.json too"
         ) from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
@@ -53,7 +58,7 @@ def check_benchmark(folder: Path) -> dict[str, Any]:
         raise InputError(
             f"{path}: `world_size` must be a whole number from 1 to {MOST_RANKS}, not {world!r:.40}"
         )
-    if not (folder / MAIN).is_file():
+    if program and not (folder / MAIN).is_file():
         raise InputError(f"{folder}: has no {MAIN}; generate the benchmark again")
     return data
 

@@ -12,7 +12,17 @@ from typing import Any
 from predictor.trace.read import TraceSet
 from shardopt.files import atomic_write_text
 from shardopt.replay.program.emit import Source, file_of, source_of
-from shardopt.replay.program.program import Call, RankProgram, TensorSpec
+from shardopt.replay.program.program import (
+    WITH_GRAD,
+    Call,
+    Number,
+    RankProgram,
+    Slot,
+    TensorSpec,
+    Term,
+    Word,
+    flat,
+)
 from shardopt.version import __version__
 
 SCHEMA = "shardopt.replay/1"
@@ -119,7 +129,7 @@ def rank_object(
             for number, spec in program.made.items()
             if number <= last
         },
-        "calls": [_call(call) for call in program.calls if call.op != "wait"],
+        "calls": _calls(program.calls),
         "left_out": [
             {"op": item.op, "reason": item.reason, "us": item.us} for item in program.left_out
         ],
@@ -144,12 +154,33 @@ def _fill(fill: Mapping[str, Any] | None) -> dict[str, Any]:
     return {} if fill is None else {"fill": dict(fill)}
 
 
+def _calls(calls: Sequence[Call]) -> list[dict[str, Any]]:
+    """The ops; a wait is with the op that it follows, by the number of its collective."""
+    made: list[dict[str, Any]] = []
+    started: dict[int, int] = {}
+    for at, call in enumerate(calls):
+        if call.op != "wait":
+            made.append(_call(call))
+            if call.is_collective:
+                started[at] = len(started)
+        elif isinstance(target := call.arguments[0], Number) and int(target.value) in started:
+            made[-1].setdefault("waits", []).append(started[int(target.value)])
+    return made
+
+
 def _call(call: Call) -> dict[str, Any]:
-    kept: dict[str, Any] = {"op": call.op}
+    kept: dict[str, Any] = {"op": call.op, "arguments": [_term(of) for of in call.arguments]}
+    if call.keywords:
+        kept["keywords"] = {name: _term(of) for name, of in call.keywords.items()}
+    if gives := call.gives():
+        kept["targets"] = [output if flat(output) else None for output in call.outputs]
+    if call.frees:
+        kept["frees"] = call.frees
+    if call.collective == WITH_GRAD:
+        kept["with_grad"] = True
     if call.overload:
         kept["overload"] = call.overload
-    reads, gives = sorted(set(call.reads())), call.gives()
-    if reads:
+    if reads := sorted(set(call.reads())):
         kept["reads"] = reads
     if gives:
         kept["gives"] = gives
@@ -160,6 +191,17 @@ def _call(call: Call) -> dict[str, Any]:
     if call.bytes is not None:
         kept["bytes"] = call.bytes
     return kept
+
+
+def _term(term: Term) -> Any:
+    """An argument as the program spells it; `predict.op_list` reads it back."""
+    if isinstance(term, tuple):
+        return [_term(item) for item in term]
+    if isinstance(term, Slot):
+        return f"t[{term.number}]"
+    if isinstance(term, Word):
+        return term.text
+    return None if term is None else term.value
 
 
 def _specs(spec: Any) -> Any:

@@ -19,7 +19,7 @@ def predict_benchmark(
 ) -> None:
     """Predict and print; arguments as of `bench predict`."""
     from shardopt.cli.output import print_json
-    from shardopt.replay.predict.iteration import predict
+    from shardopt.replay.predict import predict
 
     result = predict(folder, hardware, data)
     if as_json:

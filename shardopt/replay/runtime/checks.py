@@ -138,7 +138,12 @@ _RANK = members(
             members(
                 {"op": text},
                 {
-                    "overload": text,
+                    "overload": anything,
+                    "arguments": several(anything),
+                    "keywords": members({}),
+                    "targets": several(anything),
+                    "frees": several(whole),
+                    "waits": several(whole),
                     "reads": several(whole),
                     "gives": several(whole),
                     "outputs": several(anything),

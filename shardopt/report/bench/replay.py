@@ -48,7 +48,7 @@ def show_prediction(console: Console, result: Mapping[str, Any], *, brief: bool)
     """Predicted time; then the ops without a kernel model, by their share of the recorded time.
 
     Args:
-        result: as `shardopt.replay.predict.iteration.predict` makes it.
+        result: as `shardopt.replay.predict.predict` makes it.
         brief: the headline alone.
     """
     console.print(

@@ -17,7 +17,7 @@ from lab.replay.calibrate import (
     time_rounds,
 )
 from lab.replay.side_by_side import capture, class_of, measure
-from shardopt.replay.predict.rows import FIT, TEST
+from shardopt.replay.calls import FIT, TEST
 
 NAMES = ("mlp", "mlp a")
 
@@ -57,7 +57,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(calibrate, "capture", captured)
     monkeypatch.setattr(calibrate, "measure", measured)
     monkeypatch.setattr(
-        calibrate, "list_rank", lambda *_: {**listed, "calls": [["aten::mul", 1.0, None]]}
+        calibrate, "list_ranks", lambda _: [{**listed, "calls": [["aten::mul", 1.0, None]]}]
     )
     return found
 

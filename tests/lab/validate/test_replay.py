@@ -12,9 +12,8 @@ from lab.suites import COMMITTED
 from lab.validate.replay import validate_replay
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
-from shardopt.replay.predict.fit import read_replays
-from shardopt.replay.predict.iteration import OP_MODELS, load_models, predict_ranks
-from shardopt.replay.predict.rows import FILE, FIT, write_models
+from shardopt.replay.calls import FILE, FIT, read_replays, write_models
+from shardopt.replay.predict import OP_MODELS, load_models, predict_ranks
 
 FOLDER = COMMITTED / "replay"
 

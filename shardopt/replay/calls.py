@@ -1,7 +1,11 @@
-"""The calls of a benchmark's ranks, and files of them, one line of JSON per model.
+"""The calls of a benchmark's ranks, files of them, and kernel models fitted on timed ones.
 
-A prediction from such a file needs no benchmark. Kernel models are fitted on the calls that were
-timed.
+A file has a line of JSON per model; a prediction from it needs no benchmark. A replay runs no
+modules and no autograd between its ops, so models that were fitted on training steps do not fit it.
+`shardopt bench predict` uses the fit that is stored with a profile
+(`predictor.hardware.loader`); here it is made anew, on a user's folder or for held-out errors.
+
+Why: docs/decisions/0031.
 """
 
 from __future__ import annotations
@@ -10,9 +14,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from predictor.cost.ops.cpu_ops import BINS, OpRow
+from predictor.cost.ops.cpu_ops import BINS, OpModels, OpRow
+from predictor.errors import InputError
+from predictor.fit.cpu_ops import CapturedStep, fit_models
 from predictor.iteration.op_graph import (
     CallGroup,
     CollectiveStart,
@@ -25,6 +32,8 @@ from shardopt.measure.store import Fields, RowKind, read_rows, write_rows
 FILE = "calls.jsonl"
 FIT, TEST = "fit", "test"
 KIB = 1024
+CALL_BYTES = 4096.0
+"""What a core moves in the time that it takes to start an op, roughly."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,7 @@ def group_calls(of: Mapping[str, Any], calls_us: Sequence[float] | None = None) 
     """Group the equal calls of a rank.
 
     Args:
-        of: what `shardopt.replay.predict.op_list` writes.
+        of: what `shardopt.replay.op_list` finds of the rank.
         calls_us: of each call of the program, its time in a replay.
     """
     calls = of["calls"]
@@ -111,15 +120,6 @@ def write_models(path: Path, models: Sequence[ModelCalls]) -> None:
         InputError: the file cannot be written.
     """
     write_rows(path, MODEL, models)
-
-
-def read_models(path: Path) -> list[ModelCalls]:
-    """What `write_models` wrote.
-
-    Raises:
-        InputError: the file or a line of it cannot be read.
-    """
-    return read_rows(path, MODEL)
 
 
 def _parse_model(fields: Fields) -> ModelCalls:
@@ -200,3 +200,61 @@ def _parse_row(of: Sequence[Any], count: int) -> OpRow:
     for at, size in bins.items():
         reuse[int(at)] = KIB * float(size)
     return OpRow(str(kind), tuple(map(int, sizes)), tuple(reuse), count)
+
+
+def read_replays(folder: Path) -> list[ModelCalls]:
+    """The models of a folder that `python -m lab compare` wrote.
+
+    Raises:
+        InputError: it is no such folder, or a line of the file cannot be read.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        raise InputError(
+            f"{folder}: has no {FILE}; give a folder that python -m lab compare has written"
+        )
+    return read_rows(path, MODEL)
+
+
+def fit_replays(models: Sequence[ModelCalls], ranks: int) -> OpModels:
+    """Kernel models fitted on the calibration models among these.
+
+    Args:
+        ranks: of the benchmark that is to be predicted. Ops that no calibration model of several
+            ranks runs are priced as on one rank.
+
+    Raises:
+        InputError: none of them is a calibration model that was timed.
+    """
+    fits = [model for model in models if model.part == FIT]
+    pure = [step for model in fits if not _has_collectives(model) for step in _steps(model)]
+    if not pure:
+        raise InputError(
+            "no calibration model of one rank was timed; measure with python -m lab compare"
+        )
+    alone = fit_models([step for model in fits for step in _steps(model)], pure)
+    together = [step for model in fits if len(model.ranks) > 1 for step in _steps(model)]
+    if ranks == 1 or not together:
+        return alone
+    shared = fit_models(together, (), alone.caches)
+    return replace(alone, coefficients={**alone.coefficients, **shared.coefficients})
+
+
+def _has_collectives(model: ModelCalls) -> bool:
+    return any(rank.collectives for rank in model.ranks)
+
+
+def _steps(model: ModelCalls) -> list[CapturedStep]:
+    return [captured_step(rank, median(model.replay_ms)) for rank in model.ranks]
+
+
+def captured_step(rank: RankCalls, step_ms: float) -> CapturedStep:
+    """A rank's timed ops; the few calls of several ops are split by the bytes that these touch."""
+    rows: list[OpRow] = []
+    times: list[float] = []
+    for call in rank.calls:
+        if call.ms is not None:
+            parts = [CALL_BYTES * row.count + sum(row.reuse) for row in call.rows]
+            rows += call.rows
+            times += [call.ms * part / sum(parts) for part in parts]
+    return CapturedStep(tuple(rows), tuple(times), step_ms)

@@ -1,6 +1,9 @@
 """Predictions of generated benchmarks: listed ops, what has no kernel model, ranks."""
 
 import json
+import re
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 
 pytest.importorskip("torchrec")
 
+import shardopt.replay
 from lab.transformer import TransformerShape
 from predictor.cost.collectives import Collectives
 from predictor.cost.ops.cpu_ops import VIEW, Caches, OpModels
@@ -18,10 +22,10 @@ from predictor.iteration.op_graph import op_graph, rank_times
 from predictor.iteration.timeline import simulate
 from predictor.model.op_calls import OpCall
 from predictor.model.topology import Topology
+from shardopt.replay.calls import group_calls
 from shardopt.replay.generate import generate
-from shardopt.replay.predict.iteration import collective_ms, list_rank, load_models, predict
-from shardopt.replay.predict.rows import group_calls
-from shardopt.replay.predict.source import read_program
+from shardopt.replay.op_list import list_ops
+from shardopt.replay.predict import collective_ms, list_ranks, load_models, predict
 from tests.shardopt.replay.captured import capture
 
 MODELS = OpModels({"relu c>1": np.array([0.5, *[0.0] * 6])}, Caches(1e6, 1e7), op_ms=0.25)
@@ -115,7 +119,7 @@ def test_ops_are_those_of_the_step(tmp_path: Path) -> None:
     models = load_models(None, 1)
     step = step_calls(record_step(SHAPE))
     own = [row for part in step.calls for row in part.rows if row.kind != VIEW]
-    rank = group_calls(list_rank(tmp_path / "b", 0, 1))
+    rank = group_calls(list_ranks(tmp_path / "b")[0])
     calls = [row for call in rank.calls for row in call.rows if not row.kind.startswith(VIEW)]
     assert sum(row.count for row in calls) == sum(row.count for row in own)
     assert models.rows_ms(calls) == pytest.approx(models.rows_ms(own), rel=0.05)
@@ -143,23 +147,6 @@ def test_a_number_that_is_read_costs_a_call() -> None:
     assert not OpCall("_local_scalar_dense", (), ()).moves
 
 
-@pytest.mark.slow
-def test_predict_takes_a_folder_as_its_model(tmp_path: Path, traces: Path) -> None:
-    from typer.testing import CliRunner
-
-    from shardopt.cli.app import app
-
-    generate([traces], tmp_path / "b")
-    one, other = (
-        CliRunner().invoke(app, [*words, str(tmp_path / "b"), "--json"])
-        for words in (["predict"], ["bench", "predict"])
-    )
-    assert one.exit_code == 0
-    assert json.loads(one.stdout) == json.loads(other.stdout)
-    refused = CliRunner().invoke(app, ["predict", str(tmp_path / "b"), "--gpus", "8"])
-    assert isinstance(refused.exception, (InputError, SystemExit))
-
-
 SPY = "import pathlib; pathlib.Path({marker!r}).write_text('ran')\n"
 
 
@@ -174,35 +161,65 @@ def test_no_code_of_the_folder_or_the_working_directory_runs(
     for name in ("numpy", "torch", "json", "runtime"):
         (tmp_path / f"{name}.py").write_text(spy)
         (folder / f"{name}.py").write_text(spy)
-    for path in (folder / "runtime").iterdir():
+    for path in (folder / "benchmark.py", *(folder / "runtime").iterdir()):
         path.write_text(spy)
-    monkeypatch.chdir(tmp_path)
-    assert predict(folder, "cpu-gloo") == before
     monkeypatch.chdir(folder)
     assert predict(folder, "cpu-gloo") == before
+    (folder / "benchmark.py").unlink()
+    monkeypatch.chdir(tmp_path)
+    assert predict(folder, "cpu-gloo") == before
     assert not marker.exists()
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "open('{marker}', 'w')",
-        "x = open('{marker}', 'w')",
-        "class A: x = open('{marker}', 'w')",
-        "x = [open('{marker}', 'w')]",
-        "@open('{marker}', 'w')\ndef f(t, c, work): ''",
-        "def f(t, c, work, d=open('{marker}', 'w')): ''",
-        "def f(t, c, work):\n    ''\n    open('{marker}', 'w')",
-        "def f(t, c, work):\n    ''\n    t[open('{marker}', 'w')] = None",
-        "def f(t, c, work):\n    ''\n    t[0] = torch.serialization.os.system('touch {marker}')",
-        "def f(t, c, work):\n    ''\n    t[0] = float.__class__('{marker}')",
-        "ITERATION = [(('',), open)]",
-        "ops.named = 1",
-    ],
-)
-def test_a_program_that_was_not_generated_is_refused(tmp_path: Path, line: str) -> None:
-    path, marker = tmp_path / "benchmark.py", tmp_path / "marker"
-    path.write_text(f'"""A program."""\n{line.format(marker=marker)}\n')
-    with pytest.raises(InputError, match=r"benchmark\.py:[0-9]+: is not what `bench generate`"):
-        read_program(path, None, {})
+def test_a_program_alone_is_refused_with_how_to_get_the_data(tmp_path: Path, traces: Path) -> None:
+    generate([traces], tmp_path)
+    data = json.loads((tmp_path / "rank0.json").read_text())
+    for call in data["calls"]:
+        del call["arguments"]
+    (tmp_path / "rank0.json").write_text(json.dumps(data))
+    with pytest.raises(InputError, match="bench generate"):
+        list_ops(tmp_path)
+    (tmp_path / "rank0.json").unlink()
+    with pytest.raises(InputError, match=r"rank0\.json"):
+        list_ops(tmp_path)
+    (tmp_path / "data.json").unlink()
+    with pytest.raises(InputError, match="bench generate"):
+        predict(tmp_path, "cpu-gloo")
+
+
+def places(data: Any) -> Iterator[tuple[Any, Any]]:
+    """All that nested data hold, each as its container and its place there."""
+    items = data.items() if isinstance(data, dict) else enumerate(data)
+    for key, value in list(items):
+        yield data, key
+        if isinstance(value, (dict, list)):
+            yield from places(value)
+
+
+@pytest.mark.parametrize("attack", ["torch.os.system('touch {}')", "t[10**9]", "device.type", -1])
+def test_data_that_was_not_generated_is_refused_or_harmless(
+    tmp_path: Path, traces: Path, attack: Any
+) -> None:
+    marker = tmp_path / "marker"
+    generate([traces], tmp_path)
+    path = tmp_path / "rank0.json"
+    data = json.loads(path.read_text())
+    data["calls"] = [call for call in data["calls"] if "keywords" in call][:2]
+    assert data["calls"]
+    data["parts"], data["c"] = [], []
+    if isinstance(attack, str):
+        attack = attack.format(marker)
+    for place, key in places(data["calls"]):
+        before, place[key] = place[key], attack
+        path.write_text(json.dumps(data))
+        with suppress(InputError):
+            list_ops(tmp_path)
+        place[key] = before
     assert not marker.exists()
+
+
+def test_nothing_evaluates_text() -> None:
+    """The generated program is one that its user runs; no other text of a user's is."""
+    wrong = re.compile(r"(?<![\w.])(?:exec|eval|compile)\(|pickle|marshal")
+    sources = Path(shardopt.replay.__path__[0]).rglob("*.py")
+    assert [path.name for path in sources if wrong.search(path.read_text())] == []

@@ -1,4 +1,10 @@
-"""Predicts an iteration of a generated benchmark on CPU cores from kernel models of its ops."""
+"""Predicts an iteration of a generated benchmark on CPU cores from kernel models of its ops.
+
+It reads the benchmark's data files: which ops, on which shapes, in which order. The program is
+neither parsed nor run, so that whoever is sent a benchmark can predict it before trusting it.
+
+Why: docs/decisions/0049.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +22,7 @@ import numpy as np
 
 from predictor.cost.collectives import Collectives
 from predictor.cost.ops.cpu_ops import OpModels
-from predictor.errors import InputError, ShardoptError
+from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware, load_op_models
 from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.op_graph import (
@@ -32,8 +38,8 @@ from predictor.units import GIB
 from shardopt.extras import needs_torchrec
 from shardopt.ranks.launch import python_path
 from shardopt.ranks.scratch import scratch_folder
+from shardopt.replay.calls import fit_replays, group_calls, read_replays
 from shardopt.replay.launch import check_benchmark
-from shardopt.replay.predict.rows import group_calls
 
 OP_MODELS = "cpu-gloo"
 """The profile whose kernel models price ops, unless a folder of measurements is given."""
@@ -59,14 +65,14 @@ def predict(folder: Path, hardware: str, data: Path | None = None) -> dict[str, 
             None: those stored with the profile `OP_MODELS`.
 
     Raises:
-        InputError: no benchmark, a profile of GPUs, or ranks that do not run the same collectives.
-        ShardoptError: fake tensors cannot run the program, or a library is missing.
+        InputError: no data of a benchmark, a profile of GPUs, or ranks that do not run the same
+            collectives.
+        ShardoptError: a library is missing.
     """
-    common = check_benchmark(folder)
-    count = int(common["world_size"])
+    count = int(check_benchmark(folder, program=False)["world_size"])
     profile = load_cpu_profile(hardware)
     models = load_models(data, count)
-    lists = [list_rank(folder, rank, count) for rank in range(count)]
+    lists = list_ranks(folder)
     ranks = [group_calls(of) for of in lists]
     return {
         **predict_ranks(ranks, models, profile),
@@ -82,8 +88,6 @@ def load_models(data: Path | None, ranks: int) -> OpModels:
     """
     if data is None:
         return OpModels.of_group(load_op_models(OP_MODELS), ranks)
-    from shardopt.replay.predict.fit import fit_replays, read_replays
-
     return fit_replays(read_replays(data), ranks)
 
 
@@ -126,30 +130,28 @@ def predict_ranks(
     }
 
 
-def list_rank(folder: Path, rank: int, ranks: int) -> dict[str, Any]:
-    """What `shardopt.replay.predict.op_list` finds of one rank.
+def list_ranks(folder: Path) -> list[dict[str, Any]]:
+    """What `shardopt.replay.op_list` finds of each rank.
+
+    It has a process of its own: a kernel that PyTorch runs on odd sizes may end it.
 
     Raises:
-        ShardoptError: fake tensors cannot run the program, or torch is missing.
+        InputError: the data are not those of a benchmark, or no ops of this PyTorch.
+        ShardoptError: torch is missing.
     """
     with needs_torchrec():
         if find_spec("torch") is None:
             raise ModuleNotFoundError("No module named 'torch'", name="torch")
-    environment = {
-        **os.environ,
-        "PYTHONPATH": python_path(),
-        "RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-    }
+    environment = {**os.environ, "PYTHONPATH": python_path()}
     with scratch_folder() as place:
         out = place / "ops.json"
-        module = "shardopt.replay.predict.op_list"
+        module = "shardopt.replay.op_list"
         command = [sys.executable, "-P", "-m", module, str(folder), str(out)]
         done = subprocess.run(command, env=environment, capture_output=True, check=False)
         if done.returncode:
             words = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-            raise ShardoptError(f"{folder}: rank {rank} cannot be listed: {' '.join(words)}")
-        found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+            raise InputError(f"{folder}: its ops cannot be listed: {' '.join(words)}")
+        found: list[dict[str, Any]] = json.loads(out.read_text(encoding="utf-8"))
         return found
 
 

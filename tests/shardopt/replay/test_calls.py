@@ -8,20 +8,22 @@ from predictor.cost.ops.cpu_ops import BINS, OpModels, OpRow
 from predictor.errors import InputError
 from predictor.hardware.loader import load_op_models
 from predictor.iteration.op_graph import CallGroup, CollectiveStart, CollectiveWait, RankCalls
-from shardopt.replay.predict.rows import (
+
+pytest.importorskip("scipy")
+
+from shardopt.replay.calls import (
+    CALL_BYTES,
     FILE,
     FIT,
     TEST,
     ModelCalls,
-    read_models,
+    captured_step,
+    fit_replays,
+    read_replays,
     write_models,
 )
 
-pytest.importorskip("scipy")
-
-from shardopt.replay.predict.fit import CALL_BYTES, captured_step, fit_replays, read_replays
-
-REPLAYS = Path(__file__).resolve().parents[4] / "configs" / "bench" / "replay"
+REPLAYS = Path(__file__).resolve().parents[3] / "configs" / "bench" / "replay"
 
 
 def row(elements: int, kind: str = "mul c>1", count: int = 1) -> OpRow:
@@ -52,7 +54,7 @@ def test_files_keep_what_a_fit_needs(tmp_path: Path) -> None:
     )
     models = [ModelCalls("a", FIT, (1.5, 2.5), (rank, rank)), model("b", TEST, calls(4096))]
     write_models(tmp_path / FILE, models)
-    found = read_models(tmp_path / FILE)
+    found = read_replays(tmp_path)
     assert [of.name for of in found] == ["a", "b"]
     assert found[0] == models[0]
     assert found[1].ranks[0].calls[0].ms == pytest.approx(0.01 + 4096e-6, rel=1e-3)
