@@ -1,11 +1,12 @@
 """TorchRec's own tests of its planner, run with `ShardoptPlanner` in its planner's place.
 
-    python -m lab torchrec-own CHECKOUT [--theirs] [-k EXPRESSION]
+    python -m lab torchrec-own CHECKOUT [--theirs] [--write] [-k EXPRESSION]
 
 CHECKOUT is a checkout of https://github.com/meta-pytorch/torchrec, 1.7 to 1.9. Its test files are
 run as they are, on its own torchrec: in every process, those that the tests start too, the name
-`EmbeddingShardingPlanner` stands for our planner. Tests that differ are listed, with the
-reason, in docs/hook.md: this fails if another one does, or if one of these passes.
+`EmbeddingShardingPlanner` stands for our planner. docs/hook.md says how many pass, and lists those
+that differ with the reason: this fails if the numbers or the list are not those of the run, and
+`--write` writes the numbers.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--theirs", action="store_true", help="with TorchRec's own planner")
+    parser.add_argument("--write", action="store_true", help="write the numbers to the page")
     parser.add_argument("-k", default="", help="only tests whose name matches, as in pytest")
     given = parser.parse_args()
     results = dict(run_tests(given.checkout, theirs=given.theirs, only=given.k))
@@ -66,14 +68,31 @@ def main() -> None:
     if given.theirs:
         print("\n".join(failed))
         return
-    expected = set(read_differences(PAGE.read_text()))
+    page = PAGE.read_text()
+    expected = set(read_differences(page))
     new = sorted(set(failed) - expected)
     gone = sorted(expected & set(passed))
     for name in new:
         print(f"differs, and docs/hook.md does not say why: {name}")
     for name in gone:
         print(f"passes, and docs/hook.md says it differs: {name}")
+    version = (given.checkout / "version.txt").read_text().strip()
+    wanted = with_numbers(page, version, len(results), len(passed), len(failed))
+    if given.write:
+        PAGE.write_text(wanted)
+    elif not given.k and wanted != page:
+        print("docs/hook.md has other numbers: run this with --write")
+        sys.exit(1)
     sys.exit(1 if new or gone or not results else 0)
+
+
+def with_numbers(page: str, version: str, total: int, passed: int, failed: int) -> str:
+    """The page, with the outcome of a run in its sentence."""
+    skipped = total - passed - failed
+    said = (
+        f"With version {version}, {passed} of {total} pass, {skipped} are skipped and {failed} fail"
+    )
+    return re.sub(r"With version [^,]+, \d+ of \d+ pass, \d+ are skipped and \d+ fail", said, page)
 
 
 def run_tests(checkout: Path, *, theirs: bool, only: str) -> Iterator[tuple[str, str]]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from predictor.model.memory import RankMemory
 from predictor.model.plan import ShardingPlan
 from predictor.predict import Prediction
+from predictor.units import format_bytes
 from search.problem import Problem, Result
 from shardopt.extras import needs_torchrec
 from shardopt.formatting import at_most, gap_of, interval, ms, plural, times
+from shardopt.torchrec.logs import logger
 from shardopt.torchrec.plan.options import TableKey, to_plan
 
 with needs_torchrec():
@@ -25,7 +28,7 @@ class LastSearch:
 
     Args:
         problem: the tables that shardopt predicts, the ranks with the memory left for them, costs.
-        result: of the search; None where a plan was loaded.
+        result: of the search; None where a plan was loaded, or TorchRec's is returned.
         plan: as it was returned, with what callbacks changed.
         prediction: of that plan.
         changed: keys of the tables that callbacks changed.
@@ -65,7 +68,7 @@ def describe(found: LastSearch) -> str:
 def _comparison(found: LastSearch) -> list[str]:
     """With TorchRec's plan and with the bound, where a search has them."""
     if found.result is None:
-        return ["a loaded plan, not searched"]
+        return ["not the plan of a search"]
     ours, theirs = found.prediction.iteration_ms, found.result.baselines.get(TORCHREC)
     parts = [
         "TorchRec's planner finds no plan that fits"
@@ -76,3 +79,21 @@ def _comparison(found: LastSearch) -> list[str]:
     if gap is not None:
         parts.append(f"{at_most(gap)} from the best possible")
     return parts
+
+
+def tell_short(memory: Sequence[RankMemory]) -> None:
+    """Warn of a plan that does not fit by shardopt's count, though it was accepted."""
+    short = [rank for rank in memory if not rank.fits]
+    if not short:
+        return
+    worst = max(short, key=lambda rank: rank.missing_hbm_bytes + rank.missing_ddr_bytes)
+    kind = "HBM" if worst.missing_hbm_bytes else "DDR"
+    need, have = worst.use(kind)
+    logger.warning(
+        "by shardopt's count %s not fit: at its peak rank %d takes %s of %s %s",
+        "1 rank does" if len(short) == 1 else f"{len(short)} ranks do",
+        worst.rank,
+        format_bytes(need),
+        format_bytes(have),
+        kind,
+    )

@@ -8,7 +8,8 @@ and a performance model in turn; here one search answers for all three.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from predictor.errors import InfeasibleError, InputError, ShardoptError
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import ShardingPlan as OurPlan
-from predictor.model.topology import ReplicaGroups
+from predictor.model.topology import ReplicaGroups, Topology
 from predictor.model.workload import Workload
 from predictor.predict import predict
 from search.choose import NOMINAL
@@ -32,7 +33,7 @@ from shardopt.torchrec.module.read_table import UserInputs, check_pooling_factor
 from shardopt.torchrec.plan.options import TableKey, group_by_table, to_options
 from shardopt.torchrec.planning.collective import on_first_rank, search_seconds
 from shardopt.torchrec.planning.errors import as_planner_errors
-from shardopt.torchrec.planning.found import LastSearch, describe, plan_of
+from shardopt.torchrec.planning.found import LastSearch, describe, plan_of, tell_short
 from shardopt.torchrec.planning.left_over import (
     TorchRecSearch,
     all_left,
@@ -44,11 +45,18 @@ from shardopt.torchrec.planning.loaded import LoadedOptions
 from shardopt.torchrec.planning.machine import (
     check_bandwidths,
     check_table_sizes,
+    describe_reservation,
     detect_hardware,
     read_cluster,
     read_topology,
 )
-from shardopt.torchrec.planning.offered import runnable, tell_dense, trained_alike
+from shardopt.torchrec.planning.offered import (
+    runnable,
+    tell_dense,
+    torchrecs_plan,
+    trained_alike,
+    with_room_for,
+)
 from shardopt.torchrec.planning.replicas import find_replicas
 from shardopt.torchrec.planning.setting import SearchSetting
 from shardopt.torchrec.planning.stand_ins import (
@@ -93,7 +101,7 @@ class _Searched:
     """What a search chose, before callbacks see it."""
 
     problem: Problem
-    result: Result
+    result: Result | None
     plan: OurPlan
 
 
@@ -123,7 +131,8 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             with where no ``model`` says it; None to make it from the features.
         default_pooling_factor: mean ids per sample of features for which nobody gives them, > 0;
             if None TorchRec's 1, with a warning.
-        strict: refuse to plan where such features are.
+        strict: refuse to plan where such features are, and where the tables take more memory by
+            shardopt's count than is left, or by the storage estimator's, but not by both.
         seed: of every random choice of the search, >= 0; all processes find the same plan.
         effort: multiple of the default work budget, > 0.
         objective: ``nominal`` (the predicted time), ``mean`` (over the scenarios) or ``regret``.
@@ -258,7 +267,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         """
         told = self._inputs().constraints
         tell_device_groups(module, told, self._topology.compute_device)
-        check_table_sizes(module, self._topology)
+        check_table_sizes(module, self._topology, describe_reservation(self._storage_reservation))
         self._request = (module, sharders)
         self._searched = self.found = None
         return super().plan(module, sharders)
@@ -297,7 +306,6 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         placed, self.rating = self._leave(theirs, reasons, left) if theirs else ([], 0.0)
         if mine:
             placed += self._choose(mine, without(left, placed))
-        check_storage(placed, left)
         tell_dense(placed)
         by_table = {(option.path, option.name): option for option in placed}
         return [by_table[key] for key in group_by_table(whole)]
@@ -339,11 +347,32 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         workload = read_workload(module, sharders, space, self._inputs())
         problem = self._setting.problem(workload, left)
         try:
-            result = self._setting.solve(problem, self._in_windows(space), self._ceiling_s)
-        except InfeasibleError as error:
-            raise PlannerError(error_type=PlannerErrorType.PARTITION, message=str(error)) from error
-        options = to_options(result.best.plan, workload, space)
+            return self._search_in(problem, space, left)
+        except (InfeasibleError, PlannerError) as error:
+            theirs = None if self._strict else torchrecs_plan(space, problem.topology)
+            if theirs is None:
+                kind = PlannerErrorType.PARTITION
+                raise PlannerError(error_type=kind, message=str(error)) from error
+            logger.warning(
+                "shardopt's count of memory and that of the storage estimator differ; the plan is "
+                "one that the estimator accepts (strict=True refuses it): %s",
+                error,
+            )
+            too_little = isinstance(error, InfeasibleError)
+        problem = with_room_for(plan_of(theirs, problem), problem)
+        if too_little:
+            with suppress(InfeasibleError, PlannerError):
+                return self._search_in(problem, space, left)
+        self._searched = _Searched(problem, None, plan_of(theirs, problem))
+        self.rating = 0.0
+        return theirs
+
+    def _search_in(self, problem: Problem, space: Options, left: TorchRecTopology) -> Options:
+        """The fastest plan of a problem, if the user's storage estimator accepts it."""
+        result = self._setting.solve(problem, self._in_windows(space), self._ceiling_s)
+        options = to_options(result.best.plan, problem.workload, space)
         self._enumerator.populate_estimates(options)
+        check_storage(options, left)
         self._searched = _Searched(problem, result, plan_of(options, problem))
         self.rating = result.best.iteration_ms
         return options
@@ -376,7 +405,15 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             logger.warning("the plan cannot be predicted: %s", error)
         if self.found is not None:
             logger.warning("%s", describe(self.found))
+            tell_short(self.found.prediction.memory)
         return options
+
+    def _installed(self, problem: Problem) -> Topology:
+        """The ranks of a problem, with what their devices have before the reservation."""
+        storages = [device.storage for device in self._topology.devices]
+        on_cpu = problem.hardware.device == "cpu"
+        installed = tuple(int(s.ddr if on_cpu else s.hbm) for s in storages)
+        return replace(problem.topology, installed_bytes=installed, limit_bytes=installed)
 
     def _describe(self, options: Options) -> LastSearch | None:
         module, sharders = self._asked
@@ -397,7 +434,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             problem,
             None if searched is None else searched.result,
             plan,
-            predict(problem.workload, problem.topology, problem.hardware, plan),
+            predict(problem.workload, self._installed(problem), problem.hardware, plan),
             tuple(key for key, table in plan.tables.items() if table != before.tables[key]),
             left,
         )

@@ -1,6 +1,6 @@
 """The machine to plan for: hardware profile of the device, ranks and memory of the Topology.
 
-Costs come from the profile. The bandwidths of TorchRec's Topology are checked and not used.
+Costs come from the profile. The bandwidths of TorchRec's Topology are looked at and not used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ with needs_torchrec():
     import torch
     from torch import nn
     from torchrec.distributed.planner import Topology as TorchRecTopology
-    from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
+    from torchrec.distributed.planner.types import (
+        PlannerError,
+        PlannerErrorType,
+        StorageReservation,
+    )
+    from torchrec.distributed.planner.utils import bytes_to_gb
     from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS
 
 DEVICES = ("cuda", "cpu")
@@ -85,11 +90,14 @@ def read_cluster(path: str | PathLike[str], theirs: TorchRecTopology) -> Cluster
     return cluster
 
 
-def check_table_sizes(module: nn.Module, theirs: TorchRecTopology) -> None:
+def check_table_sizes(module: nn.Module, theirs: TorchRecTopology, reserved: str) -> None:
     """Refuse a table whose weights alone exceed all memory of all ranks.
 
     TorchRec's enumerator would estimate each of its shards first, which takes minutes where a wide
     table has tens of thousands of them.
+
+    Args:
+        reserved: what the reservation says of itself, for the message.
 
     Raises:
         PlannerError: names the table.
@@ -108,18 +116,25 @@ def check_table_sizes(module: nn.Module, theirs: TorchRecTopology) -> None:
                     error_type=PlannerErrorType.INSUFFICIENT_STORAGE,
                     message=f"table '{config.name}' of module '{path}': its weights take "
                     f"{units.format_bytes(need)}, and the {theirs.world_size} ranks have "
-                    f"{units.format_bytes(room)} of device and host memory together; use more "
-                    "ranks, or fewer rows, fewer columns or a smaller data type",
+                    f"{units.format_bytes(room)} of device and host memory together ({reserved}); "
+                    "use more ranks, or fewer rows, fewer columns or a smaller data type",
                 )
 
 
+def describe_reservation(reservation: StorageReservation) -> str:
+    """In the words of TorchRec's own message where no plan fits."""
+    fixed = getattr(reservation, "_hbm_reserved_bytes", None)
+    if fixed is not None:
+        return f"Storage reservation: {round(bytes_to_gb(fixed), 3)} GB per device"
+    share = getattr(reservation, "_percentage", None)
+    name = type(reservation).__name__
+    return name if share is None else f"Storage reservation percentage: {share}"
+
+
 def check_bandwidths(theirs: TorchRecTopology) -> None:
-    """Refuse a Topology in bytes/s: TorchRec's bandwidths are bytes/ms.
+    """Warn of a Topology in bytes/s: TorchRec's bandwidths are bytes/ms.
 
     Costs never come from the Topology, but its author will use it for other planners too.
-
-    Raises:
-        InputError: a bandwidth is beyond anything that exists.
     """
     comms = theirs.comms_bandwidths
     found = {
@@ -130,10 +145,15 @@ def check_bandwidths(theirs: TorchRecTopology) -> None:
     }
     for name, value in found.items():
         if value > units.gb_per_s(MOST_GB_S):
-            raise InputError(
-                f"Topology({name}={value:g}) is {value / units.gb_per_s(1):g} GB/s, more than any "
-                f"hardware has. TorchRec's unit is bytes per millisecond: for {value / 1e9:g} GB/s "
-                f"give {name}={value / 1e3:g}"
+            logger.warning(
+                "Topology(%s=%g) is %g GB/s, more than any hardware has, and not used here. "
+                "TorchRec's unit is bytes per millisecond: for %g GB/s give %s=%g",
+                name,
+                value,
+                value / units.gb_per_s(1),
+                value / 1e9,
+                name,
+                value / 1e3,
             )
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from predictor.model.plan import ComputeKernel, ShardingType
+from predictor.model.memory import plan_memory
+from predictor.model.plan import ComputeKernel, ShardingPlan, ShardingType
 from predictor.model.topology import Topology
 from search.baselines.torchrec_cost import Perf
 from search.baselines.torchrec_partition import CostedOption
 from search.baselines.torchrec_planner import best_proposal
+from search.problem import Problem
 from search.space.option import Option
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.logs import logger
-from shardopt.torchrec.plan.options import TableKey, group_by_table
+from shardopt.torchrec.plan.options import group_by_table
 
 with needs_torchrec():
     from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
@@ -67,13 +71,27 @@ def trained_alike(
     }
     if not undecided:
         return list(options)
-    dense = _dense_in_torchrecs_plan(tables, topology)
+    theirs = torchrecs_plan(options, topology) or []
+    dense = {(o.path, o.name) for o in theirs if o.compute_kernel == DENSE}
     return [
         option
         for key, of_table in tables.items()
         for option in of_table
         if key not in undecided or (option.compute_kernel == DENSE) == (key in dense)
     ]
+
+
+def with_room_for(plan: ShardingPlan, problem: Problem) -> Problem:
+    """A problem whose ranks have room for a plan by shardopt's count, and at least what they had.
+
+    Args:
+        plan: that the user's storage estimator accepts.
+    """
+    ranks = problem.topology
+    needs = plan_memory(problem.workload, ranks, plan, problem.hardware.device)
+    hbm = tuple(max(need.hbm_bytes, need.hbm_cap_bytes) for need in needs)
+    ddr = tuple(max(need.ddr_bytes, need.ddr_cap_bytes) for need in needs)
+    return replace(problem, topology=replace(ranks, hbm_cap_bytes=hbm, ddr_cap_bytes=ddr))
 
 
 def tell_dense(placed: Sequence[ShardingOption]) -> None:
@@ -100,23 +118,27 @@ def _asks_for_dense(constraint: ParameterConstraints) -> bool:
     return DENSE in kernels or REPLICATED in kinds
 
 
-def _dense_in_torchrecs_plan(
-    tables: dict[TableKey, Options], topology: Topology
-) -> frozenset[TableKey]:
-    """Tables with the dense kernel in the plan of TorchRec's default planner; none where it finds
-    no plan. Kernels that shardopt does not know are left out, and tables with no other."""
-    keys = list(tables)
-    costed: dict[int, list[CostedOption]] = {}
-    for table, key in enumerate(keys):
-        known = [option for option in tables[key] if option.compute_kernel in set(ComputeKernel)]
-        if known:
-            costed[table] = [_costed(table, order, o) for order, o in enumerate(known)]
-    chosen = best_proposal(list(costed.values()), topology).choices or ()
-    return frozenset(
-        keys[choice.option.table]
-        for choice in chosen
-        if choice.option.compute_kernel is ComputeKernel.DENSE
-    )
+def torchrecs_plan(options: Sequence[ShardingOption], topology: Topology) -> Options | None:
+    """The plan of TorchRec's default planner, by the estimates of the enumerator; None where it
+    finds none. Kernels that shardopt does not know are left out, and tables with no other.
+
+    Args:
+        options: of all tables, with estimates.
+        topology: ranks with the memory that the reservation left.
+    """
+    known = group_by_table(o for o in options if o.compute_kernel in set(ComputeKernel))
+    tables = list(known.values())
+    costed = [[_costed(t, i, o) for i, o in enumerate(found)] for t, found in enumerate(tables)]
+    best = best_proposal(costed, topology)
+    if best.choices is None:
+        return None
+    placed = []
+    for choice, ranks in zip(best.choices, best.ranks, strict=True):
+        option = copy.deepcopy(tables[choice.option.table][choice.order])
+        for shard, rank in zip(option.shards, ranks, strict=True):
+            shard.rank = rank
+        placed.append(option)
+    return placed
 
 
 def _costed(table: int, order: int, theirs: ShardingOption) -> CostedOption:

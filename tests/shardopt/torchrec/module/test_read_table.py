@@ -176,9 +176,13 @@ def test_without_a_batch_size_torchrecs_default_is_taken_and_said(
     assert "512" in caplog.text
 
 
-def test_bandwidths_in_bytes_per_second_are_refused() -> None:
-    with pytest.raises(InputError, match=r"intra_host_bw.*bytes per millisecond.*4.5e.08"):
-        planner(topology=topology(intra_host_bw=450e9))
+def test_bandwidths_in_bytes_per_second_are_told_and_not_used(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("WARNING", "shardopt"):
+        made = planner(topology=topology(intra_host_bw=450e9))
+    assert "intra_host_bw=4.5e+08" in caplog.text
+    assert str(made.plan(Model(), SHARDERS)) == str(planner().plan(Model(), SHARDERS))
 
 
 def test_the_load_factor_of_the_sharder_is_the_users() -> None:
