@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from predictor.model.memory import RankMemory
+from predictor.model.memory.ranks import RankMemory
 from predictor.model.plan import ShardingPlan
 from predictor.predict import Prediction
 from predictor.units import format_bytes

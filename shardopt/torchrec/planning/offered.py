@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from predictor.model.memory import plan_memory
+from predictor.model.memory.ranks import plan_memory
 from predictor.model.plan import ComputeKernel, ShardingPlan, ShardingType
 from predictor.model.topology import Topology
 from search.baselines.torchrec_cost import Perf
