@@ -1,9 +1,11 @@
-"""Records what shardopt answers in some 100 cases, to show that a refactoring changed nothing.
+"""Records what shardopt answers in some 100 cases, to show what a refactoring changed.
 
 ``python -m lab record-answers record OUT --data DIR`` runs every case with the `shardopt` of
 ``--tree`` (another checkout, this one unless given) and writes one JSON file a case; a case that is
-there already is not run again. ``python -m lab record-answers compare BEFORE AFTER`` lists what
-differs, and exits with 1 if anything but wording does. Figures are compared to the last digit.
+there already is not run again. Plans are predicted and explained as ``--plans`` has them, another
+recording, so that predictions of the same plans are compared.
+``python -m lab record-answers compare BEFORE AFTER`` lists what differs, and exits with 1 if a
+figure differs by more than 1e-9 of it, a plan is slower by 0.3 % or a gap wider by 0.3 points.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from math import isclose
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,8 @@ from lab.programs import make_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = "configs/models"
+TOLERANCE, SLOWER, WIDER = 1e-9, 0.003, 0.003
+
 VOLATILE = frozenset({"versions", "search_seconds", "seconds", "elapsed_s", "date"})
 """Keys whose values tell of the run, not of the answer."""
 
@@ -89,8 +94,13 @@ BENCHMARKS = {
 PROFILES = ("a100-40gb", "b200", "cpu-gloo", "h100-sxm", "v100-32gb")
 
 
-def cases(data: Path, work: Path) -> Iterator[tuple[str, list[str]]]:
-    """Every case: its name, and what follows `shardopt` on its command line."""
+def cases(data: Path, work: Path, plans: Path) -> Iterator[tuple[str, list[str]]]:
+    """Every case: its name, and what follows `shardopt` on its command line.
+
+    Args:
+        work: folder for the files that commands write.
+        plans: folder with the plan files that commands read.
+    """
     for name, (model, gpus, hardware, flags) in PLANS.items():
         base = [f"{MODELS}/{model}.yaml", "--gpus", str(gpus), "--hardware", hardware]
         plan = ["plan", *base, *flags.split(), "--json", "-o", str(work / f"{name}.plan.json")]
@@ -98,11 +108,11 @@ def cases(data: Path, work: Path) -> Iterator[tuple[str, list[str]]]:
     for name, (model, _, _, flags) in PLANS.items():
         if "--tune" in flags:
             continue
-        given = [f"{MODELS}/{model}.yaml", str(work / f"{name}.plan.json")]
+        given = [f"{MODELS}/{model}.yaml", str(plans / f"{name}.plan.json")]
         yield f"predict-{name}", ["predict", *given, "--json"]
         if "synthetic" not in name:
             yield f"explain-{name}", ["explain", *given, "--json"]
-    old, new = work / "criteo1tb-8-h100.plan.json", work / "criteo1tb-8-tight.plan.json"
+    old, new = plans / "criteo1tb-8-h100.plan.json", plans / "criteo1tb-8-tight.plan.json"
     yield "diff", ["diff", str(old), str(new), "--json"]
     moves = ["--from", str(new), "--max-moves", "3", "--effort", "0.2", "--json"]
     yield "plan-from", ["plan", f"{MODELS}/dlrm_dcnv2_criteo1tb.yaml", *moves]
@@ -121,11 +131,17 @@ def cases(data: Path, work: Path) -> Iterator[tuple[str, list[str]]]:
         yield f"generate-{name}", ["bench", "generate", source, *flags.split(), *out, "--json"]
 
 
-def record(out: Path, data: Path, tree: Path, jobs: int) -> None:
-    """Run the cases that ``out`` lacks; plans first, as other cases read their files."""
+def record(out: Path, data: Path, tree: Path, jobs: int, plans_of: Path) -> None:
+    """Run the cases that ``out`` lacks; plans first, as other cases read their files.
+
+    Args:
+        plans_of: the recording whose plan files are read; it may be ``out``.
+    """
     work = out / "files"
     work.mkdir(parents=True, exist_ok=True)
-    todo = [(n, c) for n, c in cases(data, work) if not (out / f"{n}.json").exists()]
+    todo = [
+        (n, c) for n, c in cases(data, work, plans_of / "files") if not (out / f"{n}.json").exists()
+    ]
     plans = [case for case in todo if case[0].startswith("plan-") and case[0] != "plan-from"]
     rest = [case for case in todo if case not in plans]
     with ThreadPoolExecutor(jobs) as pool:
@@ -184,9 +200,27 @@ def differences(before: Any, after: Any, where: str = "") -> Iterator[tuple[bool
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         for i, (one, other) in enumerate(zip(before, after, strict=True)):
             yield from differences(one, other, f"{where}[{i}]")
+    elif _is_number(before) and _is_number(after) and isclose(before, after, rel_tol=TOLERANCE):
+        return
     elif before != after:
         is_text = isinstance(before, str) and isinstance(after, str)
         yield is_text, f"{where}: {str(before)[:80]} -> {str(after)[:80]}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def plan_differences(before: Any, after: Any) -> Iterator[tuple[bool, str]]:
+    """Of a search, whose plan may be another: what is worse than allowed."""
+    if before["exit"] or after["exit"]:
+        yield from differences(before, after)
+        return
+    old, new = before["stdout"], after["stdout"]
+    slower = new["iteration_ms"] / old["iteration_ms"] - 1
+    wider = (new["gap"] or 0) - (old["gap"] or 0)
+    if slower > SLOWER or wider > WIDER:
+        yield False, f": {slower:+.2%} time, {100 * wider:+.2f} points of gap"
 
 
 def compare(before: Path, after: Path) -> int:
@@ -199,7 +233,8 @@ def compare(before: Path, after: Path) -> int:
             missing += 1
             continue
         texts = [(folder / name).read_text() for folder in (before, after)]
-        found = list(differences(*map(json.loads, texts)))
+        is_search = name.startswith("plan-")
+        found = list((plan_differences if is_search else differences)(*map(json.loads, texts)))
         figures = [line for is_text, line in found if not is_text]
         changed += bool(figures)
         reworded += bool(found) and not figures
@@ -220,6 +255,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     recording.add_argument("out", type=Path, help="folder for the answers")
     recording.add_argument("--data", type=Path, required=True, help="folder of public files")
     recording.add_argument("--tree", type=Path, default=ROOT, help="checkout to run")
+    recording.add_argument("--plans", type=Path, help="recording whose plan files are read")
     recording.add_argument("--jobs", type=int, default=2, help="cases at a time")
     comparing = commands.add_parser("compare", help="list what differs between two recordings")
     comparing.add_argument("before", type=Path)
@@ -227,7 +263,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.command == "compare":
         return compare(args.before, args.after)
-    record(args.out.resolve(), args.data.resolve(), args.tree.resolve(), args.jobs)
+    out = args.out.resolve()
+    plans = (args.plans or out).resolve()
+    record(out, args.data.resolve(), args.tree.resolve(), args.jobs, plans)
     return 0
 
 
