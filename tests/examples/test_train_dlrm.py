@@ -60,14 +60,14 @@ def test_both_planners_train_side_by_side(sample: Path) -> None:
 
 
 @pytest.mark.slow
-def test_too_few_rows_are_an_error_in_words(sample: Path) -> None:
+def test_too_few_rows_are_an_error(sample: Path) -> None:
     words = ("--data", str(sample), "--planner", "shardopt", "--batch-size", "4096")
     alone = {f"{where}RANK": "0" for where in ("", "LOCAL_")}
     alone |= {f"{where}WORLD_SIZE": "1" for where in ("", "LOCAL_")}
     alone |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     done = run(str(EXAMPLES / "train_dlrm.py"), *words, "--num-embeddings", "100", **alone)
     assert done.returncode != 0
-    assert "100 rows a rank, but --batch-size is 4096" in done.stderr
+    assert "--batch-size is 4096" in done.stderr
 
 
 def test_the_sample_is_in_criteos_format(sample: Path) -> None:
