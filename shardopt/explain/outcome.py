@@ -1,4 +1,4 @@
-"""All that there is to say of a search: what `shardopt plan` shows, and what its cache keeps."""
+"""All that there is to say of a search: what its cache keeps, and what `shardopt plan` shows."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from shardopt.explain.stakes import Alternatives, alternatives
 
 
 @dataclass(frozen=True)
-class SearchOutcome:
-    """A search and what follows from it.
+class Findings:
+    """A search and what follows from it, as a cache keeps it.
 
     Args:
-        predictions: of ``result.plans``, in their order.
         move: from the plan in use to the best plan, where there is one.
         gain: of the best plan over TorchRec's, where that has one.
         instead: what matters more, where sharding does not.
@@ -29,11 +28,21 @@ class SearchOutcome:
     """
 
     result: Result
-    predictions: tuple[Prediction, ...]
     move: Move | None
     gain: ExpectedGain | None
     instead: Alternatives | None
     deciding: tuple[DecidingConstant, ...] = ()
+
+
+@dataclass(frozen=True)
+class SearchOutcome(Findings):
+    """What `shardopt plan` shows.
+
+    Args:
+        predictions: of ``result.plans``, in their order.
+    """
+
+    predictions: tuple[Prediction, ...] = ()
 
 
 def find_outcome(setting: Setting, result: Result, stop: Stop) -> SearchOutcome:
@@ -46,14 +55,14 @@ def find_outcome(setting: Setting, result: Result, stop: Stop) -> SearchOutcome:
     result = replace(result, plans=result.plans[: len(predictions)])
     move = find_move(problem, result)
     if stop.time_limit_s is not None and stop.elapsed_s > stop.time_limit_s:
-        return SearchOutcome(result, tuple(predictions), move, None, None)
+        return SearchOutcome(result, move, None, None, predictions=tuple(predictions))
     return SearchOutcome(
         result,
-        tuple(predictions),
         move,
         gain_over_baseline(problem, result),
         alternatives(problem, result, predictions[0]),
         tuple(deciding_constants(problem, result.best.plan, known_plans(result))),
+        tuple(predictions),
     )
 
 

@@ -18,7 +18,7 @@ from shardopt.api.scenarios import ScenarioSource, read_scenarios
 from shardopt.api.setting import Setting
 from shardopt.cli.output import note, warn
 from shardopt.cli.setting import resolve
-from shardopt.explain.outcome import SearchOutcome, find_outcome
+from shardopt.explain.outcome import Findings, SearchOutcome, find_outcome
 
 
 @dataclass(frozen=True)
@@ -92,14 +92,16 @@ def find_answer(
         whole.append(result)
         return find_outcome(setting, result, stop)
 
-    def keep(made: SearchOutcome) -> bool:
+    def keep(made: Findings) -> bool:
         return is_final(made.result) and len(made.result.plans) == len(whole[0].plans)
 
     if not cached:
         return search()
     budget = (request.seed, request.effort, request.time_limit, request.top_k, request.searchers)
     inputs = (setting.problem(), ready.near, budget, request.objective, ready.source)
-    answer = ResultCache.of_user().recall(inputs, search, keep)
-    if not whole:
-        note(["the answer to the same input is kept; --no-cache searches again"], quiet=quiet)
-    return answer
+    answer = ResultCache.of_user().recall(inputs, Findings, search, keep)
+    if isinstance(answer, SearchOutcome):
+        return answer
+    note(["the answer to the same input is kept; --no-cache searches again"], quiet=quiet)
+    predictions = (setting.predict(ranked.plan) for ranked in answer.result.plans)
+    return SearchOutcome(**vars(answer), predictions=tuple(predictions))

@@ -65,4 +65,4 @@ class SearchSetting:
         if self.cache is None:
             return search()
         given = problem, self.effort, self.seed, self.objective, source
-        return self.cache.recall(given, search, is_final)
+        return self.cache.recall(given, Result, search, is_final)
