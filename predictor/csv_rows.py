@@ -83,23 +83,6 @@ def skipped_lines(problems: Sequence[str]) -> list[str]:
     return head + [f"    {text}" for text in problems]
 
 
-def merged_lines(problems: Sequence[str]) -> list[str]:
-    """Problems ``file:line: why``, those of lines that follow one another for the same reason as
-    one, ``file:first-last: why``."""
-    merged: list[tuple[str, int, int, str]] = []
-    for text in problems:
-        name, line, why = text.split(":", 2)
-        file, first, last, same = merged[-1] if merged else ("", 0, 0, "")
-        if (file, last + 1, same) == (name, int(line), why):
-            merged[-1] = (file, first, last + 1, why)
-        else:
-            merged.append((name, int(line), int(line), why))
-    return [
-        f"{file}:{first}{f'-{last}' if last > first else ''}:{why}"
-        for file, first, last, why in merged
-    ]
-
-
 def _numbered_lines(text: str) -> Iterator[tuple[int, str]]:
     """(line number, text) of the lines that are neither empty nor comments."""
     for number, line in enumerate(text.split("\n"), start=1):

@@ -15,11 +15,6 @@ def gb_per_s(value: float) -> float:
     return value * 1e6
 
 
-def gbit_per_s(value: float) -> float:
-    """Gbit/s (10^9 bits per second, as NICs are sold) to bytes/ms."""
-    return value * 1e6 / 8
-
-
 def gib(value: float) -> int:
     """GiB to bytes."""
     return round(value * GIB)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from predictor.cost.loads import COLUMNS, Load
 from predictor.iteration.torchrec.sparse import OUTPUT_BYTES, Exchange
 from predictor.model.plan import ShardingType
-from predictor.model.reservation import INDEX_BYTES
+from predictor.model.workload import INDEX_BYTES
 from predictor.units import us
 from search.objective import Assignment, Objective
 from search.space.option import Choice, Option, place

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from lab.validate.intervals import kernel_interval
 from lab.validate.links.form import form_of_the_curve
 from lab.validate.links.rows import LINK_FILES, LinkRow, Wiring, read_links
 from lab.validate.links.sources import gave_constants
 from lab.validate.report import ComparedRow, Report, data_folder, noise_of
 from predictor.cost.collectives import Collectives
-from predictor.cost.errors import kernel_interval, resource_groups
+from predictor.cost.errors import resource_groups
 from predictor.hardware.loader import load_hardware
 from predictor.model.topology import Topology
 from predictor.units import mib, us

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.validate.intervals import kernel_interval
 from lab.validate.report import ComparedRow, Report, Summary, data_folder, noise_of
-from predictor.cost.errors import kernel_interval
+from lab.validate.skipped import merged_lines, no_profile
 from predictor.cost.gemm import batched_ms
-from predictor.csv_rows import merged_lines
 from predictor.fit.gemm import GemmRows, predict_ms
 from predictor.fit.public_tables import (
     GEMM_FILE,
@@ -26,7 +26,7 @@ from predictor.fit.public_tables import (
     read_gemm,
     read_matmul,
 )
-from predictor.hardware.device_names import no_profile, profile_of_device
+from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import load_hardware
 
 TENSOR = "tensor cores: tf32, bf16"

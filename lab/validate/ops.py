@@ -12,12 +12,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.validate.intervals import kernel_interval
 from lab.validate.report import ComparedRow, Report, data_folder
-from predictor.cost.errors import kernel_interval
-from predictor.cost.lookup.embedding import backward_kernels, forward_kernels
+from lab.validate.skipped import merged_lines, no_profile
 from predictor.cost.ops.op_time import OpTimes
-from predictor.csv_rows import Row, merged_lines, number, read_table
-from predictor.hardware.device_names import no_profile, profile_of_device
+from predictor.csv_rows import Row, number, read_table
+from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.op_calls import OpCall, Operand
@@ -141,7 +141,10 @@ def _kernels(row: Row, hardware: HardwareProfile) -> int:
     if row["impl"] == ONE_BY_ONE and tensors:
         return int(tensors[1]) * len(directions)
     if row["impl"] == "fbgemm" and LOOKUP in row["op"]:
-        counts = {"fwd": forward_kernels(hardware), "bwd": backward_kernels(hardware)}
+        counts = {
+            "fwd": hardware.embedding.forward_kernels,
+            "bwd": hardware.embedding.backward_kernels,
+        }
         return sum(counts[direction] for direction in directions)
     return len(directions)
 

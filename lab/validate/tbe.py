@@ -20,16 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from lab.validate.intervals import kernel_interval
 from lab.validate.report import ComparedRow, Report, data_folder
+from lab.validate.skipped import merged_lines, no_profile
 from predictor import units
-from predictor.cost.errors import kernel_interval
 from predictor.cost.fixed_costs import HOST_OPS
 from predictor.cost.lookup.cuda import CudaLookups
 from predictor.cost.lookup.shard import LookupShard
-from predictor.csv_rows import Row, merged_lines, number, read_table
+from predictor.csv_rows import Row, number, read_table
 from predictor.errors import did_you_mean
 from predictor.fit.cuda import counted_bins, launch_ms
-from predictor.hardware.device_names import no_profile, profile_of_device
+from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import DEFAULT_HARDWARE, load_hardware
 from predictor.hardware.schema import CudaEmbedding
 from predictor.model.distribution import Bins, Uniform, Zipf

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from lab.planners.reservation import reserve_topology
 from lab.validate.report import ComparedRow, Report, data_folder
 from predictor.csv_rows import MOST_RANKS, Row, count, number, read_table
 from predictor.errors import ShardoptError
 from predictor.hardware.loader import load_hardware
 from predictor.model.distribution import Zipf
 from predictor.model.plan import ShardingPlan
-from predictor.model.reservation import reserve_topology
 from predictor.model.topology import Topology
 from predictor.model.workload import DcnV2, DenseArch, Feature, Table, Workload
 from predictor.predict import predict

@@ -134,7 +134,7 @@ def _gemms(name: str, traces: Sequence[RankTrace]) -> Iterator[ComparedRow]:
         shape = f"{count}x{m}x{n}x{k} {data_type}"
         yield ComparedRow(
             {"trace": trace_name, "rank": shape, "step": "all"},
-            median(call.measured_us for call in calls) / 1e3,
+            median(sum(k.end_us - k.start_us for k in call.kernels) for call in calls) / 1e3,
             calls[0].predicted_ms(hw),
             f"{hw.name}, {trace_name}",
             GEMM,

@@ -2,10 +2,6 @@
 
 Ranks nest: NVLink domain, host, world; the network between hosts may have levels of its own.
 
-PCIe switches. Cards behind one switch reach the others through its uplink, each way at once. The
-curve of cards on PCIe counts that load for switches with equally many cards that all send alike
-(`lab.tools.derive`); `uplink_size` takes the cards and parts at hand.
-
 All-to-all. Every level carries the share of the bytes whose receivers it joins, all levels at
 once, and the slowest decides.
 
@@ -268,8 +264,6 @@ OPS: tuple[Op, ...] = ("all_to_all", "all_reduce", "reduce_scatter", "all_gather
 # Curves are tabulated once per scope, so that scoring many plans costs one interpolation. Sixteen
 # points an octave keep the chord within 0.1 % of a curve that bends once an octave.
 _FIRST_OCTAVE, _LAST_OCTAVE, _PER_OCTAVE = 8, 38, 16
-_LARGE = 2.0**36
-"""A message so large that only the bandwidth counts."""
 
 
 class Collectives:
@@ -301,31 +295,6 @@ class Collectives:
     def all_gather(self, size_bytes: ArrayLike, scope: Scope = "world") -> Array:
         """ms, in the shape of ``size_bytes``."""
         return self._time("all_gather", size_bytes, scope)
-
-    def direct(self, size_bytes: ArrayLike, scope: Scope = "intra") -> Array:
-        """ms of a kernel that loads from or stores to the other ranks' memory, all pairs alike.
-
-        It has neither NCCL's protocols nor its staging buffers: the all-to-all's latency and the
-        bandwidth of its largest messages. Sizes as of an all-to-all.
-        """
-        size = np.asarray(size_bytes, dtype=np.float64)
-        first, last = (
-            self._time("all_to_all", _LARGE, scope),
-            self._time("all_to_all", 2 * _LARGE, scope),
-        )
-        return np.asarray(self.floor_ms("all_to_all", scope) + size * (last - first) / _LARGE)
-
-    def rail(self, size_bytes: ArrayLike) -> Array:
-        """ms of an all-reduce among one rank of each intra group, added up by the switches (SHARP).
-
-        Each NIC carries the buffer once, in both directions at a time, and nothing waits for a tree
-        to come back down.
-        """
-        top, size = self.topology, np.asarray(size_bytes, dtype=np.float64)
-        if top.groups == 1:
-            return np.zeros_like(size)
-        curve = self.hardware.collectives.inter.all_reduce
-        return latency_ms(curve, top.groups) / 2 + transfer_ms(curve, size, top.groups)
 
     def floor_ms(self, op: Op, scope: Scope = "world") -> float:
         """Time of an empty message: a lower bound at every size."""
@@ -423,30 +392,3 @@ def _host_link(hw: HardwareProfile) -> dict[str, Curve]:
     return {
         op: curve.model_copy(update=flat) for op, curve in _curves(hw.collectives.intra).items()
     }
-
-
-def switches_of(curve: Curve, ranks: int) -> tuple[int, ...]:
-    """Cards behind each switch of a host as the curve takes it, () where no uplink counts.
-
-    Args:
-        curve: of all-to-alls; up to the cards of one switch it costs no more than among two.
-    """
-    cards = max((n for n, cost in curve.rank_cost.items() if cost == 1.0), default=0)
-    return (cards,) * (ranks // cards) if 0 < cards < ranks and ranks % cards == 0 else ()
-
-
-def uplink_size(sent: Array, switches: Sequence[int], cards: int) -> Array:
-    """What every rank would send for the busiest uplink to carry as much, ``[..., 1]``.
-
-    Args:
-        sent: bytes that each rank sends to all ranks alike, itself included, ``[..., ranks]``.
-        switches: cards behind each switch, in the order of the ranks.
-        cards: behind each switch in the machine of equal parts that the curve describes.
-    """
-    ranks = sent.shape[-1]
-    total, busiest, first = sent.sum(axis=-1), np.zeros(sent.shape[:-1]), 0
-    for count in switches:
-        own = sent[..., first : first + count].sum(axis=-1)
-        up, down = own * (ranks - count) / ranks, (total - own) * count / ranks
-        busiest, first = np.maximum(busiest, np.maximum(up, down)), first + count
-    return np.asarray(busiest * ranks / (cards * (ranks - cards)))[..., None]

@@ -32,8 +32,6 @@ Array = NDArray[np.float64]
 KERNEL_ERROR = 0.07
 """1-sigma error of one lookup, or of another kernel of a group without held-out rows: what
 docs/accuracy.md says of single lookups, forward and backward."""
-SMALL_BYTES = 2**20
-"""Below it latency bounds a message."""
 SIGMA_OVER_MEAN = math.sqrt(math.pi / 2)
 """Of a normal error: its standard deviation over its mean absolute value."""
 Z_90 = 1.6449
@@ -75,39 +73,17 @@ def known_errors(hardware: HardwareProfile, topology: Topology) -> dict[str, Err
     return {name: _size(name, hardware, topology) for name in sorted(resources)}
 
 
-def kernel_interval(
-    hardware: HardwareProfile,
-    groups: Iterable[str],
-    predicted_ms: float,
-    size_bytes: float = math.inf,
-) -> tuple[float, float]:
-    """90 % interval ``(low, high)`` in ms of the time of one kernel or collective.
-
-    Args:
-        groups: of the profile that its cost comes from, such as ``collectives.inter``.
-        predicted_ms: > 0.
-        size_bytes: of a message; links may be less sure of small ones.
-    """
-    names = tuple(groups)
-    size = _error_size(hardware, names)
-    shared = [size.shared]
-    if size_bytes < SMALL_BYTES:
-        links = (hardware.groups[name] for name in names)
-        shared += [getattr(link, "small_rel_error", None) or 0.0 for link in links]
-    factor = math.exp(Z_90 * math.hypot(max(shared), size.own))
-    return predicted_ms / factor, predicted_ms * factor
-
-
 def no_errors() -> CostErrors:
     """One draw in which every cost is as predicted."""
     return GivenErrors({})
 
 
 def _size(resource: str, hardware: HardwareProfile, topology: Topology) -> ErrorSize:
-    return _error_size(hardware, resource_groups(resource, topology))
+    return error_size(hardware, resource_groups(resource, topology))
 
 
-def _error_size(hardware: HardwareProfile, names: Iterable[str]) -> ErrorSize:
+def error_size(hardware: HardwareProfile, names: Iterable[str]) -> ErrorSize:
+    """How wrong a cost may be that comes from some groups of the profile."""
     groups = [hardware.groups[name] for name in names]
     held_out = [g.provenance.error.mean for g in groups if g.provenance.error is not None]
     own = SIGMA_OVER_MEAN * max(held_out) if held_out else KERNEL_ERROR

@@ -16,19 +16,8 @@ from numpy.typing import NDArray
 
 from predictor.cost.errors import CostErrors
 from predictor.cost.lookup import shared_cache
-from predictor.cost.lookup.embedding import (
-    SHARERS,
-    backward_longest_ms,
-    backward_ms,
-    fetch_ms,
-    forward_longest_ms,
-    forward_ms,
-    prefetch_ms,
-    sharing_ms,
-    sort_pass_ms,
-    sort_passes,
-)
-from predictor.cost.lookup.shard import LookupShard, table_of
+from predictor.cost.lookup.embedding import lookup_model
+from predictor.cost.lookup.shard import SHARERS, LookupShard, table_of
 from predictor.cost.stragglers import FEWEST_IDS, relative_deviation
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.distribution import Bins, EmpiricalByRange
@@ -150,6 +139,7 @@ class ShardLoads:
         self.workload = workload
         self.topology = topology
         self.hardware = hardware
+        self.lookups = lookup_model(hardware)
         self._known: dict[tuple[object, ...], tuple[Array, Array | None]] = {}
 
     @property
@@ -212,8 +202,8 @@ class ShardLoads:
             add(total, load)
         if plan.compute_kernel is ComputeKernel.FUSED_UVM_CACHING and shard.size[0]:
             whole = table_of(lookups)
-            total[filling_column(self.workload)] += prefetch_ms(whole, self.hardware)
-            if fetch_ms(whole, self.hardware) > 0:
+            total[filling_column(self.workload)] += self.lookups.prefetch_ms(whole)
+            if self.lookups.fetch_ms(whole) > 0:
                 cache = shared_cache.tabulate(whole, self.hardware, self._cache_times)
         total[Load.SHARDS] = 1.0
         total[Load.ROWS] = shard.size[0]
@@ -298,13 +288,13 @@ class ShardLoads:
             filled = replace(lookup, kernel=ComputeKernel.FUSED)  # every row is in the cache by now
             if filling_column(self.workload) is Load.PREFETCH_MS:
                 read = filled
-        load[Load.FORWARD_MS] = forward_ms(filled, self.hardware)
+        load[Load.FORWARD_MS] = self.lookups.forward_ms(filled)
         # optimizer states stay in host memory, they are never cached
-        load[Load.BACKWARD_MS] = backward_ms(lookup, self.hardware)
-        load[Load.SORTED] = lookup.ids * sort_passes(lookup.rows, self.hardware)
-        load[SHARED] = sharing_ms(filled, self.hardware)
-        load[Load.FORWARD_LONGEST_MS] = forward_longest_ms(read, self.hardware)
-        load[Load.BACKWARD_LONGEST_MS] = backward_longest_ms(lookup, self.hardware)
+        load[Load.BACKWARD_MS] = self.lookups.backward_ms(lookup)
+        load[Load.SORTED] = lookup.ids * self.lookups.sort_passes(lookup.rows)
+        load[SHARED] = self.lookups.sharing_ms(filled)
+        load[Load.FORWARD_LONGEST_MS] = self.lookups.forward_longest_ms(read)
+        load[Load.BACKWARD_LONGEST_MS] = self.lookups.backward_longest_ms(lookup)
 
 
 def filling_column(workload: Workload) -> Load:
@@ -373,8 +363,10 @@ def _sharing_ms(load: Array) -> Array:
 
 def _sorting_ms(load: Array, group: LookupGroup, hardware: HardwareProfile) -> Array:
     """Passes of the sort beyond those that the tables would need one by one."""
-    one = sort_pass_ms(hardware, weighted=group.weighted, pooled=group.pooling != "none")
-    passes = sort_passes(load[..., Load.ROWS], hardware)
+    one = lookup_model(hardware).sort_pass_ms(
+        weighted=group.weighted, pooled=group.pooling != "none"
+    )
+    passes = lookup_model(hardware).sort_passes(load[..., Load.ROWS])
     beyond = load[..., Load.IDS] * passes - load[..., Load.SORTED]
     return np.maximum(beyond, 0.0) * one
 

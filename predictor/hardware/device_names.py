@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
-
-from predictor.hardware.loader import DEFAULT_HARDWARE
 
 PROFILES = (
     # the first entry whose words are all in the name wins, so special cases come first
@@ -47,22 +44,3 @@ def profile_of_device(name: str) -> str | None:
         if set(wanted) <= {*words}:
             return profile
     return None
-
-
-def no_profile(name: str, column: str = "gpu") -> str:
-    """Why rows of a device are left out: the nearest profile by name, and how to write one.
-
-    Args:
-        column: of the table that names the device.
-    """
-    known = {profile: profile for _, profile in PROFILES}
-    known |= {words[0].lower(): profile for words, profile in reversed(PROFILES)}
-    words = [word.lower() for word in name.replace("-", " ").split()]
-    near = [known[hit] for word in words for hit in get_close_matches(word, known, 1, 0.65)]
-    given = (
-        f"{column} is '{name}', which no profile describes" if name else f"{column} is not given"
-    )
-    return (
-        f"{given}; the nearest is {near[0] if near else DEFAULT_HARDWARE}: "
-        f"name it as `base:` of a file with the groups that differ (CONTRIBUTING.md)"
-    )

@@ -377,6 +377,16 @@ class CpuEmbedding(Group):
     """Factor on the backward of weighted lookups."""
     kernels: Size
 
+    @property
+    def forward_kernels(self) -> int:
+        """Launches of one fused forward."""
+        return self.kernels
+
+    @property
+    def backward_kernels(self) -> int:
+        """Launches of one fused backward."""
+        return self.kernels
+
 
 class Overheads(Group):
     """Host-side costs."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from predictor.model.captured.dense import CapturedDense
 from predictor.model.op_calls import (
@@ -175,43 +175,6 @@ Backward = Callable[[Operand], Operand]
 HALVES = ("fp16", "bf16")
 
 
-@dataclass(frozen=True)
-class DlrmShape:
-    """Elements per sample between the parts of a DLRM.
-
-    Args:
-        bottom: what the bottom MLP gives.
-        vectors: bottom output and pooled outputs.
-        sparse: all pooled outputs side by side.
-    """
-
-    bottom: int
-    vectors: int
-    sparse: int
-
-    @classmethod
-    def of(cls, workload: Workload) -> DlrmShape:
-        """Those of a workload."""
-        dense, tables = workload.dlrm, workload.tables
-        pooled = [t.embedding_dim for t in tables for _ in t.features]
-        bottom = dense.bottom_mlp[-1] if dense.bottom_mlp else dense.in_features
-        return cls(bottom, 1 + len(pooled), sum(pooled))
-
-    @property
-    def interaction(self) -> int:
-        """Bottom output and pooled outputs side by side."""
-        return self.bottom + self.sparse
-
-    @property
-    def pairs(self) -> int:
-        """Pairs of unlike vectors."""
-        return self.vectors * (self.vectors - 1) // 2
-
-    def top_input(self, interaction: str | DcnV2) -> int:
-        """What enters the top MLP."""
-        return self.bottom + self.pairs if interaction == "dot" else self.interaction
-
-
 def dlrm_program(workload: Workload) -> DenseProgram:
     """What one rank runs for the DLRM of a workload, at its batch size."""
     return _Dlrm(workload).write()
@@ -238,7 +201,6 @@ class _Dlrm(OpWriter):
         self.workload = workload
         self.dense = workload.dlrm
         self.batch = workload.batch_size
-        self.widths = DlrmShape.of(workload)
         super().__init__(self.dense.data_type if self.dense.data_type in HALVES else "fp32")
         self.inputs: list[Operand] = []
 
@@ -397,15 +359,16 @@ class _Dlrm(OpWriter):
         self, bottom: Operand, found: Sequence[Operand]
     ) -> tuple[Operand, Callable[[Operand], list[Operand]]]:
         """Bottom output, and the dots of all pairs of it and the pooled outputs."""
-        batch, count, dim = self.batch, self.widths.vectors, self.widths.bottom
+        batch, count, dim = self.batch, 1 + len(found), bottom.shape[-1]
+        pair_count = count * (count - 1) // 2
         shape = (batch, count, dim)
         stacked = self.op("stack", [bottom, *found], self.tensor(shape, "fp32"))
         stacked = self.cast(stacked, self.type)
         square = self.tensor((batch, count, count), self.type)
         self.op("bmm", [stacked, self.t(stacked)], square)
-        index = self.tensor((2, self.widths.pairs), "int64")
+        index = self.tensor((2, pair_count), "int64")
         self.inputs.append(index)
-        pairs = self.tensor((batch, self.widths.pairs), self.type)
+        pairs = self.tensor((batch, pair_count), self.type)
         self.op("index", [square, index], pairs)
         whole, concat_back = self._concat([bottom, pairs])
 

@@ -87,6 +87,9 @@ SYNCED_OPTIMIZERS = (
 """Those whose states `DMPCollection._cache_sync_tensors` (torchrec/distributed/model_parallel.py)
 finds: it reads ``state["sum"]``, which only Adagrad has, and SGD has no state."""
 
+INDEX_BYTES = 8
+"""TBE always takes 64-bit indices."""
+
 DATA_TYPE_BYTES: dict[str, int] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 
 

@@ -136,20 +136,16 @@ class KernelTotal:
     collective: bool
 
 
-def breakdown(trace: RankTrace) -> tuple[StepBreakdown, ...]:
-    """Every step of a trace.
+def breakdown(
+    trace: RankTrace, steps: Sequence[TraceStep] | None = None
+) -> tuple[StepBreakdown, ...]:
+    """Every step of a trace, or other stretches of it.
 
-    Work that runs past the end of its step counts to the step it runs in.
+    Work that runs past the end of its step counts to the step it runs in. Where no device was
+    traced, the ops of the host count as compute and what its communication threads do as exchange;
+    the rest is the host's.
     """
-    return breakdown_of(trace, trace.steps)
-
-
-def breakdown_of(trace: RankTrace, steps: Sequence[TraceStep]) -> tuple[StepBreakdown, ...]:
-    """The same for other stretches of the trace.
-
-    Where no device was traced, the ops of the host count as compute and what its communication
-    threads do as exchange; the rest is the host's.
-    """
+    steps = trace.steps if steps is None else steps
     work = _on_device(trace) if trace.device else _on_host(trace)
     exposed, hidden = work.exchange - work.compute, work.exchange & work.compute
     copies = work.copies - (work.compute | work.exchange)

@@ -13,7 +13,6 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from predictor.errors import InputError
@@ -38,7 +37,7 @@ from predictor.trace.events import (
     RankTrace,
     TraceStep,
 )
-from predictor.trace.files import TraceFile, open_traces, rank_of, read_object, text_of
+from predictor.trace.files import rank_of
 
 HOST_KINDS: dict[str, HostKind] = {
     "cpu_op": "op",
@@ -63,31 +62,6 @@ MEMORY = "[memory]"
 
 Args = Mapping[str, Any]
 Shapes = tuple[tuple[int, ...], ...]
-
-
-def read_kineto(path: str | Path) -> RankTrace:
-    """Read the trace of one rank.
-
-    Args:
-        path: .json or .json.gz; an archive or folder only if it holds just one trace.
-
-    Raises:
-        InputError: missing, cut off, not JSON, no ``traceEvents``, nothing in it to use.
-    """
-    found = [_read(file) for file in open_traces([path])]
-    if len(found) != 1:
-        raise InputError(f"{path}: holds {len(found)} traces; give one, or use read_traces")
-    return found[0]
-
-
-def _read(file: TraceFile) -> RankTrace:
-    reader = KinetoReader(file.source)
-    rest = read_object(text_of(file.chunks()), {TRACE_EVENTS: reader.take}, file.source)
-    if TRACE_EVENTS not in rest:
-        raise InputError(
-            f"{file.source}: no `{TRACE_EVENTS}` in this JSON: not a trace of PyTorch's profiler"
-        )
-    return reader.finish(rest)
 
 
 KEPT = (

@@ -12,13 +12,7 @@ import pytest
 from predictor.cost.collectives import OPS, Collectives
 from predictor.cost.elementwise import columns_ms, copy_h2d_ms, decode_ms, memory_ms
 from predictor.cost.gemm import batched_ms, gemm_ms
-from predictor.cost.lookup.embedding import (
-    backward_kernels,
-    backward_ms,
-    forward_kernels,
-    forward_ms,
-    lookup_model,
-)
+from predictor.cost.lookup.embedding import lookup_model
 from predictor.cost.lookup.shard import LookupShard
 from predictor.hardware.loader import list_hardware, load_hardware
 from predictor.hardware.schema import HardwareProfile
@@ -40,8 +34,12 @@ def _lookups(distribution: int, kernel: ComputeKernel) -> LookupShard:
 
 def _by_draws(distribution: int, kernel: ComputeKernel, *, backward: bool) -> Cost:
     shard = _lookups(distribution, kernel)
-    cost = backward_ms if backward else forward_ms
-    return lambda hw, x: cost(replace(shard, draws=1000.0 * x, bags=1000.0 * x), hw)
+
+    def cost(hw: HardwareProfile, x: float) -> float:
+        model, more = lookup_model(hw), replace(shard, draws=1000.0 * x, bags=1000.0 * x)
+        return model.backward_ms(more) if backward else model.forward_ms(more)
+
+    return cost
 
 
 def _collective(op: str, world: int) -> Cost:
@@ -88,7 +86,7 @@ def test_lookup_models_have_launches_and_floors(name: str) -> None:
     model = lookup_model(hw)
     floors = (model.forward_floor_ms(), model.backward_floor_ms(), model.prefetch_floor_ms())
     assert all(0 <= floor < 1 for floor in floors)
-    assert 1 <= forward_kernels(hw) <= backward_kernels(hw)
+    assert 1 <= hw.embedding.forward_kernels <= hw.embedding.backward_kernels
 
 
 @pytest.mark.parametrize("name", list_hardware())
@@ -98,5 +96,6 @@ def test_row_splits_add_up_to_no_less_than_the_whole_streams(name: str) -> None:
     whole = replace(_lookups(0, ComputeKernel.FUSED), draws=1e5, bags=1e5)
     half = replace(whole, bins=whole.bins.scaled(0.5), rows=whole.rows // 2)
     assert half.ids == pytest.approx(whole.ids / 2)
-    for cost in (forward_ms, backward_ms):
-        assert cost(half, hw) <= cost(whole, hw) <= 2 * cost(half, hw) * 1.05
+    model = lookup_model(hw)
+    for cost in (model.forward_ms, model.backward_ms):
+        assert cost(half) <= cost(whole) <= 2 * cost(half) * 1.05

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from lab.planners.reservation import dense_parameters
 from predictor.model.plan import ShardingType
 from predictor.model.plan_json import plan_to_dict
-from predictor.model.reservation import dense_parameters
 from predictor.model.workload import MeasuredDense
 from predictor.trace.breakdown import breakdown
 from predictor.trace.dense.measure import PHASES, traced_dense

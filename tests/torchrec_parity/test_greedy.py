@@ -22,7 +22,7 @@ from torchrec.distributed.planner.storage_reservations import (
 )
 from torchrec.distributed.planner.types import PlannerError, ShardingOption
 
-from predictor.model.reservation import reserve_topology
+from lab.planners.reservation import reserve_topology
 from predictor.model.topology import Topology
 from predictor.model.workload import DcnV2, Workload
 from predictor.units import GIB

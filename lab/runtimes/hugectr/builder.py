@@ -13,15 +13,15 @@ Why: docs/decisions/0008.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lab.runtimes.hugectr.hybrid_embedding import HybridSplit
+from lab.runtimes.hugectr.links import direct, rail, switches_of, uplink_size
 from lab.runtimes.hugectr.runtime import Runtime
-from predictor.cost.collectives import switches_of, uplink_size
 from predictor.cost.elementwise import memory_ms
 from predictor.cost.gemm import gemm_ms
 from predictor.cost.loads import Load
@@ -30,7 +30,6 @@ from predictor.iteration.graph import Dep, Graph
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.timeline import simulate
 from predictor.iteration.torchrec.sparse import HIERARCHICAL, Exchange, Transfer, busiest, exchanges
-from predictor.model.dlrm_program import DlrmShape
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import match_plan
 from predictor.model.topology import Topology
@@ -50,6 +49,43 @@ RESOURCES = {
 MASTER_PASSES = 6
 """Adagrad on fp32 master weights: weight, state and gradient, read or written, and the fp16 copy
 (two halves)."""
+
+
+@dataclass(frozen=True)
+class DlrmShape:
+    """Elements per sample between the parts of a DLRM.
+
+    Args:
+        bottom: what the bottom MLP gives.
+        vectors: bottom output and pooled outputs.
+        sparse: all pooled outputs side by side.
+    """
+
+    bottom: int
+    vectors: int
+    sparse: int
+
+    @classmethod
+    def of(cls, workload: Workload) -> DlrmShape:
+        """Those of a workload."""
+        dense, tables = workload.dlrm, workload.tables
+        pooled = [t.embedding_dim for t in tables for _ in t.features]
+        bottom = dense.bottom_mlp[-1] if dense.bottom_mlp else dense.in_features
+        return cls(bottom, 1 + len(pooled), sum(pooled))
+
+    @property
+    def interaction(self) -> int:
+        """Bottom output and pooled outputs side by side."""
+        return self.bottom + self.sparse
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of unlike vectors."""
+        return self.vectors * (self.vectors - 1) // 2
+
+    def top_input(self, interaction: str | DcnV2) -> int:
+        """What enters the top MLP."""
+        return self.bottom + self.pairs if interaction == "dot" else self.interaction
 
 
 class HugeCtrBuilder:
@@ -212,7 +248,9 @@ class HugeCtrBuilder:
 
     def _transfer(self, exchange: Exchange, scope: str, width: float) -> Transfer:
         comms = self.costs.collectives
-        model = comms.direct if scope == "intra" else partial(comms.all_to_all, scope=scope)
+        model = partial(comms.all_to_all, scope=scope)
+        if scope == "intra":
+            model = partial(direct, comms)
         cost = exchange.cost(model, self._busiest(width))
         return Transfer(f"{exchange.name}.{scope}", scope, cost)
 
@@ -297,11 +335,11 @@ class HugeCtrBuilder:
         loads the other parts; in blocks, so that the slower of the two links counts.
         """
         comms = self.costs.collectives
-        inside = 2 * comms.direct(size)
+        inside = 2 * direct(comms, size)
         if self.topology.groups == 1:
             return inside
-        across = comms.rail(size / self.topology.intra_group_size)
-        waits = (float(comms.rail(0.0)), 2 * comms.floor_ms("all_to_all", "intra"))
+        across = rail(comms, size / self.topology.intra_group_size)
+        waits = (float(rail(comms, 0.0)), 2 * comms.floor_ms("all_to_all", "intra"))
         return np.asarray(np.maximum(inside + waits[0], across + waits[1]))
 
     # --- dense ---------------------------------------------------------------------------------

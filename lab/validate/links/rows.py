@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lab.validate.skipped import no_profile
 from predictor.cost.collectives import Op
 from predictor.csv_rows import MOST_RANKS, Row, count, number, read_table
 from predictor.fit.public_tables import (
@@ -16,7 +17,7 @@ from predictor.fit.public_tables import (
     VIDUR_FILE,
     VTRAIN_FILE,
 )
-from predictor.hardware.device_names import no_profile, profile_of_device
+from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import load_hardware
 
 XLA_FILE = "xla_collectives_measured.csv"

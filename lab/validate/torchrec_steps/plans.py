@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from lab.planners.reservation import reserve_topology
 from predictor.csv_rows import MOST_RANKS, Row, count
 from predictor.errors import ShardoptError
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
-from predictor.model.reservation import reserve_topology
 from predictor.model.topology import Topology
 from predictor.model.workload import Table, Workload
 from search.baselines.torchrec_planner import torchrec_plan

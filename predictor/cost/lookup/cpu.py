@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 
 from predictor import units
-from predictor.cost.lookup.shard import GRADIENT_ELEMENT_BYTES, LookupShard
+from predictor.cost.lookup.shard import GRADIENT_ELEMENT_BYTES, LookupModel, LookupShard
 from predictor.hardware.schema import CpuEmbedding, HardwareProfile
 from predictor.model.plan import ComputeKernel
 from predictor.model.workload import Optimizer
@@ -28,7 +28,7 @@ from predictor.model.workload import Optimizer
 STATELESS = (Optimizer.SGD, Optimizer.EXACT_SGD)
 
 
-class CpuLookups:
+class CpuLookups(LookupModel):
     """Costs of TBE shards on one CPU thread, as the module's docstring describes."""
 
     def __init__(self, hw: HardwareProfile, constants: CpuEmbedding) -> None:
@@ -43,12 +43,10 @@ class CpuLookups:
         """Cost of a backward without tables."""
         return units.us(self.constants.backward_us)
 
-    def prefetch_floor_ms(self) -> float:
-        """0: the tables are in host memory already."""
-        return 0.0
-
-    def forward_ms(self, shard: LookupShard) -> float:
+    def forward_ms(self, shard: LookupShard, tables: float = 1.0) -> float:
         """Gather and pool."""
+        if shard.ids <= 0:
+            return 0.0
         cost, ids, rows = self.constants, shard.ids, shard.distinct_rows
         if not shard.pooled and cost.backward_unpooled_ns_per_row > 0:
             of_id = cost.forward_unpooled_ns_per_lookup_dim * shard.dim
@@ -66,6 +64,8 @@ class CpuLookups:
 
     def backward_ms(self, shard: LookupShard) -> float:
         """Sort, accumulate, update each distinct row once."""
+        if shard.ids <= 0 and shard.kernel is not ComputeKernel.DENSE:
+            return 0.0
         if shard.kernel is ComputeKernel.DENSE and self.constants.backward_dense_ns_per_weight > 0:
             return self._dense_backward_ms(shard)
         cost, ids, rows = self.constants, shard.ids, shard.distinct_rows
@@ -101,11 +101,6 @@ class CpuLookups:
             + shard.distinct_rows * dim * cost.backward_dense_ns_per_row_dim
         )
         return units.us(cost.backward_dense_table_us + nanoseconds * 1e-3)
-
-    def prefetch_ms(self, shard: LookupShard) -> float:
-        """0: the tables are in host memory already."""
-        del shard
-        return 0.0
 
     def _tlb(self, shard: LookupShard, distinct: float) -> float:
         """``ln(1 + working set / TLB reach)``; each distinct row touches ``page_kib`` of memory."""

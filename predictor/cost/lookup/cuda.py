@@ -15,6 +15,7 @@ L2 that a table keeps while warps of other tables run.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,6 +23,8 @@ from numpy.typing import ArrayLike, NDArray
 from predictor import units
 from predictor.cost.lookup.shard import (
     GRADIENT_ELEMENT_BYTES,
+    SHARERS,
+    LookupModel,
     LookupShard,
     own_fetched_rows,
     state_row_bytes,
@@ -41,7 +44,7 @@ UNPOOLED_INFO_BYTES = 4
 """Extra bytes per sorted id without pooling: its position takes 8 bytes instead of 4."""
 
 
-class CudaLookups:
+class CudaLookups(LookupModel):
     """Costs of TBE shards on a GPU, as the module's docstring describes."""
 
     def __init__(self, hw: HardwareProfile, constants: CudaEmbedding) -> None:
@@ -66,6 +69,8 @@ class CudaLookups:
         Args:
             tables: number of tables that share the L2, this one included, >= 1.
         """
+        if shard.ids <= 0:
+            return 0.0
         return self._gather_ms(shard, tables) + self.prefetch_ms(shard)
 
     def forward_longest_ms(self, shard: LookupShard) -> float:
@@ -95,8 +100,18 @@ class CudaLookups:
         resident = self.hw.sms * self.constants.warps_per_sm * WARP / _lanes(shard.dim)
         return max(1.0, math.ceil(resident / shard.walks)) if shard.walks > 0 else 1.0
 
+    def sharing_ms(self, shard: LookupShard) -> tuple[float, ...]:
+        """As `LookupModel.sharing_ms`; zero for more tables than the batch keeps in flight."""
+        most = self.tables_in_flight(shard)
+        if most == 1.0 or shard.ids <= 0:
+            return super().sharing_ms(shard)
+        times = [self.forward_ms(shard, min(n, most)) for n in (1, *SHARERS)]
+        return tuple(more - less for less, more in pairwise(times))
+
     def backward_ms(self, shard: LookupShard) -> float:
         """Sort the ids, then gather gradients row by row and update each distinct row once."""
+        if shard.ids <= 0 and shard.kernel is not ComputeKernel.DENSE:
+            return 0.0
         time = self.sort_ms(shard) + self._gradients_ms(shard) + self._updates_ms(shard)
         if shard.mean:
             time += self._mean_gradient_ms(shard)
@@ -128,7 +143,7 @@ class CudaLookups:
         Args:
             fetched_rows: rows to fetch; None: as if no other table shared the cache.
         """
-        if shard.kernel is not ComputeKernel.FUSED_UVM_CACHING:
+        if shard.kernel is not ComputeKernel.FUSED_UVM_CACHING or shard.ids <= 0:
             return 0.0
         rows = own_fetched_rows(shard) if fetched_rows is None else fetched_rows
         probe = units.us(self.constants.prefetch_ns_per_lookup * 1e-3) * shard.ids

@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from predictor.model.distribution import Bins, join_tables, mix_features
+from predictor.model.memory.ranks import STATES
 from predictor.model.plan import ComputeKernel
 from predictor.model.workload import Optimizer
 
@@ -28,17 +28,8 @@ STATE_ELEMENT_BYTES = 4
 GRADIENT_ELEMENT_BYTES = 4
 """FBGEMM accumulates gradients and keeps optimizer states in fp32 for weights of any type."""
 
-_STATE_PER_ROW: dict[str, tuple[int, int]] = {
-    # optimizer: (elements per row, elements per weight)
-    Optimizer.SGD: (0, 0),
-    Optimizer.EXACT_SGD: (0, 0),
-    Optimizer.ROWWISE_ADAGRAD: (1, 0),
-    Optimizer.ADAGRAD: (0, 1),
-    Optimizer.ADAM: (0, 2),
-    Optimizer.PARTIAL_ROWWISE_ADAM: (1, 1),
-    Optimizer.LAMB: (0, 2),
-    Optimizer.LARS_SGD: (0, 1),
-}
+SHARERS = (2, 4, 8, 16)
+"""Numbers of tables that share the L2 for which a forward is tabulated; the last holds for more."""
 
 
 @dataclass(frozen=True)
@@ -101,51 +92,75 @@ class LookupShard:
         return self.draws * float(probs.max()) if len(probs) else 0.0
 
 
-class LookupModel(Protocol):
+class LookupModel:
     """Cost of embedding lookups on one kind of hardware; all times in ms.
 
-    Times of shards are marginal inside one fused launch and add up; floors count once a launch.
+    Times of shards are marginal inside one fused launch and add up; floors count once a launch, and
+    so does the longest of the latencies (`predictor.cost.loads` puts them together). What a kind of
+    hardware has not takes no time.
     """
-
-    def forward_ms(self, shard: LookupShard) -> float:
-        """Gather and pool."""
-        ...
-
-    def backward_ms(self, shard: LookupShard) -> float:
-        """Sort, accumulate gradients, and step the optimizer where it is fused."""
-        ...
-
-    def prefetch_ms(self, shard: LookupShard) -> float:
-        """Bring the rows a UVM cache misses to the device."""
-        ...
 
     def forward_floor_ms(self) -> float:
         """Shortest forward of a fused launch."""
-        ...
+        raise NotImplementedError
 
     def backward_floor_ms(self) -> float:
         """Shortest backward of a fused launch."""
-        ...
+        raise NotImplementedError
 
     def prefetch_floor_ms(self) -> float:
-        """Shortest prefetch of a fused launch."""
-        ...
+        """Shortest cache prefetch of a launch with ``fused_uvm_caching`` tables."""
+        return 0.0
 
+    def forward_ms(self, shard: LookupShard, tables: float = 1.0) -> float:
+        """Gather and pool, after fetching what nothing prefetched; 0 without ids.
 
-def optimizer_state_bytes(optimizer: str, rows: int, dim: int, element_bytes: int) -> int:
-    """Bytes of optimizer state of ``[rows, dim]`` weights.
+        Args:
+            tables: number of tables that share the L2, this one included, >= 1.
+        """
+        raise NotImplementedError
 
-    Source: FBGEMM, split_table_batched_embeddings_ops_training.py (momentum1, momentum2), which
-    keeps states in fp32 for every weight precision, so ``element_bytes`` does not enter.
-    """
-    del element_bytes
-    per_row, per_weight = _STATE_PER_ROW[optimizer]
-    return STATE_ELEMENT_BYTES * rows * (per_row + per_weight * dim)
+    def backward_ms(self, shard: LookupShard) -> float:
+        """Sort, accumulate gradients, and step the optimizer where it is fused; without ids only a
+        dense gradient takes time, which is written for the whole shard."""
+        raise NotImplementedError
+
+    def prefetch_ms(self, shard: LookupShard, fetched_rows: float | None = None) -> float:
+        """Bring the rows that a UVM cache misses to the device; 0 for other kernels.
+
+        Args:
+            fetched_rows: rows to fetch; None: as if no other table shared the cache.
+        """
+        return 0.0
+
+    def fetch_ms(self, shard: LookupShard) -> float:
+        """Time to fetch one row of a ``fused_uvm_caching`` shard into the cache."""
+        return 0.0
+
+    def forward_longest_ms(self, shard: LookupShard) -> float:
+        """Shortest forward of a launch with this shard, however few ids it has."""
+        return 0.0
+
+    def backward_longest_ms(self, shard: LookupShard) -> float:
+        """The same of its backward."""
+        return 0.0
+
+    def sharing_ms(self, shard: LookupShard) -> tuple[float, ...]:
+        """What a forward adds when 2, 4, 8, 16 tables share the L2, each beyond the one before."""
+        return (0.0,) * len(SHARERS)
+
+    def sort_passes(self, rows: ArrayLike) -> Array:
+        """Passes over the ids when a launch sorts ``rows`` rows together."""
+        return np.zeros(np.shape(rows))
+
+    def sort_pass_ms(self, *, weighted: bool, pooled: bool) -> float:
+        """One such pass over one id."""
+        return 0.0
 
 
 def state_row_bytes(optimizer: str, dim: int) -> tuple[int, int]:
     """State of one row: bytes of its per-row scalars, bytes of its per-weight vectors."""
-    per_row, per_weight = _STATE_PER_ROW[optimizer]
+    per_weight, per_row = map(sum, zip(*STATES[optimizer], strict=True))
     return STATE_ELEMENT_BYTES * per_row, STATE_ELEMENT_BYTES * per_weight * dim
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.lookup.embedding import fetch_ms
+from predictor.cost.lookup.embedding import lookup_model
 from predictor.cost.lookup.shard import LookupShard, cache_rows, fetched_rows, own_fetched_rows
 from predictor.hardware.schema import HardwareProfile
 
@@ -57,7 +57,7 @@ def tabulate(shard: LookupShard, hw: HardwareProfile, times: Array) -> Array:
     resident, fetch = found[RESIDENT], found[FETCH_MS]
     resident[1:-1] = shard.bins.resident(shard.draws * times)
     resident[-1] = counts[probs > 0].sum()
-    one = fetch_ms(shard, hw)
+    one = lookup_model(hw).fetch_ms(shard)
     fetch[:-1] = one * fetched_rows(shard, np.concatenate(([0.0], times)))
     found[OWN_MS] = one * own_fetched_rows(shard)
     tabulated = float(fetches_ms(found))

@@ -52,7 +52,7 @@ from predictor.iteration.torchrec.sparse import (
     Size,
     exchanges,
 )
-from predictor.model.reservation import INDEX_BYTES
+from predictor.model.workload import INDEX_BYTES
 from predictor.units import us
 
 

@@ -26,19 +26,12 @@ from predictor.cost.loads import (
     fused_backward_ms,
     fused_forward_ms,
 )
-from predictor.cost.lookup.embedding import (
-    backward_floor_ms,
-    forward_floor_ms,
-    prefetch_floor_ms,
-    sort_pass_ms,
-    sort_passes,
-)
+from predictor.cost.lookup.embedding import lookup_model
 from predictor.cost.ops import position_weights
 from predictor.cost.stragglers import expected_excess
 from predictor.iteration.graph import Mask
 from predictor.model.plan import ShardingType
-from predictor.model.reservation import INDEX_BYTES
-from predictor.model.workload import DATA_TYPE_BYTES
+from predictor.model.workload import DATA_TYPE_BYTES, INDEX_BYTES
 
 Array = NDArray[np.float64]
 CostModel = Callable[[Array], Array]
@@ -108,6 +101,7 @@ class Exchange:
         self.workload = costs.workload
         self.topology = costs.topology
         self.hardware = costs.hardware
+        self.lookups = lookup_model(costs.hardware)
         self.collectives = costs.collectives
         self.all_ranks = costs.all_ranks
         self.sharding_type = groups[members[0]].sharding_type
@@ -181,9 +175,8 @@ class Exchange:
         expanded = self.total[..., Load.EXPANDED].mean(axis=-1, keepdims=True)
         dims = [t.embedding_dim for t in self.workload.tables if t.module == self.module]
         each = UNIQUE_PASSES * INDEX_BYTES / self.hardware.streaming
-        each += float(sort_passes(2.0**63, self.hardware)) * sort_pass_ms(
-            self.hardware, weighted=False, pooled=True
-        )
+        one = self.lookups.sort_pass_ms(weighted=False, pooled=True)
+        each += float(self.lookups.sort_passes(2.0**63)) * one
         return np.asarray(each * expanded / max(dims))
 
     def _reorder_ms(self, size: Array) -> Array:
@@ -233,15 +226,15 @@ class Exchange:
 
     def forward_ms(self, group: int) -> Array:
         """The fused lookup on every rank, ``[plans, ranks]``; ranks without a shard launch none."""
-        return self._lookup(group, Load.FORWARD_MS, forward_floor_ms(self.hardware))
+        return self._lookup(group, Load.FORWARD_MS, self.lookups.forward_floor_ms())
 
     def backward_ms(self, group: int) -> Array:
         """The backward of the fused lookup with its optimizer, ``[plans, ranks]``."""
-        return self._lookup(group, Load.BACKWARD_MS, backward_floor_ms(self.hardware))
+        return self._lookup(group, Load.BACKWARD_MS, self.lookups.backward_floor_ms())
 
     def prefetch_ms(self, group: int) -> Array:
         """Filling the UVM cache ahead of the lookup, ``[plans, ranks]``."""
-        return self._lookup(group, Load.PREFETCH_MS, prefetch_floor_ms(self.hardware))
+        return self._lookup(group, Load.PREFETCH_MS, self.lookups.prefetch_floor_ms())
 
     def load_of(self, group: int) -> Array:
         """The loads of one fused lookup, ``[plans, ranks, columns]``."""

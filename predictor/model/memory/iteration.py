@@ -30,9 +30,8 @@ from predictor.model.op_calls import (
     operands_of,
 )
 from predictor.model.plan import ShardingPlan, ShardingType, TablePlan
-from predictor.model.reservation import INDEX_BYTES
 from predictor.model.topology import Topology
-from predictor.model.workload import Table, Workload
+from predictor.model.workload import INDEX_BYTES, Table, Workload
 
 ROW_SPLITS = (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
 """A shard has part of a table's rows, and gives a partial sum for every sample."""

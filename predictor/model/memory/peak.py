@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from predictor.errors import InfeasibleError
 from predictor.model.dlrm_program import OpWriter, dense_program
 from predictor.model.memory.blocks import Peak
 from predictor.model.memory.iteration import Exchange, Iteration, batch_bytes, exchanges, unplaced
 from predictor.model.memory.ranks import RankMemory, RankPeak, plan_memory, resident_bytes
 from predictor.model.op_calls import DenseProgram, Event, Lookup, LookupBackward, OpCall
 from predictor.model.plan import ComputeKernel, ShardingPlan
-from predictor.model.reservation import nothing_left
 from predictor.model.topology import Topology
 from predictor.model.workload import MeasuredDense, Workload
+from predictor.units import format_bytes
 
 DEFAULT_RESERVE = 0.05
 """Share of a device that stays free where activations are known: for what lies outside PyTorch's
@@ -125,7 +126,7 @@ def leave_for_shards(
     limits = tuple(int((1 - reserve) * cap) - context_bytes for cap in caps)
     left = tuple(limit - taken for limit in limits)
     if min(left) < 0:
-        raise nothing_left(installed, left, reserve)
+        raise _nothing_left(installed, left, reserve)
     return replace(installed, hbm_cap_bytes=left, installed_bytes=caps, limit_bytes=limits)
 
 
@@ -204,3 +205,19 @@ def _peak(
         trains=workload.training,
         cached=cached,
     ).run()
+
+
+def _nothing_left(topology: Topology, left: Sequence[int], reserve: float) -> InfeasibleError:
+    """The error for ranks that are full before any table is placed.
+
+    Args:
+        left: bytes of every rank, below 0 on some.
+    """
+    rank = min(range(len(left)), key=lambda r: left[r])
+    return InfeasibleError(
+        f"rank {rank} has {format_bytes(topology.hbm_cap_bytes[rank])} of HBM; before any "
+        f"table is placed, the dense part, the input batch and the reserve of {reserve:.0%} "
+        f"need {-left[rank]} bytes ({format_bytes(-left[rank])}) more; try a smaller batch, a "
+        "smaller reserve or more HBM",
+        inputs=("batch_size", "reserve", "hbm_gib"),
+    )

@@ -30,9 +30,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from predictor.model.plan import ComputeKernel, ShardingPlan, ShardingType
-from predictor.model.reservation import INDEX_BYTES
 from predictor.model.topology import Topology
-from predictor.model.workload import Optimizer, Table, Workload
+from predictor.model.workload import INDEX_BYTES, Optimizer, Table, Workload
 from predictor.units import format_bytes
 
 Size = tuple[int, int]
@@ -67,8 +66,7 @@ class MemoryRules(StrEnum):
     TORCHREC = "torchrec"
 
 
-# optimizer -> (values per element, values per row) of the first and of the second moment
-_STATES: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
+STATES: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     Optimizer.SGD: ((0, 0), (0, 0)),
     Optimizer.EXACT_SGD: ((0, 0), (0, 0)),
     Optimizer.ROWWISE_ADAGRAD: ((0, 1), (0, 0)),
@@ -78,6 +76,7 @@ _STATES: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     Optimizer.LAMB: ((1, 0), (1, 0)),
     Optimizer.PARTIAL_ROWWISE_ADAM: ((1, 0), (0, 1)),
 }
+"""Optimizer -> values per element and values per row, of the first and of the second moment."""
 _DENSE_STATES = {"sgd": 0, "exact_sgd": 0, "adagrad": 1, "exact_adagrad": 1, "adam": 2, "adamw": 2}
 """Values of state per parameter of the dense optimizers, in the parameter's dtype."""
 
@@ -177,14 +176,14 @@ class _Shard:
         rows, columns = self.size
         first, second = (
             (element * columns + row) * rows * STATE_BYTES
-            for element, row in _STATES[self.table.optimizer]
+            for element, row in STATES[self.table.optimizer]
         )
         return first, second
 
     def states_by_place(self) -> tuple[int, int]:
         """State of a UVM table on the device and on the host (`construct_split_state`)."""
         sizes = self.states(MemoryRules.FBGEMM)
-        moments = zip(sizes, _STATES[self.table.optimizer], strict=True)
+        moments = zip(sizes, STATES[self.table.optimizer], strict=True)
         host = sum(size for size, (element, _) in moments if element)
         return sum(sizes) - host, host
 
@@ -220,7 +219,7 @@ def synced_bytes(table: Table, size: Size) -> tuple[int, int]:
     (`DMPCollection._cache_sync_tensors` in torchrec/distributed/model_parallel.py).
     """
     rows, columns = size
-    element, row = _STATES[table.optimizer][0]
+    element, row = STATES[table.optimizer][0]
     return rows * columns * table.element_bytes, (element * columns + row) * rows * STATE_BYTES
 
 

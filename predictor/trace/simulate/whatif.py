@@ -161,11 +161,6 @@ class GemmCall:
     data_type: str
     kernels: tuple[DeviceEvent, ...]
 
-    @property
-    def measured_us(self) -> float:
-        """Time of the kernels."""
-        return sum(kernel.end_us - kernel.start_us for kernel in self.kernels)
-
     def predicted_ms(self, hw: HardwareProfile) -> float:
         """Time that a profile's model gives."""
         return batched_ms(hw, self.count, self.m, self.n, self.k, self.data_type)

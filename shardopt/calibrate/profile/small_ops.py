@@ -12,7 +12,7 @@ from predictor.cost.gemm import gemm_ms
 from predictor.fit.cpu import non_negative
 from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.torchrec.sparse import COPY_PASSES, OUTPUT_BYTES
-from predictor.model.reservation import INDEX_BYTES
+from predictor.model.workload import INDEX_BYTES
 from shardopt.calibrate.rows import Measurement
 
 COLUMN_COPIES = (("forward", "cat"), ("backward", "split"))

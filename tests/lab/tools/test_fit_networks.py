@@ -21,7 +21,7 @@ from predictor.cost.collectives import Collectives, latency_ms
 from predictor.csv_rows import Row, number, read_table
 from predictor.hardware.loader import load_hardware
 from predictor.model.topology import Topology
-from predictor.units import gbit_per_s, us
+from predictor.units import gb_per_s, us
 from tests.data.excerpt import SIMAI_FILE, SIMAI_HOSTS
 from tests.public_data import every_table
 
@@ -60,7 +60,7 @@ def test_slingshot_and_tcpx_follow_their_rows(folder: Path) -> None:
 def test_all_to_alls_over_hosts_against_efficiencies_that_no_rule_saw(folder: Path) -> None:
     """SimAI gives the share of the line rate at which bytes leave a host of eight."""
     hardware = load_hardware("h100-sxm")
-    rate = gbit_per_s(hardware.collectives.inter.nic_gbit_s)
+    rate = gb_per_s(hardware.collectives.inter.nic_gbit_s / 8)
 
     def sizes_and_shares(row: Row) -> tuple[float, dict[str, float]]:
         return number(row, "Size"), {column: number(row, column) for column in SIMAI_HOSTS}

@@ -8,7 +8,6 @@ import pytest
 
 from lab.validate.ops import COLUMNS, FILE, validate_ops
 from predictor.cost.elementwise import columns_ms, decode_ms, memory_ms
-from predictor.cost.lookup.embedding import backward_kernels, forward_kernels
 from predictor.hardware.loader import load_hardware
 
 DEVICE = "H100 96GB HBM2e"
@@ -30,7 +29,7 @@ def test_bytes_are_shared_by_the_kernels(tmp_path: Path) -> None:
     join, select, lookup, unpack = (row.predicted_ms for row in validate_ops(tmp_path).rows)
     assert join == pytest.approx(2 * float(columns_ms(hw, 1e9)))
     assert select == pytest.approx(16 * float(memory_ms(hw, 2e6 / 16)))
-    kernels = forward_kernels(hw) + backward_kernels(hw)
+    kernels = hw.embedding.forward_kernels + hw.embedding.backward_kernels
     assert lookup == pytest.approx(kernels * float(memory_ms(hw, 5.04e6 / kernels)))
     assert unpack == pytest.approx(float(decode_ms(hw, 1e6 * (4 + 0.5 + 1 / 16))))
 

@@ -5,13 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from predictor.cost.errors import (
-    KERNEL_ERROR,
-    CostErrors,
-    ErrorSize,
-    kernel_interval,
-    known_errors,
-)
+from lab.validate.intervals import kernel_interval
+from predictor.cost.errors import KERNEL_ERROR, CostErrors, ErrorSize, known_errors
 from predictor.hardware.loader import load_hardware
 from predictor.model.plan import ShardingType
 from tests.search.problems import hosts

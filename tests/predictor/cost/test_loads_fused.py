@@ -18,7 +18,8 @@ from predictor.cost.loads import (
     fused_backward_ms,
     fused_forward_ms,
 )
-from predictor.cost.lookup.embedding import SHARERS, sort_pass_ms
+from predictor.cost.lookup.embedding import lookup_model
+from predictor.cost.lookup.shard import SHARERS
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.distribution import Zipf
 from predictor.model.plan import ShardingType, TablePlan
@@ -126,7 +127,7 @@ def test_a_small_table_is_sorted_by_the_bits_of_its_neighbours() -> None:
 
     passes = 4 - 1
     ids = batch.totals([table_wise(t) for t in workload.tables])[0, 0, Load.IDS] / 2
-    beyond = passes * ids * sort_pass_ms(hw, weighted=False, pooled=True)
+    beyond = passes * ids * lookup_model(hw).sort_pass_ms(weighted=False, pooled=True)
     assert backward((0, 0)) - backward((0, 1)) == pytest.approx(beyond)
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from predictor.model.dlrm_program import DlrmShape, dlrm_program
+from lab.planners.reservation import dense_parameters
+from predictor.model.dlrm_program import dlrm_program
 from predictor.model.op_calls import DenseProgram, Gradient, Lookup, LookupBackward, OpCall
-from predictor.model.reservation import dense_parameters
 from predictor.model.workload import DcnV2, DenseArch, Workload
 from tests.builders import a_table, a_workload
 
@@ -40,13 +40,6 @@ def test_parameters_are_those_that_memory_reserves(kind: str | DcnV2, data_type:
     assert program.gradient_bytes == 4 * count
     assert program.state_bytes == 2 * 4 * count
     assert sum(operand.storage_bytes for operand in program.resident) == 4 * count
-
-
-def test_widths_of_the_interactions() -> None:
-    found = DlrmShape.of(a_model())
-    assert (found.bottom, found.vectors, found.sparse) == (64, 27, 26 * 64)
-    assert found.top_input("dot") == 64 + 27 * 26 // 2
-    assert found.top_input("concat") == found.top_input(DcnV2(1, 8)) == 27 * 64
 
 
 def test_a_layer_is_a_product_and_what_follows_it() -> None:

@@ -12,6 +12,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from predictor.trace.events import RankTrace
+from predictor.trace.read import load_traces
+
 Event = dict[str, Any]
 
 STEP_US = 1000
@@ -203,3 +206,9 @@ def write(folder: Path, name: str, document: object) -> Path:
     content = json.dumps(document).encode()
     path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     return path
+
+
+def read_kineto(path: Path) -> RankTrace:
+    """The trace of the only rank in a file."""
+    (trace,) = load_traces([path]).traces
+    return trace

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from predictor.trace.kineto import read_kineto
 from predictor.trace.read import attach, load_traces
-from tests.predictor.trace.synthetic import OLD, RECENT, execution, kineto, write
+from tests.predictor.trace.synthetic import OLD, RECENT, execution, kineto, read_kineto, write
 
 
 @pytest.mark.parametrize("schema", [RECENT, OLD])

@@ -17,9 +17,8 @@ from predictor.trace.events import (
     RankTrace,
     TraceStep,
 )
-from predictor.trace.kineto import read_kineto
 from tests.predictor.trace import synthetic
-from tests.predictor.trace.synthetic import kineto, write
+from tests.predictor.trace.synthetic import kineto, read_kineto, write
 
 
 @pytest.fixture

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from predictor.trace.kineto import read_kineto
 from predictor.trace.read import clock_offsets, load_traces
-from tests.predictor.trace.synthetic import kineto, write
+from tests.predictor.trace.synthetic import kineto, read_kineto, write
 
 
 @pytest.mark.parametrize("shift", [0.0, 300.0, 20_000.0, -20_000.0])

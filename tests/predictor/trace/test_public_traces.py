@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from predictor.trace.breakdown import Intervals, breakdown, breakdown_of, short_name
+from predictor.trace.breakdown import Intervals, breakdown, short_name
 from predictor.trace.events import RankTrace, TraceStep
 from predictor.trace.read import TraceSet, attach, load_traces, read_traces
 from tests.public_data import FULL, OF_FULL_DATA, TRACES
@@ -174,7 +174,7 @@ def check_step(trace: RankTrace, step: TraceStep, row: dict[str, str]) -> None:
     assert length(exposed) == pytest.approx(float(row["nccl_exposed_ms"]), abs=2e-3)
     total = sum(e.end_us - e.start_us for e in exchange) / 1e3
     assert total == pytest.approx(float(row["nccl_sum_ms"]), abs=2e-3)
-    (parts,) = breakdown_of(trace, [step])
+    (parts,) = breakdown(trace, [step])
     assert parts.measured_ms == pytest.approx(float(row["step_ms"]), abs=1e-3)
     assert sum(parts.parts().values()) == pytest.approx(parts.measured_ms)
     # work of the steps around moves between neighbours, by less than a long kernel

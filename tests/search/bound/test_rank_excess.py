@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from predictor.cost.loads import COLUMNS, Load
-from predictor.cost.lookup.embedding import backward_floor_ms, forward_floor_ms
+from predictor.cost.lookup.embedding import lookup_model
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import ShardingType
 from predictor.model.topology import Topology
@@ -187,5 +187,5 @@ def test_a_floor_counts_where_some_ranks_may_launch_nothing(
         return slopes, 0.0 * floors, uneven
 
     monkeypatch.setattr(Relaxation, "_segments", free)
-    floor = min(forward_floor_ms(H100), backward_floor_ms(H100))
+    floor = min(lookup_model(H100).forward_floor_ms(), lookup_model(H100).backward_floor_ms())
     assert bound_of(objective) + 0.9 * floor < bound <= best * (1 + 1e-9)

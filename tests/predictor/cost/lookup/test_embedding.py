@@ -10,21 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predictor.cost.lookup.cuda import CudaLookups
-from predictor.cost.lookup.embedding import (
-    SHARERS,
-    backward_floor_ms,
-    backward_longest_ms,
-    backward_ms,
-    forward_floor_ms,
-    forward_longest_ms,
-    forward_ms,
-    lookup_model,
-    prefetch_ms,
-    sharing_ms,
-    sort_pass_ms,
-    sort_passes,
-)
-from predictor.cost.lookup.shard import LookupShard, optimizer_state_bytes
+from predictor.cost.lookup.embedding import lookup_model
+from predictor.cost.lookup.shard import SHARERS, LookupShard, state_row_bytes
 from predictor.hardware.loader import list_hardware, load_hardware
 from predictor.hardware.schema import CudaEmbedding
 from predictor.model.distribution import Uniform, Zipf
@@ -63,7 +50,13 @@ shards = st.builds(
 
 def times(s: LookupShard, name: str) -> np.ndarray:
     hw = load_hardware(name)
-    return np.array([forward_ms(s, hw), backward_ms(s, hw), prefetch_ms(s, hw)])
+    return np.array(
+        [
+            lookup_model(hw).forward_ms(s),
+            lookup_model(hw).backward_ms(s),
+            lookup_model(hw).prefetch_ms(s),
+        ]
+    )
 
 
 @given(st.sampled_from(NAMES), shards, st.floats(1, 8))
@@ -100,16 +93,20 @@ def test_uvm_is_bound_by_the_host_link(name: str) -> None:
     fused, uvm = shard(), shard(kernel=ComputeKernel.FUSED_UVM)
     caching = shard(alpha=1.05, kernel=ComputeKernel.FUSED_UVM_CACHING)
     rows_over_link = uvm.ids * 512 / hw.memory.host_link
-    assert forward_ms(uvm, hw) >= rows_over_link > 5 * forward_ms(fused, hw)
-    assert prefetch_ms(fused, hw) == 0.0
-    assert 0 < prefetch_ms(caching, hw) < forward_ms(caching, hw)
+    assert (
+        lookup_model(hw).forward_ms(uvm) >= rows_over_link > 5 * lookup_model(hw).forward_ms(fused)
+    )
+    assert lookup_model(hw).prefetch_ms(fused) == 0.0
+    assert 0 < lookup_model(hw).prefetch_ms(caching) < lookup_model(hw).forward_ms(caching)
     # all rows cached: only the probe is left
     warm = replace(caching, cache_load_factor=1.0)
     assert isinstance(hw.embedding, CudaEmbedding)
     probe = 1e-6 * hw.embedding.prefetch_ns_per_lookup * warm.ids
-    assert prefetch_ms(warm, hw) == pytest.approx(probe)
+    assert lookup_model(hw).prefetch_ms(warm) == pytest.approx(probe)
     # rows over PCIe outlast it; over NVLink-C2C they need not
-    assert probe < (0.6 if hw.memory.host_link_gb_s < 64 else 1.0) * prefetch_ms(caching, hw)
+    assert probe < (0.6 if hw.memory.host_link_gb_s < 64 else 1.0) * lookup_model(hw).prefetch_ms(
+        caching
+    )
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -117,10 +114,10 @@ def test_rows_of_host_memory_repeat_in_the_l1_alone(name: str) -> None:
     """A table that fits into the L2 is read over the link again and again, but not a hot row."""
     hw = load_hardware(name)
     small = shard(rows=10_000, draws=1e6, bags=1e6, kernel=ComputeKernel.FUSED_UVM)
-    over_link = forward_ms(small, hw) * hw.memory.host_link / 512
+    over_link = lookup_model(hw).forward_ms(small) * hw.memory.host_link / 512
     assert small.distinct_rows < 10_001 < 0.5 * small.ids < over_link < 1.2 * small.ids
     skewed = shard(rows=10_000, alpha=1.3, draws=1e6, bags=1e6, kernel=ComputeKernel.FUSED_UVM)
-    assert forward_ms(skewed, hw) < 0.7 * forward_ms(small, hw)
+    assert lookup_model(hw).forward_ms(skewed) < 0.7 * lookup_model(hw).forward_ms(small)
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -129,7 +126,7 @@ def test_what_crosses_the_link_in_a_backward(name: str) -> None:
     hw = load_hardware(name)
 
     def backward(kernel: ComputeKernel, optimizer: Optimizer) -> float:
-        return backward_ms(shard(kernel=kernel, optimizer=optimizer), hw)
+        return lookup_model(hw).backward_ms(shard(kernel=kernel, optimizer=optimizer))
 
     one_way = shard().distinct_rows * 512 / hw.memory.host_link
     cached, uvm = ComputeKernel.FUSED_UVM_CACHING, ComputeKernel.FUSED_UVM
@@ -145,18 +142,19 @@ def test_what_crosses_the_link_in_a_backward(name: str) -> None:
 def test_places_in_a_cache_are_sorted_along() -> None:
     hw = load_hardware("h100-sxm")
     fused, cached = (
-        backward_ms(shard(kernel=kernel, optimizer=Optimizer.EXACT_SGD), hw)
+        lookup_model(hw).backward_ms(shard(kernel=kernel, optimizer=Optimizer.EXACT_SGD))
         for kernel in (ComputeKernel.FUSED, ComputeKernel.FUSED_UVM_CACHING)
     )
-    passes = float(sort_passes(shard().rows, hw))
-    one = sort_pass_ms(hw, weighted=False, pooled=True)
+    passes = float(lookup_model(hw).sort_passes(shard().rows))
+    one = lookup_model(hw).sort_pass_ms(weighted=False, pooled=True)
     assert cached - fused == pytest.approx(shard().ids * passes * one)
 
 
 def test_small_reads_over_the_link_cost_a_request() -> None:
     hw = load_hardware("h100-sxm")
     narrow, half, wide = (
-        forward_ms(shard(dim=dim, kernel=ComputeKernel.FUSED_UVM), hw) for dim in (8, 16, 64)
+        lookup_model(hw).forward_ms(shard(dim=dim, kernel=ComputeKernel.FUSED_UVM))
+        for dim in (8, 16, 64)
     )
     assert narrow == pytest.approx(half, rel=0.05)
     assert wide > 2.5 * half
@@ -177,15 +175,16 @@ def test_never_falls_with_the_rows_of_the_table(
     hw = load_hardware(name)
     few = shard(rows=10_000, alpha=alpha, dim=dim, kernel=kernel)
     many = shard(rows=int(10_000 * factor), alpha=alpha, dim=dim, kernel=kernel)
-    for cost in (forward_ms, backward_ms):
-        assert cost(many, hw) >= cost(few, hw) * (1 - 1e-6)
+    model = lookup_model(hw)
+    for cost in (model.forward_ms, model.backward_ms):
+        assert cost(many) >= cost(few) * (1 - 1e-6)
 
 
 @pytest.mark.parametrize("name", GPUS)
 def test_skew_helps_through_the_cache_until_everything_fits(name: str) -> None:
     hw = load_hardware(name)
     small, large = shard(rows=1000), shard(rows=40_000_000)
-    assert forward_ms(small, hw) < forward_ms(large, hw)
+    assert lookup_model(hw).forward_ms(small) < lookup_model(hw).forward_ms(large)
     assert small.distinct_rows == pytest.approx(1000, rel=1e-3)
 
 
@@ -195,9 +194,11 @@ def test_hot_rows_do_not_serialise_for_free(name: str) -> None:
     hw = load_hardware(name)
     hot, hotter = (shard(rows=1, draws=n, bags=n) for n in (1024, 1 << 20))
     spread = shard(rows=1024, draws=1024, bags=1024)
-    assert backward_longest_ms(hot, hw) > backward_longest_ms(spread, hw) > 0
+    assert (
+        lookup_model(hw).backward_longest_ms(hot) > lookup_model(hw).backward_longest_ms(spread) > 0
+    )
     # a block adds up 1024 ids at most; more blocks share what is beyond
-    assert backward_longest_ms(hotter, hw) == backward_longest_ms(hot, hw)
+    assert lookup_model(hw).backward_longest_ms(hotter) == lookup_model(hw).backward_longest_ms(hot)
 
 
 gpu_shards = st.tuples(
@@ -210,7 +211,7 @@ gpu_shards = st.tuples(
 def test_less_of_the_cache_never_helps(drawn: tuple[str, LookupShard], factor: float) -> None:
     name, s = drawn
     hw = load_hardware(name)
-    added = sharing_ms(s, hw)
+    added = lookup_model(hw).sharing_ms(s)
     assert min(added) >= -1e-12
     law = lookup_model(hw)
     assert isinstance(law, CudaLookups)
@@ -230,22 +231,26 @@ def test_latencies_never_fall_with_ids_or_dim(
 ) -> None:
     name, s = drawn
     hw = load_hardware(name)
-    base = np.array([forward_longest_ms(s, hw), backward_longest_ms(s, hw)])
+    base = np.array(
+        [lookup_model(hw).forward_longest_ms(s), lookup_model(hw).backward_longest_ms(s)]
+    )
     assert (base > 0).all()
     for more in (replace(s, draws=s.draws * factor), replace(s, dim=s.dim + 4)):
-        found = np.array([forward_longest_ms(more, hw), backward_longest_ms(more, hw)])
+        found = np.array(
+            [lookup_model(hw).forward_longest_ms(more), lookup_model(hw).backward_longest_ms(more)]
+        )
         assert (found >= base * (1 - 1e-12)).all()
     # more bags alike: no bag waits longer, and the L2 helps some
     wider = replace(s, draws=s.draws * factor, bags=s.bags * factor)
-    assert forward_longest_ms(wider, hw) <= base[0] * (1 + 1e-12)
+    assert lookup_model(hw).forward_longest_ms(wider) <= base[0] * (1 + 1e-12)
 
 
 def test_a_cache_that_holds_all_rows_of_all_tables_is_shared_for_free() -> None:
     hw = load_hardware("h100-sxm")
     small = shard(rows=1000, draws=512 * 20, bags=512)
     large = shard(rows=10_000_000, alpha=0.9, draws=512 * 200, bags=512)
-    assert sharing_ms(small, hw) == (0.0,) * len(SHARERS)
-    assert sum(sharing_ms(large, hw)) > 0.05 * forward_ms(large, hw)
+    assert lookup_model(hw).sharing_ms(small) == (0.0,) * len(SHARERS)
+    assert sum(lookup_model(hw).sharing_ms(large)) > 0.05 * lookup_model(hw).forward_ms(large)
 
 
 def test_narrow_rows_put_more_bags_on_the_device() -> None:
@@ -260,64 +265,72 @@ def test_a_launch_that_fills_the_device_hides_its_latencies() -> None:
     for name in GPUS:
         hw = load_hardware(name)
         few, many = (shard(draws=20.0 * n, bags=n) for n in (64, 131072))
-        assert forward_longest_ms(few, hw) > forward_ms(few, hw)
-        assert forward_longest_ms(many, hw) < 0.2 * forward_ms(many, hw)
+        assert lookup_model(hw).forward_longest_ms(few) > lookup_model(hw).forward_ms(few)
+        assert lookup_model(hw).forward_longest_ms(many) < 0.2 * lookup_model(hw).forward_ms(many)
 
 
 def test_unpooled_ids_are_walked_sample_by_sample() -> None:
     hw = load_hardware("h100-sxm")
     sequence = shard(draws=5000, bags=5000, pooled=False, lengths=100.0)
     pooled = shard(draws=5000, bags=100)
-    assert forward_longest_ms(sequence, hw) == forward_longest_ms(pooled, hw)
-    assert forward_ms(sequence, hw) > forward_ms(pooled, hw)  # every id is an output
+    assert lookup_model(hw).forward_longest_ms(sequence) == lookup_model(hw).forward_longest_ms(
+        pooled
+    )
+    assert lookup_model(hw).forward_ms(sequence) > lookup_model(hw).forward_ms(
+        pooled
+    )  # every id is an output
 
 
 def test_weights_are_sorted_along_and_get_gradients() -> None:
     """The backward of weighted lookups reads bags and rows once more, wanted or not."""
     hw = load_hardware("h100-sxm")
     plain, weighted = shard(), shard(weighted=True)
-    assert backward_ms(weighted, hw) > backward_ms(plain, hw) + forward_ms(plain, hw)
+    assert lookup_model(hw).backward_ms(weighted) > lookup_model(hw).backward_ms(
+        plain
+    ) + lookup_model(hw).forward_ms(plain)
 
 
 def test_gradients_of_means_are_divided_in_a_pass_of_their_own() -> None:
     hw = load_hardware("h100-sxm")
-    added = backward_ms(shard(mean=True), hw) - backward_ms(shard(), hw)
+    added = lookup_model(hw).backward_ms(shard(mean=True)) - lookup_model(hw).backward_ms(shard())
     assert added > 2 * 65536 * 512 / (1.01 * hw.memory.hbm)
 
 
 def test_a_launch_sorts_the_bits_of_all_its_rows() -> None:
     hw = load_hardware("h100-sxm")
     rows = [1, 255, 256, 65535, 65536, 1 << 24]
-    assert sort_passes(rows, hw).tolist() == [1, 1, 2, 2, 3, 4]
-    one = sort_pass_ms(hw, weighted=False, pooled=True)
+    assert lookup_model(hw).sort_passes(rows).tolist() == [1, 1, 2, 2, 3, 4]
+    one = lookup_model(hw).sort_pass_ms(weighted=False, pooled=True)
     narrow, wide = shard(rows=65535), shard(rows=65536)
-    assert backward_ms(wide, hw) - backward_ms(narrow, hw) == pytest.approx(one * wide.ids, rel=0.2)
-    assert sort_passes(rows, load_hardware("cpu-gloo")).tolist() == [0] * len(rows)
+    assert lookup_model(hw).backward_ms(wide) - lookup_model(hw).backward_ms(
+        narrow
+    ) == pytest.approx(one * wide.ids, rel=0.2)
+    assert lookup_model(load_hardware("cpu-gloo")).sort_passes(rows).tolist() == [0] * len(rows)
 
 
 def test_a_dense_gradient_is_written_whole_even_without_ids() -> None:
     hw = load_hardware("a100-40gb")
     idle = shard(draws=0.0, kernel=ComputeKernel.DENSE)
-    assert backward_ms(idle, hw) > 10_000_000 * 512 / (hw.memory.hbm * 1.01)
-    assert forward_ms(idle, hw) == 0.0
-    assert backward_ms(shard(draws=0.0), hw) == 0.0
+    assert lookup_model(hw).backward_ms(idle) > 10_000_000 * 512 / (hw.memory.hbm * 1.01)
+    assert lookup_model(hw).forward_ms(idle) == 0.0
+    assert lookup_model(hw).backward_ms(shard(draws=0.0)) == 0.0
 
 
 @pytest.mark.parametrize("name", GPUS)
 def test_floors_count_once(name: str) -> None:
     hw = load_hardware(name)
-    assert 0 < forward_floor_ms(hw) < backward_floor_ms(hw)
+    assert 0 < lookup_model(hw).forward_floor_ms() < lookup_model(hw).backward_floor_ms()
 
 
 def test_optimizer_states_are_fp32() -> None:
-    assert optimizer_state_bytes("exact_sgd", 10, 8, 2) == 0
-    assert optimizer_state_bytes("exact_row_wise_adagrad", 10, 8, 2) == 40
-    assert optimizer_state_bytes("adam", 10, 8, 2) == 640
-    assert optimizer_state_bytes("partial_row_wise_adam", 10, 8, 4) == 360
+    assert state_row_bytes("exact_sgd", 8) == (0, 0)
+    assert state_row_bytes("exact_row_wise_adagrad", 8) == (4, 0)
+    assert state_row_bytes("adam", 8) == (0, 64)
+    assert state_row_bytes("partial_row_wise_adam", 8) == (4, 32)
 
 
 def test_heavier_optimizers_take_longer() -> None:
     hw = load_hardware("h100-sxm")
-    by = {o: backward_ms(shard(optimizer=o), hw) for o in Optimizer}
+    by = {o: lookup_model(hw).backward_ms(shard(optimizer=o)) for o in Optimizer}
     assert by[Optimizer.SGD] < by[Optimizer.ROWWISE_ADAGRAD] < by[Optimizer.ADAGRAD]
     assert by[Optimizer.ADAGRAD] < by[Optimizer.ADAM]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from predictor.cost.loads import Load
 from predictor.cost.lookup import shared_cache
-from predictor.cost.lookup.embedding import fetch_ms
+from predictor.cost.lookup.embedding import lookup_model
 from predictor.cost.lookup.shard import LookupShard, cache_rows, shared_fetched_rows
 from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.plan_scorer import PlanScorer
@@ -57,7 +57,7 @@ def error(launch: list[LookupShard]) -> float:
     """Of the tabulated fetches, as a share of the launch's with split caches or one cache."""
     hw = hardware()
     total = tables_of(launch, hw).sum(axis=0)
-    law = fetch_ms(launch[0], hw) * sum(shared_fetched_rows(tuple(launch)))
+    law = lookup_model(hw).fetch_ms(launch[0]) * sum(shared_fetched_rows(tuple(launch)))
     return float(shared_cache.fetches_ms(total) - law) / max(law, total[shared_cache.OWN_MS])
 
 
@@ -156,8 +156,10 @@ def test_tables_that_meet_on_a_rank_share_and_others_do_not(pipeline: str) -> No
         for f in t.features
     ]
     own = sum(shared_fetched_rows((s,))[0] for s in lookups)
-    change = fetch_ms(lookups[0], hw) * (sum(shared_fetched_rows(tuple(lookups))) - own)
-    assert abs(change) > 0.05 * own * fetch_ms(lookups[0], hw)
+    change = lookup_model(hw).fetch_ms(lookups[0]) * (
+        sum(shared_fetched_rows(tuple(lookups))) - own
+    )
+    assert abs(change) > 0.05 * own * lookup_model(hw).fetch_ms(lookups[0])
     assert met[column] - sum(load[column] for load in alone[:2]) == pytest.approx(change, rel=0.05)
     assert met[other] == pytest.approx(sum(load[other] for load in alone[:2]), rel=1e-12)
 

@@ -10,7 +10,7 @@ import pytest
 from predictor.cost.collectives import Collectives
 from predictor.cost.elementwise import memory_ms
 from predictor.cost.loads import COLUMNS, Load
-from predictor.cost.lookup.embedding import prefetch_floor_ms
+from predictor.cost.lookup.embedding import lookup_model
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.torchrec.sparse import Exchange, exchanges
 from predictor.model.plan import ComputeKernel, ShardingType
@@ -295,7 +295,7 @@ def test_a_prefetch_costs_its_floor_only_where_a_shard_lies() -> None:
     exchange = exchange_of(workload, a_topology(2), T.TABLE_WISE, ComputeKernel.FUSED_UVM_CACHING)
     here, there = exchange.prefetch_ms(0)[0]
     assert exchange.prefetched == {0}
-    assert here > prefetch_floor_ms(hardware())
+    assert here > lookup_model(hardware()).prefetch_floor_ms()
     assert there == 0
 
 

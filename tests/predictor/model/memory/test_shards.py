@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from predictor.errors import InfeasibleError
+from lab.planners.reservation import dense_parameters
 from predictor.model.memory.ranks import MemoryRules, ShardMemory, shard_memory
 from predictor.model.plan import ComputeKernel, ShardingType
-from predictor.model.reservation import dense_parameters, reserve_topology, reserved_bytes
 from predictor.model.workload import DcnV2, DenseArch, Workload
-from predictor.units import GIB
 from tests.predictor.model.memory.one_table import (
     DIM,
     IDS,
@@ -138,15 +136,3 @@ def test_dense_parameters() -> None:
     cross = replace(workload, dense=DenseArch(4, (8,), (1,), DcnV2(2, 5)))
     width = 8 + DIM
     assert dense_parameters(cross) == 40 + 2 * (2 * width * 5 + width) + width + 1
-
-
-def test_reserve() -> None:
-    workload = a_workload()
-    rest = 6 * 4 * dense_parameters(workload) + 20 * IDS
-    assert reserved_bytes(workload, 1000, 0.25) == 250 + rest
-    left = reserve_topology(workload, TOPOLOGY, 0.25)
-    assert left.hbm_cap_bytes == (GIB * 3 // 4 - rest,) * 2
-    assert left.ddr_cap_bytes == TOPOLOGY.ddr_cap_bytes
-    assert reserve_topology(workload, TOPOLOGY, device="cpu").ddr_cap_bytes == (GIB - rest,) * 2
-    with pytest.raises(InfeasibleError, match=r"rank 0 has .*a smaller batch"):
-        reserve_topology(workload, replace(TOPOLOGY, hbm_cap_bytes=(1000, 1000)))

@@ -18,7 +18,7 @@ from torchrec.distributed.planner.shard_estimators import (
     EmbeddingStorageEstimator,
 )
 
-from predictor.cost.lookup.embedding import backward_floor_ms, forward_floor_ms
+from predictor.cost.lookup.embedding import lookup_model
 from shardopt import from_torchrec, predict
 from shardopt.torchrec import ShardoptPerfEstimator
 from shardopt.torchrec.plan.options import group_by_table, to_plan
@@ -66,7 +66,10 @@ def test_a_table_alone_costs_what_its_launch_does() -> None:
         plan = to_plan([option], problem.workload, 4, 4)
         found = predict(problem.workload, problem.topology, problem.hardware, plan)
         busy, perf = found.per_rank[2].busy_ms, option.shards[0].perf
-        floors = forward_floor_ms(problem.hardware), backward_floor_ms(problem.hardware)
+        floors = (
+            lookup_model(problem.hardware).forward_floor_ms(),
+            lookup_model(problem.hardware).backward_floor_ms(),
+        )
         # the copies after the exchange, which the graph has in the dense part, are small beside
         assert perf.fwd_compute == pytest.approx(busy["embedding_forward"] - floors[0], rel=0.1)
         assert perf.bwd_compute == pytest.approx(busy["embedding_backward"] - floors[1], rel=0.1)

@@ -8,18 +8,14 @@ one by one; the margin stands for them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 from predictor.errors import InfeasibleError
 from predictor.model.captured.dense import CapturedDense
 from predictor.model.topology import Topology
-from predictor.model.workload import DATA_TYPE_BYTES, DcnV2, MeasuredDense, Workload
-from predictor.units import format_bytes
+from predictor.model.workload import DATA_TYPE_BYTES, INDEX_BYTES, DcnV2, MeasuredDense, Workload
 
-INDEX_BYTES = 8
-"""TBE always takes 64-bit indices."""
 PARAMETER_MULTIPLIER = 6
 """Weight, gradient, optimizer state and DDP buffers per dense parameter, as TorchRec reserves."""
 KJT_COPIES = 20
@@ -83,21 +79,5 @@ def reserve_topology(
         return replace(topology, ddr_cap_bytes=tuple(c - taken for c in topology.ddr_cap_bytes))
     left = tuple(c - reserved_bytes(workload, c, reserve) for c in topology.hbm_cap_bytes)
     if min(left) < 0:
-        raise nothing_left(topology, left, reserve)
+        raise InfeasibleError("nothing is left for shards on some rank")
     return replace(topology, hbm_cap_bytes=left)
-
-
-def nothing_left(topology: Topology, left: Sequence[int], reserve: float) -> InfeasibleError:
-    """The error for ranks that are full before any table is placed.
-
-    Args:
-        left: bytes of every rank, below 0 on some.
-    """
-    rank = min(range(len(left)), key=lambda r: left[r])
-    return InfeasibleError(
-        f"rank {rank} has {format_bytes(topology.hbm_cap_bytes[rank])} of HBM; before any "
-        f"table is placed, the dense part, the input batch and the reserve of {reserve:.0%} "
-        f"need {-left[rank]} bytes ({format_bytes(-left[rank])}) more; try a smaller batch, a "
-        "smaller reserve or more HBM",
-        inputs=("batch_size", "reserve", "hbm_gib"),
-    )
