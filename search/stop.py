@@ -17,6 +17,9 @@ MOST_SECONDS = 1e9
 LATE, LATE_S = 1.05, 1.0
 """Share of the ceiling, and seconds more, after which a search without any plan gives up."""
 
+CLOSED = 1e-6
+"""A gap of this share is none: solvers and sums of floating-point times differ by as much."""
+
 INTERRUPTED = "interrupted"
 
 
@@ -28,7 +31,7 @@ class Stop:
         effort: multiple of the default work budget, > 0. The same seed and effort give the same
             plan on any machine unless the time limit cut the search short.
         time_limit_s: ceiling on wall time in seconds, > 0; None for no ceiling.
-        gap: end as soon as the gap is at most this fraction, >= 0.
+        gap: end as soon as the gap is at most this fraction, >= 0; one of `CLOSED` always ends it.
         interruptible: the first Ctrl-C ends the search with the best plan found so far, if there
             is one; otherwise, and at the second, it raises as everywhere.
         reserve: share of the ceiling, in [0, 1), that is left to what follows the search.
@@ -128,7 +131,7 @@ class Stop:
         if (
             best_ms is not None
             and bound_ms is not None
-            and best_ms - bound_ms <= self.gap * bound_ms
+            and best_ms - bound_ms <= max(self.gap, CLOSED) * bound_ms
         ):
             self.reason = "gap"
             return True

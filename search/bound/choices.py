@@ -12,8 +12,8 @@ from predictor.cost.loads import LAUNCH, LONGEST, LookupGroup, filling_column
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.plan import ComputeKernel, TablePlan
 from search.bound.cache import PRICES, certain_fetches_ms, least_sharing_ms
-from search.bound.rank_excess import MAX_CHOICES, everywhere, longest_shard
-from search.bound.relaxation import Hulls
+from search.bound.rank_excess import MAX_CHOICES, ONE_A_RANK, everywhere, longest_shard
+from search.bound.relaxation import KnownHulls
 from search.problem import Problem
 from search.space.option import Option, Space, place
 
@@ -66,6 +66,7 @@ class BoundChoices:
     Attributes:
         loads: mean over the ranks, ``[choices, COLUMNS]``.
         peaks: the most that a shard has, ``[choices, COLUMNS]``.
+        most: the most that a rank can have of a choice, ``[choices, COLUMNS]``.
         longest: work of the longest shard, ``[choices, rank_excess.WORK]``.
         even: work that every rank has at least, ``[choices, rank_excess.WORK]``.
         without_longest: there are too many choices to look at longest shards; these are 0 then.
@@ -86,6 +87,9 @@ class BoundChoices:
         self.loads = np.array([c.load for c in self.all])
         self.loads[:, LAUNCH] = 0.0
         self.peaks = np.array([c.peak for c in self.all])
+        single = np.array([c.option.sharding_type in ONE_A_RANK for c in self.all])
+        single &= np.array([c.option.pinned is None for c in self.all])
+        self.most = np.where(single[:, None], self.peaks, problem.topology.world_size * self.loads)
         self.longest = np.array([c.longest for c in self.all])
         self.even = np.array([c.even for c in self.all])
         self.without_longest = len(self.all) > MAX_CHOICES
@@ -103,7 +107,7 @@ class BoundChoices:
             self.needs = np.hstack([self.needs, moves])
             caps.append(float(space.in_use.max_moves))
         self.caps = np.array(caps)
-        self.hulls: dict[tuple[str, bool], Hulls] = {}
+        self.hulls: KnownHulls = {}
 
     def _of_space(self, space: Space) -> Iterator[BoundChoice]:
         world = self.problem.topology.world_size

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
 
-from predictor.cost.loads import filling_column
+from predictor.cost.loads import LookupGroup, filling_column
 from search.bound.choices import BoundChoices, Exchange, exchange_of
 from search.bound.patterns import RankPatterns
 from search.bound.program import Program
@@ -17,7 +17,7 @@ from search.bound.rank_excess import CycleSegment, RankExcess
 from search.bound.rank_items import RankItems, rank_items
 from search.bound.rank_model import RankChoice
 from search.bound.rank_targets import RankTargets
-from search.bound.relaxation import BUSIEST, Cut, Hulls, Relaxation
+from search.bound.relaxation import BUSIEST, Cut, KnownHulls, Relaxation
 from search.space.option import Option
 
 Array = NDArray[np.float64]
@@ -169,23 +169,40 @@ class ExchangeSet:
                 for number in larger.binding
             ]
 
-    def _relax(self, hulls: dict[tuple[str, bool], Hulls], reach: float = 1.0) -> Relaxation:
+    def _relax(self, hulls: KnownHulls, reach: float = 1.0) -> Relaxation:
         known = self.known
         numbers = sorted({c.group for c in self.choices})
         groups = [known.scorer.groups[g] for g in numbers]
-        ceiling = np.stack([self._ceiling(mine) for mine in self.members])
+        ceiling = np.stack([self._at_most(self.loads, mine) for mine in self.members])
+        most = np.stack([self._at_most(known.most[self.index], mine) for mine in self.members])
         present = [exchange_of(group) in self.used for group in groups]
         certain = [self._is_certain(group, numbers) for group in numbers]
         least = np.stack([self._least(mine) for mine in self.members])
         least[~np.array(present)] = 0.0
-        costs = known.scorer.costs
-        return Relaxation(costs, groups, ceiling, present, certain, hulls, least, reach)
+        costs, averaged = known.scorer.costs, self._averaged(groups)
+        return Relaxation(
+            costs, groups, ceiling, most, present, certain, hulls, least, reach, averaged
+        )
 
-    def _ceiling(self, mine: Ints) -> Array:
-        """The most that the tables can put into one lookup group, ``[COLUMNS]``."""
-        loads = np.zeros_like(self.loads)
-        loads[mine] = self.loads[mine]
-        return np.asarray(np.maximum.reduceat(loads, self.first).sum(axis=0))
+    def _at_most(self, loads: Array, mine: Ints) -> Array:
+        """The most that the tables can put into one lookup group, ``[COLUMNS]``.
+
+        Args:
+            loads: of every choice, ``[choices, COLUMNS]``.
+            mine: choices of the group.
+        """
+        found = np.zeros_like(loads)
+        found[mine] = loads[mine]
+        return np.asarray(np.maximum.reduceat(found, self.first).sum(axis=0))
+
+    def _averaged(self, groups: Sequence[LookupGroup]) -> int:
+        """All-reduces of copies that every plan has: one a data type of tables that no plan keeps
+        out of fused lookups, and one of their states (`ReplicaSync`)."""
+        fused = np.array([group.fused for group in groups])[self.group]
+        always = np.logical_and.reduceat(fused, self.first)
+        tables = self.known.problem.workload.tables
+        kinds = {tables[self.choices[i].table].data_type for i in self.first[always].tolist()}
+        return len(kinds) + 1 if kinds else 0
 
     def _least(self, mine: Ints) -> Array:
         """Mean load and largest shard of the least option of a lookup group, ``[2, COLUMNS]``."""
@@ -195,6 +212,8 @@ class ExchangeSet:
     def _is_certain(self, group: int, groups: list[int]) -> bool:
         """Every plan of the set uses the lookup group: some table has no other, or its exchange,
         which they use, has no other."""
+        if any(c.option.pinned is not None for c in self.choices if c.group == group):
+            return False  # rows may be split over a part of the ranks
         key = exchange_of(self.known.scorer.groups[group])
         alone = sum(exchange_of(self.known.scorer.groups[g]) == key for g in groups) == 1
         mine = np.array([c.group == group for c in self.choices])
@@ -207,8 +226,8 @@ class ExchangeSet:
         if self.program.optimum < 0:  # of the even mix, beside what was taken from a larger set
             self._cut()
         status = self.program.solve()
-        if status == pywraplp.Solver.INFEASIBLE:
-            self.proven = np.inf  # no fractional plan fits the pooled memory
+        if status == pywraplp.Solver.INFEASIBLE and self.program.is_infeasible():
+            self.proven = np.inf
         if status != pywraplp.Solver.OPTIMAL:
             return self.proven, True
         self.proven = max(self.proven, self._certified())

@@ -27,8 +27,9 @@ from search.bound.rank_excess import MAX_CHOICES
 from search.problem import Problem
 from search.space.option import Space
 
-ROUNDING = 1e-9
-"""Taken off the bound."""
+MARGIN = 1e-9
+"""Share that is taken off the bound: what adding up prices and loads in floating point can be off
+by. A plan may lie below what is proven by as much; by more, the bound is wrong."""
 MAX_SETS = 256
 """With more sets of exchanges than this, plans are made of those only that the division ends at."""
 FLOOR_STEPS = 20
@@ -49,6 +50,10 @@ ATTEMPT = 1 / 3
 """Part of what is left that one attempt may take."""
 SHORT = 0.5
 """Deterministic time that an attempt may take at least."""
+
+
+class UnsoundBoundError(RuntimeError):
+    """A plan is known that is faster than the bound: an error of ours, never of the input."""
 
 
 Bounded = tuple[float, int, ExchangeSet]
@@ -94,6 +99,9 @@ class LowerBound:
         Args:
             upper_ms: a plan with this time is known; sets above it need no more work.
             stop: asked after every step with the bound so far, but for the first few.
+
+        Raises:
+            UnsoundBoundError: the plan that is known is faster than what is proven.
         """
         if self._open is None:
             everything = ExchangeSet(self.choices, np.arange(len(self.choices.all)), frozenset())
@@ -123,7 +131,7 @@ class LowerBound:
                     heapq.heappush(self._open, (bound, next(self._count), part))
             if self._refined >= FLOOR_STEPS and stop(self.proven_ms):
                 break
-        return float(min(self.proven_ms, upper_ms) * (1 - ROUNDING))
+        return self._below(upper_ms)
 
     def tighten(
         self,
@@ -148,7 +156,25 @@ class LowerBound:
         small = choices.tables * topology.world_size <= SMALL and topology.groups == 1
         if small and not choices.without_longest:
             self._place_ranks(steps, upper_ms, effort, stop, seconds)
-        return float(min(self.proven_ms, upper_ms) * (1 - ROUNDING))
+        return self._below(upper_ms)
+
+    def _below(self, upper_ms: float) -> float:
+        """What is proven, less `MARGIN`.
+
+        Raises:
+            UnsoundBoundError: the plan that is known is faster.
+        """
+        proven = self.proven_ms
+        if proven * (1 - MARGIN) > upper_ms:
+            problem, space = self._problem[:2]
+            workload, topology = problem.workload, problem.topology
+            raise UnsoundBoundError(
+                f"the lower bound of {proven:.6g} ms is wrong: a plan of {upper_ms:.6g} ms is "
+                f"known. Model '{workload.name}' ({len(workload.tables)} tables, {space.size} "
+                f"options, batch size {workload.batch_size}) on {topology.world_size} ranks of "
+                f"{problem.hardware.name}; please report it with these inputs"
+            )
+        return min(proven, upper_ms) * (1 - MARGIN)
 
     def _fill_ranks(
         self, steps: int, upper_ms: float, effort: float, stop: Callable[[float], bool]
@@ -173,7 +199,7 @@ class LowerBound:
         seconds: Callable[[], float],
     ) -> None:
         """Targets that no placement on ranks reaches, for the set with the least bound."""
-        gap = upper_ms / max(self.proven_ms, ROUNDING) - 1
+        gap = upper_ms / max(self.proven_ms, MARGIN) - 1
         left = PLACING * effort * min(1.0, gap / WIDE) if gap > NARROW else 0.0
         while left > 0 and not stop(self.solve(steps, upper_ms, stop)):
             heap = min(self._solved, self._filled, key=_least)

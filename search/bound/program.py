@@ -17,6 +17,9 @@ DUAL = "use_dual_simplex: true"
 64 ranks take half the time of the primal simplex, which went round in circles for minutes at 30
 tables on two full hosts. New variables do the opposite."""
 
+SURE = 1e-9
+"""Share by which prices must exceed all memory before a program counts as infeasible."""
+
 SET_COEFFICIENT = pywraplp.Constraint.SetCoefficient
 SOLUTION_VALUE = pywraplp.Variable.solution_value
 
@@ -99,6 +102,36 @@ class Program:
             self.shares[self.free] = list(map(SOLUTION_VALUE, self.share))
             self.optimum = self.solver.Objective().Value()
         return status
+
+    def is_infeasible(self) -> bool:
+        """No shares fit the memory of all ranks: there are prices of memory at which even the
+        cheapest choice of every table costs more than all there is (Farkas 1902).
+
+        The prices are those of the program that exceeds the memory least; what they prove is
+        computed here, whatever the solver's tolerances were.
+        """
+        solver = new_solver()
+        endless = solver.infinity()
+        cheapest = [solver.NumVar(-endless, endless, "") for _ in self.first]
+        scale = np.maximum(self.caps, 1.0)
+        prices = [solver.NumVar(0.0, 1.0, "") for _ in scale]
+        table = np.repeat(np.arange(len(self.first)), self.sizes)[self.free]
+        for choice, at in zip(self.free.tolist(), table.tolist(), strict=True):
+            row = solver.Constraint(-endless, 0.0)
+            row.SetCoefficient(cheapest[at], 1.0)
+            for price, used in zip(prices, self.memory[:, choice] / scale, strict=True):
+                row.SetCoefficient(price, -float(used))
+        objective = solver.Objective()
+        objective.SetMaximization()
+        for one in cheapest:
+            objective.SetCoefficient(one, 1.0)
+        for price, cap in zip(prices, self.caps / scale, strict=True):
+            objective.SetCoefficient(price, -float(cap))
+        if solve_again(solver) != pywraplp.Solver.OPTIMAL:
+            return False
+        rent = np.array([max(0.0, price.solution_value()) for price in prices]) / scale
+        least = np.minimum.reduceat(rent @ self.memory, self.first).sum()
+        return bool(least > float(rent @ self.caps) * (1 + SURE) + SURE)
 
     def largest(self, factors: Array | float = 1.0) -> Ints:
         """The choice with the largest share of every table, each share times a factor,

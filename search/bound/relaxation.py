@@ -49,6 +49,9 @@ SMALLEST_BYTES = 64.0
 BUSIEST = 4.0
 """Multiple of the most that a mean rank can have, up to which messages of the busiest count."""
 LOOKUPS = ("embedding_forward", "embedding_backward", "prefetch")
+AVERAGING = "replica_sync"
+OF_GROUPS = (*LOOKUPS, AVERAGING)
+"""Phases whose operations only plans have that use a lookup group."""
 ALIKE = ("dense_forward", "dense_backward", "optimizer")
 """Phases of operations on single ranks that take as long on every rank."""
 UNIFORM = (ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL)
@@ -110,14 +113,22 @@ def _above(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float
 class Hulls:
     """Hulls of one exchange's costs, remembered in the order in which the builder asks for them.
 
+    A size that all ranks share, a mean or a maximum, is at least what the mean rank has, so its
+    hull may end at the largest mean. Of a size that each rank has its own of, the mean of a cost
+    over the ranks is what counts, and one rank may have the loads of all tables: such a hull has
+    to reach that far, or it lies above the mean of a concave cost.
+
     Args:
         ceiling: load ``[columns]`` that no plan exceeds on average over the ranks.
+        most: load ``[columns]`` that no plan exceeds on any rank.
         least: loads ``[2, columns]`` that every plan has on average, and on its busiest rank.
-        reach: multiple of the ceiling's sizes up to which hulls lie below the costs.
+        reach: multiple of the ceiling's sizes up to which hulls of shared sizes lie below the
+            costs.
     """
 
-    def __init__(self, ceiling: Array, least: Array, reach: float) -> None:
+    def __init__(self, ceiling: Array, most: Array, least: Array, reach: float) -> None:
         self.ceiling = ceiling[None, None]
+        self.most = most[None, None]
         mean, peak = least
         self.least = np.stack([peak, 2 * mean - peak])[None]
         """As of two ranks: a mean or a maximum over them is what every plan has at least."""
@@ -128,11 +139,16 @@ class Hulls:
         """The hull of the ``position``-th cost model."""
         if position == len(self.known):
             least = size(self.least)
-            # of a size that each rank has its own of, some rank may have nothing
-            low = float(least.max()) if least.shape[-1] == 1 else 0.0
-            top = self.reach * float(np.max(size(self.ceiling)))
-            self.known.append(Hull(model, top, low))
+            if least.shape[-1] == 1:
+                top = self.reach * float(np.max(size(self.ceiling)))
+                self.known.append(Hull(model, top, float(least.max())))
+            else:  # some rank may have nothing
+                self.known.append(Hull(model, float(np.max(size(self.most)))))
         return self.known[position]
+
+
+KnownHulls = dict[tuple[str, bool, tuple[LookupGroup, ...]], Hulls]
+"""Hulls by exchange, whether every plan uses it, and its lookup groups."""
 
 
 @dataclass(frozen=True)
@@ -183,14 +199,15 @@ class Relaxation:
     Args:
         groups: lookup groups that the options of these exchanges can form.
         ceiling: per group, the load that no plan exceeds on average, ``[groups, columns]``.
+        most: per group, the load that no plan exceeds on any rank, ``[groups, columns]``.
         present: per group, whether every plan uses its exchange.
         certain: per group, whether every plan uses it.
-        hulls: exchange name, and whether every plan uses it -> hulls; relaxations of one problem
-            share them.
+        hulls: what was asked for before; relaxations with the same loads and reach share them.
         least: per group, the loads that its least option has, mean and largest shard,
             ``[groups, 2, columns]``; 0 where plans may do without its exchange, or if None.
-        reach: multiple of the ceiling up to which the hulls hold: above 1 they do for ranks with
-            more than the mean, and are lower.
+        reach: multiple of the ceiling up to which hulls of sizes that all ranks share hold: above
+            1 they do for a busiest rank with more than the mean, and are lower.
+        averaged: all-reduces of copies that every plan has, where tables are copied.
     """
 
     def __init__(
@@ -198,15 +215,19 @@ class Relaxation:
         costs: FixedCosts,
         groups: Sequence[LookupGroup],
         ceiling: Array,
+        most: Array,
         present: Sequence[bool],
         certain: Sequence[bool],
-        hulls: dict[tuple[str, bool], Hulls],
+        hulls: KnownHulls,
         least: Array | None = None,
         reach: float = 1.0,
+        averaged: int = 0,
     ) -> None:
         self.costs = costs
         self.groups = list(groups)
         self.ceiling = ceiling
+        self.most = most
+        self.averaged = averaged
         self.present = list(present)
         self.certain = list(certain)
         self.hulls = hulls
@@ -286,7 +307,9 @@ class Relaxation:
         loads[-1, :, 0, Load.SHARDS] = self.certain  # shows what a plan may do without
         paid = np.zeros((len(probes), groups, 1))
         paid[np.arange(groups) + count + 1, np.arange(groups)] = 1.0
-        many = self._builder(loads, paid).build()
+        builder = self._builder(loads, paid)
+        many = builder.build()
+        averages = builder.sync.collectives if builder.sync else 0
         costs = np.stack(
             [np.broadcast_to(op.cost_ms.reshape(-1), len(probes)) for op in many.ops], axis=1
         )
@@ -296,7 +319,10 @@ class Relaxation:
         # a plan without an operation takes no time for it
         at = np.where(gone, np.minimum(costs[0], base[self.columns] @ slopes), costs[0])
         one = Graph(1, 1, many.inline_streams, many.launch_latency_ms)
-        single = [self._single(op, ms) for op, ms in zip(many.ops, at.tolist(), strict=True)]
+        issued = self.averaged / averages if averages else 1.0
+        single = [
+            self._single(op, ms, issued) for op, ms in zip(many.ops, at.tolist(), strict=True)
+        ]
         one.ops, origin = _pass_by(single, gone)
         floors = costs[count + 1 : -1] - costs[0]
         scopes = [None if gone[i] else many.ops[i].scope for i in origin]
@@ -311,7 +337,7 @@ class Relaxation:
                 of all plans pay them.
         """
         known, ceiling, least, certain = self.hulls, self.ceiling, self.least, self.certain
-        present, reach = self.present, self.reach
+        present, most, reach = self.present, self.most, self.reach
 
         class Relaxed(Exchange):
             """Costs are supporting lines at the loads of the first of the plans."""
@@ -321,11 +347,11 @@ class Relaxation:
             def cost(self, model: CostModel, size: Size) -> Array:
                 mine = list(self.members)
                 used = all(present[m] for m in mine)
-                if (self.name, used) not in known:
-                    known[self.name, used] = Hulls(
-                        ceiling[mine].sum(axis=0), least[mine].min(axis=0), reach
-                    )
-                hull = known[self.name, used].get(self.asked, model, size)
+                key = self.name, used, tuple(self.groups[m] for m in mine)
+                if key not in known:
+                    tops = ceiling[mine].sum(axis=0), most[mine].sum(axis=0)
+                    known[key] = Hulls(*tops, least[mine].min(axis=0), reach)
+                hull = known[key].get(self.asked, model, size)
                 self.asked += 1
                 sizes = size(self.total)
                 at = float(sizes[0].max())
@@ -347,11 +373,17 @@ class Relaxation:
 
         return DlrmBuilder(self.costs, self.groups, loads, Relaxed)
 
-    def _single(self, op: Op, cost_ms: float) -> Op:
-        """The operation for one average rank; a collective of one starts when it is ready."""
+    def _single(self, op: Op, cost_ms: float, issued: float) -> Op:
+        """The operation for one average rank; a collective of one starts when it is ready.
+
+        Args:
+            issued: share of the all-reduces of copies that every plan has.
+        """
         host_ms = op.host_ms
-        if op.phase in LOOKUPS and op.active is not None and not op.active[-1]:
+        if op.phase in OF_GROUPS and op.active is not None and not op.active[-1]:
             host_ms = 0.0
+        if op.phase == AVERAGING:
+            host_ms *= issued
         return replace(
             op, cost_ms=np.array([max(0.0, cost_ms)]), host_ms=host_ms, scope=None, active=None
         )

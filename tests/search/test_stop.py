@@ -83,3 +83,10 @@ def test_the_ceiling_counts_from_when_it_is_told_to() -> None:
     clock = Ticks(0.0)
     clock.now = 7.0
     assert Stop(time_limit_s=10.0, clock=clock, started=3.0).remaining_s == 6.0
+
+
+def test_a_gap_of_rounding_is_closed() -> None:
+    stop = Stop()
+    assert not stop.reached(1.0 + 2e-6, 1.0)
+    assert stop.reached(1.0 + 9e-7, 1.0)
+    assert stop.reason == "gap"

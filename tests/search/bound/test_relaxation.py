@@ -88,7 +88,7 @@ def test_latency_counts_in_full_from_the_least_size() -> None:
 
 def test_the_least_of_a_maximum_is_the_largest_shard_and_of_a_rank_nothing() -> None:
     mean, peak = np.full(COLUMNS, 100.0), np.full(COLUMNS, 800.0)
-    hulls = Hulls(10 * peak, np.stack([mean, peak]), reach=1.0)
+    hulls = Hulls(10 * peak, 20 * peak, np.stack([mean, peak]), reach=1.0)
     law = LAWS["linear"]
 
     def least_of(position: int, size: Size) -> float:
@@ -97,12 +97,25 @@ def test_the_least_of_a_maximum_is_the_largest_shard_and_of_a_rank_nothing() -> 
     assert least_of(0, lambda load: load[..., Load.IDS].max(axis=-1, keepdims=True)) == 800.0
     assert least_of(1, lambda load: load[..., Load.IDS].mean(axis=-1, keepdims=True)) == 100.0
     assert least_of(2, lambda load: load[..., Load.IDS]) == 0.0
+    tops = [float(hull.x[-1]) for hull in hulls.known]
+    assert tops == pytest.approx([8000.0, 8000.0, 16000.0]), "one rank may have all there is"
 
 
 def test_a_convex_law_is_nearly_its_own_hull() -> None:
     hull = Hull(LAWS["convex"], 1e8)
     value, _ = hull.tangent(5e7)
     assert value == pytest.approx(1e-9 * 5e7**2, rel=0.05)
+
+
+def tops_of(totals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What no plan exceeds on average over the ranks, and on any rank, ``[groups, columns]``.
+
+    Args:
+        totals: loads ``[plans, groups, ranks, columns]``.
+    """
+    loads = totals.copy()
+    loads[..., Load.SHARDS] = 0.0
+    return loads.mean(axis=2).max(axis=0), loads.max(axis=(0, 2))
 
 
 def scored_plans(
@@ -140,7 +153,9 @@ def test_cuts_bound_every_plan_of_their_exchanges(seed: int, profile: HardwarePr
         certain = used[like][:, groups].all(axis=0).tolist()
         of_like = [scorer.groups[g] for g in groups]
         present = [True] * len(groups)
-        relaxed = Relaxation(scorer.costs, of_like, loads.max(axis=0), present, certain, {})
+        relaxed = Relaxation(
+            scorer.costs, of_like, *tops_of(totals[like][:, groups]), present, certain, {}
+        )
         assert loads.shape[-1] == COLUMNS
         ms, cut = relaxed.evaluate(loads[0])
         assert ms <= times[like[0]] * (1 + 1e-9)
@@ -170,7 +185,7 @@ def test_cuts_bound_every_plan_that_may_do_without_some_exchanges(
         allowed = np.array([all_use <= found for found in of_plan])
         present = [name in all_use for name in names]
         certain = [p and names.count(n) == 1 for p, n in zip(present, names, strict=True)]
-        relaxed = Relaxation(scorer.costs, scorer.groups, loads.max(axis=0), present, certain, {})
+        relaxed = Relaxation(scorer.costs, scorer.groups, *tops_of(totals), present, certain, {})
         for at in loads[rng.sample(range(len(times)), 4)]:
             for more, launched in ((0.0, False), (0.0, True), (0.5, False)):
                 cut = relaxed.evaluate(at, more * at, launched=launched)[1]
@@ -203,8 +218,8 @@ def test_cuts_of_any_exchanges_bound_plans_of_one_and_of_two(
     for present in ([False, False], [True, False], [False, True], [True, True]):
         used = totals[..., Load.SHARDS].any(axis=-1)
         allowed = (used | ~np.array(present)).all(axis=1)
-        ceiling = loads.max(axis=0)
-        relaxed = Relaxation(scorer.costs, scorer.groups, ceiling, present, present, {})
+        tops = tops_of(totals)
+        relaxed = Relaxation(scorer.costs, scorer.groups, *tops, present, present, {})
         for at, time in zip(loads[allowed], times[allowed], strict=True):
             ms, cut = relaxed.evaluate(at)
             assert ms <= time * (1 + 1e-9)
@@ -225,7 +240,7 @@ def test_a_lookup_that_costs_less_than_nothing_costs_nothing() -> None:
     lent, free = load.copy(), load.copy()
     lent[..., Load.FORWARD_MS], free[..., Load.FORWARD_MS] = -50.0, 0.0
     for present in ([True], [False]):
-        relaxed = Relaxation(scorer.costs, scorer.groups, load, present, [True], {})
+        relaxed = Relaxation(scorer.costs, scorer.groups, load, load, present, [True], {})
         # the launch's floor is not paid either
         assert relaxed.evaluate(lent)[0] <= relaxed.evaluate(free)[0]
         cut = relaxed.evaluate(lent)[1]
