@@ -356,4 +356,5 @@ def test_the_contract_of_commands_lists_all_of_them() -> None:
 
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     (listed,) = (c["modules"] for c in contracts["contracts"] if c["type"] == "independence")
-    assert set(listed) == modules(typer.main.get_command(app))
+    ours = {module for module in listed if module.startswith("shardopt.")}
+    assert ours == modules(typer.main.get_command(app))
