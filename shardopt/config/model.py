@@ -28,6 +28,7 @@ from predictor.units import gib, mib
 from shardopt.config.distributions import DistributionReader, check_windows, window_names
 from shardopt.config.ops_file import other_model, read_ops
 from shardopt.config.schema import (
+    AnySection,
     ConstraintsSection,
     CsvSection,
     DcnSection,
@@ -135,49 +136,43 @@ class _Reader:
         if top is not None:
             self.optimizer = top.optimizer
         batch = self._batch_size(raw, top, batch_size)
-        qcomm = self._qcomm(raw.get("qcomm"))
+        precision = self._check(QCommSection, raw.get("qcomm"), ("qcomm",))
+        qcomm = QComm(**precision.values()) if precision else None
         groups = self._replica_groups(raw.get("replica_groups"))
-        dense = self._dense(raw.get("dense"))
+        dense = None
+        if raw.get("dense") is not None:
+            dense, ops = read_dense(raw["dense"], self.directory, self.problems)
+            self.content += ops
         raw_tables = self._raw_tables(raw.get("tables"))
         tables = [self._table(item, ("tables", i)) for i, item in enumerate(raw_tables)]
         good = [(i, table) for i, table in enumerate(tables) if table is not None]
         check_consistency(raw_tables, good, dense, self.problems)
-        self._note_uniform()
-        self._note_extrapolated(dense, batch)
+        self._note_guesses(dense, batch)
         if top is None or batch is None or qcomm is None or dense is None:
             return None
-        workload = (
-            Workload(
-                name=top.name or Path(self.problems.file).stem,
-                batch_size=batch,
-                tables=tuple(table for _, table in good),
-                dense=dense,
-                train_pipeline=top.train_pipeline,
-                qcomm=qcomm,
-                replica_groups=groups,
-                sha256=hashlib.sha256(self.content).hexdigest(),
-            )
-            if len(good) == len(tables) and not self.problems.found
-            else None
+        if len(good) < len(tables) or self.problems.found:
+            return None
+        workload = Workload(
+            name=top.name or Path(self.problems.file).stem,
+            batch_size=batch,
+            tables=tuple(table for _, table in good),
+            dense=dense,
+            train_pipeline=top.train_pipeline,
+            qcomm=qcomm,
+            replica_groups=groups,
+            sha256=hashlib.sha256(self.content).hexdigest(),
         )
-        if workload is not None:
-            self._check_sizes(workload)
-        return workload
-
-    def _check_sizes(self, workload: Workload) -> None:
-        """Ops are made for the workload's batch once here, where their file can be named."""
-        if isinstance(workload.dense, CapturedDense):
+        if isinstance(dense, CapturedDense):
+            # ops are made for the workload's batch once here, where their file can be named
             try:
-                workload.dense.program(workload)
+                dense.program(workload)
             except InputError as error:
                 self.problems.add(("dense", "ops"), str(error), inputs=error.inputs)
+        return workload
 
-    def _dense(self, raw: object) -> Dense | None:
-        if raw is None:
-            return None
-        dense, content = read_dense(raw, self.directory, self.problems)
-        self.content += content
-        return dense
+    def _check(self, section: type[AnySection], raw: object, path: KeyPath) -> AnySection | None:
+        """As `check`, of a section that may be left out."""
+        return check(section, {} if raw is None else raw, path, self.problems)
 
     def _batch_size(
         self, raw: dict[str, Any], top: ModelSection | None, override: int | None
@@ -194,10 +189,6 @@ class _Reader:
             )
         return top.batch_size if top else None
 
-    def _qcomm(self, raw: object) -> QComm | None:
-        section = check(QCommSection, {} if raw is None else raw, ("qcomm",), self.problems)
-        return QComm(section.forward, section.backward) if section else None
-
     def _replica_groups(self, raw: object) -> ReplicaGroups | None:
         if raw is None:
             return None
@@ -210,7 +201,7 @@ class _Reader:
             return None
         section = check(ReplicaGroupsSection, raw, ("replica_groups",), self.problems)
         try:
-            return ReplicaGroups(**section.model_dump()) if section else None
+            return ReplicaGroups(**section.values()) if section else None
         except InputError as error:  # settings that exclude each other
             self.problems.add(("replica_groups",), str(error))
             return None
@@ -241,18 +232,9 @@ class _Reader:
         constraints = self._constraints(raw.get("constraints"), (*path, "constraints"))
         if section is None or features is None or constraints is None:
             return None
+        parts = {"features": features, "constraints": constraints}
         return Table(
-            name=section.name,
-            num_embeddings=section.num_embeddings,
-            embedding_dim=section.embedding_dim,
-            features=features,
-            module=section.module,
-            data_type=section.data_type,
-            pooling=section.pooling,
-            weighted=section.weighted,
-            optimizer=section.optimizer or self.optimizer,
-            constraints=constraints,
-            index_dedup=section.index_dedup,
+            **{**section.values(), **parts, "optimizer": section.optimizer or self.optimizer}
         )
 
     def _features(self, raw: object, path: KeyPath) -> tuple[Feature, ...] | None:
@@ -274,44 +256,32 @@ class _Reader:
         ratio = self.distributions.pooling_ratio(given, name)
         if section is None:
             return None
-        mean, deviation = section.pooling_factor * ratio, section.pooling_factor_std
-        if deviation is None and isinstance(distribution, Empirical | EmpiricalByRange):
-            deviation = self.distributions.deviation(given, name, mean)
-        return Feature(
-            section.name,
-            mean,
-            section.num_poolings,
-            distribution,
-            section.id_order,
-            deviation,
-            section.position_weights,
-        )
+        values = section.values()
+        del values["index_distribution"]
+        values["pooling_factor"] = mean = section.pooling_factor * ratio
+        if section.pooling_factor_std is None and isinstance(
+            distribution, Empirical | EmpiricalByRange
+        ):
+            values["pooling_factor_std"] = self.distributions.deviation(given, name, mean)
+        return Feature(**values, distribution=distribution)
 
     def _constraints(self, raw: object, path: KeyPath) -> Constraints | None:
-        section = check(ConstraintsSection, {} if raw is None else raw, path, self.problems)
+        section = self._check(ConstraintsSection, raw, path)
         if section is None:
             return None
-        types, kernels, ranks = section.sharding_types, section.compute_kernels, section.ranks
-        return Constraints(
-            sharding_types=tuple(ShardingType(t) for t in types) if types else None,
-            compute_kernels=tuple(kernels) if kernels else None,
-            min_partition=section.min_partition,
-            cache_load_factor=section.cache_load_factor,
-            enforce_hbm=section.enforce_hbm,
-            ranks=tuple(ranks) if ranks else None,
-            co_locate=section.co_locate,
-            device_group=section.device_group,
-        )
+        values = section.values()
+        if section.sharding_types:
+            values["sharding_types"] = tuple(map(ShardingType, section.sharding_types))
+        return Constraints(**values)
 
-    def _note_uniform(self) -> None:
+    def _note_guesses(self, dense: object, batch: int | None) -> None:
+        """What the answer will rest on that nobody has measured."""
         if self.distributions.left_out:
             missing, total = self.distributions.left_out, self.distributions.total
             self.problems.notes.append(
                 f"{self.problems.file}: index_distribution is missing for {missing} of {total} "
                 "features, which count as uniform; real ids are skewed, which makes lookups faster"
             )
-
-    def _note_extrapolated(self, dense: object, batch: int | None) -> None:
         if isinstance(dense, MeasuredDense) and batch and batch != dense.batch_size:
             self.problems.notes.append(
                 f"{self.problems.file}: the dense part was measured at a batch of "
@@ -336,7 +306,17 @@ def read_dense(raw: object, directory: Path, problems: Problems) -> tuple[Dense 
     """
     if isinstance(raw, dict) and "ops" in raw:
         return _captured(raw, directory, problems)
-    return _inline(raw, problems), b""
+    if isinstance(raw, dict) and "measured" in raw:
+        return _measured(raw, problems), b""
+    if isinstance(raw, dict) and "linears" in raw:
+        problems.add(
+            (*PATH, "linears"),
+            "is no longer read: it counted each linear layer once a sample and nothing else; run "
+            "to_yaml on the module again, which writes 'ops', or give in_features, bottom_mlp and "
+            "top_mlp",
+        )
+        return None, b""
+    return _layers(raw, problems), b""
 
 
 def _captured(
@@ -357,31 +337,9 @@ def _captured(
             f"got {shown(section.optimizer)}, but the ops in {section.ops} are those of "
             f"{captured.optimizer_name}; run to_yaml with dense_optimizer={section.optimizer!r}",
         )
-    return (
-        CapturedDense(
-            captured,
-            section.data_type,
-            section.bucket_cap_mb,
-            section.ops,
-            section.compiled,
-            section.cuda_graphs,
-        ),
-        content,
-    )
-
-
-def _inline(raw: object, problems: Problems) -> DenseArch | MeasuredDense | None:
-    if isinstance(raw, dict) and "measured" in raw:
-        return _measured(raw, problems)
-    if isinstance(raw, dict) and "linears" in raw:
-        problems.add(
-            (*PATH, "linears"),
-            "is no longer read: it counted each linear layer once a sample and nothing else; run "
-            "to_yaml on the module again, which writes 'ops', or give in_features, bottom_mlp and "
-            "top_mlp",
-        )
-        return None
-    return _layers(raw, problems)
+    values = section.values()
+    del values["ops"], values["optimizer"]
+    return CapturedDense(captured, file=section.ops, **values), content
 
 
 def _measured(raw: dict[str, object], problems: Problems) -> MeasuredDense | None:
@@ -389,17 +347,13 @@ def _measured(raw: dict[str, object], problems: Problems) -> MeasuredDense | Non
     section = check(MeasuredSection, raw["measured"], (*PATH, "measured"), problems)
     if form is None or section is None:
         return None
-    activations = section.activation_gib
+    values = {**form.values(), **section.values()}
+    activations = values.pop("activation_gib")
+    del values["measured"]
     return MeasuredDense(
-        batch_size=section.batch_size,
-        forward_ms=section.forward_ms,
-        backward_ms=section.backward_ms,
-        optimizer_ms=section.optimizer_ms,
-        gradient_bytes=mib(section.gradient_mib),
+        gradient_bytes=mib(values.pop("gradient_mib")),
         activation_bytes=None if activations is None else gib(activations),
-        optimizer=form.optimizer,
-        bucket_cap_mb=form.bucket_cap_mb,
-        in_features=form.in_features,
+        **values,
     )
 
 
@@ -410,17 +364,7 @@ def _layers(raw: object, problems: Problems) -> DenseArch | None:
         interaction = _interaction(raw.get("interaction"), (*PATH, "interaction"), problems)
     if section is None or interaction is None:
         return None
-    return DenseArch(
-        in_features=section.in_features,
-        bottom_mlp=tuple(section.bottom_mlp),
-        top_mlp=tuple(section.top_mlp),
-        interaction=interaction,
-        data_type=section.data_type,
-        optimizer=section.optimizer,
-        bucket_cap_mb=section.bucket_cap_mb,
-        compiled=section.compiled,
-        cuda_graphs=section.cuda_graphs,
-    )
+    return DenseArch(**{**section.values(), "interaction": interaction})
 
 
 def _interaction(raw: object, path: KeyPath, problems: Problems) -> str | DcnV2 | None:
@@ -430,7 +374,7 @@ def _interaction(raw: object, path: KeyPath, problems: Problems) -> str | DcnV2 
         return raw
     if isinstance(raw, dict) and list(raw) == ["dcn_v2"]:
         section = check(DcnSection, raw["dcn_v2"], (*path, "dcn_v2"), problems)
-        return DcnV2(section.layers, section.low_rank_dim) if section else None
+        return DcnV2(**section.values()) if section else None
     word = raw if isinstance(raw, str) else next(iter(raw), "") if isinstance(raw, dict) else ""
     problems.add(
         path,

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from predictor.document import shown
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from predictor.document import key_text, shown
 from predictor.errors import InputError
 from predictor.model.captured.dense import (
     BATCH,
@@ -31,19 +32,16 @@ from predictor.model.captured.dense import (
     SizedOperand,
     parse_size,
 )
-from shardopt.files import decode, read_bytes
+from shardopt.files import read_bytes
 
 SCHEMA = "shardopt.ops/1"
 PARTS = ("forward", "backward", "optimizer")
 MOST_EVENTS = 2_000_000
 MOST_AXES = 32
-Features = Mapping[str, tuple[str, ...]]
-Keys = tuple[tuple[str, str], ...]
 _TENSOR = re.compile(
     r"(\d{1,9}) ([a-z0-9]{1,12})\[([^][]{0,1000})\]"
     r"(?: strides\[([^][]{0,1000})\])?(?: offset ([^][]{1,200}))?"
 )
-_NAME = re.compile(r"[\w.:/@-]{0,300}")
 _IDS = re.compile(r"n\d{1,9}")
 
 
@@ -119,175 +117,156 @@ def read_ops_content(content: bytes, name: str) -> CapturedProgram:
         InputError: it is none; names the key.
     """
     try:
-        raw = json.loads(decode(content, name))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{name}: not JSON: {error}; run to_yaml again") from None
-    digest = hashlib.sha256(content).hexdigest()
-    return _Reader(name).program(raw, digest)
+        file = _OpsFile.model_validate_json(content.removeprefix(b"\xef\xbb\xbf"))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where, given = key_text(first["loc"]), first["input"]
+        if first["type"] == "json_invalid":
+            raise InputError(f"{name}: {first['msg']}; run to_yaml again") from None
+        raise _damaged(name, where, given, first["msg"]) from None
+    return _Reader(name, file).program(hashlib.sha256(content).hexdigest())
 
 
-def _pairs(given: Any) -> Keys | None:
-    if not isinstance(given, list):
-        return None
-    good = all(isinstance(p, list) and [type(part) for part in p] == [str, str] for p in given)
-    return tuple((pair[0], pair[1]) for pair in given) if good else None
+def _damaged(name: str, where: str, given: object, rule: str) -> InputError:
+    return InputError(
+        f"{name}: {where}: got {shown(given)}; {rule}: give the ops file that to_yaml wrote, or "
+        "run to_yaml again"
+    )
+
+
+Whole = Annotated[int, Field(ge=0, le=MAX_VALUE)]
+Positive = Annotated[int, Field(ge=1, le=MAX_VALUE)]
+Name = Annotated[str, Field(pattern=r"^[\w.:/@-]*$", max_length=300)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class _Event(_Strict):
+    """An event as the file has it."""
+
+    op: Name | None = None
+    lookup: Name | None = None
+    lookup_backward: Name | None = None
+    gradient: Whole | None = None
+    item_bytes: Positive = 4
+    inputs: list[str] = Field(alias="in", default=[])
+    outputs: list[str] = Field(alias="out", default=[])
+    frees: list[int] = []
+    mutates: bool = False
+
+
+class _OpsFile(_Strict):
+    """The file; files of versions that did not write ``tied_ids`` have none."""
+
+    schema_: Literal["shardopt.ops/1"] = Field(alias="schema")
+    module: str
+    batch_size: Positive
+    scales: bool
+    loss: str
+    in_features: Whole
+    features: dict[str, tuple[str, ...]]
+    ids: dict[str, tuple[tuple[str, str], ...]]
+    tied_ids: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = {}
+    optimizer_name: str
+    state_bytes: Whole
+    storages: Annotated[list[Any], Field(max_length=MOST_EVENTS)]
+    resident: Annotated[list[str], Field(max_length=MOST_EVENTS)]
+    forward: Annotated[list[_Event], Field(max_length=MOST_EVENTS)]
+    backward: Annotated[list[_Event], Field(max_length=MOST_EVENTS)]
+    optimizer: Annotated[list[_Event], Field(max_length=MOST_EVENTS)]
 
 
 class _Reader:
-    """Checks one file; keeps tensors of one text once."""
+    """Checks what tensors, sizes and frees of a file say; keeps tensors of one text once."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, file: _OpsFile) -> None:
         self.name = name
+        self.file = file
         self.tensors: dict[str, SizedOperand] = {}
-        self.names: set[str] = set()
-        self.storages = 0
+        self.names = {BATCH, *file.ids}
+        self.storages = len(file.storages)
         self.freed: set[int] = set()
 
-    def program(self, raw: Any, digest: str) -> CapturedProgram:
+    def program(self, digest: str) -> CapturedProgram:
         """The file's content as a program."""
-        if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
-            given = raw.get("schema") if isinstance(raw, dict) else raw
-            raise InputError(
-                f"{self.name}: schema: got {shown(given)}; this shardopt reads '{SCHEMA}': give "
-                "the ops file that to_yaml wrote, or run to_yaml again"
-            )
-        features = self._features(raw)
-        ids = self._ids(raw, features)
-        self.names = {BATCH, *ids}
-        storages = tuple(
-            self._size(size, f"storages[{at}]")
-            for at, size in enumerate(self._list(raw, "storages"))
-        )
-        self.storages = len(storages)
-        resident = self._tensors(self._list(raw, "resident"), "resident")
-        parts = {part: tuple(self._events(raw, part)) for part in PARTS}
+        file = self.file
+        known = {(module, feature) for module, of in file.features.items() for feature in of}
+        for name, pairs in file.ids.items():
+            if not known.issuperset(pairs) or not _IDS.fullmatch(name):
+                allowed = "names are n0, n1, ... with pairs of a module and one of its features"
+                raise self._refuse(f"ids.{name}", [list(pair) for pair in pairs], allowed)
         return CapturedProgram(
-            module=self._text(raw, "module"),
-            batch_size=self._whole(raw, "batch_size", 1),
-            scales=self._flag(raw, "scales"),
-            features=features,
-            ids=ids,
-            storages=storages,
-            resident=resident,
-            optimizer_name=self._text(raw, "optimizer_name"),
-            state_bytes=self._whole(raw, "state_bytes", 0),
-            loss=self._text(raw, "loss"),
-            in_features=self._whole(raw, "in_features", 0),
-            tied_ids=self._tied_ids(raw),
+            module=file.module[:300],
+            batch_size=file.batch_size,
+            scales=file.scales,
+            features=file.features,
+            ids=file.ids,
+            storages=tuple(
+                self._size(size, f"storages[{at}]") for at, size in enumerate(file.storages)
+            ),
+            resident=self._tensors(file.resident, "resident"),
+            optimizer_name=file.optimizer_name[:300],
+            state_bytes=file.state_bytes,
+            loss=file.loss[:300],
+            in_features=file.in_features,
+            tied_ids=file.tied_ids,
             digest=digest,
-            **parts,
+            **{
+                part: tuple(
+                    self._event(event, f"{part}[{at}]")
+                    for at, event in enumerate(getattr(file, part))
+                )
+                for part in PARTS
+            },
         )
 
-    def _refuse(self, key: str, given: object, allowed: str) -> InputError:
-        return InputError(
-            f"{self.name}: {key}: got {shown(given)}; it must be {allowed}: the file is damaged or "
-            "was changed, run to_yaml again"
-        )
+    def _refuse(self, where: str, given: object, rule: str) -> InputError:
+        return _damaged(self.name, where, given, rule)
 
-    def _value(self, raw: Mapping[str, Any], key: str, kind: type, allowed: str) -> Any:
-        value = raw.get(key)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise self._refuse(key, value, allowed)
-        return value
+    def _event(self, event: _Event, where: str) -> SizedEvent:
+        if event.gradient is not None:
+            return SizedEvent(
+                EventKind.GRADIENT, "", elements=event.gradient, item_bytes=event.item_bytes
+            )
+        for kind in (EventKind.OP, EventKind.LOOKUP, EventKind.LOOKUP_BACKWARD):
+            name = getattr(event, str(kind))
+            if name is not None:
+                return SizedEvent(
+                    kind,
+                    name,
+                    self._tensors(event.inputs, f"{where}.in"),
+                    self._tensors(event.outputs, f"{where}.out"),
+                    self._frees(event.frees, f"{where}.frees"),
+                    event.mutates,
+                )
+        raise self._refuse(where, event, "it must be an op, lookup, lookup_backward or gradient")
 
-    def _list(self, raw: Mapping[str, Any], key: str) -> list[Any]:
-        found: list[Any] = self._value(raw, key, list, "a list")
-        if len(found) > MOST_EVENTS:
-            raise self._refuse(key, f"{len(found)} entries", f"at most {MOST_EVENTS} entries")
-        return found
-
-    def _flag(self, raw: Mapping[str, Any], key: str) -> bool:
-        return bool(self._value(raw, key, bool, "true or false"))
-
-    def _text(self, raw: Mapping[str, Any], key: str) -> str:
-        return str(self._value(raw, key, str, "a text"))[:300]
-
-    def _whole(self, raw: Mapping[str, Any], key: str, least: int, where: str = "") -> int:
-        what = f"a whole number from {least} to {MAX_VALUE}"
-        value = raw.get(key)
-        if type(value) is not int or not least <= value <= MAX_VALUE:
-            raise self._refuse(where or key, value, what)
-        return value
-
-    def _features(self, raw: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-        given = self._value(raw, "features", dict, "a mapping of modules to their features")
-        for module, names in given.items():
-            if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
-                raise self._refuse(f"features.{module}", names, "a list of features")
-        return {module: tuple(names) for module, names in given.items()}
-
-    def _ids(self, raw: Mapping[str, Any], features: Features) -> dict[str, Keys]:
-        given = self._value(raw, "ids", dict, "a mapping of names to features")
-        known = {(module, feature) for module, of in features.items() for feature in of}
-        found = {}
-        for name, keys in given.items():
-            pairs = _pairs(keys)
-            if pairs is None or not known.issuperset(pairs) or not _IDS.fullmatch(name):
-                allowed = "n0, n1, ... with pairs of a module and one of its features"
-                raise self._refuse(f"ids.{name}", keys, allowed)
-            found[name] = pairs
-        return found
-
-    def _tied_ids(self, raw: Mapping[str, Any]) -> dict[str, float]:
-        """None in files of versions that did not write them."""
-        given = self._value({"tied_ids": {}, **raw}, "tied_ids", dict, "a mapping of features")
-        for feature, mean in given.items():
-            if type(mean) not in (int, float) or not 0 < mean < math.inf:
-                raise self._refuse(f"tied_ids.{feature}", mean, "a number above 0")
-        return dict(given)
-
-    def _events(self, raw: Mapping[str, Any], part: str) -> Iterator[SizedEvent]:
-        for at, event in enumerate(self._list(raw, part)):
-            yield self._event(event, f"{part}[{at}]")
-
-    def _event(self, raw: Any, where: str) -> SizedEvent:
-        if not isinstance(raw, dict):
-            raise self._refuse(where, raw, 'an event such as {"op": "mm", ...}')
-        if "gradient" in raw:
-            elements = self._whole(raw, "gradient", 0, f"{where}.gradient")
-            item_bytes = self._whole(raw, "item_bytes", 1, f"{where}.item_bytes")
-            return SizedEvent(EventKind.GRADIENT, "", elements=elements, item_bytes=item_bytes)
-        kind = next((kind for kind in EventKind if kind in raw), None)
-        name = raw.get(kind) if kind is not None else None
-        if kind is None or not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise self._refuse(where, raw, "an op, lookup, lookup_backward or gradient with a name")
-        return SizedEvent(
-            kind,
-            name,
-            self._tensors(raw.get("in", []), f"{where}.in"),
-            self._tensors(raw.get("out", []), f"{where}.out"),
-            self._frees(raw.get("frees", []), f"{where}.frees"),
-            raw.get("mutates", False) is True,
-        )
-
-    def _frees(self, given: Any, where: str) -> tuple[int, ...]:
-        if not isinstance(given, list) or not all(
-            type(n) is int and 0 <= n < self.storages for n in given
-        ):
-            raise self._refuse(where, given, f"a list of storages, 0 to {self.storages - 1}")
+    def _frees(self, given: Sequence[int], where: str) -> tuple[int, ...]:
+        if not all(0 <= n < self.storages for n in given):
+            raise self._refuse(where, given, f"storages are 0 to {self.storages - 1}")
         if self.freed.intersection(given) or len(set(given)) < len(given):
-            raise self._refuse(where, given, "a list of storages that are freed nowhere else")
+            raise self._refuse(where, given, "a storage is freed only once")
         self.freed.update(given)
         return tuple(given)
 
-    def _tensors(self, given: Any, where: str) -> tuple[SizedOperand, ...]:
-        if not isinstance(given, list):
-            raise self._refuse(where, given, "a list of tensors such as '12 fp32[B, 64]'")
+    def _tensors(self, given: Sequence[str], where: str) -> tuple[SizedOperand, ...]:
         return tuple(self._tensor(text, f"{where}[{at}]") for at, text in enumerate(given))
 
-    def _tensor(self, text: Any, where: str) -> SizedOperand:
-        if isinstance(text, str) and text in self.tensors:
+    def _tensor(self, text: str, where: str) -> SizedOperand:
+        if text in self.tensors:
             return self.tensors[text]
-        match = _TENSOR.fullmatch(text) if isinstance(text, str) else None
+        match = _TENSOR.fullmatch(text)
         if match is None or match[2] not in ITEM_BYTES:
-            raise self._refuse(where, text, "a tensor such as '12 fp32[B, 64] strides[1, B]'")
+            raise self._refuse(where, text, "a tensor is like '12 fp32[B, 64] strides[1, B]'")
         if int(match[1]) >= self.storages:
-            raise self._refuse(where, text, f"in one of the {self.storages} storages")
+            raise self._refuse(where, text, f"it lies in one of the {self.storages} storages")
         shape = self._sizes(match[3], where)
         strides = None if match[4] is None else self._sizes(match[4], where)
         if len(shape) > MOST_AXES or (strides is not None and len(strides) != len(shape)):
             raise self._refuse(
-                where, text, f"a tensor of at most {MOST_AXES} axes and as many strides"
+                where, text, f"a tensor has at most {MOST_AXES} axes and as many strides"
             )
         offset = self._size(_number(match[5] or "0"), where)
         found = SizedOperand(int(match[1]), match[2], shape, strides, offset)
@@ -302,13 +281,13 @@ class _Reader:
         if type(given) is int and 0 <= given <= MAX_VALUE:
             return given
         if not isinstance(given, str):
-            raise self._refuse(where, given, "a size, such as 64 or '64*B'")
+            raise self._refuse(where, given, "a size is like 64 or '64*B'")
         try:
             unknown = parse_size(given).names - self.names
         except InputError as error:
             raise InputError(f"{self.name}: {where}: {error}") from None
         if unknown:
-            raise self._refuse(where, given, f"of {', '.join(sorted(self.names))}")
+            raise self._refuse(where, given, f"sizes are of {', '.join(sorted(self.names))}")
         return given
 
 

@@ -206,6 +206,11 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
+    def values(self) -> dict[str, Any]:
+        """Its values by attribute, lists as tuples."""
+        found = ((name, getattr(self, name)) for name in type(self).model_fields)
+        return {name: tuple(of) if isinstance(of, list) else of for name, of in found}
+
 
 class ModelSection(Section):
     """The top level."""

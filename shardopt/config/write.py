@@ -44,13 +44,14 @@ def model_text(workload: Workload, notes: Sequence[str] = ()) -> str:
     Raises:
         InputError: a feature's index distribution lies in a file of its own.
     """
+    groups = workload.replica_groups
     data = {
         "schema": SCHEMA_VERSION,
         "name": workload.name,
         "batch_size": workload.batch_size,
         "train_pipeline": workload.train_pipeline,
         "qcomm": {"forward": workload.qcomm.forward, "backward": workload.qcomm.backward},
-        **_replica_groups(workload),
+        **({"replica_groups": asdict(groups)} if groups is not None else {}),
         "dense": dense_section(workload.dense),
         "tables": [_table(table) for table in workload.tables],
     }
@@ -86,11 +87,6 @@ def write_model(path: Path, workload: Workload, notes: Sequence[str] = ()) -> No
     atomic_write_text(path, model_text(workload, notes))
 
 
-def _replica_groups(workload: Workload) -> dict[str, Any]:
-    groups = workload.replica_groups
-    return {} if groups is None else {"replica_groups": asdict(groups)}
-
-
 def _ops_text(workload: Workload) -> str:
     dense = workload.dense
     return ops_text(dense.captured) if isinstance(dense, CapturedDense) else ""
@@ -98,95 +94,54 @@ def _ops_text(workload: Workload) -> str:
 
 def dense_section(dense: DenseArch | CapturedDense | MeasuredDense) -> dict[str, Any]:
     """The ``dense`` section that is read as this dense part."""
-    if isinstance(dense, CapturedDense):
-        return {
-            "ops": dense.file,
-            "data_type": dense.data_type,
-            "optimizer": dense.optimizer,
-            "bucket_cap_mb": dense.bucket_cap_mb,
-            **_switches(dense),
-        }
     if isinstance(dense, MeasuredDense):
-        return _measured(dense)
-    interaction: object = dense.interaction
+        measured = _fields(dense, "batch_size", "forward_ms", "backward_ms", "optimizer_ms")
+        measured["gradient_mib"] = dense.gradient_bytes / MIB
+        if dense.activation_bytes is not None:
+            measured["activation_gib"] = dense.activation_bytes / GIB
+        rest = _fields(dense, "in_features", "optimizer", "bucket_cap_mb")
+        return {"measured": measured, **rest}
+    switches = {name: True for name in ("compiled", "cuda_graphs") if getattr(dense, name)}
+    rest = {**_fields(dense, "data_type", "optimizer", "bucket_cap_mb"), **switches}
+    if isinstance(dense, CapturedDense):
+        return {"ops": dense.file, **rest}
+    layers = _fields(dense, "in_features", "bottom_mlp", "interaction", "top_mlp")
     if isinstance(dense.interaction, DcnV2):
-        cross = dense.interaction
-        interaction = {"dcn_v2": {"layers": cross.layers, "low_rank_dim": cross.low_rank_dim}}
-    return {
-        "in_features": dense.in_features,
-        "bottom_mlp": list(dense.bottom_mlp),
-        "interaction": interaction,
-        "top_mlp": list(dense.top_mlp),
-        "data_type": dense.data_type,
-        "optimizer": dense.optimizer,
-        "bucket_cap_mb": dense.bucket_cap_mb,
-        **_switches(dense),
-    }
-
-
-def _switches(dense: DenseArch | CapturedDense) -> dict[str, bool]:
-    """Those that are on."""
-    given = {"compiled": dense.compiled, "cuda_graphs": dense.cuda_graphs}
-    return {name: True for name, on in given.items() if on}
-
-
-def _measured(dense: MeasuredDense) -> dict[str, Any]:
-    measured = {
-        "batch_size": dense.batch_size,
-        "forward_ms": dense.forward_ms,
-        "backward_ms": dense.backward_ms,
-        "optimizer_ms": dense.optimizer_ms,
-        "gradient_mib": dense.gradient_bytes / MIB,
-    }
-    if dense.activation_bytes is not None:
-        measured["activation_gib"] = dense.activation_bytes / GIB
-    return {
-        "measured": measured,
-        "in_features": dense.in_features,
-        "optimizer": dense.optimizer,
-        "bucket_cap_mb": dense.bucket_cap_mb,
-    }
+        layers["interaction"] = {"dcn_v2": asdict(dense.interaction)}
+    return {**layers, **rest}
 
 
 def _table(table: Table) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "name": table.name,
-        "module": table.module,
-        "num_embeddings": table.num_embeddings,
-        "embedding_dim": table.embedding_dim,
-        "data_type": table.data_type,
-        "pooling": table.pooling,
-        "weighted": table.weighted,
-        "optimizer": str(table.optimizer),
-        "features": [_feature(feature) for feature in table.features],
-    }
+    found = _fields(table, "name", "module", "num_embeddings", "embedding_dim", "data_type")
+    found |= _fields(table, "pooling", "weighted", "optimizer")
+    found["features"] = [_feature(feature) for feature in table.features]
     if table.index_dedup:
         found["index_dedup"] = True
-    constraints = {name: _plain(getattr(table.constraints, name)) for name in _CONSTRAINTS}
+    constraints = _fields(table.constraints, *_CONSTRAINTS)
     given = {name: value for name, value in constraints.items() if value is not None}
     return {**found, "constraints": given} if given else found
 
 
-def _plain(value: Any) -> Any:
-    """YAML knows neither tuples nor enums."""
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, str) else value
-
-
 def _feature(feature: Feature) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "name": feature.name,
-        "pooling_factor": feature.pooling_factor,
-        "num_poolings": feature.num_poolings,
-        "index_distribution": _distribution(feature.distribution, feature.name),
-        "id_order": feature.id_order,
-    }
+    found = _fields(feature, "name", "pooling_factor", "num_poolings")
+    found["index_distribution"] = _distribution(feature.distribution, feature.name)
+    found["id_order"] = feature.id_order
     if feature.pooling_factor_std is not None:
         found["pooling_factor_std"] = feature.pooling_factor_std
     if feature.position_weights:
         found["position_weights"] = feature.position_weights
     return found
+
+
+def _fields(of: object, *names: str) -> dict[str, Any]:
+    """Some attributes as YAML takes them, which knows neither tuples nor enums."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return [plain(item) for item in value]
+        return str(value) if isinstance(value, str) else value
+
+    return {name: plain(getattr(of, name)) for name in names}
 
 
 def _distribution(distribution: Distribution, feature: str) -> object:
