@@ -13,13 +13,10 @@ from predictor.trace.execution import ExecutionTrace
 from predictor.trace.read import TraceSet, load_traces
 from shardopt.replay.check import Scale
 from shardopt.replay.kineto.imitate import imitate
-from shardopt.replay.program.annotations import Annotations
-from shardopt.replay.program.build import build
-from shardopt.replay.program.join import join_jobs
-from shardopt.replay.program.program import RankProgram
-from shardopt.replay.program.repair import fix_callers, open_wrappers
+from shardopt.replay.program.build import Annotations, build
+from shardopt.replay.program.program import RankProgram, join_jobs
 from shardopt.replay.program.schema import has_gpu, has_kernel
-from shardopt.replay.program.select import choose
+from shardopt.replay.program.select import choose, fix_callers, open_wrappers
 from shardopt.replay.program.tables import MatchedTables, TableSummary
 from shardopt.replay.scale.doubled import scale_by_pair
 from shardopt.replay.scale.tables import repeat_tables

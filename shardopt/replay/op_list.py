@@ -29,11 +29,10 @@ with needs_torchrec():
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-from shardopt.replay.program.literals import word_value
+from shardopt.replay.program.schema import word_value
 from shardopt.replay.program.values import is_lookup
 from shardopt.replay.runtime.checks import BadDataError, common_data, rank_data
-from shardopt.replay.runtime.host import ON_CPU
-from shardopt.replay.runtime.tensors import like, make_all, shared_out
+from shardopt.replay.runtime.tensors import ON_CPU, like, make_all, shared_out
 from shardopt.torchrec.capture.recorder import RecordedCall, Recorder
 
 OWN = ("aten::", "prim::", "prims::")

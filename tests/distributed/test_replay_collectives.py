@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 from predictor.trace.read import load_traces
 from shardopt.replay.generate import generate, program_of
 from shardopt.replay.launch import replay
-from shardopt.replay.program.annotations import Annotations
+from shardopt.replay.program.build import Annotations
 from shardopt.replay.program.program import RankProgram
 from tests.distributed.ranks import run_ranks
 from tests.shardopt.replay.differences import differences, signatures

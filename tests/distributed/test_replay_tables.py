@@ -10,7 +10,7 @@ from predictor.trace.read import load_traces
 from shardopt.replay.check import Scale
 from shardopt.replay.generate import generate, programs_of
 from shardopt.replay.launch import replay
-from shardopt.replay.program.annotations import Annotations
+from shardopt.replay.program.build import Annotations
 from shardopt.replay.program.program import RankProgram
 from shardopt.replay.program.tables import TableSummary
 from shardopt.replay.scale.tables import repeat_tables

@@ -13,7 +13,7 @@ pytest.importorskip("torchrec")
 from predictor.trace.read import load_traces
 from shardopt.replay.generate import generate, program_of
 from shardopt.replay.launch import replay
-from shardopt.replay.program.annotations import Annotations
+from shardopt.replay.program.build import Annotations
 from shardopt.replay.program.program import RankProgram
 from tests.distributed.ranks import REPOSITORY, run_ranks
 from tests.shardopt.replay.differences import differences, signatures

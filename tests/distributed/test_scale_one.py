@@ -9,7 +9,7 @@ pytest.importorskip("torchrec")
 
 from predictor.trace.read import load_traces
 from shardopt.replay.generate import program_of
-from shardopt.replay.program.annotations import Annotations
+from shardopt.replay.program.build import Annotations
 from shardopt.replay.program.program import RankProgram
 from shardopt.replay.scale.one import scale_alone
 from tests.distributed.ranks import run_ranks

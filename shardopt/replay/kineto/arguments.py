@@ -17,14 +17,11 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from predictor.trace.execution import Argument, Node, Tensor, Value
-from shardopt.replay.kineto.derived import Autograd, derive_value
-from shardopt.replay.kineto.inputs import Input, value_of
-from shardopt.replay.program.legal import LegalValues
-from shardopt.replay.program.literals import UnwritableError
+from shardopt.replay.kineto.inputs import Autograd, Input, derive_value, value_of
 from shardopt.replay.program.program import ITEMS, WHOLE
-from shardopt.replay.program.schema import Parameter, Schema
+from shardopt.replay.program.schema import Parameter, Schema, UnwritableError
 from shardopt.replay.program.tensors import Tensors, tensors_of
-from shardopt.replay.program.values import LISTS, is_lookup
+from shardopt.replay.program.values import LISTS, LegalValues, is_lookup
 
 BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
 BYTES |= {"int16": 2, "complex64": 8, "complex128": 16}

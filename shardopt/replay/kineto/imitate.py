@@ -16,8 +16,7 @@ from predictor.trace.events import RankTrace
 from predictor.trace.execution import COMMS, Argument, ExecutionTrace, Node
 from shardopt.replay.kineto.arguments import MemoryPool
 from shardopt.replay.kineto.inputs import text_of
-from shardopt.replay.kineto.items import NO_SHAPES, Item, Reader
-from shardopt.replay.kineto.spans import Span, gloo_ends, last_step, spans
+from shardopt.replay.kineto.items import NO_SHAPES, Item, Reader, Span, gloo_ends, last_step, spans
 from shardopt.replay.program.program import LeftOut
 from shardopt.replay.program.schema import parse_schema
 from shardopt.replay.program.select import ChosenOp

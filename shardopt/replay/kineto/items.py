@@ -9,21 +9,29 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import prod
+from typing import Any
 
-from predictor.trace.events import RankTrace
-from predictor.trace.execution import Argument
-from shardopt.replay.kineto.arguments import Arguments, tensor_of
-from shardopt.replay.kineto.comms import Collective, collective_of
-from shardopt.replay.kineto.derived import Autograd
-from shardopt.replay.kineto.inputs import UnreadableError, fitting, read_inputs, schemas, text_of
-from shardopt.replay.kineto.spans import Span
-from shardopt.replay.program.literals import UnwritableError
-from shardopt.replay.program.native import KIND
+from predictor.trace.comms import MAX_RANKS, collective_kind, info_of_args, int_list
+from predictor.trace.events import DeviceEvent, HostEvent, RankTrace, TraceStep
+from predictor.trace.execution import WAITS, Argument
+from shardopt.replay.kineto.arguments import Arguments, list_type, tensor_of
+from shardopt.replay.kineto.inputs import (
+    MAX_ELEMENTS,
+    Autograd,
+    Input,
+    UnreadableError,
+    fitting,
+    read_inputs,
+    schemas,
+    text_of,
+)
+from shardopt.replay.program.build import KIND, KNOWN
 from shardopt.replay.program.program import ITEMS
-from shardopt.replay.program.schema import Schema, has_kernel
+from shardopt.replay.program.schema import Parameter, Schema, UnwritableError, has_kernel
 from shardopt.replay.program.select import FUSED, NATIVE_BACKWARD
 from shardopt.replay.program.tensors import contiguous
 from shardopt.replay.program.values import is_lookup
@@ -255,3 +263,279 @@ def _is_composite(schema: Schema | None, explicit_too: bool) -> bool:
         return False
     name = schema.name if schema.overload == "default" else f"{schema.name}.{schema.overload}"
     return any(has_kernel(name, key) for key in KERNELS[: 1 + explicit_too])
+
+
+GLOO = "gloo:"
+OP = re.compile(r"\w+::\w+$")
+"""A name that the dispatcher knows; functions of autograd and Python have others."""
+COLLECTIVE = re.compile(r"(c10d::\w+|record_param_comms|nccl:.*)$")
+WHOLE = 0.9
+"""Share of the most ops of an iteration below which one counts as cut off."""
+ROUNDING_US = (1.0, 0.002)
+"""How much later than its caller an event may end: clocks of whole microseconds, and finer ones."""
+MAX_DEPTH = 100
+
+
+@dataclass
+class Span:
+    """An event and what lies in it.
+
+    Args:
+        section: annotations around it, the outermost first.
+        launched: device work that it launched, without that of its children.
+    """
+
+    event: HostEvent
+    section: tuple[str, ...] = ()
+    children: list[Span] = field(default_factory=list)
+    launched: list[DeviceEvent] = field(default_factory=list)
+
+    @property
+    def is_op(self) -> bool:
+        """It passed through PyTorch's dispatcher."""
+        return self.event.kind == "op" and OP.match(self.event.name) is not None
+
+    @property
+    def is_collective(self) -> bool:
+        """It exchanges data between ranks, or says what does."""
+        return COLLECTIVE.match(self.event.name) is not None
+
+    @property
+    def us(self) -> float:
+        """Its recorded time on the host."""
+        return self.event.end_us - self.event.start_us
+
+    def below(self) -> Iterator[Span]:
+        """All that lies in it, in order."""
+        stack = [*reversed(self.children)]
+        while stack:
+            child = stack.pop()
+            yield child
+            stack.extend(reversed(child.children))
+
+    def work(self) -> list[DeviceEvent]:
+        """All device work that was launched in it."""
+        return [event for span in (self, *self.below()) for event in span.launched]
+
+
+def last_step(trace: RankTrace) -> TraceStep:
+    """The last iteration that is whole: has about as many ops as the others."""
+    ops = sorted(event.start_us for event in trace.host if event.kind == "op")
+    counts: Counter[int] = Counter()
+    at = 0
+    for number, step in enumerate(trace.steps):
+        while at < len(ops) and ops[at] < step.end_us:
+            counts[number] += ops[at] >= step.start_us
+            at += 1
+    enough = WHOLE * max(counts.values(), default=0)
+    return next(
+        (s for n, s in reversed([*enumerate(trace.steps)]) if counts[n] >= enough), trace.steps[-1]
+    )
+
+
+def spans(trace: RankTrace, step: TraceStep) -> list[Span]:
+    """The outermost events of an iteration in the order of their starts, without gloo's own."""
+    threads: dict[int, list[HostEvent]] = defaultdict(list)
+    for event in trace.host:
+        if step.start_us <= event.start_us < step.end_us:
+            threads[event.thread].append(event)
+    slack = ROUNDING_US[any(e.start_us % 1 for e in trace.host)]
+    work = {e.correlation: e for e in trace.device if e.correlation is not None}
+    found: list[Span] = []
+    for events in threads.values():
+        if not any(event.name.startswith(GLOO) for event in events):
+            found += _nest(events, slack, work)
+    return sorted(found, key=lambda span: span.event.start_us)
+
+
+def gloo_ends(trace: RankTrace, step: TraceStep) -> list[float]:
+    """When gloo was done with each of an iteration's collectives, in the order it took them up."""
+    events = [
+        e
+        for e in trace.host
+        if e.name.startswith(GLOO) and step.start_us <= e.start_us < step.end_us
+    ]
+    return [e.end_us for e in sorted(events, key=lambda e: e.start_us)]
+
+
+def _nest(
+    events: Iterable[HostEvent], slack: float, work: dict[int, DeviceEvent]
+) -> Sequence[Span]:
+    # clocks of whole microseconds give many events one start; the profiler's own number does not
+    ordered = sorted(events, key=lambda e: (e.start_us, -e.end_us, e.external or 0))
+    roots: list[Span] = []
+    stack: list[Span] = []
+    for event in ordered:
+        while stack and not _inside(event, stack[-1].event, slack):
+            stack.pop()
+        if event.kind == "runtime":
+            launched = work.get(event.correlation or -1)
+            if stack and launched is not None:
+                stack[-1].launched.append(launched)
+            continue
+        above = stack[-1] if stack else None
+        section = above.section if above else ()
+        if above and above.event.kind == "annotation":
+            section = (*section, above.event.name)
+        span = Span(event, section)
+        (above.children if above else roots).append(span)
+        if len(stack) < MAX_DEPTH:
+            stack.append(span)
+    return roots
+
+
+def _inside(event: HostEvent, outer: HostEvent, slack: float) -> bool:
+    if event.end_us > outer.end_us + slack:
+        return False
+    return event.start_us < outer.end_us or event.start_us == outer.start_us
+
+
+C10D = "c10d::"
+NAMES = {
+    "all_to_all": "alltoall_base_",
+    "all_reduce": "allreduce_",
+    "all_gather": "_allgather_base_",
+    "reduce_scatter": "_reduce_scatter_base_",
+    "broadcast": "broadcast_",
+    "reduce": "reduce_",
+}
+"""Kind of a collective -> the op of c10d that stands for it where the trace names none."""
+SPELLED = {
+    "Float": "float", "Double": "double", "Half": "c10::Half", "BFloat16": "c10::BFloat16",
+    "Long": "long int", "Int": "int", "Short": "short", "Char": "signed char",
+    "Byte": "unsigned char", "Bool": "bool",
+}  # fmt: skip
+"""Type as records of collectives spell it -> as ops do."""
+RECEIVED = frozenset({"output", "output_tensor", "output_tensors", "outputs", "output_lists"})
+SPLITS = {"output_split_sizes": "Out split size", "input_split_sizes": "In split size"}
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective as a program calls it.
+
+    Args:
+        group: its ranks; none: all.
+    """
+
+    schema: Schema
+    arguments: tuple[Argument, ...]
+    group: tuple[int, ...]
+
+
+def collective_of(
+    span: Span, groups: Mapping[str, tuple[int, ...]], world_size: int | None
+) -> Collective | None:
+    """What a program calls for a collective; None for what exchanges nothing, such as a wait.
+
+    Args:
+        groups: name of a process group -> its ranks.
+
+    Raises:
+        UnwritableError: its size is not in the trace, or no call is known for it.
+    """
+    events = [span, *span.below()]
+    record = next((s.event.args for s in events if "Collective name" in (s.event.args or {})), None)
+    info = info_of_args(record or {})
+    op, named = _find_call(events)
+    kind = collective_kind(
+        op or (str((record or {})["Collective name"]) if record else _find_note(events))
+    )
+    if (op is None and kind == "other") or str((record or {}).get("Collective name")) in WAITS:
+        return None
+    op = op or NAMES.get(kind, kind)
+    if op not in KNOWN or not schemas(C10D + op):
+        raise UnwritableError("no call of torch.distributed is known for this collective")
+    group = (info.group or groups.get(info.group_name or "") or ()) if info else ()
+    ranks = len(group) or world_size or 1
+    if ranks > MAX_RANKS or any(not 0 <= rank < MAX_RANKS for rank in group):
+        raise UnwritableError("more ranks than a job has")
+    sizes = _Sizes(kind, record or {}, events, ranks)
+    schema = schemas(C10D + op)[0]
+    arguments = (
+        _argument(p, named.get(p.name), sizes, record or {})
+        if p.name in KNOWN[op]
+        else Argument(None, (), "None")
+        for p in schema.parameters
+    )
+    return Collective(schema, tuple(arguments), group)
+
+
+def _find_call(events: Sequence[Span]) -> tuple[str | None, dict[str, Input]]:
+    """c10d's op, and its inputs by name where they can be read."""
+    for span in events:
+        if span.event.name.startswith(C10D):
+            op = span.event.name.removeprefix(C10D)
+            try:
+                inputs = read_inputs(span.event.args or {}) or ()
+            except UnreadableError:
+                inputs = ()
+            parameters = schemas(span.event.name)[0].parameters if schemas(span.event.name) else ()
+            return op, {p.name: i for p, i in zip(parameters, inputs, strict=False)}
+    return None, {}
+
+
+def _find_note(events: Sequence[Span]) -> str:
+    return next((s.event.name for s in events if s.event.name.startswith("nccl:")), "")
+
+
+class _Sizes:
+    """Elements that this rank sends and receives, as far as anything says."""
+
+    def __init__(
+        self, kind: str, record: Mapping[str, Any], events: Sequence[Span], ranks: int
+    ) -> None:
+        self.ranks = ranks
+        shapes = [
+            (s.event.shapes[0], (s.event.dtypes or ("",))[0])
+            for s in events
+            if s.event.name.startswith("nccl:") and s.event.shapes
+        ]
+        shape, dtype = shapes[0] if shapes else (None, "float")
+        self.dtype = SPELLED.get(str(record.get("dtype")), dtype or "float")
+        self.sent = _count(record.get("In msg nelems"))
+        if self.sent is None and shape is not None:
+            self.sent = prod(shape)
+        self.received = _count(record.get("Out msg nelems"))
+        if self.received is None and self.sent is not None:
+            times = {"all_gather": ranks, "reduce_scatter": 1 / ranks}.get(kind, 1)
+            self.received = int(self.sent * times)
+
+
+def _count(value: Any) -> int | None:
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return value if whole else None
+
+
+def _argument(
+    parameter: Parameter, given: Input | None, sizes: _Sizes, record: Mapping[str, Any]
+) -> Argument:
+    name = parameter.name
+    if "Tensor" not in parameter.type:
+        value = given.value if given is not None else None
+        if value is None:
+            value = (int_list(record.get(SPLITS[name])) or ()) if name in SPLITS else 0
+        return Argument(value, (), type(value).__name__)
+    if given is not None and given.shapes:
+        listed = parameter.type != "Tensor"
+        return _tensors(given.shapes, given.strides, given.dtype or sizes.dtype, listed)
+    count = sizes.received if name in RECEIVED else sizes.sent
+    if count is None or count > MAX_ELEMENTS:
+        raise UnwritableError("the trace does not hold a size of it that can be")
+    times = sizes.ranks if parameter.type == "Tensor[][]" else 1
+    shapes = ((count // times,),) * times
+    return _tensors(shapes, tuple(map(contiguous, shapes)), sizes.dtype, parameter.type != "Tensor")
+
+
+def _tensors(
+    shapes: tuple[tuple[int, ...], ...],
+    strides: tuple[tuple[int, ...], ...],
+    dtype: str,
+    listed: bool,
+) -> Argument:
+    if dtype not in ITEMS:
+        raise UnwritableError("a tensor of a type that is not known")
+    values = tuple(tensor_of(shape, dtype, False) for shape in shapes)
+    if not listed:
+        return Argument(values[0], shapes[0], f"Tensor({dtype})", strides[0])
+    return Argument(values, shapes, list_type([dtype] * len(values)), strides)

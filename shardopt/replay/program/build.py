@@ -8,17 +8,12 @@ from __future__ import annotations
 import keyword
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from predictor.errors import InputError
 from predictor.trace.execution import COMMS, Argument, ExecutionTrace, Node
-from shardopt.replay.program.annotations import Annotations
-from shardopt.replay.program.collectives import collective_call
-from shardopt.replay.program.legal import LegalValues
-from shardopt.replay.program.literals import UnwritableError, literal, python_number
-from shardopt.replay.program.native import NativePairs
 from shardopt.replay.program.program import (
     WITH_GRAD,
     Call,
@@ -28,10 +23,18 @@ from shardopt.replay.program.program import (
     Slot,
     Term,
 )
-from shardopt.replay.program.schema import Parameter, Schema, parse_schema
-from shardopt.replay.program.select import ChosenOp
+from shardopt.replay.program.schema import (
+    Parameter,
+    Schema,
+    UnwritableError,
+    literal,
+    parse_schema,
+    python_number,
+)
+from shardopt.replay.program.select import ChosenOp, Tree
 from shardopt.replay.program.tables import MatchedTables, UnmatchedError
 from shardopt.replay.program.tensors import Key, Tensors, TensorUse, tensors_of
+from shardopt.replay.program.values import LegalValues
 
 COLLECTIVES = "c10d::"
 NAME = re.compile(r"\w+(?:::[\w<>.]+)+", re.ASCII)
@@ -325,3 +328,180 @@ def _free_when_dead(calls: Sequence[Call], tensors: Tensors) -> Iterator[Call]:
             frees[at].append(number)
     for at, call in enumerate(calls):
         yield replace(call, frees=tuple(frees[at])) if at in frees else call
+
+
+KIND = re.compile(r"Split(?:NoBag)?LookupFunction_(\w+?)_Op")
+
+
+class NativePairs:
+    """Ties a backward function to the lookup that it belongs to.
+
+    `forward` has the nodes of those lookups; `handles`, once a lookup is in the program, the number
+    under which its autograd graph is kept.
+    """
+
+    def __init__(self, chosen: Sequence[ChosenOp], trace: ExecutionTrace) -> None:
+        self.tree = Tree(trace)
+        self.forward: dict[int, Node] = {}
+        self.handles: dict[int, int] = {}
+        self._of: dict[int, Node] = {}
+        open_lookups: list[Node] = []
+        for of in chosen:
+            if "lookup_function" in of.node.name or "_lookup_" in of.node.name:
+                open_lookups.append(of.node)
+            elif of.native:
+                node = next((n for n in reversed(open_lookups) if _fits(n, of.node)), None)
+                if node is not None:
+                    open_lookups.remove(node)
+                    self.forward[node.id] = node
+                    self._of[of.node.id] = node
+
+    def handle_of(self, of: ChosenOp) -> int | None:
+        """The number of the lookup's autograd graph."""
+        node = self._of.get(of.node.id)
+        return None if node is None else self.handles.get(node.id)
+
+    def name_of(self, of: ChosenOp) -> str:
+        """What the backward function is called in a program."""
+        return f"backward of {self._of[of.node.id].name}"
+
+    def gradient(self, of: ChosenOp) -> TensorUse | None:
+        """The gradient of the lookup's first argument, where an op inside made it."""
+        shape = self._of[of.node.id].inputs[0].shape
+        for child in self.tree.below(of.node):
+            for argument in child.outputs:
+                for found in tensors_of(argument):
+                    if found is not None and found.spec.shape == shape and found.tensor.numel:
+                        return found
+        return None
+
+    def tree_comm(self, node: Node) -> tuple[int, ...]:
+        """Ranks of a collective's group; none: all."""
+        for child in self.tree.below(node):
+            if child.name == COMMS and child.comm is not None and child.comm.group:
+                return child.comm.group
+        return ()
+
+    def sequence(self, node: Node) -> int | None:
+        """The number by which waits name a collective."""
+        for child in self.tree.below(node):
+            if child.name == COMMS and len(child.inputs) > 1:
+                value = child.inputs[1].value
+                return value if isinstance(value, int) else None
+        return None
+
+
+def _fits(lookup: Node, backward: Node) -> bool:
+    match = KIND.search(backward.name)
+    if match is None or not lookup.outputs or not backward.inputs:
+        return False
+    if lookup.outputs[0].shape != backward.inputs[0].shape:
+        return False
+    kind = match[1].lower()
+    return f"lookup_{kind}_function" in lookup.name or (
+        kind == "dense" and "::dense" in lookup.name
+    )
+
+
+KNOWN: dict[str, tuple[str, ...]] = {
+    "alltoall_base_": ("output", "input", "output_split_sizes", "input_split_sizes"),
+    "alltoall_": ("output_tensors", "input_tensors"),
+    "allreduce_": ("tensors",),
+    "allreduce_coalesced_": ("tensors",),
+    "broadcast_": ("tensors", "root_rank"),
+    "reduce_": ("tensors", "root_rank"),
+    "allgather_": ("output_tensors", "input_tensors"),
+    "_allgather_base_": ("output_tensor", "input_tensor"),
+    "allgather_into_tensor_coalesced_": ("outputs", "inputs"),
+    "reduce_scatter_": ("output_tensors", "input_tensors"),
+    "_reduce_scatter_base_": ("output_tensor", "input_tensor"),
+    "reduce_scatter_tensor_coalesced_": ("outputs", "inputs"),
+    "allgather_coalesced_": ("output_lists", "input_list"),
+    "gather_": ("output_tensors", "input_tensors", "root_rank"),
+    "scatter_": ("output_tensors", "input_tensors", "root_rank"),
+    "send": ("tensors", "dst", "tag"),
+    "recv_": ("tensors", "src", "tag"),
+    "recv_any_source_": ("tensors", "tag"),
+    "barrier": (),
+    "monitored_barrier_": (),
+}
+"""Collective -> the arguments that `torch.distributed` takes, by c10d's names (`Ops.cpp`)."""
+SENT = ("input", "input_tensor", "input_tensors", "inputs", "input_list", "tensors")
+RECEIVED = frozenset({"recv_", "recv_any_source_"})
+"""Those whose ``tensors`` other ranks send."""
+
+
+def collective_call(
+    node: Node, schema: Schema, tensor: Callable[[TensorUse | None, Any], Term]
+) -> tuple[tuple[Term, ...], int]:
+    """Arguments of a collective, and the bytes that this rank gives it.
+
+    Raises:
+        UnwritableError: `torch.distributed` has no call for it.
+    """
+    kind = schema.name.partition("::")[2]
+    if kind not in KNOWN:
+        raise UnwritableError("no call of torch.distributed is known for this collective")
+    named = dict(zip((p.name for p in schema.parameters), node.inputs, strict=False))
+    terms: list[Term] = []
+    for name in KNOWN[kind]:
+        argument = named.get(name)
+        if argument is None:
+            raise UnwritableError(f"the trace does not hold its `{name}`")
+        value = argument.value
+        if any(True for _ in argument.tensors()):
+            found = tuple(tensor(of, None) for of in tensors_of(argument))
+            terms.append(found if isinstance(value, tuple) else found[0])
+        elif isinstance(value, tuple):
+            terms.append(tuple(Number(size) for size in value if isinstance(size, int)))
+        elif isinstance(value, int):
+            terms.append(Number(value))
+        else:
+            raise UnwritableError(f"the trace does not hold its `{name}`")
+    sent = (named[name] for name in SENT if name in named and kind not in RECEIVED)
+    size = sum(t.size_bytes for argument in sent for t in argument.tensors())
+    return tuple(terms), size
+
+
+OPTIMIZERS = (
+    "ASGD|Adadelta|Adafactor|Adagrad|Adam|AdamW|Adamax|LBFGS|NAdam|RAdam|RMSprop|Rprop|SGD|"
+    "SparseAdam|Muon"
+)
+AWAITED = (
+    "KJTList|KJTListSplits|KJTAllToAllTensors|KJTAllToAllSplits|SplitsAllToAll|PooledEmbeddings|"
+    "EmbeddingBagCollection|EmbeddingCollection|SequenceEmbeddings|SequenceEmbeddingsAllToAll"
+)
+WORD = (
+    "zero_grad|copy_batch_to_gpu|wait_for_batch|forward|backward|optimizer|sparse_data_dist|"
+    "wait_sparse_data_dist|init_data_dist|prefetch|load_batch|loss|"
+    "all2all_data:(?:kjt splits|kjt lengths|kjt values|recat_values|recat_permute_gen)|"
+    "alltoall_(?:fwd|bwd)_single|alltoall_seq_embedding_(?:fwd|bwd)_single|"
+    "reduce_scatter(?:_base)?(?:_v)?_(?:fwd|bwd)|All2All_Seq_(?:fwd|bwd)_permute|"
+    f"(?:NoWait|Request|(?:{AWAITED})Awaitable) wait\\(\\)"
+)
+PUBLIC = re.compile(
+    rf"(?:## (?:{WORD}) ##|ProfilerStep#\d+|DistributedDataParallel\.forward|"
+    rf"Optimizer\.(?:step|zero_grad)#(?:{OPTIMIZERS})\.(?:step|zero_grad))$"
+)
+
+
+class Annotations:
+    """Gives each annotation the name under which it is written.
+
+    Args:
+        kept: names that the user asks to keep.
+    """
+
+    def __init__(self, kept: Iterable[str] = ()) -> None:
+        self.kept = frozenset(kept)
+        self._numbered: dict[str, str] = {}
+
+    def __call__(self, name: str) -> str:
+        if name in self.kept or PUBLIC.match(name):
+            return name
+        return self._numbered.setdefault(name, f"annotation {len(self._numbered) + 1}")
+
+    @property
+    def replaced(self) -> int:
+        """How many names were replaced."""
+        return len(self._numbered)

@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 
 from .checks import LOST, refuse
-from .exchange import CALLS, Batch, EndedCollective, describe, exchange_evenly, from_any, one_to_one
-from .matching import FROM_ANY, P2P, CollectiveCall, Plan, plans
+from .matching import FROM_ANY, IN_PLACE, P2P, RECEIVE, ROOTED, SEND, CollectiveCall, Plan, plans
 
 TIMEOUT = timedelta(minutes=5)
 
@@ -160,3 +159,234 @@ def _batches(
             first = at
         sizes[first] += 1
     return sizes
+
+
+class EndedCollective:
+    """A collective that has ended, or was not run."""
+
+    def wait(self) -> None:
+        """Nothing is left to wait for."""
+
+
+class Batch:
+    """Sends and receives that start one right after the other.
+
+    NCCL has to be given them together: one by one, two ranks that both send first wait for ever.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.missing = size
+        self.held: list[Any] = []
+        self.works: list[Any] = []
+
+    def add(self, op: dist.P2POp) -> Batch:
+        """All start with the last one."""
+        self.held.append(op)
+        self.missing -= 1
+        if self.missing == 0:
+            self._start()
+        return self
+
+    def wait(self) -> None:
+        """Until all that were added are done."""
+        self._start()
+        for work in self.works:
+            work.wait()
+        self.works = []
+
+    def _start(self) -> None:
+        if self.held:
+            self.works += dist.batch_isend_irecv(self.held)
+            self.held = []
+
+
+def describe(
+    kind: str, arguments: Sequence[Any], group: tuple[int, ...], here: Sequence[int]
+) -> CollectiveCall:
+    """What other ranks have to know of a collective: sizes in items, and who takes part.
+
+    Args:
+        group: recorded ranks of its group; none stands for all.
+        here: those of them that run here, in the same way.
+    """
+    tensors = [[t for t in _as_list(a) if isinstance(t, torch.Tensor)] for a in arguments]
+    given, taken = _sent_and_received(kind, tensors)
+    every = [t for of in tensors for t in of]
+    plain = [a for a in arguments if isinstance(a, int)]
+    peer = plain[0] if kind in (SEND, RECEIVE) else None
+    if peer is not None and group:
+        peer = group[peer] if peer < len(group) else -1
+    splits = [list(a) for a in arguments[2:4]] if kind == "alltoall_base_" else None
+    return {
+        "kind": kind,
+        "group": list(here),
+        "sent": [_items(t) for t in given],
+        "got": [_items(t) for t in taken],
+        "bytes": sum(_items(t) * t.element_size() for t in given),
+        "dtype": str(every[0].dtype).removeprefix("torch.") if every else "float32",
+        "splits": splits,
+        "root": plain[0] if kind in ROOTED and plain else 0,
+        "peer": peer,
+        "tag": plain[-1] if kind in P2P and plain else 0,
+    }
+
+
+def _as_list(argument: Any) -> list[Any]:
+    return list(argument) if isinstance(argument, (list, tuple)) else [argument]
+
+
+def _sent_and_received(kind: str, tensors: Sequence[list[Any]]) -> tuple[list[Any], list[Any]]:
+    if not tensors or kind in ("barrier", "monitored_barrier_"):
+        return [], []
+    if kind in IN_PLACE:
+        return tensors[0], tensors[0]
+    if kind in P2P:
+        return (tensors[0], []) if kind == SEND else ([], tensors[0])
+    return tensors[1], tensors[0]
+
+
+def _items(tensor: torch.Tensor) -> int:
+    """A sparse tensor's elements are not in the trace: it counts for nothing in both."""
+    return tensor.numel() if tensor.layout == torch.strided else 0
+
+
+def exchange_evenly(kind: str, plan: Plan, group: Any, device: torch.device) -> Callable[[], Any]:
+    """A collective of the kind over parts of one size, in memory of its own."""
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    part = torch.zeros(plan["even"], dtype=getattr(torch, plan["dtype"]), device=device)
+    whole = part.repeat(ranks)
+    root = dist.get_global_rank(group, plan["root"])
+    parts = [part.clone() for _ in range(ranks)] if rank == plan["root"] else None
+    if kind == "gather_":
+        return lambda: dist.gather(part, parts, root, group, async_op=True)
+    if kind == "scatter_":
+        return lambda: dist.scatter(part, parts, root, group, async_op=True)
+    if "alltoall" in kind:
+        into = torch.empty_like(whole)
+        return lambda: dist.all_to_all_single(into, whole, group=group, async_op=True)
+    if "scatter" in kind:
+        return lambda: dist.reduce_scatter_tensor(part, whole, group=group, async_op=True)
+    if "gather" in kind:
+        return lambda: dist.all_gather_into_tensor(whole, part, group=group, async_op=True)
+    if kind == "broadcast_":
+        return lambda: dist.broadcast(part, root, group=group, async_op=True)
+    if kind == "reduce_":
+        return lambda: dist.reduce(part, root, group=group, async_op=True)
+    return lambda: dist.all_reduce(part, group=group, async_op=True)
+
+
+def one_to_one(kind: str, arguments: Sequence[Any], plan: Plan, group: Any) -> dist.P2POp:
+    """A send or a receive; with a tensor of its own where the ranks' sizes do not fit."""
+    tensor = arguments[0][0]
+    if "even" in plan:
+        dtype = getattr(torch, plan["dtype"])
+        tensor = torch.zeros(plan["even"], dtype=dtype, device=tensor.device)
+    call = dist.isend if kind == SEND else dist.irecv
+    return dist.P2POp(call, tensor, plan["peer"], group, arguments[-1])
+
+
+def from_any(arguments: Sequence[Any], plan: Plan, group: Any) -> Any:
+    """A receive that names no sender, where the backend has such."""
+    if "even" in plan or dist.get_backend(group) != "gloo":
+        op = one_to_one(FROM_ANY, arguments, plan, group)
+        return dist.irecv(op.tensor, plan["peer"], group, op.tag)
+    return dist.irecv(arguments[0][0], None, group, arguments[-1])
+
+
+def _all_to_all_single(a: Sequence[Any], group: Any) -> Any:
+    return dist.all_to_all_single(a[0], a[1], a[2] or None, a[3] or None, group, async_op=True)
+
+
+def _all_to_all(a: Sequence[Any], group: Any) -> Any:
+    return dist.all_to_all(list(a[0]), list(a[1]), group=group, async_op=True)
+
+
+def _all_reduce(a: Sequence[Any], group: Any) -> Any:
+    return dist.all_reduce(a[0][0], group=group, async_op=True)
+
+
+def _all_reduce_coalesced(a: Sequence[Any], group: Any) -> Any:
+    return group.allreduce_coalesced(list(a[0]))
+
+
+def _root(group: Any, root: int) -> int:
+    return dist.get_global_rank(group, root % dist.get_world_size(group))
+
+
+def _broadcast(a: Sequence[Any], group: Any) -> Any:
+    return dist.broadcast(a[0][0], _root(group, a[1]), group=group, async_op=True)
+
+
+def _reduce(a: Sequence[Any], group: Any) -> Any:
+    return dist.reduce(a[0][0], _root(group, a[1]), group=group, async_op=True)
+
+
+def _all_gather(a: Sequence[Any], group: Any) -> Any:
+    return dist.all_gather(list(a[0]), a[1][0], group=group, async_op=True)
+
+
+def _all_gather_coalesced(a: Sequence[Any], group: Any) -> Any:
+    inputs, count = list(a[1]), len(a[1])
+    lists = [list(a[0][at : at + count]) for at in range(0, len(a[0]), count)]
+    return group.allgather_coalesced(lists, inputs)
+
+
+def _gather_single(a: Sequence[Any], group: Any) -> Any:
+    return dist.all_gather_into_tensor(a[0], a[1], group=group, async_op=True)
+
+
+def _gather_single_coalesced(a: Sequence[Any], group: Any) -> Any:
+    return group.allgather_into_tensor_coalesced(list(a[0]), list(a[1]))
+
+
+def _reduce_scatter(a: Sequence[Any], group: Any) -> Any:
+    return dist.reduce_scatter(a[0][0], list(a[1]), group=group, async_op=True)
+
+
+def _scatter_single(a: Sequence[Any], group: Any) -> Any:
+    return dist.reduce_scatter_tensor(a[0], a[1], group=group, async_op=True)
+
+
+def _scatter_single_coalesced(a: Sequence[Any], group: Any) -> Any:
+    return group.reduce_scatter_tensor_coalesced(list(a[0]), list(a[1]))
+
+
+def _gather(a: Sequence[Any], group: Any) -> Any:
+    return dist.gather(a[1][0], list(a[0]) or None, _root(group, a[2]), group, async_op=True)
+
+
+def _scatter(a: Sequence[Any], group: Any) -> Any:
+    return dist.scatter(a[0][0], list(a[1]) or None, _root(group, a[2]), group, async_op=True)
+
+
+def _barrier(_: Sequence[Any], group: Any) -> Any:
+    return dist.barrier(group=group, async_op=True)
+
+
+def _monitored_barrier(_: Sequence[Any], group: Any) -> Any:
+    if dist.get_backend(group) != "gloo":
+        return dist.barrier(group=group, async_op=True)
+    dist.monitored_barrier(group)
+    return EndedCollective()
+
+
+CALLS: dict[str, Callable[[Sequence[Any], Any], Any]] = {
+    "alltoall_base_": _all_to_all_single,
+    "alltoall_": _all_to_all,
+    "allreduce_": _all_reduce,
+    "allreduce_coalesced_": _all_reduce_coalesced,
+    "broadcast_": _broadcast,
+    "reduce_": _reduce,
+    "allgather_": _all_gather,
+    "allgather_coalesced_": _all_gather_coalesced,
+    "_allgather_base_": _gather_single,
+    "allgather_into_tensor_coalesced_": _gather_single_coalesced,
+    "reduce_scatter_": _reduce_scatter,
+    "_reduce_scatter_base_": _scatter_single,
+    "reduce_scatter_tensor_coalesced_": _scatter_single_coalesced,
+    "gather_": _gather,
+    "scatter_": _scatter,
+    "barrier": _barrier,
+    "monitored_barrier_": _monitored_barrier,
+}
+"""Collective by c10d's name -> the call of `torch.distributed`; all return what to wait for."""

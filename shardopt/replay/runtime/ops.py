@@ -10,11 +10,9 @@ from typing import Any
 import torch
 
 from .checks import refuse
-from .collectives import Collectives
-from .exchange import EndedCollective
-from .host import ON_CPU
+from .collectives import Collectives, EndedCollective
 from .settings import COMMS, device, settings
-from .tensors import like
+from .tensors import ON_CPU, like
 
 LIBRARIES = {"fbgemm": ("fbgemm_gpu",), "torchvision": ("torchvision",)}
 """Namespace of ops -> what registers them when it is imported."""

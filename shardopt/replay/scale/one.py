@@ -6,13 +6,17 @@ Sizes become symbols (`walk`), the symbols that are the batch's are separated fr
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import prod
 from typing import Any
 
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
 from predictor.errors import InputError
-from shardopt.replay.program.collectives import KNOWN, RECEIVED, SENT
+from shardopt.replay.program.build import KNOWN, RECEIVED, SENT
 from shardopt.replay.program.program import (
     Call,
     Number,
@@ -23,14 +27,11 @@ from shardopt.replay.program.program import (
     number_outputs,
     slots,
 )
-from shardopt.replay.program.values import is_lookup
-from shardopt.replay.scale.check import check_scaled
+from shardopt.replay.program.tensors import contiguous
+from shardopt.replay.program.values import PASSING, Fill, is_lookup, roles_of
 from shardopt.replay.scale.decide import Symbols, decide_growth, grow
-from shardopt.replay.scale.fills import fills_of
 from shardopt.replay.scale.sizes import UndecidedError, batch_unclear
-from shardopt.replay.scale.strides import item_bytes, place_storages, restride
-from shardopt.replay.scale.transposes import restore_transposes
-from shardopt.replay.scale.walk import BAGS, SymbolicProgram, walk_program
+from shardopt.replay.scale.walk import BAGS, FAILS, IDLE, SymbolicProgram, op_of, run, walk_program
 
 DIVISIONS = frozenset({"aten::div", "aten::div_"})
 
@@ -53,7 +54,7 @@ def scale_alone(program: RankProgram, times: int, given: int | None = None) -> R
         raise batch_unclear(str(error)) from error
     known = decide_growth(walk, program)
     made = _Scaled(walk, program, known, times).run()
-    before, after = (restore_transposes(of, walk.transposes.found) for of in (program, made))
+    before, after = (_restore_transposes(of, walk.transposes.found) for of in (program, made))
     after = check_scaled(before, after)
     return replace(after, fills=fills_of(before, after, times))
 
@@ -199,3 +200,282 @@ def _pools(call: Call, rows: int, program: RankProgram, specs: Mapping[int, Tens
         return False
     offsets = specs.get(slots[kinds.index("table_ids") + 1])
     return offsets is not None and bool(rows) and (offsets.shape[0] - 1) % rows == 0
+
+
+TOTAL = frozenset({"offsets", "starts", "lengths", "table_offsets"})
+POSITIONS = frozenset({"rows", "ids"})
+
+
+def fills_of(before: RankProgram, after: RankProgram, times: int) -> dict[int, Fill]:
+    """What tensors hold in the scaled program.
+
+    Raises:
+        InputError: a tensor whose values are listed grows.
+    """
+    highs = _highs(before, after)
+    return {
+        number: _fill(fill, before.made[number], after.made[number], times, highs.get(number))
+        for number, fill in before.fills.items()
+    }
+
+
+def _fill(
+    fill: Fill, old: TensorSpec, new: TensorSpec, times: int, highs: dict[int, int] | None
+) -> Fill:
+    kind = fill["kind"]
+    if kind in POSITIONS and highs is not None:
+        return {**fill, "high": highs.get(fill["high"], fill["high"])}
+    if old.shape == new.shape:
+        return fill
+    if kind in TOTAL:
+        return {**fill, "total": fill["total"] * times}
+    if kind == "row_lengths":
+        return {**fill, "rows": [ids * times for ids in fill["rows"]]}
+    if kind in ("list", "permutation"):
+        raise batch_unclear(
+            f"a tensor of listed values grows from {list(old.shape)} to {list(new.shape)}"
+        )
+    return fill
+
+
+def _highs(before: RankProgram, after: RankProgram) -> dict[int, dict[int, int]]:
+    """Number of a tensor -> bound of its values as recorded -> at the new batch."""
+    specs = [dict(program.made) for program in (before, after)]
+    root: dict[int, int] = {}
+    found: dict[int, dict[int, int]] = {}
+    for pair in zip(before.calls, after.calls, strict=True):
+        old = pair[0]
+        gives = old.gives()
+        if old.op in PASSING and len(gives) == 1 and isinstance(old.arguments[0], Slot):
+            source = old.arguments[0].number
+            root[gives[0]] = root.get(source, source)
+        fills = [_roles(call, known) for call, known in zip(pair, specs, strict=True)]
+        for number, high in fills[0].items():
+            bounds = found.setdefault(root.get(number, number), {})
+            bounds[high] = min(bounds.get(high, fills[1][number]), fills[1][number])
+        for call, known in zip(pair, specs, strict=True):
+            known.update(number_outputs(call.outputs, call.specs))
+    return found
+
+
+def _roles(call: Call, specs: Mapping[int, TensorSpec]) -> dict[int, int]:
+    """Number of a tensor -> the bound that an op needs its values to have."""
+    op = op_of(call) if call.op.startswith("aten::") else None
+    if op is None:
+        return {}
+    names = [argument.name for argument in op._schema.arguments]
+    terms = dict(zip(names, call.arguments, strict=False)) | dict(call.keywords)
+    named = {name: _plain(term, specs) for name, term in terms.items()}
+    roles = roles_of(call.op, named)
+    return dict(_bounds(terms, roles))
+
+
+def _bounds(terms: Mapping[str, Term], roles: Mapping[str, Fill]) -> Iterator[tuple[int, int]]:
+    for name, fill in roles.items():
+        name, _, item = name.partition(".")
+        term = terms[name]
+        if item and isinstance(term, tuple):
+            term = term[int(item)]
+        if isinstance(term, Slot) and "high" in fill:
+            yield term.number, fill["high"]
+
+
+def _plain(term: Term, specs: Mapping[int, TensorSpec]) -> Any:
+    if isinstance(term, Slot):
+        return specs[term.number].shape if term.number in specs else None
+    if isinstance(term, Number):
+        return term.value
+    if isinstance(term, tuple):
+        return [_plain(item, specs) for item in term]
+    return None
+
+
+Shape = tuple[int, ...]
+
+
+def item_bytes(dtype: str) -> int:
+    """Of an item of a tensor."""
+    return int(getattr(torch, dtype).itemsize)
+
+
+def restride(spec: TensorSpec, shape: Shape) -> TensorSpec:
+    """A spec with another shape, its dimensions in the order in memory that they have.
+
+    Raises:
+        InputError: its items do not lie one after the other, and more than the outermost grows.
+    """
+    if shape == spec.shape:
+        return spec
+    strides = _strides(spec, shape)
+    if strides is None:
+        raise batch_unclear(
+            f"a tensor of shape {list(spec.shape)} and strides {list(spec.strides)} has gaps"
+        )
+    return replace(spec, shape=shape, strides=strides)
+
+
+def _strides(spec: TensorSpec, shape: Shape) -> Shape | None:
+    if spec.strides == contiguous(spec.shape):
+        return contiguous(shape)
+    order = sorted(range(len(shape)), key=lambda i: (-spec.strides[i], -spec.shape[i], i))
+    real = [i for i in order if spec.shape[i] != 1 and spec.strides[i] != 0]
+    dense = tuple(spec.shape[i] for i in real)
+    kept = [i for i in range(len(shape)) if i not in real]
+    if tuple(spec.strides[i] for i in real) == contiguous(dense):
+        made = dict(zip(real, contiguous(tuple(shape[i] for i in real)), strict=True))
+        old = {spec.strides[i]: made[i] for i in reversed(real)}
+        old |= {spec.strides[i] * spec.shape[i]: made[i] * shape[i] for i in real[:1]}
+        for i in kept:
+            made[i] = old.get(spec.strides[i], spec.strides[i])
+        return tuple(made[i] for i in range(len(shape)))
+    if all(shape[i] == spec.shape[i] for i in real[1:]):
+        return spec.strides
+    return None
+
+
+def place_storages(
+    made: Mapping[int, TensorSpec], shapes: Mapping[int, Shape]
+) -> dict[int, TensorSpec]:
+    """Specs of tensors made up front, with their places in the storages that they share.
+
+    Raises:
+        InputError: a storage holds both what grows and what does not.
+    """
+    members: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for number, spec in made.items():
+        members[spec.storage, spec.dtype].append(number)
+    found: dict[int, TensorSpec] = {}
+    for numbers in members.values():
+        found |= _place({n: made[n] for n in numbers}, shapes)
+    return {number: found[number] for number in made}
+
+
+def _place(specs: Mapping[int, TensorSpec], shapes: Mapping[int, Shape]) -> dict[int, TensorSpec]:
+    made = {number: restride(spec, shapes[number]) for number, spec in specs.items()}
+    if all(made[n] == spec for n, spec in specs.items()) or not any(
+        spec.offset for spec in specs.values()
+    ):
+        return made
+    ratios = {
+        (made[n].extent - made[n].offset) / max(spec.extent - spec.offset, 1)
+        for n, spec in specs.items()
+    }
+    ratio = ratios.pop()
+    if ratios or ratio != int(ratio):
+        raise batch_unclear("tensors that grow share their memory with others that do not")
+    return {n: replace(spec, offset=spec.offset * int(ratio)) for n, spec in made.items()}
+
+
+FOREIGN = ("wait", "backward of ", "c10d::", "fbgemm::")
+"""Calls that fake tensors know nothing of."""
+Specs = Mapping[int, TensorSpec]
+
+
+def check_scaled(before: RankProgram, after: RankProgram) -> RankProgram:
+    """The scaled program, with strides as its ops give them.
+
+    Args:
+        before: the program as recorded; ops that fake tensors do not run on it are not checked.
+
+    Raises:
+        InputError: an op fails or gives other shapes than the scaled program says.
+    """
+    olds, news = dict(before.made), dict(after.made)
+    calls = []
+    with torch.no_grad(), FakeTensorMode(allow_fallback_kernels=False):
+        for at, (old, new) in enumerate(zip(before.calls, after.calls, strict=True)):
+            changed = any(olds.get(n) != news.get(n) for n in new.reads()) or old.specs != new.specs
+            if changed and not new.op.startswith(FOREIGN) and new.op not in IDLE:
+                new = _check_call(at, old, new, olds, news)
+            calls.append(new)
+            olds.update(number_outputs(old.outputs, old.specs))
+            news.update(number_outputs(new.outputs, new.specs))
+    return replace(after, calls=calls)
+
+
+def _check_call(at: int, old: Call, new: Call, olds: Specs, news: Specs) -> Call:
+    op = op_of(new)
+    if op is None:
+        return new
+    try:
+        base = _outputs(run(op, old, lambda n: _fake(olds, n)), old)
+    except FAILS:
+        return new
+    if not _alike(base, old.specs):
+        return new
+    try:
+        made = _outputs(run(op, new, lambda n: _fake(news, n)), new)
+    except FAILS as error:
+        raise _refusal(at, new, str(error).split("\n")[0][:120]) from error
+    if not _alike(made, new.specs):
+        raise _refusal(at, new, "it gives other shapes than what follows takes")
+    specs = zip(old.specs, new.specs, base, made, strict=False)
+    return replace(new, specs=tuple(_with_strides(*of) for of in specs))
+
+
+def _refusal(at: int, call: Call, why: str) -> InputError:
+    return batch_unclear(
+        f"op {at}, {call.op}, does not run at the sizes that follow from one trace: {why}"
+    )
+
+
+def _fake(specs: Specs, number: int) -> torch.Tensor:
+    spec = specs[number]
+    return torch.empty_strided(spec.shape, spec.strides, dtype=getattr(torch, spec.dtype))
+
+
+def _outputs(output: Any, call: Call) -> tuple[Any, ...]:
+    listed = isinstance(output, (tuple, list))
+    one = len(call.specs) == 1 and not (listed and not isinstance(call.specs[0], tuple))
+    return (output,) if one else tuple(output) if listed else (output,)
+
+
+def _alike(outputs: Any, specs: Any) -> bool:
+    if specs is None:
+        return True
+    if isinstance(specs, TensorSpec):
+        return isinstance(outputs, torch.Tensor) and tuple(outputs.shape) == specs.shape
+    if outputs is None or isinstance(outputs, torch.Tensor):
+        return not specs
+    return len(outputs) >= len(specs) and all(map(_alike, outputs, specs))
+
+
+def _with_strides(old: Any, new: Any, base: Any, made: Any) -> Any:
+    """Strides as the op gives them, where it gave the recorded ones."""
+    if isinstance(new, tuple):
+        return tuple(map(_with_strides, old, new, base, made))
+    if new is None or tuple(base.stride()) != old.strides:
+        return new
+    return replace(new, strides=tuple(made.stride()), offset=_offset(old, base, made))
+
+
+def _offset(old: TensorSpec, base: torch.Tensor, made: torch.Tensor) -> int:
+    """Where the tensor begins in its storage."""
+    fits = old.offset == base.storage_offset()
+    return int(made.storage_offset()) if fits else old.offset
+
+
+def _restore_transposes(
+    program: RankProgram, found: Mapping[int, list[tuple[int, int]]]
+) -> RankProgram:
+    """The program with numbers for the transposes that ops read."""
+    calls = list(program.calls)
+    last = max([n for call in calls for n in (*call.reads(), *call.gives())] + list(program.made))
+    for at, pairs in found.items():
+        for transpose, number in pairs:
+            last += 1
+            calls[transpose] = replace(calls[transpose], outputs=(last,))
+            reader = calls[at]
+            calls[at] = replace(
+                reader,
+                arguments=tuple(_turn(t, number, last) for t in reader.arguments),
+                keywords={k: _turn(t, number, last) for k, t in reader.keywords.items()},
+                frees=(*reader.frees, last),
+            )
+    return replace(program, calls=calls)
+
+
+def _turn(term: Term, old: int, new: int) -> Term:
+    if isinstance(term, tuple):
+        return tuple(_turn(item, old, new) for item in term)
+    return Slot(new) if term == Slot(old) else term

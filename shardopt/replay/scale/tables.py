@@ -7,13 +7,24 @@ reads the first alone.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from predictor.errors import InputError
-from shardopt.replay.program.program import Call, Number, RankProgram, Slot, Term
-from shardopt.replay.scale.sparse_slice import SparseSlice
+from shardopt.replay.program.build import KNOWN
+from shardopt.replay.program.program import (
+    WHOLE,
+    Call,
+    Number,
+    RankProgram,
+    Slot,
+    TensorSpec,
+    Term,
+    number_outputs,
+    slots,
+)
+from shardopt.replay.program.values import is_lookup
 
 LISTED = 5
 Nth = tuple[tuple[int, ...], int]
@@ -169,3 +180,283 @@ def _outputs(output: Any, numbers: Mapping[int, int]) -> Any:
     if isinstance(output, tuple):
         return tuple(_outputs(item, numbers) for item in output)
     return None if output is None else numbers[output]
+
+
+FORWARD = frozenset(
+    {
+        "aten::embedding", "aten::embedding_bag", "aten::_embedding_bag",
+        "aten::_embedding_bag_forward_only",
+    }
+)  # fmt: skip
+BACKWARD = frozenset(
+    {
+        "aten::embedding_backward", "aten::embedding_dense_backward",
+        "aten::embedding_sparse_backward", "aten::_embedding_bag_backward",
+        "aten::_embedding_bag_dense_backward", "aten::_embedding_bag_sparse_backward",
+    }
+)  # fmt: skip
+LIKE = frozenset(
+    {
+        "aten::empty_like", "aten::zeros_like", "aten::new_empty", "aten::new_zeros",
+        "aten::new_empty_strided",
+    }
+)  # fmt: skip
+"""Ops that take no more of a tensor than its shape."""
+EXCHANGES = ("alltoall", "reduce_scatter", "_reduce_scatter", "allgather", "_allgather")
+"""Collectives that move ids, results of lookups and their gradients, by how their names begin."""
+
+
+class SparseSlice:
+    """The sparse part of one rank's program.
+
+    `calls` are its places, `lookups` those of the lookups among them, `problems` say what cannot
+    be told.
+
+    Args:
+        also: places of collectives that are of the sparse part because other ranks' are.
+    """
+
+    def __init__(self, program: RankProgram, also: Iterable[int] = ()) -> None:
+        self.program, self.flow = program, flow_of(program)
+        self.also = set(also)
+        calls = program.calls
+        self.lookups = {at for at, call in enumerate(calls) if _is_forward(call)}
+        self.backward = {at for at, call in enumerate(calls) if _is_backward(call)}
+        self.exchanges = {at for at, call in enumerate(calls) if _is_exchange(call)}
+        ids = {at for at in self.exchanges if self._whole(at)}
+        self.ends = self.lookups | ids | self.also
+        self.calls = self._of_ids() | self.ends | self.backward
+        self.calls |= self._results()
+        self.calls |= self._gradients()
+        self.calls |= self._buffers()
+        self.problems = list(self._problems())
+
+    @property
+    def collectives(self) -> set[int]:
+        """Places of the collectives in it."""
+        return {at for at in self.calls if self.program.calls[at].is_collective}
+
+    def _of_ids(self) -> set[int]:
+        """What distributes ids: it only feeds lookups, or no one outside knows its tensors."""
+        flow, calls = self.flow, self.program.calls
+        feeding = _closure(self.ends, flow.needs, lambda at: not calls[at].is_collective)
+        feeding -= self.backward
+        # from here to there: counters of the dense part are whole numbers, too
+        span = sorted(feeding | self.ends)
+        found = feeding | {
+            at
+            for at in range(*((span[0], span[-1]) if span else (0,)))
+            if self._whole(at) and not calls[at].is_collective
+        }
+        for at, needs in enumerate(flow.needs):
+            if needs and needs <= found - self.lookups and self._made_whole(at):
+                found.add(at)
+        while True:
+            inside = found | self.ends
+            gone = {
+                at
+                for at in found - self.ends
+                if not flow.users[at] <= inside | self.backward
+                or (at not in feeding and not self._alone(at, inside))
+            }
+            if not gone:
+                return found
+            found -= gone
+
+    def _alone(self, at: int, inside: set[int]) -> bool:
+        """Whether no call outside takes or gives any memory that a call takes or gives."""
+        call = self.program.calls[at]
+        names = {self.flow.memory.get(n) for n in (*call.reads(), *call.gives())}
+        return all(self.flow.touched[name] <= inside | self.backward for name in names)
+
+    def _results(self) -> set[int]:
+        """From the lookups to the collectives that return their results."""
+        flow, calls = self.flow, self.program.calls
+        reached = set(self.lookups)
+        last: set[int] = set()
+        for at, needs in enumerate(flow.needs):
+            own = needs & (reached - last)
+            rest = all(n in self.calls or _is_new(calls[n]) for n in needs - own)
+            if at in self.calls or not own or not rest:
+                continue
+            if at in self.exchanges:
+                last.add(at)
+            elif not any(n in self.program.made for n in calls[at].reads()):
+                reached.add(at)
+        before = _closure(last, flow.needs, lambda at: at in reached)
+        return before | last
+
+    def _gradients(self) -> set[int]:
+        """From the first collective of the lookups' gradients to their backward ops."""
+        flow, calls = self.flow, self.program.calls
+        found: set[int] = set()
+        for at in reversed(range(len(calls))):
+            ahead = flow.users[at] & (found | self.backward)
+            if at in self.calls or not ahead or not flow.users[at] <= found | self.calls:
+                continue
+            if not all(user in self.exchanges for user in ahead):
+                found.add(at)
+        first = found & self.exchanges
+        after = _closure(first, flow.users, lambda at: at in found)
+        return first | after
+
+    def _buffers(self) -> set[int]:
+        """Tensors without values that only the sparse part fills."""
+        return {
+            at
+            for at, call in enumerate(self.program.calls)
+            if call.op != "wait"
+            and _is_new(call)
+            and self.flow.users[at]
+            and self.flow.users[at] <= self.calls
+        }
+
+    def _problems(self) -> Iterable[str]:
+        calls = self.program.calls
+        for at in sorted(self.exchanges - self.calls):
+            if not calls[at].collective.startswith("alltoall"):
+                continue
+            yield (
+                f"{calls[at].op} (collective {self._nth(at)}) carries floats that do not follow "
+                "from a lookup, nor lead to its backward op"
+            )
+        own = {("given", n) for at in self.calls for n in calls[at].gives()}
+        for at in sorted(self.calls):
+            if any(name[0] == "given" and name not in own for name in self.flow.writes[at]):
+                yield f"{calls[at].op} writes a tensor that the dense part gives"
+
+    def _nth(self, at: int) -> int:
+        return sum(call.is_collective for call in self.program.calls[: at + 1])
+
+    def _whole(self, at: int) -> bool:
+        """Whether a call knows tensors of whole numbers alone, at least one."""
+        call = self.program.calls[at]
+        types = [_dtype(self.flow, n) for n in (*call.reads(), *call.gives())]
+        types += [spec.dtype for spec in call.specs if hasattr(spec, "dtype")]
+        return bool(types) and all(dtype in WHOLE for dtype in types)
+
+    def _made_whole(self, at: int) -> bool:
+        made = self.program.made
+        reads = self.program.calls[at].reads()
+        return all(made[n].dtype in WHOLE for n in reads if n in made)
+
+
+def _dtype(flow: Flow, number: int) -> str:
+    spec = flow.specs.get(number)
+    return "" if spec is None else spec.dtype
+
+
+def _closure(start: set[int], of: list[set[int]], goes_on: Callable[[int], bool]) -> set[int]:
+    """What can be reached from calls, without themselves."""
+    found: set[int] = set()
+    left = [n for at in start for n in of[at]]
+    while left:
+        at = left.pop()
+        if at not in found and at not in start and goes_on(at):
+            found.add(at)
+            left.extend(of[at])
+    return found
+
+
+def _is_backward(call: Call) -> bool:
+    named = call.op.startswith("backward of ")
+    return named or call.op in BACKWARD or (is_lookup(call.op) and "backward" in call.op)
+
+
+def _is_forward(call: Call) -> bool:
+    return call.op in FORWARD or (is_lookup(call.op) and not _is_backward(call))
+
+
+def _is_new(call: Call) -> bool:
+    """Whether a call gives a tensor that holds nothing of another."""
+    return not call.reads() or call.op in LIKE
+
+
+def _is_exchange(call: Call) -> bool:
+    return call.is_collective and call.collective.startswith(EXCHANGES)
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What depends on what in a program, by the places of its calls.
+
+    Args:
+        needs: of each call, the calls whose results it takes.
+        users: the reverse.
+        specs: of all tensors that the program says, by number.
+        memory: number -> a name of the memory that it lies in, the same for views of it.
+        touched: name of a memory -> the calls that take or give it.
+        writes: of each call, the memories that it writes in place.
+    """
+
+    needs: list[set[int]]
+    users: list[set[int]]
+    specs: dict[int, TensorSpec]
+    memory: dict[int, Any]
+    touched: dict[Any, set[int]]
+    writes: list[set[Any]]
+
+
+def flow_of(program: RankProgram) -> Flow:
+    """Follow the tensors of a program from start to end."""
+    specs = dict(program.made)
+    memory: dict[int, Any] = {n: ("made", spec.storage) for n, spec in program.made.items()}
+    flow = Flow([], [set() for _ in program.calls], specs, memory, defaultdict(set), [])
+    last: dict[Any, int] = {}
+    viewed: dict[int, int] = {}
+    for at, call in enumerate(program.calls):
+        specs.update(number_outputs(call.outputs, call.specs))
+        written, whole = _aliases(call)
+        reads = call.reads()
+        needs = {last[memory[n]] for n in reads if memory.get(n) in last}
+        needs |= {viewed[n] for n in reads if n in viewed}
+        writes = {memory[n] for n in written if n in memory}
+        for number in call.gives():
+            if whole:
+                memory[number] = memory.get(whole[0], ("given", whole[0]))
+                viewed[number] = at
+            else:
+                memory[number] = ("given", number)
+                last[memory[number]] = at
+        for name in writes:
+            last[name] = at
+        for name in {memory[n] for n in (*reads, *call.gives()) if n in memory}:
+            flow.touched[name].add(at)
+        for need in needs:
+            flow.users[need].add(at)
+        flow.needs.append(needs)
+        flow.writes.append(writes)
+    return flow
+
+
+def _aliases(call: Call) -> tuple[list[int], list[int]]:
+    """Tensors that a call writes in place, and those that its outputs may be views of."""
+    if call.is_collective:
+        names = KNOWN.get(call.collective, ())
+        pairs = zip(names, call.arguments, strict=False)
+        own = ("output", "tensors") if call.collective != "send" else ("output",)
+        return [n for name, term in pairs if name.startswith(own) for n in slots(term)], []
+    schema = _schema(call)
+    if schema is None:
+        first = call.arguments[:1] if call.op.endswith("_") else ()
+        return [n for term in first for n in slots(term)], []
+    named = dict(zip((of.name for of in schema.arguments), call.arguments, strict=False))
+    named |= dict(call.keywords)
+    written: list[int] = []
+    viewed: list[int] = []
+    for argument in schema.arguments:
+        term: Term = named.get(argument.name)
+        if argument.alias_info is not None and term is not None:
+            (written if argument.alias_info.is_write else viewed).extend(slots(term))
+    gives_views = any(of.alias_info is not None for of in schema.returns)
+    return written, [*viewed, *written] if gives_views else []
+
+
+def _schema(call: Call) -> Any:
+    import torch
+
+    try:
+        overload = "" if call.overload == "default" else call.overload
+        return torch._C._get_schema(call.op, overload)
+    except RuntimeError:
+        return None

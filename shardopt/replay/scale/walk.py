@@ -8,9 +8,10 @@ Why: docs/decisions/0031.
 
 from __future__ import annotations
 
+import ast
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,14 +25,12 @@ from shardopt.replay.program.program import (
     Slot,
     TensorSpec,
     Term,
+    Word,
     number_outputs,
     slots,
 )
-from shardopt.replay.scale.known import KnownShapes
-from shardopt.replay.scale.ops import op_of, run, with_symbols, written_tensors
 from shardopt.replay.scale.rules import rule_of
-from shardopt.replay.scale.sizes import Shape, Sizes, UndecidedError
-from shardopt.replay.scale.transposes import Transposes
+from shardopt.replay.scale.sizes import KnownShapes, Shape, Sizes, UndecidedError
 
 IDLE = frozenset({"aten::item", "aten::record_stream", "aten::_local_scalar_dense"})
 """Ops that give no tensor and read no more than they are given."""
@@ -40,6 +39,80 @@ BAGS = frozenset({f"aten::{n}embedding_bag{m}" for n in ("", "_") for m in ("", 
 COPIES = frozenset({"aten::copy_", "aten::zero_", "aten::fill_", "aten::detach_"})
 """Ops that write a tensor which need not be a parameter."""
 FAILS = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AssertionError)
+
+
+TRANSPOSES = frozenset({"aten::t", "aten::transpose", "aten::numpy_T", "aten::mT"})
+
+
+class Transposes:
+    """Transposes whose output the program does not name, until the next op that reads the matrix.
+
+    Traces without strides do not tell the transpose of a square matrix from the matrix, and where
+    the batch is as large as a width, a gradient of both is square. The op after a transpose reads
+    the transpose where it fits better: where fewer sizes must be equal that need not be otherwise.
+    `found` maps the position of an op that reads one to the positions of the transpose and the
+    number of the matrix.
+    """
+
+    def __init__(self) -> None:
+        self.open: dict[int, int] = {}
+        self.found: dict[int, list[tuple[int, int]]] = {}
+
+    def note(self, at: int, call: Call, sizes: Sizes, shapes: Mapping[int, Shape]) -> None:
+        """Remember a transpose of a square matrix."""
+        first = call.arguments[0] if call.arguments else None
+        if call.op not in TRANSPOSES or not isinstance(first, Slot) or any(call.gives()):
+            return
+        shape = shapes[first.number]
+        hints = [sizes.hint(size) for size in shape]
+        if len(shape) == 2 and hints[0] == hints[1] and len(set(map(sizes.expression, shape))) == 2:
+            self.open[first.number] = at
+
+    def read(self, at: int, call: Call, sizes: Sizes, shapes: Mapping[int, Shape]) -> set[int]:
+        """Numbers of the matrices whose transposes an op reads."""
+        chosen = set()
+        for number in set(call.reads()) & self.open.keys():
+            transpose = self.open.pop(number)
+            plain, turned = (
+                _count_merged(call, sizes, shapes, number, turn) for turn in (False, True)
+            )
+            if turned < plain:
+                chosen.add(number)
+                self.found.setdefault(at, []).append((transpose, number))
+        return chosen
+
+
+def _count_merged(
+    call: Call, sizes: Sizes, shapes: Mapping[int, Shape], number: int, turn: bool
+) -> int:
+    """How many sizes that differ so far an op takes for equal."""
+    trial = Sizes(1)
+    symbols: dict[Any, Any] = {}
+
+    def size(of: Any) -> Any:
+        expression = sizes.expression(of)
+        if expression.is_number:
+            return int(expression)
+        if expression not in symbols:
+            symbols[expression] = trial.fresh(sizes.hint(of))
+        return symbols[expression]
+
+    def tensor(n: int) -> torch.Tensor:
+        made = torch.empty([size(s) for s in shapes[n]])
+        return made.t() if n == number and turn else made
+
+    op = op_of(call)
+    try:
+        with FakeTensorMode(allow_fallback_kernels=False, shape_env=trial.env), torch.no_grad():
+            run(op, call, tensor)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        return len(symbols) + 1
+    return len(symbols) - len({trial.expression(s) for s in symbols.values()} - _numbers(trial))
+
+
+def _numbers(trial: Sizes) -> set[Any]:
+    """What stands for a symbol and is a number."""
+    return {made for symbol in trial.hints if (made := trial.env.simplify(symbol)).is_number}
 
 
 @dataclass
@@ -257,3 +330,125 @@ def _mixes(specs: Mapping[int, TensorSpec], call: Call, number: int) -> bool:
     """Whether an op also takes tensors of another shape."""
     shapes = {specs[n].shape for n in call.reads() if n in specs}
     return bool(shapes - {specs[number].shape, ()})
+
+
+SIZES = frozenset(
+    {
+        "size", "sizes", "shape", "self_sizes", "self_size", "input_sizes", "input_size",
+        "normalized_shape", "num_weights", "output_size", "sym_size", "N", "C", "HxW",
+    }
+)  # fmt: skip
+"""Arguments of ops that are sizes of tensors."""
+COUNTED = frozenset({"aten::arange"})
+"""Ops whose whole-number scalars are sizes."""
+PLACES = {"device": "cpu", "cpu": "cpu"}
+
+
+def op_of(call: Call) -> Any:
+    """The op of a call; None if it is not installed."""
+    space, _, name = call.op.partition("::")
+    try:
+        return getattr(getattr(getattr(torch.ops, space), name), call.overload)
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def with_symbols(call: Call, op: Any, sizes: Sizes) -> Call:
+    """The call with a symbol for each of its numbers that is the size of a tensor."""
+    names = [argument.name for argument in op._schema.arguments]
+    counted = call.op in COUNTED
+
+    def term_of(name: str, term: Term) -> Term:
+        if name in SIZES or (counted and name in ("start", "end")):
+            return _each(term, sizes, alone=not isinstance(term, tuple) or len(term) == 1)
+        return term
+
+    arguments = [term_of(*pair) for pair in zip(names, call.arguments, strict=False)]
+    if {"size", "stride"} <= set(names):
+        at, to = names.index("size"), names.index("stride")
+        arguments[to] = _strides(arguments[at], call.arguments[at], call.arguments[to])
+    return replace(
+        call,
+        arguments=tuple(arguments),
+        keywords={name: term_of(name, term) for name, term in call.keywords.items()},
+    )
+
+
+def _strides(sizes: Term, recorded: Term, strides: Term) -> Term:
+    """Strides of a tensor without gaps, in the order of its dimensions in memory.
+
+    Raises:
+        UndecidedError: it has gaps.
+    """
+    shape, steps = (tuple(value_of(term, _no_tensor)) for term in (recorded, strides))
+    order = sorted(range(len(shape)), key=lambda i: (steps[i], shape[i], -i))
+    made: dict[int, Any] = {}
+    step, now = 1, 1
+    for i in order:
+        if steps[i] != step:
+            raise UndecidedError("an op makes a tensor with gaps")
+        made[i] = Number(now)
+        step, now = step * shape[i], now * value_of(sizes, _no_tensor)[i]
+    return tuple(made[i] for i in range(len(shape)))
+
+
+def _no_tensor(number: int) -> Any:
+    raise UndecidedError(f"tensor {number} stands for a size")
+
+
+def _each(term: Term, sizes: Sizes, *, alone: bool) -> Term:
+    if isinstance(term, tuple):
+        return tuple(_each(item, sizes, alone=alone) for item in term)
+    if isinstance(term, Number) and type(term.value) is int:
+        return Number(sizes.fresh(term.value, ids=alone))
+    return term
+
+
+def run(op: Any, call: Call, tensor: Callable[[int], Any]) -> Any:
+    """What an op gives.
+
+    Args:
+        tensor: of a number.
+    """
+    arguments = [value_of(term, tensor) for term in call.arguments]
+    keywords = {name: value_of(term, tensor) for name, term in call.keywords.items()}
+    return op(*arguments, **keywords)
+
+
+def value_of(term: Term, tensor: Callable[[int], Any]) -> Any:
+    """What a term stands for."""
+    if isinstance(term, Slot):
+        return tensor(term.number)
+    if isinstance(term, Number):
+        return term.value
+    if isinstance(term, tuple):
+        return [value_of(item, tensor) for item in term]
+    if isinstance(term, Word):
+        return _word(term.text)
+    return None
+
+
+def _word(text: str) -> Any:
+    if text in PLACES:
+        return torch.device(PLACES[text])
+    if text.startswith("torch."):
+        return getattr(torch, text.removeprefix("torch."))
+    if text.startswith("float("):
+        return float(text[7:-2])
+    return ast.literal_eval(text)
+
+
+def written_tensors(call: Call, op: Any) -> list[int]:
+    """Numbers of the tensors that an op changes in place."""
+    found = []
+    for argument, term in zip(op._schema.arguments, call.arguments, strict=False):
+        if argument.is_write:
+            found += numbers(term)
+    return found
+
+
+def numbers(term: Term) -> list[int]:
+    """Numbers of the tensors in a term."""
+    if isinstance(term, Slot):
+        return [term.number]
+    return [n for item in term for n in numbers(item)] if isinstance(term, tuple) else []

@@ -13,7 +13,7 @@ from torch.profiler import record_function
 
 from predictor.trace.read import load_traces
 from shardopt.replay.generate import program_of
-from shardopt.replay.program.annotations import Annotations
+from shardopt.replay.program.build import Annotations
 from shardopt.replay.program.program import RankProgram
 from shardopt.replay.runtime.capture import capture as capture_step
 

@@ -11,7 +11,7 @@ from predictor.errors import InputError
 from predictor.trace.execution import ExecutionTrace
 from predictor.trace.read import load_traces
 from shardopt.replay.generate import generate, is_composite, program_of
-from shardopt.replay.program.annotations import Annotations
+from shardopt.replay.program.build import Annotations
 from shardopt.replay.program.select import choose
 from tests.predictor.trace import synthetic
 from tests.public_data import TRACES, needs_public_data

@@ -16,7 +16,7 @@ from predictor.trace.read import load_traces
 from shardopt.replay.generate import generate, is_composite, programs_of
 from shardopt.replay.kineto.imitate import Imitation, imitate
 from shardopt.replay.launch import replay
-from shardopt.replay.program.annotations import Annotations
+from shardopt.replay.program.build import Annotations
 from shardopt.replay.program.program import RankProgram
 from shardopt.replay.program.select import Tree, choose
 from shardopt.replay.program.tensors import tensors_of

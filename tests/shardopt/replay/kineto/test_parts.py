@@ -13,11 +13,16 @@ from predictor.trace.events import CollectiveCall
 from predictor.trace.read import load_traces
 from shardopt.replay.generate import generate, programs_of
 from shardopt.replay.kineto.arguments import Arguments
-from shardopt.replay.kineto.derived import Autograd, derive_value
-from shardopt.replay.kineto.inputs import UnreadableError, fitting, read_inputs, value_of
-from shardopt.replay.kineto.items import Reader
-from shardopt.replay.kineto.spans import last_step, spans
-from shardopt.replay.program.annotations import Annotations
+from shardopt.replay.kineto.inputs import (
+    Autograd,
+    UnreadableError,
+    derive_value,
+    fitting,
+    read_inputs,
+    value_of,
+)
+from shardopt.replay.kineto.items import Reader, last_step, spans
+from shardopt.replay.program.build import Annotations
 from shardopt.replay.program.program import RankProgram
 from tests.predictor.trace.handmade import Recorder
 

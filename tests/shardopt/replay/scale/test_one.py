@@ -14,7 +14,7 @@ from torch import nn
 from predictor.errors import InputError
 from predictor.trace.read import load_traces
 from shardopt.replay.generate import program_of
-from shardopt.replay.program.annotations import Annotations
+from shardopt.replay.program.build import Annotations
 from shardopt.replay.program.program import RankProgram
 from shardopt.replay.scale.one import scale_alone
 from tests.public_data import TRACES, needs_public_data

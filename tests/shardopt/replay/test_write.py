@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardopt.replay.program.emit import MAX_CALLS, Source, file_of, source_of
 from shardopt.replay.program.program import (
     WITH_GRAD,
     Call,
@@ -21,6 +20,7 @@ from shardopt.replay.program.program import (
     Term,
     Word,
 )
+from shardopt.replay.write import MAX_CALLS, Source, file_of, source_of
 
 WORDS = {"torch.float32": "float32", "device": "the device", "cpu": "the host", "'sum'": "sum"}
 Made = tuple[Any, ...]

@@ -9,9 +9,8 @@ pytest.importorskip("torch")
 
 from predictor.errors import InputError
 from shardopt.replay.generate import generate
-from shardopt.replay.program.emit import source_of
-from shardopt.replay.program.join import join_jobs
-from shardopt.replay.program.program import Call, Number, RankProgram, Slot, TensorSpec
+from shardopt.replay.program.program import Call, Number, RankProgram, Slot, TensorSpec, join_jobs
+from shardopt.replay.write import source_of
 from tests.shardopt.replay.captured import program
 from tests.shardopt.replay.differences import signatures
 

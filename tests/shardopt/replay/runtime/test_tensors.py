@@ -1,10 +1,22 @@
 """Tensors that a benchmark makes: legal values, shared memory, distributions."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+import torch
 
-from shardopt.replay.runtime.tensors import draw_ids, make_all  # noqa: E402
+from shardopt.replay.runtime.tensors import (
+    GIB,
+    available_bytes,
+    draw_ids,
+    make_all,
+    needed_bytes,
+    too_large,
+)
 
 CPU = torch.device("cpu")
 
@@ -72,3 +84,52 @@ def test_zipf_repeats_its_hot_ids_as_its_exponent_says() -> None:
     chances = torch.arange(1, 1001).double().pow(-1.2)
     wanted = 20_000 * chances / chances.sum()
     assert counts[:5].double().numpy() == pytest.approx(wanted[:5].numpy(), rel=0.1)
+
+
+def spec_of(shape: list[int], storage: int, offset: int = 0) -> dict[str, Any]:
+    strides = [1] if len(shape) == 1 else [shape[1], 1]
+    spec = {"shape": shape, "strides": strides, "dtype": "float32", "storage": storage}
+    return {**spec, "offset": offset}
+
+
+def test_views_count_once_and_tables_not_at_all() -> None:
+    mine = {
+        "made": {
+            "0": spec_of([10, 10], 0),
+            "1": spec_of([5], 0, offset=100),
+            "2": spec_of([1000, 1000], 1),
+            "3": spec_of([7], 2),
+        },
+        "calls": [
+            {"op": "aten::relu", "reads": [0]},
+            {"op": "aten::add", "reads": [1]},
+            {"op": "aten::embedding", "reads": [2]},
+            {"op": "aten::sum", "reads": [3]},
+        ],
+    }
+    assert needed_bytes(mine, [0]) == 4 * 100
+    assert needed_bytes(mine, [0, 1, 2]) == 4 * 105
+    assert needed_bytes(mine, [0, 1, 2, 3]) == 4 * (105 + 7)
+    assert needed_bytes(mine, []) == 0
+
+
+def test_the_largest_result_counts_and_views_do_not() -> None:
+    result = {"outputs": [[[20, 5], [5, 1], "float64"]], "gives": [1]}
+    spread = {"outputs": [[[20, 5], [0, 1], "float64"]], "gives": [1]}
+    calls = [
+        {"op": "aten::mm", **result},
+        {"op": "aten::add_", **{**result, "gives": []}},
+        {"op": "aten::view", **result},
+        {"op": "aten::copy", **spread},
+    ]
+    assert needed_bytes({"made": {}, "calls": calls}, [0]) == 8 * 100
+    assert needed_bytes({"made": {}, "calls": calls}, [1, 2]) == 0
+    assert needed_bytes({"made": {}, "calls": calls}, [3]) == 8 * 5
+
+
+def test_ranks_of_a_machine_share_its_memory() -> None:
+    assert not too_large([3 * GIB, 4 * GIB], 7 * GIB)
+    said = too_large([3 * GIB, 5 * GIB], 7 * GIB)
+    assert "take 8.0 GiB (2 ranks, the largest 5.0 GiB), and 7.0 GiB" in said
+    assert "--ranks" in said
+    assert 0 < available_bytes() < 1 << 60
