@@ -82,6 +82,8 @@ class Knob(ABC):
         kind: type of its values.
         allowed: what values there are, in words.
         choices: the values of a knob of texts; numbers are above 0 and at most ``most``.
+        tried: values to try by default.
+        alone: why one rank alone cannot tune it; empty if it can.
         ordered: near values act alike.
         changes_loads: it changes what a shard costs its rank.
     """
@@ -91,6 +93,8 @@ class Knob(ABC):
     allowed: str
     choices: tuple[str, ...] = ()
     most: float = 1e9
+    tried: tuple[Value, ...] = ()
+    alone = ""
     ordered = True
     changes_loads = False
 
@@ -101,16 +105,16 @@ class Knob(ABC):
 
     def refusal(self, case: Case) -> str:
         """Why it cannot be tuned here; empty if it can."""
-        return ""
+        return self.alone if case.installed.world_size == 1 else ""
 
     def effect(self, value: Any) -> Value:
         """What of a value the prediction sees: settings with the same effects have one outcome."""
         found: Value = value
         return found
 
-    @abstractmethod
     def defaults(self, case: Case) -> tuple[Value, ...]:
         """Values to try where none are given."""
+        return self.tried
 
     @abstractmethod
     def current(self, case: Case, parameter: str) -> Value:
@@ -181,6 +185,8 @@ class QComm(Knob):
     kind = str
     choices = PRECISIONS
     allowed = ", ".join(PRECISIONS)
+    tried = PRECISIONS
+    alone = "one rank sends nothing"
     ordered = False
 
     @property
@@ -190,18 +196,12 @@ class QComm(Knob):
     def effect(self, value: Any) -> Value:
         return "16 bits" if value in ("fp16", "bf16") else str(value)
 
-    def defaults(self, case: Case) -> tuple[Value, ...]:
-        return PRECISIONS
-
     def current(self, case: Case, parameter: str) -> Value:
         return str(getattr(case.workload.qcomm, parameter.removeprefix("qcomm_")))
 
     def turn(self, case: Case, parameter: str, value: Any) -> Case:
         way = {parameter.removeprefix("qcomm_"): value}
         return case.with_model(qcomm=replace(case.workload.qcomm, **way))
-
-    def refusal(self, case: Case) -> str:
-        return "" if case.installed.world_size > 1 else "one rank sends nothing"
 
 
 class Bucket(Knob):
@@ -211,18 +211,14 @@ class Bucket(Knob):
     kind = float
     allowed = "MiB above 0, at most 10^6"
     most = 1e6
-
-    def defaults(self, case: Case) -> tuple[Value, ...]:
-        return (1.0, 5.0, 10.0, 25.0, 50.0, 100.0)
+    tried = (1.0, 5.0, 10.0, 25.0, 50.0, 100.0)
+    alone = "one rank reduces no gradients"
 
     def current(self, case: Case, parameter: str) -> Value:
         return case.workload.dense.bucket_cap_mb
 
     def turn(self, case: Case, parameter: str, value: Any) -> Case:
         return case.with_model(dense=replace(case.workload.dense, bucket_cap_mb=value))
-
-    def refusal(self, case: Case) -> str:
-        return "" if case.installed.world_size > 1 else "one rank reduces no gradients"
 
 
 class ColumnMinimum(Knob):
@@ -258,9 +254,7 @@ class CacheRatio(Knob):
     kind = float
     allowed = "shares above 0, at most 1"
     most = 1.0
-
-    def defaults(self, case: Case) -> tuple[Value, ...]:
-        return (0.05, 0.1, 0.2, 0.4, 0.8)
+    tried = (0.05, 0.1, 0.2, 0.4, 0.8)
 
     def current(self, case: Case, parameter: str) -> Value:
         return DEFAULT_CACHE_LOAD_FACTOR
@@ -304,11 +298,8 @@ class Hosts(Knob):
     def _domain(self, case: Case, hosts: int) -> int:
         """An NVLink domain inside a host stays; one that joins hosts, by the cluster or by the
         platform, is as large as that allows with whole hosts that divide all."""
-        local, now, profile = (
-            case.installed.local_world_size,
-            case.installed.nvlink_domain,
-            case.hardware,
-        )
+        local, now = case.installed.local_world_size, case.installed.nvlink_domain
+        profile = case.hardware
         joins = profile.nvlink_domain > profile.gpus_per_host and now >= local
         if now <= local and not joins:
             return now
@@ -339,6 +330,7 @@ class Groups(Knob):
     name = "groups"
     changes_loads = True
     allowed = "ranks of a sharding group, divisors of the number of ranks"
+    alone = "one rank has no groups"
 
     def defaults(self, case: Case) -> tuple[Value, ...]:
         ranks = case.installed.world_size
@@ -360,11 +352,9 @@ class Groups(Knob):
         return ""
 
     def refusal(self, case: Case) -> str:
-        if case.installed.world_size == 1:
-            return "one rank has no groups"
         if any(t.constraints.ranks is not None for t in case.workload.tables):
             return "constraints.ranks of a table names ranks of one group size"
-        return ""
+        return super().refusal(case)
 
 
 class SyncInterval(Knob):
@@ -375,6 +365,7 @@ class SyncInterval(Knob):
 
     name = "sync_interval"
     allowed = "training steps, whole numbers of at least 1"
+    alone = "one rank has no copies"
 
     def defaults(self, case: Case) -> tuple[Value, ...]:
         return (self.current(case, self.name),)
@@ -388,7 +379,7 @@ class SyncInterval(Knob):
     def refusal(self, case: Case) -> str:
         if _groups(case).fully_sharded:
             return "copies that are fully_sharded are averaged in every step"
-        return "" if case.installed.world_size > 1 else "one rank has no copies"
+        return super().refusal(case)
 
 
 def _groups(case: Case, **changes: Any) -> ReplicaGroups:
@@ -404,9 +395,7 @@ class DeviceMemory(Knob):
     kind = float
     allowed = "shares above 0, at most 1"
     most = 1.0
-
-    def defaults(self, case: Case) -> tuple[Value, ...]:
-        return (0.25, 0.5, 0.75, 1.0)
+    tried = (0.25, 0.5, 0.75, 1.0)
 
     def current(self, case: Case, parameter: str) -> Value:
         return 1.0

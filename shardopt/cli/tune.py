@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,14 +17,16 @@ from predictor.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     from search.tune.goals import Goal
-    from search.tune.knobs import Knob, Value
+    from search.tune.knobs import Case, Knob, Value
     from search.tune.study import Trial
-    from search.tune.tune import Member, TuneResult, Tuning
+    from search.tune.tune import Budget, Member, TuneResult, Tuning
     from shardopt.api.setting import Setting
 
 MAX_VALUES = 64
 MAX_TRIALS = 1_000_000
 TRIALS = 24
+STUDY_DIGITS = 10
+"""Of the digest in the name of a study."""
 SYNTAX = "A:B doubles from A to B, A:B:STEP goes in steps, A/B/C are these"
 
 
@@ -247,7 +251,6 @@ def run_tuning(
     from search.expected_gain import gain_over_baseline
     from search.tune.tune import Budget
     from shardopt.api.plan_file import plan_meta, write_best
-    from shardopt.api.tuning import new_tuning, tuned_setting
     from shardopt.cli.interrupts import EXIT_INTERRUPTED
     from shardopt.cli.output import note, print_json
     from shardopt.cli.setting import refuse_outside
@@ -256,22 +259,15 @@ def run_tuning(
     from shardopt.report.plan import PlanReport
     from shardopt.report.tune import TuneReport, show_tuned, show_tuned_headline, tune_object
 
-    assert flags.tune is not None
-    knobs = read_knobs(flags.tune)
-    goals = read_goals(flags.objectives, knobs)
-    tuning, study = new_tuning(
-        setting,
-        knobs,
-        goals,
-        Budget(flags.trials or TRIALS, *limits),
-        storage=flags.storage,
-        study=flags.study,
-    )
+    tuning, study = _begin(setting, flags, Budget(flags.trials or TRIALS, *limits))
     if tuning.shared is not None:
         note([f"study '{study}' in {tuning.shared.name}"], quiet=show.quiet)
     tuned, members, interrupted = _search(tuning, on=not (show.json or show.quiet))
 
-    best, result = tuned_setting(setting, tuning, members[0]), members[0].result
+    result = members[0].result
+    case = tuning.grid.apply_setting(tuning.case, members[0].trial.setting)
+    topology = case.problem().topology
+    best = replace(setting, workload=case.workload, installed=case.installed, topology=topology)
     predictions = [best.predict(ranked.plan) for ranked in result.plans]
     if show.strict:
         refuse_outside(predictions[0].out_of_range)
@@ -297,6 +293,59 @@ def run_tuning(
         (show_tuned_headline if show.quiet else show_tuned)(make_console(), report, plan_report)
     if interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _begin(setting: Setting, flags: TuneFlags, budget: Budget) -> tuple[Tuning, str | None]:
+    """A study that is ready to run, and its name if it is stored: one that the same model and flags
+    give on every machine, unless the user chose another."""
+    from search.tune.knobs import Case, grid_of
+    from search.tune.storage import open_storage
+    from search.tune.study import new_study
+    from search.tune.tune import Tuning
+
+    assert flags.tune is not None
+    knobs = read_knobs(flags.tune)
+    goals = read_goals(flags.objectives, knobs)
+    case = Case(setting.workload, setting.installed, setting.hardware, setting.reserve)
+    grid = grid_of(case, knobs)
+    facts = _study_facts(setting, case, budget)
+    study, shared = flags.study, None
+    if flags.storage is not None:
+        shared = open_storage(flags.storage)
+        values = {name: list(of) for name, of in grid.values.items()}
+        what = json.dumps([facts, values, [goal.name for goal in goals], budget.seed])
+        digest = hashlib.sha256(what.encode()).hexdigest()[:STUDY_DIGITS]
+        study = study or f"shardopt-{setting.workload.name}-{digest}"
+    made = new_study(case, grid, goals, budget.seed, facts, name=study, shared=shared)
+    return Tuning(case, grid, goals, budget, made, shared), study
+
+
+def _study_facts(setting: Setting, case: Case, budget: Budget) -> dict[str, Any]:
+    """What the trials of a study are made for; workers must agree on all of it."""
+    from shardopt.version import __version__
+
+    def one_or_all(caps: tuple[int, ...]) -> int | list[int]:
+        return caps[0] if len(set(caps)) == 1 else list(caps)
+
+    machine = case.installed
+    profile = hashlib.sha256(case.hardware.model_dump_json().encode()).hexdigest()
+    return {
+        "shardopt": __version__,
+        "model": case.workload.name,
+        "digest of the model": case.workload.sha256,
+        "batch size": case.workload.batch_size,
+        "hardware": setting.hardware_name,
+        "digest of the hardware": profile,
+        "ranks": machine.world_size,
+        "ranks per host": machine.local_world_size,
+        "NVLink domain": machine.nvlink_domain,
+        "network": [asdict(level) for level in machine.network],
+        "HBM bytes": one_or_all(machine.hbm_cap_bytes),
+        "DDR bytes": one_or_all(machine.ddr_cap_bytes),
+        "reserve": case.reserve,
+        "effort": budget.effort,
+        "searchers": list(budget.searchers),
+    }
 
 
 def _search(tuning: Tuning, *, on: bool) -> tuple[TuneResult, list[Member], bool]:

@@ -24,6 +24,7 @@ from predictor.model.distribution import (
 )
 from predictor.model.workload import Feature, Workload
 from shardopt.config.schema import (
+    MAX_WINDOWS,
     HistogramSection,
     StatsSection,
     WindowsSection,
@@ -276,6 +277,11 @@ def workloads_of_stats(workload: Workload, files: Sequence[Path]) -> dict[str, W
         raise InputError(
             f"{files[0] if files else 'nothing'} is one window; give two or more stats files, or "
             "name one in the model file",
+            inputs=("stats",),
+        )
+    if len(files) > MAX_WINDOWS:
+        raise InputError(
+            f"got {len(files)} stats files; at most {MAX_WINDOWS} windows are read",
             inputs=("stats",),
         )
     names = window_names(files)

@@ -164,6 +164,8 @@ SCHEMA_VERSION = 1
 MAX_ROWS = 10**12
 MAX_WIDTH = 2**20
 MAX_COUNT = 10**9
+MAX_WINDOWS = 256
+"""Of data; each is read with the whole model."""
 
 Rows = Annotated[int, whole(1, MAX_ROWS)]
 Width = Annotated[int, whole(1, MAX_WIDTH)]
@@ -386,7 +388,9 @@ class StatsSection(Section):
 class WindowsSection(Section):
     """Bins measured from data of several windows, a file each."""
 
-    files: list[Name] = Field(description="two or more .npz files, one for each window")
+    files: Annotated[list[Name], Field(max_length=MAX_WINDOWS)] = Field(
+        description="two or more .npz files, one for each window"
+    )
     feature: Name | None = None
 
 

@@ -68,8 +68,11 @@ def test_windows_of_other_data_are_told_by_name(tmp_path: Path) -> None:
             workloads_of_stats(workload, [mon, bad])
     with pytest.raises(InputError, match="is one window"):
         workloads_of_stats(workload, [mon])
-    with pytest.raises(InputError, match="windows are two or more different files"):
-        load_windows(write_model(tmp_path, "{files: [mon.npz]}"))
+    with pytest.raises(InputError, match="257"):
+        workloads_of_stats(workload, [mon] * 257)
+    for files in (["mon.npz"], [f"{n}.npz" for n in range(257)]):
+        with pytest.raises(InputError, match=r"index_distribution\.files"):
+            load_windows(write_model(tmp_path, f"{{files: [{', '.join(files)}]}}"))
 
 
 @pytest.mark.parametrize(
