@@ -31,6 +31,7 @@ for command in (
     app.command(command.__name__, rich_help_panel=SUITES)(command)
 
 PROGRAMS = {
+    "lab.first_scores": "What new tables scored before anything was changed for them.",
     "lab.tools.ablation": "What each searcher is worth.",
     "lab.tools.derive": "Profiles of cards that no public table measures.",
     "lab.tools.figure": "The picture of the README.",

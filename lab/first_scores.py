@@ -1,0 +1,163 @@
+"""First scores: what new tables scored before anything was changed with them in view.
+
+``python -m lab first-scores --data DIR`` predicts each of `TABLES` whose file has no score in
+first_scores.csv yet, and appends one row a part: commit, date, errors and coverage. Only these
+scores are called blind. A part that has its score keeps it: what the code of today scores on the
+same rows is printed beside it and is held out at best.
+"""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+
+from lab.programs import existing_folder, make_parser
+from lab.validate.intervals import kernel_interval
+from lab.validate.report import ComparedRow, Summary
+from lab.validate.skipped import no_profile
+from predictor.cost.collectives import Collectives
+from predictor.cost.errors import resource_groups
+from predictor.cost.gemm import gemm_ms
+from predictor.csv_rows import Row, count, number, read_table
+from predictor.hardware.device_names import profile_of_device
+from predictor.hardware.loader import HardwareProfile, load_hardware
+from predictor.model.topology import Topology
+from predictor.units import mib, us
+
+FILE = Path(__file__).with_suffix(".csv")
+COLUMNS = ("file", "part", "n", "mean", "geomean", "worst", "covered", "commit", "date")
+COLLECTIVES = {"alltoall": "all_to_all"}
+"""nccl-tests' name -> ours, where they differ."""
+GFLOP = 1e9
+
+
+def _nccl_tests(row: Row) -> ComparedRow:
+    hw = _profile(row)
+    ranks, size = count(row, "ranks", 2**20), number(row, "size_bytes")
+    op = COLLECTIVES.get(row["collective"], row["collective"])
+    engine = _collectives(hw.name, ranks)
+    time = float(getattr(engine, op)(size))
+    groups = resource_groups("collectives", engine.topology)
+    kind = "all-to-all" if op == "all_to_all" else "other collectives"
+    band = "below 1 MiB" if size < mib(1) else "1 to 16 MiB" if size < mib(16) else "from 16 MiB"
+    return ComparedRow(
+        {"gpu": row["gpu"], "ranks": ranks, "collective": op, "size_bytes": int(size)},
+        us(number(row, "time_us")),
+        time,
+        family=hw.name,
+        part=f"{kind}, {band}",
+        interval_ms=kernel_interval(hw, groups, time, size),
+    )
+
+
+def _gemm_bf16(row: Row) -> ComparedRow:
+    hw = _profile(row)
+    m, n, k = (count(row, column, 2**40) for column in "mnk")
+    return _product(hw, (m, n, k), us(number(row, "time_us")))
+
+
+def _primus_product(row: Row) -> ComparedRow:
+    if row["kind"] != "product":
+        raise ValueError(f"kind is '{row['kind']}', which needs the whole model")
+    m, n, k = (count(row, column, 2**40) for column in "mnk")
+    return _product(_profile(row), (m, n, k), number(row, "ms"))
+
+
+def _product(hw: HardwareProfile, shape: tuple[int, int, int], measured_ms: float) -> ComparedRow:
+    m, n, k = shape
+    work = 2 * m * n * k / GFLOP
+    time = gemm_ms(hw, m, n, k, "bf16")
+    band = "below 2 GFLOP" if work < 2 else "2 to 50 GFLOP" if work < 50 else "from 50 GFLOP"
+    return ComparedRow(
+        {"m": m, "n": n, "k": k},
+        measured_ms,
+        time,
+        family=hw.name,
+        part=f"bf16 products, {band}",
+        interval_ms=kernel_interval(hw, ["gemm"], time),
+    )
+
+
+def _profile(row: Row) -> HardwareProfile:
+    name = profile_of_device(row["gpu"])
+    if name is None:
+        raise ValueError(no_profile(row["gpu"], "gpu"))
+    return load_hardware(name)
+
+
+@cache
+def _collectives(profile: str, ranks: int) -> Collectives:
+    hw = load_hardware(profile)
+    topology = Topology.uniform(
+        ranks, ranks, hbm_bytes=0, ddr_bytes=0, nvlink_domain=min(ranks, hw.nvlink_domain)
+    )
+    return Collectives(hw, topology)
+
+
+TABLES: Mapping[str, tuple[tuple[str, ...], Callable[[Row], ComparedRow]]] = {
+    "nccl_tests_measured.csv": (
+        ("gpu", "ranks", "collective", "size_bytes", "time_us"),
+        _nccl_tests,
+    ),
+    "gemm_bf16_measured.csv": (("gpu", "m", "n", "k", "time_us"), _gemm_bf16),
+    "primus_dlrm_step_measured.csv": (("gpu", "kind", "m", "n", "k", "ms"), _primus_product),
+}
+"""File -> its columns, and how a row is predicted; rows that cannot be are left out."""
+
+
+def scores(path: Path) -> Iterator[tuple[str, Summary]]:
+    """Part -> errors of a table, over all GPUs and of each.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    rows = read_table(path, *TABLES[path.name]).rows
+    for part in dict.fromkeys(row.part for row in rows):
+        of = [row for row in rows if row.part == part]
+        yield part, Summary.of(of)
+        for family in sorted({row.family for row in of}):
+            yield f"{part}, {family}", Summary.of(row for row in of if row.family == family)
+
+
+def read_scores() -> list[dict[str, str]]:
+    """The rows of first_scores.csv."""
+    with FILE.open(newline="", encoding="utf-8") as file:
+        return [*csv.DictReader(file)]
+
+
+def _figures(summary: Summary) -> list[str]:
+    errors = (summary.mape, summary.geomean, summary.worst, summary.covered)
+    return [str(summary.n), *(f"{error:.4f}" for error in errors)]
+
+
+def _commit() -> str:
+    words = ["git", "rev-parse", "--short=8", "HEAD"]
+    return subprocess.run(words, cwd=FILE.parent, capture_output=True, text=True).stdout.strip()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Score what has no score yet; print first scores and today's."""
+    parser = make_parser(__file__, __doc__)
+    parser.add_argument("--data", type=existing_folder, required=True, help="folder of the tables")
+    folder = parser.parse_args(argv).data
+    known = {(row["file"], row["part"]): row for row in read_scores()}
+    new = []
+    for name in TABLES:
+        if not (folder / name).is_file():
+            print(f"{name}: not in {folder}")
+            continue
+        fresh = all(file != name for file, _ in known)
+        for part, summary in scores(folder / name):
+            n, mean, geomean, *_ = figures = _figures(summary)
+            first = known.get((name, part))
+            if fresh:
+                new.append([name, part, *figures, _commit(), f"{datetime.now(UTC):%Y-%m-%d}"])
+            before = f"first {first['mean']} {first['geomean']}" if first else "no first score"
+            print(f"{name} {part}: n {n}, mean {mean}, geomean {geomean} ({before})")
+    with FILE.open("a", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows(new)
+    return 0
