@@ -19,9 +19,9 @@ from shardopt.api.setting import Machine
 from shardopt.cli.app import main as shardopt
 from shardopt.config.write import write_model
 from shardopt.live.monitor import ReplanMonitor
-from shardopt.torchrec.training.batch import synthetic_batch
-from shardopt.torchrec.training.module import build_model
-from shardopt.torchrec.training.optimizers import apply_sparse_optimizers, dense_optimizer
+from shardopt.training.batch import synthetic_batch
+from shardopt.training.loop import apply_sparse_optimizers, dense_optimizer
+from shardopt.training.model import build_model
 
 EVERY, STEPS, HARDWARE = 20, 80, "cpu-gloo"
 

@@ -22,7 +22,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from shardopt.torchrec import ReplicaGroups, ShardoptPlanner
-from shardopt.torchrec.training.cpu_collection import CpuCollection
+from shardopt.training.cpu_collection import CpuCollection
 
 ROWS, DIM, BATCH = 1000, 16, 64
 NAMES = [f"f{i}" for i in range(4)]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from search.solve import solve
     from shardopt.config import load_model
     from shardopt.plan import load_plan
-    from shardopt.torchrec.plan.convert import from_torchrec, to_torchrec
+    from shardopt.torchrec.convert import from_torchrec, to_torchrec
 
 __all__ = [
     "HardwareProfile",
@@ -46,13 +46,13 @@ _HOME_OF = {
     "ShardingPlan": "predictor.model.plan",
     "Topology": "predictor.model.topology",
     "Workload": "predictor.model.workload",
-    "from_torchrec": "shardopt.torchrec.plan.convert",
+    "from_torchrec": "shardopt.torchrec.convert",
     "load_hardware": "predictor.hardware.loader",
     "load_model": "shardopt.config",
     "load_plan": "shardopt.plan",
     "predict": "predictor.predict",
     "solve": "search.solve",
-    "to_torchrec": "shardopt.torchrec.plan.convert",
+    "to_torchrec": "shardopt.torchrec.convert",
 }
 
 

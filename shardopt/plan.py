@@ -26,7 +26,7 @@ class LoadedPlan(ShardingPlan):
         intra_group_size: int | None = None,
     ):
         """TorchRec's `ShardingPlan` for ``module``: see `shardopt.to_torchrec`."""
-        from shardopt.torchrec.plan.convert import to_torchrec
+        from shardopt.torchrec.convert import to_torchrec
 
         return to_torchrec(self, module, device=device, intra_group_size=intra_group_size)
 

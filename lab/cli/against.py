@@ -52,7 +52,7 @@ def against(
     check_models(models)
     tasks_drawn = seeds("--tasks", tasks)
     # a missing torchrec is told now, not after the minutes of the calibration
-    from shardopt.torchrec.planning import torchrec_planner  # noqa: F401
+    from shardopt.training import torchrec_planner  # noqa: F401
 
     settings = TaskSetSettings(
         folder,

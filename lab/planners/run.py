@@ -89,7 +89,7 @@ def _add_scores(problem: Problem, plan: ShardingPlan, outcome: Outcome) -> Outco
 
 
 def _run_torchrec(variant: str, problem: Problem, settings: PlannerSettings) -> Outcome:
-    from shardopt.torchrec.planning.torchrec_planner import Variant, plan_with_torchrec
+    from shardopt.training.torchrec_planner import Variant, plan_with_torchrec
 
     limit = None if settings.limit_s is None else max(1, round(settings.limit_s))
     workload, topology = problem.workload, problem.topology

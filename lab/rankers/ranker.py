@@ -14,13 +14,13 @@ from lab.rankers.towers import ExpertsBody, TowersBody
 from predictor.errors import InputError
 from predictor.model.workload import Workload
 from shardopt.extras import needs_torchrec
-from shardopt.torchrec.training.embedding_modules import Collection, embedding_modules
+from shardopt.training.model import Collection, embedding_modules
 
 with needs_torchrec():
     import torch
     from torch import nn
 
-    from shardopt.torchrec.training.batch import Batch
+    from shardopt.training.batch import Batch
 
 BODIES: Mapping[str, type[Body]] = {
     "dcn_v2": CrossBody,
@@ -50,7 +50,7 @@ def model_facts(workload: Workload, architecture: Architecture) -> dict[str, Any
 
 @dataclass(frozen=True)
 class RankerBuilder:
-    """Makes the model of an architecture; a `shardopt.torchrec.training.module.ModelBuilder`."""
+    """Makes the model of an architecture; a `shardopt.training.model.ModelBuilder`."""
 
     architecture: Architecture
 

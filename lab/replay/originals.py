@@ -190,8 +190,8 @@ def _training_step(model: nn.Module, x: Any) -> Step:
 
 
 def _recommender(model: Recommender, rank: int) -> Step:
-    from shardopt.torchrec.training.batch import batch_ring
-    from shardopt.torchrec.training.loop import Training
+    from shardopt.training.batch import batch_ring
+    from shardopt.training.loop import Training
 
     tables = tuple(
         Table(f"t{i}", model.rows + 1000 * i, model.width, (Feature(f"f{i}", model.pooling),))

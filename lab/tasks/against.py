@@ -51,7 +51,7 @@ def draw_planners_task(settings: TaskSetSettings, seed: int) -> Task:
     Raises:
         InputError: TorchRec's planner finds no plan.
     """
-    from shardopt.torchrec.planning.torchrec_planner import plan_with_torchrec
+    from shardopt.training.torchrec_planner import plan_with_torchrec
 
     task_set = load_task_set(settings.folder)
     workload = draw_workload(

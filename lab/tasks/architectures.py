@@ -70,8 +70,8 @@ def captured(drawn: DrawnModel, file: str) -> Workload:
         file: name of the ops file beside the model file.
     """
     from lab.rankers.ranker import RankerBuilder
-    from shardopt.torchrec.module.dense_part import capture_dense
-    from shardopt.torchrec.training.batch import computed_dense, synthetic_batch
+    from shardopt.torchrec.capture.capture import capture_dense
+    from shardopt.training.batch import computed_dense, synthetic_batch
 
     workload = drawn.workload
     if drawn.architecture is None:

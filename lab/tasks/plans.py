@@ -164,7 +164,7 @@ def their_plan(workload: Workload, ranks: Topology, seed: int) -> ShardingPlan:
     Raises:
         InputError: it finds none that fits.
     """
-    from shardopt.torchrec.planning.torchrec_planner import plan_with_torchrec
+    from shardopt.training.torchrec_planner import plan_with_torchrec
 
     found = plan_with_torchrec(workload, ranks, "cpu").plan
     if found is None:

@@ -90,7 +90,7 @@ class _Job:
     """A training whose steps are timed, with or without a monitor."""
 
     def __init__(self, rank: Rank, device: Any, rings: Mapping[str, Any]) -> None:
-        from shardopt.torchrec.training.loop import Training
+        from shardopt.training.loop import Training
 
         load = workload()
         self.rings = rings
@@ -127,7 +127,7 @@ def run(rank: Rank, report: Report, hardware: str, folder: str, sizes: Sizes) ->
     import torch.distributed as dist
 
     from shardopt.config.write import write_model
-    from shardopt.torchrec.training.batch import batch_ring
+    from shardopt.training.batch import batch_ring
 
     join_group(rank)
     model_file = Path(folder) / "model.yaml"

@@ -101,8 +101,8 @@ def run_rank(
     import torch.distributed as dist
 
     join_group(rank)
-    from shardopt.torchrec.training.batch import batch_ring
-    from shardopt.torchrec.training.loop import Training
+    from shardopt.training.batch import batch_ring
+    from shardopt.training.loop import Training
 
     clock = Clock({})
     ring = batch_ring(workload, rank=rank.index)

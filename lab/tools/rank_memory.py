@@ -121,8 +121,8 @@ def _rank(rank: Rank, report: Callable[[object], None], case: Case) -> None:
     import torch.distributed as dist
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from shardopt.torchrec.training.batch import batch_ring
-    from shardopt.torchrec.training.loop import Training
+    from shardopt.training.batch import batch_ring
+    from shardopt.training.loop import Training
 
     class Watch(TorchDispatchMode):
         """Looks at the memory after every op, also in the backward."""

@@ -35,7 +35,7 @@ class Job:
         first_round: the first that is still to be measured.
         link: between the ranks, each of which is then a separate host on this machine.
         runtime: of the ranks.
-        build: makes the model that is trained (`shardopt.torchrec.training.module.ModelBuilder`);
+        build: makes the model that is trained (`shardopt.training.model.ModelBuilder`);
             None: the DLRM that the workload describes. Ranks get it pickled.
         facts: what else the rows say of the model.
         windows: the same model with other data; `shardopt.bench.windows` says by its name which

@@ -101,7 +101,7 @@ def compare(
         CallError: TorchRec's planner did.
         MissingPackageError: TorchRec is not installed.
     """
-    server = CallServer(["shardopt.torchrec.planning.torchrec_planner"])
+    server = CallServer(["shardopt.training.torchrec_planner"])
     # what TorchRec cannot build is said before time is spent
     server.call(None, _build, settings.problem.workload)
     where = machine()
@@ -120,7 +120,7 @@ def compare(
 
 
 class _TorchRecAnswer(NamedTuple):
-    """What is kept of `shardopt.torchrec.planning.torchrec_planner.TorchRecAnswer`, which can only
+    """What is kept of `shardopt.training.torchrec_planner.TorchRecAnswer`, which can only
     be read where torch is loaded."""
 
     plan: ShardingPlan | None
@@ -129,7 +129,7 @@ class _TorchRecAnswer(NamedTuple):
 
 
 def _ask_torchrec(workload: Workload, topology: Topology, device: str) -> _TorchRecAnswer:
-    from shardopt.torchrec.planning.torchrec_planner import plan_with_torchrec
+    from shardopt.training.torchrec_planner import plan_with_torchrec
 
     answer = plan_with_torchrec(workload, topology, device)
     return _TorchRecAnswer(answer.plan, answer.seconds, answer.rating_ms)
@@ -137,7 +137,7 @@ def _ask_torchrec(workload: Workload, topology: Topology, device: str) -> _Torch
 
 def _build(workload: Workload) -> None:
     """Fails where TorchRec cannot build the model."""
-    from shardopt.torchrec.planning.torchrec_planner import planner_inputs
+    from shardopt.training.torchrec_planner import planner_inputs
 
     planner_inputs(workload)
 

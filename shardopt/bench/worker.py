@@ -52,10 +52,9 @@ class _Rank:
 
     def __init__(self, job: Job, rank: Rank, device: Any, report: Report) -> None:
         from shardopt.measure.reference import Reference
-        from shardopt.torchrec.training.batch import batch_ring
-        from shardopt.torchrec.training.loop import Training
-        from shardopt.torchrec.training.module import build_model
-        from shardopt.torchrec.training.optimizers import set_matmul_precision
+        from shardopt.training.batch import batch_ring
+        from shardopt.training.loop import Training, set_matmul_precision
+        from shardopt.training.model import build_model
 
         self.job, self.rank, self.device, self.report = job, rank.index, device, report
         self.local_size = rank.local_size

@@ -31,9 +31,8 @@ from shardopt.extras import needs_torchrec
 from shardopt.live.proposal import Proposal, find_proposal, observed_workload
 from shardopt.live.reshard import reshard
 from shardopt.live.window import StepWindow
-from shardopt.torchrec.plan.checkpoint import find_lost_state
-from shardopt.torchrec.plan.running import find_mismatches
-from shardopt.torchrec.planning.collective import on_first_rank, search_seconds
+from shardopt.torchrec.collective import on_first_rank, search_seconds
+from shardopt.torchrec.running import find_lost_state, find_mismatches
 
 with needs_torchrec():
     import torch.distributed as dist

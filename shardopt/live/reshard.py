@@ -14,9 +14,8 @@ from shardopt.api.content import digest
 from shardopt.extras import needs_torchrec
 from shardopt.live.proposal import Proposal
 from shardopt.live.transfers import sound_transfers
-from shardopt.torchrec.plan.agree import agree
-from shardopt.torchrec.plan.convert import sharding_spec
-from shardopt.torchrec.plan.running import find_mismatches, find_pipelined, free_bytes, homes_of
+from shardopt.torchrec.convert import sharding_spec
+from shardopt.torchrec.running import agree, find_mismatches, find_pipelined, free_bytes, homes_of
 
 with needs_torchrec():
     import torch.distributed as dist

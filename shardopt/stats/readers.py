@@ -524,7 +524,7 @@ class TensorSource(Source):
     for."""
 
     def __init__(self, path: Path) -> None:
-        from shardopt.torchrec.training.saved_batches import load_batches
+        from shardopt.training.saved_batches import load_batches
 
         self.path = path
         self.batches = load_batches(path)

@@ -5,18 +5,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from predictor.model.topology import ReplicaGroups
-    from shardopt.torchrec.module.model_file import to_yaml
-    from shardopt.torchrec.plan.checkpoint import (
+    from shardopt.torchrec.costs import ShardoptPerfEstimator, ShardoptPerfModel
+    from shardopt.torchrec.hook import ShardoptPlanner
+    from shardopt.torchrec.model_file import to_yaml
+    from shardopt.torchrec.provider import ShardoptPlannerProvider
+    from shardopt.torchrec.running import (
         check_resume,
         load_training_state,
         load_under_plan,
         save_for_plan,
         training_state,
     )
-    from shardopt.torchrec.planning.estimator import ShardoptPerfEstimator
-    from shardopt.torchrec.planning.hook import ShardoptPlanner
-    from shardopt.torchrec.planning.perf_model import ShardoptPerfModel
-    from shardopt.torchrec.planning.provider import ShardoptPlannerProvider
 
 __all__ = [
     "ReplicaGroups",
@@ -34,16 +33,16 @@ __all__ = [
 
 _HOME_OF = {
     "ReplicaGroups": "predictor.model.topology",
-    "ShardoptPerfEstimator": "shardopt.torchrec.planning.estimator",
-    "ShardoptPerfModel": "shardopt.torchrec.planning.perf_model",
-    "ShardoptPlanner": "shardopt.torchrec.planning.hook",
-    "ShardoptPlannerProvider": "shardopt.torchrec.planning.provider",
-    "check_resume": "shardopt.torchrec.plan.checkpoint",
-    "load_training_state": "shardopt.torchrec.plan.checkpoint",
-    "load_under_plan": "shardopt.torchrec.plan.checkpoint",
-    "save_for_plan": "shardopt.torchrec.plan.checkpoint",
-    "to_yaml": "shardopt.torchrec.module.model_file",
-    "training_state": "shardopt.torchrec.plan.checkpoint",
+    "ShardoptPerfEstimator": "shardopt.torchrec.costs",
+    "ShardoptPerfModel": "shardopt.torchrec.costs",
+    "ShardoptPlanner": "shardopt.torchrec.hook",
+    "ShardoptPlannerProvider": "shardopt.torchrec.provider",
+    "check_resume": "shardopt.torchrec.running",
+    "load_training_state": "shardopt.torchrec.running",
+    "load_under_plan": "shardopt.torchrec.running",
+    "save_for_plan": "shardopt.torchrec.running",
+    "to_yaml": "shardopt.torchrec.model_file",
+    "training_state": "shardopt.torchrec.running",
 }
 
 

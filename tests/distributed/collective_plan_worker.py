@@ -18,7 +18,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import ParameterConstraints
 
 from shardopt.torchrec import ShardoptPlanner
-from shardopt.torchrec.planning.collective import search_seconds
+from shardopt.torchrec.collective import search_seconds
 from tests.distributed.ranks import join_group, leave_group
 
 EFFORT = 0.05

@@ -22,8 +22,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from predictor.model.plan_json import load_plan
 from shardopt.config import load_model
-from shardopt.torchrec.training.batch import batch_ring
-from shardopt.torchrec.training.loop import Training
+from shardopt.training.batch import batch_ring
+from shardopt.training.loop import Training
 from tests.distributed.ranks import join_group, leave_group
 
 LARGE = 2000

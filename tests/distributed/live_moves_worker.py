@@ -29,7 +29,7 @@ from shardopt.live.proposal import Proposal
 from shardopt.live.reshard import reshard
 from shardopt.plan import LoadedPlan, load_plan
 from shardopt.torchrec import load_under_plan, save_for_plan
-from shardopt.torchrec.training.batch import synthetic_batch
+from shardopt.training.batch import synthetic_batch
 from tests.distributed.live_worker import said, sharded, train
 from tests.distributed.ranks import join_group, leave_group
 

@@ -24,9 +24,9 @@ from shardopt.config import load_model
 from shardopt.live import reshard
 from shardopt.live.monitor import ReplanMonitor
 from shardopt.plan import LoadedPlan, load_plan
-from shardopt.torchrec.training.batch import Batch, synthetic_batch
-from shardopt.torchrec.training.module import build_model
-from shardopt.torchrec.training.optimizers import apply_sparse_optimizers, dense_optimizer
+from shardopt.training.batch import Batch, synthetic_batch
+from shardopt.training.loop import apply_sparse_optimizers, dense_optimizer
+from shardopt.training.model import build_model
 from tests.distributed.live_case import EVERY, STEPS, drifted
 from tests.distributed.ranks import join_group, leave_group
 

@@ -28,7 +28,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from shardopt import from_torchrec
 from shardopt.torchrec import ShardoptPlanner
-from shardopt.torchrec.plan.convert import to_torchrec
+from shardopt.torchrec.convert import to_torchrec
 from tests.distributed.ranks import join_group, leave_group
 
 ROWS, RAW_IDS, BATCH, POOLING = 16, 1000, 4, 2

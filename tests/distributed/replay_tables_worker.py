@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from shardopt.torchrec.training.batch import batch_ring
-from shardopt.torchrec.training.loop import Training
+from shardopt.training.batch import batch_ring
+from shardopt.training.loop import Training
 from tests.distributed.ranks import join_group, leave_group
 from tests.distributed.replay_tables_case import model_and_plan
 from tests.shardopt.replay.captured import capture

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from shardopt.torchrec.training.batch import batch_ring
-from shardopt.torchrec.training.loop import Training
+from shardopt.training.batch import batch_ring
+from shardopt.training.loop import Training
 from tests.distributed.ranks import join_group, leave_group
 from tests.distributed.training_case import MIXED, make_plan, workload
 from tests.shardopt.replay.captured import capture

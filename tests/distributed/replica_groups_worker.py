@@ -25,12 +25,12 @@ from predictor.model.topology import ReplicaGroups
 from predictor.model.workload import Constraints, Workload
 from predictor.predict import Prediction, predict
 from shardopt.torchrec import ShardoptPlanner
-from shardopt.torchrec.plan.convert import to_torchrec
-from shardopt.torchrec.planning.replicas import Replicas, find_replicas
-from shardopt.torchrec.training.batch import synthetic_batch
-from shardopt.torchrec.training.cpu_collection import CpuCollection
-from shardopt.torchrec.training.module import build_model
-from shardopt.torchrec.training.optimizers import apply_sparse_optimizers, dense_optimizer
+from shardopt.torchrec.convert import to_torchrec
+from shardopt.torchrec.machine import Replicas, find_replicas
+from shardopt.training.batch import synthetic_batch
+from shardopt.training.cpu_collection import CpuCollection
+from shardopt.training.loop import apply_sparse_optimizers, dense_optimizer
+from shardopt.training.model import build_model
 from tests.distributed.ranks import join_group, leave_group
 from tests.distributed.training_case import EFFORT, uniform_plan, workload
 

@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.workload import DenseArch, Feature, Table, Workload
-from shardopt.torchrec.training.batch import batch_ring
-from shardopt.torchrec.training.loop import Training
+from shardopt.training.batch import batch_ring
+from shardopt.training.loop import Training
 from tests.distributed.ranks import join_group, leave_group
 from tests.shardopt.replay.captured import capture
 

@@ -24,12 +24,12 @@ from predictor.hardware.loader import load_hardware
 from predictor.model.plan import ShardingType
 from predictor.model.topology import DEFAULT, FULLY_SHARDED, ReplicaGroups
 from predictor.predict import Prediction, predict
-from shardopt.torchrec.plan.convert import to_torchrec
-from shardopt.torchrec.planning.replicas import find_replicas
-from shardopt.torchrec.training.batch import synthetic_batch
-from shardopt.torchrec.training.cpu_collection import CpuCollection
-from shardopt.torchrec.training.module import build_model
-from shardopt.torchrec.training.optimizers import apply_sparse_optimizers, dense_optimizer
+from shardopt.torchrec.convert import to_torchrec
+from shardopt.torchrec.machine import find_replicas
+from shardopt.training.batch import synthetic_batch
+from shardopt.training.cpu_collection import CpuCollection
+from shardopt.training.loop import apply_sparse_optimizers, dense_optimizer
+from shardopt.training.model import build_model
 from tests.distributed.ranks import join_group, leave_group
 from tests.distributed.training_case import make_plan, workload
 

@@ -11,9 +11,9 @@ from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingTyp
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints, DcnV2, DenseArch, Feature, Table, Workload
 from predictor.units import GIB
-from shardopt.torchrec.training.batch import synthetic_batch
-from shardopt.torchrec.training.module import build_model
-from shardopt.torchrec.training.optimizers import dense_optimizer, table_weight
+from shardopt.training.batch import synthetic_batch
+from shardopt.training.loop import dense_optimizer, table_weight
+from shardopt.training.model import build_model
 
 STEPS = 4
 LEARNING_RATE = 0.1

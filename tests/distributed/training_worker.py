@@ -18,9 +18,9 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from predictor.model.plan import ComputeKernel
 from shardopt.plan import LoadedPlan, load_plan
-from shardopt.torchrec.training.batch import synthetic_batch
-from shardopt.torchrec.training.module import build_model
-from shardopt.torchrec.training.optimizers import apply_sparse_optimizers, dense_optimizer
+from shardopt.training.batch import synthetic_batch
+from shardopt.training.loop import apply_sparse_optimizers, dense_optimizer
+from shardopt.training.model import build_model
 from tests.distributed.ranks import join_group, leave_group
 from tests.distributed.training_case import EPS, LEARNING_RATE, STEPS, initial_weights, workload
 

@@ -16,7 +16,7 @@ from predictor.model.plan import ShardingType
 from predictor.model.workload import Constraints, Workload
 from predictor.units import GIB
 from search.baselines.torchrec_planner import torchrec_plan as rederived
-from shardopt.torchrec.planning.torchrec_planner import (
+from shardopt.training.torchrec_planner import (
     Variant,
     parameter_constraints,
     plan_with_torchrec,

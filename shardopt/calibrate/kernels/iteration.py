@@ -69,8 +69,8 @@ def measure_iterations(
 def _training(point: Point, device: Any) -> Any:
     import torch.distributed as dist
 
-    from shardopt.torchrec.training.batch import batch_ring
-    from shardopt.torchrec.training.loop import Training
+    from shardopt.training.batch import batch_ring
+    from shardopt.training.loop import Training
 
     workload, plan = near_empty(point.params)
     ring = batch_ring(workload, rank=dist.get_rank())

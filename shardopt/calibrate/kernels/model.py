@@ -23,7 +23,7 @@ def measure_model_lookup(
     """
     import torch
 
-    from shardopt.torchrec.training.batch import batch_ring
+    from shardopt.training.batch import batch_ring
 
     table = model.tables[model.keys.index(point.params["table"])]
     samples = point.params["batch_size"] * point.params["ranks"]

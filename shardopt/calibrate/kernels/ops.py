@@ -67,7 +67,7 @@ def measure_jagged(point: Point, timer: Timer, seconds: float) -> list[Measureme
 
 def _sparse(params: dict[str, Any], device: str) -> Any:
     """Ids of one rank."""
-    from shardopt.torchrec.training.batch import synthetic_batch
+    from shardopt.training.batch import synthetic_batch
 
     tables = tuple(
         Table(f"t{i}", ROWS, FLOAT_BYTES, (Feature(f"f{i}", params["pooling"]),))
@@ -107,7 +107,7 @@ def measure_interaction(point: Point, timer: Timer, seconds: float) -> list[Meas
     """Dot products of all pairs of vectors: the batched product alone, or the whole layer."""
     import torch
 
-    from shardopt.torchrec.training.module import Dot
+    from shardopt.training.model import Dot
 
     p = point.params
     shape = (p["batch"], p["vectors"], p["dim"])
@@ -152,7 +152,7 @@ def measure_optimizer(point: Point, timer: Timer, seconds: float) -> list[Measur
     """A step over the weights and biases of square layers; facts: tensors and their elements."""
     import torch
 
-    from shardopt.torchrec.training.optimizers import DENSE_OPTIMIZERS
+    from shardopt.training.loop import DENSE_OPTIMIZERS
 
     width = point.params["width"]
     shapes = [(width, width), (width,)] * point.params["layers"]

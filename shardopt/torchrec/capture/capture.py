@@ -1,6 +1,9 @@
 """From a module to its captured program: one step with all its memory, three for the sizes.
 
-Why: docs/decisions/0051.
+Sizes of several captures become exact expressions of the batch size and the ids of features: one is
+looked for as ``c x + d``, then as ``c x + e y + d``, with x and y among the batch size, numbers of
+ids and products with the batch size. Three captures fix the numbers and a fourth, at sizes that
+nothing ties to the others, must agree exactly; coefficients are small fractions.
 """
 
 from __future__ import annotations
@@ -9,11 +12,14 @@ import math
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
+from itertools import combinations
 from typing import Any
 
 from predictor.errors import InputError
 from predictor.model.captured.dense import (
     BATCH,
+    CapturedDense,
     CapturedProgram,
     EventKind,
     Size,
@@ -21,18 +27,94 @@ from predictor.model.captured.dense import (
     SizedOperand,
     contiguous,
     parse_size,
+    polynomial,
 )
 from predictor.model.op_calls import Gradient, Lookup, LookupBackward, OpCall, Operand
-from shardopt.torchrec.capture.fit import CAPTURES, SizeFit, Values
-from shardopt.torchrec.capture.inputs import Numbers
+from predictor.model.workload import Table
+from shardopt.config.ops_file import with_ops_digest
+from shardopt.extras import needs_torchrec
+from shardopt.torchrec.capture.inputs import Maker, Numbers, from_features, like_example
 from shardopt.torchrec.capture.step import (
     BACKWARD,
     OPTIMIZER,
     CapturedModule,
     Step,
+    names_of,
     record_step,
     refuse_without_gradient,
 )
+from shardopt.torchrec.tables import find_embedding_modules
+
+with needs_torchrec():
+    from torch import nn
+
+CAPTURES = 4
+MAX_DENOMINATOR = 64
+Values = tuple[int, ...]
+Term = tuple[str, ...]
+
+
+class SizeFit:
+    """Finds expressions for what sizes were in each capture.
+
+    Args:
+        names: values of the batch size and of numbers of ids in each capture.
+    """
+
+    def __init__(self, names: Mapping[str, Values]) -> None:
+        batch = names[BATCH]
+        self.terms: dict[Term, Values] = {(name,): values for name, values in names.items()}
+        for name, values in names.items():
+            products = tuple(a * b for a, b in zip(batch, values, strict=True))
+            self.terms[BATCH, name] = products
+        self.known: dict[Values, Size | None] = {}
+
+    def size(self, values: Values) -> Size | None:
+        """The expression that has these values; None if none was found."""
+        if values not in self.known:
+            same = len(set(values)) == 1
+            self.known[values] = values[0] if same else self._one(values) or self._two(values)
+        return self.known[values]
+
+    def sizes(self, of: Sequence[Values]) -> tuple[Size, ...] | None:
+        """Expressions of several; None if one has none."""
+        found = [self.size(values) for values in of]
+        return None if None in found else tuple(s for s in found if s is not None)
+
+    def _one(self, v: Values) -> Size | None:
+        for term, x in self.terms.items():
+            if x[0] == x[1]:
+                continue
+            factor = Fraction(v[1] - v[0], x[1] - x[0])
+            rest = v[0] - factor * x[0]
+            if factor and _agrees(v, rest, (factor, x)):
+                return str(polynomial([(term, factor), ((), rest)]))
+        return None
+
+    def _two(self, v: Values) -> Size | None:
+        for (first, x), (second, y) in combinations(self.terms.items(), 2):
+            a, b = x[1] - x[0], y[1] - y[0]
+            c, d = x[2] - x[0], y[2] - y[0]
+            p, q = v[1] - v[0], v[2] - v[0]
+            determinant = a * d - b * c
+            if not determinant:
+                continue
+            of_x = Fraction(p * d - b * q, determinant)
+            of_y = Fraction(a * q - c * p, determinant)
+            rest = v[0] - of_x * x[0] - of_y * y[0]
+            if _agrees(v, rest, (of_x, x), (of_y, y)):
+                return str(polynomial([(first, of_x), (second, of_y), ((), rest)]))
+        return None
+
+
+def _agrees(v: Values, rest: Fraction, *terms: tuple[Fraction, Values]) -> bool:
+    factors = [rest, *(factor for factor, _ in terms)]
+    if any(factor.denominator > MAX_DENOMINATOR for factor in factors):
+        return False
+    return all(
+        value == rest + sum(factor * x[at] for factor, x in terms) for at, value in enumerate(v)
+    )
+
 
 Keys = tuple[tuple[str, str], ...]
 Event = OpCall | Gradient | Lookup | LookupBackward
@@ -295,3 +377,75 @@ class _Sized:
 
 class _NoExpressionError(Exception):
     """A size is none that `SizeFit` looks for."""
+
+
+def capture_dense(
+    module: nn.Module,
+    tables: Sequence[Table],
+    batch_size: int,
+    *,
+    example_inputs: Any = None,
+    optimizer: str = "sgd",
+    data_type: str = "fp32",
+    device: str = "cpu",
+    scale: bool = True,
+) -> CapturedDense:
+    """Everything of a module but its embedding tables, as the ops of a training step.
+
+    The module runs on fake tensors: nothing is computed, and it is left as it is.
+
+    Args:
+        module: unsharded, on any device, ``meta`` too.
+        tables: of the workload, with the ids that features bring.
+        batch_size: samples of a rank.
+        example_inputs: what forward takes, as a tuple, a mapping by parameter, or the only
+            argument; None to make it from the features.
+        optimizer: of the dense parameters.
+        data_type: of products: ``fp32``, ``tf32``, or ``bf16`` to run forward under autocast.
+        device: type of the devices that are planned for; decides which attention there is.
+        scale: find out how sizes grow with the batch; else they hold for this batch alone.
+
+    Raises:
+        InputError: the module cannot be captured; names the op and the line of the user's model,
+            or the input that is missing, and what else to try.
+    """
+    if "forward" not in dir(type(module)) or module.forward.__name__ == "_forward_unimplemented":
+        raise InputError(
+            f"{type(module).__name__} has no forward, so there is nothing to capture; give the "
+            "module that is trained"
+        )
+    features: dict[str, list[str]] = {}
+    for table in tables:
+        features.setdefault(table.module, []).extend(f.name for f in table.features)
+    ids = {(t.module, f.name): f.lookups_per_sample for t in tables for f in t.features}
+    if example_inputs is None:
+        inputs = _made(module, features)
+    else:
+        inputs = like_example(example_inputs, module, batch_size)
+    subject = CapturedModule(
+        module,
+        names_of(module, features),
+        inputs,
+        optimizer,
+        bf16=data_type == "bf16",
+        gpu=device == "cuda",
+    )
+    captured = with_ops_digest(capture(subject, features, ids, batch_size, scale=scale))
+    return CapturedDense(captured, "fp32" if data_type == "bf16" else data_type)
+
+
+def linears_outside(module: nn.Module) -> list[nn.Linear]:
+    """The linear layers that are in no embedding module, in order."""
+    inside: set[nn.Module] = set()
+    for _, whole, _ in find_embedding_modules(module):
+        inside.update(whole.modules())
+    return [m for m in module.modules() if isinstance(m, nn.Linear) and m not in inside]
+
+
+def _made(module: nn.Module, features: dict[str, list[str]]) -> Maker:
+    """Inputs from the features; dense ones are as wide as the first linear layer."""
+    collections = [collection for _, _, collection in find_embedding_modules(module)]
+    weighted = any(getattr(collection, "is_weighted", bool)() for collection in collections)
+    layers = linears_outside(module)
+    width = layers[0].in_features if layers else None
+    return from_features(module, features, weighted=weighted, width=width)

@@ -1,34 +1,288 @@
-"""One training step of a module on fake tensors: forward, backward, dense optimizer."""
+"""One training step of a module on fake tensors: forward, backward, dense optimizer.
+
+The module is copied with fake parameters, its embedding modules are replaced by stand-ins that note
+when their lookups are due, and what goes wrong is told in terms of the user's own code.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
-from collections.abc import Collection, Iterator
+import os
+import traceback
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 from unittest import mock
 
 from predictor.errors import InputError
-from predictor.model.op_calls import Operand
+from predictor.model.op_calls import Lookup, LookupBackward, Operand
 from shardopt.extras import needs_torchrec
-from shardopt.torchrec.plan.module_tables import find_embedding_modules
+from shardopt.torchrec.tables import find_embedding_modules, is_pooled
 
 with needs_torchrec():
+    import fbgemm_gpu
     import torch
+    import torchrec
     from torch import nn
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        FakeTensorMode,
+        UnsupportedOperatorException,
+    )
     from torch.nn import functional
     from torch.utils._pytree import tree_leaves
+    from torchrec.modules.embedding_modules import get_embedding_names_by_table
     from torchrec.optim.optimizers import in_backward_optimizer_filter
+    from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-    from shardopt.torchrec.capture.blame import blamed
-    from shardopt.torchrec.capture.fake_module import fake_copy
     from shardopt.torchrec.capture.inputs import Maker, Numbers, dense_tensors
     from shardopt.torchrec.capture.recorder import Recorder, Recording
-    from shardopt.torchrec.capture.stand_ins import EmbeddingSource
-    from shardopt.torchrec.training.optimizers import DENSE_OPTIMIZERS
 
+OTHER_WAYS = (
+    "'dense: {measured: {...}}' in the model file (dense= of to_yaml) with times from a trace, or "
+    "a DLRM that comes near, 'dense: {bottom_mlp: ..., top_mlp: ...}'"
+)
+_LONGEST = 300
+
+
+@contextlib.contextmanager
+def blamed(recorder: Recorder) -> Iterator[None]:
+    """Turn what goes wrong within into an error that names the op and the user's line.
+
+    Raises:
+        InputError: with the other ways to describe the dense part.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(_why(error, recorder)) from error
+
+
+def _why(error: Exception, recorder: Recorder) -> str:
+    op = _op(error) or recorder.under_way
+    where = _user_line(error.__traceback__)
+    ways = f"other ways in: {OTHER_WAYS}"
+    part = list(recorder.recording.marks or {"forward": 0})[-1]
+    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        what = "depends on the values of its input, and a capture computes none"
+    elif isinstance(error, UnsupportedOperatorException | NotImplementedError):
+        what = "has no kernel for fake tensors; register one with torch.library.register_fake"
+    else:
+        reason = " ".join(str(error).split())[:_LONGEST]
+        what = f"fails: {type(error).__name__}: {reason}"
+        ways = f"other ways in: example_inputs= with a batch that the module can run, {OTHER_WAYS}"
+    at = f" at {where}" if where else f" in the {part}"
+    return f"the module cannot be captured: {f'op {op}' if op else 'it'}{at} {what}; {ways}"
+
+
+def _op(error: Exception) -> str:
+    """Name of the op that fake tensors refused; other errors do not tell."""
+    func: Any = getattr(error, "func", None)
+    if isinstance(func, torch._ops.OpOverload):
+        return str(func)
+    return ""
+
+
+def _user_line(trace: TracebackType | None) -> str:
+    """File, line and text of the innermost frame that is the user's own."""
+    libraries = [
+        Path(str(package.__file__)).parent for package in (torch, torchrec, fbgemm_gpu, contextlib)
+    ]
+    inside = tuple(f"{folder}{os.sep}" for folder in (*libraries, Path(__file__).parents[2]))
+    frames = traceback.extract_tb(trace)
+    own = [f for f in frames if not f.filename.startswith((*inside, "<"))]
+    if not own:
+        return ""
+    frame = own[-1]
+    return f"{frame.filename}:{frame.lineno} ({(frame.line or frame.name).strip()[:100]})"
+
+
+DEEPEST = 8
+
+
+def fake_copy(module: nn.Module, stubs: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """The module in training; to be called under a fake mode.
+
+    Every tensor becomes a fake one on the CPU, each once, so that tied weights stay tied.
+
+    Args:
+        stubs: what takes the place of which child.
+
+    Raises:
+        InputError: a parameter has no shape yet, or the module cannot be copied.
+    """
+    memo: dict[int, Any] = {id(child): stub for child, stub in stubs.items()}
+    for name, tensor in _tensors(module, stubs):
+        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+            raise InputError(
+                f"parameter '{name}' has no shape before the first batch; run the module once on a "
+                "real batch, then again"
+            )
+        memo.setdefault(id(tensor), _fake(tensor))
+    try:
+        found: nn.Module = copy.deepcopy(module, memo)
+    except (TypeError, RuntimeError, AttributeError, NotImplementedError) as error:
+        raise InputError(
+            f"{type(module).__name__} cannot be copied, so it cannot be run on fake tensors: "
+            f"{error}"
+        ) from error
+    return found.train()
+
+
+def _fake(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout != torch.strided:
+        made = torch.empty(tensor.shape, dtype=tensor.dtype)
+    else:
+        made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(made, requires_grad=tensor.requires_grad)
+    return made.requires_grad_(tensor.requires_grad and tensor.is_leaf)
+
+
+def _tensors(
+    module: nn.Module, stubs: Mapping[nn.Module, nn.Module]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """All tensors that a module holds, but for those of what is replaced."""
+    seen: set[int] = set()
+
+    def walk(path: str, child: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        if child in stubs or id(child) in seen:
+            return
+        seen.add(id(child))
+        for name, value in vars(child).items():
+            if name != "_modules":
+                yield from _inside(f"{path}{name}", value, 0)
+        for name, inner in child.named_children():
+            yield from walk(f"{path}{name}.", inner)
+
+    yield from walk("", module)
+
+
+def _inside(name: str, value: Any, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, Mapping) and depth < DEEPEST:
+        for key, item in value.items():
+            yield from _inside(f"{name}.{key}", item, depth + 1)
+    elif isinstance(value, list | tuple) and depth < DEEPEST:
+        for item in value:
+            yield from _inside(name, item, depth + 1)
+
+
+Shapes = list[tuple[int, int]]
+
+
+class EmbeddingSource(nn.Module):
+    """Gives back what an embedding module would, of nothing.
+
+    Args:
+        name: of the module in the workload's tables; None if its lookups are not noted.
+        whole: the module as it is sharded.
+        collection: what in it has the configs.
+        ids: of every feature in the batch, for features whose tensor does not say it.
+
+    Outputs are fp32, as FBGEMM gives them, whatever the tables hold.
+    """
+
+    def __init__(
+        self,
+        name: str | None,
+        whole: nn.Module,
+        collection: Any,
+        recorder: Recorder,
+        ids: Mapping[str, int],
+    ) -> None:
+        super().__init__()
+        # out of sight: the tables are no parameters of the dense part
+        self.__dict__["whole"] = whole
+        self.name, self.recorder, self.ids = name, recorder, ids
+        self.pooled = is_pooled(collection)
+        configs = (
+            collection.embedding_bag_configs() if self.pooled else collection.embedding_configs()
+        )
+        self.keys = [
+            (key, feature, config.embedding_dim)
+            for config, names in zip(configs, get_embedding_names_by_table(configs), strict=True)
+            for key, feature in zip(names, config.feature_names, strict=True)
+        ]
+        self.indices = not self.pooled and collection.need_indices()
+        self.remaps = hasattr(whole, "_managed_collision_collection")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> EmbeddingSource:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        """What else the model asks the module for, such as its configs."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["whole"], name)
+
+    def forward(self, features: KeyedJaggedTensor) -> Any:
+        """As the module's own: a `KeyedTensor`, or a `JaggedTensor` a feature."""
+        with self.recorder.pause():
+            given = self._pooled(features) if self.pooled else self._sequences(features)
+        return (given, None) if self.remaps else given
+
+    def _pooled(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        widths = [width for _, _, width in self.keys]
+        (values,) = self._made([(features.stride(), sum(widths))])
+        return KeyedTensor([key for key, _, _ in self.keys], widths, values)
+
+    def _sequences(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        known = features.length_per_key_or_none()
+        counts = self.ids if known is None else dict(zip(features.keys(), known, strict=True))
+        shapes = [(counts[feature], width) for _, feature, width in self.keys]
+        lengths = torch.empty(features.stride(), dtype=features.lengths().dtype)
+        return {
+            key: JaggedTensor(
+                values=values,
+                lengths=lengths,
+                weights=torch.empty(len(values), dtype=torch.int64) if self.indices else None,
+            )
+            for (key, _, _), values in zip(self.keys, self._made(shapes), strict=True)
+        }
+
+    def _made(self, shapes: Shapes) -> tuple[torch.Tensor, ...]:
+        anchor = torch.empty(0, requires_grad=True)
+        made: tuple[torch.Tensor, ...] = _Looked.apply(self, shapes, anchor)
+        if self.name is not None:
+            self.recorder.note(Lookup(self.name, self.recorder.operands(made)))
+        return made
+
+
+class _Looked(torch.autograd.Function):
+    """Outputs of a lookup; notes when all their gradients are there."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, stub: EmbeddingSource, shapes: Shapes, anchor: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.stub = stub
+        ctx.set_materialize_grads(False)
+        return tuple(torch.empty(shape) for shape in shapes)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        stub = ctx.stub
+        if stub.name is not None:
+            found = [gradient for gradient in gradients if gradient is not None]
+            stub.recorder.note(LookupBackward(stub.name, stub.recorder.operands(found)))
+        return None, None, None
+
+
+DENSE_OPTIMIZERS: dict[str, Any] = {
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+    "adam": torch.optim.Adam,
+}
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 GIVEN = "what forward gives back"
 LOUD = ("_subclasses.fake_tensor", "fx._symbolic_trace")

@@ -13,7 +13,7 @@ from lab.rankers.architecture import KINDS, Architecture
 from lab.rankers.ranker import BODIES, Ranker, RankerBuilder, linear_layers
 from predictor.errors import InputError
 from predictor.model.workload import DenseArch, Feature, Table, Workload
-from shardopt.torchrec.training.batch import synthetic_batch
+from shardopt.training.batch import synthetic_batch
 
 BAGS = tuple(Table(f"t{i}", 100, 16, (Feature(f"f{i}", 2.5),)) for i in range(3))
 WIDE = tuple(Table(f"w{i}", 50, 8, (Feature(f"g{i}", 1.5),), "wide") for i in range(2))

@@ -83,7 +83,7 @@ def test_the_shipped_profiles_plan_stands_once(
 def test_a_model_that_torchrec_cannot_place_is_refused(
     asked: TaskSetSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shardopt.torchrec.planning import torchrec_planner
+    from shardopt.training import torchrec_planner
 
     answer = torchrec_planner.TorchRecAnswer(None, 0.1, None)
     monkeypatch.setattr(torchrec_planner, "plan_with_torchrec", lambda *_: answer)

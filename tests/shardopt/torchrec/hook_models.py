@@ -20,7 +20,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from predictor.units import GIB
 from search.problem import Problem
 from shardopt.torchrec import ShardoptPlanner
-from shardopt.torchrec.planning.setting import SearchSetting
+from shardopt.torchrec.machine import SearchSetting
 
 EFFORT = 0.005
 

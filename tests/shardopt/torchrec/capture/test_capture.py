@@ -1,4 +1,4 @@
-"""Captured programs; their FLOP against PyTorch's own counter on real tensors."""
+"""Captured programs; their FLOP against PyTorch's own counter; expressions of sizes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from predictor.errors import InputError
+from predictor.model.captured.dense import parse_size
 from predictor.model.op_calls import DenseProgram, Gradient, OpCall
-from shardopt.torchrec.module.dense_part import capture_dense
+from shardopt.torchrec.capture.capture import SizeFit, capture_dense
 from tests.shardopt.torchrec.capture.modules import (
     Attention,
     Autocast,
@@ -23,6 +24,8 @@ from tests.shardopt.torchrec.capture.modules import (
 from tests.shardopt.torchrec.capture.sizes import AtBatch, flop
 
 BATCH = 64
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (Mlp, (24,)),
     "encoder": (Encoder, (10, 32)),
@@ -31,6 +34,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "attention": (Attention, (12, 32)),
     "einsum": (Einsum, (6, 16)),
 }
+
+
 # the counter knows attention on GPUs alone; on CPUs the op has another name
 CPU_ATTENTION = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
@@ -173,3 +178,28 @@ def test_ops_that_depend_on_the_batch_are_of_that_batch_alone() -> None:
     captured.program(AtBatch(BATCH))
     with pytest.raises(InputError, match="depend on the batch size"):
         captured.program(AtBatch(100))
+
+
+NAMES = {
+    "B": (512, 704, 1088, 1856),
+    "n0": (1000, 60_019, 31_415, 92_653),
+    "n1": (77, 5_003, 40_009, 8_171),
+}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["7", "64*B", "B + 1", "B/2", "100*B + n0", "2*n0 - n1 + 3", "4*B*B", "64*B*n1", "B*B/2 - B/2"],
+)
+def test_an_expression_is_found_from_its_values(text: str) -> None:
+    expression = parse_size(text)
+    values = tuple(
+        expression.value({name: of[at] for name, of in NAMES.items()}) for at in range(4)
+    )
+    found = SizeFit(NAMES).size(values)
+    assert parse_size(str(found)) == expression
+
+
+@pytest.mark.parametrize("values", [(1, 2, 4, 9), (512, 704, 1088, 1857), (3, 3, 3, 4)])
+def test_what_fits_nothing_has_none(values: tuple[int, ...]) -> None:
+    assert SizeFit(NAMES).size(values) is None

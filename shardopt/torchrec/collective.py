@@ -1,0 +1,142 @@
+"""One rank plans and all get its plan, or its error."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from predictor.errors import InputError
+from shardopt.extras import needs_torchrec
+from shardopt.torchrec.logs import logger
+
+with needs_torchrec():
+    import torch
+    import torch.distributed as dist
+    from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
+
+ADVICE_ON_WAITING = (
+    "call collective_plan on every rank of the group, and give init_process_group a longer timeout "
+    "than the search needs (timeout_seconds limits the search)"
+)
+SHARE = 0.25
+"""Of a group's timeout, that the first rank may search: the others wait in a broadcast, for which
+the group would give them up. 150 s of NCCL's 10 minutes, 450 s of gloo's 30."""
+SHORTEST_S = 600.0
+"""Timeout of a group that does not tell its own: the shortest default, NCCL's."""
+
+
+def search_seconds(given: float | None, group: Any = None) -> float | None:
+    """Ceiling in s on a search that other ranks wait for; None where nobody waits.
+
+    Args:
+        given: the user's own ceiling.
+        group: a process group; the default one if None.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1:
+        return given
+    limit = SHARE * _timeout_s(group or dist.group.WORLD)
+    if given is not None and given > limit:
+        logger.warning(
+            "timeout_seconds is %g, but the other ranks wait in a group that gives up after %g s: "
+            "searching for at most %g s; a longer timeout of init_process_group allows more",
+            given,
+            limit / SHARE,
+            limit,
+        )
+    return limit if given is None else min(given, limit)
+
+
+def _timeout_s(group: Any) -> float:
+    """After which the group gives up a rank, the shortest of its backends."""
+    try:
+        backends = [group._get_backend(device) for device in group._device_types]
+        return min(backend.options._timeout.total_seconds() for backend in backends)
+    except (AttributeError, RuntimeError, ValueError):  # a backend without options
+        return SHORTEST_S
+
+
+T = TypeVar("T")
+
+
+def on_first_rank(plan: Callable[[], T], group: Any = None) -> T:
+    """What ``plan`` returns on the group's first rank, or raises there, on every rank.
+
+    TorchRec's `invoke_on_rank_and_broadcast_result` leaves the other ranks waiting when the first
+    fails. A rank that never arrives is waited for until the group's own timeout: gloo then says
+    which ranks are missing; NCCL's watchdog ends the process with its own message.
+
+    Args:
+        group: a process group; the default one if None.
+
+    Raises:
+        InputError: there is no process group.
+        PlannerError: a rank did not arrive or was lost; or what ``plan`` raised.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        raise InputError(
+            "collective_plan needs a process group: call torch.distributed.init_process_group() "
+            "first, or use plan() in a single process"
+        )
+    group = group or dist.group.WORLD
+    if dist.get_world_size(group) == 1:
+        return plan()
+    _check_all_ranks_arrived(group)
+    answer = _plan_or_error(plan) if dist.get_rank(group) == 0 else None
+    found: Any = _broadcast(answer, group)
+    if isinstance(found, Exception):
+        raise found
+    whole: T = found
+    return whole
+
+
+def _check_all_ranks_arrived(group: Any) -> None:
+    """Checked before the search, so that a missing rank is not found out after it."""
+    if dist.get_backend(group) != "gloo":
+        return  # only gloo can tell who is missing
+    # left out, the timeout would be torch's default of 30 minutes, whatever the group's own is
+    timeout = group._get_backend(torch.device("cpu")).options._timeout
+    try:
+        dist.monitored_barrier(group=group, timeout=timeout, wait_all_ranks=True)
+    except RuntimeError as error:
+        raise _lost_rank_error(
+            f"some ranks did not call collective_plan ({_first_line(error)})"
+        ) from error
+
+
+def _plan_or_error(plan: Callable[[], Any]) -> Any:
+    try:
+        return plan()
+    except Exception as error:
+        logger.exception("planning failed; all ranks get this error")
+        return _make_picklable(error)
+
+
+def _make_picklable(error: Exception) -> Exception:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        what = f"{type(error).__name__}: {error}"
+        return PlannerError(error_type=PlannerErrorType.OTHER, message=what)
+    return error
+
+
+def _broadcast(answer: Any, group: Any) -> Any:
+    held = [answer]
+    try:
+        dist.broadcast_object_list(held, src=dist.get_global_rank(group, 0), group=group)
+    except RuntimeError as error:
+        if isinstance(answer, Exception):
+            raise answer from error
+        raise _lost_rank_error(
+            f"the plan did not get from rank 0 to all ({_first_line(error)})"
+        ) from error
+    return held[0]
+
+
+def _lost_rank_error(what: str) -> PlannerError:
+    return PlannerError(error_type=PlannerErrorType.OTHER, message=f"{what}; {ADVICE_ON_WAITING}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,492 @@
+"""Between shardopt's plans and TorchRec's: every field of `ParameterSharding`, both ways.
+
+The fields that a plan only carries are JSON values in it: enums by name, unset fields left out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from enum import Enum
+from typing import Any, TypeVar
+
+from predictor.errors import PlanError, did_you_mean
+from predictor.model.plan import (
+    PARAMETER_FIELDS,
+    ComputeKernel,
+    Shard,
+    ShardingPlan,
+    ShardingType,
+    TablePlan,
+)
+from predictor.model.plan_check import (
+    RuntimeSetting,
+    assign_tables,
+    find_mean_problem,
+    find_runtime_problem,
+    in_torchrec_order,
+)
+from shardopt.extras import needs_torchrec
+from shardopt.torchrec.tables import ModuleTable, find_tables
+
+with needs_torchrec():
+    import torch
+    import torch.distributed as dist
+    from fbgemm_gpu.tbe.monitoring import StdLogStatsReporterConfig, TBEStatsReporterConfig
+    from torch import nn
+    from torchrec.distributed import types as torchrec_types
+    from torchrec.distributed.planner.shard_estimators import EmbeddingOffloadStats
+    from torchrec.distributed.planner.utils import placement
+    from torchrec.distributed.types import (
+        BoundsCheckMode,
+        CacheAlgorithm,
+        CacheParams,
+        KeyValueParams,
+        KVZCHTBEConfig,
+        MultiPassPrefetchConfig,
+        ParameterSharding,
+    )
+    from torchrec.types import DataType
+
+
+def to_torchrec(
+    plan: ShardingPlan,
+    module: nn.Module,
+    *,
+    device: str | torch.device | None = None,
+    intra_group_size: int | None = None,
+) -> torchrec_types.ShardingPlan:
+    """TorchRec's `ShardingPlan` for `module`, ready for `DistributedModelParallel`.
+
+    Tables are found by name; where several embedding modules have tables of one name, the plan's
+    module name decides, as a path or the end of one.
+
+    Args:
+        module: the model that `DistributedModelParallel` will wrap, unsharded.
+        device: device type of the shards. By default the one that the plan is for; cuda where
+            there is a GPU, else cpu, if the plan does not say.
+        intra_group_size: ranks among which TWRW, TWCW and GRID split a table, where TorchRec runs
+            with NVLink domains larger than a host (TORCHREC_RESOLVED_POD_SIZE); by default the
+            host's.
+
+    Raises:
+        PlanError: the plan does not fit the module, or TorchRec cannot run it.
+    """
+    module_tables = list(find_tables(module))
+    what = type(module).__name__
+    kind = _device_type(plan, device)
+    group = intra_group_size or int(plan.meta.get("intra_group_size") or plan.local_world_size)
+    found = assign_tables(plan, [(h.path, h.table) for h in module_tables], where="plan", what=what)
+    result: dict[str, torchrec_types.EmbeddingModuleShardingPlan] = {}
+    for key, index in found.items():
+        module_table, where = module_tables[index], f"plan: table '{key}'"
+        table = in_torchrec_order(plan.tables[key])
+        setting = RuntimeSetting(
+            module_table.shape, module_table.pooling, plan.world_size, group, kind
+        )
+        problem = find_runtime_problem(table, setting)
+        if problem:
+            raise PlanError(f"{where}: {problem}")
+        into = result.setdefault(module_table.path, torchrec_types.EmbeddingModuleShardingPlan())
+        into[module_table.table] = torchrec_types.ParameterSharding(
+            sharding_type=table.sharding_type.value,
+            compute_kernel=table.compute_kernel.value,
+            ranks=list(table.ranks),
+            sharding_spec=sharding_spec(table, module_table.shape[0], kind, plan.local_world_size),
+            **read_fields(table.parameters, where),
+        )
+    _check_means(module_tables, result)
+    _check_unpooled_widths(module_tables, result)
+    return torchrec_types.ShardingPlan(dict(result))
+
+
+def sharding_spec(table: TablePlan, rows: int, device: str, local: int) -> Any:
+    """Where TorchRec puts the shards of a table; None if it replicates them.
+
+    Args:
+        rows: of the table.
+        device: type of the shards' devices.
+        local: ranks of a host.
+    """
+    if table.sharding_type is ShardingType.DATA_PARALLEL:
+        return None  # TorchRec replicates from the module itself
+    return torchrec_types.EnumerableShardingSpec(
+        [
+            torchrec_types.ShardMetadata(
+                shard_sizes=list(shard.size),
+                shard_offsets=[shard.offset[0] if shard.size[0] else rows, shard.offset[1]],
+                placement=placement(device, shard.rank, local),
+            )
+            for shard in table.shards
+        ]
+    )
+
+
+def _check_means(
+    module_tables: Sequence[ModuleTable],
+    result: dict[str, torchrec_types.EmbeddingModuleShardingPlan],
+) -> None:
+    for path, module_plan in result.items():
+        tables = {h.table: h.pooling for h in module_tables if h.path == path}
+        problem = find_mean_problem(
+            {
+                name: (ShardingType(sharding.sharding_type), tables[name])
+                for name, sharding in module_plan.items()
+            }
+        )
+        if problem:
+            raise PlanError(f"plan: module '{path}': {problem}")
+
+
+def _check_unpooled_widths(
+    module_tables: Sequence[ModuleTable],
+    result: dict[str, torchrec_types.EmbeddingModuleShardingPlan],
+) -> None:
+    """An EmbeddingCollection reads the width of its column-wise shards off the first one."""
+    for path in {
+        module_table.path for module_table in module_tables if module_table.pooling == "none"
+    }:
+        widths = {
+            name: sharding.sharding_spec.shards[0].shard_sizes[1]
+            for name, sharding in result[path].items()
+            if sharding.sharding_type == ShardingType.COLUMN_WISE
+        }
+        if len(set(widths.values())) > 1:
+            raise PlanError(
+                f"plan: the column_wise tables of the EmbeddingCollection '{path}' have shards of "
+                f"{sorted(set(widths.values()))} columns; TorchRec needs one width for all of them"
+            )
+
+
+def _device_type(plan: ShardingPlan, device: str | torch.device | None) -> str:
+    if device is not None:
+        return torch.device(device).type
+    noted = plan.meta.get("device")
+    if isinstance(noted, str):
+        return noted
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def from_torchrec(
+    plan: torchrec_types.ShardingPlan,
+    module: nn.Module,
+    *,
+    world_size: int | None = None,
+    local_world_size: int | None = None,
+) -> ShardingPlan:
+    """shardopt's plan for a TorchRec plan of `module`; the inverse of `to_torchrec`.
+
+    Args:
+        world_size: number of ranks. A TorchRec plan does not hold it: by default that of the
+            process group, if there is one, else the fewest ranks that the plan can be for.
+        local_world_size: ranks per host, by default read off the plan and the environment.
+
+    Raises:
+        PlanError: the plan names tables that the module lacks, or holds what shardopt cannot write.
+    """
+    module_tables = {
+        (module_table.path, module_table.table): module_table
+        for module_table in find_tables(module)
+    }
+    names = [table for _, table in module_tables]
+    tables: dict[str, TablePlan] = {}
+    device: str | None = None
+    for path, module_plan in plan.plan.items():
+        for name, sharding in module_plan.items():
+            where = f"TorchRec plan: table '{name}' of module '{path}'"
+            module_table = module_tables.get((path, name))
+            if module_table is None:
+                known = [f"'{p}/{t}'" for p, t in module_tables]
+                near = did_you_mean(f"'{path}/{name}'", known)
+                raise PlanError(f"{where} is not in {type(module).__name__}{near}")
+            key = name if names.count(name) == 1 else f"{path}/{name}"
+            tables[key] = _table_plan(sharding, module_table, where)
+            device = device or _device_of(sharding)
+    world = world_size or _world_size(tables)
+    local = local_world_size or _local_world_size(plan, tables, world)
+    if world % local:
+        raise PlanError(
+            f"TorchRec plan: {world} ranks do not fill hosts of {local}; "
+            "give world_size= and local_world_size="
+        )
+    tables = {key: _replicate_on_all(table, world) for key, table in tables.items()}
+    meta: dict[str, Any] = {"device": device} if device else {}
+    if (_group_size(tables) or local) != local:
+        meta["intra_group_size"] = _group_size(tables)
+    return ShardingPlan(tables, world, local, meta)
+
+
+def _table_plan(sharding: Any, module_table: ModuleTable, where: str) -> TablePlan:
+    parameters = write_fields(sharding, where)
+    kind = _known(ShardingType, sharding.sharding_type, f"{where}: sharding_type")
+    return TablePlan(
+        sharding_type=kind,
+        compute_kernel=_known(ComputeKernel, sharding.compute_kernel, f"{where}: compute_kernel"),
+        shards=_shards(sharding, kind, module_table, where),
+        module=module_table.path or "ebc",
+        parameters=parameters,
+    )
+
+
+def _known(kind: Any, value: str, where: str) -> Any:
+    allowed = [member.value for member in kind]
+    if value not in allowed:
+        raise PlanError(f"{where} is {value!r}, which shardopt does not plan; it knows {allowed}")
+    return kind(value)
+
+
+def _shards(
+    sharding: Any, kind: ShardingType, module_table: ModuleTable, where: str
+) -> tuple[Shard, ...]:
+    if kind is ShardingType.DATA_PARALLEL:
+        return tuple(Shard(rank, (0, 0), module_table.shape) for rank in sharding.ranks or [0])
+    shards = getattr(sharding.sharding_spec, "shards", None)
+    if not shards:
+        raise PlanError(
+            f"{where} has no EnumerableShardingSpec, so where its shards are is unknown"
+        )
+    placed = [shard.placement.rank() for shard in shards]
+    if sharding.ranks is not None and list(sharding.ranks) != placed:
+        raise PlanError(f"{where}: ranks are {sharding.ranks}, but the shards are on {placed}")
+    return tuple(
+        Shard(rank, (s.shard_offsets[0], s.shard_offsets[1]), (s.shard_sizes[0], s.shard_sizes[1]))
+        for rank, s in zip(placed, shards, strict=True)
+    )
+
+
+def _replicate_on_all(table: TablePlan, world_size: int) -> TablePlan:
+    """A data-parallel table whose ranks TorchRec left out, on all of them."""
+    if table.sharding_type is not ShardingType.DATA_PARALLEL or table.shards[1:]:
+        return table
+    shard = table.shards[0]
+    return replace(table, shards=tuple(replace(shard, rank=r) for r in range(world_size)))
+
+
+def _device_of(sharding: Any) -> str | None:
+    shards = getattr(sharding.sharding_spec, "shards", None)
+    return shards[0].placement.device().type if shards else None
+
+
+def _world_size(tables: dict[str, TablePlan]) -> int:
+    if dist.is_available() and dist.is_initialized():
+        return int(dist.get_world_size())
+    return 1 + max((shard.rank for t in tables.values() for shard in t.shards), default=0)
+
+
+def _local_world_size(
+    plan: torchrec_types.ShardingPlan, tables: dict[str, TablePlan], world: int
+) -> int:
+    given = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if dist.is_available() and dist.is_initialized() and given.isdigit():
+        return int(given)
+    return _hosts_by_device(plan) or _group_size(tables) or min(8, world)
+
+
+def _group_size(tables: dict[str, TablePlan]) -> int | None:
+    """Ranks that a table_row_wise table is split over: a host, or an NVLink domain of several."""
+    row_split = (t for t in tables.values() if t.sharding_type is ShardingType.TABLE_ROW_WISE)
+    return next((len(table.shards) for table in row_split), None)
+
+
+def _hosts_by_device(plan: torchrec_types.ShardingPlan) -> int | None:
+    """Ranks per host from `rank:9/cuda:1`, if some rank's device index tells."""
+    sizes: set[int] = set()
+    for module_plan in plan.plan.values():
+        for sharding in module_plan.values():
+            for shard in getattr(sharding.sharding_spec, "shards", None) or ():
+                rank, index = shard.placement.rank(), shard.placement.device().index
+                if index is not None and index < rank:
+                    sizes.add(rank - index)
+    # rank - index is a multiple of the host's size; the smallest seen is the best guess
+    return min(sizes, default=None)
+
+
+Member = TypeVar("Member", bound=Enum)
+Reader = Callable[[Any, str], Any]
+
+_KNOWN = ("sharding_type", "compute_kernel", "ranks", "sharding_spec", *PARAMETER_FIELDS)
+_REPORTERS = {c.__name__: c for c in (TBEStatsReporterConfig, StdLogStatsReporterConfig)}
+
+
+def write_fields(sharding: ParameterSharding, where: str) -> dict[str, Any]:
+    """The set fields of `sharding` beyond type, kernel, ranks and shards, as JSON values.
+
+    Raises:
+        PlanError: a value that JSON cannot hold and nothing here knows, or a subclass.
+    """
+    if type(sharding) is not ParameterSharding:
+        # what a subclass does, no field tells: dynamicemb's bring lookups of their own
+        raise PlanError(
+            f"{where} has a {type(sharding).__name__}, which a shardopt plan would turn into a "
+            "plain ParameterSharding; take the table out of the plan and the module that are "
+            "converted, and put its sharding back into TorchRec's plan: plan.plan[path][table]"
+        )
+    for field in fields(sharding):
+        # a later TorchRec's field must not vanish unseen
+        if field.name not in _KNOWN and getattr(sharding, field.name) != field.default:
+            raise PlanError(
+                f"{where}: ParameterSharding.{field.name} is set, which this version of shardopt "
+                "does not know; leave it at its default, or use a newer shardopt"
+            )
+    values = {name: getattr(sharding, name) for name in PARAMETER_FIELDS}
+    return {
+        name: _write(value, f"{where}: {name}")
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def _write(value: Any, where: str) -> Any:
+    if isinstance(value, Enum):  # first: some of TorchRec's enums are ints as well
+        return value.name
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, EmbeddingOffloadStats):
+        return {
+            "cacheability": value.cacheability,
+            "expected_lookups": value.expected_lookups,
+            "mrc_hist_counts": value.hist.tolist(),
+            "height": value.height,
+        }
+    if type(value) in _REPORTERS.values():
+        return {"type": type(value).__name__, "interval": value.interval}
+    return _write_container(value, where)
+
+
+def _write_container(value: Any, where: str) -> Any:
+    if isinstance(value, CacheParams | KeyValueParams):
+        items = {field.name: getattr(value, field.name) for field in fields(value)}
+    elif isinstance(value, MultiPassPrefetchConfig | KVZCHTBEConfig):
+        items = value._asdict()
+    elif isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return [_write(item, where) for item in value]
+    elif isinstance(value, set | frozenset):
+        return [_write(item, where) for item in sorted(value)]
+    else:
+        raise PlanError(
+            f"{where}: a {type(value).__name__} cannot be written to a plan file; "
+            "leave it out of the plan and set it in the training script"
+        )
+    default = type(value)()  # None is left out, unless it is not the default
+    return {
+        k: _write(v, f"{where}.{k}")
+        for k, v in items.items()
+        if v is not None or getattr(default, k) is not None
+    }
+
+
+def read_fields(parameters: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Keyword arguments of `ParameterSharding` for what `write_fields` wrote.
+
+    Raises:
+        PlanError: an unknown key or a value of the wrong kind; names what is allowed.
+    """
+    readers: dict[str, Reader] = {
+        "cache_params": _cache_params,
+        "enforce_hbm": _flag,
+        "stochastic_rounding": _flag,
+        "bounds_check_mode": _member(BoundsCheckMode),
+        "output_dtype": _member(DataType),
+        "key_value_params": _key_value_params,
+    }
+    _only(parameters, readers, where)
+    return {
+        name: readers[name](value, f"{where}: {name}")
+        for name, value in parameters.items()
+        if value is not None
+    }
+
+
+def _flag(value: Any, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise PlanError(f"{where} is {value!r}; allowed are true, false and null")
+    return value
+
+
+def _member(kind: type[Member]) -> Reader:
+    names = list(kind.__members__)
+
+    def read(value: Any, where: str) -> Member:
+        if value not in names:
+            near = did_you_mean(str(value), names)
+            raise PlanError(f"{where} is {value!r}{near}; allowed are {', '.join(names)}")
+        return kind[value]
+
+    return read
+
+
+def _cache_params(value: Any, where: str) -> CacheParams:
+    readers: dict[str, Reader] = {
+        "algorithm": _member(CacheAlgorithm),
+        "precision": _member(DataType),
+        "stats": _offload_stats,
+        "multipass_prefetch_config": _plain(
+            MultiPassPrefetchConfig, MultiPassPrefetchConfig._fields
+        ),
+    }
+    return _build(CacheParams, [f.name for f in fields(CacheParams)], readers, value, where)
+
+
+def _key_value_params(value: Any, where: str) -> KeyValueParams:
+    readers: dict[str, Reader] = {
+        "stats_reporter_config": _reporter,
+        "kvzch_tbe_config": _kvzch_config,
+        "ps_hosts": lambda hosts, _: tuple((host, port) for host, port in hosts),
+    }
+    return _build(KeyValueParams, [f.name for f in fields(KeyValueParams)], readers, value, where)
+
+
+def _kvzch_config(value: Any, where: str) -> KVZCHTBEConfig:
+    readers: dict[str, Reader] = {
+        "optimizer_state_dtypes_for_st": lambda pairs, _: frozenset((k, v) for k, v in pairs),
+    }
+    return _build(KVZCHTBEConfig, KVZCHTBEConfig._fields, readers, value, where)
+
+
+def _reporter(value: Any, where: str) -> TBEStatsReporterConfig:
+    given = dict(value) if isinstance(value, Mapping) else {}
+    name = given.pop("type", None)
+    if name not in _REPORTERS:
+        raise PlanError(f"{where}: type is {name!r}; allowed are {', '.join(_REPORTERS)}")
+    return _build(_REPORTERS[name], ("interval",), {}, given, where)
+
+
+def _offload_stats(value: Any, where: str) -> EmbeddingOffloadStats:
+    readers: dict[str, Reader] = {"mrc_hist_counts": lambda counts, _: torch.tensor(counts)}
+    names = ("cacheability", "expected_lookups", "mrc_hist_counts", "height")
+    return _build(EmbeddingOffloadStats, names, readers, value, where)
+
+
+def _plain(kind: Callable[..., Any], names: Iterable[str]) -> Reader:
+    return lambda value, where: _build(kind, names, {}, value, where)
+
+
+def _build(
+    kind: Callable[..., Any],
+    names: Iterable[str],
+    readers: Mapping[str, Reader],
+    value: Any,
+    where: str,
+) -> Any:
+    if not isinstance(value, Mapping):
+        raise PlanError(f"{where} is {value!r}; it must be an object with {', '.join(names)}")
+    _only(value, names, where)
+    try:
+        read = {
+            key: readers[key](item, f"{where}.{key}")
+            if key in readers and item is not None
+            else item
+            for key, item in value.items()
+        }
+        return kind(**read)
+    except (TypeError, ValueError) as error:
+        raise PlanError(f"{where} cannot be used: {error}") from None
+
+
+def _only(given: Mapping[str, Any], allowed: Iterable[str], where: str) -> None:
+    allowed = list(allowed)
+    for key in given:
+        if key not in allowed:
+            near = did_you_mean(key, allowed)
+            raise PlanError(f"{where}: unknown key '{key}'{near}; allowed are {', '.join(allowed)}")

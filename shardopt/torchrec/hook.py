@@ -1,0 +1,681 @@
+"""`ShardoptPlanner`: a drop-in for TorchRec's `EmbeddingShardingPlanner`.
+
+TorchRec's planner stays in charge of all but the choice: reservation, enumeration, callbacks,
+statistics, plan loading, validation and errors are its own code. It asks a proposer, a partitioner
+and a performance model in turn; here one search answers for all three.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from predictor.errors import InfeasibleError, InputError, ShardoptError
+from predictor.hardware.schema import HardwareProfile
+from predictor.model.memory.ranks import RankMemory
+from predictor.model.plan import ShardingPlan
+from predictor.model.plan import ShardingPlan as OurPlan
+from predictor.model.topology import ReplicaGroups, Topology
+from predictor.model.workload import Workload
+from predictor.predict import Prediction, predict
+from predictor.units import format_bytes
+from search.choose import NOMINAL
+from search.problem import Problem, Result
+from shardopt.api.cache import ResultCache
+from shardopt.api.scenarios import read_scenarios, windows_of
+from shardopt.config import load_model
+from shardopt.config.cluster import hardware_of
+from shardopt.extras import needs_torchrec
+from shardopt.formatting import at_most, gap_of, interval, ms, plural, times
+from shardopt.torchrec.collective import on_first_rank, search_seconds
+from shardopt.torchrec.logs import logger
+from shardopt.torchrec.machine import (
+    SearchSetting,
+    check_bandwidths,
+    check_table_sizes,
+    describe_reservation,
+    detect_hardware,
+    find_replicas,
+    read_cluster,
+    read_topology,
+)
+from shardopt.torchrec.offered import (
+    TorchRecSearch,
+    all_left,
+    describe_reasons,
+    reasons_of,
+    runnable,
+    tell_dense,
+    torchrecs_plan,
+    trained_alike,
+    with_room_for,
+    without,
+)
+from shardopt.torchrec.options import TableKey, group_by_table, to_options, to_plan
+from shardopt.torchrec.read_module import (
+    UserInputs,
+    check_pooling_factor,
+    merge_constraints,
+    read_workload,
+    tell_device_groups,
+)
+
+with needs_torchrec():
+    from torch import nn
+    from torch.distributed import ProcessGroup
+    from torchrec.distributed.planner import EmbeddingShardingPlanner
+    from torchrec.distributed.planner import Topology as TorchRecTopology
+    from torchrec.distributed.planner.constants import BATCH_SIZE
+    from torchrec.distributed.planner.types import (
+        Enumerator,
+        ParameterConstraints,
+        Partitioner,
+        PerfModel,
+        PlanLoader,
+        PlannerError,
+        PlannerErrorType,
+        Proposer,
+        ShardingOption,
+        Stats,
+        StorageReservation,
+    )
+    from torchrec.distributed.sharding_plan import get_default_sharders
+    from torchrec.distributed.types import ModuleSharder, ShardingPlan
+
+
+class PlannerInputError(InputError, PlannerError):
+    """Something given cannot be used; says what and what to do. TorchRec's and shardopt's error."""
+
+    def __init__(self, message: str, inputs: Iterable[str] = ()) -> None:
+        super().__init__(message, inputs)
+        self.error_type = PlannerErrorType.INPUT_VALIDATION
+
+
+@contextmanager
+def as_planner_errors() -> Iterator[None]:
+    """Raise shardopt's errors as TorchRec's too."""
+    try:
+        yield
+    except PlannerError:
+        raise
+    except ShardoptError as error:
+        raise PlannerInputError(str(error), error.inputs) from error
+
+
+TORCHREC = "torchrec default"
+"""Name of TorchRec's planner among the baselines of a search."""
+
+
+@dataclass(frozen=True)
+class LastSearch:
+    """What the last `plan` found.
+
+    Args:
+        problem: the tables that shardopt predicts, the ranks with the memory left for them, costs.
+        result: of the search; None where a plan was loaded, or TorchRec's is returned.
+        plan: as it was returned, with what callbacks changed.
+        prediction: of that plan.
+        changed: keys of the tables that callbacks changed.
+        left: tables that shardopt has no model for, and why; TorchRec placed them.
+    """
+
+    problem: Problem
+    result: Result | None
+    plan: ShardingPlan
+    prediction: Prediction
+    changed: tuple[str, ...] = ()
+    left: Mapping[TableKey, str] = field(default_factory=dict)
+
+
+def plan_of(options: list[ShardingOption], problem: Problem) -> ShardingPlan:
+    """The plan that placed options are."""
+    ranks = problem.topology
+    return to_plan(options, problem.workload, ranks.world_size, ranks.local_world_size)
+
+
+def describe(found: LastSearch) -> str:
+    """One line: predicted time, gain over TorchRec's plan, gap, and what it rests on."""
+    prediction, ranks = found.prediction, found.problem.topology.world_size
+    parts = [
+        f"predicted {ms(prediction.iteration_ms)} per iteration on {ranks} x "
+        f"{found.problem.hardware.name} (90 %: {interval(prediction.interval_ms)} ms)"
+    ]
+    parts += _comparison(found)
+    if found.left:
+        parts.append(f"without {plural(len(found.left), 'table')} left to TorchRec")
+    if found.changed:
+        parts.append(f"callbacks changed {', '.join(found.changed)}")
+    parts.append(f"constants: {prediction.provenance}")
+    return "; ".join(parts)
+
+
+def _comparison(found: LastSearch) -> list[str]:
+    """With TorchRec's plan and with the bound, where a search has them."""
+    if found.result is None:
+        return ["not the plan of a search"]
+    ours, theirs = found.prediction.iteration_ms, found.result.baselines.get(TORCHREC)
+    parts = [
+        "TorchRec's planner finds no plan that fits"
+        if theirs is None
+        else f"TorchRec's plan takes {ms(theirs)} ({times(theirs / ours)})"
+    ]
+    gap = gap_of(ours, found.result.lower_bound_ms)
+    if gap is not None:
+        parts.append(f"{at_most(gap)} from the best possible")
+    return parts
+
+
+def tell_short(memory: Sequence[RankMemory]) -> None:
+    """Warn of a plan that does not fit by shardopt's count, though it was accepted."""
+    short = [rank for rank in memory if not rank.fits]
+    if not short:
+        return
+    worst = max(short, key=lambda rank: rank.missing_hbm_bytes + rank.missing_ddr_bytes)
+    kind = "HBM" if worst.missing_hbm_bytes else "DDR"
+    need, have = worst.use(kind)
+    logger.warning(
+        "by shardopt's count %s not fit: at its peak rank %d takes %s of %s %s",
+        "1 rank does" if len(short) == 1 else f"{len(short)} ranks do",
+        worst.rank,
+        format_bytes(need),
+        format_bytes(have),
+        kind,
+    )
+
+
+class LoadedOptions:
+    """A user's `PlanLoader`, for `EmbeddingShardingPlanner.plan`.
+
+    TorchRec finds a loaded option in the search space by a hash of its kind, its number of shards
+    and the load factor of its cache (`extract_plan` in planner/planners.py), and takes only its
+    shards. Column cuts and load factors that the search added are not in that space, so they go
+    under the hash of the enumerator's option of the same kind; `restored` brings the load factor
+    back.
+
+    Args:
+        loader: the user's.
+        enumerator: whose last search space the options belong to.
+    """
+
+    def __init__(self, loader: PlanLoader, enumerator: Enumerator) -> None:
+        self._loader = loader
+        self._enumerator = enumerator
+        self._moved: dict[str, ShardingOption] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def load(self) -> dict[int, ShardingOption] | None:
+        """The loaded options, each under a hash of the search space where it has one."""
+        self._moved = {}
+        loaded = self._loader.load()
+        if loaded is None:
+            return None
+        space = getattr(self._enumerator, "last_stored_search_space", None) or []
+        listed = {option.storage_hash() for option in space}
+        found = {}
+        for key, option in loaded.items():
+            twin = None if key in listed else _same_kind(option, space)
+            if twin is not None:
+                self._moved[option.fqn] = option
+            found[key if twin is None else twin.storage_hash()] = option
+        return found
+
+    def restored(self, options: list[ShardingOption]) -> list[ShardingOption]:
+        """The plan that was made of the loaded options, with the load factors they had."""
+        return [self._restored(option) for option in options]
+
+    def _restored(self, option: ShardingOption) -> ShardingOption:
+        before = self._moved.get(option.fqn)
+        if before is None:
+            return option
+        made = copy.copy(option)
+        made.cache_params = before.cache_params
+        return made
+
+
+def _same_kind(option: ShardingOption, space: Sequence[ShardingOption]) -> ShardingOption | None:
+    kind = option.fqn, option.sharding_type, option.compute_kernel
+    same = (o for o in space if (o.fqn, o.sharding_type, o.compute_kernel) == kind)
+    return next(same, None)
+
+
+Options = list[ShardingOption]
+
+
+class Searcher(Protocol):
+    """What searches, and what it says of the plan that it found last."""
+
+    rating: float
+
+    def search(self, left: TorchRecTopology) -> Options:
+        """The best plan as one placed option per table."""
+        ...
+
+
+class MinimumProposer(Proposer):
+    """Proposes once, the options of least memory: TorchRec explains from them why nothing fits."""
+
+    space: Options
+    """All options of the enumerator."""
+
+    def load(self, search_space: Options, enumerator: Enumerator | None = None) -> None:
+        self.space = search_space
+        self._proposals = [[min(o, key=_bytes) for o in group_by_table(search_space).values()]]
+
+    def propose(self) -> Options | None:
+        return self._proposals.pop() if self._proposals else None
+
+    def feedback(
+        self,
+        partitionable: bool,
+        plan: Options | None = None,
+        perf_rating: float | None = None,
+        storage_constraint: TorchRecTopology | None = None,
+    ) -> None:
+        """There is nothing to learn."""
+
+
+def _bytes(option: ShardingOption) -> int:
+    return sum(shard.storage.hbm + shard.storage.ddr for shard in option.shards if shard.storage)
+
+
+class SearchPartitioner(Partitioner):
+    """Searches all that the enumerator offers, whatever is proposed."""
+
+    def __init__(self, planner: Searcher) -> None:
+        self._planner = planner
+
+    def partition(self, proposal: Options, storage_constraint: TorchRecTopology) -> Options:
+        return self._planner.search(storage_constraint)
+
+
+class PredictedPerfModel(PerfModel):
+    """The iteration time that the search predicted, or TorchRec's rating of what is left to it."""
+
+    def __init__(self, planner: Searcher) -> None:
+        self._planner = planner
+
+    def rate(self, plan: Options) -> float:
+        return self._planner.rating
+
+
+def check_storage(options: Sequence[ShardingOption], left: TorchRecTopology) -> None:
+    """Refuse a plan that does not fit by the user's own storage estimator."""
+    taken: dict[int, Any] = {}
+    for shard in (shard for option in options for shard in option.shards):
+        before = taken.get(shard.rank)
+        taken[shard.rank] = shard.storage if before is None else before + shard.storage
+    for device in left.devices:
+        if device.rank in taken and not taken[device.rank].fits_in(device.storage):
+            raise PlannerError(
+                error_type=PlannerErrorType.PARTITION,
+                message=f"the storage estimator counts {taken[device.rank]} on rank {device.rank}, "
+                f"which has only {device.storage} left, while shardopt counted less; use a larger "
+                "storage_reservation",
+            )
+
+
+_Planner = TypeVar("_Planner", bound=EmbeddingShardingPlanner)
+
+
+def with_their_annotations(ours: type[_Planner]) -> type[_Planner]:
+    """TorchRec's test of its stable interface compares annotations as objects, not by meaning."""
+    for name in ("__init__", "plan", "collective_plan"):
+        theirs = inspect.unwrap(getattr(EmbeddingShardingPlanner, name)).__annotations__
+        inspect.unwrap(getattr(ours, name)).__annotations__.update(theirs)
+    return ours
+
+
+THEIRS = ("proposer", "partitioner", "performance_model")
+"""What of TorchRec's planner the search takes the place of."""
+
+
+@dataclass(frozen=True)
+class _Searched:
+    """What a search chose, before callbacks see it."""
+
+    problem: Problem
+    result: Result | None
+    plan: OurPlan
+
+
+@with_their_annotations
+class ShardoptPlanner(EmbeddingShardingPlanner):
+    """TorchRec's planner with shardopt's objective and search.
+
+    Args:
+        topology: ranks and memory; by default those of the process group. Its bandwidths are not
+            used: costs come from ``hardware``.
+        batch_size: samples per rank; by default the model file's, else TorchRec's 512.
+        enumerator, storage_reservation, stats, debug, callbacks, plan_loader: as in
+            `EmbeddingShardingPlanner`. Of a table, only what the enumerator offers is considered,
+            and constraints that it alone was given count, too.
+        proposer, partitioner, performance_model: decide over tables that shardopt has no model
+            for; for all others the search replaces them.
+        constraints: TorchRec's, by table name; all fields are honoured.
+        timeout_seconds: ceiling on the search, > 0; the best plan found by then is returned. In
+            `collective_plan` at most a quarter of the group's timeout, which is also the default.
+        hardware: name or file of a hardware profile; by default that of the cluster file, or of
+            the GPU found.
+        cluster: a cluster file with the ranks of the topology, for its NVLink domain, the levels of
+            its network and its hardware.
+        model: a model file (or its `Workload`) with what no module holds: pooling factors, index
+            distributions, train pipeline, dense part. Tables and features are matched by name.
+        example_inputs: what the module's forward takes, as in `to_yaml`, to capture the dense part
+            with where no ``model`` says it; None to make it from the features.
+        default_pooling_factor: mean ids per sample of features for which nobody gives them, > 0;
+            if None TorchRec's 1, with a warning.
+        strict: refuse to plan where such features are, and where the tables take more memory by
+            shardopt's count than is left, or by the storage estimator's, but not by both.
+        seed: of every random choice of the search, >= 0; all processes find the same plan.
+        effort: multiple of the default work budget, > 0.
+        objective: ``nominal`` (the predicted time), ``mean`` (over the scenarios) or ``regret``.
+        scenarios: draws of the profile's stated errors (16 by default), ``none``, or a file.
+        replica_groups: 2D sparse parallelism; by default the model file's. The topology is then
+            that of all ranks, and the plan that of one sharding group.
+        cache: keep the answer under the user's cache directory, and take it from there.
+
+    Attributes:
+        found: what the last `plan` found; None before, and where nothing can be predicted.
+        replicas: how ranks form groups, and what `DMPCollection` takes; None for one copy.
+
+    Raises:
+        PlannerError: something given cannot be used.
+    """
+
+    _callbacks: list[Callable[[Options], Options]]
+    _proposers: list[Proposer]
+    _partitioner: Partitioner
+    _perf_model: PerfModel
+
+    @as_planner_errors()
+    def __init__(
+        self,
+        topology: TorchRecTopology | None = None,
+        batch_size: int | None = None,
+        enumerator: Enumerator | None = None,
+        storage_reservation: StorageReservation | None = None,
+        proposer: Proposer | list[Proposer] | None = None,
+        partitioner: Partitioner | None = None,
+        performance_model: PerfModel | None = None,
+        stats: Stats | list[Stats] | None = None,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+        debug: bool = True,
+        callbacks: list[Callable[[Options], Options]] | None = None,
+        timeout_seconds: int | None = None,
+        plan_loader: PlanLoader | None = None,
+        *,
+        hardware: str | HardwareProfile | None = None,
+        cluster: str | PathLike[str] | None = None,
+        model: str | PathLike[str] | Workload | None = None,
+        default_pooling_factor: float | None = None,
+        strict: bool = False,
+        seed: int = 0,
+        effort: float | None = None,
+        objective: str = NOMINAL,
+        scenarios: int | str | PathLike[str] | None = None,
+        example_inputs: Any = None,
+        replica_groups: ReplicaGroups | None = None,
+        cache: bool = True,
+    ) -> None:
+        known = model if isinstance(model, Workload | None) else load_model(Path(model))
+        constraints = merge_constraints(known, constraints)
+        if batch_size is None and known is not None:
+            batch_size = known.batch_size
+        if batch_size is None:
+            logger.warning(
+                "batch_size is not given; planning for TorchRec's default of %d samples per rank",
+                BATCH_SIZE,
+            )
+        check_pooling_factor(default_pooling_factor)
+        groups = replica_groups or (known.replica_groups if known else None)
+        self.replicas = find_replicas(groups, topology, hardware, cluster)
+        job = topology
+        if self.replicas is not None and job is not None:
+            topology = self.replicas.planner_topology(job)
+        super().__init__(
+            topology=topology,
+            batch_size=batch_size,
+            enumerator=enumerator,
+            storage_reservation=storage_reservation,
+            proposer=proposer,
+            partitioner=partitioner,
+            performance_model=performance_model,
+            stats=stats,
+            constraints=constraints,
+            debug=debug,
+            callbacks=[*(callbacks or []), self._note],
+            timeout_seconds=timeout_seconds,
+            plan_loader=plan_loader,
+        )
+        if plan_loader is not None:
+            loaded = LoadedOptions(plan_loader, self._enumerator)
+            self.plan_loader, self._callbacks = loaded, [loaded.restored, *self._callbacks]
+        check_bandwidths(self._topology)
+        links = None if cluster is None else read_cluster(cluster, job or self._topology)
+        if hardware is None and links is not None:
+            _, hardware = hardware_of(links) or (None, None)
+        costs = detect_hardware(hardware, self._topology.compute_device)
+        self._setting = SearchSetting(
+            costs,
+            links,
+            self.replicas,
+            1.0 if effort is None else effort,
+            seed,
+            objective,
+            read_scenarios(scenarios, costs, windows_of(model)),
+            ResultCache.of_user() if cache else None,
+        )
+        given = zip(THEIRS, (proposer, partitioner, performance_model), strict=True)
+        replaced = [name for name, part in given if part]
+        if replaced:
+            logger.warning(
+                "%s: shardopt's search takes the place; only tables that it has no model for are "
+                "left to them",
+                ", ".join(replaced),
+            )
+        self._their_search = TorchRecSearch(
+            self._proposers, self._partitioner, self._perf_model, self._enumerator
+        )
+        self._smallest = MinimumProposer()
+        self._proposers = [self._smallest]
+        self._partitioner = SearchPartitioner(self)
+        self._perf_model = PredictedPerfModel(self)
+        self._known = known
+        self._default_pooling_factor = default_pooling_factor
+        self._strict = strict
+        self._example_inputs = example_inputs
+        self._ceiling_s: float | None = timeout_seconds
+        self._request: tuple[nn.Module, Sequence[ModuleSharder[nn.Module]]] | None = None
+        self._searched: _Searched | None = None
+        self.rating = 0.0
+        self.found: LastSearch | None = None
+
+    @as_planner_errors()
+    def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
+        """The plan with the least predicted iteration time.
+
+        Raises:
+            PlannerError: nothing fits, with TorchRec's error types and remedies; or something
+                given cannot be used.
+        """
+        told = self._inputs().constraints
+        tell_device_groups(module, told, self._topology.compute_device)
+        check_table_sizes(module, self._topology, describe_reservation(self._storage_reservation))
+        self._request = (module, sharders)
+        self._searched = self.found = None
+        return super().plan(module, sharders)
+
+    @as_planner_errors()
+    def collective_plan(
+        self,
+        module: nn.Module,
+        sharders: list[ModuleSharder[nn.Module]] | None = None,
+        pg: ProcessGroup | None = None,
+    ) -> ShardingPlan:
+        """Rank 0 of the group plans, and all ranks get its plan, or the error it met.
+
+        Raises:
+            PlannerError: as `plan`; or there is no process group, or a rank of the group does not
+                answer within its timeout.
+        """
+        chosen = get_default_sharders() if sharders is None else sharders
+        self._ceiling_s = search_seconds(self._timeout_seconds, pg)
+        try:
+            return on_first_rank(lambda: self.plan(module, chosen), pg)
+        finally:
+            self._ceiling_s = self._timeout_seconds
+
+    def search(self, left: TorchRecTopology) -> Options:
+        """The best plan as one placed option per table.
+
+        Args:
+            left: ranks with the memory that the reservation left.
+        """
+        whole = self._smallest.space
+        space = self._usable(whole, left)
+        reasons = self._reasons(space)
+        mine = [o for o in space if (o.path, o.name) not in reasons]
+        theirs = [o for o in space if (o.path, o.name) in reasons]
+        placed, self.rating = self._leave(theirs, reasons, left) if theirs else ([], 0.0)
+        if mine:
+            placed += self._choose(mine, without(left, placed))
+        tell_dense(placed)
+        by_table = {(option.path, option.name): option for option in placed}
+        return [by_table[key] for key in group_by_table(whole)]
+
+    @property
+    def _asked(self) -> tuple[nn.Module, Sequence[ModuleSharder[nn.Module]]]:
+        if self._request is None:
+            raise InputError("there is no module to plan; call plan(module, sharders)")
+        return self._request
+
+    def _usable(self, space: Options, left: TorchRecTopology) -> Options:
+        """Of what is offered, what runs and keeps the optimizer of every table."""
+        able = runnable(space, self._topology.compute_device)
+        if all_left(able, left):
+            return able  # TorchRec's own plan of all tables is the one that is made
+        ranks = read_topology(left, self._setting.hardware)
+        return trained_alike(able, ranks, self._inputs().constraint)
+
+    def _reasons(self, options: Options) -> dict[TableKey, str]:
+        """Tables that are left to TorchRec, and why."""
+        return reasons_of(options, self._topology, self._asked[1])
+
+    def _leave(
+        self, space: Options, reasons: Mapping[TableKey, str], left: TorchRecTopology
+    ) -> tuple[Options, float]:
+        """TorchRec's plan for tables that shardopt has no model for, and its rating."""
+        placed, rating = self._their_search.place(space, left)
+        logger.warning(
+            "left to TorchRec's own estimate (%.3g ms, not validated, and not in the predicted "
+            "time): %s",
+            rating,
+            describe_reasons(reasons),
+        )
+        return placed, rating
+
+    def _choose(self, space: Options, left: TorchRecTopology) -> Options:
+        """What the search chooses for tables that shardopt predicts."""
+        module, sharders = self._asked
+        workload = read_workload(module, sharders, space, self._inputs())
+        problem = self._setting.problem(workload, left)
+        try:
+            return self._search_in(problem, space, left)
+        except (InfeasibleError, PlannerError) as error:
+            theirs = None if self._strict else torchrecs_plan(space, problem.topology)
+            if theirs is None:
+                kind = PlannerErrorType.PARTITION
+                raise PlannerError(error_type=kind, message=str(error)) from error
+            logger.warning(
+                "shardopt's count of memory and that of the storage estimator differ; the plan is "
+                "one that the estimator accepts (strict=True refuses it): %s",
+                error,
+            )
+            too_little = isinstance(error, InfeasibleError)
+        problem = with_room_for(plan_of(theirs, problem), problem)
+        if too_little:
+            with suppress(InfeasibleError, PlannerError):
+                return self._search_in(problem, space, left)
+        self._searched = _Searched(problem, None, plan_of(theirs, problem))
+        self.rating = 0.0
+        return theirs
+
+    def _search_in(self, problem: Problem, space: Options, left: TorchRecTopology) -> Options:
+        """The fastest plan of a problem, if the user's storage estimator accepts it."""
+        result = self._setting.solve(problem, self._in_windows(space), self._ceiling_s)
+        options = to_options(result.best.plan, problem.workload, space)
+        self._enumerator.populate_estimates(options)
+        check_storage(options, left)
+        self._searched = _Searched(problem, result, plan_of(options, problem))
+        self.rating = result.best.iteration_ms
+        return options
+
+    def _in_windows(self, space: Options) -> dict[str, Workload]:
+        """The tables of the module in every window of data."""
+        given = self._inputs()
+        return self._setting.scenarios.read_windows(
+            lambda window: read_workload(*self._asked, space, given._replace(known=window))
+        )
+
+    def _inputs(self) -> UserInputs:
+        """What the user gives; the enumerator's own constraints decide, as in TorchRec."""
+        theirs = getattr(self._enumerator, "_constraints", None) or {}
+        return UserInputs(
+            self._batch_size,
+            {**(self._constraints or {}), **theirs},
+            self._known,
+            self._default_pooling_factor,
+            self._strict,
+            self._example_inputs,
+            self._topology.compute_device,
+        )
+
+    def _note(self, options: Options) -> Options:
+        """Keep what is known of the plan that is returned; the last callback."""
+        try:
+            self.found = self._describe(options)
+        except (ShardoptError, KeyError, ValueError) as error:  # callbacks may return anything
+            logger.warning("the plan cannot be predicted: %s", error)
+        if self.found is not None:
+            logger.warning("%s", describe(self.found))
+            tell_short(self.found.prediction.memory)
+        return options
+
+    def _installed(self, problem: Problem) -> Topology:
+        """The ranks of a problem, with what their devices have before the reservation."""
+        storages = [device.storage for device in self._topology.devices]
+        on_cpu = problem.hardware.device == "cpu"
+        installed = tuple(int(s.ddr if on_cpu else s.hbm) for s in storages)
+        return replace(problem.topology, installed_bytes=installed, limit_bytes=installed)
+
+    def _describe(self, options: Options) -> LastSearch | None:
+        module, sharders = self._asked
+        left = self._reasons(options)
+        mine = [option for option in options if (option.path, option.name) not in left]
+        if not mine:
+            return None
+        searched = self._searched
+        if searched is None:
+            workload = read_workload(module, sharders, mine, self._inputs())
+            reserved = self._storage_reservation.last_reserved_topology or self._topology
+            problem = self._setting.problem(workload, reserved)
+        else:
+            problem = searched.problem
+        plan = plan_of(mine, problem)
+        before = plan if searched is None else searched.plan
+        return LastSearch(
+            problem,
+            None if searched is None else searched.result,
+            plan,
+            predict(problem.workload, self._installed(problem), problem.hardware, plan),
+            tuple(key for key, table in plan.tables.items() if table != before.tables[key]),
+            left,
+        )

@@ -1,0 +1,336 @@
+"""What a planner plans for: ranks and memory of the Topology, costs of the device, groups of ranks.
+
+Costs come from the profile. The bandwidths of TorchRec's Topology are looked at and not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from predictor import units
+from predictor.errors import InputError
+from predictor.hardware.device_names import profile_of_device
+from predictor.hardware.loader import DEFAULT_HARDWARE, load_hardware
+from predictor.hardware.schema import HardwareProfile
+from predictor.model.topology import ReplicaGroups, Topology
+from predictor.model.workload import Workload
+from search.problem import Problem, Result
+from search.solve import solve
+from search.stop import Stop
+from shardopt.api.cache import ResultCache, is_final
+from shardopt.api.scenarios import ScenarioSource
+from shardopt.config.cluster import (
+    ClusterConfig,
+    default_nvlink_domain,
+    load_cluster,
+)
+from shardopt.extras import needs_torchrec
+from shardopt.torchrec.logs import logger
+from shardopt.torchrec.tables import find_embedding_modules, is_pooled
+
+with needs_torchrec():
+    import torch
+    from torch import nn
+    from torchrec.distributed.planner import Topology as TorchRecTopology
+    from torchrec.distributed.planner.types import (
+        PlannerError,
+        PlannerErrorType,
+        StorageReservation,
+    )
+    from torchrec.distributed.planner.utils import bytes_to_gb
+    from torchrec.distributed.types import ShardingStrategy
+    from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS
+
+DEVICES = ("cuda", "cpu")
+CPU_PROFILE = "cpu-gloo"
+MOST_GB_S = 100_000.0
+"""Above any memory or link of a GPU (HBM3e: 8,000). Bytes/s mistaken for bytes/ms exceed it."""
+
+
+def read_topology(
+    theirs: TorchRecTopology, hardware: HardwareProfile, cluster: ClusterConfig | None = None
+) -> Topology:
+    """Ranks and memory caps of TorchRec's topology, as the reservation left them.
+
+    The NVLink domain is the profile's, unless the topology joins hosts into pods.
+
+    Args:
+        cluster: what it says of links counts; its ranks are those of the topology.
+
+    Raises:
+        InputError: the ranks do not fill their hosts.
+    """
+    world = theirs.world_size
+    local = min(theirs.local_world_size, world)
+    group = theirs.intra_group_size
+    domain = group if group > local else min(default_nvlink_domain(hardware, world, local), group)
+    if cluster is not None:
+        domain = cluster.nvlink_domain
+    return Topology(
+        world,
+        local,
+        tuple(int(device.storage.hbm) for device in theirs.devices),
+        tuple(int(device.storage.ddr) for device in theirs.devices),
+        domain,
+        network=cluster.network if cluster is not None else (),
+    )
+
+
+def read_cluster(path: str | PathLike[str], theirs: TorchRecTopology) -> ClusterConfig:
+    """The cluster file of a topology.
+
+    Raises:
+        InputError: it cannot be used, or has other hosts or NVLink domains that span hosts.
+    """
+    cluster = load_cluster(Path(path))
+    local = cluster.ranks_per_host
+    group = max(local, cluster.nvlink_domain)
+    given = (cluster.world_size, local, group)
+    expected = (theirs.world_size, theirs.local_world_size, theirs.intra_group_size)
+    if given != expected:
+        raise InputError(
+            f"cluster file {path} has {given[0]} ranks, {given[1]} a host, in groups of {given[2]} "
+            f"joined by NVLink; the topology has {expected[0]}, {expected[1]} and {expected[2]}: "
+            "give both the same (Topology's pod_size says how many hosts NVLink joins)"
+        )
+    return cluster
+
+
+def check_table_sizes(module: nn.Module, theirs: TorchRecTopology, reserved: str) -> None:
+    """Refuse a table whose weights alone exceed all memory of all ranks.
+
+    TorchRec's enumerator would estimate each of its shards first, which takes minutes where a wide
+    table has tens of thousands of them.
+
+    Args:
+        reserved: what the reservation says of itself, for the message.
+
+    Raises:
+        PlannerError: names the table.
+    """
+    storages = [device.storage for device in theirs.devices]
+    room = sum(s.hbm + s.ddr + getattr(s, "ssd", 0) for s in storages)
+    for path, _, inner in find_embedding_modules(module):
+        for config in (
+            inner.embedding_bag_configs() if is_pooled(inner) else inner.embedding_configs()
+        ):
+            elements = config.num_embeddings * config.embedding_dim
+            need = elements * DATA_TYPE_NUM_BITS[config.data_type] // 8
+            # a virtual table has rows only where ids occur
+            if need > room and not getattr(config, "use_virtual_table", False):
+                raise PlannerError(
+                    error_type=PlannerErrorType.INSUFFICIENT_STORAGE,
+                    message=f"table '{config.name}' of module '{path}': its weights take "
+                    f"{units.format_bytes(need)}, and the {theirs.world_size} ranks have "
+                    f"{units.format_bytes(room)} of device and host memory together ({reserved}); "
+                    "use more ranks, or fewer rows, fewer columns or a smaller data type",
+                )
+
+
+def describe_reservation(reservation: StorageReservation) -> str:
+    """In the words of TorchRec's own message where no plan fits."""
+    fixed = getattr(reservation, "_hbm_reserved_bytes", None)
+    if fixed is not None:
+        return f"Storage reservation: {round(bytes_to_gb(fixed), 3)} GB per device"
+    share = getattr(reservation, "_percentage", None)
+    name = type(reservation).__name__
+    return name if share is None else f"Storage reservation percentage: {share}"
+
+
+def check_bandwidths(theirs: TorchRecTopology) -> None:
+    """Warn of a Topology in bytes/s: TorchRec's bandwidths are bytes/ms.
+
+    Costs never come from the Topology, but its author will use it for other planners too.
+    """
+    comms = theirs.comms_bandwidths
+    found = {
+        "hbm_mem_bw": theirs.hbm_mem_bw,
+        "ddr_mem_bw": theirs.ddr_mem_bw,
+        "intra_host_bw": getattr(comms, "intra_host_bw", 0.0),
+        "inter_host_bw": getattr(comms, "inter_host_bw", 0.0),
+    }
+    for name, value in found.items():
+        if value > units.gb_per_s(MOST_GB_S):
+            logger.warning(
+                "Topology(%s=%g) is %g GB/s, more than any hardware has, and not used here. "
+                "TorchRec's unit is bytes per millisecond: for %g GB/s give %s=%g",
+                name,
+                value,
+                value / units.gb_per_s(1),
+                value / 1e9,
+                name,
+                value / 1e3,
+            )
+
+
+def detect_hardware(given: str | HardwareProfile | None, device: str) -> HardwareProfile:
+    """The given profile, else that of the GPU found here, else the default; the choice is logged.
+
+    Args:
+        device: type of the device to plan for, ``cuda`` or ``cpu``.
+
+    Raises:
+        InputError: there is no profile of such a device, or the given one is of another.
+    """
+    if device not in DEVICES:
+        raise InputError(
+            f"the topology is of {device} devices, and shardopt knows the costs of "
+            f"{' and '.join(DEVICES)} only; use TorchRec's EmbeddingShardingPlanner for it"
+        )
+    if given is not None:
+        profile = given if isinstance(given, HardwareProfile) else load_hardware(given)
+        if profile.device != device:
+            raise InputError(
+                f"the topology is of {device} devices, but the hardware profile {profile.name} is "
+                f"of {profile.device}; give a profile of {device} devices as hardware, or "
+                f"Topology(compute_device='{profile.device}')"
+            )
+        return profile
+    if device == "cpu":
+        name, why = CPU_PROFILE, "the topology is of CPUs"
+    else:
+        seen = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+        name = (profile_of_device(seen) if seen else None) or DEFAULT_HARDWARE
+        why = f"the GPU here is {seen}" if seen else "the default, as there is no GPU here"
+    logger.info("using hardware profile %s (%s); hardware= selects another", name, why)
+    return load_hardware(name)
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """How the ranks of a job form groups.
+
+    Args:
+        group: the ranks of one sharding group; its ``job`` are all ranks.
+    """
+
+    groups: ReplicaGroups
+    group: Topology
+
+    def planner_topology(self, job: TorchRecTopology) -> TorchRecTopology:
+        """The topology of a sharding group, as TorchRec's planner takes it."""
+        given = job.comms_bandwidths
+        return TorchRecTopology(
+            world_size=self.group.world_size,
+            compute_device=job.compute_device,
+            hbm_cap=min(self.group.hbm_cap_bytes),
+            ddr_cap=min(self.group.ddr_cap_bytes),
+            local_world_size=self.group.intra_group_size,
+            hbm_mem_bw=job.hbm_mem_bw,
+            ddr_mem_bw=job.ddr_mem_bw,
+            generalized_comms_bandwidths=given,
+        )
+
+    @property
+    def collection_arguments(self) -> dict[str, Any]:
+        """What `DMPCollection` takes beside module, device, plan and process group."""
+        facts = self.groups.facts(self.group.whole)
+        return {
+            "world_size": facts["world_size"],
+            "sharding_group_size": self.groups.size,
+            "node_group_size": facts["node_group_size"],
+            "use_inter_host_allreduce": self.groups.use_inter_host_allreduce,
+            "sharding_strategy": ShardingStrategy(self.groups.sharding_strategy),
+        }
+
+
+def find_replicas(
+    groups: ReplicaGroups | None,
+    job: TorchRecTopology | None,
+    hardware: str | HardwareProfile | None,
+    cluster: str | PathLike[str] | None,
+) -> Replicas | None:
+    """The groups of a job; None where tables have one copy.
+
+    Raises:
+        InputError: the job is not known, or the groups do not divide it.
+    """
+    if groups is None:
+        return None
+    if job is None:
+        raise InputError(
+            "replica groups divide all ranks of the job; give them as "
+            "topology=Topology(world_size=..., local_world_size=..., compute_device=...)"
+        )
+    links = None if cluster is None else read_cluster(cluster, job)
+    ranks = read_topology(job, detect_hardware(hardware, job.compute_device), links)
+    group = groups.sharding_group(ranks)
+    return None if group.job is None else Replicas(groups, group)
+
+
+def problem_of(
+    workload: Workload,
+    left: TorchRecTopology,
+    hardware: HardwareProfile,
+    cluster: ClusterConfig | None,
+    replicas: Replicas | None,
+) -> Problem:
+    """What the search takes.
+
+    Args:
+        left: the ranks that the plan covers, with the memory that the reservation left.
+
+    Raises:
+        InputError: TorchRec cannot average a table.
+    """
+    if replicas is None:
+        ranks = read_topology(left, hardware, cluster)
+        return Problem(replace(workload, replica_groups=None), ranks, hardware)
+    workload = replace(workload, replica_groups=replicas.groups)
+    workload.sharding_group(replicas.group.whole)
+    ranks = read_topology(left, hardware)
+    hbm, ddr = ranks.hbm_cap_bytes, ranks.ddr_cap_bytes
+    group = replace(replicas.group, hbm_cap_bytes=hbm, ddr_cap_bytes=ddr)
+    return Problem(workload, group, hardware)
+
+
+@dataclass(frozen=True)
+class SearchSetting:
+    """Of one planner, whatever modules it plans.
+
+    Args:
+        replicas: how ranks form groups; None for one copy of the tables.
+        scenarios: without the windows of a module.
+        cache: None to search every time.
+    """
+
+    hardware: HardwareProfile
+    cluster: ClusterConfig | None
+    replicas: Replicas | None
+    effort: float
+    seed: int
+    objective: str
+    scenarios: ScenarioSource
+    cache: ResultCache | None
+
+    def problem(self, workload: Workload, left: TorchRecTopology) -> Problem:
+        """What there is to search for a module's tables.
+
+        Args:
+            left: ranks with the memory that the reservation left.
+        """
+        return problem_of(workload, left, self.hardware, self.cluster, self.replicas)
+
+    def solve(
+        self, problem: Problem, windows: Mapping[str, Workload], ceiling_s: float | None
+    ) -> Result:
+        """The answer that is kept for the same input, or that of a search.
+
+        Args:
+            windows: the problem's workload in each window of data.
+            ceiling_s: on the search; None for none.
+        """
+        source = replace(self.scenarios, windows=windows)
+
+        def search() -> Result:
+            stop, wanted = Stop(self.effort, ceiling_s), source.of(problem)
+            return solve(problem, stop, self.seed, aim=self.objective, scenarios=wanted)
+
+        if self.cache is None:
+            return search()
+        given = problem, self.effort, self.seed, self.objective, source
+        return self.cache.recall(given, Result, search, is_final)

@@ -1,0 +1,179 @@
+"""A model file written from a real module, to plan where the module is not available."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from predictor.document import Problems
+from predictor.errors import InputError
+from predictor.model.captured.dense import CapturedDense
+from predictor.model.workload import Table, Workload
+from shardopt.config.model import read_dense
+from shardopt.config.schema import DENSE_OPTIMIZERS, PIPELINES
+from shardopt.config.write import with_digest, write_model
+from shardopt.extras import needs_torchrec
+from shardopt.torchrec.capture.capture import capture_dense
+from shardopt.torchrec.capture.step import GIVEN
+from shardopt.torchrec.logs import silence_torchrec
+from shardopt.torchrec.read_module import (
+    Dense,
+    UserInputs,
+    fused_params_of,
+    names_optimizer,
+    not_priced,
+    read_workload,
+)
+
+with needs_torchrec():
+    from torch import nn
+    from torchrec.distributed.planner import Topology as TorchRecTopology
+    from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+    from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
+    from torchrec.distributed.sharding_plan import get_default_sharders
+    from torchrec.distributed.types import ModuleSharder
+
+DENSE_TYPES = ("fp32", "tf32", "bf16")
+
+
+def to_yaml(
+    module: nn.Module,
+    path: str | PathLike[str],
+    *,
+    batch_size: int,
+    constraints: Mapping[str, ParameterConstraints] | None = None,
+    sharders: Sequence[ModuleSharder[nn.Module]] | None = None,
+    default_pooling_factor: float | None = None,
+    train_pipeline: str | None = None,
+    dense_data_type: str | None = None,
+    dense_optimizer: str | None = None,
+    example_inputs: Any = None,
+    compute_device: str = "cuda",
+    dense: Mapping[str, Any] | None = None,
+) -> Workload:
+    """Write the model file of a module and the ops file beside it, or replace them.
+
+    The module's training step runs once on fake tensors, and its ops are kept in
+    ``<name>.ops.json``: nothing is computed, and the module is left as it is.
+
+    What no module holds and nobody gives is guessed, and the file begins with a comment on each
+    guess. Index distributions are written as uniform; `shardopt stats` or the user knows better
+    ones.
+
+    Args:
+        module: unsharded, on any device, ``meta`` too.
+        batch_size: samples per rank.
+        constraints: TorchRec's, by table name; they carry the pooling factors.
+        sharders: TorchRec's default ones unless given.
+        default_pooling_factor: of features for which no constraint gives one.
+        train_pipeline: ``base``, ``sparse_dist`` or ``prefetch_sparse_dist``.
+        dense_data_type: of the products: ``fp32``, ``tf32``, or ``bf16`` for a forward that runs
+            under autocast.
+        dense_optimizer: of the dense layers.
+        example_inputs: what the module's forward takes: a tuple, a mapping by parameter, or the
+            only argument, on any device and of any batch size. None to make it from the features.
+        compute_device: ``cuda`` or ``cpu``, where it is to run: attention with dropout is one op on
+            GPUs alone.
+        dense: the ``dense`` section of the file, for a module that cannot be captured.
+
+    Returns:
+        The workload as a reader of the file finds it.
+
+    Raises:
+        InputError: a fact is missing, a value is not allowed, the module holds what shardopt does
+            not plan, or it cannot be captured; then the op and the line of the model are named.
+    """
+    _check("train_pipeline", train_pipeline, PIPELINES)
+    _check("dense_data_type", dense_data_type, DENSE_TYPES)
+    _check("dense_optimizer", dense_optimizer, DENSE_OPTIMIZERS)
+    _check("compute_device", compute_device, ("cuda", "cpu"))
+    given = dict(constraints or {})
+    chosen = list(get_default_sharders() if sharders is None else sharders)
+    with silence_torchrec():
+        one_gpu = TorchRecTopology(world_size=1, compute_device="cuda")
+        # the file is for any device: one that a constraint asks for is checked when it is planned
+        any_device = {name: replace(item, device_group=None) for name, item in given.items()}
+        options = EmbeddingEnumerator(one_gpu, batch_size, any_device).enumerate(module, chosen)
+    inputs = UserInputs(batch_size, given, None, default_pooling_factor, strict=True)
+
+    def dense_of(tables: Sequence[Table]) -> Dense:
+        if dense is not None:
+            return _given_dense(dense)
+        captured = capture_dense(
+            module,
+            tables,
+            batch_size,
+            example_inputs=example_inputs,
+            optimizer=dense_optimizer or "sgd",
+            data_type=dense_data_type or "fp32",
+            device=compute_device,
+        )
+        return replace(captured, file=f"{Path(path).stem}.ops.json")
+
+    workload = read_workload(module, chosen, options, inputs, dense_of)
+    # with the user's constraints alone, not with all that a sharder offers
+    tables = tuple(
+        replace(table, constraints=replace(table.constraints, offered=None))
+        for table in workload.tables
+    )
+    pipeline = train_pipeline or workload.train_pipeline
+    written = replace(workload, tables=tables, train_pipeline=pipeline)
+    guessed: dict[str, object] = {
+        f"train_pipeline is {written.train_pipeline}": train_pipeline,
+        **_guessed_dense(workload.dense, dense_data_type, dense_optimizer, example_inputs),
+        "index_distribution of every feature is uniform": None,
+        **_guessed_optimizers(options, chosen),
+    }
+    notes = ["Written from a module. Guessed, so correct what is otherwise:"]
+    notes += [f"  {what}" for what, known in guessed.items() if known is None]
+    notes += [f"Not priced: {what}." for what in not_priced(module, tables)]
+    write_model(Path(path), written, notes)
+    return with_digest(written, notes)
+
+
+def _given_dense(section: Mapping[str, Any]) -> Dense:
+    problems = Problems("dense=")
+    found, _ = read_dense(dict(section), Path(), problems)
+    problems.raise_if_any()
+    assert found is not None
+    return found
+
+
+def _guessed_dense(
+    dense: Dense, data_type: str | None, optimizer: str | None, example: Any
+) -> dict[str, object]:
+    """Notes on the dense part, and what would have said it."""
+    if not isinstance(dense, CapturedDense):
+        return {}
+    captured = dense.captured
+    whole_loss, any_batch = captured.loss == GIVEN, captured.scales or None
+    return {
+        "dense.data_type is fp32: no TF32, and no autocast around the module": data_type,
+        f"dense.optimizer is {dense.optimizer}": optimizer,
+        "the inputs of forward were made from the features": example,
+        f"the loss is {captured.loss}": whole_loss or None,
+        f"the ops are those of a batch of {captured.batch_size} and no other": any_batch,
+    }
+
+
+def _check(what: str, given: str | None, allowed: Collection[str]) -> None:
+    if given is not None and given not in allowed:
+        raise InputError(f"{what} is {given!r}; allowed are {', '.join(allowed)}")
+
+
+def _guessed_optimizers(
+    options: Sequence[ShardingOption], sharders: Sequence[ModuleSharder[nn.Module]]
+) -> dict[str, None]:
+    """A note where neither the backward nor a sharder names the optimizer of tables."""
+    by_type = {sharder.module_type: sharder for sharder in sharders}
+    tables = dict.fromkeys(
+        o.name
+        for o in options
+        if not names_optimizer(o, fused_params_of(by_type[type(o.module[1])]))
+    )
+    if not tables:
+        return {}
+    return {f"optimizer is exact_sgd, FBGEMM's default, of {', '.join(tables)}": None}

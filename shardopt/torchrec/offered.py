@@ -1,0 +1,293 @@
+"""Which of TorchRec's options a plan may hold, and which tables TorchRec places itself.
+
+A plan holds what runs, and trains every table as TorchRec's own plan would. Tables that shardopt
+has no model for are placed by TorchRec, by its own estimates.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from predictor.model.memory.ranks import plan_memory
+from predictor.model.plan import ComputeKernel, ShardingPlan, ShardingType
+from predictor.model.topology import Topology
+from search.baselines.torchrec_cost import Perf
+from search.baselines.torchrec_partition import CostedOption
+from search.baselines.torchrec_planner import best_proposal
+from search.problem import Problem
+from search.space.option import Option
+from shardopt.extras import needs_torchrec
+from shardopt.torchrec.logs import logger
+from shardopt.torchrec.options import TableKey, group_by_table
+from shardopt.torchrec.read_module import fused_params_of, why_not_predicted
+
+with needs_torchrec():
+    from torchrec.distributed.planner import Topology as TorchRecTopology
+    from torchrec.distributed.planner.types import (
+        Enumerator,
+        ParameterConstraints,
+        Partitioner,
+        PerfModel,
+        PlannerError,
+        PlannerErrorType,
+        Proposer,
+        ShardingOption,
+    )
+    from torchrec.distributed.planner.utils import reset_shard_rank
+
+Options = list[ShardingOption]
+
+
+def reasons_to_leave(
+    options: Sequence[ShardingOption], fused_params: Callable[[ShardingOption], Mapping[str, Any]]
+) -> dict[TableKey, str]:
+    """Tables that are left to TorchRec, and why.
+
+    Args:
+        options: of all tables.
+        fused_params: those of the sharder of an option.
+    """
+    reasons = {
+        key: why_not_predicted(of_table, fused_params(of_table[0]))
+        for key, of_table in group_by_table(options).items()
+    }
+    return {key: reason for key, reason in reasons.items() if reason}
+
+
+def reasons_of(
+    options: Sequence[ShardingOption], topology: TorchRecTopology, sharders: Sequence[Any]
+) -> dict[TableKey, str]:
+    """Tables that are left to TorchRec on some ranks, and why."""
+    by_type = {sharder.module_type: sharder for sharder in sharders}
+    return all_left(options, topology) or reasons_to_leave(
+        options, lambda o: fused_params_of(by_type.get(type(o.module[1])))
+    )
+
+
+def all_left(options: Sequence[ShardingOption], topology: TorchRecTopology) -> dict[TableKey, str]:
+    """All tables, where ranks do not fill their hosts; none otherwise."""
+    world, local = topology.world_size, topology.local_world_size
+    if world <= local or world % local == 0:
+        return {}
+    return dict.fromkeys(group_by_table(options), f"{world} ranks do not fill hosts of {local}")
+
+
+@dataclass(frozen=True)
+class TorchRecSearch:
+    """The parts of `EmbeddingShardingPlanner`, which try every proposal in turn.
+
+    Args:
+        proposers, partitioner, performance_model: the user's, or TorchRec's own.
+    """
+
+    proposers: Sequence[Proposer]
+    partitioner: Partitioner
+    performance_model: PerfModel
+    enumerator: Enumerator
+
+    def place(self, space: Options, topology: TorchRecTopology) -> tuple[Options, float]:
+        """The best plan by TorchRec's rating, and that rating.
+
+        Args:
+            space: all options of the tables to place.
+
+        Raises:
+            PlannerError: none fits.
+        """
+        best: tuple[Options, float] | None = None
+        error: PlannerError | None = None
+        for proposer in self.proposers:
+            proposer.load(search_space=space, enumerator=self.enumerator)
+            seen: dict[tuple[int, ...], tuple[Options | None, float | None]] = {}
+            while proposal := proposer.propose():
+                key = tuple(sorted(map(hash, proposal)))
+                if key not in seen:
+                    plan, rating, error = self._try(proposal, topology, error)
+                    seen[key] = plan, rating
+                    if plan is not None and rating < (best[1] if best else math.inf):
+                        best = copy.deepcopy(plan), rating
+                plan, known = seen[key][0], seen[key][1]
+                proposer.feedback(
+                    partitionable=plan is not None,
+                    plan=proposal if plan is None else plan,
+                    perf_rating=known if plan is not None else None,
+                    storage_constraint=topology,
+                )
+                reset_shard_rank(proposal)
+        if best is None:
+            raise PlannerError(
+                error_type=PlannerErrorType.PARTITION,
+                message=f"no plan of TorchRec fits for what is left to it: {error}",
+            )
+        return best
+
+    def _try(
+        self, proposal: Options, topology: TorchRecTopology, before: PlannerError | None
+    ) -> tuple[Options | None, float, PlannerError | None]:
+        try:
+            plan = self.partitioner.partition(proposal=proposal, storage_constraint=topology)
+            return plan, self.performance_model.rate(plan=plan), before
+        except PlannerError as error:
+            return None, math.inf, error
+
+
+def without(topology: TorchRecTopology, options: Options) -> TorchRecTopology:
+    """The memory that placed options leave."""
+    left = copy.deepcopy(topology)
+    for shard in (shard for option in options for shard in option.shards):
+        left.devices[shard.rank].storage -= shard.storage
+    return left
+
+
+def describe_reasons(reasons: Mapping[TableKey, str]) -> str:
+    """``table 'a': why; tables 'b', 'c': why``."""
+    tables: dict[str, list[str]] = {}
+    for (path, name), reason in reasons.items():
+        tables.setdefault(reason, []).append(f"'{path}.{name}'" if path else f"'{name}'")
+    return "; ".join(
+        f"table{'s' if len(names) > 1 else ''} {', '.join(names)}: {reason}"
+        for reason, names in tables.items()
+    )
+
+
+DENSE = ComputeKernel.DENSE.value
+REPLICATED = ShardingType.DATA_PARALLEL.value
+
+
+def runnable(options: Sequence[ShardingOption], device: str) -> Options:
+    """Without what TorchRec offers and cannot run, as far as a table has something else.
+
+    That is a replicated table of a module with a fused optimizer on CPUs: TorchRec hands the CPU to
+    `DistributedDataParallel` as one of ``device_ids``, which takes GPUs alone
+    (fused_embeddingbag.py and fused_embedding.py, torchrec 1.7 to 1.9).
+    """
+    if device != "cpu":
+        return list(options)
+    able = [o for o in options if o.sharding_type != REPLICATED or not _has_own_optimizer(o)]
+    found = group_by_table(able)
+    kept = (found.get(key, offered) for key, offered in group_by_table(options).items())
+    return [option for of_table in kept for option in of_table]
+
+
+def trained_alike(
+    options: Sequence[ShardingOption],
+    topology: Topology,
+    constraint: Callable[[str], ParameterConstraints],
+) -> Options:
+    """Only options under which each table is stepped by what steps it under TorchRec's own plan.
+
+    A table of the dense kernel, as every replicated one is, leaves the optimizer that was fused
+    into its backward, or that of the sharder's ``fused_params``: the training script's optimizer of
+    the dense part steps it, with another rule and learning rate. So a table has the dense kernel
+    where TorchRec's default planner would choose it from the same options, and nowhere else. A
+    constraint that names the dense kernel or ``data_parallel`` leaves the choice to the search. The
+    tables of a module with an optimizer of its own (`FusedEmbeddingBagCollection`) keep that one
+    either way.
+
+    Args:
+        options: of all tables, with estimates.
+        topology: ranks with the memory that the reservation left.
+        constraint: of a table, by name.
+    """
+    tables = group_by_table(options)
+    undecided = {
+        key
+        for key, of_table in tables.items()
+        if len({option.compute_kernel == DENSE for option in of_table}) == 2
+        and not _has_own_optimizer(of_table[0])
+        and not _asks_for_dense(constraint(of_table[0].name))
+    }
+    if not undecided:
+        return list(options)
+    theirs = torchrecs_plan(options, topology) or []
+    dense = {(o.path, o.name) for o in theirs if o.compute_kernel == DENSE}
+    return [
+        option
+        for key, of_table in tables.items()
+        for option in of_table
+        if key not in undecided or (option.compute_kernel == DENSE) == (key in dense)
+    ]
+
+
+def with_room_for(plan: ShardingPlan, problem: Problem) -> Problem:
+    """A problem whose ranks have room for a plan by shardopt's count, and at least what they had.
+
+    Args:
+        plan: that the user's storage estimator accepts.
+    """
+    ranks = problem.topology
+    needs = plan_memory(problem.workload, ranks, plan, problem.hardware.device)
+    hbm = tuple(max(need.hbm_bytes, need.hbm_cap_bytes) for need in needs)
+    ddr = tuple(max(need.ddr_bytes, need.ddr_cap_bytes) for need in needs)
+    return replace(problem, topology=replace(ranks, hbm_cap_bytes=hbm, ddr_cap_bytes=ddr))
+
+
+def tell_dense(placed: Sequence[ShardingOption]) -> None:
+    """Name the tables of a plan that no optimizer in the backward steps."""
+    names = [
+        f"'{option.path}.{option.name}'" if option.path else f"'{option.name}'"
+        for option in placed
+        if option.compute_kernel == DENSE and not _has_own_optimizer(option)
+    ]
+    if names:
+        logger.warning(
+            "tables that have the dense kernel, because constraints ask for it or TorchRec's own "
+            "plan gives it to them, are stepped by the script's dense optimizer: %s",
+            ", ".join(names),
+        )
+
+
+def _has_own_optimizer(option: ShardingOption) -> bool:
+    return hasattr(option.module[1], "optimizer_type")
+
+
+def _asks_for_dense(constraint: ParameterConstraints) -> bool:
+    kernels, kinds = constraint.compute_kernels or (), constraint.sharding_types or ()
+    return DENSE in kernels or REPLICATED in kinds
+
+
+def torchrecs_plan(options: Sequence[ShardingOption], topology: Topology) -> Options | None:
+    """The plan of TorchRec's default planner, by the estimates of the enumerator; None where it
+    finds none. Kernels that shardopt does not know are left out, and tables with no other.
+
+    Args:
+        options: of all tables, with estimates.
+        topology: ranks with the memory that the reservation left.
+    """
+    known = group_by_table(o for o in options if o.compute_kernel in set(ComputeKernel))
+    tables = list(known.values())
+    costed = [[_costed(t, i, o) for i, o in enumerate(found)] for t, found in enumerate(tables)]
+    best = best_proposal(costed, topology)
+    if best.choices is None:
+        return None
+    placed = []
+    for choice, ranks in zip(best.choices, best.ranks, strict=True):
+        option = copy.deepcopy(tables[choice.option.table][choice.order])
+        for shard, rank in zip(option.shards, ranks, strict=True):
+            shard.rank = rank
+        placed.append(option)
+    return placed
+
+
+def _costed(table: int, order: int, theirs: ShardingOption) -> CostedOption:
+    """An option with the estimates that the enumerator gave it."""
+    sizes = tuple((shard.size[0], shard.size[1]) for shard in theirs.shards)
+    offsets = tuple((shard.offset[0], shard.offset[1]) for shard in theirs.shards)
+    kind, kernel = ShardingType(theirs.sharding_type), ComputeKernel(theirs.compute_kernel)
+    worst = max((shard.perf for shard in theirs.shards), key=lambda perf: perf.total)
+    return CostedOption(
+        Option(table, kind, kernel, sizes, offsets, theirs.path),
+        Perf(
+            worst.fwd_compute,
+            worst.fwd_comms,
+            worst.bwd_compute + worst.prefetch_compute,
+            worst.bwd_comms,
+        ),
+        tuple(int(shard.storage.hbm) for shard in theirs.shards),
+        tuple(int(shard.storage.ddr) for shard in theirs.shards),
+        order,
+    )

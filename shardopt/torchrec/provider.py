@@ -1,0 +1,155 @@
+"""Plugs into TorchRec 1.9's planning sessions: the provider that builds our planner."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from predictor.errors import InputError, ShardoptError
+from predictor.hardware.device_names import profile_of_device
+from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import HardwareProfile
+from predictor.model.workload import Workload
+from predictor.units import GIB
+from search.choose import NOMINAL
+from shardopt.config import load_model
+from shardopt.extras import needs_torchrec
+from shardopt.torchrec.costs import ShardoptPerfEstimator
+from shardopt.torchrec.hook import ShardoptPlanner
+from shardopt.torchrec.logs import logger
+from shardopt.torchrec.read_module import merge_constraints
+
+with needs_torchrec():
+    import torchrec
+    from torchrec.distributed.planner import Topology as TorchRecTopology
+    from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+    from torchrec.distributed.planner.types import Enumerator, StorageReservation
+
+
+class NoProviderError(ShardoptError, ImportError):
+    """The installed TorchRec has no planner providers; says which version has."""
+
+
+try:
+    from torchrec.distributed.planner.provider import DefaultPlannerProvider
+except ModuleNotFoundError as missing:
+    raise NoProviderError(
+        f"torchrec {torchrec.__version__} has no PlannerProvider (new in 1.9); use "
+        "ShardoptPlanner instead, or install torchrec 1.9 or newer"
+    ) from missing
+
+
+IGNORED = (
+    "proposer_type",
+    "proposer_config",
+    "partitioner_type",
+    "partitioner_sort_by",
+    "performance_model",
+    "memory_balanced_max_search_count",
+    "memory_balanced_tolerance",
+)
+"""Fields of a `PlannerConfig` that choose among TorchRec's searches."""
+
+
+class ShardoptPlannerProvider(DefaultPlannerProvider):
+    """Builds a `ShardoptPlanner` where TorchRec would build an `EmbeddingShardingPlanner`: give it
+    to a `DefaultPlannerExecutor`, for `ProductionPlannerOrchestrator` or `DryRunOrchestrator`.
+
+    Where a request leaves ``hbm_gb`` or ``ddr_gb`` out, the profile's capacity holds, not the
+    32 GB that TorchRec takes.
+
+    Args:
+        hardware: SKU -> name, file or contents of a hardware profile; SKUs that it lacks are looked
+            up among the shipped profiles (H100, A100, B200, ...).
+        model, seed, effort, objective, scenarios: as in `ShardoptPlanner`.
+    """
+
+    def __init__(
+        self,
+        hardware: Mapping[str, str | HardwareProfile] | None = None,
+        *,
+        model: str | PathLike[str] | Workload | None = None,
+        seed: int = 0,
+        effort: float | None = None,
+        objective: str = NOMINAL,
+        scenarios: int | str | PathLike[str] | None = None,
+    ) -> None:
+        self._hardware = dict(hardware or {})
+        self._known = model if isinstance(model, Workload | None) else load_model(Path(model))
+        # the planner reads a file itself, as that may name windows of data
+        self._model = model
+        self._seed = seed
+        self._effort = effort
+        self._objective, self._scenarios = objective, scenarios
+
+    def profile(self, sku: str) -> HardwareProfile:
+        """Costs and capacities of a SKU.
+
+        Raises:
+            InputError: none is given and none is shipped for it.
+        """
+        given = self._hardware.get(sku, profile_of_device(sku))
+        if given is None:
+            raise InputError(
+                f"no hardware profile is known for SKU '{sku}'; give one: "
+                f"ShardoptPlannerProvider(hardware={{'{sku}': 'h100-sxm'}})"
+            )
+        return given if isinstance(given, HardwareProfile) else load_hardware(given)
+
+    def build_topology(self, sku: str, request: Any, ctx: Any) -> TorchRecTopology:
+        """TorchRec's own, with the profile's memory where the request names none."""
+        profile = self.profile(sku)
+        caps = {
+            "hbm_gb": profile.hbm_bytes / GIB if request.hbm_gb is None else request.hbm_gb,
+            "ddr_gb": profile.ddr_bytes / GIB if request.ddr_gb is None else request.ddr_gb,
+        }
+        return super().build_topology(sku, dataclasses.replace(request, **caps), ctx)
+
+    def build_planner(
+        self,
+        sku: str,
+        *,
+        topology: TorchRecTopology,
+        storage_reservation: StorageReservation,
+        ctx: Any,
+    ) -> Any:
+        """Our planner for TorchRec's own variants; others are refused by TorchRec's provider."""
+        request = ctx.request
+        config = request.planner_config
+        if config.planner_variant.name not in ("UNSET", "OSS"):
+            return super().build_planner(
+                sku, topology=topology, storage_reservation=storage_reservation, ctx=ctx
+            )
+        unused = [name for name in IGNORED if getattr(config, name, None) is not None]
+        if unused:
+            logger.warning("shardopt ignores these fields of planner_config: %s", ", ".join(unused))
+        return ShardoptPlanner(
+            topology,
+            request.batch_size,
+            hardware=self.profile(sku),
+            constraints=request.constraints,
+            storage_reservation=storage_reservation,
+            enumerator=self._enumerator(sku, topology, request),
+            stats=ctx.stats,
+            debug=config.debug,
+            timeout_seconds=config.timeout_seconds,
+            seed=self._seed,
+            effort=self._effort,
+            model=self._model,
+            objective=self._objective,
+            scenarios=self._scenarios,
+        )
+
+    def _enumerator(self, sku: str, topology: TorchRecTopology, request: Any) -> Enumerator:
+        """As TorchRec's provider makes it, with our costs of shards in the reports."""
+        constraints = merge_constraints(self._known, request.constraints)
+        perf = ShardoptPerfEstimator(
+            topology, constraints, hardware=self.profile(sku), model=self._known
+        )
+        storage = self._build_storage_estimator(topology, constraints, request.planner_config)
+        return EmbeddingEnumerator(
+            topology, request.batch_size, constraints, estimator=[perf, storage]
+        )

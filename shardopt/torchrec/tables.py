@@ -1,0 +1,128 @@
+"""The tables of a user's module, with what their configs say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from predictor.model.workload import Optimizer
+from shardopt.extras import needs_torchrec
+
+with needs_torchrec():
+    from torch import nn
+    from torchrec import optim as torchrec_optim
+    from torchrec.modules.embedding_modules import (
+        EmbeddingBagCollectionInterface,
+        EmbeddingCollectionInterface,
+    )
+    from torchrec.modules.feature_processor_ import (
+        PositionWeightedModule,
+        PositionWeightedModuleCollection,
+    )
+
+# Modules that TorchRec shards as a whole although the tables lie in a child: the plan names them.
+SPARSE_OPTIMIZERS: dict[str, Any] = {
+    Optimizer.SGD: torchrec_optim.SGD,
+    Optimizer.EXACT_SGD: torchrec_optim.SGD,
+    Optimizer.ROWWISE_ADAGRAD: torchrec_optim.RowWiseAdagrad,
+    Optimizer.ADAGRAD: torchrec_optim.Adagrad,
+    Optimizer.ADAM: torchrec_optim.Adam,
+    Optimizer.PARTIAL_ROWWISE_ADAM: torchrec_optim.PartialRowWiseAdam,
+    Optimizer.LAMB: torchrec_optim.LAMB,
+    Optimizer.LARS_SGD: torchrec_optim.LarsSGD,
+}
+"""Classes by the name that model files have for them."""
+
+_WRAPPED = ("_embedding_bag_collection", "_embedding_module")
+
+
+@dataclass(frozen=True)
+class ModuleTable:
+    """A table of the user's module: where the plan for it goes, and what it looks like.
+
+    Args:
+        path: of the module that TorchRec shards.
+        pooling: sum, mean, or none for a table of an EmbeddingCollection.
+        data_type: of its config, which is that of the sharded table; the unsharded module holds
+            every type but fp32 as fp16.
+        position_weights: how many a feature processor learns, by feature.
+    """
+
+    path: str
+    table: str
+    shape: tuple[int, int]
+    pooling: str
+    features: tuple[str, ...]
+    data_type: str = "fp32"
+    position_weights: Mapping[str, int] = field(default_factory=dict)
+
+
+def find_embedding_modules(
+    module: nn.Module, path: str = ""
+) -> Iterator[tuple[str, nn.Module, Any]]:
+    """Every embedding module in the order TorchRec walks them: its path, itself as it is sharded,
+    and the collection that has the configs."""
+    inner = collection_of(module)
+    if isinstance(inner, EmbeddingBagCollectionInterface | EmbeddingCollectionInterface):
+        yield path, module, inner
+        return
+    for name, child in module.named_children():
+        yield from find_embedding_modules(child, f"{path}.{name}" if path else name)
+
+
+def collection_of(module: nn.Module) -> Any:
+    """What a module that TorchRec shards as a whole wraps; else the module itself."""
+    inner: Any = module
+    for attribute in _WRAPPED:
+        inner = getattr(inner, attribute, inner)
+    return inner
+
+
+def _position_weights(module: Any) -> dict[str, int]:
+    """Feature -> weights of its `PositionWeightedModule`, of a module with feature processors."""
+    processors = getattr(module, "_feature_processors", None)
+    if isinstance(processors, PositionWeightedModuleCollection):
+        return dict(processors.max_feature_lengths)
+    return {
+        feature: len(processor.position_weight)
+        for feature, processor in _by_feature(processors).items()
+        if isinstance(processor, PositionWeightedModule)
+    }
+
+
+def other_processors(module: Any) -> list[str]:
+    """Classes of a module's feature processors that are no weights by position."""
+    processors = getattr(module, "_feature_processors", None)
+    if processors is None or isinstance(processors, PositionWeightedModuleCollection):
+        return []
+    known = _by_feature(processors)
+    kinds = known.values() if known else [processors]
+    return sorted({type(k).__name__ for k in kinds if not isinstance(k, PositionWeightedModule)})
+
+
+def _by_feature(processors: Any) -> dict[str, Any]:
+    """Processors one a feature, of a mapping or of TorchRec's `FeatureProcessorDictWrapper`."""
+    held = getattr(processors, "_feature_processors", processors)
+    return dict(held.items()) if hasattr(held, "items") else {}
+
+
+def is_pooled(collection: Any) -> bool:
+    """Whether a collection pools the ids of a sample."""
+    return isinstance(collection, EmbeddingBagCollectionInterface)
+
+
+def find_tables(module: nn.Module) -> Iterator[ModuleTable]:
+    """Every table of every embedding module, in the order TorchRec walks them."""
+    for path, whole, inner in find_embedding_modules(module):
+        pooled, positions = is_pooled(inner), _position_weights(whole)
+        for config in inner.embedding_bag_configs() if pooled else inner.embedding_configs():
+            yield ModuleTable(
+                path,
+                config.name,
+                (config.num_embeddings, config.embedding_dim),
+                config.pooling.value.lower() if pooled else "none",
+                tuple(config.feature_names),
+                config.data_type.value.lower(),
+                {name: positions[name] for name in config.feature_names if name in positions},
+            )

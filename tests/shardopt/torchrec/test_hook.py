@@ -1,0 +1,642 @@
+"""The planner hook: what TorchRec's own planner does, with our choice of plan."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torchrec")
+
+import inspect
+import logging
+import os
+import pickle
+import re
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchrec
+from torch import nn
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner
+from torchrec.distributed.planner.perf_models import NoopPerfModel
+from torchrec.distributed.planner.proposers import GreedyProposer
+from torchrec.distributed.planner.stats import EmbeddingStats
+from torchrec.distributed.planner.storage_reservations import (
+    FixedAbsoluteStorageReservation,
+    FixedPercentageStorageReservation,
+)
+from torchrec.distributed.planner.types import PlanLoader, PlannerError, PlannerErrorType
+from torchrec.distributed.types import CacheParams
+from torchrec.modules.embedding_configs import EmbeddingConfig
+from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+
+from predictor.errors import InputError
+from predictor.model.op_calls import OpCall
+from predictor.model.plan import ShardingPlan
+from predictor.units import GIB
+from search.space.build import whole_space
+from search.space.option import place
+from shardopt import from_torchrec, predict
+from shardopt.config import load_model
+from shardopt.torchrec import ShardoptPerfModel, ShardoptPlanner, to_yaml
+from shardopt.torchrec.options import to_options
+from tests.shardopt.api.windows import write_window
+from tests.shardopt.torchrec.hook_models import (
+    EFFORT,
+    SHARDERS,
+    Model,
+    bag,
+    factors,
+    planner,
+    problem_of,
+    topology,
+    workload_of,
+)
+
+pytestmark = pytest.mark.usefixtures("kept_answers")
+
+
+def test_it_is_a_torchrec_planner_and_plans_every_table() -> None:
+    made = planner()
+    assert isinstance(made, EmbeddingShardingPlanner)
+    plan = made.plan(Model(), SHARDERS)
+    assert set(plan.plan["ebc"]) == {"a", "b"}
+
+
+def test_the_plan_is_the_one_that_the_search_ranked_first() -> None:
+    made, model = planner(), Model()
+    plan = made.plan(model, SHARDERS)
+    assert made.found is not None
+    problem, best = made.found.problem, made.found.result.best
+    ours = from_torchrec(plan, model, world_size=4, local_world_size=4)
+    again = predict(problem.workload, problem.topology, problem.hardware, ours)
+    assert again.iteration_ms == pytest.approx(best.iteration_ms)
+    assert best.iteration_ms <= min(made.found.result.baselines.values()) * (1 + 1e-9)
+
+
+def test_a_planner_may_be_asked_twice_and_answers_alike() -> None:
+    made = planner()
+    first, second = (str(made.plan(Model(), SHARDERS)) for _ in range(2))
+    assert first == second == str(planner(cache=False).plan(Model(), SHARDERS))
+
+
+@pytest.mark.slow
+def test_the_plan_does_not_hang_on_the_hash_seed() -> None:
+    """TorchRec's enumerator goes through sets, so the order of a table's options does."""
+    script = (
+        "from tests.shardopt.torchrec.test_hook import *\n"
+        "told = factors(a=20.0, b=2.0)\n"
+        "for constraint in told.values():\n"
+        "    constraint.sharding_types = ['row_wise', 'table_wise', 'column_wise']\n"
+        "kernels = ['fused', 'quant', 'fused_uvm', 'quant_uvm', 'fused_uvm_caching']\n"
+        "sharder = Offering(**dict.fromkeys(told['a'].sharding_types, kernels))\n"
+        "made = planner(constraints=told, cache=False)\n"
+        "print(made.plan(Model(bag('a', 10**5, 128), bag('b')), [sharder]))\n"
+    )
+    plans = {
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", script],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in (0, 1)
+    }
+    assert len(plans) == 1
+
+
+def test_a_module_without_tables_has_an_empty_plan() -> None:
+    assert planner().plan(nn.Linear(2, 2), SHARDERS).plan == {}
+
+
+def test_the_options_are_enumerated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, asked = planner(), []
+    enumerate_ = made._enumerator.enumerate
+    monkeypatch.setattr(
+        made._enumerator, "enumerate", lambda **given: asked.append(given) or enumerate_(**given)
+    )
+    made.plan(Model(), SHARDERS)
+    assert len(asked) == 1
+
+
+# --- constraints and memory ---------------------------------------------------------------------
+
+
+def test_constraints_are_kept() -> None:
+    told = factors(a=20.0, b=2.0)
+    told["a"].sharding_types = ["row_wise"]
+    told["b"].sharding_types = ["table_wise"]
+    told["b"].compute_kernels = ["fused_uvm_caching"]
+    told["b"].cache_params = CacheParams(load_factor=0.3)
+    plan = planner(constraints=told).plan(Model(), SHARDERS).plan["ebc"]
+    assert plan["a"].sharding_type == "row_wise"
+    assert plan["a"].ranks == [0, 1, 2, 3]
+    assert (plan["b"].sharding_type, plan["b"].compute_kernel) == (
+        "table_wise",
+        "fused_uvm_caching",
+    )
+    assert plan["b"].cache_params.load_factor == 0.3
+
+
+def test_the_reservation_is_kept_free() -> None:
+    """Two tables of 5.1 GB: on ranks of 8 GiB there is room for one each, with a reserve."""
+    model = Model(bag("a", 20_000_000), bag("b", 20_000_000))
+    told = factors(a=1.0, b=1.0)
+    for constraint in told.values():
+        constraint.sharding_types = ["table_wise"]
+        constraint.compute_kernels = ["fused"]
+    made = planner(
+        topology=topology(2, 8 * GIB),
+        constraints=told,
+        storage_reservation=FixedPercentageStorageReservation(0.1),
+    )
+    plan = made.plan(model, SHARDERS).plan["ebc"]
+    assert {*plan["a"].ranks, *plan["b"].ranks} == {0, 1}
+    tight = planner(
+        topology=topology(2, 8 * GIB),
+        constraints=told,
+        storage_reservation=FixedPercentageStorageReservation(0.5),
+    )
+    with pytest.raises(PlannerError, match=r"Possible solutions") as caught:
+        tight.plan(model, SHARDERS)
+    assert caught.value.error_type is PlannerErrorType.INSUFFICIENT_STORAGE
+
+
+def test_a_table_beyond_all_memory_is_refused_before_its_shards_are_counted() -> None:
+    model = Model(bag("huge", 1_000_000, 10_000_000))
+    began = time.monotonic()
+    with pytest.raises(PlannerError, match=r"table 'huge' .* 36\.4 TiB") as caught:
+        planner(topology=topology(8, 80 * GIB)).plan(model, SHARDERS)
+    assert caught.value.error_type is PlannerErrorType.INSUFFICIENT_STORAGE
+    assert time.monotonic() - began < 5.0
+
+
+def test_what_fits_nowhere_as_a_whole_is_a_strict_constraint() -> None:
+    model = Model(bag("a", 20_000_000))
+    told = factors(a=1.0)
+    told["a"].sharding_types, told["a"].compute_kernels = ["table_wise"], ["fused"]
+    made = planner(topology=topology(4, 4 * GIB), constraints=told)
+    with pytest.raises(PlannerError) as caught:
+        made.plan(model, SHARDERS)
+    assert caught.value.error_type is PlannerErrorType.STRICT_CONSTRAINTS
+    assert "rank" in str(caught.value)
+
+
+class Offering(EmbeddingBagCollectionSharder):
+    """Offers what it is told to, whatever the device."""
+
+    def __init__(self, **kernels_of: list[str]) -> None:
+        super().__init__()
+        self.kernels_of = kernels_of
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return list(self.kernels_of)
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        return self.kernels_of[sharding_type]
+
+
+def test_kernels_that_the_sharder_does_not_offer_are_never_chosen() -> None:
+    """As in TorchRec's `test_fail_then_rerun`: nothing is moved to host memory unasked."""
+    made = planner(topology=topology(2, 16 * 2**20), constraints=factors(a=1.0))
+    model = Model(bag("a", 40960, 128))
+    with pytest.raises(PlannerError) as caught:
+        made.plan(model, [Offering(table_wise=["fused"])])
+    assert caught.value.error_type is PlannerErrorType.STRICT_CONSTRAINTS
+    both = Offering(table_wise=["fused"], row_wise=["fused"])
+    assert made.plan(model, [both]).plan["ebc"]["a"].sharding_type == "row_wise"
+
+
+def test_a_kernel_is_offered_for_its_sharding_type_alone() -> None:
+    """Beside rows in host memory, whole tables on the device: rows on the device do not follow."""
+    sharder = Offering(table_wise=["fused"], row_wise=["fused_uvm"])
+    made = planner(constraints=factors(a=20.0, b=20.0))
+    model = Model(bag("a", 100_000, 128), bag("b", 100_000, 128))
+    for options in whole_space(problem_of(made, model, [sharder])).options:
+        assert {(o.sharding_type, o.compute_kernel) for o in options} == {
+            ("table_wise", "fused"),
+            ("row_wise", "fused_uvm"),
+        }
+
+
+# --- modules --------------------------------------------------------------------------------
+
+
+def test_an_embedding_collection_is_planned() -> None:
+    config = EmbeddingConfig(name="a", num_embeddings=1000, embedding_dim=32, feature_names=["f"])
+    ec = torchrec.EmbeddingCollection(tables=[config], device=torch.device("meta"))
+    model = nn.Module()
+    model.seq = ec
+    made = planner(constraints=factors(a=20.0))
+    assert set(made.plan(model, SHARDERS).plan["seq"]) == {"a"}
+    assert made.found.problem.workload.tables[0].pooling == "none"
+
+
+def test_weighted_modules_are_weighted() -> None:
+    assert all(t.weighted for t in workload_of(Model(is_weighted=True)).tables)
+
+
+def test_a_module_may_be_the_root() -> None:
+    plan = planner().plan(Model().ebc, SHARDERS)
+    assert set(plan.plan[""]) == {"a", "b"}
+
+
+def test_tables_of_one_name_in_two_modules_are_both_planned() -> None:
+    model = nn.Module()
+    model.one, model.two = Model(bag("a")).ebc, Model(bag("a", 99)).ebc
+    plan = planner(constraints=factors(a=2.0)).plan(model, SHARDERS)
+    assert {path: set(tables) for path, tables in plan.plan.items()} == {"one": {"a"}, "two": {"a"}}
+    assert plan.plan["two"]["a"].ranks is not None
+
+
+def test_a_feature_processor_keeps_to_what_torchrec_allows() -> None:
+    from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+
+    ebc = Model(bag("a"), is_weighted=True).ebc
+    processor = PositionWeightedModuleCollection({"a_f0": 10}, device=torch.device("meta"))
+    model = nn.Module()
+    model.fp = FeatureProcessedEmbeddingBagCollection(ebc, processor)
+    made = planner(constraints=factors(a=2.0))
+    plan = made.plan(model, [FeatureProcessedEmbeddingBagCollectionSharder()])
+    assert set(plan.plan["fp"]) == {"a"}
+    offered = made.found.problem.workload.tables[0].constraints.offered
+    assert "row_wise" not in {kind for kind, _ in offered}
+
+
+# --- what rides along --------------------------------------------------------------------------
+
+
+def test_callbacks_and_statistics_see_placed_options_with_estimates() -> None:
+    seen: list[Any] = []
+
+    class Told(EmbeddingStats):
+        def log(self, *args: Any, **kwargs: Any) -> None:
+            super().log(*args, **kwargs)
+            seen.append(kwargs["best_plan"])
+
+    def callback(options: list[Any]) -> list[Any]:
+        seen.append(options)
+        return options
+
+    planner(stats=Told(), callbacks=[callback]).plan(Model(), SHARDERS)
+    assert len(seen) == 2
+    for options in seen:
+        for option in options:
+            for shard in option.shards:
+                assert shard.rank is not None
+                assert shard.perf.total > 0
+                assert shard.storage is not None
+
+
+def test_a_baseline_that_finds_nothing_does_not_end_the_search() -> None:
+    """A CPU sharder with row_wise alone: TorchRec's own lists it for GPUs only."""
+    made = planner(topology=Topology(world_size=2, compute_device="cpu"), hardware="cpu-gloo")
+    plan = made.plan(Model(), [Offering(row_wise=["fused"])]).plan["ebc"]
+    assert {sharding.sharding_type for sharding in plan.values()} == {"row_wise"}
+
+
+def test_a_model_file_of_a_module_gives_the_same_plan(tmp_path: Any) -> None:
+    model, told = Model(), factors(a=20.0, b=2.0)
+    workload = to_yaml(model, tmp_path / "m.yaml", batch_size=512, constraints=told)
+    found = workload_of(model)
+    assert [t.features for t in workload.tables] == [t.features for t in found.tables]
+    ours, theirs = (w.dense.program(w) for w in (workload, found))
+    assert (ours.forward, ours.backward) == (theirs.forward, theirs.backward)
+    again = planner(model=tmp_path / "m.yaml", constraints=None).plan(model, SHARDERS)
+    assert str(again) == str(planner().plan(model, SHARDERS))
+
+
+def test_a_model_file_says_what_was_guessed(tmp_path: Any) -> None:
+    given = {"batch_size": 512, "constraints": factors(a=20.0, b=2.0)}
+    to_yaml(Model(), tmp_path / "m.yaml", **given)
+    head = [x for x in (tmp_path / "m.yaml").read_text().splitlines() if x.startswith("#")]
+    for what in ("train_pipeline is base", "dense.data_type", "dense.optimizer", "exact_sgd"):
+        assert any(what in line for line in head)
+    found = to_yaml(
+        Model(),
+        tmp_path / "m.yaml",
+        **given,
+        train_pipeline="sparse_dist",
+        dense_data_type="bf16",
+        dense_optimizer="adam",
+    )
+    assert load_model(tmp_path / "m.yaml") == found
+    assert found.train_pipeline == "sparse_dist"
+    assert (found.dense.data_type, found.dense.optimizer) == ("fp32", "adam")
+    calls = found.dense.program(found).forward
+    halves = [c.name for c in calls if isinstance(c, OpCall) and c.outputs[0].data_type == "bf16"]
+    assert halves.count("addmm") == 2, "forward runs under autocast"
+    assert "train_pipeline is" not in (tmp_path / "m.yaml").read_text()
+    with pytest.raises(InputError, match="train_pipeline is 'fast'; allowed are base"):
+        to_yaml(Model(), tmp_path / "m.yaml", **given, train_pipeline="fast")
+
+
+def test_torchrecs_own_planner_can_rate_by_our_prediction() -> None:
+    model, told = Model(), factors(a=20.0, b=2.0)
+    for constraint in told.values():
+        # replicated tables, which its proposers offer, train otherwise: our planner has none
+        constraint.sharding_types = ["table_wise", "column_wise", "row_wise"]
+    model_of_time = ShardoptPerfModel(
+        topology(), model, SHARDERS, 512, hardware="a100-80gb", constraints=told
+    )
+    rated: list[float] = []
+
+    class Watched(ShardoptPerfModel):
+        def rate(self, plan: list[Any]) -> float:
+            rated.append(model_of_time.rate(plan))
+            return rated[-1]
+
+    theirs = EmbeddingShardingPlanner(
+        topology=topology(),
+        batch_size=512,
+        constraints=told,
+        performance_model=Watched(topology(), model, SHARDERS, 512, hardware="a100-80gb"),
+        debug=False,
+    )
+    plan = from_torchrec(theirs.plan(model, SHARDERS), model, world_size=4, local_world_size=4)
+    made = planner(constraints=told)
+    made.plan(model, SHARDERS)
+    problem = made.found.problem
+    chosen = predict(problem.workload, problem.topology, problem.hardware, plan)
+    assert chosen.iteration_ms == pytest.approx(min(rated))
+    assert made.found.result.best.iteration_ms <= min(rated) * (1 + 1e-9)
+
+
+# --- the whole signature ------------------------------------------------------------------------
+
+
+def test_all_arguments_of_torchrec_are_taken_in_its_order(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    theirs = list(inspect.signature(EmbeddingShardingPlanner.__init__).parameters)
+    ours = list(inspect.signature(ShardoptPlanner.__init__).parameters)
+    assert ours[: len(theirs)] == theirs
+    ranks = topology()
+    with caplog.at_level(logging.WARNING, "shardopt"):
+        made = ShardoptPlanner(
+            ranks,
+            512,
+            None,
+            None,
+            GreedyProposer(),
+            GreedyPerfPartitioner(),
+            NoopPerfModel(ranks),
+            None,
+            factors(a=1.0, b=1.0),
+            False,
+            effort=EFFORT,
+        )
+    assert caplog.text.count("search takes the place") == 1
+    assert "proposer, partitioner, performance_model" in caplog.text
+    assert set(made.plan(Model(), SHARDERS).plan["ebc"]) == {"a", "b"}
+
+
+def test_errors_are_torchrecs_too() -> None:
+    with pytest.raises(PlannerError, match="no pooling factor") as caught:
+        planner(constraints=factors(a=1.0), strict=True).plan(Model(), SHARDERS)
+    assert isinstance(caught.value, InputError)
+    assert caught.value.error_type is PlannerErrorType.INPUT_VALIDATION
+    assert pickle.loads(pickle.dumps(caught.value)).error_type is caught.value.error_type
+
+
+def test_what_callbacks_change_is_in_what_was_found() -> None:
+    def to_rank_0(options: list[Any]) -> list[Any]:
+        for option in options:
+            if option.name == "a":
+                option.sharding_type, option.partition_by = "table_wise", "device"
+                option.shards = option.shards[:1]
+                option.shards[0].size, option.shards[0].offset = [100_000, 64], [0, 0]
+                option.shards[0].rank = 0
+        return options
+
+    told = factors(a=20.0, b=2.0)
+    told["a"].sharding_types = ["row_wise"]
+    made = planner(constraints=told, callbacks=[to_rank_0])
+    made.plan(Model(), SHARDERS)
+    found = made.found
+    assert found.changed == ("a",)
+    assert found.plan.tables["a"].sharding_type == "table_wise"
+    assert found.prediction.iteration_ms != found.result.best.iteration_ms
+
+
+@pytest.mark.slow
+def test_without_logging_set_up_one_line_says_what_was_found() -> None:
+    script = (
+        "from tests.shardopt.torchrec.hook_models import SHARDERS, Model, planner\n"
+        "planner().plan(Model(), SHARDERS)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=True
+    )
+    (line,) = [x for x in done.stderr.splitlines() if "predicted" in x]
+    assert re.search(
+        r"predicted [\d.]+ ms per iteration on 4 x a100-80gb \(90 %: .* ms\); "
+        r"TorchRec's plan takes [\d.]+ ms \([\d.]+x slower\); "
+        r"(at most [\d.]+|less than 0\.1) % from the best possible; constants: \w+",
+        line,
+    )
+
+
+def test_the_second_planner_takes_the_answer_from_the_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, made = planner(), planner()
+    plan = str(first.plan(Model(), SHARDERS))
+    monkeypatch.setattr("shardopt.torchrec.machine.solve", None)
+    assert str(made.plan(Model(), SHARDERS)) == plan
+    assert made.found is not None
+    assert first.found is not None
+    assert made.found.result == first.found.result
+
+
+def loading(first: ShardoptPlanner) -> PlanLoader:
+    """Loads the best plan of another planner, under the hashes of its options."""
+
+    class Loader(PlanLoader):
+        def load(self) -> dict[int, Any]:
+            return {option.storage_hash(): option for option in first._best_plan}
+
+        def plan_context_hash(self) -> str:
+            return first.hash_planner_context_inputs_str()
+
+        def get_plan_id(self) -> str:
+            return "kept"
+
+    return Loader()
+
+
+def test_a_loaded_plan_is_not_searched_again() -> None:
+    first = planner()
+    first.plan(Model(), SHARDERS)
+    second = planner(plan_loader=loading(first))
+    plan = second.plan(Model(), SHARDERS)
+    assert str(plan) == str(first.plan(Model(), SHARDERS))
+    assert second.found.result is None
+    assert second.found.plan == first.found.plan
+    assert second.found.prediction.iteration_ms == first.found.prediction.iteration_ms
+
+
+def test_a_plan_with_what_no_enumerator_lists_loads_again() -> None:
+    """Cuts of columns and load factors that the search adds."""
+    model = Model(bag("a", 4_000_000, 256), bag("b", 4_000_000, 256))
+    told = factors(a=40.0, b=40.0)
+    for constraint in told.values():
+        constraint.sharding_types = ["column_wise"]
+        constraint.compute_kernels = ["fused_uvm_caching"]
+        constraint.min_partition = 64
+    given = {"constraints": told, "topology": topology(4, 4 * GIB), "effort": 0.05}
+    first = planner(**given)
+
+    def cut(options: list[Any]) -> list[Any]:
+        """A plan that the search may find."""
+        problem = first.found or first._searched
+        space = whole_space(problem.problem)
+        wanted = ((2, 0.2), (4, 0.05))
+        tables = {
+            key: place(
+                next(o for o in options if (o.num_shards, o.cache_load_factor) == want),
+                range(want[0]),
+            )
+            for key, options, want in zip(space.keys, space.options, wanted, strict=True)
+        }
+        plan = ShardingPlan(tables, 4, 4)
+        made = to_options(plan, problem.problem.workload, first._smallest.space)
+        first._enumerator.populate_estimates(made)
+        return made
+
+    first._callbacks.insert(0, cut)
+    plan = first.plan(model, SHARDERS)
+    assert {len(t.ranks) for t in plan.plan["ebc"].values()} == {2, 4}
+    assert first.found.changed
+    again = planner(**given, plan_loader=loading(first)).plan(model, SHARDERS)
+    assert str(again) == str(plan)
+    assert [t.cache_params.load_factor for t in again.plan["ebc"].values()] == [0.2, 0.05]
+
+
+def test_the_usual_load_factor_is_not_written_into_a_plan() -> None:
+    told = factors(a=20.0, b=2.0)
+    for constraint in told.values():
+        constraint.compute_kernels = ["fused_uvm_caching"]
+    made = planner(constraints=told)
+    problem = problem_of(made, Model())
+    workload, space = problem.workload, made._smallest.space
+    tables = {
+        key: place(next(o for o in options if o.cache_load_factor == 0.2), (0,))
+        for key, options in zip(workload.keys, whole_space(problem).options, strict=True)
+    }
+    usual = to_options(ShardingPlan(tables, 4, 4), workload, space)
+    assert {option.cache_load_factor for option in usual} == {None}
+    key = workload.keys[0]
+    tables[key] = replace(tables[key], parameters={"cache_params": {"load_factor": 0.5}})
+    mixed = to_options(ShardingPlan(tables, 4, 4), workload, space)
+    assert [option.cache_load_factor for option in mixed] == [0.5, 0.2]
+
+
+FEATURE = "{{name: {0}_f0, pooling_factor: 2, index_distribution: {{files: [{1}]}}}}"
+
+
+MODEL = """
+schema: 1
+batch_size: 512
+tables:
+  - {{name: a, num_embeddings: 100000, embedding_dim: 64, features: [{a}]}}
+  - {{name: b, num_embeddings: 10000, embedding_dim: 64, features: [{b}]}}
+dense: {{bottom_mlp: [64], top_mlp: [4, 1], interaction: concat, in_features: 4}}
+"""
+
+
+def write_model(folder: Path, *files: str) -> Path:
+    lists = {name: FEATURE.format(name, ", ".join(files)) for name in ("a", "b")}
+    path = folder / "m.yaml"
+    path.write_text(MODEL.format(**lists))
+    return path
+
+
+def test_windows_of_a_model_file_are_scenarios(tmp_path: Path) -> None:
+    for name, pooling in (("mon", 2.0), ("tue", 1e5)):
+        write_window(tmp_path / f"{name}.npz", pooling, ("a_f0", "b_f0"), 10_000)
+    model = write_model(tmp_path, "mon.npz", "tue.npz")
+    made = planner(model=model, constraints=None, objective="regret", scenarios="none")
+    made.plan(Model(), SHARDERS)
+    assert made.found is not None
+    assert made.found.result is not None
+    mon, tue = made.found.result.scenarios
+    assert (mon.name, tue.name) == ("mon", "tue")
+    assert mon.ours_ms < tue.ours_ms
+    assert made.found.result.aim == "regret"
+    worst = made.found.result.worst_regret
+    assert worst is not None
+    assert 0 <= worst < 1
+
+
+def test_one_window_is_none(tmp_path: Path) -> None:
+    write_window(tmp_path / "mon.npz", 2.0, ("a_f0", "b_f0"), 10_000)
+    with pytest.raises(PlannerError, match="two or more"):
+        planner(model=write_model(tmp_path, "mon.npz"), constraints=None)
+
+
+MIB = 2**20
+
+
+NAMES = [f"t{i}" for i in range(4)]
+
+
+def of_tiny_devices(mib: int, **more: Any) -> ShardoptPlanner:
+    """For four tables of 25.6 kB, which need more beside their weights."""
+    told = factors(**dict.fromkeys(NAMES, 1.0))
+    return planner(topology=topology(2, mib * MIB), constraints=told, **more)
+
+
+def tiny() -> Model:
+    return Model(*(bag(name, 100) for name in NAMES))
+
+
+def test_a_plan_that_the_storage_estimator_accepts_is_returned(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = of_tiny_devices(2)
+    with caplog.at_level("WARNING", "shardopt"):
+        plan = made.plan(tiny(), SHARDERS)
+    assert set(plan.plan["ebc"]) == set(NAMES)
+    assert "strict=True" in caplog.text
+    assert made.found.result.best.iteration_ms == pytest.approx(made.found.prediction.iteration_ms)
+    assert made.found.result.lower_bound_ms <= made.found.prediction.iteration_ms
+    assert not any(rank.fits for rank in made.found.prediction.memory)
+
+
+def test_strict_refuses_what_does_not_fit_by_our_count() -> None:
+    with pytest.raises(PlannerError) as caught:
+        of_tiny_devices(2, strict=True).plan(tiny(), SHARDERS)
+    assert caught.value.error_type is PlannerErrorType.STRICT_CONSTRAINTS
+
+
+@pytest.mark.parametrize(("mib", "told"), [(3, True), (16, False)])
+def test_a_peak_beyond_the_device_is_told(
+    mib: int, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = of_tiny_devices(mib)
+    with caplog.at_level("WARNING", "shardopt"):
+        made.plan(tiny(), SHARDERS)
+    assert ("by shardopt's count" in caplog.text) == told
+    (memory, _) = made.found.prediction.memory
+    assert memory.peak.capacity_bytes == mib * MIB, "as installed, before the reservation"
+
+
+def test_a_fixed_reservation_is_told_where_nothing_fits() -> None:
+    made = planner(
+        topology=topology(2, 2 * MIB),
+        storage_reservation=FixedAbsoluteStorageReservation.from_gb(0.5),
+        constraints=factors(huge=1.0),
+    )
+    with pytest.raises(PlannerError) as caught:
+        made.plan(Model(bag("huge", 10**7, 10**7)), SHARDERS)
+    assert caught.value.error_type is PlannerErrorType.INSUFFICIENT_STORAGE
+    assert "0.5 GB per device" in str(caught.value)

@@ -1,0 +1,157 @@
+"""Topologies, hardware profiles of several devices, and groups of ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torchrec")
+
+from pathlib import Path
+
+import torch
+import torchrec
+from torch import nn
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fused_embeddingbag import FusedEmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.planner.types import PlannerError
+from torchrec.distributed.types import ShardingStrategy
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+from shardopt.torchrec import ReplicaGroups, ShardoptPlanner
+from tests.shardopt.torchrec.hook_models import (
+    SHARDERS,
+    Model,
+    bag,
+    factors,
+    planner,
+    topology,
+)
+
+pytestmark = pytest.mark.usefixtures("kept_answers")
+
+
+@pytest.mark.parametrize(
+    ("device", "hardware", "words"),
+    [
+        ("cpu", "h100-sxm", "topology is of cpu.*h100-sxm is of cuda"),
+        ("cuda", "cpu-gloo", "topology is of cuda.*cpu-gloo is of cpu"),
+        ("mtia", None, "of mtia devices.*cuda and cpu only"),
+    ],
+)
+def test_hardware_of_another_device_is_told(device: str, hardware: str, words: str) -> None:
+    ranks = Topology(world_size=2, compute_device=device)
+    with pytest.raises(PlannerError, match=words):
+        planner(topology=ranks, hardware=hardware)
+
+
+CLUSTER = """\
+schema: 1
+hosts: 2
+ranks_per_host: 2
+levels: [{name: pods, oversubscription: 8}]
+hardware: a100-80gb
+"""
+
+
+def test_a_cluster_file_says_what_the_topology_cannot(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(CLUSTER)
+    given = {"constraints": factors(a=20.0, b=2.0), "batch_size": 512}
+    ranks = topology(4, local_world_size=2)
+    flat = planner(topology=ranks, hardware="a100-80gb", **given)
+    narrow = planner(topology=ranks, cluster=file, **given)
+    for made in (flat, narrow):
+        made.plan(Model(), SHARDERS)
+    assert flat.found is not None
+    assert flat.found.result is not None
+    assert narrow.found is not None
+    assert narrow.found.result is not None
+    assert narrow.found.problem.hardware.name == "a100-80gb"
+    assert [level.name for level in narrow.found.problem.topology.network] == ["pods"]
+    assert narrow.found.result.best.iteration_ms > flat.found.result.best.iteration_ms
+
+
+def test_a_cluster_of_other_ranks_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(CLUSTER)
+    words = r"has 4 ranks, 2 a host, in groups of 2.*topology has 8, 8 and 8.*pod_size"
+    with pytest.raises(PlannerError, match=words):
+        planner(topology=topology(8, local_world_size=8), cluster=file)
+
+
+def test_tables_with_a_fused_optimizer_are_not_replicated_on_cpus() -> None:
+    """TorchRec offers it, and its DistributedDataParallel refuses it."""
+    fused = FusedEmbeddingBagCollection(
+        [bag("a", 100), bag("b", 100)], torch.optim.SGD, {"lr": 0.1}, device=torch.device("meta")
+    )
+    model = nn.ModuleDict({"x": fused})
+    made = planner(topology=Topology(world_size=2, compute_device="cpu"), hardware="cpu-gloo")
+    plan = made.plan(model, [FusedEmbeddingBagCollectionSharder()]).plan["x"]
+    assert "data_parallel" not in {sharding.sharding_type for sharding in plan.values()}
+
+
+def test_ranks_that_do_not_fill_hosts_are_planned_as_torchrec_does() -> None:
+    given = {"constraints": factors(a=20.0, b=2.0), "batch_size": 512, "debug": False}
+    made = planner(topology=topology(12, local_world_size=8), **given)
+    theirs = EmbeddingShardingPlanner(topology(12, local_world_size=8), **given)
+    assert str(made.plan(Model(), SHARDERS)) == str(theirs.plan(Model(), SHARDERS))
+    assert made.found is None
+
+
+RULES = {"t": ParameterConstraints(sharding_types=["table_wise"], pooling_factors=[2.0])}
+
+
+def tables(optimizer: type[torch.optim.Optimizer]) -> torchrec.EmbeddingBagCollection:
+    config = torchrec.EmbeddingBagConfig(
+        num_embeddings=1000, embedding_dim=16, name="t", feature_names=["f"]
+    )
+    found = torchrec.EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
+    apply_optimizer_in_backward(optimizer, found.parameters(), {"lr": 0.1})
+    return found
+
+
+def grouped_planner(groups: ReplicaGroups, job: Topology | None = None) -> ShardoptPlanner:
+    ranks = job or Topology(16, "cuda", local_world_size=8)
+    return ShardoptPlanner(
+        ranks, 64, constraints=RULES, replica_groups=groups, effort=0.02, debug=False, cache=False
+    )
+
+
+def test_a_plan_covers_a_group_of_all_ranks() -> None:
+    made = grouped_planner(ReplicaGroups(4, 10))
+    plan = made.plan(tables(torchrec.optim.RowWiseAdagrad), [EmbeddingBagCollectionSharder()])
+    assert {r for t in plan.plan[""].values() for r in t.ranks} <= set(range(4))
+    assert made.replicas is not None
+    assert made.replicas.collection_arguments == {
+        "world_size": 16,
+        "sharding_group_size": 4,
+        "node_group_size": 2,
+        "use_inter_host_allreduce": False,
+        "sharding_strategy": ShardingStrategy.DEFAULT,
+    }
+    assert made.found is not None
+    topology = made.found.problem.topology
+    assert (topology.world_size, topology.whole.world_size) == (4, 16)
+    assert made.found.prediction.replica_sync is not None
+
+
+def test_one_group_of_all_ranks_is_planned_as_ever() -> None:
+    assert grouped_planner(ReplicaGroups(16)).replicas is None
+
+
+def test_groups_that_do_not_divide_the_ranks() -> None:
+    with pytest.raises(PlannerError, match="size is 3, which does not divide 16 ranks"):
+        grouped_planner(ReplicaGroups(3))
+
+
+def test_a_job_must_be_known() -> None:
+    with pytest.raises(PlannerError, match="replica groups divide all ranks of the job"):
+        ShardoptPlanner(batch_size=64, replica_groups=ReplicaGroups(2))
+
+
+def test_optimizers_that_torchrec_cannot_average() -> None:
+    made = grouped_planner(ReplicaGroups(4))
+    with pytest.raises(PlannerError, match="table 't' has the optimizer adam"):
+        made.plan(tables(torch.optim.Adam), [EmbeddingBagCollectionSharder()])

@@ -1,0 +1,120 @@
+"""Which options of TorchRec's a plan may hold: those that run, and train as its own plan does."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torchrec")
+
+import logging
+from typing import Any
+
+import torch
+import torchrec
+from torch import nn
+from torchrec.distributed.embedding_tower_sharding import EmbeddingTowerCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.modules.embedding_configs import EmbeddingConfig
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+
+from shardopt.torchrec import ShardoptPlanner
+from tests.shardopt.torchrec.hook_models import EFFORT, SHARDERS, Model, bag, factors
+from tests.shardopt.torchrec.left_modules import towers
+
+pytestmark = pytest.mark.usefixtures("kept_answers")
+
+
+META = torch.device("meta")
+
+
+def small() -> nn.Module:
+    return Model(bag("a", 1000), bag("b", 1000))
+
+
+def with_towers() -> nn.Module:
+    model = nn.Module()
+    model.ebc, model.towers = Model(bag("c", 1000), bag("d", 1000)).ebc, towers()
+    return model
+
+
+def sequences() -> nn.Module:
+    config = EmbeddingConfig(name="a", num_embeddings=1000, embedding_dim=64, feature_names=["f"])
+    model = nn.Module()
+    model.ec = torchrec.EmbeddingCollection(tables=[config], device=META)
+    return model
+
+
+def fused() -> nn.Module:
+    model = nn.Module()
+    model.ebc = FusedEmbeddingBagCollection(
+        [bag("a", 1000), bag("b", 1000)],
+        optimizer_type=torch.optim.SGD,
+        optimizer_kwargs={"lr": 0.1},
+        device=META,
+    )
+    return model
+
+
+def kernels(plan: Any) -> dict[str, str]:
+    return {
+        name: of_table.compute_kernel
+        for of_module in plan.plan.values()
+        for name, of_table in of_module.items()
+    }
+
+
+def plans_of(module: nn.Module, sharders: list[Any], batch: int, **more: Any) -> Any:
+    """TorchRec's and ours."""
+    given = {"topology": Topology(2, "cuda"), "batch_size": batch, "debug": False, **more}
+    ours = ShardoptPlanner(**given, effort=EFFORT, default_pooling_factor=1.0)
+    return EmbeddingShardingPlanner(**given).plan(module, sharders), ours.plan(module, sharders)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("make", [small, with_towers, sequences])
+def test_no_table_leaves_the_optimizer_of_its_backward(make: Any, device: str) -> None:
+    """The search would replicate all of them: that is fewer launches, and other training."""
+    for sharders in (
+        get_default_sharders(),
+        [*get_default_sharders(), EmbeddingTowerCollectionSharder()],
+    ):
+        theirs, ours = plans_of(make(), sharders, 64, topology=Topology(2, device))
+        assert kernels(ours) == kernels(theirs)
+        assert "dense" not in kernels(ours).values()
+
+
+def test_a_table_that_torchrec_replicates_stays_with_the_dense_optimizer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = Model(bag("a", 10), bag("b", 100_000), bag("c", 100_000))
+    with caplog.at_level(logging.WARNING, "shardopt"):
+        theirs, ours = plans_of(model, SHARDERS, 8192)
+    assert kernels(ours) == kernels(theirs) == {"a": "dense", "b": "fused", "c": "fused"}
+    (told,) = [r.getMessage() for r in caplog.records if "dense optimizer" in r.getMessage()]
+    assert "'ebc.a'" in told
+    assert "'ebc.b'" not in told
+
+
+@pytest.mark.parametrize(
+    "asked", [{"sharding_types": ["data_parallel", "table_wise"]}, {"compute_kernels": ["dense"]}]
+)
+def test_a_constraint_may_ask_for_it(asked: dict[str, list[str]]) -> None:
+    told = factors(a=1.0)
+    for name, value in asked.items():
+        setattr(told["a"], name, value)
+    _, ours = plans_of(Model(bag("a", 1000)), SHARDERS, 64, constraints=told)
+    assert kernels(ours) == {"a": "dense"}
+
+
+def test_a_module_with_its_own_optimizer_keeps_it_replicated_too() -> None:
+    _, ours = plans_of(fused(), get_default_sharders(), 64)
+    assert set(kernels(ours).values()) == {"dense"}
+
+
+@pytest.mark.parametrize("ranks", [{}, {"world_size": 12, "local_world_size": 8}])
+def test_what_cannot_run_is_not_planned_either_where_torchrec_places_it(ranks: Any) -> None:
+    """TorchRec cannot replicate a table of a fused module on CPUs; 12 ranks are left to it."""
+    given = {"world_size": 2, "compute_device": "cpu", **ranks}
+    _, ours = plans_of(fused(), get_default_sharders(), 100_000, topology=Topology(**given))
+    assert set(kernels(ours).values()) == {"fused"}

@@ -1,0 +1,106 @@
+"""The provider of TorchRec 1.9's planning sessions, and its absence before."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torchrec")
+
+import importlib.util
+from typing import Any
+
+from torchrec.distributed.planner.types import ParameterConstraints
+
+from predictor.errors import InputError, ShardoptError
+from predictor.hardware.loader import load_hardware
+from tests.shardopt.torchrec.hook_models import EFFORT, SHARDERS, Model, bag, factors
+
+HAS_PROVIDERS = importlib.util.find_spec("torchrec.distributed.planner.provider") is not None
+
+
+newer = pytest.mark.skipif(not HAS_PROVIDERS, reason="planner providers came with torchrec 1.9")
+
+
+@pytest.mark.skipif(HAS_PROVIDERS, reason="this torchrec has planner providers")
+def test_an_older_torchrec_is_named() -> None:
+    with pytest.raises(ImportError, match=r"no PlannerProvider.*1\.9.*ShardoptPlanner") as caught:
+        from shardopt.torchrec import ShardoptPlannerProvider  # noqa: F401
+    assert isinstance(caught.value, ShardoptError)
+
+
+def session(sku: str, of: dict[str, Any] | None = None, **more: Any) -> tuple[Any, Any]:
+    """Result and context of planning for one SKU."""
+    from torchrec.distributed.planner.api import ProductionPlannerOrchestrator
+    from torchrec.distributed.planner.executor import DefaultPlannerExecutor
+    from torchrec.distributed.planner.types import PlannerSessionContext, ShardingPlanRequest
+
+    from shardopt.torchrec import ShardoptPlannerProvider
+
+    given = {
+        "model": Model(),
+        "sharders": SHARDERS,
+        "world_size": 4,
+        "local_world_size": 4,
+        "batch_size": 512,
+        "constraints": factors(a=20.0, b=2.0),
+        "compute_device": "cuda",
+        "capture_search_space": True,
+    }
+    request = ShardingPlanRequest(**{**given, **more})
+    context = PlannerSessionContext(request=request, results={})
+    executor = DefaultPlannerExecutor(ShardoptPlannerProvider(of, effort=EFFORT))
+    found = ProductionPlannerOrchestrator(executor, sku).plan(request, context)
+    return found[sku], context
+
+
+@newer
+def test_a_session_plans_with_ours_and_reports() -> None:
+    result, context = session("H100")
+    assert result.success, result.planner_failure_reason
+    assert set(result.sharding_plan.plan["ebc"]) == {"a", "b"}
+    assert {option.fqn for option in result.sharding_options} == {"ebc.a", "ebc.b"}
+    assert {option.fqn for option in context.search_space["H100"]} == {"ebc.a", "ebc.b"}
+    assert result.estimated_max_hbm_bytes > 0
+    assert result.critical_path_ms > 0
+
+
+@newer
+def test_the_profile_says_what_memory_there_is() -> None:
+    """TorchRec takes 32 GB whatever the SKU."""
+    for sku, name in (("H100", "h100-sxm"), ("B200", "b200")):
+        _, context = session(sku)
+        (topology,) = context.topology_cache.values()
+        assert topology.devices[0].storage.hbm == pytest.approx(load_hardware(name).hbm_bytes)
+    _, context = session("H100", hbm_gb=5.0)
+    (topology,) = context.topology_cache.values()
+    assert topology.devices[0].storage.hbm == 5 * 1024**3
+
+
+@newer
+def test_an_unknown_sku_asks_for_a_profile() -> None:
+    with pytest.raises(InputError, match=r"SKU 'MTIA'.*hardware="):
+        session("MTIA")
+    assert session("MTIA", {"MTIA": "a100-80gb"})[0].success
+
+
+@newer
+def test_what_does_not_fit_is_a_result_not_a_traceback() -> None:
+    told = factors(a=1.0)
+    told["a"] = ParameterConstraints(
+        pooling_factors=[1.0], sharding_types=["table_wise"], compute_kernels=["fused"]
+    )
+    result, _ = session("H100", model=Model(bag("a", 20_000_000)), constraints=told, hbm_gb=2.0)
+    assert not result.success
+    assert "Possible solutions" in result.planner_failure_reason
+
+
+@newer
+def test_knobs_of_torchrecs_search_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    from torchrec.distributed.planner.types import PlannerConfig, PlannerVariant
+
+    with caplog.at_level("WARNING", "shardopt"):
+        session("H100", planner_config=PlannerConfig(proposer_type="greedy"))
+    assert "proposer_type" in caplog.text
+    config = PlannerConfig(planner_variant=PlannerVariant.LINEAR_PROGRAMMING)
+    with pytest.raises(NotImplementedError):
+        session("H100", planner_config=config)

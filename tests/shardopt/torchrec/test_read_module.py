@@ -1,0 +1,593 @@
+"""What a plan is made from: read from the module, given, or asked for; what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torchrec")
+
+import copy
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchrec
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import nn
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fused_embedding import FusedEmbeddingCollectionSharder
+from torchrec.distributed.fused_embeddingbag import FusedEmbeddingBagCollectionSharder
+from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
+from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.types import PlannerError
+from torchrec.distributed.types import BoundsCheckMode, CacheAlgorithm, CacheParams
+from torchrec.modules.embedding_configs import DataType, EmbeddingConfig, PoolingType
+from torchrec.modules.feature_processor_ import (
+    FeatureProcessor,
+    PositionWeightedModule,
+    PositionWeightedModuleCollection,
+)
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from torchrec.modules.fused_embedding_modules import (
+    FusedEmbeddingBagCollection,
+    FusedEmbeddingCollection,
+)
+from torchrec.modules.mc_embedding_modules import (
+    ManagedCollisionEmbeddingBagCollection,
+    ManagedCollisionEmbeddingCollection,
+)
+from torchrec.modules.mc_modules import (
+    DistanceLFU_EvictionPolicy,
+    ManagedCollisionCollection,
+    MCHManagedCollisionModule,
+)
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from predictor.errors import InputError
+from predictor.model.plan import ComputeKernel
+from predictor.predict import predict
+from shardopt.config import load_model
+from shardopt.config.write import write_model
+from shardopt.torchrec import ShardoptPerfModel, ShardoptPlanner, to_yaml
+from shardopt.torchrec.read_module import not_priced
+from tests.builders import a_table, a_workload
+from tests.shardopt.torchrec.hook_models import (
+    EFFORT,
+    SHARDERS,
+    Model,
+    bag,
+    factors,
+    planner,
+    problem_of,
+    topology,
+    workload_of,
+)
+from tests.shardopt.torchrec.left_modules import LEFT, META, bags, holding
+
+pytestmark = pytest.mark.usefixtures("kept_answers")
+
+
+FACTORS = {"a": 3.0, "b": 5.0}
+
+
+OFFERED = {kernel.value for kernel in EmbeddingComputeKernel}
+
+
+def sequence(name: str) -> EmbeddingConfig:
+    return EmbeddingConfig(
+        name=name, num_embeddings=1000, embedding_dim=64, feature_names=[f"{name}_f0"]
+    )
+
+
+def sequences() -> Any:
+    return torchrec.EmbeddingCollection(tables=[sequence("a"), sequence("b")], device=META)
+
+
+def remapped(configs: Any) -> ManagedCollisionCollection:
+    """One bucket a rank: TorchRec shards nothing else."""
+    return ManagedCollisionCollection(
+        {
+            config.name: MCHManagedCollisionModule(
+                zch_size=1000,
+                device=META,
+                eviction_interval=2,
+                eviction_policy=DistanceLFU_EvictionPolicy(),
+                buckets=4,
+            )
+            for config in configs
+        },
+        configs,
+    )
+
+
+def managed_bags() -> nn.Module:
+    ebc = bags()
+    return ManagedCollisionEmbeddingBagCollection(ebc, remapped(ebc.embedding_bag_configs()))
+
+
+def managed_sequences() -> nn.Module:
+    ec = sequences()
+    return ManagedCollisionEmbeddingCollection(ec, remapped(ec.embedding_configs()))
+
+
+def fused_bags() -> nn.Module:
+    tables = [bag("a", 1000), bag("b", 1000)]
+    return FusedEmbeddingBagCollection(
+        tables, torchrec.optim.RowWiseAdagrad, {"lr": 0.1}, device=META
+    )
+
+
+def fused_sequences() -> nn.Module:
+    tables = [sequence("a"), sequence("b")]
+    return FusedEmbeddingCollection(tables, torch.optim.Adagrad, {"lr": 0.1}, device=META)
+
+
+PLANNED = {
+    "fused bags": (fused_bags, FusedEmbeddingBagCollectionSharder, "exact_row_wise_adagrad"),
+    "fused sequences": (fused_sequences, FusedEmbeddingCollectionSharder, "exact_adagrad"),
+    "managed bags": (managed_bags, ManagedCollisionEmbeddingBagCollectionSharder, "exact_sgd"),
+    "managed sequences": (
+        managed_sequences,
+        ManagedCollisionEmbeddingCollectionSharder,
+        "exact_sgd",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PLANNED)
+def test_planned_within_what_torchrec_offers(kind: str) -> None:
+    make, sharder, optimizer = PLANNED[kind]
+    model, by = holding(make()), [sharder()]
+    made = planner(constraints=factors(**FACTORS))
+    plan = made.plan(model, by).plan["x"]
+    assert set(plan) == {"a", "b"}
+    space = EmbeddingEnumerator(topology(), 512, factors(**FACTORS)).enumerate(model, by)
+    offered = {(o.name, o.sharding_type, o.compute_kernel) for o in space}
+    for name, sharding in plan.items():
+        assert (name, sharding.sharding_type, sharding.compute_kernel) in offered
+    tables = made.found.problem.workload.tables
+    assert {table.optimizer for table in tables} == {optimizer}
+    assert {table.pooling for table in tables} == {"none" if "sequences" in kind else "sum"}
+    assert [table.features[0].pooling_factor for table in tables if table.name == "b"] == [5.0]
+
+
+class WithQuantKernels(EmbeddingBagCollectionSharder):
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return ["table_wise"]
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        return ["fused", "quant"]
+
+
+@pytest.mark.parametrize("kind", LEFT)
+def test_what_no_law_predicts_is_left_to_torchrec(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, sharder, words = LEFT[kind]
+    model, by = holding(make()), [sharder()]
+    told = factors(**FACTORS)
+    made = planner(constraints=told)
+    with caplog.at_level(logging.WARNING, "shardopt"):
+        plan = made.plan(model, by)
+    assert "left to TorchRec's own estimate" in caplog.text
+    assert "not validated" in caplog.text
+    assert words in caplog.text
+    assert made.found is None
+    theirs = EmbeddingShardingPlanner(
+        topology=topology(), batch_size=512, constraints=told, debug=False
+    )
+    assert str(plan) == str(theirs.plan(model, by))
+
+
+# --- every field of ParameterConstraints ---------------------------------------------------------
+
+
+def test_what_rides_along_with_a_table_reaches_its_sharding() -> None:
+    told = factors(a=20.0, b=2.0)
+    told["a"] = ParameterConstraints(
+        pooling_factors=[20.0],
+        sharding_types=["table_wise"],
+        compute_kernels=["fused_uvm_caching"],
+        cache_params=CacheParams(algorithm=CacheAlgorithm.LFU, load_factor=0.3),
+        enforce_hbm=True,
+        stochastic_rounding=False,
+        bounds_check_mode=BoundsCheckMode.NONE,
+        output_dtype=DataType.FP16,
+    )
+    sharding = planner(constraints=told).plan(Model(), SHARDERS).plan["ebc"]["a"]
+    assert sharding.cache_params == told["a"].cache_params
+    assert sharding.enforce_hbm is True
+    assert sharding.stochastic_rounding is False
+    assert sharding.bounds_check_mode is BoundsCheckMode.NONE
+    assert sharding.output_dtype is DataType.FP16
+
+
+def test_lists_follow_the_features_that_a_constraint_names() -> None:
+    told = factors(b=2.0)
+    told["a"] = ParameterConstraints(
+        feature_names=["a_f1", "a_f0"],
+        pooling_factors=[3.0, 5.0],
+        num_poolings=[1.0, 2.0],
+        batch_sizes=[1024, 512],
+    )
+    (a, _) = workload_of(Model(bag("a", features=2), bag("b")), constraints=told).tables
+    found = {f.name: (f.pooling_factor, f.num_poolings) for f in a.features}
+    # a feature with twice the batch is pooled twice a sample
+    assert found == {"a_f0": (5.0, 2.0), "a_f1": (3.0, 2.0)}
+    told["a"].feature_names = ["a_f0", "elsewhere"]  # TorchRec does not look at the names
+    (a, _) = workload_of(Model(bag("a", features=2), bag("b")), constraints=told).tables
+    assert [f.pooling_factor for f in a.features] == [3.0, 5.0]
+
+
+def test_a_weighted_constraint_goes_behind_the_modules_word() -> None:
+    told = factors(a=20.0, b=2.0)
+    told["a"].is_weighted = True
+    assert not any(t.weighted for t in workload_of(Model(), constraints=told).tables)
+    told = factors(**FACTORS)
+    told["a"].is_weighted = True
+    by = [ManagedCollisionEmbeddingBagCollectionSharder()]
+    tables = workload_of(holding(managed_bags()), by, constraints=told).tables
+    assert {t.name: t.weighted for t in tables}["a"]
+
+
+def test_a_table_of_another_device_is_passed_over_as_in_torchrec(
+    tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = factors(a=20.0, b=2.0)
+    told["a"].device_group, told["b"].device_group = "cuda", "cpu"
+    words = "another device_group than the topology's cuda: 'b' (cpu)"
+    found = planner(constraints=told).plan(Model(), SHARDERS)
+    ranks = topology()
+    theirs = EmbeddingShardingPlanner(topology=ranks, batch_size=512, constraints=told, debug=False)
+    assert set(found.plan["ebc"]) == set(theirs.plan(Model(), SHARDERS).plan["ebc"]) == {"a"}
+    assert caplog.text.count(words) == 1
+    rated = ShardoptPerfModel(ranks, Model(), SHARDERS, 512, constraints=told)
+    assert caplog.text.count(words) == 2
+    options = EmbeddingEnumerator(ranks, 512, told).enumerate(Model(), SHARDERS)
+    option = next(o for o in options if o.sharding_type == "table_wise")
+    option.shards[0].rank = 0
+    assert rated.rate([option]) > 0
+    # a file is for any device, and says what was asked for
+    to_yaml(Model(), tmp_path / "m.yaml", batch_size=512, constraints=told)
+    found = load_model(tmp_path / "m.yaml")
+    assert [t.constraints.device_group for t in found.tables] == ["cuda", "cpu"]
+    told["b"].device_group = "cuda"
+    tables = workload_of(Model(), constraints=told).tables
+    assert {t.constraints.device_group for t in tables} == {"cuda"}
+
+
+@pytest.mark.parametrize("kernel", sorted(OFFERED & {"key_value", "dram_virtual_table"}))
+def test_kernels_that_no_law_predicts_are_left_to_torchrec(kernel: str) -> None:
+    """The other tables are planned in the memory that is left."""
+    told = factors(a=20.0, b=2.0)
+    told["a"].compute_kernels, told["a"].sharding_types = [kernel], ["table_wise"]
+    made = planner(constraints=told)
+    plan = made.plan(Model(), SHARDERS).plan["ebc"]
+    assert plan["a"].compute_kernel == kernel
+    assert plan["b"].compute_kernel in list(ComputeKernel)
+    assert list(made.found.left) == [("ebc", "a")]
+    assert [t.name for t in made.found.problem.workload.tables] == ["b"]
+    before = made.found.problem.topology
+    assert sum(before.hbm_cap_bytes) < sum(
+        d.storage.hbm for d in made._storage_reservation.last_reserved_topology.devices
+    )
+
+
+def test_a_sharder_with_kernels_for_inference_too_is_planned_for_training() -> None:
+    """Whatever the order in which a set gives them: it changes with PYTHONHASHSEED."""
+    made = planner(constraints=factors(a=20.0, b=2.0))
+    enumerate_ = made._enumerator.enumerate
+    made._enumerator.enumerate = lambda **given: sorted(
+        enumerate_(**given), key=lambda o: (o.name, not o.compute_kernel.startswith("quant"))
+    )
+    plan = made.plan(Model(), [WithQuantKernels()]).plan["ebc"]
+    assert {sharding.compute_kernel for sharding in plan.values()} == {"fused"}
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+
+def test_a_constraint_for_no_table_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    told = factors(table_a=20.0, table_b=2.0, table_c=1.0)
+    with caplog.at_level(logging.WARNING, "shardopt"):
+        workload_of(Model(bag("table_a"), bag("table_b")), constraints=told)
+    assert "'table_c', which this module does not have" in caplog.text
+    assert "did you mean" in caplog.text
+
+
+def test_a_module_that_cannot_be_captured_counts_its_linear_layers_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "shardopt"):
+        workload_of(Model())
+    assert "linear layer" not in caplog.text
+
+    class Undecided(Model):
+        def forward(self, sparse: torch.Tensor) -> torch.Tensor:
+            return super().forward(sparse) if sparse.sum() > 0 else sparse
+
+    with caplog.at_level(logging.WARNING, "shardopt"):
+        dense = workload_of(Undecided()).dense
+    assert dense.linears == ((128, 32), (32, 1))
+    assert "2 linear layers are counted, each once a sample, because" in caplog.text
+    assert "op aten._local_scalar_dense" in caplog.text
+    assert "if sparse.sum() > 0" in caplog.text
+
+
+def test_nothing_to_shard_is_an_empty_plan() -> None:
+    made = planner()
+    assert made.plan(nn.Sequential(nn.Linear(2, 2)), SHARDERS).plan == {}
+    assert made.found is None
+    table = holding(nn.EmbeddingBag(10, 4, device=META))  # no sharder for it is given
+    assert made.plan(table, SHARDERS).plan == {}
+
+
+def test_options_and_space_can_be_asked_for() -> None:
+    made = planner()
+    made.plan(Model(), SHARDERS)
+    if not hasattr(made, "get_selected_options"):
+        pytest.skip("came with torchrec 1.9")
+    assert {o.name for o in made.get_selected_options()} == {"a", "b"}
+    assert len(made.get_search_space()) > 2
+
+
+def test_inputs_are_hashed_alike_in_planners_alike() -> None:
+    hashes = []
+    for factor in (20.0, 20.0, 21.0):
+        made = planner(constraints=factors(a=factor, b=2.0), effort=EFFORT)
+        problem_of(made, Model())
+        hashes.append((made.hash_planner_context_inputs(), made.hash_planner_context_inputs_str()))
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+class Reader(nn.Module):
+    """A linear layer on what a module looks up."""
+
+    def __init__(self, tables: nn.Module) -> None:
+        super().__init__()
+        self.tables = tables
+        self.layer = nn.Linear(128, 1, device=META)
+
+    def forward(self, ids: KeyedJaggedTensor) -> torch.Tensor:
+        """Logits."""
+        found: torch.Tensor = self.layer(self.tables(ids).values())
+        return found
+
+
+class Other(FeatureProcessor):
+    """Of a user."""
+
+    def forward(self, features: JaggedTensor) -> JaggedTensor:
+        """As they come."""
+        return features
+
+
+@pytest.mark.parametrize(
+    ("processors", "expected"),
+    [
+        (PositionWeightedModuleCollection({"a_f0": 50}, META), {"a_f0": 50, "b_f0": 0}),
+        (
+            {"a_f0": PositionWeightedModule(50, META), "b_f0": Other()},
+            {"a_f0": 50, "b_f0": 0},
+        ),
+    ],
+)
+def test_weights_by_position_are_read_and_written(
+    tmp_path: Path, processors: Any, expected: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    tables = [bag("a", 1000), bag("b", 1000)]
+    ebc = torchrec.EmbeddingBagCollection(tables=tables, device=META, is_weighted=True)
+    module = Reader(FeatureProcessedEmbeddingBagCollection(ebc, processors))
+    written = to_yaml(module, tmp_path / "m.yaml", batch_size=64, default_pooling_factor=5.0)
+    read = load_model(tmp_path / "m.yaml")
+    assert read == written
+    assert all(t.weighted for t in read.tables)
+    assert {f.name: f.position_weights for t in read.tables for f in t.features} == expected
+    other = "feature processor Other of 'tables' is not priced" in caplog.text
+    assert other == isinstance(processors, dict)
+    head = (tmp_path / "m.yaml").read_text().split("schema:")[0]
+    assert ("Not priced: the feature processor Other" in head) == other
+
+
+def test_what_is_not_priced_is_said() -> None:
+    (said,) = not_priced(holding(managed_bags()), ())
+    assert "managed collision" in said
+    assert "is not priced" in said
+    told = factors(a=5.0, b=3.0)
+    told["a"].num_poolings = [2.0]
+    (said,) = not_priced(Model(), workload_of(Model(), constraints=told).tables)
+    assert "variable batches of a_f0" in said
+    assert not not_priced(Model(), workload_of(Model(), constraints=factors(**FACTORS)).tables)
+
+
+def test_features_without_a_pooling_factor_are_all_named_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """TorchRec plans with 1; so do we, and say it once."""
+    model = Model(bag("a", features=2), bag("b"), bag("c"))
+    told = factors(b=2.0)
+    words = r"3 features.*a_f0 \(table 'a'\), a_f1 \(table 'a'\), c_f0 \(table 'c'\)"
+    with pytest.raises(PlannerError, match=rf"{words}.*default_pooling_factor.*constraints="):
+        planner(constraints=told, strict=True).plan(model, SHARDERS)
+    with caplog.at_level(logging.WARNING, "shardopt"):
+        tables = workload_of(model, constraints=told)
+    said = [
+        r for r in caplog.records if r.name == "shardopt" and "no pooling factor" in r.getMessage()
+    ]
+    assert len(said) == 1
+    assert re.search(words, caplog.text)
+    found = {f.name: f.pooling_factor for t in tables.tables for f in t.features}
+    assert found == {"a_f0": 1.0, "a_f1": 1.0, "b_f0": 2.0, "c_f0": 1.0}
+
+
+def test_a_default_pooling_factor_answers_for_all(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "shardopt"):
+        tables = workload_of(
+            Model(), constraints=factors(a=2.0), default_pooling_factor=7.0, strict=True
+        ).tables
+    assert "no pooling factor" not in caplog.text
+    assert {t.name: t.features[0].pooling_factor for t in tables} == {"a": 2.0, "b": 7.0}
+    with pytest.raises(PlannerError, match="default_pooling_factor is 0"):
+        planner(default_pooling_factor=0.0)
+
+
+def test_a_constraint_for_other_reasons_gives_no_pooling_factor(tmp_path: Any) -> None:
+    """TorchRec fills in 1.0, which an explicit 1.0 is not."""
+    told = factors(a=20.0, b=2.0)
+    told["b"] = ParameterConstraints(sharding_types=["table_wise"])
+    with pytest.raises(InputError, match=r"no pooling factor.*: b_f0 .*1\.0 where.*one id"):
+        planner(constraints=told, strict=True).plan(Model(), SHARDERS)
+    with pytest.raises(InputError, match=r"no pooling factor.*: b_f0"):
+        to_yaml(Model(), tmp_path / "m.yaml", batch_size=512, constraints=told)
+    with pytest.raises(InputError, match=r"no pooling factor.*: b_f0"):
+        planner(constraints=copy.deepcopy(told), strict=True).plan(Model(), SHARDERS)
+    told["b"].pooling_factors = [1.0]
+    tables = workload_of(Model(), constraints=told, strict=True).tables
+    assert {t.name: t.features[0].pooling_factor for t in tables} == {"a": 20.0, "b": 1.0}
+
+
+def test_a_model_files_pooling_factor_stays_beside_such_a_constraint(tmp_path: Any) -> None:
+    to_yaml(Model(), tmp_path / "m.yaml", batch_size=512, constraints=factors(a=20.0, b=2.0))
+    told = {"b": ParameterConstraints(sharding_types=["table_wise"])}
+    tables = workload_of(Model(), model=tmp_path / "m.yaml", constraints=told).tables
+    assert {t.name: t.features[0].pooling_factor for t in tables} == {"a": 20.0, "b": 2.0}
+
+
+def test_one_pooling_factor_for_two_features_counts_as_in_torchrec(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """TorchRec does not look at the features: 20 ids per sample of the table."""
+    with caplog.at_level(logging.WARNING, "shardopt"):
+        (a, _) = workload_of(Model(bag("a", features=2), bag("b"))).tables
+    assert [f.pooling_factor for f in a.features] == [10.0, 10.0]
+    assert "2 features (a_f0, a_f1)" in caplog.text
+
+
+def test_features_and_pooling_come_from_the_config() -> None:
+    config = bag("a", features=2)
+    config.pooling = PoolingType.MEAN
+    told = {**factors(b=2.0), "a": ParameterConstraints(pooling_factors=[3.0, 5.0])}
+    table = workload_of(Model(config, bag("b")), constraints=told).tables
+    (a,) = (t for t in table if t.name == "a")
+    assert [(f.name, f.pooling_factor) for f in a.features] == [("a_f0", 3.0), ("a_f1", 5.0)]
+    assert a.pooling == "mean"
+
+
+def test_the_data_type_is_that_of_the_config_not_of_the_unsharded_parameter() -> None:
+    config = bag("a")
+    config.data_type = DataType.BF16
+    model = Model(config, bag("b"))
+    assert model.ebc.embedding_bags["a"].weight.dtype is torch.float16
+    found = {
+        t.name: t.data_type for t in workload_of(model, constraints=factors(a=2.0, b=2.0)).tables
+    }
+    assert found == {"a": "bf16", "b": "fp32"}
+
+
+def test_the_optimizer_comes_from_the_backward() -> None:
+    model = Model()
+    apply_optimizer_in_backward(torchrec.optim.Adam, model.ebc.parameters(), {"lr": 0.1})
+    assert {t.optimizer for t in workload_of(model).tables} == {"adam"}
+
+
+def test_the_optimizer_comes_from_the_fused_params_too() -> None:
+    sharder = EmbeddingBagCollectionSharder(fused_params={"optimizer": EmbOptimType.EXACT_ADAGRAD})
+    assert {t.optimizer for t in workload_of(Model(), [sharder]).tables} == {"exact_adagrad"}
+
+
+def test_the_dense_layers_are_read_and_cost_time() -> None:
+    wide = Model()
+    wide.over = nn.Sequential(nn.Linear(4096, 4096), nn.Linear(4096, 4096))
+    workload = workload_of(Model())
+    products = [c.name for c in workload.dense.program(workload).forward if hasattr(c, "name")]
+    assert products.count("addmm") == 2
+    made = planner(batch_size=8192)
+    made.plan(Model(), SHARDERS)
+    other = problem_of(planner(batch_size=8192), wide)
+    plan = made.found.plan
+    slower = predict(other.workload, other.topology, other.hardware, plan).iteration_ms
+    assert slower > made.found.result.best.iteration_ms
+
+
+def test_a_model_file_says_what_no_module_holds(tmp_path: Any) -> None:
+    known = a_workload(a_table("a", 100_000), a_table("b", 10_000), batch_size=64)
+    write_model(tmp_path / "model.yaml", known)
+    made = ShardoptPlanner(
+        topology(), hardware="a100-80gb", effort=EFFORT, debug=False, model=tmp_path / "model.yaml"
+    )
+    model = Model(bag("a", 100_000), bag("b"))
+    for config, of in zip(model.ebc.embedding_bag_configs(), known.tables, strict=True):
+        config.feature_names[:] = [f.name for f in of.features]
+    workload = problem_of(made, model).workload
+    assert workload.batch_size == 64
+    assert {f.pooling_factor for t in workload.tables for f in t.features} == {2.0}
+    assert workload.dense == known.dense
+
+
+def test_without_a_batch_size_torchrecs_default_is_taken_and_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "shardopt"):
+        workload = workload_of(Model(), batch_size=None)
+    assert workload.batch_size == 512
+    assert "512" in caplog.text
+
+
+def test_bandwidths_in_bytes_per_second_are_told_and_not_used(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("WARNING", "shardopt"):
+        made = planner(topology=topology(intra_host_bw=450e9))
+    assert "intra_host_bw=4.5e+08" in caplog.text
+    assert str(made.plan(Model(), SHARDERS)) == str(planner().plan(Model(), SHARDERS))
+
+
+def test_the_load_factor_of_the_sharder_is_the_users() -> None:
+    """The plan leaves it where it is, and the prediction uses it."""
+    told = factors(a=20.0, b=2.0)
+    for constraint in told.values():
+        constraint.compute_kernels = ["fused_uvm_caching"]
+        constraint.sharding_types = ["table_wise"]
+    sharder = EmbeddingBagCollectionSharder(fused_params={"cache_load_factor": 0.5})
+    made = planner(constraints=told)
+    plan = made.plan(Model(), [sharder])
+    assert {table.cache_params for table in plan.plan["ebc"].values()} == {None}
+    tables = made.found.plan.tables.values()
+    assert {table.cache_load_factor for table in tables} == {0.5}
+    assert {t.constraints.cache_load_factor for t in made.found.problem.workload.tables} == {0.5}
+
+
+def test_constraints_of_the_enumerator_alone_count_in_full() -> None:
+    """As TorchEasyRec gives them."""
+    told = {
+        "a": ParameterConstraints(
+            pooling_factors=[20.0],
+            min_partition=16,
+            sharding_types=["column_wise"],
+            compute_kernels=["fused_uvm_caching"],
+            cache_params=CacheParams(load_factor=0.3),
+            enforce_hbm=True,
+        ),
+        "b": ParameterConstraints(pooling_factors=[2.0], num_poolings=[3.0]),
+    }
+    ranks = topology()
+    made = planner(
+        topology=ranks, constraints=None, enumerator=EmbeddingEnumerator(ranks, 512, told)
+    )
+    plan = made.plan(Model(), SHARDERS).plan["ebc"]
+    assert plan["a"].cache_params.load_factor == 0.3
+    a, b = made.found.problem.workload.tables
+    assert (a.features[0].pooling_factor, a.constraints.min_partition) == (20.0, 16)
+    assert (a.constraints.cache_load_factor, a.constraints.enforce_hbm) == (0.3, True)
+    assert (b.features[0].pooling_factor, b.features[0].num_poolings) == (2.0, 3.0)
+    planned = made.found.plan.tables["a"]
+    assert planned.cache_load_factor == 0.3
+    assert [s.size[1] for s in planned.shards] == [
+        s.shard_sizes[1] for s in plan["a"].sharding_spec.shards
+    ]
