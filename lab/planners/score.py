@@ -17,7 +17,7 @@ from search.scenarios.scenario import DRAWS, ScenarioScorer, draw_scenarios
 from search.space.build import reduced_space
 from search.space.option import Choice, Option
 from search.surrogate import Surrogate
-from shardopt.measure.timing import Samples, interleave
+from shardopt.measure.sampling import Samples, interleave
 
 PLANS = "random plans"
 MOVES = "plans with one table or shard moved"

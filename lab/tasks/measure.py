@@ -270,8 +270,8 @@ def _calibrate(settings: TaskSetSettings, say: Say) -> None:
     with needs_torchrec():
         import fbgemm_gpu  # noqa: F401
 
+        from shardopt.calibrate import points as design
         from shardopt.calibrate import run
-        from shardopt.calibrate.design import points as design
     run.check_calibration(BACKEND, settings.world_size, settings.link)
     rows = settings.folder / CALIBRATION_FILE
     wanted = run.CalibrationSettings(

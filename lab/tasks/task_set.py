@@ -29,8 +29,9 @@ from predictor.model.workload import Workload
 from predictor.units import GIB
 from shardopt.bench.rows import BenchRows
 from shardopt.bench.rows import read_rows as read_bench
-from shardopt.calibrate.design.phases import REFERENCE_KERNELS as KERNELS
-from shardopt.calibrate.profile.build import CalibratedProfile, build_profile
+from shardopt.calibrate.fitting import CalibratedProfile
+from shardopt.calibrate.points import REFERENCE_KERNELS as KERNELS
+from shardopt.calibrate.profile import build_profile
 from shardopt.calibrate.rows import Measurement, Origin
 from shardopt.calibrate.rows import read_rows as read_calibration
 from shardopt.config import load_model

@@ -12,15 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.fit.collectives import ROBUST
+from lab.fit.public_tables import read_collectives
 from lab.validate.links.rows import LinkRow, read_links
 from lab.validate.links.sources import SLINGSHOT
 from lab.validate.links.sources import slingshot as slingshot_row
 from lab.validate.links.sources import tcpx as tcpx_row
 from predictor.cost.collectives import bus_factor
-from predictor.fit.collectives import ROBUST, CollectiveRows, fit_curve
-from predictor.fit.public_tables import read_collectives
 from predictor.hardware.schema import Curve
 from predictor.units import mib
+from shardopt.calibrate.collectives import CollectiveRows, fit_curve
 
 RDMA_PLATFORM = "MI350-class"
 RDMA_GBIT_S = 400.0

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.fit.collectives import ROBUST, every_second, fit_own_part, fit_rank_cost
+from lab.fit.public_tables import Key, read_collectives
 from lab.validate.links.rows import LinkRow, read_links
 from lab.validate.links.sources import (
     curve_of_a_host,
@@ -25,19 +27,11 @@ from lab.validate.links.sources import (
 from predictor.cost.collectives import OPS, Op
 from predictor.csv_rows import Row, number, read_table
 from predictor.errors import InputError
-from predictor.fit.collectives import (
-    ROBUST,
-    Array,
-    CollectiveRows,
-    errors,
-    fit_curve,
-    fit_own_part,
-    fit_rank_cost,
-)
-from predictor.fit.public_tables import Key, read_collectives
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import Curve
 from predictor.units import us
+from shardopt.calibrate.collectives import CollectiveRows, errors, fit_curve
+from shardopt.calibrate.fitting import Array
 
 Curves = dict[str, Curve]
 """By collective; ``in_switch``: an all-reduce that the switch does."""
@@ -97,7 +91,7 @@ class PublicRows:
         rows = found[0].where(found[0].size_bytes >= above_bytes)
         if not self.halved:
             return self.take(rows)
-        chosen = rows.every_second
+        chosen = every_second(rows)
         if op in OPS:
             self.held_out.append((op, rows.where(~chosen)))
         return self.take(rows.where(chosen))

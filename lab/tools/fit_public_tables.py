@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from lab.fit.collectives import Score, score_every_second, score_ranks
+from lab.fit.public_tables import GEMM_FILE, by_split, read_collectives, read_gemm
 from lab.programs import existing_folder, make_parser
 from predictor.csv_rows import skipped_lines
-from predictor.fit.collectives import Score, fit_curve, score_every_second, score_ranks
-from predictor.fit.gemm import fit_gemm, gemm_errors
-from predictor.fit.public_tables import GEMM_FILE, by_split, read_collectives, read_gemm
-from predictor.fit.scores import gmae, mape
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import Curve
+from shardopt.calibrate.collectives import fit_curve
+from shardopt.calibrate.fitting import gmae, mape
+from shardopt.calibrate.products import fit_gemm, gemm_errors
 
 FEWEST_ROWS = 8
 """Fewer sizes than this are not worth a fit."""

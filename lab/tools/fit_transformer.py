@@ -16,12 +16,13 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from lab.fit.scores import relative_errors
 from lab.programs import existing_folder, make_parser
 from lab.runtimes.megatron.runtime import CONSTANTS, Configuration, MegatronRuntime
 from lab.runtimes.megatron.step import MegatronStep
 from lab.validate.transformers import Measured, Timing, read_single, timing_of
-from predictor.fit.scores import mape, relative_errors
 from predictor.hardware.loader import load_hardware
+from shardopt.calibrate.fitting import mape
 
 Array = NDArray[np.float64]
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.fit.public_tables import GEMM_FILE, by_split, read_gemm
+from lab.fit.scores import geomean
 from lab.programs import existing_folder, make_parser
 from lab.tools.cards import CARDS, Card
 from lab.tools.fit_networks import rows_behind
@@ -40,11 +42,10 @@ from lab.validate.report import ComparedRow, Report, Summary
 from lab.validate.torchrec_p4d import validate_torchrec_p4d
 from predictor.csv_rows import skipped_lines
 from predictor.errors import ShardoptError
-from predictor.fit.gemm import GemmRows
-from predictor.fit.public_tables import GEMM_FILE, by_split, read_gemm
-from predictor.fit.scores import geomean, mape
 from predictor.hardware.loader import list_hardware, load_hardware
 from predictor.hardware.schema import KnownError
+from shardopt.calibrate.fitting import mape
+from shardopt.calibrate.products import GemmRows
 from shardopt.files import atomic_write_text
 
 INTRA = "collectives.intra"

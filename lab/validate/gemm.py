@@ -13,21 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.fit.public_tables import GEMM_FILE, MATMUL_FILE, Product, by_split, read_gemm, read_matmul
 from lab.validate.intervals import kernel_interval
 from lab.validate.report import ComparedRow, Report, Summary, data_folder, noise_of
 from lab.validate.skipped import merged_lines, no_profile
 from predictor.cost.gemm import batched_ms
-from predictor.fit.gemm import GemmRows, predict_ms
-from predictor.fit.public_tables import (
-    GEMM_FILE,
-    MATMUL_FILE,
-    Product,
-    by_split,
-    read_gemm,
-    read_matmul,
-)
 from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import load_hardware
+from shardopt.calibrate.products import GemmRows, predict_ms
 
 TENSOR = "tensor cores: tf32, bf16"
 GAVE = "gave constants"

@@ -1,6 +1,6 @@
 """Predictions against measurements: errors, and what a suite reports.
 
-`predictor.fit.scores` says what the errors are.
+`lab.fit.scores` says what the errors are.
 
 Why: docs/decisions/0047.
 """
@@ -14,8 +14,9 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lab.fit.scores import coverage, geomean
 from predictor.errors import InputError
-from predictor.fit.scores import coverage, geomean, mape
+from shardopt.calibrate.fitting import mape
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,13 @@ from predictor.cost.lookup.cuda import CudaLookups
 from predictor.cost.lookup.shard import LookupShard
 from predictor.csv_rows import Row, number, read_table
 from predictor.errors import did_you_mean
-from predictor.fit.cuda import counted_bins, launch_ms
 from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import DEFAULT_HARDWARE, load_hardware
 from predictor.hardware.schema import CudaEmbedding
 from predictor.model.distribution import Bins, Uniform, Zipf
 from predictor.model.plan import ComputeKernel
 from predictor.model.workload import Optimizer
+from shardopt.calibrate.gpu_lookups import counted_bins, launch_ms
 
 MEASURED_FILE = "fbgemm_tbe_h100_measured.csv"
 PR_FILE = "tbe_measured_prs.csv"

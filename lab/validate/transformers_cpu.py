@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.fit.ops import errors_by_group, fit_sync
 from lab.transformer import FAMILIES, TransformerShape, parse_shape
 from lab.transformers.files import (
     OPS,
@@ -26,9 +27,9 @@ from lab.transformers.files import (
 from lab.validate.report import ComparedRow, Report, Scores, Summary, errors_by_ranks
 from predictor.cost.ops.cpu_ops import GradientSync, OpModels
 from predictor.errors import InputError
-from predictor.fit.cpu_ops import CapturedStep, errors_by_group, fit_models, fit_sync
 from predictor.iteration.op_graph import CollectiveStart, RankCalls, op_graph, rank_times
 from predictor.iteration.timeline import simulate
+from shardopt.replay.op_fit import CapturedStep, fit_models
 
 NAME = "transformers-cpu"
 RANKS = (1, 2)

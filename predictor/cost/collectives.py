@@ -40,8 +40,7 @@ all-gather, ``2 (n-1)/n`` for all-reduce. Its time is
 where ``band_j`` rises with slope one from edge ``e_j`` to edge ``e_(j+1)`` and ``c_j >= 0`` is the
 marginal cost of a byte in that band: continuous, and never falling with size. The joints are
 hyperbolas, ``band_j(w) = h(w, e_j) - h(w, e_(j+1))`` with ``h(w, e) = sqrt(w^2 + e^2) - e``. Lin et
-al. 2024 fit three pieces that do not meet; the bands replace them. `predictor.fit.collectives` fits
-``c_j``.
+al. 2024 fit three pieces that do not meet; the bands replace them. Calibration fits ``c_j``.
 
 A ring takes a hop per rank (NCCL src/graph/tuning.cc: ``nsteps`` times the latency of the link), a
 tree a hop per doubling. Beside what a rank exchanges it copies or reduces its own ``1/n`` of the

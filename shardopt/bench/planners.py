@@ -23,7 +23,7 @@ from search.problem import Problem, Result
 from search.solve import solve
 from search.stop import Stop
 from shardopt.measure.machine import machine
-from shardopt.measure.timing import Samples, interleave
+from shardopt.measure.sampling import Samples, interleave
 from shardopt.ranks.calls import CallServer
 from shardopt.ranks.launch import python_path
 

@@ -21,7 +21,7 @@ from shardopt.bench.rows import (
 )
 from shardopt.bench.worker import run_rank
 from shardopt.measure.machine import environment
-from shardopt.measure.timing import REFERENCE_VERSION
+from shardopt.measure.sampling import REFERENCE_VERSION
 from shardopt.ranks.launch import run_ranks
 from shardopt.ranks.rank import Rank, RankDiedError, errors_of
 from shardopt.ranks.realtime import Runtime, may_be_realtime

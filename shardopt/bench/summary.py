@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardopt.bench.rows import BenchRows
-from shardopt.measure.timing import Samples
+from shardopt.measure.sampling import Samples
 
 CONFIDENCE = 0.95
 

@@ -1,5 +1,33 @@
 """Measures a machine into a hardware profile: the only code that times kernels to fit them.
 
-`design` says what is measured, `kernels` measures it in the ranks, `rows` keeps it, `profile` fits
-it; `run` is the whole, and `joined` the same under torchrun. Imports `measure` and `ranks`.
+Each family of ops has a module with its points, how one is run, and how rows become constants:
+`lookups` (and `gpu_lookups`), `products`, `moves`, `collectives`, `host`. `run` measures what
+`families` lists and keeps it in `rows`; `profile` makes a profile of rows, with what `fitting` has
+for all families. Imports `measure` and `ranks`.
 """
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Group(StrEnum):
+    """What can be calibrated by itself."""
+
+    HOST = "host"
+    EMBEDDING = "embedding"
+    GEMM = "gemm"
+    COLLECTIVES = "collectives"
+
+    @property
+    def families(self) -> frozenset[str]:
+        """Families of the rows that its constants are fitted on."""
+        return frozenset(_FAMILIES[self])
+
+
+_FAMILIES = {
+    Group.HOST: ("host", "iteration"),
+    Group.EMBEDDING: ("lookup", "lookup_cached", "lookup_dense", "model_lookup"),
+    Group.GEMM: ("gemm",),
+    Group.COLLECTIVES: ("collective",),
+}

@@ -1,16 +1,28 @@
-"""Calibration from the first point to the profile: measure what is missing, save, fit."""
+"""Measures a machine: asks what is missing, runs it in ranks, and saves each row as it comes.
+
+Ranks are processes of their own, or those that torchrun has started, perhaps on several hosts: then
+the first measures the kernels, keeps the rows and says what is missing; the others wait, and take
+part in what needs all ranks. Points whose rows are doubtful are measured once more, at the end. A
+calibration with a limit stops at it, and the same command goes on from there.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
+import math
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from importlib import metadata
+from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 
 from predictor import units
 from predictor.errors import InputError
@@ -18,23 +30,29 @@ from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import DEFAULT_HARDWARE
 from predictor.model.workload import Workload
 from predictor.units import GIB, format_bytes
-from shardopt.calibrate.accepted import points_again
-from shardopt.calibrate.design import phases
-from shardopt.calibrate.design.cuda import Device
-from shardopt.calibrate.design.points import Point, Size
+from shardopt.calibrate import Group, families
+from shardopt.calibrate.points import TOGETHER, Device, Point, Size
 from shardopt.calibrate.rows import (
     UNSTEADY,
     CalibrationRows,
     Measurement,
     Origin,
+    points_again,
     runtime_words,
 )
-from shardopt.calibrate.worker import Job, measure_points
 from shardopt.measure.machine import available_bytes, machine, memory_bytes
 from shardopt.measure.sampling import BRIEF_FLUSH_BYTES, CUDA_SETTINGS, FLUSH_BYTES, SETTINGS
 from shardopt.ranks.hosts import HOSTS, Link, check_hosts
 from shardopt.ranks.launch import run_ranks
-from shardopt.ranks.rank import RankDiedError, available_cores
+from shardopt.ranks.rank import (
+    Rank,
+    RankDiedError,
+    Report,
+    available_cores,
+    errors_of,
+    join_group,
+    prepare,
+)
 from shardopt.ranks.realtime import Runtime, may_be_realtime
 
 MAX_RANKS = 1024
@@ -42,6 +60,10 @@ BUSY = 0.5
 """Load average before anything is measured, above which other work disturbs the times."""
 SILENCE_S = 600.0
 """Without a row for so long, the ranks have hung."""
+PATIENCE = timedelta(hours=12)
+"""That ranks of torchrun wait for the kernels of the first: a full design takes less than one."""
+ALONE_SHARE = 0.6
+"""Of the limit, after which one rank leaves the rest of the time to all of them."""
 Say = Callable[[str], None]
 
 
@@ -56,6 +78,7 @@ class CalibrationSettings:
         hosts: that the ranks lie on.
         runtime: of the ranks.
         only: the one group that is measured; None: all.
+        minutes: after which no more points are begun; None: when all are measured.
     """
 
     backend: str
@@ -66,7 +89,8 @@ class CalibrationSettings:
     model: Workload | None = None
     hosts: int = 1
     runtime: Runtime = Runtime.PLAIN
-    only: phases.Group | None = None
+    only: Group | None = None
+    minutes: float | None = None
 
     @property
     def link_gbit_s(self) -> float | None:
@@ -80,7 +104,7 @@ def check_calibration(
     link: Link | None = None,
     model: Workload | None = None,
     hosts: int = 1,
-    only: phases.Group | None = None,
+    only: Group | None = None,
 ) -> None:
     """Refuse what cannot be measured here.
 
@@ -91,7 +115,7 @@ def check_calibration(
     Raises:
         InputError: says what is missing and what to do.
     """
-    fewest = 1 if only is phases.Group.HOST and backend == "nccl" else 2
+    fewest = 1 if only is Group.HOST and backend == "nccl" else 2
     if not fewest <= ranks <= MAX_RANKS:
         raise InputError(
             f"the number of ranks is {ranks}; it must be at least {fewest}, because collectives "
@@ -204,64 +228,12 @@ def points_of(settings: CalibrationSettings) -> tuple[list[Point], list[Point]]:
 
         about = torch.cuda.get_device_properties(0)
         gpu = Device(about.total_memory, units.gib(round(memory_bytes() / GIB)))
-    kernels = phases.alone(settings.size, settings.model, settings.ranks, gpu)
-    exchanges = phases.together(settings.size, settings.ranks, settings.link_gbit_s, settings.hosts)
-    return phases.of_group(kernels, settings.only), phases.of_group(exchanges, settings.only)
-
-
-def measure(settings: CalibrationSettings, say: Say) -> CalibrationRows:
-    """Measure every point that the rows file lacks, then once more those whose rows are doubtful.
-
-    Ranks are processes of their own.
-
-    Raises:
-        InputError: the rows file is of another machine, or corrupt.
-        RankDiedError: a rank failed; the rows measured before are in the file.
-    """
-    file = open_rows(settings, say)
-    _measure_those(missing, settings, file, say)
-    # a point that turns out faster may make a neighbour doubtful; each is repeated once at most
-    while _measure_those(doubtful, settings, file, say):
-        pass
-    return file
-
-
-def _measure_those(
-    wanted: Callable[[CalibrationRows, Sequence[Point]], list[Point]],
-    settings: CalibrationSettings,
-    file: CalibrationRows,
-    say: Say,
-) -> bool:
-    """Measure the wanted ones of all points; whether there were any."""
-    kernels, exchanges = points_of(settings)
-    measured = False
-    for points, ranks in ((kernels, 1), (exchanges, settings.ranks)):
-        chosen = wanted(file, points)
-        if chosen:
-            link = settings.link if points is exchanges else None
-            _measure_some(settings, chosen, ranks, link, saver_of(settings, file, chosen, say))
-            measured = True
-    return measured
-
-
-def _measure_some(
-    settings: CalibrationSettings, points: list[Point], ranks: int, link: Link | None, saver: Saver
-) -> None:
-    cores = len(available_cores())
-    if ranks > cores and settings.backend == "gloo":
-        saver.say(f"{ranks} ranks share {cores} cores: their times are not good enough to fit")
-    job = Job(
-        points, settings.size, ranks, settings.backend, link, settings.model, settings.runtime
+    kernels = families.alone(settings.size, settings.model, settings.ranks, gpu)
+    exchanges = families.together(
+        settings.size, settings.ranks, settings.link_gbit_s, settings.hosts
     )
-    try:
-        run_job(job, saver.save)
-    except RankDiedError as error:
-        raise RankDiedError(
-            f"{error}\n{settings.rows} keeps what was measured; run the same command again to "
-            "continue from there",
-            error.exit_code,
-            error.inputs,
-        ) from None
+    only = settings.only
+    return families.of_group(kernels, only), families.of_group(exchanges, only)
 
 
 def missing(file: CalibrationRows, points: Sequence[Point]) -> list[Point]:
@@ -274,20 +246,209 @@ def doubtful(file: CalibrationRows, points: Sequence[Point]) -> list[Point]:
     return [point for point in points_again(file.rows) if point in points]
 
 
-def run_job(job: Job, on_row: Callable[[Measurement], None]) -> None:
-    """Measure the points of a job in ranks started here; ``on_row`` gets each row at once.
+@dataclass(frozen=True)
+class Stretch:
+    """A stretch of time on the clock of this machine, `time.monotonic`; it may have no end."""
+
+    start: float
+    end: float = math.inf
+
+    @classmethod
+    def of(cls, settings: CalibrationSettings) -> Stretch:
+        """From now on, as long as the settings allow."""
+        now = time.monotonic()
+        return cls(now, math.inf if settings.minutes is None else now + 60 * settings.minutes)
+
+    def part(self, share: float) -> Stretch:
+        """From now on, until a share of this one is over."""
+        limited = self.end < math.inf
+        return Stretch(
+            time.monotonic(),
+            self.start + share * (self.end - self.start) if limited else math.inf,
+        )
+
+    def lasts(self, share: float = 1.0) -> bool:
+        """Whether less than a share of it is over."""
+        return self.end == math.inf or time.monotonic() < self.start + share * (
+            self.end - self.start
+        )
+
+
+def measure(settings: CalibrationSettings, say: Say) -> CalibrationRows:
+    """Measure every point that the rows file lacks, then once more those whose rows are doubtful.
+
+    Ranks are processes of their own.
+
+    Raises:
+        InputError: the rows file is of another machine, or corrupt.
+        RankDiedError: a rank failed; the rows measured before are in the file.
+    """
+    file = open_rows(settings, say)
+    limit = Stretch.of(settings)
+    # a point that turns out faster may make a neighbour doubtful; each is repeated once at most
+    for wanted in chain((missing,), repeat(doubtful)):
+        kernels, exchanges = (wanted(file, points) for points in points_of(settings))
+        if (wanted is doubtful and not kernels + exchanges) or not limit.lasts():
+            break
+        of_one = limit.part(ALONE_SHARE) if exchanges else limit
+        _measure_some(settings, file, kernels, 1, of_one, say)
+        _measure_some(settings, file, exchanges, settings.ranks, limit.part(1.0), say)
+    return file
+
+
+def _measure_some(
+    settings: CalibrationSettings,
+    file: CalibrationRows,
+    points: Sequence[Point],
+    ranks: int,
+    limit: Stretch,
+    say: Say,
+) -> None:
+    if not points or not limit.lasts():
+        return
+    if ranks > len(available_cores()) and settings.backend == "gloo":
+        cores = len(available_cores())
+        say(f"{ranks} ranks share {cores} cores: their times are not good enough to fit")
+    saver = saver_of(settings, file, points, say)
+    try:
+        run_points(settings, points, ranks, saver.save, limit)
+    except RankDiedError as error:
+        raise RankDiedError(
+            f"{error}\n{settings.rows} keeps what was measured; run the same command again to "
+            "continue from there",
+            error.exit_code,
+            error.inputs,
+        ) from None
+
+
+def run_points(
+    settings: CalibrationSettings,
+    points: Sequence[Point],
+    ranks: int,
+    on_row: Callable[[Measurement], None],
+    limit: Stretch | None = None,
+) -> None:
+    """Measure points in ranks started here; ``on_row`` gets each row at once.
 
     Raises:
         RankDiedError: a rank failed.
     """
+    together = points[0].family in TOGETHER
     run_ranks(
-        measure_points,
-        job.ranks,
-        job,
-        link=job.link,
+        _rank,
+        ranks,
+        settings,
+        points,
+        limit or Stretch(0.0),
+        link=settings.link if together else None,
         on_report=lambda _, row: on_row(row),
         silence_s=SILENCE_S,
     )
+
+
+def _rank(
+    rank: Rank,
+    report: Report,
+    settings: CalibrationSettings,
+    points: Sequence[Point],
+    limit: Stretch,
+) -> None:
+    """One rank: measures the points; rank 0 reports every row as soon as it is there."""
+    device = _prepare(rank, settings)
+    if points[0].family not in TOGETHER:
+        for row in families.measure_alone(
+            points, device, settings.size, settings.model, limit.lasts
+        ):
+            report(row)
+        return
+    import torch.distributed as dist
+
+    join_group(rank, settings.backend)
+    for row in _measure_together(settings, points, device, limit):
+        if rank.index == 0:
+            report(row)
+    dist.barrier()
+
+
+def _prepare(rank: Rank, settings: CalibrationSettings) -> Any:
+    """As `prepare`, without what libraries log."""
+    device = prepare(rank, settings.backend, settings.runtime)
+    # newer PyTorch deprecates names that TorchRec still calls, and both log what is no news
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    return device
+
+
+def _measure_together(
+    settings: CalibrationSettings, points: Sequence[Point], device: Any, limit: Stretch
+) -> Iterable[Measurement]:
+    """As `families.measure_together`; the first rank's clock says when the time is over."""
+    import torch
+    import torch.distributed as dist
+
+    def go_on(share: float) -> bool:
+        if settings.minutes is None:
+            return True
+        left = torch.tensor([float(limit.lasts(share))], device=device)
+        dist.broadcast(left, src=0)
+        return bool(left)
+
+    return families.measure_together(
+        points, device, settings.size, settings.runtime, settings.hosts, go_on
+    )
+
+
+def measure_joined(settings: CalibrationSettings, join: Rank, say: Say) -> CalibrationRows | None:
+    """As `measure`, by this process as one of the ranks that torchrun has started.
+
+    Returns:
+        All rows; None on other ranks than the first.
+
+    Raises:
+        InputError: the rows file is of another machine, or corrupt.
+        RankDiedError: this rank failed; the rows measured before are in the file.
+    """
+    file = open_rows(settings, say) if join.index == 0 else None
+    with errors_of(join):
+        _take_part(settings, join, file, say)
+    return file
+
+
+def _take_part(
+    settings: CalibrationSettings, join: Rank, file: CalibrationRows | None, say: Say
+) -> None:
+    device = _prepare(join, settings)
+    import torch.distributed as dist
+
+    join_group(join, settings.backend)
+    # gloo waits without working, and NCCL would give up after some minutes
+    waiting = dist.new_group(backend="gloo", timeout=PATIENCE)
+    limit = Stretch.of(settings)
+    for wanted in chain((missing,), repeat(doubtful)):
+        chosen: list[Any] = [[], False]
+        if file is not None:
+            kernels, exchanges = (wanted(file, points) for points in points_of(settings))
+            chosen = [exchanges, limit.lasts() and bool(kernels + exchanges)]
+            if kernels and chosen[1]:
+                of_one = limit.part(ALONE_SHARE) if exchanges else limit
+                saver = saver_of(settings, file, kernels, say)
+                for row in families.measure_alone(
+                    kernels, device, settings.size, settings.model, of_one.lasts
+                ):
+                    saver.save(row)
+        dist.broadcast_object_list(chosen, src=0, group=waiting)
+        exchanges, more = chosen
+        if exchanges and more:
+            save = _ignore if file is None else saver_of(settings, file, exchanges, say).save
+            for row in _measure_together(settings, exchanges, device, limit.part(1.0)):
+                save(row)
+        if wanted is doubtful and not more:
+            break
+    dist.barrier()
+
+
+def _ignore(_: object) -> None:
+    pass
 
 
 def open_rows(settings: CalibrationSettings, say: Say) -> CalibrationRows:
@@ -323,10 +484,10 @@ class Saver:
         """What a row's time depends on apart from its point."""
         nccl = self.settings.backend == "nccl"
         said = [CUDA_SETTINGS if nccl else SETTINGS, runtime_words(self.settings.runtime)]
-        said += [self.settings.backend] if point.family in phases.TOGETHER else []
-        if point.family in phases.TOGETHER and self.realtime:
+        said += [self.settings.backend] if point.family in TOGETHER else []
+        if point.family in TOGETHER and self.realtime:
             said.append("its threads in real time")
-        flush = BRIEF_FLUSH_BYTES if point.family in phases.TOGETHER else FLUSH_BYTES
+        flush = BRIEF_FLUSH_BYTES if point.family in TOGETHER else FLUSH_BYTES
         if point.family != "reference" and not nccl:
             said.append(f"{flush / 2**20:g} MiB read before a sample")
         gbit_s = point.params.get("link_gbit_s")

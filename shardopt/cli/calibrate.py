@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardopt.calibrate import Group
 from shardopt.cli import options
 from shardopt.ranks.realtime import Runtime
 
 if TYPE_CHECKING:
-    from shardopt.calibrate.profile.build import CalibratedProfile
+    from shardopt.calibrate.fitting import CalibratedProfile
     from shardopt.calibrate.rows import CalibrationRows
     from shardopt.calibrate.run import CalibrationSettings, Say
     from shardopt.ranks.rank import Rank
@@ -60,22 +62,24 @@ Model = Annotated[
         show_default=False,
     ),
 ]
+QUICK_MINUTES, MAX_MINUTES = 5.0, 10**5
 Quick = Annotated[
     bool, typer.Option("--quick", help="Measure fewer points, in at most five minutes.")
 ]
-
-
-class MeasuredGroup(StrEnum):
-    """The groups of `shardopt.calibrate.design.phases.Group`, which needs numpy to import."""
-
-    HOST = "host"
-    EMBEDDING = "embedding"
-    GEMM = "gemm"
-    COLLECTIVES = "collectives"
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        "--minutes",
+        metavar="M",
+        help="Begin no more points after so many minutes, and make a profile of those that are "
+        "there; the same command goes on. By default 5 with --quick, and no limit without.",
+        show_default=False,
+    ),
+]
 
 
 OnlyOption = Annotated[
-    MeasuredGroup | None,
+    Group | None,
     typer.Option(
         "--only",
         help="Measure this group alone and write it over the base profile, which keeps all "
@@ -113,6 +117,7 @@ def calibrate(
     model: Model = None,
     runtime: options.RuntimeOption = Runtime.PLAIN,
     quick: Quick = False,
+    minutes: Minutes = None,
     only: OnlyOption = None,
     output: Profile = DEFAULT_PROFILE,
     rows: Rows = None,
@@ -125,14 +130,18 @@ def calibrate(
     an interruption the same command continues with the rows that it has saved.
     """
     from predictor.errors import InputError
-    from shardopt.calibrate.design import phases
-    from shardopt.calibrate.design import points as design
+    from shardopt.calibrate import points as design
+    from shardopt.cli.checks import check_number
     from shardopt.cli.output import check_writable
     from shardopt.config.model import load_model
     from shardopt.extras import needs_torchrec, require_packages
     from shardopt.ranks.hosts import Link
-    from shardopt.ranks.rank import end_process, host_count, rank_of_torchrun
+    from shardopt.ranks.rank import RankDiedError, end_process, host_count, rank_of_torchrun
 
+    if minutes is not None:
+        check_number("--minutes", minutes, 0.1, MAX_MINUTES)
+    elif quick:
+        minutes = QUICK_MINUTES
     kept = rows or output.with_suffix(".rows.csv")
     if kept == output:
         raise InputError(f"--rows {kept} is the profile's own file; choose another")
@@ -146,29 +155,47 @@ def calibrate(
         import fbgemm_gpu  # noqa: F401
 
         from shardopt.calibrate import run
-        from shardopt.calibrate.joined import measure_joined
     require_packages("scipy")
-    group = None if only is None else phases.Group(only.value)
     count, hosts = _ranks(ranks, join), 1 if join is None else host_count(join)
-    if group is phases.Group.HOST and join is None and ranks is None:
+    if only is Group.HOST and join is None and ranks is None:
         count = run.ranks_for_host(backend.value)
     between = None if link is None else Link(link)
     if join is not None and between is not None:
         raise InputError("--link starts its own ranks; leave it out under torchrun")
-    run.check_calibration(backend.value, count, between, workload, hosts, group)
+    run.check_calibration(backend.value, count, between, workload, hosts, only)
     size = design.QUICK if quick else design.FULL
-    if group is phases.Group.HOST:
-        size = phases.BRIEF
+    if only is Group.HOST:
+        size = design.BRIEF
     settings = run.CalibrationSettings(
-        backend.value, count, size, kept, between, workload, hosts, runtime, group
+        backend.value, count, size, kept, between, workload, hosts, runtime, only, minutes
     )
     quiet = quiet or bool(join and join.index)
-    say = (lambda text: None) if quiet else run.progress
-    measured = run.measure(settings, say) if join is None else measure_joined(settings, join, say)
+    say = _silent if quiet else run.progress
+    try:
+        if join is None:
+            measured: CalibrationRows | None = run.measure(settings, say)
+        else:
+            measured = run.measure_joined(settings, join, say)
+    except (KeyboardInterrupt, RankDiedError):
+        if join is None or join.index == 0:
+            with suppress(InputError):  # too few rows
+                _write(settings, run.open_rows(settings, _silent), output, say)
+                say(f"{output} is the profile of the points that are there")
+        raise
     if measured is not None:
-        _write(settings, measured, output, json=json, say=say)
+        found = _write(settings, measured, output, say)
+        if json:
+            from shardopt.cli.output import print_json
+
+            print_json(_object(found, output, settings.rows))
+        else:
+            _show(found, output, settings.rows)
     if join is not None:
         end_process()
+
+
+def _silent(_: str) -> None:
+    pass
 
 
 def _ranks(given: int | None, join: Rank | None) -> int:
@@ -185,17 +212,21 @@ def _ranks(given: int | None, join: Rank | None) -> int:
 
 
 def _write(
-    settings: CalibrationSettings, measured: CalibrationRows, output: Path, *, json: bool, say: Say
-) -> None:
-    """Fit the rows, write the profile, and show how good it is."""
+    settings: CalibrationSettings, measured: CalibrationRows, output: Path, say: Say
+) -> CalibratedProfile:
+    """Fit the rows, and write the profile."""
     from predictor.hardware.loader import load_hardware
     from predictor.units import GIB
     from shardopt.calibrate import run
-    from shardopt.calibrate.profile.build import build_profile, profile_text
+    from shardopt.calibrate.profile import build_profile, profile_text
     from shardopt.files import atomic_write_text
     from shardopt.measure.machine import memory_bytes
 
     base = "cpu-gloo" if settings.backend == "gloo" else run.base_of_gpu(say)
+    points = [point for points in run.points_of(settings) for point in points]
+    left = len(run.missing(measured, points))
+    if left:
+        say(f"{left} of {len(points)} points are not measured; the same command goes on with them")
     found = build_profile(
         measured.rows,
         measured.origin,
@@ -206,16 +237,12 @@ def _write(
         settings.link_gbit_s,
         settings.hosts,
         settings.only,
+        left,
     )
     whole = settings.backend == "gloo" and settings.only is None
     atomic_write_text(output, profile_text(found, None if whole else base))
     load_hardware(str(output) if output.parent != Path() else f"./{output}")
-    if json:
-        from shardopt.cli.output import print_json
-
-        print_json(_object(found, output, settings.rows))
-        return
-    _show(found, output, settings.rows)
+    return found
 
 
 def _object(found: CalibratedProfile, output: Path, rows: Path) -> dict[str, object]:
@@ -228,7 +255,7 @@ def _object(found: CalibratedProfile, output: Path, rows: Path) -> dict[str, obj
             if e.n
         },
         "verdict": found.profile.verdict and found.profile.verdict.model_dump(),
-        "notes": found.notes,
+        "notes": list(found.notes),
     }
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from predictor.model.distribution import Zipf
 from shardopt.extras import needs_torchrec
-from shardopt.measure.timing import REFERENCE_VERSION
+from shardopt.measure.sampling import REFERENCE_VERSION
 from shardopt.training.batch import popularity_ranks
 
 with needs_torchrec():

@@ -1,20 +1,20 @@
-"""How one thing is timed: warm-up, repeats, pinned threads.
+"""How things are timed: warm-up, repeats, side by side, and whether the samples agree.
 
 A CPU is timed by the clock. A GPU is timed between two of its events, and its L2 is emptied before
 the first, see `CudaTimer`.
 
-Why: docs/decisions/0012.
+Why: docs/decisions/0022.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
-
-from shardopt.measure.timing import Samples
 
 WARM_UP = 2
 FEWEST, MOST = 7, 200
@@ -36,6 +36,37 @@ L2_MULTIPLE = 4
 UNKNOWN_L2_BYTES = 64 * 2**20
 MOST_WRITES = 64
 """Times the memory is written at most: some milliseconds, which no launch takes."""
+REFERENCE_VERSION = 1
+"""Of the fixed kernels in `shardopt.measure.reference`; here, as reading it needs no torch."""
+UNSTABLE_DEVIATION = 0.1
+UNSTABLE_EXTREME = 0.5
+"""As pyperf: a standard deviation of 10 % of the mean, or a sample 50 % off the mean."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Seconds of one thing, in the order measured; at least one."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median_s(self) -> float:
+        """The middle sample, or the mean of the two middle ones."""
+        return statistics.median(self.seconds)
+
+    @property
+    def stable(self) -> bool | None:
+        """Whether the samples agree with each other; None for a single one."""
+        if len(self.seconds) < 2:
+            return None
+        mean = statistics.fmean(self.seconds)
+        extreme = max(max(self.seconds) - mean, mean - min(self.seconds))
+        deviation = statistics.stdev(self.seconds)
+        return deviation < UNSTABLE_DEVIATION * mean and extreme < UNSTABLE_EXTREME * mean
+
+    def overlaps(self, other: Samples) -> bool:
+        """Whether some sample of each lies in the range of the other: no ratio to speak of."""
+        return min(self.seconds) <= max(other.seconds) and min(other.seconds) <= max(self.seconds)
 
 
 class Timer(ABC):
@@ -234,3 +265,41 @@ def choose_samples(taken: Sequence[tuple[float, bool]]) -> Samples:
     """The samples during which no other process took the core, where there are enough."""
     clean = tuple(seconds for seconds, good in taken if good)
     return Samples(clean if len(clean) >= CLEAN_ENOUGH else tuple(s for s, _ in taken))
+
+
+def sample_gradients(
+    timer: Timer, forward: Callable[[], Any], inputs: Sequence[Any], seconds: float
+) -> tuple[Samples, Samples]:
+    """As `sample_passes`, of the gradients of tensors, which keep none."""
+    import torch
+
+    made = forward()
+    gradients = [torch.full_like(y, 1e-3) for y in (made if isinstance(made, tuple) else (made,))]
+
+    def backward(made: Any) -> Any:
+        # not .backward(), which would add to the gradient of the sample before
+        return torch.autograd.grad(made, inputs, gradients)
+
+    return sample_passes(timer, lambda _: forward(), backward, seconds)
+
+
+def interleave(
+    what: Mapping[str, Callable[[], float]],
+    repeat: int,
+    on_start: Callable[[str, int], None] = lambda name, round_: None,
+) -> dict[str, Samples]:
+    """Measure everything once a round, so that a busy machine disturbs all of it alike.
+
+    Args:
+        what: name -> a call that returns its seconds.
+        repeat: rounds, >= 1. Each starts with another one, so that none is always first.
+        on_start: called with the name and the round, from 0, before each call.
+    """
+    names = list(what)
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for round_ in range(repeat):
+        first = round_ % len(names)
+        for name in names[first:] + names[:first]:
+            on_start(name, round_)
+            samples[name].append(what[name]())
+    return {name: Samples(tuple(seconds)) for name, seconds in samples.items()}

@@ -5,7 +5,6 @@ Rows are lines of CSV under a header, or a JSON object a line; a `RowKind` says 
 continues from its file: the line that was cut off is measured again.
 Files that are not lists of rows but one JSON document are read by `read_json`.
 
-Why: docs/decisions/0034.
 """
 
 from __future__ import annotations

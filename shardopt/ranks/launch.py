@@ -3,7 +3,6 @@
 `run_ranks` runs a Python function in every rank; `run_commands` runs programs that know nothing of
 shardopt. No rank outlives the process that started it, however that ends.
 
-Why: docs/decisions/0034.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ from typing import Any
 
 from predictor.cost.ops.cpu_ops import BINS, OpModels, OpRow
 from predictor.errors import InputError
-from predictor.fit.cpu_ops import CapturedStep, fit_models
 from predictor.iteration.op_graph import (
     CallGroup,
     CollectiveStart,
@@ -28,6 +27,7 @@ from predictor.iteration.op_graph import (
     RankCalls,
 )
 from shardopt.measure.store import Fields, RowKind, read_rows, write_rows
+from shardopt.replay.op_fit import CapturedStep, fit_models
 
 FILE = "calls.jsonl"
 FIT, TEST = "fit", "test"

@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.fit import public_tables
 from lab.runtimes.megatron.runtime import load_megatron
 from lab.validate import dlrm_published, transformers
 from lab.validate.links.rows import XLA_FILE
 from predictor.csv_rows import read_table
-from predictor.fit import public_tables
 from tests.public_data import EXCERPTS, FULL
 
 Row = dict[str, str]

@@ -13,15 +13,12 @@ import pytest
 
 from predictor.hardware.loader import load_hardware
 from predictor.model.workload import DenseArch, Feature, Table, Workload
-from shardopt.calibrate import run
-from shardopt.calibrate.accepted import accept
-from shardopt.calibrate.design import phases
-from shardopt.calibrate.design import points as design
-from shardopt.calibrate.design.points import Point
-from shardopt.calibrate.profile.build import build_profile, profile_text
-from shardopt.calibrate.profile.builder import FEWEST_SIZES
-from shardopt.calibrate.rows import PARTS, CalibrationRows, Measurement
-from shardopt.calibrate.worker import Job
+from shardopt.calibrate import families, run
+from shardopt.calibrate import points as design
+from shardopt.calibrate.collectives import FEWEST_SIZES
+from shardopt.calibrate.points import Point
+from shardopt.calibrate.profile import build_profile, profile_text
+from shardopt.calibrate.rows import PARTS, CalibrationRows, Measurement, accept
 from shardopt.ranks import launch
 from shardopt.ranks.rank import RankDiedError
 
@@ -30,17 +27,21 @@ pytest.importorskip("scipy")
 pytestmark = pytest.mark.distributed
 
 
+def settings(folder: Path, **others: object) -> run.CalibrationSettings:
+    return run.CalibrationSettings("gloo", 2, design.TINY, folder / "rows.csv", **others)
+
+
 @pytest.mark.slow
 def test_a_tiny_calibration_measures_resumes_and_loads(tmp_path: Path) -> None:
-    asked = run.CalibrationSettings("gloo", 2, design.TINY, tmp_path / "rows.csv")
+    asked = settings(tmp_path)
     said: list[str] = []
     whole = run.measure(asked, said.append).rows
     families = {row.point.family for row in whole}
-    asked_for = phases.alone(design.TINY) + phases.together(design.TINY, 2)
+    asked_for = families.alone(design.TINY) + families.together(design.TINY, 2)
     assert families == {point.family for point in asked_for}
     known = [row for row in whole if row.point.family == "reference"]
     assert {(r.point.params["at"], r.point.params["kernel"]) for r in known} == {
-        (at, kernel) for at in ("start", "middle", "end") for kernel in phases.REFERENCE_KERNELS
+        (at, kernel) for at in ("start", "middle", "end") for kernel in design.REFERENCE_KERNELS
     }
     assert all(row.settings and row.date and row.median_us > 0 for row in whole)
     before = asked.rows.read_text()
@@ -60,7 +61,7 @@ def test_a_tiny_calibration_measures_resumes_and_loads(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_table_of_a_model_is_looked_up_as_the_model_says() -> None:
+def test_every_table_of_a_model_is_looked_up_as_the_model_says(tmp_path: Path) -> None:
     feature = Feature("f", 3.0)
     tables = (
         Table("plain", 1000, 8, (feature, Feature("g", 1.5))),
@@ -69,9 +70,9 @@ def test_every_table_of_a_model_is_looked_up_as_the_model_says() -> None:
         Table("unpooled", 1000, 8, (feature,), module="sequence", pooling="none"),
     )
     model = Workload("mixed", 16, tables, DenseArch(1, (1,), (1,)), sha256="abc")
-    points = [p for p in phases.alone(design.TINY, model, 2) if p.family == "model_lookup"]
+    points = [p for p in families.alone(design.TINY, model, 2) if p.family == "model_lookup"]
     seen: list[Measurement] = []
-    run.run_job(Job(points, design.TINY, 1, "gloo", model=model), seen.append)
+    run.run_points(settings(tmp_path, model=model), points, 1, seen.append)
     assert [(row.point.params["table"], row.part) for row in seen] == [
         (key, part) for key in model.keys for part in PARTS["model_lookup"]
     ]
@@ -85,17 +86,17 @@ def test_every_table_of_a_model_is_looked_up_as_the_model_says() -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_fails_says_why() -> None:
+def test_a_rank_that_fails_says_why(tmp_path: Path) -> None:
     broken = Point("gemm", {"m": 8, "n": 8, "k": 8, "dtype": "fp7", "layout": "nn"})
     with pytest.raises(RankDiedError, match=r"rank 0 died of \w+ at .*fp7"):
-        run.run_job(Job([broken], design.TINY, 1, "gloo"), lambda row: None)
+        run.run_points(settings(tmp_path), [broken], 1, lambda row: None)
 
 
 @pytest.mark.slow
 def test_a_rank_that_dies_keeps_what_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = run.CalibrationSettings("gloo", 2, design.TINY, tmp_path / "rows.csv")
+    asked = settings(tmp_path)
     pids: list[int] = []
     started = launch.run_commands
 
@@ -116,7 +117,7 @@ def test_a_rank_that_dies_keeps_what_was_measured(
 
 CALIBRATE = """
 from dataclasses import replace
-from shardopt.calibrate.design import points as design
+from shardopt.calibrate import points as design
 from shardopt.cli.app import main
 tiny = replace(design.TINY, gemms=24, elementwise_octaves=(14, 18), collective_octaves=(10, 18))
 design.QUICK = design.FULL = tiny

@@ -14,19 +14,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from lab.fit.collectives import FINE_EDGES_MIB, ROBUST, every_second, predict_ranks
+from lab.fit.public_tables import Key, read_collectives
+from lab.fit.scores import geomean
 from lab.validate.report import ComparedRow, Report
-from predictor.fit.collectives import (
-    FINE_EDGES_MIB,
-    ROBUST,
-    CollectiveRows,
-    fit_curve,
-    predict_us,
-)
-from predictor.fit.public_tables import Key, read_collectives
-from predictor.fit.rank_counts import predict_ranks
-from predictor.fit.scores import geomean, mape
 from predictor.hardware.schema import Curve
 from predictor.units import us
+from shardopt.calibrate.collectives import CollectiveRows, fit_curve, predict_us
+from shardopt.calibrate.fitting import mape
 
 Array = NDArray[np.float64]
 
@@ -51,7 +46,7 @@ def form_of_the_curve(folder: Path) -> Report:
         if len(set(table.size_bytes)) < FEWEST_SIZES:
             skipped.append(f"{' '.join(key)}: a single size leaves none to test the form on")
             continue
-        chosen = table.every_second
+        chosen = every_second(table)
         curve, asked = _fitted(table.where(chosen), key[2]), table.where(~chosen)
         found_rows = list(_compare(key, predict_us(curve, asked, key[2]), asked, SIZES))
         rows += found_rows

@@ -7,16 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lab.fit.public_tables import NCCL_EXTRA_FILE, NCCL_FILE, OPS, VIDUR_FILE, VTRAIN_FILE
 from lab.validate.skipped import no_profile
 from predictor.cost.collectives import Op
 from predictor.csv_rows import MOST_RANKS, Row, count, number, read_table
-from predictor.fit.public_tables import (
-    NCCL_EXTRA_FILE,
-    NCCL_FILE,
-    OPS,
-    VIDUR_FILE,
-    VTRAIN_FILE,
-)
 from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import load_hardware
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 
+from lab.fit.public_tables import VIDUR_FILE, VTRAIN_FILE
 from lab.validate.links.rows import XLA_FILE, LinkRow
-from predictor.fit.public_tables import VIDUR_FILE, VTRAIN_FILE
 from predictor.units import mib
 
 TCPX = "h100-sxm-tcpx"

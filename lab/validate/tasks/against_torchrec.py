@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lab.fit.scores import mean_interval
 from lab.tasks.against import OURS, SHIPPED, THEIRS
 from lab.tasks.random_plans import PREFIX
 from lab.tasks.task_set import MeasuredTask, TaskSet, load_task_sets
@@ -25,7 +26,6 @@ from lab.validate.tasks.gains import (
     find_gains,
 )
 from predictor.errors import InputError
-from predictor.fit.scores import mean_interval
 from shardopt.formatting import percent
 
 NAME = "against-torchrec"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lab.fit.scores import geomean, relative_errors, shape_errors
 from lab.rankers.architecture import architecture_of
 from lab.tasks.task_set import MeasuredTask, TaskSet, load_task_sets, task_reference
 from lab.validate.report import Cell, Report, Scores
@@ -30,9 +31,9 @@ from lab.validate.tasks.ranking import (
 )
 from lab.validate.tasks.tables import by_task, held_out, intervals, truth
 from lab.validate.tasks.task_prediction import TaskPrediction, predict_task
-from predictor.fit.scores import geomean, mape, relative_errors, shape_errors
 from predictor.model.captured.dense import CapturedDense
 from predictor.model.workload import DenseArch, Workload
+from shardopt.calibrate.fitting import mape
 
 NAME = "architectures"
 PLANS, SEEN = "plans blind", "plans looked at"

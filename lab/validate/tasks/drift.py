@@ -17,7 +17,7 @@ from predictor.hardware.schema import (
     HardwareProfile,
     StrictModel,
 )
-from shardopt.calibrate.design.phases import REFERENCE_KERNELS as KERNELS
+from shardopt.calibrate.points import REFERENCE_KERNELS as KERNELS
 
 FACTORS = ("backward_stateless", "backward_weighted")
 """Fields of the embedding model that are no times."""

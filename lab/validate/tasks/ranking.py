@@ -8,11 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.validate.report import Cell, Scores
-from lab.validate.tasks.task_prediction import TaskPrediction
-from predictor.fit.scores import (
+from lab.fit.scores import (
     faster_half,
-    mape,
     picks,
     regrets,
     relative_errors,
@@ -20,6 +17,9 @@ from predictor.fit.scores import (
     spearman,
     wilson,
 )
+from lab.validate.report import Cell, Scores
+from lab.validate.tasks.task_prediction import TaskPrediction
+from shardopt.calibrate.fitting import mape
 
 Array = NDArray[np.float64]
 Pair = tuple[Array, Array]

@@ -14,12 +14,13 @@ from itertools import pairwise
 
 import numpy as np
 
+from lab.fit.scores import relative_errors
 from lab.tasks.crossed import BALANCED
 from lab.validate.report import Cell, Scores
 from lab.validate.tasks.ablations import SUMS
 from lab.validate.tasks.ranking import Array, join_arrays
 from lab.validate.tasks.task_prediction import TaskPrediction
-from predictor.fit.scores import mape, relative_errors
+from shardopt.calibrate.fitting import mape
 
 EDGES = (0.01, 0.05, 0.10)
 """Of the classes of plans, by the predicted share of waiting."""

@@ -7,6 +7,15 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from lab.fit.scores import (
+    coverage,
+    geomean,
+    picks,
+    regrets,
+    relative_errors,
+    shape_errors,
+    spearman,
+)
 from lab.tasks.task_set import TaskSet
 from lab.validate.report import Cell, Scores
 from lab.validate.tasks.ranking import (
@@ -24,16 +33,7 @@ from lab.validate.tasks.ranking import (
 )
 from lab.validate.tasks.synchronisation import over_balanced, synchronisation
 from lab.validate.tasks.task_prediction import TaskPrediction, medians_ms
-from predictor.fit.scores import (
-    coverage,
-    geomean,
-    mape,
-    picks,
-    regrets,
-    relative_errors,
-    shape_errors,
-    spearman,
-)
+from shardopt.calibrate.fitting import mape
 
 MINUTES = (30.0, 60.0, 120.0, 240.0)
 """Edges of the classes of time since the calibration."""

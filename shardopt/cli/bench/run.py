@@ -188,7 +188,7 @@ def _predicted(
     """Name of the profile, and the prediction of each plan."""
     from dataclasses import replace
 
-    from shardopt.calibrate.profile.source import other_machine_note, other_runtime_note
+    from shardopt.calibrate.profile import other_machine_note, other_runtime_note
     from shardopt.calibrate.run import origin
     from shardopt.cli.output import note
     from shardopt.cli.setting import predict_plans

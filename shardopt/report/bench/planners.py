@@ -10,7 +10,7 @@ from rich.console import Console
 from predictor.model.plan_json import plan_to_dict
 from shardopt.bench.planners import COMMAND, SEARCH, TORCHREC, Answer, Comparison
 from shardopt.formatting import at_most, gap_of, hbm_use, ms, number, times, type_mix
-from shardopt.measure.timing import Samples
+from shardopt.measure.sampling import Samples
 from shardopt.report.console import heading, line, show, table
 from shardopt.report.objects import prediction_object
 from shardopt.report.prediction import misfit_text

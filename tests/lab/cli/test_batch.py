@@ -14,7 +14,7 @@ from lab.tasks.structures import plan_of, row_wise, table_wise
 from shardopt.bench.job import Job
 from shardopt.bench.rows import read_rows
 from shardopt.bench.run import run_bench
-from shardopt.calibrate.design import points as design
+from shardopt.calibrate import points as design
 from shardopt.config import load_model
 from shardopt.config.write import with_digest
 from tests.builders import a_table, a_topology, a_workload

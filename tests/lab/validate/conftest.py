@@ -14,10 +14,10 @@ import pytest
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.plan_json import plan_to_dict
 from shardopt.bench.rows import BenchRows, write_rows
-from shardopt.calibrate.design.phases import REFERENCE_KERNELS as KERNELS
-from shardopt.calibrate.design.points import COLLECTIVE_OPS, Point
+from shardopt.calibrate.points import COLLECTIVE_OPS, Point
+from shardopt.calibrate.points import REFERENCE_KERNELS as KERNELS
 from shardopt.calibrate.rows import CalibrationRows, Origin, row_of_samples
-from shardopt.measure.timing import Samples
+from shardopt.measure.sampling import Samples
 
 ENVIRONMENT: dict[str, Any] = {
     "system": "Linux",

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.fit.collectives import SMALL_BYTES
+from lab.fit.public_tables import GEMM_FILE, MATMUL_FILE, NCCL_FILE, VTRAIN_FILE
 from lab.validate.collectives import (
     ACROSS_LARGE,
     GAVE,
@@ -20,8 +22,6 @@ from lab.validate.links.rows import XLA_FILE
 from lab.validate.report import Summary
 from predictor.cost.collectives import Collectives
 from predictor.errors import InputError
-from predictor.fit.collectives import SMALL_BYTES
-from predictor.fit.public_tables import GEMM_FILE, MATMUL_FILE, NCCL_FILE, VTRAIN_FILE
 from predictor.hardware.loader import load_hardware
 from predictor.model.topology import Topology
 from tests.public_data import every_table

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lab.fit.public_tables import GEMM_FILE, MATMUL_FILE, NCCL_FILE, VIDUR_FILE, VTRAIN_FILE
 from lab.pages.scores import report_object
 from lab.validate.collectives import validate_collectives
 from lab.validate.gemm import validate_gemm
@@ -21,7 +22,6 @@ from lab.validate.report import Report
 from lab.validate.torchrec_p4d import FILE as P4D_FILE
 from lab.validate.torchrec_p4d import validate_torchrec_p4d
 from predictor.errors import InputError
-from predictor.fit.public_tables import GEMM_FILE, MATMUL_FILE, NCCL_FILE, VIDUR_FILE, VTRAIN_FILE
 
 pytestmark = pytest.mark.timeout(120)
 

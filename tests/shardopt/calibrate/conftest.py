@@ -12,9 +12,9 @@ from predictor.hardware.schema import Curve, HardwareProfile
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.plan_check import match_plan
 from predictor.model.topology import Topology
-from shardopt.calibrate.design.near_empty import iteration_points, near_empty
+from shardopt.calibrate.host import iteration_points, near_empty
 from shardopt.calibrate.rows import Measurement, row_of_samples
-from shardopt.measure.timing import Samples
+from shardopt.measure.sampling import Samples
 
 NO_TABLES = {"forward_table_us": 0.0, "backward_table_us": 0.0}
 """A table with next to no ids takes less than the constant that other tables were fitted on."""

@@ -10,11 +10,11 @@ import pytest
 from predictor.cost.collectives import latency_ms, transfer_ms
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
-from shardopt.calibrate.accepted import accept, points_again
-from shardopt.calibrate.design.points import COLLECTIVE_OPS, QUICK, Point, collective_points
-from shardopt.calibrate.profile.build import build_profile
-from shardopt.calibrate.rows import Measurement, Origin, row_of_samples
-from shardopt.measure.timing import Samples
+from shardopt.calibrate.collectives import collective_points
+from shardopt.calibrate.points import COLLECTIVE_OPS, QUICK, Point
+from shardopt.calibrate.profile import build_profile
+from shardopt.calibrate.rows import Measurement, Origin, accept, points_again, row_of_samples
+from shardopt.measure.sampling import Samples
 
 BASE = load_hardware("cpu-gloo")
 BUSY_BYTES = 2**20

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from predictor.errors import InputError
-from shardopt.calibrate.design.points import Point
+from shardopt.calibrate.points import Point
 from shardopt.calibrate.rows import CalibrationRows, Origin, read_rows, row_of_samples
-from shardopt.measure.timing import Samples
+from shardopt.measure.sampling import Samples
 from shardopt.ranks.realtime import Runtime
 
 ORIGIN = Origin("some processor, 2 cores", "torch 2, fbgemm 1")

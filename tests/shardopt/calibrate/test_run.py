@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 
 from predictor.errors import InputError
+from shardopt.calibrate import points as design
 from shardopt.calibrate import run
-from shardopt.calibrate.accepted import accept
-from shardopt.calibrate.design import points as design
-from shardopt.calibrate.design.points import Point
-from shardopt.calibrate.rows import CalibrationRows, Measurement, Origin, row_of_samples
-from shardopt.calibrate.worker import Job
-from shardopt.measure.timing import Samples
+from shardopt.calibrate.points import Point
+from shardopt.calibrate.rows import CalibrationRows, Measurement, Origin, accept, row_of_samples
+from shardopt.measure.sampling import Samples
 from shardopt.ranks.realtime import Runtime
 
 ORIGIN = Origin("machine", "versions")
@@ -76,13 +74,19 @@ def test_doubtful_points_are_measured_again_after_all_others_and_once(
     monkeypatch.setattr(run, "points_of", lambda settings: ([kernel], [exchange]))
     measured = list[Point]()
 
-    def uneven(job: Job, on_row: Callable[[Measurement], None]) -> None:
-        for point in job.points:
+    def uneven(
+        settings: run.CalibrationSettings,
+        points: list[Point],
+        ranks: int,
+        on_row: Callable[[Measurement], None],
+        limit: run.Stretch,
+    ) -> None:
+        for point in points:
             measured.append(point)
             last = 1e-3 if measured.count(exchange) == 2 else 0.1
             on_row(row_of_samples(point, Samples((1e-3,) * 9 + (last,))))
 
-    monkeypatch.setattr(run, "run_job", uneven)
+    monkeypatch.setattr(run, "run_points", uneven)
     asked = run.CalibrationSettings("gloo", 2, design.TINY, tmp_path / "rows.csv")
     lines = list[str]()
     file = run.measure(asked, lines.append)

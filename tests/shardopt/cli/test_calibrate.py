@@ -8,8 +8,7 @@ import pytest
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from predictor.model.workload import DenseArch, Feature, Table, Workload
-from shardopt.calibrate import run
-from shardopt.calibrate.design.phases import Group
+from shardopt.calibrate import Group, run
 from shardopt.cli.app import main
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardopt.measure.timing import Samples, interleave
+from shardopt.measure.sampling import Samples, interleave
 
 
 def test_rounds_measure_everything_and_start_with_another_one_each() -> None:

@@ -12,11 +12,11 @@ from predictor.errors import InputError, PlanError
 from shardopt.bench.job import Job, check_job
 from shardopt.bench.rows import read_rows
 from shardopt.bench.run import run_bench
+from shardopt.calibrate import points as design
 from shardopt.calibrate import run
-from shardopt.calibrate.design import points as design
-from shardopt.calibrate.design.points import Point, collective_points
+from shardopt.calibrate.collectives import collective_points
+from shardopt.calibrate.points import Point
 from shardopt.calibrate.rows import Measurement
-from shardopt.calibrate.worker import Job as CalibrationJob
 from shardopt.config import load_model_with_notes
 from shardopt.plan import load_plan
 from shardopt.ranks import hosts
@@ -225,14 +225,15 @@ def test_a_link_carries_no_more_than_its_rate_and_a_faster_one_carries_more() ->
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.usefixtures("can_make_hosts")
-def test_an_all_to_all_takes_the_time_of_its_bytes() -> None:
+def test_an_all_to_all_takes_the_time_of_its_bytes(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     points = [
         Point("collective", {"op": op, "bytes": 2**22, "ranks": 2, "link_gbit_s": 0.5})
         for op in ("all_to_all", "all_reduce")
     ]
     rows: list[Measurement] = []
-    run.run_job(CalibrationJob(points, design.TINY, 2, "gloo", Link(0.5)), rows.append)
+    asked = run.CalibrationSettings("gloo", 2, design.TINY, tmp_path / "rows.csv", Link(0.5))
+    run.run_points(asked, points, 2, rows.append)
     half, whole = (2**21 * 8 / 0.5e9 * 1e6 * buffers for buffers in (1, 2))
     assert rows[0].median_us > 0.95 * half
     assert rows[1].median_us > 0.95 * whole

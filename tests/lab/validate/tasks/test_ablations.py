@@ -23,7 +23,7 @@ from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingTyp
 from predictor.model.topology import Topology
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 from predictor.predict import predict
-from shardopt.calibrate.design.phases import REFERENCE_KERNELS as KERNELS
+from shardopt.calibrate.points import REFERENCE_KERNELS as KERNELS
 
 CPU = load_hardware("cpu-gloo")
 RANKS = Topology.uniform(2, 2, hbm_bytes=2**33, ddr_bytes=2**33)

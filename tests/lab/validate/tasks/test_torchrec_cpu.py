@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from lab.cli import app
+from lab.fit.scores import wilson
 from lab.pages.scores import scores_object
 from lab.validate.report import Report
 from lab.validate.tasks import ranking, task_prediction
@@ -22,7 +23,6 @@ from lab.validate.tasks.torchrec_cpu import (
     validate_torchrec_cpu,
 )
 from predictor.errors import InputError
-from predictor.fit.scores import wilson
 from shardopt.calibrate.rows import Origin
 
 pytest.importorskip("scipy")

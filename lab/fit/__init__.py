@@ -1,0 +1,1 @@
+"""Fits of shipped profiles to public tables, and the scores of all suites."""

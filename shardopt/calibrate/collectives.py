@@ -1,0 +1,604 @@
+"""Collectives as TorchRec calls them, among ranks that arrive together, and the curves of a link.
+
+On the cores of one host all ranks work on memory until an agreed instant and then enter, as they do
+in an iteration; a rank that spins on the clock instead finds gloo several times slower at small
+sizes. A sample lasts from the last rank's entry until the last has left.
+
+GPUs, and hosts, have no clock in common. There ranks meet in a small all-reduce right before, and
+the sample is the shortest time that a rank measures for itself: that of the last to enter. A GPU
+goes through its flush, the meeting and the collective without its host.
+
+The reference kernels, which every bench run times too, lie before, between and after them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor import units
+from predictor.cost.collectives import bands, bus_factor, latency_ms, transfer_ms
+from predictor.hardware.schema import Curve
+from shardopt.calibrate.fitting import (
+    REWEIGHTINGS,
+    TRUSTED_ERROR,
+    Array,
+    CalibratedProfile,
+    HeldOut,
+)
+from shardopt.calibrate.points import COLLECTIVE_OPS, REFERENCE_KERNELS, Point, Size
+from shardopt.calibrate.rows import Measurement, row_of_samples
+from shardopt.measure.sampling import BRIEF_FLUSH_BYTES, WARM_UP, Samples, Timer, timer_of
+
+SLOWEST_CALL_S = 0.15
+"""Of a collective over a slow link; larger messages only take longer."""
+UNEVEN_SIZES = tuple(2**octave for octave in range(10, 25, 2))
+AHEAD_S = 4e-3
+"""From agreeing to entering, spent computing: gloo's cost after work differs from its cost in a
+loop of collectives."""
+POINTS_PER_BLOCK = 8
+"""Measured in turn, round by round, so that a busy moment disturbs all of them alike."""
+UNEVEN = 4
+"""How many times the bytes of the others the busiest rank sends."""
+ISSUE = "issue"
+EDGES_MIB = (0.0, 0.015625, 0.0625, 0.25, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0)
+"""Default size bands: one edge every two octaves from 16 KiB to 1 GiB of bus bytes."""
+SMOOTHING = 0.05
+"""Weight of the penalty on cost steps between neighbouring bands, against relative errors of 1."""
+FEWEST_SIZES = 3
+"""Fit rows of a collective below which no curve of its link is fitted."""
+LARGE_BYTES = 4 * units.MIB
+"""Messages whose error is reported apart."""
+
+
+# What is measured.
+
+
+def collective_points(size: Size, ranks: int, link_gbit_s: float | None = None) -> list[Point]:
+    """All collectives at every octave, in an order that no drift of the machine follows.
+
+    Octaves alternate between fit and test, the first and the last are fitted; all-to-alls whose
+    busiest rank sends four times what the others send are only tested.
+
+    Args:
+        link_gbit_s: of the link between the ranks, where each is a host; limits the sizes.
+    """
+    low, high = size.collective_octaves
+    among: dict[str, Any] = {"ranks": ranks}
+    if link_gbit_s is not None:
+        high = _last_octave(low, high, link_gbit_s)
+        among["link_gbit_s"] = link_gbit_s
+    points = [
+        Point("collective", {"op": op, "bytes": 2**octave, **among}, (octave - low) % 2 == 1)
+        for op in COLLECTIVE_OPS
+        for octave in range(low, high + 1)
+    ]
+    points += [
+        Point("collective", {"op": "all_to_all_uneven", "bytes": b, **among}, test=True)
+        for b in UNEVEN_SIZES
+        if b <= 2**high
+    ]
+    points.append(Point("collective", {"op": "issue", "bytes": 256, **among}))
+    order = np.random.default_rng(0).permutation(len(points))
+    return [points[i] for i in order]
+
+
+def _last_octave(low: int, high: int, gbit_s: float) -> int:
+    """The last that a link carries within `SLOWEST_CALL_S`; an even number of steps from the first.
+
+    An all-reduce of two ranks sends its whole buffer each way, the other collectives less.
+    """
+    fits = int(np.log2(SLOWEST_CALL_S * gbit_s * 1e9 / 8))
+    if fits >= high:
+        return high
+    return low + max(fits - low, 2) // 2 * 2
+
+
+def reference_points(ranks: int, at: str, **among: Any) -> list[Point]:
+    """The reference kernels, at one moment of the calibration."""
+    return [
+        Point("reference", {"at": at, "kernel": kernel, "ranks": ranks, **among})
+        for kernel in REFERENCE_KERNELS
+    ]
+
+
+# How it is measured.
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Those that a collective joins.
+
+    Args:
+        group: as torch takes it; None: all.
+        one_clock: whether they read the same one.
+    """
+
+    timer: Timer
+    group: Any = None
+    one_clock: bool = True
+
+
+def measure_collectives(
+    points: Sequence[Point], device: Any, rounds: int, hosts: int, go_on: Callable[[], bool]
+) -> Iterator[Measurement]:
+    """Among all ranks, and among those of each host where there are several of both.
+
+    Args:
+        hosts: that the ranks lie on, evenly and one after the other.
+        go_on: whether there is time for more; asked before each block, the same on every rank.
+    """
+    import torch.distributed as dist
+
+    timer = timer_of(device.type, BRIEF_FLUSH_BYTES)
+    cpu = device.type == "cpu"
+    between = [point for point in points if point.params.get("hosts", 1) == hosts]
+    within = [point for point in points if point not in between]
+    yield from _measure_blocks(between, Ranks(timer, None, cpu and hosts == 1), rounds, go_on)
+    if within:
+        group, _ = dist.new_subgroups(dist.get_world_size() // hosts)
+        yield from _measure_blocks(within, Ranks(timer, group, cpu), rounds, go_on)
+
+
+def _measure_blocks(
+    points: Sequence[Point], among: Ranks, rounds: int, go_on: Callable[[], bool]
+) -> Iterator[Measurement]:
+    """Rows block by block; every rank must run this, all get the same rows."""
+    for first in range(0, len(points), POINTS_PER_BLOCK):
+        if not go_on():
+            return
+        block = points[first : first + POINTS_PER_BLOCK]
+        calls = [_make_call(point, among) for point in block]
+        entered: list[list[float]] = [[] for _ in block]
+        left: list[list[float]] = [[] for _ in block]
+        for round_ in range(WARM_UP + rounds):
+            for i in range(len(calls)):
+                at = (i + round_) % len(calls)
+                times = _time_entry_and_exit(calls[at], among, block[at].params["op"])
+                if round_ >= WARM_UP:
+                    entered[at].append(times[0])
+                    left[at].append(times[1])
+        last_in = _reduce(entered, among, latest=True)
+        last_out = _reduce(left, among, latest=among.one_clock)
+        for point, begins, ends in zip(block, last_in, last_out, strict=True):
+            taken = (end - begin for begin, end in zip(begins, ends, strict=True))
+            yield row_of_samples(point, Samples(tuple(taken)))
+
+
+def _time_entry_and_exit(call: Callable[[], object], among: Ranks, op: str) -> tuple[float, float]:
+    """When this rank entered and when it left; of ranks without a common clock it enters at 0."""
+    if not among.one_clock:
+        return 0.0, _time_issue(call, among) if op == ISSUE else _time_after_meeting(call, among)
+    times = _enter_together(call, among)
+    # the host's own time, whoever else is where
+    return (0.0, times[1] - times[0]) if op == ISSUE else times
+
+
+def _enter_together(call: Callable[[], object], among: Ranks) -> tuple[float, float]:
+    """At an agreed instant."""
+    import torch
+    import torch.distributed as dist
+
+    # one clock for all processes of a host: CLOCK_MONOTONIC
+    until = torch.tensor([time.monotonic() + AHEAD_S], dtype=torch.float64)
+    dist.all_reduce(until, dist.ReduceOp.MAX, group=among.group)
+    instant = float(until)
+    while time.monotonic() < instant:
+        among.timer.flush()
+    entered = time.monotonic()
+    taken = among.timer.seconds(call)
+    return entered, entered + taken
+
+
+def _time_after_meeting(call: Callable[[], object], among: Ranks) -> float:
+    """Seconds of a call that follows a collective of all."""
+    import torch
+    import torch.distributed as dist
+
+    meeting = torch.ones(1, device=among.timer.device)
+    among.timer.flush()
+    dist.all_reduce(meeting, group=among.group)
+    return among.timer.seconds(call)
+
+
+def _time_issue(call: Callable[[], object], among: Ranks) -> float:
+    """Seconds of the host's part of a call; the device has nothing else to do."""
+    among.timer.synchronize()
+    start = time.perf_counter()
+    call()
+    taken = time.perf_counter() - start
+    among.timer.synchronize()
+    return taken
+
+
+def _reduce(times: list[list[float]], among: Ranks, *, latest: bool) -> list[list[float]]:
+    """The latest or the least of all ranks, element by element."""
+    import torch
+    import torch.distributed as dist
+
+    table = torch.tensor(times, dtype=torch.float64, device=among.timer.device)
+    reduce = dist.ReduceOp.MAX if latest else dist.ReduceOp.MIN
+    dist.all_reduce(table, reduce, group=among.group)
+    found: list[list[float]] = table.tolist()
+    return found
+
+
+def _make_call(point: Point, among: Ranks) -> Callable[[], Any]:
+    """One collective; sizes follow nccl-tests, outputs are new tensors as in TorchRec."""
+    import torch
+    import torch.distributed as dist
+
+    device, group = among.timer.device, among.group
+    ranks = dist.get_world_size(group)
+    op = point.params["op"]
+    elements = max(point.params["bytes"] // 4 // ranks, 1) * ranks
+    full = torch.ones(elements, device=device)
+    part = torch.ones(elements // ranks, device=device)
+
+    def all_to_all() -> Any:
+        dist.all_to_all_single(torch.empty_like(full), full, group=group)
+
+    def reduce_scatter() -> Any:
+        dist.reduce_scatter_tensor(torch.empty_like(part), full, group=group)
+
+    def all_gather() -> Any:
+        dist.all_gather_into_tensor(torch.empty_like(full), part, group=group)
+
+    calls: dict[str, Callable[[], Any]] = {
+        "all_to_all": all_to_all,
+        "all_to_all_uneven": _make_uneven(elements, among),
+        "all_reduce": lambda: dist.all_reduce(full, group=group),
+        "reduce_scatter": reduce_scatter,
+        "all_gather": all_gather,
+        ISSUE: lambda: pending.append(dist.all_reduce(part, group=group, async_op=True)),
+    }
+    pending: list[Any] = []
+    if op == ISSUE:
+        return _finish_before(calls[op], pending)
+    return calls[op]
+
+
+def _finish_before(call: Callable[[], Any], pending: list[Any]) -> Callable[[], Any]:
+    """Issue one and do not wait: the one before has long ended when the next is issued."""
+
+    def issue() -> None:
+        while pending:
+            pending.pop().wait()
+        call()
+
+    return issue
+
+
+def _make_uneven(elements: int, among: Ranks) -> Callable[[], Any]:
+    """An all-to-all in which rank 0 sends all its elements and the others a quarter of them."""
+    import torch
+    import torch.distributed as dist
+
+    device, group = among.timer.device, among.group
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    share = elements // ranks
+    sizes = [share if sender == 0 else max(share // UNEVEN, 1) for sender in range(ranks)]
+    send = torch.ones(sizes[rank] * ranks, device=device)
+
+    def call() -> None:
+        received = torch.empty(sum(sizes), device=device)
+        dist.all_to_all_single(received, send, sizes, [sizes[rank]] * ranks, group=group)
+
+    return call
+
+
+class References:
+    """The kernels that every bench run times too.
+
+    They are built when the first is measured, which is collective over all ranks.
+    """
+
+    def __init__(self, device: Any, size: Size) -> None:
+        self.device, self.size = device, size
+        self._reference: Any = None
+
+    def rows(self, points: Sequence[Point]) -> Iterator[Measurement]:
+        """A row for each kernel, of all repeats of all ranks."""
+        for _, kernels in groupby(points, key=lambda point: point.params["at"]):
+            spent = self._measure()
+            for point in kernels:
+                seconds = tuple(ms * 1e-3 for ms in spent[point.params["kernel"]])
+                yield row_of_samples(point, Samples(seconds))
+
+    def _measure(self) -> dict[str, list[float]]:
+        """Milliseconds of every repeat by the kernel's name."""
+        import torch.distributed as dist
+
+        if self._reference is None:
+            from shardopt.measure.reference import Reference
+
+            self._reference = Reference(self.device, dist.get_rank())
+            # the first lookups of a process are slower than all later ones
+            self._reference.measure()
+        mine = [self._reference.measure() for _ in range(self.size.reference_calls)]
+        ranks: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(ranks, mine)
+        calls = [call for rank in ranks for call in rank]
+        return {kernel: [ms for call in calls for ms in call[kernel]] for kernel in mine[0]}
+
+
+# What the rows say.
+
+
+@dataclass(frozen=True)
+class CollectiveRows:
+    """Timings of one collective on one platform: three arrays of shape ``[rows]``."""
+
+    size_bytes: Array
+    ranks: Array
+    time_us: Array
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[float, float, float]]) -> CollectiveRows:
+        """From (size_bytes, ranks, time_us), sorted by ranks, then size."""
+        table = np.array(sorted((n, s, t) for s, n, t in rows), dtype=np.float64).reshape(-1, 3)
+        return cls(table[:, 1], table[:, 0], table[:, 2])
+
+    def where(self, keep: NDArray[np.bool_]) -> CollectiveRows:
+        """The rows for which ``keep`` holds."""
+        return CollectiveRows(self.size_bytes[keep], self.ranks[keep], self.time_us[keep])
+
+
+def fit_curve(
+    rows: CollectiveRows,
+    op: str,
+    edges_mib: Sequence[float] = EDGES_MIB,
+    smoothing: float = SMOOTHING,
+    latency_us: float | None = None,
+    reweightings: int = 0,
+    like: Curve | None = None,
+    own_part: float = 0.0,
+    hops: bool = False,
+) -> Curve:
+    """The curve whose relative errors have the least squares, or the least absolute values.
+
+    Non-negative least squares on the latency, its growth with log2 of the ranks (where the rows
+    have several rank counts) and the marginal cost of every band; neighbouring bands that the rows
+    cannot distinguish are pulled together.
+
+    Args:
+        latency_us: taken as given instead of fitted.
+        reweightings: 0 for least squares; a dozen come close to least absolute errors, which
+            tables need where one row in three is off by a factor.
+        like: a curve whose latencies are taken as given.
+        own_part: of the curve.
+        hops: the latency grows with the ranks too, not with their log2 alone.
+    """
+    time, bus_mib = rows.time_us, _bus_mib(rows, op)
+    edges = [e for e in edges_mib if e < bus_mib.max()] or [0.0]
+    start = like or Curve(latency_us=latency_us or 0.0, edge_mib=(0.0,), us_per_mib=(1.0,))
+    given = np.array([latency_ms(start, int(n)) for n in rows.ranks]) / units.us(1.0)
+    several = len(np.unique(rows.ranks)) > 1 and like is None
+    latencies = np.column_stack(
+        (
+            np.full_like(time, latency_us is None and like is None),
+            np.log2(rows.ranks) * several,
+            (rows.ranks - 1) * (several and hops),
+        )
+    )
+    own = 1.0 + own_part / (rows.ranks - 1)
+    columns = np.hstack((latencies, bands(bus_mib, edges) * own[:, None])) / time[:, None]
+    target = 1.0 - given / time
+    steps = smoothing * _step_penalty(edges, bus_mib, time)
+    penalty = np.pad(steps, ((0, 0), (latencies.shape[1], 0)))
+    weight = np.ones_like(time)
+    solution = _solve(columns, target, penalty)
+    for _ in range(reweightings):
+        off = np.abs(columns @ solution - target)
+        weight = 1.0 / np.sqrt(np.maximum(off, TRUSTED_ERROR))
+        weight /= np.sqrt((weight**2).mean())
+        solution = _solve(columns * weight[:, None], target * weight, penalty)
+    first, growth, per_rank, *costs = solution.tolist()
+    return Curve(
+        latency_us=start.latency_us + first,
+        latency_per_doubling_us=start.latency_per_doubling_us + growth,
+        latency_per_rank_us=start.latency_per_rank_us + per_rank,
+        edge_mib=tuple(edges),
+        us_per_mib=(*costs[:-1], max(costs[-1], 1e-9)),
+        own_part=own_part,
+    )
+
+
+def _solve(columns: Array, target: Array, penalty: Array) -> Array:
+    """Least squares with coefficients >= 0, columns scaled to one."""
+    from scipy.optimize import nnls
+
+    matrix = np.vstack((columns, penalty))
+    scale = np.abs(matrix).max(axis=0)
+    scale[scale == 0] = 1.0
+    solution, _ = nnls(matrix / scale, np.concatenate((target, np.zeros(len(penalty)))))
+    return np.asarray(solution / scale)
+
+
+def _bus_mib(rows: CollectiveRows, op: str) -> Array:
+    factor = np.array([bus_factor(op, int(n)) if op in _COUNTED else 1.0 for n in rows.ranks])
+    return np.asarray(rows.size_bytes * factor / units.MIB)
+
+
+_COUNTED = ("all_to_all", "all_reduce", "reduce_scatter", "all_gather")
+
+
+def _step_penalty(edges: Sequence[float], bus_mib: Array, time: Array) -> Array:
+    """``[edges - 1, edges]``: cost steps, relative to the time at the joint."""
+    order = np.argsort(bus_mib)
+    matrix = np.zeros((len(edges) - 1, len(edges)))
+    for j, edge in enumerate(edges[1:]):
+        weight = edge / float(np.interp(edge, bus_mib[order], time[order]))
+        matrix[j, j], matrix[j, j + 1] = weight, -weight
+    return matrix
+
+
+def predict_us(curve: Curve, rows: CollectiveRows, op: str) -> Array:
+    """Times in microseconds, shape ``[rows]``."""
+    result = np.empty_like(rows.time_us)
+    bus_bytes = _bus_mib(rows, op) * units.MIB
+    for n in np.unique(rows.ranks):
+        here = rows.ranks == n
+        time = latency_ms(curve, int(n)) + transfer_ms(curve, bus_bytes[here], int(n))
+        result[here] = time / units.us(1.0)
+    return result
+
+
+def errors(curve: Curve, rows: CollectiveRows, op: str) -> Array:
+    """Relative errors ``predicted / measured - 1``, shape ``[rows]``."""
+    return predict_us(curve, rows, op) / rows.time_us - 1.0
+
+
+def curve_rows(rows: Sequence[Measurement], *, rings: bool = False) -> CollectiveRows:
+    """Of points of one collective; trimmed means, which is what many of them in an iteration add up
+    to without the hiccups of other work.
+
+    Over a link a message takes once or twice its time on the wire: acknowledgements of one
+    direction wait behind the data of the other, or do not. Among ranks of several hosts sizes and
+    ranks are those that the link between hosts sees.
+
+    Args:
+        rings: the backend runs rings and trees over all ranks, as NCCL does.
+    """
+    return CollectiveRows.of([(*_on_the_link(r.point.params, rings), r.trimmed_us) for r in rows])
+
+
+def _on_the_link(params: dict[str, Any], rings: bool) -> tuple[float, float]:
+    """Bytes and ranks with which a curve of one link gives this collective.
+
+    As `predictor.cost.levels` joins levels: an all-to-all sends the link what is for other hosts,
+    to each of whose ranks it is one peer more; a reduction sends one share of what a host holds, or
+    over rings and trees the bytes of all ranks.
+    """
+    size, ranks, hosts = float(params["bytes"]), params["ranks"], params.get("hosts", 1)
+    local = ranks // hosts
+    if hosts == 1 or local == 1:
+        return size, float(ranks)
+    if params["op"].startswith("all_to_all"):
+        parties = ranks - local + 1
+        return size * parties / ranks, float(parties)
+    if rings and (hosts > 2 or params["op"] != "all_reduce"):
+        # the curve counts (hosts - 1) / hosts of what it is given, all-reduces twice
+        passed = 1.0 if params["op"] == "all_reduce" else (ranks - 1) / ranks
+        size *= passed * hosts / (hosts - 1)
+    return size / local, float(hosts)
+
+
+def subtract(rows: CollectiveRows, issued_us: float) -> CollectiveRows:
+    """Times without the host's issuing, which the iteration graph charges by itself."""
+    return CollectiveRows(rows.size_bytes, rows.ranks, np.maximum(rows.time_us - issued_us, 1.0))
+
+
+def curve_errors(curve: Curve, rows: CollectiveRows, op: str, issued_us: float) -> Array:
+    """Errors of the whole time, issuing included."""
+    if not len(rows.size_bytes):
+        return np.zeros(0)
+    without = errors(curve, subtract(rows, issued_us), op)
+    predicted = (1 + without) * subtract(rows, issued_us).time_us + issued_us
+    return np.asarray(predicted / rows.time_us - 1.0)
+
+
+def issue_us(rows: Sequence[Measurement]) -> float:
+    """Median time of the host to issue a collective; 0 where there are no such rows."""
+    issue = [row.median_us for row in rows if row.point.params["op"] == ISSUE]
+    return float(np.median(issue)) if issue else 0.0
+
+
+def fit_links(
+    made: CalibratedProfile,
+    collective_us: float,
+    latency_us: Mapping[str, float] | None = None,
+    *,
+    holds_issue: bool = False,
+) -> CalibratedProfile:
+    """A curve for each collective, on every link.
+
+    Args:
+        collective_us: the host's time to issue one, where no other constant has it.
+        latency_us: of messages in an iteration: ranks enter as they come from other work there, and
+            the main thread's part is in the host's ops; from the rows comes what bytes cost. None:
+            the latency is that of the rows.
+        holds_issue: whether the rows hold the host's time to issue, which ops of the graph count.
+    """
+    rows = made.of("collective")
+    fitted = made
+    for name, between in (("intra", False), ("inter", True)):
+        of_link = [row for row in rows if _is_between(row) == between]
+        issued_us = issue_us(of_link) if holds_issue else 0.0
+        fitted = _fit_link(fitted, name, of_link, issued_us, latency_us)
+    if fitted.profile.collectives == made.profile.collectives:
+        return fitted
+    return fitted.constants("overheads", collective_us=collective_us)
+
+
+def _is_between(row: Measurement) -> bool:
+    """Whether a collective joins several hosts."""
+    params = row.point.params
+    return "link_gbit_s" in params or params.get("hosts", 1) > 1
+
+
+def _fit_link(
+    made: CalibratedProfile,
+    name: str,
+    rows: Sequence[Measurement],
+    issued_us: float,
+    latency_us: Mapping[str, float] | None,
+) -> CalibratedProfile:
+    """The curves of one link, unless its rows are too few."""
+    by_op = {op: [r for r in rows if r.point.params["op"] == op] for op in COLLECTIVE_OPS}
+    if min(sum(not r.point.test for r in found) for found in by_op.values()) < FEWEST_SIZES:
+        return made.kept(f"collectives.{name}") if rows else made
+    local, rings = made.wiring.local, not made.profile.inline
+    # an error says its link where there are two
+    suffix = " between hosts" if name == "inter" and local > 1 else ""
+    shipped = getattr(made.base.collectives, name)
+    curves, used, scores = {}, {}, []
+    for op, found in by_op.items():
+        outside = issued_us
+        if name == "inter" and op != "all_to_all" and local > 1:
+            # a reduction between hosts of several ranks goes through them first
+            outside += latency_ms(getattr(made.profile.collectives.intra, op), local) / units.us(
+                1.0
+            )
+        fit, test = (
+            curve_rows([r for r in found if r.point.test == held], rings=rings)
+            for held in (False, True)
+        )
+        curve = fit_curve(subtract(fit, outside), op, reweightings=REWEIGHTINGS)
+        count = len(fit.size_bytes)
+        held_out = HeldOut(curve_errors(curve, test, op, outside), count)
+        # what bytes cost is compared: the latency of rows is not that of iterations
+        known = getattr(shipped, op).model_copy(update={"latency_us": curve.latency_us})
+        large = test.where(test.size_bytes >= LARGE_BYTES)
+        made = made.error(f"{op}{suffix}", held_out, curve_errors(known, test, op, outside))
+        of_large = HeldOut(curve_errors(curve, large, op, outside), count)
+        made = made.error(f"{op}, from 4 MiB{suffix}", of_large)
+        scores.append(held_out)
+        curves[op] = used[op] = curve
+        if latency_us is not None:
+            used[op] = curve.model_copy(
+                update={"latency_us": latency_us[op], "latency_per_doubling_us": 0.0}
+            )
+    uneven = [r for r in rows if r.point.params["op"] == "all_to_all_uneven"]
+    if uneven:
+        table = curve_rows(uneven, rings=rings)
+        error = curve_errors(curves["all_to_all"], table, "all_to_all", issued_us)
+        made = made.error(f"all_to_all, uneven{suffix}", HeldOut(error, 0))
+    # rows of an all-reduce hold what the switch does of it
+    changed: dict[str, Any] = {**used, "in_switch": None, "small_rel_error": None}
+    if name == "inter" and made.wiring.link_gbit_s is not None:
+        changed["nic_gbit_s"] = made.wiring.link_gbit_s
+    wire = getattr(made.profile.collectives, name).model_copy(update=changed)
+    return made.constants("collectives", **{name: wire}).measured(
+        f"collectives.{name}",
+        rows,
+        sum(scores[1:], start=scores[0]),
+        size_bytes=[row.point.params["bytes"] for row in rows],
+        ranks=[row.point.params["ranks"] for row in rows],
+    )

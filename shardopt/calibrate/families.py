@@ -1,0 +1,181 @@
+"""All families of points: which are measured, in which order, and by what.
+
+A family has a module: its points, how one is run, and how rows become constants of a profile. What
+one rank measures alone comes first, then what all ranks do together. Points of all families
+alternate, so that a calibration whose time ends early has a part of each.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from predictor.model.workload import Workload
+from shardopt.calibrate import Group, collectives, host, lookups, moves, products
+from shardopt.calibrate.points import Device, Point, Size
+from shardopt.calibrate.rows import Measurement
+from shardopt.measure.sampling import Timer, timer_of
+from shardopt.ranks.realtime import Runtime, hasten_gloo
+
+ALONE: dict[str, Callable[[Point, Timer, float], list[Measurement]]] = {
+    "lookup": lookups.measure_lookup,
+    "lookup_variant": lookups.measure_lookup,
+    "lookup_dense": lookups.measure_dense_lookup,
+    "lookup_cached": lookups.measure_cached,
+    "lookup_unpooled": lookups.measure_unpooled_lookup,
+    "gemm": products.measure_gemm,
+    "product": products.measure_product,
+    "interaction": products.measure_interaction,
+    "attention": products.measure_attention,
+    "elementwise": moves.measure_elementwise,
+    "streaming": moves.measure_streaming,
+    "copy_h2d": moves.measure_copy_h2d,
+    "jagged": moves.measure_jagged,
+    "pooled": moves.measure_pooled,
+    "function": moves.measure_function,
+    "concatenation": moves.measure_concatenation,
+    "host": host.measure_host,
+    "layers": host.measure_layers,
+    "optimizer": host.measure_optimizer,
+}
+SHORT = 0.25
+"""Of the seconds of a lookup, whose every sample is long."""
+COLLECTIVES_SHARE = 0.7
+"""Of the time of all ranks together, after which near-empty iterations begin."""
+PLAIN_ROUNDS = 2
+"""Times the rounds of collectives among plain ranks, whose times have modes: decision 21."""
+
+
+def of_group(points: Sequence[Point], group: Group | None) -> list[Point]:
+    """Those of the points that a group needs; all where there is none."""
+    return [point for point in points if group is None or point.family in group.families]
+
+
+def alone(
+    size: Size, model: Workload | None = None, ranks: int = 1, gpu: Device | None = None
+) -> list[Point]:
+    """Everything that one rank measures; families alternate.
+
+    Args:
+        model: whose tables are looked up too.
+        ranks: whose samples a table of the model serves.
+        gpu: that is measured; None: a core.
+    """
+    if gpu is None:
+        points = [p for of in (host, lookups, products, moves) for p in of.cpu_points(size)]
+    else:
+        points = [
+            *host.gpu_points(),
+            *lookups.gpu_points(size, gpu),
+            *products.gpu_points(size),
+            *moves.gpu_points(size, gpu),
+        ]
+    if model is not None:
+        points += lookups.model_points(model, ranks)
+    return _alternated(points)
+
+
+def together(
+    size: Size, ranks: int, link_gbit_s: float | None = None, hosts: int = 1
+) -> list[Point]:
+    """What needs all ranks; the reference kernels lie around the collectives.
+
+    Args:
+        hosts: that the ranks lie on; collectives within a host are measured too.
+    """
+    among: dict[str, Any] = {} if link_gbit_s is None else {"link_gbit_s": link_gbit_s}
+    points = collectives.collective_points(size, ranks, link_gbit_s)
+    if hosts > 1:
+        among = {"hosts": hosts}
+        points = [Point(p.family, p.params | among, p.test) for p in points]
+        if ranks > hosts:
+            points += collectives.collective_points(size, ranks // hosts)
+    middle = len(points) // 2
+    return [
+        *collectives.reference_points(ranks, "start", **among),
+        *points[:middle],
+        *collectives.reference_points(ranks, "middle", **among),
+        *points[middle:],
+        *collectives.reference_points(ranks, "end", **among),
+        *host.iteration_points(ranks, **among),
+    ]
+
+
+def _alternated(points: Sequence[Point]) -> list[Point]:
+    """By how much of its family, op and form is before a point; the first of each come first."""
+
+    def kind(point: Point) -> tuple[object, ...]:
+        names = ("op", "form", "kernel", "layout", "optimizer")
+        return (point.family, *(point.params.get(name) for name in names))
+
+    kinds = [kind(point) for point in points]
+    place = [kinds[:i].count(of) / kinds.count(of) for i, of in enumerate(kinds)]
+    return [points[i] for i in sorted(range(len(points)), key=lambda i: place[i])]
+
+
+def measure_alone(
+    points: Sequence[Point],
+    device: Any,
+    size: Size,
+    model: Workload | None = None,
+    go_on: Callable[[], bool] = lambda: True,
+) -> Iterator[Measurement]:
+    """Rows of kernels, point by point.
+
+    Args:
+        model: whose lookups some of the points are.
+        go_on: whether there is time for another point.
+    """
+    measures = dict(ALONE)
+    if model is not None:
+        measures["model_lookup"] = partial(lookups.measure_model_lookup, model)
+    timer = timer_of(device.type)
+    # the first lookups of a process take twice as long as all later ones: none of them counts
+    lookups.measure_lookup(lookups.lookup_points(1)[0], timer, size.seconds)
+    for point in points:
+        if not go_on():
+            return
+        seconds = size.seconds * (1.0 if "lookup" in point.family else SHORT)
+        yield from measures[point.family](point, timer, seconds)
+        if device.type == "cuda":
+            # tables of the last point, some of which a reference cycle may hold
+            import torch
+
+            gc.collect()
+            torch.cuda.empty_cache()
+
+
+def measure_together(
+    points: Sequence[Point],
+    device: Any,
+    size: Size,
+    runtime: Runtime = Runtime.PLAIN,
+    hosts: int = 1,
+    go_on: Callable[[float], bool] = lambda share: True,
+) -> Iterator[Measurement]:
+    """Rows of what needs all ranks; every rank gets them.
+
+    Args:
+        hosts: that the ranks lie on, evenly and one after the other.
+        go_on: whether less than a share of the time is over; collective over all ranks.
+    """
+    rounds = size.rounds
+    if device.type == "cpu" and runtime is Runtime.TUNED:
+        hasten_gloo()
+    elif device.type == "cpu":
+        rounds *= PLAIN_ROUNDS
+    references = collectives.References(device, size)
+    for family, run in groupby(points, key=lambda point: point.family):
+        of_family = list(run)
+        if family == "reference":
+            yield from references.rows(of_family)
+        elif family == "iteration":
+            yield from host.measure_iterations(
+                of_family, device, size, runtime, partial(go_on, 1.0)
+            )
+        else:
+            more = partial(go_on, COLLECTIVES_SHARE)
+            yield from collectives.measure_collectives(of_family, device, rounds, hosts, more)

@@ -1,0 +1,462 @@
+"""From rows to constants: what the fits of all families share.
+
+A profile is made family after family, see `CalibratedProfile`. Constants that times are linear in
+come from `non_negative`; those of any other cost model from `fit_free`, which calls it with a
+changed profile. A constant that the rows do not determine keeps its value in the profile that the
+fit starts from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from predictor.hardware.schema import HardwareProfile, KnownError, Provenance
+from shardopt.calibrate.rows import Measurement, Origin, times_ms
+
+Array = NDArray[np.float64]
+Predict = Callable[[HardwareProfile], Array]
+"""Times ``[rows]`` in ms under a profile."""
+
+NS = 1e-6
+"""One nanosecond in ms."""
+FEWEST = 6
+"""Fit rows of a family below which nothing is fitted."""
+REWEIGHTINGS = 20
+"""From least squares towards least absolute errors: timings have a tail on one side only."""
+TRUSTED_ERROR = 0.01
+"""Relative errors below it count as equally good in a reweighted fit."""
+MIN_REL_ERROR, MAX_REL_ERROR = 0.01, 2.0
+GMAE_FLOOR = 1e-4
+"""Added to every error in `gmae`, as Lin et al. add 4e-4 (owensgroup/ml_perf_model)."""
+UNSURE = 0.3
+"""Standard error of a constant's log above which the rows do not determine it."""
+USUAL_ERROR = 0.1
+"""Log error beyond which a row counts linearly: some rows run a kernel that the model lacks."""
+STEP = 2e-3
+"""Step of finite differences in logs, large enough for hits and tiles, which change in jumps."""
+TOLERANCE = 1e-4
+"""Relative tolerance of the loss and the logs of constants; times scatter far more."""
+SHORTEST_MS = 1e-12
+FEWEST_PER_CONSTANT = 2
+"""Fewest rows for each free constant."""
+
+
+def mape(errors: ArrayLike) -> float:
+    """Mean of the absolute errors; NaN if there are none."""
+    size = np.abs(np.asarray(errors, dtype=np.float64))
+    return float(size.mean()) if size.size else math.nan
+
+
+def gmae(errors: ArrayLike) -> float:
+    """Geometric mean of absolute errors as Lin et al. 2022 define it, with a floor added to every
+    error; NaN without errors."""
+    size = np.abs(np.asarray(errors, dtype=np.float64))
+    return float(np.exp(np.mean(np.log(size + GMAE_FLOOR)))) if size.size else math.nan
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Relative errors ``predicted / measured - 1`` of rows that no fit has seen.
+
+    Args:
+        fitted: rows of the fit.
+        times: of the rows, in any unit, as weights; None: equal weights.
+    """
+
+    errors: Array
+    fitted: int
+    times: Array | None = None
+
+    @property
+    def n(self) -> int:
+        """Rows held out."""
+        return len(self.errors)
+
+    @property
+    def mape(self) -> float:
+        """Mean of absolute errors."""
+        return mape(self.errors)
+
+    @property
+    def gmae(self) -> float:
+        """Geometric mean of absolute errors."""
+        return gmae(self.errors)
+
+    @property
+    def bias(self) -> float:
+        """Median error, signed."""
+        return float(np.median(self.errors)) if self.n else math.nan
+
+    @property
+    def known(self) -> KnownError | None:
+        """The error as a profile states it for a group."""
+        if not self.n:
+            return None
+        mean, geomean = round(self.mape, 4), round(self.gmae, 4)
+        rows = "points left out of the fit"
+        return KnownError(suite="calibrate", rows=rows, n=self.n, mean=mean, geomean=geomean)
+
+    @property
+    def rms(self) -> float:
+        """Root of the mean square, by time: the 1-sigma error of a profile's group.
+
+        Long kernels dominate the time of an iteration, so they dominate its error too.
+        """
+        if not self.n:
+            return math.nan
+        times = np.ones(self.n) if self.times is None else self.times
+        return float(np.sqrt(np.sum(times * self.errors**2) / np.sum(times)))
+
+    def __add__(self, other: HeldOut) -> HeldOut:
+        """Both together."""
+        errors = np.concatenate((self.errors, other.errors))
+        parts = [h.times if h.times is not None else np.ones(h.n) for h in (self, other)]
+        return HeldOut(errors, self.fitted + other.fitted, np.concatenate(parts))
+
+    def __str__(self) -> str:
+        if not self.n:
+            return "none"
+        return f"mean absolute error {self.mape:.1%}, bias {self.bias:+.1%}, n {self.n}"
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """What joins the ranks whose collectives are fitted.
+
+    Args:
+        ranks: all of them.
+        hosts: that they lie on, evenly.
+        link_gbit_s: of the emulated link between hosts of one rank; None: there is none.
+    """
+
+    ranks: int
+    hosts: int = 1
+    link_gbit_s: float | None = None
+
+    @property
+    def local(self) -> int:
+        """Ranks of one host."""
+        return 1 if self.link_gbit_s is not None else self.ranks // self.hosts
+
+
+@dataclass(frozen=True)
+class CalibratedProfile:
+    """A profile in the making: each family of rows replaces the groups that it tells.
+
+    A group without enough rows keeps the base profile's constants and its provenance.
+
+    Args:
+        rows: that fits use, one of each point and part.
+        base: the profile that the calibration starts from.
+        profile: as it is so far.
+        errors: held-out error of every family that was fitted.
+        shipped: errors of the base profile on the same rows, of families that hold rows out.
+        groups: of the profile that were measured, as `HardwareProfile.groups` names them.
+    """
+
+    rows: Sequence[Measurement]
+    origin: Origin
+    wiring: Wiring
+    base: HardwareProfile
+    profile: HardwareProfile
+    errors: Mapping[str, HeldOut] = field(default_factory=dict)
+    shipped: Mapping[str, HeldOut] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    groups: frozenset[str] = frozenset()
+
+    def of(self, family: str, part: str = "", test: bool | None = None) -> list[Measurement]:
+        """Rows of one family, fit or test or both."""
+        return [
+            row
+            for row in self.rows
+            if row.point.family == family
+            and row.part == part
+            and (test is None or row.point.test == test)
+        ]
+
+    def fit_and_test(self, family: str, part: str = "") -> tuple[list[Measurement], ...]:
+        """Rows of one family that are fitted, and those that are held out."""
+        return self.of(family, part, test=False), self.of(family, part, test=True)
+
+    def update(self, **groups: Any) -> CalibratedProfile:
+        """With other groups, or other values, in the profile."""
+        return replace(self, profile=self.profile.model_copy(update=groups))
+
+    def constants(self, group: str, **values: Any) -> CalibratedProfile:
+        """With other constants in one group of the profile."""
+        return self.update(**{group: getattr(self.profile, group).model_copy(update=values)})
+
+    def error(
+        self, label: str, held_out: HeldOut, shipped: Array | None = None
+    ) -> CalibratedProfile:
+        """With one more error; ``shipped`` are the base profile's on the same rows."""
+        made = replace(self, errors={**self.errors, label: held_out})
+        if shipped is None:
+            return made
+        return replace(made, shipped={**self.shipped, label: HeldOut(shipped, 0)})
+
+    def score(
+        self,
+        label: str,
+        fitted: Sequence[Measurement],
+        test: Sequence[Measurement],
+        predict: Callable[[HardwareProfile, Sequence[Measurement]], Array],
+        base: HardwareProfile | None = None,
+    ) -> CalibratedProfile:
+        """With the errors on rows held out, of the profile as it is now and of its base.
+
+        Args:
+            base: what the profile is compared with; the base profile unless given.
+        """
+        ms = times_ms(test)
+        mine, theirs = (
+            predict(hw, test) / ms - 1.0 if len(test) else np.zeros(0)
+            for hw in (self.profile, base or self.base)
+        )
+        return self.error(label, HeldOut(mine, len(fitted), ms), theirs)
+
+    def measured(
+        self,
+        name: str,
+        fitted: Sequence[Measurement],
+        held_out: HeldOut,
+        also: str = "",
+        **ranges: Iterable[float],
+    ) -> CalibratedProfile:
+        """With the provenance and the error of a group, whose constants are in the profile.
+
+        Args:
+            name: of the group, as `HardwareProfile.groups` has it.
+            also: said after the error, such as constants that stay as they were.
+            ranges: values that the rows have.
+        """
+        group = self.profile.groups[name]
+        rms = held_out.rms if held_out.n else group.rel_error
+        provenance = Provenance(
+            kind="measured",
+            source=f"{source_on(self.origin.machine)}held-out rows: {held_out}{also}",
+            versions=self.origin.versions,
+            date=max(row.date for row in fitted)[:10],
+            n=len(fitted),
+            range={key: span(values) for key, values in ranges.items()},
+            error=held_out.known,
+        )
+        error = round(float(np.clip(rms, MIN_REL_ERROR, MAX_REL_ERROR)), 4)
+        group = group.model_copy(update={"provenance": provenance, "rel_error": error})
+        made = replace(self, groups=self.groups | {name})
+        outer, _, inner = name.partition(".")
+        return made.constants(outer, **{inner: group}) if inner else made.update(**{outer: group})
+
+    def kept(self, what: str) -> CalibratedProfile:
+        """With a note that a family or group has too few rows."""
+        return replace(self, notes=(*self.notes, kept_words(what)))
+
+
+def kept_words(what: str) -> str:
+    """What to say of a family or group that has too few rows."""
+    return f"{what}: too few rows are left; the base profile's constants stay"
+
+
+def source_on(machine: str) -> str:
+    """How the source of a measured group begins."""
+    return f"shardopt calibrate on {machine}; "
+
+
+def span(values: Iterable[float]) -> tuple[float, float]:
+    """Lowest and highest."""
+    known = [float(v) for v in values]
+    return min(known), max(known)
+
+
+def non_negative(columns: Any, time: Array) -> Array:
+    """Coefficients >= 0 of ``columns [rows, terms]`` with the least absolute relative errors."""
+    from scipy.optimize import nnls
+
+    relative = np.asarray(columns, dtype=np.float64) / time[:, None]
+    scale = np.abs(relative).max(axis=0)
+    scale[scale == 0] = 1.0
+    weight = np.ones_like(time)
+    solution = np.zeros(relative.shape[1])
+    for _ in range(1 + REWEIGHTINGS):
+        solution, _ = nnls(relative / scale * weight[:, None], weight)
+        off = np.abs(relative / scale @ solution - 1.0)
+        weight = 1.0 / np.sqrt(np.maximum(off, TRUSTED_ERROR))
+    return np.asarray(solution / scale)
+
+
+def after_call(
+    made: CalibratedProfile, label: str, rows: Sequence[Measurement], columns: Any
+) -> tuple[CalibratedProfile, Array | None]:
+    """Coefficients in ms of ``columns [rows, terms]``, and the profile with their held-out error.
+
+    Each row holds a call of code that lies in no cache, which no op of an iteration pays: the fit
+    has a constant for it, which is dropped.
+
+    Returns:
+        None in place of the coefficients where the rows are too few.
+    """
+    test = np.array([row.point.test for row in rows], dtype=bool)
+    if (~test).sum() < FEWEST:
+        return (made.kept(label) if len(rows) else made), None
+    table = np.array(columns, dtype=np.float64)
+    table, time = np.hstack((np.ones((len(table), 1)), table)), times_ms(rows)
+    found = non_negative(table[~test], time[~test])
+    errors = table @ found / time - 1.0
+    return made.error(label, HeldOut(errors[test], int((~test).sum()))), found[1:]
+
+
+@dataclass(frozen=True)
+class FreeConstant:
+    """A constant to fit: its place in the profile, and its bounds.
+
+    Args:
+        group: of the profile.
+        key: in the group; for an entry of a mapping such as ``tflops.fp32``.
+        low, high: both > 0, in the key's unit.
+    """
+
+    group: str
+    key: str
+    low: float
+    high: float
+
+    def value(self, hw: HardwareProfile) -> float:
+        """Its value in a profile."""
+        name, _, part = self.key.partition(".")
+        held = getattr(getattr(hw, self.group), name)
+        if part:
+            held = {str(key): value for key, value in held.items()}.get(part)
+        return 0.0 if held is None else float(held)
+
+    def put(self, hw: HardwareProfile, value: float) -> HardwareProfile:
+        """The profile with another value."""
+        group = getattr(hw, self.group)
+        name, _, part = self.key.partition(".")
+        held: Any = value
+        if part:
+            held = {str(key): old for key, old in getattr(group, name).items()} | {part: value}
+        return hw.model_copy(update={self.group: group.model_copy(update={name: held})})
+
+
+@dataclass(frozen=True)
+class FittedProfile:
+    """A profile with fitted constants.
+
+    Args:
+        fitted: constants that the rows determine.
+        kept: the others, which keep their value from before.
+    """
+
+    hw: HardwareProfile
+    fitted: tuple[FreeConstant, ...]
+    kept: tuple[FreeConstant, ...]
+
+
+def fit_free(
+    hw: HardwareProfile, free: Sequence[FreeConstant], predict: Predict, time_ms: Array
+) -> FittedProfile:
+    """Least squares of ``log(predicted / measured)`` in the logs of the free constants.
+
+    The least certain constant goes back to its value in ``hw`` until the rows determine all that
+    are left. Standard errors come from the Jacobian at the solution and the remaining errors.
+
+    Args:
+        predict: times ``[rows]`` in ms under a profile.
+        time_ms: measured, > 0.
+    """
+    left = list(free)
+    log_time = np.log(time_ms)
+    while left:
+        if len(time_ms) < FEWEST_PER_CONSTANT * len(left):
+            left.pop()
+            continue
+        found, unsure = _solve(hw, left, predict, log_time)
+        worst = int(np.argmax(unsure))
+        if unsure[worst] <= UNSURE:
+            kept = tuple(constant for constant in free if constant not in left)
+            return FittedProfile(found, tuple(left), kept)
+        left.pop(worst)
+    return FittedProfile(hw, (), tuple(free))
+
+
+def _solve(
+    hw: HardwareProfile, free: Sequence[FreeConstant], predict: Predict, log_time: Array
+) -> tuple[HardwareProfile, Array]:
+    """The best profile, and the standard error of the log of every constant."""
+    from scipy.optimize import least_squares
+
+    low, high = np.log([f.low for f in free]), np.log([f.high for f in free])
+    margin = 1e-3 * (high - low)
+    known = np.log([f.value(hw) or math.sqrt(f.low * f.high) for f in free])
+
+    last: list[tuple[Array, Array]] = []
+
+    def off(x: Array) -> Array:
+        if not last or not np.array_equal(last[0][0], x):
+            times = np.maximum(predict(_with_values(hw, free, x)), SHORTEST_MS)
+            last[:] = [(x.copy(), np.log(times) - log_time)]
+        return last[0][1].copy()  # the solver scales it in place
+
+    def gradient(x: Array) -> Array:
+        # the solver has just evaluated the errors here
+        return _differences(off, x, off(x), high)
+
+    solution = least_squares(
+        off,
+        np.clip(known, low + margin, high - margin),
+        jac=gradient,
+        bounds=(low, high),
+        loss="soft_l1",
+        f_scale=USUAL_ERROR,
+        xtol=TOLERANCE,
+        ftol=TOLERANCE,
+        max_nfev=60,
+    )
+    spread = float(np.median(np.abs(off(solution.x)))) / 0.6745
+    return _with_values(hw, free, solution.x), _standard_errors(
+        gradient(solution.x), max(spread, 1e-3)
+    )
+
+
+def _differences(off: Callable[[Array], Array], x: Array, here: Array, high: Array) -> Array:
+    """Jacobian ``[rows, constants]`` by a step up, or down where the bound is near."""
+    columns = []
+    for i in range(len(x)):
+        there = x.copy()
+        there[i] += STEP if x[i] + STEP <= high[i] else -STEP
+        columns.append((off(there) - here) / (there[i] - x[i]))
+    return np.stack(columns, axis=1)
+
+
+def _standard_errors(jacobian: Array, spread: float) -> Array:
+    """Standard error of every constant; infinite where no row depends on it."""
+    information = jacobian.T @ jacobian / spread**2
+    size = np.sqrt(np.diag(information))
+    silent = size < 1e-9
+    size[silent] = 1.0
+    scaled = information / np.outer(size, size)
+    inverse = np.linalg.pinv(scaled, rcond=1e-8)
+    # the rows do not determine a direction that pinv leaves out
+    missing = 1.0 - np.diag(inverse @ scaled)
+    errors = np.sqrt(np.maximum(np.diag(inverse), 0.0)) / size
+    return np.where(silent | (missing > 1e-3), math.inf, errors)
+
+
+def _with_values(hw: HardwareProfile, free: Sequence[FreeConstant], x: Array) -> HardwareProfile:
+    for constant, value in zip(free, np.exp(x), strict=True):
+        hw = constant.put(hw, float(np.clip(value, constant.low, constant.high)))
+    return hw
+
+
+def kept_text(found: FittedProfile) -> str:
+    """What the provenance says of constants that the rows do not tell."""
+    if not found.kept:
+        return ""
+    names = ", ".join(sorted(f"{c.group}.{c.key}" for c in found.kept))
+    return f"; as in the base profile, as the rows do not tell: {names}"

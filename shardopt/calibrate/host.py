@@ -1,0 +1,676 @@
+"""The host: framework ops, launches, waiting, and near-empty iterations of real TorchRec.
+
+Models with next to no data: what their iterations take is the host's work and its waiting. What the
+main thread computes in one is framework code: ops of the iteration graph times one cost, after the
+few kernels that run at their floors. What the iteration lasts beyond that is the latency of its
+collectives: what other threads, their scheduling and the wires take of a small message among ranks
+that arrive as they do in training.
+
+A sample is one iteration of one rank: its period, what its main thread computed (on a CPU that
+includes the backward) and what all its threads did, gloo's among them. Where a real model looks up
+rows and multiplies matrices, these displace what the caches hold, and are not charged for it:
+framework code runs slower after a lookup than after more framework code.
+
+They give the overheads group. Why: docs/decisions/0010, docs/decisions/0021.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from predictor import units
+from predictor.cost.collectives import OPS, Op
+from predictor.cost.fixed_costs import HOST_OPS
+from predictor.hardware.schema import CpuEmbedding, Curve, HardwareProfile
+from predictor.iteration.plan_scorer import PlanScorer
+from predictor.model.plan import (
+    ComputeKernel,
+    Shard,
+    ShardingPlan,
+    ShardingType,
+    TablePlan,
+    TablePlans,
+)
+from predictor.model.plan_check import match_plan, row_blocks
+from predictor.model.topology import Topology
+from predictor.model.workload import DenseArch, Feature, Table, Workload
+from predictor.units import GIB, MIB
+from shardopt.calibrate.fitting import (
+    FEWEST,
+    Array,
+    CalibratedProfile,
+    FreeConstant,
+    HeldOut,
+    Predict,
+    after_call,
+    fit_free,
+    kept_text,
+    non_negative,
+)
+from shardopt.calibrate.points import Point, Size, logarithmic, sobol_points
+from shardopt.calibrate.rows import Measurement, key_of, row_of_samples, times_ms
+from shardopt.measure.sampling import BRIEF_FLUSH_BYTES, CpuTimer, Samples, Timer
+from shardopt.ranks.realtime import Runtime, hasten_gloo
+
+CPU_LOOPS = ("op",)
+GPU_LOOPS = ("op", "op_on_host", "round_trip", "sync")
+"""See `measure_host`."""
+MIX, MIX_LAUNCHES = 5, 3
+"""Small ops timed as one, and those of them that launch a kernel on a GPU."""
+OPS_PER_SAMPLE = 200
+"""Small ops are timed many at once: one is shorter than the clock is good for."""
+TRIPS_PER_SAMPLE = 20
+OPTIMIZERS = ("sgd", "adagrad", "adam")
+LAYERS, WIDTH = (2, 16), (16, 1024)
+DEPTHS = (2, 32)
+"""Layers of next to nothing, whose difference is the host's time of one."""
+TINY_WIDTH, TINY_BATCH = 8, 8
+LAYER_KERNELS, LAYER_OPS = 6, 6 * HOST_OPS.op + 6 * HOST_OPS.view
+"""Of a linear layer with its ReLU, forward and backward."""
+
+ROWS, NARROW, WIDE = 64, 4, 8
+"""Column-wise tables are wide, and each half as narrow as FBGEMM's fused kernels allow."""
+BATCH = 8
+"""Samples a rank."""
+DEEPER = 8
+"""Layers more in the top MLP, to tell what a dense layer takes."""
+PLANS = ("dp", "tw", "rw", "cw", "tw+rw", "tw+dp", "tw+rw+cw", "tw+rw+cw+dp")
+MANY = ("tw", "rw")
+PREFETCHED = ("tw", "tw+rw+dp")
+TABLES, MANY_TABLES = 8, 24
+CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time, "process": time.process_time}
+BLOCK = 6
+"""Iterations a model in a round, after one that lines the ranks up."""
+WARM_UP_ROUNDS = 3
+FEWEST_ROUNDS = 3
+"""Measured of every model, also where the time is over."""
+LATENCIES: tuple[tuple[Op, ...], ...] = (
+    ("all_to_all",),
+    ("all_reduce",),
+    ("reduce_scatter", "all_gather"),
+)
+"""Collectives with a latency of their own; a row split's forward and backward come together."""
+FEWEST_WALLS = 2 * len(LATENCIES)
+"""Iterations whose wall time is known below which no latency is fitted."""
+FREE = (
+    FreeConstant("overheads", "op_us", 0.5, 500.0),
+    FreeConstant("overheads", "layer_op_us", 0.5, 500.0),
+    FreeConstant("overheads", "iteration_us", 1.0, 100_000.0),
+)
+Marks = dict[str, list[float]]
+
+
+# What is measured.
+
+
+def cpu_points(size: Size) -> list[Point]:
+    """Of one core: small ops, deep and shallow layers, steps of dense optimizers."""
+
+    def step(op: str) -> Callable[[Array, int], dict[str, Any]]:
+        return lambda u, _: {
+            "op": op,
+            "layers": round(logarithmic(u[0], *LAYERS)),
+            "width": round(logarithmic(u[1], *WIDTH)),
+        }
+
+    return [
+        *(Point("host", {"what": what}) for what in CPU_LOOPS),
+        *(Point("layers", {"depth": depth}) for depth in DEPTHS),
+        *(p for op in OPTIMIZERS for p in sobol_points("optimizer", size.ops, 2, step(op))),
+    ]
+
+
+def gpu_points() -> list[Point]:
+    """Of the host of a GPU."""
+    return [Point("host", {"what": what}) for what in GPU_LOOPS]
+
+
+def iteration_points(ranks: int, **among: Any) -> list[Point]:
+    """Every sharding type alone and with others, more tables, more layers, another pipeline.
+
+    Args:
+        among: further params of every point.
+    """
+
+    def point(plan: str, tables: int = TABLES, layers: int = 0, pipeline: str = "base") -> Point:
+        shape = {"plan": plan, "tables": tables, "layers": layers, "pipeline": pipeline}
+        return Point("iteration", {**shape, "ranks": ranks, **among})
+
+    return [
+        *(point(plan) for plan in PLANS),
+        *(point(plan, tables=MANY_TABLES) for plan in MANY),
+        *(point(plan, layers=DEEPER) for plan in ("dp", "tw")),
+        *(point(plan, pipeline="sparse_dist") for plan in PREFETCHED),
+    ]
+
+
+def near_empty(params: dict[str, Any]) -> tuple[Workload, ShardingPlan]:
+    """Model and plan of an iteration point; the types of its plan take tables in turn."""
+    types = params["plan"].split("+")
+    kinds = [types[i % len(types)] for i in range(params["tables"])]
+    ranks = params["ranks"]
+    tables = tuple(
+        Table(
+            name=f"t{i}",
+            num_embeddings=ROWS,
+            embedding_dim=WIDE if kind == "cw" else NARROW,
+            features=(Feature(f"f{i}", pooling_factor=1.0),),
+        )
+        for i, kind in enumerate(kinds)
+    )
+    dense = DenseArch(
+        in_features=WIDE,
+        bottom_mlp=(WIDE, NARROW),
+        top_mlp=(*[WIDE] * params["layers"], WIDE, 1),
+        interaction="concat",
+    )
+    workload = Workload("near empty", BATCH, tables, dense, train_pipeline=params["pipeline"])
+    plans = {
+        table.name: _table_plan(kind, i // len(types), ranks)
+        for i, (kind, table) in enumerate(zip(kinds, tables, strict=True))
+    }
+    # ranks joined by a link are hosts of their own
+    local = 1 if "link_gbit_s" in params else ranks // params.get("hosts", 1)
+    return workload, ShardingPlan(plans, ranks, local)
+
+
+def _table_plan(kind: str, index: int, ranks: int) -> TablePlan:
+    """The plan of the table that is number ``index`` of its type."""
+    fused, first = ComputeKernel.FUSED, index % ranks
+    if kind == "tw":
+        shard = Shard(first, (0, 0), (ROWS, NARROW))
+        return TablePlan(ShardingType.TABLE_WISE, fused, (shard,))
+    if kind == "cw":
+        owners = (first, (first + 1) % ranks)
+        halves = (Shard(r, (0, c * NARROW), (ROWS, NARROW)) for c, r in enumerate(owners))
+        return TablePlan(ShardingType.COLUMN_WISE, fused, tuple(halves))
+    if kind == "rw":
+        blocks = enumerate(row_blocks(ROWS, ranks))
+        rows = (Shard(r, (start, 0), (size, NARROW)) for r, (start, size) in blocks)
+        return TablePlan(ShardingType.ROW_WISE, fused, tuple(rows))
+    copies = (Shard(r, (0, 0), (ROWS, NARROW)) for r in range(ranks))
+    return TablePlan(ShardingType.DATA_PARALLEL, ComputeKernel.DENSE, tuple(copies))
+
+
+# How it is measured.
+
+
+def measure_host(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
+    """Mean time of one of many, on the host's clock.
+
+    ``op``: a small op recorded for the backward, over a mix of five; ``op_on_host``: the same on
+    tensors of the host, which run the same framework code and launch nothing; ``round_trip``: an op
+    and waiting until the device has done it; ``sync``: reading a value from an idle device.
+    """
+    import torch
+
+    what = point.params["what"]
+    device = "cpu" if what == "op_on_host" else timer.device
+    x = torch.ones(8, device=device, requires_grad=what in ("op", "op_on_host"))
+
+    def trips() -> None:
+        for _ in range(TRIPS_PER_SAMPLE):
+            torch.add(x, 1.0)
+            timer.synchronize()
+
+    def reads() -> None:
+        for _ in range(TRIPS_PER_SAMPLE):
+            x[0].item()
+
+    calls: dict[str, tuple[int, Callable[[], object]]] = {
+        "op": (OPS_PER_SAMPLE, lambda: _mix(x)),
+        "op_on_host": (OPS_PER_SAMPLE, lambda: _mix(x)),
+        "round_trip": (TRIPS_PER_SAMPLE, trips),
+        "sync": (TRIPS_PER_SAMPLE, reads),
+    }
+    repeats, call = calls[what]
+    clock = timer if timer.device == "cpu" else HostTimer(timer)
+    taken = clock.samples(call, seconds).seconds
+    facts: dict[str, Any] = {}
+    if what == "op" and timer.device == "cuda":
+        facts["device"] = _device()
+    return [row_of_samples(point, Samples(tuple(t / repeats for t in taken)), **facts)]
+
+
+def _device() -> dict[str, float]:
+    """What the current GPU says of itself; of an unknown L2 nothing."""
+    import torch
+
+    about = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {
+        "sms": about.multi_processor_count,
+        "memory_gib": round(about.total_memory / GIB, 2),
+        "l2_mib": getattr(about, "L2_cache_size", 0) / MIB,
+    }
+
+
+class HostTimer(CpuTimer):
+    """Times what the host does while a device works on behind it."""
+
+    def __init__(self, device: Timer) -> None:
+        super().__init__(flush_bytes=0)
+        self._device = device
+
+    def flush(self) -> None:
+        """Let the device finish, so that no full queue stops the host."""
+        self._device.synchronize()
+
+
+def _mix(x: Any) -> None:
+    import torch
+
+    for _ in range(OPS_PER_SAMPLE // MIX):
+        y = torch.add(x, 1.0)
+        z = torch.cat((y, y))
+        a, _ = torch.split(z, 8)
+        torch.relu(a)
+        a.view(2, 4)
+
+
+def measure_layers(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
+    """Forward and backward of linear layers with ReLU that compute next to nothing."""
+    import torch
+
+    layers: list[Any] = []
+    for _ in range(point.params["depth"]):
+        layers += [torch.nn.Linear(TINY_WIDTH, TINY_WIDTH), torch.nn.ReLU()]
+    model = torch.nn.Sequential(*layers).to(timer.device)
+    x = torch.ones(TINY_BATCH, TINY_WIDTH, device=timer.device, requires_grad=True)
+
+    def step() -> None:
+        for parameter in model.parameters():
+            parameter.grad = None
+        model(x).sum().backward()
+
+    return [row_of_samples(point, timer.samples(step, seconds))]
+
+
+def measure_optimizer(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
+    """A step over the weights and biases of square layers; facts: tensors and their elements."""
+    import torch
+
+    from shardopt.torchrec.capture.step import DENSE_OPTIMIZERS
+
+    width = point.params["width"]
+    shapes = [(width, width), (width,)] * point.params["layers"]
+    weights = [torch.nn.Parameter(torch.ones(shape, device=timer.device)) for shape in shapes]
+    for weight in weights:
+        weight.grad = torch.full_like(weight, 1e-3)
+    optimizer = DENSE_OPTIMIZERS[point.params["op"]](weights, lr=0.01)
+    elements = sum(weight.numel() for weight in weights)
+    samples = timer.samples(optimizer.step, seconds)
+    return [row_of_samples(point, samples, tensors=len(weights), elements=elements)]
+
+
+def measure_iterations(
+    points: Sequence[Point],
+    device: Any,
+    size: Size,
+    runtime: Runtime,
+    go_on: Callable[[], bool] = lambda: True,
+) -> Iterator[Measurement]:
+    """Rows ``wall``, ``cpu`` and ``process`` of every point; all ranks have to call it.
+
+    Models alternate in one process group.
+
+    Args:
+        go_on: whether there is time for another round; the same on every rank.
+    """
+    import torch.distributed as dist
+
+    trainings = [_training(point, device) for point in points]
+    flush = _Flush(CpuTimer(BRIEF_FLUSH_BYTES))
+    if device.type == "cpu":
+        # the host of a GPU runs nothing but framework code
+        for training in trainings:
+            flush.between(training.model)
+    if runtime is Runtime.TUNED:
+        hasten_gloo()
+        gc.collect()
+        gc.freeze()
+    spent: list[Marks] = [{clock: [] for clock in CLOCKS} for _ in points]
+    for round_ in range(WARM_UP_ROUNDS + size.iteration_rounds):
+        if round_ >= WARM_UP_ROUNDS + FEWEST_ROUNDS and not go_on():
+            break
+        gc.collect()
+        order = list(range(len(points)))
+        # the same on every rank
+        random.Random(round_).shuffle(order)
+        for i in order:
+            found = _block(trainings[i], device, flush)
+            if round_ >= WARM_UP_ROUNDS:
+                for clock, samples in found.items():
+                    spent[i][clock] += samples
+    ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, spent)
+    for i, point in enumerate(points):
+        facts = {"types": len(point.params["plan"].split("+")), "block": BLOCK}
+        for clock in CLOCKS:
+            seconds = [s for rank in ranks for s in rank[i][clock]]
+            yield row_of_samples(point, Samples(tuple(seconds)), clock, **facts)
+
+
+def _training(point: Point, device: Any) -> Any:
+    import torch.distributed as dist
+
+    from shardopt.training.batch import batch_ring
+    from shardopt.training.loop import Training
+
+    workload, plan = near_empty(point.params)
+    ring = batch_ring(workload, rank=dist.get_rank())
+    if device.type == "cuda":
+        ring = [batch.pin_memory() for batch in ring]
+    return Training(workload, plan, device, ring)
+
+
+class _Flush:
+    """Empties the caches in the middle of an iteration, and counts the time that this takes."""
+
+    def __init__(self, timer: CpuTimer) -> None:
+        self.timer = timer
+        self.spent = dict.fromkeys(CLOCKS, 0.0)
+
+    def between(self, model: Any) -> None:
+        """Before the lookups, after them, and between the backwards of dense part and lookups."""
+        model.register_forward_pre_hook(self._run)
+        model.top.register_forward_pre_hook(self._run)
+        model.top.register_full_backward_hook(self._run)
+
+    def _run(self, *_: object) -> None:
+        before = self.now()
+        self.timer.flush()
+        for clock, at in self.now().items():
+            self.spent[clock] += at - before[clock]
+
+    def now(self) -> dict[str, float]:
+        """Every clock."""
+        return {name: clock() for name, clock in CLOCKS.items()}
+
+    def mark(self) -> list[float]:
+        """Every clock, less what was spent here."""
+        return [at - self.spent[name] for name, at in self.now().items()]
+
+
+def _block(training: Any, device: Any, flush: _Flush) -> Marks:
+    """Seconds of every iteration on every clock, without a barrier in between.
+
+    The first is left out: ranks enter it together, all later ones wait for the one before.
+    """
+    import torch
+    import torch.distributed as dist
+
+    dist.barrier()
+    training.step()
+    cuda = device.type == "cuda"
+    marks = [flush.mark()]
+    for i in range(BLOCK):
+        training.step()
+        # a GPU works on behind the host, so only the whole block has a length
+        if cuda and i < BLOCK - 1:
+            continue
+        if cuda:
+            torch.cuda.synchronize(device)
+        marks.append(flush.mark())
+    share = BLOCK if cuda else 1
+    columns = zip(CLOCKS, zip(*marks, strict=True), strict=True)
+    return {clock: [(b - a) / share for a, b in pairwise(times)] for clock, times in columns}
+
+
+# What the rows of CPU ranks say.
+
+
+def fit_cpu(made: CalibratedProfile) -> tuple[CalibratedProfile, HostCosts | None]:
+    """Steps of dense optimizers, and the host's time of an op of the graph.
+
+    Returns:
+        What the iterations tell besides, for the curves of links; None without iterations.
+    """
+    made = _fit_steps(made)
+    cpu, wall = (made.of("iteration", part) for part in ("cpu", "wall"))
+    if len(cpu) < FEWEST:
+        return (made.kept("iteration") if cpu else made), None
+    found = host_costs(cpu, wall, made.profile, _layer_op_us(made))
+    made = made.constants(
+        "overheads",
+        op_us=found.op_us,
+        layer_op_us=found.layer_op_us,
+        iteration_us=found.iteration_us,
+    )
+    made = made.error("host", found.held_out).measured("overheads", cpu, found.held_out)
+    return made, found
+
+
+def _fit_steps(made: CalibratedProfile) -> CalibratedProfile:
+    """A step of a dense optimizer by its tensors; older files hold rows of steps and no layers,
+    and were fitted without."""
+    steps: dict[str, float] = {}
+    for op in OPTIMIZERS if made.of("layers") else ():
+        rows = [row for row in made.of("optimizer") if row.point.params["op"] == op]
+        shapes = [(float(r.facts["tensors"]), float(r.facts["elements"])) for r in rows]
+        made, costs = after_call(made, f"step of {op}", rows, shapes)
+        if costs is not None:
+            steps[op] = float(costs[0]) / units.us(1.0)
+    return made.constants("overheads", step_us=steps)
+
+
+def _layer_op_us(made: CalibratedProfile) -> float | None:
+    """Of one op around a dense layer, from the difference of deep and shallow ones."""
+    times = {row.point.params["depth"]: row.median_us for row in made.of("layers")}
+    if len(times) < 2:
+        return None
+    layer = (times[max(times)] - times[min(times)]) / (max(times) - min(times))
+    floors = LAYER_KERNELS * made.profile.elementwise.floor_us
+    return max(0.0, (layer - floors) / LAYER_OPS)
+
+
+@dataclass(frozen=True)
+class HostCosts:
+    """What near-empty iterations tell.
+
+    Args:
+        op_us: main thread's time of one op of TorchRec's stages in the iteration graph.
+        layer_op_us: of one op around a dense layer.
+        iteration_us: of all that belongs to no stage.
+        latency_us: of one message of each collective, beyond the main thread's time; None: too few
+            rows say it.
+        held_out: errors of the main thread's time of each row, fitted on all others.
+    """
+
+    op_us: float
+    layer_op_us: float
+    iteration_us: float
+    latency_us: Mapping[str, float] | None
+    held_out: HeldOut
+
+
+def host_costs(
+    cpu: Sequence[Measurement],
+    wall: Sequence[Measurement],
+    profile: HardwareProfile,
+    layer_op_us: float | None = None,
+) -> HostCosts:
+    """Fit the rows of near-empty iterations, of which ``cpu`` and ``wall`` are two parts.
+
+    Args:
+        profile: whose kernels are fitted already.
+        layer_op_us: where it is known from rows of layers alone; few of these iterations tell it.
+    """
+    wholes = {key_of(row.point): row.median_us for row in wall}
+    counts = [_counts(row.point.params, profile) for row in cpu]
+    ops, kernels_us = np.array([c.ops for c in counts]), np.array([c.kernels_us for c in counts])
+    messages = np.array([c.messages for c in counts])
+    main_us = np.array([row.median_us for row in cpu])
+    errors = []
+    for i in range(len(cpu)):
+        others = np.arange(len(cpu)) != i
+        costs = _op_costs(ops[others], (main_us - kernels_us)[others], layer_op_us)
+        errors.append((ops[i] @ costs + kernels_us[i]) / main_us[i] - 1.0)
+    op_us, layer_op_us, iteration_us = _op_costs(ops, main_us - kernels_us, layer_op_us)
+    # other pipelines hide some of it
+    seen = [row.point.params["pipeline"] == "base" and key_of(row.point) in wholes for row in cpu]
+    whole_us = np.array([wholes.get(key_of(row.point), 0.0) for row in cpu])
+    latencies = _latencies(messages[seen], (whole_us - main_us)[seen])
+    return HostCosts(
+        op_us=float(op_us),
+        layer_op_us=float(layer_op_us),
+        iteration_us=float(iteration_us),
+        latency_us=latencies,
+        held_out=HeldOut(np.array(errors), len(cpu) - 1),
+    )
+
+
+def _op_costs(ops: Array, times_us: Array, layer_op_us: float | None) -> Array:
+    """Cost of each kind of op, and of the iteration, ``[3]``."""
+    if layer_op_us is None:
+        return non_negative(ops, np.maximum(times_us, 1.0))
+    rest = np.maximum(times_us - layer_op_us * ops[:, 1], 1.0)
+    op_us, iteration_us = non_negative(ops[:, [0, 2]], rest)
+    return np.array([op_us, layer_op_us, iteration_us])
+
+
+def _latencies(messages: Array, beyond_us: Array) -> dict[str, float] | None:
+    """Of each collective; None where rows are few or lack one of them."""
+    if len(messages) < FEWEST_WALLS or not messages.any(axis=0).all():
+        return None
+    found = non_negative(messages, np.maximum(beyond_us, 1.0))
+    return {op: float(us) for alike, us in zip(LATENCIES, found, strict=True) for op in alike}
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Ops of TorchRec's stages and of dense layers, iterations, messages of each of `LATENCIES`,
+    and the rest of one row."""
+
+    ops: tuple[float, float, float]
+    messages: tuple[float, ...]
+    kernels_us: float
+
+
+def _counts(params: dict[str, Any], profile: HardwareProfile) -> _Counts:
+    nothing = dict.fromkeys(("op_us", "layer_op_us", "iteration_us", "collective_us"), 0.0)
+    embedding = profile.embedding
+    if isinstance(embedding, CpuEmbedding):
+        # a table with next to no ids is not what its constant was fitted on
+        embedding = embedding.model_copy(update={"forward_table_us": 0.0, "backward_table_us": 0.0})
+    bare = profile.overheads.model_copy(update={**nothing, "step_us": {}})
+    profile = profile.model_copy(update={"overheads": bare, "embedding": embedding})
+    host = []
+    for name in ("op_us", "layer_op_us", "iteration_us"):
+        one = bare.model_copy(update={name: 1.0})
+        host.append(_spent(params, profile.model_copy(update={"overheads": one})))
+    messages = tuple(_spent(params, _only_latency(profile, ops)).messages_us for ops in LATENCIES)
+    return _Counts(
+        (host[0].host_us, host[1].host_us, host[2].host_us), messages, host[0].kernels_us
+    )
+
+
+def _only_latency(profile: HardwareProfile, ops: Sequence[Op]) -> HardwareProfile:
+    """Every message of these collectives takes a microsecond, all others nothing."""
+
+    def curve(op: Op) -> Curve:
+        return Curve(latency_us=float(op in ops), edge_mib=(0.0,), us_per_mib=(1e-9,))
+
+    links = profile.collectives
+    only = {name: curve(name) for name in OPS}
+    wires = {name: getattr(links, name).model_copy(update=only) for name in ("intra", "inter")}
+    return profile.model_copy(update={"collectives": links.model_copy(update=wires)})
+
+
+@dataclass(frozen=True)
+class _Spent:
+    """Time of the busiest rank: host, kernels, collectives."""
+
+    host_us: float
+    kernels_us: float
+    messages_us: float
+
+
+def _spent(params: dict[str, Any], profile: HardwareProfile) -> _Spent:
+    batch, candidate = _batch_of(*near_empty(params), profile)
+    graph = batch.graph(batch.totals(candidate)[None])
+    there = [op for op in graph.ops if op.active is None or op.active.all()]
+    spent = {True: 0.0, False: 0.0}
+    for op in there:
+        spent[op.resource == "collectives"] += float(np.max(op.cost_ms))
+    host = sum(op.host_ms for op in there)
+    return _Spent(*(ms / units.us(1.0) for ms in (host, spent[False], spent[True])))
+
+
+def _batch_of(
+    workload: Workload, plan: ShardingPlan, profile: HardwareProfile
+) -> tuple[PlanScorer, TablePlans]:
+    """What predicts an iteration of a model and plan on a device, and the plan as it takes it."""
+    topology = Topology.uniform(
+        plan.world_size,
+        plan.local_world_size,
+        hbm_bytes=profile.hbm_bytes,
+        ddr_bytes=profile.ddr_bytes,
+    )
+    batch = PlanScorer(workload, topology, profile)
+    return batch, match_plan(workload, topology, plan)
+
+
+# What the rows of a GPU say.
+
+
+def fit_device(made: CalibratedProfile) -> CalibratedProfile:
+    """What the device says of itself; the base may be a smaller one of its kind."""
+    said = next((r.facts["device"] for r in made.of("host") if "device" in r.facts), None)
+    if said is None:
+        return made
+    made = made.update(sms=said["sms"], hbm_gib=said["memory_gib"])
+    return made.constants("memory", l2_mib=said["l2_mib"] or made.profile.memory.l2_mib)
+
+
+def fit_gpu(made: CalibratedProfile) -> CalibratedProfile:
+    """Launches and waiting from loops of small ops, ops of TorchRec from near-empty iterations.
+
+    The same ops on host tensors run the same framework code and launch nothing, so the difference
+    is the launches'. A round trip is an op, its launch, the way to the device, the kernel, and the
+    way back.
+    """
+    known = {row.point.params["what"]: row.median_us for row in made.of("host")}
+    if not set(GPU_LOOPS) <= set(known):
+        return made
+    launch = max(0.0, (known["op"] - known["op_on_host"]) * MIX / MIX_LAUNCHES)
+    ways = known["round_trip"] - known["op_on_host"] - launch
+    latency = (ways - made.profile.elementwise.floor_us) / 2
+    made = made.constants(
+        "overheads",
+        launch_us=launch,
+        launch_latency_us=max(0.0, latency),
+        sync_us=known["sync"],
+    )
+    rows = made.of("iteration", "wall")
+    if len(rows) < 2 * FEWEST:
+        said = "; ops of the host as in the base profile: no iterations were run"
+        return made.measured("overheads", made.of("host"), HeldOut(np.zeros(0), 0), said)
+    # each half of the rows is predicted by a fit of the other
+    errors = []
+    for held in (0, 1):
+        fit, test = rows[1 - held :: 2], rows[held::2]
+        half = fit_free(made.profile, FREE, _iterations(fit), times_ms(fit))
+        errors.append(_iterations(test)(half.hw) / times_ms(test) - 1.0)
+    found = fit_free(made.profile, FREE, _iterations(rows), times_ms(rows))
+    held_out = HeldOut(np.concatenate(errors), len(rows) // 2)
+    made = replace(made, profile=found.hw).error("host", held_out)
+    return made.measured("overheads", [*made.of("host"), *rows], held_out, kept_text(found))
+
+
+def _iterations(rows: Sequence[Measurement]) -> Predict:
+    """Predicted iterations of near-empty models."""
+    models = [near_empty(row.point.params) for row in rows]
+
+    def times(hw: HardwareProfile) -> Any:
+        scored = (_batch_of(workload, plan, hw) for workload, plan in models)
+        return np.array([float(batch.score([plans])[0]) for batch, plans in scored])
+
+    return times

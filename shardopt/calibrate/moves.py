@@ -1,0 +1,474 @@
+"""Memory-bound ops: streaming kernels, copies to the device, ids into buckets, columns side by
+side, functions of every element.
+
+They give the memory and elementwise groups. A CPU has one bandwidth for all levels of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from predictor import units
+from predictor.cost.elementwise import copy_h2d_ms, memory_ms
+from predictor.hardware.schema import HardwareProfile
+from predictor.iteration.torchrec.sparse import COPY_PASSES
+from predictor.model.workload import INDEX_BYTES, DenseArch, Feature, Table, Workload
+from predictor.units import MIB
+from shardopt.calibrate.fitting import (
+    FEWEST,
+    NS,
+    Array,
+    CalibratedProfile,
+    FittedProfile,
+    FreeConstant,
+    HeldOut,
+    after_call,
+    fit_free,
+    kept_text,
+    non_negative,
+)
+from shardopt.calibrate.points import (
+    Coordinates,
+    Device,
+    Point,
+    Size,
+    choice,
+    is_test,
+    logarithmic,
+    sobol_points,
+)
+from shardopt.calibrate.rows import PASSES, Measurement, row_of_samples, rows_of_passes, times_ms
+from shardopt.measure.sampling import Timer, sample_gradients
+
+ELEMENTWISE_OPS = ("clone", "relu", "add", "cat")
+GPU_OCTAVES = 3
+"""More than a CPU's of elementwise kernels: GPUs have more memory to fill."""
+COPY_OCTAVES = (10, 29)
+STREAMED_MIB = (384, 512, 640, 768, 896, 1024)
+"""Read once from one end to the other: several times any L2."""
+FEATURES, BATCH, POOLING = (1, 32), (64, 4096), (1.0, 40.0)
+"""Of a rank: sparse features, samples, ids a bag."""
+MAX_IDS = 200_000
+BUCKETS = (2, 4, 8)
+ROWS = 100_000
+WIDTHS = (8, 16, 32, 64, 128, 256)
+PIECES = (2, 26)
+MAX_POOLED = 2**23
+"""Floats of the pooled embeddings of a rank."""
+FUNCTIONS = {
+    "silu": ("silu", "silu_backward"),
+    "gelu": ("gelu", "gelu_backward"),
+    "sigmoid": ("sigmoid", "sigmoid_backward"),
+    "tanh": ("tanh", "tanh_backward"),
+    "softmax": ("_softmax", "_softmax_backward_data"),
+}
+"""Function -> PyTorch's ops of its forward and backward."""
+FUNCTION_OCTAVES = (14, 17, 20)
+"""Of elements: with the core's own caches and beyond them."""
+FUNCTION_BYTES = (8, 12)
+"""Read and written an element, forward and backward."""
+SOFTMAX_WIDTH = 32
+FORMS = ("whole", "sliced", "turned")
+"""How the operands of a concatenation lie: on their own, as columns of a wider matrix, or with
+rows and columns exchanged."""
+JOINED, JOINED_ROWS, JOINED_WIDTHS = (2, 16), (128, 8192), (8, 128)
+MAX_JOINED = 2**21
+JOINED_BYTES = 8
+BUCKET_PASSES = 4
+"""Reading and writing ids twice, as the iteration graph has it."""
+LONG_BYTES, FLOAT_BYTES = 8, 4
+HBM = FreeConstant("memory", "hbm_gb_s", 1.0, 1e6)
+DDR = FreeConstant("memory", "ddr_gb_s", 0.5, 1e6)
+MOVES = (
+    FreeConstant("elementwise", "efficiency", 0.05, 1.0),
+    FreeConstant("elementwise", "floor_us", 0.2, 50.0),
+    FreeConstant("elementwise", "ramp_us", 0.01, 100.0),
+    FreeConstant("elementwise", "ramp_half_mib", 0.01, 100.0),
+)
+COPIES = (
+    FreeConstant("memory", "host_link_gb_s", 0.5, 2000.0),
+    FreeConstant("memory", "host_link_latency_us", 0.05, 100.0),
+)
+
+
+# What is measured.
+
+
+def cpu_points(size: Size) -> list[Point]:
+    """Of one core."""
+    low, high = size.elementwise_octaves
+    return [
+        *_elementwise_points(low, high),
+        *sobol_points("jagged", size.ops, 4, _jagged),
+        *(p for op in ("cat", "split") for p in sobol_points("pooled", size.ops, 3, _pooled(op))),
+        *_function_points(),
+        *(p for form in FORMS for p in sobol_points("concatenation", size.ops, 3, _joined(form))),
+    ]
+
+
+def gpu_points(size: Size, device: Device) -> list[Point]:
+    """Of one GPU, within its memory."""
+    low, high = size.elementwise_octaves
+    moves = _elementwise_points(low, high + GPU_OCTAVES)
+    reads = [
+        Point("streaming", {"bytes": mib * MIB}, i % 3 == 2)
+        for i, mib in enumerate(STREAMED_MIB)
+        if mib * MIB <= device.memory_bytes / 8
+    ]
+    copies = [
+        Point("copy_h2d", {"bytes": 2**octave}, is_test(octave))
+        for octave in range(*COPY_OCTAVES)
+        if octave <= high + 2
+    ]
+    return [
+        *reads,
+        *(point for point in moves if point.params["bytes"] <= device.memory_bytes / 16),
+        *copies,
+    ]
+
+
+def _elementwise_points(low: int, high: int) -> list[Point]:
+    return [
+        Point("elementwise", {"op": op, "bytes": 2**octave}, is_test(i + octave))
+        for i, op in enumerate(ELEMENTWISE_OPS)
+        for octave in range(low, high + 1)
+    ]
+
+
+def _jagged(u: Coordinates, _: int) -> dict[str, Any]:
+    features, batch = round(logarithmic(u[0], *FEATURES)), round(logarithmic(u[1], *BATCH))
+    pooling = round(max(min(logarithmic(u[2], *POOLING), MAX_IDS / (features * batch)), 0.1), 2)
+    shape = {"features": features, "batch": batch, "pooling": pooling}
+    return {"op": "bucketize", **shape, "buckets": choice(BUCKETS, u[3])}
+
+
+def _pooled(op: str) -> Callable[[Coordinates, int], dict[str, Any]]:
+    def params(u: Coordinates, _: int) -> dict[str, Any]:
+        pieces = round(logarithmic(u[0], *PIECES))
+        # the golden ratio spreads widths evenly
+        dims = [choice(WIDTHS, (u[1] + i * 0.618034) % 1.0) for i in range(pieces)]
+        batch = min(logarithmic(u[2], *BATCH), MAX_POOLED / sum(dims))
+        return {"op": op, "dims": dims, "batch": round(batch)}
+
+    return params
+
+
+def _function_points() -> list[Point]:
+    """Functions that are arithmetic on a core, not only memory."""
+    return [
+        Point("function", {"op": op, "elements": 2**octave}, is_test(i + j))
+        for i, op in enumerate(FUNCTIONS)
+        for j, octave in enumerate(FUNCTION_OCTAVES)
+    ]
+
+
+def _joined(form: str) -> Callable[[Coordinates, int], dict[str, Any]]:
+    def params(u: Coordinates, _: int) -> dict[str, Any]:
+        pieces = round(logarithmic(u[0], *JOINED))
+        width = round(logarithmic(u[2], *JOINED_WIDTHS))
+        rows = round(min(logarithmic(u[1], *JOINED_ROWS), MAX_JOINED / (pieces * width)))
+        return {"form": form, "pieces": pieces, "rows": rows, "width": width}
+
+    return params
+
+
+# How it is measured.
+
+
+def measure_elementwise(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
+    """A kernel that does little but move memory; its fact is the bytes read and written."""
+    import torch
+
+    size = point.params["bytes"]
+    x = torch.ones(size // 4, device=timer.device)
+    y = torch.ones_like(x)
+    halves = list(x.split((size // 8, size // 4 - size // 8)))
+    calls: dict[str, tuple[int, Callable[[], Any]]] = {
+        "clone": (2, x.clone),
+        "relu": (2, lambda: torch.relu(x)),
+        "add": (3, lambda: torch.add(x, y)),
+        "cat": (2, lambda: torch.cat(halves)),
+    }
+    passes, call = calls[point.params["op"]]
+    return [row_of_samples(point, timer.samples(call, seconds), bytes_moved=passes * size)]
+
+
+def measure_streaming(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
+    """Memory read once, and next to nothing written."""
+    import torch
+
+    x = torch.ones(point.params["bytes"] // 4, device=timer.device)
+    return [row_of_samples(point, timer.samples(x.sum, seconds))]
+
+
+def measure_copy_h2d(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
+    """A copy from page-locked host memory to the device."""
+    import torch
+
+    there = torch.empty(point.params["bytes"] // 4, device=timer.device)
+    here = torch.ones(there.shape, pin_memory=timer.device == "cuda")
+    taken = timer.samples(lambda: there.copy_(here, non_blocking=True), seconds)
+    return [row_of_samples(point, taken)]
+
+
+def measure_jagged(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
+    """Ids of a KeyedJaggedTensor put into buckets, as row-wise shards need it.
+
+    Facts: features, bags, ids, and their bytes once.
+    """
+    import torch
+
+    from shardopt.training.batch import synthetic_batch
+
+    p = point.params
+    tables = tuple(
+        Table(f"t{i}", ROWS, FLOAT_BYTES, (Feature(f"f{i}", p["pooling"]),))
+        for i in range(p["features"])
+    )
+    workload = Workload("jagged", p["batch"], tables, DenseArch(1, (1,), (1,)))
+    sparse = synthetic_batch(workload).sparse[tables[0].module].to(timer.device)
+    values, lengths = sparse.values(), sparse.lengths()
+    blocks = torch.full((len(tables),), -(-ROWS // p["buckets"]), device=timer.device)
+
+    def bucketize() -> Any:
+        return torch.ops.fbgemm.block_bucketize_sparse_features(
+            lengths,
+            values,
+            bucketize_pos=False,
+            sequence=False,
+            block_sizes=blocks,
+            my_size=p["buckets"],
+            weights=None,
+            max_B=-1,
+        )
+
+    facts = {
+        "features": len(tables),
+        "bags": lengths.numel(),
+        "ids": values.numel(),
+        "bytes": LONG_BYTES * (lengths.numel() + values.numel()),
+    }
+    return [row_of_samples(point, timer.samples(bucketize, seconds), **facts)]
+
+
+def measure_pooled(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
+    """Pooled embeddings joined, or taken apart; facts: pieces, and the bytes of all together."""
+    import torch
+
+    dims, batch = point.params["dims"], point.params["batch"]
+    whole = torch.ones(batch, sum(dims), device=timer.device, requires_grad=True)
+    pieces = [torch.ones(batch, dim, device=timer.device, requires_grad=True) for dim in dims]
+    forward, inputs = {
+        "cat": (lambda: torch.cat(pieces, dim=1), pieces),
+        "split": (lambda: torch.split(whole, dims, dim=1), [whole]),
+    }[point.params["op"]]
+    spent = sample_gradients(timer, forward, inputs, seconds)
+    return rows_of_passes(point, spent, pieces=len(dims), bytes=FLOAT_BYTES * whole.numel())
+
+
+def measure_function(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
+    """A function of every element, and its gradient."""
+    import torch
+    from torch.nn import functional
+
+    op, elements = point.params["op"], point.params["elements"]
+    x = torch.linspace(-3.0, 3.0, elements, device=timer.device)
+    x = x.view(-1, SOFTMAX_WIDTH).clone().requires_grad_()
+    given = {"dim": -1} if op == "softmax" else {}
+    call = getattr(functional, op)
+    return rows_of_passes(point, sample_gradients(timer, lambda: call(x, **given), [x], seconds))
+
+
+def measure_concatenation(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
+    """Matrices joined along their last dimension."""
+    import torch
+
+    p = point.params
+    pieces, rows, width = p["pieces"], p["rows"], p["width"]
+    if p["form"] == "sliced":
+        whole = torch.ones(rows, (pieces + 1) * width, device=timer.device)
+        parts = [whole[:, i * width : (i + 1) * width] for i in range(pieces)]
+    elif p["form"] == "turned":
+        parts = [torch.ones(width, rows, device=timer.device).t() for _ in range(pieces)]
+    else:
+        parts = [torch.ones(rows, width, device=timer.device) for _ in range(pieces)]
+    return [row_of_samples(point, timer.samples(lambda: torch.cat(parts, dim=1), seconds))]
+
+
+# What the rows of CPU ranks say.
+
+
+def fit_cpu(made: CalibratedProfile) -> CalibratedProfile:
+    """Floor and bandwidth, which every level of memory has; then what columns, ids in buckets and
+    functions take beyond streaming."""
+    fit, test = made.fit_and_test("elementwise")
+    if len(fit) < FEWEST:
+        return _fit_dense_parts(made)
+    floor_us, gb_s = _stream(fit)
+
+    def errors(gb_s: float) -> Array:
+        predicted = units.us(floor_us) + moved_bytes(test) / units.gb_per_s(gb_s)
+        return np.asarray(predicted / times_ms(test) - 1.0)
+
+    held_out = HeldOut(errors(gb_s), len(fit))
+    made = made.error("elementwise", held_out, errors(made.profile.memory.hbm_gb_s))
+    # the rows' own floor is that of a call after other memory was read, which displaces code as
+    # well: among others of its like a kernel takes at most a small op in a loop
+    small = made.of("host")
+    levels = dict.fromkeys(("hbm_gb_s", "l2_gb_s", "host_link_gb_s", "ddr_gb_s"), gb_s)
+    made = made.constants("memory", **levels).constants(
+        "elementwise",
+        efficiency=1.0,
+        floor_us=min(floor_us, small[0].median_us) if small else floor_us,
+        ramp_us=0.0,
+        fused_bias=False,
+        **_small_moves(made, gb_s, floor_us),
+    )
+    sizes = moved_bytes(fit + test)
+    made = made.measured("elementwise", fit, held_out, bytes_moved=sizes)
+    return _fit_dense_parts(made.measured("memory", fit, held_out, bytes_moved=sizes))
+
+
+def cold_call_us(made: CalibratedProfile) -> float:
+    """What a row of a small op has beyond its data: a call of code that lies in no cache."""
+    fit = made.of("elementwise", test=False)
+    return _stream(fit)[0] if len(fit) >= FEWEST else 0.0
+
+
+def moved_bytes(rows: Sequence[Measurement]) -> Array:
+    """Bytes read and written, of elementwise points and of copies, ``[rows]``."""
+    moved = (row.facts.get("bytes_moved", row.point.params["bytes"]) for row in rows)
+    return np.array(list(moved), dtype=np.float64)
+
+
+def _stream(rows: Sequence[Measurement]) -> tuple[float, float]:
+    """``(floor_us, gb_s)`` of ``t = floor + bytes / bandwidth``."""
+    columns = np.column_stack((np.ones(len(rows)), moved_bytes(rows)))
+    floor, per_byte = non_negative(columns, times_ms(rows))
+    bandwidth = 1.0 / max(float(per_byte), 1e-15)
+    return float(floor) / units.us(1.0), bandwidth / units.gb_per_s(1.0)
+
+
+def _small_moves(made: CalibratedProfile, gb_s: float, call_us: float) -> dict[str, float]:
+    """Copies of columns as TorchRec and the interaction make them, and ids into buckets."""
+    found = {}
+    copied = [
+        row
+        for part, op in (("forward", "cat"), ("backward", "split"))
+        for row in made.of("pooled", part)
+        if row.point.params["op"] == op
+    ]
+    if len(copied) >= FEWEST:
+        # a call, a piece, a byte; the facts count what is copied, not its reading and writing
+        shape = [(1.0, r.facts["pieces"], COPY_PASSES * r.facts["bytes"]) for r in copied]
+        per_byte = non_negative(shape, np.array([r.median_us for r in copied]))[2]
+        found["columns"] = float(np.clip(1e-3 / max(per_byte, 1e-9) / gb_s, 1e-3, 1.0))
+    each = [
+        (row.median_us - call_us) * 1e3 / row.facts["ids"] - BUCKET_PASSES * INDEX_BYTES / gb_s
+        for row in made.of("jagged")
+        if row.point.params["op"] == "bucketize"
+    ]
+    if each:
+        found["bucketize_ns_per_id"] = max(0.0, float(np.median(each)))
+    return found
+
+
+def _fit_dense_parts(made: CalibratedProfile) -> CalibratedProfile:
+    """Functions and concatenations of dense parts that are no DLRM's, where they were measured."""
+    streaming = made.profile.streaming
+    each: dict[str, float] = {}
+    for i, part in enumerate(PASSES):
+        for name, ops in FUNCTIONS.items():
+            rows = [r for r in made.of("function", part) if r.point.params["op"] == name]
+            times = {r.point.params["elements"]: r.median_us * units.us(1.0) for r in rows}
+            if len(times) > 1:
+                slope = (times[max(times)] - times[min(times)]) / (max(times) - min(times))
+                each[ops[i]] = max(0.0, (slope - FUNCTION_BYTES[i] / streaming) / NS)
+    if each:
+        made = made.constants("elementwise", math_ns=each)
+    streamed = JOINED_BYTES / (streaming * made.profile.elementwise.columns)
+    for form in ("sliced", "turned"):
+        some = [r for r in made.of("concatenation") if r.point.params["form"] == form]
+        shapes = (r.point.params for r in some)
+        elements = [[float(p["pieces"] * p["rows"] * p["width"])] for p in shapes]
+        made, costs = after_call(made, f"concatenation, {form}", some, elements)
+        if costs is not None:
+            beyond = max(0.0, (costs[0] - streamed) / NS)
+            made = made.constants("elementwise", **{f"{form}_ns_per_element": beyond})
+    return made
+
+
+# What the rows of a GPU say.
+
+
+def predict_streaming(hw: HardwareProfile, rows: Sequence[Measurement]) -> Array:
+    """Times ``[rows]`` in ms of kernels that only read, from memory much larger than the L2."""
+    return moved_bytes(rows) / hw.memory.hbm
+
+
+def predict_moves(hw: HardwareProfile, rows: Sequence[Measurement]) -> Array:
+    """Times ``[rows]`` in ms of memory-bound kernels."""
+    return memory_ms(hw, moved_bytes(rows))
+
+
+def predict_copies(hw: HardwareProfile, rows: Sequence[Measurement]) -> Array:
+    """Times ``[rows]`` in ms of copies to the device."""
+    return copy_h2d_ms(hw, moved_bytes(rows))
+
+
+def fit_gpu(made: CalibratedProfile) -> CalibratedProfile:
+    """The memory's bandwidth, which all other kernels use; then how kernels and copies reach it."""
+    fit, test = made.fit_and_test("streaming")
+    if fit:
+        # the bandwidth that reading reaches; efficiencies of other kernels are shares of it
+        rate = float(np.median(moved_bytes(fit) / times_ms(fit))) / units.gb_per_s(1.0)
+        made = replace(made, profile=HBM.put(made.profile, rate))
+        made = made.score("streaming", fit, test, predict_streaming)
+        said = "; all as in the base profile but hbm_gb_s"
+        made = made.measured("memory", fit, made.errors["streaming"], said)
+    fit, test = made.fit_and_test("elementwise")
+    if len(fit) >= FEWEST:
+        found = fit_free(made.profile, MOVES, lambda hw: predict_moves(hw, fit), times_ms(fit))
+        made = replace(made, profile=found.hw).score("elementwise", fit, test, predict_moves)
+        error, sizes = made.errors["elementwise"], moved_bytes(fit + test)
+        made = made.measured("elementwise", fit, error, kept_text(found), bytes_moved=sizes)
+    return _fit_copies(made)
+
+
+def _fit_copies(made: CalibratedProfile) -> CalibratedProfile:
+    """Bandwidth and latency of the host link.
+
+    Host memory must be at least as fast as the measured link, so its bandwidth is raised to it.
+    """
+    fit, test = made.fit_and_test("copy_h2d")
+    if len(fit) < FEWEST:
+        return made
+    known = DDR.value(made.profile)
+    unbound = DDR.put(made.profile, COPIES[0].high)
+    found = fit_free(unbound, COPIES, lambda hw: predict_copies(hw, fit), times_ms(fit))
+    link = COPIES[0].value(found.hw) if COPIES[0] in found.fitted else known
+    found = replace(found, hw=DDR.put(found.hw, max(known, link)))
+    made = replace(made, profile=found.hw).score("copy_h2d", fit, test, predict_copies)
+    said = "host_link_gb_s and host_link_latency_us of copies"
+    return extend_memory(made, found, said, fit, made.errors["copy_h2d"])
+
+
+def extend_memory(
+    made: CalibratedProfile,
+    found: FittedProfile,
+    what: str,
+    fit: Sequence[Measurement],
+    held_out: HeldOut,
+) -> CalibratedProfile:
+    """More constants of the memory group, whose error stays that of streaming kernels."""
+    if not any(constant.group == "memory" for constant in found.fitted):
+        return made
+    if "memory" not in made.groups:
+        return made.measured("memory", fit, held_out, f"; all as in the base profile but {what}")
+    provenance = made.profile.memory.provenance
+    said = provenance.model_copy(update={"source": f"{provenance.source}, {what}"})
+    return made.constants("memory", provenance=said)

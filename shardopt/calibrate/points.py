@@ -1,0 +1,113 @@
+"""What a calibration can measure: few points, placed by a Sobol sequence over what users have.
+
+The points of a quick calibration are the first ones of the full design, so that it can be extended.
+Every fifth point is a test point: it is measured like the others and never fitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+TEST_EVERY = 5
+COLLECTIVE_OPS = ("all_to_all", "all_reduce", "reduce_scatter", "all_gather")
+REFERENCE_KERNELS = ("lookup_forward", "lookup_backward", "gemm", "all_to_all")
+TOGETHER = ("reference", "collective", "iteration")
+"""Families that need all ranks."""
+Kind = TypeVar("Kind")
+Coordinates = NDArray[np.float64]
+"""Of a point in the unit cube."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured: points a family, and seconds a point (kernels) or rounds.
+
+    Args:
+        ops: points an op around the lookups and the GEMMs.
+        variants: lookups measured with each other optimizer.
+        reference_calls: of the reference kernels, each time.
+    """
+
+    lookups: int
+    gemms: int
+    elementwise_octaves: tuple[int, int]
+    collective_octaves: tuple[int, int]
+    seconds: float
+    rounds: int
+    ops: int
+    variants: int
+    iteration_rounds: int
+    reference_calls: int
+
+
+QUICK = Size(112, 64, (12, 25), (8, 24), 0.5, 40, 10, 3, 30, 3)
+FULL = Size(320, 128, (12, 27), (8, 26), 1.2, 60, 20, 6, 100, 6)
+BRIEF = replace(QUICK, iteration_rounds=10)
+"""Of the host alone: ten rounds of each near-empty iteration, well under a minute."""
+TINY = Size(8, 8, (14, 17), (10, 15), 0.02, 3, 2, 1, 1, 1)
+"""For tests of the machinery: seconds, and constants that mean nothing."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """What limits the points of a GPU: bytes of its memory, and of its host's."""
+
+    memory_bytes: int
+    host_bytes: int
+
+
+@dataclass(frozen=True)
+class Point:
+    """One thing to measure.
+
+    Args:
+        family: what is measured, such as lookup; says how, and which parts a point has.
+        params: what names it within its family; JSON types only.
+        test: held out of every fit.
+    """
+
+    family: str
+    params: dict[str, Any]
+    test: bool = False
+
+
+def sobol(count: int, dims: int) -> Coordinates:
+    """The first points of a Sobol sequence in [0, 1), shape ``[count, dims]``; always the same."""
+    from scipy.stats import qmc
+
+    sequence = qmc.Sobol(dims, scramble=False)
+    # the sequence starts in the corner of the range, which says least
+    exponent = int(np.ceil(np.log2(count + 1)))
+    return np.asarray(sequence.random_base2(exponent))[1 : count + 1]
+
+
+def sobol_points(
+    family: str, count: int, dims: int, params: Callable[[Coordinates, int], dict[str, Any]]
+) -> list[Point]:
+    """Points of a family, every fifth held out.
+
+    Args:
+        dims: of the sequence.
+        params: of a point, from its coordinates and its number.
+    """
+    return [Point(family, params(u, i), is_test(i)) for i, u in enumerate(sobol(count, dims))]
+
+
+def is_test(index: int) -> bool:
+    """Whether the point of this number is held out."""
+    return index % TEST_EVERY == TEST_EVERY - 1
+
+
+def logarithmic(u: float, low: float, high: float) -> float:
+    """``u`` in [0, 1) onto a logarithmic range."""
+    return float(low * (high / low) ** float(u))
+
+
+def choice(kinds: Sequence[Kind], u: float) -> Kind:
+    """Of a point's own coordinate: the bits of its number are those of the other coordinates."""
+    return kinds[int(u * len(kinds))]

@@ -1,0 +1,265 @@
+"""From the rows of a calibration to the file of a hardware profile, and what it is worth.
+
+Reads rows, and measures nothing. Why: docs/decisions/0022.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import yaml
+
+from predictor.errors import InputError
+from predictor.hardware.schema import HardwareProfile, Verdict
+from shardopt.calibrate import Group, gpu_lookups, host, lookups, moves, products
+from shardopt.calibrate.collectives import fit_links, issue_us
+from shardopt.calibrate.fitting import (
+    FEWEST,
+    CalibratedProfile,
+    HeldOut,
+    Wiring,
+    kept_words,
+    source_on,
+)
+from shardopt.calibrate.points import COLLECTIVE_OPS, REFERENCE_KERNELS, TOGETHER
+from shardopt.calibrate.rows import Accepted, Measurement, Origin, accept
+
+MOST_REFUSED = 0.05
+"""Share of the rows of a quiet calibration that are refused, of those that one rank measures and
+of those that all measure."""
+MOST_DRIFT = 0.10
+"""How far the reference kernels of a quiet calibration move."""
+BUSY = 0.5
+"""Load average of other work above which times are disturbed."""
+MOST_WORSE = 0.1
+"""Share by which held-out errors may exceed those of the shipped profile."""
+_FOUND = re.compile(re.escape(source_on("{machine}")).replace(re.escape("{machine}"), "(.+?)"))
+
+
+def build_profile(
+    rows: Sequence[Measurement],
+    origin: Origin,
+    base: HardwareProfile,
+    name: str,
+    ranks: int,
+    memory_gib: float,
+    link_gbit_s: float | None = None,
+    hosts: int = 1,
+    only: Group | None = None,
+    missing: int = 0,
+) -> CalibratedProfile:
+    """The profile that the rows give; a family with too few keeps the base's constants.
+
+    Args:
+        base: whose constants stay where nothing was measured; says whether ranks are CPUs or GPUs.
+        memory_gib: main memory of the whole machine; its ranks share it.
+        link_gbit_s: of the link between hosts of one rank, whose rows are fitted; None: those of
+            ranks within the machine.
+        hosts: that the ranks lie on.
+        only: the one group whose rows are fitted, whatever others there are; None: all.
+        missing: points that there was no time for.
+
+    Raises:
+        InputError: there are too few rows of every family.
+    """
+    wiring = Wiring(ranks, hosts, link_gbit_s)
+    used = [row for row in rows if only is None or row.point.family in only.families]
+    found = accept(row for row in used if _of_wiring(row, wiring))
+    made = CalibratedProfile(found.rows, origin, wiring, base, base)
+    made = _fit_cpu(made) if base.inline else _fit_gpu(made)
+    if not made.errors:
+        raise InputError(f"{len(used)} rows are too few to fit anything; measure more points")
+    made = _judged(made, found, missing)
+    local = wiring.local
+    over = "" if link_gbit_s is None else f" on hosts joined by {link_gbit_s:g} Gbit/s"
+    over = f" on {hosts} hosts" if hosts > 1 else over
+    shape: dict[str, Any] = {
+        "name": name,
+        "title": f"{origin.machine}, {ranks} ranks{over}, measured by shardopt calibrate",
+        "known_error": (),  # of whole iterations that the base predicted
+    }
+    if only is not None:
+        groups = made.profile.groups
+        changed = {name for name in groups if groups[name] != base.groups[name]}
+        made = replace(made, groups=made.groups | changed)
+    if base.inline:
+        share = round(memory_gib / (local if hosts > 1 else ranks), 2)
+        shape |= {"runtime": rows[0].runtime.value}
+        shape |= {"gpus_per_host": local, "nvlink_domain": local}
+        shape |= {"hbm_gib": share, "ddr_gib": share}
+    return made.update(**shape)
+
+
+def _of_wiring(row: Measurement, wiring: Wiring) -> bool:
+    """Whether a row is of this wiring, where it is of any: other links have other curves."""
+    family, params = row.point.family, row.point.params
+    if family not in TOGETHER:
+        return True
+    if params.get("link_gbit_s") != wiring.link_gbit_s:
+        return False
+    within_a_host = family == "collective" and wiring.hosts > 1 and "hosts" not in params
+    return within_a_host or params.get("hosts", 1) == wiring.hosts
+
+
+def _fit_cpu(made: CalibratedProfile) -> CalibratedProfile:
+    """Bandwidth first: products use it; the host before the collectives, whose latency it tells."""
+    for fit in (moves.fit_cpu, products.fit_cpu, lookups.fit_cpu):
+        made = fit(made)
+    made, costs = host.fit_cpu(made)
+    latency_us = None if costs is None else costs.latency_us
+    # ops of the host that are fitted on iterations have the issuing
+    issued = issue_us(made.of("collective")) if costs is None else 0.0
+    return fit_links(made, issued, latency_us, holds_issue=latency_us is None)
+
+
+def _fit_gpu(made: CalibratedProfile) -> CalibratedProfile:
+    """Bandwidth first, which all other kernels use; host ops last, as they need the rest.
+
+    Events of the device see nothing of the host's issuing a collective.
+    """
+    for fit in (host.fit_device, moves.fit_gpu, products.fit_gpu, gpu_lookups.fit_gpu):
+        made = fit(made)
+    issued = issue_us(made.of("collective")) or made.profile.overheads.collective_us
+    return host.fit_gpu(fit_links(made, issued))
+
+
+def profile_text(found: CalibratedProfile, base: str | None = None) -> str:
+    """The profile as YAML, figures to five digits.
+
+    Args:
+        base: name of the profile that has the groups which were not measured; None writes them all.
+    """
+    data = found.profile.model_dump(mode="json", by_alias=True, exclude_none=True)
+    if base is not None:
+        data = _over_base(data, base, found.groups)
+    head = "# Written by shardopt calibrate; keys carry their unit.\n"
+    text = yaml.safe_dump(_rounded(data), sort_keys=False, allow_unicode=True, width=98)
+    return head + text
+
+
+def _over_base(data: dict[str, Any], base: str, groups: frozenset[str]) -> dict[str, Any]:
+    """What the file says over its base: the device, and the groups that were measured."""
+    kept = {"schema": data["schema"], "base": base}
+    shape = ("hbm_gib", "ddr_gib", "gpus_per_host", "nvlink_domain", "runtime", "sms", "verdict")
+    kept |= {key: data[key] for key in ("name", "title", *shape) if key in data}
+    kept |= {key: value for key, value in data.items() if key in groups}
+    links = {
+        key: value for key, value in data["collectives"].items() if f"collectives.{key}" in groups
+    }
+    return kept | ({"collectives": links} if links else {})
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def _judged(made: CalibratedProfile, found: Accepted, missing: int) -> CalibratedProfile:
+    """With the verdict, and how the reference kernels changed from the start to the end."""
+    notes, drift = [*made.notes], {}
+    for kernel in REFERENCE_KERNELS:
+        rows = (r for r in made.of("reference") if r.point.params["kernel"] == kernel)
+        times = [row.median_us for row in rows]
+        if len(times) > 1:
+            drift[kernel] = max(times) / min(times) - 1
+            notes.append(f"reference {kernel} moved by {drift[kernel]:.1%} meanwhile")
+    for family in sorted({row.point.family for row in found.refused} - set(TOGETHER)):
+        left = sum(row.point.family == family and not row.point.test for row in made.rows)
+        if left < FEWEST:
+            notes.append(kept_words(family))
+    notes.append(f"{found.repeated} rows were measured again, {len(found.refused)} are refused")
+    ranks = made.wiring.ranks // made.wiring.hosts
+    verdict = judge(found, drift, made.errors, made.shipped, ranks, missing)
+    return replace(made.update(verdict=verdict), notes=tuple(notes))
+
+
+def judge(
+    accepted: Accepted,
+    drift: Mapping[str, float],
+    errors: Mapping[str, HeldOut],
+    shipped: Mapping[str, HeldOut],
+    ranks_of_host: int,
+    missing: int = 0,
+) -> Verdict:
+    """The verdict, with what stands against a better one.
+
+    Args:
+        drift: by how much each reference kernel moved meanwhile, as a share.
+        errors: of each family on rows held out.
+        shipped: of the profile that the calibration started from, on the same rows. Kernels and
+            collectives count apart: many good rows of the one would hide bad ones of the other.
+        ranks_of_host: whose own work is part of the load.
+        missing: points that there was no time for.
+    """
+    worse = []
+    for what, together in (("kernels", False), ("collectives", True)):
+        names = [name for name in shipped if name.startswith(COLLECTIVE_OPS) == together]
+        mine, theirs = (_mean([of[name] for name in names]) for of in (errors, shipped))
+        if mine > (1 + MOST_WORSE) * theirs:
+            worse.append(f"held-out error of {what} {mine:.1%}, of the shipped one {theirs:.1%}")
+    doubts = _unquiet(accepted, drift, ranks_of_host)
+    if missing:
+        doubts.append(f"{missing} points were not measured")
+    if worse:
+        return Verdict(quality="worse than the shipped one", why=(*worse, *doubts))
+    return Verdict(quality="usable" if doubts else "quiet", why=tuple(doubts))
+
+
+def _mean(errors: Sequence[HeldOut]) -> float:
+    known = [of.mape for of in errors if of.n]
+    return statistics.fmean(known) if known else 0.0
+
+
+def _unquiet(accepted: Accepted, drift: Mapping[str, float], ranks_of_host: int) -> list[str]:
+    doubts = []
+    for who, together, ranks in (("one rank", False, 1), ("all ranks", True, ranks_of_host)):
+        good, bad = (_of(rows, together) for rows in (accepted.rows, accepted.refused))
+        if len(bad) > MOST_REFUSED * len(good + bad):
+            doubts.append(f"{len(bad)} of {len(good + bad)} rows of {who} were refused")
+        other = statistics.median([row.load for row in good + bad] or [0.0]) - ranks
+        if other > BUSY:
+            doubts.append(f"load average of other work {other:.1f} while {who} measured")
+    if drift and max(drift.values()) > MOST_DRIFT:
+        kernel = max(drift, key=lambda name: drift[name])
+        doubts.append(f"reference {kernel} moved by {drift[kernel]:.0%}")
+    return doubts
+
+
+def _of(rows: Sequence[Measurement], together: bool) -> list[Measurement]:
+    return [row for row in rows if (row.point.family in TOGETHER) == together]
+
+
+def measured_on(profile: HardwareProfile) -> tuple[str, ...]:
+    """Machines that measured a profile's groups, sorted; none where nothing says so."""
+    found = (_FOUND.match(group.provenance.source) for group in profile.groups.values())
+    return tuple(sorted({match.group(1) for match in found if match}))
+
+
+def other_machine_note(profile: HardwareProfile, machine: str) -> str | None:
+    """What there is to say where a profile was measured on another machine than this one."""
+    others = [other for other in measured_on(profile) if other != machine]
+    if not others:
+        return None
+    return (
+        f"hardware {profile.name} was measured on {'; '.join(others)}, and this is {machine}: "
+        "predicted and measured times will differ by what the machines do; "
+        "measure this one with shardopt calibrate"
+    )
+
+
+def other_runtime_note(profile: HardwareProfile, runtime: str) -> str | None:
+    """What there is to say where a profile was measured in another runtime than ``runtime``."""
+    if profile.runtime in (None, runtime):
+        return None
+    return (
+        f"hardware {profile.name} was measured in the {profile.runtime} runtime, and these ranks "
+        f"run in the {runtime} one: collectives and host code take other times; calibrate in the "
+        f"{runtime} runtime"
+    )

@@ -1,0 +1,138 @@
+"""Kernel models of CPU ops, fitted on ops that were timed inside steps of calibration models."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor import units
+from predictor.cost.ops.cpu_ops import (
+    GEMMS,
+    VIEW,
+    Caches,
+    OpModels,
+    OpRow,
+    group_of,
+    name_of,
+    plain_work,
+)
+
+Array = NDArray[np.float64]
+
+NEAR_BYTES = (1.0 * units.MIB, 2.0 * units.MIB)
+FAR_BYTES = tuple(size * units.MIB for size in (24.0, 64.0, 160.0))
+"""Cache sizes that are tried: the core's own is 2 MiB, its part of the shared one may vary."""
+ROUNDS = 6
+OUTLIER = 0.1
+"""Relative error above which a row counts less: weights fall as its inverse root."""
+
+
+@dataclass(frozen=True, eq=False)
+class CapturedStep:
+    """A calibration step.
+
+    Args:
+        rows: of its ops, views included.
+        ms: of each row's calls together, timed inside the step.
+        step_ms: of the step without any timing inside.
+    """
+
+    rows: tuple[OpRow, ...]
+    ms: tuple[float, ...]
+    step_ms: float
+
+
+def fit_models(
+    steps: Sequence[CapturedStep],
+    alone: Sequence[CapturedStep] | None = None,
+    caches: Caches | None = None,
+) -> OpModels:
+    """All kernel models, and what a step takes beyond its ops.
+
+    Non-negative least squares on relative errors, each row weighted by its share of its step; the
+    caches are those that leave the least.
+
+    Args:
+        alone: the steps that hold nothing but their ops, from which `OpModels.stretch` and
+            `OpModels.op_ms` follow; all steps unless given. Empty: these two are not fitted.
+        caches: where they are known.
+    """
+    groups = _group_rows(steps)
+    tried = [Caches(near, far) for near in NEAR_BYTES for far in FAR_BYTES]
+    tried = tried if caches is None else [caches]
+    fits = [_fit(groups, caches) for caches in tried]
+    models, _ = min(fits, key=lambda fit: fit[1])
+    alone = steps if alone is None else alone
+    return _with_host(models, alone) if alone else models
+
+
+@dataclass(frozen=True, eq=False)
+class _Points:
+    """Rows of one group: work without misses, bytes by distance and ms of a call, and shares."""
+
+    plain: Array
+    reuse: Array
+    ms: Array
+    shares: Array
+
+
+def _group_rows(steps: Sequence[CapturedStep]) -> dict[str, _Points]:
+    """The rows of each group, and of each op over all its layouts."""
+    found: dict[str, list[tuple[OpRow, float, float]]] = defaultdict(list)
+    for step in steps:
+        for row, spent in zip(step.rows, step.ms, strict=True):
+            if row.kind != VIEW:
+                for group in {group_of(row.kind), name_of(row.kind)}:
+                    found[group].append((row, spent / row.count, spent / step.step_ms))
+    return {
+        group: _Points(
+            np.array([plain_work(row) for row, _, _ in points]),
+            np.array([np.array(row.reuse) / row.count for row, _, _ in points]),
+            np.array([ms for _, ms, _ in points]),
+            np.array([share for _, _, share in points]),
+        )
+        for group, points in found.items()
+    }
+
+
+def _fit(groups: Mapping[str, _Points], caches: Caches) -> tuple[OpModels, float]:
+    coefficients: dict[str, Array] = {}
+    left = 0.0
+    for group, points in groups.items():
+        coefficients[group], residual = _fit_group(points, caches)
+        # the model of an op over all its layouts is a fallback: its error does not count
+        left += residual if " " in group or group in GEMMS.values() else 0.0
+    return OpModels(coefficients, caches), left
+
+
+def _fit_group(points: _Points, caches: Caches) -> tuple[Array, float]:
+    """Coefficients, and the squared errors as shares of the steps."""
+    from scipy.optimize import nnls
+
+    works = np.concatenate([points.plain, caches.misses(points.reuse)], axis=1)
+    rows = works / points.ms[:, None]
+    scale = rows.max(axis=0)
+    scale[scale == 0] = 1.0
+    base = np.sqrt(points.shares / points.shares.sum())
+    weights = base
+    solution, errors = np.zeros(rows.shape[1]), np.zeros(len(rows))
+    for _ in range(ROUNDS):
+        solution, _ = nnls(rows / scale * weights[:, None], weights)
+        errors = np.abs(rows / scale @ solution - 1)
+        weights = base / np.sqrt(np.maximum(errors / OUTLIER, 1.0))
+    return solution / scale, float(np.square(errors * points.shares).sum())
+
+
+def _with_host(models: OpModels, steps: Sequence[CapturedStep]) -> OpModels:
+    """Add what steps take beyond their ops: in proportion, and per call."""
+    from scipy.optimize import nnls
+
+    ops = np.array([sum(map(models.row_ms, step.rows)) for step in steps])
+    calls = np.array([float(sum(row.count for row in step.rows)) for step in steps])
+    whole = np.array([step.step_ms for step in steps])
+    found, _ = nnls(np.stack([ops, calls], axis=1) / whole[:, None], np.ones(len(steps)))
+    return replace(models, stretch=float(found[0]), op_ms=float(found[1]))

@@ -1,0 +1,193 @@
+"""Which points are measured."""
+
+import numpy as np
+import pytest
+
+from shardopt.calibrate import Group, families, lookups
+from shardopt.calibrate import points as design
+from shardopt.calibrate.collectives import collective_points
+from shardopt.calibrate.points import BRIEF, QUICK, TINY, Device, Point
+from shardopt.calibrate.products import BATCH_LAYOUTS, GPU_DTYPES
+from shardopt.calibrate.rows import key_of
+
+pytest.importorskip("scipy")
+
+
+LARGE = Device(80 * 2**30, 1024 * 2**30)
+SMALL = Device(8 * 2**30, 32 * 2**30)
+
+
+@pytest.mark.parametrize("gpu", [None, LARGE])
+def test_no_point_is_there_twice_and_quick_ones_are_of_the_full_design(gpu: Device | None) -> None:
+    points = families.alone(design.FULL, gpu=gpu) + families.together(design.FULL, 2)
+    full = {key_of(point): point for point in points}
+    assert len(full) == len(points)
+    quick = families.alone(QUICK, gpu=gpu)
+    assert quick == families.alone(QUICK, gpu=gpu)
+    for point in quick:
+        assert full[key_of(point)].test == point.test
+
+
+@pytest.mark.parametrize("gpu", [None, LARGE])
+def test_families_alternate_so_that_half_of_the_points_have_half_of_each(
+    gpu: Device | None,
+) -> None:
+    points = families.alone(QUICK, gpu=gpu)
+    half = points[: len(points) // 2]
+    for family in {point.family for point in points}:
+        count = sum(point.family == family for point in points)
+        assert abs(sum(p.family == family for p in half) - count / 2) <= 0.15 * count + 1, family
+
+
+def test_lookups_stay_inside_what_can_be_measured() -> None:
+    points = lookups.lookup_points(design.FULL.lookups)
+    for point in points:
+        tables = point.params["tables"]
+        assert 1 <= len(tables) <= lookups.TABLES[1]
+        assert sum(t["rows"] * t["dim"] * 4 for t in tables) <= 1.01 * lookups.MAX_TABLE_BYTES
+        ids = point.params["batch"] * sum(t["pooling"] for t in tables)
+        assert ids < 1.2 * lookups.MAX_IDS
+        assert all(t["rows"] >= 1 and t["pooling"] > 0 for t in tables)
+    assert {t["dim"] for p in points for t in p.params["tables"]} == set(lookups.DIMS)
+    uniform = [t["alpha"] == 0 for p in points for t in p.params["tables"]]
+    assert 0.15 < np.mean(uniform) < 0.4
+    # one table and several, in the fit and in the test
+    for held in (False, True):
+        assert {len(p.params["tables"]) > 1 for p in points if p.test == held} >= {True}
+
+
+def test_every_family_has_fit_and_test_points() -> None:
+    points = families.alone(design.QUICK) + families.together(design.QUICK, 2)
+    kinds = {p.family for p in points} - {"reference", "iteration", "host", "layers"}
+    kinds -= {"lookup_variant"}
+    for family in kinds:
+        held = [p.test for p in points if p.family == family]
+        assert 0.15 < np.mean(held) < 0.6, family
+    narrow = {p.test for p in points if p.params.get("dtype") == "bf16"}
+    assert narrow == {False, True}
+    assert {p.params["layout"] for p in points if p.family == "product"} == set(BATCH_LAYOUTS)
+
+
+def test_dense_lookups_are_of_tables_that_ranks_copy() -> None:
+    points = [p for p in families.alone(design.FULL) if p.family == "lookup_dense"]
+    for point in points:
+        tables = point.params["tables"]
+        assert sum(t["rows"] * t["dim"] * 4 for t in tables) <= 1.01 * lookups.MAX_DENSE_BYTES
+        assert point.params["batch"] * sum(t["pooling"] for t in tables) < 1.2 * lookups.MAX_IDS
+    assert {len(p.params["tables"]) for p in points} == {1, 2, 3, 4}
+    assert {t["dim"] for p in points for t in p.params["tables"]} == set(lookups.DIMS)
+
+
+def test_largest_and_smallest_messages_are_fitted() -> None:
+    points = [p for p in collective_points(design.QUICK, 2) if not p.test]
+    low, high = design.QUICK.collective_octaves
+    for op in design.COLLECTIVE_OPS:
+        sizes = [p.params["bytes"] for p in points if p.params["op"] == op]
+        assert (min(sizes), max(sizes)) == (2**low, 2**high)
+
+
+def test_reference_kernels_lie_around_the_collectives() -> None:
+    order = [p.family for p in families.together(design.QUICK, 2)]
+    runs = [family for i, family in enumerate(order) if i == 0 or order[i - 1] != family]
+    assert runs == ["reference", "collective"] * 2 + ["reference", "iteration"]
+    assert set(order) == set(design.TOGETHER)
+    assert {p.family for p in families.alone(design.QUICK)}.isdisjoint(design.TOGETHER)
+
+
+def test_one_launch_without_pooling_has_tables_of_one_width() -> None:
+    for point in families.alone(QUICK):
+        if point.family != "lookup_unpooled":
+            continue
+        tables = point.params["tables"]
+        assert len({t["dim"] for t in tables}) == 1
+        ids = point.params["batch"] * sum(t["pooling"] for t in tables)
+        assert ids < 1.2 * lookups.MAX_UNPOOLED_IDS
+
+
+@pytest.mark.parametrize("gpu", [None, LARGE])
+def test_a_group_takes_its_own_points_and_no_others(gpu: Device | None) -> None:
+    every = [*families.alone(TINY, gpu=gpu), *families.together(TINY, 2)]
+    assert families.of_group(every, None) == every
+    taken = [point for group in Group for point in families.of_group(every, group)]
+    assert len(taken) == len({id(point) for point in taken}) < len(every)
+    for group in Group:
+        assert families.of_group(every, group), group
+
+
+def test_the_host_alone_is_brief() -> None:
+    kernels = families.of_group(families.alone(BRIEF, gpu=LARGE), Group.HOST)
+    exchanges = families.of_group(families.together(BRIEF, 2), Group.HOST)
+    assert {point.family for point in kernels} == {"host"}
+    assert {point.family for point in exchanges} == {"iteration"}
+    assert BRIEF.iteration_rounds < QUICK.iteration_rounds
+
+
+def gpu_lookups(device: Device = LARGE) -> list[Point]:
+    return lookups.gpu_points(design.FULL, device)
+
+
+@pytest.mark.parametrize("device", [LARGE, SMALL])
+def test_lookups_fit_the_device(device: Device) -> None:
+    for point in gpu_lookups(device):
+        p = point.params
+        each = (2 if p["dtype"] == "fp16" else 4) + (8 if p["optimizer"] == "adam" else 0)
+        size = each * sum(t["rows"] * t["dim"] for t in p["tables"])
+        most = lookups.MEMORY_SHARE * device.memory_bytes
+        assert size <= 1.01 * (lookups.UVM_SHARE * device.host_bytes if "kernel" in p else most)
+        ids = p["batch"] * sum(t["pooling"] for t in p["tables"])
+        # pooling factors are not below 0.1
+        assert ids <= max(1.01 * lookups.MAX_GPU_IDS, 0.11 * p["batch"] * len(p["tables"]))
+
+
+def test_everything_that_a_constant_answers_to_varies() -> None:
+    points = gpu_lookups()
+    plain = [p.params for p in points if "kernel" not in p.params]
+    assert {len(p["tables"]) for p in plain} == set(lookups.GPU_TABLES)
+    assert {p["optimizer"] for p in plain} == set(lookups.GPU_OPTIMIZERS)
+    assert {p["dtype"] for p in plain} == {"fp32", "fp16"}
+    assert {t["dim"] for p in plain for t in p["tables"]} == set(lookups.GPU_DIMS)
+    assert {t["alpha"] for p in plain for t in p["tables"]} == set(lookups.GPU_ALPHAS)
+    assert {p.params.get("kernel", "fused") for p in points} == {
+        *("fused", "fused_uvm", "fused_uvm_caching")
+    }
+    loads = {p.params["cache_load_factor"] for p in points if p.family == "lookup_cached"}
+    assert loads == set(lookups.CACHED)
+    for key in ("batch",):
+        values = np.log([p[key] for p in plain])
+        assert values.min() < np.log(700)
+        assert values.max() > np.log(50_000)
+
+
+@pytest.mark.parametrize("kind", ["optimizer", "dtype", "tables", "alpha"])
+def test_no_kind_goes_with_the_size_of_the_batch(kind: str) -> None:
+    """Sizes follow from the bits of a point's number; what else did would be told apart by none."""
+    plain = [p.params for p in gpu_lookups() if "kernel" not in p.params]
+
+    def of(p: dict[str, object]) -> object:
+        tables = p["tables"]
+        assert isinstance(tables, list)
+        found = {"tables": len(tables), "alpha": tables[0]["alpha"]}
+        return found.get(kind, p.get(kind))
+
+    overall = np.mean([np.log(p["batch"]) for p in plain])
+    for value in {of(p) for p in plain}:
+        mean = np.mean([np.log(p["batch"]) for p in plain if of(p) == value])
+        assert mean == pytest.approx(overall, abs=0.35), value
+
+
+def test_every_family_of_a_gpu_has_fit_and_test_points() -> None:
+    points = families.alone(design.QUICK, gpu=LARGE)
+    for family in ("lookup", "lookup_cached", "gemm", "elementwise", "copy_h2d"):
+        held = [p.test for p in points if p.family == family]
+        assert 0.1 < np.mean(held) < 0.5, family
+    for dtype in GPU_DTYPES:
+        held = [p.test for p in points if p.params.get("dtype") == dtype and p.family == "gemm"]
+        assert set(held) == {False, True}, dtype
+
+
+def test_ranks_on_several_hosts_measure_both_links() -> None:
+    points = families.together(design.QUICK, ranks=8, hosts=2)
+    collectives = [p for p in points if p.family == "collective"]
+    assert {(p.params["ranks"], p.params.get("hosts", 1)) for p in collectives} == {(8, 2), (4, 1)}
+    alone = families.together(design.QUICK, ranks=2, hosts=2)
+    assert {p.params["hosts"] for p in alone if p.family == "collective"} == {2}

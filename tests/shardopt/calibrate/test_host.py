@@ -1,0 +1,185 @@
+"""Near-empty models, and host overheads that come back from their iterations."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from predictor.cost.collectives import OPS
+from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import HardwareProfile
+from predictor.model.plan import ShardingPlan, ShardingType
+from predictor.model.workload import Workload
+from shardopt.calibrate.host import (
+    DEEPER,
+    GPU_LOOPS,
+    HostCosts,
+    HostTimer,
+    host_costs,
+    iteration_points,
+    measure_host,
+    near_empty,
+)
+from shardopt.calibrate.points import Point
+from shardopt.calibrate.rows import Measurement
+from shardopt.measure.sampling import CLEAN_ENOUGH, CpuTimer
+from tests.quick import quick_first
+
+pytest.importorskip("scipy")
+
+Rows = Callable[..., list[Measurement]]
+BASE = load_hardware("cpu-gloo")
+
+
+def machine(op_us: float, layer_op_us: float, iteration_us: float) -> HardwareProfile:
+    known = {"op_us": op_us, "layer_op_us": layer_op_us, "iteration_us": iteration_us}
+    return BASE.model_copy(update={"overheads": BASE.overheads.model_copy(update=known)})
+
+
+def fitted(rows: Sequence[Measurement]) -> HostCosts:
+    cpu, wall = ([r for r in rows if r.part == part] for part in ("cpu", "wall"))
+    return host_costs(cpu, wall, BASE)
+
+
+@pytest.mark.parametrize(
+    ("op_us", "layer_op_us", "iteration_us", "latency_us"),
+    quick_first(1, [(9.0, 6.0, 900.0, 300.0), (14.0, 14.0, 0.0, 0.0), (5.0, 0.0, 400.0, 80.0)]),
+)
+def test_known_costs_are_found(
+    iteration_rows: Rows,
+    op_us: float,
+    layer_op_us: float,
+    iteration_us: float,
+    latency_us: float,
+) -> None:
+    rows = iteration_rows(machine(op_us, layer_op_us, iteration_us), latency_us)
+    found = fitted(rows)
+    assert found.op_us == pytest.approx(op_us, rel=0.01)
+    assert found.layer_op_us == pytest.approx(layer_op_us, rel=0.02, abs=0.1)
+    assert found.iteration_us == pytest.approx(iteration_us, rel=0.02, abs=10.0)
+    assert found.latency_us == pytest.approx(dict.fromkeys(OPS, latency_us), rel=0.01, abs=1.0)
+    assert found.held_out.n == len(rows) // 3
+    assert found.held_out.fitted == found.held_out.n - 1
+    cpu = [r for r in rows if r.part == "cpu"]
+    # the one row of more layers is all that tells a layer's ops from the iteration's
+    alike = [not r.point.params["layers"] for r in cpu]
+    assert abs(found.held_out.errors[alike]).max() < 0.01
+
+
+def test_a_row_is_held_out_of_the_fit_it_is_scored_by(iteration_rows: Rows) -> None:
+    """A wrong row has a large error of its own, and leaves the costs nearly alone."""
+    rows = iteration_rows(machine(9.0, 6.0, 900.0), 300.0)
+    where = next(i for i, r in enumerate(rows) if r.part == "cpu" and r.point.params["layers"] == 0)
+    rows[where] = replace(rows[where], median_us=2.0 * rows[where].median_us)
+    found = fitted(rows)
+    assert found.held_out.errors[0] == pytest.approx(-0.5, abs=0.03)
+    assert found.op_us == pytest.approx(9.0, rel=0.1)
+
+
+def test_noise_of_the_rows_is_noise_of_the_errors(iteration_rows: Rows) -> None:
+    draw = random.Random(0)
+    rows = [
+        replace(row, median_us=row.median_us * draw.uniform(0.97, 1.03))
+        for row in iteration_rows(machine(9.0, 6.0, 900.0), 300.0)
+    ]
+    found = fitted(rows)
+    assert found.op_us == pytest.approx(9.0, rel=0.25)
+    assert 0.005 < np.median(abs(found.held_out.errors)) < 0.04
+
+
+def test_waiting_that_a_pipeline_hides_says_nothing_of_messages(iteration_rows: Rows) -> None:
+    rows = iteration_rows(machine(9.0, 6.0, 900.0), 300.0)
+    base = [row for row in rows if row.point.params["pipeline"] == "base"]
+    longer = [
+        replace(row, median_us=10 * row.median_us)
+        if row.part == "wall" and row.point.params["pipeline"] != "base"
+        else row
+        for row in rows
+    ]
+    assert len(base) < len(rows)
+    assert fitted(longer).latency_us == fitted(rows).latency_us
+
+
+def test_an_iteration_shorter_than_its_main_thread_has_free_messages(iteration_rows: Rows) -> None:
+    rows = [
+        replace(row, median_us=0.5 * row.median_us) if row.part == "wall" else row
+        for row in iteration_rows(machine(9.0, 6.0, 900.0), 1.0)
+    ]
+    assert max(fitted(rows).latency_us.values()) < 1.0
+
+
+def test_every_collective_has_a_latency_of_its_own(iteration_rows: Rows) -> None:
+    """A plain gloo all-reduce of two ranks takes four times an all-to-all."""
+    known = {"all_to_all": 560.0, "all_reduce": 2240.0, "reduce_scatter": 1260.0}
+    known["all_gather"] = known["reduce_scatter"]
+    found = fitted(iteration_rows(machine(9.0, 6.0, 900.0), known))
+    assert found.latency_us == pytest.approx(known, rel=0.02)
+
+
+KINDS = {
+    "dp": ShardingType.DATA_PARALLEL,
+    "tw": ShardingType.TABLE_WISE,
+    "rw": ShardingType.ROW_WISE,
+    "cw": ShardingType.COLUMN_WISE,
+}
+POINTS = iteration_points(ranks=2)
+
+
+def rebuilt(point: Point) -> tuple[Workload, ShardingPlan]:
+    return near_empty(json.loads(json.dumps(point.params)))
+
+
+@pytest.mark.parametrize("point", POINTS, ids=lambda p: "-".join(map(str, p.params.values())))
+def test_the_plan_has_the_types_it_is_named_after(point: Point) -> None:
+    workload, plan = rebuilt(point)
+    assert len(workload.tables) == len(plan.tables) == point.params["tables"]
+    found = {table.sharding_type for table in plan.tables.values()}
+    assert found == {KINDS[kind] for kind in point.params["plan"].split("+")}
+    assert workload.train_pipeline == point.params["pipeline"]
+    for table in workload.tables:
+        shards = plan.tables[table.name].shards
+        area = sum(shard.size[0] * shard.size[1] for shard in shards)
+        copies = 2 if plan.tables[table.name].sharding_type is KINDS["dp"] else 1
+        assert area == copies * table.num_embeddings * table.embedding_dim
+
+
+def test_the_deeper_model_has_more_layers_and_is_the_same_otherwise() -> None:
+    shallow = next(p for p in POINTS if p.params["plan"] == "tw")
+    deep = next(p for p in POINTS if p.params["layers"])
+    few, many = rebuilt(shallow)[0], rebuilt(deep)[0]
+    assert len(many.dense.top_mlp) == len(few.dense.top_mlp) + DEEPER
+    assert many.tables == few.tables
+
+
+def test_ranks_joined_by_a_link_are_hosts() -> None:
+    point = iteration_points(ranks=2, link_gbit_s=1.0)[0]
+    assert rebuilt(point)[1].local_world_size == 1
+
+
+@pytest.mark.parametrize("what", GPU_LOOPS)
+def test_host_times_are_of_one_of_many(what: str) -> None:
+    pytest.importorskip("torch")
+    (row,) = measure_host(Point("host", {"what": what}), CpuTimer(2**16), 0.0)
+    assert row.n >= CLEAN_ENOUGH
+    assert 0 < row.p10_us <= row.median_us < 1e4
+    assert row.facts == {}, "a CPU has nothing to say of itself"
+
+
+def test_the_host_is_timed_while_no_device_works() -> None:
+    waits: list[str] = []
+
+    class Device(CpuTimer):
+        def synchronize(self) -> None:
+            waits.append("device")
+
+    clock = HostTimer(Device(2**16))
+    calls: list[str] = []
+    clock.flush()
+    clock.sample(lambda: calls.append("call"))
+    assert waits == ["device"]
+    assert calls == ["call"]

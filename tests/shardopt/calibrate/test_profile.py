@@ -1,0 +1,404 @@
+"""Synthetic rows of a known machine become a profile that predicts that machine, and is judged."""
+
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from predictor import units
+from predictor.cost.collectives import bus_factor, latency_ms, transfer_ms
+from predictor.cost.gemm import gemm_ms
+from predictor.errors import InputError
+from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import CpuEmbedding, HardwareProfile, Verdict
+from shardopt.api.setting import Machine, resolve
+from shardopt.calibrate import Group, families, lookups
+from shardopt.calibrate import points as design
+from shardopt.calibrate.collectives import collective_points
+from shardopt.calibrate.fitting import CalibratedProfile, HeldOut, Wiring, source_on
+from shardopt.calibrate.points import Point
+from shardopt.calibrate.profile import (
+    build_profile,
+    judge,
+    measured_on,
+    other_machine_note,
+    other_runtime_note,
+    profile_text,
+)
+from shardopt.calibrate.rows import (
+    Accepted,
+    Measurement,
+    Origin,
+    read_rows,
+    row_of_samples,
+)
+from shardopt.cli.app import app
+from shardopt.measure.sampling import Samples
+
+pytest.importorskip("scipy")
+
+ORIGIN = Origin("a made-up machine", "torch 0")
+TRUE = load_hardware("cpu-gloo").model_copy(
+    update={"gemm": load_hardware("cpu-gloo").gemm.model_copy(update={"floor_us": 20.0})}
+)
+ISSUE_US = 60.0
+FLOOR_US = TRUE.elementwise.floor_us
+ROOT = Path(__file__).parents[3]
+MODEL = ROOT / "configs" / "models" / "dlrm_criteo_kaggle.yaml"
+
+
+def row(point: Point, time_ms: float, part: str = "", **facts: object) -> Measurement:
+    made = row_of_samples(point, Samples((time_ms * 1e-3,) * 3), part, **facts)
+    made.__dict__["date"] = "2026-01-02T03:04:05Z"
+    return made
+
+
+def synthetic_rows(true: HardwareProfile) -> list[Measurement]:
+    law = true.embedding
+    assert isinstance(law, CpuEmbedding)
+    rows = []
+    rng = np.random.default_rng(0)
+    for point in families.alone(design.QUICK):
+        p = point.params
+        if point.family == "lookup":
+            tables = []
+            for t in p["tables"]:
+                ids = p["batch"] * t["pooling"]
+                distinct = min(ids, t["rows"]) * rng.uniform(0.1, 1.0)
+                tables.append([t["rows"], t["dim"], p["batch"], ids, distinct])
+            for part, names in (("forward", lookups.FORWARD), ("backward", lookups.BACKWARD)):
+                blank = row(point, 1.0, part, tables=tables)
+                time = float(lookups.predict_lookups(law, [blank], names)[0])
+                rows.append(row(point, time, part, tables=tables))
+        elif point.family == "gemm":
+            rows.append(row(point, gemm_ms(true, p["m"], p["n"], p["k"], p["dtype"])))
+        elif point.family == "elementwise":
+            time = units.us(true.elementwise.floor_us) + 2 * p["bytes"] / true.memory.hbm
+            rows.append(row(point, time, bytes_moved=2 * p["bytes"]))
+        elif point.family == "host":
+            rows.append(row(point, 0.005))
+    return rows + collective_rows(true)
+
+
+def collective_rows(true: HardwareProfile, link_gbit_s: float | None = None) -> list[Measurement]:
+    rows = []
+    wire = true.collectives.intra if link_gbit_s is None else true.collectives.inter
+    for point in collective_points(design.QUICK, 2, link_gbit_s):
+        op = point.params["op"].removesuffix("_uneven")
+        if op == "issue":
+            rows.append(row(point, units.us(ISSUE_US)))
+            continue
+        curve = getattr(wire, op)
+        bus = np.array([point.params["bytes"] * bus_factor(op, 2)])
+        time = latency_ms(curve, 2) + float(transfer_ms(curve, bus, 2)[0])
+        rows.append(row(point, time + units.us(ISSUE_US)))
+    return rows
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Measurement]:
+    return synthetic_rows(TRUE)
+
+
+def test_held_out_errors_of_exact_rows_are_small(rows: list[Measurement]) -> None:
+    found = build_profile(rows, ORIGIN, load_hardware("cpu-gloo"), "mine", 2, 24.0)
+    bounds = {"lookup": 1e-3, "elementwise": 1e-3, "gemm": 0.03, "all": 0.08, "reduce": 0.08}
+    assert {"lookup forward", "lookup backward", "gemm fp32", "elementwise"} <= set(found.errors)
+    assert set(design.COLLECTIVE_OPS) <= set(found.errors)
+    for family, error in found.errors.items():
+        bound = next(b for start, b in bounds.items() if family.startswith(start))
+        assert error.n == 0 or error.mape < bound, family
+    overheads = found.profile.overheads
+    assert overheads.collective_us == pytest.approx(ISSUE_US)
+    base = load_hardware("cpu-gloo").overheads
+    kept = (overheads.op_us, overheads.layer_op_us)
+    assert kept == (base.op_us, base.layer_op_us), "no iterations were run"
+
+
+def test_the_profile_is_a_file_that_plan_takes(rows: list[Measurement], tmp_path: Path) -> None:
+    found = build_profile(rows, ORIGIN, load_hardware("cpu-gloo"), "mine", 2, 24.0)
+    path = tmp_path / "mine.yaml"
+    path.write_text(profile_text(found))
+    loaded = load_hardware(str(path))
+    assert loaded.name == "mine"
+    assert loaded.hbm_gib == 12
+    for group in ("embedding", "gemm", "elementwise", "memory", "collectives.intra"):
+        provenance = loaded.groups[group].provenance
+        assert provenance.kind == "measured", group
+        assert provenance.n
+        assert provenance.range
+        assert provenance.date == "2026-01-02"
+    ranges = loaded.groups["collectives.intra"].provenance.range
+    assert ranges["ranks"] == (2, 2)
+    words = ["plan", str(MODEL), "--gpus", "2", "--hardware", str(path), "--effort", "0.005"]
+    done = CliRunner().invoke(app, [*words, "--json", "--quiet"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["hardware"] == str(path)
+
+
+def test_too_few_rows_fit_nothing(rows: list[Measurement]) -> None:
+    with pytest.raises(InputError, match="too few to fit anything"):
+        build_profile(rows[:3], ORIGIN, load_hardware("cpu-gloo"), "mine", 2, 24.0)
+
+
+def test_a_family_that_was_not_measured_stays_as_it_was(rows: list[Measurement]) -> None:
+    base = load_hardware("cpu-gloo")
+    found = build_profile(collective_rows(TRUE), ORIGIN, base, "mine", 2, 24.0)
+    assert found.profile.embedding == base.embedding
+    assert found.profile.collectives.intra.provenance.kind == "measured"
+
+
+def test_a_link_between_hosts_is_fitted_from_its_own_rows_alone() -> None:
+    base = load_hardware("cpu-gloo")
+    both = [*collective_rows(TRUE), *collective_rows(TRUE, 1.0)]
+    made = build_profile(both, ORIGIN, base, "mine", 2, 24.0, 1.0).profile
+    assert (made.gpus_per_host, made.nvlink_domain) == (1, 1)
+    assert made.collectives.intra == base.collectives.intra
+    inter = made.collectives.inter
+    assert inter.provenance.kind == "measured"
+    assert inter.nic_gbit_s == 1.0
+    sizes = np.array([2.0**20])
+    for op in design.COLLECTIVE_OPS:
+        found, true = (getattr(wire, op) for wire in (inter, TRUE.collectives.inter))
+        times = [latency_ms(c, 2) + float(transfer_ms(c, sizes, 2)[0]) for c in (found, true)]
+        assert times[0] == pytest.approx(times[1], rel=0.05)
+    within = build_profile(both, ORIGIN, base, "mine", 2, 24.0).profile
+    assert within.collectives.inter == base.collectives.inter
+    assert within.collectives.intra.provenance.kind == "measured"
+
+
+@pytest.mark.parametrize("link_gbit_s", [None, 1.0])
+def test_iterations_give_the_host_costs_and_what_the_curves_hold_of_them(
+    iteration_rows: Callable[..., list[Measurement]], link_gbit_s: float | None
+) -> None:
+    """The latency of a curve is that of iterations; a row split's two collectives share theirs."""
+    known = {"op_us": 8.0, "layer_op_us": 5.0, "iteration_us": 700.0, "collective_us": 0.0}
+    true = TRUE.model_copy(update={"overheads": TRUE.overheads.model_copy(update=known)})
+    name, among = ("intra", {}) if link_gbit_s is None else ("inter", {"link_gbit_s": link_gbit_s})
+    wire = getattr(true.collectives, name)
+    in_iterations = {
+        "all_to_all": 150.0,
+        "all_reduce": 600.0,
+        "reduce_scatter": 400.0,
+        "all_gather": 400.0,
+    }
+    given = collective_rows(true, link_gbit_s) + iteration_rows(true, in_iterations, **among)
+    found = build_profile(given, ORIGIN, TRUE, "mine", 2, 24.0, link_gbit_s)
+    overheads = found.profile.overheads
+    assert overheads.provenance.kind == "measured"
+    assert {cost: getattr(overheads, cost) for cost in known} == pytest.approx(known, rel=0.02)
+    assert "host" in found.errors
+    sizes = np.array([2.0**20])
+    for op in design.COLLECTIVE_OPS:
+        made = getattr(getattr(found.profile.collectives, name), op)
+        assert made.latency_us == pytest.approx(in_iterations[op], rel=0.05), op
+        moved = (float(transfer_ms(curve, sizes, 2)[0]) for curve in (made, getattr(wire, op)))
+        assert next(moved) == pytest.approx(next(moved), rel=0.05), op
+
+
+def test_iterations_over_another_link_say_nothing(
+    iteration_rows: Callable[..., list[Measurement]],
+) -> None:
+    base = load_hardware("cpu-gloo")
+    given = [*collective_rows(TRUE), *iteration_rows(TRUE, 400.0, link_gbit_s=1.0)]
+    found = build_profile(given, ORIGIN, base, "mine", 2, 24.0)
+    assert "host" not in found.errors
+    assert found.profile.overheads.op_us == base.overheads.op_us
+    assert found.profile.overheads.collective_us == pytest.approx(ISSUE_US)
+
+
+@pytest.mark.parametrize(("small_us", "floor_us"), [(2.0, 2.0), (50.0, FLOOR_US), (None, FLOOR_US)])
+def test_the_floor_of_a_kernel_is_at_most_a_small_op_in_a_loop(
+    rows: list[Measurement], small_us: float | None, floor_us: float
+) -> None:
+    given = [r for r in rows if r.point.family == "elementwise"]
+    if small_us is not None:
+        given.append(row(Point("host", {"what": "op"}), units.us(small_us)))
+    found = build_profile(given, ORIGIN, load_hardware("cpu-gloo"), "mine", 2, 24.0)
+    assert found.profile.elementwise.floor_us == pytest.approx(floor_us, rel=1e-3)
+
+
+def test_one_group_is_fitted_and_written_over_the_base(
+    rows: list[Measurement],
+    iteration_rows: Callable[..., list[Measurement]],
+    tmp_path: Path,
+) -> None:
+    """Whatever other rows the file holds."""
+    base = load_hardware("cpu-gloo")
+    known = {"op_us": 8.0, "layer_op_us": 5.0, "iteration_us": 700.0}
+    true = TRUE.model_copy(update={"overheads": TRUE.overheads.model_copy(update=known)})
+    given = [*rows, *iteration_rows(true, 100.0)]
+    found = build_profile(given, ORIGIN, base, "mine", 2, 24.0, only=Group.HOST)
+    assert found.groups == {"overheads"}
+    path = tmp_path / "mine.yaml"
+    path.write_text(profile_text(found, "cpu-gloo"))
+    loaded = load_hardware(str(path))
+    assert loaded.overheads.op_us == pytest.approx(8.0, rel=0.1)
+    assert loaded.overheads.provenance.kind == "measured"
+    for name, group in loaded.groups.items():
+        assert name == "overheads" or group == base.groups[name], name
+    with pytest.raises(InputError, match="0 rows are too few"):
+        build_profile(rows[:0], ORIGIN, base, "mine", 2, 24.0, only=Group.GEMM)
+
+
+CPU = load_hardware("cpu-gloo")
+
+
+def some(count: int, family: str = "gemm", load: float = 1.0) -> list[Measurement]:
+    found = [row_of_samples(Point(family, {"m": i}), Samples((1e-3,) * 3)) for i in range(count)]
+    for row in found:
+        row.__dict__["load"] = load
+    return found
+
+
+def errors(**by_family: float) -> dict[str, HeldOut]:
+    return {name: HeldOut(np.full(4, error), 9) for name, error in by_family.items()}
+
+
+GOOD = Accepted(some(19) + some(19, "collective", load=2.0), [], 0)
+MINE, SHIPPED = errors(gemm=0.05, all_reduce=0.05), errors(gemm=0.1, all_reduce=0.1)
+
+
+def test_nothing_stands_against_a_quiet_calibration() -> None:
+    found = judge(GOOD, {"gemm": 0.03}, MINE, SHIPPED, 2)
+    assert found == Verdict(quality="quiet")
+
+
+@pytest.mark.parametrize(
+    ("accepted", "drift", "why"),
+    [
+        (GOOD, 0.2, "reference gemm moved by 20%"),
+        (Accepted(some(18), some(2), 2), 0.0, "2 of 20 rows of one rank were refused"),
+        (
+            Accepted(some(19) + some(9, "collective"), some(1, "iteration"), 2),
+            0.0,
+            "1 of 10 rows of all ranks were refused",
+        ),
+        (
+            Accepted(some(19) + some(9, "collective", load=3.1), [], 0),
+            0.0,
+            "load average of other work 1.1 while all ranks measured",
+        ),
+        (
+            Accepted(some(19, load=2.0), [], 0),
+            0.0,
+            "load average of other work 1.0 while one rank measured",
+        ),
+    ],
+)
+def test_a_doubt_makes_it_usable(accepted: Accepted, drift: float, why: str) -> None:
+    found = judge(accepted, {"gemm": drift, "all_to_all": 0.0}, MINE, SHIPPED, 2)
+    assert found == Verdict(quality="usable", why=(why,))
+
+
+def test_a_larger_error_of_one_kind_makes_it_worse_whatever_the_other_is() -> None:
+    mine = errors(gemm=0.01, all_reduce=0.2, host=0.9)
+    found = judge(GOOD, {"gemm": 0.2}, mine, SHIPPED, 2)
+    assert found.quality == "worse than the shipped one"
+    assert found.why == (
+        "held-out error of collectives 20.0%, of the shipped one 10.0%",
+        "reference gemm moved by 20%",
+    )
+
+
+def judged(verdict: Verdict) -> CalibratedProfile:
+    named = CPU.model_copy(update={"verdict": verdict, "name": "mine"})
+    return CalibratedProfile([], ORIGIN, Wiring(2), CPU, named)
+
+
+def test_a_profile_keeps_its_verdict_and_those_who_plan_with_it_hear_it(tmp_path: Path) -> None:
+    told = {}
+    for quality in ("quiet", "usable", "worse than the shipped one"):
+        verdict = Verdict(quality=quality, why=("the cat sat on it",))
+        made = judged(verdict)
+        path = tmp_path / "mine.yaml"
+        for base in (None, "cpu-gloo"):
+            path.write_text(profile_text(made, base))
+            assert load_hardware(str(path)).verdict == verdict
+        told[quality] = resolve(MODEL, Machine(gpus=2, hardware=str(path))).notes
+    assert not any("calibration" in note for note in told["quiet"])
+    for quality in ("usable", "worse than the shipped one"):
+        (note,) = (note for note in told[quality] if "calibration" in note)
+        assert f"hardware mine: its calibration is {quality} (the cat sat on it)" in note
+
+
+def test_a_file_on_top_of_a_judged_profile_has_no_verdict(tmp_path: Path) -> None:
+    verdict = Verdict(quality="usable")
+    made = judged(verdict)
+    (tmp_path / "mine.yaml").write_text(profile_text(made))
+    (tmp_path / "other.yaml").write_text("base: mine.yaml\n")
+    assert load_hardware(str(tmp_path / "other.yaml")).verdict is None
+
+
+def test_old_profiles_have_none() -> None:
+    assert load_hardware("h100-sxm").verdict is None
+
+
+def test_a_measured_profile_names_its_machine() -> None:
+    (machine,) = measured_on(CPU)
+    assert CPU.embedding.provenance.source.startswith(source_on(machine))
+    assert other_machine_note(CPU, machine) is None
+
+
+def test_another_machine_is_said() -> None:
+    said = other_machine_note(CPU, "a toaster, 1 cores, 2 GiB, Linux")
+    assert said is not None
+    assert "and this is a toaster" in said
+    assert measured_on(CPU)[0] in said
+    assert "shardopt calibrate" in said
+
+
+def test_published_constants_are_of_no_machine() -> None:
+    assert measured_on(load_hardware("h100-sxm")) == ()
+    assert other_machine_note(load_hardware("h100-sxm"), "this machine") is None
+
+
+def test_another_runtime_is_said_where_the_profile_names_one() -> None:
+    assert other_runtime_note(CPU, "tuned") is None
+    assert other_runtime_note(load_hardware("h100-sxm"), "plain") is None
+    said = other_runtime_note(CPU, "plain")
+    assert said is not None
+    assert "cpu-gloo was measured in the tuned runtime" in said
+    assert "calibrate in the plain runtime" in said
+
+
+ROWS = ROOT / "configs/bench/against-torchrec/2026-11-23-plain-published/calibration.rows.csv"
+"""Of all families."""
+GOLDEN = ROOT / "tests" / "golden" / "calibrated.yaml"
+
+
+def test_committed_rows_give_the_profile_that_they_gave() -> None:
+    origin, rows = read_rows(ROWS)
+    made = yaml.safe_load(profile_text(build_profile(rows, origin, CPU, "golden", 2, 24.0)))
+    known = yaml.safe_load(GOLDEN.read_text(encoding="utf-8"))
+    assert dict(numbers(made)) == pytest.approx(dict(numbers(known)), rel=1e-3)
+
+
+def numbers(value: object, path: str = "") -> Iterator[tuple[str, float]]:
+    """Every number of a document by its path."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from numbers(inner, f"{path}/{key}")
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            yield from numbers(inner, f"{path}/{i}")
+    elif isinstance(value, int | float):
+        yield path, float(value)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_points_there_are_give_a_profile(seed: int, tmp_path: Path) -> None:
+    """A calibration ends early: some points of some families, of each a few parts."""
+    origin, rows = read_rows(ROWS)
+    draw = random.Random(seed)
+    left = {row.point.family: draw.random() ** 2 for row in rows}
+    some = [row for row in rows if draw.random() < left[row.point.family]]
+    made = build_profile(some, origin, CPU, "some", 2, 24.0, missing=len(rows) - len(some))
+    assert made.profile.verdict.quality != "quiet"
+    (tmp_path / "some.yaml").write_text(profile_text(made))
+    assert load_hardware(str(tmp_path / "some.yaml")).name == "some"
