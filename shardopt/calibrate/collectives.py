@@ -599,6 +599,8 @@ def _fit_link(
         f"collectives.{name}",
         rows,
         sum(scores[1:], start=scores[0]),
-        size_bytes=[row.point.params["bytes"] for row in rows],
-        ranks=[row.point.params["ranks"] for row in rows],
+        {
+            "size_bytes": [row.point.params["bytes"] for row in rows],
+            "ranks": [row.point.params["ranks"] for row in rows],
+        },
     )

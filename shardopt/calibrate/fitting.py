@@ -226,15 +226,15 @@ class CalibratedProfile:
         name: str,
         fitted: Sequence[Measurement],
         held_out: HeldOut,
+        ranges: Mapping[str, Iterable[float]] | None = None,
         also: str = "",
-        **ranges: Iterable[float],
     ) -> CalibratedProfile:
         """With the provenance and the error of a group, whose constants are in the profile.
 
         Args:
             name: of the group, as `HardwareProfile.groups` has it.
+            ranges: values that the rows have, by what they are of.
             also: said after the error, such as constants that stay as they were.
-            ranges: values that the rows have.
         """
         group = self.profile.groups[name]
         rms = held_out.rms if held_out.n else group.rel_error
@@ -244,7 +244,7 @@ class CalibratedProfile:
             versions=self.origin.versions,
             date=max(row.date for row in fitted)[:10],
             n=len(fitted),
-            range={key: span(values) for key, values in ranges.items()},
+            range={key: span(values) for key, values in (ranges or {}).items()},
             error=held_out.known,
         )
         error = round(float(np.clip(rms, MIN_REL_ERROR, MAX_REL_ERROR)), 4)

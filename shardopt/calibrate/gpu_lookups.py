@@ -74,14 +74,18 @@ def fit_gpu(made: CalibratedProfile) -> CalibratedProfile:
     for label, keep in _labels().items():
         fitted, of = ([row for row in some if keep(row)] for some in (fit, test))
         if of:
-            launches = launch_rows(of)
-            made = made.score(
-                label, fitted, of, lambda hw, _, given=launches: predict_launches(hw, given)
-            )
+            made = made.score(label, fitted, of, _predictor(launch_rows(of)))
             scores.append(made.errors[label])
     held_out = sum(scores[1:], start=scores[0]) if scores else HeldOut(np.zeros(0), len(fit))
     made = extend_memory(made, found, "l2_gb_s of lookups", fit, held_out)
-    return made.measured("embedding", fit, held_out, kept_text(found), **lookup_ranges(rows))
+    return made.measured("embedding", fit, held_out, lookup_ranges(rows), kept_text(found))
+
+
+def _predictor(
+    launches: LaunchRows,
+) -> Callable[[HardwareProfile, Sequence[Measurement]], Array]:
+    """Of rows whose launches are known already."""
+    return lambda hw, _: predict_launches(hw, launches)
 
 
 def _labels() -> dict[str, Callable[[Measurement], bool]]:

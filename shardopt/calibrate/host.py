@@ -652,7 +652,7 @@ def fit_gpu(made: CalibratedProfile) -> CalibratedProfile:
     rows = made.of("iteration", "wall")
     if len(rows) < 2 * FEWEST:
         said = "; ops of the host as in the base profile: no iterations were run"
-        return made.measured("overheads", made.of("host"), HeldOut(np.zeros(0), 0), said)
+        return made.measured("overheads", made.of("host"), HeldOut(np.zeros(0), 0), also=said)
     # each half of the rows is predicted by a fit of the other
     errors = []
     for held in (0, 1):
@@ -662,7 +662,7 @@ def fit_gpu(made: CalibratedProfile) -> CalibratedProfile:
     found = fit_free(made.profile, FREE, _iterations(rows), times_ms(rows))
     held_out = HeldOut(np.concatenate(errors), len(rows) // 2)
     made = replace(made, profile=found.hw).error("host", held_out)
-    return made.measured("overheads", [*made.of("host"), *rows], held_out, kept_text(found))
+    return made.measured("overheads", [*made.of("host"), *rows], held_out, also=kept_text(found))
 
 
 def _iterations(rows: Sequence[Measurement]) -> Predict:

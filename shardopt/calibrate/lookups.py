@@ -603,7 +603,7 @@ def fit_cpu(made: CalibratedProfile) -> CalibratedProfile:
     made, fitted = _fit_dense(made, fitted)
     rows = parts["forward"] + parts["backward"]
     error = made.errors["lookup forward"] + made.errors["lookup backward"]
-    made = made.update(embedding=fitted).measured("embedding", rows, error, **lookup_ranges(rows))
+    made = made.update(embedding=fitted).measured("embedding", rows, error, lookup_ranges(rows))
     return _fit_unpooled(made)
 
 

@@ -328,9 +328,9 @@ def fit_cpu(made: CalibratedProfile) -> CalibratedProfile:
         fused_bias=False,
         **_small_moves(made, gb_s, floor_us),
     )
-    sizes = moved_bytes(fit + test)
-    made = made.measured("elementwise", fit, held_out, bytes_moved=sizes)
-    return _fit_dense_parts(made.measured("memory", fit, held_out, bytes_moved=sizes))
+    sizes = {"bytes_moved": moved_bytes(fit + test)}
+    made = made.measured("elementwise", fit, held_out, sizes)
+    return _fit_dense_parts(made.measured("memory", fit, held_out, sizes))
 
 
 def cold_call_us(made: CalibratedProfile) -> float:
@@ -429,13 +429,13 @@ def fit_gpu(made: CalibratedProfile) -> CalibratedProfile:
         made = replace(made, profile=HBM.put(made.profile, rate))
         made = made.score("streaming", fit, test, predict_streaming)
         said = "; all as in the base profile but hbm_gb_s"
-        made = made.measured("memory", fit, made.errors["streaming"], said)
+        made = made.measured("memory", fit, made.errors["streaming"], also=said)
     fit, test = made.fit_and_test("elementwise")
     if len(fit) >= FEWEST:
         found = fit_free(made.profile, MOVES, lambda hw: predict_moves(hw, fit), times_ms(fit))
         made = replace(made, profile=found.hw).score("elementwise", fit, test, predict_moves)
-        error, sizes = made.errors["elementwise"], moved_bytes(fit + test)
-        made = made.measured("elementwise", fit, error, kept_text(found), bytes_moved=sizes)
+        error, sizes = made.errors["elementwise"], {"bytes_moved": moved_bytes(fit + test)}
+        made = made.measured("elementwise", fit, error, sizes, kept_text(found))
     return _fit_copies(made)
 
 
@@ -468,7 +468,9 @@ def extend_memory(
     if not any(constant.group == "memory" for constant in found.fitted):
         return made
     if "memory" not in made.groups:
-        return made.measured("memory", fit, held_out, f"; all as in the base profile but {what}")
+        return made.measured(
+            "memory", fit, held_out, also=f"; all as in the base profile but {what}"
+        )
     provenance = made.profile.memory.provenance
     said = provenance.model_copy(update={"source": f"{provenance.source}, {what}"})
     return made.constants("memory", provenance=said)

@@ -316,8 +316,13 @@ def fit_gemm(rows: GemmRows, sms: int, hbm: float, base: Gemm, dtype: str = "fp3
         return float(np.mean(np.abs(np.log(np.maximum(1.0 + error, 1e-9)))))
 
     start = np.array([0.9 * peak, 50.0, 1e3 * float(rows.time_ms.min())])
-    options = {"maxiter": 250, "xatol": 0.01, "fatol": 1e-4}
-    return candidate(minimize(loss, start, method="Nelder-Mead", options=options).x)
+    found = minimize(
+        loss,
+        start,
+        method="Nelder-Mead",
+        options={"maxiter": 250, "xatol": 0.01, "fatol": 1e-4},
+    )
+    return candidate(found.x)
 
 
 def fit_cpu(made: CalibratedProfile) -> CalibratedProfile:
@@ -357,7 +362,7 @@ def _fit_cpu_gemm(made: CalibratedProfile) -> CalibratedProfile:
     )
     shapes = (row.point.params for row in fit["fp32"] + test.get("fp32", []))
     flop = [2.0 * p["m"] * p["n"] * p["k"] for p in shapes]
-    return made.update(gemm=gemm).measured("gemm", fit["fp32"], held_out, flop=flop)
+    return made.update(gemm=gemm).measured("gemm", fit["fp32"], held_out, {"flop": flop})
 
 
 def gemm_rows(rows: Sequence[Measurement]) -> GemmRows:
@@ -485,10 +490,10 @@ def _fit_batches(made: CalibratedProfile) -> CalibratedProfile:
     if costs is None:
         return made
     first, *own = np.split(costs / NS, range(len(costs) - len(BATCH_LAYOUTS), len(costs)))
-    shared = tuple(float(cost) for cost in first)
+    of_all = tuple(float(cost) for cost in first)
     layouts = zip(BATCH_LAYOUTS, own, strict=True)
     return made.constants(
-        "gemm", batches={name: (*shared, float(cost[0])) for name, cost in layouts}
+        "gemm", batches={name: (*of_all, float(cost[0])) for name, cost in layouts}
     )
 
 
@@ -552,4 +557,4 @@ def fit_gpu(made: CalibratedProfile) -> CalibratedProfile:
     made = made.constants("gemm", timing_floor_us=found.hw.gemm.floor_us)
     sizes = {side: [row.point.params[side] for row in used] for side in ("m", "n", "k")}
     error = sum(scores[1:], start=scores[0])
-    return made.measured("gemm", used, error, kept_text(found), **sizes)
+    return made.measured("gemm", used, error, sizes, kept_text(found))

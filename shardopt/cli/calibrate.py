@@ -130,8 +130,8 @@ def calibrate(
     an interruption the same command continues with the rows that it has saved.
     """
     from predictor.errors import InputError
+    from shardopt.api.request import check_number
     from shardopt.calibrate import points as design
-    from shardopt.cli.checks import check_number
     from shardopt.cli.output import check_writable
     from shardopt.config.model import load_model
     from shardopt.extras import needs_torchrec, require_packages
@@ -139,7 +139,7 @@ def calibrate(
     from shardopt.ranks.rank import RankDiedError, end_process, host_count, rank_of_torchrun
 
     if minutes is not None:
-        check_number("--minutes", minutes, 0.1, MAX_MINUTES)
+        check_number("--minutes", minutes, 1, MAX_MINUTES)
     elif quick:
         minutes = QUICK_MINUTES
     kept = rows or output.with_suffix(".rows.csv")
@@ -176,7 +176,7 @@ def calibrate(
             measured: CalibrationRows | None = run.measure(settings, say)
         else:
             measured = run.measure_joined(settings, join, say)
-    except (KeyboardInterrupt, RankDiedError):
+    except (KeyboardInterrupt, SystemExit, RankDiedError):
         if join is None or join.index == 0:
             with suppress(InputError):  # too few rows
                 _write(settings, run.open_rows(settings, _silent), output, say)

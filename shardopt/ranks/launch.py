@@ -8,6 +8,7 @@ shardopt. No rank outlives the process that started it, however that ends.
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import re
@@ -24,7 +25,6 @@ from typing import Any
 
 from predictor.errors import InputError
 from shardopt.ranks.hosts import Link, hosts_of
-from shardopt.ranks.hung import hung_words
 from shardopt.ranks.rank import RankDiedError, death_line
 from shardopt.ranks.scratch import scratch_folder
 from shardopt.ranks.worker import JOB
@@ -34,6 +34,12 @@ PACKAGES = Path(__file__).resolve().parents[2]
 GRACE_S = 5.0
 """How long the other ranks may take to end, or to say what is wrong, once a rank has died."""
 POLL_S = 0.2
+START_S = 300.0
+"""At least so long ranks may import, join and build before their first report: on a loaded machine
+that takes minutes, whatever silence is too long later."""
+SAMPLE_S = 1.0
+STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waits for a device"}
+"""State of a process in /proc/PID/stat that shows why it does not answer (man 5 proc)."""
 LOG_LINES = 3
 LOST = 3
 """Exit code by which a generated benchmark says that another rank may be the cause."""
@@ -87,7 +93,8 @@ def run_ranks(
         link: puts every rank on a separate host, joined by such a link.
         on_report: called with the rank and what it reported, in order.
         on_start: called with the process ids.
-        silence_s: without any report for so long, the ranks count as hung.
+        silence_s: without any report for so long, the ranks count as hung; they may take
+            `START_S` to the first.
 
     Raises:
         RankDiedError: a rank failed; what was reported before has been passed on.
@@ -146,7 +153,7 @@ def run_commands(
         for index, command in enumerate(commands):
             ranks.append(_start(command, folder / f"log.{index}"))
         on_start([rank.process.pid for rank in ranks])
-        failed = _watch(ranks, on_report, silence_s)
+        failed = _watch(ranks, on_report, silence_s, folder)
     finally:
         _end(ranks)
     if failed:
@@ -178,12 +185,12 @@ def _start(command: Command, log: Path) -> _Started:
 
 
 def _watch(
-    ranks: Sequence[_Started], on_report: OnReport, silence_s: float | None
+    ranks: Sequence[_Started], on_report: OnReport, silence_s: float | None, folder: Path
 ) -> dict[int, tuple[int, float]]:
     """Pass on reports until all ranks have ended; ranks that failed -> exit code, and when."""
     pipes = {rank.reader: index for index, rank in enumerate(ranks)}
     failed: dict[int, tuple[int, float]] = {}
-    heard = time.monotonic()
+    heard, began = time.monotonic(), False
     ends = float("inf")
     while True:
         # before the pipes are read: what a rank sent before it ended is in them by then
@@ -197,14 +204,56 @@ def _watch(
             except (EOFError, OSError):
                 del pipes[pipe]
             else:
+                began = True
                 on_report(pipes[pipe], report)
         now = time.monotonic()
         if failed or not pipes:
             ends = min(ends, now + GRACE_S)
         if (not ready and not alive) or now > ends:
             return failed
-        if silence_s is not None and now - heard > silence_s:
-            raise RankDiedError(hung_words([rank.process.pid for rank in ranks], silence_s))
+        patience = math.inf if silence_s is None else max(silence_s, 0.0 if began else START_S)
+        if now - heard > patience:
+            raise _hung([rank.process.pid for rank in ranks], now - heard, began, folder)
+
+
+def _hung(pids: Sequence[int], silence_s: float, began: bool, folder: Path) -> RankDiedError:
+    """The error of ranks of which none reported anything for so long.
+
+    A rank that is stopped is named; else one that computes while the others wait. Ranks that did
+    not even begin are quoted.
+    """
+    before = _stats(pids)
+    named = [f"rank {r} is {STATES[of[0]]}" for r, of in before.items() if of[0] in STATES]
+    if not named:
+        time.sleep(SAMPLE_S)
+        after = _stats(pids)
+        busy = [r for r in before.keys() & after.keys() if _ticks(after[r]) > _ticks(before[r])]
+        if len(busy) < len(pids):
+            named = [f"rank {rank} computes without an end" for rank in busy]
+    why = "; ".join(named) or "every rank waits for another"
+    if began:
+        return RankDiedError(f"no rank reported anything for {silence_s:.3g} s; {why}")
+    logs = (f"rank {rank}: {_log_end(folder / f'log.{rank}')}" for rank in range(len(pids)))
+    said = "; ".join(line for line in logs if not line.endswith(": "))
+    return RankDiedError(
+        f"no rank had begun after {silence_s:.3g} s; {why}"
+        + (f"; the ends of their logs: {said}" if said else "")
+    )
+
+
+def _ticks(fields: Sequence[str]) -> int:
+    """Processor time so far."""
+    return int(fields[11]) + int(fields[12])
+
+
+def _stats(pids: Sequence[int]) -> Mapping[int, list[str]]:
+    """Rank -> fields of /proc/PID/stat after the name, from the state on."""
+    found = {}
+    for rank, pid in enumerate(pids):
+        with suppress(OSError):
+            text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+            found[rank] = text.rpartition(")")[2].split()
+    return found
 
 
 def _note_ended(ranks: Sequence[_Started], failed: dict[int, tuple[int, float]]) -> bool:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import current_thread, main_thread
 
 from predictor.errors import InputError
 
@@ -19,7 +21,8 @@ PREFIX = "shardopt-"
 def scratch_folder() -> Iterator[Path]:
     """A folder for the files of a launch; those that killed processes left are removed first.
 
-    Its process holds a lock on it, which the system lifts when that ends, however it ends.
+    Its process holds a lock on it, which the system lifts when that ends, however it ends. A
+    SIGTERM that nobody handles ends the process in order, so that the folder goes at once.
 
     Raises:
         InputError: it cannot be made.
@@ -32,11 +35,21 @@ def scratch_folder() -> Iterator[Path]:
             f"no place for temporary files: {error.strerror or error}; set TMPDIR to a folder that "
             "can be written"
         ) from None
+    ours = current_thread() is main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, _exit_terminated)
     try:
         yield Path(name)
     finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         shutil.rmtree(name, ignore_errors=True)
         os.close(lock)
+
+
+def _exit_terminated(number: int, _: object) -> None:
+    """Exit as a shell names a process that the signal ended: 143."""
+    raise SystemExit(128 + number)
 
 
 def _make() -> tuple[str, int]:

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -52,7 +54,10 @@ def kill(rank, report):
     time.sleep(60)
 
 
-def hang(rank, report):
+def hang(rank, report, begin=True):
+    if begin:
+        report("begun")
+    print("cannot find the disk", flush=True)
     time.sleep(60)
 """
 COMMAND = """
@@ -126,9 +131,15 @@ def test_a_rank_that_is_killed(bodies, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (caught.value.rank, caught.value.signal) == (1, signal.SIGKILL)
 
 
-def test_ranks_that_hang(bodies) -> None:
-    with pytest.raises(RankDiedError, match=r"no rank reported anything for 0\.5 s"):
-        run_ranks(bodies.hang, 1, silence_s=0.5)
+def test_ranks_that_hang(bodies, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RankDiedError, match="no rank reported anything"):
+        run_ranks(bodies.hang, 1, True, silence_s=0.5)
+    # to begin they have more time, and what they said by then is shown
+    monkeypatch.setattr(launch, "START_S", 5.0)
+    began = time.monotonic()
+    with pytest.raises(RankDiedError, match=r"no rank had begun.*rank 0: cannot find the disk"):
+        run_ranks(bodies.hang, 1, False, silence_s=0.5)
+    assert time.monotonic() - began > 5.0
 
 
 def alive(pid: int) -> bool:
@@ -138,11 +149,14 @@ def alive(pid: int) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 @pytest.mark.usefixtures("bodies")
-def test_ranks_end_with_the_process_that_started_them(number: signal.Signals) -> None:
+def test_ranks_end_with_the_process_that_started_them(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", COMMAND],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
         # a shell starts what runs in the background without it
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
@@ -152,6 +166,9 @@ def test_ranks_end_with_the_process_that_started_them(number: signal.Signals) ->
     process.send_signal(number)
     process.wait(timeout=60)
     process.stdout.close()
+    if number is signal.SIGTERM:
+        assert process.returncode == 143
+        assert list(tmp_path.glob("shardopt-*")) == [], "its folder is gone"
     ends = time.monotonic() + 60
     while any(alive(pid) for pid in pids) and time.monotonic() < ends:
         time.sleep(0.05)
@@ -201,3 +218,45 @@ def test_ranks_that_lost_another_are_not_to_blame(tmp_path: Path) -> None:
     assert launch._cause(tmp_path, {1: (LOST, 1.0), 2: (2, 2.0)}).rank == 2
     assert launch._cause(tmp_path, {1: (LOST, 2.0), 2: (LOST, 1.0)}).rank == 2
     assert launch._cause(tmp_path, {1: (2, 1.0), 2: (-11, 2.0)}).signal == signal.SIGSEGV
+
+
+SLEEP = "import time; print(flush=True); time.sleep(600)"
+SPIN = "print(flush=True)\nwhile True: pass"
+
+
+def words(pids: list[int]) -> str:
+    return str(launch._hung(pids, 5.0, True, Path()))
+
+
+@contextmanager
+def programs(*texts: str) -> Iterator[list[int]]:
+    made = [subprocess.Popen([sys.executable, "-c", p], stdout=subprocess.PIPE) for p in texts]
+    try:
+        for process in made:
+            assert process.stdout is not None
+            process.stdout.readline()
+        yield [process.pid for process in made]
+    finally:
+        for process in made:
+            process.kill()
+            process.communicate()
+
+
+def test_a_stopped_rank_is_named() -> None:
+    with programs(SLEEP, SLEEP) as pids:
+        os.kill(pids[1], signal.SIGSTOP)
+        ends = time.monotonic() + 60
+        while "rank 1" not in (said := words(pids)) and time.monotonic() < ends:
+            time.sleep(0.05)
+    assert said == "no rank reported anything for 5 s; rank 1 is stopped by a signal"
+
+
+def test_a_rank_that_computes_while_the_others_wait_is_named() -> None:
+    with programs(SPIN, SLEEP) as pids:
+        assert words(pids).endswith("; rank 0 computes without an end")
+
+
+def test_ranks_that_all_wait() -> None:
+    with programs(SLEEP, SLEEP) as pids:
+        time.sleep(0.5)  # they have said that they began and fall asleep at once
+        assert words(pids).endswith("; every rank waits for another")
