@@ -1,7 +1,7 @@
 """Loads hardware profiles: shipped ones by name, those of a user by path.
 
-A user's file may name a ``base`` and hold only some groups, see `merge_onto`. Every error
-names the file, the line, the key, the value and what is allowed.
+A user's file may name a ``base`` and hold only some groups, see `_merged`. Every error names the
+file, the line, the key, the value and what is allowed.
 
 Kernel models of single CPU ops are stored with a profile: fitted by ``python -m lab fit-op-models``
 on replays of calibration models, and used to predict generated benchmarks.
@@ -10,18 +10,16 @@ on replays of calibration models, and used to predict generated benchmarks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from predictor.document import Problems, parse_yaml, shown
+from predictor.document import KeyPath, Problems, key_text, parse_yaml, shown
 from predictor.errors import InputError, ProfileError, did_you_mean
 from predictor.files import read_whole
 from predictor.hardware.schema import (
@@ -30,12 +28,12 @@ from predictor.hardware.schema import (
     HardwareProfile,
     NonNegative,
     Positive,
+    StrictModel,
 )
 
-MOST_PROBLEMS = 12
-"""Problems listed for one file; further ones are only counted. Missing groups are all listed."""
+DEFAULT_HARDWARE = "h100-sxm"
 
-GROUP_NEEDED_FOR = {
+NEEDED_FOR = {
     "memory": "embedding lookups, copies and memory caps",
     "gemm": "the MLPs and the interaction",
     "embedding": "embedding forward, backward and UVM prefetch",
@@ -45,144 +43,14 @@ GROUP_NEEDED_FOR = {
     "collectives.intra": "collectives inside a host or NVLink domain",
     "collectives.inter": "collectives between hosts",
 }
+"""What is not predicted without a group."""
 
 _MAPPING = ("model_type", "model_attributes_type", "dict_type")
-_TAGS = ("fbgemm_cuda", "distinct_rows")
+_LAWS = {"async": "fbgemm_cuda", "inline": "distinct_rows"}
+"""How a device runs -> the kernel model (key ``law``) of its embedding group."""
+_BASES = {"fbgemm_cuda": "h100-sxm", "distinct_rows": "cpu-gloo"}
 
-KeyPath = list[int | str]
-
-
-@dataclass(frozen=True)
-class ProfileDocument:
-    """A profile file: a mapping, and where its keys stand.
-
-    Args:
-        origin: the file as messages name it.
-    """
-
-    origin: str
-    data: dict[str, Any]
-    places: Problems
-
-    def place(self, keys: Sequence[int | str]) -> str:
-        """``file:line`` of the deepest part of ``keys`` that the file has."""
-        return str(self.places.place(tuple(keys)))
-
-
-def read_document(text: str, origin: str) -> ProfileDocument:
-    """The mapping in a YAML text.
-
-    Raises:
-        ProfileError: the text is not YAML, or not a mapping.
-    """
-    problems = Problems(origin)
-    try:
-        data = parse_yaml(text, problems)
-        problems.raise_if_any()
-    except InputError as error:
-        raise ProfileError(str(error)) from error
-    if not isinstance(data, dict):
-        raise ProfileError(f"{origin}: a hardware profile must be a mapping of keys")
-    return ProfileDocument(origin, data, problems)
-
-
-def complaints(
-    document: ProfileDocument, error: ValidationError, suggestion: str | None
-) -> list[str]:
-    """A line of text for every problem.
-
-    Args:
-        suggestion: what to do about missing groups; None in a file with a base, where each
-            incomplete group gets one line.
-    """
-    # a misspelt key also makes the right one missing: show the misspelt one first
-    problems = sorted(error.errors(include_url=False), key=lambda p: p["type"] == "missing")
-    groups = [p for p in problems if p["type"] == "missing" and _dotted_key(p) in GROUP_NEEDED_FOR]
-    others = [p for p in problems if p not in groups]
-    lines: list[str] = []
-    if suggestion is None:
-        lacking = [p for p in others if p["type"] == "missing" and _group_of(_keys(p))]
-        others = [p for p in others if p not in lacking]
-        lines += _lacking(document, lacking)
-    partial = suggestion is None
-    lines = [_describe(document, problem, partial) for problem in others] + lines
-    if len(lines) > MOST_PROBLEMS:
-        lines[MOST_PROBLEMS:] = [f"... and {len(lines) - MOST_PROBLEMS} more"]
-    lines += [_describe(document, problem, partial) for problem in groups]
-    return [*lines, suggestion] if groups and suggestion else lines
-
-
-def _lacking(document: ProfileDocument, problems: Sequence[ErrorDetails]) -> Iterator[str]:
-    """A line for every group that is given in part."""
-    lacks: dict[str, list[str]] = {}
-    for problem in problems:
-        keys = _keys(problem)
-        group = _group_of(keys)
-        rest = keys[len(group.split(".")) :]
-        lacks.setdefault(group, []).append(".".join(map(str, rest)))
-    for group, missing in lacks.items():
-        yield (
-            f"{document.place(group.split('.'))}: group {group} of {document.origin} lacks "
-            f"{', '.join(missing)}; a group replaces that of the base as a whole, because its "
-            "constants were fitted together: give all of its keys, or leave the group out"
-        )
-
-
-def _group_of(keys: KeyPath) -> str:
-    """Name of the group that a key lies in, or nothing."""
-    return next((n for n in GROUP_NAMES if keys[: n.count(".") + 1] == n.split(".")), "")
-
-
-def _keys(problem: ErrorDetails) -> KeyPath:
-    # pydantic adds the tag of a union and a mark for mapping keys, which are not in the file
-    return [key for key in problem["loc"] if key not in (*_TAGS, "[key]")]
-
-
-def _dotted_key(problem: ErrorDetails) -> str:
-    return ".".join(map(str, _keys(problem)))
-
-
-def _describe(document: ProfileDocument, problem: ErrorDetails, partial: bool) -> str:
-    """One message: ``file:line: key: what was given, what is allowed``."""
-    keys, key, kind = _keys(problem), _dotted_key(problem), problem["type"]
-    place = document.place(keys)
-    last = str(keys[-1]) if keys else ""
-    need = f"; it is needed for {GROUP_NEEDED_FOR[key]}" if key in GROUP_NEEDED_FOR else ""
-    if kind == "missing":
-        return f"{place}: {key} is missing{need}"
-    if kind == "extra_forbidden":
-        siblings = _siblings(keys[:-1])
-        hint = did_you_mean(last, siblings)
-        known = f"; known: {', '.join(siblings)}" if siblings else ""
-        return f"{place}: unknown key {key}{hint}{known}"
-    if kind == "union_tag_not_found":
-        return f"{place}: {key}.law is missing; it is one of {', '.join(_TAGS)}"
-    if kind in _MAPPING and problem["input"] is None:
-        advice = ", or leave it out" if partial else ""
-        return f"{place}: {key} is empty{need}; give its keys{advice}"
-    if kind in _MAPPING:
-        return f"{place}: {key} is {shown(problem['input'])}: it must be a mapping of keys{need}"
-    message = problem["msg"].removeprefix("Value error, ")
-    return f"{place}: {key} is {shown(problem['input'])}: {message[:1].lower()}{message[1:]}"
-
-
-def _siblings(path: KeyPath) -> tuple[str, ...]:
-    """KeyPath allowed in the mapping at ``path``."""
-    models: list[Any] = [HardwareProfile]
-    for key in path:
-        found = [model.model_fields[key] for model in models if key in model.model_fields]
-        models = [model for field in found for model in _models_in(field.annotation)]
-    names = [f.alias or name for model in models for name, f in model.model_fields.items()]
-    return tuple(dict.fromkeys([*names, *(() if path else ("base",))]))
-
-
-def _models_in(annotation: Any) -> list[Any]:
-    if isinstance(annotation, type) and hasattr(annotation, "model_fields"):
-        return [annotation]
-    return [m for part in getattr(annotation, "__args__", ()) for m in _models_in(part)]
-
-
-DEFAULT_HARDWARE = "h100-sxm"
+Model = TypeVar("Model", bound=StrictModel)
 
 
 def list_hardware() -> tuple[str, ...]:
@@ -221,7 +89,7 @@ def context_bytes(hardware: HardwareProfile) -> int:
 
 def parse_hardware(text: str, origin: str) -> HardwareProfile:
     """The profile in a YAML text; ``origin`` names it in messages."""
-    return _profile(read_document(text, origin), Path(), ())
+    return _profile(text, origin, Path(), ())
 
 
 def _load(name_or_path: str, folder: Path, chain: tuple[Path, ...]) -> HardwareProfile:
@@ -245,7 +113,7 @@ def _load(name_or_path: str, folder: Path, chain: tuple[Path, ...]) -> HardwareP
         text = read_whole(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ProfileError(f"hardware profile {path}: cannot be read: {error}") from error
-    return _profile(read_document(text, str(path)), path.parent, (*chain, real))
+    return _profile(text, str(path), path.parent, (*chain, real))
 
 
 def _is_there(path: Path) -> bool:
@@ -262,48 +130,43 @@ def _absent(path: Path) -> str:
         return "no such file"
 
 
-def _profile(document: ProfileDocument, folder: Path, chain: tuple[Path, ...]) -> HardwareProfile:
-    name = base_name(document)
+def _read(text: str, origin: str) -> tuple[dict[str, Any], Problems]:
+    """The mapping in a YAML text, and the lines of its keys."""
+    problems = Problems(origin)
+    try:
+        data = parse_yaml(text, problems)
+        problems.raise_if_any()
+    except InputError as error:
+        raise ProfileError(str(error)) from error
+    if not isinstance(data, dict):
+        raise ProfileError(f"{origin}: a hardware profile must be a mapping of keys")
+    return data, problems
+
+
+def _profile(text: str, origin: str, folder: Path, chain: tuple[Path, ...]) -> HardwareProfile:
+    data, problems = _read(text, origin)
     base = None
-    if name is not None:
+    if "base" in data:
+        name, place = data.pop("base"), problems.place(("base",))
+        if not isinstance(name, str) or not name.strip():
+            raise ProfileError(
+                f"{place}: base is {name!r}; give the name of a shipped profile, or the path of a "
+                "profile file from this one"
+            )
         try:
             base = _load(name, folder, chain)
         except ProfileError as error:
-            raise ProfileError(f"{document.place(['base'])}: base: {error}") from error
-    data = document.data if base is None else merge_onto(document, base)
-    try:
-        profile = HardwareProfile.model_validate(data)
-    except ValidationError as error:
-        hint = f"{document.origin}: a line 'base: {DEFAULT_HARDWARE}' fills in what is missing"
-        lines = complaints(document, error, hint if base is None else None)
-        raise ProfileError("\n".join(lines)) from error
-    check_kernel_model(document, profile)
-    return profile if base is None else profile.with_origins(group_origins(document, base))
+            raise ProfileError(f"{place}: base: {error}") from error
+    merged = data if base is None else _merged(data, origin, base)
+    profile = _validated(HardwareProfile, merged, problems, has_base=base is not None)
+    _check_law(data, problems, profile)
+    if base is None:
+        return profile
+    given = {name: _has(data, name.split(".")) for name in GROUP_NAMES}
+    return profile.with_origins({n: origin if given[n] else base.origins[n] for n in GROUP_NAMES})
 
 
-_KERNEL_MODEL = {"inline": "distinct_rows", "async": "fbgemm_cuda"}
-"""How a device runs -> the kernel model (key ``law``) of its embedding group."""
-_BASE = {"distinct_rows": "cpu-gloo", "fbgemm_cuda": "h100-sxm"}
-
-
-def base_name(document: ProfileDocument) -> str | None:
-    """The value of ``base:``, None where the file has no such key.
-
-    Raises:
-        ProfileError: it is not a name.
-    """
-    if "base" not in document.data:
-        return None
-    name = document.data["base"]
-    if not isinstance(name, str) or not name.strip():
-        raise ProfileError(
-            f"{document.place(['base'])}: base is {name!r}; give the name of a shipped profile, "
-            "or the path of a profile file from this one"
-        )
-    return name
-
-
-def merge_onto(document: ProfileDocument, base: HardwareProfile) -> dict[str, Any]:
+def _merged(data: dict[str, Any], origin: str, base: HardwareProfile) -> dict[str, Any]:
     """The groups of the file, and those of the base that it leaves out.
 
     A group is replaced as a whole, never key by key: its constants were fitted together and share
@@ -313,48 +176,94 @@ def merge_onto(document: ProfileDocument, base: HardwareProfile) -> dict[str, An
     """
     fields = type(base).model_fields
     kept = {field.alias or name: getattr(base, name) for name, field in fields.items()}
-    given = {key: value for key, value in document.data.items() if key != "base"}
-    links = given.get("collectives")
+    own = {"name": PurePath(origin).stem or base.name, "known_error": (), "verdict": None}
+    merged = kept | own | data
+    links = data.get("collectives")
     if isinstance(links, dict):
         joined = {"intra": base.collectives.intra, "inter": base.collectives.inter}
-        given["collectives"] = joined | links
-    own = {"name": PurePath(document.origin).stem or base.name, "known_error": (), "verdict": None}
-    return kept | own | given
+        merged["collectives"] = joined | links
+    return merged
 
 
-def group_origins(document: ProfileDocument, base: HardwareProfile) -> dict[str, str]:
-    """Group -> the file or profile that gives it."""
-    return {
-        name: document.origin if _has(document.data, name) else base.origins[name]
-        for name in GROUP_NAMES
-    }
+def _has(data: Any, keys: list[str]) -> bool:
+    if not keys:
+        return True
+    return isinstance(data, dict) and keys[0] in data and _has(data[keys[0]], keys[1:])
 
 
-def _has(data: Any, group: str) -> bool:
-    for key in group.split("."):
-        if not isinstance(data, dict) or key not in data:
-            return False
-        data = data[key]
-    return True
-
-
-def check_kernel_model(document: ProfileDocument, profile: HardwareProfile) -> None:
-    """Refuse the kernel model of another kind of device.
-
-    Raises:
-        ProfileError: ``embedding.law`` does not suit the device's ``execution``.
-    """
-    given, wanted = profile.embedding.law, _KERNEL_MODEL[profile.execution]
+def _check_law(data: dict[str, Any], problems: Problems, profile: HardwareProfile) -> None:
+    """Refuse the kernel model of another kind of device."""
+    given, wanted = profile.embedding.law, _LAWS[profile.execution]
     if given == wanted:
         return
-    origin = {k: "" if k in document.data else " (of the base)" for k in ("embedding", "execution")}
-    meant = given if "embedding" in document.data else wanted
+    origin = {k: "" if k in data else " (of the base)" for k in ("embedding", "execution")}
+    meant = given if "embedding" in data else wanted
     raise ProfileError(
-        f"{document.place(['embedding' if meant == given else 'execution'])}: embedding.law is "
+        f"{problems.place(('embedding' if meant == given else 'execution',))}: embedding.law is "
         f"{given}{origin['embedding']}, but execution is {profile.execution}{origin['execution']}, "
         f"which takes {wanted}: lookups on a CPU and on a GPU have different kernel models; choose "
-        f"a base of the same kind of device, such as {_BASE[meant]}"
+        f"a base of the same kind of device, such as {_BASES[meant]}"
     )
+
+
+def _validated(
+    model: type[Model], data: dict[str, Any], problems: Problems, *, has_base: bool
+) -> Model:
+    """The model of plain data, or all that is wrong with it."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        for problem in found:
+            # pydantic adds the tag of a union and a mark for mapping keys, which the file has not
+            keys = tuple(key for key in problem["loc"] if key not in (*_BASES, "[key]"))
+            problems.add(keys, _what_is_wrong(model, problem, keys, has_base=has_base))
+        if any(p["type"] == "missing" for p in found) and not has_base:
+            problems.add((), f"a line 'base: {DEFAULT_HARDWARE}' fills in the groups left out")
+    try:
+        problems.raise_if_any()
+    except InputError as error:
+        raise ProfileError(str(error)) from None
+    raise AssertionError
+
+
+def _what_is_wrong(
+    model: type[StrictModel], problem: ErrorDetails, keys: KeyPath, *, has_base: bool
+) -> str:
+    """What was given and what is allowed."""
+    kind, given = problem["type"], problem["input"]
+    name = key_text(keys)
+    need = f"; it is needed for {NEEDED_FOR[name]}" if name in NEEDED_FOR else ""
+    if kind == "missing":
+        whole = "; a group replaces that of the base as a whole" if has_base else ""
+        return f"missing{need or whole}"
+    if kind == "extra_forbidden":
+        known = _siblings(model, keys[:-1])
+        listed = f"; known: {', '.join(known)}" if known else ""
+        return f"unknown key{did_you_mean(str(keys[-1]), known)}{listed}"
+    if kind == "union_tag_not_found":
+        return f"no law; it is one of {', '.join(_BASES)}"
+    if kind in _MAPPING:
+        what = "empty" if given is None else f"got {shown(given)}"
+        return f"{what}; it must be a mapping of keys{need}"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"got {shown(given)}: {message[:1].lower()}{message[1:]}"
+
+
+def _siblings(model: type[StrictModel], path: KeyPath) -> tuple[str, ...]:
+    """Keys allowed in the mapping at ``path``."""
+    models: list[Any] = [model]
+    for key in path:
+        found = [m.model_fields[key] for m in models if key in m.model_fields]
+        models = [m for field in found for m in _models_in(field.annotation)]
+    names = [f.alias or name for m in models for name, f in m.model_fields.items()]
+    return tuple(dict.fromkeys([*names, *(() if path else ("base",))]))
+
+
+def _models_in(annotation: Any) -> list[Any]:
+    if isinstance(annotation, type) and hasattr(annotation, "model_fields"):
+        return [annotation]
+    return [m for part in getattr(annotation, "__args__", ()) for m in _models_in(part)]
 
 
 Coefficients = dict[str, tuple[NonNegative, ...]]
@@ -399,8 +308,5 @@ def load_op_models(name: str) -> CpuOps:
     file = resources.files("predictor.hardware") / "ops" / f"{name}.yaml"
     if not file.is_file():
         raise ProfileError(f"no kernel models of single ops come with the profile '{name}'")
-    document = read_document(file.read_text(encoding="utf-8"), f"ops/{name}.yaml")
-    try:
-        return CpuOps.model_validate(document.data)
-    except ValidationError as error:
-        raise ProfileError("\n".join(complaints(document, error, None))) from error
+    data, problems = _read(file.read_text(encoding="utf-8"), f"ops/{name}.yaml")
+    return _validated(CpuOps, data, problems, has_base=False)

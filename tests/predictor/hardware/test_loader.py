@@ -86,29 +86,28 @@ def test_unknown_key_names_line_key_and_nearest(valid: dict[str, object]) -> Non
     memory = dict(valid["memory"])  # type: ignore[call-overload]
     memory["hbm_gbs"] = memory.pop("hbm_gb_s")
     text = complaint(valid | {"memory": memory})
-    first = text.splitlines()[0]
-    assert "unknown key memory.hbm_gbs (did you mean 'hbm_gb_s'?)" in first
-    assert first.startswith("mine.yaml:")
-    assert int(first.split(":")[1]) > 5
-    assert "memory.hbm_gb_s is missing" in text
+    (line,) = (line for line in text.splitlines() if "did you mean 'hbm_gb_s'" in line)
+    assert "memory.hbm_gbs: unknown key" in line
+    assert int(line.split("mine.yaml:")[1].split(":")[0]) > 5
+    assert "memory.hbm_gb_s: missing" in text
 
 
 @pytest.mark.parametrize("group", ["memory", "gemm", "embedding", "overheads", "collectives"])
 def test_missing_group_says_what_needs_it(valid: dict[str, object], group: str) -> None:
     data = {key: value for key, value in valid.items() if key != group}
-    assert f"{group} is missing; it is needed for" in complaint(data)
+    assert f"{group}: missing; it is needed for" in complaint(data)
 
 
 def test_bad_value_shows_it_and_what_is_allowed(valid: dict[str, object]) -> None:
     text = complaint(valid | {"hbm_gib": -1})
-    assert "hbm_gib is -1: input should be greater than 0" in text
+    assert "hbm_gib: got -1: input should be greater than 0" in text
     embedding = dict(valid["embedding"])  # type: ignore[call-overload]
     assert "'fbgemm_cuda', 'distinct_rows'" in complaint(
         valid | {"embedding": embedding | {"law": "magic"}}
     )
     bad = embedding | {"forward_efficiency": 1.5}
-    assert "embedding.forward_efficiency is 1.5" in complaint(valid | {"embedding": bad})
-    assert "execution is 'gpu'" in complaint(valid | {"execution": "gpu"})
+    assert "embedding.forward_efficiency: got 1.5" in complaint(valid | {"embedding": bad})
+    assert "execution: got 'gpu'" in complaint(valid | {"execution": "gpu"})
 
 
 def test_ranges_rise_and_are_finite(valid: dict[str, object]) -> None:
@@ -130,8 +129,8 @@ def test_errors_name_suite_rows_and_figures(valid: dict[str, object]) -> None:
     data = yaml.safe_load(yaml.safe_dump(valid))
     data["known_error"] = [{"suite": "mlperf-dlrm", "rows": "test", "n": 0, "mean": 0.1}]
     text = complaint(data)
-    assert "known_error.0.n is 0" in text
-    assert "known_error.0.geomean is missing" in text
+    assert "known_error[0].n: got 0" in text
+    assert "known_error[0].geomean: missing" in text
 
 
 def test_curve_bands_are_checked(valid: dict[str, object]) -> None:
@@ -145,4 +144,4 @@ def test_curve_bands_are_checked(valid: dict[str, object]) -> None:
 
 
 def test_many_complaints_are_counted() -> None:
-    assert "more" in complaint({"name": "x", **{f"key{i}": i for i in range(20)}})
+    assert "more" in complaint({"name": "x", **{f"key{i}": i for i in range(200)}})
