@@ -309,7 +309,7 @@ class Relaxation:
         paid[np.arange(groups) + count + 1, np.arange(groups)] = 1.0
         builder = self._builder(loads, paid)
         many = builder.build()
-        averages = builder.sync.collectives if builder.sync else 0
+        averages = len(builder.averaged)
         costs = np.stack(
             [np.broadcast_to(op.cost_ms.reshape(-1), len(probes)) for op in many.ops], axis=1
         )

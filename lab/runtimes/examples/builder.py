@@ -67,7 +67,7 @@ class ExamplesBuilder(DlrmBuilder):
 
     def build(self) -> Graph:
         """Bottom MLP and lookups, the exchange, the top; backward the same way; one step."""
-        copy = self.input.copy()  # of the next batch
+        copy = self._copy_input()  # of the next batch
         steps = self.bottom.forward
         for segment in _segments(steps[: _place(steps, LookupCall)]):
             self._bottom_segment(segment, backward=False, deps=[Dep(copy, lag=1)])
@@ -88,11 +88,11 @@ class ExamplesBuilder(DlrmBuilder):
             if isinstance(step, Segment):
                 self._segment(step, backward=True)
             elif isinstance(step, Bucket):
-                self.gradients.dense(step.bytes)
+                self._reduce_bucket(step.bytes)
         split = self._copies("pack gradients", [*self.modules], [], backward=True)
         if self.bottom_ranks is not None:
             left = sum(step.bytes for step in self.dense.backward[at:] if isinstance(step, Bucket))
-            self.gradients.dense(left - _bottom_gradient_bytes(self.workload))
+            self._reduce_bucket(left - _bottom_gradient_bytes(self.workload))
         arrived = {e.name: self._outputs(e, [split], backward=True) for e in self.exchanges}
         waits = [Dep(op) for ops in arrived.values() for op in ops] or [Dep(split)]
         for exchange in self.exchanges:
@@ -103,7 +103,7 @@ class ExamplesBuilder(DlrmBuilder):
             if isinstance(step, Segment):
                 self._bottom_segment(step, backward=True, deps=waits)
             elif isinstance(step, Bucket) and self.bottom_ranks is None:
-                self.gradients.dense(step.bytes)
+                self._reduce_bucket(step.bytes)
 
     def _bottom_segment(self, segment: Segment, *, backward: bool, deps: Sequence[Dep]) -> None:
         op = self._segment(segment, backward=backward)

@@ -55,355 +55,6 @@ from predictor.iteration.torchrec.sparse import (
 from predictor.model.workload import INDEX_BYTES
 from predictor.units import us
 
-
-class ReplicaSync:
-    """Costs of one call under many plans, a share of them per step.
-
-    Args:
-        groups, loads: all lookup groups and what they load, as of `Exchange`.
-        make_exchange: `Exchange`, or a subclass with other cost models.
-    """
-
-    def __init__(
-        self,
-        costs: FixedCosts,
-        groups: Sequence[LookupGroup],
-        loads: Array,
-        make_exchange: type[Exchange] = Exchange,
-    ) -> None:
-        assert costs.workload.replica_groups is not None
-        self.steps = costs.workload.replica_groups.sync_interval
-        self._copies = costs.copies
-        fused = [i for i, group in enumerate(groups) if group.fused]
-        self._reduced = []
-        for data_type in dict.fromkeys(groups[i].data_type for i in fused):
-            of = [i for i in fused if groups[i].data_type == data_type]
-            weights = make_exchange(costs, groups, of, loads, f"{data_type} weights")
-            self._reduced.append((weights, Load.SYNCED_WEIGHTS))
-        if fused:
-            states = make_exchange(costs, groups, fused, loads, "optimizer states")
-            self._reduced.append((states, Load.SYNCED_STATES))
-
-    @property
-    def collectives(self) -> int:
-        """All-reduces of one call."""
-        return len(self._reduced)
-
-    @property
-    def active(self) -> Mask:
-        """Plans ``[plans]`` with a table to average."""
-        return np.asarray(np.any([e.active for e, _ in self._reduced], axis=0))
-
-    def cost_ms(self) -> Array:
-        """Of one call divided by the steps between calls, ``[plans, ranks]``."""
-        parts = (tables.cost(self._average_ms, _of(column)) for tables, column in self._reduced)
-        return np.asarray(sum(parts, np.zeros((1, 1))))
-
-    def _average_ms(self, size: Array) -> Array:
-        """A rank without such tensors starts no collective, nor do its copies."""
-        return np.where(size > 0, self._copies.all_reduce(size), 0.0) / self.steps
-
-
-class ScatteredCopies:
-    """Costs of averaging the weights of every launch in each step, under many plans.
-
-    Args:
-        groups, loads, make_exchange: as of `ReplicaSync`.
-
-    Raises:
-        InputError: the ranks have no GPU.
-    """
-
-    def __init__(
-        self,
-        costs: FixedCosts,
-        groups: Sequence[LookupGroup],
-        loads: Array,
-        make_exchange: type[Exchange] = Exchange,
-    ) -> None:
-        if costs.hardware.device == "cpu":
-            raise InputError(
-                "replica_groups.sharding_strategy is fully_sharded, which TorchRec runs on CUDA "
-                "streams and ranks on CPUs cannot; give default, or a profile of GPUs"
-            )
-        self._copies = costs.copies
-        self._launches = {
-            i: make_exchange(costs, groups, [i], loads, f"copies {i}")
-            for i, group in enumerate(groups)
-            if group.fused
-        }
-
-    def __contains__(self, group: int) -> bool:
-        return group in self._launches
-
-    def scatter_ms(self, group: int) -> Array:
-        """Of the reduce-scatter of a launch's weights, ``[plans, ranks]``."""
-        return self._ms(group, self._copies.reduce_scatter)
-
-    def gather_ms(self, group: int) -> Array:
-        """Of gathering them again, ``[plans, ranks]``."""
-        return self._ms(group, self._copies.all_gather)
-
-    def _ms(self, group: int, collective: CostModel) -> Array:
-        """A rank without such tables starts no collective, nor do its copies."""
-
-        def model(size: Array) -> Array:
-            return np.where(size > 0, collective(size), 0.0)
-
-        return self._launches[group].cost(model, _of(Load.SYNCED_WEIGHTS))
-
-
-def _of(column: Load) -> Size:
-    return lambda load: load[..., column]
-
-
-class FeatureProcessors:
-    """Adds the ops of feature processors to a graph, where a module has one."""
-
-    def __init__(self, graph: Graph, costs: FixedCosts) -> None:
-        self.graph = graph
-        self.costs = costs
-        self.hardware = costs.hardware
-
-    def weigh(self, exchange: Exchange, after: list[Dep], *, backward: bool) -> list[Dep]:
-        """The weights of the ids that an exchange looks up, or the way back to the parameters.
-
-        Returns:
-            What the lookup waits for; of a module without a processor what was given.
-        """
-        if not exchange.processed:
-            return after
-        way = " backward" if backward else ""
-        host_ms = self.costs.layer_host_ms(HOST_OPS.op, 1)
-        self.graph.add(
-            f"{exchange.name} issue position weights{way}",
-            phase="input_dist",
-            resource="overheads",
-            stream="host",
-            cost_ms=self._per_op(exchange, host_ms, backward=backward),
-            active=exchange.active,
-        )
-        floor_ms = us(self.hardware.elementwise.floor_us)
-        cost_ms = self._ids_ms(exchange, backward=backward)
-        cost_ms = cost_ms + self._per_op(exchange, floor_ms, backward=backward)
-        weighed = self.graph.add(
-            f"{exchange.name} position weights{way}",
-            phase="input_dist",
-            resource="elementwise",
-            stream=COMPUTE,
-            cost_ms=cost_ms,
-            deps=after,
-            active=exchange.active,
-        )
-        return [Dep(weighed)]
-
-    def _ids_ms(self, exchange: Exchange, *, backward: bool) -> Array:
-        """What grows with the ids, ``[plans, ranks]``."""
-        hw = self.hardware
-        found = exchange.cost(lambda n: ids_ms(hw, n, backward=backward), _ids)
-        if backward:
-            return found
-        # what is not sent out is prepared here as well
-        more = READ_BACK_BYTES - RANGE_BYTES + PREPARE_BYTES * exchange.is_local
-        return found + exchange.prepared * exchange.cost(lambda n: more * n / hw.streaming, _ids)
-
-    def _per_op(self, exchange: Exchange, each_ms: float, *, backward: bool) -> Array:
-        """``each_ms`` for every op, ``[plans, ranks]``; a rank without features has none."""
-        a_rank, a_feature = OPS[backward]
-        world = 1 if exchange.is_replicated else self.costs.topology.world_size
-        of_feature = LENGTH_BYTES * self.costs.workload.batch_size * world
-        return exchange.cost(
-            lambda size: each_ms * (a_feature * size / of_feature + a_rank * (size > 0)),
-            lambda load: LENGTH_BYTES * load[..., Load.BAGS],
-        )
-
-    def spread(self, module: str, *, backward: bool) -> tuple[float, float]:
-        """Device and host time of the parameters' sum on a module's outputs; none without one."""
-        workload = self.costs.workload
-        if module not in workload.processed:
-            return 0.0, 0.0
-        tables = [t for t in workload.tables if t.module == module]
-        outputs = workload.batch_size * sum(t.outputs_per_sample * t.embedding_dim for t in tables)
-        ops = SPREAD_OPS[backward]
-        host_ms = self.costs.layer_host_ms(HOST_OPS.op * ops, ops)
-        return spread_ms(self.hardware, outputs, backward=backward), host_ms
-
-
-def _ids(load: Array) -> Array:
-    return np.asarray(load[..., Load.IDS])
-
-
-class GradientBuckets:
-    """Sends gradients in the order in which the backward produces them.
-
-    ``ops`` are the all-reduces sent so far; the optimizer waits for them. DDP's first bucket is
-    smaller only if `bucket_cap_mb` is not given, but TorchRec gives it (model_parallel.py;
-    `_BucketCapacityConfig` of torch/nn/parallel/distributed.py).
-    """
-
-    def __init__(self, graph: Graph, costs: FixedCosts) -> None:
-        self.graph = graph
-        self.costs = costs
-        self.ops: list[int] = []
-
-    def dense(self, size_bytes: int) -> None:
-        """A bucket that the last operation has filled."""
-        if self.costs.topology.whole.world_size > 1:
-            cost = self.costs.all_ranks.all_reduce(np.float64(size_bytes), scope="world")
-            self._send("dense gradients", np.asarray(cost), [len(self.graph.ops) - 1])
-
-    def tables(self, exchange: Exchange, lookups: Sequence[int]) -> None:
-        """Gradients of data-parallel tables, which have their own DDP.
-
-        Args:
-            lookups: the backward operations that produce them.
-        """
-        if self.costs.topology.whole.world_size > 1:
-            cost = exchange.gradient_sync_ms()
-            self._send(f"{exchange.name} gradients", cost, lookups, exchange.active)
-
-    def _send(
-        self, name: str, cost_ms: Array, after: Sequence[int], active: Mask | None = None
-    ) -> None:
-        self.ops.append(
-            self.graph.add(
-                f"all-reduce {name}",
-                phase="all_reduce",
-                resource="collectives",
-                stream="comm",
-                cost_ms=cost_ms,
-                host_ms=self.costs.host_ms(HOST_OPS.gradient_sync, kernels=1, collectives=1),
-                deps=after,
-                scope="world",
-                active=active,
-            )
-        )
-
-
-class InputDist:
-    """Adds the stages of the input distribution to a graph.
-
-    Each stage takes the exchanges that send ids, in the order in which TorchRec runs them; with one
-    rank there are none (`KJTAllToAll` returns early).
-    """
-
-    def __init__(self, graph: Graph, costs: FixedCosts) -> None:
-        self.graph = graph
-        self.costs = costs
-
-    def copy(self) -> int:
-        """The batch from host to device memory, on its own stream, ahead of its use."""
-        batch = self.costs.workload.batch_size
-        ids = sum(t.lookups_per_sample for t in self.costs.workload.tables)
-        lengths = sum(f.num_poolings for t in self.costs.workload.tables for f in t.features)
-        dense = self.costs.workload.dense.in_features + 1
-        per_sample = ids * INDEX_BYTES + lengths * LENGTH_BYTES + dense * 4
-        return self.graph.add(
-            "input copy",
-            phase="input_copy",
-            resource="memory",
-            stream="copy",
-            cost_ms=float(copy_h2d_ms(self.costs.hardware, batch * per_sample)),
-            host_ms=self.costs.host_ms(HOST_OPS.copy, kernels=4),
-            kernels=4,
-        )
-
-    def announce(self, exchanges: Sequence[Exchange], stream: str, *deps: Dep) -> list[Dep]:
-        """Permute ids and announce their numbers, in one all-to-all for all exchanges given.
-
-        This is how pipelines fuse them (`FusedKJTListSplitsAwaitable`).
-        """
-        permutes = [Dep(self._permute(exchange, stream, deps)) for exchange in exchanges]
-        if not exchanges:
-            return []
-        count = np.sum([e.active for e in exchanges], axis=0)[:, None]
-        splits = self.graph.add(
-            f"{_name(exchanges)} splits all-to-all",
-            phase="input_dist",
-            resource="collectives",
-            stream="comm",
-            cost_ms=exchanges[0].splits_ms(count),
-            host_ms=self.costs.host_ms(HOST_OPS.splits, collectives=1),
-            deps=permutes,
-            scope="world",
-            active=_any_active(exchanges),
-        )
-        return [Dep(splits)]
-
-    def _permute(self, exchange: Exchange, stream: str, deps: Sequence[Dep]) -> int:
-        return self.graph.add(
-            f"{exchange.name} permute ids",
-            phase="input_dist",
-            resource="elementwise",
-            stream=stream,
-            cost_ms=exchange.permute_ms(),
-            host_ms=self.costs.host_ms(HOST_OPS.permute, kernels=7) + self._prepare_ms(exchange),
-            kernels=7,
-            deps=deps,
-            active=exchange.active,
-        )
-
-    def _prepare_ms(self, exchange: Exchange) -> float:
-        """Host time of the positions that a feature processor sends where rows are split."""
-        prepares = exchange.processed and exchange.sharding_type in ROW_SPLIT
-        return self.costs.layer_host_ms(HOST_OPS.op * PREPARE_OPS, PREPARE_OPS) * prepares
-
-    def read(self, exchanges: Sequence[Exchange], splits: Sequence[Dep] = ()) -> list[Dep]:
-        """The host must know the sizes before it can allocate: a device-to-host sync."""
-        if not exchanges:
-            return []
-        sync = self.graph.add(
-            f"{_name(exchanges)} read splits",
-            phase="input_dist",
-            resource="overheads",
-            stream="host",
-            cost_ms=us(self.costs.hardware.overheads.sync_us),
-            deps=splits,
-            active=_any_active(exchanges),
-        )
-        return [Dep(sync)]
-
-    def send(self, exchanges: Sequence[Exchange], read: Sequence[Dep]) -> dict[str, int]:
-        """Send lengths, ids and weights; returns exchange name -> op."""
-        ids = {}
-        for exchange in exchanges:
-            ids[exchange.name] = self.graph.add(
-                f"{exchange.name} ids all-to-all",
-                phase="input_dist",
-                resource="collectives",
-                stream="comm",
-                cost_ms=exchange.ids_ms(),
-                host_ms=self.costs.host_ms(HOST_OPS.ids, collectives=exchange.tensors_sent),
-                kernels=exchange.tensors_sent,
-                deps=read,
-                scope="world",
-                active=exchange.active,
-            )
-        return ids
-
-    def recat(self, exchange: Exchange, stream: str, deps: Sequence[Dep]) -> int:
-        """Reorder the received ids by feature."""
-        return self.graph.add(
-            f"{exchange.name} permute received ids",
-            phase="input_dist",
-            resource="elementwise",
-            stream=stream,
-            cost_ms=exchange.recat_ms(),
-            host_ms=self.costs.host_ms(HOST_OPS.recat, kernels=7),
-            kernels=7,
-            deps=deps,
-            active=exchange.active,
-        )
-
-
-def _name(exchanges: Sequence[Exchange]) -> str:
-    return exchanges[0].name if len(exchanges) == 1 else "fused"
-
-
-def _any_active(exchanges: Sequence[Exchange]) -> Mask:
-    return np.asarray(np.any([exchange.active for exchange in exchanges], axis=0))
-
-
 Array = NDArray[np.float64]
 LookModuleUp = Callable[[Sequence[Exchange]], None]
 
@@ -439,15 +90,10 @@ class DlrmBuilder:
             us(hardware.overheads.launch_latency_us),
         )
         self.sending = [e for e in self.exchanges if not e.is_local]
-        self.input = InputDist(self.graph, costs)
-        self.gradients = GradientBuckets(self.graph, costs)
-        self.processors = FeatureProcessors(self.graph, costs)
-        copies = self.workload.replica_groups if self.workload.training else None
-        copied = topology.job is not None and copies is not None
-        scattered = copies is not None and copies.fully_sharded
-        given = costs, groups, loads, make_exchange
-        self.sync = ReplicaSync(*given) if copied and not scattered else None
-        self.copies = ScatteredCopies(*given) if copied and scattered else None
+        self.gradients: list[int] = []
+        copied = topology.job is not None and self.workload.training
+        self.copies = self.workload.replica_groups if copied else None
+        self.averaged, self.launches = self._copied_tables(groups, loads, make_exchange)
         self.scattered: dict[int, int] = {}
         self.modules: dict[str, list[Exchange]] = {
             name: [*found] for name, found in groupby(self.exchanges, key=lambda e: e.module)
@@ -465,8 +111,7 @@ class DlrmBuilder:
             "prefetch_sparse_dist": self._prefetch_sparse_dist,
         }
         pipelines[self.workload.train_pipeline]()
-        if self.sync is not None:
-            self._average_copies(self.sync)
+        self._average_copies()
         errors = self.costs.errors
         return self.graph if errors is None else draw_graph(self.graph, errors, self.costs.topology)
 
@@ -477,22 +122,22 @@ class DlrmBuilder:
 
         def look_up(module: Sequence[Exchange]) -> None:
             sending = [e for e in module if not e.is_local]
-            announced = [(e, self.input.announce([e], "compute")) for e in sending]
+            announced = [(e, self._announce([e], "compute")) for e in sending]
             ids: dict[str, int] = {}
             for exchange, splits in announced:
-                ids |= self.input.send([exchange], self.input.read([exchange], splits))
+                ids |= self._send([exchange], self._read([exchange], splits))
             self._lookups(module, self._recats(sending, "compute", ids))
 
         first = self._forward(look_up)
         self._backward()
-        copy = self.input.copy()
+        copy = self._copy_input()
         self.graph.wait(first, Dep(copy, lag=1))
         self._optimizer_step()
 
     def _sparse_dist(self) -> None:
         """The ids of the next batch travel while this one computes."""
-        copy = self.input.copy()  # of the batch after the next
-        splits = self.input.announce(self.sending, "data_dist", Dep(copy, lag=1))
+        copy = self._copy_input()  # of the batch after the next
+        splits = self._announce(self.sending, "data_dist", Dep(copy, lag=1))
         recats: dict[str, int] = {}
 
         def look_up(module: Sequence[Exchange]) -> None:
@@ -501,7 +146,7 @@ class DlrmBuilder:
             recats.update(found)
 
         self.graph.wait(self._forward(look_up), Dep(copy, lag=2))
-        ids = self.input.send(self.sending, self.input.read(self.sending, splits))
+        ids = self._send(self.sending, self._read(self.sending, splits))
         for name, op in ids.items():
             self.graph.wait(recats[name], Dep(op, lag=1))
         self._backward()
@@ -509,9 +154,9 @@ class DlrmBuilder:
 
     def _prefetch_sparse_dist(self) -> None:
         """The ids of the next batch travel, and its rows enter the caches, one batch ahead."""
-        copy = self.input.copy()  # of the batch after the next
-        read = self.input.read(self.sending)
-        ids = self.input.send(self.sending, read)
+        copy = self._copy_input()  # of the batch after the next
+        read = self._read(self.sending)
+        ids = self._send(self.sending, read)
         first = self._forward(lambda module: self._lookups(module, {}))
         self.graph.wait(first, Dep(copy, lag=2))
         for module in self.modules.values():
@@ -522,7 +167,7 @@ class DlrmBuilder:
             self.graph.wait(first, *(Dep(op, lag=1) for op in ahead))
         self._backward()
         self._optimizer_step()
-        splits = self.input.announce(self.sending, "data_dist", Dep(copy))
+        splits = self._announce(self.sending, "data_dist", Dep(copy))
         for host, announced in zip(read, splits, strict=True):
             self.graph.wait(host.op, replace(announced, lag=1))
 
@@ -531,7 +176,7 @@ class DlrmBuilder:
     ) -> dict[str, int]:
         """Exchange name -> reordering of its received ids."""
         sent = {e.name: [Dep(ids[e.name])] if ids else [] for e in sending}
-        return {e.name: self.input.recat(e, stream, sent[e.name]) for e in sending}
+        return {e.name: self._recat(e, stream, sent[e.name]) for e in sending}
 
     def _prefetches(self, module: Sequence[Exchange], recats: Mapping[str, int]) -> Iterator[int]:
         """Fetch the next batch's rows into the UVM caches."""
@@ -548,6 +193,112 @@ class DlrmBuilder:
                     deps=[Dep(op) for op in recats.values()],
                     active=exchange.group_active(group),
                 )
+
+    # --- input distribution ---------------------------------------------------------------------
+
+    def _copy_input(self) -> int:
+        """The batch from host to device memory, on its own stream, ahead of its use."""
+        batch = self.workload.batch_size
+        ids = sum(t.lookups_per_sample for t in self.workload.tables)
+        lengths = sum(f.num_poolings for t in self.workload.tables for f in t.features)
+        dense = self.workload.dense.in_features + 1
+        per_sample = ids * INDEX_BYTES + lengths * LENGTH_BYTES + dense * 4
+        return self.graph.add(
+            "input copy",
+            phase="input_copy",
+            resource="memory",
+            stream="copy",
+            cost_ms=float(copy_h2d_ms(self.hardware, batch * per_sample)),
+            host_ms=self.host_ms(HOST_OPS.copy, kernels=4),
+            kernels=4,
+        )
+
+    def _announce(self, exchanges: Sequence[Exchange], stream: str, *deps: Dep) -> list[Dep]:
+        """Permute ids and announce their numbers, in one all-to-all for all exchanges given.
+
+        This is how pipelines fuse them (`FusedKJTListSplitsAwaitable`).
+        """
+        permutes = [Dep(self._permute(exchange, stream, deps)) for exchange in exchanges]
+        if not exchanges:
+            return []
+        count = np.sum([e.active for e in exchanges], axis=0)[:, None]
+        splits = self.graph.add(
+            f"{_name(exchanges)} splits all-to-all",
+            phase="input_dist",
+            resource="collectives",
+            stream="comm",
+            cost_ms=exchanges[0].splits_ms(count),
+            host_ms=self.host_ms(HOST_OPS.splits, collectives=1),
+            deps=permutes,
+            scope="world",
+            active=_any_active(exchanges),
+        )
+        return [Dep(splits)]
+
+    def _permute(self, exchange: Exchange, stream: str, deps: Sequence[Dep]) -> int:
+        return self.graph.add(
+            f"{exchange.name} permute ids",
+            phase="input_dist",
+            resource="elementwise",
+            stream=stream,
+            cost_ms=exchange.permute_ms(),
+            host_ms=self.host_ms(HOST_OPS.permute, kernels=7) + self._prepare_ms(exchange),
+            kernels=7,
+            deps=deps,
+            active=exchange.active,
+        )
+
+    def _prepare_ms(self, exchange: Exchange) -> float:
+        """Host time of the positions that a feature processor sends where rows are split."""
+        prepares = exchange.processed and exchange.sharding_type in ROW_SPLIT
+        return self.costs.layer_host_ms(HOST_OPS.op * PREPARE_OPS, PREPARE_OPS) * prepares
+
+    def _read(self, exchanges: Sequence[Exchange], splits: Sequence[Dep] = ()) -> list[Dep]:
+        """The host must know the sizes before it can allocate: a device-to-host sync."""
+        if not exchanges:
+            return []
+        sync = self.graph.add(
+            f"{_name(exchanges)} read splits",
+            phase="input_dist",
+            resource="overheads",
+            stream="host",
+            cost_ms=us(self.hardware.overheads.sync_us),
+            deps=splits,
+            active=_any_active(exchanges),
+        )
+        return [Dep(sync)]
+
+    def _send(self, exchanges: Sequence[Exchange], read: Sequence[Dep]) -> dict[str, int]:
+        """Send lengths, ids and weights; returns exchange name -> op."""
+        ids = {}
+        for exchange in exchanges:
+            ids[exchange.name] = self.graph.add(
+                f"{exchange.name} ids all-to-all",
+                phase="input_dist",
+                resource="collectives",
+                stream="comm",
+                cost_ms=exchange.ids_ms(),
+                host_ms=self.host_ms(HOST_OPS.ids, collectives=exchange.tensors_sent),
+                kernels=exchange.tensors_sent,
+                deps=read,
+                scope="world",
+                active=exchange.active,
+            )
+        return ids
+
+    def _recat(self, exchange: Exchange, stream: str, deps: Sequence[Dep]) -> int:
+        """Reorder the received ids by feature."""
+        return self.graph.add(
+            f"{exchange.name} permute received ids",
+            phase="input_dist",
+            resource="elementwise",
+            stream=stream,
+            cost_ms=exchange.recat_ms(),
+            host_ms=self.host_ms(HOST_OPS.recat, kernels=7),
+            kernels=7,
+            deps=deps,
+            active=exchange.active,
+        )
 
     # --- forward -------------------------------------------------------------------------------
 
@@ -573,7 +324,7 @@ class DlrmBuilder:
         for exchange in module:
             recat = recats.get(exchange.name)
             before = [] if recat is None else [Dep(recat)]
-            before = self.processors.weigh(exchange, before, backward=False)
+            before = self._weigh(exchange, before, backward=False)
             for group in exchange.members:
                 self.lookups[group] = self._lookup(exchange, group, before, backward=False)
                 self._scatter(exchange, group)
@@ -635,7 +386,7 @@ class DlrmBuilder:
         self, name: str, modules: Sequence[str], deps: Sequence[Dep], *, backward: bool
     ) -> int:
         """Copies of what a module's exchanges delivered, or of the gradient that they return."""
-        spread = [self.processors.spread(module, backward=backward) for module in modules]
+        spread = [self._spread(module, backward=backward) for module in modules]
         return self.graph.add(
             name,
             phase="dense_backward" if backward else "dense_forward",
@@ -666,6 +417,74 @@ class DlrmBuilder:
             kernels=segment.kernels,
         )
 
+    # --- feature processors ----------------------------------------------------------------------
+
+    def _weigh(self, exchange: Exchange, after: list[Dep], *, backward: bool) -> list[Dep]:
+        """The weights of the ids that an exchange looks up, or the way back to the parameters.
+
+        Returns:
+            What the lookup waits for; of a module without a processor what was given.
+        """
+        if not exchange.processed:
+            return after
+        way = " backward" if backward else ""
+        host_ms = self.costs.layer_host_ms(HOST_OPS.op, 1)
+        self.graph.add(
+            f"{exchange.name} issue position weights{way}",
+            phase="input_dist",
+            resource="overheads",
+            stream="host",
+            cost_ms=self._per_op(exchange, host_ms, backward=backward),
+            active=exchange.active,
+        )
+        floor_ms = us(self.hardware.elementwise.floor_us)
+        cost_ms = self._ids_ms(exchange, backward=backward)
+        cost_ms = cost_ms + self._per_op(exchange, floor_ms, backward=backward)
+        weighed = self.graph.add(
+            f"{exchange.name} position weights{way}",
+            phase="input_dist",
+            resource="elementwise",
+            stream=COMPUTE,
+            cost_ms=cost_ms,
+            deps=after,
+            active=exchange.active,
+        )
+        return [Dep(weighed)]
+
+    def _ids_ms(self, exchange: Exchange, *, backward: bool) -> Array:
+        """What grows with the ids, ``[plans, ranks]``."""
+        hw = self.hardware
+        found = exchange.cost(lambda n: ids_ms(hw, n, backward=backward), _column(Load.IDS))
+        if backward:
+            return found
+        # what is not sent out is prepared here as well
+        more = READ_BACK_BYTES - RANGE_BYTES + PREPARE_BYTES * exchange.is_local
+        return found + exchange.prepared * exchange.cost(
+            lambda n: more * n / hw.streaming, _column(Load.IDS)
+        )
+
+    def _per_op(self, exchange: Exchange, each_ms: float, *, backward: bool) -> Array:
+        """``each_ms`` for every op, ``[plans, ranks]``; a rank without features has none."""
+        a_rank, a_feature = OPS[backward]
+        world = 1 if exchange.is_replicated else self.costs.topology.world_size
+        of_feature = LENGTH_BYTES * self.workload.batch_size * world
+        return exchange.cost(
+            lambda size: each_ms * (a_feature * size / of_feature + a_rank * (size > 0)),
+            lambda load: LENGTH_BYTES * load[..., Load.BAGS],
+        )
+
+    def _spread(self, module: str, *, backward: bool) -> tuple[float, float]:
+        """Device and host time of the parameters' sum on a module's outputs; none without one."""
+        if module not in self.workload.processed:
+            return 0.0, 0.0
+        tables = [t for t in self.workload.tables if t.module == module]
+        outputs = self.workload.batch_size * sum(
+            t.outputs_per_sample * t.embedding_dim for t in tables
+        )
+        ops = SPREAD_OPS[backward]
+        host_ms = self.costs.layer_host_ms(HOST_OPS.op * ops, ops)
+        return spread_ms(self.hardware, outputs, backward=backward), host_ms
+
     # --- backward ------------------------------------------------------------------------------
 
     def _backward(self) -> None:
@@ -676,7 +495,7 @@ class DlrmBuilder:
             if isinstance(step, Segment):
                 self._segment(step, backward=True)
             elif isinstance(step, Bucket):
-                self.gradients.dense(step.bytes)
+                self._reduce_bucket(step.bytes)
             elif step.module in self.modules:
                 module = self.modules[step.module][::-1]
                 if isinstance(step, GradientReturn):
@@ -695,41 +514,73 @@ class DlrmBuilder:
             after = [Dep(i) for i in self.arrived[exchange.name]]
             groups = reversed(exchange.members)
             done = [self._update(exchange, g, after) for g in groups]
-            self.processors.weigh(exchange, [Dep(op) for op in done], backward=True)
+            self._weigh(exchange, [Dep(op) for op in done], backward=True)
             if exchange.is_replicated:
-                self.gradients.tables(exchange, done)
+                # data-parallel tables have their own DDP
+                name, cost = f"{exchange.name} gradients", exchange.gradient_sync_ms()
+                self._all_reduce(name, cost, done, exchange.active)
+
+    def _reduce_bucket(self, size_bytes: int) -> None:
+        """A bucket of dense gradients that the last operation has filled."""
+        cost = self.costs.all_ranks.all_reduce(size_bytes, scope="world")
+        self._all_reduce("dense gradients", cost, [len(self.graph.ops) - 1])
+
+    def _all_reduce(
+        self, name: str, cost_ms: Array, after: Sequence[int], active: Mask | None = None
+    ) -> None:
+        """A bucket of gradients, as DistributedDataParallel sends it; the optimizer waits for all.
+
+        DDP's first bucket is smaller only if `bucket_cap_mb` is not given, but TorchRec gives it
+        (model_parallel.py; `_BucketCapacityConfig` of torch/nn/parallel/distributed.py).
+
+        Args:
+            after: the operations that produce the gradients.
+        """
+        if self.costs.topology.whole.world_size > 1:
+            self.gradients.append(
+                self.graph.add(
+                    f"all-reduce {name}",
+                    phase="all_reduce",
+                    resource="collectives",
+                    stream="comm",
+                    cost_ms=np.asarray(cost_ms),
+                    host_ms=self.host_ms(HOST_OPS.gradient_sync, kernels=1, collectives=1),
+                    deps=after,
+                    scope="world",
+                    active=active,
+                )
+            )
 
     def _update(self, exchange: Exchange, group: int, after: Sequence[Dep]) -> int:
         """The backward of one launch, behind the gathering of its weights where copies have parts.
 
         A rank meets its copies alone, which are as late as it is.
         """
-        if self.copies is not None and group in self.copies:
-            self.graph.add(
-                f"{exchange.name} gather copies",
-                phase="replica_sync",
-                resource="collectives",
-                stream=COMPUTE,
-                cost_ms=self.copies.gather_ms(group),
-                host_ms=self.host_ms(HOST_OPS.gradient_sync, kernels=1, collectives=1),
-                deps=[*after, Dep(self.scattered[group])],
-                active=exchange.group_active(group),
-            )
+        if group in self.launches:
+            gather, deps = self.costs.copies.all_gather, [*after, Dep(self.scattered[group])]
+            self._move_copies(f"{exchange.name} gather copies", group, gather, COMPUTE, deps)
         return self._lookup(exchange, group, after, backward=True)
 
     def _scatter(self, exchange: Exchange, group: int) -> None:
         """The weights of one launch are averaged behind its forward, a part on each copy."""
-        if self.copies is None or group not in self.copies:
-            return
-        self.scattered[group] = self.graph.add(
-            f"{exchange.name} scatter copies",
+        if group in self.launches:
+            scatter, deps = self.costs.copies.reduce_scatter, [Dep(self.lookups[group])]
+            name = f"{exchange.name} scatter copies"
+            self.scattered[group] = self._move_copies(name, group, scatter, "copies", deps)
+
+    def _move_copies(
+        self, name: str, group: int, collective: CostModel, stream: str, deps: Sequence[Dep]
+    ) -> int:
+        tables = self.launches[group]
+        return self.graph.add(
+            name,
             phase="replica_sync",
             resource="collectives",
-            stream="copies",
-            cost_ms=self.copies.scatter_ms(group),
+            stream=stream,
+            cost_ms=tables.cost(_if_any(collective), _column(Load.SYNCED_WEIGHTS)),
             host_ms=self.host_ms(HOST_OPS.gradient_sync, kernels=1, collectives=1),
-            deps=[Dep(self.lookups[group])],
-            active=exchange.group_active(group),
+            deps=deps,
+            active=tables.active,
         )
 
     # --- optimizer -----------------------------------------------------------------------------
@@ -752,21 +603,70 @@ class DlrmBuilder:
             host_ms=us(self.hardware.overheads.iteration_us)
             + self.costs.step_host_ms(self.dense.parameters, step.kernels),
             kernels=step.kernels,
-            deps=[Dep(i) for i in self.gradients.ops],
+            deps=[Dep(i) for i in self.gradients],
         )
 
-    def _average_copies(self, sync: ReplicaSync) -> None:
+    # --- copies of tables ------------------------------------------------------------------------
+
+    def _copied_tables(
+        self, groups: Sequence[LookupGroup], loads: Array, make: type[Exchange]
+    ) -> tuple[list[tuple[Exchange, Load]], dict[int, Exchange]]:
+        """What one call of ``sync`` averages, each with the column of its bytes; or, under
+        ``FULLY_SHARDED``, the tables of each launch.
+
+        Raises:
+            InputError: copies have parts, and the ranks have no GPU.
+        """
+        fused = [i for i, group in enumerate(groups) if group.fused]
+        if self.copies is None or not fused:
+            return [], {}
+        if self.copies.fully_sharded:
+            if self.hardware.device == "cpu":
+                raise InputError(
+                    "replica_groups.sharding_strategy is fully_sharded, which TorchRec runs on "
+                    "CUDA streams and ranks on CPUs cannot; give default, or a profile of GPUs"
+                )
+            return [], {i: make(self.costs, groups, [i], loads, f"copies {i}") for i in fused}
+        found = []
+        for data_type in dict.fromkeys(groups[i].data_type for i in fused):
+            of = [i for i in fused if groups[i].data_type == data_type]
+            weights = make(self.costs, groups, of, loads, f"{data_type} weights")
+            found.append((weights, Load.SYNCED_WEIGHTS))
+        states = make(self.costs, groups, fused, loads, "optimizer states")
+        return [*found, (states, Load.SYNCED_STATES)], {}
+
+    def _average_copies(self) -> None:
         """The mean share of a step: a rank meets its copies alone, which are as late as it is."""
-        if not sync.collectives:
+        if self.copies is None or not self.averaged:
             return
-        ops, count = HOST_OPS.gradient_sync * sync.collectives, sync.collectives
+        model, steps = self.costs.copies.all_reduce, self.copies.sync_interval
+        count = len(self.averaged)
+        parts = [tables.cost(_if_any(model, steps), _column(of)) for tables, of in self.averaged]
+        host_ms = self.host_ms(HOST_OPS.gradient_sync * count, kernels=count, collectives=count)
         self.graph.add(
             "average copies of tables",
             phase="replica_sync",
             resource="collectives",
             stream=COMPUTE,
-            cost_ms=sync.cost_ms(),
-            host_ms=self.host_ms(ops, kernels=count, collectives=count) / sync.steps,
+            cost_ms=np.asarray(sum(parts, np.zeros((1, 1)))),
+            host_ms=host_ms / steps,
             kernels=count,
-            active=sync.active,
+            active=np.asarray(np.any([tables.active for tables, _ in self.averaged], axis=0)),
         )
+
+
+def _name(exchanges: Sequence[Exchange]) -> str:
+    return exchanges[0].name if len(exchanges) == 1 else "fused"
+
+
+def _any_active(exchanges: Sequence[Exchange]) -> Mask:
+    return np.asarray(np.any([exchange.active for exchange in exchanges], axis=0))
+
+
+def _column(column: Load) -> Size:
+    return lambda load: load[..., column]
+
+
+def _if_any(collective: CostModel, steps: int = 1) -> CostModel:
+    """A rank without tensors to average starts no collective, nor do its copies."""
+    return lambda size: np.where(size > 0, collective(size), 0.0) / steps
