@@ -1,16 +1,14 @@
 """Runs pieces of work at the same time where there are cores for it, with the same results.
 
-The pieces run in forked processes, which have all that is known so far without it being sent.
-Where forking is not safe or gains nothing, they run one after the other: with torch loaded, whose
-threads do not survive a fork, so also in the hook on a training rank; in a daemon, which may have
-no children; on one core. A piece must depend on nothing that another one changes.
-
-Why: docs/decisions/0069.
+Each piece runs in a forked process, which has all that is known so far without it being sent, and
+ends with it. Where forking is not safe or gains nothing, the pieces run one after the other: with
+torch loaded, whose threads do not survive a fork, so also in the hook on a training rank; in a
+daemon, which may have no children; on one core. A piece must depend on nothing that another one
+changes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
 import io
@@ -22,6 +20,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.context import ForkProcess
 from typing import Any, NoReturn, TypeVar
@@ -60,9 +59,8 @@ def side_by_side(pieces: Sequence[Callable[[], T]], shared: Sequence[object]) ->
         KeyboardInterrupt: Ctrl-C came; after all results that there are by then.
     """
     count = min(usable_cores(), len(pieces))
-    workers = _start(pieces, shared, count) if count > 1 else []
-    if workers:
-        yield from _collect(pieces, shared, workers)
+    if count > 1:
+        yield from _forked(pieces, shared, count)
         return
     for piece in pieces:
         try:
@@ -72,152 +70,122 @@ def side_by_side(pieces: Sequence[Callable[[], T]], shared: Sequence[object]) ->
             raise KeyboardInterrupt from None
 
 
-class _Worker:
-    """A process and the pipe to it."""
+def _forked(pieces: Sequence[Callable[[], T]], shared: Sequence[object], count: int) -> Iterator[T]:
+    """The results of pieces that run in at most ``count`` processes at a time."""
+    running: dict[Connection, tuple[int, ForkProcess]] = {}
+    found: dict[int, T] = {}
+    begun = shown = 0
+    interrupted: list[bool] = []
+    try:
+        with _passed_on(running, interrupted):
+            while running or (begun < len(pieces) and not interrupted):
+                while begun < len(pieces) and len(running) < count and not interrupted:
+                    if not _start(pieces[begun], begun, shared, running):
+                        if running:
+                            break  # no more processes than these
+                        found[begun] = pieces[begun]()
+                    begun += 1
+                for pipe in wait(list(running)) if running else ():
+                    assert isinstance(pipe, Connection)
+                    number, process = running.pop(pipe)
+                    sent = _received(pipe)
+                    process.join()
+                    if sent is not None:
+                        has_result, result = _Reader(io.BytesIO(sent), shared).load()
+                        if has_result:
+                            found[number] = result
+                    elif not interrupted:  # it died or failed, which is found out here
+                        found[number] = pieces[number]()
+                while shown in found:
+                    yield found.pop(shown)
+                    shown += 1
+        yield from (found[number] for number in sorted(found))
+    finally:
+        for _, process in running.values():
+            process.kill()
+            process.join()
+    if interrupted:
+        raise KeyboardInterrupt
 
-    def __init__(self, process: ForkProcess, pipe: Connection) -> None:
-        self.process, self.pipe = process, pipe
-        self.piece: int | None = None
 
-    def begin(self, piece: int | None) -> None:
-        """Send it the number of its next piece; None ends it."""
-        self.piece = piece
-        with contextlib.suppress(OSError):  # it died, which `receive` finds
-            self.pipe.send(piece)
+def _start(
+    piece: Callable[[], Any],
+    number: int,
+    shared: Sequence[object],
+    running: dict[Connection, tuple[int, ForkProcess]],
+) -> bool:
+    """Fork a process for a piece; False if there cannot be one."""
+    here, there = Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(
+        target=_serve, args=(piece, shared, there), daemon=True
+    )
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        with warnings.catch_warnings():
+            # threads that this process has are those of numpy and of the progress shown
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+        running[here] = number, process
+    except OSError:
+        here.close()
+        return False
+    finally:
+        there.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    return True
 
-    def receive(self) -> bytes | None:
-        """The pickled result of its piece; None if it died."""
+
+def _received(pipe: Connection) -> bytes | None:
+    """The pickled result of a piece; None if its process died."""
+    with pipe:
         try:
-            return self.pipe.recv_bytes()
+            return pipe.recv_bytes()
         except (EOFError, OSError):
             return None
 
 
-def _start(
-    pieces: Sequence[Callable[[], T]], shared: Sequence[object], count: int
-) -> list[_Worker]:
-    """Forked processes that wait for numbers of pieces; none if there cannot be any."""
-    workers: list[_Worker] = []
-    context = multiprocessing.get_context("fork")
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        for _ in range(count):
-            here, there = Pipe()
-            ours = [here, *(w.pipe for w in workers)]
-            process = context.Process(target=_serve, args=(pieces, shared, there, ours))
-            process.daemon = True
-            with warnings.catch_warnings():
-                # threads that this process has are those of numpy and of the progress shown
-                warnings.simplefilter("ignore", DeprecationWarning)
-                process.start()
-            there.close()
-            workers.append(_Worker(process, here))
-    except OSError:  # no more processes than these
-        pass
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    return workers
+@contextmanager
+def _passed_on(
+    running: dict[Connection, tuple[int, ForkProcess]], interrupted: list[bool]
+) -> Iterator[None]:
+    """While the block runs, the first Ctrl-C is passed on to the processes and remembered."""
 
-
-class _CtrlC:
-    """While work goes on: the first Ctrl-C is passed on to the processes and remembered."""
-
-    def __init__(self, workers: Sequence[_Worker]) -> None:
-        self.workers = workers
-        self.came = False
-        self.before: Any = None
-
-    def __enter__(self) -> _CtrlC:
-        ours = threading.current_thread() is threading.main_thread()
-        if ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self.before = signal.signal(signal.SIGINT, self._pass_on)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.before is not None:
-            signal.signal(signal.SIGINT, self.before)
-
-    def _pass_on(self, *_: object) -> None:
-        if self.came:
+    def pass_on(*given: object) -> None:
+        if interrupted:
             raise KeyboardInterrupt
-        self.came = True
-        for worker in self.workers:
-            if worker.process.pid is not None and worker.process.is_alive():
-                os.kill(worker.process.pid, signal.SIGINT)
+        interrupted.append(True)
+        for _, process in list(running.values()):
+            if process.pid is not None:
+                os.kill(process.pid, signal.SIGINT)  # not joined yet: the number is its own
 
-
-def _collect(
-    pieces: Sequence[Callable[[], T]], shared: Sequence[object], workers: list[_Worker]
-) -> Iterator[T]:
-    """Hand out the pieces, and yield their results in order."""
-    left = list(range(len(pieces)))[::-1]
-    found: dict[int, T] = {}
-    shown = 0
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, pass_on)
     try:
-        with _CtrlC(workers) as ctrl_c:
-            for worker in workers:
-                worker.begin(left.pop())
-            while busy := [w for w in workers if w.piece is not None]:
-                ready = wait([w.pipe for w in busy])
-                for worker in (w for w in busy if w.pipe in ready):
-                    _take(worker, None if ctrl_c.came else pieces, shared, found)
-                    worker.begin(left.pop() if left and not ctrl_c.came else None)
-                while shown in found:
-                    yield found.pop(shown)
-                    shown += 1
-        yield from (found[piece] for piece in sorted(found))
+        yield
     finally:
-        _end(workers)
-    if ctrl_c.came:
-        raise KeyboardInterrupt
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _take(
-    worker: _Worker,
-    pieces: Sequence[Callable[[], T]] | None,
-    shared: Sequence[object],
-    found: dict[int, T],
-) -> None:
-    """Enter the result of a worker's piece; of one that died it is found here, if there are pieces
-    for that."""
-    piece, sent = worker.piece, worker.receive()
-    assert piece is not None
-    if sent is not None:
-        has_result, result = _Reader(io.BytesIO(sent), shared).load()
-        if has_result:
-            found[piece] = result
-    elif pieces is not None:
-        found[piece] = pieces[piece]()
-
-
-def _end(workers: Sequence[_Worker]) -> None:
-    for worker in workers:
-        worker.process.kill()
-        worker.pipe.close()
-    for worker in workers:
-        worker.process.join()
-        worker.process.close()
-
-
-def _serve(
-    pieces: Sequence[Callable[[], T]],
-    shared: Sequence[object],
-    pipe: Connection,
-    others: Sequence[Connection],
-) -> NoReturn:
-    """What a process does: run pieces until there are no more."""
+def _serve(piece: Callable[[], Any], shared: Sequence[object], pipe: Connection) -> NoReturn:
+    """What a process does: run its piece and send the result."""
     ctypes.CDLL(None).prctl(DEATH_OF_PARENT, signal.SIGKILL)
     gc.freeze()  # what the parent has is not looked through again, nor copied for that
-    for other in others:
-        other.close()
     signal.signal(signal.SIGINT, _once)
     code = 0
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-        while (piece := pipe.recv()) is not None:
-            pipe.send_bytes(_run(pieces[piece], shared))
-    except (EOFError, OSError, KeyboardInterrupt):
-        pass
+        try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+            answer: tuple[bool, Any] = True, piece()
+        except CutPiece as cut:
+            answer = True, cut.result
+        except KeyboardInterrupt:
+            answer = False, None
+        written = io.BytesIO()
+        _Writer(written, shared).dump(answer)
+        pipe.send_bytes(written.getvalue())
     except BaseException:  # the parent runs the piece itself, and says what is wrong
         code = 1
     os._exit(code)
@@ -227,19 +195,6 @@ def _once(*_: object) -> NoReturn:
     """Ctrl-C reaches a process from the terminal and from its parent; one of them counts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt
-
-
-def _run(piece: Callable[[], T], shared: Sequence[object]) -> bytes:
-    answer: tuple[bool, T | None]
-    try:
-        answer = True, piece()
-    except CutPiece as cut:
-        answer = True, cut.result
-    except KeyboardInterrupt:
-        answer = False, None
-    written = io.BytesIO()
-    _Writer(written, shared).dump(answer)
-    return written.getvalue()
 
 
 class _Writer(pickle.Pickler):

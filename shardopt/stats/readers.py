@@ -275,10 +275,10 @@ class TsvSource(Source):
                         "lines must have as many"
                     )
         ends = breaks.reshape(len(lines), width)
-        columns = {name: width - 26 + self.features.index(name) for name in wanted}
+        places = {name: width - 26 + self.features.index(name) for name in wanted}
         return {
             name: Bags(self._column(text, ends[:, at - 1] + 1, ends[:, at], first, name))
-            for name, at in columns.items()
+            for name, at in places.items()
         }
 
     def _column(
