@@ -20,6 +20,7 @@ from lab.tasks.models.chance import lognormal
 from lab.tasks.models.drifting import draw_windows
 from lab.tasks.plans import signature, their_plan
 from lab.tasks.task_set import TaskSet, task_name
+from lab.tasks.windows import in_window
 from predictor.cost.errors import known_errors
 from predictor.errors import InputError
 from predictor.hardware.scaling import scale_group
@@ -36,7 +37,6 @@ from search.scenarios.scenario import (
 )
 from search.solve import solve
 from search.stop import Stop
-from shardopt.bench.windows import in_window
 
 THEIRS, NOMINAL, REGRET = "torchrec", "nominal", "regret"
 MISLED, HEDGED = "nominal perturbed", "regret perturbed"

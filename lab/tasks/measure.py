@@ -37,6 +37,7 @@ from lab.tasks.task_set import (
     task_name,
     window_path,
 )
+from lab.tasks.windows import split_window
 from predictor.errors import InfeasibleError, InputError, ShardoptError
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_json import plan_from_dict
@@ -365,7 +366,12 @@ def _job(
         link=settings.link,
         runtime=settings.runtime,
         **_other_model(workload, architecture),
-        windows=windows,
+        data={
+            plan: windows[number - 2]
+            for plan in plans
+            for number in (split_window(plan)[1],)
+            if number > 1
+        },
     )
 
 

@@ -13,7 +13,6 @@ from predictor.model.plan import ShardingPlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
 from predictor.units import GIB, format_bytes
-from shardopt.bench.windows import distinct, split_window
 from shardopt.extras import require_packages
 from shardopt.measure.machine import available_bytes
 from shardopt.ranks.hosts import HOSTS, Link, check_hosts
@@ -38,8 +37,7 @@ class Job:
         build: makes the model that is trained (`shardopt.training.model.ModelBuilder`);
             None: the DLRM that the workload describes. Ranks get it pickled.
         facts: what else the rows say of the model.
-        windows: the same model with other data; `shardopt.bench.windows` says by its name which
-            of them a plan is run in.
+        data: name of a plan -> the same model with other data, which that plan trains on.
     """
 
     workload: Workload
@@ -54,7 +52,7 @@ class Job:
     runtime: Runtime = Runtime.PLAIN
     build: Callable[[Workload, str], Any] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
-    windows: tuple[Workload, ...] = ()
+    data: Mapping[str, Workload] = field(default_factory=dict)
 
     @property
     def world_size(self) -> int:
@@ -81,7 +79,6 @@ def check_job(job: Job, *, given_ranks: int | None = None, joined: bool = False)
         MissingPackageError: TorchRec is not installed.
     """
     _check_ranks(job, given_ranks)
-    _check_windows(job)
     if job.link is not None:
         _check_link(job, job.link, joined)
     require_packages("torch", "fbgemm_gpu", "torchrec")
@@ -125,13 +122,6 @@ def _check_ranks(job: Job, given: int | None) -> None:
             )
 
 
-def _check_windows(job: Job) -> None:
-    there = 1 + len(job.windows)
-    for name in job.plans:
-        if not 1 <= split_window(name)[1] <= there:
-            raise InputError(f"plan '{name}': there are {there} windows of data; name one of them")
-
-
 def _check_link(job: Job, link: Link, joined: bool) -> None:
     if joined:
         raise InputError(
@@ -139,18 +129,13 @@ def _check_link(job: Job, link: Link, joined: bool) -> None:
             "without torchrun, or without a link",
             inputs=("link",),
         )
-    if job.backend != "gloo":
-        raise InputError(
-            f"a link limits TCP, which gloo uses and {job.backend} may not; choose gloo",
-            inputs=("link", "backend"),
-        )
     if (job.world_size, job.local_world_size) != (HOSTS, 1):
         raise PlanError(
             f"the plans are for {job.world_size} ranks on hosts of {job.local_world_size}, but "
             f"a link joins {HOSTS} hosts of one rank; plan for such hosts",
             inputs=("link", "gpus", "gpus_per_node"),
         )
-    check_hosts(link)
+    check_hosts(link, job.backend)
 
 
 def _check_gpus(ranks: int) -> None:
@@ -194,7 +179,7 @@ def rank_bytes(workload: Workload, plans: Sequence[ShardingPlan]) -> list[int]:
         first.world_size, first.local_world_size, hbm_bytes=0, ddr_bytes=2**62
     )
     found = [RANK_BYTES] * first.world_size
-    for plan in distinct(plans):
+    for plan in (p for i, p in enumerate(plans) if p not in plans[:i]):
         for rank, memory in enumerate(plan_memory(workload, topology, plan, device="cpu")):
             found[rank] += memory.hbm_bytes + memory.ddr_bytes
     return found

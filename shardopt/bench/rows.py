@@ -69,7 +69,7 @@ def write_rows(path: Path, rows: BenchRows) -> None:
     for key in _LISTS:
         entries = ",\n".join(f"  {_line(entry)}" for entry in getattr(rows, key))
         parts.append(f" {json.dumps(key)}: [\n{entries}\n ]" if entries else f' "{key}": []')
-    atomic_write_text(path, "{\n" + ",\n".join(parts) + "\n}\n")
+    atomic_write_text(path, "{\n" + ",\n".join(parts) + "\n}\n", update=True)
 
 
 def round_times(message: Mapping[str, Any]) -> dict[str, Any]:

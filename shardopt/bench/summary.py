@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardopt.bench.rows import BenchRows
-from shardopt.measure.sampling import Samples
+from shardopt.measure.sampling import Samples, quantile
 
 CONFIDENCE = 0.95
 
@@ -106,15 +106,6 @@ def median_interval(ordered: Sequence[float]) -> tuple[float, float] | None:
             break
         cut += 1
     return None if cut < 0 else (ordered[cut], ordered[n - 1 - cut])
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Linear between the order statistics, as numpy does it."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
 def reference_rounds(rows: BenchRows) -> dict[str, list[float]]:

@@ -16,7 +16,6 @@ from itertools import pairwise
 from typing import Any
 
 from shardopt.bench.job import Job
-from shardopt.bench.windows import split_window
 from shardopt.measure.machine import other_cores, usage
 from shardopt.ranks.rank import Rank, Report, join_group, prepare
 from shardopt.ranks.realtime import Runtime, hasten_gloo
@@ -59,15 +58,16 @@ class _Rank:
         self.job, self.rank, self.device, self.report = job, rank.index, device, report
         self.local_size = rank.local_size
         set_matmul_precision(job.workload)
-        rings = [
-            batch_ring(window, seed=job.seed, rank=rank.index)
-            for window in (job.workload, *job.windows)
-        ]
-        if device.type == "cuda":
-            rings = [[batch.pin_memory() for batch in ring] for ring in rings]
+        rings: dict[int, Any] = {}
         self.trainings: dict[str, Training] = {}
         for name, plan in job.plans.items():
-            ring = rings[split_window(name)[1] - 1]
+            data = job.data.get(name, job.workload)
+            if id(data) not in rings:
+                ring = batch_ring(data, seed=job.seed, rank=rank.index)
+                pinned = device.type == "cuda"
+                rings[id(data)] = [batch.pin_memory() for batch in ring] if pinned else ring
+            ring = rings[id(data)]
+            # the same plan on other data is built once
             built = next(
                 (t for other, t in self.trainings.items() if job.plans[other] == plan), None
             )

@@ -302,10 +302,10 @@ def after_call(
         None in place of the coefficients where the rows are too few.
     """
     test = np.array([row.point.test for row in rows], dtype=bool)
-    if (~test).sum() < FEWEST:
-        return (made.kept(label) if len(rows) else made), None
-    table = np.array(columns, dtype=np.float64)
-    table, time = np.hstack((np.ones((len(table), 1)), table)), times_ms(rows)
+    terms = [[1.0, *row] for row in columns]
+    if not terms or (~test).sum() < max(FEWEST, FEWEST_PER_CONSTANT * len(terms[0])):
+        return (made.kept(label) if terms else made), None
+    table, time = np.array(terms), times_ms(rows)
     found = non_negative(table[~test], time[~test])
     errors = table @ found / time - 1.0
     return made.error(label, HeldOut(errors[test], int((~test).sum()))), found[1:]

@@ -23,7 +23,7 @@ from predictor.hardware.schema import CpuEmbedding
 from predictor.model.plan import ComputeKernel
 from predictor.model.workload import DATA_TYPE_BYTES, Optimizer, Workload
 from shardopt.calibrate.fitting import (
-    FEWEST,
+    FEWEST_PER_CONSTANT,
     NS,
     Array,
     CalibratedProfile,
@@ -585,8 +585,8 @@ def fit_cpu(made: CalibratedProfile) -> CalibratedProfile:
     }
     if not isinstance(embedding, CpuEmbedding):
         return made
-    if min(map(len, parts.values())) < FEWEST:
-        return _fit_unpooled(made)
+    if min(map(len, parts.values())) < FEWEST_PER_CONSTANT * len(BACKWARD):
+        return _fit_unpooled(made.kept("lookup") if any(parts.values()) else made)
     fitted = _best_on_grid(parts["forward"], parts["backward"], embedding)
     for part, names in zip(PASSES, (FORWARD, BACKWARD), strict=True):
         test, count = made.of("lookup", part, test=True), len(parts[part])
@@ -719,7 +719,7 @@ def _fit_dense(
     does, so that it is no constant of its own.
     """
     fit, test = made.fit_and_test("lookup_dense", "backward")
-    if len(fit) < FEWEST:
+    if len(fit) < FEWEST_PER_CONSTANT * (1 + len(DENSE)):
         return made, base
     launch = np.full((len(fit), 1), units.us(1.0))
     columns = np.hstack((launch, lookup_columns(base, fit, DENSE)))

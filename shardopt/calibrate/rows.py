@@ -34,7 +34,7 @@ from predictor.errors import InputError
 from shardopt.calibrate.points import COLLECTIVE_OPS, Point
 from shardopt.files import decode, read_bytes
 from shardopt.measure import store
-from shardopt.measure.sampling import Samples
+from shardopt.measure.sampling import Samples, quantile
 from shardopt.measure.store import Fields, RowKind, RowsFile
 from shardopt.ranks.realtime import Runtime
 
@@ -149,10 +149,10 @@ def row_of_samples(point: Point, samples: Samples, part: str = "", **facts: Any)
         # as written, so that rows are the same before and after the file
         median_us=round(samples.median_s * 1e6, 3),
         mean_us=round(sum(ordered) / len(ordered) * 1e6, 3),
-        p10_us=round(_percentile(ordered, 0.1) * 1e6, 3),
-        p25_us=round(_percentile(ordered, 0.25) * 1e6, 3),
-        p75_us=round(_percentile(ordered, 0.75) * 1e6, 3),
-        p90_us=round(_percentile(ordered, 0.9) * 1e6, 3),
+        p10_us=round(quantile(ordered, 0.1) * 1e6, 3),
+        p25_us=round(quantile(ordered, 0.25) * 1e6, 3),
+        p75_us=round(quantile(ordered, 0.75) * 1e6, 3),
+        p90_us=round(quantile(ordered, 0.9) * 1e6, 3),
         n=len(ordered),
     )
 
@@ -166,14 +166,6 @@ def rows_of_passes(point: Point, passes: Iterable[Samples], **facts: Any) -> lis
 def times_ms(rows: Sequence[Measurement]) -> NDArray[np.float64]:
     """Medians, ``[rows]``."""
     return np.array([row.median_us * 1e-3 for row in rows])
-
-
-def _percentile(ordered: Sequence[float], share: float) -> float:
-    """By linear interpolation."""
-    at = share * (len(ordered) - 1)
-    low = math.floor(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
 
 
 class CalibrationRows(RowsFile[Measurement]):

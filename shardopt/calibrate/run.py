@@ -123,7 +123,12 @@ def check_calibration(
             inputs=("ranks",),
         )
     if link is not None:
-        _check_link(backend, ranks, link)
+        if ranks != HOSTS:
+            raise InputError(
+                f"a link joins {HOSTS} hosts of one rank, not {ranks} ranks; choose {HOSTS}",
+                inputs=("link", "ranks"),
+            )
+        check_hosts(link, backend)
     if model is not None and backend == "gloo":
         _check_memory(model)
     import torch
@@ -139,20 +144,6 @@ def check_calibration(
                 f"sees {found}; choose fewer ranks, or gloo to measure CPU ranks",
                 inputs=("ranks", "backend"),
             )
-
-
-def _check_link(backend: str, ranks: int, link: Link) -> None:
-    if backend != "gloo":
-        raise InputError(
-            f"a link limits TCP, which gloo uses and {backend} may not; choose gloo",
-            inputs=("link", "backend"),
-        )
-    if ranks != HOSTS:
-        raise InputError(
-            f"a link joins {HOSTS} hosts of one rank, not {ranks} ranks; choose {HOSTS}",
-            inputs=("link", "ranks"),
-        )
-    check_hosts(link)
 
 
 def _check_memory(model: Workload) -> None:

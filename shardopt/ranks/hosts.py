@@ -53,12 +53,18 @@ class Host:
     address: str
 
 
-def check_hosts(link: Link) -> None:
+def check_hosts(link: Link, backend: str = "gloo") -> None:
     """Refuse a link that this machine cannot make.
 
     Raises:
-        InputError: a rate out of range, no Linux, iproute2 missing, or not root.
+        InputError: a backend that may not use it, a rate out of range, no Linux, iproute2 missing,
+            or not root.
     """
+    if backend != "gloo":
+        raise InputError(
+            f"a link limits TCP, which gloo uses and {backend} may not; choose gloo",
+            inputs=("link", "backend"),
+        )
     if not LOWEST_GBIT_S <= link.gbit_s <= HIGHEST_GBIT_S:
         raise InputError(
             f"the link has {link.gbit_s:g} Gbit/s; it must have at least {LOWEST_GBIT_S:g} and at "

@@ -17,12 +17,12 @@ from pathlib import Path
 
 from lab.tasks.drifting import HEDGED, JOINT, MISLED, NOMINAL, REGRET, THEIRS
 from lab.tasks.task_set import MeasuredTask, TaskSet, load_task_sets
+from lab.tasks.windows import in_window, split_window
 from lab.validate.report import Cell, ComparedRow, Report, Scores
 from lab.validate.tasks.gains import QUIET, has_enough, quiet_part
 from lab.validate.tasks.task_prediction import predict_task
 from predictor.errors import InputError
 from shardopt.bench.summary import Ratio, median_interval, ratio_of
-from shardopt.bench.windows import in_window, split_window
 
 NAME = "drifting"
 PLANS = "plans"

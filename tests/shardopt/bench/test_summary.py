@@ -2,7 +2,8 @@
 
 import pytest
 
-from shardopt.bench.summary import median_interval, quantile, ratio_of
+from shardopt.bench.summary import median_interval, ratio_of
+from shardopt.measure.sampling import quantile
 
 
 def test_the_interval_of_a_median() -> None:

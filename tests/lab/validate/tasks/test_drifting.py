@@ -9,11 +9,11 @@ import pytest
 
 from lab.pages.scores import scores_object
 from lab.suites import run_suites
+from lab.tasks.windows import split_window
 from lab.validate.report import Report
 from lab.validate.tasks.drifting import validate_drifting
 from predictor.errors import InputError
 from shardopt.bench.rows import read_rows, write_rows
-from shardopt.bench.windows import split_window
 
 pytest.importorskip("scipy")
 

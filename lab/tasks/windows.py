@@ -1,15 +1,10 @@
 """Plans in windows of data: which batches a plan of a bench run trains on, by its name.
 
 A name such as ``nominal @2`` is that of a plan on the batches of the second window; without a
-window it is the first. The same plan under several names is built once.
+window it is the first.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import TypeVar
-
-T = TypeVar("T")
 
 _MARK = " @"
 
@@ -23,12 +18,3 @@ def split_window(name: str) -> tuple[str, int]:
     """A plan's own name and its window, from 1."""
     plain, mark, number = name.rpartition(_MARK)
     return (plain, int(number)) if mark and number.isdecimal() else (name, 1)
-
-
-def distinct(values: Sequence[T]) -> list[T]:
-    """The values without repeats, in their order; they need not be hashable."""
-    found: list[T] = []
-    for value in values:
-        if value not in found:
-            found.append(value)
-    return found

@@ -2,10 +2,9 @@
 
 import pytest
 
-from predictor.errors import InputError
+from lab.tasks.windows import in_window, split_window
 from predictor.model.plan import ShardingPlan
-from shardopt.bench.job import Job, check_job, rank_bytes
-from shardopt.bench.windows import distinct, in_window, split_window
+from shardopt.bench.job import rank_bytes
 from tests.builders import a_table, a_topology, a_workload, plan_of, table_wise
 
 WORKLOAD = a_workload(a_table("t", rows=1000, dim=8))
@@ -29,11 +28,4 @@ def test_a_name_says_the_window(name: str, found: tuple[str, int]) -> None:
 
 
 def test_a_plan_in_two_windows_takes_its_memory_once() -> None:
-    assert distinct([on_rank(0), on_rank(1), on_rank(0)]) == [on_rank(0), on_rank(1)]
     assert rank_bytes(WORKLOAD, [on_rank(0)]) == rank_bytes(WORKLOAD, [on_rank(0), on_rank(0)])
-
-
-def test_a_window_that_is_not_there_is_told() -> None:
-    job = Job(WORKLOAD, {"ours @3": on_rank(0)}, windows=(WORKLOAD,))
-    with pytest.raises(InputError, match="plan 'ours @3': there are 2 windows of data"):
-        check_job(job)
