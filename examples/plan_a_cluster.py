@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from shardopt import load_model
-from shardopt.api.setting import Machine, resolve
+from shardopt.api.request import Machine
+from shardopt.api.setting import resolve
 from shardopt.cli.app import main as shardopt
 
 

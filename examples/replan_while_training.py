@@ -15,7 +15,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from predictor.model.distribution import Zipf
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 from shardopt import load_plan
-from shardopt.api.setting import Machine
+from shardopt.api.request import Machine
 from shardopt.cli.app import main as shardopt
 from shardopt.config.write import write_model
 from shardopt.live.monitor import ReplanMonitor

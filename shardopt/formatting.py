@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from predictor.iteration.ranges import OutOfRange
 from predictor.model.memory.ranks import RankMemory
 from predictor.model.plan import ComputeKernel, ShardingPlan, ShardingType
-from predictor.units import GIB
+from predictor.units import GIB, MIB
 
 PHASE_WORDS = {
     "input_copy": "input copy",
@@ -152,3 +153,53 @@ def ranks_text(ranks: Iterable[int]) -> str:
 def plural(count: int, noun: str) -> str:
     """``1 host``, ``2 hosts``."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+_KIB = 1024
+
+
+def range_lines(found: Iterable[OutOfRange]) -> list[str]:
+    """One short line per group: ``collectives.inter of h100-sxm: messages of 12 GiB, ...``."""
+    by_group: dict[str, list[str]] = {}
+    for item in found:
+        by_group.setdefault(f"{item.group} of {item.profile}", []).append(_range_words(item))
+    return [f"{group}: {'; '.join(texts)}" for group, texts in by_group.items()]
+
+
+def _range_words(item: OutOfRange) -> str:
+    if item.quantity == "ranks":
+        return f"{item.asked:g} ranks (fitted for {item.low:g} to {item.high:g})"
+    what, shown = _QUANTITIES.get(item.quantity, (f"{item.quantity} of", _count))
+    return f"{what} {shown(item.asked)} (fitted up to {shown(item.high)})"
+
+
+def covered(quantity: str, low: float, high: float) -> str:
+    """What the rows behind a group cover: ``m 3 to 65,536``, ``messages of 8 bytes to 16 GiB``."""
+    what, shown = _QUANTITIES.get(quantity, (quantity, _count))
+    return f"{what} {shown(low)} to {shown(high)}"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _bytes(value: float) -> str:
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (_KIB, "KiB")):
+        if value >= unit:
+            return f"{value / unit:.3g} {name}"
+    return f"{value:.0f} bytes"
+
+
+def _flop(value: float) -> str:
+    return f"{value / 1e9:,.3g} GFLOP"
+
+
+_QUANTITIES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "size_bytes": ("messages of", _bytes),
+    "flop": ("matrix multiplications of", _flop),
+    "dim": ("shards of dimension", _count),
+    "rows": ("rows of a shard:", _count),
+    "tables": ("tables in one lookup:", _count),
+    "ids": ("ids in one lookup:", _count),
+}
+"""Quantity of a range -> what comes before the figure, and how the figure is written."""

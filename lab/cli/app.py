@@ -9,6 +9,7 @@ import typer
 
 from lab.cli import against, batch, compare, score, search, transformers, validate
 from shardopt.cli import app as product
+from shardopt.cli.command import command
 
 SUITES, TOOLS = "Measure and validate", "Pages, profiles and checks"
 
@@ -19,8 +20,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("validate", rich_help_panel=SUITES, epilog=validate.EPILOG)(validate.validate)
-for command in (
+app.command("validate", rich_help_panel=SUITES, epilog=validate.EPILOG)(command(validate.validate))
+for function in (
     batch.batch,
     against.against,
     search.search,
@@ -28,7 +29,7 @@ for command in (
     compare.compare,
     transformers.transformers,
 ):
-    app.command(command.__name__, rich_help_panel=SUITES)(command)
+    app.command(function.__name__, rich_help_panel=SUITES)(command(function))
 
 PROGRAMS = {
     "lab.first_scores": "What new tables scored before anything was changed for them.",

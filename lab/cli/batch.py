@@ -2,50 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
 
-import typer
-
-from lab.cli.options import Folder, Models, Tasks, seeds
-from shardopt.cli import options
-from shardopt.cli.bench import options as bench
+from lab.cli.options import seeds
+from shardopt.api.request import check_number
+from shardopt.cli.bench.run import MAX_BLOCK, MAX_ROUNDS, warmup_rounds
 from shardopt.ranks.realtime import Runtime
-
-Repeats = Annotated[
-    str | None,
-    typer.Option(
-        "--repeat",
-        metavar="SEEDS",
-        help="Tasks to measure a second time, after all others.",
-        rich_help_panel=bench.MEASURE,
-        show_default=False,
-    ),
-]
 
 
 def batch(
-    folder: Folder,
-    tasks: Tasks,
-    repeat: Repeats = None,
-    rounds: bench.Rounds = 10,
-    block: bench.Block = 6,
-    warmup: bench.Warmup = "auto",
-    link: bench.LinkRate = None,
-    runtime: options.RuntimeOption = Runtime.PLAIN,
-    ranks: bench.Ranks = 2,
-    models: Models = "random",
-    quiet: options.Quiet = False,
+    *,
+    folder: Path,
+    tasks: str,
+    repeat: str | None = None,
+    rounds: int = 10,
+    block: int = 6,
+    warmup: str = "auto",
+    link: float | None = None,
+    runtime: Runtime = Runtime.PLAIN,
+    ranks: int = 2,
+    models: str = "random",
+    quiet: bool = False,
 ) -> None:
     """Draw models, calibrate, and run a dozen plans of each for real.
 
     After an interruption the same command continues with what is left.
+
+    Arguments:
+        folder (FOLDER): Folder for the measurements; it is created, or continued.
+
+    Measurement:
+        tasks (SEEDS): Tasks to draw, such as 0-19 or 3,7,10-12.
+        ranks (N): Number of processes; each has one core.
+        models (NAME): Family that models are drawn from: random (sized by predictions; the
+            predictor was developed on it), published (DLRM-DCNv2, RM1 to RM3 and Meta's tables,
+            scaled down) or shapes (many small tables, few wide ones, weighted, sequences and
+            others), crossed (plans whose ranks wait for each other), architectures (crosses,
+            experts, towers and attention in place of a DLRM) and drifting (windows of data that
+            move).
+        repeat (SEEDS): Tasks to measure a second time, after all others.
     """
     from lab.tasks.measure import TaskSetSettings, measure_task_set
-    from shardopt.cli.checks import check_number
     from shardopt.cli.output import note
 
-    check_number("--rounds", rounds, 1, bench.MAX_ROUNDS)
-    check_number("--block", block, 1, bench.MAX_BLOCK)
+    check_number("rounds", rounds, 1, MAX_ROUNDS)
+    check_number("block", block, 1, MAX_BLOCK)
     settings = TaskSetSettings(
         folder,
         seeds("--tasks", tasks),
@@ -56,6 +57,6 @@ def batch(
         link,
         runtime,
         models,
-        warmup=bench.warmup_rounds(warmup),
+        warmup=warmup_rounds(warmup),
     )
     measure_task_set(settings, lambda text: note([text], quiet=quiet))

@@ -3,69 +3,39 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
+from shardopt.api.request import check_number
 
-from shardopt.cli import options
-from shardopt.cli.bench.options import MEASURE
-
-Output = Annotated[
-    Path,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="DIR",
-        help="Folder for cpu.json (models and their replays) and calls.jsonl (timed calls, from "
-        "which kernel models of ops are fitted).",
-    ),
-]
-Models = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--model", metavar="NAME", help="Only this model. Repeat for more.", show_default=False
-    ),
-]
-Rounds = Annotated[
-    int,
-    typer.Option(
-        "--rounds",
-        metavar="N",
-        help="Number of rounds; each runs every model and its replay in new processes.",
-        rich_help_panel=MEASURE,
-    ),
-]
-Work = Annotated[
-    Path | None,
-    typer.Option(
-        "--work",
-        metavar="DIR",
-        help="Keep benchmarks and finished rounds here, and continue from what is there.",
-        rich_help_panel=MEASURE,
-        show_default=False,
-    ),
-]
 MAX_ROUNDS = 10_000
 
 
 def compare(
-    output: Output,
-    models: Models = None,
-    rounds: Rounds = 5,
-    work: Work = None,
-    quiet: options.Quiet = False,
+    *,
+    output: Path,
+    models: list[str] | None = None,
+    rounds: int = 5,
+    work: Path | None = None,
+    quiet: bool = False,
 ) -> None:
     """Compare CPU models with the benchmarks generated from their traces.
 
     Calibration models are measured as well: their calls are timed inside their replays, and the
     kernel models that `bench predict --data DIR` uses are fitted on them.
+
+    Options:
+        output (-o DIR): Folder for cpu.json (models and their replays) and calls.jsonl (timed
+            calls, from which kernel models of ops are fitted).
+        models (--model NAME): Only this model. Repeat for more.
+
+    Measurement:
+        rounds (N): Number of rounds; each runs every model and its replay in new processes.
+        work (DIR): Keep benchmarks and finished rounds here, and continue from what is there.
     """
     from lab.replay.originals import MODELS
     from predictor.errors import InputError, did_you_mean
-    from shardopt.cli.checks import check_number
     from shardopt.ranks.scratch import scratch_folder
 
-    check_number("--rounds", rounds, 1, MAX_ROUNDS)
+    check_number("rounds", rounds, 1, MAX_ROUNDS)
     for name in models or ():
         if name not in MODELS:
             raise InputError(
@@ -94,7 +64,7 @@ def _check_folder(place: Path) -> None:
 def _run(names: list[str], output: Path, rounds: int, work: Path, quiet: bool) -> None:
     from lab.replay.calibrate import prepare, replays, side_by_side, time_rounds
     from lab.replay.side_by_side import summary
-    from shardopt.api.plan_file import versions
+    from shardopt.api.cache import versions
     from shardopt.cli.output import note, write_json
     from shardopt.replay.calls import FILE, write_models
 

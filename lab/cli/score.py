@@ -2,60 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
 
-import typer
-
-from shardopt.cli import options
+from shardopt.api.request import Machine, check_number
 
 MAX_COUNT = 1_000_000
 MAX_REPEAT = 1000
 
-Count = Annotated[
-    int,
-    typer.Option(
-        "--count",
-        metavar="N",
-        help="Plans to score per round and kind.",
-        rich_help_panel=options.SEARCH,
-    ),
-]
-Repeat = Annotated[
-    int,
-    typer.Option(
-        "--repeat",
-        metavar="N",
-        help="Number of rounds; the medians are shown.",
-        rich_help_panel=options.SEARCH,
-    ),
-]
-
 
 def score(
-    model: options.Model,
-    gpus: options.Gpus = None,
-    gpus_per_node: options.GpusPerNode = None,
-    cluster: options.Cluster = None,
-    hardware: options.Hardware = None,
-    hbm_gib: options.HbmGib = None,
-    ddr_gib: options.DdrGib = None,
-    reserve: options.Reserve = None,
-    batch_size: options.BatchSize = None,
-    seed: options.Seed = 0,
-    count: Count = 5000,
-    repeat: Repeat = 5,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    model: Path,
+    machine: Machine,
+    seed: int = 0,
+    count: int = 5000,
+    repeat: int = 5,
+    json: bool = False,
+    quiet: bool = False,
 ) -> None:
-    """Measure how many plans per second the predictor scores."""
-    from shardopt.api.setting import Machine
-    from shardopt.cli.checks import check_number
-    from shardopt.cli.output import note
-    from shardopt.cli.setting import resolve
+    """Measure how many plans per second the predictor scores.
 
-    machine = Machine(gpus, gpus_per_node, cluster, hardware, hbm_gib, ddr_gib, reserve, batch_size)
-    check_number("--count", count, 1, MAX_COUNT)
-    check_number("--repeat", repeat, 1, MAX_REPEAT)
+    Search:
+        count (N): Plans to score per round and kind.
+        repeat (N): Number of rounds; the medians are shown.
+    """
+    from shardopt.api.setting import resolve
+    from shardopt.cli.output import note
+
+    check_number("count", count, 1, MAX_COUNT)
+    check_number("repeat", repeat, 1, MAX_REPEAT)
     setting = resolve(model, machine)
 
     from lab.planners.score import measure
@@ -63,7 +37,7 @@ def score(
     note(setting.notes, quiet=quiet)
     found = measure(setting.problem(), count, repeat, seed)
     if json:
-        from shardopt.api.plan_file import versions
+        from shardopt.api.cache import versions
         from shardopt.cli.output import print_json
         from shardopt.measure.machine import machine as this_machine
 
@@ -78,5 +52,5 @@ def score(
         )
         return
     for name in found.times:
-        typer.echo(f"{found.per_second(name):12,.0f} a second: {name}")
-    typer.echo(f"{found.scenarios_cost:12.1f} times the time of a plan: the same in all scenarios")
+        print(f"{found.per_second(name):12,.0f} a second: {name}")
+    print(f"{found.scenarios_cost:12.1f} times the time of a plan: the same in all scenarios")

@@ -3,79 +3,46 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from shardopt.cli import options
-
-Suite = Annotated[
-    Path,
-    typer.Argument(metavar="FILE", help="Instances to plan.", show_default=False),
-]
-Rows = Annotated[
-    Path,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="CSV",
-        help="File for the rows of the suite; an existing one is continued.",
-        show_default=False,
-    ),
-]
-Only = Annotated[
-    str | None,
-    typer.Option(
-        "--only",
-        metavar="PATTERN",
-        help="Run only instances whose name matches, such as '100x8-*'.",
-        show_default=False,
-    ),
-]
-Planners = Annotated[
-    str | None,
-    typer.Option(
-        "--planners",
-        metavar="NAMES",
-        help="Planners to run, separated by commas; all by default.",
-        show_default=False,
-    ),
-]
-WriteDocs = Annotated[
-    Path | None,
-    typer.Option(
-        "--write-docs",
-        metavar="FILE",
-        help="Also write the results to this Markdown page, such as docs/benchmarks.md.",
-        show_default=False,
-    ),
-]
+from shardopt.api.request import MAX_SEED, check_number
 
 
 def search(
-    suite: Suite,
-    rows: Rows,
-    only: Only = None,
-    planners: Planners = None,
-    seed: options.Seed = 0,
-    effort: options.Effort = 1.0,
-    write_docs: WriteDocs = None,
-    quiet: options.Quiet = False,
+    *,
+    suite: Path,
+    rows: Path,
+    only: str | None = None,
+    planners: str | None = None,
+    seed: int = 0,
+    effort: float = 1.0,
+    write_docs: Path | None = None,
+    quiet: bool = False,
 ) -> None:
     """Run every planner on every instance of a suite.
 
     The same command continues with what is left after an interruption, and runs again what came
     from other code.
+
+    Arguments:
+        suite (FILE): Instances to plan.
+
+    Options:
+        rows (-o --output CSV): File for the rows of the suite; an existing one is continued.
+        only (PATTERN): Run only instances whose name matches, such as '100x8-*'.
+        planners (NAMES): Planners to run, separated by commas; all by default.
+        write_docs (FILE): Also write the results to this Markdown page, such as
+            docs/benchmarks.md.
     """
     from lab.pages.planners_page import benchmarks_text
     from lab.pages.planners_summary import show_summary
     from lab.planners.suite import SuiteSelection, check_planners, load_suite, run_suite
-    from shardopt.cli.checks import check_search
+    from search.stop import Stop
     from shardopt.cli.output import check_writable, note
     from shardopt.files import atomic_write_text
     from shardopt.report.console import make_console
 
-    check_search(seed, effort, None, top_k=1)
+    check_number("seed", seed, 0, MAX_SEED)
+    Stop(effort)
     check_writable(rows)
     check_writable(write_docs)
     names = [name.strip() for name in (planners or "").split(",") if name.strip()]

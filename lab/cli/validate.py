@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from lab.suites import ALL, SUITES
-from shardopt.cli import options
 
 
 def _list(title: str, *, committed: bool) -> str:
@@ -23,41 +19,25 @@ EPILOG = "\n\n".join(
     ]
 )
 
-SuiteName = Annotated[
-    str,
-    typer.Argument(metavar="SUITE", help="Name of a suite, or 'all'.", show_default=False),
-]
-Data = Annotated[
-    Path | None,
-    typer.Option(
-        "--data",
-        metavar="DIR",
-        help="Folder with the measurements: the public files that docs/data.md lists, or another "
-        "folder than that of the source checkout.",
-        show_default=False,
-    ),
-]
-WriteDocs = Annotated[
-    Path | None,
-    typer.Option(
-        "--write-docs",
-        metavar="FILE",
-        help="Also write the results to this Markdown page, and their rows as CSV into the folder "
-        "of its name.",
-        rich_help_panel=options.OUTPUT,
-        show_default=False,
-    ),
-]
-
 
 def validate(
-    suite: SuiteName,
-    data: Data = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-    write_docs: WriteDocs = None,
+    suite: str,
+    data: Path | None = None,
+    json: bool = False,
+    quiet: bool = False,
+    write_docs: Path | None = None,
 ) -> None:
-    """Compare predictions with measurements that they were not fitted on."""
+    """Compare predictions with measurements that they were not fitted on.
+
+    Arguments:
+        suite (SUITE): Name of a suite, or 'all'.
+
+    Options:
+        data (DIR): Folder with the measurements: the public files that docs/data.md lists, or
+            another folder than that of the source checkout.
+        write_docs (FILE): Also write the results to this Markdown page, and their rows as CSV into
+            the folder of its name.
+    """
     from lab.pages.accuracy import write_accuracy
     from lab.pages.scores import report_object, show_report
     from lab.suites import run_suites

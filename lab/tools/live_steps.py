@@ -141,7 +141,7 @@ def run(rank: Rank, report: Report, hardware: str, folder: str, sizes: Sizes) ->
     tell: Report = report if rank.index == 0 else lambda _: None
 
     def monitor_of(job: _Job, every: int) -> Any:
-        from shardopt.api.setting import Machine
+        from shardopt.api.request import Machine
         from shardopt.live.monitor import ReplanMonitor
 
         return ReplanMonitor(

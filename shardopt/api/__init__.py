@@ -2,7 +2,8 @@
 
     from search.solve import solve
     from search.stop import Stop
-    from shardopt.api.setting import Machine, resolve
+    from shardopt.api.request import Machine
+    from shardopt.api.setting import resolve
 
     setting = resolve("model.yaml", Machine(gpus=8, hardware="h100-sxm"))
     result = solve(setting.problem(), Stop(), seed=0)

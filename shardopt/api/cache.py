@@ -1,9 +1,11 @@
-"""Answers of searches, kept under the user's cache directory for the next call with the same input.
+"""Results of searches, kept under the user's cache directory for calls with the same input.
 
-An entry is JSON behind its own SHA-256, read as the type that is asked for: nothing in it can run.
-What is damaged, no regular file, of another user or of other code is not there, and neither is a
-cache that cannot be placed, read or written. Entries appear whole, so that several processes may
-write and read at once; the least recently used ones go when there are too many.
+An entry is JSON behind its SHA-256, in a file that only its user may read; what is damaged, of
+another user or of other code is not there, and a cache that cannot be placed, read or written is no
+cache. Entries appear whole, so that several processes may write and read at once; the least
+recently used ones go when there are too many.
+
+Why: docs/decisions/0066.
 """
 
 from __future__ import annotations
@@ -11,111 +13,191 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from importlib import metadata
 from pathlib import Path
-from typing import TypeVar
+from platform import python_version
+from typing import Any
 
-from pydantic import TypeAdapter
+import numpy as np
+from pydantic import BaseModel, TypeAdapter
 
 from predictor.errors import InputError
 from search.problem import Result
-from shardopt.api.content import code_digest, digest, solver_versions
-from shardopt.api.plan_file import versions
-from shardopt.files import atomic_open
+from shardopt.files import atomic_open, is_stream
+from shardopt.version import __version__
 
 MOST_BYTES = 2**28
-ENDING = ".answer"
+ENDING = ".json"
 FINAL = ("work", "gap")
 """How a search ends whose answer is the same wherever and whenever it runs."""
-
-T = TypeVar("T")
-
-
-def is_final(result: Result) -> bool:
-    """Whether the next call would find the same: neither the clock nor Ctrl-C cut the search."""
-    return result.stopped_by in FINAL
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("predictor", "search", "shardopt")
+SOURCES = (".py", ".yaml")
+"""Files of the three packages on which an answer depends; profiles are YAML."""
+SOLVERS = ("numpy", "ortools", "optuna")
 
 
 @dataclass(frozen=True)
 class ResultCache:
-    """Answers by the digest of what they were made from.
+    """Results by the digest of what they were made from.
 
     Args:
-        folder: made when the first answer is kept; None keeps nothing.
+        folder: made when the first result is kept.
         most_bytes: of all entries together, > 0.
     """
 
-    folder: Path | None
+    folder: Path
     most_bytes: int = MOST_BYTES
 
     @classmethod
-    def of_user(cls) -> ResultCache:
-        """That of the user who runs this process (XDG Base Directory Specification 0.8); a user
-        without a home directory has none."""
+    def of_user(cls) -> ResultCache | None:
+        """That of the user who runs this process (XDG Base Directory Specification 0.8); None where
+        there is neither a directory for caches nor a home."""
         given = os.environ.get("XDG_CACHE_HOME", "")
         try:
-            base = Path(given) if os.path.isabs(given) else Path("~/.cache").expanduser()
+            base = Path(given) if os.path.isabs(given) else Path.home() / ".cache"
         except RuntimeError:
-            return cls(None)
+            return None
         return cls(base / "shardopt" / "answers")
 
-    def recall(
-        self, inputs: object, kind: type[T], compute: Callable[[], T], keep: Callable[[T], bool]
-    ) -> T:
-        """The answer that is kept for the inputs, or that of ``compute``, kept if ``keep`` says so.
+    def recall(self, inputs: object, search: Callable[[], Result]) -> tuple[Result, bool]:
+        """The result that is kept for the inputs, or that of ``search``, kept if neither the clock
+        nor an interrupt cut it short; and whether it was kept.
 
         Args:
-            inputs: all that decides the answer, beside the code; see `digest`.
-            kind: of the answer: plain data, or dataclasses of it with their annotations. Of an
-                answer of a subclass only the fields of ``kind`` are kept.
+            inputs: all that decides the result, beside the code; see `digest`.
         """
         try:
             key = digest(inputs, code_digest(), versions(), solver_versions())
         except (TypeError, OSError):  # of unknown content, or the code cannot be read
-            return compute()
-        if self.folder is None:
-            return compute()
-        path, adapter = self.folder / f"{key}{ENDING}", TypeAdapter(kind)
-        known = self._read(path)
-        with suppress(ValueError):  # of another type
-            if known is not None:
-                return adapter.validate_json(known)
-        answer = compute()
-        if keep(answer):
-            # a cache that cannot be written is none: what was asked for is there
+            return search(), False
+        known = self._load(key)
+        if known is not None:
+            return known, True
+        found = search()
+        if found.stopped_by in FINAL:
             with suppress(OSError, InputError, ValueError):
-                self._write(path, adapter.dump_json(answer, warnings="error"))
-        return answer
+                self._save(key, found)
+        return found, False
 
-    def _read(self, path: Path) -> bytes | None:
-        """The content of an entry; None if there is none that can be used."""
-        try:
-            there = os.stat(path)
-            if not stat.S_ISREG(there.st_mode) or there.st_uid != os.getuid():
-                return None
-            entry = path.read_bytes()
-            os.utime(path)
-        except OSError:
-            return None
-        checksum, content = entry[:32], entry[32:]
-        return content if hashlib.sha256(content).digest() == checksum else None
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}{ENDING}"
 
-    def _write(self, path: Path, content: bytes) -> None:
-        if len(content) > self.most_bytes:
+    def _load(self, key: str) -> Result | None:
+        path = self._path(key)
+        with suppress(OSError, ValueError, RecursionError):
+            # what lies there may be anything: a FIFO would be waited for
+            handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            with open(handle, "rb") as stream:
+                there = os.fstat(handle)
+                if not stat.S_ISREG(there.st_mode) or there.st_uid != os.getuid():
+                    return None
+                checksum, _, content = stream.read(self.most_bytes).partition(b"\n")
+            if checksum.decode() == hashlib.sha256(content).hexdigest():
+                os.utime(path)
+                return TypeAdapter(Result).validate_json(content)
+        return None
+
+    def _save(self, key: str, found: Result) -> None:
+        content, path = TypeAdapter(Result).dump_json(found), self._path(key)
+        if len(content) > self.most_bytes or is_stream(path):
             return
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with atomic_open(path) as stream:
-            stream.write(hashlib.sha256(content).digest() + content)
-        # the least recently used entries beyond the limit go
+            stream.write(f"{hashlib.sha256(content).hexdigest()}\n".encode() + content)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Remove the least recently used entries beyond the limit."""
         entries = []
-        for entry in path.parent.glob(f"*{ENDING}"):
+        for path in self.folder.glob(f"*{ENDING}"):
             with suppress(OSError):  # another process may remove it
-                found = entry.stat()
-                entries.append((found.st_mtime_ns, found.st_size, entry))
+                found = path.stat()
+                entries.append((found.st_mtime_ns, found.st_size, path))
         total = 0
-        for _, size, entry in sorted(entries, reverse=True):
+        for _, size, path in sorted(entries, reverse=True):
             total += size
             if total > self.most_bytes:
-                entry.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
+
+
+def digest(*things: object) -> str:
+    """SHA-256 of plain data: numbers, text, arrays, dataclasses, pydantic models, and containers of
+    them. Fields that a dataclass does not compare do not count.
+
+    Raises:
+        TypeError: something is of another kind, whose content is not known.
+    """
+    found = hashlib.sha256()
+    for part in _parts(things):
+        found.update(len(part).to_bytes(8, "little"))
+        found.update(part)
+    return found.hexdigest()
+
+
+def _parts(thing: Any) -> Iterator[bytes]:
+    kind = type(thing).__qualname__.encode()
+    if isinstance(thing, Enum):
+        yield from (kind, repr(thing.value).encode())
+    elif thing is None or isinstance(thing, bool | int | float | str | bytes | np.generic):
+        yield from (kind, repr(thing).encode())
+    elif isinstance(thing, Path):
+        yield from (b"path", str(thing).encode())
+    elif isinstance(thing, np.ndarray):
+        yield from (thing.dtype.str.encode(), repr(thing.shape).encode(), thing.tobytes())
+    elif isinstance(thing, BaseModel):
+        yield from (kind, thing.model_dump_json().encode())
+    elif is_dataclass(thing):
+        yield kind
+        for field in fields(thing):
+            if field.compare:
+                yield field.name.encode()
+                yield from _parts(getattr(thing, field.name))
+    else:
+        yield from _parts_of_many(thing)
+
+
+def _parts_of_many(thing: Any) -> Iterator[bytes]:
+    if isinstance(thing, Mapping):
+        yield b"mapping %d" % len(thing)
+        for pair in thing.items():
+            yield from _parts(pair)
+    elif isinstance(thing, Set):
+        yield from (b"set", *sorted(digest(item).encode() for item in thing))
+    elif isinstance(thing, Sequence):
+        yield b"sequence %d" % len(thing)
+        for item in thing:
+            yield from _parts(item)
+    else:
+        raise TypeError(f"the content of {type(thing).__qualname__} is not known")
+
+
+@cache
+def code_digest() -> str:
+    """SHA-256 of the three packages: a version alone does not tell two checkouts apart."""
+    found = hashlib.sha256()
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*")):
+            if path.suffix in SOURCES:
+                found.update(path.relative_to(ROOT).as_posix().encode())
+                found.update(hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Versions that a plan depends on; TorchRec's is read without importing it."""
+    found = {"shardopt": __version__}
+    with suppress(metadata.PackageNotFoundError):
+        found["torchrec"] = metadata.version("torchrec")
+    return found
+
+
+@cache
+def solver_versions() -> dict[str, str]:
+    """Versions, beside those of shardopt and TorchRec, on which a plan depends."""
+    return {"python": python_version(), **{name: metadata.version(name) for name in SOLVERS}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from predictor.errors import InputError, PlanError
@@ -17,44 +16,37 @@ from predictor.model.plan_check import (
     model_mismatch,
 )
 from predictor.model.plan_json import load_plan
-from predictor.predict import Prediction
 from search.in_use.plan import find_broken_constraint
-from shardopt.api.setting import Machine, Setting, check_machine, resolve
-
-
-@dataclass(frozen=True)
-class PredictedPlan:
-    """One plan with its prediction.
-
-    Args:
-        name: the path as given.
-        doubts: why the prediction may differ from what the plan file says.
-    """
-
-    name: str
-    plan: ShardingPlan
-    prediction: Prediction
-    doubts: tuple[str, ...] = ()
+from shardopt.api.request import Machine
+from shardopt.api.setting import Setting, check_machine, refuse_outside, resolve
+from shardopt.explain.explanation import PredictedPlan
 
 
 def predict_plans(
-    model: Path, paths: Sequence[Path], machine: Machine
+    model: Path, paths: Sequence[Path], machine: Machine, *, strict: bool = False
 ) -> tuple[Setting, list[PredictedPlan]]:
     """Predictions of plan files in one setting, in the order given.
 
+    Args:
+        strict: refuse costs outside the range that the profile covers.
+
     Raises:
+        RangeError: there is such a cost.
         InputError: a plan cannot be read, does not fit the model, or is for other ranks or other
             hardware than the first while the machine does not say which.
     """
     check_machine(machine, needs_ranks=False)
     plans = [load_plan(path) for path in paths]
     _check_alike(paths, plans, machine)
-    setting = resolve(model, machine, plans[0])
+    setting = resolve(model, machine, plans[0], strict=strict)
     found = []
     for path, plan in zip(paths, plans, strict=True):
         fitting = fit_plan(plan, setting, where=str(path))
         doubts = (*_doubts(plan, setting), *_broken(fitting, setting))
-        found.append(PredictedPlan(str(path), fitting, setting.predict(fitting), doubts))
+        prediction = setting.predict(fitting)
+        if strict:
+            refuse_outside(prediction.out_of_range, str(path))
+        found.append(PredictedPlan(str(path), fitting, prediction, doubts))
     return setting, found
 
 

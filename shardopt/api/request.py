@@ -1,4 +1,5 @@
-"""What ``shardopt plan`` is asked for, as a value: by a command line or by a plan file."""
+"""What is asked for, as values: a machine to plan for, and a plan; by a command line, a script or a
+plan file. Imports nothing heavy, as commands make their flags of these."""
 
 from __future__ import annotations
 
@@ -6,42 +7,61 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from predictor.errors import InputError, PlanError, did_you_mean
 from predictor.units import gib
-from search.stop import Stop
-from shardopt.api.setting import Machine
 from shardopt.files import refuse_streams
 
 HORIZON = 10_000
 """Steps over which a move must pay for itself unless the request says otherwise."""
+SEARCHERS = ("rounding", "cpsat", "optuna")
 MAX_SEED = 2**31 - 1
 MAX_TOP_K = 1000
 MADE = "made_by"
 """Key of a plan file that says what made it."""
-CHOICES = {
-    "search": ("rounding", "cpsat", "optuna", "all"),
-    "objective": ("nominal", "mean", "regret"),
-}
-"""Texts that the options with a fixed list of values take."""
 NEVER_REPLAYED = frozenset(
     ["tune", "trials", "objectives", "storage", "study", "replay", "output", "o", "help", "h"]
 )
 """Options that write, connect to something or are another command: no plan file of ours names one,
 and one that does is refused whole."""
-FILES = ("model", "cluster", "hardware", "scenarios", "from")
-"""Settings that may name a file."""
 
 
 @dataclass(frozen=True)
-class PlanRequest:
-    """All that decides the answer of ``shardopt plan``, by the names of its options; None where an
-    option was left out. `Machine` says what the first ones mean.
+class Machine:
+    """What to plan for. None leaves a choice to the cluster file, the plan, the model file or the
+    hardware profile, in this order.
+
+    Args:
+        gpus: number of ranks.
+        gpus_per_node: ranks of one host; ``min(8, gpus)`` if no file says.
+        cluster: cluster file, instead of ``gpus`` and ``gpus_per_node``.
+        hardware: name or path of a hardware profile.
+        hbm_gib, ddr_gib: device and host memory per rank.
+        reserve: share of device memory kept free, in [0, 1); if None, by whether activations are
+            known.
+        batch_size: samples per rank and iteration.
+    """
+
+    gpus: int | None = None
+    gpus_per_node: int | None = None
+    cluster: Path | None = None
+    hardware: str | None = None
+    hbm_gib: float | None = None
+    ddr_gib: float | None = None
+    reserve: float | None = None
+    batch_size: int | None = None
+
+
+@dataclass(frozen=True)
+class PlanRequest(Machine):
+    """All that decides the answer of ``shardopt plan``, by the names of its options; None where one
+    was left out.
 
     Args:
         model: path of the model file.
-        search: who proposes plans, one of `CHOICES`.
+        strict: refuse costs outside the range that the profile covers.
+        search: who proposes plans.
         effort: work of the search, as a multiple of the default.
         time_limit: in seconds.
         top_k: number of plans to keep.
@@ -49,52 +69,30 @@ class PlanRequest:
         max_moves: tables that may differ from it.
         max_gib: weights and optimizer state that may move from it, in GiB.
         horizon: steps over which a move from it must pay for itself.
-        objective: what is minimised, one of `CHOICES`.
+        objective: what is minimised.
         scenarios: a number, ``none`` or a file.
         stats: paths of stats files of windows of data, with commas between them.
     """
 
-    model: str
-    gpus: int | None = None
-    gpus_per_node: int | None = None
-    cluster: str | None = None
-    hardware: str | None = None
-    hbm_gib: float | None = None
-    ddr_gib: float | None = None
-    reserve: float | None = None
-    batch_size: int | None = None
+    model: Path | None = None
     strict: bool = False
-    search: str = "all"
+    search: Literal["rounding", "cpsat", "optuna", "all"] = "all"
     seed: int = 0
     effort: float = 1.0
     time_limit: float | None = None
     top_k: int = 3
-    from_: str | None = None
+    from_: Path | None = None
     max_moves: int | None = None
     max_gib: float | None = None
     horizon: int | None = None
-    objective: str = "nominal"
+    objective: Literal["nominal", "mean", "regret"] = "nominal"
     scenarios: str | None = None
     stats: str | None = None
 
     @property
-    def machine(self) -> Machine:
-        """What is planned for."""
-        return Machine(
-            self.gpus,
-            self.gpus_per_node,
-            None if self.cluster is None else Path(self.cluster),
-            self.hardware,
-            self.hbm_gib,
-            self.ddr_gib,
-            self.reserve,
-            self.batch_size,
-        )
-
-    @property
     def searchers(self) -> tuple[str, ...]:
         """Who proposes plans, as `search.solve.solve` takes them."""
-        return CHOICES["search"][:-1] if self.search == "all" else (self.search,)
+        return SEARCHERS if self.search == "all" else (self.search,)
 
     @property
     def windows(self) -> list[Path]:
@@ -104,8 +102,8 @@ class PlanRequest:
     @property
     def inputs(self) -> list[Path]:
         """The files that are read for certain; the model and others may name more."""
-        named = [Path(of) for of in (self.model, self.cluster, self.from_) if of is not None]
-        return [*named, *self.windows]
+        named = (self.model, self.cluster, self.from_)
+        return [*(path for path in named if path is not None), *self.windows]
 
     @property
     def max_bytes(self) -> float | None:
@@ -113,37 +111,40 @@ class PlanRequest:
         return None if self.max_gib is None else gib(self.max_gib)
 
     def check(self) -> None:
-        """Refuse options that are out of range or say nothing without another.
+        """Refuse options that are out of range or say nothing without another; those of `Machine`
+        are checked as they are used.
 
         Raises:
             InputError: says which option, and what is allowed.
         """
-        check_number("--seed", self.seed, 0, MAX_SEED)
+        from search.stop import Stop
+
+        check_number("seed", self.seed, 0, MAX_SEED)
         Stop(self.effort, self.time_limit)
-        check_number("--top-k", self.top_k, 1, MAX_TOP_K)
-        for flag, value, low, hint in (
-            ("--max-moves", self.max_moves, 0, " (0 only predicts it)"),
-            ("--max-gib", self.max_gib, 0, ""),
-            ("--horizon", self.horizon, 1, ""),
-        ):
+        check_number("top_k", self.top_k, 1, MAX_TOP_K)
+        for name, low in (("max_moves", 0), ("max_gib", 0), ("horizon", 1)):
+            value = getattr(self, name)
             if value is None:
                 continue
             if self.from_ is None:
                 raise InputError(
-                    f"{flag} limits the changes to the plan of --from; give --from FILE too"
+                    f"{name} limits the changes to a plan in use; name that plan, too",
+                    inputs=(name, "from"),
                 )
             if not low <= value < math.inf:
-                raise InputError(f"{flag} is {value}; it must be at least {low}{hint}")
+                raise InputError(f"{name} is {value}; it must be at least {low}", inputs=(name,))
 
     def settings(self) -> dict[str, Any]:
         """The options that are not as they are by default, as `read_request` takes them."""
-        found = {of.name.rstrip("_"): getattr(self, of.name) for of in fields(self)}
-        default = {of.name.rstrip("_"): of.default for of in fields(self)}
-        return {name: value for name, value in found.items() if value != default[name]}
+        given = {of.name: getattr(self, of.name) for of in fields(self)}
+        changed = [of.name for of in fields(self) if given[of.name] != of.default]
+        order = sorted(changed, key=lambda name: name != "model")
+        plain = {name: str(v) if isinstance(v := given[name], Path) else v for name in order}
+        return {name.rstrip("_"): value for name, value in plain.items()}
 
 
 def read_request(
-    settings: Mapping[str, Any], where: str, model: str | None = None
+    settings: Mapping[str, Any], where: str, model: Path | None = None
 ) -> tuple[PlanRequest, list[str]]:
     """A request out of a file that may come from anybody.
 
@@ -153,7 +154,7 @@ def read_request(
     Args:
         settings: name -> value.
         where: the file, for messages.
-        model: of the model file, if it is not where ``settings`` say.
+        model: the model file, if it is not where ``settings`` say.
 
     Returns:
         The request, and the names that are no options of it, which were left out.
@@ -164,7 +165,7 @@ def read_request(
         InputError: a value is out of range, or a file is a FIFO or a device.
     """
     kinds = {name.rstrip("_"): kind for name, kind in get_type_hints(PlanRequest).items()}
-    given = {} if model is None else {"model": model}
+    given: dict[str, Any] = {}
     left_out = []
     for name, value in settings.items():
         if name.strip("-").replace("-", "_") in NEVER_REPLAYED:
@@ -174,40 +175,51 @@ def read_request(
             )
         if name not in kinds:
             left_out.append(f"{name}{did_you_mean(name, kinds)}")
-        elif not _fits(value, kinds[name]) or value not in CHOICES.get(name, (value,)):
-            raise PlanError(f"{where}: its setting {name} is {value!r}; give {_allowed(name)}")
         else:
-            given.setdefault(name, value)
-    if "model" not in given:
+            given[name] = _value(value, kinds[name], f"{where}: its setting {name}")
+    if model is not None:
+        given["model"] = model
+    elif "model" not in given:
         raise PlanError(f"{where}: does not say which model file it was made from; give MODEL")
-    for name in FILES:
-        if name != "model" or model is None:
-            refuse_streams(Path(given.get(name) or ""), name)
     made = PlanRequest(**{"from_" if name == "from" else name: given[name] for name in given})
-    for path in made.windows:
-        refuse_streams(path, "stats file")
     made.check()
+    named = [made.hardware, made.scenarios, *made.inputs]
+    for path in named:
+        if path is not None and path != model:
+            refuse_streams(Path(path), "file")
     return made, left_out
 
 
-def _fits(value: object, kind: Any) -> bool:
-    """Whether a value of JSON has the type of an option; ``true`` is no number."""
-    if isinstance(value, bool):
-        return kind is bool
-    if isinstance(value, int) and isinstance(0.0, kind):
-        return abs(value) <= 2**53
-    return value is not None and isinstance(value, kind)
+def _value(value: object, kind: Any, where: str) -> Any:
+    """A value of JSON as an option takes it.
+
+    Raises:
+        PlanError: it has another type, or is none of the words that are allowed.
+    """
+    if get_origin(kind) is Literal:
+        if value in get_args(kind):
+            return value
+        raise PlanError(f"{where} is {value!r}; give one of {', '.join(get_args(kind))}")
+    allowed = {*get_args(kind), kind}
+    if type(value) is int and float in allowed and abs(value) <= 2**53:
+        return float(value)
+    if type(value) is str and Path in allowed:
+        return Path(value)
+    if value is not None and type(value) in allowed:
+        return value
+    words = {bool: "true or false", int: "a whole number", float: "a number"}
+    raise PlanError(
+        f"{where} is {value!r}; give {next((words[k] for k in words if k in allowed), 'a text')}"
+    )
 
 
-def _allowed(name: str) -> str:
-    if name in CHOICES:
-        return f"one of {', '.join(CHOICES[name])}"
-    kind = str(get_type_hints(PlanRequest)["from_" if name == "from" else name])
-    words = {"str": "a text", "int": "a whole number", "float": "a number", "bool": "true or false"}
-    return next(word for key, word in words.items() if key in kind)
+def check_number(name: str, value: float, low: int, high: int) -> None:
+    """Refuse a value outside ``low`` to ``high``.
 
-
-def check_number(flag: str, value: float, low: int, high: int) -> None:
-    """Refuse a value outside ``low`` to ``high``."""
+    Args:
+        name: of the option, with underscores.
+    """
     if not low <= value <= high:
-        raise InputError(f"{flag} is {value}; it must be at least {low} and at most {high}")
+        raise InputError(
+            f"{name} is {value}; it must be at least {low} and at most {high}", inputs=(name,)
+        )

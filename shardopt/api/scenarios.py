@@ -21,7 +21,7 @@ from search.scenarios.scenario import (
     join_scenarios,
     window_scenarios,
 )
-from shardopt.config import load_windows
+from shardopt.config import read_model
 from shardopt.config.distributions import move_pooling
 from shardopt.config.scenarios import load_scenarios
 
@@ -90,4 +90,4 @@ def read_scenarios(
 
 def windows_of(model: str | PathLike[str] | Workload | None) -> dict[str, Workload]:
     """The windows of data that a model file names; none where there is no file."""
-    return {} if isinstance(model, Workload | None) else load_windows(Path(model))
+    return {} if isinstance(model, Workload | None) else read_model(Path(model))[2]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from predictor.csv_rows import MOST_RANKS
-from predictor.errors import InputError
+from predictor.errors import InputError, RangeError
 from predictor.hardware.loader import DEFAULT_HARDWARE, context_bytes, load_hardware
 from predictor.hardware.schema import HardwareProfile
+from predictor.iteration.ranges import OutOfRange, ranks_outside
 from predictor.model.memory.peak import DEFAULT_RESERVE, default_reserve, leave_for_shards
 from predictor.model.plan import ShardingPlan
 from predictor.model.topology import ReplicaGroups, Topology
@@ -20,7 +21,8 @@ from predictor.model.workload import Workload
 from predictor.predict import Prediction, predict
 from predictor.units import gib
 from search.problem import Problem
-from shardopt.config import ClusterConfig, load_cluster, load_model_with_notes, load_windows
+from shardopt.api.request import Machine
+from shardopt.config import ClusterConfig, load_cluster, read_model
 from shardopt.config.cluster import (
     MAX_GIB,
     default_nvlink_domain,
@@ -28,32 +30,7 @@ from shardopt.config.cluster import (
     hardware_of,
 )
 from shardopt.config.distributions import workloads_of_stats
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What to plan for. None leaves a choice to the cluster file, the plan, the model file or the
-    hardware profile, in this order.
-
-    Args:
-        gpus: number of ranks.
-        gpus_per_node: ranks of one host; ``min(8, gpus)`` if no file says.
-        cluster: cluster file, instead of ``gpus`` and ``gpus_per_node``.
-        hardware: name or path of a hardware profile.
-        hbm_gib, ddr_gib: device and host memory per rank.
-        reserve: share of device memory kept free, in [0, 1); if None, by whether activations are
-            known.
-        batch_size: samples per rank and iteration.
-    """
-
-    gpus: int | None = None
-    gpus_per_node: int | None = None
-    cluster: Path | None = None
-    hardware: str | None = None
-    hbm_gib: float | None = None
-    ddr_gib: float | None = None
-    reserve: float | None = None
-    batch_size: int | None = None
+from shardopt.formatting import range_lines
 
 
 @dataclass(frozen=True)
@@ -109,6 +86,8 @@ def resolve(
     machine: Machine,
     plan: ShardingPlan | None = None,
     stats: Sequence[Path] = (),
+    *,
+    strict: bool = False,
 ) -> Setting:
     """Read the model and settle the machine.
 
@@ -116,15 +95,18 @@ def resolve(
         model: the model file.
         plan: gives ranks and hardware where neither the machine nor its cluster file does.
         stats: stats files of windows of data, in place of those that the model file names.
+        strict: refuse ranks that the profile does not cover.
 
     Raises:
+        RangeError: such ranks.
         InputError: a number is out of range, or the machine contradicts itself or the plan.
         ProfileError: there is no such hardware profile.
         InfeasibleError: nothing is left for tables once the reserve is taken.
     """
     check_machine(machine, needs_ranks=plan is None)
-    workload, notes = load_model_with_notes(Path(model), batch_size=machine.batch_size)
-    windows = _windows(Path(model), workload, machine.batch_size, stats)
+    workload, notes, windows = read_model(Path(model), batch_size=machine.batch_size)
+    if stats:
+        windows = workloads_of_stats(workload, stats)
     job = _job_of(plan)
     if job is not None and job.groups is not None:
         workload = replace(workload, replica_groups=job.groups)
@@ -142,17 +124,33 @@ def resolve(
         for one in windows.values() or [workload]
     ]
     topology = _least(left)
-    told = (*notes, *_verdict_notes(hardware))
-    return Setting(workload, topology, installed, hardware, name, origin, told, reserve, windows)
+    if strict:
+        refuse_outside(ranks_outside(hardware, installed))
+    told = [*notes, *_verdict_notes(hardware)]
+    if origin == "default":
+        told.append(f"hardware is {name}, the default; choose another by name or file")
+    return Setting(
+        workload, topology, installed, hardware, name, origin, tuple(told), reserve, windows
+    )
 
 
-def _windows(
-    model: Path, workload: Workload, batch_size: int | None, stats: Sequence[Path]
-) -> dict[str, Workload]:
-    """The workloads of the windows of data; none where there is one."""
-    if stats:
-        return workloads_of_stats(workload, stats)
-    return load_windows(model, batch_size=batch_size)
+def refuse_outside(found: Iterable[OutOfRange], where: str = "") -> None:
+    """What ``strict`` does about costs outside the ranges of their profile.
+
+    Args:
+        where: the plan, where there are several.
+
+    Raises:
+        RangeError: there is such a cost; says which and what to do.
+    """
+    lines = range_lines(found)
+    if lines:
+        place = f"{where}: " if where else ""
+        raise RangeError(
+            f"{place}{'; '.join(lines)} (refused, as strict is asked for); plan for other ranks or "
+            "a smaller batch, use a profile that covers them, or do not ask for strict",
+            inputs=("strict",),
+        )
 
 
 def _least(left: Sequence[Topology]) -> Topology:

@@ -16,8 +16,8 @@ import typer
 from predictor.errors import ShardoptError
 from predictor.files import inputs_remembered
 from shardopt import __version__
-from shardopt.cli import calibrate, diff, explain, machine, plan, predict, stats, trace
-from shardopt.cli.bench import group as bench
+from shardopt.cli import bench, calibrate, diff, explain, hardware, plan, predict, stats, trace
+from shardopt.cli.command import command
 from shardopt.cli.interrupts import EXIT_INTERRUPTED, MESSAGE, remember_interrupts
 from shardopt.cli.output import close_stdout, open_streams, say
 from shardopt.extras import missing_package
@@ -44,18 +44,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (
+for function in (
     stats.stats,
     plan.plan,
     predict.predict,
     explain.explain,
     calibrate.calibrate,
     diff.diff,
-    machine.hardware,
-    machine.cluster,
+    hardware.hardware,
+    hardware.cluster,
     trace.trace,
 ):
-    app.command(command.__name__, rich_help_panel=USER, epilog=EXIT_CODES)(command)
+    app.command(function.__name__, rich_help_panel=USER, epilog=EXIT_CODES)(command(function))
 app.add_typer(bench.app, name="bench", rich_help_panel=USER)
 
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING, Literal
 
 from shardopt.calibrate import Group
-from shardopt.cli import options
 from shardopt.ranks.realtime import Runtime
 
 if TYPE_CHECKING:
@@ -20,114 +16,47 @@ if TYPE_CHECKING:
     from shardopt.ranks.rank import Rank
 
 
-class Backend(StrEnum):
-    """Who carries the collectives, and with it the device that is measured."""
-
-    GLOO = "gloo"
-    NCCL = "nccl"
-
-
 DEFAULT_PROFILE = Path("calibrated.yaml")
-
-BackendOption = Annotated[
-    Backend, typer.Option("--backend", help="gloo measures CPU ranks, nccl measures GPUs.")
-]
-Ranks = Annotated[
-    int | None,
-    typer.Option(
-        "--ranks",
-        metavar="N",
-        help="Number of processes that run the collectives: 2 by default; under torchrun, those "
-        "that it started.",
-        show_default=False,
-    ),
-]
-LinkRate = Annotated[
-    float | None,
-    typer.Option(
-        "--link",
-        metavar="GBIT_S",
-        help="Emulate two hosts on this machine and measure collectives over a link of this rate "
-        "(Gbit/s each way); needs root and iproute2.",
-        show_default=False,
-    ),
-]
-Model = Annotated[
-    Path | None,
-    typer.Option(
-        "--model",
-        metavar="MODEL",
-        help="Also measure the lookups of this model's tables, with the ids that the file "
-        "describes. Half of them are fitted; the others are held out and reported separately.",
-        show_default=False,
-    ),
-]
 QUICK_MINUTES, MAX_MINUTES = 5.0, 10**5
-Quick = Annotated[
-    bool, typer.Option("--quick", help="Measure fewer points, in at most five minutes.")
-]
-Minutes = Annotated[
-    float | None,
-    typer.Option(
-        "--minutes",
-        metavar="M",
-        help="Begin no more points after so many minutes, and make a profile of those that are "
-        "there; the same command goes on. By default 5 with --quick, and no limit without.",
-        show_default=False,
-    ),
-]
-
-
-OnlyOption = Annotated[
-    Group | None,
-    typer.Option(
-        "--only",
-        help="Measure this group alone and write it over the base profile, which keeps all "
-        "others; the host takes less than a minute.",
-        show_default=False,
-    ),
-]
-Rows = Annotated[
-    Path | None,
-    typer.Option(
-        "--rows",
-        metavar="FILE",
-        help="File for the measured rows (CSV), which are saved one by one; rows that it already "
-        "has are not measured again. By default it lies next to the profile.",
-        rich_help_panel=options.OUTPUT,
-        show_default=False,
-    ),
-]
-Profile = Annotated[
-    Path,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="PROFILE",
-        help="Write the hardware profile to this file.",
-        rich_help_panel=options.OUTPUT,
-    ),
-]
 
 
 def calibrate(
-    backend: BackendOption = Backend.GLOO,
-    ranks: Ranks = None,
-    link: LinkRate = None,
-    model: Model = None,
-    runtime: options.RuntimeOption = Runtime.PLAIN,
-    quick: Quick = False,
-    minutes: Minutes = None,
-    only: OnlyOption = None,
-    output: Profile = DEFAULT_PROFILE,
-    rows: Rows = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    backend: Literal["gloo", "nccl"] = "gloo",
+    ranks: int | None = None,
+    link: float | None = None,
+    model: Path | None = None,
+    runtime: Runtime = Runtime.PLAIN,
+    quick: bool = False,
+    minutes: float | None = None,
+    only: Group | None = None,
+    output: Path = DEFAULT_PROFILE,
+    rows: Path | None = None,
+    json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Measure this machine into a hardware profile.
 
     Starts one process per rank on this machine, or joins the processes that torchrun started. After
     an interruption the same command continues with the rows that it has saved.
+
+    Options:
+        backend: gloo measures CPU ranks, nccl measures GPUs.
+        ranks (N): Number of processes that run the collectives: 2 by default; under torchrun, those
+            that it started.
+        link (GBIT_S): Emulate two hosts on this machine and measure collectives over a link of this
+            rate (Gbit/s each way); needs root and iproute2.
+        model (MODEL): Also measure the lookups of this model's tables, with the ids that the file
+            describes. Half of them are fitted; the others are held out and reported separately.
+        quick: Measure fewer points, in at most five minutes.
+        minutes (M): Begin no more points after so many minutes, and make a profile of those that
+            are there; the same command goes on. By default 5 with --quick, and no limit without.
+        only: Measure this group alone and write it over the base profile, which keeps all others;
+            the host takes less than a minute.
+
+    Output:
+        output (-o PROFILE): Write the hardware profile to this file.
+        rows (FILE): File for the measured rows (CSV), which are saved one by one; rows that it
+            already has are not measured again. By default it lies next to the profile.
     """
     from predictor.errors import InputError
     from shardopt.api.request import check_number
@@ -139,7 +68,7 @@ def calibrate(
     from shardopt.ranks.rank import RankDiedError, end_process, host_count, rank_of_torchrun
 
     if minutes is not None:
-        check_number("--minutes", minutes, 1, MAX_MINUTES)
+        check_number("minutes", minutes, 1, MAX_MINUTES)
     elif quick:
         minutes = QUICK_MINUTES
     kept = rows or output.with_suffix(".rows.csv")
@@ -158,16 +87,16 @@ def calibrate(
     require_packages("scipy")
     count, hosts = _ranks(ranks, join), 1 if join is None else host_count(join)
     if only is Group.HOST and join is None and ranks is None:
-        count = run.ranks_for_host(backend.value)
+        count = run.ranks_for_host(backend)
     between = None if link is None else Link(link)
     if join is not None and between is not None:
         raise InputError("--link starts its own ranks; leave it out under torchrun")
-    run.check_calibration(backend.value, count, between, workload, hosts, only)
+    run.check_calibration(backend, count, between, workload, hosts, only)
     size = design.QUICK if quick else design.FULL
     if only is Group.HOST:
         size = design.BRIEF
     settings = run.CalibrationSettings(
-        backend.value, count, size, kept, between, workload, hosts, runtime, only, minutes
+        backend, count, size, kept, between, workload, hosts, runtime, only, minutes
     )
     quiet = quiet or bool(join and join.index)
     say = _silent if quiet else run.progress

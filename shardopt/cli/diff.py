@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
-
-from shardopt.cli import options
-
-First = Annotated[Path, typer.Argument(metavar="A", help="Plan file (JSON).", show_default=False)]
-Second = Annotated[Path, typer.Argument(metavar="B", help="Plan file (JSON).", show_default=False)]
 
 
-def diff(a: First, b: Second, json: options.Json = False) -> None:
-    """Show which tables two plans shard or place differently."""
+def diff(a: Path, b: Path, json: bool = False) -> None:
+    """Show which tables two plans shard or place differently.
+
+    Arguments:
+        a (A): Plan file (JSON).
+        b (B): Plan file (JSON).
+    """
     from predictor.model.plan_json import load_plan
     from shardopt.cli.output import print_json
     from shardopt.report.console import make_console

@@ -6,15 +6,21 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from predictor.errors import InputError
 from shardopt.files import atomic_write_text, is_stream, refuse_input
 from shardopt.printable import printable
+
+if TYPE_CHECKING:
+    from shardopt.api.request import Machine
+    from shardopt.api.setting import Setting
+    from shardopt.explain.deciding import DecidingConstant
+    from shardopt.explain.explanation import PredictedPlan
 
 
 def say(text: str) -> None:
@@ -69,6 +75,61 @@ def check_writable(path: Path | None, inputs: Iterable[Path] = ()) -> None:
     for read in inputs:
         if path.exists() and read.exists() and path.samefile(read):
             raise InputError(f"{path}: is an input of this command; choose another file to write")
+
+
+def predict_plans(
+    model: Path, paths: Sequence[Path], machine: Machine, *, strict: bool = False
+) -> tuple[Setting, list[PredictedPlan]]:
+    """Predictions of plan files, with a warning for every doubt about them."""
+    from shardopt.api import given_plans
+
+    setting, found = given_plans.predict_plans(model, paths, machine, strict=strict)
+    for item in found:
+        for doubt in item.doubts:
+            warn(f"{item.name}: {doubt}")
+    return setting, found
+
+
+MEASURED_ALONE = {
+    "overheads": "host",
+    "embedding": "embedding",
+    "gemm": "gemm",
+    "collectives": "collectives",
+}
+"""Group of a profile -> what ``calibrate --only`` calls it; all others take a whole calibration."""
+SOON = {"overheads": " in less than a minute"}
+"""How long that takes, where it is known."""
+
+
+def measuring_command(group: str, device: str) -> str:
+    """What measures a group: as little as there is a command for.
+
+    Args:
+        device: ``cuda`` or ``cpu``, of the profile.
+    """
+    backend = "" if device == "cpu" else " --backend nccl"
+    only = f" --only {MEASURED_ALONE[group]}" if group in MEASURED_ALONE else ""
+    return f"shardopt calibrate{backend}{only}"
+
+
+def deciding_sentences(found: Iterable[DecidingConstant], device: str) -> list[str]:
+    """What is to be told of the constants that decide, each with what measures it."""
+    from shardopt.explain.deciding import deciding_text
+
+    return [
+        deciding_text(
+            one, f"`{measuring_command(one.group, device)}` measures it{SOON.get(one.group, '')}"
+        )
+        for one in found
+    ]
+
+
+def next_lines(model: Path | None, output: Path | None, condition: str = "") -> tuple[str, str]:
+    """What became of the best plan, and what to type next."""
+    if output is None:
+        return "No plan was written. Next:", "the same command with -o plan.json"
+    explain = f"shardopt explain {model} {output}{condition}"
+    return f"Plan 1 is written to {output}. Next:", explain
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:

@@ -1,194 +1,227 @@
-"""``shardopt plan``: search the plans of a model and write the best one."""
+"""``shardopt plan``: search the plans of a model and write the best one, or make one again."""
 
 from __future__ import annotations
 
+import json as json_format
 import time
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from shardopt.cli import options
-from shardopt.cli import tune as tuning_flags
+from predictor.errors import InputError, PlanError
+from shardopt.api.request import MADE, PlanRequest, read_request
 from shardopt.cli.interrupts import EXIT_INTERRUPTED
+from shardopt.cli.tune import TuneFlags
 
 if TYPE_CHECKING:
-    from search.problem import Result
-    from shardopt.report.plan import PlanReport
+    from predictor.model.plan import ShardingPlan
+    from shardopt.api.answer import Answer
 
 REPORTING = 0.2
 """Share of ``--time-limit`` that is left to the prediction of what was found and its report."""
+WITH_REPLAY = ("model", "json", "output", "quiet", "replay", "no_cache")
+"""Parameters that ``--replay`` can be given with: none of them decides the answer."""
 
 
 def plan(
     context: typer.Context,
-    model: options.ModelOrReplay = None,
-    gpus: options.Gpus = None,
-    gpus_per_node: options.GpusPerNode = None,
-    cluster: options.Cluster = None,
-    hardware: options.Hardware = None,
-    hbm_gib: options.HbmGib = None,
-    ddr_gib: options.DdrGib = None,
-    reserve: options.Reserve = None,
-    batch_size: options.BatchSize = None,
-    strict: options.Strict = False,
-    search: options.Search = options.Searchers.ALL,
-    seed: options.Seed = 0,
-    effort: options.Effort = 1.0,
-    time_limit: options.TimeLimit = None,
-    top_k: options.TopK = 3,
-    from_: options.From = None,
-    max_moves: options.MaxMoves = None,
-    max_gib: options.MaxGib = None,
-    horizon: options.Horizon = None,
-    objective: options.ObjectiveOption = options.Objectives.NOMINAL,
-    scenarios: options.ScenariosOption = None,
-    stats: options.Stats = None,
-    replay: options.Replay = None,
-    no_cache: options.NoCache = False,
-    tune: tuning_flags.Tune = None,
-    objectives: tuning_flags.Objectives = None,
-    trials: tuning_flags.Trials = None,
-    storage: tuning_flags.Storage = None,
-    study: tuning_flags.Study = None,
-    json: options.Json = False,
-    output: options.Output = None,
-    quiet: options.Quiet = False,
+    request: PlanRequest,
+    tuning: TuneFlags,
+    replay: Path | None = None,
+    no_cache: bool = False,
+    json: bool = False,
+    output: Path | None = None,
+    quiet: bool = False,
 ) -> None:
-    """Search for the sharding plan with the shortest predicted iteration time."""
+    """Search for the sharding plan with the shortest predicted iteration time.
+
+    Arguments:
+        model (MODEL): Model file (YAML); not needed with --replay.
+
+    Search:
+        replay (FILE): Make this plan file again from all that it says made it, and compare byte
+            for byte; give MODEL only if the model file has moved.
+        no_cache: Search even if the answer to the same input is known, and do not keep this one.
+
+    Tuning:
+        tune (KNOBS): Settings to choose as well, separated by commas: batch_size, pipeline, qcomm,
+            bucket, cw_min, cache_ratio, hosts, groups, sync_interval, hbm. Values can be given:
+            batch_size=2048:16384 doubles, batch_size=4096:16384:4096 goes in steps,
+            qcomm=fp32/bf16 is a list. See docs/tuning.md.
+        objectives (NAMES): What --tune minimises: time (per sample), memory (of the fullest rank)
+            or gpu_hours (per sample). Several, separated by commas, give a Pareto front. The
+            default is time, or gpu_hours if hosts are tuned.
+        trials (N): Number of settings to try, over all machines that share the study; 24 by
+            default.
+        storage (URL): Keep the study in a database (postgresql://user@host/name,
+            sqlite:///tune.db) or a journal file (journal:PATH, or a path that ends in .journal or
+            .log), to continue it later or to share it between machines.
+        study (NAME): Name of the study in --storage; by default it is made from the model and the
+            flags.
+    """
     started = time.monotonic()
-    from search.stop import Stop
-    from shardopt.api.request import PlanRequest
-    from shardopt.cli.output import check_writable
-    from shardopt.cli.planning.answer import find_answer, prepare
-    from shardopt.cli.planning.replay import replay_plan
-    from shardopt.cli.setting import refuse_outside
-
     if replay is not None:
-        replay_plan(replay, model, context, as_json=json)
+        _replay(replay, request.model, context, as_json=json)
         return
-    if model is None:
+    if request.model is None:
         raise typer.BadParameter("missing; give the model file", param_hint="'MODEL'")
-    request = PlanRequest(
-        model=str(model),
-        gpus=gpus,
-        gpus_per_node=gpus_per_node,
-        cluster=None if cluster is None else str(cluster),
-        hardware=hardware,
-        hbm_gib=hbm_gib,
-        ddr_gib=ddr_gib,
-        reserve=reserve,
-        batch_size=batch_size,
-        strict=strict,
-        search=search.value,
-        seed=seed,
-        effort=effort,
-        time_limit=time_limit,
-        top_k=top_k,
-        from_=None if from_ is None else str(from_),
-        max_moves=max_moves,
-        max_gib=max_gib,
-        horizon=horizon,
-        objective=objective.value,
-        scenarios=scenarios,
-        stats=stats,
-    )
+    from search.stop import Stop
+    from shardopt.api.answer import find_answer, read_inputs
+    from shardopt.api.cache import ResultCache
+    from shardopt.api.setting import refuse_outside
+    from shardopt.cli.output import check_writable, note, warn
+    from shardopt.files import atomic_write_text
+    from shardopt.report.progress import SearchProgress
+
     request.check()
+    tuning.check(request)
     check_writable(output, request.inputs)
-    tuning = tuning_flags.TuneFlags(tune, objectives, trials, storage, study, from_)
-    tuning.check()
-    ready = prepare(request)
-    setting, in_use = ready.setting, ready.in_use
+    inputs = read_inputs(request)
     check_writable(output)
+    for doubt in inputs.doubts:
+        warn(f"{request.from_}: {doubt}")
+    if tuning.tune is not None:
+        from shardopt.cli.tune import run_tuning
 
-    if tune is not None:
-        refuse_with_tune(objective, scenarios, stats)
-
-        show = tuning_flags.OutputChoice(json, output, quiet, strict)
-        budget = (effort, time_limit, seed, request.searchers, top_k)
-        tuning_flags.run_tuning(model, setting, tuning, budget, show)
+        run_tuning(inputs, tuning, output, json=json, quiet=quiet)
         return
-
-    stop = Stop(effort, time_limit, interruptible=True, reserve=REPORTING, started=started)
-    answer = find_answer(
-        request, ready, stop, cached=not no_cache, progress=not (json or quiet), quiet=quiet
+    stop = Stop(
+        request.effort, request.time_limit, interruptible=True, reserve=REPORTING, started=started
     )
-    result, predictions = answer.result, answer.predictions
-    if strict:
-        refuse_outside(predictions[0].out_of_range)
-    from shardopt.api.plan_file import made_by, plan_meta, write_best
-
-    made = made_by(setting, request.settings(), in_use)
-    meta = {**plan_meta(setting, seed), "made_by": made}
+    cache = None if no_cache else ResultCache.of_user()
+    with SearchProgress(on=not (json or quiet)) as shown:
+        answer = find_answer(inputs, stop, cache, shown)
+    if answer.from_cache:
+        note(["the answer to the same input is kept; --no-cache searches again"], quiet=quiet)
+    if request.strict:
+        refuse_outside(answer.best.out_of_range)
     if output is not None:
-        write_best(output, result, predictions[0], meta)
-    if json:
-        from shardopt.api.moves import from_object
-        from shardopt.cli.output import note, print_json
-        from shardopt.cli.planning.measuring import measuring_command
-        from shardopt.report.objects import deciding_object, plan_object
-
-        note(setting.notes, quiet=quiet)
-        found = plan_object(result, predictions, meta, setting.notes, answer.gain, answer.instead)
-        command = partial(measuring_command, device=setting.hardware.device)
-        decides = {"deciding": deciding_object(answer.deciding, command)}
-        print_json({**found, **from_object(result, answer.move, from_), **decides})
-        _end(result)
-        return
-    from shardopt.cli.planning.measuring import measuring_words
-    from shardopt.explain.deciding import deciding_text
-    from shardopt.report.plan import PlanReport
-
-    written = None if output is None else str(output)
-    following = (
-        f"shardopt explain {model} {written}" if written else "the same command with -o plan.json"
-    )
-    report = PlanReport(
-        setting,
-        result,
-        predictions,
-        written,
-        following,
-        answer.move,
-        gain=answer.gain,
-        instead=answer.instead,
-        deciding=[
-            deciding_text(one, measuring_words(one.group, setting.hardware.device))
-            for one in answer.deciding
-        ],
-        guessed=any(one.unmeasured for one in answer.deciding),
-    )
-    _show(report, quiet)
-    _end(result)
+        atomic_write_text(output, answer.plan_text())
+    _show(answer, request, output, json=json, quiet=quiet)
+    if answer.result.stopped_by == "interrupted":  # the best plan so far is written and shown
+        raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def refuse_with_tune(
-    objective: options.Objectives, scenarios: str | None, stats: str | None
+def _show(
+    answer: Answer, request: PlanRequest, output: Path | None, *, json: bool, quiet: bool
 ) -> None:
-    """Settings are tuned for the predicted time alone."""
-    from predictor.errors import InputError
-
-    flags = {
-        "--objective": objective is not objective.NOMINAL,
-        "--scenarios": scenarios,
-        "--stats": stats,
-    }
-    for flag, given in flags.items():
-        if given:
-            raise InputError(
-                f"{flag} is about one setting, and --tune tries many; tune first, then plan for "
-                f"the chosen setting with {flag}"
-            )
-
-
-def _show(report: PlanReport, quiet: bool) -> None:
+    from shardopt.cli.output import (
+        deciding_sentences,
+        measuring_command,
+        next_lines,
+        note,
+        print_json,
+    )
     from shardopt.report.console import make_console
+
+    device = answer.setting.hardware.device
+    if json:
+        from shardopt.report.objects import plan_object
+
+        note(answer.setting.notes, quiet=quiet)
+        print_json(plan_object(answer, lambda g: measuring_command(g, device), request.from_))
+        return
     from shardopt.report.plan import show_headline, show_plan
 
-    (show_headline if quiet else show_plan)(make_console(), report)
+    sentences = deciding_sentences(answer.deciding, device)
+    if quiet:
+        show_headline(make_console(), answer, sentences)
+    else:
+        show_plan(make_console(), answer, sentences, next_lines(request.model, output))
 
 
-def _end(result: Result) -> None:
-    """The exit code says whether the search was interrupted; its plan is written and shown."""
-    if result.stopped_by == "interrupted":
+def _replay(path: Path, model: Path | None, context: typer.Context, *, as_json: bool) -> None:
+    """Make a plan file again and say whether it is the same, byte for byte; nothing is written.
+
+    Args:
+        model: the model file, where it is no longer where the plan file says.
+
+    Raises:
+        InputError: other flags were given, too.
+        PlanError: the file does not say what made it, or asks for what no plan file may; or it came
+            out otherwise, with all that differs.
+    """
+    given = [of for of in context.command.params if _is_given(context, of.name or "")]
+    extra = [of.opts[0] for of in given if of.name not in WITH_REPLAY]
+    if extra:
+        raise InputError(
+            f"--replay takes everything from the plan file; leave out {', '.join(extra)}"
+        )
+    from predictor.files import read_whole
+    from predictor.model.plan_json import load_plan
+    from shardopt.cli.output import print_json, warn
+
+    before = load_plan(path)
+    made = before.meta.get(MADE)
+    settings = made.get("settings") if isinstance(made, Mapping) else None
+    if not isinstance(settings, Mapping):
+        raise PlanError(
+            f"{path}: does not say what made it; `shardopt plan ... -o FILE` of this version "
+            "writes plan files that can be made again"
+        )
+    request, unknown = read_request(settings, str(path), model)
+    for name in unknown:
+        warn(f"{path}: no option of `shardopt plan` is named {name}; it is left out")
+    again = _text_again(request, settings)
+    same = again.encode() == read_whole(path)
+    differs = [] if same else _differences(before, again)
+    if as_json:
+        print_json({"plan": str(path), "same": same, "differs": differs})
+    if differs:
+        raise PlanError(f"{path}: made again, it is another plan: {'; '.join(differs)}")
+    if not as_json:
+        print(f"{path}: made again, byte for byte")
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _text_again(request: PlanRequest, settings: Mapping[str, Any]) -> str:
+    """The text of the plan file that a request makes, with settings as the file had them: files
+    may lie elsewhere now."""
+    from dataclasses import replace
+
+    from search.stop import Stop
+    from shardopt.api import answer
+    from shardopt.api.setting import refuse_outside
+
+    stop = Stop(request.effort, request.time_limit, interruptible=True, reserve=REPORTING)
+    found = answer.plan(request, stop=stop)
+    if found.result.stopped_by == "interrupted":
         raise typer.Exit(EXIT_INTERRUPTED)
+    if request.strict:
+        refuse_outside(found.best.out_of_range)
+    made = {**found.head[MADE], "settings": dict(settings)}
+    return replace(found, head={**found.head, MADE: made}).plan_text()
+
+
+def _differences(old: ShardingPlan, again: str) -> list[str]:
+    """What differs between a plan file and the one that was made again."""
+    from predictor.model.plan_json import plan_from_dict
+    from shardopt.explain.differences import header_diffs, table_diffs
+
+    new = plan_from_dict(json_format.loads(again), where="the plan made again")
+    was, now = old.meta[MADE], new.meta[MADE]
+    found = [f"the contents of {name} differ" for name in _unequal(was, now, "inputs")]
+    found += [
+        f"{name} was {before} and is {after}"
+        for name, (before, after) in _unequal(was, now, "versions").items()
+    ]
+    if was.get("code") != now.get("code"):
+        found.append("the code of shardopt differs")
+    header = header_diffs(old, new)
+    found += [f"{key} was {before!r} and is {after!r}" for key, (before, after) in header.items()]
+    tables = [f"'{diff.table}' ({', '.join(diff.what)})" for diff in table_diffs(old, new)]
+    if tables:
+        found.append(f"tables that differ: {', '.join(tables)}")
+    return found or ["the same plan, written otherwise"]
+
+
+def _unequal(was: Mapping[str, Any], now: Mapping[str, Any], part: str) -> dict[str, Any]:
+    """Keys of a part of what made two plans that differ, with both values."""
+    a, b = (made[part] if isinstance(made.get(part), Mapping) else {} for made in (was, now))
+    return {k: (a.get(k), b.get(k)) for k in dict.fromkeys((*a, *b)) if a.get(k) != b.get(k)}

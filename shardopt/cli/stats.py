@@ -5,149 +5,64 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING
 
 from predictor.errors import InputError
-from shardopt.cli import options
 
 if TYPE_CHECKING:
     from shardopt.stats.collect import ReadOptions, TimeWindow, Windows
     from shardopt.stats.readers import DataFormat
     from shardopt.stats.result import FeatureStats
 
-DATA = "Data"
-
-Data = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="DATA...",
-        help="Criteo TSV (also .gz), .npy, multi-hot .npz, Parquet, files of torch.save "
-        "(KeyedJaggedTensors, dlrm_datasets), or RecBole's .inter. Several files are read as one "
-        "data set.",
-        show_default=False,
-    ),
-]
-
-
-def _option(*flags: str, text: str, metavar: str | None = None, panel: str = DATA) -> Any:
-    return typer.Option(*flags, metavar=metavar, help=text, rich_help_panel=panel)
-
-
-Format = Annotated[
-    str | None,
-    _option(
-        "--format",
-        metavar="NAME",
-        text="tsv, npy, npz, parquet, torch or inter; by default the file name decides.",
-    ),
-]
-Features = Annotated[
-    str | None,
-    _option(
-        "--features",
-        "--columns",
-        metavar="A,B,...",
-        text="Features to read, separated by commas; all by default.",
-    ),
-]
-TableRows = Annotated[
-    str | None,
-    _option(
-        "--table-rows",
-        metavar="N|FILE",
-        text="Number of rows of every table, or a YAML or JSON file with 'feature: rows'; by "
-        "default the largest id plus one.",
-    ),
-]
-ModelRows = Annotated[
-    Path | None,
-    _option(
-        "--model",
-        metavar="FILE",
-        text="Model file: its features are read, and its tables say how many rows there are.",
-    ),
-]
-WriteModel = Annotated[
-    Path | None,
-    _option(
-        "--write-model",
-        metavar="FILE",
-        text="Copy the model file with the pooling factors and distributions found; needs --model "
-        "and -o.",
-        panel=options.OUTPUT,
-    ),
-]
-Modulo = Annotated[
-    bool, _option("--modulo", text="Take every id modulo the number of rows of its table.")
-]
-MaxIds = Annotated[
-    int,
-    _option(
-        "--max-ids",
-        metavar="N",
-        text="Distinct ids per feature to count exactly; beyond that, a sample is counted.",
-    ),
-]
-ChunkRows = Annotated[int, _option("--chunk-rows", metavar="N", text="Samples to read at once.")]
-Checkpoint = Annotated[
-    Path | None,
-    _option(
-        "--checkpoint",
-        metavar="FILE",
-        text="Save progress in this file and continue from it; it is removed at the end.",
-        panel=options.OUTPUT,
-    ),
-]
-Window = Annotated[
-    str | None,
-    _option(
-        "--window",
-        metavar="COLUMN=1d",
-        text="Count every hour, day or week (h, d, w) of this column of times by itself, write a "
-        "file for each, and print how fast the features move.",
-    ),
-]
-Output = Annotated[
-    Path | None,
-    _option(
-        "--output",
-        "-o",
-        metavar="FILE",
-        text="Write the statistics to this .npz file, for `index_distribution: {file, feature}`.",
-        panel=options.OUTPUT,
-    ),
-]
-Hot = Annotated[
-    int,
-    _option(
-        "--hot",
-        metavar="N",
-        text="Number of hottest rows to list per feature.",
-        panel=options.OUTPUT,
-    ),
-]
-
 
 def stats(
-    data: Data,
-    data_format: Format = None,
-    features: Features = None,
-    table_rows: TableRows = None,
-    model: ModelRows = None,
-    modulo: Modulo = False,
-    max_ids: MaxIds = 2**20,
-    chunk_rows: ChunkRows = 65536,
-    window: Window = None,
-    hot: Hot = 10,
-    output: Output = None,
-    write_model: WriteModel = None,
-    checkpoint: Checkpoint = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    data: list[Path],
+    data_format: str | None = None,
+    features: str | None = None,
+    table_rows: str | None = None,
+    model: Path | None = None,
+    modulo: bool = False,
+    max_ids: int = 2**20,
+    chunk_rows: int = 65536,
+    window: str | None = None,
+    hot: int = 10,
+    output: Path | None = None,
+    write_model: Path | None = None,
+    checkpoint: Path | None = None,
+    json: bool = False,
+    quiet: bool = False,
 ) -> None:
-    """Measure pooling factors, distinct rows, skew and hot rows of a data sample."""
+    """Measure pooling factors, distinct rows, skew and hot rows of a data sample.
+
+    Arguments:
+        data (DATA...): Criteo TSV (also .gz), .npy, multi-hot .npz, Parquet, files of torch.save
+            (KeyedJaggedTensors, dlrm_datasets), or RecBole's .inter. Several files are read as one
+            data set.
+
+    Data:
+        data_format (--format NAME): tsv, npy, npz, parquet, torch or inter; by default the file
+            name decides.
+        features (--features --columns A,B,...): Features to read, separated by commas; all by
+            default.
+        table_rows (N|FILE): Number of rows of every table, or a YAML or JSON file with 'feature:
+            rows'; by default the largest id plus one.
+        model (FILE): Model file: its features are read, and its tables say how many rows there
+            are.
+        modulo: Take every id modulo the number of rows of its table.
+        max_ids (N): Distinct ids per feature to count exactly; beyond that, a sample is counted.
+        chunk_rows (N): Samples to read at once.
+        window (COLUMN=1d): Count every hour, day or week (h, d, w) of this column of times by
+            itself, write a file for each, and print how fast the features move.
+
+    Output:
+        hot (N): Number of hottest rows to list per feature.
+        output (-o FILE): Write the statistics to this .npz file, for `index_distribution: {file,
+            feature}`.
+        write_model (FILE): Copy the model file with the pooling factors and distributions found;
+            needs --model and -o.
+        checkpoint (FILE): Save progress in this file and continue from it; it is removed at the
+            end.
+    """
     from shardopt.cli.output import check_writable, note
     from shardopt.report.progress import LineProgress
     from shardopt.stats.collect import ReadOptions, TimeWindow, collect

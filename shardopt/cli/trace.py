@@ -3,119 +3,53 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
-
-from shardopt.cli import options
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from predictor.trace.read import TraceSet
     from predictor.trace.simulate.step import SimulatedTrace
     from predictor.trace.simulate.whatif import PlanSwap
 
-Files = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="FILE...",
-        help="Kineto and execution traces, one file per rank: .json, .json.gz, .tar.gz, or folders "
-        "of these.",
-        show_default=False,
-    ),
-]
-Timeline = Annotated[
-    Path | None,
-    typer.Option(
-        "--trace",
-        metavar="FILE",
-        help="Write the measured and the predicted timeline to this file, for ui.perfetto.dev or "
-        "chrome://tracing.",
-        rich_help_panel=options.OUTPUT,
-        show_default=False,
-    ),
-]
-DenseFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--dense",
-        metavar="FILE",
-        help="Write what the dense part of the traced job took to this file, as the section "
-        "'dense' of a model file.",
-        rich_help_panel=options.OUTPUT,
-        show_default=False,
-    ),
-]
-TracedBatch = Annotated[
-    int | None,
-    typer.Option(
-        "--batch-size",
-        metavar="N",
-        help="Samples per GPU of the traced job, for --dense; by the shapes of the loss if left "
-        "out.",
-        rich_help_panel=options.OUTPUT,
-        show_default=False,
-    ),
-]
-WHAT_IF = "What if"
-OtherHardware = Annotated[
-    str | None,
-    typer.Option(
-        "--hardware",
-        metavar="NAME|FILE",
-        help="Predict the steps on this hardware.",
-        rich_help_panel=WHAT_IF,
-        show_default=False,
-    ),
-]
-BatchScale = Annotated[
-    float | None,
-    typer.Option(
-        metavar="X",
-        help="Predict the steps with X times the batch size.",
-        rich_help_panel=WHAT_IF,
-        show_default=False,
-    ),
-]
-LinkScale = Annotated[
-    float | None,
-    typer.Option(
-        metavar="X",
-        help="Predict the steps with links between ranks that are X times as fast.",
-        rich_help_panel=WHAT_IF,
-        show_default=False,
-    ),
-]
-Swap = Annotated[
-    tuple[Path, Path, Path] | None,
-    typer.Option(
-        "--swap-plan",
-        metavar="MODEL OLD NEW",
-        help="Predict the steps under the plan NEW of MODEL; the trace was recorded under OLD.",
-        rich_help_panel=WHAT_IF,
-        show_default=False,
-    ),
-]
-
 
 def trace(
-    files: Files,
-    timeline: Timeline = None,
-    dense: DenseFile = None,
-    batch_size: TracedBatch = None,
-    hardware: OtherHardware = None,
-    batch_scale: BatchScale = None,
-    link_scale: LinkScale = None,
-    swap_plan: Swap = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    files: list[Path],
+    trace: Path | None = None,
+    dense: Path | None = None,
+    batch_size: int | None = None,
+    hardware: str | None = None,
+    batch_scale: float | None = None,
+    link_scale: float | None = None,
+    swap_plan: tuple[Path, Path, Path] | None = None,
+    json: bool = False,
+    quiet: bool = False,
 ) -> None:
-    """Show where the time of each traced step goes, and predict the steps."""
+    """Show where the time of each traced step goes, and predict the steps.
+
+    Arguments:
+        files (FILE...): Kineto and execution traces, one file per rank: .json, .json.gz, .tar.gz,
+            or folders of these.
+
+    Output:
+        trace (FILE): Write the measured and the predicted timeline to this file, for
+            ui.perfetto.dev or chrome://tracing.
+        dense (FILE): Write what the dense part of the traced job took to this file, as the section
+            'dense' of a model file.
+        batch_size (N): Samples per GPU of the traced job, for --dense; by the shapes of the loss if
+            left out.
+
+    What if:
+        hardware (NAME|FILE): Predict the steps on this hardware.
+        batch_scale (X): Predict the steps with X times the batch size.
+        link_scale (X): Predict the steps with links between ranks that are X times as fast.
+        swap_plan (MODEL OLD NEW): Predict the steps under the plan NEW of MODEL; the trace was
+            recorded under OLD.
+    """
     from predictor.trace.read import load_traces
     from shardopt.cli.output import check_writable, note, print_json
     from shardopt.explain.trace import summarise_trace
     from shardopt.report.trace import show_headline, show_traces, trace_object
 
-    check_writable(timeline, files)
+    check_writable(trace, files)
     check_writable(dense, files)
     changed = {"hardware": hardware, "batch_scale": batch_scale, "link_scale": link_scale}
     what_if: dict[str, Any] = {name: value for name, value in changed.items() if value is not None}
@@ -125,9 +59,9 @@ def trace(
     simulated, why_not = _replay(found, what_if, swap_plan)
     summary = summarise_trace(found, simulated, what_if)
     notes = [*summary.notes, *why_not]
-    if timeline is not None:
-        _write_timeline(timeline, found, simulated)
-        notes.append(f"wrote {timeline}; open it at ui.perfetto.dev")
+    if trace is not None:
+        _write_timeline(trace, found, simulated)
+        notes.append(f"wrote {trace}; open it at ui.perfetto.dev")
     if dense is not None:
         notes += _write_dense(dense, found, batch_size)
     note(notes, quiet=quiet)
@@ -186,7 +120,8 @@ def _swapped(found: TraceSet, model: Path, old: Path, new: Path) -> PlanSwap:
     from predictor.model.plan_json import load_plan
     from predictor.trace.simulate.whatif import plan_swap, traced_profile
     from shardopt.api.given_plans import fit_plan
-    from shardopt.api.setting import Machine, resolve
+    from shardopt.api.request import Machine
+    from shardopt.api.setting import resolve
 
     hardware = traced_profile(found.traces[0])
     if hardware is None:
@@ -201,7 +136,7 @@ def _swapped(found: TraceSet, model: Path, old: Path, new: Path) -> PlanSwap:
 def _write_timeline(path: Path, found: TraceSet, simulated: SimulatedTrace | None) -> None:
     from predictor.errors import InputError
     from predictor.trace.chrome import comparison_trace
-    from shardopt.api.plan_file import versions
+    from shardopt.api.cache import versions
     from shardopt.cli.output import write_json
 
     if not found.traces:

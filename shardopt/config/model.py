@@ -49,14 +49,14 @@ from shardopt.files import decode, read_bytes, refuse_streams
 
 
 def load_model(path: str | Path, *, batch_size: int | None = None) -> Workload:
-    """The workload that a model file describes; see `load_model_with_notes`."""
-    return load_model_with_notes(path, batch_size=batch_size)[0]
+    """The workload that a model file describes; see `read_model`."""
+    return read_model(path, batch_size=batch_size)[0]
 
 
-def load_model_with_notes(
+def read_model(
     path: str | Path, *, batch_size: int | None = None
-) -> tuple[Workload, list[str]]:
-    """The workload that a model file describes, and notes for its user.
+) -> tuple[Workload, list[str], dict[str, Workload]]:
+    """The workload that a model file describes, notes for its user, and its windows of data.
 
     Args:
         path: a model.yaml, schema 1. Files that it names (a CSV of tables, .npz statistics) are
@@ -65,12 +65,15 @@ def load_model_with_notes(
 
     Returns:
         The workload, whose ``sha256`` is the hex digest of the file's bytes followed by those of
-        the ops file and the CSV if there are such; and notes for the console, such as that
-        features without ``index_distribution`` count as uniform.
+        the ops file and the CSV if there are such; notes for the console, such as that features
+        without ``index_distribution`` count as uniform; and the workloads of the windows whose
+        stats files are named as ``files``, in their order, empty where none are. The first is the
+        workload itself. Pooling factors change from window to window as the stats files say.
 
     Raises:
-        InputError: the file cannot be read or used. The message has a line for every problem, each
-            with file, line, key, what was given and what is allowed.
+        InputError: a file cannot be read or used, or a window is of other features or tables. The
+            message has a line for every problem, each with file, line, key, what was given and what
+            is allowed.
     """
     content = read_bytes(path, "model file")
     problems = Problems(str(path))
@@ -85,38 +88,20 @@ def load_model_with_notes(
     workload = reader.read(raw, content, batch_size)
     problems.raise_if_any()
     assert workload is not None
-    return workload, problems.notes
-
-
-def load_windows(path: str | Path, *, batch_size: int | None = None) -> dict[str, Workload]:
-    """The workloads of the windows whose stats files a model file names as ``files``, in their
-    order; the first is that of `load_model`. Empty where it names none.
-
-    Pooling factors change from window to window as the stats files say.
-
-    Raises:
-        InputError: as `load_model`; or a window is of other features or tables.
-    """
-    problems = Problems(str(path))
-    content = read_bytes(path, "model file")
-    raw = parse_yaml(decode(content, path), problems)
-    if not isinstance(raw, dict) or b"files" not in content:
-        return {}
-    found: dict[str, Workload] = {}
-    names, window = [""], 0
-    while window < len(names):
-        reader = _Reader(Path(path).parent, problems)
-        reader.distributions.window = window
-        workload = reader.read(raw, content, batch_size)
-        problems.raise_if_any()
-        assert workload is not None
-        if not reader.distributions.windows:
-            return {}
-        names = window_names(reader.distributions.windows)
-        found[names[window]] = workload
-        window += 1
-    check_windows(found)
-    return found
+    notes = list(problems.notes)
+    windows: dict[str, Workload] = {}
+    names = window_names(reader.distributions.windows)
+    for number, name in enumerate(names):
+        of_window: Workload | None = workload
+        if number:
+            reader = _Reader(Path(path).parent, problems)
+            reader.distributions.window = number
+            of_window = reader.read(raw, content, batch_size)
+            problems.raise_if_any()
+        assert of_window is not None
+        windows[name] = of_window
+    check_windows(windows)
+    return workload, notes, windows
 
 
 class _Reader:

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from predictor.model.plan import PARAMETER_FIELDS, ShardingPlan, ShardingType, TablePlan
-from search.in_use.price import Move, MovePrice
-from search.problem import Problem, Result
 
 COLUMN_TYPES = (ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE)
 
@@ -56,10 +54,3 @@ def header_diffs(a: ShardingPlan, b: ShardingPlan) -> dict[str, tuple[Any, Any]]
     right = {**b.meta, "world_size": b.world_size, "local_world_size": b.local_world_size}
     keys = [key for key in dict.fromkeys((*left, *right)) if key != "made_by"]
     return {k: (left.get(k), right.get(k)) for k in keys if left.get(k) != right.get(k)}
-
-
-def find_move(problem: Problem, result: Result) -> Move | None:
-    """From the plan in use to the best plan; None if the search was given no plan."""
-    if result.in_use is None:
-        return None
-    return MovePrice(problem, result.in_use.plan).of(result.best.plan)

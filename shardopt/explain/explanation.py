@@ -9,7 +9,6 @@ from predictor.cost.loads import Load, ShardLoads
 from predictor.model.plan import ShardingPlan
 from predictor.predict import Prediction, profile_groups
 from search.problem import Problem
-from shardopt.api.given_plans import PredictedPlan
 from shardopt.explain.changes import Changes, best_changes
 from shardopt.explain.deciding import (
     RIVAL,
@@ -23,6 +22,21 @@ from shardopt.explain.whatif import WhatIf, sensitivity
 TableTimes = dict[str, tuple[float, float]]
 """Plan key -> ms of the table's shards forward and backward, alone, on the rank where they take
 longest."""
+
+
+@dataclass(frozen=True)
+class PredictedPlan:
+    """One plan with its prediction.
+
+    Args:
+        name: the path as given.
+        doubts: why the prediction may differ from what the plan file says.
+    """
+
+    name: str
+    plan: ShardingPlan
+    prediction: Prediction
+    doubts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from predictor.units import gib
 from search.in_use.in_place import allowed_in_place
 from search.in_use.plan import PlanInUse
 from search.stop import Stop
-from shardopt.api.setting import Machine, resolve
+from shardopt.api.request import Machine
+from shardopt.api.setting import resolve
 from shardopt.extras import needs_torchrec
 from shardopt.live.proposal import Proposal, find_proposal, observed_workload
 from shardopt.live.reshard import reshard

@@ -19,7 +19,7 @@ from search.in_use.price import Move, MovePrice
 from search.problem import Problem, Result
 from search.solve import solve
 from search.stop import Stop
-from shardopt.api.moves import from_object
+from shardopt.api.answer import move_object
 from shardopt.config.distributions import measured_distribution
 from shardopt.npz import load_arrays
 from shardopt.stats.result import FeatureStats, write_stats
@@ -71,7 +71,7 @@ class Proposal:
         return {
             "iteration_ms": self.result.best.iteration_ms,
             "lower_bound_ms": self.result.lower_bound_ms,
-            **from_object(self.result, self.move, "the running plan"),
+            **move_object(self.result, self.move, "the running plan"),
             "measured_ms": self.measured_ms,
             "gain": self.gain,
             "obstacles": list(self.obstacles),

@@ -10,7 +10,7 @@ from typing import Any
 
 from predictor.errors import PlanError
 from predictor.units import format_bytes
-from shardopt.api.content import digest
+from shardopt.api.cache import digest
 from shardopt.extras import needs_torchrec
 from shardopt.live.proposal import Proposal
 from shardopt.live.transfers import sound_transfers

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from predictor.iteration.ranges import OutOfRange
 from predictor.model.memory.ranks import RankMemory
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_json import plan_to_dict
-from predictor.predict import Prediction, ReplicaSync
-from search.expected_gain import ExpectedGain
-from search.problem import Result
+from predictor.predict import Prediction
+from search.scenarios.scored import REGRET
+from shardopt.api.answer import Answer, move_object
 from shardopt.explain.deciding import DecidingConstant
 from shardopt.explain.stakes import Alternatives
 from shardopt.formatting import gap_of
-from shardopt.report.scenarios import scenario_keys
 
 Object = dict[str, Any]
+SYNC = ("weight_bytes", "state_bytes", "sync_ms", "step_ms")
 
 
 def prediction_object(prediction: Prediction) -> Object:
@@ -31,11 +32,16 @@ def prediction_object(prediction: Prediction) -> Object:
             transfers, which overlap) and ``idle_ms`` (of its compute stream).
         memory: `memory_objects`.
         provenance: the weakest of the constants on the critical path.
-        out_of_range: what the profile was asked beyond the rows behind it: `range_objects`.
+        out_of_range: what the profile was asked beyond the rows behind it: ``group``,
+            ``profile`` (what gives the group), ``quantity``, ``asked``, and ``low`` and ``high``,
+            which the rows behind the group cover.
         dense_ops_by_bytes: ops of the dense part without a kernel model -> calls; priced by the
             bytes that they touch.
-        replica_sync: `sync_object`; null where no table is copied.
+        replica_sync: null where no table is copied, or ``weight_bytes`` and ``state_bytes`` that
+            every rank of a sharding group averages with its copies, ``sync_ms`` of one averaging
+            and ``step_ms`` of an iteration with it.
     """
+    sync = prediction.replica_sync
     return {
         "iteration_ms": prediction.iteration_ms,
         "interval_ms": list(prediction.interval_ms),
@@ -46,25 +52,9 @@ def prediction_object(prediction: Prediction) -> Object:
         ],
         "memory": memory_objects(prediction.memory),
         "provenance": prediction.provenance,
-        "out_of_range": range_objects(prediction.out_of_range),
+        "out_of_range": [asdict(item) for item in prediction.out_of_range],
         "dense_ops_by_bytes": dict(prediction.dense_ops_by_bytes),
-        "replica_sync": sync_object(prediction.replica_sync),
-    }
-
-
-def sync_object(sync: ReplicaSync | None) -> Object | None:
-    """``replica_sync`` of ``--json``.
-
-    Keys: ``weight_bytes`` and ``state_bytes`` that every rank of a sharding group averages with its
-    copies, ``sync_ms`` of one averaging, ``step_ms`` of an iteration with it.
-    """
-    if sync is None:
-        return None
-    return {
-        "weight_bytes": list(sync.weight_bytes),
-        "state_bytes": list(sync.state_bytes),
-        "sync_ms": sync.sync_ms,
-        "step_ms": sync.step_ms,
+        "replica_sync": sync and {name: getattr(sync, name) for name in SYNC},
     }
 
 
@@ -102,43 +92,16 @@ def memory_objects(memory: Iterable[RankMemory]) -> list[Object]:
     return found
 
 
-def range_objects(found: Iterable[OutOfRange]) -> list[dict[str, Any]]:
-    """``out_of_range`` of ``--json``.
-
-    Keys: ``group``, ``profile`` (what gives the group), ``quantity``, ``asked``, and ``low`` and
-    ``high``, which the rows behind the group cover.
-    """
-    return [
-        {
-            "group": item.group,
-            "profile": item.profile,
-            "quantity": item.quantity,
-            "asked": item.asked,
-            "low": item.low,
-            "high": item.high,
-        }
-        for item in found
-    ]
-
-
 def plan_object(
-    result: Result,
-    predictions: Sequence[Prediction],
-    meta: Mapping[str, Any],
-    notes: Sequence[str],
-    gain: ExpectedGain | None = None,
-    instead: Alternatives | None = None,
+    answer: Answer, command: Callable[[str], str], in_use: Path | None = None
 ) -> Object:
     """``shardopt plan --json``.
 
     Args:
-        predictions: of ``result.plans``, in their order.
-        meta: ``model``, ``hardware``, ``world_size``, ``local_world_size``, ``batch_size``,
-            ``seed`` and ``versions``, which come first in the object.
-        gain: of the best plan over TorchRec's.
-        instead: what matters more, where sharding does not.
+        command: group of a profile -> what measures it.
+        in_use: path of the plan in use, as given.
 
-    Keys, in addition to those of ``meta``:
+    Keys, in addition to those of ``answer.head``, which come first:
         iteration_ms, interval_ms, provenance, out_of_range: of the best plan.
         lower_bound_ms: no plan of the search space is predicted to be faster.
         gap: ``iteration_ms / lower_bound_ms - 1``, a fraction; null where the bound is 0.
@@ -151,20 +114,36 @@ def plan_object(
         plans: best first, each with the keys of `prediction_object`, ``found_by`` and ``tables``
             as in plan.json.
         baselines: name -> iteration_ms under the same predictor.
-        expected_gain: `gain_object`.
+        expected_gain: of the best plan over TorchRec's, a share of the iteration: ``baseline``
+            (whose plan, as in ``baselines``), ``mean``, ``interval`` (90 %), ``nominal`` (if every
+            cost were as predicted) and ``draws``; null where TorchRec's planner has no plan.
         sharding_matters: false where sane plans are alike; then ``instead`` is `instead_object`.
         preferred_to: the fastest plan found, as ``iteration_ms`` and ``found_by``, where another
             is preferred to it; else null.
-        objective, ties, scenarios, worst_regret, proved_regret: `scenario_keys`.
+        objective: ``nominal``, ``mean`` or ``regret``.
+        ties: null, or ``plans`` (within ``tolerance`` of the best), ``host_bound``, ``device_ms``
+            (of the best plan, if the host took no time), ``device_range_ms`` (least and most of
+            the tied plans) and ``decided_by``.
+        scenarios: each with ``name``, ``weight``, ``iteration_ms`` (of the best plan),
+            ``best_known_ms`` and ``lower_bound_ms`` (null where none was computed).
+        worst_regret: the largest ``iteration_ms / best_known_ms - 1``; null without scenarios.
+        proved_regret: the same with the bounds; null where one is missing.
+        passed_over: the largest regret, or the mean in ms, of a plan that is better by the
+            objective, but that errors could not tell from the best plan; null where there is none.
         notes: what the console says once.
+        from, move: `move_object`, with a plan in use.
+        deciding: `deciding_object`.
     """
-    best = predictions[0]
+    result, best, fastest = answer.result, answer.best, answer.result.fastest
+    passed_over = result.passed_over
+    if passed_over is not None and result.aim == REGRET:
+        passed_over -= 1
     return {
-        **meta,
+        **answer.head,
         "iteration_ms": best.iteration_ms,
         "interval_ms": list(best.interval_ms),
         "provenance": best.provenance,
-        "out_of_range": range_objects(best.out_of_range),
+        "out_of_range": [asdict(item) for item in best.out_of_range],
         "lower_bound_ms": result.lower_bound_ms,
         "gap": gap_of(best.iteration_ms, result.lower_bound_ms),
         "bound_notes": list(result.bound_notes),
@@ -178,20 +157,32 @@ def plan_object(
                 "found_by": ranked.found_by,
                 "tables": tables_object(ranked.plan),
             }
-            for ranked, prediction in zip(result.plans, predictions, strict=True)
+            for ranked, prediction in zip(result.plans, answer.predictions, strict=True)
         ],
         "baselines": dict(result.baselines),
-        "expected_gain": gain_object(gain),
-        "sharding_matters": instead is None,
-        "instead": instead_object(instead),
-        "preferred_to": None
-        if result.fastest is None
-        else {
-            "iteration_ms": result.fastest.iteration_ms,
-            "found_by": result.fastest.found_by,
-        },
-        **scenario_keys(result),
-        "notes": list(notes),
+        "expected_gain": None if answer.gain is None else asdict(answer.gain),
+        "sharding_matters": answer.instead is None,
+        "instead": instead_object(answer.instead),
+        "preferred_to": fastest
+        and {"iteration_ms": fastest.iteration_ms, "found_by": fastest.found_by},
+        "objective": result.aim,
+        "ties": None if result.ties is None else asdict(result.ties),
+        "scenarios": [
+            {
+                "name": one.name,
+                "weight": one.weight,
+                "iteration_ms": one.ours_ms,
+                "best_known_ms": one.best_ms,
+                "lower_bound_ms": one.bound_ms or None,
+            }
+            for one in result.scenarios
+        ],
+        "worst_regret": result.worst_regret,
+        "proved_regret": result.proved_regret,
+        "passed_over": passed_over,
+        "notes": list(answer.setting.notes),
+        **move_object(result, answer.move, in_use),
+        "deciding": deciding_object(answer.deciding, command),
     }
 
 
@@ -250,27 +241,6 @@ def instead_object(instead: Alternatives | None) -> Object | None:
         "sparse_share": instead.sparse_share,
         "largest": dict(instead.largest),
         "changes": [{"change": w.change, "change_ms": w.change_ms} for w in instead.changes],
-    }
-
-
-def gain_object(gain: ExpectedGain | None) -> Object | None:
-    """``expected_gain`` of ``shardopt plan --json``; null where TorchRec's planner has no plan.
-
-    Keys:
-        baseline: whose plan the best one is compared with, as in ``baselines``.
-        mean: share of the baseline's iteration time that is expected to be saved, a fraction.
-        interval: ``[low, high]``, 90 %.
-        nominal: the share if every cost were as predicted.
-        draws: of the costs' errors behind mean and interval.
-    """
-    if gain is None:
-        return None
-    return {
-        "baseline": gain.baseline,
-        "mean": gain.mean,
-        "interval": list(gain.interval),
-        "nominal": gain.nominal,
-        "draws": gain.draws,
     }
 
 

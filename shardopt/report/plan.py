@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from rich.console import Console
 from rich.text import Text
 
+from predictor.model.plan import ComputeKernel, TablePlan
 from predictor.predict import Prediction
+from predictor.units import format_bytes
 from search.baselines.starting_plans import TORCHREC
 from search.expected_gain import ExpectedGain
 from search.in_use.price import Move
-from search.problem import Result
-from shardopt.api.setting import Setting
-from shardopt.explain.stakes import Alternatives, instead_text
+from search.problem import Result, TieSummary
+from search.scenarios.scored import REGRET
+from shardopt.api.answer import Answer
+from shardopt.explain.stakes import instead_text
 from shardopt.formatting import (
     at_most,
     gap_of,
@@ -25,21 +28,20 @@ from shardopt.formatting import (
     percent,
     plural,
     points,
+    ranks_text,
     times,
     type_mix,
 )
 from shardopt.report.console import bar, heading, line, show, table
-from shardopt.report.move import show_move
 from shardopt.report.prediction import (
     misfit_text,
     provenance_text,
     show_breakdown,
     show_doubts,
     show_ranks,
+    show_setting,
     sync_text,
 )
-from shardopt.report.scenarios import passed_over_text, regret_text, ties_text
-from shardopt.report.setting import show_setting
 
 WORDS = {TORCHREC: "TorchRec's plan"}
 """Baselines -> what the report calls their plans."""
@@ -47,56 +49,36 @@ MAX_BAR = 3.0
 """Bars of baselines are cut off at this multiple of the best plan's time."""
 
 
-@dataclass(frozen=True)
-class PlanReport:
-    """Everything the report shows.
+def show_plan(
+    console: Console, answer: Answer, deciding: Sequence[str], end: Sequence[str]
+) -> None:
+    """The whole report.
 
     Args:
-        predictions: of ``result.plans``, in their order.
-        written: where the best plan was written, if it was.
-        next_command: what to type next.
-        move: from the plan in use to the best plan, where there is one.
-        gain: of the best plan over TorchRec's, where that has one.
-        instead: what matters more, where sharding does not.
-        deciding: what is to be told of the constants that decide, the most important first.
-        guessed: the first of them is of a group that nobody has measured.
+        deciding: a sentence for each constant of ``answer.deciding``.
+        end: the last lines, with what to type next last.
     """
-
-    setting: Setting
-    result: Result
-    predictions: Sequence[Prediction]
-    written: str | None
-    next_command: str
-    move: Move | None = None
-    gain: ExpectedGain | None = None
-    instead: Alternatives | None = None
-    deciding: Sequence[str] = ()
-    guessed: bool = False
-
-
-def show_plan(console: Console, report: PlanReport) -> None:
-    """The whole report."""
-    best = report.predictions[0]
-    if report.instead is not None:
-        line(console, instead_text(report.instead), style="bold")
+    if answer.instead is not None:
+        line(console, instead_text(answer.instead), style="bold")
         console.print()
-    show_setting(console, report.setting)
-    show_ranking(console, report.result, report.predictions)
-    show_baselines(console, report.result.baselines, best.iteration_ms)
-    show_gain(console, report.gain)
-    show_move(console, report.result, report.move)
+    show_setting(console, answer.setting)
+    show_ranking(console, answer.result, answer.predictions)
+    show_baselines(console, answer.result.baselines, answer.best.iteration_ms)
+    show_gain(console, answer.gain)
+    show_move(console, answer.result, answer.move)
     heading(console, "Where the time goes", "plan 1, along its critical path")
-    show_breakdown(console, best)
-    show_ranks(console, best)
-    show_verdict(console, report, best)
-    show_end(console, report)
+    show_breakdown(console, answer.best)
+    show_ranks(console, answer.best)
+    show_verdict(console, answer, deciding)
+    _show_end(console, answer, end)
 
 
-def show_headline(console: Console, report: PlanReport) -> None:
-    """The report under ``--quiet``: one line; before it one that sharding does not matter."""
-    best, result = report.predictions[0], report.result
-    if report.instead is not None:
-        console.print(Text(instead_text(report.instead)), soft_wrap=True)
+def show_headline(console: Console, answer: Answer, deciding: Sequence[str]) -> None:
+    """The report under ``--quiet``: one line; before it one that sharding does not matter, after it
+    the constant that decides if nobody has measured it."""
+    best, result = answer.best, answer.result
+    if answer.instead is not None:
+        console.print(Text(instead_text(answer.instead)), soft_wrap=True)
     gap = gap_of(best.iteration_ms, result.lower_bound_ms)
     proved = "" if gap is None else f", {at_most(gap)} from optimal"
     text = (
@@ -104,8 +86,8 @@ def show_headline(console: Console, report: PlanReport) -> None:
         f"{provenance_text(best)}"
     )
     console.print(Text(text), soft_wrap=True)
-    if report.guessed:
-        console.print(Text(report.deciding[0]), soft_wrap=True)
+    if deciding and answer.deciding[0].unmeasured:
+        console.print(Text(deciding[0]), soft_wrap=True)
 
 
 def show_ranking(console: Console, result: Result, predictions: Sequence[Prediction]) -> None:
@@ -194,9 +176,9 @@ def preferred_text(result: Result) -> str | None:
     return f"Plan 1 is preferred to one predicted to be {percent(slower)} faster."
 
 
-def show_verdict(console: Console, report: PlanReport, best: Prediction) -> None:
+def show_verdict(console: Console, answer: Answer, deciding: Sequence[str]) -> None:
     """The headline number, what decides it, what it is based on and what is proved."""
-    result = report.result
+    result, best = answer.result, answer.best
     console.print()
     console.print(
         Text.assemble(
@@ -206,7 +188,7 @@ def show_verdict(console: Console, report: PlanReport, best: Prediction) -> None
             f"{provenance_text(best)}",
         )
     )
-    show_deciding(console, report.deciding)
+    show_deciding(console, deciding)
     line(console, _claim(best.iteration_ms, result))
     for text in (
         preferred_text(result),
@@ -258,19 +240,151 @@ _STOPPED = {
 }
 
 
-def show_end(console: Console, report: PlanReport) -> None:
+def _show_end(console: Console, answer: Answer, end: Sequence[str]) -> None:
     """Why the search ended, notes, the file and the next command."""
-    result = report.result
+    result = answer.result
     reason = _STOPPED.get(result.stopped_by, result.stopped_by)
     line(
         console,
         f"Searched for {result.search_seconds:.1f} s and scored {result.evaluations:,} plans; "
         f"{reason}.",
     )
-    for note in filter(None, ("; ".join(result.bound_notes), *report.setting.notes)):
+    for note in filter(None, ("; ".join(result.bound_notes), *answer.setting.notes)):
         line(console, f"Note: {note}.", style="yellow")
-    if report.written:
-        line(console, f"Plan 1 is written to {report.written}. Next:")
-    else:
-        line(console, "No plan was written. Next:")
-    line(console, f"  {report.next_command}", style="bold")
+    *said, following = end
+    for text in said:
+        line(console, text)
+    line(console, f"  {following}", style="bold")
+
+
+BETTER = {
+    "device time": "its devices have less to do",
+    "regret": "it loses less in the worst scenario",
+    "memory": "its memory is better balanced",
+    "shards": "it has fewer shards",
+}
+"""Rule of `search.prefer` -> what the chosen plan is better by."""
+
+
+def ties_text(result: Result) -> str | None:
+    """How many plans tie, why, and what decided; None where there is one alone."""
+    ties = result.ties
+    if ties is None or ties.plans < 2:
+        return None
+    best = "best by the objective" if result.aim != "nominal" else "fastest"
+    return (
+        f"{ties.plans:,} of the plans found are within {percent(ties.tolerance)} of the {best}"
+        f"{_why(ties)}. {_decided(ties)}"
+    )
+
+
+def _why(ties: TieSummary) -> str:
+    if not ties.host_bound:
+        return ""
+    low, high = ties.device_range_ms
+    return f": the host sets their pace, and their devices alone would take {ms(low)} to {ms(high)}"
+
+
+def _decided(ties: TieSummary) -> str:
+    if ties.decided_by is None:
+        return "None of them is better by device time, regret, memory and shards than plan 1."
+    return f"Plan 1 is preferred to the first of them: {BETTER[ties.decided_by]}."
+
+
+def regret_text(result: Result) -> str | None:
+    """How much slower than the best the plan is in any scenario, at most; None without any."""
+    regret, proved = result.worst_regret, result.proved_regret
+    if regret is None or proved is None:
+        return None
+    count = plural(len(result.scenarios), "scenario")
+    shown = f" (proved: {percent(proved)})" if math.isfinite(proved) else ""
+    text = f"{at_most(regret)} slower than the best plan known in any of {count}{shown}."
+    return text[0].upper() + text[1:]
+
+
+def passed_over_text(result: Result) -> str | None:
+    """That a plan which looks better by the objective was not taken, and why; None where none."""
+    if result.passed_over is None:
+        return None
+    found = (
+        f"a largest regret of {percent(result.passed_over - 1)}"
+        if result.aim == REGRET
+        else f"a mean of {ms(result.passed_over)}"
+    )
+    return (
+        f"A plan with {found} was found, but the stated errors cannot tell it from plan 1, which "
+        "is the one of the nominal objective."
+    )
+
+
+USUAL_KERNELS = (ComputeKernel.FUSED, ComputeKernel.DENSE)
+SHOWN_MOVES = 12
+"""Tables that are named; the others are counted."""
+
+
+def show_move(console: Console, result: Result, move: Move | None) -> None:
+    """The plan in use compared with plan 1: times, what moves, what that takes, why it cannot
+    stay."""
+    given, best = result.in_use, result.best
+    if given is None or move is None:
+        return
+    heading(console, "The plan in use", "and what plan 1 would change")
+    gain = best.iteration_ms / given.iteration_ms
+    line(console, f"Now {ms(given.iteration_ms)}, after {ms(best.iteration_ms)} ({times(gain)}).")
+    for reason in given.misfits:
+        line(console, f"It cannot stay as it is: {reason}.", style="yellow")
+    if not move.tables:
+        line(console, f"No table moves. {_most_to_gain(result)}")
+        return
+    line(
+        console,
+        f"{len(move.tables)} of {plural(len(best.plan.tables), 'table')} change; "
+        f"{format_bytes(move.bytes)} of weights and optimizer state move to other ranks"
+        f"{_over_links(move)}.",
+    )
+    line(console, _move_words(move, given.iteration_ms, best.iteration_ms))
+    made = table([("table", "fold"), ("now", "fold"), ("after", "fold")])
+    for key in move.tables[:SHOWN_MOVES]:
+        made.add_row(key, *(_placed_words(p.tables[key]) for p in (given.plan, best.plan)))
+    show(console, made)
+    if len(move.tables) > SHOWN_MOVES:
+        line(
+            console,
+            f"and {len(move.tables) - SHOWN_MOVES} more; `shardopt diff` lists all of them.",
+        )
+
+
+def _most_to_gain(result: Result) -> str:
+    """What staying gives up at most."""
+    given = result.in_use
+    assert given is not None
+    if result.lower_bound_ms <= 0:
+        return ""
+    most = max(0.0, 1 - result.lower_bound_ms / given.iteration_ms)
+    return f"Staying is best: proved, no plan within the limits gains more than {percent(most)}."
+
+
+def _over_links(move: Move) -> str:
+    parts = [f"{format_bytes(size)} {link}" for link, size in move.link_bytes.items() if size]
+    return f" ({', '.join(parts)})" if len(parts) > 1 else ""
+
+
+def _move_words(move: Move, before_ms: float, after_ms: float) -> str:
+    """How long the move takes, and when it has paid for itself."""
+    how = (
+        "TorchRec can move them while the job runs"
+        if move.in_place
+        else "TorchRec moves them through a checkpoint (not counted): it reshards only table-wise "
+        "and column-wise tables in place, with memory for both copies"
+    )
+    steps = move.pays_back_after(before_ms, after_ms)
+    pays = "" if steps is None else f" and pays for itself after {max(1, round(steps)):,} steps"
+    return (
+        f"The move takes {move.seconds:.2g} s{pays}; {how}. Old and new, a "
+        f"rank would hold up to {format_bytes(move.both_copies_bytes)} of tables."
+    )
+
+
+def _placed_words(plan: TablePlan) -> str:
+    kernel = "" if plan.compute_kernel in USUAL_KERNELS else f" {plan.compute_kernel}"
+    return f"{plan.sharding_type.short}{kernel} on {ranks_text(plan.ranks)}"

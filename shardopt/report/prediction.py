@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from predictor.iteration.ranges import OutOfRange
 from predictor.model.memory.peak import NEARLY_FULL
 from predictor.model.memory.ranks import RankMemory, missing
+from predictor.model.topology import Topology
+from predictor.model.workload import DenseArch, MeasuredDense, Workload
 from predictor.predict import PHASES, Prediction, RankLoad
-from predictor.units import GIB, MIB, format_bytes
-from shardopt.api.given_plans import PredictedPlan
+from predictor.units import format_bytes
+from shardopt.api.setting import Setting
+from shardopt.explain.explanation import PredictedPlan
 from shardopt.formatting import (
     gib_number,
     hbm_use,
@@ -23,6 +26,7 @@ from shardopt.formatting import (
     percent,
     phase_words,
     plural,
+    range_lines,
     times,
     type_mix,
 )
@@ -206,17 +210,6 @@ def misfit_text(prediction: Prediction) -> str:
     return f"does not fit: {missing([worst])}{more}"
 
 
-_KIB = 1024
-
-
-def range_lines(found: Iterable[OutOfRange]) -> list[str]:
-    """One short line per group: ``collectives.inter of h100-sxm: messages of 12 GiB, ...``."""
-    by_group: dict[str, list[str]] = {}
-    for item in found:
-        by_group.setdefault(f"{item.group} of {item.profile}", []).append(_words(item))
-    return [f"{group}: {'; '.join(texts)}" for group, texts in by_group.items()]
-
-
 def sync_text(prediction: Prediction) -> str:
     """What averaging the copies of tables takes; empty where there are none."""
     sync = prediction.replica_sync
@@ -257,45 +250,6 @@ def by_bytes_text(found: Mapping[str, int]) -> str:
         return ""
     ops = ", ".join(f"{name} ({count})" if count > 1 else name for name, count in found.items())
     return f"Priced by the bytes they touch, as no kernel model knows them: {ops}."
-
-
-def _words(item: OutOfRange) -> str:
-    if item.quantity == "ranks":
-        return f"{item.asked:g} ranks (fitted for {item.low:g} to {item.high:g})"
-    what, shown = _QUANTITIES.get(item.quantity, (f"{item.quantity} of", _count))
-    return f"{what} {shown(item.asked)} (fitted up to {shown(item.high)})"
-
-
-def covered(quantity: str, low: float, high: float) -> str:
-    """What the rows behind a group cover: ``m 3 to 65,536``, ``messages of 8 bytes to 16 GiB``."""
-    what, shown = _QUANTITIES.get(quantity, (quantity, _count))
-    return f"{what} {shown(low)} to {shown(high)}"
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def _bytes(value: float) -> str:
-    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (_KIB, "KiB")):
-        if value >= unit:
-            return f"{value / unit:.3g} {name}"
-    return f"{value:.0f} bytes"
-
-
-def _flop(value: float) -> str:
-    return f"{value / 1e9:,.3g} GFLOP"
-
-
-_QUANTITIES: dict[str, tuple[str, Callable[[float], str]]] = {
-    "size_bytes": ("messages of", _bytes),
-    "flop": ("matrix multiplications of", _flop),
-    "dim": ("shards of dimension", _count),
-    "rows": ("rows of a shard:", _count),
-    "tables": ("tables in one lookup:", _count),
-    "ids": ("ids in one lookup:", _count),
-}
-"""Quantity of a range -> what comes before the figure, and how the figure is written."""
 
 
 MAX_COLUMNS = 6
@@ -391,3 +345,93 @@ def show_breakdowns(console: Console, ranked: Sequence[PredictedPlan]) -> None:
             f"  The {MAX_COLUMNS} fastest plans are shown; the JSON output has all.",
             style="dim",
         )
+
+
+def show_setting(console: Console, setting: Setting) -> None:
+    """Model, machine and batch."""
+    workload, topology = setting.workload, setting.installed
+    lookups = sum(t.lookups_per_sample for t in workload.tables)
+    default = " (default)" if setting.hardware_from == "default" else ""
+    batch, ranks = workload.batch_size, topology.world_size
+    rows = (
+        (
+            workload.name,
+            f"{plural(len(workload.tables), 'table')}, "
+            f"{gib_number(workload.embedding_bytes)} GiB of embeddings, "
+            f"{lookups:,.4g} ids per sample",
+        ),
+        (
+            f"{setting.hardware.name}{default}",
+            f"{plural(ranks, 'GPU')} ({plural(topology.hosts, 'host')} of "
+            f"{topology.local_world_size}, NVLink domain of {topology.nvlink_domain}"
+            f"{_network_words(topology)}), "
+            f"{_memory_words(setting)}",
+        ),
+        (
+            "batch",
+            f"{batch:,} per GPU, {batch * ranks:,} in total; {workload.train_pipeline} pipeline",
+        ),
+        ("dense part", dense_words(workload)),
+        *([("replica groups", _copies_words(setting))] if workload.replica_groups else []),
+    )
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", overflow="fold", max_width=console.width // 2)
+    grid.add_column(overflow="fold")
+    for row in rows:
+        grid.add_row(*row)
+    console.print(grid)
+
+
+def _network_words(topology: Topology) -> str:
+    """Levels of the network that cost something beyond the NICs."""
+    found = []
+    for level in topology.network:
+        facts = []
+        if level.oversubscription > 1:
+            facts.append(f"{level.oversubscription:g}:1 oversubscribed")
+        if level.gbit_s is not None:
+            facts.append(f"{level.gbit_s:g} Gbit/s a rank")
+        if level.latency_us:
+            facts.append(f"+{level.latency_us:g} us")
+        if facts:
+            found.append(f"{level.name} joins {level.parts} parts, {', '.join(facts)}")
+    return "".join(f"; {words}" for words in found)
+
+
+def _copies_words(setting: Setting) -> str:
+    """How ranks form groups, and how often their copies meet."""
+    groups, job = setting.workload.replica_groups, setting.installed
+    assert groups is not None
+    if groups.count(job.world_size) == 1:
+        return f"one group of all {job.world_size} ranks, so tables have one copy"
+    apart = "in a row" if groups.use_inter_host_allreduce else "with their copies on neighbours"
+    averaged = (
+        "its weights averaged between forward and backward of every step"
+        if groups.fully_sharded
+        else f"averaged every {plural(groups.sync_interval, 'step')}"
+    )
+    return (
+        f"{groups.count(job.world_size)} groups of {plural(groups.size, 'rank')} {apart}; each has "
+        f"all tables, {averaged}"
+    )
+
+
+def dense_words(workload: Workload) -> str:
+    """Which of the three forms says what the dense part is."""
+    dense = workload.dense
+    if isinstance(dense, DenseArch):
+        return "from the layers in the model file"
+    if not isinstance(dense, MeasuredDense):
+        return "from the ops captured from the module"
+    scaled = dense.batch_size != workload.batch_size
+    return f"measured at a batch of {dense.batch_size:,}{', scaled in proportion' * scaled}"
+
+
+def _memory_words(setting: Setting) -> str:
+    installed, left = setting.installed, setting.topology
+    if any(installed.hbm_cap_bytes):
+        return (
+            f"{gib_number(min(left.hbm_cap_bytes))} of "
+            f"{gib_number(min(installed.hbm_cap_bytes))} GiB HBM for tables"
+        )
+    return f"{gib_number(min(left.ddr_cap_bytes))} GiB host memory for tables"

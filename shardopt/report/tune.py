@@ -18,10 +18,11 @@ from search.tune.knobs import Case, Value
 from search.tune.study import Trial
 from search.tune.trial import WORTH
 from search.tune.tune import Member, TuneResult, Tuning
+from shardopt.api.answer import Answer
 from shardopt.formatting import number, percent, plural
 from shardopt.report.console import heading, line, show, table
 from shardopt.report.objects import tables_object
-from shardopt.report.plan import PlanReport, show_headline, show_plan
+from shardopt.report.plan import show_headline, show_plan
 
 MAX_SHOWN = 8
 """Most trials in the table, not counting the one as given."""
@@ -51,6 +52,7 @@ class TuneReport:
         members: settings that no other beats, best by the first goal first.
         study: its name in the storage; None without one.
         undone: of each member, `Tuning.undone`: what each of its changes is worth alone.
+        answer: the plans under the best setting.
     """
 
     tuning: Tuning
@@ -58,6 +60,7 @@ class TuneReport:
     members: Sequence[Member]
     study: str | None
     undone: Sequence[Mapping[str, float]]
+    answer: Answer
 
     @property
     def best(self) -> Member:
@@ -95,22 +98,26 @@ class TuneReport:
         return change_lines(case, grid.apply_setting(case, setting), grid.changes(case, setting))
 
 
-def show_tuned(console: Console, report: TuneReport, plan: PlanReport) -> None:
-    """The whole report: what was tried, the best setting, its plan."""
+def show_tuned(console: Console, report: TuneReport, end: Sequence[str]) -> None:
+    """The whole report: what was tried, the best setting, its plan.
+
+    Args:
+        end: as of `show_plan`.
+    """
     _show_trials(console, report)
     if len(report.members) > 1:
         _show_front(console, report)
     _show_best(console, report)
     under = "under the only setting tried" if report.tried == 1 else "under the best setting"
     heading(console, "The plan", under)
-    show_plan(console, plan)
+    show_plan(console, report.answer, (), end)
 
 
-def show_tuned_headline(console: Console, report: TuneReport, plan: PlanReport) -> None:
+def show_tuned_headline(console: Console, report: TuneReport) -> None:
     """The report under ``--quiet``: a line for the setting, one for its plan."""
     name = "only setting tried" if report.tried == 1 else "best setting"
     line(console, f"{name}: {_words(report.best.trial.setting)}{_gain(report)}")
-    show_headline(console, plan)
+    show_headline(console, report.answer, ())
 
 
 def _show_trials(console: Console, report: TuneReport) -> None:

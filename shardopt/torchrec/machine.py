@@ -19,9 +19,9 @@ from predictor.hardware.schema import HardwareProfile
 from predictor.model.topology import ReplicaGroups, Topology
 from predictor.model.workload import Workload
 from search.problem import Problem, Result
-from search.solve import solve
 from search.stop import Stop
-from shardopt.api.cache import ResultCache, is_final
+from shardopt.api.answer import find_plans
+from shardopt.api.cache import ResultCache
 from shardopt.api.scenarios import ScenarioSource
 from shardopt.config.cluster import (
     ClusterConfig,
@@ -325,12 +325,5 @@ class SearchSetting:
             ceiling_s: on the search; None for none.
         """
         source = replace(self.scenarios, windows=windows)
-
-        def search() -> Result:
-            stop, wanted = Stop(self.effort, ceiling_s), source.of(problem)
-            return solve(problem, stop, self.seed, aim=self.objective, scenarios=wanted)
-
-        if self.cache is None:
-            return search()
-        given = problem, self.effort, self.seed, self.objective, source
-        return self.cache.recall(given, Result, search, is_final)
+        stop = Stop(self.effort, ceiling_s)
+        return find_plans(problem, stop, self.seed, source, self.cache, aim=self.objective)[0]

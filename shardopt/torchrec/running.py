@@ -15,7 +15,7 @@ from predictor.errors import PlanError
 from predictor.model.plan import ComputeKernel, ShardingPlan, ShardingType, TablePlan
 from predictor.model.plan_check import assign_tables, check_plan
 from predictor.model.workload import Optimizer, Table, Workload
-from shardopt.api.content import digest
+from shardopt.api.cache import digest
 from shardopt.extras import needs_torchrec
 
 with needs_torchrec():

@@ -19,7 +19,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from predictor.errors import ShardoptError
 from predictor.model.workload import Workload
-from shardopt.api.setting import Machine
+from shardopt.api.request import Machine
 from shardopt.config import load_model
 from shardopt.live import reshard
 from shardopt.live.monitor import ReplanMonitor

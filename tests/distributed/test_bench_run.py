@@ -13,7 +13,7 @@ from shardopt.bench.job import Job, check_job, check_memory, rank_bytes
 from shardopt.bench.rows import read_rows
 from shardopt.bench.run import run_bench
 from shardopt.cli.app import main
-from shardopt.config import load_model_with_notes
+from shardopt.config import read_model
 from shardopt.plan import load_plan
 
 pytest.importorskip("torchrec")
@@ -60,7 +60,7 @@ def write_plans(folder: Path, world_size: int = 2) -> list[Path]:
 def make_job(folder: Path, pipeline: str = "base", **settings: object) -> Job:
     model = folder / "model.yaml"
     model.write_text(MODEL.format(pipeline=pipeline))
-    workload, _ = load_model_with_notes(model)
+    workload, _, _ = read_model(model)
     plans = {path.stem: load_plan(path) for path in write_plans(folder)}
     return Job(workload, plans, **settings)
 

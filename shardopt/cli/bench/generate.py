@@ -3,120 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
-
-from shardopt.cli import options
-
-Traces = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="TRACE...",
-        help="Execution traces, with Kineto traces if there are any, or Kineto traces alone: "
-        ".json, .json.gz, .tar.gz, or folders of these; one of each per rank.",
-        show_default=False,
-    ),
-]
-Folder = Annotated[
-    Path,
-    typer.Option("-o", "--output", metavar="DIR", help="Folder for the benchmark; it is created."),
-]
-Indices = Annotated[
-    str,
-    typer.Option(
-        "--indices",
-        metavar="uniform|zipf:ALPHA",
-        help="Distribution of the ids of lookups, which traces do not hold.",
-    ),
-]
-Kept = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--keep-annotation",
-        metavar="NAME",
-        help="Keep the name of this annotation; may be repeated. Names of PyTorch and TorchRec are "
-        "kept, all others become numbers.",
-        show_default=False,
-    ),
-]
-Strict = Annotated[
-    bool,
-    typer.Option("--strict", help="Stop with an error if an op of the trace would be left out."),
-]
-Join = Annotated[
-    bool,
-    typer.Option(
-        "--join",
-        help="Treat each TRACE as a separate job (a folder if it has several ranks); an iteration "
-        "runs one after the other.",
-    ),
-]
-Scale = Annotated[
-    str | None,
-    typer.Option(
-        "--scale",
-        metavar="batch=N,tables=K",
-        help="Multiply the batch of the trace by N; make K copies of each embedding module, of "
-        "which the dense part reads the first.",
-        show_default=False,
-    ),
-]
-Samples = Annotated[
-    int | None,
-    typer.Option(
-        "--batch",
-        metavar="N",
-        help="Samples per rank in the trace, for --scale batch; needed if no lookup shows it.",
-        show_default=False,
-    ),
-]
-Tables = Annotated[
-    Path | None,
-    typer.Option(
-        "--tables",
-        metavar="MODEL",
-        help="Model file with the tables that the lookups read: rows, widths, pooling factors and "
-        "index distributions, which traces do not hold.",
-        show_default=False,
-    ),
-]
-Plan = Annotated[
-    Path | None,
-    typer.Option(
-        "--plan",
-        metavar="PLAN",
-        help="The plan that the trace was recorded with, of shardopt or TorchRec; it says which "
-        "of --tables each rank has. Without it every rank has all of them.",
-        show_default=False,
-    ),
-]
-Doubled = Annotated[
-    Path | None,
-    typer.Option(
-        "--doubled",
-        metavar="TRACE",
-        help="A trace of the same job at twice the batch, for --scale batch; it shows which sizes "
-        "depend on the batch.",
-        show_default=False,
-    ),
-]
 
 
 def generate(
-    traces: Traces,
-    output: Folder,
-    indices: Indices = "uniform",
-    keep_annotation: Kept = None,
-    strict: Strict = False,
-    join: Join = False,
-    scale: Scale = None,
-    batch: Samples = None,
-    doubled: Doubled = None,
-    tables: Tables = None,
-    plan: Plan = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    *,
+    traces: list[Path],
+    output: Path,
+    indices: str = "uniform",
+    keep_annotation: list[str] | None = None,
+    strict: bool = False,
+    join: bool = False,
+    scale: str | None = None,
+    batch: int | None = None,
+    doubled: Path | None = None,
+    tables: Path | None = None,
+    plan: Path | None = None,
+    json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Turn traces into a benchmark: a program that runs the same ops without the model.
 
@@ -125,6 +28,28 @@ def generate(
 
     A Kineto trace alone (recorded with record_shapes=True) does not identify tensors, so ops use
     tensors that are made beforehand; the last complete ProfilerStep is used.
+
+    Arguments:
+        traces (TRACE...): Execution traces, with Kineto traces if there are any, or Kineto traces
+            alone: .json, .json.gz, .tar.gz, or folders of these; one of each per rank.
+
+    Options:
+        output (-o DIR): Folder for the benchmark; it is created.
+        indices (uniform|zipf:ALPHA): Distribution of the ids of lookups, which traces do not hold.
+        keep_annotation (NAME): Keep the name of this annotation; may be repeated. Names of PyTorch
+            and TorchRec are kept, all others become numbers.
+        strict: Stop with an error if an op of the trace would be left out.
+        join: Treat each TRACE as a separate job (a folder if it has several ranks); an iteration
+            runs one after the other.
+        scale (batch=N,tables=K): Multiply the batch of the trace by N; make K copies of each
+            embedding module, of which the dense part reads the first.
+        batch (N): Samples per rank in the trace, for --scale batch; needed if no lookup shows it.
+        doubled (TRACE): A trace of the same job at twice the batch, for --scale batch; it shows
+            which sizes depend on the batch.
+        tables (MODEL): Model file with the tables that the lookups read: rows, widths, pooling
+            factors and index distributions, which traces do not hold.
+        plan (PLAN): The plan that the trace was recorded with, of shardopt or TorchRec; it says
+            which of --tables each rank has. Without it every rank has all of them.
     """
     from shardopt.cli.output import note, print_json
     from shardopt.formatting import plural

@@ -11,6 +11,7 @@ from shardopt.api.setting import Setting
 from shardopt.explain.explanation import Explanation
 from shardopt.formatting import (
     KIND_WORDS,
+    covered,
     gib_number,
     interval,
     memory_use,
@@ -19,6 +20,7 @@ from shardopt.formatting import (
     percent,
     phase_words,
     plural,
+    range_lines,
 )
 from shardopt.report.explain import in_words, signed, signed_percent
 from shardopt.report.hardware import error_words, iteration_words
@@ -28,11 +30,9 @@ from shardopt.report.html.timeline import timeline
 from shardopt.report.prediction import (
     RankTimes,
     by_bytes_text,
-    covered,
     misfit_text,
     nearly_full_text,
     provenance_text,
-    range_lines,
     selected,
 )
 

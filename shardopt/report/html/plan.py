@@ -9,9 +9,8 @@ from predictor.model.plan import ShardingPlan, TablePlan
 from predictor.model.workload import Table, Workload
 from predictor.predict import PHASES
 from predictor.units import format_bytes
-from shardopt.api.given_plans import PredictedPlan
 from shardopt.explain.differences import table_diffs
-from shardopt.explain.explanation import Explanation
+from shardopt.explain.explanation import Explanation, PredictedPlan
 from shardopt.formatting import (
     hbm_use,
     interval,

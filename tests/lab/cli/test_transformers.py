@@ -29,7 +29,7 @@ def test_what_is_asked_is_handed_on(run: Callable, asked: list[tuple[Any, ...]])
     [
         (("--ranks", "4"), "--ranks is '4'; give 1, 2 or 1,2"),
         (("--ranks", ""), "--ranks is ''"),
-        (("--rounds", "0"), "--rounds is 0"),
+        (("--rounds", "0"), "rounds is 0"),
     ],
 )
 def test_what_cannot_be_is_refused(

@@ -1,177 +1,150 @@
-"""Answers that are kept: the right ones, whole, and not too many."""
+"""Results that are kept: the right ones, whole, and not too many; digests tell contents apart."""
 
-import hashlib
 import os
-import pickle
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
-from types import NoneType
 
+import numpy as np
 import pytest
 
-from search.problem import Result
+from predictor.hardware.loader import load_hardware
+from search.problem import Problem, Result
 from search.solve import solve
 from search.stop import Stop
-from shardopt.api.cache import ENDING, ResultCache
-from tests.search.problems import random_problem
+from shardopt.api.cache import ENDING, ResultCache, code_digest, digest, solver_versions
+from shardopt.config import load_model
+from tests.builders import a_table, a_topology, a_workload, device_bound
 
 
-def always(answer: object) -> bool:
-    return True
+@cache
+def a_result() -> Result:
+    workload = a_workload(a_table("a", 1000), a_table("b", 50))
+    return solve(Problem(workload, a_topology(2), device_bound()), Stop(0.001), 0)
 
 
-def counted(calls: list[int], answer: object) -> Callable[[], object]:
-    def compute() -> object:
+def result(number: int = 0) -> Result:
+    return replace(a_result(), evaluations=number, stopped_by="work")
+
+
+def counted(calls: list[int], found: Result) -> Callable[[], Result]:
+    def search() -> Result:
         calls.append(1)
-        return answer
+        return found
 
-    return compute
+    return search
 
 
 def entries(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"*{ENDING}"))
 
 
-def test_the_same_input_is_computed_once(tmp_path: Path) -> None:
+def test_the_same_input_is_searched_once(tmp_path: Path) -> None:
     calls: list[int] = []
     cache = ResultCache(tmp_path / "kept")
-    for _ in range(3):
-        assert cache.recall(("a", 1), dict[str, float], counted(calls, {"x": 1.5}), always) == {
-            "x": 1.5
-        }
-    assert cache.recall(("a", 2), NoneType, counted(calls, None), always) is None
-    assert cache.recall(("a", 2), NoneType, counted(calls, None), always) is None, (
-        "None is an answer too"
-    )
+    for kept in (False, True, True):
+        assert cache.recall(("a", 1), counted(calls, result(1))) == (result(1), kept)
+    assert cache.recall(("a", 2), counted(calls, result(2))) == (result(2), False)
     assert len(calls) == 2
     assert not os.stat(tmp_path / "kept").st_mode & 0o077, "only its user may look"
 
 
 def test_other_code_has_other_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
     cache = ResultCache(tmp_path)
-    cache.recall(1, str, counted(calls, "old"), always)
+    cache.recall(1, result)
     monkeypatch.setattr("shardopt.api.cache.code_digest", lambda: "another")
-    assert cache.recall(1, str, counted(calls, "new"), always) == "new"
+    assert cache.recall(1, lambda: result(2)) == (result(2), False)
 
 
-def test_what_is_not_final_is_not_kept(tmp_path: Path) -> None:
-    calls: list[int] = []
+@pytest.mark.parametrize("stopped_by", ["time", "interrupted"])
+def test_what_is_not_final_is_not_kept(tmp_path: Path, stopped_by: str) -> None:
+    cut = replace(result(), stopped_by=stopped_by)
     for _ in range(2):
-        ResultCache(tmp_path).recall(1, str, counted(calls, "cut"), lambda answer: False)
-    assert len(calls) == 2
+        assert ResultCache(tmp_path).recall(1, lambda: cut) == (cut, False)
     assert not entries(tmp_path)
 
 
-def test_unknown_content_is_computed(tmp_path: Path) -> None:
-    assert ResultCache(tmp_path).recall(object(), int, lambda: 3, always) == 3
-    assert ResultCache(tmp_path).recall(1, int, lambda: 1j, always) == 1j
+def test_unknown_content_is_searched(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert ResultCache(tmp_path).recall(object(), result) == (result(), False)
 
 
 @pytest.mark.parametrize("damage", [b"", b"short", bytes(100), None])
 def test_damaged_entries_are_not_there(tmp_path: Path, damage: bytes | None) -> None:
-    calls: list[int] = []
     cache = ResultCache(tmp_path)
-    cache.recall(1, str, counted(calls, "answer"), always)
+    cache.recall(1, result)
     (entry,) = entries(tmp_path)
     content = entry.read_bytes()
     entry.write_bytes(content[:-1] if damage is None else damage)
-    assert cache.recall(1, str, counted(calls, "answer"), always) == "answer"
-    assert len(calls) == 2
+    assert cache.recall(1, result) == (result(), False)
     assert entry.read_bytes() == content, "it was written again"
 
 
-def test_what_is_kept_is_read_as_its_type_and_runs_nothing(tmp_path: Path) -> None:
-    calls: list[int] = []
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_file_is_neither_read_nor_waited_for(tmp_path: Path, make) -> None:
     cache = ResultCache(tmp_path)
-    cache.recall(1, str, counted(calls, "answer"), always)
-    (entry,) = entries(tmp_path)
-    mark = tmp_path / "ran"
-    for content in (b"[1]", b"not JSON", pickle.dumps(Runs(mark))):
-        entry.write_bytes(hashlib.sha256(content).digest() + content)
-        assert cache.recall(1, str, counted(calls, "answer"), always) == "answer"
-    assert len(calls) == 4
-    assert not mark.exists()
-
-
-class Runs:
-    """Writes a file when it is unpickled."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Path.touch, (self.mark,)
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_what_is_no_file_is_no_entry(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    cache = ResultCache(tmp_path)
-    cache.recall(1, str, lambda: "answer", always)
+    cache.recall(1, result)
     (entry,) = entries(tmp_path)
     entry.unlink()
     make(entry)
-    assert cache.recall(1, str, lambda: "answer", lambda answer: False) == "answer"
+    assert cache.recall(1, result) == (result(), False)
 
 
-def test_without_a_home_there_is_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(path: Path) -> Path:
-        raise RuntimeError("Could not determine home directory.")
+def test_an_entry_is_json_of_a_result(tmp_path: Path) -> None:
+    """Nothing else is made of it, whatever its digest says."""
+    import hashlib
 
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "expanduser", fail)
-    assert ResultCache.of_user().recall(1, str, lambda: "answer", always) == "answer"
-
-
-def test_a_result_is_read_as_it_was(tmp_path: Path) -> None:
-    result = solve(random_problem(3), Stop(effort=0.01), 0)
     cache = ResultCache(tmp_path)
-    for compute in (lambda: result, pytest.fail):
-        assert cache.recall(1, Result, compute, always) == result
+    cache.recall(1, result)
+    (entry,) = entries(tmp_path)
+    for content in (b"[]", b'{"plans": []}', b"[" * 100_000, b"cos\nsystem\n(S'id'\ntR."):
+        entry.write_bytes(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+        assert cache.recall(1, result) == (result(), False)
 
 
 def test_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
     cache = ResultCache(tmp_path)
-    cache.recall(1, str, counted(calls, "answer"), always)
+    cache.recall(1, result)
     monkeypatch.setattr(os, "getuid", lambda: -1)
-    cache.recall(1, str, counted(calls, "answer"), always)
-    assert len(calls) == 2
+    assert cache.recall(1, result) == (result(), False)
 
 
 def test_a_cache_that_cannot_be_written_is_none(tmp_path: Path) -> None:
     taken = tmp_path / "file"
     taken.write_text("")
-    assert ResultCache(taken / "below").recall(1, str, lambda: "answer", always) == "answer"
+    assert ResultCache(taken / "below").recall(1, result) == (result(), False)
 
 
 def test_the_least_recently_used_go(tmp_path: Path) -> None:
-    cache = ResultCache(tmp_path, most_bytes=3500)
+    ResultCache(tmp_path).recall(0, result)
+    size = entries(tmp_path)[0].stat().st_size
+    cache = ResultCache(tmp_path, most_bytes=3 * size + size // 2)
     for number in range(3):
-        cache.recall(number, str, lambda: "x" * 998, always)
+        cache.recall(number, result)
         for age, path in enumerate(entries(tmp_path)):  # older by their names, but for the next one
             os.utime(path, (age, age))
     first = entries(tmp_path)[0]
     os.utime(first)
-    cache.recall(3, str, lambda: "x" * 998, always)
+    cache.recall(3, result)
     left = entries(tmp_path)
     assert len(left) == 3
     assert first in left, "it was used last"
-    cache.recall(4, str, lambda: "x" * 5000, always)
+    ResultCache(tmp_path, most_bytes=size // 2).recall(4, result)
     assert entries(tmp_path) == left, "what is larger than all may be is not kept"
 
 
 def keep_some(folder: Path) -> bool:
     cache = ResultCache(folder, most_bytes=20_000)
-    return all(
-        cache.recall(n % 7, str, lambda n=n: str(n % 7) * 1000, always) == str(n % 7) * 1000
-        for n in range(60)
-    )
+    recalled = ((n % 7, cache.recall(n % 7, lambda n=n: result(n % 7))[0]) for n in range(60))
+    return all(found == result(n) for n, found in recalled)
 
 
 def test_processes_share_it(tmp_path: Path) -> None:
+    a_result()
     with ProcessPoolExecutor(2, mp_context=get_context("fork")) as pool:
         assert all(pool.map(keep_some, [tmp_path] * 2))
     assert {path.suffix for path in tmp_path.iterdir()} == {ENDING}
@@ -179,6 +152,75 @@ def test_processes_share_it(tmp_path: Path) -> None:
 
 def test_where_the_user_keeps_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert ResultCache.of_user().folder == tmp_path / "shardopt" / "answers"
+    assert ResultCache.of_user() == ResultCache(tmp_path / "shardopt" / "answers")
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert ResultCache.of_user().folder == Path.home() / ".cache" / "shardopt" / "answers"
+    assert ResultCache.of_user() == ResultCache(Path.home() / ".cache" / "shardopt" / "answers")
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError))
+    assert ResultCache.of_user() is None
+
+
+class Kind(StrEnum):
+    ONE = "one"
+
+
+@dataclass(frozen=True)
+class Holder:
+    a: object
+    b: object = None
+    aside: object = field(default=None, compare=False)
+
+
+DIFFERENT = [
+    None,
+    0,
+    0.0,
+    False,
+    "",
+    "0",
+    b"0",
+    (),
+    ((), ()),
+    ("ab",),
+    ("a", "b"),
+    {"a": 1},
+    {"a": "1"},
+    frozenset({1, 2}),
+    frozenset({1, 3}),
+    Kind.ONE,
+    "one",
+    Path("one"),
+    np.zeros(2),
+    np.zeros(2, dtype=np.float32),
+    np.zeros((2, 1)),
+    np.array([0.0, 1.0]),
+    Holder(1),
+    Holder(1, 2),
+    Holder((1, 2)),
+]
+
+
+def test_what_differs_has_another_digest() -> None:
+    assert len({digest(thing) for thing in DIFFERENT}) == len(DIFFERENT)
+
+
+def test_what_is_alike_has_the_same() -> None:
+    assert digest([1, 2]) == digest((1, 2)), "how a list is kept says nothing"
+    assert digest(Holder(1, aside=2)) == digest(Holder(1))
+    assert digest(frozenset({"a", "b", "c"})) == digest({"c", "b", "a"})
+
+
+def test_models_and_profiles(model: Path) -> None:
+    workload, hardware = load_model(model), load_hardware("h100-sxm")
+    assert digest(workload, hardware) == digest(load_model(model), load_hardware("h100-sxm"))
+    assert digest(workload) != digest(replace(workload, batch_size=2 * workload.batch_size))
+    assert digest(hardware) != digest(load_hardware("a100-80gb"))
+
+
+def test_what_is_not_known_is_refused() -> None:
+    with pytest.raises(TypeError, match="content of object is not known"):
+        digest((1, object()))
+
+
+def test_code_and_versions() -> None:
+    assert len(code_digest()) == 64
+    assert set(solver_versions()) == {"python", "numpy", "ortools", "optuna"}

@@ -10,7 +10,7 @@ import pytest
 
 from predictor.errors import PlanError
 from shardopt.api.given_plans import predict_plans
-from shardopt.api.setting import Machine
+from shardopt.api.request import Machine
 
 ROWS = {"users": 200000, "items": 50000, "days": 7}
 

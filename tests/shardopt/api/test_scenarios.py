@@ -10,7 +10,7 @@ from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from search.problem import Problem
 from shardopt.api.scenarios import read_scenarios
-from shardopt.config import load_model, load_windows
+from shardopt.config import load_model, read_model
 from shardopt.config.distributions import workloads_of_stats
 from tests.search.problems import hosts
 from tests.shardopt.api.windows import write_window
@@ -39,7 +39,7 @@ def two_windows(folder: Path) -> list[Path]:
 def test_windows_of_a_model_file_are_scenarios_beside_the_draws(tmp_path: Path) -> None:
     two_windows(tmp_path)
     model = write_model(tmp_path, "{files: [mon.npz, tue.npz]}")
-    windows = load_windows(model)
+    windows = read_model(model)[2]
     assert [*windows] == ["mon", "tue"]
     assert windows["mon"].tables[0].features[0].pooling_factor == 2
     assert windows["tue"].tables[0].features[0].pooling_factor == pytest.approx(3.0)
@@ -72,7 +72,7 @@ def test_windows_of_other_data_are_told_by_name(tmp_path: Path) -> None:
         workloads_of_stats(workload, [mon] * 257)
     for files in (["mon.npz"], [f"{n}.npz" for n in range(257)]):
         with pytest.raises(InputError, match=r"index_distribution\.files"):
-            load_windows(write_model(tmp_path, f"{{files: [{', '.join(files)}]}}"))
+            read_model(write_model(tmp_path, f"{{files: [{', '.join(files)}]}}"))
 
 
 @pytest.mark.parametrize(

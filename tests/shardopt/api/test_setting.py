@@ -6,7 +6,8 @@ import pytest
 
 from predictor.hardware.loader import load_hardware
 from predictor.units import gib
-from shardopt.api.setting import Machine, resolve
+from shardopt.api.request import Machine
+from shardopt.api.setting import resolve
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 MIXED = """\

@@ -19,21 +19,22 @@ from predictor.predict import Prediction, RankLoad
 from predictor.units import GIB
 from search.expected_gain import ExpectedGain
 from search.problem import RankedPlan, Result
-from shardopt.api.given_plans import PredictedPlan
+from shardopt.api.answer import Answer
 from shardopt.api.setting import Setting
 from shardopt.explain.changes import Changes, PlanChange
-from shardopt.explain.explanation import Explanation
+from shardopt.explain.explanation import Explanation, PredictedPlan
 from shardopt.explain.waits import Cause, Wait
 from shardopt.explain.whatif import WhatIf
 from shardopt.report.console import make_console
 from shardopt.report.diff import show_diff
 from shardopt.report.explain import show_explanation
-from shardopt.report.plan import PlanReport, show_headline, show_plan
+from shardopt.report.plan import show_headline, show_plan
 from shardopt.report.prediction import show_predictions
 
 Golden = Callable[[str, str], None]
 
 WIDTHS = (80, 100)
+END = ("Plan 1 is written to plan.json. Next:", "shardopt explain m plan.json")
 
 
 def prediction(scale: float = 1.0, ranks: int = 2, used_gib: float = 40.0) -> Prediction:
@@ -95,7 +96,7 @@ def setting() -> Setting:
     return Setting(workload, left, installed, profile, "h100-sxm", "default", (note,))
 
 
-def report(plan_data: dict[str, Any], bound_ms: float = 9.5) -> PlanReport:
+def an_answer(plan_data: dict[str, Any], bound_ms: float = 9.5) -> Answer:
     plan = plan_from_dict(plan_data, where="plan")
     predictions = [prediction(), prediction(1.0625), prediction(1.5)]
     plans = tuple(
@@ -105,8 +106,7 @@ def report(plan_data: dict[str, Any], bound_ms: float = 9.5) -> PlanReport:
     baselines = {"torchrec_greedy": 15.0, "greedy_size": 12.5, "random": 31.0, "even": 10.0}
     result = Result(plans, bound_ms, 0.01, "work", baselines, {}, 1.25, 4321, 0)
     gain = ExpectedGain("torchrec default", 0.021, (-0.0104, 0.0496), 0.034, 128)
-    following = "shardopt explain m plan.json"
-    return PlanReport(setting(), result, predictions, "plan.json", following, gain=gain)
+    return Answer(setting(), result, tuple(predictions), {}, gain=gain)
 
 
 def drawn(width: int, show: Callable[..., None], *args: object) -> str:
@@ -119,40 +119,40 @@ def drawn(width: int, show: Callable[..., None], *args: object) -> str:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_plan(width: int, plan_data: dict[str, Any], golden: Golden) -> None:
-    text = drawn(width, show_plan, report(plan_data))
+    text = drawn(width, show_plan, an_answer(plan_data), (), END)
     golden(f"plan_{width}.txt", text.replace("Searched for 1.2 s", "Searched for ? s"))
 
 
 def test_plan_that_is_optimal_says_so(plan_data: dict[str, Any]) -> None:
-    text = drawn(100, show_plan, report(plan_data, bound_ms=10.0))
+    text = drawn(100, show_plan, an_answer(plan_data, bound_ms=10.0), (), END)
     assert "Proved: no plan is predicted to be faster; plan 1 is optimal." in text
 
 
 def test_a_gain_that_errors_cannot_hide_is_said_without_doubt(plan_data: dict[str, Any]) -> None:
-    made = report(plan_data)
+    made = an_answer(plan_data)
     sure = ExpectedGain("torchrec default", 0.12, (0.0996, 0.14), 0.13, 128)
-    text = " ".join(drawn(100, show_plan, replace(made, gain=sure)).split())
+    text = " ".join(drawn(100, show_plan, replace(made, gain=sure), (), END).split())
     assert "Expected gain over TorchRec's plan +12.0 %, 90 % interval +10.0 to +14.0." in text
     assert "hide" not in text
-    assert "Expected gain" not in drawn(100, show_plan, replace(made, gain=None))
+    assert "Expected gain" not in drawn(100, show_plan, replace(made, gain=None), (), END)
 
 
 def test_a_preferred_plan_says_what_was_faster(plan_data: dict[str, Any]) -> None:
-    made = report(plan_data)
+    made = an_answer(plan_data)
     fastest = replace(made.result.best, iteration_ms=made.result.best.iteration_ms / 1.003)
     result = replace(made.result, fastest=fastest)
-    text = " ".join(drawn(100, show_plan, replace(made, result=result)).split())
+    text = " ".join(drawn(100, show_plan, replace(made, result=result), (), END).split())
     assert "Plan 1 is preferred to one predicted to be 0.3 % faster" in text
 
 
 def test_a_bound_of_nothing_claims_nothing(plan_data: dict[str, Any]) -> None:
-    text = drawn(100, show_plan, report(plan_data, bound_ms=0.0))
+    text = drawn(100, show_plan, an_answer(plan_data, bound_ms=0.0), (), END)
     assert "Nothing is proved" in text
-    assert "optimal" not in drawn(160, show_headline, report(plan_data, bound_ms=0.0))
+    assert "optimal" not in drawn(160, show_headline, an_answer(plan_data, bound_ms=0.0), ())
 
 
 def test_quiet_plan_is_one_short_line(plan_data: dict[str, Any]) -> None:
-    text = drawn(160, show_headline, report(plan_data))
+    text = drawn(160, show_headline, an_answer(plan_data), ())
     assert text.startswith("10.00 ms per iteration, at most 5.3 % from optimal; 1 TW, 1 CW")
     assert len(text.splitlines()) == 1
 

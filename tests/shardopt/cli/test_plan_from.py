@@ -68,11 +68,11 @@ def test_the_report_names_the_tables(run, model: Path, in_use: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--gpus", 2, "--max-moves", 1), "--max-moves limits the changes"),
-        (("--from", "in_use.json", "--max-moves", -1), "--max-moves is -1; it must be at least 0"),
-        (("--gpus", 2, "--horizon", 5), "--horizon limits the changes to the plan of --from"),
-        (("--from", "in_use.json", "--max-gib", "nan"), "--max-gib is nan; it must be at least 0"),
-        (("--from", "in_use.json", "--horizon", 0), "--horizon is 0; it must be at least 1"),
+        (("--gpus", 2, "--max-moves", 1), "flags: --max-moves, --from"),
+        (("--from", "in_use.json", "--max-moves", -1), "max_moves is -1"),
+        (("--gpus", 2, "--horizon", 5), "flags: --horizon, --from"),
+        (("--from", "in_use.json", "--max-gib", "nan"), "max_gib is nan"),
+        (("--from", "in_use.json", "--horizon", 0), "horizon is 0"),
         (("--from", "nowhere.json"), "nowhere.json: no such file"),
         (("--from", "in_use.json", "--gpus", 4), "the plan places its shards on 2"),
     ],

@@ -14,8 +14,7 @@ from predictor.errors import InputError
 from predictor.model.plan_json import load_plan
 from search.tune import tune
 from search.tune.knobs import KNOBS as ALL_KNOBS
-from shardopt.cli.options import Objectives
-from shardopt.cli.plan import refuse_with_tune
+from shardopt.api.request import PlanRequest
 from shardopt.cli.tune import MAX_VALUES, TuneFlags, read_goals, read_knobs, time_left
 
 QUICK = ("--gpus", 2, "--effort", 0.005, "--trials", 3)
@@ -247,30 +246,21 @@ def test_objectives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "request_", "says"),
     [
-        ({"trials": 3}, "--trials"),
-        ({"storage": "a.log"}, "--storage"),
-        ({"tune": "qcomm", "trials": 0}, "--trials"),
-        ({"tune": "qcomm", "study": "s"}, "--study"),
-        ({"tune": "qcomm", "study": "", "storage": "a.log"}, "--study"),
-        ({"tune": "qcomm", "from_": "plan.json"}, "--from"),
+        ({"trials": 3}, {}, "--trials"),
+        ({"storage": "a.log"}, {}, "--storage"),
+        ({"tune": "qcomm", "trials": 0}, {}, "--trials is 0"),
+        ({"tune": "qcomm", "study": "s"}, {}, "--study"),
+        ({"tune": "qcomm", "study": "", "storage": "a.log"}, {}, "--study is empty"),
+        ({"tune": "qcomm"}, {"from_": Path("plan.json")}, "--from"),
+        ({"tune": "qcomm"}, {"objective": "regret"}, "--objective"),
+        ({"tune": "qcomm"}, {"scenarios": "none"}, "--scenarios"),
+        ({"tune": "qcomm"}, {"stats": "mon.npz,tue.npz"}, "--stats"),
     ],
 )
-def test_flags_that_do_not_go_together(flags: dict[str, Any], says: str) -> None:
+def test_flags_that_do_not_go_together(
+    flags: dict[str, Any], request_: dict[str, Any], says: str
+) -> None:
     with pytest.raises(InputError, match=says):
-        TuneFlags(**flags).check()
-
-
-@pytest.mark.parametrize(
-    ("given", "flag"),
-    [
-        (("regret", None, None), "--objective"),
-        (("nominal", "none", None), "--scenarios"),
-        (("nominal", None, "mon.npz,tue.npz"), "--stats"),
-    ],
-)
-def test_scenarios_are_of_one_setting(given: tuple[str, str | None, str | None], flag: str) -> None:
-    objective, scenarios, stats = given
-    with pytest.raises(InputError, match=flag):
-        refuse_with_tune(Objectives(objective), scenarios, stats)
+        TuneFlags(**flags).check(PlanRequest(**request_))

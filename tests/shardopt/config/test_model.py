@@ -17,7 +17,7 @@ from predictor.errors import InputError
 from predictor.model.distribution import Empirical, ReuseHistogram, Uniform, Zipf
 from predictor.model.plan import ShardingType
 from predictor.model.workload import Constraints, DcnV2, DenseArch, MeasuredDense, QComm
-from shardopt.config import load_model, load_model_with_notes
+from shardopt.config import load_model, read_model
 from shardopt.config.write import model_text
 from tests.builders import a_workload
 
@@ -28,7 +28,7 @@ GIB = 1024**3
 def test_a_good_file_becomes_the_workload_it_describes(
     write: Callable[[str], Path], good: str
 ) -> None:
-    workload, notes = load_model_with_notes(write(good))
+    workload, notes, _ = read_model(write(good))
     assert notes == []
     assert (workload.name, workload.batch_size, workload.train_pipeline) == ("small", 8192, "base")
     assert workload.qcomm == QComm("fp16", "fp32")
@@ -68,7 +68,7 @@ def test_defaults_and_the_note_on_uniform_ids(write: Callable[[str], Path]) -> N
         "- {name: a, num_embeddings: 9, embedding_dim: 4, features: [{name: f, pooling_factor: 1}]}"
         "\ndense: {in_features: 2, bottom_mlp: [4], top_mlp: [1]}\n"
     )
-    workload, notes = load_model_with_notes(path)
+    workload, notes, _ = read_model(path)
     assert workload.name == "model"
     assert workload.dense.interaction == "dot"
     assert workload.tables[0].features[0].distribution == Uniform()
@@ -124,14 +124,14 @@ def test_a_deviation_of_lengths_is_read_where_the_distribution_is(
 
 
 def test_mixed_modules_are_noted(write: Callable[[str], Path], good: str) -> None:
-    _, notes = load_model_with_notes(write(good.replace("    module: seq\n", "")))
+    _, notes, _ = read_model(write(good.replace("    module: seq\n", "")))
     assert len(notes) == 1
     assert "module 'ebc' mixes tables" in notes[0]
 
 
 @pytest.mark.parametrize("path", sorted(MODELS.glob("*.yaml")), ids=lambda p: p.stem)
 def test_every_shipped_model_loads(path: Path) -> None:
-    workload, notes = load_model_with_notes(path)
+    workload, notes, _ = read_model(path)
     assert workload.name == path.stem
     assert notes == [] or path.stem == "example", "whose users are uniform"
 
@@ -195,7 +195,7 @@ dense:
 
 
 def test_measured_times_are_read(write: Callable[[str], Path]) -> None:
-    workload, notes = load_model_with_notes(write(MEASURED))
+    workload, notes, _ = read_model(write(MEASURED))
     assert workload.dense == MeasuredDense(
         8192, 3.1, 6.4, 0.3, 210 * 2**20, round(6.2 * 2**30), optimizer="adam"
     )
@@ -203,7 +203,7 @@ def test_measured_times_are_read(write: Callable[[str], Path]) -> None:
 
 
 def test_another_batch_size_is_noted_as_an_extrapolation(write: Callable[[str], Path]) -> None:
-    workload, (note,) = load_model_with_notes(write(MEASURED), batch_size=4096)
+    workload, (note,), _ = read_model(write(MEASURED), batch_size=4096)
     assert "measured at a batch of 8192; at 4096" in note
     assert "extrapolation" in note
     assert isinstance(workload.dense, MeasuredDense)

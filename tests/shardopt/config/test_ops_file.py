@@ -15,7 +15,7 @@ import pytest
 from predictor.errors import InputError
 from predictor.model.captured.dense import CapturedDense, CapturedProgram
 from predictor.model.op_calls import Gradient, Lookup, LookupBackward, OpCall
-from shardopt.config import load_model, load_model_with_notes
+from shardopt.config import load_model, read_model
 from shardopt.config.ops_file import ops_text, read_ops, read_ops_content
 from shardopt.config.write import with_digest, write_model
 
@@ -118,10 +118,10 @@ def test_ids_that_cannot_be_scaled_are_noted(tmp_path: Path) -> None:
         ({}, sequences, 0),
         ({"f": 100}, MODEL, 0),  # what is pooled is as large whatever it pools
     ):
-        _, found = load_model_with_notes(model(tmp_path, changed(tied_ids=tied), text))
+        _, found, _ = read_model(model(tmp_path, changed(tied_ids=tied), text))
         assert len(found) == notes
     path = model(tmp_path, changed(tied_ids={"f": 100}), sequences)
-    (note,) = load_model_with_notes(path)[1]
+    (note,) = read_model(path)[1]
     assert "feature 'f' has 2 ids" in note
     assert "is of 100" in note
 

@@ -17,12 +17,11 @@ from search.prefer import TOLERANCE
 from search.problem import Problem
 from search.solve import solve
 from search.stop import Stop
-from shardopt.cli.planning.measuring import measuring_command, measuring_words
+from shardopt.cli.output import deciding_sentences, measuring_command
 from shardopt.explain.deciding import (
     ALIKE,
     DecidingConstant,
     deciding_constants,
-    deciding_text,
     plan_words,
     usual_plans,
 )
@@ -93,7 +92,8 @@ HOST = DecidingConstant(
 
 
 def test_the_sentence_and_json_say_the_same() -> None:
-    assert deciding_text(HOST, measuring_words("overheads", "cuda")) == (
+    (text,) = deciding_sentences([HOST], "cuda")
+    assert text == (
         "Below 6.1 us an op (8.7 stated, derived from published figures, give or take 52 %) "
         "TorchRec's plan is up to 12 % faster: `shardopt calibrate --backend nccl --only host` "
         "measures it in less than a minute."

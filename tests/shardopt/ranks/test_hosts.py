@@ -17,7 +17,7 @@ from shardopt.calibrate import run
 from shardopt.calibrate.collectives import collective_points
 from shardopt.calibrate.points import Point
 from shardopt.calibrate.rows import Measurement
-from shardopt.config import load_model_with_notes
+from shardopt.config import read_model
 from shardopt.plan import load_plan
 from shardopt.ranks import hosts
 from shardopt.ranks.hosts import NETNS, Host, Link, check_hosts, commands, names, shaped_hosts
@@ -140,7 +140,7 @@ def make_job(folder: Path, ranks_a_host: int = 1, **settings: object) -> Job:
     }
     head = {"schema": "shardopt.plan/1", "world_size": 2, "local_world_size": ranks_a_host}
     (folder / "plan.json").write_text(json.dumps({**head, "tables": {"a": table}}))
-    workload, _ = load_model_with_notes(folder / "model.yaml")
+    workload, _, _ = read_model(folder / "model.yaml")
     plans = {"plan": load_plan(folder / "plan.json")}
     return Job(workload, plans, link=Link(0.5), **settings)
 

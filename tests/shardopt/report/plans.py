@@ -10,9 +10,8 @@ from predictor.model.plan import ShardingPlan
 from predictor.model.workload import Table
 from predictor.predict import predict
 from search.problem import Problem
-from shardopt.api.given_plans import PredictedPlan
 from shardopt.api.setting import Setting
-from shardopt.explain.explanation import Explanation, explain_plan
+from shardopt.explain.explanation import Explanation, PredictedPlan, explain_plan
 from tests.builders import a_table, a_topology, a_workload, device_bound, plan_of, table_wise
 
 NASTY = "<script>alert('t')</script>&amp;\"]]>"

@@ -106,7 +106,7 @@ def test_a_model_that_torchrec_cannot_build(run, model: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--gpus", 2, "--repeat", 0), "--repeat is 0; it must be at least 1"),
+        (("--gpus", 2, "--repeat", 0), "repeat is 0"),
         (("--gpus", 0), "gpus is 0"),
         (("--gpus", 2, "--effort", -1), "effort is -1"),
         ((), "how many GPUs?"),

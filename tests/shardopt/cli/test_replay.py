@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardopt.api.plan_file import plan_text
+from shardopt.api.answer import plan_text
 
 QUICK = ("--gpus", 2, "--effort", 0.005)
 KEPT = "the answer to the same input is kept"
@@ -81,7 +81,7 @@ def test_what_differs_is_named(run, model: Path, tmp_path: Path) -> None:
         ({"settings": {"model": "m.yaml", "gpus": True}}, "gpus is True"),
         ({"settings": {"model": "m.yaml", "effort": None}}, "effort is None"),
         ({"settings": {"model": "m.yaml", "search": "luck"}}, "search is 'luck'"),
-        ({"settings": {"model": "m.yaml", "seed": -1}}, "--seed is -1"),
+        ({"settings": {"model": "m.yaml", "seed": -1}}, "seed is -1"),
         ({"settings": {"model": "m.yaml", "gpus": 2}}, "no such model file"),
     ],
 )

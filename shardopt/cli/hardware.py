@@ -3,55 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
-
-from shardopt.cli import options
-
-Name = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[NAME]",
-        help="Profile to show, by name or file; without it all are listed.",
-        show_default=False,
-    ),
-]
 
 
-FromNvidiaSmi = Annotated[
-    Path,
-    typer.Option(
-        "--from-nvidia-smi",
-        metavar="FILE",
-        help="Output of `nvidia-smi topo -m` on one host; lines of `nvidia-smi -L` in the same "
-        "file name the GPU.",
-        show_default=False,
-    ),
-]
-Hosts = Annotated[
-    str,
-    typer.Option(
-        "--hosts",
-        metavar="N|FILE",
-        help="Number of hosts, or the scheduler's list: a name a line, node[01-04], or with "
-        "slots=8.",
-    ),
-]
-Output = Annotated[
-    Path | None,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="FILE",
-        help="Write the cluster file here instead of printing it.",
-        show_default=False,
-    ),
-]
+def hardware(name: str | None = None, json: bool = False) -> None:
+    """List the hardware profiles, or show one with the sources of its constants.
 
-
-def hardware(name: Name = None, json: options.Json = False) -> None:
-    """List the hardware profiles, or show one with the sources of its constants."""
+    Arguments:
+        name ([NAME]): Profile to show, by name or file; without it all are listed.
+    """
     from predictor.hardware.loader import DEFAULT_HARDWARE, list_hardware, load_hardware
     from shardopt.cli.output import print_json
     from shardopt.report.console import make_console
@@ -73,14 +32,23 @@ def hardware(name: Name = None, json: options.Json = False) -> None:
 
 
 def cluster(
-    from_nvidia_smi: FromNvidiaSmi,
-    hosts: Hosts = "1",
-    hardware: options.Hardware = None,
-    output: Output = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    *,
+    from_nvidia_smi: Path,
+    hosts: str = "1",
+    hardware: str | None = None,
+    output: Path | None = None,
+    json: bool = False,
+    quiet: bool = False,
 ) -> None:
-    """Write a cluster file from what nvidia-smi and the scheduler say."""
+    """Write a cluster file from what nvidia-smi and the scheduler say.
+
+    Options:
+        from_nvidia_smi (FILE): Output of `nvidia-smi topo -m` on one host; lines of `nvidia-smi -L`
+            in the same file name the GPU.
+        hosts (N|FILE): Number of hosts, or the scheduler's list: a name a line, node[01-04], or
+            with slots=8.
+        output (-o FILE): Write the cluster file here instead of printing it.
+    """
     from shardopt.cli.output import check_writable, note, print_json
     from shardopt.config.describe import describe, hosts_of, read_host, write_cluster
     from shardopt.files import atomic_write_text

@@ -1,0 +1,322 @@
+"""A plan from what was asked for: read the inputs, search, predict, and say what follows from it.
+
+`plan` is that way from end to end. What it returns is what the console, JSON, the plan file and a
+replay are made of.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from predictor.cost.loads import ShardLoads
+from predictor.model.plan import ShardingPlan
+from predictor.model.plan_check import model_mismatch
+from predictor.model.plan_json import load_plan, plan_to_dict
+from predictor.predict import Prediction
+from search.expected_gain import ExpectedGain, gain_over_baseline
+from search.in_use.plan import PlanInUse
+from search.in_use.price import Move, MovePrice
+from search.problem import Problem, Progress, Result, silent
+from search.stop import Stop
+from shardopt.api.cache import ResultCache, code_digest, digest, solver_versions, versions
+from shardopt.api.given_plans import fit_plan
+from shardopt.api.request import HORIZON, MADE, SEARCHERS, PlanRequest
+from shardopt.api.scenarios import ScenarioSource, read_scenarios
+from shardopt.api.setting import Setting, resolve
+from shardopt.explain.deciding import DecidingConstant, deciding_constants, known_plans
+from shardopt.explain.stakes import Alternatives, alternatives
+
+CUT = ("interrupted", "time")
+"""Ends of a search that another run need not repeat; the plan file says so."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A request and what its files say.
+
+    Args:
+        in_use: the plan in use, as its file has it.
+        near: the same as the search takes it.
+        doubts: what may be wrong with the plan in use.
+    """
+
+    request: PlanRequest
+    setting: Setting
+    scenarios: ScenarioSource
+    in_use: ShardingPlan | None = None
+    near: PlanInUse | None = None
+    doubts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The plans that a search found, and all that there is to say of them.
+
+    Args:
+        result: of the search; its plans are those that were predicted.
+        predictions: of ``result.plans``, in their order.
+        move: from the plan in use to the best plan, where there is one.
+        gain: of the best plan over TorchRec's, where that has one.
+        instead: what matters more, where sharding does not.
+        deciding: constants whose stated errors could make another plan the faster one.
+        head: what plan file and JSON begin with.
+        from_cache: the search was not run.
+    """
+
+    setting: Setting
+    result: Result
+    predictions: tuple[Prediction, ...]
+    head: Mapping[str, Any]
+    move: Move | None = None
+    gain: ExpectedGain | None = None
+    instead: Alternatives | None = None
+    deciding: tuple[DecidingConstant, ...] = ()
+    from_cache: bool = field(default=False, compare=False)
+
+    @property
+    def best(self) -> Prediction:
+        """Of the best plan."""
+        return self.predictions[0]
+
+    def plan_text(self) -> str:
+        """The plan file of the best plan."""
+        result = self.result
+        head = {key: value for key, value in self.head.items() if not key.endswith("world_size")}
+        head |= {
+            "iteration_ms": self.best.iteration_ms,
+            "lower_bound_ms": result.lower_bound_ms,
+        }
+        if result.stopped_by in CUT:
+            head["stopped_by"] = result.stopped_by
+        return plan_text(plan_to_dict(replace(result.best.plan, meta=head)))
+
+
+def plan(
+    request: PlanRequest, *, stop: Stop | None = None, cache: ResultCache | None = None
+) -> Answer:
+    """The best plans for what is asked for.
+
+    Args:
+        stop: as `find_answer`; by the request's effort and time limit if None.
+        cache: of results; None to search in any case.
+
+    Raises:
+        InputError: a file cannot be used, or an option is out of range.
+        ProfileError: there is no such hardware profile.
+        InfeasibleError: no plan fits.
+    """
+    request.check()
+    stop = stop or Stop(request.effort, request.time_limit)
+    return find_answer(read_inputs(request), stop, cache)
+
+
+def read_inputs(request: PlanRequest) -> Inputs:
+    """What the files of a request say.
+
+    Raises:
+        InputError: one cannot be read, or they do not fit together.
+        ProfileError: there is no such hardware profile.
+    """
+    assert request.model is not None
+    given = None if request.from_ is None else load_plan(request.from_)
+    setting = resolve(request.model, request, given, request.windows, strict=request.strict)
+    scenarios = read_scenarios(request.scenarios, setting.hardware, setting.windows)
+    if given is None:
+        return Inputs(request, setting, scenarios)
+    fitting = fit_plan(given, setting, where=str(request.from_))
+    near = PlanInUse(fitting, request.max_moves, request.max_bytes, request.horizon or HORIZON)
+    doubt = model_mismatch(given, setting.workload)
+    return Inputs(request, setting, scenarios, given, near, (doubt,) if doubt else ())
+
+
+def find_answer(
+    inputs: Inputs,
+    stop: Stop,
+    cache: ResultCache | None,
+    progress: Progress = silent,
+) -> Answer:
+    """The answer to a request whose files are read.
+
+    Args:
+        stop: of the search; what follows is left out where there is no time for it.
+    """
+    request, setting = inputs.request, inputs.setting
+    result, from_cache = find_plans(
+        setting.problem(),
+        stop,
+        request.seed,
+        inputs.scenarios,
+        cache,
+        aim=request.objective,
+        top_k=request.top_k,
+        searchers=request.searchers,
+        in_use=inputs.near,
+        progress=progress,
+    )
+    head = {**plan_head(setting, request.seed), MADE: made_by(inputs)}
+    return replace(answer_of(setting, result, head, stop), from_cache=from_cache)
+
+
+def find_plans(
+    problem: Problem,
+    stop: Stop,
+    seed: int,
+    scenarios: ScenarioSource,
+    cache: ResultCache | None,
+    *,
+    aim: str,
+    top_k: int = 3,
+    searchers: Sequence[str] = SEARCHERS,
+    in_use: PlanInUse | None = None,
+    progress: Progress = silent,
+) -> tuple[Result, bool]:
+    """The result that the cache has for the same input, or that of a search; and whether it is from
+    the cache. Arguments as of `search.solve.solve`."""
+
+    def search() -> Result:
+        # the solvers are imported only once the input is known to be good, and to be new
+        from search.solve import solve
+
+        return solve(
+            problem,
+            stop,
+            seed,
+            top_k=top_k,
+            searchers=searchers,
+            in_use=in_use,
+            aim=aim,
+            scenarios=scenarios.of(problem),
+            progress=progress,
+        )
+
+    if cache is None:
+        return search(), False
+    budget = (stop.effort, seed, top_k, tuple(searchers), aim)
+    return cache.recall((problem, in_use, budget, scenarios), search)
+
+
+def answer_of(
+    setting: Setting, result: Result, head: Mapping[str, Any], stop: Stop | None = None
+) -> Answer:
+    """What follows from a search in its setting; of the best plan, and of those of the others for
+    whose prediction there is time. What else there is no time for is left out."""
+    stop = stop or Stop()
+    problem = setting.problem()
+    shards = ShardLoads(problem.workload, problem.topology, problem.hardware)
+    problem = replace(problem, loads=shards)  # that all of the below share
+    predictions: list[Prediction] = []
+    took = 0.0
+    for ranked in result.plans:
+        before = stop.elapsed_s
+        if predictions and stop.time_limit_s is not None and before + took > stop.time_limit_s:
+            break
+        predictions.append(setting.predict(ranked.plan))
+        took = stop.elapsed_s - before
+    result = replace(result, plans=result.plans[: len(predictions)])
+    move = None
+    if result.in_use is not None:
+        move = MovePrice(problem, result.in_use.plan).of(result.best.plan)
+    found = Answer(setting, result, tuple(predictions), head, move)
+    if stop.time_limit_s is not None and stop.elapsed_s > stop.time_limit_s:
+        return found
+    return replace(
+        found,
+        gain=gain_over_baseline(problem, result),
+        instead=alternatives(problem, result, predictions[0]),
+        deciding=tuple(deciding_constants(problem, result.best.plan, known_plans(result))),
+    )
+
+
+def plan_head(setting: Setting, seed: int) -> dict[str, Any]:
+    """The head of a plan file, before the times; `to_torchrec` places shards on its device."""
+    device = setting.hardware.device
+    return {**setting.facts(), "device": device, "seed": seed, "versions": versions()}
+
+
+def made_by(inputs: Inputs) -> dict[str, Any]:
+    """All that makes a plan, for its file: whoever has the same makes the same bytes.
+
+    Keys: ``settings``: `PlanRequest.settings`; ``inputs``: the SHA-256 of what was read, by what it
+    is, so that files may lie anywhere; ``code``: of the three packages; ``versions``: of what the
+    search runs on.
+    """
+    setting = inputs.setting
+    contents = {
+        "model": digest(setting.workload),
+        "hardware": digest(setting.hardware),
+        "ranks": digest(setting.topology, setting.installed),
+    }
+    if inputs.in_use is not None:
+        contents["plan in use"] = digest(inputs.in_use)
+    return {
+        "settings": inputs.request.settings(),
+        "inputs": contents,
+        "code": code_digest(),
+        "versions": solver_versions(),
+    }
+
+
+def plan_text(data: Mapping[str, Any]) -> str:
+    """A line a table, so that plans can be read and compared by eye."""
+
+    def compact(value: object) -> str:
+        return json.dumps(value, allow_nan=False)
+
+    head = [f"  {compact(key)}: {compact(data[key])}" for key in data if key != "tables"]
+    tables = [f"    {compact(key)}: {compact(value)}" for key, value in data["tables"].items()]
+    lines = [*head, '  "tables": {\n' + ",\n".join(tables) + "\n  }"]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def move_object(result: Result, move: Move | None, path: Path | str | None) -> dict[str, Any]:
+    """``from`` and ``move`` of ``shardopt plan --json``; nothing without ``--from``.
+
+    Keys of ``from``:
+        plan: the path as given.
+        iteration_ms: predicted time of the plan in use.
+        misfits: why it cannot stay as it is; empty if it can.
+        max_moves: tables that could move, null for all.
+        moved: keys of the tables that differ in the best plan.
+        moved_bytes: weights and optimizer state that reach a rank which did not hold them.
+        max_bytes: that could move, null for any number.
+        horizon: steps over which a move had to pay for itself.
+
+    Keys of ``move``:
+        bytes, link_bytes: as ``moved_bytes``, in all and by link.
+        seconds: that the job stands still.
+        pays_back_after_steps: null where the plan in use is as fast.
+        both_copies_bytes: of the rank that has most to hold meanwhile.
+        in_place: TorchRec can make this move while the job runs.
+        recommended: there is a move, and it pays for itself or the plan in use cannot stay.
+        lower_bound_gain: no plan within the limits gains more, a share of the time in use.
+    """
+    given = result.in_use
+    if given is None or move is None:
+        return {}
+    after = move.pays_back_after(given.iteration_ms, result.best.iteration_ms)
+    return {
+        "from": {
+            "plan": str(path),
+            "iteration_ms": given.iteration_ms,
+            "misfits": list(given.misfits),
+            "max_moves": given.max_moves,
+            "moved": list(move.tables),
+            "moved_bytes": move.bytes,
+            "max_bytes": given.max_bytes,
+            "horizon": given.horizon,
+        },
+        "move": {
+            "bytes": move.bytes,
+            "link_bytes": dict(move.link_bytes),
+            "seconds": move.seconds,
+            "pays_back_after_steps": after,
+            "both_copies_bytes": move.both_copies_bytes,
+            "in_place": move.in_place,
+            "recommended": bool(move.tables),
+            "lower_bound_gain": max(0.0, 1 - result.lower_bound_ms / given.iteration_ms),
+        },
+    }

@@ -1,0 +1,185 @@
+"""Commands out of plain functions: types say how a flag is read, docstrings what it does.
+
+A parameter is an option named after it, or an argument if it is described as one; one whose type is
+a dataclass stands for the fields of that. Sections of the docstring describe them and become the
+panels of ``--help``; parameters that are not described there are looked up in `FLAGS`, which
+describes what commands share in the same form:
+
+    Output:
+        output (-o FILE): Write the best plan to this file.
+
+In the parentheses are further names of the option, instead of its own where one is long, and what
+stands for its value.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+FLAGS = """
+Arguments:
+    model (MODEL): Model file (YAML).
+    plans (PLAN...): Plan files (JSON), one or more.
+    folder (DIR): Folder that `bench generate` wrote.
+
+Machine:
+    gpus (N): Number of GPUs.
+    gpus_per_node (N): GPUs per host; the smaller of 8 and --gpus by default.
+    cluster (FILE): Cluster file (YAML) with hosts, ranks per host, NVLink domain, memory and
+        hardware; replaces --gpus and --gpus-per-node.
+    hardware (NAME|FILE): Hardware profile, by name or file; `shardopt hardware` lists the names.
+        By default that of the cluster file or the plan, else h100-sxm.
+    hbm_gib (GIB): Device memory per GPU in GiB; that of the profile by default.
+    ddr_gib (GIB): Host memory per GPU in GiB; that of the profile by default.
+    reserve (SHARE): Share of the device memory to keep free, for what no prediction knows; 0.05 by
+        default, 0.15 where activations are not known.
+    batch_size (N): Samples per GPU and iteration; that of the model file by default.
+    strict: Stop with an error where a cost is outside the range that the profile covers.
+
+Search:
+    search: The method that proposes plans; `all` uses every method.
+    seed (N): Seed of the search; the same seed gives the same plan.
+    effort (X): Work of the search, as a multiple of the default.
+    time_limit (S): Stop the search after this many seconds; the plan may then differ from run to
+        run.
+    top_k (K): Number of plans to show, best first.
+    objective: What to minimise: the predicted time, its mean over the scenarios, or the largest
+        regret in them (how much slower the plan is than the best known of a scenario).
+    scenarios (N|none|FILE): What else could be true: N draws of the errors that the profile states
+        (16 unless given), or the scenarios of a file (YAML, JSON). Windows of data come on top.
+    stats (FILE,FILE,...): Stats files of two or more windows of data; the first is what the plan
+        is predicted for, and all are scenarios.
+    from_ (FILE): The plan in use (JSON): the search starts from it, and the report says what would
+        move. Ranks and hardware are those of this plan unless you set them.
+    max_moves (K): Number of tables that may differ from the plan of --from; 0 only predicts that
+        plan.
+    max_gib (GIB): GiB of weights and optimizer state that may move to other ranks, from the plan of
+        --from.
+    horizon (STEPS): Steps over which a move from the plan of --from must pay for itself; 10,000
+        unless given.
+
+Measurement:
+    rounds (N): Number of rounds; each runs every plan.
+    block (N): Iterations of a plan per round.
+    warmup (auto|N): Rounds before the measurement; auto warms up until no plan becomes faster.
+    link (GBIT_S): Run two ranks as two hosts over an emulated link of this rate (Gbit/s each way);
+        needs root and iproute2.
+    runtime: How CPU ranks run: plain as torchrun and a training script run them; tuned with
+        real-time gloo threads and kept memory, which repeats better but is not what users run.
+
+Output:
+    json: Print one JSON object on stdout and nothing else.
+    output (-o FILE): Write the best plan to this file.
+    quiet: Print the result in a few lines, without progress and notes.
+"""
+ARGUMENTS, OPTIONS = "Arguments", "Options"
+SECTION = re.compile(r"(\w[\w ]*):")
+ENTRY = re.compile(r"(\w+)(?: \((.*?)\))?: (.*)")
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a docstring says of a parameter: its panel, its names, its value's name, its help."""
+
+    panel: str
+    names: tuple[str, ...]
+    metavar: str | None
+    help: str
+
+    def option(self, name: str) -> Any:
+        """The option of a parameter, for Typer."""
+        own = [] if any(n.startswith("--") for n in self.names) else [_flag(name)]
+        panel = None if self.panel == OPTIONS else self.panel
+        names = (*own, *self.names)
+        return typer.Option(*names, metavar=self.metavar, help=self.help, rich_help_panel=panel)
+
+    def argument(self) -> Any:
+        """The argument, for Typer."""
+        return typer.Argument(metavar=self.metavar, help=self.help)
+
+
+def describe(text: str) -> tuple[str, dict[str, Described]]:
+    """What a docstring says before its sections, and of the parameters in them."""
+    head: list[str] = []
+    found: dict[str, Described] = {}
+    panel = name = ""
+    for line in inspect.cleandoc(text).splitlines():
+        section, entry = SECTION.fullmatch(line), ENTRY.fullmatch(line.strip())
+        depth = len(line) - len(line.lstrip())
+        if section:
+            panel = section[1]
+        elif not panel:
+            head.append(line)
+        elif entry and depth == 4:
+            name, spec = entry[1], (entry[2] or "").split()
+            names = tuple(word for word in spec if word.startswith("-"))
+            metavar = " ".join(word for word in spec if not word.startswith("-")) or None
+            found[name] = Described(panel, names, metavar, entry[3])
+        elif line:
+            one = found[name]
+            found[name] = Described(one.panel, one.names, one.metavar, f"{one.help} {line.strip()}")
+    return "\n".join(head).strip(), found
+
+
+@cache
+def shared() -> dict[str, Described]:
+    """What `FLAGS` describes."""
+    return describe(FLAGS)[1]
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """The function as Typer takes a command: each parameter with its description.
+
+    Raises:
+        KeyError: nothing describes a parameter.
+    """
+    doc, own = describe(function.__doc__ or "")
+    hints = get_type_hints(function)
+    groups: dict[str, Any] = {}
+    flat: list[inspect.Parameter] = []
+    for parameter in inspect.signature(function).parameters.values():
+        kind = hints[parameter.name]
+        if is_dataclass(kind) and isinstance(kind, type):
+            groups[parameter.name] = kind
+            types = get_type_hints(kind)
+            found = {f.name: (types[f.name], f.default) for f in fields(kind)}
+        else:
+            default = parameter.default
+            empty = default is inspect.Parameter.empty
+            found = {parameter.name: (kind, MISSING if empty else default)}
+        flat += [_typer_parameter(n, *of, {**shared(), **own}) for n, of in found.items()]
+
+    def run(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        function(**given)
+
+    run.__name__, run.__module__, run.__doc__ = function.__name__, function.__module__, doc
+    run.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in flat}
+    return run
+
+
+def _typer_parameter(
+    name: str, kind: Any, default: Any, described: dict[str, Described]
+) -> inspect.Parameter:
+    if kind is typer.Context:
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind)
+    one = described[name]
+    as_argument = one.panel == ARGUMENTS
+    annotation = Annotated[kind, one.argument() if as_argument else one.option(name)]
+    default = inspect.Parameter.empty if default is MISSING else default
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.rstrip("_").replace("_", "-")

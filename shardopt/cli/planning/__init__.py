@@ -1,1 +1,0 @@
-"""What ``shardopt plan`` does beside searching: answers that are known, plans made again."""
