@@ -9,6 +9,7 @@ A traced job is shown rank by rank as measured and, below it, as predicted.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from predictor.iteration.critical_path import HOST_NAME, Segment
 from predictor.iteration.graph import MAIN, Graph, Op
 from predictor.iteration.timeline import Step
 from predictor.predict import Prediction
-from predictor.trace.events import DeviceEvent, HostEvent, RankTrace
+from predictor.trace.events import RankTrace
 from predictor.trace.simulate.step import SimulatedTrace
 
 US_PER_MS = 1e3
@@ -94,7 +95,7 @@ def step_events(
     *,
     iteration: int = 0,
 ) -> Iterator[Event]:
-    """What runs in one simulated step.
+    """What runs in one simulated step: issue on the host, wait for other ranks, execution.
 
     Args:
         path: the critical path; its operations are marked, and what the host issues meanwhile
@@ -103,12 +104,38 @@ def step_events(
         processes: of each rank of the graph.
         iteration: goes into the arguments of the events.
     """
-    writer = _Writer(graph, step, iteration, origin_ms, processes, _by_name(path))
+    tracks = _tracks(graph)
+    critical: dict[tuple[str, int], list[Segment]] = {}
+    for segment in path:
+        critical.setdefault((segment.name, segment.rank), []).append(segment)
     absent = [op.absent(graph.world_size) for op in graph.ops]
-    for rank in range(graph.world_size):
-        for index, gone in enumerate(absent):
-            if gone is None or not np.broadcast_to(gone[0], graph.world_size)[rank]:
-                yield from writer.events(index, rank)
+    for rank, (index, op) in product(range(graph.world_size), enumerate(graph.ops)):
+        gone = absent[index]
+        if gone is not None and np.broadcast_to(gone[0], graph.world_size)[rank]:
+            continue
+        issue, ready, start, end = (
+            float(times[index, 0, rank]) for times in (step.issue, step.ready, step.start, step.end)
+        )
+        args: Event = {"phase": op.phase, "costs": op.resource, "iteration": iteration}
+        if op.scope is not None:
+            args["ranks"] = op.scope
+        waits = op.scope is not None and start - ready > TOLERANCE_MS
+        # name, category, track, times, and as what it is on the critical path
+        stretches = (
+            (f"issue {op.name}", op.phase, _host_track(op), issue - op.host_ms, issue, HOST_NAME),
+            (f"wait for ranks: {op.name}", WAIT, op.stream, ready, start if waits else ready, ""),
+            (op.name, op.phase, op.stream, start, end, op.name),
+        )
+        for name, category, track, begun, over, on_path in stretches:
+            if over <= begun:
+                continue
+            marked = any(
+                min(over, s.end_ms) - max(begun, s.start_ms) > TOLERANCE_MS
+                for s in critical.get((on_path, rank), ())
+            )
+            times_us = (begun - origin_ms) * US_PER_MS, (over - begun) * US_PER_MS
+            found = {**args, "critical": True} if marked else args
+            yield _event(name, category, processes[rank], tracks[track], times_us, found)
 
 
 def _tracks(graph: Graph) -> dict[str, int]:
@@ -128,87 +155,21 @@ def _meta(name: str, rank: int, track: int, args: Event) -> Event:
     return {"ph": "M", "name": name, "pid": rank, "tid": track, "args": args}
 
 
-Stretches = Mapping[tuple[str, int], Sequence[Segment]]
-"""Segments of the critical path by name and rank."""
-
-
-def _by_name(path: Sequence[Segment]) -> Stretches:
-    found: dict[tuple[str, int], list[Segment]] = {}
-    for segment in path:
-        found.setdefault((segment.name, segment.rank), []).append(segment)
-    return found
-
-
-def _overlaps(segments: Sequence[Segment], start: float, end: float) -> bool:
-    """Whether some segment lies within these times."""
-    return any(min(end, s.end_ms) - max(start, s.start_ms) > TOLERANCE_MS for s in segments)
-
-
-class _Writer:
-    """Events of one iteration."""
-
-    def __init__(
-        self,
-        graph: Graph,
-        step: Step,
-        iteration: int,
-        origin: float,
-        processes: Sequence[int],
-        critical: Stretches,
-    ) -> None:
-        self.graph = graph
-        self.critical = critical
-        self.step = step
-        self.iteration = iteration
-        self.origin = origin
-        self.processes = processes
-        self.tracks = _tracks(graph)
-
-    def events(self, index: int, rank: int) -> Iterator[Event]:
-        """Issue on the host, wait for other ranks, execution."""
-        op = self.graph.ops[index]
-        times = self.step
-        issue, ready, start, end = (
-            float(array[index, 0, rank])
-            for array in (times.issue, times.ready, times.start, times.end)
-        )
-        if op.host_ms > 0:
-            name, begun = f"issue {op.name}", issue - op.host_ms
-            yield self._event(name, _host_track(op), rank, begun, issue, op, path=HOST_NAME)
-        if op.scope is not None and start - ready > TOLERANCE_MS:
-            name = f"wait for ranks: {op.name}"
-            yield self._event(name, op.stream, rank, ready, start, op, category=WAIT)
-        if end - start > 0:
-            yield self._event(op.name, op.stream, rank, start, end, op, path=op.name)
-
-    def _event(
-        self,
-        name: str,
-        stream: str,
-        rank: int,
-        start: float,
-        end: float,
-        op: Op,
-        *,
-        category: str = "",
-        path: str = "",
-    ) -> Event:
-        """``path``: as what it is on the critical path, if it is."""
-        args: Event = {"phase": op.phase, "costs": op.resource, "iteration": self.iteration}
-        if op.scope is not None:
-            args["ranks"] = op.scope
-        if _overlaps(self.critical.get((path, rank), ()), start, end):
-            args["critical"] = True
-        return {
-            "ph": "X",
-            "name": name,
-            "cat": category or op.phase,
-            "pid": self.processes[rank],
-            "tid": self.tracks[stream],
-            "ts": (start - self.origin) * US_PER_MS,
-            "dur": (end - start) * US_PER_MS,
-            "args": args,
-        }
+def _event(
+    name: str, category: str, process: int, track: int, times_us: tuple[float, float], args: Event
+) -> Event:
+    """A complete event with its start and duration."""
+    start, duration = times_us
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "pid": process,
+        "tid": track,
+        "ts": start,
+        "dur": duration,
+        "args": args,
+    }
 
 
 def comparison_trace(
@@ -249,30 +210,16 @@ def _measured_events(trace: RankTrace, process: int, origin_us: float) -> Iterat
     tracks = {name: i for i, name in enumerate((*threads, *streams))}
     yield from named_process(process, f"rank {trace.rank} measured", tracks)
     for host in trace.host:
-        yield _measured_event(host, process, tracks[f"host {host.thread}"], origin_us, host.kind)
+        times_us = host.start_us - origin_us, host.end_us - host.start_us
+        shapes = {"shapes": host.shapes} if host.shapes else {}
+        track = tracks[f"host {host.thread}"]
+        yield _event(host.name, host.kind, process, track, times_us, shapes)
     for device in trace.device:
-        kind = device.kind if device.collective is None else device.collective.op
-        yield _measured_event(device, process, tracks[f"stream {device.stream}"], origin_us, kind)
-
-
-def _measured_event(
-    event: HostEvent | DeviceEvent, process: int, track: int, origin_us: float, category: str
-) -> Event:
-    return {
-        "ph": "X",
-        "name": event.name,
-        "cat": category,
-        "pid": process,
-        "tid": track,
-        "ts": event.start_us - origin_us,
-        "dur": event.end_us - event.start_us,
-        "args": _event_args(event),
-    }
-
-
-def _event_args(event: HostEvent | DeviceEvent) -> Event:
-    if isinstance(event, HostEvent):
-        return {"shapes": event.shapes} if event.shapes else {}
-    call = event.collective
-    size = event.size_bytes if call is None else call.size_bytes
-    return {} if size is None else {"size_bytes": size}
+        call = device.collective
+        kind, size = (
+            (device.kind, device.size_bytes) if call is None else (call.op, call.size_bytes)
+        )
+        times_us = device.start_us - origin_us, device.end_us - device.start_us
+        sizes = {} if size is None else {"size_bytes": size}
+        track = tracks[f"stream {device.stream}"]
+        yield _event(device.name, kind, process, track, times_us, sizes)

@@ -202,24 +202,14 @@ class RankBuilder:
                 stream = self._stream(event.stream)
                 gap_us = max(0.0, since - free.get(stream, step.start_us))
                 free[stream] = event.end_us
-                index = self._add(
-                    RankOp(
-                        event.name,
-                        _phase(event),
-                        stream,
-                        self._thread(main),
-                        event.end_us - since,
-                        event=event,
-                        gap_us=gap_us,
-                    )
-                )
-                self.last[stream] = (index, event)
+                cost_us = event.end_us - since
+                index = self._on_device(stream, main, event, cost_us, gap_us=gap_us)
                 self.outstanding.record_issue(stream, index, event, ())
 
     def add_step(self, items: Sequence[HostItem]) -> None:
         """Append the items of the step, of which the first and the last are its markers."""
         main = items[0].thread
-        self.program.begin = self._flush(main, "step begins", self.start_us)
+        self.program.begin = self._on_host(main, "step begins", self.start_us)
         for item in items[1:]:
             self._before(item)
             if item.role is Role.LAUNCH:
@@ -229,7 +219,7 @@ class RankBuilder:
             elif item.role is Role.WAIT:
                 self.outstanding.wait(item)
                 self._spend(item.thread, self.host.us(call_piece(item)))
-        self.program.end = self._flush(main, "step ends")
+        self.program.end = self._on_host(main, "step ends")
 
     def _spend(self, thread: int, time_us: float) -> None:
         self.pending[thread] = self.pending.get(thread, 0.0) + time_us
@@ -238,31 +228,49 @@ class RankBuilder:
         if item.handoff is None:
             self._spend(item.thread, self.host.us(item.before))
             return
-        rested = self._flush(item.handoff, "hands over")
-        self._add(
-            RankOp(
-                f"{item.label} follows another thread",
-                HOST,
-                self._host_stream(item.thread),
-                self._thread(item.thread),
-                self.host.us(item.before),
-                self.pending.pop(item.thread, 0.0),
-                (rested,),
-            )
-        )
+        rested = self._on_host(item.handoff, "hands over")
+        name, cost_us = f"{item.label} follows another thread", self.host.us(item.before)
+        self._on_host(item.thread, name, cost_us, (rested,))
 
-    def _flush(self, thread: int, name: str, cost_us: float = 0.0) -> int:
-        """The time that a thread has spent so far, as a node."""
-        return self._add(
-            RankOp(
-                name,
-                HOST,
-                self._host_stream(thread),
-                self._thread(thread),
-                cost_us,
-                self.pending.pop(thread, 0.0),
-            )
+    def _on_host(
+        self, thread: int, name: str, cost_us: float = 0.0, deps: tuple[int, ...] = ()
+    ) -> int:
+        """Work of a thread, with the time that it has spent so far."""
+        stream, spent = self._host_stream(thread), self.pending.pop(thread, 0.0)
+        op = RankOp(name, HOST, stream, self._thread(thread), cost_us, spent, deps)
+        self.nodes.append(op)
+        return len(self.nodes) - 1
+
+    def _on_device(
+        self,
+        stream: str,
+        thread: int,
+        event: DeviceEvent,
+        cost_us: float,
+        host_us: float = 0.0,
+        deps: tuple[int, ...] = (),
+        *,
+        waits: bool = False,
+        gap_us: float,
+    ) -> int:
+        """Work of a stream."""
+        phase, call = _phase(event), event.collective
+        op = RankOp(
+            event.name,
+            phase,
+            stream,
+            self._thread(thread),
+            cost_us,
+            host_us,
+            deps,
+            waits,
+            call,
+            event,
+            gap_us,
         )
+        self.nodes.append(op)
+        self.last[stream] = (len(self.nodes) - 1, event)
+        return len(self.nodes) - 1
 
     def _launch(self, item: HostItem) -> None:
         waits = item.waits
@@ -297,22 +305,10 @@ class RankBuilder:
         gap_us = self._gap(stream, event)
         if collective is not None:
             host_us, deps = 0.0, [*deps, self._issue(item, host_us)]
-        index = self._add(
-            RankOp(
-                event.name,
-                _phase(event),
-                stream,
-                self._thread(item.thread),
-                event.end_us - event.start_us,
-                host_us,
-                tuple(deps),
-                waits,
-                collective,
-                event,
-                gap_us,
-            )
+        taken = event.end_us - event.start_us
+        index = self._on_device(
+            stream, item.thread, event, taken, host_us, tuple(deps), waits=waits, gap_us=gap_us
         )
-        self.last[stream] = (index, event)
         self.outstanding.record_issue(stream, index, event, item.stack)
 
     def _gap(self, stream: str, event: DeviceEvent) -> float:
@@ -326,21 +322,14 @@ class RankBuilder:
     def _issue(self, item: HostItem, host_us: float) -> int:
         """Host time before a collective, which each rank spends separately."""
         self._spend(item.thread, host_us)
-        return self._flush(item.thread, f"issue {plain(item.label)}")
+        return self._on_host(item.thread, f"issue {plain(item.label)}")
 
     def _sync(self, item: HostItem) -> None:
         everything = "Device" in item.label
         streams = list(self.last) if everything else [self.current.get(item.thread, "")]
         deps = tuple(self.last[s][0] for s in streams if s in self.last)
         cost = self.host.table.us(Piece(Kind.RETURN, (item.label,), 0.0))
-        thread = self._thread(item.thread)
-        pending = self.pending.pop(item.thread, 0.0)
-        stream = self._host_stream(item.thread)
-        self._add(RankOp(item.label, HOST, stream, thread, cost, pending, deps))
-
-    def _add(self, node: RankOp) -> int:
-        self.nodes.append(node)
-        return len(self.nodes) - 1
+        self._on_host(item.thread, item.label, cost, deps)
 
     def _thread(self, thread: int) -> str:
         return self.threads.setdefault(thread, f"thread {len(self.threads)}")
