@@ -42,11 +42,8 @@ PROGRAMS = {
     "lab.tools.fit_transformer": "Fits the constants of Megatron's software.",
     "lab.tools.known_errors": "How far the shipped profiles can be trusted.",
     "lab.tools.live_steps": "What a monitor costs a running job, and what a move saves.",
-    "lab.tools.lookups_in_iterations": "Lookups timed inside iterations, and predicted.",
-    "lab.tools.rank_memory": "Peak memory of CPU ranks under several plans, against predictions.",
     "lab.pages.readme": "The README's tables of accuracy, from docs/accuracy.",
     "lab.tools.record_answers": "What shardopt answers in 100 cases, before and after a change.",
-    "lab.tools.selection_effect": "How much of a foretold gain is the search's own choice.",
     "lab.tools.torchrec_own": "TorchRec's own tests of its planner, with ours in its place.",
     "lab.tools.try_wheel": "Every command of an installed wheel, without torch and scipy.",
 }
