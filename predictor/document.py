@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
@@ -110,6 +110,12 @@ class Problems:
     def add_at(self, place: Place, message: str) -> None:
         """Record a problem at a place that no key leads to."""
         self._found[place, message] = None
+
+    def fail(self, path: KeyPath, message: str) -> NoReturn:
+        """Raise this problem and all before it."""
+        self.add(path, message)
+        self.raise_if_any()
+        raise AssertionError
 
     def raise_if_any(self) -> None:
         """Raise one `InputError` with a line a problem, in the order of the file."""

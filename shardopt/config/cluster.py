@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from predictor.cost.slowest import slowest
 from predictor.csv_rows import MOST_RANKS
@@ -25,21 +25,30 @@ from shardopt.config.schema import (
     check,
     choice,
     real,
+    refuse,
     whole,
 )
 from shardopt.files import decode, read_bytes
 
 MOST_LEVELS = 8
+MAX_GIB = 1e6
 
 Ranks = Annotated[int, whole(1, MOST_RANKS)]
 
 
+def _places(value: object) -> object:
+    if isinstance(value, dict) and all(isinstance(part, str | int) for part in value.values()):
+        return value
+    raise refuse(value, "give the host's part of each level, such as {rail: a}")
+
+
 class HostSection(Section):
-    """One host of a list."""
+    """One host of a list: its profile if the file's own does not hold, and the part of each level
+    that it is in."""
 
     name: Name = Field(description="the host's name")
     hardware: Name | None = None
-    in_: Any = Field(alias="in", default=None)
+    places: Annotated[dict[str, Any], BeforeValidator(_places)] = Field(alias="in", default={})
 
 
 class LevelSection(Section):
@@ -51,181 +60,6 @@ class LevelSection(Section):
     oversubscription: Annotated[float, real(1, 1e4)] | None = None
     gbit_s: Annotated[float, real(0, 1e6, above=True)] | None = None
     latency_us: Annotated[float, real(0, 1e6)] | None = None
-
-
-@dataclass(frozen=True)
-class Host:
-    """A host as a cluster file lists it.
-
-    Args:
-        hardware: its profile, None where the file's own holds.
-        places: level -> the part of that level that it is in.
-    """
-
-    name: str
-    hardware: str | None
-    places: dict[str, Hashable]
-
-
-def read_host_list(raw: object, problems: Problems) -> list[Host]:
-    """The hosts of a file: so many alike, or a list of names or mappings."""
-    if not isinstance(raw, list):
-        count = as_number(raw)
-        if count is None or count != int(count) or not 1 <= count <= MOST_RANKS:
-            problems.add(
-                ("hosts",),
-                f"got {shown(raw)}; give the number of hosts, at least 1 and at most {MOST_RANKS}, "
-                "or a list of hosts",
-            )
-            return []
-        return [Host(str(number), None, {}) for number in range(int(count))]
-    found: dict[str, Host] = {}
-    for number, item in enumerate(raw):
-        host = _host({"name": item} if isinstance(item, str) else item, number, problems)
-        if host is not None and host.name in found:
-            problems.add(("hosts", number), f"host '{host.name}' is there twice")
-        if host is not None:
-            found[host.name] = host
-    if not raw:
-        problems.add(("hosts",), "got an empty list; give at least one host")
-    return list(found.values())
-
-
-def _host(raw: object, number: int, problems: Problems) -> Host | None:
-    section = check(HostSection, raw, ("hosts", number), problems)
-    if section is None:
-        return None
-    places = section.in_ or {}
-    if not isinstance(places, dict) or not all(isinstance(v, str | int) for v in places.values()):
-        problems.add(
-            ("hosts", number, "in"),
-            f"got {shown(section.in_)}; give the host's part of each level, such as {{rail: a}}",
-        )
-        return None
-    return Host(section.name, section.hardware, {str(k): v for k, v in places.items()})
-
-
-def read_levels(raw: object, problems: Problems) -> list[LevelSection]:
-    """The levels of a file, the innermost first; the first may be NVLink."""
-    if raw is None:
-        return []
-    if not isinstance(raw, list) or not 1 <= len(raw) <= MOST_LEVELS:
-        problems.add(("levels",), f"got {shown(raw)}; it must be a list of 1 to {MOST_LEVELS}")
-        return []
-    found = []
-    for i, item in enumerate(raw):
-        level = check(LevelSection, item, ("levels", i), problems)
-        if level is None:
-            return []
-        if level.link == "nvlink":
-            _check_nvlink(level, i, problems)
-        elif level.oversubscription is not None and level.gbit_s is not None:
-            problems.add(("levels", i), "has oversubscription and gbit_s; give one of them")
-        found.append(level)
-    names = [level.name for level in found]
-    if len(set(names)) < len(names):
-        problems.add(("levels",), f"names are {', '.join(names)}; each must be there once")
-    return found
-
-
-def _check_nvlink(level: LevelSection, number: int, problems: Problems) -> None:
-    path = ("levels", number)
-    if number:
-        problems.add((*path, "link"), "only the innermost level can be NVLink; put it first")
-    if level.size is None:
-        problems.add(path, "size is missing; give the number of ranks that NVLink joins")
-    for key in ("oversubscription", "gbit_s", "latency_us"):
-        if getattr(level, key) is not None:
-            problems.add((*path, key), "NVLink costs what the profile says; leave it out")
-
-
-def network_levels(
-    levels: Sequence[LevelSection],
-    hosts: Sequence[Host],
-    local: int,
-    domain: int,
-    problems: Problems,
-) -> tuple[NetworkLevel, ...]:
-    """What joins the hosts, or the NVLink domains that span hosts.
-
-    Args:
-        local: ranks of a host.
-        domain: ranks joined by NVLink.
-    """
-    first = sum(level.link == "nvlink" for level in levels)
-    known = [level.name for level in levels[first:]]
-    for number, host in enumerate(hosts):
-        for name in host.places:
-            if name not in known:
-                words = ", ".join(known) or "none, as the file has no levels of a network"
-                problems.add(("hosts", number, "in"), f"level '{name}' is unknown; known: {words}")
-                return ()
-    together = max(1, domain // local)
-    units: list[Hashable] = [i // together for i in range(len(hosts))]
-    found = []
-    for i, level in enumerate(levels[first:], start=first):
-        found.append(
-            NetworkLevel.of(
-                level.name,
-                units,
-                local,
-                oversubscription=level.oversubscription or 1.0,
-                gbit_s=level.gbit_s,
-                latency_us=level.latency_us or 0.0,
-            )
-        )
-        joined = _joined(level, i == len(levels) - 1, hosts, units, (i, problems))
-        if joined is None:
-            return ()
-        units = joined
-    return tuple(found)
-
-
-def _joined(
-    level: LevelSection,
-    is_last: bool,
-    hosts: Sequence[Host],
-    units: Sequence[Hashable],
-    place: tuple[int, Problems],
-) -> list[Hashable] | None:
-    """The part of the level that each host is in, by the part inside it; None where that is wrong,
-    which is recorded at its place in the list of levels."""
-    number, problems = place
-    path = ("levels", number)
-    inner = list(dict.fromkeys(units))
-    named = [host.places.get(level.name) for host in hosts]
-    if any(name is not None for name in named):
-        without = next((h.name for h, name in zip(hosts, named, strict=True) if name is None), "")
-        if without or level.size is not None:
-            why = f"host '{without}' says none" if without else "it has a size too"
-            problems.add(path, f"hosts say which part of '{level.name}' they are in, but {why}")
-            return None
-        parts: dict[Hashable, Hashable] = {}
-        for unit, name in zip(units, named, strict=True):
-            if parts.setdefault(unit, name) != name:
-                problems.add(path, f"hosts of one part inside are in '{parts[unit]}' and '{name}'")
-                return None
-    else:
-        size = level.size or (len(inner) if is_last else 0)
-        if not size:
-            problems.add(path, "size is missing; only the outermost level may leave it out")
-            return None
-        if len(inner) % size or (is_last and size != len(inner)):
-            must = "must join all of them" if is_last else "must divide that"
-            problems.add(
-                (*path, "size"),
-                f"got {size}; there are {len(inner)} parts for '{level.name}' to join, and it "
-                f"{must}",
-            )
-            return None
-        parts = {unit: index // size for index, unit in enumerate(inner)}
-    if is_last and len(set(parts.values())) > 1:
-        problems.add(path, "the outermost level must join all hosts into one part")
-        return None
-    return [parts[unit] for unit in units]
-
-
-MAX_GIB = 1e6
 
 
 class ClusterSection(Section):
@@ -297,27 +131,40 @@ def load_cluster(path: str | Path) -> ClusterConfig:
             f"{path}:1: got {shown(raw)}; a cluster file is a mapping that starts with 'schema: 1'"
         )
     section = check(ClusterSection, raw, (), problems)
-    hosts = read_host_list(section.hosts, problems) if section else []
-    levels = read_levels(section.levels, problems) if section else []
-    ranks = len(hosts) * section.ranks_per_host if section and hosts else None
-    if ranks is not None and ranks > MOST_RANKS:
+    hosts = _hosts(raw["hosts"], problems) if raw.get("hosts") is not None else []
+    levels = _levels(raw["levels"], problems) if raw.get("levels") is not None else []
+    local = section.ranks_per_host if section else 0
+    ranks = len(hosts) * local
+    if ranks > MOST_RANKS:
         problems.add(("hosts",), f"hosts x ranks_per_host is {ranks}; at most {MOST_RANKS} ranks")
-        ranks = None
+        ranks = 0
     hbm = _caps(raw.get("hbm_gib"), "hbm_gib", ranks, problems)
     ddr = _caps(raw.get("ddr_gib"), "ddr_gib", ranks, problems)
-    domain = _domain(section, levels, ranks, problems) if section and ranks else 0
-    network: tuple[NetworkLevel, ...] = ()
-    if section is not None and domain:
-        network = network_levels(levels, hosts, section.ranks_per_host, domain, problems)
-    folder = Path(path).parent
-    own = _hardware(section.hardware, folder) if section else None
-    mixed = _host_hardware(hosts, own, folder, problems)
     problems.raise_if_any()
     assert section is not None
+    domain = _domain(section, levels, ranks, problems)
+    network = _network_levels(levels, hosts, local, domain, problems)
+
+    def profile_of(given: str | None) -> str | None:
+        """A profile's name as it is; a path made relative to the cluster file."""
+        is_path = given is not None and given.endswith((".yaml", ".yml"))
+        return str(Path(path).parent / given) if given and is_path else given
+
+    own = profile_of(section.hardware)
+    mixed: tuple[str, ...] = ()
+    if any(host.hardware is not None for host in hosts):
+        mixed = tuple(profile_of(host.hardware) or own or "" for host in hosts)
+    for number, name in enumerate(mixed):
+        if not name:
+            problems.add(
+                ("hosts", number),
+                "other hosts name their hardware; name this one's, or one for the file",
+            )
+    problems.raise_if_any()
     return ClusterConfig(
         name=section.name or Path(path).stem,
         hosts=len(hosts),
-        ranks_per_host=section.ranks_per_host,
+        ranks_per_host=local,
         nvlink_domain=domain,
         hardware=own,
         hbm_bytes=hbm,
@@ -327,49 +174,156 @@ def load_cluster(path: str | Path) -> ClusterConfig:
     )
 
 
-def _host_hardware(
-    hosts: Sequence[Host], own: str | None, folder: Path, problems: Problems
-) -> tuple[str, ...]:
-    """The profile of each host, if any host has one of its own."""
-    if all(host.hardware is None for host in hosts):
-        return ()
-    found = [_hardware(host.hardware, folder) or own for host in hosts]
-    for number, name in enumerate(found):
-        if name is None:
+def _hosts(raw: object, problems: Problems) -> list[HostSection]:
+    """The hosts of a file: so many alike, or a list of names or mappings."""
+    if not isinstance(raw, list):
+        count = as_number(raw)
+        if count is None or count != int(count) or not 1 <= count <= MOST_RANKS:
             problems.add(
-                ("hosts", number),
-                "other hosts name their hardware; name this one's, or one for the file",
+                ("hosts",),
+                f"got {shown(raw)}; give the number of hosts, at least 1 and at most {MOST_RANKS}, "
+                "or a list of hosts",
             )
-    return tuple(name or "" for name in found)
+            return []
+        return [HostSection(name="any")] * int(count)
+    found: dict[str, HostSection] = {}
+    for number, item in enumerate(raw):
+        given = {"name": item} if isinstance(item, str) else item
+        host = check(HostSection, given, ("hosts", number), problems)
+        if host is not None and host.name in found:
+            problems.add(("hosts", number), f"host '{host.name}' is there twice")
+        if host is not None:
+            found[host.name] = host
+    if not raw:
+        problems.add(("hosts",), "got an empty list; give at least one host")
+    return list(found.values())
+
+
+def _levels(raw: object, problems: Problems) -> list[LevelSection]:
+    """The levels of a file, the innermost first; the first may be NVLink."""
+    if not isinstance(raw, list) or not 1 <= len(raw) <= MOST_LEVELS:
+        problems.add(("levels",), f"got {shown(raw)}; it must be a list of 1 to {MOST_LEVELS}")
+        return []
+    found: list[LevelSection] = []
+    for i, item in enumerate(raw):
+        level, path = check(LevelSection, item, ("levels", i), problems), ("levels", i)
+        if level is None:
+            continue
+        if level.link == "nvlink":
+            if i:
+                problems.add((*path, "link"), "only the innermost level can be NVLink")
+            if level.size is None:
+                problems.add(path, "size is missing; give the number of ranks that NVLink joins")
+            for key in ("oversubscription", "gbit_s", "latency_us"):
+                if getattr(level, key) is not None:
+                    problems.add((*path, key), "NVLink costs what the profile says; leave it out")
+        elif level.oversubscription is not None and level.gbit_s is not None:
+            problems.add(path, "has oversubscription and gbit_s; give one of them")
+        if level.name in [other.name for other in found]:
+            problems.add(("levels",), f"'{level.name}' is there twice; rename one")
+        found.append(level)
+    return found
 
 
 def _domain(
     section: ClusterSection, levels: Sequence[LevelSection], world: int, problems: Problems
 ) -> int:
     """Ranks joined by NVLink, by the rule of `predictor.model.topology.Topology`, checked here to
-    name file and line; 0 where it is broken."""
+    name file and line."""
     host, given = section.ranks_per_host, section.nvlink_domain
     size = levels[0].size if levels and levels[0].link == "nvlink" else None
     if given is not None and size is not None and given != size:
-        problems.add(("nvlink_domain",), f"got {given}, but level '{levels[0].name}' has {size}")
-        return 0
+        problems.fail(("nvlink_domain",), f"got {given}, but level '{levels[0].name}' has {size}")
     domain = given or size or host
-    if host % domain == 0 or (domain % host == 0 and world % domain == 0):
-        return domain
-    problems.add(
-        ("nvlink_domain",) if given is not None else ("levels", 0, "size"),
-        f"got {domain}; it must divide ranks_per_host ({host}), or be whole hosts that divide all "
-        f"{world} ranks",
-    )
-    return 0
+    if host % domain and (domain % host or world % domain):
+        problems.fail(
+            ("nvlink_domain",) if given is not None else ("levels", 0, "size"),
+            f"got {domain}; it must divide ranks_per_host ({host}), or be whole hosts that divide "
+            f"all {world} ranks",
+        )
+    return domain
 
 
-def _caps(raw: object, key: str, ranks: int | None, problems: Problems) -> tuple[int, ...] | None:
+def _network_levels(
+    levels: Sequence[LevelSection],
+    hosts: Sequence[HostSection],
+    local: int,
+    domain: int,
+    problems: Problems,
+) -> tuple[NetworkLevel, ...]:
+    """What joins the hosts, or the NVLink domains that span hosts.
+
+    Args:
+        local: ranks of a host.
+        domain: ranks joined by NVLink.
+    """
+    first = sum(level.link == "nvlink" for level in levels)
+    known = [level.name for level in levels[first:]]
+    for number, host in enumerate(hosts):
+        for name in host.places:
+            if name not in known:
+                words = ", ".join(known) or "none, as the file has no levels of a network"
+                problems.fail(("hosts", number, "in"), f"level '{name}' is unknown; known: {words}")
+    together = max(1, domain // local)
+    units: list[Hashable] = [i // together for i in range(len(hosts))]
+    found = []
+    for i, level in enumerate(levels[first:], start=first):
+        found.append(
+            NetworkLevel.of(
+                level.name,
+                units,
+                local,
+                oversubscription=level.oversubscription or 1.0,
+                gbit_s=level.gbit_s,
+                latency_us=level.latency_us or 0.0,
+            )
+        )
+        units = _joined(levels, i, hosts, units, problems)
+    return tuple(found)
+
+
+def _joined(
+    levels: Sequence[LevelSection],
+    number: int,
+    hosts: Sequence[HostSection],
+    units: Sequence[Hashable],
+    problems: Problems,
+) -> list[Hashable]:
+    """The part of a level that each host is in, by the part inside it."""
+    level, path, is_last = levels[number], ("levels", number), number == len(levels) - 1
+    named = [host.places.get(level.name) for host in hosts]
+    parts: dict[Hashable, Hashable] = {}
+    if any(name is not None for name in named):
+        without = next((h.name for h, name in zip(hosts, named, strict=True) if name is None), "")
+        if without or level.size is not None:
+            why = f"host '{without}' says none" if without else "it has a size too"
+            problems.fail(path, f"hosts say which part of '{level.name}' they are in, but {why}")
+        for unit, name in zip(units, named, strict=True):
+            if parts.setdefault(unit, name) != name:
+                problems.fail(path, f"hosts of one part inside are in '{parts[unit]}' and '{name}'")
+    else:
+        inner = list(dict.fromkeys(units))
+        size = level.size or (len(inner) if is_last else 0)
+        if not size:
+            problems.fail(path, "size is missing; only the outermost level may leave it out")
+        if len(inner) % size or (is_last and size != len(inner)):
+            problems.fail(
+                (*path, "size"),
+                f"got {size}; there are {len(inner)} parts for '{level.name}' to join, and it must "
+                f"{'join all of them' if is_last else 'divide that'}",
+            )
+        parts = {unit: index // size for index, unit in enumerate(inner)}
+    if is_last and len(set(parts.values())) > 1:
+        problems.fail(path, "the outermost level must join all hosts into one part")
+    return [parts[unit] for unit in units]
+
+
+def _caps(raw: object, key: str, ranks: int, problems: Problems) -> tuple[int, ...] | None:
     """GiB per rank as bytes of every rank; a single number holds for all."""
     if raw is None:
         return None
     if isinstance(raw, list):
-        if ranks is not None and len(raw) != ranks:
+        if ranks and len(raw) != ranks:
             problems.add((key,), f"got {len(raw)} numbers for {ranks} ranks; give one per rank")
         caps = [_cap(value, (key, i), problems) for i, value in enumerate(raw)]
     else:
@@ -386,13 +340,6 @@ def _cap(value: object, path: tuple[str | int, ...], problems: Problems) -> int:
         )
         return 0
     return gib(number)
-
-
-def _hardware(given: str | None, directory: Path) -> str | None:
-    """A profile's name as it is; a path made relative to the cluster file."""
-    if given is None or not given.endswith((".yaml", ".yml")):
-        return given
-    return str(directory / given)
 
 
 def hardware_of(cluster: ClusterConfig) -> tuple[str, HardwareProfile] | None:
