@@ -126,13 +126,12 @@ class DistributionReader:
         not say."""
         if not isinstance(raw, dict) or "files" not in raw or not self.window:
             return 1.0
-        key = f"{raw.get('feature') or feature}.pooling_factor"
-        first, now = (self._files.get(raw["files"][i]) or {} for i in (0, self.window))
-        if not first:
-            first = self._load(raw["files"][0], ()) or {}
-        if key not in first or key not in now or not float(first[key]) > 0:
-            return 1.0
-        return float(now[key]) / float(first[key])
+        name = str(raw.get("feature") or feature)
+        first, now = (
+            _lengths(self._load(raw["files"][window], ()) or {}, name)[0]
+            for window in (0, self.window)
+        )
+        return now / first if now and first else 1.0
 
     def deviation(self, raw: Any, feature: str, mean: float) -> float | None:
         """Standard deviation of the ids of a sample that have a mean of ``mean``, as the stats file
@@ -176,16 +175,16 @@ class DistributionReader:
             self._files[file] = None
             try:
                 refuse_streams(self.directory / file, "stats file")
-                self._files[file] = _read_npz(self.directory / file)
+                arrays = load_arrays(self.directory / file, MOST_BYTES)
+                self._files[file] = {
+                    name: np.asarray(of, dtype=np.float64) for name, of in arrays.items()
+                }
             except InputError as error:
                 self.problems.add(path, str(error))
             except FileNotFoundError:
                 self.problems.add(path, f"there is no file {self.directory / file}")
             except (OSError, TypeError, *BROKEN) as error:
-                self.problems.add(
-                    path,
-                    f"{file} is not an .npz file of number arrays: {error}",
-                )
+                self.problems.add(path, f"{file} is not an .npz file of number arrays: {error}")
         return self._files[file]
 
 
@@ -219,13 +218,10 @@ def _lengths(
         float(arrays[key].reshape(-1)[0]) if key in arrays and arrays[key].size == 1 else None
         for key in keys
     )
-    good = deviation is not None and 0 <= deviation < np.inf
-    return mean, deviation if good else None
-
-
-def _read_npz(path: Path) -> dict[str, NDArray[np.float64]]:
-    arrays = load_arrays(path, MOST_BYTES)
-    return {name: np.asarray(array, dtype=np.float64) for name, array in arrays.items()}
+    return (
+        mean if mean is not None and 0 < mean < np.inf else None,
+        deviation if deviation is not None and 0 <= deviation < np.inf else None,
+    )
 
 
 def measured_distribution(

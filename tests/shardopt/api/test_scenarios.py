@@ -50,6 +50,16 @@ def test_windows_of_a_model_file_are_scenarios_beside_the_draws(tmp_path: Path) 
     assert [one.name for one in read_scenarios("none", CPU, windows).of(problem)] == ["mon", "tue"]
 
 
+@pytest.mark.parametrize("pooling", [[1.0, 2.0], -3.0, float("inf"), 0.0])
+def test_a_window_whose_pooling_factor_is_none_keeps_that_of_the_model(
+    tmp_path: Path, pooling: object
+) -> None:
+    write_window(tmp_path / "mon.npz", 2.0)
+    write_window(tmp_path / "tue.npz", pooling)  # type: ignore[arg-type]
+    windows = load_windows(write_model(tmp_path, "{files: [mon.npz, tue.npz]}"))
+    assert windows["tue"].tables[0].features[0].pooling_factor == 2
+
+
 def test_stats_files_give_windows(tmp_path: Path) -> None:
     workload = load_model(write_model(tmp_path, "uniform"))
     found = workloads_of_stats(workload, two_windows(tmp_path))
