@@ -1,25 +1,212 @@
-"""The move of a running job to another plan, in place: everything is checked before anything moves.
+"""A plan that would pay for a running job, as `shardopt plan --from` finds it, and the move to it.
 
-Why: docs/decisions/0066.
+All that a move needs is checked before anything moves.
 """
 
 from __future__ import annotations
 
 import copy
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from predictor.errors import PlanError
+from predictor.model.plan import ShardingPlan
+from predictor.model.workload import Feature, Workload
 from predictor.units import format_bytes
+from search.in_use.in_place import find_obstacles
+from search.in_use.plan import PlanInUse
+from search.in_use.price import Move, MovePrice
+from search.problem import Problem, Result
+from search.solve import solve
+from search.stop import Stop
+from shardopt.api.answer import move_object
 from shardopt.api.cache import digest
+from shardopt.config.distributions import measured_distribution
 from shardopt.extras import needs_torchrec
-from shardopt.live.proposal import Proposal
-from shardopt.live.transfers import sound_transfers
+from shardopt.npz import load_arrays
+from shardopt.stats.result import FeatureStats, write_stats
 from shardopt.torchrec.convert import sharding_spec
 from shardopt.torchrec.running import agree, find_mismatches, find_pipelined, free_bytes, homes_of
 
 with needs_torchrec():
     import torch.distributed as dist
+    from torchrec.distributed.sharding import dynamic_sharding
     from torchrec.distributed.types import EmbeddingModuleShardingPlan
+
+MOST_BYTES = 2**26
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What to run instead, and what it takes to get there.
+
+    Args:
+        before, plan: what runs, and what is proposed; the same plan if staying is best.
+        move: between them.
+        obstacles: why it cannot be made in place; empty if it can.
+        new_bytes: that every rank needs beside what it holds, while both modules are there.
+        measured_ms: median step of the window behind it.
+        stats_file: of the window's ids, which a model file can name.
+    """
+
+    before: ShardingPlan
+    plan: ShardingPlan
+    result: Result
+    move: Move
+    obstacles: tuple[str, ...]
+    new_bytes: tuple[int, ...]
+    measured_ms: float
+    stats_file: str
+
+    @property
+    def recommended(self) -> bool:
+        """There is a move, and it pays for itself within the horizon."""
+        return bool(self.move.tables)
+
+    @property
+    def in_place(self) -> bool:
+        """TorchRec can make it while the job runs."""
+        return self.recommended and not self.obstacles
+
+    @property
+    def gain(self) -> float:
+        """Share of the step time that it is predicted to save."""
+        given = self.result.in_use
+        return 0.0 if given is None else 1 - self.result.best.iteration_ms / given.iteration_ms
+
+    def to_object(self) -> dict[str, Any]:
+        """As JSON: ``from`` and ``move`` of ``shardopt plan --json``, ``iteration_ms`` and
+        ``lower_bound_ms``; and ``measured_ms``, ``gain`` and ``obstacles``."""
+        return {
+            "iteration_ms": self.result.best.iteration_ms,
+            "lower_bound_ms": self.result.lower_bound_ms,
+            **move_object(self.result, self.move, "the running plan"),
+            "measured_ms": self.measured_ms,
+            "gain": self.gain,
+            "obstacles": list(self.obstacles),
+        }
+
+
+def find_proposal(
+    problem: Problem, in_use: PlanInUse, stop: Stop, *, measured_ms: float, stats_file: str
+) -> Proposal:
+    """The plan that costs least over the horizon, moves included.
+
+    Args:
+        problem: of the window's data.
+        in_use: what runs, under the workload's keys.
+        measured_ms, stats_file: as `Proposal` has them.
+    """
+    result = solve(problem, stop, 0, top_k=1, in_use=in_use)
+    price, after = MovePrice(problem, in_use.plan), result.best.plan
+    move = price.of(after)
+    return Proposal(
+        in_use.plan,
+        after,
+        result,
+        move,
+        tuple(find_obstacles(price.tables, in_use.plan, after, move.tables)),
+        tuple(int(size) for size in price.rebuilt_bytes(after)),
+        measured_ms,
+        stats_file,
+    )
+
+
+def observed_workload(
+    workload: Workload, statistics: Sequence[FeatureStats], path: Path
+) -> Workload:
+    """The workload with the pooling factors and index distributions of a window.
+
+    Args:
+        statistics: features without ids, and those that nobody counted, stay as they are.
+        path: the .npz file to write the window's statistics to.
+    """
+    seen = {found.name: found for found in statistics if found.seen is not None}
+    write_stats(path, seen.values())
+    arrays = load_arrays(path, MOST_BYTES)
+    tables = []
+    for table in workload.tables:
+        features = [
+            _observed(feature, seen[feature.name], arrays) if feature.name in seen else feature
+            for feature in table.features
+        ]
+        tables.append(replace(table, features=tuple(features)))
+    return replace(workload, tables=tuple(tables))
+
+
+def _observed(feature: Feature, found: FeatureStats, arrays: Mapping[str, Any]) -> Feature:
+    deviation = feature.pooling_factor_std
+    if feature.num_poolings == 1:  # of several poolings a sample, only their sum was seen
+        deviation = found.pooling_factor_std if found.varies else None
+    return replace(
+        feature,
+        pooling_factor=found.pooling_factor / feature.num_poolings,
+        pooling_factor_std=deviation,
+        distribution=measured_distribution(arrays, feature.name),
+    )
+
+
+MOST_TAG = 0x7FFFFFFF
+"""Tags of gloo's messages have 31 bits."""
+
+
+@contextmanager
+def sound_transfers() -> Iterator[None]:
+    """While it lasts, reshard's messages have the same tags on all ranks, what a rank sends itself
+    is copied, and what is sent lies in one piece.
+
+    TorchRec tags messages with Python's hash of texts, which differs from process to process: under
+    gloo, which matches tags, ranks would wait for ever. A column shard that stays where it is while
+    others of its table move, and columns of it that do, are sent from a rank to itself, which gloo
+    cannot; and columns of an optimizer state are sent as they lie, which no backend takes.
+    """
+    if not hasattr(dynamic_sharding, "_generate_tag"):
+        yield
+        return
+    theirs = dynamic_sharding._generate_tag, dynamic_sharding.dist
+    dynamic_sharding._generate_tag, dynamic_sharding.dist = _tag, _Messages()
+    try:
+        yield
+    finally:
+        dynamic_sharding._generate_tag, dynamic_sharding.dist = theirs
+
+
+def _tag(*words: Any, **named: Any) -> int:
+    text = repr((words, sorted(named.items())))
+    return zlib.crc32(text.encode()) & MOST_TAG
+
+
+class _Messages:
+    """`torch.distributed`, but for how a batch of messages is sent."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(dist, name)
+
+    def batch_isend_irecv(self, ops: Sequence[Any]) -> list[Any]:
+        """One work for each op, in their order."""
+        me = dist.get_rank()
+        kept = {op.tag: op.tensor for op in ops if op.peer == me and op.op is dist.isend}
+        far = [op for op in ops if op.peer != me]
+        for op in ops:
+            if op.peer == me and op.op is dist.irecv:
+                op.tensor.copy_(kept[op.tag])
+            elif op.op is dist.isend:
+                op.tensor = op.tensor.contiguous()
+        works = dist.batch_isend_irecv(far) if far else []
+        each = iter(works if len(works) == len(far) else works * len(far))  # NCCL has one for all
+        return [_DONE if op.peer == me else next(each) for op in ops]
+
+
+class _Done:
+    def wait(self) -> None:
+        pass
+
+
+_DONE = _Done()
 
 
 def reshard(dmp: Any, proposal: Proposal) -> None:

@@ -25,8 +25,7 @@ from search.in_use.in_place import find_obstacles
 from search.in_use.price import MovePrice
 from search.problem import Problem
 from shardopt.config import load_model
-from shardopt.live.proposal import Proposal
-from shardopt.live.reshard import reshard
+from shardopt.live.reshard import Proposal, reshard
 from shardopt.plan import LoadedPlan, load_plan
 from shardopt.torchrec import load_under_plan, save_for_plan
 from shardopt.training.batch import synthetic_batch

@@ -1,17 +1,28 @@
-"""What a monitor counts, and how much of the time it takes."""
+"""What a monitor counts in its windows, and what their ids make of a workload."""
 
-import time
-from itertools import pairwise
+from __future__ import annotations
 
 import pytest
 
 pytest.importorskip("torchrec")
 
+import time
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from shardopt.live import window
-from shardopt.live.window import SHARE, StepWindow
+from predictor.model.workload import Workload
+from shardopt.live import monitor as window
+from shardopt.live.monitor import SHARE, StepWindow
+from shardopt.live.reshard import observed_workload
+from shardopt.stats.collect import ReadOptions
+from shardopt.stats.counts import Bags, FeatureCounts
+from shardopt.stats.result import summarise
+from tests.distributed import live_case as case
 
 
 class Clock:
@@ -126,3 +137,29 @@ def test_a_step_that_counts_nothing_costs_next_to_nothing() -> None:
     for _ in range(10_000):
         seen.add(SMALL)
     assert time.process_time() - start < 0.2, "20 us a step"
+
+
+def observed(load: Workload, lengths: list[int], path: Path) -> Workload:
+    """After samples of so many ids of the first feature."""
+    counts = FeatureCounts(1000)
+    ids = np.arange(sum(lengths), dtype=np.int64) % 100
+    counts.add(Bags(ids, np.array(lengths, dtype=np.int64)))
+    found = summarise({"f0": counts}, ReadOptions(rows={"f0": 5000}), 0)
+    return observed_workload(load, list(found), path / "stats.npz")
+
+
+def test_the_spread_of_the_ids_per_sample_is_handed_on(tmp_path: Path) -> None:
+    feature, other = (
+        table.features[0] for table in observed(case.workload(), [10, 50] * 20, tmp_path).tables[:2]
+    )
+    assert feature.pooling_factor == 30
+    assert feature.pooling_factor_std == pytest.approx(20)
+    assert other == case.workload().tables[1].features[0], "nobody counted it"
+
+
+def test_no_spread_beyond_floor_and_ceiling(tmp_path: Path) -> None:
+    load = case.workload()
+    spread = replace(load.tables[0].features[0], pooling_factor_std=5.0)
+    load = replace(load, tables=(replace(load.tables[0], features=(spread,)), *load.tables[1:]))
+    found = observed(load, [3, 4] * 20, tmp_path).tables[0].features[0]
+    assert (found.pooling_factor, found.pooling_factor_std) == (3.5, None)
