@@ -30,11 +30,11 @@ from shardopt.extras import needs_torchrec
 from shardopt.npz import load_arrays
 from shardopt.stats.result import FeatureStats, write_stats
 from shardopt.torchrec.convert import sharding_spec
+from shardopt.torchrec.private import dense_part_of, messages_through, permute_features
 from shardopt.torchrec.running import agree, find_mismatches, find_pipelined, free_bytes, homes_of
 
 with needs_torchrec():
     import torch.distributed as dist
-    from torchrec.distributed.sharding import dynamic_sharding
     from torchrec.distributed.types import EmbeddingModuleShardingPlan
 
 MOST_BYTES = 2**26
@@ -164,15 +164,8 @@ def sound_transfers() -> Iterator[None]:
     others of its table move, and columns of it that do, are sent from a rank to itself, which gloo
     cannot; and columns of an optimizer state are sent as they lie, which no backend takes.
     """
-    if not hasattr(dynamic_sharding, "_generate_tag"):
+    with messages_through(_tag, _Messages()):
         yield
-        return
-    theirs = dynamic_sharding._generate_tag, dynamic_sharding.dist
-    dynamic_sharding._generate_tag, dynamic_sharding.dist = _tag, _Messages()
-    try:
-        yield
-    finally:
-        dynamic_sharding._generate_tag, dynamic_sharding.dist = theirs
 
 
 def _tag(*words: Any, **named: Any) -> int:
@@ -238,7 +231,7 @@ def reshard(dmp: Any, proposal: Proposal) -> None:
             # set where the features come in the order of the tables, and never taken back: after a
             # move that changes this order, ids would be looked up in other tables, silently
             # (`_create_input_dist` and `update_shards` in torchrec/distributed/embeddingbag.py)
-            dmp.module.get_submodule(path)._has_features_permute = True
+            permute_features(dmp.module.get_submodule(path))
             dmp.reshard({path: (0.0, tables)}, path or None)
 
 
@@ -255,7 +248,7 @@ def _problems(dmp: Any, proposal: Proposal) -> list[str]:
     if found:
         return [f"it is for another plan than the one that runs: {'; '.join(found)}"]
     found = [*proposal.obstacles, *find_pipelined(dmp)]
-    if not hasattr(dmp._dmp_wrapped_module, "module"):
+    if not hasattr(dense_part_of(dmp), "module"):
         found.append("the dense part is not in DistributedDataParallel, which reshard expects")
     need, free = proposal.new_bytes[dist.get_rank()], free_bytes(dmp.device)
     if need > free:

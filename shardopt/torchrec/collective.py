@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from predictor.errors import InputError
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.logs import logger
+from shardopt.torchrec.private import shortest_timeout_s, timeout_of_cpus
 
 with needs_torchrec():
-    import torch
     import torch.distributed as dist
     from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
 
@@ -35,7 +35,7 @@ def search_seconds(given: float | None, group: Any = None) -> float | None:
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1:
         return given
-    limit = SHARE * _timeout_s(group or dist.group.WORLD)
+    limit = SHARE * (shortest_timeout_s(group or dist.group.WORLD) or SHORTEST_S)
     if given is not None and given > limit:
         logger.warning(
             "timeout_seconds is %g, but the other ranks wait in a group that gives up after %g s: "
@@ -45,15 +45,6 @@ def search_seconds(given: float | None, group: Any = None) -> float | None:
             limit,
         )
     return limit if given is None else min(given, limit)
-
-
-def _timeout_s(group: Any) -> float:
-    """After which the group gives up a rank, the shortest of its backends."""
-    try:
-        backends = [group._get_backend(device) for device in group._device_types]
-        return min(backend.options._timeout.total_seconds() for backend in backends)
-    except (AttributeError, RuntimeError, ValueError):  # a backend without options
-        return SHORTEST_S
 
 
 T = TypeVar("T")
@@ -95,7 +86,7 @@ def _check_all_ranks_arrived(group: Any) -> None:
     if dist.get_backend(group) != "gloo":
         return  # only gloo can tell who is missing
     # left out, the timeout would be torch's default of 30 minutes, whatever the group's own is
-    timeout = group._get_backend(torch.device("cpu")).options._timeout
+    timeout = timeout_of_cpus(group)
     try:
         dist.monitored_barrier(group=group, timeout=timeout, wait_all_ranks=True)
     except RuntimeError as error:

@@ -39,7 +39,6 @@ from shardopt.torchrec.machine import (
     SearchSetting,
     check_bandwidths,
     check_table_sizes,
-    describe_reservation,
     detect_hardware,
     find_replicas,
     read_cluster,
@@ -58,6 +57,7 @@ from shardopt.torchrec.offered import (
     without,
 )
 from shardopt.torchrec.options import TableKey, group_by_table, to_options, to_plan
+from shardopt.torchrec.private import constraints_of, describe_reservation
 from shardopt.torchrec.read_module import (
     UserInputs,
     check_pooling_factor,
@@ -627,7 +627,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
 
     def _inputs(self) -> UserInputs:
         """What the user gives; the enumerator's own constraints decide, as in TorchRec."""
-        theirs = getattr(self._enumerator, "_constraints", None) or {}
+        theirs = constraints_of(self._enumerator)
         return UserInputs(
             self._batch_size,
             {**(self._constraints or {}), **theirs},

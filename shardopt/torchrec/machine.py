@@ -39,9 +39,7 @@ with needs_torchrec():
     from torchrec.distributed.planner.types import (
         PlannerError,
         PlannerErrorType,
-        StorageReservation,
     )
-    from torchrec.distributed.planner.utils import bytes_to_gb
     from torchrec.distributed.types import ShardingStrategy
     from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS
 
@@ -129,16 +127,6 @@ def check_table_sizes(module: nn.Module, theirs: TorchRecTopology, reserved: str
                     f"{units.format_bytes(room)} of device and host memory together ({reserved}); "
                     "use more ranks, or fewer rows, fewer columns or a smaller data type",
                 )
-
-
-def describe_reservation(reservation: StorageReservation) -> str:
-    """In the words of TorchRec's own message where no plan fits."""
-    fixed = getattr(reservation, "_hbm_reserved_bytes", None)
-    if fixed is not None:
-        return f"Storage reservation: {round(bytes_to_gb(fixed), 3)} GB per device"
-    share = getattr(reservation, "_percentage", None)
-    name = type(reservation).__name__
-    return name if share is None else f"Storage reservation percentage: {share}"
 
 
 def check_bandwidths(theirs: TorchRecTopology) -> None:

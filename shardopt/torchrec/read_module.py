@@ -30,6 +30,12 @@ from shardopt.formatting import plural
 from shardopt.torchrec.capture.capture import capture_dense, linears_outside
 from shardopt.torchrec.logs import logger
 from shardopt.torchrec.options import group_by_table
+from shardopt.torchrec.private import (
+    deduplicates_ids,
+    feature_processors,
+    optimizers_in_backward,
+    remaps_ids,
+)
 from shardopt.torchrec.tables import (
     SPARSE_OPTIMIZERS,
     ModuleTable,
@@ -174,7 +180,7 @@ def _weighted(option: ShardingOption, inputs: UserInputs) -> bool:
     """As in `ShardPerfContext.build_shard_perf_contexts` (planner/estimator/types.py): the module
     overrides the constraint, and feature processors weight the lookup. TorchRec's enumerator does
     not see those of a FeatureProcessedEmbeddingBagCollection."""
-    weighted = hasattr(option.module[1], "_feature_processors") or option.is_weighted
+    weighted = feature_processors(option.module[1]) is not None or option.is_weighted
     if weighted is None:
         weighted = inputs.constraint(option.name).is_weighted
     return bool(weighted or option.has_feature_processor)
@@ -301,7 +307,7 @@ def _optimizer(option: ShardingOption, fused_params: Mapping[str, Any]) -> str:
 
 
 def _optimizer_classes(option: ShardingOption) -> list[Any]:
-    kinds = list(getattr(option.tensor, "_optimizer_classes", None) or ())
+    kinds = optimizers_in_backward(option.tensor)
     if hasattr(option.module[1], "optimizer_type"):
         kinds.append(option.module[1].optimizer_type())
     return kinds
@@ -366,7 +372,7 @@ def not_priced(module: nn.Module, tables: Sequence[Table]) -> list[str]:
     """What embedding modules do beside what is priced, in a sentence each."""
     found = []
     for path, whole, _ in find_embedding_modules(module):
-        if hasattr(whole, "_managed_collision_collection"):
+        if remaps_ids(whole):
             found.append(
                 f"the managed collision of '{path}' is not priced, its lookups are: the remap of "
                 "ids, its buffers and its exchange of ids come on top of the predicted time"
@@ -381,9 +387,7 @@ def not_priced(module: nn.Module, tables: Sequence[Table]) -> list[str]:
 
 def deduplicates(sharder: Any) -> bool:
     """Whether the modules of a sharder send the distinct ids of their batch only."""
-    # that of a managed-collision module wraps the sharder of the collection
-    of_collection = getattr(sharder, "_e_sharder", sharder)
-    return bool(getattr(of_collection, "_use_index_dedup", False) or get_ec_index_dedup())
+    return deduplicates_ids(sharder) or bool(get_ec_index_dedup())
 
 
 def fused_params_of(sharder: Any) -> Mapping[str, Any]:

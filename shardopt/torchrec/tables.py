@@ -8,6 +8,7 @@ from typing import Any
 
 from predictor.model.workload import Optimizer
 from shardopt.extras import needs_torchrec
+from shardopt.torchrec.private import feature_processors, wrapped
 
 with needs_torchrec():
     from torch import nn
@@ -21,7 +22,6 @@ with needs_torchrec():
         PositionWeightedModuleCollection,
     )
 
-# Modules that TorchRec shards as a whole although the tables lie in a child: the plan names them.
 SPARSE_OPTIMIZERS: dict[str, Any] = {
     Optimizer.SGD: torchrec_optim.SGD,
     Optimizer.EXACT_SGD: torchrec_optim.SGD,
@@ -33,8 +33,6 @@ SPARSE_OPTIMIZERS: dict[str, Any] = {
     Optimizer.LARS_SGD: torchrec_optim.LarsSGD,
 }
 """Classes by the name that model files have for them."""
-
-_WRAPPED = ("_embedding_bag_collection", "_embedding_module")
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ def find_embedding_modules(
 ) -> Iterator[tuple[str, nn.Module, Any]]:
     """Every embedding module in the order TorchRec walks them: its path, itself as it is sharded,
     and the collection that has the configs."""
-    inner = collection_of(module)
+    inner = wrapped(module)
     if isinstance(inner, EmbeddingBagCollectionInterface | EmbeddingCollectionInterface):
         yield path, module, inner
         return
@@ -71,17 +69,9 @@ def find_embedding_modules(
         yield from find_embedding_modules(child, f"{path}.{name}" if path else name)
 
 
-def collection_of(module: nn.Module) -> Any:
-    """What a module that TorchRec shards as a whole wraps; else the module itself."""
-    inner: Any = module
-    for attribute in _WRAPPED:
-        inner = getattr(inner, attribute, inner)
-    return inner
-
-
 def _position_weights(module: Any) -> dict[str, int]:
     """Feature -> weights of its `PositionWeightedModule`, of a module with feature processors."""
-    processors = getattr(module, "_feature_processors", None)
+    processors = feature_processors(module)
     if isinstance(processors, PositionWeightedModuleCollection):
         return dict(processors.max_feature_lengths)
     return {
@@ -93,7 +83,7 @@ def _position_weights(module: Any) -> dict[str, int]:
 
 def other_processors(module: Any) -> list[str]:
     """Classes of a module's feature processors that are no weights by position."""
-    processors = getattr(module, "_feature_processors", None)
+    processors = feature_processors(module)
     if processors is None or isinstance(processors, PositionWeightedModuleCollection):
         return []
     known = _by_feature(processors)
@@ -103,7 +93,7 @@ def other_processors(module: Any) -> list[str]:
 
 def _by_feature(processors: Any) -> dict[str, Any]:
     """Processors one a feature, of a mapping or of TorchRec's `FeatureProcessorDictWrapper`."""
-    held = getattr(processors, "_feature_processors", processors)
+    held = feature_processors(processors) or processors
     return dict(held.items()) if hasattr(held, "items") else {}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardopt.extras import needs_torchrec
+from shardopt.torchrec.private import copies_of
 
 with needs_torchrec():
     import torch
@@ -30,7 +31,7 @@ class CpuCollection(DMPCollection):
 
     def average(self, tensors: list[torch.Tensor]) -> None:
         """The mean over the copies, in place."""
-        group = self._default_ctx.replica_pg
+        group = copies_of(self)
         for tensor in tensors:
             dist.all_reduce(tensor, group=group)
             tensor /= dist.get_world_size(group)

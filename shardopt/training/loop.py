@@ -15,7 +15,8 @@ from predictor.model.workload import Table, Workload
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.capture.step import DENSE_OPTIMIZERS
 from shardopt.torchrec.convert import to_torchrec
-from shardopt.torchrec.tables import SPARSE_OPTIMIZERS, collection_of, is_pooled
+from shardopt.torchrec.private import wrapped
+from shardopt.torchrec.tables import SPARSE_OPTIMIZERS, is_pooled
 from shardopt.training.batch import Batch, computed_dense
 from shardopt.training.model import ModelBuilder, build_model
 
@@ -61,7 +62,7 @@ def apply_sparse_optimizers(
 
 def table_weight(model: nn.Module, table: Table) -> nn.Parameter:
     """The whole weight of a table of an unsharded model."""
-    collection = collection_of(model.sparse[table.module])
+    collection = wrapped(model.sparse[table.module])
     tables = collection.embedding_bags if table.is_pooled else collection.embeddings
     return tables[table.name].weight
 
@@ -179,7 +180,7 @@ def _fill_cheaply(model: nn.Module) -> None:
     Every page is still written: pages that never were are one page of zeros, always in cache.
     """
     for module in model.sparse.values():
-        collection = collection_of(module)
+        collection = wrapped(module)
         pooled = is_pooled(collection)
         configs = collection.embedding_bag_configs() if pooled else collection.embedding_configs()
         for config in configs:

@@ -21,6 +21,7 @@ from unittest import mock
 from predictor.errors import InputError
 from predictor.model.op_calls import Lookup, LookupBackward, Operand
 from shardopt.extras import needs_torchrec
+from shardopt.torchrec.private import remaps_ids
 from shardopt.torchrec.tables import find_embedding_modules, is_pooled
 
 with needs_torchrec():
@@ -213,7 +214,7 @@ class EmbeddingSource(nn.Module):
             for key, feature in zip(names, config.feature_names, strict=True)
         ]
         self.indices = not self.pooled and collection.need_indices()
-        self.remaps = hasattr(whole, "_managed_collision_collection")
+        self.remaps = remaps_ids(whole)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> EmbeddingSource:
         return self

@@ -1,0 +1,96 @@
+"""What is not public in TorchRec and is used: that it is there, and that nothing else is used."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torchrec")
+
+import torchrec
+
+from shardopt.torchrec.private import TOUCHED, Private
+
+ROOT = Path(__file__).parents[3] / "shardopt"
+TORCH = {"_C", "_cdata", "_ops", "_schema", "_subclasses"}
+"""Of PyTorch itself, in what records ops."""
+PYTHON = {"_asdict", "_fields", "_replace"}
+EXTENDED = {name for of in TOUCHED for name in of.names}
+
+
+def source_of(name: str) -> str:
+    """Of a module, or a class in one."""
+    try:
+        found: Any = import_module(name)
+    except ModuleNotFoundError:
+        module, _, member = name.rpartition(".")
+        found = getattr(import_module(module), member)
+    return inspect.getsource(found)
+
+
+@pytest.mark.parametrize("touched", TOUCHED, ids=lambda of: f"{of.source}: {', '.join(of.names)}")
+def test_the_installed_version_has_what_is_touched(touched: Private) -> None:
+    version = torchrec.__version__
+    if tuple(map(int, version.split(".")[:2])) < tuple(map(int, touched.since.split("."))):
+        pytest.skip(f"new in torchrec {touched.since}")
+    source = source_of(touched.source)
+    gone = [name for name in touched.names if name not in source]
+    assert not gone, f"torchrec {version} has no {gone} in {touched.source}"
+
+
+def private_names(tree: ast.AST) -> set[str]:
+    """Taken off another object than ``self``, or by a text."""
+    taken = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+    }
+    asked = {
+        node.args[1].value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "id", "") in ("getattr", "hasattr", "setattr")
+        and isinstance(node.args[1], ast.Constant)
+    }
+    found = {str(name) for name in taken | asked}
+    own = {
+        part
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        for part in [node.name]
+    }
+    return {n for n in found if n.startswith("_") and not n.startswith("__")} - own
+
+
+@pytest.mark.parametrize("room", ["torchrec", "live", "training"])
+def test_private_names_stand_in_one_file(room: str) -> None:
+    for path in sorted((ROOT / room).rglob("*.py")):
+        if path.name != "private.py":
+            names = private_names(ast.parse(path.read_text())) - TORCH - PYTHON
+            assert not names, f"{path}: put them into shardopt/torchrec/private.py"
+
+
+@pytest.mark.parametrize("file", ["torchrec/hook.py", "training/cpu_collection.py"])
+def test_what_a_class_uses_of_the_one_it_extends_is_listed(file: str) -> None:
+    tree = ast.parse((ROOT / file).read_text())
+    written = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+    methods = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    read = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Load)
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
+    }
+    assert read - written - methods - PYTHON <= EXTENDED
