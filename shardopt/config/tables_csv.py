@@ -106,6 +106,8 @@ class _Tables:
         self.problems = problems
         self.raw: list[dict[str, Any]] = []
         self.index: dict[tuple[str, str], int] = {}
+        self.modules: dict[str, str] = {}
+        """Of the latest table of a name, for rows that leave it empty."""
         self.first: list[tuple[int, dict[str, str]]] = []
 
     def add(self, line: int, row: dict[str, str]) -> None:
@@ -113,7 +115,9 @@ class _Tables:
         if not row["name"]:
             self.problems.add_at(Place(self.file, line, "name"), "the table has no name")
             return
-        key = (row.get("module") or self._module_of(row["name"]), row["name"])
+        module = row.get("module") or self.modules.get(row["name"], "ebc")
+        self.modules[row["name"]] = module
+        key = (module, row["name"])
         if key not in self.index:
             self.index[key] = len(self.raw)
             self.first.append((line, row))
@@ -124,10 +128,6 @@ class _Tables:
         features = self.raw[number]["features"]
         path: KeyPath = ("tables", number, "features", len(features))
         features.append(self._feature(line, row, path))
-
-    def _module_of(self, name: str) -> str:
-        """Module of the latest table of that name, for rows that leave it empty."""
-        return next((m for m, n in reversed(self.index) if n == name), "ebc")
 
     def _table(self, line: int, row: dict[str, str]) -> dict[str, Any]:
         path: KeyPath = ("tables", len(self.raw))

@@ -56,7 +56,7 @@ def test_a_window_whose_pooling_factor_is_none_keeps_that_of_the_model(
 ) -> None:
     write_window(tmp_path / "mon.npz", 2.0)
     write_window(tmp_path / "tue.npz", pooling)  # type: ignore[arg-type]
-    windows = load_windows(write_model(tmp_path, "{files: [mon.npz, tue.npz]}"))
+    windows = read_model(write_model(tmp_path, "{files: [mon.npz, tue.npz]}"))[2]
     assert windows["tue"].tables[0].features[0].pooling_factor == 2
 
 
