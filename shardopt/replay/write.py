@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import keyword
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -239,6 +239,8 @@ RESERVED = frozenset(
     }
 )  # fmt: skip
 """Names that a program uses."""
+MARK = "\0"
+"""Stands for a number in a line."""
 MAX_CALLS = 120
 """Of one function."""
 HEADER = '''"""{title}
@@ -261,58 +263,32 @@ ops = Ops()
 
 
 @dataclass(frozen=True)
-class Line:
-    """A line of source with the numbers in it that may differ between ranks.
-
-    Args:
-        parts: text and numbers in turn.
-    """
-
-    parts: tuple[str | Number, ...]
-
-    @property
-    def pattern(self) -> tuple[str | type, ...]:
-        """The line without its numbers."""
-        return tuple(part if isinstance(part, str) else type(part.value) for part in self.parts)
-
-    @property
-    def numbers(self) -> list[int | float | bool]:
-        """The numbers in it."""
-        return [part.value for part in self.parts if isinstance(part, Number)]
-
-
-@dataclass(frozen=True)
 class Source:
     """A rank's program as lines.
 
     Args:
         imports: lines that name the ops.
-        sections: annotations, and lines of a function.
+        sections: annotations, and lines of a function, with `MARK` in place of each number.
+        numbers: all in order; they may differ between ranks.
         parts: of a section: its first call, and the one after its last.
     """
 
     imports: tuple[str, ...]
-    sections: tuple[tuple[tuple[str, ...], tuple[Line, ...]], ...]
+    sections: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
+    numbers: tuple[int | float | bool, ...]
     parts: tuple[tuple[int, int], ...]
 
     @property
     def pattern(self) -> object:
         """Ranks with one pattern share a file."""
-        lines = tuple(
-            (names, tuple(line.pattern for line in body)) for names, body in self.sections
-        )
-        return self.imports, lines
-
-    @property
-    def numbers(self) -> list[int | float | bool]:
-        """All numbers in order."""
-        return [n for _, body in self.sections for line in body for n in line.numbers]
+        return self.imports, self.sections, tuple(map(type, self.numbers))
 
 
 def source_of(program: RankProgram) -> Source:
     """The lines of a program."""
     names: dict[str, str] = {}
-    sections: list[tuple[tuple[str, ...], list[Line]]] = []
+    sections: list[tuple[tuple[str, ...], list[str]]] = []
+    numbers: list[int | float | bool] = []
     works: dict[int, int] = {}
     parts: list[list[int]] = []
     count = 0
@@ -320,14 +296,25 @@ def source_of(program: RankProgram) -> Source:
         if not sections or sections[-1][0] != call.section or len(sections[-1][1]) >= MAX_CALLS:
             sections.append((call.section, []))
             parts.append([count, count])
-        count += call.op != "wait"
-        parts[-1][1] = count
         if call.is_collective:
             works[at] = len(works)
-        sections[-1][1].extend(_lines(call, names, works))
-    imports = tuple(f"{name} = {made}" for name, made in sorted(names.items()))
-    made = tuple((name, tuple(lines)) for name, lines in sections)
-    return Source(imports, made, tuple((first, last) for first, last in parts))
+        lines = sections[-1][1]
+        if call.op == "wait":
+            target = call.arguments[0]
+            if isinstance(target, Number) and int(target.value) in works:
+                lines.append(f"work[{works[int(target.value)]}].wait()")
+            continue
+        count += 1
+        parts[-1][1] = count
+        lines.append(_line(call, names, numbers))
+        if call.frees:
+            lines.append(" = ".join(f"t[{n}]" for n in call.frees) + " = None")
+    return Source(
+        tuple(f"{name} = {made}" for name, made in sorted(names.items())),
+        tuple((name, tuple(lines)) for name, lines in sections),
+        tuple(numbers),
+        tuple((first, last) for first, last in parts),
+    )
 
 
 def file_of(source: Source, varying: dict[int, int], title: str, ranks: int) -> str:
@@ -337,21 +324,15 @@ def file_of(source: Source, varying: dict[int, int], title: str, ranks: int) -> 
         varying: position of a number -> its place in `c`.
     """
     text = [HEADER.format(title=title, ranks=ranks), *source.imports, "", ""]
-    position = 0
+    numbers = iter(
+        repr(number) if (place := varying.get(position)) is None else f"c[{place}]"
+        for position, number in enumerate(source.numbers)
+    )
     listed = []
     for at, (names, body) in enumerate(source.sections):
         text.append(f"def {_function(at, names)}(t, c, work):")
         text += [f'    """{_quote(" / ".join(names) or "not annotated")}"""']
-        for line in body:
-            written = []
-            for part in line.parts:
-                if isinstance(part, str):
-                    written.append(part)
-                    continue
-                place = varying.get(position)
-                written.append(repr(part.value) if place is None else f"c[{place}]")
-                position += 1
-            text.append("    " + "".join(written))
+        text += ["    " + re.sub(MARK, lambda _: next(numbers), line) for line in body]
         text += ["", ""]
         listed.append(f"    ({tuple(names)!r}, {_function(at, names)}),")
     text += ["ITERATION = [", *listed, "]", "", 'if __name__ == "__main__":']
@@ -371,40 +352,18 @@ def _identifier(text: str) -> str:
     return re.sub(r"\W+", "_", text, flags=re.ASCII)
 
 
-def _lines(call: Call, names: dict[str, str], works: dict[int, int]) -> Iterator[Line]:
-    if call.op == "wait":
-        target = call.arguments[0]
-        if isinstance(target, Number) and int(target.value) in works:
-            yield Line((f"work[{works[int(target.value)]}].wait()",))
-        return
-    parts: list[str | Number] = [_target(call)]
+def _line(call: Call, names: dict[str, str], numbers: list[int | float | bool]) -> str:
+    """The line of an op; its numbers are added to `numbers`."""
     called, first = _name(call, names)
-    parts.append(f"{called}({first}")
-    rest = [(f"{name}=" if name else "", term) for name, term in _terms(call)]
-    for i, (name, term) in enumerate(rest):
-        parts.append((", " if i or first else "") + name)
-        parts.extend(_write_term(term))
-    parts.append(")" if not call.is_collective else "))")
-    yield Line(tuple(parts))
-    if call.frees:
-        yield Line((" = ".join(f"t[{n}]" for n in call.frees) + " = None",))
-
-
-def _terms(call: Call) -> list[tuple[str, Term]]:
-    return [("", term) for term in call.arguments] + list(call.keywords.items())
+    arguments = [first] if first else []
+    arguments += [_text(term, numbers) for term in call.arguments]
+    arguments += [f"{name}={_text(term, numbers)}" for name, term in call.keywords.items()]
+    made = f"{called}({', '.join(arguments)})"
+    return f"work.append({made})" if call.is_collective else _target(call) + made
 
 
 def _target(call: Call) -> str:
-    if call.is_collective:
-        return "work.append("
-    if not any(flat(output) for output in call.outputs):
-        return ""
-    if len(call.outputs) == 1:
-        only = call.outputs[0]
-        if isinstance(only, tuple):
-            return f"[{', '.join(map(_place, only))}] = "
-        return f"t[{only}] = "
-    return ", ".join(map(_place, call.outputs)) + " = "
+    return ", ".join(map(_place, call.outputs)) + " = " if call.gives() else ""
 
 
 def _place(output: object) -> str:
@@ -441,19 +400,10 @@ def _named(wanted: str, made: str, names: dict[str, str]) -> str:
     return name
 
 
-def _write_term(term: Term) -> Iterator[str | Number]:
-    if term is None:
-        yield "None"
-    elif isinstance(term, Slot):
-        yield f"t[{term.number}]"
-    elif isinstance(term, Word):
-        yield term.text
-    elif isinstance(term, Number):
-        yield term
-    else:
-        yield "["
-        for i, item in enumerate(term):
-            if i:
-                yield ", "
-            yield from _write_term(item)
-        yield "]"
+def _text(term: Term, numbers: list[int | float | bool]) -> str:
+    if isinstance(term, tuple):
+        return f"[{', '.join(_text(item, numbers) for item in term)}]"
+    if isinstance(term, Number):
+        numbers.append(term.value)
+        return MARK
+    return str(_term(term))

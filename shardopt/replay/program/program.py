@@ -122,6 +122,16 @@ class Call:
         """Numbers of the tensors that it makes."""
         return [n for output in self.outputs for n in flat(output)]
 
+    def renumber(self, numbers: Mapping[int, int]) -> Call:
+        """The call with other numbers for these tensors."""
+        return replace(
+            self,
+            arguments=_renumber(self.arguments, numbers),
+            keywords={name: _renumber(term, numbers) for name, term in self.keywords.items()},
+            outputs=_renumber(self.outputs, numbers),
+            frees=_renumber(self.frees, numbers),
+        )
+
 
 @dataclass(frozen=True)
 class LeftOut:
@@ -150,6 +160,18 @@ class RankProgram:
     notes: list[str]
     groups: list[tuple[int, ...]] = field(default_factory=list)
 
+    def numbers(self) -> list[int]:
+        """Of all tensors."""
+        used = [n for call in self.calls for n in (*call.reads(), *call.gives())]
+        return [*used, *self.made]
+
+    def specs(self) -> dict[int, TensorSpec]:
+        """What is known of each tensor."""
+        found = dict(self.made)
+        for call in self.calls:
+            found.update(number_outputs(call.outputs, call.specs))
+        return found
+
 
 def slots(term: Term) -> list[int]:
     """Numbers of the tensors in a term."""
@@ -158,6 +180,15 @@ def slots(term: Term) -> list[int]:
     if isinstance(term, tuple):
         return [n for item in term for n in slots(item)]
     return []
+
+
+def _renumber(of: Any, numbers: Mapping[int, int]) -> Any:
+    """A term, or an output, with other numbers for its tensors."""
+    if isinstance(of, tuple):
+        return tuple(_renumber(item, numbers) for item in of)
+    if isinstance(of, Slot):
+        return Slot(numbers.get(of.number, of.number))
+    return numbers.get(of, of) if type(of) is int else of
 
 
 def flat(output: Any) -> list[int]:
@@ -197,71 +228,37 @@ def join_jobs(jobs: Sequence[Sequence[RankProgram]]) -> list[RankProgram]:
                 "the same ranks",
                 inputs=("join",),
             )
-    return [_concatenate(of_rank) for of_rank in zip(*jobs, strict=True)]
-
-
-def _concatenate(programs: Sequence[RankProgram]) -> RankProgram:
-    whole = RankProgram(programs[0].rank, [], {}, {}, [], [], [()])
-    for program in programs:
-        whole = _append(whole, program)
-    return whole
+    found = []
+    for programs in zip(*jobs, strict=True):
+        whole = RankProgram(programs[0].rank, [], {}, {}, [], [], [()])
+        for program in programs:
+            whole = _append(whole, program)
+        found.append(whole)
+    return found
 
 
 def _append(whole: RankProgram, program: RankProgram) -> RankProgram:
-    numbers = 1 + max(_numbers(whole), default=-1)
+    first, before = 1 + max(whole.numbers(), default=-1), len(whole.calls)
     stores = 1 + max((spec.storage for spec in whole.made.values()), default=-1)
     groups = [*whole.groups, *(group for group in program.groups if group not in whole.groups)]
-    places = [groups.index(group) for group in program.groups]
-    calls = [_move_call(call, numbers, len(whole.calls), places) for call in program.calls]
-    made = {
-        number + numbers: replace(spec, storage=spec.storage + stores)
-        for number, spec in program.made.items()
-    }
-    fills = {number + numbers: fill for number, fill in program.fills.items()}
+    calls = []
+    numbers = {n: n + first for n in program.numbers()}
+    for call in program.calls:
+        number = call.arguments[0] if call.op == "wait" else call.keywords.get("group")
+        call = call.renumber(numbers)
+        if isinstance(number, Number) and call.op == "wait":
+            call = replace(call, arguments=(Number(int(number.value) + before),))
+        elif isinstance(number, Number) and call.is_collective:
+            group = Number(groups.index(program.groups[int(number.value)]))
+            call = replace(call, keywords={**call.keywords, "group": group})
+        calls.append(call)
+    made = {n + first: replace(s, storage=s.storage + stores) for n, s in program.made.items()}
     return RankProgram(
         whole.rank,
         [*whole.calls, *calls],
         {**whole.made, **made},
-        {**whole.fills, **fills},
+        {**whole.fills, **{n + first: fill for n, fill in program.fills.items()}},
         [*whole.left_out, *program.left_out],
         [*whole.notes, *program.notes],
         groups,
     )
-
-
-def _numbers(program: RankProgram) -> list[int]:
-    used = [n for call in program.calls for n in (*call.reads(), *call.gives())]
-    return [*used, *program.made]
-
-
-def _move_call(call: Call, numbers: int, before: int, groups: Sequence[int]) -> Call:
-    """The call with its tensors, its place and its group as the whole program numbers them."""
-    if call.op == "wait":
-        target = call.arguments[0]
-        assert isinstance(target, Number)
-        return replace(call, arguments=(Number(int(target.value) + before),))
-    keywords = {name: _shift(term, numbers) for name, term in call.keywords.items()}
-    group = call.keywords.get("group")
-    if call.is_collective and isinstance(group, Number):
-        keywords["group"] = Number(groups[int(group.value)])
-    return replace(
-        call,
-        arguments=tuple(_shift(term, numbers) for term in call.arguments),
-        keywords=keywords,
-        outputs=tuple(_renumber(output, numbers) for output in call.outputs),
-        frees=tuple(number + numbers for number in call.frees),
-    )
-
-
-def _shift(term: Term, by: int) -> Term:
-    if isinstance(term, Slot):
-        return Slot(term.number + by)
-    if isinstance(term, tuple):
-        return tuple(_shift(item, by) for item in term)
-    return term
-
-
-def _renumber(output: Any, by: int) -> Any:
-    if isinstance(output, tuple):
-        return tuple(_renumber(item, by) for item in output)
-    return None if output is None else output + by

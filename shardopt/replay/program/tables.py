@@ -7,16 +7,15 @@ optimizer as one lookup (`predictor.cost.loads.group_of`), in the order of the m
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from predictor.cost.loads import LookupGroup, group_of, shard_bins
 from predictor.errors import InputError
-from predictor.model.distribution import Bins, Uniform
+from predictor.model.distribution import Uniform
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.plan_check import check_plan
 from predictor.model.plan_json import load_plan
@@ -28,76 +27,29 @@ DIGITS = 6
 
 
 @dataclass(frozen=True)
-class FeatureIds:
-    """What a feature asks of a shard.
-
-    Args:
-        share: mean ids of a sample that fall on the shard's rows, >= 0.
-        skew: how they are drawn: ``uniform``, or rows by popularity as ``counts`` of rows with
-            ``weights`` each, the hottest first; ``hot_first`` where low ids are the hot ones.
-    """
-
-    share: float
-    skew: IdSkew
-
-
-@dataclass(frozen=True)
-class LookupTable:
-    """A table, or the shard of one, as a lookup reads it."""
-
-    rows: int
-    width: int
-    features: tuple[FeatureIds, ...]
-
-
-@dataclass(frozen=True)
 class LookupTables:
     """The tables of one lookup in order, and what its arguments say of them.
 
-    Numbers are by feature, as FBGEMM's are: features of one table have its place in the weights.
+    Lists are by feature, as FBGEMM's are: features of one table have its place in the weights.
+
+    Args:
+        first_rows: rows of the tables before the feature's.
+        first_elements: weights of the tables before the feature's.
+        shares: mean ids of a sample that fall on the shard's rows, >= 0; empty where not known.
+        skews: how ids are drawn: ``uniform``, or rows by popularity as ``counts`` of rows with
+            ``weights`` each, the hottest first; ``hot_first`` where low ids are the hot ones.
+        total_rows: of all tables.
+        elements: of all weights.
     """
 
-    tables: tuple[LookupTable, ...]
-
-    @property
-    def elements(self) -> int:
-        """Of all weights."""
-        return sum(table.rows * table.width for table in self.tables)
-
-    @property
-    def total_rows(self) -> int:
-        """Of all tables."""
-        return sum(table.rows for table in self.tables)
-
-    @property
-    def rows(self) -> list[int]:
-        """Of each feature's table."""
-        return self._by_feature([table.rows for table in self.tables])
-
-    @property
-    def widths(self) -> list[int]:
-        """Of each feature's table."""
-        return self._by_feature([table.width for table in self.tables])
-
-    @property
-    def first_rows(self) -> list[int]:
-        """Rows of the tables before each feature's."""
-        return self._by_feature(_before([table.rows for table in self.tables]))
-
-    @property
-    def first_elements(self) -> list[int]:
-        """Weights of the tables before each feature's."""
-        return self._by_feature(_before([table.rows * table.width for table in self.tables]))
-
-    @property
-    def shares(self) -> list[float]:
-        """Of ids, by feature."""
-        return [feature.share for table in self.tables for feature in table.features]
-
-    @property
-    def skews(self) -> list[IdSkew]:
-        """Of each feature's ids."""
-        return [feature.skew for table in self.tables for feature in table.features]
+    rows: list[int]
+    widths: list[int]
+    first_rows: list[int]
+    first_elements: list[int]
+    shares: list[float]
+    skews: list[IdSkew]
+    total_rows: int
+    elements: int
 
     def __str__(self) -> str:
         return (
@@ -105,9 +57,26 @@ class LookupTables:
             f"{self.elements:,}"
         )
 
-    def _by_feature(self, values: list[int]) -> list[int]:
-        pairs = zip(values, self.tables, strict=True)
-        return [value for value, table in pairs for _ in table.features]
+
+def join_tables(
+    tables: Iterable[tuple[int, int, Sequence[tuple[float, IdSkew]]]], *, known: bool = True
+) -> LookupTables:
+    """One lookup of tables.
+
+    Args:
+        tables: rows, width, and share and skew of each feature.
+        known: the shares and skews are.
+    """
+    features = []
+    total_rows = elements = 0
+    for rows, width, ids in tables:
+        features += [(rows, width, total_rows, elements, *of) for of in ids]
+        total_rows += rows
+        elements += rows * width
+    columns: list[Any] = [list(column) for column in zip(*features, strict=True)]
+    if not known:
+        columns[4:] = [], []
+    return LookupTables(*columns, total_rows=total_rows, elements=elements)
 
 
 @dataclass(frozen=True)
@@ -135,13 +104,15 @@ class TableSummary:
                 "give the plan that it was recorded with",
                 inputs=("plan",),
             )
-        groups: dict[LookupGroup, list[LookupTable]] = defaultdict(list)
+        groups = defaultdict[LookupGroup, list[Any]](list)
         for key, table in zip(self.load.keys, self.load.tables, strict=True):
             planned = _whole(table, rank) if self.plan is None else self.plan.tables[key]
             shards = [shard for shard in planned.shards if shard.rank == rank]
             group = group_of(table, planned, self.load.train_pipeline)
-            groups[group] += [_table(table, shard) for shard in shards]
-        return [LookupTables(tuple(tables)) for tables in groups.values() if tables]
+            groups[group] += [
+                (*shard.size, [_ids(table, of, shard) for of in table.features]) for shard in shards
+            ]
+        return [join_tables(tables) for tables in groups.values() if tables]
 
 
 def load_tables(model: Path, plan: Path | None) -> TableSummary:
@@ -168,29 +139,18 @@ def _whole(table: Table, rank: int) -> TablePlan:
     return TablePlan(ShardingType.TABLE_WISE, ComputeKernel.FUSED, (shard,), table.module)
 
 
-def _table(table: Table, shard: Shard) -> LookupTable:
-    features = tuple(_ids(table, feature, shard) for feature in table.features)
-    return LookupTable(*shard.size, features)
-
-
-def _ids(table: Table, feature: Feature, shard: Shard) -> FeatureIds:
+def _ids(table: Table, feature: Feature, shard: Shard) -> tuple[float, IdSkew]:
+    """Share and skew of a feature's ids on a shard."""
     bins = shard_bins(table, feature, shard)
     share = float(f"{feature.lookups_per_sample * bins.mass:.{DIGITS}g}")
     if isinstance(feature.distribution, Uniform):
-        return FeatureIds(share, "uniform")
-    return FeatureIds(share, _skew_of(bins) | {"hot_first": feature.id_order == "frequency"})
-
-
-def _skew_of(bins: Bins) -> dict[str, Any]:
+        return share, "uniform"
     weights = bins.probs / (bins.mass or 1.0)
-    return {
+    skew: dict[str, Any] = {
         name: [float(f"{value:.{DIGITS}g}") for value in values]
         for name, values in (("counts", bins.counts), ("weights", weights))
     }
-
-
-def _before(sizes: list[int]) -> list[int]:
-    return [0, *accumulate(sizes)][:-1]
+    return share, skew | {"hot_first": feature.id_order == "frequency"}
 
 
 WEIGHTS = ("dev_weights", "uvm_weights", "host_weights")

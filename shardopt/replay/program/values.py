@@ -8,14 +8,20 @@ not make legal values by itself (`CONSISTENT`), it reads one that was made in it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
 
 from predictor.trace.execution import Node
 from shardopt.replay.program.program import WHOLE, Call, Slot, slots
 from shardopt.replay.program.schema import Schema
-from shardopt.replay.program.tables import WEIGHTS, LookupTables, MatchedTables, features_of
+from shardopt.replay.program.tables import (
+    WEIGHTS,
+    LookupTables,
+    MatchedTables,
+    features_of,
+    join_tables,
+)
 from shardopt.replay.program.tensors import Tensors, TensorUse, tensors_of
 
 Shape = tuple[int, ...]
@@ -232,45 +238,31 @@ def _index_fills(of: Named) -> dict[str, Fill]:
     return found
 
 
-def _summary_of(of: Named) -> LookupTables | None:
-    """What a table summary says of a lookup."""
-    return of.get("tables")
-
-
-def _widths(of: Named) -> list[int]:
-    """Widths of tables that sum to the recorded total, none above the recorded largest.
-
-    The trace has only the sum: without a summary tables are as wide as each other where it divides.
-    """
-    given = _summary_of(of)
+def _tables(of: Named) -> LookupTables:
+    """The tables of a lookup; without a summary alike, as the trace has only sums."""
+    given: LookupTables | None = of.get("tables")
     if given is not None:
-        return given.widths
-    tables = features_of(of)
-    total = of.get("total_D")
-    if total is None:
-        return [int(of.get("D") or of.get("max_D") or 4)] * tables
-    each, over = divmod(int(total) // 4, tables)
-    return [4 * (each + (at < over)) for at in range(tables)]
+        return given
+    count, total = features_of(of), of.get("total_D")
+    widths = [int(of.get("D") or of.get("max_D") or 4)] * count
+    if total is not None:
+        each, over = divmod(int(total) // 4, count)
+        widths = [4 * (each + (at < over)) for at in range(count)]
+    weights = _first_shape(of, "dev_weights", "host_weights", "weights")
+    rows = max(prod(weights) // max(sum(widths), 1), 1)
+    return join_tables([(rows, width, [(1.0, "")]) for width in widths], known=False)
 
 
-def _rows(of: Named) -> list[int]:
-    """Rows of tables: without a summary as many each as the weights have place for."""
-    given = _summary_of(of)
-    if given is not None:
-        return given.rows
-    widths = _widths(of)
-    weights = of.get("dev_weights") or of.get("host_weights") or of.get("weights")
-    if isinstance(weights, list):
-        weights = next((shape for shape in weights if shape and prod(shape)), None)
-    rows = prod(weights or (0,)) // max(sum(widths), 1)
-    return [max(rows, 1)] * len(widths)
+def _first_shape(of: Named, *names: str) -> Shape:
+    """Of the first of these arguments that is there; of a list, of its first tensor."""
+    shape = next((given for name in names if (given := of.get(name))), (0,))
+    if isinstance(shape, list):
+        shape = next((item for item in shape if item and prod(item)), (0,))
+    return tuple(shape)
 
 
-def _cumulate(counts: list[int], last: bool = True) -> list[int]:
-    sums = [0]
-    for count in counts:
-        sums.append(sums[-1] + count)
-    return sums if last else sums[:-1]
+def _cumulate(counts: list[int]) -> list[int]:
+    return [0, *accumulate(counts)]
 
 
 def _list_of(make: Callable[[Named], list[int]]) -> Callable[[Named], Fill]:
@@ -278,54 +270,32 @@ def _list_of(make: Callable[[Named], list[int]]) -> Callable[[Named], Fill]:
 
 
 def _first_rows(of: Named) -> list[int]:
-    given = _summary_of(of)
-    if given is not None:
-        return [*given.first_rows, given.total_rows]
-    return _cumulate(_rows(of))
-
-
-def _weights_offsets(of: Named) -> list[int]:
-    given = _summary_of(of)
-    if given is not None:
-        return given.first_elements
-    sizes = [rows * width for rows, width in zip(_rows(of), _widths(of), strict=True)]
-    return _cumulate(sizes, last=False)
+    tables = _tables(of)
+    return [*tables.first_rows, tables.total_rows]
 
 
 def _state_offsets(of: Named) -> list[int]:
     """Of an optimizer's state: one entry a row, or as many as the weights."""
-    state = of.get("momentum1_dev") or of.get("momentum1_host") or of.get("momentum1")
-    if isinstance(state, list):
-        state = next((shape for shape in state if shape), None)
-    given = _summary_of(of)
-    sizes = zip(_rows(of), _widths(of), strict=True)
-    weights = sum(r * width for r, width in sizes) if given is None else given.elements
-    if state is not None and prod(state) >= weights:
-        return _weights_offsets(of)
-    return _first_rows(of)[:-1]
+    tables = _tables(of)
+    state = prod(_first_shape(of, "momentum1_dev", "momentum1_host", "momentum1"))
+    return tables.first_elements if state >= tables.elements else tables.first_rows
 
 
 def _lookup_ids(of: Named) -> Fill:
-    fill: Fill = {"kind": "table_ids", "rows": _rows(of)}
-    given = _summary_of(of)
-    if given is None:
+    tables = _tables(of)
+    fill: Fill = {"kind": "table_ids", "rows": tables.rows}
+    if not tables.skews:
         return fill
-    skews: list[Any] = []
-    for skew in given.skews:
-        if skew not in skews:
-            skews.append(skew)
-    return fill | {
-        "shares": given.shares,
-        "laws": skews,
-        "law": [skews.index(skew) for skew in given.skews],
-    }
+    skews = [skew for at, skew in enumerate(tables.skews) if skew not in tables.skews[:at]]
+    places = [skews.index(skew) for skew in tables.skews]
+    return fill | {"shares": tables.shares, "laws": skews, "law": places}
 
 
 def _lookup_offsets(of: Named) -> Fill:
-    given, total = _summary_of(of), prod(of["indices"])
-    if given is None:
+    total, shares = prod(of["indices"]), _tables(of).shares
+    if not shares:
         return {"kind": "offsets", "total": total}
-    return {"kind": "table_offsets", "total": total, "shares": given.shares}
+    return {"kind": "table_offsets", "total": total, "shares": shares}
 
 
 def _zeros(_: Named) -> Fill:
@@ -335,9 +305,9 @@ def _zeros(_: Named) -> Fill:
 LOOKUP: dict[str, Callable[[Named], Fill]] = {
     "indices": _lookup_ids,
     "offsets": _lookup_offsets,
-    "D_offsets": _list_of(lambda of: _cumulate(_widths(of))),
+    "D_offsets": _list_of(lambda of: _cumulate(_tables(of).widths)),
     "hash_size_cumsum": _list_of(_first_rows),
-    "weights_offsets": _list_of(_weights_offsets),
+    "weights_offsets": _list_of(lambda of: _tables(of).first_elements),
     "momentum1_offsets": _list_of(_state_offsets),
     "momentum2_offsets": _list_of(_state_offsets),
     "weights_placements": _zeros,

@@ -43,145 +43,120 @@ def read(path: Path, check: Check) -> dict[str, Any]:
     return dict(data)
 
 
-def _bad(key: str, what: str) -> NoReturn:
-    raise BadDataError(f"`{key}` must be {what}" if key else f"it must be {what}")
+def _bad(key: str, what: str, value: Any = None) -> NoReturn:
+    got = "" if value is None else f", not {json.dumps(value):.40}"
+    raise BadDataError(f"`{key}` must be {what}{got}" if key else f"it must be {what}{got}")
 
 
-def whole(value: Any, key: str) -> None:
-    """A whole number from 0."""
+def _whole(value: Any, key: str) -> None:
     if type(value) is not int or value < 0:
-        _bad(key, f"a whole number from 0, not {json.dumps(value):.40}")
+        _bad(key, "a whole number from 0", value)
 
 
-def number(value: Any, key: str) -> None:
-    """Any number, or none."""
+def _number(value: Any, key: str) -> None:
     if value is not None and not isinstance(value, (int, float)):
-        _bad(key, f"a number, not {json.dumps(value):.40}")
+        _bad(key, "a number", value)
 
 
-def text(value: Any, key: str) -> None:
-    """A text that is not empty."""
+def _text(value: Any, key: str) -> None:
     if not isinstance(value, str) or not value:
-        _bad(key, f"a text, not {json.dumps(value):.40}")
-
-
-def anything(_: Any, key: str) -> None:
-    """No demand."""
-
-
-def several(check: Check) -> Check:
-    """A list of such."""
-
-    def run(value: Any, key: str) -> None:
-        if not isinstance(value, list):
-            _bad(key, f"a list, not {json.dumps(value):.40}")
-        for at, item in enumerate(value):
-            check(item, f"{key}[{at}]")
-
-    return run
-
-
-def members(needed: dict[str, Check], others: dict[str, Check] | None = None) -> Check:
-    """An object with these members; others may be missing."""
-
-    def run(value: Any, key: str) -> None:
-        if not isinstance(value, dict):
-            _bad(key, f"an object, not {json.dumps(value):.40}")
-        place = f"{key}." if key else ""
-        for name, check in needed.items():
-            if name not in value:
-                raise BadDataError(f"`{place}{name}` is missing")
-            check(value[name], place + name)
-        for name, check in (others or {}).items():
-            if name in value:
-                check(value[name], place + name)
-
-    return run
-
-
-def _dtype(value: Any, key: str) -> None:
-    if not isinstance(value, str) or not isinstance(getattr(torch, value, None), torch.dtype):
-        _bad(key, f"a dtype of torch, such as float32, not {json.dumps(value):.40}")
+        _bad(key, "a text", value)
 
 
 def _tensor(value: Any, key: str) -> None:
-    members(
-        {"shape": several(whole), "strides": several(whole), "dtype": _dtype, "storage": whole},
-        {"offset": whole, "fill": members({"kind": text})},
-    )(value, key)
+    _fits(value, _TENSOR, key)
+    dtype = value["dtype"]
+    if not isinstance(getattr(torch, dtype, None), torch.dtype):
+        _bad(f"{key}.dtype", "a dtype of torch, such as float32", dtype)
     if len(value["shape"]) != len(value["strides"]):
         _bad(f"{key}.strides", f"{len(value['shape'])} numbers, one a dimension of the shape")
 
 
-def _tensors(value: Any, key: str) -> None:
-    if not isinstance(value, dict):
-        _bad(key, "an object")
-    for name, spec in value.items():
-        if not name.isdecimal():
-            _bad(key, f"an object of tensors by number, not by {name!r:.20}")
-        _tensor(spec, f"{key}.{name}")
+_TENSOR = {
+    "shape": [_whole],
+    "strides": [_whole],
+    "dtype": _text,
+    "storage": _whole,
+    "offset?": _whole,
+    "fill?": {"kind": _text},
+}
+_COMMON = {"schema": _text, "ranks": [_whole], "world_size": _whole, "indices": _text}
+_RANK = {
+    "rank": _whole,
+    "program": _text,
+    "parts": [[_whole]],
+    "tensors": _whole,
+    "c": [_number],
+    "groups": [[_whole]],
+    "made": {},
+    "calls": [
+        {
+            "op": _text,
+            "arguments?": [],
+            "keywords?": {},
+            "targets?": [],
+            "frees?": [_whole],
+            "waits?": [_whole],
+            "reads?": [_whole],
+            "gives?": [_whole],
+            "outputs?": [],
+            "us?": _number,
+            "bytes?": _whole,
+        }
+    ],
+    "left_out": [{"op": _text, "reason": _text, "us": _number}],
+}
+"""What the files hold: lists of such items (of anything if empty), objects of such members (``?``
+marks one that may be missing), and checks."""
 
 
-_COMMON = members(
-    {"schema": text, "ranks": several(whole), "world_size": whole, "indices": text},
-)
-_RANK = members(
-    {
-        "rank": whole,
-        "program": text,
-        "parts": several(several(whole)),
-        "tensors": whole,
-        "c": several(number),
-        "groups": several(several(whole)),
-        "made": _tensors,
-        "calls": several(
-            members(
-                {"op": text},
-                {
-                    "overload": anything,
-                    "arguments": several(anything),
-                    "keywords": members({}),
-                    "targets": several(anything),
-                    "frees": several(whole),
-                    "waits": several(whole),
-                    "reads": several(whole),
-                    "gives": several(whole),
-                    "outputs": several(anything),
-                    "us": number,
-                    "bytes": whole,
-                },
-            )
-        ),
-        "left_out": several(members({"op": text, "reason": text, "us": number})),
-    }
-)
+def _fits(value: Any, form: Any, key: str) -> None:
+    """Refuse a value that has not the form."""
+    if callable(form):
+        form(value, key)
+    elif isinstance(form, list):
+        if not isinstance(value, list):
+            _bad(key, "a list", value)
+        for at, item in enumerate(value if form else ()):
+            _fits(item, form[0], f"{key}[{at}]")
+    else:
+        if not isinstance(value, dict):
+            _bad(key, "an object", value)
+        for name, inner in form.items():
+            plain = name.removesuffix("?")
+            place = f"{key}.{plain}" if key else plain
+            if plain in value:
+                _fits(value[plain], inner, place)
+            elif plain == name:
+                raise BadDataError(f"`{place}` is missing")
 
 
 def common_data(value: Any, key: str) -> None:
     """Of data.json."""
-    _COMMON(value, key)
+    _fits(value, _COMMON, key)
     if not value["ranks"]:
         _bad("ranks", "a list of the ranks that were traced, not empty")
 
 
 def rank_data(value: Any, key: str) -> None:
     """Of a rank's file: its members, and that its numbers point into its lists."""
-    _RANK(value, key)
+    _fits(value, _RANK, key)
     count, calls = value["tensors"], len(value["calls"])
-    for number_ in value["made"]:
-        _below(int(number_), count, f"made.{number_}", "`tensors`")
+    named: list[tuple[int, str]] = []
+    for name, spec in value["made"].items():
+        if not name.isdecimal():
+            _bad("made", f"an object of tensors by number, not by {name!r:.20}")
+        _tensor(spec, f"made.{name}")
+        named.append((int(name), f"made.{name}"))
     for at, call in enumerate(value["calls"]):
         for side in ("reads", "gives"):
-            for number_ in call.get(side, ()):
-                _below(number_, count, f"calls[{at}].{side}", "`tensors`")
+            named += [(number, f"calls[{at}].{side}") for number in call.get(side, ())]
+    for number, place in named:
+        if number >= count:
+            raise BadDataError(f"`{place}` names tensor {number}, but `tensors` is {count}")
     for at, part in enumerate(value["parts"]):
         if len(part) != 2 or not part[0] <= part[1] <= calls:
             _bad(f"parts[{at}]", f"the first call of a part and the one after its last, of {calls}")
-
-
-def _below(value: int, limit: int, key: str, what: str) -> None:
-    if value >= limit:
-        raise BadDataError(f"`{key}` names tensor {value}, but {what} is {limit}")
 
 
 def parts_of(iteration: Sequence[Any], mine: dict[str, Any]) -> list[Any]:

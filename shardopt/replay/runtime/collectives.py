@@ -252,27 +252,24 @@ def _items(tensor: torch.Tensor) -> int:
 
 def exchange_evenly(kind: str, plan: Plan, group: Any, device: torch.device) -> Callable[[], Any]:
     """A collective of the kind over parts of one size, in memory of its own."""
-    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     part = torch.zeros(plan["even"], dtype=getattr(torch, plan["dtype"]), device=device)
+    ranks, root = dist.get_world_size(group), plan["root"]
     whole = part.repeat(ranks)
-    root = dist.get_global_rank(group, plan["root"])
-    parts = [part.clone() for _ in range(ranks)] if rank == plan["root"] else None
+    own = [part.clone() for _ in range(ranks)] if dist.get_rank(group) == root else []
+    arguments: Sequence[Any] = ([part], root)
     if kind == "gather_":
-        return lambda: dist.gather(part, parts, root, group, async_op=True)
-    if kind == "scatter_":
-        return lambda: dist.scatter(part, parts, root, group, async_op=True)
-    if "alltoall" in kind:
-        into = torch.empty_like(whole)
-        return lambda: dist.all_to_all_single(into, whole, group=group, async_op=True)
-    if "scatter" in kind:
-        return lambda: dist.reduce_scatter_tensor(part, whole, group=group, async_op=True)
-    if "gather" in kind:
-        return lambda: dist.all_gather_into_tensor(whole, part, group=group, async_op=True)
-    if kind == "broadcast_":
-        return lambda: dist.broadcast(part, root, group=group, async_op=True)
-    if kind == "reduce_":
-        return lambda: dist.reduce(part, root, group=group, async_op=True)
-    return lambda: dist.all_reduce(part, group=group, async_op=True)
+        arguments = (own, [part], root)
+    elif kind == "scatter_":
+        arguments = ([part], own, root)
+    elif "alltoall" in kind:
+        kind, arguments = "alltoall_base_", (torch.empty_like(whole), whole, None, None)
+    elif "scatter" in kind:
+        kind, arguments = "_reduce_scatter_base_", (part, whole)
+    elif "gather" in kind:
+        kind, arguments = "_allgather_base_", (whole, part)
+    elif kind not in ("broadcast_", "reduce_"):
+        kind = "allreduce_"
+    return lambda: CALLS[kind](arguments, group)
 
 
 def one_to_one(kind: str, arguments: Sequence[Any], plan: Plan, group: Any) -> dist.P2POp:
@@ -293,74 +290,14 @@ def from_any(arguments: Sequence[Any], plan: Plan, group: Any) -> Any:
     return dist.irecv(arguments[0][0], None, group, arguments[-1])
 
 
-def _all_to_all_single(a: Sequence[Any], group: Any) -> Any:
-    return dist.all_to_all_single(a[0], a[1], a[2] or None, a[3] or None, group, async_op=True)
-
-
-def _all_to_all(a: Sequence[Any], group: Any) -> Any:
-    return dist.all_to_all(list(a[0]), list(a[1]), group=group, async_op=True)
-
-
-def _all_reduce(a: Sequence[Any], group: Any) -> Any:
-    return dist.all_reduce(a[0][0], group=group, async_op=True)
-
-
-def _all_reduce_coalesced(a: Sequence[Any], group: Any) -> Any:
-    return group.allreduce_coalesced(list(a[0]))
-
-
 def _root(group: Any, root: int) -> int:
     return dist.get_global_rank(group, root % dist.get_world_size(group))
-
-
-def _broadcast(a: Sequence[Any], group: Any) -> Any:
-    return dist.broadcast(a[0][0], _root(group, a[1]), group=group, async_op=True)
-
-
-def _reduce(a: Sequence[Any], group: Any) -> Any:
-    return dist.reduce(a[0][0], _root(group, a[1]), group=group, async_op=True)
-
-
-def _all_gather(a: Sequence[Any], group: Any) -> Any:
-    return dist.all_gather(list(a[0]), a[1][0], group=group, async_op=True)
 
 
 def _all_gather_coalesced(a: Sequence[Any], group: Any) -> Any:
     inputs, count = list(a[1]), len(a[1])
     lists = [list(a[0][at : at + count]) for at in range(0, len(a[0]), count)]
     return group.allgather_coalesced(lists, inputs)
-
-
-def _gather_single(a: Sequence[Any], group: Any) -> Any:
-    return dist.all_gather_into_tensor(a[0], a[1], group=group, async_op=True)
-
-
-def _gather_single_coalesced(a: Sequence[Any], group: Any) -> Any:
-    return group.allgather_into_tensor_coalesced(list(a[0]), list(a[1]))
-
-
-def _reduce_scatter(a: Sequence[Any], group: Any) -> Any:
-    return dist.reduce_scatter(a[0][0], list(a[1]), group=group, async_op=True)
-
-
-def _scatter_single(a: Sequence[Any], group: Any) -> Any:
-    return dist.reduce_scatter_tensor(a[0], a[1], group=group, async_op=True)
-
-
-def _scatter_single_coalesced(a: Sequence[Any], group: Any) -> Any:
-    return group.reduce_scatter_tensor_coalesced(list(a[0]), list(a[1]))
-
-
-def _gather(a: Sequence[Any], group: Any) -> Any:
-    return dist.gather(a[1][0], list(a[0]) or None, _root(group, a[2]), group, async_op=True)
-
-
-def _scatter(a: Sequence[Any], group: Any) -> Any:
-    return dist.scatter(a[0][0], list(a[1]) or None, _root(group, a[2]), group, async_op=True)
-
-
-def _barrier(_: Sequence[Any], group: Any) -> Any:
-    return dist.barrier(group=group, async_op=True)
 
 
 def _monitored_barrier(_: Sequence[Any], group: Any) -> Any:
@@ -371,22 +308,38 @@ def _monitored_barrier(_: Sequence[Any], group: Any) -> Any:
 
 
 CALLS: dict[str, Callable[[Sequence[Any], Any], Any]] = {
-    "alltoall_base_": _all_to_all_single,
-    "alltoall_": _all_to_all,
-    "allreduce_": _all_reduce,
-    "allreduce_coalesced_": _all_reduce_coalesced,
-    "broadcast_": _broadcast,
-    "reduce_": _reduce,
-    "allgather_": _all_gather,
+    "alltoall_base_": lambda a, g: dist.all_to_all_single(
+        a[0], a[1], a[2] or None, a[3] or None, g, async_op=True
+    ),
+    "alltoall_": lambda a, g: dist.all_to_all(list(a[0]), list(a[1]), group=g, async_op=True),
+    "allreduce_": lambda a, g: dist.all_reduce(a[0][0], group=g, async_op=True),
+    "allreduce_coalesced_": lambda a, g: g.allreduce_coalesced(list(a[0])),
+    "broadcast_": lambda a, g: dist.broadcast(a[0][0], _root(g, a[1]), group=g, async_op=True),
+    "reduce_": lambda a, g: dist.reduce(a[0][0], _root(g, a[1]), group=g, async_op=True),
+    "allgather_": lambda a, g: dist.all_gather(list(a[0]), a[1][0], group=g, async_op=True),
     "allgather_coalesced_": _all_gather_coalesced,
-    "_allgather_base_": _gather_single,
-    "allgather_into_tensor_coalesced_": _gather_single_coalesced,
-    "reduce_scatter_": _reduce_scatter,
-    "_reduce_scatter_base_": _scatter_single,
-    "reduce_scatter_tensor_coalesced_": _scatter_single_coalesced,
-    "gather_": _gather,
-    "scatter_": _scatter,
-    "barrier": _barrier,
+    "_allgather_base_": lambda a, g: dist.all_gather_into_tensor(
+        a[0], a[1], group=g, async_op=True
+    ),
+    "allgather_into_tensor_coalesced_": lambda a, g: g.allgather_into_tensor_coalesced(
+        list(a[0]), list(a[1])
+    ),
+    "reduce_scatter_": lambda a, g: dist.reduce_scatter(
+        a[0][0], list(a[1]), group=g, async_op=True
+    ),
+    "_reduce_scatter_base_": lambda a, g: dist.reduce_scatter_tensor(
+        a[0], a[1], group=g, async_op=True
+    ),
+    "reduce_scatter_tensor_coalesced_": lambda a, g: g.reduce_scatter_tensor_coalesced(
+        list(a[0]), list(a[1])
+    ),
+    "gather_": lambda a, g: dist.gather(
+        a[1][0], list(a[0]) or None, _root(g, a[2]), g, async_op=True
+    ),
+    "scatter_": lambda a, g: dist.scatter(
+        a[0][0], list(a[1]) or None, _root(g, a[2]), g, async_op=True
+    ),
+    "barrier": lambda _, g: dist.barrier(group=g, async_op=True),
     "monitored_barrier_": _monitored_barrier,
 }
 """Collective by c10d's name -> the call of `torch.distributed`; all return what to wait for."""

@@ -64,9 +64,7 @@ class _Scaled:
         self, walk: SymbolicProgram, program: RankProgram, known: Symbols, times: int
     ) -> None:
         self.walk, self.program, self.known, self.times = walk, program, known, times
-        self.specs = dict(program.made)
-        for call in program.calls:
-            self.specs.update(number_outputs(call.outputs, call.specs))
+        self.specs = program.specs()
 
     def run(self) -> RankProgram:
         """The program with numbers for symbols."""
@@ -177,9 +175,8 @@ def samples_of(program: RankProgram, given: int | None) -> int:
 
 
 def _bags(program: RankProgram) -> Iterator[int]:
-    specs: dict[int, TensorSpec] = dict(program.made)
+    specs = program.specs()
     for call in program.calls:
-        specs.update(number_outputs(call.outputs, call.specs))
         first = call.specs[0] if call.specs else None
         if not isinstance(first, TensorSpec) or not first.shape:
             continue
@@ -240,7 +237,7 @@ def _fill(
 
 def _highs(before: RankProgram, after: RankProgram) -> dict[int, dict[int, int]]:
     """Number of a tensor -> bound of its values as recorded -> at the new batch."""
-    specs = [dict(program.made) for program in (before, after)]
+    specs = [program.specs() for program in (before, after)]
     root: dict[int, int] = {}
     found: dict[int, dict[int, int]] = {}
     for pair in zip(before.calls, after.calls, strict=True):
@@ -253,8 +250,6 @@ def _highs(before: RankProgram, after: RankProgram) -> dict[int, dict[int, int]]
         for number, high in fills[0].items():
             bounds = found.setdefault(root.get(number, number), {})
             bounds[high] = min(bounds.get(high, fills[1][number]), fills[1][number])
-        for call, known in zip(pair, specs, strict=True):
-            known.update(number_outputs(call.outputs, call.specs))
     return found
 
 
@@ -460,22 +455,13 @@ def _restore_transposes(
 ) -> RankProgram:
     """The program with numbers for the transposes that ops read."""
     calls = list(program.calls)
-    last = max([n for call in calls for n in (*call.reads(), *call.gives())] + list(program.made))
+    last = max(program.numbers())
     for at, pairs in found.items():
         for transpose, number in pairs:
             last += 1
             calls[transpose] = replace(calls[transpose], outputs=(last,))
             reader = calls[at]
-            calls[at] = replace(
-                reader,
-                arguments=tuple(_turn(t, number, last) for t in reader.arguments),
-                keywords={k: _turn(t, number, last) for k, t in reader.keywords.items()},
-                frees=(*reader.frees, last),
-            )
+            turned = reader.renumber({number: last})
+            frees = (*reader.frees, last)
+            calls[at] = replace(turned, outputs=reader.outputs, frees=frees)
     return replace(program, calls=calls)
-
-
-def _turn(term: Term, old: int, new: int) -> Term:
-    if isinstance(term, tuple):
-        return tuple(_turn(item, old, new) for item in term)
-    return Slot(new) if term == Slot(old) else term

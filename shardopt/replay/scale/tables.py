@@ -7,7 +7,7 @@ reads the first alone.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,10 +18,8 @@ from shardopt.replay.program.program import (
     Call,
     Number,
     RankProgram,
-    Slot,
     TensorSpec,
     Term,
-    number_outputs,
     slots,
 )
 from shardopt.replay.program.values import is_lookup
@@ -134,9 +132,8 @@ class _Copy:
         self.program = program
         own = [n for at in sorted(of.calls) for n in calls[at].gives()]
         read = {n for at in of.calls for n in calls[at].reads() if n in program.made}
-        every = [*program.made, *(n for c in calls for n in (*c.reads(), *c.gives()))]
         per_copy = len(own) + len(read)
-        start = 1 + max(every, default=-1) + (nth - 1) * per_copy
+        start = 1 + max(program.numbers(), default=-1) + (nth - 1) * per_copy
         self.numbers = {n: start + i for i, n in enumerate([*own, *sorted(read)])}
         stores = 1 + max((spec.storage for spec in program.made.values()), default=-1)
         self.made = {
@@ -155,31 +152,12 @@ class _Copy:
         """The copy of a call."""
         call = self.program.calls[at]
         touched = dict.fromkeys((*call.reads(), *call.gives()))
-        return replace(
-            call,
-            arguments=tuple(_rename(term, self.numbers) for term in call.arguments),
-            keywords={k: _rename(term, self.numbers) for k, term in call.keywords.items()},
-            outputs=tuple(_outputs(output, self.numbers) for output in call.outputs),
-            frees=tuple(
-                self.numbers[n]
-                for n in touched
-                if n in self.numbers and n not in self.program.made and self.last[n] == at
-            ),
+        frees = tuple(
+            self.numbers[n]
+            for n in touched
+            if n in self.numbers and n not in self.program.made and self.last[n] == at
         )
-
-
-def _rename(term: Term, numbers: Mapping[int, int]) -> Term:
-    if isinstance(term, Slot):
-        return Slot(numbers.get(term.number, term.number))
-    if isinstance(term, tuple):
-        return tuple(_rename(item, numbers) for item in term)
-    return term
-
-
-def _outputs(output: Any, numbers: Mapping[int, int]) -> Any:
-    if isinstance(output, tuple):
-        return tuple(_outputs(item, numbers) for item in output)
-    return None if output is None else numbers[output]
+        return replace(call.renumber(self.numbers), frees=frees)
 
 
 FORWARD = frozenset(
@@ -399,13 +377,12 @@ class Flow:
 
 def flow_of(program: RankProgram) -> Flow:
     """Follow the tensors of a program from start to end."""
-    specs = dict(program.made)
+    specs = program.specs()
     memory: dict[int, Any] = {n: ("made", spec.storage) for n, spec in program.made.items()}
     flow = Flow([], [set() for _ in program.calls], specs, memory, defaultdict(set), [])
     last: dict[Any, int] = {}
     viewed: dict[int, int] = {}
     for at, call in enumerate(program.calls):
-        specs.update(number_outputs(call.outputs, call.specs))
         written, whole = _aliases(call)
         reads = call.reads()
         needs = {last[memory[n]] for n in reads if memory.get(n) in last}

@@ -30,7 +30,7 @@ from shardopt.replay.program.program import (
     slots,
 )
 from shardopt.replay.scale.rules import rule_of
-from shardopt.replay.scale.sizes import KnownShapes, Shape, Sizes, UndecidedError
+from shardopt.replay.scale.sizes import KnownShapes, Shape, Sizes, UndecidedError, shapes_of
 
 IDLE = frozenset({"aten::item", "aten::record_stream", "aten::_local_scalar_dense"})
 """Ops that give no tensor and read no more than they are given."""
@@ -179,7 +179,7 @@ def _call(walk: SymbolicProgram, call: Call) -> tuple[Call, tuple[Any, ...]]:
         return rule(walk.known, call)
     if call.op in IDLE:
         return call, ()
-    wanted = tuple(map(shape_of, call.specs))
+    wanted = shapes_of(call.specs)
     op = op_of(call)
     if op is None:
         return call, _leave_open(walk, call, wanted, "is not installed here")
@@ -229,13 +229,6 @@ def _bags(walk: SymbolicProgram, call: Call, op: Any) -> None:
     walk.sizes.grows(walk.known.of(named["indices"])[0], ids=True)
     starts = walk.known.of(named["offsets"])[0]
     walk.sizes.grows(starts - 1 if isinstance(last, Number) and last.value else starts)
-
-
-def shape_of(spec: Any) -> Any:
-    """The recorded shape of an output."""
-    if isinstance(spec, tuple):
-        return tuple(map(shape_of, spec))
-    return None if spec is None else spec.shape
 
 
 def fits(sizes: Sizes, found: Any, wanted: Any) -> bool:
@@ -290,9 +283,7 @@ def fixed_tensors(program: RankProgram) -> frozenset[int]:
     """
     last: dict[int, int] = {}
     used: dict[int, int] = defaultdict(int)
-    specs = dict(program.made)
-    for call in program.calls:
-        specs.update(number_outputs(call.outputs, call.specs))
+    specs = program.specs()
     for at, call in enumerate(program.calls):
         plain = "::" in call.op and not call.is_collective and call.op not in IDLE
         op = op_of(call) if plain else None
@@ -443,12 +434,5 @@ def written_tensors(call: Call, op: Any) -> list[int]:
     found = []
     for argument, term in zip(op._schema.arguments, call.arguments, strict=False):
         if argument.is_write:
-            found += numbers(term)
+            found += slots(term)
     return found
-
-
-def numbers(term: Term) -> list[int]:
-    """Numbers of the tensors in a term."""
-    if isinstance(term, Slot):
-        return [term.number]
-    return [n for item in term for n in numbers(item)] if isinstance(term, tuple) else []

@@ -46,8 +46,8 @@ def test_numbers_works_and_groups_move_on() -> None:
     assert [call.reads() for call in whole.calls] == [[0], [1], [], [2], [3], [], [4], [5], []]
     sent = [call.keywords["group"] for call in whole.calls if call.is_collective]
     assert sent == [Number(1), Number(1), Number(0)]
-    lines = [line.parts for _, body in source_of(whole).sections for line in body]
-    waits = [parts[0] for parts in lines if str(parts[0]).startswith("work[")]
+    lines = [line for _, body in source_of(whole).sections for line in body]
+    waits = [line for line in lines if line.startswith("work[")]
     assert waits == ["work[0].wait()", "work[1].wait()", "work[2].wait()"]
 
 

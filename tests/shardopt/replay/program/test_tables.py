@@ -72,8 +72,7 @@ def test_tables_of_ranks_follow_the_plan() -> None:
     )
     summary = TableSummary(load, plan, "m")
     sizes = [
-        [[(t.rows, t.width) for t in lookup.tables] for lookup in summary.of_rank(rank)]
-        for rank in (0, 1)
+        [[*zip(of.rows, of.widths, strict=True)] for of in summary.of_rank(rank)] for rank in (0, 1)
     ]
     assert sizes[0] == [[(20, 8)], [(50, 8)]]
     assert sizes[1] == [[(40, 8), (9, 4)], [(20, 8)], [(50, 8)]]
@@ -81,7 +80,7 @@ def test_tables_of_ranks_follow_the_plan() -> None:
     assert first + second == pytest.approx(10.0, rel=1e-5)
     assert first > 4 * second
     whole = TableSummary(load, None, "m").of_rank(5)
-    assert [[t.rows for t in lookup.tables] for lookup in whole] == [[40, 20, 100, 9]]
+    assert [of.rows for of in whole] == [[40, 20, 100, 9]]
     with pytest.raises(InputError, match=r"the plan is for 2 ranks, and the trace has rank 2"):
         summary.of_rank(2)
 
@@ -95,7 +94,7 @@ def test_tables_of_other_kinds_are_lookups_of_their_own() -> None:
         table("e", 50, 8),
     )
     found = TableSummary(load, None, "m").of_rank(0)
-    assert [[t.rows for t in lookup.tables] for lookup in found] == [[40, 50], [20], [30], [10]]
+    assert [of.rows for of in found] == [[40, 50], [20], [30], [10]]
 
 
 def lookups() -> tuple[Any, Callable[[], None]]:
