@@ -205,7 +205,6 @@ def _count(value: object, least: int) -> int | None:
 MAX_VALUE_CHARS = 1 << 26
 _SPACE = re.compile(r"[ \t\r\n]*")
 _OF_NUMBER = re.compile(r"[-+.eE0-9]*")
-_WORD = re.compile(r"[-+.\w]*\s*")
 
 Item = Callable[[object], None]
 
@@ -324,9 +323,9 @@ class _Reader:
                 value, end = self.decode(self.buffer, self.position)
             except RecursionError:
                 raise InputError(f"{self.source}: nested too deeply, {self.where()}") from None
-            except ValueError as error:
+            except ValueError:
                 if not self.grow(wanted):
-                    raise self.cut() if self._ends_in(error) else self.broken("a value") from None
+                    raise self.broken("a value") from None
                 wanted *= 2
                 continue
             # a number may go on in the next chunk
@@ -335,13 +334,6 @@ class _Reader:
                 continue
             self.position = end
             return value
-
-    def _ends_in(self, error: ValueError) -> bool:
-        """Whether a value is wrong only because the text ends in it."""
-        if not self.ended or not isinstance(error, json.JSONDecodeError):
-            return False
-        rest = _WORD.fullmatch(self.buffer, error.pos)
-        return error.msg.startswith("Unterminated") or rest is not None
 
     def grow(self, chunks: int) -> bool:
         """Read more; False at the end, or if one value is too long."""
@@ -364,14 +356,9 @@ class _Reader:
         return f"at character {self.dropped + self.position:,}"
 
     def broken(self, expected: str) -> InputError:
-        """What is wrong here."""
-        if not self.peek():
-            return self.cut()
-        rest = self.buffer[self.position : self.position + 20]
+        """What is wrong here; a value that the end of the file cuts off is shown by its start."""
+        found = repr(self.buffer[self.position :][:20]) if self.peek() else "the end"
         return InputError(
-            f"{self.source}: not JSON: expected {expected}, {self.where()}, found {rest!r}"
+            f"{self.source}: not JSON, or cut off: expected {expected}, {self.where()}, "
+            f"found {found}"
         )
-
-    def cut(self) -> InputError:
-        """The text ends too early."""
-        return InputError(f"{self.source}: ends within the JSON, {self.where()}; copy it again")
