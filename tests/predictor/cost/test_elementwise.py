@@ -33,12 +33,6 @@ def test_large_sizes_stream_at_the_achieved_bandwidth(name: str) -> None:
     assert float(copy_h2d_ms(hw, 1e11)) == pytest.approx(1e11 / hw.memory.host_link, rel=0.01)
 
 
-def test_shapes_are_kept() -> None:
-    hw = load_hardware("h100-sxm")
-    assert memory_ms(hw, np.zeros((2, 3))).shape == (2, 3)
-    assert memory_ms(hw, 5.0).shape == ()
-
-
 @pytest.mark.parametrize("share", [0.1, 0.4, 1.0])
 @pytest.mark.parametrize(("key", "cost"), [("columns", columns_ms), ("decode", decode_ms)])
 def test_some_kernels_move_at_a_share_of_the_bandwidth(

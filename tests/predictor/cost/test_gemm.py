@@ -55,16 +55,6 @@ def test_one_tile_more_starts_another_wave() -> None:
     assert float(over) == pytest.approx(2 * float(full))
 
 
-def test_many_shapes_at_once() -> None:
-    hw = load_hardware("h100-sxm")
-    shape = ([128, 256], [64, 64], [512, 512])
-    times = gemm_times(hw.gemm, hw.sms, hw.memory.hbm, shape, "bf16")
-    assert times.tolist() == [
-        gemm_ms(hw, 128, 64, 512, "bf16"),
-        gemm_ms(hw, 256, 64, 512, "bf16"),
-    ]
-
-
 def test_unknown_type_lists_known_ones() -> None:
     with pytest.raises(ProfileError, match=r"gemm.tflops for int8.*fp32"):
         gemm_ms(load_hardware("h100-sxm"), 1, 1, 1, "int8")

@@ -11,10 +11,6 @@ from predictor.hardware.loader import load_hardware
 NEW, OLD = load_hardware("h100-sxm"), load_hardware("a100-80gb")
 
 
-def test_one_kind_is_itself() -> None:
-    assert slowest([NEW, NEW]) is NEW
-
-
 def test_kernels_of_the_slower_memory_and_links_of_the_slower_network() -> None:
     found = slowest([NEW, OLD])
     assert found.name == "h100-sxm + a100-80gb"

@@ -1,6 +1,7 @@
 """Chrome traces of hand-made iterations, whose times are known."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,10 @@ from predictor.iteration.graph import Graph
 from predictor.iteration.timeline import simulate
 from predictor.predict import Prediction
 from predictor.trace import chrome_trace
-from predictor.trace.chrome import process_names
+from predictor.trace.chrome import comparison_trace, process_names
+from predictor.trace.read import read_traces
+from predictor.trace.simulate.step import simulate_trace
+from tests.predictor.trace.synthetic import kineto, write
 
 
 def prediction() -> Prediction:
@@ -130,3 +134,31 @@ def test_what_the_trace_is_of() -> None:
     assert trace["otherData"]["plan"] == "p.json"
     assert trace["otherData"]["iteration_ms"] == pytest.approx(6.25)
     assert trace["displayTimeUnit"] == "ms"
+
+
+def test_both_begin_the_last_step_at_zero(tmp_path: Path) -> None:
+    paths = [write(tmp_path, f"rank{r}.json", kineto(r, steps=3)) for r in (0, 1)]
+    traces = read_traces(paths)
+    drawn = comparison_trace(traces, simulate_trace(traces), meta={"plan": "x"})
+    assert drawn["otherData"] == {"plan": "x"}
+    events = drawn["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    for rank in (0, 1):
+        starts = {
+            names[e["pid"]]: e["ts"]
+            for e in events
+            if e["ph"] == "X" and "add_kernel" in e["name"] and not e["name"].startswith("issue")
+        }
+        measured, predicted = (
+            starts[f"rank {rank} {which}"] for which in ("measured", "predicted")
+        )
+        assert measured == pytest.approx(620)
+        # the host times come from steps that are the same
+        assert predicted == pytest.approx(measured, abs=60)
+
+
+def test_measured_alone(tmp_path: Path) -> None:
+    traces = read_traces([write(tmp_path, "rank0.json", kineto())])
+    events = comparison_trace(traces, None)["traceEvents"]
+    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {"rank 0 measured"}
+    assert sum(e["ph"] == "X" for e in events) == len(traces[0].host) + len(traces[0].device)

@@ -1,9 +1,23 @@
 """Traces of several ranks: what is missing between them, and what does not fit."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from predictor.trace.read import load_traces, read_traces
-from tests.predictor.trace.synthetic import OLDEST, execution, kineto, write
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from predictor.trace.read import align, attach, clock_offsets, load_traces, read_traces
+from tests.predictor.trace.synthetic import (
+    OLD,
+    OLDEST,
+    RECENT,
+    execution,
+    kineto,
+    read_kineto,
+    write,
+)
 
 
 def notes(*paths: Path) -> str:
@@ -69,3 +83,110 @@ def test_a_trace_of_the_device_alone(tmp_path: Path) -> None:
     assert any("no host events" in note for note in trace.notes)
     # the kernels say themselves what they exchange
     assert [e.collective.order for e in trace.device if e.collective] == [0, 1]
+
+
+NAMES = st.lists(st.sampled_from("abcdefgh"), min_size=12, max_size=40)
+
+
+@given(NAMES, NAMES, NAMES)
+def test_align_pairs_equal_names_in_order(short: list, before: list, after: list) -> None:
+    long = [*before, *short, *after]
+    pairs = align(short, long)
+    assert all(short[i] == long[j] for i, j in pairs)
+    assert len({j for _, j in pairs}) == len(pairs)
+    assert len({i for i, _ in pairs}) == len(short)
+
+
+def test_align_steps_over_what_one_side_lacks() -> None:
+    short = [f"op{i}" for i in range(40)]
+    long = ["x", *short[:15], "new", "new", *short[15:25], *short[26:], "y"]
+    pairs = align(short, long)
+    assert [i for i, _ in pairs] == [*range(25), *range(26, 40)]
+    assert all(short[i] == long[j] for i, j in pairs)
+
+
+def test_align_finds_every_repetition() -> None:
+    short = [f"op{i}" for i in range(20)]
+    assert len(align(short, ["x", *short, "y", "z", *short])) == 40
+
+
+def test_align_nothing() -> None:
+    assert align([], ["a"]) == align(["a"], []) == align(["a"] * 9, ["b"] * 9) == []
+
+
+@pytest.mark.parametrize("schema", [RECENT, OLD])
+@pytest.mark.parametrize("nested", [False, True])
+def test_ops_get_their_nodes(tmp_path: Path, schema: str, nested: bool) -> None:
+    """By the number of the call since PyTorch 2.4, by the order of names before; every step."""
+    trace = read_kineto(write(tmp_path, "k.json", kineto(schema=schema)))
+    bare = replace(
+        trace,
+        host=tuple(replace(e, shapes=None, dtypes=None) for e in trace.host),
+        device=tuple(
+            replace(e, collective=e.collective and replace(e.collective, size_bytes=None))
+            for e in trace.device
+        ),
+        notes=("2 collectives without a size; record shapes, or give execution traces",),
+    )
+    (run,) = load_traces([write(tmp_path, "et_0.json", execution(nested=nested))]).executions
+    tied = attach(bare, run)
+    steps = 1 if schema == RECENT else 2
+    named = [(e.name, e.node) for e in tied.host if e.node is not None]
+    assert named == steps * [
+        ("aten::mm", 3),
+        ("c10d::allreduce_", 4),
+        ("record_param_comms", 5),
+        ("nccl:all_reduce", 6),
+        ("aten::add", 7),
+    ]
+    product = next(e for e in tied.host if e.name == "aten::mm")
+    assert (product.shapes, product.dtypes) == (((10, 10), (10, 10)), ("float", "float"))
+    sizes = [e.collective.size_bytes for e in tied.device if e.collective]
+    assert sizes == ([4000, None] if steps == 1 else [4000, 4000])
+    assert tied.notes == (
+        ("1 collectives without a size; record shapes, or give execution traces",)
+        if steps == 1
+        else ()
+    )
+
+
+def test_another_program_is_left_out(tmp_path: Path) -> None:
+    document = execution()
+    for node in document["nodes"]:
+        node["name"] = f"other::{node['id']}"
+    trace = read_kineto(write(tmp_path, "k.json", kineto()))
+    (run,) = load_traces([write(tmp_path, "et_0.json", document)]).executions
+    tied = attach(trace, run)
+    assert tied.host == trace.host
+    assert "of another program: only 0%" in tied.notes[-1]
+
+
+@pytest.mark.parametrize("shift", [0.0, 300.0, 20_000.0, -20_000.0])
+def test_clocks(tmp_path: Path, shift: float) -> None:
+    """Small differences stay: collectives do not end at the very same time."""
+    paths = [write(tmp_path, f"{r}.json", kineto(r, start_us=1e6 + shift * r)) for r in (0, 1)]
+    assert clock_offsets([read_kineto(p) for p in paths]) == pytest.approx({0: 0.0, 1: shift})
+    found = load_traces(paths)
+    first, second = found.traces
+    if abs(shift) < 1000:
+        assert found.notes == ()
+        assert second.steps[0].start_us - first.steps[0].start_us == pytest.approx(shift)
+    else:
+        assert f"rank 1 by {shift / 1e3:+.3f} ms" in found.notes[0]
+        assert second.steps == first.steps
+        assert second.device == first.device
+        assert second.host == first.host
+
+
+def renamed(document: dict[str, Any]) -> dict[str, Any]:
+    for event in document["traceEvents"]:
+        args = event.get("args", {})
+        if "Collective name" in args:
+            args["Collective name"] = "all_to_all"
+    return document
+
+
+def test_other_collectives(tmp_path: Path) -> None:
+    paths = [write(tmp_path, "0.json", kineto(0)), write(tmp_path, "1.json", renamed(kineto(1)))]
+    (told,) = load_traces(paths).notes
+    assert "the one at position 0 is all_reduce on rank 0, all_to_all on rank 1" in told

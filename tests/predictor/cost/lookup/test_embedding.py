@@ -316,12 +316,6 @@ def test_a_dense_gradient_is_written_whole_even_without_ids() -> None:
     assert lookup_model(hw).backward_ms(shard(draws=0.0)) == 0.0
 
 
-@pytest.mark.parametrize("name", GPUS)
-def test_floors_count_once(name: str) -> None:
-    hw = load_hardware(name)
-    assert 0 < lookup_model(hw).forward_floor_ms() < lookup_model(hw).backward_floor_ms()
-
-
 def test_optimizer_states_are_fp32() -> None:
     assert state_row_bytes("exact_sgd", 8) == (0, 0)
     assert state_row_bytes("exact_row_wise_adagrad", 8) == (4, 0)

@@ -9,7 +9,7 @@ import pytest
 from predictor import units
 from predictor.cost.elementwise import columns_ms, memory_ms
 from predictor.cost.gemm import batched_ms, gemm_ms, product_rate
-from predictor.cost.ops.op_time import OpCost, OpTimes
+from predictor.cost.ops.op_time import OpCost, OpTimes, fused_chains, outer_bytes
 from predictor.model.op_calls import OpCall, Operand
 from tests.builders import hardware
 from tests.predictor.cost.ops.operands import tensor
@@ -227,3 +227,42 @@ def test_small_products_of_a_batch_cost_what_their_layout_says() -> None:
     assert found == pytest.approx(floor + 10e-6 * (128 + 128 + 256 + 0.1 * 16 * 16 * 8))
     thin = (tensor(1, 10, 16, 1), tensor(2, 10, 1, 16))
     assert times.cost(OpCall("bmm", thin, (tensor(3, 10, 16, 16),))).ms > found
+
+
+SIZE = 4 * 64 * 64
+
+
+def op(name: str, inputs: list[int], output: int, freed: tuple[int, ...] = ()) -> OpCall:
+    return OpCall(name, tuple(tensor(i, 64, 64) for i in inputs), (tensor(output, 64, 64),), freed)
+
+
+def test_what_lies_between_is_neither_read_nor_written() -> None:
+    chain = [op("mul", [1, 2], 3), op("add", [3, 4], 5, (3,)), op("sigmoid", [5], 6)]
+    # 5 is kept, for a backward
+    assert outer_bytes(chain) == 3 * SIZE + 2 * SIZE
+    assert outer_bytes(chain[:1]) == 3 * SIZE
+
+
+def test_what_is_written_in_place_counts_once_each_way() -> None:
+    x = tensor(1, 64, 64)
+    steps = [OpCall("mul_", (x,), (x,), mutates=True)] * 3
+    assert outer_bytes(steps) == 2 * SIZE
+
+
+def test_products_end_a_chain_and_views_are_left_out() -> None:
+    x = tensor(2, 64, 64)
+    view = OpCall("t", (x,), (x,))
+    calls = [
+        op("relu", [1], 2),
+        view,
+        op("mul", [2, 3], 4),
+        op("mm", [4, 5], 6),
+        op("add", [6, 7], 8),
+    ]
+    names = [[call.name for call in chain] for chain in fused_chains(calls)]
+    assert names == [["relu", "mul"], ["mm"], ["add"]]
+
+
+def test_chains_that_share_nothing_are_kernels_of_their_own() -> None:
+    calls = [op("relu", [1], 2), op("relu", [3], 4), op("mul", [2, 5], 6)]
+    assert sorted(len(chain) for chain in fused_chains(calls)) == [1, 2]

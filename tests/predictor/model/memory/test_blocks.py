@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from predictor.model.memory.blocks import COMPUTE, Ledger
+from hypothesis import given
+from hypothesis import strategies as st
+
+from predictor.model.memory.blocks import (
+    COMPUTE,
+    LARGE_SEGMENT,
+    SMALL_SEGMENT,
+    CachingAllocator,
+    Ledger,
+    block_bytes,
+)
 
 MIB = 1 << 20
 
@@ -35,3 +45,66 @@ def test_what_another_stream_used_is_free_once_the_device_caught_up() -> None:
         ledger.take("b", 40 * MIB)
         assert ledger.peak().allocated_bytes == 40 * MIB
         assert ledger.peak().reserved_bytes == reserved
+
+
+def test_requests_are_rounded_to_blocks_of_512_bytes() -> None:
+    assert [block_bytes(n) for n in (1, 512, 513)] == [512, 512, 1024]
+
+
+def test_segments_are_of_2_mib_20_mib_or_the_request_in_steps_of_2_mib() -> None:
+    for size, segment in ((1, SMALL_SEGMENT), (3 * MIB, LARGE_SEGMENT), (11 * MIB, 12 * MIB)):
+        allocator = CachingAllocator()
+        allocator.take("a", size, "compute")
+        assert allocator.reserved_bytes == segment
+
+
+def test_a_block_is_split_and_joined_again() -> None:
+    allocator = CachingAllocator()
+    allocator.take("whole", 40 * MIB, "compute")
+    allocator.give("whole")
+    allocator.take("a", 12 * MIB, "compute")
+    allocator.take("b", 28 * MIB, "compute")
+    allocator.give("a")
+    allocator.give("b")
+    allocator.take("whole", 40 * MIB, "compute")
+    assert allocator.reserved_bytes == 40 * MIB
+
+
+def test_a_stream_cannot_use_what_another_gave_back() -> None:
+    allocator = CachingAllocator()
+    allocator.take("a", 40 * MIB, "compute")
+    allocator.give("a")
+    allocator.take("b", 40 * MIB, "copy")
+    assert allocator.reserved_bytes == 80 * MIB
+
+
+def test_a_hole_between_blocks_fits_no_larger_request() -> None:
+    allocator = CachingAllocator()
+    allocator.take("whole", 60 * MIB, "compute")
+    allocator.give("whole")
+    for name in "abc":
+        allocator.take(name, 20 * MIB, "compute")
+    allocator.give("b")
+    allocator.take("d", 22 * MIB, "compute")
+    assert allocator.reserved_bytes == 82 * MIB
+
+
+@given(st.lists(st.tuples(st.integers(1, 64 * MIB), st.booleans()), max_size=40))
+def test_it_reserves_at_least_what_is_taken(steps: list[tuple[int, bool]]) -> None:
+    allocator = CachingAllocator()
+    taken: dict[int, int] = {}
+    for i, (size, keep) in enumerate(steps):
+        before = allocator.reserved_bytes
+        allocator.take(i, size, "compute")
+        taken[i] = block_bytes(size)
+        assert allocator.reserved_bytes >= max(before, sum(taken.values()))
+        if not keep:
+            allocator.give(i)
+            del taken[i]
+    most = allocator.reserved_bytes
+    for i in taken:
+        allocator.give(i)
+    # all that was split is whole again: the largest request finds room
+    if steps:
+        allocator.take("again", max(size for size, _ in steps), "compute")
+        assert allocator.reserved_bytes == most

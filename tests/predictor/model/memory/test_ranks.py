@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
-from predictor.model.memory.ranks import RankMemory, RankPeak, fits, missing, plan_memory
+import pytest
+
+from lab.planners.reservation import dense_parameters
+from predictor.model.memory.ranks import (
+    MemoryRules,
+    RankMemory,
+    RankPeak,
+    ShardMemory,
+    fits,
+    missing,
+    plan_memory,
+    shard_memory,
+)
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.workload import DcnV2, DenseArch, Workload
 from tests.predictor.model.memory.one_table import (
+    DIM,
     IDS,
     LENGTHS,
     OUT,
@@ -45,3 +61,115 @@ def test_the_peak_decides_where_it_is_known() -> None:
     assert replace(memory, peak=replace(peak, limit_bytes=100)).fits
     on_cpu = replace(memory, ddr_cap_bytes=60, peak=replace(peak, on_device=False))
     assert (on_cpu.missing_hbm_bytes, on_cpu.missing_ddr_bytes) == (0, 10)
+
+
+def one(
+    workload: Workload,
+    kind: ShardingType = ShardingType.TABLE_WISE,
+    kernel: ComputeKernel = ComputeKernel.FUSED,
+    size: tuple[int, int] = (ROWS, DIM),
+    **more: Any,
+) -> ShardMemory:
+    table = workload.tables[0]
+    return shard_memory(table, workload, TOPOLOGY, kind, kernel, [size], **more)[0]
+
+
+def test_table_wise_sees_the_batches_of_all_ranks() -> None:
+    memory = one(a_workload())
+    io = held(4, WORLD * IDS, WORLD * LENGTHS, WORLD * OUT)
+    assert memory == ShardMemory(WEIGHTS + io, 0, optimizer_bytes=0, io_bytes=io)
+
+
+def test_a_row_shard_gets_its_part_of_the_ids_and_writes_every_sample() -> None:
+    workload = a_workload()
+    table = workload.tables[0]
+    kind, kernel = ShardingType.ROW_WISE, ComputeKernel.FUSED
+    sizes = [(ROWS // 2, DIM), (ROWS // 2, DIM)]
+    for memory in shard_memory(table, workload, TOPOLOGY, kind, kernel, sizes):
+        assert memory.io_bytes == held(4, IDS, WORLD * LENGTHS, WORLD * OUT)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "state"),
+    [
+        ("sgd", 0),
+        ("exact_sgd", 0),
+        ("exact_row_wise_adagrad", ROWS * 4),
+        ("exact_adagrad", WEIGHTS),
+        ("adam", 2 * WEIGHTS),
+        ("lamb", 2 * WEIGHTS),
+        ("lars_sgd", WEIGHTS),
+        ("partial_row_wise_adam", WEIGHTS + ROWS * 4),
+    ],
+)
+def test_optimizer_state_is_fp32_whatever_the_weights_are(optimizer: str, state: int) -> None:
+    assert one(a_workload(optimizer)).optimizer_bytes == state
+    assert one(a_workload(optimizer, data_type="fp16")).optimizer_bytes == state
+
+
+def test_pipelines_hold_more_ids_and_outputs_all_the_same() -> None:
+    sizes = WORLD * IDS, WORLD * LENGTHS, WORLD * OUT
+    assert one(a_workload(pipeline="sparse_dist")).io_bytes == held(5, *sizes)
+    prefetch = a_workload(pipeline="prefetch_sparse_dist")
+    assert one(prefetch).io_bytes == held(6, *sizes)
+    assert one(prefetch, kernel=ComputeKernel.FUSED_UVM_CACHING).io_bytes == held(13, *sizes)
+
+
+def test_torchrec_counts_ids_alone_where_they_are_exchanged_ahead() -> None:
+    ids, rules = WORLD * IDS, MemoryRules.TORCHREC
+    assert one(a_workload(), rules=rules).io_bytes == ids + WORLD * OUT
+    assert one(a_workload(pipeline="sparse_dist"), rules=rules).io_bytes == 2 * ids
+    prefetch = a_workload(pipeline="prefetch_sparse_dist")
+    cached = one(prefetch, kernel=ComputeKernel.FUSED_UVM_CACHING, rules=rules)
+    assert cached.io_bytes == 10 * ids
+
+
+def test_one_value_a_row_of_a_uvm_table_stays_on_the_device() -> None:
+    """`construct_split_state` in FBGEMM's split_table_batched_embeddings_ops_training.py."""
+    for optimizer, host in (("exact_row_wise_adagrad", 0), ("partial_row_wise_adam", WEIGHTS)):
+        memory = one(a_workload(optimizer), kernel=ComputeKernel.FUSED_UVM)
+        assert memory.ddr_bytes == WEIGHTS + host
+        assert memory.hbm_bytes == memory.io_bytes + ROWS * 4
+
+
+def test_uvm_tables_lie_in_host_memory_but_for_the_cache() -> None:
+    workload = a_workload("adam")
+    sizes = WORLD * IDS, WORLD * LENGTHS, WORLD * OUT
+    io, cached_io = held(4, *sizes), held(11, *sizes)
+    uvm = one(workload, kernel=ComputeKernel.FUSED_UVM)
+    assert (uvm.hbm_bytes, uvm.ddr_bytes) == (io, 3 * WEIGHTS)
+    cached = one(workload, kernel=ComputeKernel.FUSED_UVM_CACHING, cache_load_factor=0.5)
+    assert cached.hbm_bytes == cached_io + WEIGHTS // 2 + ROWS * 12
+    assert cached.ddr_bytes == 3 * WEIGHTS
+    forced = one(workload, kernel=ComputeKernel.FUSED_UVM, enforce_hbm=True)
+    assert (forced.hbm_bytes, forced.ddr_bytes) == (io + 2 * WEIGHTS, WEIGHTS)
+    theirs = one(
+        workload,
+        kernel=ComputeKernel.FUSED_UVM_CACHING,
+        cache_load_factor=0.5,
+        rules=MemoryRules.TORCHREC,
+    )
+    more = WORLD * (IDS + OUT) - cached_io
+    assert theirs.hbm_bytes == cached.hbm_bytes + 2 * (WEIGHTS // 2) + more
+
+
+def test_data_parallel_has_a_dense_gradient_and_the_dense_optimizers_state() -> None:
+    memory = one(a_workload("sgd"), ShardingType.DATA_PARALLEL, ComputeKernel.DENSE)
+    assert memory.dense_bytes == 3 * WEIGHTS
+    assert memory.hbm_bytes == 5 * WEIGHTS + math.ceil(8.5 * (IDS + LENGTHS)) + OUT
+
+
+def test_on_cpu_everything_is_host_memory() -> None:
+    memory = one(a_workload("adam"), device="cpu")
+    io = held(4, WORLD * IDS, WORLD * LENGTHS, WORLD * OUT)
+    assert (memory.hbm_bytes, memory.ddr_bytes) == (0, 3 * WEIGHTS + io)
+
+
+def test_dense_parameters() -> None:
+    workload = a_workload()
+    assert dense_parameters(workload) == (4 * 8 + 8) + ((8 + DIM) * 2 + 2) + (2 + 1)
+    dot = replace(workload, dense=DenseArch(4, (DIM,), (1,), "dot"))
+    assert dense_parameters(dot) == (4 * DIM + DIM) + (DIM + 1 + 1)
+    cross = replace(workload, dense=DenseArch(4, (8,), (1,), DcnV2(2, 5)))
+    width = 8 + DIM
+    assert dense_parameters(cross) == 40 + 2 * (2 * width * 5 + width) + width + 1
