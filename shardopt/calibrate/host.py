@@ -6,8 +6,8 @@ few kernels that run at their floors. What the iteration lasts beyond that is th
 collectives: what other threads, their scheduling and the wires take of a small message among ranks
 that arrive as they do in training.
 
-A sample is one iteration of one rank: its period, what its main thread computed (on a CPU that
-includes the backward) and what all its threads did, gloo's among them. Where a real model looks up
+A sample is one iteration of one rank: its period, and what its main thread computed (on a CPU that
+includes the backward). Where a real model looks up
 rows and multiplies matrices, these displace what the caches hold, and are not charged for it:
 framework code runs slower after a lookup than after more framework code.
 
@@ -86,7 +86,7 @@ PLANS = ("dp", "tw", "rw", "cw", "tw+rw", "tw+dp", "tw+rw+cw", "tw+rw+cw+dp")
 MANY = ("tw", "rw")
 PREFETCHED = ("tw", "tw+rw+dp")
 TABLES, MANY_TABLES = 8, 24
-CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time, "process": time.process_time}
+CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}
 BLOCK = 6
 """Iterations a model in a round, after one that lines the ranks up."""
 WARM_UP_ROUNDS = 3
@@ -317,7 +317,7 @@ def measure_iterations(
     runtime: Runtime,
     go_on: Callable[[], bool] = lambda: True,
 ) -> Iterator[Measurement]:
-    """Rows ``wall``, ``cpu`` and ``process`` of every point; all ranks have to call it.
+    """Rows ``wall`` and ``cpu`` of every point; all ranks have to call it.
 
     Models alternate in one process group.
 

@@ -62,7 +62,7 @@ PARTS = {
         PASSES,
     ),
     "lookup_cached": ("prefetch", *PASSES),
-    "iteration": ("wall", "cpu", "process"),
+    "iteration": ("wall", "cpu"),
 }
 """Parts of a point by its family; all others have one without a name."""
 
@@ -304,12 +304,6 @@ class Accepted:
     rows: list[Measurement]
     refused: list[Measurement]
     repeated: int
-
-    @property
-    def refused_share(self) -> float:
-        """Of all points and parts."""
-        found = len(self.rows) + len(self.refused)
-        return len(self.refused) / found if found else 0.0
 
 
 def accept(rows: Iterable[Measurement]) -> Accepted:

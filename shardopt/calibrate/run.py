@@ -16,7 +16,7 @@ import platform
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib import metadata
@@ -276,15 +276,29 @@ def measure(settings: CalibrationSettings, say: Say) -> CalibrationRows:
     """
     file = open_rows(settings, say)
     limit = Stretch.of(settings)
-    # a point that turns out faster may make a neighbour doubtful; each is repeated once at most
-    for wanted in chain((missing,), repeat(doubtful)):
-        kernels, exchanges = (wanted(file, points) for points in points_of(settings))
-        if (wanted is doubtful and not kernels + exchanges) or not limit.lasts():
-            break
-        of_one = limit.part(ALONE_SHARE) if exchanges else limit
-        _measure_some(settings, file, kernels, 1, of_one, say)
+    for kernels, exchanges in _passes(settings, file, limit):
+        _measure_some(settings, file, kernels, 1, _of_one(limit, exchanges), say)
         _measure_some(settings, file, exchanges, settings.ranks, limit.part(1.0), say)
     return file
+
+
+def _passes(
+    settings: CalibrationSettings, file: CalibrationRows, limit: Stretch
+) -> Iterator[tuple[list[Point], list[Point]]]:
+    """Points for one rank and for all: those missing, then those doubtful until none is.
+
+    A point that turns out faster may make a neighbour doubtful; each is repeated once at most.
+    """
+    for wanted in chain((missing,), repeat(doubtful)):
+        kernels, exchanges = (wanted(file, points) for points in points_of(settings))
+        if not limit.lasts() or (wanted is doubtful and not kernels + exchanges):
+            return
+        yield kernels, exchanges
+
+
+def _of_one(limit: Stretch, exchanges: Sequence[Point]) -> Stretch:
+    """The time of one rank alone, which leaves the rest to all where they have something to do."""
+    return limit.part(ALONE_SHARE) if exchanges else limit
 
 
 def _measure_some(
@@ -372,7 +386,7 @@ def _prepare(rank: Rank, settings: CalibrationSettings) -> Any:
 
 def _measure_together(
     settings: CalibrationSettings, points: Sequence[Point], device: Any, limit: Stretch
-) -> Iterable[Measurement]:
+) -> Iterator[Measurement]:
     """As `families.measure_together`; the first rank's clock says when the time is over."""
     import torch
     import torch.distributed as dist
@@ -414,32 +428,33 @@ def _take_part(
     join_group(join, settings.backend)
     # gloo waits without working, and NCCL would give up after some minutes
     waiting = dist.new_group(backend="gloo", timeout=PATIENCE)
+
+    def share(exchanges: list[Point] | None) -> list[Point] | None:
+        """What the first rank says that all do next; None: nothing."""
+        said = [exchanges]
+        dist.broadcast_object_list(said, src=0, group=waiting)
+        return said[0]
+
     limit = Stretch.of(settings)
-    for wanted in chain((missing,), repeat(doubtful)):
-        chosen: list[Any] = [[], False]
-        if file is not None:
-            kernels, exchanges = (wanted(file, points) for points in points_of(settings))
-            chosen = [exchanges, limit.lasts() and bool(kernels + exchanges)]
-            if kernels and chosen[1]:
-                of_one = limit.part(ALONE_SHARE) if exchanges else limit
-                saver = saver_of(settings, file, kernels, say)
+    if file is None:
+        while (exchanges := share(None)) is not None:
+            for _ in _measure_together(settings, exchanges, device, limit):
+                pass
+    else:
+        for kernels, exchanges in _passes(settings, file, limit):
+            if kernels:
+                save = saver_of(settings, file, kernels, say).save
+                lasts = _of_one(limit, exchanges).lasts
                 for row in families.measure_alone(
-                    kernels, device, settings.size, settings.model, of_one.lasts
+                    kernels, device, settings.size, settings.model, lasts
                 ):
-                    saver.save(row)
-        dist.broadcast_object_list(chosen, src=0, group=waiting)
-        exchanges, more = chosen
-        if exchanges and more:
-            save = _ignore if file is None else saver_of(settings, file, exchanges, say).save
-            for row in _measure_together(settings, exchanges, device, limit.part(1.0)):
-                save(row)
-        if wanted is doubtful and not more:
-            break
+                    save(row)
+            if share(exchanges):
+                save = saver_of(settings, file, exchanges, say).save
+                for row in _measure_together(settings, exchanges, device, limit.part(1.0)):
+                    save(row)
+        share(None)
     dist.barrier()
-
-
-def _ignore(_: object) -> None:
-    pass
 
 
 def open_rows(settings: CalibrationSettings, say: Say) -> CalibrationRows:

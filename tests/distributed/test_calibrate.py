@@ -36,9 +36,9 @@ def test_a_tiny_calibration_measures_resumes_and_loads(tmp_path: Path) -> None:
     asked = settings(tmp_path)
     said: list[str] = []
     whole = run.measure(asked, said.append).rows
-    families = {row.point.family for row in whole}
+    measured = {row.point.family for row in whole}
     asked_for = families.alone(design.TINY) + families.together(design.TINY, 2)
-    assert families == {point.family for point in asked_for}
+    assert measured == {point.family for point in asked_for}
     known = [row for row in whole if row.point.family == "reference"]
     assert {(r.point.params["at"], r.point.params["kernel"]) for r in known} == {
         (at, kernel) for at in ("start", "middle", "end") for kernel in design.REFERENCE_KERNELS

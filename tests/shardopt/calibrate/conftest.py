@@ -45,7 +45,7 @@ def with_latency(profile: HardwareProfile, latency_us: Mapping[str, float]) -> H
 
 @pytest.fixture(scope="session")
 def iteration_rows() -> Callable[..., list[Measurement]]:
-    """Rows of a profile's overheads; parts ``wall``, ``cpu`` and ``process`` of every point.
+    """Rows of a profile's overheads; parts ``wall`` and ``cpu`` of every point.
 
     A message takes ``latency_us`` beyond the main thread, of its collective or of all alike; where
     ids travel ahead, all is hidden.
@@ -64,7 +64,7 @@ def iteration_rows() -> Callable[..., list[Measurement]]:
             main, messages = spent_us(profile, point.params)
             hidden = point.params["pipeline"] != "base"
             whole = main if hidden else main + messages
-            times = {"wall": whole, "cpu": main, "process": 1.5 * main}
+            times = {"wall": whole, "cpu": main}
             for part, us in times.items():
                 row = row_of_samples(point, Samples((us * 1e-6,) * 3), part)
                 row.__dict__["date"] = "2026-01-02T03:04:05Z"

@@ -63,7 +63,7 @@ def test_known_costs_are_found(
     assert found.layer_op_us == pytest.approx(layer_op_us, rel=0.02, abs=0.1)
     assert found.iteration_us == pytest.approx(iteration_us, rel=0.02, abs=10.0)
     assert found.latency_us == pytest.approx(dict.fromkeys(OPS, latency_us), rel=0.01, abs=1.0)
-    assert found.held_out.n == len(rows) // 3
+    assert found.held_out.n == len(rows) // 2
     assert found.held_out.fitted == found.held_out.n - 1
     cpu = [r for r in rows if r.part == "cpu"]
     # the one row of more layers is all that tells a layer's ops from the iteration's

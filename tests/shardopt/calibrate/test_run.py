@@ -101,3 +101,37 @@ def test_doubtful_points_are_measured_again_after_all_others_and_once(
     assert measured == [kernel, exchange]
     run.measure(asked, lines.append)
     assert measured == [kernel, exchange], "what was repeated stays so"
+
+
+def test_a_limit_leaves_time_for_all_ranks_and_the_same_command_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = [Point("gemm", {"m": m}) for m in range(4)]
+    exchanges = [Point("collective", {"op": "issue", "bytes": n}) for n in range(4)]
+    now = [0.0]
+    monkeypatch.setattr(run, "origin", lambda backend: ORIGIN)
+    monkeypatch.setattr(run, "points_of", lambda settings: (kernels, exchanges))
+    monkeypatch.setattr(run.time, "monotonic", lambda: now[0])
+
+    def slow(
+        settings: run.CalibrationSettings,
+        points: list[Point],
+        ranks: int,
+        on_row: Callable[[Measurement], None],
+        limit: run.Stretch,
+    ) -> None:
+        for point in points:
+            if limit.lasts():
+                now[0] += 20.0
+                on_row(row_of_samples(point, Samples((1e-3,) * 3)))
+
+    monkeypatch.setattr(run, "run_points", slow)
+    asked = run.CalibrationSettings("gloo", 2, design.TINY, tmp_path / "rows.csv", minutes=1.0)
+    measured = []
+    for _ in range(6):
+        now[0] = 0.0
+        file = run.measure(asked, lambda text: None)
+        assert now[0] <= 80.0, "a point that is begun is finished"
+        measured.append([sum(file.has(p) for p in of) for of in (kernels, exchanges)])
+    assert measured[0] == [2, 1]
+    assert measured[-1] == [4, 4]
