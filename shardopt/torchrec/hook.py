@@ -14,12 +14,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from predictor.errors import InfeasibleError, InputError, ShardoptError
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.memory.ranks import RankMemory
-from predictor.model.plan import ShardingPlan
 from predictor.model.plan import ShardingPlan as OurPlan
 from predictor.model.topology import ReplicaGroups, Topology
 from predictor.model.workload import Workload
@@ -27,6 +26,8 @@ from predictor.predict import Prediction, predict
 from predictor.units import format_bytes
 from search.choose import NOMINAL
 from search.problem import Problem, Result
+from search.stop import Stop
+from shardopt.api.answer import find_plans
 from shardopt.api.cache import ResultCache
 from shardopt.api.scenarios import read_scenarios, windows_of
 from shardopt.config import load_model
@@ -36,11 +37,11 @@ from shardopt.formatting import at_most, gap_of, interval, ms, plural, times
 from shardopt.torchrec.collective import on_first_rank, search_seconds
 from shardopt.torchrec.logs import logger
 from shardopt.torchrec.machine import (
-    SearchSetting,
     check_bandwidths,
     check_table_sizes,
     detect_hardware,
     find_replicas,
+    problem_of,
     read_cluster,
     read_topology,
 )
@@ -108,6 +109,7 @@ def as_planner_errors() -> Iterator[None]:
         raise PlannerInputError(str(error), error.inputs) from error
 
 
+Options = list[ShardingOption]
 TORCHREC = "torchrec default"
 """Name of TorchRec's planner among the baselines of a search."""
 
@@ -127,13 +129,13 @@ class LastSearch:
 
     problem: Problem
     result: Result | None
-    plan: ShardingPlan
+    plan: OurPlan
     prediction: Prediction
     changed: tuple[str, ...] = ()
     left: Mapping[TableKey, str] = field(default_factory=dict)
 
 
-def plan_of(options: list[ShardingOption], problem: Problem) -> ShardingPlan:
+def plan_of(options: list[ShardingOption], problem: Problem) -> OurPlan:
     """The plan that placed options are."""
     ranks = problem.topology
     return to_plan(options, problem.workload, ranks.world_size, ranks.local_world_size)
@@ -219,51 +221,42 @@ class LoadedOptions:
             return None
         space = getattr(self._enumerator, "last_stored_search_space", None) or []
         listed = {option.storage_hash() for option in space}
+        same = {(o.fqn, o.sharding_type, o.compute_kernel): o for o in reversed(space)}
         found = {}
         for key, option in loaded.items():
-            twin = None if key in listed else _same_kind(option, space)
-            if twin is not None:
+            twin = same.get((option.fqn, option.sharding_type, option.compute_kernel))
+            if key in listed or twin is None:
+                found[key] = option
+            else:
                 self._moved[option.fqn] = option
-            found[key if twin is None else twin.storage_hash()] = option
+                found[twin.storage_hash()] = option
         return found
 
-    def restored(self, options: list[ShardingOption]) -> list[ShardingOption]:
+    def restored(self, options: Options) -> Options:
         """The plan that was made of the loaded options, with the load factors they had."""
-        return [self._restored(option) for option in options]
-
-    def _restored(self, option: ShardingOption) -> ShardingOption:
-        before = self._moved.get(option.fqn)
-        if before is None:
-            return option
-        made = copy.copy(option)
-        made.cache_params = before.cache_params
+        made = [copy.copy(option) if option.fqn in self._moved else option for option in options]
+        for option in made:
+            if option.fqn in self._moved:
+                option.cache_params = self._moved[option.fqn].cache_params
         return made
 
 
-def _same_kind(option: ShardingOption, space: Sequence[ShardingOption]) -> ShardingOption | None:
-    kind = option.fqn, option.sharding_type, option.compute_kernel
-    same = (o for o in space if (o.fqn, o.sharding_type, o.compute_kernel) == kind)
-    return next(same, None)
+class _SearchInTurn(Proposer, Partitioner, PerfModel):
+    """One search as proposer, partitioner and performance model.
 
+    It proposes once, the options of least memory: TorchRec explains from them why nothing fits. As
+    a partitioner it searches all that the enumerator offers, whatever is proposed; as a model it
+    rates what the search found.
 
-Options = list[ShardingOption]
+    Args:
+        search: ranks with the memory that the reservation left -> placed options, one a table, and
+            their rating in ms.
+    """
 
-
-class Searcher(Protocol):
-    """What searches, and what it says of the plan that it found last."""
-
-    rating: float
-
-    def search(self, left: TorchRecTopology) -> Options:
-        """The best plan as one placed option per table."""
-        ...
-
-
-class MinimumProposer(Proposer):
-    """Proposes once, the options of least memory: TorchRec explains from them why nothing fits."""
-
-    space: Options
-    """All options of the enumerator."""
+    def __init__(self, search: Callable[[TorchRecTopology], tuple[Options, float]]) -> None:
+        self._search = search
+        self.space: Options = []
+        self._rating = 0.0
 
     def load(self, search_space: Options, enumerator: Enumerator | None = None) -> None:
         self.space = search_space
@@ -281,29 +274,16 @@ class MinimumProposer(Proposer):
     ) -> None:
         """There is nothing to learn."""
 
+    def partition(self, proposal: Options, storage_constraint: TorchRecTopology) -> Options:
+        placed, self._rating = self._search(storage_constraint)
+        return placed
+
+    def rate(self, plan: Options) -> float:
+        return self._rating
+
 
 def _bytes(option: ShardingOption) -> int:
     return sum(shard.storage.hbm + shard.storage.ddr for shard in option.shards if shard.storage)
-
-
-class SearchPartitioner(Partitioner):
-    """Searches all that the enumerator offers, whatever is proposed."""
-
-    def __init__(self, planner: Searcher) -> None:
-        self._planner = planner
-
-    def partition(self, proposal: Options, storage_constraint: TorchRecTopology) -> Options:
-        return self._planner.search(storage_constraint)
-
-
-class PredictedPerfModel(PerfModel):
-    """The iteration time that the search predicted, or TorchRec's rating of what is left to it."""
-
-    def __init__(self, planner: Searcher) -> None:
-        self._planner = planner
-
-    def rate(self, plan: Options) -> float:
-        return self._planner.rating
 
 
 def check_storage(options: Sequence[ShardingOption], left: TorchRecTopology) -> None:
@@ -463,16 +443,11 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         if hardware is None and links is not None:
             _, hardware = hardware_of(links) or (None, None)
         costs = detect_hardware(hardware, self._topology.compute_device)
-        self._setting = SearchSetting(
-            costs,
-            links,
-            self.replicas,
-            1.0 if effort is None else effort,
-            seed,
-            objective,
-            read_scenarios(scenarios, costs, windows_of(model)),
-            ResultCache.of_user() if cache else None,
-        )
+        self._hardware, self._links = costs, links
+        self._effort = 1.0 if effort is None else effort
+        self._seed, self._objective = seed, objective
+        self._scenarios = read_scenarios(scenarios, costs, windows_of(model))
+        self._cache = ResultCache.of_user() if cache else None
         given = zip(THEIRS, (proposer, partitioner, performance_model), strict=True)
         replaced = [name for name, part in given if part]
         if replaced:
@@ -484,10 +459,9 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         self._their_search = TorchRecSearch(
             self._proposers, self._partitioner, self._perf_model, self._enumerator
         )
-        self._smallest = MinimumProposer()
-        self._proposers = [self._smallest]
-        self._partitioner = SearchPartitioner(self)
-        self._perf_model = PredictedPerfModel(self)
+        self._search = _SearchInTurn(self._find)
+        self._proposers = [self._search]
+        self._partitioner = self._perf_model = self._search
         self._known = known
         self._default_pooling_factor = default_pooling_factor
         self._strict = strict
@@ -495,7 +469,6 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         self._ceiling_s: float | None = timeout_seconds
         self._request: tuple[nn.Module, Sequence[ModuleSharder[nn.Module]]] | None = None
         self._searched: _Searched | None = None
-        self.rating = 0.0
         self.found: LastSearch | None = None
 
     @as_planner_errors()
@@ -533,23 +506,33 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         finally:
             self._ceiling_s = self._timeout_seconds
 
-    def search(self, left: TorchRecTopology) -> Options:
-        """The best plan as one placed option per table.
+    def _find(self, left: TorchRecTopology) -> tuple[Options, float]:
+        """The best plan as one placed option per table, and its rating in ms: TorchRec's own of
+        what is left to it, where that is all.
 
         Args:
             left: ranks with the memory that the reservation left.
         """
-        whole = self._smallest.space
+        whole, rating = self._search.space, 0.0
         space = self._usable(whole, left)
         reasons = self._reasons(space)
         mine = [o for o in space if (o.path, o.name) not in reasons]
         theirs = [o for o in space if (o.path, o.name) in reasons]
-        placed, self.rating = self._leave(theirs, reasons, left) if theirs else ([], 0.0)
+        placed: Options = []
+        if theirs:
+            placed, rating = self._their_search.place(theirs, left)
+            logger.warning(
+                "left to TorchRec's own estimate (%.3g ms, not validated, and not in the "
+                "predicted time): %s",
+                rating,
+                describe_reasons(reasons),
+            )
         if mine:
-            placed += self._choose(mine, without(left, placed))
+            chosen, rating = self._choose(mine, without(left, placed))
+            placed += chosen
         tell_dense(placed)
         by_table = {(option.path, option.name): option for option in placed}
-        return [by_table[key] for key in group_by_table(whole)]
+        return [by_table[key] for key in group_by_table(whole)], rating
 
     @property
     def _asked(self) -> tuple[nn.Module, Sequence[ModuleSharder[nn.Module]]]:
@@ -562,31 +545,18 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         able = runnable(space, self._topology.compute_device)
         if all_left(able, left):
             return able  # TorchRec's own plan of all tables is the one that is made
-        ranks = read_topology(left, self._setting.hardware)
+        ranks = read_topology(left, self._hardware)
         return trained_alike(able, ranks, self._inputs().constraint)
 
     def _reasons(self, options: Options) -> dict[TableKey, str]:
         """Tables that are left to TorchRec, and why."""
         return reasons_of(options, self._topology, self._asked[1])
 
-    def _leave(
-        self, space: Options, reasons: Mapping[TableKey, str], left: TorchRecTopology
-    ) -> tuple[Options, float]:
-        """TorchRec's plan for tables that shardopt has no model for, and its rating."""
-        placed, rating = self._their_search.place(space, left)
-        logger.warning(
-            "left to TorchRec's own estimate (%.3g ms, not validated, and not in the predicted "
-            "time): %s",
-            rating,
-            describe_reasons(reasons),
-        )
-        return placed, rating
-
-    def _choose(self, space: Options, left: TorchRecTopology) -> Options:
+    def _choose(self, space: Options, left: TorchRecTopology) -> tuple[Options, float]:
         """What the search chooses for tables that shardopt predicts."""
         module, sharders = self._asked
         workload = read_workload(module, sharders, space, self._inputs())
-        problem = self._setting.problem(workload, left)
+        problem = self._problem(workload, left)
         try:
             return self._search_in(problem, space, left)
         except (InfeasibleError, PlannerError) as error:
@@ -605,25 +575,32 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             with suppress(InfeasibleError, PlannerError):
                 return self._search_in(problem, space, left)
         self._searched = _Searched(problem, None, plan_of(theirs, problem))
-        self.rating = 0.0
-        return theirs
+        return theirs, 0.0
 
-    def _search_in(self, problem: Problem, space: Options, left: TorchRecTopology) -> Options:
+    def _problem(self, workload: Workload, left: TorchRecTopology) -> Problem:
+        return problem_of(workload, left, self._hardware, self._links, self.replicas)
+
+    def _search_in(
+        self, problem: Problem, space: Options, left: TorchRecTopology
+    ) -> tuple[Options, float]:
         """The fastest plan of a problem, if the user's storage estimator accepts it."""
-        result = self._setting.solve(problem, self._in_windows(space), self._ceiling_s)
+        given = self._inputs()
+        windows = self._scenarios.read_windows(
+            lambda window: read_workload(*self._asked, space, given._replace(known=window))
+        )
+        result, *_ = find_plans(
+            problem,
+            Stop(self._effort, self._ceiling_s),
+            self._seed,
+            replace(self._scenarios, windows=windows),
+            self._cache,
+            aim=self._objective,
+        )
         options = to_options(result.best.plan, problem.workload, space)
         self._enumerator.populate_estimates(options)
         check_storage(options, left)
         self._searched = _Searched(problem, result, plan_of(options, problem))
-        self.rating = result.best.iteration_ms
-        return options
-
-    def _in_windows(self, space: Options) -> dict[str, Workload]:
-        """The tables of the module in every window of data."""
-        given = self._inputs()
-        return self._setting.scenarios.read_windows(
-            lambda window: read_workload(*self._asked, space, given._replace(known=window))
-        )
+        return options, result.best.iteration_ms
 
     def _inputs(self) -> UserInputs:
         """What the user gives; the enumerator's own constraints decide, as in TorchRec."""
@@ -666,7 +643,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         if searched is None:
             workload = read_workload(module, sharders, mine, self._inputs())
             reserved = self._storage_reservation.last_reserved_topology or self._topology
-            problem = self._setting.problem(workload, reserved)
+            problem = self._problem(workload, reserved)
         else:
             problem = searched.problem
         plan = plan_of(mine, problem)

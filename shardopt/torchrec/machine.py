@@ -5,7 +5,6 @@ Costs come from the profile. The bandwidths of TorchRec's Topology are looked at
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -18,11 +17,7 @@ from predictor.hardware.loader import DEFAULT_HARDWARE, load_hardware
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.topology import ReplicaGroups, Topology
 from predictor.model.workload import Workload
-from search.problem import Problem, Result
-from search.stop import Stop
-from shardopt.api.answer import find_plans
-from shardopt.api.cache import ResultCache
-from shardopt.api.scenarios import ScenarioSource
+from search.problem import Problem
 from shardopt.config.cluster import (
     ClusterConfig,
     default_nvlink_domain,
@@ -274,44 +269,3 @@ def problem_of(
     hbm, ddr = ranks.hbm_cap_bytes, ranks.ddr_cap_bytes
     group = replace(replicas.group, hbm_cap_bytes=hbm, ddr_cap_bytes=ddr)
     return Problem(workload, group, hardware)
-
-
-@dataclass(frozen=True)
-class SearchSetting:
-    """Of one planner, whatever modules it plans.
-
-    Args:
-        replicas: how ranks form groups; None for one copy of the tables.
-        scenarios: without the windows of a module.
-        cache: None to search every time.
-    """
-
-    hardware: HardwareProfile
-    cluster: ClusterConfig | None
-    replicas: Replicas | None
-    effort: float
-    seed: int
-    objective: str
-    scenarios: ScenarioSource
-    cache: ResultCache | None
-
-    def problem(self, workload: Workload, left: TorchRecTopology) -> Problem:
-        """What there is to search for a module's tables.
-
-        Args:
-            left: ranks with the memory that the reservation left.
-        """
-        return problem_of(workload, left, self.hardware, self.cluster, self.replicas)
-
-    def solve(
-        self, problem: Problem, windows: Mapping[str, Workload], ceiling_s: float | None
-    ) -> Result:
-        """The answer that is kept for the same input, or that of a search.
-
-        Args:
-            windows: the problem's workload in each window of data.
-            ceiling_s: on the search; None for none.
-        """
-        source = replace(self.scenarios, windows=windows)
-        stop = Stop(self.effort, ceiling_s)
-        return find_plans(problem, stop, self.seed, source, self.cache, aim=self.objective)[0]

@@ -19,8 +19,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from predictor.units import GIB
 from search.problem import Problem
-from shardopt.torchrec import ShardoptPlanner
-from shardopt.torchrec.machine import SearchSetting
+from shardopt.torchrec import ShardoptPlanner, hook
 
 EFFORT = 0.005
 
@@ -84,11 +83,11 @@ def problem_of(made: ShardoptPlanner, model: nn.Module, sharders: Sequence[Any] 
     """What a planner would search; what it reads of a module needs no search."""
     asked: list[Problem] = []
 
-    def ask(_: SearchSetting, problem: Problem, *__: Any) -> NoReturn:
+    def ask(problem: Problem, *_: Any, **__: Any) -> NoReturn:
         asked.append(problem)
         raise NotSearchedError
 
-    with patch.object(SearchSetting, "solve", ask), pytest.raises(NotSearchedError):
+    with patch.object(hook, "find_plans", ask), pytest.raises(NotSearchedError):
         made.plan(model, list(sharders))
     (problem,) = asked
     return problem

@@ -450,7 +450,7 @@ def test_the_second_planner_takes_the_answer_from_the_cache(
 ) -> None:
     first, made = planner(), planner()
     plan = str(first.plan(Model(), SHARDERS))
-    monkeypatch.setattr("shardopt.torchrec.machine.solve", None)
+    monkeypatch.setattr("search.solve.solve", None)
     assert str(made.plan(Model(), SHARDERS)) == plan
     assert made.found is not None
     assert first.found is not None
@@ -508,7 +508,7 @@ def test_a_plan_with_what_no_enumerator_lists_loads_again() -> None:
             for key, options, want in zip(space.keys, space.options, wanted, strict=True)
         }
         plan = ShardingPlan(tables, 4, 4)
-        made = to_options(plan, problem.problem.workload, first._smallest.space)
+        made = to_options(plan, problem.problem.workload, first._search.space)
         first._enumerator.populate_estimates(made)
         return made
 
@@ -527,7 +527,7 @@ def test_the_usual_load_factor_is_not_written_into_a_plan() -> None:
         constraint.compute_kernels = ["fused_uvm_caching"]
     made = planner(constraints=told)
     problem = problem_of(made, Model())
-    workload, space = problem.workload, made._smallest.space
+    workload, space = problem.workload, made._search.space
     tables = {
         key: place(next(o for o in options if o.cache_load_factor == 0.2), (0,))
         for key, options in zip(workload.keys, whole_space(problem).options, strict=True)
