@@ -24,7 +24,8 @@ from predictor.cost.errors import resource_groups
 from predictor.cost.gemm import gemm_ms
 from predictor.csv_rows import Row, count, number, read_table
 from predictor.hardware.device_names import profile_of_device
-from predictor.hardware.loader import HardwareProfile, load_hardware
+from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import HardwareProfile
 from predictor.model.topology import Topology
 from predictor.units import mib, us
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from predictor.cost.ops.cpu_ops import VIEW, GradientSync, OpModels, group_of
+from lab.transformers.steps import GradientSync
+from predictor.cost.ops.cpu_ops import VIEW, OpModels, group_of
 from predictor.iteration.op_graph import CollectiveStart
 from shardopt.replay.op_fit import CapturedStep
 

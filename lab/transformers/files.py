@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lab.transformers.steps import gradient_sum, training_step
 from predictor.cost.ops.cpu_ops import BINS, OpRow
 from predictor.errors import InputError
-from predictor.iteration.op_graph import CollectiveStart, RankCalls, gradient_sum, training_step
+from predictor.iteration.op_graph import CollectiveStart, RankCalls
 from shardopt.measure.store import Fields, RowKind, RowsFile, read_rows, write_rows
 
 OPS = "ops.csv"

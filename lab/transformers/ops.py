@@ -14,16 +14,9 @@ from typing import Any
 
 from lab.replay.transformers import Training
 from lab.transformer import TransformerShape
+from lab.transformers.steps import BACKWARD, FORWARD, OPTIMIZER, gradient_sum, training_step
 from predictor.cost.ops.cpu_ops import OpRow, kind_and_sizes, reuse_bytes
-from predictor.iteration.op_graph import (
-    BACKWARD,
-    FORWARD,
-    OPTIMIZER,
-    CollectiveStart,
-    RankCalls,
-    gradient_sum,
-    training_step,
-)
+from predictor.iteration.op_graph import CollectiveStart, RankCalls
 from shardopt.torchrec.capture.recorder import Recorder, Recording
 
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 1024 * 1024, 25 * 1024 * 1024

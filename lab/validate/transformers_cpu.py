@@ -24,8 +24,9 @@ from lab.transformers.files import (
     read_traces,
     rounds_file,
 )
+from lab.transformers.steps import GradientSync
 from lab.validate.report import ComparedRow, Report, Scores, Summary, errors_by_ranks
-from predictor.cost.ops.cpu_ops import GradientSync, OpModels
+from predictor.cost.ops.cpu_ops import OpModels
 from predictor.errors import InputError
 from predictor.iteration.op_graph import CollectiveStart, RankCalls, op_graph, rank_times
 from predictor.iteration.timeline import simulate

@@ -8,7 +8,7 @@ on the core that also moves the bytes of its collectives, and meets the other ra
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,6 @@ from predictor.errors import InputError
 from predictor.iteration.graph import COMPUTE, Graph
 
 COMM = "comm"
-FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 
 
 @dataclass(frozen=True)
@@ -88,27 +87,6 @@ class RankCalls:
     def collectives(self) -> tuple[CollectiveStart, ...]:
         """Those that it starts, in order."""
         return tuple(event for event in self.events if isinstance(event, CollectiveStart))
-
-
-def gradient_sum(gradients: int, size_bytes: int) -> CollectiveStart:
-    """The all-reduce of a bucket of gradients."""
-    return CollectiveStart("allreduce_", size_bytes, gradients=gradients)
-
-
-def training_step(
-    parts: Mapping[str, tuple[OpRow, ...]], buckets: Sequence[CollectiveStart]
-) -> RankCalls:
-    """A training step under data parallelism.
-
-    Args:
-        parts: forward, backward.0, backward.1, ..., optimizer -> rows of its ops. Each part of the
-            backward ends with the sum of a bucket; the optimizer waits for all sums.
-        buckets: one for each part of the backward.
-    """
-    segments = {FORWARD: 0, OPTIMIZER: 2 * len(buckets)}
-    segments |= {f"{BACKWARD}.{at}": at for at in range(len(buckets))}
-    calls = tuple(CallGroup(segments[part], part, rows, 1) for part, rows in parts.items())
-    return RankCalls(calls, (*buckets, *map(CollectiveWait, range(len(buckets)))))
 
 
 @dataclass(frozen=True)

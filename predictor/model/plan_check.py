@@ -8,7 +8,7 @@ shards by position and would go wrong silently, or fail deep inside, on anything
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -340,7 +340,7 @@ def find_runtime_problem(table: TablePlan, setting: RuntimeSetting) -> str | Non
     return (
         table_problem(table, setting.shape, setting.world_size)
         or _kernel_problem(table, setting)
-        or _RULES[kind](table.shards, setting)
+        or _placement_problem(table, setting)
     )
 
 
@@ -392,40 +392,30 @@ def _kernel_problem(table: TablePlan, setting: RuntimeSetting) -> str | None:
     return None
 
 
-def _anything(shards: Sequence[Shard], setting: RuntimeSetting) -> str | None:
-    return None
-
-
-def _column_wise(shards: Sequence[Shard], setting: RuntimeSetting) -> str | None:
-    widths = {shard.size[1] for shard in shards}
-    if not setting.pooled and len(widths) > 1:
+def _placement_problem(table: TablePlan, setting: RuntimeSetting) -> str | None:
+    """Where a sharding type does not run as its shards lie."""
+    shards, group, kind = table.shards, setting.group, table.sharding_type
+    if kind is ShardingType.ROW_WISE:
+        return _block_problem(shards, 0, setting.world_size, setting, kind)
+    if kind is ShardingType.TABLE_ROW_WISE:
+        return _block_problem(shards, shards[0].rank // group * group, group, setting, kind)
+    if kind is ShardingType.GRID_SHARD:
+        return _grid_problem(shards, setting)
+    widths, hosts = {shard.size[1] for shard in shards}, {shard.rank // group for shard in shards}
+    if kind is ShardingType.COLUMN_WISE and not setting.pooled and len(widths) > 1:
         return (
             f"column_wise shards of {sorted(widths)} columns; an EmbeddingCollection needs one "
             "width for all shards: split the columns evenly"
         )
-    return None
-
-
-def _row_wise(shards: Sequence[Shard], setting: RuntimeSetting) -> str | None:
-    return _block_problem(shards, 0, setting.world_size, setting, "row_wise")
-
-
-def _table_row_wise(shards: Sequence[Shard], setting: RuntimeSetting) -> str | None:
-    first = shards[0].rank // setting.group * setting.group
-    return _block_problem(shards, first, setting.group, setting, "table_row_wise")
-
-
-def _table_column_wise(shards: Sequence[Shard], setting: RuntimeSetting) -> str | None:
-    groups = {shard.rank // setting.group for shard in shards}
-    if len(groups) > 1:
+    if kind is ShardingType.TABLE_COLUMN_WISE and len(hosts) > 1:
         return (
-            f"table_column_wise shards lie on hosts {sorted(groups)} ({setting.group} ranks each); "
-            "it splits columns within one host: move them to one, or use column_wise"
+            f"table_column_wise shards lie on hosts {sorted(hosts)} ({group} ranks each); it "
+            "splits columns within one host: move them to one, or use column_wise"
         )
     return None
 
 
-def _grid_shard(shards: Sequence[Shard], setting: RuntimeSetting) -> str | None:
+def _grid_problem(shards: Sequence[Shard], setting: RuntimeSetting) -> str | None:
     if setting.pooling == "mean":
         # ShardedEmbeddingBagCollection divides by the lengths for row_wise and table_row_wise only
         return (
@@ -463,14 +453,3 @@ def _block_problem(
                 f"{blocks[0][1]}, here {want[1]} rows from row {want[0]}: use that split"
             )
     return None
-
-
-_RULES: dict[ShardingType, Callable[[Sequence[Shard], RuntimeSetting], str | None]] = {
-    ShardingType.DATA_PARALLEL: _anything,
-    ShardingType.TABLE_WISE: _anything,
-    ShardingType.COLUMN_WISE: _column_wise,
-    ShardingType.ROW_WISE: _row_wise,
-    ShardingType.TABLE_ROW_WISE: _table_row_wise,
-    ShardingType.TABLE_COLUMN_WISE: _table_column_wise,
-    ShardingType.GRID_SHARD: _grid_shard,
-}

@@ -388,20 +388,3 @@ class OpModels:
         """Time of many rows in a step, with what it takes beyond its ops."""
         calls = sum(row.count for row in rows)
         return self.stretch * sum(map(self.row_ms, rows)) + self.op_ms * calls
-
-
-@dataclass(frozen=True)
-class GradientSync:
-    """Time to sum a bucket of gradients over the ranks, in ms: ``bucket + gradients g + bytes b``.
-
-    DistributedDataParallel copies each gradient into its bucket and back, and gloo moves and adds
-    bytes.
-    """
-
-    bucket_ms: float
-    gradient_ms: float
-    byte_ms: float
-
-    def ms(self, gradients: int, size_bytes: int) -> float:
-        """Of one bucket."""
-        return self.bucket_ms + gradients * self.gradient_ms + size_bytes * self.byte_ms

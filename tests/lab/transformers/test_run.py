@@ -18,10 +18,11 @@ from lab.transformers.files import (
     rounds_of,
     write_ops,
 )
+from lab.transformers.steps import gradient_sum, training_step
 from lab.transformers.trace import count_in_order
 from predictor.cost.ops.cpu_ops import BINS, OpRow
 from predictor.errors import InputError, ShardoptError
-from predictor.iteration.op_graph import RankCalls, gradient_sum, training_step
+from predictor.iteration.op_graph import RankCalls
 from shardopt.ranks import launch
 from tests.quick import quick_first
 

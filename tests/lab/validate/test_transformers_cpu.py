@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from lab.transformers.files import rounds_file, write_ops
+from lab.transformers.steps import gradient_sum, training_step
 from predictor.cost.ops.cpu_ops import BINS, OpRow
 from predictor.errors import InputError
-from predictor.iteration.op_graph import RankCalls, gradient_sum, training_step
+from predictor.iteration.op_graph import RankCalls
 
 pytest.importorskip("scipy")
 

@@ -7,17 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from predictor.cost.ops.cpu_ops import BINS, VIEW, Caches, GradientSync, OpModels, OpRow
+from lab.transformers.steps import GradientSync, gradient_sum, training_step
+from predictor.cost.ops.cpu_ops import BINS, VIEW, Caches, OpModels, OpRow
 from predictor.errors import InputError
 from predictor.iteration.op_graph import (
     CallGroup,
     CollectiveStart,
     CollectiveWait,
     RankCalls,
-    gradient_sum,
     op_graph,
     rank_times,
-    training_step,
 )
 from predictor.iteration.timeline import simulate
 

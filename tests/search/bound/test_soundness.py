@@ -14,7 +14,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from predictor.hardware.loader import HardwareProfile, load_hardware
+from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import ShardingType
 from predictor.model.topology import ReplicaGroups, Topology
 from predictor.model.workload import Constraints, Table

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from predictor.cost.ops.cpu_ops import BINS, GradientSync, OpRow
-from predictor.iteration.op_graph import gradient_sum
+from lab.transformers.steps import GradientSync, gradient_sum
+from predictor.cost.ops.cpu_ops import BINS, OpRow
 
 pytest.importorskip("scipy")
 
