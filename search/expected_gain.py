@@ -95,7 +95,7 @@ def drawn_times(
     Raises:
         PlanError: a plan does not cover the workload's tables or the topology's ranks.
     """
-    scorer = problem.scorer()
+    scorer = problem.scorer
     all_tables = [match_plan(problem.workload, problem.topology, plan) for plan in plans]
     numbers = np.array(
         [[scorer.number(i, t) for i, t in enumerate(tables)] for tables in all_tables]

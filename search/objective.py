@@ -34,7 +34,7 @@ class Objective:
     def __init__(self, problem: Problem, space: Space) -> None:
         self.problem = problem
         self.space = space
-        self.scorer = problem.scorer()
+        self.scorer = problem.scorer
         self.caps = np.array(
             [problem.topology.hbm_cap_bytes, problem.topology.ddr_cap_bytes], dtype=np.float64
         )

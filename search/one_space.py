@@ -20,14 +20,16 @@ from search.in_use.align import rename_ranks
 from search.in_use.plan import (
     PlanInUse,
     candidates_in_use,
+    finish_plan,
     lift_move_limit,
     pick_searchers,
+    rate_plan_in_use,
     space_of_bound,
 )
 from search.in_use.worth import prefer_worthwhile
 from search.infeasible.remedy import explain_no_plan
 from search.objective import Assignment, Objective
-from search.problem import Problem, Progress
+from search.problem import Problem, Progress, RankedPlan, Result
 from search.propose.feasibility import Feasibility
 from search.propose.rounding import LARGE
 from search.propose.searchers import BOUND_STEPS, propose, rescue
@@ -72,33 +74,6 @@ class SearchSettings:
     progress: Progress
 
 
-@dataclass(frozen=True)
-class KnownPlans:
-    """What the search of a space found.
-
-    Args:
-        ranked: the preferred plan first, at most ``top_k``.
-        chosen: what tied, and how the preferred plan does in all scenarios.
-        fastest: of all.
-        bound_ms: no plan of the space is predicted to be faster.
-        surrogate_gap: see `search.problem.Result`.
-    """
-
-    objective: Objective
-    bound: LowerBound
-    baselines: tuple[Candidate, ...]
-    ranked: tuple[Candidate, ...]
-    chosen: ChosenPlans
-    fastest: Candidate
-    bound_ms: float
-    surrogate_gap: float | None
-
-    @property
-    def best_ms(self) -> float:
-        """Time of the preferred plan."""
-        return self.ranked[0].iteration_ms
-
-
 class SpaceSearcher:
     """One space of a problem, and how to search it."""
 
@@ -111,7 +86,7 @@ class SpaceSearcher:
         self.valid: list[Candidate] = []
         self.nearest: Feasibility | None = None
 
-    def find(self) -> KnownPlans | None:
+    def find(self) -> Result | None:
         """The best plans of the space; None if nothing was found that fits."""
         settings, objective = self.settings, self.objective
         stop, seed, progress = settings.stop, settings.seed, settings.progress
@@ -135,8 +110,48 @@ class SpaceSearcher:
         progress("lower bound", 0.8, ranked[0].iteration_ms, None)
         bound_ms = self._tighten(fastest.iteration_ms)
         stop.reached(fastest.iteration_ms, bound_ms)  # remembers a gap that was closed before
-        return KnownPlans(
-            objective, self.bound, tuple(baselines), tuple(ranked), chosen, fastest, bound_ms, gap
+        return self._result(baselines, ranked, fastest, chosen, bound_ms, gap)
+
+    def _result(
+        self,
+        baselines: Sequence[Candidate],
+        ranked: Sequence[Candidate],
+        fastest: Candidate,
+        chosen: ChosenPlans,
+        bound_ms: float,
+        surrogate_gap: float | None,
+    ) -> Result:
+        """What was found, with plans in place of assignments.
+
+        Args:
+            ranked: the preferred plan first.
+            fastest: of all.
+        """
+        settings, objective = self.settings, self.objective
+        stop, in_use = settings.stop, settings.in_use
+
+        def finished(c: Candidate) -> RankedPlan:
+            plan = finish_plan(objective, in_use, c.assignment)
+            return RankedPlan(plan, c.iteration_ms, c.found_by)
+
+        best_ms = ranked[0].iteration_ms
+        return Result(
+            plans=tuple(map(finished, ranked)),
+            lower_bound_ms=bound_ms,
+            surrogate_gap=surrogate_gap,
+            stopped_by=stop.reason,
+            baselines={c.found_by: c.iteration_ms for c in baselines},
+            baseline_plans={c.found_by: objective.sharding_plan(c.assignment) for c in baselines},
+            search_seconds=stop.elapsed_s,
+            evaluations=objective.evaluations,
+            seed=settings.seed,
+            in_use=rate_plan_in_use(objective, in_use) if in_use else None,
+            fastest=finished(fastest) if fastest.iteration_ms < best_ms else None,
+            bound_notes=self.bound.notes(best_ms),
+            aim=settings.wanted.aim,
+            ties=chosen.ties,
+            scenarios=chosen.scenarios,
+            passed_over=chosen.passed_over,
         )
 
     def explain(self) -> InfeasibleError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from predictor.cost.errors import CostErrors
@@ -34,8 +35,9 @@ class Problem:
     errors: CostErrors | None = field(default=None, compare=False, repr=False, kw_only=True)
     loads: ShardLoads | None = field(default=None, compare=False, repr=False, kw_only=True)
 
+    @cached_property
     def scorer(self) -> PlanScorer:
-        """What predicts plans."""
+        """What predicts plans; all that the problem is asked shares it, and so its loads."""
         inputs = self.workload, self.topology, self.hardware
         if self.errors is None:
             return PlanScorer(*inputs, shards=self.loads)
@@ -46,7 +48,7 @@ class Problem:
         """What predicts plans under draws of the costs' errors, on top of those of the problem.
 
         Args:
-            scorer: as `scorer` returns it.
+            scorer: of the problem.
         """
         return PerturbedScorer(scorer, errors)
 

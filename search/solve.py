@@ -16,25 +16,23 @@ no plan       which demands exclude each other, and what would help        (sear
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from predictor.errors import InfeasibleError
 from predictor.model.memory.ranks import UVM_KERNELS
 from search.bound.lower_bound import LowerBound
-from search.candidate import Candidate
 from search.choose import NOMINAL, PlanGoal, check_aim
 from search.in_use.plan import (
     PlanInUse,
     check_plan_in_use,
-    finish_plan,
-    rate_plan_in_use,
     space_near,
     space_of_bound,
 )
 from search.infeasible.remedy import explain_infeasible
-from search.one_space import KnownPlans, SearchSettings, SpaceSearcher
+from search.one_space import SearchSettings, SpaceSearcher
 from search.peak import search_within_peak
 from search.prefer import TOLERANCE
-from search.problem import Problem, Progress, RankedPlan, Result, silent
+from search.problem import Problem, Progress, Result, silent
 from search.propose.rounding import LARGE
 from search.propose.searchers import SEARCHERS
 from search.scenarios.scenario import Scenario, draw_scenarios
@@ -107,8 +105,15 @@ def _search(problem: Problem, settings: SearchSettings) -> Result:
         raise one.explain()
     if space is not spaces[-1]:
         found, host = _compare_host_memory(found, problem, spaces[-1], settings)
-    settings.progress("done", 1.0, found.best_ms, found.bound_ms)
-    return _result(found, problem, settings, host)
+    settings.progress("done", 1.0, found.best.iteration_ms, found.lower_bound_ms)
+    notes = filter(None, (host, *found.bound_notes, _size_note(problem)))
+    stop = settings.stop
+    return replace(
+        found,
+        bound_notes=tuple(notes),
+        stopped_by=stop.reason,
+        search_seconds=stop.elapsed_s,
+    )
 
 
 def _spaces(problem: Problem, stop: Stop, in_use: PlanInUse | None) -> list[Space]:
@@ -123,8 +128,8 @@ def _spaces(problem: Problem, stop: Stop, in_use: PlanInUse | None) -> list[Spac
 
 
 def _compare_host_memory(
-    found: KnownPlans, problem: Problem, whole: Space, settings: SearchSettings
-) -> tuple[KnownPlans, str]:
+    found: Result, problem: Problem, whole: Space, settings: SearchSettings
+) -> tuple[Result, str]:
     """The plans with tables in host memory where they gain more than the stated error of lookups
     could hide, else those found without; and what there is to say of that.
 
@@ -132,7 +137,8 @@ def _compare_host_memory(
     """
     stop = settings.stop
     error = problem.hardware.embedding.rel_error
-    enough_ms = found.best_ms / (1 + error)
+    best_ms = found.best.iteration_ms
+    enough_ms = best_ms / (1 + error)
     large = len(whole.options) * problem.topology.world_size > LARGE
     ample = drop_uvm(whole, problem.topology, AMPLE).size < whole.size
     if ample:
@@ -141,50 +147,19 @@ def _compare_host_memory(
     if large or stop.remaining_s <= 0:
         return found, f"{left_out}: they were not looked at, as a plan fits without"
     late = stop.part(HOST_TIME)
-    bound = LowerBound(problem, space_of_bound(whole), found.objective.scorer)
-    least_ms = bound.solve(
-        stop.work(ROOT_STEPS), found.best_ms, lambda ms: ms >= enough_ms or late()
-    )
+    bound = LowerBound(problem, space_of_bound(whole), problem.scorer)
+    least_ms = bound.solve(stop.work(ROOT_STEPS), best_ms, lambda ms: ms >= enough_ms or late())
     if least_ms >= enough_ms:
         return found, f"{left_out}: none is more than {error:.0%} faster, the error of lookups"
     other = SpaceSearcher(problem, whole, settings).find()
-    if other is not None and other.best_ms < enough_ms:
-        tables = sum(o.compute_kernel in UVM_KERNELS for o, _ in other.ranked[0].assignment)
+    if other is not None and other.best.iteration_ms < enough_ms:
+        tables = sum(t.compute_kernel in UVM_KERNELS for t in other.best.plan.tables.values())
         return other, (
             f"{tables} tables are in host memory, whose kernels are not validated: that is "
-            f"{found.best_ms / other.best_ms - 1:.0%} faster than the best plan without, more "
+            f"{best_ms / other.best.iteration_ms - 1:.0%} faster than the best plan without, more "
             f"than the {error:.0%} that lookups may be wrong by"
         )
     return found, f"{left_out}: none was found that is more than {error:.0%} faster"
-
-
-def _result(found: KnownPlans, problem: Problem, settings: SearchSettings, host: str) -> Result:
-    objective, stop, in_use = found.objective, settings.stop, settings.in_use
-
-    def finished(c: Candidate) -> RankedPlan:
-        plan = finish_plan(objective, in_use, c.assignment)
-        return RankedPlan(plan, c.iteration_ms, c.found_by)
-
-    slower = found.fastest.iteration_ms < found.best_ms
-    notes = (host, *found.bound.notes(found.best_ms), _size_note(problem))
-    return Result(
-        plans=tuple(map(finished, found.ranked)),
-        lower_bound_ms=found.bound_ms,
-        surrogate_gap=found.surrogate_gap,
-        stopped_by=stop.reason,
-        baselines={c.found_by: c.iteration_ms for c in found.baselines},
-        baseline_plans={c.found_by: objective.sharding_plan(c.assignment) for c in found.baselines},
-        search_seconds=stop.elapsed_s,
-        evaluations=objective.evaluations,
-        seed=settings.seed,
-        in_use=rate_plan_in_use(objective, in_use) if in_use else None,
-        fastest=finished(found.fastest) if slower else None,
-        bound_notes=tuple(filter(None, notes)),
-        aim=settings.wanted.aim,
-        ties=found.chosen.ties,
-        scenarios=found.chosen.scenarios,
-        passed_over=found.chosen.passed_over,
-    )
 
 
 def _size_note(problem: Problem) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.bound.lower_bound import LowerBound
-from search.bound.relaxation import Hulls
+from search.bound.relaxation import KnownHulls
 from search.improve.local_search import LocalSearch
 from search.objective import Assignment, Objective
 from search.problem import ScenarioTimes
@@ -151,7 +151,7 @@ class RatedPlans:
         """
         ours = self.times[self.plans.index(chosen)]
         found = np.zeros(len(ours))
-        hulls: dict[int, dict[tuple[str, bool], Hulls]] = {}
+        hulls: dict[int, KnownHulls] = {}
         bounds = []
         for index in range(len(ours)):
             own = self.scorer.objective(index)

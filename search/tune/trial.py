@@ -116,7 +116,7 @@ def root_bound(
     _check_pooled(problem, least)
     hbm, ddr = least
     on_rank = (ddr if problem.hardware.device == "cpu" else hbm) / topology.world_size
-    bound_ms = LowerBound(problem, space, problem.scorer()).solve(
+    bound_ms = LowerBound(problem, space, problem.scorer).solve(
         ROOT_STEPS, stop=lambda ms: enough(ms, on_rank)
     )
     if not math.isfinite(bound_ms):

@@ -249,7 +249,7 @@ class Tuning:
         """
         problem = self.grid.apply_setting(self.case, setting).problem()
         same = self.grid.loads_of(setting)
-        loads = self._loads.pop(same, None) or problem.scorer().shards
+        loads = self._loads.pop(same, None) or problem.scorer.shards
         self._loads[same] = loads
         if len(self._loads) > LOADS_KEPT:
             del self._loads[next(iter(self._loads))]

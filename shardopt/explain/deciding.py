@@ -187,7 +187,7 @@ def _times(
     sizes: Mapping[str, ErrorSize],
 ) -> Array:
     """Iteration times ``[plans, resources, STEPS]``."""
-    scorer = problem.scorer()
+    scorer = problem.scorer
     numbers = [
         [scorer.number(i, table) for i, table in enumerate(_match(problem, plan))] for plan in plans
     ]
@@ -249,7 +249,7 @@ class _Pair:
     def gain(self, factor: float) -> float:
         """Share of the plan's time that the other one saves, by predictions of both."""
         scaled = self._scaled(factor)
-        scorer = scaled.scorer()
+        scorer = scaled.scorer
         ours, theirs = (
             float(simulate(scorer.graph(scorer.totals(_match(scaled, p))[None])).iteration_ms[0])
             for p in (self.plan, self.other)

@@ -21,7 +21,7 @@ from predictor.model.workload import Constraints, Workload
 from predictor.predict import predict
 from predictor.units import GIB, MIB
 from search.objective import Objective
-from search.one_space import KnownPlans, SpaceSearcher
+from search.one_space import SpaceSearcher
 from search.problem import Problem, Result
 from search.propose.searchers import rescue
 from search.solve import solve
@@ -324,13 +324,13 @@ def test_host_memory_must_gain_more_than_lookups_may_be_wrong_by(
     problem = a_problem(workload, hosts(2, hbm=int(held / 2 / 0.9)))
 
     class Faster(SpaceSearcher):
-        def find(self) -> KnownPlans | None:
+        def find(self) -> Result | None:
             found = super().find()
             kernels = {o.compute_kernel for table in self.objective.space.options for o in table}
             if found is None or not kernels & set(UVM_KERNELS):
                 return found
-            ranked = [replace(c, iteration_ms=share * c.iteration_ms) for c in found.ranked]
-            return replace(found, ranked=tuple(ranked), bound_ms=0.0)
+            plans = [replace(p, iteration_ms=share * p.iteration_ms) for p in found.plans]
+            return replace(found, plans=tuple(plans), lower_bound_ms=0.0)
 
     monkeypatch.setattr("search.solve.SpaceSearcher", Faster)
     monkeypatch.setattr("search.solve.ROOT_STEPS", 0)

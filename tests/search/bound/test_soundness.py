@@ -179,7 +179,7 @@ def test_memory_that_is_scarce_has_a_price() -> None:
     objective, _ = objective_of(scarce, whole_space(scarce))
     best = float(objective.score(list(every_plan(objective))).min())
     bound = LowerBound(scarce, objective.space, objective.scorer)
-    roomy = LowerBound(problem, space, problem.scorer()).solve(3000)
+    roomy = LowerBound(problem, space, problem.scorer).solve(3000)
     assert 2 * roomy < bound.solve(3000) <= best
     # what prices prove is what the program finds
     (one,) = bound.sets

@@ -65,7 +65,7 @@ def test_a_step_has_its_share_of_the_averaging() -> None:
     assert each.iteration_ms == pytest.approx(each.replica_sync.step_ms)
     assert tenth.replica_sync.step_ms == pytest.approx(each.iteration_ms)
     assert tenth.iteration_ms < each.iteration_ms
-    costs = problem(4).scorer().costs.copies
+    costs = problem(4).scorer.costs.copies
     largest = costs.all_reduce(100_000 * 64 * 4) + costs.all_reduce(100_000 * 4)
     assert each.replica_sync.sync_ms == pytest.approx(float(largest))
 
@@ -134,7 +134,7 @@ def test_parts_of_weights_are_scattered_behind_the_lookup_and_gathered_before_it
     assert found.replica_sync.weight_bytes == (25_600_000, 3_200_000, 64_000, 64_000)
     assert found.replica_sync.state_bytes == (0, 0, 0, 0), "sync() alone averages states"
     assert found.replica_sync.step_ms == pytest.approx(found.iteration_ms)
-    copies = of.scorer().costs.copies
+    copies = of.scorer.costs.copies
     largest = 100_000 * 64 * 4
     both = float(copies.reduce_scatter(largest) + copies.all_gather(largest))
     assert found.replica_sync.sync_ms == pytest.approx(both)
